@@ -1,0 +1,394 @@
+//! Page-aligned buffers from one slab, split and shared without copying.
+//!
+//! Invariants: a [`BufMut`] is the only handle to its range; a [`Buf`] range is never written while a handle
+//! exists; memory returns to the slab when the last handle of an allocation goes. `Pool::alloc` never fails:
+//! past the slab it takes ordinary memory, so that a queue of half-finished work can always finish. Callers
+//! bound what they have in flight. Must not know what the bytes mean.
+#![allow(unsafe_code)] // raw memory shared with the kernel; each block argues for itself
+
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::ops::{Deref, DerefMut, Range};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Alignment and smallest size of an allocation in bytes: a page, and what O_DIRECT wants at most.
+const PAGE: usize = 4096;
+
+/// A slab of page-aligned memory with a buddy allocator. Clones share it.
+#[derive(Clone)]
+pub struct Pool(Arc<Slab>);
+
+struct Slab {
+    base: NonNull<u8>,
+    bytes: usize,
+    buddy: Mutex<Buddy>,
+    overflows: AtomicU64,
+}
+
+// SAFETY: the slab is plain memory; the buddy state is behind its mutex, and ranges given out are disjoint.
+unsafe impl Send for Slab {}
+// SAFETY: as for Send; no method touches the given-out bytes through the slab.
+unsafe impl Sync for Slab {}
+
+impl Pool {
+    /// A pool over `bytes` of fresh anonymous memory, rounded up to a power of two times 4 KiB.
+    ///
+    /// # Errors
+    /// When the address space cannot be mapped.
+    pub fn new(bytes: usize) -> std::io::Result<Pool> {
+        let bytes = bytes.max(PAGE).next_power_of_two();
+        let length = NonZeroUsize::new(bytes).expect("at least a page");
+        // SAFETY: a fresh private anonymous mapping aliases nothing.
+        let base = unsafe {
+            nix::sys::mman::mmap_anonymous(
+                None,
+                length,
+                nix::sys::mman::ProtFlags::PROT_READ | nix::sys::mman::ProtFlags::PROT_WRITE,
+                nix::sys::mman::MapFlags::MAP_PRIVATE | nix::sys::mman::MapFlags::MAP_NORESERVE,
+            )
+        }?;
+        Ok(Pool(Arc::new(Slab {
+            base: base.cast(),
+            bytes,
+            buddy: Mutex::new(Buddy::new(bytes / PAGE)),
+            overflows: AtomicU64::new(0),
+        })))
+    }
+
+    /// A buffer of exactly `len` bytes, page-aligned, of unspecified (but initialised) content.
+    #[must_use]
+    pub fn alloc(&self, len: usize) -> BufMut {
+        let pages = len.div_ceil(PAGE).max(1);
+        let order = pages.next_power_of_two().trailing_zeros();
+        let page = self.0.buddy.lock().unwrap_or_else(PoisonError::into_inner).alloc(order);
+        let region = match page {
+            Some(page) => {
+                // SAFETY: the buddy gave out pages [page, page + 2^order) inside the mapping.
+                let start = unsafe { self.0.base.add(page * PAGE) };
+                Region { start, home: Home::Slab { slab: Arc::clone(&self.0), page, order } }
+            }
+            None => {
+                self.0.overflows.fetch_add(1, Ordering::Relaxed);
+                let layout = Layout::from_size_align(pages * PAGE, PAGE).expect("buffer size in range");
+                // SAFETY: the layout has a non-zero size.
+                let start = unsafe { alloc(layout) };
+                let start = NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout));
+                // SAFETY: freshly allocated, `layout.size()` bytes long; zeroing initialises it.
+                unsafe { start.write_bytes(0, layout.size()) };
+                Region { start, home: Home::Heap(layout) }
+            }
+        };
+        BufMut { start: region.start, len, region: Arc::new(region) }
+    }
+
+    /// A buffer of `len` zero bytes.
+    #[must_use]
+    pub fn alloc_zeroed(&self, len: usize) -> BufMut {
+        let mut buf = self.alloc(len);
+        buf.fill(0);
+        buf
+    }
+
+    /// The slab as (address, length), to register it with a kernel or a device once.
+    #[must_use]
+    pub fn slab(&self) -> (NonNull<u8>, usize) {
+        (self.0.base, self.0.bytes)
+    }
+
+    /// Whether the range lies in the slab, as opposed to overflow memory.
+    #[must_use]
+    pub fn contains(&self, start: *const u8, len: usize) -> bool {
+        let base = self.0.base.as_ptr().addr();
+        let start = start.addr();
+        start >= base && start + len <= base + self.0.bytes
+    }
+
+    /// How many allocations did not fit into the slab so far.
+    #[must_use]
+    pub fn overflows(&self) -> u64 {
+        self.0.overflows.load(Ordering::Relaxed)
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("bytes", &self.0.bytes).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        // SAFETY: every region holds the slab's Arc, so none is left; base and length are those of the mapping.
+        let unmapped = unsafe { nix::sys::mman::munmap(self.base.cast(), self.bytes) };
+        debug_assert!(unmapped.is_ok(), "munmap of our own mapping");
+    }
+}
+
+struct Region {
+    start: NonNull<u8>,
+    home: Home,
+}
+
+enum Home {
+    Slab { slab: Arc<Slab>, page: usize, order: u32 },
+    Heap(Layout),
+}
+
+// SAFETY: a region is an address range; access goes through BufMut (unique) or Buf (shared, read-only).
+unsafe impl Send for Region {}
+// SAFETY: as for Send.
+unsafe impl Sync for Region {}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        match &self.home {
+            Home::Slab { slab, page, order } => {
+                slab.buddy.lock().unwrap_or_else(PoisonError::into_inner).free(*page, *order);
+            }
+            Home::Heap(layout) => {
+                // SAFETY: allocated with this layout in `Pool::alloc`, and this is the last handle.
+                unsafe { dealloc(self.start.as_ptr(), *layout) }
+            }
+        }
+    }
+}
+
+/// The unique, writable handle of a byte range. Splits into disjoint handles, joins again, freezes into [`Buf`].
+pub struct BufMut {
+    region: Arc<Region>,
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: unique access to its range; the region is Send + Sync.
+unsafe impl Send for BufMut {}
+// SAFETY: `&BufMut` only gives `&[u8]`.
+unsafe impl Sync for BufMut {}
+
+impl BufMut {
+    /// Splits in two: `self` keeps `[0, at)`, the returned handle has `[at, len)`. Panics when `at > len`.
+    #[must_use]
+    pub fn split_off(&mut self, at: usize) -> BufMut {
+        assert!(at <= self.len, "split at {at} of a buffer of {}", self.len);
+        // SAFETY: `at <= len`, so the result is within or one past the end of this range.
+        let start = unsafe { self.start.add(at) };
+        let tail = BufMut { region: Arc::clone(&self.region), start, len: self.len - at };
+        self.len = at;
+        tail
+    }
+
+    /// Joins `tail` back, which must start where `self` ends in the same allocation. Panics otherwise.
+    pub fn unsplit(&mut self, tail: BufMut) {
+        assert!(Arc::ptr_eq(&self.region, &tail.region), "unsplit of two allocations");
+        assert_eq!(self.start.as_ptr().addr() + self.len, tail.start.as_ptr().addr(), "unsplit of a gap");
+        self.len += tail.len;
+    }
+
+    /// Gives up writing; the result can be cloned and sliced.
+    #[must_use]
+    pub fn freeze(self) -> Buf {
+        Buf { region: self.region, start: self.start, len: self.len }
+    }
+
+    /// Address of the first byte, for a kernel that fills the range while this handle is kept in flight.
+    #[must_use]
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+}
+
+impl Deref for BufMut {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the range is initialised memory that only this handle can write.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl DerefMut for BufMut {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: initialised memory, and this is the unique handle of the range.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl fmt::Debug for BufMut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BufMut({} bytes)", self.len)
+    }
+}
+
+/// A shared, read-only handle of a byte range.
+#[derive(Clone)]
+pub struct Buf {
+    region: Arc<Region>,
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: read-only access to a range that nobody writes; the region is Send + Sync.
+unsafe impl Send for Buf {}
+// SAFETY: as for Send.
+unsafe impl Sync for Buf {}
+
+impl Buf {
+    /// A handle of a part of this range. Panics when `range` is not inside.
+    #[must_use]
+    pub fn slice(&self, range: Range<usize>) -> Buf {
+        assert!(range.start <= range.end && range.end <= self.len, "slice {range:?} of {} bytes", self.len);
+        // SAFETY: inside this range by the assertion.
+        let start = unsafe { self.start.add(range.start) };
+        Buf { region: Arc::clone(&self.region), start, len: range.end - range.start }
+    }
+}
+
+impl Deref for Buf {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: initialised memory that nobody writes while a Buf exists.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl fmt::Debug for Buf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buf({} bytes)", self.len)
+    }
+}
+
+/// Buddy allocator over pages. Free lists are stacks whose stale entries are recognised by `state` on popping.
+struct Buddy {
+    free: Vec<Vec<u32>>,
+    state: Vec<u8>,
+}
+
+const FREE: u8 = 0x80;
+const INNER: u8 = 0x7f;
+
+impl Buddy {
+    fn new(pages: usize) -> Buddy {
+        let top = pages.trailing_zeros();
+        let mut free = vec![Vec::new(); top as usize + 1];
+        let mut state = vec![INNER; pages];
+        free[top as usize].push(0);
+        state[0] = FREE | top as u8;
+        Buddy { free, state }
+    }
+
+    fn alloc(&mut self, order: u32) -> Option<usize> {
+        let mut found = None;
+        for candidate in order as usize..self.free.len() {
+            while let Some(page) = self.free[candidate].pop() {
+                if self.state[page as usize] == FREE | candidate as u8 {
+                    found = Some((page as usize, candidate));
+                    break;
+                }
+            }
+            if found.is_some() {
+                break;
+            }
+        }
+        let (page, mut at) = found?;
+        while at > order as usize {
+            at -= 1;
+            let buddy = page + (1 << at);
+            self.state[buddy] = FREE | at as u8;
+            self.free[at].push(u32::try_from(buddy).expect("page number fits"));
+        }
+        self.state[page] = at as u8;
+        Some(page)
+    }
+
+    fn free(&mut self, mut page: usize, order: u32) {
+        debug_assert_eq!(self.state[page], order as u8, "freeing what is not allocated");
+        let mut order = order as usize;
+        while order + 1 < self.free.len() {
+            let buddy = page ^ (1 << order);
+            if self.state[buddy] != FREE | order as u8 {
+                break;
+            }
+            self.state[page.max(buddy)] = INNER;
+            page = page.min(buddy);
+            order += 1;
+        }
+        self.state[page] = FREE | order as u8;
+        self.free[order].push(u32::try_from(page).expect("page number fits"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn split_ranges_are_disjoint_and_join_again() {
+        let pool = Pool::new(1 << 20).unwrap();
+        let mut head = pool.alloc(10_000);
+        let mut tail = head.split_off(4096);
+        head.fill(1);
+        tail.fill(2);
+        head.unsplit(tail);
+        assert_eq!(head.len(), 10_000);
+        assert!(head[..4096].iter().all(|&b| b == 1) && head[4096..].iter().all(|&b| b == 2));
+    }
+
+    #[test]
+    #[should_panic(expected = "unsplit of a gap")]
+    fn joining_out_of_order_is_refused() {
+        let pool = Pool::new(1 << 20).unwrap();
+        let mut a = pool.alloc(4096);
+        let mut b = a.split_off(1024);
+        let c = b.split_off(1024);
+        a.unsplit(c);
+    }
+
+    #[test]
+    fn the_slab_is_whole_again_after_all_handles_are_gone() {
+        let pool = Pool::new(1 << 20).unwrap();
+        let shared = pool.alloc(5000).freeze();
+        let part = shared.slice(100..200);
+        drop(shared);
+        assert_eq!(part.len(), 100);
+        drop(part);
+        let whole = pool.alloc(1 << 20);
+        assert!(pool.contains(whole.as_ptr(), whole.len()));
+        assert_eq!(pool.overflows(), 0);
+    }
+
+    #[test]
+    fn a_full_slab_overflows_into_ordinary_memory() {
+        let pool = Pool::new(8192).unwrap();
+        let first = pool.alloc(8192);
+        let second = pool.alloc(4096);
+        assert!(pool.contains(first.as_ptr(), 8192) && !pool.contains(second.as_ptr(), 4096));
+        assert_eq!(second.as_ptr().addr() % PAGE, 0);
+        assert_eq!(pool.overflows(), 1);
+    }
+
+    proptest! {
+        #[test]
+        fn live_allocations_never_overlap(steps in prop::collection::vec((1usize..70_000, any::<prop::sample::Index>(), any::<bool>()), 1..120)) {
+            let pool = Pool::new(1 << 20).unwrap();
+            let mut live: Vec<(u8, BufMut)> = Vec::new();
+            for (stamp, (len, pick, release)) in steps.into_iter().enumerate() {
+                if release && !live.is_empty() {
+                    let (expected, buf) = live.swap_remove(pick.index(live.len()));
+                    prop_assert!(buf.iter().all(|&b| b == expected));
+                } else {
+                    let mut buf = pool.alloc(len);
+                    buf.fill(stamp as u8);
+                    live.push((stamp as u8, buf));
+                }
+            }
+            for (expected, buf) in live.drain(..) {
+                prop_assert!(buf.iter().all(|&b| b == expected));
+            }
+            let whole = pool.alloc(1 << 20);
+            prop_assert!(pool.contains(whole.as_ptr(), whole.len()), "everything coalesced");
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! The vocabulary of everything that moves blocks: aligned buffers and the operations a member device can be
+//! asked for. It does no I/O itself, so the sans-IO layers may speak it; `member` executes it on real devices
+//! and `testing` on simulated ones. Must not know of arrays, volumes or clients.
+
+mod buffer;
+mod op;
+
+pub use buffer::{Buf, BufMut, Pool};
+pub use op::{Completion, DeviceId, Extent, IoFault, IoFaultKind, IoOp, IoToken, IoValue};

@@ -1,0 +1,4 @@
+//! Calpe: a software RAID in user space. See ARCHITECTURE.md for the map of the layers.
+
+pub mod block_io;
+pub mod units;
