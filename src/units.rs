@@ -78,7 +78,9 @@ impl ByteOffset {
 
 /// Why a text is not a size.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("'{text}' is not a size: write a whole number of bytes, or one with KiB, MiB, GiB or TiB (64KiB, 1GiB)")]
+#[error(
+    "'{text}' is not a size: write a whole number of bytes, or one with KiB, MiB, GiB or TiB (64KiB, 1GiB)"
+)]
 pub struct ParseSizeError {
     text: String,
 }
@@ -136,7 +138,8 @@ mod tests {
 
     #[test]
     fn sizes_parse_with_binary_suffixes_in_any_case() {
-        for (text, bytes) in [("0", 0), ("4096", 4096), ("64KiB", 65536), ("1 gib", 1 << 30), ("2T", 2 << 40)] {
+        for (text, bytes) in [("0", 0), ("4096", 4096), ("64KiB", 65536), ("1 gib", 1 << 30), ("2T", 2 << 40)]
+        {
             assert_eq!(text.parse::<ByteCount>(), Ok(ByteCount(bytes)), "{text}");
         }
     }

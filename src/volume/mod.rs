@@ -5,8 +5,12 @@
 //! seeds are arguments. It owns its array. Must not know of sockets, threads or paths.
 
 mod api;
+mod status;
 
 pub use api::{
-    AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, ClientReply, ClientRequest, RequestId,
-    VolumeAction, VolumeEvent, VolumeExtent,
+    AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, ClientReply, ClientRequest, NewDevice,
+    NoticeLevel, RequestId, VolumeAction, VolumeEvent, VolumeExtent,
+};
+pub use status::{
+    Activity, ActivityKind, ArrayState, MemberCounters, MemberStatus, ScrubResult, VolumeStatus,
 };

@@ -1,0 +1,205 @@
+//! The superblock: identity, geometry, epoch and member states of an array, on every member.
+
+use crate::units::{ByteOffset, MemberIndex, SlotIndex};
+use uuid::Uuid;
+
+/// Shape of an array: fixed at creation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Data chunks of a stripe, at least 1.
+    pub data: u16,
+    /// Parity chunks of a stripe; `data + parity <= 255`.
+    pub parity: u16,
+    /// Bytes of a chunk: a multiple of 4 KiB, a power of two.
+    pub chunk: u32,
+    /// Smallest unit of I/O in bytes: 512 or 4096.
+    pub sector: u32,
+    /// Slots in every member's data region, those beyond the volume included.
+    pub slots: u64,
+    /// Size of the volume in bytes, at most `slots * data * chunk`; a multiple of 4 KiB.
+    pub volume_bytes: u64,
+}
+
+/// Which Reed-Solomon matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MatrixId {
+    /// Systematic Vandermonde over 0x11D (Gibraltar, Backblaze).
+    Vandermonde11d,
+}
+
+/// Which checksum each block has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChecksumKind {
+    /// None.
+    None,
+    /// CRC-32C.
+    Crc32c,
+    /// BLAKE3 truncated to 16 bytes.
+    Blake3,
+}
+
+/// Which volume lives on the array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VolumeKind {
+    /// Stripes map to slots one to one.
+    Plain,
+    /// Content-addressed.
+    Cas,
+}
+
+/// State of a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemberState {
+    /// In service.
+    Online,
+    /// Its content is being re-created.
+    Rebuilding,
+    /// Taken out of service after errors or by an administrator.
+    Faulted,
+    /// Taken out of service on purpose.
+    Offline,
+    /// Not found at assembly, or vanished.
+    Missing,
+}
+
+/// A set of members, one bit for each index.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemberSet(pub [u64; 4]);
+
+/// An epoch: rule E1 of the crash-safety design.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Epoch {
+    /// One more than the highest seen.
+    pub number: u64,
+    /// Random identity.
+    pub id: u64,
+    /// Identity of the epoch before, 0 for none.
+    pub parent: u64,
+    /// The members in service.
+    pub live: MemberSet,
+}
+
+/// What this device is in the array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The device of `Superblock::member`.
+    Member,
+    /// Being built as the replacement of `Superblock::member`.
+    Replacement,
+}
+
+/// One row of the member table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemberRecord {
+    /// Identity of the device.
+    pub uuid: Uuid,
+    /// Its state.
+    pub state: MemberState,
+    /// While `Rebuilding`: slots below are complete and durable.
+    pub rebuilt: SlotIndex,
+}
+
+/// A replacement under construction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplacementRecord {
+    /// The member it will become.
+    pub member: MemberIndex,
+    /// Identity of the new device.
+    pub uuid: Uuid,
+    /// Slots below are complete and durable.
+    pub rebuilt: SlotIndex,
+}
+
+/// Progress and outcome of scrubs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScrubRecord {
+    /// A scrub is under way; slots below are verified.
+    pub position: Option<SlotIndex>,
+    /// Errors found so far by the scrub under way.
+    pub errors_so_far: u64,
+    /// Repairs so far by the scrub under way.
+    pub repaired_so_far: u64,
+    /// Seconds since 1970 when the last complete scrub ended, 0 for never.
+    pub finished_unix: u64,
+    /// Errors it found.
+    pub errors: u64,
+    /// Blocks it repaired.
+    pub repaired: u64,
+}
+
+/// What a region of a member holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RegionKind {
+    /// The redo log ring.
+    Log,
+    /// Checksum and stripe map pages.
+    Pages,
+    /// Slots.
+    Data,
+}
+
+/// A region of a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// What it holds.
+    pub kind: RegionKind,
+    /// Where it starts on the device.
+    pub offset: ByteOffset,
+    /// Bytes.
+    pub len: u64,
+}
+
+/// The superblock of one device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    /// Features an older version may ignore.
+    pub features_compat: u64,
+    /// Features an older version may ignore when it only reads.
+    pub features_ro_compat: u64,
+    /// Features without which a version must refuse.
+    pub features_incompat: u64,
+    /// Identity of the array.
+    pub array: Uuid,
+    /// Name of the array.
+    pub name: String,
+    /// Seconds since 1970 of its creation.
+    pub created_unix: u64,
+    /// Identity of this device.
+    pub device: Uuid,
+    /// The member this device is or will be.
+    pub member: MemberIndex,
+    /// Which of the two.
+    pub role: Role,
+    /// Shape.
+    pub geometry: Geometry,
+    /// Parity matrix.
+    pub matrix: MatrixId,
+    /// Checksums.
+    pub checksum: ChecksumKind,
+    /// Volume.
+    pub volume: VolumeKind,
+    /// Regions of this device.
+    pub regions: Vec<Region>,
+    /// Counts writes of this superblock; the highest valid copy is the current one.
+    pub sequence: u64,
+    /// Epoch.
+    pub epoch: Epoch,
+    /// No write is under way and parity is consistent everywhere.
+    pub clean: bool,
+    /// While not clean: a resync under way has made parity consistent below this slot (0: nothing known).
+    pub resynced: SlotIndex,
+    /// Per member.
+    pub members: Vec<MemberRecord>,
+    /// Replacements under construction.
+    pub replacements: Vec<ReplacementRecord>,
+    /// Scrubs.
+    pub scrub: ScrubRecord,
+}
+
+/// Why bytes are not a superblock.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FormatError {
+    /// Wrong magic number.
+    #[error("no Calpe superblock")]
+    NoMagic,
+}

@@ -1,0 +1,108 @@
+//! What a volume says of itself: plain facts, no paths and no formatting. The daemon adds paths and rates.
+
+use crate::block_io::DeviceId;
+use crate::format::{Geometry, MemberState};
+use crate::units::MemberIndex;
+
+/// State of an array as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ArrayState {
+    /// Every member is online.
+    Online,
+    /// 1 to m members are not in service; all data can be served.
+    Degraded,
+    /// More than m members are gone: I/O is refused, nothing is written, until they come back.
+    Failed,
+}
+
+/// What one member has been through since the daemon started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemberCounters {
+    /// Reads that failed.
+    pub read_errors: u64,
+    /// Writes and flushes that failed.
+    pub write_errors: u64,
+    /// Blocks found wrong (by scrub; by checksum once there are checksums).
+    pub checksum_errors: u64,
+    /// Blocks rewritten with reconstructed bytes.
+    pub repaired: u64,
+}
+
+/// One member of the array.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberStatus {
+    /// Its place.
+    pub index: MemberIndex,
+    /// Its state.
+    pub state: MemberState,
+    /// The device in service or being rebuilt in its place, if one is open.
+    pub device: Option<DeviceId>,
+    /// A replacement being built while `device` (or nothing) serves.
+    pub replacement: Option<DeviceId>,
+    /// What it has been through.
+    pub counters: MemberCounters,
+    /// Why it is not online, in one line.
+    pub reason: Option<String>,
+}
+
+/// Kind of a background pass over the array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ActivityKind {
+    /// Parity is recomputed after an unclean stop or an initial creation on devices of unknown content.
+    Resync,
+    /// Members or replacements are rebuilt.
+    Rebuild,
+    /// Everything is read and verified.
+    Scrub,
+}
+
+/// A background pass that runs, or waits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Activity {
+    /// Which pass.
+    pub kind: ActivityKind,
+    /// Bytes of volume data covered so far.
+    pub done_bytes: u64,
+    /// Bytes of volume data to cover.
+    pub total_bytes: u64,
+    /// Paused by an administrator, or waiting for another pass.
+    pub paused: bool,
+    /// Inconsistencies found so far (scrub, resync).
+    pub errors: u64,
+    /// Blocks repaired so far.
+    pub repaired: u64,
+}
+
+/// How the last complete scrub ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScrubResult {
+    /// Seconds since 1970 when it ended.
+    pub finished_unix: u64,
+    /// Rows found inconsistent.
+    pub errors: u64,
+    /// Of these, blocks repaired.
+    pub repaired: u64,
+}
+
+/// The facts of one array and its volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeStatus {
+    /// State of the array.
+    pub state: ArrayState,
+    /// Shape of the array.
+    pub geometry: Geometry,
+    /// Current epoch number.
+    pub epoch: u64,
+    /// Whether a stop right now would count as unclean.
+    pub dirty: bool,
+    /// Per member, by index.
+    pub members: Vec<MemberStatus>,
+    /// Passes that run or wait, the running one first.
+    pub activities: Vec<Activity>,
+    /// The last complete scrub.
+    pub last_scrub: Option<ScrubResult>,
+    /// Name of the codec engine in use ("gfni").
+    pub engine: &'static str,
+    /// Client requests that ended in EIO since the start.
+    pub client_errors: u64,
+}
