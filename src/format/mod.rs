@@ -1,9 +1,30 @@
 //! Bytes to types and back, for everything that is on disk. Pure: no I/O, no clocks, no randomness.
 //! docs/on-disk-format.md is the byte-level document; code refers to it rather than repeating it.
 
+mod copies;
+mod inspect;
+mod layout;
+mod member_set;
+mod signature;
 mod superblock;
+mod superblock_bytes;
+mod words;
 
-pub use superblock::{
-    ChecksumKind, Epoch, FormatError, Geometry, MatrixId, MemberRecord, MemberSet, MemberState, Region,
-    RegionKind, ReplacementRecord, Role, ScrubRecord, Superblock, VolumeKind,
+pub use copies::{CopyPlace, Identity, NewestError, all_copy_offsets, newest, superblock_offsets};
+pub use inspect::{CopyReport, Inspection, RegionReport, SuperblockReport};
+pub use layout::{
+    ArrayShape, LayoutError, MIN_REGION_OFFSET, REGION_ALIGN, geometry_for, leftover_bytes, member_bytes_for,
+    region_end,
 };
+pub use member_set::MemberSet;
+pub use signature::{SIGNATURE_WINDOW, Signature, recognise};
+pub use superblock::{
+    ChecksumKind, Epoch, Geometry, MatrixId, MemberRecord, MemberState, Region, RegionKind,
+    ReplacementRecord, Role, ScrubRecord, Superblock, VolumeKind,
+};
+use superblock_bytes::MAGIC;
+pub use superblock_bytes::{
+    COPY_BYTES, FORMAT_MAJOR, FORMAT_MINOR, FormatError, MAX_CHUNK_BYTES, MAX_DEVICE_BYTES, MAX_MEMBERS,
+    MAX_NAME_BYTES, MAX_REGIONS, MAX_REPLACEMENTS, MIN_CHUNK_BYTES, check_array_name, valid_name,
+};
+pub use words::UnknownWord;

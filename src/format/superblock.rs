@@ -1,10 +1,13 @@
-//! The superblock: identity, geometry, epoch and member states of an array, on every member.
+//! The superblock: identity, geometry, epoch and member states of an array, on every member. These are the types;
+//! their bytes are in `superblock_bytes.rs`, where copies lie in `copies.rs`.
 
+use super::MemberSet;
+use super::words::worded;
 use crate::units::{ByteOffset, MemberIndex, SlotIndex};
 use uuid::Uuid;
 
 /// Shape of an array: fixed at creation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Geometry {
     /// Data chunks of a stripe, at least 1.
     pub data: u16,
@@ -20,15 +23,37 @@ pub struct Geometry {
     pub volume_bytes: u64,
 }
 
+impl Geometry {
+    /// Members of the array: data and parity.
+    #[must_use]
+    pub fn width(&self) -> u16 {
+        self.data + self.parity
+    }
+
+    /// Bytes of user data in a stripe.
+    #[must_use]
+    pub fn stripe_bytes(&self) -> u64 {
+        u64::from(self.data) * u64::from(self.chunk)
+    }
+
+    /// Logical stripes of the volume; the last one may be partly beyond its end.
+    #[must_use]
+    pub fn stripes(&self) -> u64 {
+        self.volume_bytes.div_ceil(self.stripe_bytes())
+    }
+}
+
 /// Which Reed-Solomon matrix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MatrixId {
     /// Systematic Vandermonde over 0x11D (Gibraltar, Backblaze).
     Vandermonde11d,
 }
 
+worded!(MatrixId, "parity matrix", Vandermonde11d = 1 "vandermonde-11d");
+
 /// Which checksum each block has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ChecksumKind {
     /// None.
     None,
@@ -38,8 +63,10 @@ pub enum ChecksumKind {
     Blake3,
 }
 
+worded!(ChecksumKind, "checksum", None = 0 "none", Crc32c = 1 "crc32c", Blake3 = 2 "blake3");
+
 /// Which volume lives on the array.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum VolumeKind {
     /// Stripes map to slots one to one.
     Plain,
@@ -47,8 +74,10 @@ pub enum VolumeKind {
     Cas,
 }
 
+worded!(VolumeKind, "volume kind", Plain = 1 "plain", Cas = 2 "cas");
+
 /// State of a member.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MemberState {
     /// In service.
     Online,
@@ -62,12 +91,31 @@ pub enum MemberState {
     Missing,
 }
 
-/// A set of members, one bit for each index.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct MemberSet(pub [u64; 4]);
+worded!(
+    MemberState, "member state",
+    Online = 1 "online",
+    Rebuilding = 2 "rebuilding",
+    Faulted = 3 "faulted",
+    Offline = 4 "offline",
+    Missing = 5 "missing",
+);
+
+impl MemberState {
+    /// The name as `status` prints it, in upper case.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            MemberState::Online => "ONLINE",
+            MemberState::Rebuilding => "REBUILDING",
+            MemberState::Faulted => "FAULTED",
+            MemberState::Offline => "OFFLINE",
+            MemberState::Missing => "MISSING",
+        }
+    }
+}
 
 /// An epoch: rule E1 of the crash-safety design.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Epoch {
     /// One more than the highest seen.
     pub number: u64,
@@ -80,7 +128,7 @@ pub struct Epoch {
 }
 
 /// What this device is in the array.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     /// The device of `Superblock::member`.
     Member,
@@ -88,8 +136,10 @@ pub enum Role {
     Replacement,
 }
 
+worded!(Role, "role", Member = 1 "member", Replacement = 2 "replacement");
+
 /// One row of the member table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct MemberRecord {
     /// Identity of the device.
     pub uuid: Uuid,
@@ -100,7 +150,7 @@ pub struct MemberRecord {
 }
 
 /// A replacement under construction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct ReplacementRecord {
     /// The member it will become.
     pub member: MemberIndex,
@@ -111,7 +161,7 @@ pub struct ReplacementRecord {
 }
 
 /// Progress and outcome of scrubs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct ScrubRecord {
     /// A scrub is under way; slots below are verified.
     pub position: Option<SlotIndex>,
@@ -128,7 +178,7 @@ pub struct ScrubRecord {
 }
 
 /// What a region of a member holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RegionKind {
     /// The redo log ring.
     Log,
@@ -138,8 +188,10 @@ pub enum RegionKind {
     Data,
 }
 
+worded!(RegionKind, "region kind", Log = 1 "log", Pages = 2 "pages", Data = 3 "data");
+
 /// A region of a member.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Region {
     /// What it holds.
     pub kind: RegionKind,
@@ -196,10 +248,16 @@ pub struct Superblock {
     pub scrub: ScrubRecord,
 }
 
-/// Why bytes are not a superblock.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FormatError {
-    /// Wrong magic number.
-    #[error("no Calpe superblock")]
-    NoMagic,
+impl Superblock {
+    /// The region of a kind, the first if there are several.
+    #[must_use]
+    pub fn region(&self, kind: RegionKind) -> Option<Region> {
+        self.regions.iter().copied().find(|region| region.kind == kind)
+    }
+
+    /// The data region; every valid superblock has exactly one.
+    #[must_use]
+    pub fn data_region(&self) -> Region {
+        self.region(RegionKind::Data).expect("a valid superblock has a data region")
+    }
 }

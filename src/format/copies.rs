@@ -1,0 +1,244 @@
+//! Where the four copies of a superblock lie, and which one counts.
+//!
+//! Two slots, A and B, each at both ends of the device. An update goes to one slot, chosen by the parity of its
+//! sequence number, so a torn update leaves the other slot, which holds the update before. Whoever creates a member
+//! writes or wipes all four, so that no copy of an earlier life outranks the new ones.
+
+use super::{COPY_BYTES, FormatError, Superblock};
+use crate::units::{ByteOffset, ROW_BYTES};
+use uuid::Uuid;
+
+const COPY: u64 = COPY_BYTES as u64;
+/// Both slots of one end.
+const END: u64 = 2 * COPY;
+
+/// One of the four places of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CopyPlace {
+    /// First copy of the device: even sequences.
+    HeadA,
+    /// Second copy: odd sequences.
+    HeadB,
+    /// Last but one copy: even sequences.
+    TailA,
+    /// Last copy: odd sequences.
+    TailB,
+}
+
+impl CopyPlace {
+    /// In the order of [`all_copy_offsets`].
+    pub const ALL: [CopyPlace; 4] = [CopyPlace::HeadA, CopyPlace::HeadB, CopyPlace::TailA, CopyPlace::TailB];
+
+    /// Words for people.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            CopyPlace::HeadA => "head A",
+            CopyPlace::HeadB => "head B",
+            CopyPlace::TailA => "tail A",
+            CopyPlace::TailB => "tail B",
+        }
+    }
+}
+
+/// Offsets of the copies on a device of this size (rounded down to 4 KiB), in the order of [`CopyPlace::ALL`]. On a
+/// device too small to be a member, below 64 KiB, the tail copies fall on the head ones.
+#[must_use]
+pub fn all_copy_offsets(device_bytes: u64) -> [ByteOffset; 4] {
+    let tail = (device_bytes & !(ROW_BYTES - 1)).saturating_sub(END);
+    [0, COPY, tail, tail + COPY].map(ByteOffset)
+}
+
+/// Offsets, head and tail, that the update with this sequence is written to.
+#[must_use]
+pub fn superblock_offsets(device_bytes: u64, sequence: u64) -> [ByteOffset; 2] {
+    let [head_a, head_b, tail_a, tail_b] = all_copy_offsets(device_bytes);
+    if sequence.is_multiple_of(2) { [head_a, tail_a] } else { [head_b, tail_b] }
+}
+
+/// Why a device has no usable superblock.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NewestError {
+    /// No copy starts with Calpe's magic: this is no member.
+    #[error("no Calpe superblock")]
+    NotAMember,
+    /// There are copies, and none is whole.
+    #[error("every superblock copy is damaged: {}", list(.0))]
+    Damaged(
+        /// What is wrong with each copy that has the magic, in the order given.
+        Vec<FormatError>,
+    ),
+    /// The newest whole copy was written by a version that this one must not go behind.
+    #[error(transparent)]
+    Refused(FormatError),
+    /// Whole copies of different arrays or devices: something was copied over part of this device.
+    #[error(
+        "superblock copies disagree on what this device is: device {} of array {}, or device {} of array {}; wipe the wrong ones first",
+        .first.device, .first.array, .second.device, .second.array
+    )]
+    Mixed {
+        /// One of them.
+        first: Identity,
+        /// The other.
+        second: Identity,
+    },
+}
+
+/// Which device of which array a copy speaks of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The array.
+    pub array: Uuid,
+    /// The device.
+    pub device: Uuid,
+}
+
+/// The current superblock: of the whole copies the one with the highest sequence; among equals the first given.
+///
+/// # Errors
+/// When there is none, when the newest is refused ([`FormatError::refused_sequence`]), or when copies of different
+/// devices are mixed.
+pub fn newest(
+    copies: impl IntoIterator<Item = Result<Superblock, FormatError>>,
+) -> Result<Superblock, NewestError> {
+    let mut best: Option<Superblock> = None;
+    let mut refusal: Option<(u64, FormatError)> = None;
+    let mut damaged = Vec::new();
+    for copy in copies {
+        match copy {
+            Ok(copy) => {
+                if let Some(best) = &best
+                    && (best.array, best.device) != (copy.array, copy.device)
+                {
+                    let identity = |s: &Superblock| Identity { array: s.array, device: s.device };
+                    return Err(NewestError::Mixed { first: identity(best), second: identity(&copy) });
+                }
+                if best.as_ref().is_none_or(|best| copy.sequence > best.sequence) {
+                    best = Some(copy);
+                }
+            }
+            Err(FormatError::NoMagic) => {}
+            Err(error) => match error.refused_sequence() {
+                Some(sequence) => {
+                    if refusal.as_ref().is_none_or(|(highest, _)| sequence > *highest) {
+                        refusal = Some((sequence, error));
+                    }
+                }
+                None => damaged.push(error),
+            },
+        }
+    }
+    match (best, refusal) {
+        (Some(best), Some((sequence, _))) if best.sequence > sequence => Ok(best),
+        (_, Some((_, error))) => Err(NewestError::Refused(error)),
+        (Some(best), None) => Ok(best),
+        (None, None) if damaged.is_empty() => Err(NewestError::NotAMember),
+        (None, None) => Err(NewestError::Damaged(damaged)),
+    }
+}
+
+fn list(errors: &[FormatError]) -> String {
+    errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Role;
+    use super::super::superblock_bytes::tests::example;
+    use super::*;
+
+    const DEVICE: u64 = 10 << 20;
+
+    fn at_sequence(sequence: u64) -> Superblock {
+        Superblock { sequence, ..example(Role::Member) }
+    }
+
+    fn update(device: &mut [u8], superblock: &Superblock, ends: &[usize]) {
+        let offsets = superblock_offsets(DEVICE, superblock.sequence);
+        for &end in ends {
+            let at = offsets[end].0 as usize;
+            device[at..at + COPY_BYTES].copy_from_slice(superblock.encode().as_slice());
+        }
+    }
+
+    fn read(device: &[u8]) -> Result<Superblock, NewestError> {
+        newest(all_copy_offsets(DEVICE).map(|at| {
+            let at = at.0 as usize;
+            Superblock::decode(&device[at..at + COPY_BYTES])
+        }))
+    }
+
+    #[test]
+    fn copies_lie_at_both_ends_of_the_device_rounded_down() {
+        let offsets = all_copy_offsets(DEVICE + 4095);
+        assert_eq!(offsets.map(|o| o.0), [0, 16384, DEVICE - 32768, DEVICE - 16384]);
+        assert_eq!(superblock_offsets(DEVICE, 6), [offsets[0], offsets[2]]);
+        assert_eq!(superblock_offsets(DEVICE, 7), [offsets[1], offsets[3]]);
+        assert_eq!(all_copy_offsets(0).map(|o| o.0), [0, 16384, 0, 16384]);
+    }
+
+    #[test]
+    fn an_update_torn_at_any_byte_leaves_the_old_or_the_new_superblock() {
+        let (old, new) = (at_sequence(7), at_sequence(8));
+        let mut before = vec![0; DEVICE as usize];
+        update(&mut before, &at_sequence(6), &[0, 1]);
+        update(&mut before, &old, &[0, 1]);
+        let mut after = before.clone();
+        update(&mut after, &new, &[0, 1]);
+        // The head copy up to `torn`, then the tail one up to it, as a crash in mid-write leaves them.
+        for torn in (0..=COPY_BYTES).step_by(512) {
+            for end in 0..2 {
+                let mut device = before.clone();
+                let offsets = superblock_offsets(DEVICE, 8).map(|o| o.0 as usize);
+                if end == 1 {
+                    device[offsets[0]..offsets[0] + COPY_BYTES]
+                        .copy_from_slice(&after[offsets[0]..offsets[0] + COPY_BYTES]);
+                }
+                let part = offsets[end]..offsets[end] + torn;
+                device[part.clone()].copy_from_slice(&after[part]);
+                let expected = if end == 1 || torn == COPY_BYTES { &new } else { &old };
+                // A tear that only leaves out trailing zeroes leaves the whole new copy.
+                let got = read(&device).unwrap();
+                assert!(got == *expected || got == new, "end {end}, torn at {torn}");
+            }
+        }
+    }
+
+    #[test]
+    fn one_end_is_enough() {
+        for end in 0..2 {
+            let mut device = vec![0; DEVICE as usize];
+            update(&mut device, &at_sequence(7), &[end]);
+            assert_eq!(read(&device), Ok(at_sequence(7)));
+        }
+    }
+
+    #[test]
+    fn nothing_and_damage_are_told_apart() {
+        let mut device = vec![0; DEVICE as usize];
+        assert_eq!(read(&device), Err(NewestError::NotAMember));
+        update(&mut device, &at_sequence(8), &[0]);
+        device[200] ^= 1;
+        match read(&device) {
+            Err(NewestError::Damaged(errors)) => assert_eq!(errors.len(), 1),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_refused_copy_outranks_older_ones_only() {
+        let newer = |sequence| Err(FormatError::NewerVersion { major: 2, minor: 0, sequence });
+        assert_eq!(
+            newest([Ok(at_sequence(5)), newer(6)]),
+            Err(NewestError::Refused(FormatError::NewerVersion { major: 2, minor: 0, sequence: 6 }))
+        );
+        assert_eq!(newest([Ok(at_sequence(7)), newer(6)]), Ok(at_sequence(7)));
+        assert!(matches!(newest([newer(6), Err(FormatError::NoMagic)]), Err(NewestError::Refused(_))));
+    }
+
+    #[test]
+    fn copies_of_different_devices_are_not_mixed() {
+        let other = Superblock { sequence: 99, ..example(Role::Replacement) };
+        assert!(matches!(newest([Ok(at_sequence(5)), Ok(other)]), Err(NewestError::Mixed { .. })));
+    }
+}

@@ -1,0 +1,451 @@
+//! What `calpe inspect` tells of one device: the four superblock copies, and the fields of the one that counts, as
+//! text and as JSON. The field names are a contract with scripts; numbers are bytes unless their name says slots.
+
+use super::{
+    CopyPlace, FormatError, MemberSet, MemberState, Region, RegionKind, Role, Superblock, all_copy_offsets,
+    leftover_bytes, newest,
+};
+use crate::units::HumanSize;
+use serde::Serialize;
+use std::fmt;
+use uuid::Uuid;
+
+/// Version of the JSON fields; rises when one changes its meaning or goes.
+const OUTPUT_VERSION: u32 = 1;
+
+/// Everything about one device.
+#[derive(Clone, Debug, Serialize)]
+pub struct Inspection {
+    /// Version of these fields.
+    pub output_version: u32,
+    /// The device, as it was named.
+    pub path: String,
+    /// Its size.
+    pub device_bytes: u64,
+    /// The four copies, head first.
+    pub copies: Vec<CopyReport>,
+    /// Why there is no usable superblock, if so; the fields below are then absent.
+    pub error: Option<String>,
+    /// Fields of the copy that counts.
+    #[serde(flatten)]
+    pub superblock: Option<SuperblockReport>,
+}
+
+/// One copy of the superblock.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CopyReport {
+    /// "head A" and so on.
+    pub place: &'static str,
+    /// Where it lies.
+    pub offset: u64,
+    /// Whether it can be read and used.
+    pub valid: bool,
+    /// Its sequence, where known.
+    pub sequence: Option<u64>,
+    /// What is wrong with it.
+    pub error: Option<String>,
+}
+
+/// The fields of a superblock, under the names that scripts use.
+#[derive(Clone, Debug, Serialize)]
+pub struct SuperblockReport {
+    array_uuid: Uuid,
+    name: String,
+    created_unix: u64,
+    data: u16,
+    parity: u16,
+    chunk: u32,
+    sector: u32,
+    slots: u64,
+    matrix: &'static str,
+    checksum: &'static str,
+    volume_kind: &'static str,
+    volume_bytes: u64,
+    device_uuid: Uuid,
+    member_index: u16,
+    role: &'static str,
+    data_offset: u64,
+    data_length: u64,
+    unused_bytes: u64,
+    sequence: u64,
+    epoch: EpochReport,
+    clean: bool,
+    resynced_slots: u64,
+    members: Vec<MemberReport>,
+    replacements: Vec<ReplacementReport>,
+    regions: Vec<RegionReport>,
+    scrub: ScrubReport,
+    features: FeatureReport,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct EpochReport {
+    number: u64,
+    /// Hexadecimal: JSON readers that use floating point would round the 64-bit identities.
+    id: String,
+    parent: String,
+    live: MemberSet,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct MemberReport {
+    index: u16,
+    uuid: Uuid,
+    state: &'static str,
+    rebuilt_slots: u64,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct ReplacementReport {
+    member_index: u16,
+    uuid: Uuid,
+    rebuilt_slots: u64,
+}
+
+/// One region of the device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RegionReport {
+    /// What it holds.
+    pub kind: RegionKind,
+    /// Where it starts.
+    pub offset: u64,
+    /// Its length.
+    pub length: u64,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct ScrubReport {
+    /// Slots verified by a scrub under way, absent when none is.
+    position_slots: Option<u64>,
+    errors_so_far: u64,
+    repaired_so_far: u64,
+    /// End of the last complete scrub, 0 for never.
+    finished_unix: u64,
+    errors: u64,
+    repaired: u64,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct FeatureReport {
+    compat: String,
+    ro_compat: String,
+    incompat: String,
+}
+
+impl Inspection {
+    /// Puts together what was read of a device of this size; the copies in the order of [`CopyPlace::ALL`]. A copy that
+    /// could not be read at all is given as the text of its I/O error.
+    #[must_use]
+    pub fn new(
+        path: String,
+        device_bytes: u64,
+        copies: [Result<Result<Superblock, FormatError>, String>; 4],
+    ) -> Inspection {
+        let reports = CopyPlace::ALL
+            .iter()
+            .zip(all_copy_offsets(device_bytes))
+            .zip(&copies)
+            .map(|((place, offset), copy)| CopyReport::new(*place, offset.0, copy))
+            .collect();
+        let (superblock, error) = match newest(copies.into_iter().flatten()) {
+            Ok(superblock) => (Some(SuperblockReport::new(superblock, device_bytes)), None),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        Inspection { output_version: OUTPUT_VERSION, path, device_bytes, copies: reports, error, superblock }
+    }
+}
+
+impl CopyReport {
+    fn new(
+        place: CopyPlace,
+        offset: u64,
+        copy: &Result<Result<Superblock, FormatError>, String>,
+    ) -> CopyReport {
+        let (sequence, error) = match copy {
+            Ok(Ok(superblock)) => (Some(superblock.sequence), None),
+            Ok(Err(error)) => (error.refused_sequence(), Some(error.to_string())),
+            Err(error) => (None, Some(error.clone())),
+        };
+        CopyReport { place: place.word(), offset, valid: error.is_none(), sequence, error }
+    }
+}
+
+impl SuperblockReport {
+    fn new(superblock: Superblock, device_bytes: u64) -> SuperblockReport {
+        let data = superblock.data_region();
+        let feature = |bits: u64| format!("{bits:#x}");
+        SuperblockReport {
+            array_uuid: superblock.array,
+            name: superblock.name,
+            created_unix: superblock.created_unix,
+            data: superblock.geometry.data,
+            parity: superblock.geometry.parity,
+            chunk: superblock.geometry.chunk,
+            sector: superblock.geometry.sector,
+            slots: superblock.geometry.slots,
+            matrix: superblock.matrix.word(),
+            checksum: superblock.checksum.word(),
+            volume_kind: superblock.volume.word(),
+            volume_bytes: superblock.geometry.volume_bytes,
+            device_uuid: superblock.device,
+            member_index: superblock.member.0,
+            role: superblock.role.word(),
+            data_offset: data.offset.0,
+            data_length: data.len,
+            unused_bytes: leftover_bytes(device_bytes, &superblock.regions),
+            sequence: superblock.sequence,
+            epoch: EpochReport {
+                number: superblock.epoch.number,
+                id: format!("{:016x}", superblock.epoch.id),
+                parent: format!("{:016x}", superblock.epoch.parent),
+                live: superblock.epoch.live,
+            },
+            clean: superblock.clean,
+            resynced_slots: superblock.resynced.0,
+            members: (0..)
+                .zip(superblock.members)
+                .map(|(index, member)| MemberReport {
+                    index,
+                    uuid: member.uuid,
+                    state: member.state.as_str(),
+                    rebuilt_slots: member.rebuilt.0,
+                })
+                .collect(),
+            replacements: superblock
+                .replacements
+                .iter()
+                .map(|replacement| ReplacementReport {
+                    member_index: replacement.member.0,
+                    uuid: replacement.uuid,
+                    rebuilt_slots: replacement.rebuilt.0,
+                })
+                .collect(),
+            regions: superblock
+                .regions
+                .iter()
+                .map(|&Region { kind, offset, len }| RegionReport { kind, offset: offset.0, length: len })
+                .collect(),
+            scrub: ScrubReport {
+                position_slots: superblock.scrub.position.map(|slot| slot.0),
+                errors_so_far: superblock.scrub.errors_so_far,
+                repaired_so_far: superblock.scrub.repaired_so_far,
+                finished_unix: superblock.scrub.finished_unix,
+                errors: superblock.scrub.errors,
+                repaired: superblock.scrub.repaired,
+            },
+            features: FeatureReport {
+                compat: feature(superblock.features_compat),
+                ro_compat: feature(superblock.features_ro_compat),
+                incompat: feature(superblock.features_incompat),
+            },
+        }
+    }
+}
+
+impl fmt::Display for Inspection {
+    /// The text form, one fact a line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        line(f, "device", format_args!("{} ({})", self.path, HumanSize(self.device_bytes)))?;
+        for copy in &self.copies {
+            let sequence = copy.sequence.map_or_else(|| "-".to_owned(), |sequence| sequence.to_string());
+            let verdict = copy.error.as_deref().unwrap_or("valid");
+            line(
+                f,
+                "superblock",
+                format_args!("{} at {:>12}  sequence {sequence:<6} {verdict}", copy.place, copy.offset),
+            )?;
+        }
+        if let Some(error) = &self.error {
+            line(f, "error", error)?;
+        }
+        self.superblock.as_ref().map_or(Ok(()), |superblock| superblock.fmt(f))
+    }
+}
+
+impl fmt::Display for SuperblockReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        line(f, "array", format_args!("{} ({})", self.name, self.array_uuid))?;
+        line(f, "created", format_args!("{} (seconds since 1970)", self.created_unix))?;
+        let Self { data, parity, .. } = self;
+        line(
+            f,
+            "geometry",
+            format_args!(
+                "{data} data + {parity} parity, chunk {}, sector {}, {} slots",
+                HumanSize(u64::from(self.chunk)),
+                self.sector,
+                self.slots
+            ),
+        )?;
+        line(f, "matrix", self.matrix)?;
+        line(f, "checksum", self.checksum)?;
+        line(
+            f,
+            "volume",
+            format_args!(
+                "{}, {} bytes ({})",
+                self.volume_kind,
+                self.volume_bytes,
+                HumanSize(self.volume_bytes)
+            ),
+        )?;
+        let member = MemberState::ALL
+            .iter()
+            .find(|state| {
+                self.members.get(usize::from(self.member_index)).is_some_and(|m| m.state == state.as_str())
+            })
+            .map_or("-", |state| state.as_str());
+        match self.role == Role::Member.word() {
+            true => line(f, "member", format_args!("{} {member}", self.member_index))?,
+            false => line(f, "member", format_args!("being built as member {}", self.member_index))?,
+        }
+        line(f, "device uuid", self.device_uuid)?;
+        line(
+            f,
+            "epoch",
+            format_args!(
+                "{} id {} parent {} live {}",
+                self.epoch.number, self.epoch.id, self.epoch.parent, self.epoch.live
+            ),
+        )?;
+        line(f, "clean", if self.clean { "yes" } else { "no" })?;
+        if !self.clean {
+            line(f, "resynced", format_args!("{} of {} slots", self.resynced_slots, self.slots))?;
+        }
+        for region in &self.regions {
+            let what = format!("{} region", region.kind);
+            line(
+                f,
+                &what,
+                format_args!("at {}, {} bytes ({})", region.offset, region.length, HumanSize(region.length)),
+            )?;
+        }
+        line(f, "unused", format_args!("{} bytes at the end", self.unused_bytes))?;
+        self.fmt_scrub(f)?;
+        line(
+            f,
+            "features",
+            format_args!(
+                "compat {} ro-compat {} incompat {}",
+                self.features.compat, self.features.ro_compat, self.features.incompat
+            ),
+        )?;
+        writeln!(f, "\n  MEMBER  STATE       UUID")?;
+        for member in &self.members {
+            write!(f, "  {:>6}  {:<10}  {}", member.index, member.state, member.uuid)?;
+            if member.rebuilt_slots > 0 {
+                write!(f, "  {} of {} slots rebuilt", member.rebuilt_slots, self.slots)?;
+            }
+            writeln!(f)?;
+        }
+        for replacement in &self.replacements {
+            writeln!(
+                f,
+                "  {:>6}  replacement {}  {} of {} slots built",
+                replacement.member_index, replacement.uuid, replacement.rebuilt_slots, self.slots
+            )?;
+        }
+        Ok(())
+    }
+}
+
+impl SuperblockReport {
+    fn fmt_scrub(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(position) = self.scrub.position_slots {
+            line(
+                f,
+                "scrub",
+                format_args!(
+                    "under way, {position} of {} slots, {} errors, {} repaired",
+                    self.slots, self.scrub.errors_so_far, self.scrub.repaired_so_far
+                ),
+            )?;
+        }
+        match self.scrub.finished_unix {
+            0 => line(f, "last scrub", "never"),
+            when => line(
+                f,
+                "last scrub",
+                format_args!(
+                    "ended {when} (seconds since 1970), {} errors, {} repaired",
+                    self.scrub.errors, self.scrub.repaired
+                ),
+            ),
+        }
+    }
+}
+
+fn line(f: &mut fmt::Formatter<'_>, what: &str, value: impl fmt::Display) -> fmt::Result {
+    writeln!(f, "{what:>13}: {value}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::superblock_bytes::tests::example;
+    use super::*;
+
+    fn inspection() -> Inspection {
+        let superblock = example(Role::Member);
+        let older = Superblock { sequence: 41, ..superblock.clone() };
+        Inspection::new(
+            "/srv/m2.img".into(),
+            300 << 20,
+            [
+                Ok(Ok(superblock)),
+                Ok(Ok(older)),
+                Ok(Err(FormatError::NoMagic)),
+                Err("read: input/output error".into()),
+            ],
+        )
+    }
+
+    #[test]
+    fn json_has_the_promised_fields() {
+        let json = serde_json::to_value(inspection()).unwrap();
+        assert_eq!(json["output_version"], 1);
+        assert_eq!(json["array_uuid"], "01234567-89ab-4def-8000-0000000003e8");
+        assert_eq!(json["name"], "tank");
+        assert_eq!((&json["data"], &json["parity"]), (&4.into(), &3.into()));
+        assert_eq!(json["chunk"], 65536);
+        assert_eq!(json["matrix"], "vandermonde-11d");
+        assert_eq!(json["member_index"], 2);
+        assert_eq!(json["data_offset"], 34 << 20);
+        assert_eq!(json["data_length"], 257 << 20);
+        assert_eq!(json["epoch"]["number"], 9);
+        assert_eq!(json["epoch"]["id"], "deadbeef01234567");
+        assert_eq!(json["epoch"]["live"], serde_json::json!([0, 1, 2, 3, 4]));
+        assert_eq!(json["members"][5]["state"], "FAULTED");
+        assert_eq!(json["unused_bytes"], (9 << 20) - 32768);
+        assert_eq!(json["copies"][0]["valid"], true);
+        assert_eq!(json["copies"][1]["sequence"], 41);
+        assert_eq!(json["copies"][2]["error"], "no Calpe superblock");
+        assert_eq!(json["copies"][3]["valid"], false);
+        assert!(json["error"].is_null());
+    }
+
+    #[test]
+    fn text_names_each_copy_and_member() {
+        let text = inspection().to_string();
+        for part in [
+            "head A at            0  sequence 42     valid",
+            "tail B at    314556416  sequence -      read: input/output error",
+            "array: tank (01234567-89ab-4def-8000-0000000003e8)",
+            "geometry: 4 data + 3 parity, chunk 64 KiB, sector 4096, 4112 slots",
+            "member: 2 REBUILDING",
+            "data region: at 35651584, 269484032 bytes (257 MiB)",
+            "  2  REBUILDING  01234567-89ab-4def-8000-000000000002  77 of 4112 slots rebuilt",
+        ] {
+            assert!(text.contains(part), "no {part:?} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_device_without_superblock_says_so_and_has_no_fields() {
+        let none = || Ok(Err(FormatError::NoMagic));
+        let inspection = Inspection::new("x".into(), 4096, [none(), none(), none(), none()]);
+        let json = serde_json::to_value(&inspection).unwrap();
+        assert_eq!(json["error"], "no Calpe superblock");
+        assert!(json.get("array_uuid").is_none());
+        assert!(inspection.to_string().contains("error: no Calpe superblock"));
+    }
+}

@@ -1,0 +1,403 @@
+//! Where things lie on a member: pure arithmetic from the shape of an array and the size of its members.
+//!
+//! [superblocks A, B][unused to 1 MiB][log][pages][data][superblocks A, B at the very end]; each region starts on a
+//! 1 MiB boundary, so that partitions, erase blocks and RAID underneath stay aligned. Everything is derived from
+//! the number of slots and grows with it, so "how many slots fit" is a search and `member_bytes_for` its inverse.
+//! docs/on-disk-format.md explains the sizes. Knows nothing of devices, and nothing of what the regions hold.
+
+use super::{
+    COPY_BYTES, Geometry, MAX_CHUNK_BYTES, MAX_DEVICE_BYTES, MAX_MEMBERS, MIN_CHUNK_BYTES, Region, RegionKind,
+};
+use crate::units::{ByteOffset, HumanSize, ROW_BYTES};
+
+const MIB: u64 = 1 << 20;
+
+/// Boundary that every region starts on.
+pub const REGION_ALIGN: u64 = MIB;
+/// Start of the first region: behind the head superblocks, and where partition tools put a first partition.
+pub const MIN_REGION_OFFSET: u64 = MIB;
+/// Both slots of the superblock, at the end of the device.
+const TAIL_BYTES: u64 = 2 * COPY_BYTES as u64;
+
+/// The log ring takes this part of the data region: 1/64 costs 1.6 % of the space and holds, for a member that is
+/// overwritten at random, enough to gather many writes to one row before they go in place.
+const LOG_FRACTION: u64 = 64;
+/// A smaller ring would be truncated, hence every metadata page written back, several times a second.
+const LOG_MIN: u64 = 16 * MIB;
+/// A larger ring would only lengthen replay: at 200 MB/s this one is read in five seconds.
+const LOG_MAX: u64 = 1 << 30;
+/// On a small member the log takes no more than this part of the data region...
+const LOG_SMALL_FRACTION: u64 = 4;
+/// ...but never less than this: two batches of the largest payload, with their headers.
+const LOG_SMALL_MIN: u64 = 4 * MIB;
+
+/// Bytes of a metadata page on the device.
+const PAGE_BYTES: u64 = 4096;
+/// Of these, for the page's own checksum, sequence and address.
+const PAGE_HEAD_BYTES: u64 = 64;
+/// Bytes of the entry of one 4 KiB block of data or parity: a hash of 16, generation, flags.
+const ENTRY_BYTES: u64 = 32;
+/// Bytes of a stripe map entry: a slot.
+const MAP_ENTRY_BYTES: u64 = 8;
+/// A page is written alternately to two places, so that a torn write leaves one.
+const PAGE_PLACES: u64 = 2;
+
+/// Free slots for writes that go to fresh slots: one of so many stripes...
+const RESERVE_FRACTION: u64 = 256;
+/// ...at least a few, so that the smallest array can have some in flight...
+const RESERVE_MIN: u64 = 4;
+/// ...and at most what the longest queue of full-stripe writes can use.
+const RESERVE_MAX: u64 = 4096;
+
+/// What is known of an array before the size of its members is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ArrayShape {
+    /// Data chunks of a stripe, at least 1.
+    pub data: u16,
+    /// Parity chunks of a stripe; `data + parity <= 255`.
+    pub parity: u16,
+    /// Bytes of a chunk: a power of two from 4 KiB to 4 MiB.
+    pub chunk: u32,
+    /// Smallest unit of I/O in bytes, 512 or 4096: the largest sector of the members.
+    pub sector: u32,
+}
+
+/// Why there is no layout.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LayoutError {
+    /// No data chunks.
+    #[error("an array needs at least one data chunk: --data 1 or more")]
+    NoData,
+    /// Too wide.
+    #[error("{data} data and {parity} parity make {} members: at most {MAX_MEMBERS} are possible", u32::from(*.data) + u32::from(*.parity))]
+    TooWide {
+        /// Data chunks.
+        data: u16,
+        /// Parity chunks.
+        parity: u16,
+    },
+    /// Chunk size out of range.
+    #[error(
+        "a chunk of {found} bytes is not possible: use a power of two from {} to {}",
+        HumanSize(u64::from(MIN_CHUNK_BYTES)),
+        HumanSize(u64::from(MAX_CHUNK_BYTES))
+    )]
+    Chunk {
+        /// What was asked for.
+        found: u32,
+    },
+    /// Sector size out of range.
+    #[error("a sector of {found} bytes is not supported: members must have 512 or 4096 byte sectors")]
+    Sector {
+        /// What was asked for.
+        found: u32,
+    },
+    /// Volume size out of range.
+    #[error("a volume of {found} bytes is not possible: use a multiple of 4 KiB above zero")]
+    VolumeSize {
+        /// What was asked for.
+        found: u64,
+    },
+    /// The volume cannot be had on any device.
+    #[error("a volume of {} would need members larger than any device can be", HumanSize(*.volume_bytes))]
+    Impossible {
+        /// What was asked for.
+        volume_bytes: u64,
+    },
+    /// The members are too small.
+    #[error("the smallest member has {} ({found} bytes), {} ({needed} bytes) are needed", HumanSize(*.found), HumanSize(*.needed))]
+    TooSmall {
+        /// Bytes of the smallest member.
+        found: u64,
+        /// Bytes that would do.
+        needed: u64,
+    },
+}
+
+/// Bytes each member must have for a volume of this size. A multiple of 4 KiB.
+///
+/// # Errors
+/// When the shape or size is out of range.
+pub fn member_bytes_for(volume_bytes: u64, shape: ArrayShape) -> Result<u64, LayoutError> {
+    shape.check()?;
+    let slots = shape.slots_for(volume_bytes)?;
+    shape.member_bytes(slots).ok_or(LayoutError::Impossible { volume_bytes })
+}
+
+/// Geometry and regions of an array whose smallest member has `member_bytes`. With a volume size, exactly that one;
+/// without, the largest that fits.
+///
+/// # Errors
+/// When the shape or size is out of range, or the member too small.
+pub fn geometry_for(
+    member_bytes: u64,
+    shape: ArrayShape,
+    volume_bytes: Option<u64>,
+) -> Result<(Geometry, Vec<Region>), LayoutError> {
+    shape.check()?;
+    let member_bytes = member_bytes.min(MAX_DEVICE_BYTES) & !(ROW_BYTES - 1);
+    let fits = |slots: u64| shape.member_bytes(slots).is_some_and(|needed| needed <= member_bytes);
+    let slots = match volume_bytes {
+        Some(bytes) => shape.slots_for(bytes)?,
+        None => partition_point(member_bytes / u64::from(shape.chunk), |slots| fits(slots + 1)),
+    };
+    let volume_bytes = match volume_bytes {
+        Some(bytes) => bytes,
+        None => {
+            let stripes = partition_point(slots, |stripes| stripes + 1 + reserve_for(stripes + 1) <= slots);
+            // A volume beyond what offsets can address loses its last stripes, not its existence.
+            let bytes = u128::from(stripes) * u128::from(shape.stripe_bytes());
+            u64::try_from(bytes).unwrap_or(u64::MAX).min(MAX_DEVICE_BYTES)
+        }
+    };
+    if volume_bytes == 0 || !fits(slots) {
+        let smallest = volume_bytes.max(shape.stripe_bytes());
+        return Err(LayoutError::TooSmall {
+            found: member_bytes,
+            needed: member_bytes_for(smallest, shape)?,
+        });
+    }
+    let geometry = Geometry {
+        data: shape.data,
+        parity: shape.parity,
+        chunk: shape.chunk,
+        sector: shape.sector,
+        slots,
+        volume_bytes,
+    };
+    Ok((geometry, shape.regions(slots).expect("a layout that fits has regions")))
+}
+
+/// End of the last region of a member.
+#[must_use]
+pub fn region_end(regions: &[Region]) -> ByteOffset {
+    regions.iter().map(|region| region.offset.plus(region.len)).max().unwrap_or_default()
+}
+
+/// Bytes of a device that an array with these regions leaves unused at its end.
+#[must_use]
+pub fn leftover_bytes(device_bytes: u64, regions: &[Region]) -> u64 {
+    let device_bytes = device_bytes & !(ROW_BYTES - 1);
+    device_bytes.saturating_sub(TAIL_BYTES).saturating_sub(region_end(regions).0)
+}
+
+impl ArrayShape {
+    /// Members of the array.
+    #[must_use]
+    pub fn width(&self) -> u16 {
+        self.data + self.parity
+    }
+
+    /// Bytes of user data in a stripe.
+    #[must_use]
+    pub fn stripe_bytes(&self) -> u64 {
+        u64::from(self.data) * u64::from(self.chunk)
+    }
+
+    /// Whether an array can have this shape.
+    ///
+    /// # Errors
+    /// Which number is out of range.
+    pub fn check(&self) -> Result<(), LayoutError> {
+        let &ArrayShape { data, parity, chunk, sector } = self;
+        if data == 0 {
+            return Err(LayoutError::NoData);
+        }
+        if u32::from(data) + u32::from(parity) > u32::from(MAX_MEMBERS) {
+            return Err(LayoutError::TooWide { data, parity });
+        }
+        if !chunk.is_power_of_two() || !(MIN_CHUNK_BYTES..=MAX_CHUNK_BYTES).contains(&chunk) {
+            return Err(LayoutError::Chunk { found: chunk });
+        }
+        if !matches!(sector, 512 | 4096) {
+            return Err(LayoutError::Sector { found: sector });
+        }
+        Ok(())
+    }
+
+    /// Slots for a volume: its stripes and the reserve.
+    fn slots_for(&self, volume_bytes: u64) -> Result<u64, LayoutError> {
+        if volume_bytes == 0 || !volume_bytes.is_multiple_of(ROW_BYTES) || volume_bytes > MAX_DEVICE_BYTES {
+            return Err(LayoutError::VolumeSize { found: volume_bytes });
+        }
+        let stripes = volume_bytes.div_ceil(self.stripe_bytes());
+        Ok(stripes + reserve_for(stripes))
+    }
+
+    /// Bytes of a member with this many slots; none beyond the largest device.
+    fn member_bytes(&self, slots: u64) -> Option<u64> {
+        let end = region_end(&self.regions(slots)?).0;
+        end.checked_add(TAIL_BYTES).filter(|&bytes| bytes <= MAX_DEVICE_BYTES)
+    }
+
+    fn regions(&self, slots: u64) -> Option<Vec<Region>> {
+        let data_len = slots.checked_mul(u64::from(self.chunk)).filter(|&len| len <= MAX_DEVICE_BYTES)?;
+        let lengths = [
+            (RegionKind::Log, log_bytes(data_len)),
+            (RegionKind::Pages, self.page_bytes(slots)?),
+            (RegionKind::Data, data_len),
+        ];
+        let mut offset = MIN_REGION_OFFSET;
+        let mut regions = Vec::with_capacity(lengths.len());
+        for (kind, len) in lengths {
+            regions.push(Region { kind, offset: ByteOffset(offset), len });
+            offset = offset.checked_add(len)?.checked_next_multiple_of(REGION_ALIGN)?;
+        }
+        Some(regions)
+    }
+
+    /// Bytes of metadata pages on each member: the checksums of every row and the stripe map, m+1 copies of each page
+    /// on different members, each with two places.
+    fn page_bytes(&self, slots: u64) -> Option<u64> {
+        let width = u128::from(self.width());
+        let room = u128::from(PAGE_BYTES - PAGE_HEAD_BYTES);
+        let rows = u128::from(slots) * u128::from(u64::from(self.chunk) / ROW_BYTES);
+        // Entries lie by row: whole rows in a page, or whole pages for a row that is wider than one.
+        let row_bytes = width * u128::from(ENTRY_BYTES);
+        let checksum_pages =
+            if row_bytes <= room { rows.div_ceil(room / row_bytes) } else { rows * row_bytes.div_ceil(room) };
+        let map_pages = u128::from(slots).div_ceil(room / u128::from(MAP_ENTRY_BYTES));
+        let copies = u128::from(self.parity + 1) * u128::from(PAGE_PLACES);
+        let pages = ((checksum_pages + map_pages) * copies).div_ceil(width);
+        let bytes = (pages * u128::from(PAGE_BYTES)).next_multiple_of(u128::from(REGION_ALIGN));
+        u64::try_from(bytes).ok()
+    }
+}
+
+fn log_bytes(data_len: u64) -> u64 {
+    let wanted = (data_len / LOG_FRACTION).clamp(LOG_MIN, LOG_MAX);
+    let small = (data_len / LOG_SMALL_FRACTION).max(LOG_SMALL_MIN);
+    wanted.min(small).next_multiple_of(REGION_ALIGN)
+}
+
+fn reserve_for(stripes: u64) -> u64 {
+    (stripes / RESERVE_FRACTION).clamp(RESERVE_MIN, RESERVE_MAX)
+}
+
+/// The number of leading values `0, 1, ..` below `limit` that a monotone predicate holds for.
+fn partition_point(limit: u64, holds: impl Fn(u64) -> bool) -> u64 {
+    let (mut low, mut high) = (0, limit);
+    while low < high {
+        let middle = low + (high - low) / 2;
+        if holds(middle) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    low
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn shape(data: u16, parity: u16) -> ArrayShape {
+        ArrayShape { data, parity, chunk: 65536, sector: 512 }
+    }
+
+    fn shapes() -> impl Strategy<Value = ArrayShape> {
+        (1u16..=255, 12u32..=22, any::<bool>()).prop_flat_map(|(data, chunk, sector)| {
+            (0..=255 - data).prop_map(move |parity| ArrayShape {
+                data,
+                parity,
+                chunk: 1 << chunk,
+                sector: if sector { 512 } else { 4096 },
+            })
+        })
+    }
+
+    fn check_regions(
+        geometry: &Geometry,
+        regions: &[Region],
+        member_bytes: u64,
+    ) -> Result<(), TestCaseError> {
+        let mut end = MIN_REGION_OFFSET;
+        for region in regions {
+            prop_assert!(region.offset.0 >= end && region.len > 0, "{regions:?}");
+            prop_assert!(region.offset.0.is_multiple_of(REGION_ALIGN));
+            end = region.offset.0 + region.len;
+        }
+        prop_assert!(end + TAIL_BYTES <= member_bytes, "{regions:?} beyond {member_bytes}");
+        let data = regions.iter().find(|region| region.kind == RegionKind::Data).unwrap();
+        prop_assert_eq!(data.len, geometry.slots * u64::from(geometry.chunk));
+        prop_assert!(geometry.slots >= geometry.stripes() + RESERVE_MIN);
+        Ok(())
+    }
+
+    proptest! {
+        #[test]
+        fn members_sized_for_a_volume_hold_it_exactly(shape in shapes(), blocks in 1u64..1 << 34) {
+            let volume = blocks * ROW_BYTES;
+            let member = member_bytes_for(volume, shape).unwrap();
+            let (geometry, regions) = geometry_for(member, shape, Some(volume)).unwrap();
+            prop_assert_eq!(geometry.volume_bytes, volume);
+            check_regions(&geometry, &regions, member)?;
+            prop_assert_eq!(leftover_bytes(member, &regions), 0);
+            prop_assert_eq!(leftover_bytes(member + 12345, &regions), 12345 & !4095);
+            // One block less does not do, and no volume size given means at least this one.
+            let needed = LayoutError::TooSmall { found: member - ROW_BYTES, needed: member };
+            prop_assert_eq!(geometry_for(member - ROW_BYTES, shape, Some(volume)), Err(needed));
+            prop_assert!(geometry_for(member, shape, None).unwrap().0.volume_bytes >= volume);
+        }
+
+        #[test]
+        fn the_largest_volume_of_any_device_lies_inside_it(shape in shapes(), bytes in any::<u64>(), shift in 0u32..44) {
+            let bytes = bytes >> shift;
+            match geometry_for(bytes, shape, None) {
+                Ok((geometry, regions)) => {
+                    check_regions(&geometry, &regions, bytes)?;
+                    // Nothing worth having is left: one stripe more would not fit.
+                    let more = geometry.volume_bytes.saturating_add(shape.stripe_bytes());
+                    if let Ok(member) = member_bytes_for(more, shape) {
+                        prop_assert!(member > bytes & !(ROW_BYTES - 1));
+                    }
+                }
+                Err(LayoutError::TooSmall { found, needed }) => {
+                    prop_assert_eq!(found, bytes & !(ROW_BYTES - 1));
+                    prop_assert!(needed > found);
+                    prop_assert!(geometry_for(needed, shape, None).is_ok());
+                }
+                Err(other) => prop_assert!(false, "{}", other),
+            }
+        }
+    }
+
+    #[test]
+    fn a_small_array_stays_small() {
+        let member = member_bytes_for(1 << 30, shape(4, 3)).unwrap();
+        assert!(member < 300 * MIB, "{}", HumanSize(member));
+        let (_, regions) = geometry_for(member, shape(4, 3), Some(1 << 30)).unwrap();
+        let mib: Vec<_> = regions.iter().map(|r| (r.kind, r.offset.0 / MIB, r.len / MIB)).collect();
+        assert_eq!(mib, [(RegionKind::Log, 1, 16), (RegionKind::Pages, 17, 17), (RegionKind::Data, 34, 257)]);
+        assert!(member_bytes_for(16 * MIB, shape(4, 4)).unwrap() < 12 * MIB);
+    }
+
+    #[test]
+    fn a_large_member_spends_little_on_metadata() {
+        let (geometry, regions) = geometry_for(4 << 40, shape(8, 2), None).unwrap();
+        let metadata = (4u64 << 40) - geometry.slots * u64::from(geometry.chunk);
+        assert!(metadata < (4 << 40) / 16, "{} of metadata", HumanSize(metadata));
+        assert_eq!(regions[0].len, 1 << 30);
+    }
+
+    #[test]
+    fn shapes_and_sizes_out_of_range_are_refused() {
+        let good = shape(4, 2);
+        let refused = |shape, volume| member_bytes_for(volume, shape).unwrap_err();
+        assert_eq!(refused(shape(0, 2), 4096), LayoutError::NoData);
+        assert_eq!(refused(shape(200, 56), 4096), LayoutError::TooWide { data: 200, parity: 56 });
+        assert_eq!(refused(shape(u16::MAX, 2), 4096), LayoutError::TooWide { data: u16::MAX, parity: 2 });
+        for found in [0, 512, 65537, 8 << 20] {
+            assert_eq!(refused(ArrayShape { chunk: found, ..good }, 4096), LayoutError::Chunk { found });
+        }
+        assert_eq!(refused(ArrayShape { sector: 520, ..good }, 4096), LayoutError::Sector { found: 520 });
+        for found in [0, 4097, u64::MAX, 1 << 63] {
+            assert_eq!(refused(good, found), LayoutError::VolumeSize { found });
+        }
+        let volume_bytes = MAX_DEVICE_BYTES;
+        assert_eq!(refused(shape(1, 254), volume_bytes), LayoutError::Impossible { volume_bytes });
+        assert!(matches!(geometry_for(0, good, None), Err(LayoutError::TooSmall { found: 0, .. })));
+    }
+}
