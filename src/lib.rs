@@ -2,5 +2,6 @@
 
 pub mod block_io;
 pub mod format;
+pub mod nbd;
 pub mod units;
 pub mod volume;
