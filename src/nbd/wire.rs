@@ -51,8 +51,8 @@ pub(super) mod option {
     pub const INFO: u32 = 6;
     pub const GO: u32 = 7;
     pub const STRUCTURED_REPLY: u32 = 8;
-    pub const LIST_META_CONTEXT: u32 = 10;
-    pub const SET_META_CONTEXT: u32 = 11;
+    pub const LIST_META_CONTEXT: u32 = 9;
+    pub const SET_META_CONTEXT: u32 = 10;
 }
 
 /// Option reply codes of the handshake. Errors have bit 31 set.
