@@ -3,5 +3,6 @@
 pub mod block_io;
 pub mod format;
 pub mod member;
+pub mod nbd;
 pub mod units;
 pub mod volume;
