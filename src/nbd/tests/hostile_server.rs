@@ -303,6 +303,39 @@ fn replies_that_lie_end_the_connection() {
 }
 
 #[test]
+fn content_that_overlaps_is_found_out_at_once() {
+    for (first, second) in [
+        ((4096, 8192), (4096, 8192)),
+        ((4096, 4096), (8191, 512)),
+        ((8192, 4096), (4096, 4097)),
+        ((6144, 512), (4096, 8192)),
+        ((4096, 8192), (6144, 512)),
+    ] {
+        let mut client = ready(true);
+        let cookie = client.submit(&Request::new(Command::Read, 4096, 8192));
+        client.feed(&chunk_of(0, chunk::OFFSET_HOLE, cookie, &hole(first.0, first.1)));
+        assert_eq!(client.fatal, None);
+        client.feed(&chunk_of(0, chunk::OFFSET_HOLE, cookie, &hole(second.0, second.1)));
+        let (offset, length) = (second.0, u64::from(second.1));
+        assert_eq!(client.fatal, Some(ClientFatal::ContentRange { cookie, offset, length }));
+    }
+}
+
+#[test]
+fn a_slot_remembers_nothing_of_its_last_request() {
+    let mut client = ready(true);
+    for _ in 0..3 {
+        let read = client.submit(&Request { df: true, ..Request::new(Command::Read, 0, 512) });
+        client.feed(&chunk_of(1, chunk::OFFSET_DATA, read, &data(0, 512)));
+        assert_eq!(client.got.pop(), Some(done(read, Ok(()))));
+        let ask = client.submit(&Request::new(Command::BlockStatus, 0, 512));
+        client.feed(&chunk_of(1, chunk::BLOCK_STATUS, ask, &status(7, &[(512, 0)])));
+        assert_eq!(client.got.pop(), Some(done(ask, Ok(()))));
+        assert_eq!((ask & 0xffff_ffff, client.connection.in_flight()), (0, 0));
+    }
+}
+
+#[test]
 fn chunks_without_structured_replies_end_the_connection() {
     let mut client = ready(false);
     let cookie = client.submit(&Request::new(Command::Read, 0, 512));
@@ -421,6 +454,8 @@ fn requests_against_the_offer_are_not_sent() {
     }
     let fua = new(Command::Read, 0, 512).with_fua();
     assert_eq!(submit(fua), SubmitError::NotOffered { command: Command::Read });
+    let df = Request { df: true, ..new(Command::Read, 0, 512) };
+    assert_eq!(submit(df), SubmitError::NotOffered { command: Command::Read });
     let long = new(Command::Read, 0, 33 << 20);
     assert!(matches!(submit(long), SubmitError::TooLong { .. }));
     assert!(matches!(submit(new(Command::BlockStatus, 0, 1 << 32)), SubmitError::TooLong { .. }));

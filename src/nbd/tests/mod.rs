@@ -45,7 +45,8 @@ impl Exports for TestExports {
     }
 }
 
-/// `vol` (default), `ro` (read-only), `bare` (offers nothing optional), `4k` (blocks of 4 KiB), `broken`.
+/// `vol` (default), `ro` (read-only), `bare` (offers nothing optional), `4k` (blocks of 4 KiB), `slow` (no fast
+/// zeroes), `broken`.
 fn exports() -> TestExports {
     let bare = ExportInfo {
         trim: false,
@@ -61,6 +62,7 @@ fn exports() -> TestExports {
         ExportInfo { read_only: true, rotational: true, ..export("ro") },
         bare,
         ExportInfo { block_min: 4096, ..export("4k") },
+        ExportInfo { fast_zero: false, ..export("slow") },
         ExportInfo { block_min: 3, ..export("broken") },
     ])
 }

@@ -121,7 +121,7 @@ fn abort_is_acknowledged_and_disconnects() {
 fn list_names_every_sound_export_and_takes_no_data() {
     let mut server = Server::haggling();
     let replies = server.options(&opt(option::LIST, &[]));
-    assert_eq!(kinds(&replies), [reply::SERVER, reply::SERVER, reply::SERVER, reply::SERVER, reply::ACK]);
+    assert_eq!(kinds(&replies), [[reply::SERVER; 5].as_slice(), &[reply::ACK]].concat());
     assert_eq!(replies[0].2, b"\0\0\0\x03volabout vol");
     assert_eq!(replies[2].2, b"\0\0\0\x04bare");
     assert_eq!(kinds(&server.options(&opt(option::LIST, b"x"))), [reply::ERR_INVALID]);
@@ -397,6 +397,10 @@ fn what_was_not_offered_or_negotiated_is_einval() {
         let replies = Server::serving("bare", true).replies(&raw(flags, command, 1, 0, 512));
         assert_eq!(replies[0].error(), EINVAL, "command {command}");
     }
+    let mut slow = Server::serving("slow", true);
+    assert_eq!(slow.replies(&raw(1 << 4, 6, 1, 0, 512))[0].error(), EINVAL, "FAST_ZERO was not offered");
+    slow.feed(&raw(0, 6, 1, 0, 512));
+    assert_eq!(slow.seen.len(), 1);
     let mut simple = Server::serving("vol", false);
     assert_eq!(simple.replies(&raw(0, 7, 1, 0, 512))[0].error(), EINVAL, "block status without context");
     assert_eq!(
