@@ -3,6 +3,7 @@
 pub mod array;
 pub mod block_io;
 pub mod codec;
+pub mod control;
 pub mod format;
 pub mod member;
 pub mod nbd;

@@ -1,0 +1,24 @@
+//! The vocabulary between the daemon and whoever administers it: requests, replies, status, events.
+//!
+//! On the wire each message is one line of JSON over a unix socket; a client sends a request and reads one reply line
+//! before it sends the next. The names of the fields of [`Status`] are what `calpe status --json` prints: a contract
+//! with scripts, versioned by [`OUTPUT_VERSION`]. Pure types and rules: must not know of sockets, threads, clocks or
+//! terminals, nor of the layers that the facts come from (the daemon translates).
+
+mod reply;
+mod request;
+mod status;
+mod verdict;
+mod wire;
+
+pub use reply::{ErrorCode, Event, Importable, ImportableMember, Pong, Reply, RequestError, Severity};
+pub use request::{MemberRef, Request, ScrubAction};
+pub use status::{
+    ArrayReport, ArrayState, EngineReport, ErrorReport, LastScrub, MemberReport, MemberState, OUTPUT_VERSION,
+    ReplacementReport, ScanKind, ScanReport, Status, VolumeReport,
+};
+pub use verdict::{Explanation, Verdict, explain, verdict};
+pub use wire::{MAX_REPLY_BYTES, MAX_REQUEST_BYTES, WireError, read_message, write_message};
+
+/// Version of this vocabulary. A daemon refuses a client of another version, and says both.
+pub const PROTOCOL_VERSION: u32 = 1;

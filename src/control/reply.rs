@@ -1,0 +1,205 @@
+//! What the daemon answers.
+
+use super::Status;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use uuid::Uuid;
+
+/// One reply.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "reply", rename_all = "snake_case")]
+pub enum Reply {
+    /// The daemon is there.
+    Pong(Pong),
+    /// State of arrays.
+    Status(Status),
+    /// What happened.
+    Events {
+        /// Oldest first.
+        events: Vec<Event>,
+        /// What to ask for next to see only what is new.
+        next: u64,
+    },
+    /// Arrays that could be imported.
+    Importable {
+        /// In order of name.
+        arrays: Vec<Importable>,
+    },
+    /// It is done, or with `dry_run` it would have been.
+    Done {
+        /// One line for a person: what was done.
+        message: String,
+        /// More that the person should know, a line each.
+        #[serde(default)]
+        warnings: Vec<String>,
+    },
+    /// It was refused, or failed.
+    Error(RequestError),
+}
+
+/// Who answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pong {
+    /// The daemon's [`super::PROTOCOL_VERSION`].
+    pub version: u32,
+    /// Version of the program.
+    pub program: String,
+    /// Its process.
+    pub pid: u32,
+}
+
+/// Why a request was not carried out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct RequestError {
+    /// Which class, for scripts.
+    pub code: ErrorCode,
+    /// What failed, where, and what to do.
+    pub message: String,
+}
+
+/// Class of an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorCode {
+    /// Not a request, or one of another version.
+    BadRequest,
+    /// No array of this name or uuid.
+    NoSuchArray,
+    /// No such member in the array.
+    NoSuchMember,
+    /// Against the rules in the present state; nothing was changed.
+    Refused,
+    /// Needs `force`.
+    NeedsForce,
+    /// A device cannot be used.
+    Device,
+    /// Something went wrong on the way.
+    Failed,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Event {
+    /// Counts events since the daemon started.
+    pub sequence: u64,
+    /// Seconds since 1970.
+    pub unix: u64,
+    /// How bad.
+    pub severity: Severity,
+    /// Name of the array it is about.
+    pub array: Option<String>,
+    /// The member it is about.
+    pub member: Option<u16>,
+    /// One sentence: what, where, what to do.
+    pub text: String,
+}
+
+/// How bad an event is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    /// Progress and completion.
+    Info,
+    /// Redundancy is reduced or something was repaired: have a look.
+    Warning,
+    /// Data cannot be served: act.
+    Error,
+}
+
+impl Severity {
+    /// The word for it.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Severity::Info => "info",
+            Severity::Warning => "warning",
+            Severity::Error => "error",
+        }
+    }
+}
+
+/// An array that was found and is not imported.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Importable {
+    /// Its name.
+    pub name: String,
+    /// Its identity.
+    pub uuid: Uuid,
+    /// Data chunks of a stripe.
+    pub data: u16,
+    /// Parity chunks of a stripe.
+    pub parity: u16,
+    /// Size of its volume.
+    pub volume_bytes: u64,
+    /// Why it cannot be imported as it is, if so.
+    pub problem: Option<String>,
+    /// Every member, in order of index.
+    pub members: Vec<ImportableMember>,
+}
+
+/// A member of an array that was found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImportableMember {
+    /// Its place.
+    pub index: u16,
+    /// Identity of its device.
+    pub uuid: Uuid,
+    /// Where it was found, if it was.
+    pub path: Option<PathBuf>,
+    /// What is special about it ("stale: will be rebuilt").
+    pub note: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replies_read_back_and_are_tagged() {
+        let uuid = Uuid::from_u128(7);
+        let member = ImportableMember { index: 0, uuid, path: Some("/srv/m0".into()), note: None };
+        let replies = [
+            Reply::Pong(Pong { version: 1, program: "0.1.0".into(), pid: 4 }),
+            Reply::Status(Status::new(Vec::new())),
+            Reply::Events {
+                events: vec![Event {
+                    sequence: 1,
+                    unix: 2,
+                    severity: Severity::Warning,
+                    array: Some("tank".into()),
+                    member: Some(3),
+                    text: "member 3 failed".into(),
+                }],
+                next: 2,
+            },
+            Reply::Importable {
+                arrays: vec![Importable {
+                    name: "tank".into(),
+                    uuid,
+                    data: 4,
+                    parity: 2,
+                    volume_bytes: 1 << 30,
+                    problem: None,
+                    members: vec![member],
+                }],
+            },
+            Reply::Done { message: "done".into(), warnings: vec!["but".into()] },
+            Reply::Error(RequestError { code: ErrorCode::NeedsForce, message: "no".into() }),
+        ];
+        for reply in replies {
+            let json = serde_json::to_value(&reply).unwrap();
+            assert!(json["reply"].is_string(), "{json}");
+            assert_eq!(serde_json::from_value::<Reply>(json).unwrap(), reply);
+        }
+    }
+
+    #[test]
+    fn severities_rise() {
+        assert!(Severity::Info < Severity::Warning && Severity::Warning < Severity::Error);
+        assert_eq!(
+            serde_json::to_string(&Severity::Warning).unwrap(),
+            format!("\"{}\"", Severity::Warning.word())
+        );
+    }
+}

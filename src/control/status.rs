@@ -1,0 +1,346 @@
+//! The state of arrays as users see it: the same facts for `status` as text, as JSON, and for `wait`.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use uuid::Uuid;
+
+/// Version of the JSON fields; rises when one changes its meaning or goes. New ones may come at any time.
+pub const OUTPUT_VERSION: u32 = 1;
+
+/// State of arrays.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// [`OUTPUT_VERSION`] of whoever made it.
+    pub output_version: u32,
+    /// In order of name.
+    pub arrays: Vec<ArrayReport>,
+}
+
+impl Status {
+    /// A status of this version.
+    #[must_use]
+    pub fn new(arrays: Vec<ArrayReport>) -> Status {
+        Status { output_version: OUTPUT_VERSION, arrays }
+    }
+}
+
+/// One array.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ArrayReport {
+    /// Its name.
+    pub name: String,
+    /// Its identity.
+    pub uuid: Uuid,
+    /// How it is.
+    pub state: ArrayState,
+    /// The same in a sentence, empty when there is nothing to say. See [`super::explain`].
+    pub status: String,
+    /// What to do about it in a sentence, empty when there is nothing to do.
+    pub action: String,
+    /// Its volume.
+    pub volume: VolumeReport,
+    /// Data chunks of a stripe.
+    pub data: u16,
+    /// Parity chunks of a stripe.
+    pub parity: u16,
+    /// Bytes of a chunk.
+    pub chunk: u32,
+    /// Number of its epoch.
+    pub epoch: u64,
+    /// A stop right now would count as unclean.
+    pub dirty: bool,
+    /// Where clients reach it.
+    pub uris: Vec<String>,
+    /// Every member, in order of index.
+    pub members: Vec<MemberReport>,
+    /// Passes that run or wait, the running one first.
+    pub scan: Vec<ScanReport>,
+    /// How the last complete scrub ended; none before the first.
+    pub last_scrub: Option<LastScrub>,
+    /// What computes parity.
+    pub engine: EngineReport,
+    /// What clients had to suffer.
+    pub errors: ErrorReport,
+}
+
+/// How an array is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum ArrayState {
+    /// Every member is in service.
+    Online,
+    /// Some members are not in service; all data can be served.
+    Degraded,
+    /// Too few members: I/O is refused and nothing is written.
+    Failed,
+}
+
+/// How a member is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum MemberState {
+    /// In service.
+    Online,
+    /// In service, with errors.
+    Degraded,
+    /// Its content is being re-created.
+    Rebuilding,
+    /// Taken out after errors, or by an administrator.
+    Faulted,
+    /// Taken out on purpose.
+    Offline,
+    /// Not there.
+    Missing,
+    /// Waiting to replace a member.
+    Spare,
+}
+
+macro_rules! upper_case_names {
+    ($name:ident: $($value:ident $word:literal),+) => {
+        impl $name {
+            /// The name as status prints it.
+            #[must_use]
+            pub const fn as_str(self) -> &'static str {
+                match self { $($name::$value => $word),+ }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(self.as_str())
+            }
+        }
+    };
+}
+
+upper_case_names!(ArrayState: Online "ONLINE", Degraded "DEGRADED", Failed "FAILED");
+upper_case_names!(MemberState:
+    Online "ONLINE", Degraded "DEGRADED", Rebuilding "REBUILDING", Faulted "FAULTED", Offline "OFFLINE",
+    Missing "MISSING", Spare "SPARE"
+);
+
+/// The volume of an array.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeReport {
+    /// "plain" or "cas".
+    pub kind: String,
+    /// Size that clients see.
+    pub bytes: u64,
+    /// Bytes written by clients, for a volume that stores less than that.
+    pub logical: Option<u64>,
+    /// Bytes stored for them.
+    pub stored: Option<u64>,
+}
+
+/// One member.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberReport {
+    /// Its place.
+    pub index: u16,
+    /// Path of its device, or of the device it last had; the uuid where no path is known.
+    pub name: String,
+    /// Identity of its device.
+    pub uuid: Uuid,
+    /// How it is.
+    pub state: MemberState,
+    /// Reads that failed since the daemon started.
+    pub read: u64,
+    /// Writes and flushes that failed.
+    pub write: u64,
+    /// Blocks found wrong.
+    pub cksum: u64,
+    /// Blocks rewritten with reconstructed bytes.
+    pub repaired: u64,
+    /// Why it is not online.
+    pub reason: Option<String>,
+    /// What is being built in its place.
+    pub replacement: Option<ReplacementReport>,
+}
+
+/// A device being built as the replacement of a member.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReplacementReport {
+    /// Path of the new device.
+    pub name: String,
+    /// Identity of the new device.
+    pub uuid: Option<Uuid>,
+}
+
+/// Kind of a pass over the array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScanKind {
+    /// Parity is made consistent after an unclean stop.
+    Resync,
+    /// Members are re-created.
+    Rebuild,
+    /// Everything is read and verified.
+    Scrub,
+}
+
+impl ScanKind {
+    /// The word for it.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            ScanKind::Resync => "resync",
+            ScanKind::Rebuild => "rebuild",
+            ScanKind::Scrub => "scrub",
+        }
+    }
+}
+
+/// A pass that runs or waits.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ScanReport {
+    /// Which.
+    pub kind: ScanKind,
+    /// Done, of 100.
+    pub percent: f64,
+    /// Bytes covered.
+    pub done: u64,
+    /// Bytes to cover.
+    pub total: u64,
+    /// Bytes a second lately; none when not known (yet), or when it does not run.
+    pub rate_bytes_per_s: Option<u64>,
+    /// Seconds to the end at this rate.
+    pub eta_s: Option<u64>,
+    /// Paused, or waiting for another pass.
+    pub paused: bool,
+    /// Inconsistencies found so far.
+    pub errors: u64,
+    /// Blocks repaired so far.
+    pub repaired: u64,
+}
+
+impl ScanReport {
+    /// Done, of 100; all of nothing is done.
+    #[must_use]
+    pub fn percent_of(done: u64, total: u64) -> f64 {
+        if total == 0 { 100.0 } else { done.min(total) as f64 * 100.0 / total as f64 }
+    }
+}
+
+/// How the last complete scrub ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastScrub {
+    /// When, in seconds since 1970.
+    pub finished_unix: u64,
+    /// Errors found.
+    pub errors: u64,
+    /// Blocks repaired.
+    pub repaired: u64,
+}
+
+/// What computes parity.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineReport {
+    /// Name of the engine ("gfni").
+    pub codec: String,
+}
+
+/// What clients had to suffer since the daemon started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorReport {
+    /// Requests that ended in an I/O error.
+    pub client: u64,
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A healthy 4+2 array.
+    pub(in crate::control) fn healthy() -> ArrayReport {
+        ArrayReport {
+            name: "tank".into(),
+            uuid: Uuid::from_u128(1),
+            state: ArrayState::Online,
+            status: String::new(),
+            action: String::new(),
+            volume: VolumeReport { kind: "plain".into(), bytes: 1 << 30, logical: None, stored: None },
+            data: 4,
+            parity: 2,
+            chunk: 65536,
+            epoch: 3,
+            dirty: false,
+            uris: vec!["nbd+unix:///tank?socket=/run/calpe/nbd.sock".into()],
+            members: (0..6)
+                .map(|index| MemberReport {
+                    index,
+                    name: format!("/srv/m{index}"),
+                    uuid: Uuid::from_u128(100 + u128::from(index)),
+                    state: MemberState::Online,
+                    read: 0,
+                    write: 0,
+                    cksum: 0,
+                    repaired: 0,
+                    reason: None,
+                    replacement: None,
+                })
+                .collect(),
+            scan: Vec::new(),
+            last_scrub: None,
+            engine: EngineReport { codec: "gfni".into() },
+            errors: ErrorReport::default(),
+        }
+    }
+
+    #[test]
+    fn json_has_the_promised_names() {
+        let mut array = healthy();
+        array.scan.push(ScanReport {
+            kind: ScanKind::Scrub,
+            percent: 50.0,
+            done: 1,
+            total: 2,
+            rate_bytes_per_s: Some(3),
+            eta_s: None,
+            paused: false,
+            errors: 0,
+            repaired: 0,
+        });
+        let status = Status::new(vec![array]);
+        let json = serde_json::to_value(&status).unwrap();
+        assert_eq!(json["output_version"], 1);
+        let array = &json["arrays"][0];
+        assert_eq!(array["state"], "ONLINE");
+        assert_eq!(array["volume"]["bytes"], 1 << 30);
+        assert!(array["volume"]["logical"].is_null());
+        for field in ["name", "uuid", "status", "action", "data", "parity", "chunk", "epoch", "dirty", "uris"]
+        {
+            assert!(!array[field].is_null(), "{field}");
+        }
+        assert_eq!(array["members"][5]["state"], "ONLINE");
+        for field in ["index", "name", "uuid", "read", "write", "cksum", "repaired"] {
+            assert!(!array["members"][0][field].is_null(), "{field}");
+        }
+        assert_eq!(array["scan"][0]["kind"], "scrub");
+        assert_eq!(array["scan"][0]["rate_bytes_per_s"], 3);
+        assert_eq!(array["engine"]["codec"], "gfni");
+        assert_eq!(serde_json::from_value::<Status>(json).unwrap(), status);
+    }
+
+    #[test]
+    fn fields_of_newer_daemons_are_ignored() {
+        let mut json = serde_json::to_value(Status::new(vec![healthy()])).unwrap();
+        json["arrays"][0]["invented_later"] = 7.into();
+        assert!(serde_json::from_value::<Status>(json).is_ok());
+    }
+
+    #[test]
+    fn percentages_stay_between_0_and_100() {
+        assert_eq!(ScanReport::percent_of(0, 0), 100.0);
+        assert_eq!(ScanReport::percent_of(1, 4), 25.0);
+        assert_eq!(ScanReport::percent_of(5, 4), 100.0);
+    }
+
+    #[test]
+    fn states_print_as_they_serialise() {
+        for state in [ArrayState::Online, ArrayState::Degraded, ArrayState::Failed] {
+            assert_eq!(serde_json::to_value(state).unwrap(), state.as_str());
+        }
+        assert_eq!(serde_json::to_value(MemberState::Rebuilding).unwrap(), MemberState::Rebuilding.as_str());
+        assert_eq!(format!("{:<9}|", MemberState::Spare), "SPARE    |");
+    }
+}

@@ -1,0 +1,267 @@
+//! What the facts of an array mean: the exit code of `status --test`, and the sentences that say how an array is and
+//! what to do. One place, so that text, JSON and exit code never disagree.
+
+use super::{ArrayReport, ArrayState, MemberReport, MemberState, ScanKind};
+
+/// What `status --test` answers, with its exit code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// All is well.
+    Healthy = 0,
+    /// Degraded, a scrub found errors, or clients saw errors.
+    Degraded = 1,
+    /// Failed or unusable.
+    Failed = 2,
+    /// Not known: no daemon, no such array, or no array at all.
+    CannotTell = 4,
+}
+
+impl Verdict {
+    /// The exit code.
+    #[must_use]
+    pub const fn exit_code(self) -> u8 {
+        self as u8
+    }
+}
+
+/// The worst of all arrays. No array at all cannot be told from one that failed to start, so it is not healthy.
+#[must_use]
+pub fn verdict(arrays: &[ArrayReport]) -> Verdict {
+    let verdicts = || arrays.iter().map(verdict_of);
+    [Verdict::Failed, Verdict::Degraded, Verdict::Healthy]
+        .into_iter()
+        .find(|verdict| verdicts().any(|of| of == *verdict))
+        .unwrap_or(Verdict::CannotTell)
+}
+
+fn verdict_of(array: &ArrayReport) -> Verdict {
+    match array.state {
+        ArrayState::Failed => Verdict::Failed,
+        ArrayState::Degraded => Verdict::Degraded,
+        ArrayState::Online if scrub_errors(array) > 0 || array.errors.client > 0 => Verdict::Degraded,
+        ArrayState::Online => Verdict::Healthy,
+    }
+}
+
+/// How an array is, and what to do; both empty when there is nothing to say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Explanation {
+    /// For [`ArrayReport::status`].
+    pub status: String,
+    /// For [`ArrayReport::action`].
+    pub action: String,
+}
+
+/// Puts the facts of an array in sentences. Looks at everything but the sentences already there.
+#[must_use]
+pub fn explain(array: &ArrayReport) -> Explanation {
+    let absent: Vec<_> = array.members.iter().filter(|member| !in_service(member)).collect();
+    match array.state {
+        ArrayState::Failed => explain_failed(array, &absent),
+        ArrayState::Degraded => explain_degraded(array, &absent),
+        ArrayState::Online => explain_online(array),
+    }
+}
+
+fn explain_failed(array: &ArrayReport, absent: &[&MemberReport]) -> Explanation {
+    Explanation {
+        status: format!(
+            "{} of {} members are not in service, {} may be; I/O is refused and nothing is written.",
+            absent.len(),
+            array.members.len(),
+            array.parity
+        ),
+        action: format!(
+            "Bring members back: reconnect their devices, then 'calpe online {} MEMBER'. ({})",
+            array.name,
+            names(absent)
+        ),
+    }
+}
+
+fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanation {
+    let left = usize::from(array.parity).saturating_sub(absent.len());
+    let tolerance = match left {
+        0 => "no further loss can be survived".to_owned(),
+        1 => "one more loss can be survived".to_owned(),
+        more => format!("{more} more losses can be survived"),
+    };
+    let verb = if absent.len() == 1 { "is" } else { "are" };
+    let status = format!(
+        "{} of {} members {verb} not in service; all data can be read and written, {tolerance}.",
+        absent.len(),
+        array.members.len()
+    );
+    let waiting: Vec<_> = absent
+        .iter()
+        .copied()
+        .filter(|member| member.state != MemberState::Rebuilding && member.replacement.is_none())
+        .collect();
+    let action = match waiting.first() {
+        None => format!("Wait for the rebuild to end: 'calpe wait {}'.", array.name),
+        Some(first) if first.state == MemberState::Offline => {
+            format!("Bring it back with 'calpe online {} {}'.", array.name, first.index)
+        }
+        Some(first) => format!(
+            "Replace it with 'calpe replace {name} {index} NEW', or bring it back with 'calpe online {name} {index}'. ({})",
+            names(&waiting),
+            name = array.name,
+            index = first.index
+        ),
+    };
+    Explanation { status, action }
+}
+
+fn explain_online(array: &ArrayReport) -> Explanation {
+    let found = scrub_errors(array);
+    if found > 0 {
+        return Explanation {
+            status: format!("A scrub found {found} {}.", if found == 1 { "error" } else { "errors" }),
+            action: format!(
+                "See 'calpe events', replace a member whose counts rise, then 'calpe scrub {}' again.",
+                array.name
+            ),
+        };
+    }
+    if array.errors.client > 0 {
+        return Explanation {
+            status: format!("{} client requests ended in an I/O error.", array.errors.client),
+            action: "See 'calpe events' for which, and what to restore.".into(),
+        };
+    }
+    match array.members.iter().find(|member| member.read + member.write + member.cksum > 0) {
+        Some(member) => Explanation {
+            status: format!(
+                "Member {} ({}) had errors; all of them were made good.",
+                member.index, member.name
+            ),
+            action: format!(
+                "Watch its counts; replace it with 'calpe replace {} {} NEW' if they rise.",
+                array.name, member.index
+            ),
+        },
+        None => Explanation::default(),
+    }
+}
+
+fn in_service(member: &MemberReport) -> bool {
+    matches!(member.state, MemberState::Online | MemberState::Degraded)
+}
+
+fn scrub_errors(array: &ArrayReport) -> u64 {
+    let last = array.last_scrub.map_or(0, |scrub| scrub.errors);
+    let running = array.scan.iter().filter(|scan| scan.kind == ScanKind::Scrub).map(|scan| scan.errors);
+    running.fold(last, u64::saturating_add)
+}
+
+/// The absent members, for people; cut short on very wide arrays.
+fn names(members: &[&MemberReport]) -> String {
+    const SHOWN: usize = 8;
+    let shown: Vec<_> = members.iter().take(SHOWN).map(|m| format!("{}: {}", m.index, m.name)).collect();
+    let more = members.len().saturating_sub(SHOWN);
+    if more == 0 { shown.join(", ") } else { format!("{}, and {more} more", shown.join(", ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::status::tests::healthy;
+    use super::super::{LastScrub, ReplacementReport, ScanReport};
+    use super::*;
+
+    fn with_absent(states: &[MemberState]) -> ArrayReport {
+        let mut array = healthy();
+        for (member, &state) in array.members.iter_mut().zip(states) {
+            member.state = state;
+        }
+        array.state = match states.len() {
+            0 => ArrayState::Online,
+            1 | 2 => ArrayState::Degraded,
+            _ => ArrayState::Failed,
+        };
+        array
+    }
+
+    #[test]
+    fn exit_codes_are_those_of_the_contract() {
+        assert_eq!(verdict(&[healthy()]).exit_code(), 0);
+        assert_eq!(verdict(&[with_absent(&[MemberState::Missing])]).exit_code(), 1);
+        assert_eq!(verdict(&[with_absent(&[MemberState::Missing; 3])]).exit_code(), 2);
+        assert_eq!(verdict(&[]).exit_code(), 4);
+    }
+
+    #[test]
+    fn the_worst_array_decides() {
+        let (degraded, failed) =
+            (with_absent(&[MemberState::Faulted]), with_absent(&[MemberState::Faulted; 3]));
+        assert_eq!(verdict(&[healthy(), degraded.clone(), healthy()]), Verdict::Degraded);
+        assert_eq!(verdict(&[degraded, failed, healthy()]), Verdict::Failed);
+    }
+
+    #[test]
+    fn scrub_errors_count_until_a_clean_scrub() {
+        let mut array = healthy();
+        array.last_scrub = Some(LastScrub { finished_unix: 1, errors: 3, repaired: 3 });
+        assert_eq!(verdict(std::slice::from_ref(&array)), Verdict::Degraded);
+        assert!(explain(&array).status.contains("3 errors"));
+        array.last_scrub = Some(LastScrub { finished_unix: 2, errors: 0, repaired: 0 });
+        assert_eq!(verdict(std::slice::from_ref(&array)), Verdict::Healthy);
+        array.scan.push(ScanReport {
+            kind: ScanKind::Scrub,
+            percent: 1.0,
+            done: 1,
+            total: 100,
+            rate_bytes_per_s: None,
+            eta_s: None,
+            paused: false,
+            errors: 1,
+            repaired: 0,
+        });
+        assert_eq!(verdict(std::slice::from_ref(&array)), Verdict::Degraded);
+        array.scan[0].kind = ScanKind::Resync;
+        assert_eq!(
+            verdict(&[array]),
+            Verdict::Healthy,
+            "a resync repairs what a crash left, which is no fault"
+        );
+    }
+
+    #[test]
+    fn client_errors_are_not_healthy() {
+        let mut array = healthy();
+        array.errors.client = 2;
+        assert_eq!(verdict(std::slice::from_ref(&array)), Verdict::Degraded);
+        assert!(explain(&array).status.contains("2 client requests"));
+    }
+
+    #[test]
+    fn healthy_arrays_need_no_words() {
+        assert_eq!(explain(&healthy()), Explanation::default());
+    }
+
+    #[test]
+    fn sentences_say_what_is_left_and_what_to_do() {
+        let one = explain(&with_absent(&[MemberState::Missing]));
+        assert!(one.status.starts_with("1 of 6 members is"), "{}", one.status);
+        assert!(one.status.contains("one more loss"), "{}", one.status);
+        assert!(one.action.contains("calpe replace tank 0 NEW"), "{}", one.action);
+        let two = explain(&with_absent(&[MemberState::Offline, MemberState::Rebuilding]));
+        assert!(two.status.contains("no further loss"), "{}", two.status);
+        assert!(two.action.contains("calpe online tank 0"), "{}", two.action);
+        let building = explain(&with_absent(&[MemberState::Rebuilding]));
+        assert!(building.action.contains("calpe wait tank"), "{}", building.action);
+        let mut replaced = with_absent(&[MemberState::Faulted]);
+        replaced.members[0].replacement = Some(ReplacementReport { name: "/srv/new".into(), uuid: None });
+        assert!(explain(&replaced).action.contains("calpe wait tank"));
+        let failed = explain(&with_absent(&[MemberState::Missing; 3]));
+        assert!(failed.status.contains("3 of 6"), "{}", failed.status);
+        assert!(failed.action.contains("1: /srv/m1"), "{}", failed.action);
+    }
+
+    #[test]
+    fn a_member_with_errors_is_named_while_online() {
+        let mut array = healthy();
+        array.members[4].cksum = 1;
+        assert!(explain(&array).status.contains("Member 4 (/srv/m4)"));
+        assert_eq!(verdict(&[array]), Verdict::Healthy, "made good");
+    }
+}
