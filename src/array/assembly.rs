@@ -225,7 +225,9 @@ pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<As
         .iter()
         .filter(|c| holds(&c.superblock, &epoch) && live.contains(c.superblock.member))
         .all(|c| c.superblock.clean);
-    if !clean && !force && live.len() < record.members.len() {
+    // Above the cursor of a resync parity is as doubtful as after an unclean stop.
+    let doubtful = !clean || record.resynced.0 < record.geometry.slots;
+    if doubtful && !force && live.len() < record.members.len() {
         return Err(AssemblyError::DirtyDegraded { name, missing: describe_missing(record, &live) });
     }
     Ok(Assembled {
@@ -360,4 +362,222 @@ fn refusal(superblock: &Superblock, record: &Superblock, epoch: &Epoch) -> Strin
         "stale: it holds epoch {} and the array is at epoch {}; it missed writes and must be rebuilt ('calpe online')",
         superblock.epoch.number, epoch.number
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::array::NewArray;
+    use crate::format::{ArrayShape, geometry_for, member_bytes_for};
+    use proptest::prelude::*;
+
+    /// The first superblocks of a k+m array.
+    fn fresh(data: u16, parity: u16) -> Vec<Superblock> {
+        let shape = ArrayShape { data, parity, chunk: 65536, sector: 512 };
+        let volume_bytes = 1 << 24;
+        let bytes = member_bytes_for(volume_bytes, shape).unwrap();
+        let (geometry, regions) = geometry_for(bytes, shape, Some(volume_bytes)).unwrap();
+        let array = NewArray {
+            name: "rock".into(),
+            uuid: Uuid::from_u128(7),
+            created_unix: 1,
+            epoch_id: 100,
+            geometry,
+            regions,
+            members_are_zero: true,
+        };
+        let devices: Vec<Uuid> =
+            (0..data + parity).map(|at| Uuid::from_u128(1000 + u128::from(at))).collect();
+        array.superblocks(&devices)
+    }
+
+    /// Moves `members` to a new epoch whose live set they are.
+    fn bump(superblocks: &mut [Superblock], members: &[usize], id: u64) {
+        let live: MemberSet = members.iter().map(|&at| MemberIndex(at as u16)).collect();
+        bump_partly(superblocks, members, live, id);
+    }
+
+    /// Writes an epoch with live set `live` on `written` only, as a bump cut short does.
+    fn bump_partly(superblocks: &mut [Superblock], written: &[usize], live: MemberSet, id: u64) {
+        let before = superblocks[written[0]].epoch;
+        for &at in written {
+            let superblock = &mut superblocks[at];
+            superblock.epoch = Epoch { number: before.number + 1, id, parent: before.id, live };
+            superblock.sequence += 1;
+            for (index, member) in superblock.members.iter_mut().enumerate() {
+                if !live.contains(MemberIndex(index as u16)) {
+                    member.state = MemberState::Faulted;
+                }
+            }
+        }
+    }
+
+    fn candidates(superblocks: &[Superblock], present: &[usize]) -> Vec<Candidate<usize>> {
+        present.iter().map(|&at| Candidate { key: at, superblock: superblocks[at].clone() }).collect()
+    }
+
+    fn live(assembled: &Assembled<usize>) -> Vec<usize> {
+        assembled.live.iter().map(|member| usize::from(member.0)).collect()
+    }
+
+    #[test]
+    fn all_members_of_a_clean_array_serve() {
+        let superblocks = fresh(4, 2);
+        let assembled = assemble(&candidates(&superblocks, &[5, 1, 3, 0, 4, 2]), false).unwrap();
+        assert_eq!(live(&assembled), [0, 1, 2, 3, 4, 5]);
+        assert!(assembled.refused.is_empty());
+        assert!(assembled.seats.iter().enumerate().all(|(at, seat)| seat.key == Some(at)));
+    }
+
+    #[test]
+    fn fewer_than_k_members_are_refused_and_the_missing_named() {
+        let superblocks = fresh(4, 2);
+        let error = assemble(&candidates(&superblocks, &[0, 1, 2]), true).unwrap_err();
+        assert!(matches!(error, AssemblyError::TooFew { found: 3, needed: 4, .. }));
+        let text = error.to_string();
+        for member in ["member 3 ", "member 4 ", "member 5 "] {
+            assert!(text.contains(member), "{text}");
+        }
+        assert!(!text.contains("member 0 "), "{text}");
+    }
+
+    #[test]
+    fn a_member_that_missed_an_epoch_is_never_current() {
+        let mut superblocks = fresh(3, 2);
+        bump(&mut superblocks, &[0, 1, 2, 4], 200);
+        let assembled = assemble(&candidates(&superblocks, &[0, 1, 2, 3, 4]), false).unwrap();
+        assert_eq!(live(&assembled), [0, 1, 2, 4]);
+        assert_eq!(assembled.refused.len(), 1);
+        assert!(assembled.refused[0].1.contains("stale"), "{:?}", assembled.refused);
+    }
+
+    #[test]
+    fn an_epoch_that_was_being_written_counts_with_its_parents() {
+        // The daemon died while it recorded the loss of member 3: only 0 and 1 have the new epoch.
+        let mut superblocks = fresh(3, 2);
+        let survivors: MemberSet = [0, 1, 2, 4].into_iter().map(MemberIndex).collect();
+        bump_partly(&mut superblocks, &[0, 1], survivors, 200);
+        let assembled = assemble(&candidates(&superblocks, &[0, 1, 2, 3, 4]), false).unwrap();
+        assert_eq!(
+            live(&assembled),
+            [0, 1, 2, 4],
+            "2 and 4 hold the parent and are in the live set; 3 is not"
+        );
+        assert_eq!(assembled.superblock.epoch.id, 200);
+    }
+
+    #[test]
+    fn two_halves_of_a_mirror_do_not_both_serve() {
+        let superblocks = fresh(1, 3);
+        let error = assemble(&candidates(&superblocks, &[0, 1]), false).unwrap_err();
+        assert!(matches!(error, AssemblyError::NoMajority { found: 2, width: 4, .. }), "{error}");
+        assert!(assemble(&candidates(&superblocks, &[0, 1]), true).is_ok(), "unless forced");
+        // The exact set that was last in service may always serve.
+        let mut superblocks = superblocks;
+        bump(&mut superblocks, &[0, 1], 200);
+        assert_eq!(live(&assemble(&candidates(&superblocks, &[0, 1]), false).unwrap()), [0, 1]);
+    }
+
+    #[test]
+    fn two_forced_histories_are_refused_as_diverged() {
+        let mut superblocks = fresh(1, 3);
+        let before = superblocks.clone();
+        bump(&mut superblocks, &[0, 1], 200);
+        let mut other = before;
+        bump(&mut other, &[2, 3], 300);
+        superblocks[2] = other[2].clone();
+        superblocks[3] = other[3].clone();
+        let error = assemble(&candidates(&superblocks, &[0, 1, 2, 3]), false).unwrap_err();
+        assert!(matches!(error, AssemblyError::Diverged { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_copy_of_a_member_is_refused() {
+        let superblocks = fresh(2, 1);
+        let mut all = candidates(&superblocks, &[0, 1, 2]);
+        all.push(Candidate { key: 9, superblock: superblocks[1].clone() });
+        assert!(matches!(
+            assemble(&all, false),
+            Err(AssemblyError::Duplicate { member: MemberIndex(1), .. })
+        ));
+    }
+
+    #[test]
+    fn a_replaced_device_is_not_its_successor() {
+        let mut superblocks = fresh(2, 1);
+        let old = superblocks[1].clone();
+        bump(&mut superblocks, &[0, 1, 2], 200);
+        for superblock in &mut superblocks {
+            superblock.members[1].uuid = Uuid::from_u128(5000);
+            superblock.members[1].state = MemberState::Online;
+        }
+        superblocks[1].device = Uuid::from_u128(5000);
+        let mut all = candidates(&superblocks, &[0, 1, 2]);
+        all.push(Candidate { key: 9, superblock: old });
+        let assembled = assemble(&all, false).unwrap();
+        assert_eq!(assembled.seats[1].key, Some(1));
+        assert!(assembled.refused.iter().any(|(key, why)| *key == 9 && why.contains("replaced")));
+    }
+
+    #[test]
+    fn degraded_after_an_unclean_stop_or_an_unfinished_resync_wants_force() {
+        let mut superblocks = fresh(3, 2);
+        for superblock in &mut superblocks {
+            superblock.clean = false;
+        }
+        let error = assemble(&candidates(&superblocks, &[0, 1, 2, 3]), false).unwrap_err();
+        assert!(matches!(error, AssemblyError::DirtyDegraded { .. }), "{error}");
+        assert_eq!(
+            assemble(&candidates(&superblocks, &[0, 1, 2, 3, 4]), false).unwrap().resynced,
+            SlotIndex(0)
+        );
+        for superblock in &mut superblocks {
+            superblock.clean = true;
+            superblock.resynced = SlotIndex(5);
+        }
+        let error = assemble(&candidates(&superblocks, &[0, 1, 2, 3]), false).unwrap_err();
+        assert!(matches!(error, AssemblyError::DirtyDegraded { .. }), "{error}");
+        assert_eq!(
+            assemble(&candidates(&superblocks, &[0, 1, 2, 3, 4]), false).unwrap().resynced,
+            SlotIndex(5)
+        );
+    }
+
+    #[test]
+    fn members_of_arrays_that_differ_are_refused() {
+        let mut superblocks = fresh(2, 1);
+        superblocks[2].geometry.volume_bytes -= 4096;
+        assert!(matches!(
+            assemble(&candidates(&superblocks, &[0, 1, 2]), true),
+            Err(AssemblyError::Inconsistent { .. })
+        ));
+    }
+
+    proptest! {
+        /// Whatever was lost and bumped in whatever order: who serves afterwards holds the newest complete epoch.
+        #[test]
+        fn nobody_who_missed_a_complete_epoch_serves(
+            losses in prop::collection::vec(0usize..6, 0..2),
+            absent in prop::collection::vec(0usize..6, 0..2),
+        ) {
+            let mut superblocks = fresh(4, 2);
+            let mut serving: Vec<usize> = (0..6).collect();
+            for (round, lost) in losses.iter().enumerate() {
+                serving.retain(|at| at != lost);
+                bump(&mut superblocks, &serving.clone(), 200 + round as u64);
+            }
+            let present: Vec<usize> = (0..6).filter(|at| !absent.contains(at)).collect();
+            match assemble(&candidates(&superblocks, &present), false) {
+                Ok(assembled) => {
+                    for member in live(&assembled) {
+                        prop_assert!(serving.contains(&member) && present.contains(&member));
+                    }
+                }
+                Err(error) => {
+                    let enough = serving.iter().filter(|at| present.contains(at)).count() >= 4;
+                    prop_assert!(!enough, "{error}");
+                }
+            }
+        }
+    }
 }

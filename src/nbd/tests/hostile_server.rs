@@ -107,7 +107,7 @@ fn greetings_that_are_not_fixed_newstyle_are_told_apart() {
         client.feed(greeting);
         client.feed(&[0; 2]);
         assert_eq!(client.fatal, Some(want));
-        assert_eq!(client.out, []);
+        assert!(client.out.is_empty());
     }
 }
 
@@ -439,7 +439,7 @@ fn requests_against_the_offer_are_not_sent() {
         };
         assert_eq!(got, want, "{request:?}");
     }
-    assert_eq!(client.out, []);
+    assert!(client.out.is_empty());
 
     let mut poor = Client::new(options());
     poor.feed(&granted());

@@ -158,7 +158,7 @@ fn export_name_for_an_unknown_export_closes_without_a_byte() {
     let mut server = Server::haggling();
     server.feed(&opt(option::EXPORT_NAME, b"nope"));
     assert_eq!(server.fatal, Some(Fatal::UnknownExport { name: "nope".into() }));
-    assert_eq!(server.out, []);
+    assert!(server.out.is_empty());
 }
 
 #[test]
@@ -471,7 +471,7 @@ fn commands_without_payload_may_exceed_the_payload_limit() {
         server.feed(&raw(0, command, 1, 512, u32::MAX - 511));
     }
     assert_eq!(server.seen.len(), 4);
-    assert_eq!(server.out, []);
+    assert!(server.out.is_empty());
 }
 
 #[test]
@@ -622,7 +622,7 @@ fn many_pipelined_headers_in_one_receive_come_out_in_order() {
     }
     server.feed(&bytes);
     assert_eq!(server.seen.len(), 1100);
-    assert_eq!(server.out, [], "nothing to send yet");
+    assert!(server.out.is_empty(), "nothing to send yet");
     let cookies = server.seen.iter().filter_map(|seen| match seen {
         Seen::Request(request) => Some(request.cookie),
         _ => None,
