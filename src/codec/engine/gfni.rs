@@ -7,13 +7,14 @@
 #![allow(clippy::needless_range_loop)]
 
 use std::arch::x86_64::{
-    __m512i, __mmask64, _mm512_gf2p8affine_epi64_epi8, _mm512_loadu_si512, _mm512_mask_storeu_epi8,
-    _mm512_maskz_loadu_epi8, _mm512_set1_epi64, _mm512_setzero_si512, _mm512_storeu_si512,
-    _mm512_ternarylogic_epi64, _mm512_xor_si512,
+    __m512i, __mmask64, _MM_HINT_ET0, _MM_HINT_T0, _mm_prefetch, _mm_sfence, _mm512_gf2p8affine_epi64_epi8,
+    _mm512_loadu_si512, _mm512_mask_storeu_epi8, _mm512_maskz_loadu_epi8, _mm512_set1_epi64,
+    _mm512_setzero_si512, _mm512_storeu_si512, _mm512_stream_si512, _mm512_ternarylogic_epi64,
+    _mm512_xor_si512,
 };
 use std::ops::Range;
 
-use super::{Mode, Output};
+use super::{Output, PREFETCH_BYTES, Store};
 
 /// Sixteen accumulators, two inputs and two products fit the 32 registers with room for the compiler.
 pub(super) const OUTPUTS_PER_PASS: usize = 16;
@@ -23,6 +24,16 @@ const VECTOR: usize = 64;
 
 /// Truth table of the exclusive or of three operands.
 const XOR3: i32 = 0x96;
+
+/// The variants of [`Store`] as values that the compiler specialises for.
+const REPLACE: u8 = 0;
+const STREAM: u8 = 1;
+const ADD: u8 = 2;
+
+/// A step over whole vectors that also fetches those further on; one that does not; one over part of a vector.
+const AHEAD: u8 = 0;
+const WHOLE: u8 = 1;
+const PART: u8 = 2;
 
 /// Proof that this CPU has AVX-512 F and BW and GFNI.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +54,7 @@ impl Kernel {
         inputs: &[&[u8]],
         outputs: &mut [Output<'_>],
         range: Range<usize>,
-        mode: Mode,
+        store: Store,
     ) {
         assert_eq!(matrices.len(), inputs.len() * outputs.len());
         assert!(range.start <= range.end);
@@ -57,9 +68,14 @@ impl Kernel {
                     // array length being the one just matched.
                     $($width => unsafe {
                         let pointers: [*mut u8; $width] = std::array::from_fn(|i| outputs[i].1.as_mut_ptr());
-                        match mode {
-                            Mode::Replace => run::<$width, $strips, false>(matrices, inputs, pointers, range),
-                            Mode::Add => run::<$width, $strips, true>(matrices, inputs, pointers, range),
+                        match store {
+                            Store::Add => run::<$width, $strips, ADD>(matrices, inputs, pointers, range),
+                            Store::Stream if aligned(&pointers, range.start) => {
+                                run::<$width, $strips, STREAM>(matrices, inputs, pointers, range);
+                            }
+                            Store::Stream | Store::Replace => {
+                                run::<$width, $strips, REPLACE>(matrices, inputs, pointers, range);
+                            }
                         }
                     },)*
                     wider => unreachable!("{wider} outputs in a pass of at most {OUTPUTS_PER_PASS}"),
@@ -73,13 +89,18 @@ impl Kernel {
     }
 }
 
+/// Whether every output can be written around the cache from byte `start` on.
+fn aligned(outputs: &[*mut u8], start: usize) -> bool {
+    outputs.iter().all(|output| (output.addr() + start).is_multiple_of(VECTOR))
+}
+
 /// Walks `range` in steps of `S` vectors, then of one, then of one cut short by a mask.
 ///
 /// # Safety
 /// The CPU has the features; `inputs` and `outputs` are valid up to `range.end`, outputs writable and disjoint from
 /// everything else; `matrices` holds `R` per input.
 #[target_feature(enable = "avx512f,avx512bw,gfni")]
-unsafe fn run<const R: usize, const S: usize, const ADD: bool>(
+unsafe fn run<const R: usize, const S: usize, const STORE: u8>(
     matrices: &[u64],
     inputs: &[&[u8]],
     outputs: [*mut u8; R],
@@ -89,16 +110,21 @@ unsafe fn run<const R: usize, const S: usize, const ADD: bool>(
     // SAFETY: every step stays below `range.end`, up to which the caller vouches for all columns.
     unsafe {
         while range.end - at >= S * VECTOR {
-            step::<R, S, ADD>(matrices, inputs, &outputs, at, None);
+            let ahead = (at + PREFETCH_BYTES).min(range.end - S * VECTOR);
+            step::<R, S, STORE, AHEAD>(matrices, inputs, &outputs, at, ahead, u64::MAX);
             at += S * VECTOR;
         }
         while range.end - at >= VECTOR {
-            step::<R, 1, ADD>(matrices, inputs, &outputs, at, None);
+            step::<R, 1, STORE, WHOLE>(matrices, inputs, &outputs, at, at, u64::MAX);
             at += VECTOR;
         }
         if at < range.end {
             let mask = u64::MAX >> (VECTOR - (range.end - at));
-            step::<R, 1, ADD>(matrices, inputs, &outputs, at, Some(mask));
+            step::<R, 1, STORE, PART>(matrices, inputs, &outputs, at, at, mask);
+        }
+        if STORE == STREAM {
+            // Streaming stores reach other threads and devices in order only after a fence.
+            _mm_sfence();
         }
     }
 }
@@ -109,22 +135,23 @@ unsafe fn run<const R: usize, const S: usize, const ADD: bool>(
 /// As [`run`], and `at + S * VECTOR`, or the last byte of the mask, lies within the columns.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,gfni")]
-unsafe fn step<const R: usize, const S: usize, const ADD: bool>(
+unsafe fn step<const R: usize, const S: usize, const STORE: u8, const SHAPE: u8>(
     matrices: &[u64],
     inputs: &[&[u8]],
     outputs: &[*mut u8; R],
     at: usize,
-    mask: Option<__mmask64>,
+    ahead: usize,
+    mask: __mmask64,
 ) {
     // SAFETY: the caller vouches for bytes `at..at + S * VECTOR` of every column (or those under the mask; masked-out
     // bytes are neither read nor written by the instruction), and for R matrices per input.
     unsafe {
-        let load = |from: *const u8| match mask {
-            None => _mm512_loadu_si512(from.cast()),
-            Some(mask) => _mm512_maskz_loadu_epi8(mask, from.cast()),
+        let load = |from: *const u8| match SHAPE {
+            PART => _mm512_maskz_loadu_epi8(mask, from.cast()),
+            _ => _mm512_loadu_si512(from.cast()),
         };
         let mut sums = [[_mm512_setzero_si512(); S]; R];
-        if ADD {
+        if STORE == ADD {
             for row in 0..R {
                 for strip in 0..S {
                     sums[row][strip] = load(outputs[row].add(at + strip * VECTOR));
@@ -136,6 +163,9 @@ unsafe fn step<const R: usize, const S: usize, const ADD: bool>(
             let mut vectors = [_mm512_setzero_si512(); S];
             for (strip, vector) in vectors.iter_mut().enumerate() {
                 *vector = load(column.add(at + strip * VECTOR));
+                if SHAPE == AHEAD {
+                    _mm_prefetch::<_MM_HINT_T0>(column.add(ahead + strip * VECTOR).cast());
+                }
             }
             vectors
         };
@@ -168,9 +198,15 @@ unsafe fn step<const R: usize, const S: usize, const ADD: bool>(
         for row in 0..R {
             for strip in 0..S {
                 let to = outputs[row].add(at + strip * VECTOR);
-                match mask {
-                    None => _mm512_storeu_si512(to.cast(), sums[row][strip]),
-                    Some(mask) => _mm512_mask_storeu_epi8(to.cast(), mask, sums[row][strip]),
+                match SHAPE {
+                    PART => _mm512_mask_storeu_epi8(to.cast(), mask, sums[row][strip]),
+                    _ if STORE == STREAM => _mm512_stream_si512(to.cast(), sums[row][strip]),
+                    _ => {
+                        if SHAPE == AHEAD {
+                            _mm_prefetch::<_MM_HINT_ET0>(outputs[row].add(ahead + strip * VECTOR).cast());
+                        }
+                        _mm512_storeu_si512(to.cast(), sums[row][strip]);
+                    }
                 }
             }
         }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::super::gf::PRODUCT;
-use super::{Mode, Output};
+use super::{Output, Store};
 
 /// Inputs are read once per output anyway; a pass per few outputs keeps one tile of the inputs in the cache.
 pub(super) const OUTPUTS_PER_PASS: usize = 16;
@@ -17,7 +17,7 @@ pub(super) fn apply(
     inputs: &[&[u8]],
     outputs: &mut [Output<'_>],
     range: Range<usize>,
-    mode: Mode,
+    store: Store,
 ) {
     let width = outputs.len();
     let mut start = range.start;
@@ -25,7 +25,7 @@ pub(super) fn apply(
         let end = range.end.min(start + TILE_BYTES);
         for (row, (_, output)) in outputs.iter_mut().enumerate() {
             let output = &mut output[start..end];
-            if mode == Mode::Replace {
+            if store != Store::Add {
                 output.fill(0);
             }
             for (input, column) in inputs.iter().enumerate() {
