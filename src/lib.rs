@@ -4,6 +4,7 @@ pub mod array;
 pub mod block_io;
 pub mod codec;
 pub mod control;
+pub mod daemon;
 pub mod format;
 pub mod member;
 pub mod nbd;
