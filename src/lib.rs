@@ -3,5 +3,7 @@
 pub mod block_io;
 pub mod control;
 pub mod format;
+pub mod member;
+pub mod nbd;
 pub mod units;
 pub mod volume;

@@ -1,0 +1,565 @@
+//! One member device: a regular file or block device, open and locked.
+//!
+//! Invariants: an exclusively opened device is locked (flock, and O_EXCL on a block device) until dropped, so
+//! no second daemon or command writes to it; its size and sector do not change while it is open; the path is
+//! for people, the inode is what counts. Must not know what is stored on it.
+#![allow(unsafe_code)] // ioctl, fcntl and statx; each block argues for itself
+
+use super::{DeviceError, holder};
+use crate::units::SECTOR_BYTES;
+use std::fs::{File, Metadata, OpenOptions, TryLockError};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Largest direct-I/O alignment that is accepted in bytes: what the buffers are aligned to.
+const DIRECT_ALIGN_MAX: u32 = 4096;
+
+/// Alignment assumed for direct I/O where the system does not tell.
+const DIRECT_ALIGN_UNKNOWN: u32 = 4096;
+
+/// How to open a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// For reading and writing, locked against everybody else.
+    Exclusive,
+    /// For looking only; works beside a daemon that serves it.
+    ReadOnly,
+}
+
+/// What kind of device it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// A regular file.
+    File,
+    /// A block device.
+    Block,
+}
+
+/// What is known of an open device; constant while it is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceFacts {
+    /// File or block device.
+    pub kind: DeviceKind,
+    /// Size in bytes, rounded down to the sector.
+    pub bytes: u64,
+    /// Smallest unit of I/O in bytes: a power of two of 512 to 4096.
+    pub sector: u32,
+    /// It spins (as far as the system tells; false for files).
+    pub rotational: bool,
+    /// It lives in memory (tmpfs, ramfs): I/O is a copy and never waits.
+    pub memory: bool,
+    /// Opened with O_DIRECT: transfers bypass the page cache.
+    pub direct: bool,
+}
+
+/// An open member device. Dropping it closes and unlocks it.
+#[derive(Debug)]
+pub struct Device {
+    path: PathBuf,
+    file: File,
+    node: Node,
+    facts: DeviceFacts,
+}
+
+/// Identity of what a path leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Node {
+    device: u64,
+    inode: u64,
+    /// Device numbers of a block device, 0 for a file.
+    rdev: u64,
+}
+
+impl Node {
+    fn of(meta: &Metadata) -> Node {
+        let rdev = if meta.file_type().is_block_device() { meta.rdev() } else { 0 };
+        Node { device: meta.dev(), inode: meta.ino(), rdev }
+    }
+
+    /// Two nodes of one block device are the same device even if the nodes differ.
+    fn same_device(self, other: Node) -> bool {
+        if self.rdev != 0 || other.rdev != 0 { self.rdev == other.rdev } else { self == other }
+    }
+}
+
+impl Device {
+    /// Opens a member.
+    ///
+    /// `Exclusive` locks it; direct I/O is used where the filesystem can, with one log line where it cannot.
+    ///
+    /// # Errors
+    /// Everything that makes it unusable, in a form fit for a person.
+    pub fn open(path: &Path, access: Access) -> Result<Device, DeviceError> {
+        refuse_remote(path)?;
+        let meta = std::fs::metadata(path).map_err(|e| DeviceError::from_io(path, "look at it", e))?;
+        let kind = kind_of(path, &meta)?;
+        let memory = kind == DeviceKind::File && lives_in_memory(path);
+        let (file, direct) = open_file(path, access, kind, !memory)?;
+        let opened = file.metadata().map_err(|e| DeviceError::from_io(path, "look at it", e))?;
+        if Node::of(&opened) != Node::of(&meta) {
+            let source = io::Error::other("it was replaced at the same moment");
+            return Err(DeviceError::Io { path: path.into(), action: "open it".into(), source });
+        }
+        Device::with_file(path, file, access, direct, memory)
+    }
+
+    /// Creates a sparse file of `bytes` and opens it as [`Access::Exclusive`]. Its content is zeroes.
+    ///
+    /// # Errors
+    /// When the file exists, its directory does not, or the filesystem cannot hold a file of this size. A file
+    /// that was created is removed again.
+    pub fn create_sparse(path: &Path, bytes: u64) -> Result<Device, DeviceError> {
+        refuse_remote(path)?;
+        let fail = |action: &str, e: io::Error| match e.raw_os_error() {
+            Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG | libc::EINVAL) => {
+                DeviceError::NoSpace { path: path.into(), bytes }
+            }
+            _ => DeviceError::from_io(path, action, e),
+        };
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path)
+            .map_err(|e| fail("create it", e))?;
+        let finish = || {
+            file.set_len(bytes).map_err(|e| fail("set its size", e))?;
+            file.sync_all().map_err(|e| fail("flush it", e))?;
+            let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            File::open(parent).and_then(|d| d.sync_all()).map_err(|e| fail("flush its directory", e))?;
+            Device::open(path, Access::Exclusive)
+        };
+        finish().inspect_err(|_| {
+            // The first error is the one to report; a file that cannot be removed is left as found.
+            let _ = std::fs::remove_file(path);
+        })
+    }
+
+    /// The path it was opened by, as given.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What is known of it.
+    #[must_use]
+    pub fn facts(&self) -> DeviceFacts {
+        self.facts
+    }
+
+    /// Whether both are the same file or block device.
+    #[must_use]
+    pub fn same_device(&self, other: &Device) -> bool {
+        self.node.same_device(other.node)
+    }
+
+    /// Whether `path` leads to this very device now.
+    #[must_use]
+    pub fn is_at(&self, path: &Path) -> bool {
+        std::fs::metadata(path).is_ok_and(|meta| self.node.same_device(Node::of(&meta)))
+    }
+
+    /// Whether this file was deleted, moved away or replaced by another since it was opened: its path does not
+    /// lead to it any more. Block devices report by failing instead. False when it cannot be told.
+    #[must_use]
+    pub fn vanished(&self) -> bool {
+        if self.facts.kind != DeviceKind::File {
+            return false;
+        }
+        if self.file.metadata().is_ok_and(|meta| meta.nlink() == 0) {
+            return true;
+        }
+        match std::fs::metadata(&self.path) {
+            Ok(meta) => !self.node.same_device(Node::of(&meta)),
+            Err(e) => matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)),
+        }
+    }
+
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+
+    pub(super) fn raw_fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+
+    fn with_file(
+        path: &Path,
+        file: File,
+        access: Access,
+        direct: bool,
+        memory: bool,
+    ) -> Result<Device, DeviceError> {
+        let fail = |action: &str, e: io::Error| DeviceError::from_io(path, action, e);
+        let meta = file.metadata().map_err(|e| fail("look at it", e))?;
+        let kind = kind_of(path, &meta)?;
+        let node = Node::of(&meta);
+        if access == Access::Exclusive {
+            // std locks by flock(2); closing the file unlocks it.
+            file.try_lock().map_err(|e| match e {
+                TryLockError::WouldBlock => {
+                    let holder = holder::flock_holder(node.device, node.inode);
+                    DeviceError::Locked {
+                        path: path.into(),
+                        holder: holder.unwrap_or_else(|| "another process".to_owned()),
+                    }
+                }
+                TryLockError::Error(e) => fail("lock it", e),
+            })?;
+        }
+        if access == Access::Exclusive
+            && kind == DeviceKind::File
+            && let Some(usage) = holder::file_usage(path)
+        {
+            return Err(DeviceError::Busy { path: path.into(), usage });
+        }
+        let (bytes, sector, rotational) = match kind {
+            DeviceKind::File => {
+                let align = if direct { direct_alignment(&file) } else { None };
+                let unknown = if direct { DIRECT_ALIGN_UNKNOWN } else { SECTOR_BYTES as u32 };
+                (meta.len(), align.unwrap_or(unknown), false)
+            }
+            DeviceKind::Block => {
+                let bytes = block_bytes(&file).map_err(|e| fail("find out its size", e))?;
+                let sector = block_sector(&file).map_err(|e| fail("find out its sector", e))?;
+                if access == Access::Exclusive
+                    && block_read_only(&file).map_err(|e| fail("find out if it is writable", e))?
+                {
+                    return Err(DeviceError::ReadOnly { path: path.into(), what: "the device" });
+                }
+                (bytes, sector, block_rotational(node.rdev))
+            }
+        };
+        let sector = sector.max(SECTOR_BYTES as u32);
+        let bytes = bytes - bytes % u64::from(sector);
+        let facts = DeviceFacts { kind, bytes, sector, rotational, memory, direct };
+        Ok(Device { path: path.to_path_buf(), file, node, facts })
+    }
+}
+
+fn refuse_remote(path: &Path) -> Result<(), DeviceError> {
+    let text = path.to_string_lossy();
+    let remote = ["nbd://", "nbds://", "nbd+unix://", "nbds+unix://"].iter().any(|p| text.starts_with(p));
+    if remote { Err(DeviceError::Remote { uri: text.into_owned() }) } else { Ok(()) }
+}
+
+fn kind_of(path: &Path, meta: &Metadata) -> Result<DeviceKind, DeviceError> {
+    let kind = meta.file_type();
+    let found = match () {
+        () if kind.is_file() => return Ok(DeviceKind::File),
+        () if kind.is_block_device() => return Ok(DeviceKind::Block),
+        () if kind.is_dir() => "a directory",
+        () if kind.is_fifo() => "a pipe",
+        () if kind.is_socket() => "a socket",
+        () if kind.is_char_device() => "a character device",
+        () => "neither file nor device",
+    };
+    Err(DeviceError::WrongType { path: path.into(), found })
+}
+
+/// Opens the file, direct if wanted and possible. Returns whether it is direct.
+fn open_file(
+    path: &Path,
+    access: Access,
+    kind: DeviceKind,
+    want_direct: bool,
+) -> Result<(File, bool), DeviceError> {
+    let open = |direct: bool| {
+        // O_NONBLOCK: never hang on something that became a pipe since it was looked at.
+        let mut flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+        if direct {
+            flags |= libc::O_DIRECT;
+        }
+        if access == Access::Exclusive && kind == DeviceKind::Block {
+            flags |= libc::O_EXCL;
+        }
+        let file = OpenOptions::new()
+            .read(true)
+            .write(access == Access::Exclusive)
+            .custom_flags(flags)
+            .open(path)
+            .map_err(|e| open_error(path, kind, e))?;
+        clear_nonblock(&file).map_err(|e| DeviceError::from_io(path, "set its flags", e))?;
+        Ok(file)
+    };
+    if !want_direct {
+        return Ok((open(false)?, false));
+    }
+    let reason = match open(true) {
+        Ok(file) if kind == DeviceKind::Block => return Ok((file, true)),
+        Ok(file) => match direct_alignment(&file) {
+            None => return Ok((file, true)),
+            Some(0) => "the filesystem does not offer it for this file".to_owned(),
+            Some(align) if align <= DIRECT_ALIGN_MAX => return Ok((file, true)),
+            Some(align) => format!("the filesystem wants an alignment of {align} bytes"),
+        },
+        Err(DeviceError::Io { source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => {
+            "the filesystem refuses it".to_owned()
+        }
+        Err(other) => return Err(other),
+    };
+    let file = open(false)?;
+    tracing::info!(path = %path.display(), %reason, "no direct I/O: using the page cache");
+    Ok((file, false))
+}
+
+fn open_error(path: &Path, kind: DeviceKind, e: io::Error) -> DeviceError {
+    match e.raw_os_error() {
+        Some(libc::EBUSY) => {
+            let usage = std::fs::metadata(path).ok().filter(|_| kind == DeviceKind::Block).and_then(|meta| {
+                holder::block_usage(meta.rdev()).or_else(|| {
+                    holder::flock_holder(meta.dev(), meta.ino()).map(|h| format!("in use by {h}"))
+                })
+            });
+            DeviceError::Busy {
+                path: path.into(),
+                usage: usage.unwrap_or_else(|| "in use by the kernel or another program".to_owned()),
+            }
+        }
+        Some(libc::ETXTBSY) => DeviceError::Busy {
+            path: path.into(),
+            usage: "a program that is running, or swap space".to_owned(),
+        },
+        // An immutable file; of a block device it means that a container keeps it from this process.
+        Some(libc::EPERM) if kind == DeviceKind::File => {
+            DeviceError::ReadOnly { path: path.into(), what: "the file" }
+        }
+        _ => DeviceError::from_io(path, "open it", e),
+    }
+}
+
+/// Takes O_NONBLOCK off again: with it, io_uring would fail a request that has to wait.
+fn clear_nonblock(file: &File) -> io::Result<()> {
+    use nix::fcntl::{FcntlArg, OFlag, fcntl};
+    let flags = OFlag::from_bits_retain(fcntl(file, FcntlArg::F_GETFL)?);
+    fcntl(file, FcntlArg::F_SETFL(flags - OFlag::O_NONBLOCK))?;
+    Ok(())
+}
+
+fn lives_in_memory(path: &Path) -> bool {
+    use nix::sys::statfs::{TMPFS_MAGIC, statfs};
+    /// `RAMFS_MAGIC` of linux/magic.h.
+    const RAMFS: i64 = 0x8584_58f6;
+    statfs(path).is_ok_and(|fs| {
+        let kind = fs.filesystem_type();
+        kind == TMPFS_MAGIC || kind.0 == RAMFS
+    })
+}
+
+/// Alignment of offsets for direct I/O on a regular file; `Some(0)` when it is not supported, none when the
+/// kernel does not tell (before 6.1).
+fn direct_alignment(file: &File) -> Option<u32> {
+    let mut buffer = MaybeUninit::<libc::statx>::zeroed();
+    // SAFETY: an empty path with AT_EMPTY_PATH means the descriptor, which is open; the buffer is a statx.
+    let done = unsafe {
+        libc::statx(
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            libc::STATX_DIOALIGN,
+            buffer.as_mut_ptr(),
+        )
+    };
+    // SAFETY: zeroed memory is a valid statx, filled in or not.
+    let answer = unsafe { buffer.assume_init() };
+    (done == 0 && answer.stx_mask & libc::STATX_DIOALIGN != 0).then(|| {
+        if answer.stx_dio_offset_align == 0 {
+            0
+        } else {
+            answer.stx_dio_offset_align.max(answer.stx_dio_mem_align)
+        }
+    })
+}
+
+mod ioctl {
+    nix::ioctl_read!(blkgetsize64, 0x12, 114, u64);
+    nix::ioctl_read_bad!(blksszget, nix::request_code_none!(0x12, 104), libc::c_int);
+    nix::ioctl_read_bad!(blkroget, nix::request_code_none!(0x12, 94), libc::c_int);
+}
+
+fn block_bytes(file: &File) -> io::Result<u64> {
+    let mut bytes = 0u64;
+    // SAFETY: BLKGETSIZE64 writes one u64.
+    unsafe { ioctl::blkgetsize64(file.as_raw_fd(), &mut bytes) }?;
+    Ok(bytes)
+}
+
+fn block_sector(file: &File) -> io::Result<u32> {
+    let mut sector = 0;
+    // SAFETY: BLKSSZGET writes one int.
+    unsafe { ioctl::blksszget(file.as_raw_fd(), &mut sector) }?;
+    match u32::try_from(sector) {
+        Ok(sector) if sector.is_power_of_two() && sector <= DIRECT_ALIGN_MAX => Ok(sector),
+        _ => Err(io::Error::other(format!("a sector of {sector} bytes is not supported"))),
+    }
+}
+
+fn block_read_only(file: &File) -> io::Result<bool> {
+    let mut flag = 0;
+    // SAFETY: BLKROGET writes one int.
+    unsafe { ioctl::blkroget(file.as_raw_fd(), &mut flag) }?;
+    Ok(flag != 0)
+}
+
+fn block_rotational(rdev: u64) -> bool {
+    let base = format!("/sys/dev/block/{}:{}", libc::major(rdev), libc::minor(rdev));
+    // A partition has no queue of its own; its parent directory is the disk.
+    [format!("{base}/queue/rotational"), format!("{base}/../queue/rotational")]
+        .iter()
+        .find_map(|path| std::fs::read_to_string(path).ok())
+        .is_some_and(|text| text.trim() == "1")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use tempfile::TempDir;
+
+    fn dir_with_member() -> (TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("member.img");
+        File::create(&path).unwrap().set_len((1 << 20) + 100).unwrap();
+        (dir, path)
+    }
+
+    #[test]
+    fn a_second_exclusive_opening_is_refused_and_names_the_holder() {
+        let (_dir, path) = dir_with_member();
+        let first = Device::open(&path, Access::Exclusive).unwrap();
+        let error = Device::open(&path, Access::Exclusive).unwrap_err();
+        assert!(
+            matches!(&error, DeviceError::Locked { holder, .. } if holder.contains("this process")),
+            "{error}"
+        );
+        drop(first);
+        Device::open(&path, Access::Exclusive).unwrap();
+    }
+
+    #[test]
+    fn a_member_held_by_another_process_is_refused_with_its_number() {
+        let (_dir, path) = dir_with_member();
+        let mut child = std::process::Command::new("flock")
+            .arg(&path)
+            .args(["sh", "-c", "echo locked; exec sleep 60"])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = [0; 7];
+        io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut line).unwrap();
+        let error = Device::open(&path, Access::Exclusive).unwrap_err();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(
+            matches!(&error, DeviceError::Locked { holder, .. } if holder.starts_with("process ")),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn another_name_of_the_same_file_is_the_same_device() {
+        let (dir, path) = dir_with_member();
+        let link = dir.path().join("link.img");
+        symlink(&path, &link).unwrap();
+        let hard = dir.path().join("hard.img");
+        std::fs::hard_link(&path, &hard).unwrap();
+        let first = Device::open(&path, Access::Exclusive).unwrap();
+        for name in [&link, &hard] {
+            assert!(matches!(Device::open(name, Access::Exclusive), Err(DeviceError::Locked { .. })));
+            assert!(first.is_at(name));
+            assert!(Device::open(name, Access::ReadOnly).unwrap().same_device(&first));
+        }
+    }
+
+    #[test]
+    fn looking_works_beside_the_holder_and_does_not_take_its_lock_away() {
+        let (_dir, path) = dir_with_member();
+        let _first = Device::open(&path, Access::Exclusive).unwrap();
+        drop(Device::open(&path, Access::ReadOnly).unwrap());
+        assert!(matches!(Device::open(&path, Access::Exclusive), Err(DeviceError::Locked { .. })));
+    }
+
+    #[test]
+    fn the_size_is_rounded_down_to_the_sector() {
+        let (_dir, path) = dir_with_member();
+        let facts = Device::open(&path, Access::Exclusive).unwrap().facts();
+        assert_eq!(facts.kind, DeviceKind::File);
+        assert!(facts.sector.is_power_of_two() && (512..=4096).contains(&facts.sector), "{facts:?}");
+        assert_eq!(facts.bytes, 1 << 20);
+    }
+
+    #[test]
+    fn what_is_neither_file_nor_disk_is_refused_by_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        for (path, what) in
+            [(dir.path(), "a directory"), (&pipe, "a pipe"), (Path::new("/dev/null"), "a character device")]
+        {
+            let error = Device::open(path, Access::Exclusive).unwrap_err();
+            assert!(matches!(error, DeviceError::WrongType { found, .. } if found == what), "{error}");
+        }
+    }
+
+    #[test]
+    fn missing_paths_and_remote_members_say_what_to_do() {
+        let missing = Device::open(Path::new("/nonexistent/x.img"), Access::Exclusive).unwrap_err();
+        assert!(missing.to_string().starts_with("/nonexistent/x.img: no such file"), "{missing}");
+        let remote = Device::open(Path::new("nbd://host/disk"), Access::Exclusive).unwrap_err();
+        assert!(matches!(remote, DeviceError::Remote { .. }));
+    }
+
+    #[test]
+    fn a_file_without_write_permission_is_refused() {
+        let (_dir, path) = dir_with_member();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o400)).unwrap();
+        match Device::open(&path, Access::Exclusive) {
+            Err(error) => assert!(matches!(error, DeviceError::Permission { .. }), "{error}"),
+            // Root may write anything; that is not refused.
+            Ok(_) => assert!(nix::unistd::geteuid().is_root()),
+        }
+        Device::open(&path, Access::ReadOnly).unwrap();
+    }
+
+    #[test]
+    fn a_member_that_was_deleted_moved_or_replaced_has_vanished() {
+        let change: [fn(&Path); 3] = [
+            |path| std::fs::remove_file(path).unwrap(),
+            |path| std::fs::rename(path, path.with_extension("moved")).unwrap(),
+            |path| {
+                std::fs::write(path.with_extension("new"), "other").unwrap();
+                std::fs::rename(path.with_extension("new"), path).unwrap();
+            },
+        ];
+        for change in change {
+            let (_dir, path) = dir_with_member();
+            let device = Device::open(&path, Access::Exclusive).unwrap();
+            assert!(!device.vanished());
+            change(&path);
+            assert!(device.vanished());
+        }
+    }
+
+    #[test]
+    fn a_created_member_is_sparse_zero_and_never_overwrites() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("new.img");
+        let device = Device::create_sparse(&path, 1 << 30).unwrap();
+        assert_eq!(device.facts().bytes, 1 << 30);
+        assert!(std::fs::metadata(&path).unwrap().blocks() < 100);
+        assert!(matches!(Device::create_sparse(&path, 4096), Err(DeviceError::Exists { .. })));
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 1 << 30);
+        let impossible = dir.path().join("huge.img");
+        let error = Device::create_sparse(&impossible, 1 << 62).unwrap_err();
+        assert!(matches!(error, DeviceError::NoSpace { .. }), "{error}");
+        assert!(!impossible.exists());
+        assert!(matches!(
+            Device::create_sparse(&dir.path().join("no/such/dir.img"), 4096),
+            Err(DeviceError::NotFound { .. })
+        ));
+    }
+}

@@ -1,0 +1,122 @@
+//! Why a member device cannot be used: what failed, on which path, and what to do about it. Must not know why
+//! the caller wanted the device.
+
+use crate::units::HumanSize;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Why a device cannot be opened, created or used. Every message names the path and a way out.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// Nothing at this path.
+    #[error("{}: no such file or device: check the path, or create the file first", path.display())]
+    NotFound {
+        /// The path as given.
+        path: PathBuf,
+    },
+    /// The system refuses access.
+    #[error("{}: permission denied: run as a user who may read and write it, or change its mode", path.display())]
+    Permission {
+        /// The path as given.
+        path: PathBuf,
+    },
+    /// It can only be read.
+    #[error("{}: {what} is read-only: a member must be writable", path.display())]
+    ReadOnly {
+        /// The path as given.
+        path: PathBuf,
+        /// What is read-only: the filesystem, the device, the file.
+        what: &'static str,
+    },
+    /// Neither a regular file nor a block device.
+    #[error("{}: is {found}: a member must be a regular file or a block device", path.display())]
+    WrongType {
+        /// The path as given.
+        path: PathBuf,
+        /// What it is ("a directory").
+        found: &'static str,
+    },
+    /// A URI of a remote member.
+    #[error("{uri}: remote members are not supported by this version: use a file or a block device")]
+    Remote {
+        /// The member as given.
+        uri: String,
+    },
+    /// Another process, or another array of this one, has it open as a member.
+    #[error("{}: is in use by {holder}: stop that first (a member serves one array at a time)", path.display())]
+    Locked {
+        /// The path as given.
+        path: PathBuf,
+        /// Who holds the lock, as far as the system tells.
+        holder: String,
+    },
+    /// Mounted, attached, part of something else. Cannot be forced.
+    #[error("{}: is {usage}: release it first; this cannot be forced", path.display())]
+    Busy {
+        /// The path as given.
+        path: PathBuf,
+        /// How it is used ("mounted on /srv").
+        usage: String,
+    },
+    /// Smaller than what is needed.
+    #[error("{}: has {}, but {} are needed: use a larger one", path.display(), HumanSize(*bytes), HumanSize(*needed))]
+    TooShort {
+        /// The path as given.
+        path: PathBuf,
+        /// Its size.
+        bytes: u64,
+        /// The size it should have at least.
+        needed: u64,
+    },
+    /// A new file was asked for where there is one.
+    #[error("{}: exists already: choose another name, or remove it", path.display())]
+    Exists {
+        /// The path as given.
+        path: PathBuf,
+    },
+    /// The filesystem is full or the size beyond its limits.
+    #[error("{}: the filesystem has no room for {}: free some space, or choose another directory", path.display(), HumanSize(*bytes))]
+    NoSpace {
+        /// The path as given.
+        path: PathBuf,
+        /// The size asked for.
+        bytes: u64,
+    },
+    /// A request outside the device or off its sectors: a mistake of the caller.
+    #[error("{}: {len} bytes at {offset} are outside the device or off its {sector}-byte sectors", path.display())]
+    BadRange {
+        /// The path as given.
+        path: PathBuf,
+        /// Start of the range.
+        offset: u64,
+        /// Its length.
+        len: u64,
+        /// Sector of the device.
+        sector: u32,
+    },
+    /// Any other error of the operating system.
+    #[error("{}: cannot {action}: {source}", path.display())]
+    Io {
+        /// The path as given.
+        path: PathBuf,
+        /// What was tried ("read 4096 bytes at 0").
+        action: String,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl DeviceError {
+    /// Turns an error of the operating system into the variant that says most.
+    pub(super) fn from_io(path: &Path, action: impl Into<String>, source: io::Error) -> DeviceError {
+        let path = path.to_path_buf();
+        match source.raw_os_error() {
+            Some(libc::ENOENT | libc::ENOTDIR) => DeviceError::NotFound { path },
+            Some(libc::EACCES | libc::EPERM) => DeviceError::Permission { path },
+            Some(libc::EROFS) => DeviceError::ReadOnly { path, what: "its filesystem" },
+            Some(libc::EISDIR) => DeviceError::WrongType { path, found: "a directory" },
+            Some(libc::EEXIST) => DeviceError::Exists { path },
+            _ => DeviceError::Io { path, action: action.into(), source },
+        }
+    }
+}

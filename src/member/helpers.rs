@@ -1,0 +1,227 @@
+//! Plain, waiting I/O on a device for the control plane: superblocks, zeroing, allocation maps. Never used on
+//! the data path. Must not know what the bytes mean.
+
+use super::{Device, DeviceError};
+use crate::block_io::Extent;
+use nix::errno::Errno;
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::unistd::{Whence, lseek};
+use std::io;
+use std::os::unix::fs::FileExt;
+
+/// Alignment of bounce buffers in bytes: the most that direct I/O asks of memory.
+const ALIGN: usize = 4096;
+
+/// Most extents one question is answered with; the rest of the range is called data. A file with a hole in
+/// every other block must not stall whoever asks.
+const EXTENTS_MAX: usize = 4096;
+
+impl Device {
+    /// Fills `target` from `offset`. Any offset and length inside the device.
+    ///
+    /// # Errors
+    /// Beyond the end, or when the device fails.
+    pub fn read_at(&self, offset: u64, target: &mut [u8]) -> Result<(), DeviceError> {
+        let sector = u64::from(self.facts().sector);
+        let end = self.check_range(offset, target.len() as u64)?;
+        let first = offset - offset % sector;
+        let last = end.next_multiple_of(sector);
+        let mut bounce = Bounce::new((last - first) as usize);
+        let action = || format!("read {} bytes at {offset}", target.len());
+        self.file().read_exact_at(bounce.bytes(), first).map_err(|e| self.io_error(action(), e))?;
+        let skip = (offset - first) as usize;
+        let len = target.len();
+        target.copy_from_slice(&bounce.bytes()[skip..skip + len]);
+        Ok(())
+    }
+
+    /// Writes `source` at `offset`; both multiples of the sector. Not flushed.
+    ///
+    /// # Errors
+    /// Beyond the end, off the sectors, or when the device fails.
+    pub fn write_at(&self, offset: u64, source: &[u8]) -> Result<(), DeviceError> {
+        let sector = u64::from(self.facts().sector);
+        let len = source.len() as u64;
+        self.check_range(offset, len)?;
+        if !offset.is_multiple_of(sector) || !len.is_multiple_of(sector) {
+            return Err(self.bad_range(offset, len));
+        }
+        let mut bounce = Bounce::new(source.len());
+        bounce.bytes().copy_from_slice(source);
+        let action = || format!("write {len} bytes at {offset}");
+        self.file().write_all_at(bounce.bytes(), offset).map_err(|e| self.io_error(action(), e))
+    }
+
+    /// Waits until everything written is on stable storage.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn flush(&self) -> Result<(), DeviceError> {
+        self.file().sync_data().map_err(|e| self.io_error("flush it".into(), e))
+    }
+
+    /// Makes the whole device read as zeroes by giving its space back, if it can do that. Returns whether it
+    /// did; when not, nothing was changed.
+    ///
+    /// # Errors
+    /// When the device fails on the way.
+    pub fn discard_all(&self) -> Result<bool, DeviceError> {
+        let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        let len =
+            libc::off_t::try_from(self.facts().bytes).map_err(|_| self.bad_range(0, self.facts().bytes))?;
+        match fallocate(self.file(), flags, 0, len) {
+            Ok(()) => Ok(true),
+            Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL | Errno::EPERM) => Ok(false),
+            Err(other) => Err(self.io_error("discard its content".into(), other.into())),
+        }
+    }
+
+    /// Which parts of a range inside the device are holes. All data where the device cannot tell; the lengths
+    /// always add up to `len`.
+    #[must_use]
+    pub fn extents(&self, offset: u64, len: u64) -> Vec<Extent> {
+        let end = offset.saturating_add(len);
+        let mut extents: Vec<Extent> = Vec::new();
+        let mut at = offset;
+        while at < end && extents.len() < EXTENTS_MAX {
+            // The next data at or after `at`; ENXIO means that only a hole follows.
+            let data = match self.seek(at, Whence::SeekData) {
+                Ok(data) => data.clamp(at, end),
+                Err(Errno::ENXIO) => end,
+                Err(_) => break,
+            };
+            if data > at {
+                extents.push(Extent { len: data - at, hole: true });
+                at = data;
+                continue;
+            }
+            let Ok(hole) = self.seek(at, Whence::SeekHole) else { break };
+            let hole = hole.min(end);
+            if hole <= at {
+                break;
+            }
+            extents.push(Extent { len: hole - at, hole: false });
+            at = hole;
+        }
+        if at < end {
+            match extents.last_mut() {
+                Some(last) if !last.hole => last.len += end - at,
+                _ => extents.push(Extent { len: end - at, hole: false }),
+            }
+        }
+        extents
+    }
+
+    fn seek(&self, at: u64, whence: Whence) -> Result<u64, Errno> {
+        let at = libc::off_t::try_from(at).map_err(|_| Errno::EOVERFLOW)?;
+        lseek(self.file(), at, whence).map(|found| u64::try_from(found).unwrap_or(0))
+    }
+
+    /// Checks that a range is inside the device; returns its end.
+    fn check_range(&self, offset: u64, len: u64) -> Result<u64, DeviceError> {
+        match offset.checked_add(len) {
+            Some(end) if end <= self.facts().bytes => Ok(end),
+            _ => Err(self.bad_range(offset, len)),
+        }
+    }
+
+    fn bad_range(&self, offset: u64, len: u64) -> DeviceError {
+        DeviceError::BadRange { path: self.path().into(), offset, len, sector: self.facts().sector }
+    }
+
+    fn io_error(&self, action: String, source: io::Error) -> DeviceError {
+        DeviceError::Io { path: self.path().into(), action, source }
+    }
+}
+
+/// A zeroed buffer whose bytes start on an aligned address.
+struct Bounce {
+    memory: Vec<u8>,
+    start: usize,
+    len: usize,
+}
+
+impl Bounce {
+    fn new(len: usize) -> Bounce {
+        let memory = vec![0; len + ALIGN];
+        let start = memory.as_ptr().addr().next_multiple_of(ALIGN) - memory.as_ptr().addr();
+        Bounce { memory, start, len }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        &mut self.memory[self.start..self.start + self.len]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::member::Access;
+    use std::fs::OpenOptions;
+    use tempfile::TempDir;
+
+    const MIB: u64 = 1 << 20;
+
+    fn device() -> (TempDir, Device) {
+        let dir = tempfile::tempdir().unwrap();
+        let device = Device::create_sparse(&dir.path().join("m.img"), 4 * MIB).unwrap();
+        (dir, device)
+    }
+
+    #[test]
+    fn any_range_reads_back_what_was_written() {
+        let (_dir, device) = device();
+        let data: Vec<u8> = (0..8192u32).map(|i| (i % 251) as u8).collect();
+        device.write_at(4096, &data).unwrap();
+        device.flush().unwrap();
+        let mut part = vec![0; 3000];
+        device.read_at(4096 + 777, &mut part).unwrap();
+        assert_eq!(part, data[777..3777]);
+    }
+
+    #[test]
+    fn ranges_outside_the_device_or_off_its_sectors_are_refused() {
+        let (_dir, device) = device();
+        for (offset, len) in [(4 * MIB - 4096, 8192), (u64::MAX, 4096), (100, 4096), (0, 100)] {
+            let error = device.write_at(offset, &vec![0; len]).unwrap_err();
+            assert!(matches!(error, DeviceError::BadRange { .. }), "{offset} {len}: {error}");
+        }
+        assert!(matches!(device.read_at(4 * MIB, &mut [0; 1]), Err(DeviceError::BadRange { .. })));
+    }
+
+    #[test]
+    fn a_file_cut_off_while_open_fails_rather_than_reads_zeroes() {
+        let (_dir, device) = device();
+        OpenOptions::new().write(true).open(device.path()).unwrap().set_len(MIB).unwrap();
+        assert!(matches!(device.read_at(2 * MIB, &mut [0; 512]), Err(DeviceError::Io { .. })));
+    }
+
+    #[test]
+    fn extents_tell_holes_from_data_and_add_up() {
+        let (_dir, device) = device();
+        device.write_at(MIB, &vec![7; MIB as usize]).unwrap();
+        let extents = device.extents(0, 4 * MIB);
+        let expected = [(MIB, true), (MIB, false), (2 * MIB, true)].map(|(len, hole)| Extent { len, hole });
+        assert_eq!(extents, expected);
+        assert_eq!(device.extents(MIB + 4096, 4096), [Extent { len: 4096, hole: false }]);
+        assert_eq!(device.extents(3 * MIB, MIB), [Extent { len: MIB, hole: true }]);
+    }
+
+    #[test]
+    fn a_discarded_file_reads_as_zeroes() {
+        let (_dir, device) = device();
+        device.write_at(0, &vec![7; 65536]).unwrap();
+        assert!(device.discard_all().unwrap());
+        let mut back = vec![1; 65536];
+        device.read_at(0, &mut back).unwrap();
+        assert!(back.iter().all(|&b| b == 0));
+        assert_eq!(device.facts().bytes, 4 * MIB);
+    }
+
+    #[test]
+    fn a_device_opened_for_looking_cannot_be_written() {
+        let (_dir, device) = device();
+        let viewer = Device::open(device.path(), Access::ReadOnly).unwrap();
+        assert!(viewer.write_at(0, &[0; 4096]).is_err());
+    }
+}

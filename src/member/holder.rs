@@ -1,0 +1,70 @@
+//! Finds out who uses a file or block device, for error messages: reads /proc and /sys, best effort. An empty
+//! answer means "not known", never "nobody". Must not decide anything.
+
+use std::fs;
+use std::path::Path;
+
+/// The process that holds a `flock` on this inode, as "process 12 (calpe)".
+pub(super) fn flock_holder(device: u64, inode: u64) -> Option<String> {
+    let wanted = format!("{:02x}:{:02x}:{inode}", libc::major(device), libc::minor(device));
+    let locks = fs::read_to_string("/proc/locks").ok()?;
+    let pid: u32 = locks.lines().find_map(|line| {
+        // "1: FLOCK  ADVISORY  WRITE 1234 fd:01:5678 0 EOF"
+        let mut fields = line.split_whitespace().skip(1);
+        let kind = fields.next()?;
+        let pid = fields.nth(2)?;
+        (kind == "FLOCK" && fields.next()? == wanted).then(|| pid.parse().ok())?
+    })?;
+    if pid == std::process::id() {
+        return Some("another array of this process".to_owned());
+    }
+    match fs::read_to_string(format!("/proc/{pid}/comm")) {
+        Ok(name) => Some(format!("process {pid} ({})", name.trim())),
+        Err(_) => Some(format!("process {pid}")),
+    }
+}
+
+/// How a block device is used ("mounted on /srv"), itself or one of its partitions.
+pub(super) fn block_usage(rdev: u64) -> Option<String> {
+    let numbers = format!("{}:{}", libc::major(rdev), libc::minor(rdev));
+    let sys = format!("/sys/dev/block/{numbers}");
+    let mut devices = vec![numbers];
+    for entry in fs::read_dir(&sys).into_iter().flatten().flatten() {
+        if entry.path().join("partition").exists()
+            && let Ok(numbers) = fs::read_to_string(entry.path().join("dev"))
+        {
+            devices.push(numbers.trim().to_owned());
+        }
+    }
+    if let Ok(mounts) = fs::read_to_string("/proc/self/mountinfo") {
+        for line in mounts.lines() {
+            let mut fields = line.split(' ').skip(2);
+            let (Some(device), Some(target)) = (fields.next(), fields.nth(1)) else { continue };
+            if devices.iter().any(|d| d == device) {
+                return Some(format!("mounted on {target}"));
+            }
+        }
+    }
+    for device in &devices {
+        let holders = fs::read_dir(format!("/sys/dev/block/{device}/holders"));
+        if let Some(holder) = holders.into_iter().flatten().flatten().next() {
+            return Some(format!("part of {}", holder.file_name().to_string_lossy()));
+        }
+    }
+    None
+}
+
+/// How a regular file is used by the kernel: behind a loop device, or as swap space.
+pub(super) fn file_usage(path: &Path) -> Option<String> {
+    let path = fs::canonicalize(path).ok()?;
+    for entry in fs::read_dir("/sys/block").into_iter().flatten().flatten() {
+        if let Ok(backing) = fs::read_to_string(entry.path().join("loop/backing_file"))
+            && Path::new(backing.trim_end_matches('\n')) == path
+        {
+            return Some(format!("attached as /dev/{}", entry.file_name().to_string_lossy()));
+        }
+    }
+    let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    let used = swaps.lines().skip(1).any(|line| line.split_whitespace().next().map(Path::new) == Some(&path));
+    used.then(|| "used as swap space".to_owned())
+}

@@ -1,0 +1,17 @@
+//! Member devices: opening, locking and sizing them, and executing [`crate::block_io`] operations on them.
+//!
+//! Owns every file descriptor of a member and every buffer that the kernel is working on. A device is locked
+//! against other daemons and other commands from opening to closing. Must not know what is stored on a device,
+//! of arrays or of clients.
+
+mod device;
+mod engine;
+mod error;
+mod helpers;
+mod holder;
+mod ring;
+
+pub use device::{Access, Device, DeviceFacts, DeviceKind};
+pub use engine::{MemberCompletion, MemberIo};
+pub use error::DeviceError;
+pub use ring::{Ring, RingEvent};

@@ -1,0 +1,180 @@
+//! One io_uring, with the fallbacks that older kernels need. Must not know what its entries are for.
+//!
+//! Invariants: entries are submitted in the order of `push`; none is lost when the submission queue is full or
+//! the kernel is short of memory. The ring belongs to the thread that made it.
+#![allow(unsafe_code)] // raw submission; each block argues for itself
+
+use io_uring::types::{SubmitArgs, Timespec};
+use io_uring::{EnterFlags, IoUring, squeue};
+use std::collections::VecDeque;
+use std::io;
+use std::marker::PhantomData;
+use std::time::Duration;
+
+/// Entries of the submission queue. One turn of a reactor submits rarely more than this; if it does, the ring
+/// submits in between.
+const SUBMISSIONS: u32 = 1024;
+
+/// Entries of the completion queue: room for what may be in flight; beyond it the kernel keeps a list.
+const COMPLETIONS: u32 = 8192;
+
+/// One completion.
+#[derive(Clone, Copy, Debug)]
+pub struct RingEvent {
+    /// The `user_data` of the entry.
+    pub user_data: u64,
+    /// What the system call would have returned: a count, or a negative errno.
+    pub result: i32,
+    /// More completions of the same entry follow (multishot).
+    pub more: bool,
+}
+
+/// An io_uring of one thread.
+pub struct Ring {
+    ring: IoUring,
+    /// Entries that found the submission queue full, in order.
+    backlog: VecDeque<squeue::Entry>,
+    /// Made with DEFER_TASKRUN, which ties it to its thread.
+    _not_send: PhantomData<*const ()>,
+}
+
+impl std::fmt::Debug for Ring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ring").field("backlog", &self.backlog.len()).finish_non_exhaustive()
+    }
+}
+
+impl Ring {
+    /// A ring of the calling thread.
+    ///
+    /// # Errors
+    /// When the kernel has no io_uring or forbids it.
+    pub fn new() -> io::Result<Ring> {
+        // Newest first: 6.1 runs completions only when this thread asks, 5.19 without interrupting it.
+        let deferred = IoUring::builder()
+            .setup_cqsize(COMPLETIONS)
+            .setup_single_issuer()
+            .setup_coop_taskrun()
+            .setup_defer_taskrun()
+            .build(SUBMISSIONS);
+        let built = deferred
+            .or_else(|_| IoUring::builder().setup_cqsize(COMPLETIONS).setup_coop_taskrun().build(SUBMISSIONS))
+            .or_else(|_| IoUring::builder().setup_cqsize(COMPLETIONS).build(SUBMISSIONS));
+        let ring = built.map_err(|e| {
+            io::Error::new(
+                e.kind(),
+                format!(
+                    "io_uring is not available ({e}): Linux 5.11 or newer is needed, \
+                     kernel.io_uring_disabled must be 0 and a container must allow it"
+                ),
+            )
+        })?;
+        if !ring.params().is_feature_ext_arg() || !ring.params().is_feature_nodrop() {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "io_uring of this kernel is too old: Linux 5.11 or newer is needed",
+            ));
+        }
+        Ok(Ring { ring, backlog: VecDeque::new(), _not_send: PhantomData })
+    }
+
+    /// Queues an entry; it reaches the kernel with the next [`Ring::enter`] at the latest.
+    ///
+    /// # Safety
+    /// All memory and descriptors that the entry names stay valid until its (last) completion was taken from
+    /// this ring, also when whoever pushed it goes away.
+    pub unsafe fn push(&mut self, entry: squeue::Entry) {
+        if self.backlog.is_empty() {
+            // SAFETY: passed on from the caller.
+            if unsafe { self.ring.submission().push(&entry) }.is_ok() {
+                return;
+            }
+            // A failure here is seen again by `enter`, which reports it.
+            let _ = self.ring.submit();
+            // SAFETY: passed on from the caller.
+            if unsafe { self.ring.submission().push(&entry) }.is_ok() {
+                return;
+            }
+        }
+        self.backlog.push_back(entry);
+    }
+
+    /// Submits what was pushed, waits until at least one completion is there or `wait` is over (none: does not
+    /// wait), and appends all completions to `events`.
+    ///
+    /// # Errors
+    /// Only those that leave the ring useless; interruptions and shortages are retried later.
+    pub fn enter(&mut self, wait: Option<Duration>, events: &mut Vec<RingEvent>) -> io::Result<()> {
+        self.drain_backlog();
+        let wait = if self.backlog.is_empty() { wait } else { None };
+        let result = match wait {
+            Some(limit) => {
+                let limit = Timespec::new().sec(limit.as_secs()).nsec(limit.subsec_nanos());
+                self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&limit))
+            }
+            None => {
+                let pending = self.ring.submission().len() as u32;
+                // SAFETY: no argument; GETEVENTS makes the kernel run deferred completions.
+                unsafe {
+                    self.ring.submitter().enter::<libc::sigset_t>(
+                        pending,
+                        0,
+                        EnterFlags::GETEVENTS.bits(),
+                        None,
+                    )
+                }
+            }
+        };
+        let before = events.len();
+        events.extend(self.ring.completion().map(|c| RingEvent {
+            user_data: c.user_data(),
+            result: c.result(),
+            more: io_uring::cqueue::more(c.flags()),
+        }));
+        match result {
+            Ok(_) => Ok(()),
+            Err(e) => match e.raw_os_error() {
+                // Timed out, interrupted, completions first: all normal.
+                Some(libc::ETIME | libc::EINTR | libc::EBUSY) => Ok(()),
+                // Short of memory for a request: what is in flight must end first.
+                Some(libc::EAGAIN | libc::ENOMEM) => {
+                    if events.len() == before {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                    Ok(())
+                }
+                _ => Err(e),
+            },
+        }
+    }
+
+    /// Registers memory for READ_FIXED and WRITE_FIXED, as buffers 0, 1, ... of the given lengths.
+    ///
+    /// # Safety
+    /// The memory stays mapped as long as the ring lives.
+    ///
+    /// # Errors
+    /// When it may not be locked (RLIMIT_MEMLOCK), or there are buffers already.
+    pub(super) unsafe fn register_buffers(&self, buffers: &[libc::iovec]) -> io::Result<()> {
+        // SAFETY: passed on from the caller.
+        unsafe { self.ring.submitter().register_buffers(buffers) }
+    }
+
+    fn drain_backlog(&mut self) {
+        while !self.backlog.is_empty() {
+            let mut submission = self.ring.submission();
+            while let Some(entry) = self.backlog.front() {
+                // SAFETY: whoever pushed it promised what push asks for.
+                if unsafe { submission.push(entry) }.is_err() {
+                    break;
+                }
+                self.backlog.pop_front();
+            }
+            let full = submission.is_full();
+            drop(submission);
+            if !full || self.ring.submit().is_err() || self.ring.submission().is_full() {
+                return;
+            }
+        }
+    }
+}

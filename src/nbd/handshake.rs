@@ -1,0 +1,416 @@
+//! The server's half of the fixed newstyle handshake: from the greeting to a chosen export.
+//!
+//! Invariants: an option's data is kept only up to [`OPTION_KEPT_BYTES_MAX`] and drained beyond; lengths inside it
+//! are checked against what was received before anything is copied; every option is answered exactly once, or the
+//! connection is closed. It must not know of requests: [`Negotiated`] is all that outlives it.
+
+use super::export::{BLOCK_MIN_BYTES_ASSUMED, ExportInfo, Exports};
+use super::server::Fatal;
+use super::wire::{self, Gather, Reader, StringFault, check_string, info, option, reply};
+
+/// Option data that is kept to be understood: two strings of the maximum length and as much again in lists.
+pub(super) const OPTION_KEPT_BYTES_MAX: u32 = 16 << 10;
+
+/// Option data that is drained unread, so that an unknown option can be refused politely. No option that exists
+/// needs more; a client that announces more is not worth listening to.
+pub const OPTION_BYTES_MAX: u32 = 64 << 10;
+
+/// Options per handshake. Clients send about five; a listing tool some per export.
+pub const OPTIONS_MAX: u32 = 1024;
+
+/// What the handshake settled.
+#[derive(Debug)]
+pub(super) struct Negotiated {
+    pub export: ExportInfo,
+    pub structured: bool,
+    pub base_allocation: bool,
+}
+
+/// What one call of [`Handshake::receive`] came to.
+#[derive(Debug)]
+pub(super) enum Progress {
+    /// Nothing that the driver must know.
+    Continue,
+    /// An export was chosen; transmission begins with the next byte.
+    Selected(Box<Negotiated>),
+    /// The client said goodbye.
+    Aborted,
+}
+
+#[derive(Debug)]
+enum State {
+    ClientFlags,
+    Header,
+    /// Collecting `length` bytes of data.
+    Data {
+        option: u32,
+        length: u32,
+    },
+    /// Discarding data, then answering with an error.
+    Drain {
+        option: u32,
+        left: u32,
+        refusal: Refusal,
+    },
+}
+
+/// An error reply to an option.
+#[derive(Clone, Copy, Debug)]
+struct Refusal {
+    kind: u32,
+    message: &'static str,
+}
+
+const fn refuse(kind: u32, message: &'static str) -> Refusal {
+    Refusal { kind, message }
+}
+
+impl From<StringFault> for Refusal {
+    fn from(fault: StringFault) -> Refusal {
+        match fault {
+            StringFault::TooLong => refuse(reply::ERR_TOO_BIG, "a string is longer than 4096 bytes"),
+            StringFault::Nul => refuse(reply::ERR_INVALID, "a string contains a NUL byte"),
+            StringFault::Utf8 => refuse(reply::ERR_INVALID, "a string is not UTF-8"),
+        }
+    }
+}
+
+const MALFORMED: Refusal = refuse(reply::ERR_INVALID, "the lengths inside the option contradict its size");
+const NO_EXPORT: Refusal = refuse(reply::ERR_UNKNOWN, "no export of that name");
+const STOPPING: Refusal = refuse(reply::ERR_SHUTDOWN, "the server is shutting down");
+
+/// State of one handshake.
+#[derive(Debug)]
+pub(super) struct Handshake {
+    state: State,
+    header: Gather<{ wire::OPTION_HEADER_BYTES }>,
+    data: Vec<u8>,
+    options_seen: u32,
+    fixed_newstyle: bool,
+    no_zeroes: bool,
+    structured: bool,
+    /// The export for which base:allocation was selected; void for any other.
+    base_allocation_for: Option<String>,
+    /// The export whose block sizes the client asked for, and thus knows.
+    block_size_told_for: Option<String>,
+    pub stopping: bool,
+}
+
+impl Handshake {
+    pub fn new() -> Handshake {
+        Handshake {
+            state: State::ClientFlags,
+            header: Gather::new(),
+            data: Vec::new(),
+            options_seen: 0,
+            fixed_newstyle: false,
+            no_zeroes: false,
+            structured: false,
+            base_allocation_for: None,
+            block_size_told_for: None,
+            stopping: false,
+        }
+    }
+
+    /// Appends the greeting.
+    pub fn greet(out: &mut Vec<u8>) {
+        out.extend_from_slice(&wire::MAGIC_GREETING.to_be_bytes());
+        out.extend_from_slice(&wire::MAGIC_OPTION.to_be_bytes());
+        let flags = wire::HANDSHAKE_FIXED_NEWSTYLE | wire::HANDSHAKE_NO_ZEROES;
+        out.extend_from_slice(&flags.to_be_bytes());
+    }
+
+    /// Handles the client's flags or one option, or as much of one as there is; advances `input` past it.
+    pub fn receive(
+        &mut self,
+        input: &mut &[u8],
+        exports: &dyn Exports,
+        out: &mut Vec<u8>,
+    ) -> Result<Progress, Fatal> {
+        loop {
+            match &mut self.state {
+                State::ClientFlags => {
+                    let Some(flags) = self.header.take::<4>(input) else {
+                        return Ok(Progress::Continue);
+                    };
+                    self.client_flags(u32::from_be_bytes(flags))?;
+                    self.state = State::Header;
+                    return Ok(Progress::Continue);
+                }
+                State::Header => {
+                    let Some(bytes) = self.header.take::<{ wire::OPTION_HEADER_BYTES }>(input) else {
+                        return Ok(Progress::Continue);
+                    };
+                    let (option, length) =
+                        wire::decode_option_header(&bytes).map_err(|found| Fatal::OptionMagic { found })?;
+                    self.state = self.admit(option, length)?;
+                }
+                State::Data { option, length } => {
+                    let (option, length) = (*option, *length as usize);
+                    let (front, rest) = input.split_at(input.len().min(length - self.data.len()));
+                    self.data.extend_from_slice(front);
+                    *input = rest;
+                    if self.data.len() < length {
+                        return Ok(Progress::Continue);
+                    }
+                    self.state = State::Header;
+                    let data = std::mem::take(&mut self.data);
+                    return self.option(option, &data, exports, out);
+                }
+                State::Drain { option, left, refusal } => {
+                    let count = input.len().min(*left as usize);
+                    *input = &input[count..];
+                    *left -= count as u32;
+                    if *left > 0 {
+                        return Ok(Progress::Continue);
+                    }
+                    append_refusal(*option, *refusal, out);
+                    self.state = State::Header;
+                    return Ok(Progress::Continue);
+                }
+            }
+        }
+    }
+
+    fn client_flags(&mut self, flags: u32) -> Result<(), Fatal> {
+        let fixed = u32::from(wire::HANDSHAKE_FIXED_NEWSTYLE);
+        let no_zeroes = u32::from(wire::HANDSHAKE_NO_ZEROES);
+        if flags & !(fixed | no_zeroes) != 0 {
+            return Err(Fatal::ClientFlags { flags });
+        }
+        self.fixed_newstyle = flags & fixed != 0;
+        self.no_zeroes = flags & no_zeroes != 0;
+        Ok(())
+    }
+
+    /// Decides from an option's header what becomes of its data.
+    fn admit(&mut self, option: u32, length: u32) -> Result<State, Fatal> {
+        self.options_seen += 1;
+        if self.options_seen > OPTIONS_MAX {
+            return Err(Fatal::TooManyOptions { limit: OPTIONS_MAX });
+        }
+        if option == option::EXPORT_NAME {
+            // The one option that has no error reply: what cannot be granted ends the connection.
+            if length as usize > wire::STRING_BYTES_MAX {
+                return Err(Fatal::ExportName { fault: StringFault::TooLong });
+            }
+            return Ok(State::Data { option, length });
+        }
+        if !self.fixed_newstyle {
+            return Err(Fatal::NotFixedNewstyle { option });
+        }
+        if length > OPTION_BYTES_MAX {
+            return Err(Fatal::OptionLength { option, length, limit: OPTION_BYTES_MAX });
+        }
+        let drain = |kind, message| State::Drain { option, left: length, refusal: refuse(kind, message) };
+        Ok(match option {
+            option::LIST | option::STRUCTURED_REPLY if length > 0 => {
+                drain(reply::ERR_INVALID, "the option takes no data")
+            }
+            option::ABORT
+            | option::LIST
+            | option::STRUCTURED_REPLY
+            | option::INFO
+            | option::GO
+            | option::LIST_META_CONTEXT
+            | option::SET_META_CONTEXT => {
+                if option == option::SET_META_CONTEXT {
+                    // The option replaces what was selected before even if it fails.
+                    self.base_allocation_for = None;
+                }
+                if length > OPTION_KEPT_BYTES_MAX {
+                    drain(reply::ERR_TOO_BIG, "the option has more than 16 KiB of data")
+                } else {
+                    State::Data { option, length }
+                }
+            }
+            _ => drain(reply::ERR_UNSUP, "the option is not supported"),
+        })
+    }
+
+    /// Executes an option whose data is whole.
+    fn option(
+        &mut self,
+        option: u32,
+        data: &[u8],
+        exports: &dyn Exports,
+        out: &mut Vec<u8>,
+    ) -> Result<Progress, Fatal> {
+        let refusal = match option {
+            option::EXPORT_NAME => return self.export_name(data, exports, out),
+            option::ABORT => {
+                wire::encode_option_reply(option, reply::ACK, &[], out);
+                return Ok(Progress::Aborted);
+            }
+            _ if self.stopping => Err(STOPPING),
+            option::LIST => {
+                list(exports, out);
+                Ok(())
+            }
+            option::STRUCTURED_REPLY => {
+                self.structured = true;
+                Ok(())
+            }
+            option::INFO | option::GO => match self.info(option, data, exports, out) {
+                Ok(export) if option == option::GO => {
+                    wire::encode_option_reply(option, reply::ACK, &[], out);
+                    return Ok(self.select(export));
+                }
+                Ok(_) => Ok(()),
+                Err(refusal) => Err(refusal),
+            },
+            _ => self.meta_context(option, data, exports, out),
+        };
+        match refusal {
+            Ok(()) => wire::encode_option_reply(option, reply::ACK, &[], out),
+            Err(refusal) => append_refusal(option, refusal, out),
+        }
+        Ok(Progress::Continue)
+    }
+
+    fn export_name(
+        &mut self,
+        data: &[u8],
+        exports: &dyn Exports,
+        out: &mut Vec<u8>,
+    ) -> Result<Progress, Fatal> {
+        let name = check_string(data).map_err(|fault| Fatal::ExportName { fault })?;
+        if self.stopping {
+            return Err(Fatal::Stopping);
+        }
+        let export = find(exports, name).ok_or_else(|| Fatal::UnknownExport { name: name.to_owned() })?;
+        if self.must_be_told_block_size(&export) {
+            return Err(Fatal::BlockSizeUnknown { block_min: export.block_min });
+        }
+        out.extend_from_slice(&export.size.to_be_bytes());
+        out.extend_from_slice(&export.transmission_flags(self.structured).to_be_bytes());
+        if !self.no_zeroes {
+            out.extend_from_slice(&[0; wire::EXPORT_NAME_PADDING_BYTES]);
+        }
+        Ok(self.select(export))
+    }
+
+    /// INFO and GO up to, but without, the final acknowledgement.
+    fn info(
+        &mut self,
+        option: u32,
+        data: &[u8],
+        exports: &dyn Exports,
+        out: &mut Vec<u8>,
+    ) -> Result<ExportInfo, Refusal> {
+        let mut reader = Reader(data);
+        let name = counted_string(&mut reader)?;
+        let count = reader.u16().ok_or(MALFORMED)?;
+        if reader.0.len() != usize::from(count) * 2 {
+            return Err(MALFORMED);
+        }
+        let mut asked = [false; 4];
+        while let Some(kind) = reader.u16() {
+            // Kinds that a later protocol may define are ignored, as it demands.
+            if let Some(slot) = asked.get_mut(usize::from(kind)) {
+                *slot = true;
+            }
+        }
+        let export = find(exports, name).ok_or(NO_EXPORT)?;
+        if asked[usize::from(info::BLOCK_SIZE)] {
+            self.block_size_told_for = Some(export.name.clone());
+        }
+        let untold = self.must_be_told_block_size(&export);
+
+        let flags = export.transmission_flags(self.structured);
+        let mut put = |kind: u16, parts: [&[u8]; 3]| {
+            let [a, b, c] = parts;
+            wire::encode_option_reply(option, reply::INFO, &[&kind.to_be_bytes(), a, b, c], out);
+        };
+        put(info::EXPORT, [&export.size.to_be_bytes(), &flags.to_be_bytes(), &[]]);
+        if asked[usize::from(info::NAME)] {
+            put(info::NAME, [export.name.as_bytes(), &[], &[]]);
+        }
+        if asked[usize::from(info::DESCRIPTION)] && !export.description.is_empty() {
+            put(info::DESCRIPTION, [export.description.as_bytes(), &[], &[]]);
+        }
+        if asked[usize::from(info::BLOCK_SIZE)] || untold {
+            let (min, preferred, max) = (export.block_min, export.block_preferred, export.block_max);
+            put(info::BLOCK_SIZE, [&min.to_be_bytes(), &preferred.to_be_bytes(), &max.to_be_bytes()]);
+        }
+        if untold {
+            return Err(refuse(
+                reply::ERR_BLOCK_SIZE_REQD,
+                "the export's blocks are larger than 512 bytes: ask for NBD_INFO_BLOCK_SIZE and obey it",
+            ));
+        }
+        Ok(export)
+    }
+
+    /// LIST_META_CONTEXT and SET_META_CONTEXT up to, but without, the final acknowledgement.
+    fn meta_context(
+        &mut self,
+        option: u32,
+        data: &[u8],
+        exports: &dyn Exports,
+        out: &mut Vec<u8>,
+    ) -> Result<(), Refusal> {
+        if !self.structured {
+            return Err(refuse(reply::ERR_INVALID, "negotiate structured replies first"));
+        }
+        let setting = option == option::SET_META_CONTEXT;
+        let mut reader = Reader(data);
+        let name = counted_string(&mut reader)?;
+        let count = reader.u32().ok_or(MALFORMED)?;
+        // No queries at all select everything when listing, nothing when setting.
+        let mut matched = count == 0 && !setting;
+        for _ in 0..count {
+            let query = counted_string(&mut reader)?;
+            matched |= query == wire::BASE_ALLOCATION || (query == "base:" && !setting);
+        }
+        if !reader.is_empty() {
+            return Err(MALFORMED);
+        }
+        let export = find(exports, name).ok_or(NO_EXPORT)?;
+        if matched {
+            let id: u32 = if setting { BASE_ALLOCATION_ID } else { 0 };
+            let context = wire::BASE_ALLOCATION.as_bytes();
+            wire::encode_option_reply(option, reply::META_CONTEXT, &[&id.to_be_bytes(), context], out);
+            if setting {
+                self.base_allocation_for = Some(export.name);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the client would send requests too small for the export because nobody told it better.
+    fn must_be_told_block_size(&self, export: &ExportInfo) -> bool {
+        export.block_min > BLOCK_MIN_BYTES_ASSUMED && self.block_size_told_for.as_ref() != Some(&export.name)
+    }
+
+    fn select(&mut self, export: ExportInfo) -> Progress {
+        let base_allocation = self.base_allocation_for.as_ref() == Some(&export.name);
+        Progress::Selected(Box::new(Negotiated { export, structured: self.structured, base_allocation }))
+    }
+}
+
+/// The identifier under which base:allocation travels after SET_META_CONTEXT.
+pub(super) const BASE_ALLOCATION_ID: u32 = 1;
+
+/// An export that cannot be described by the protocol's rules counts as absent rather than mislead a client.
+fn find(exports: &dyn Exports, name: &str) -> Option<ExportInfo> {
+    exports.find(name).filter(|export| export.check().is_ok())
+}
+
+fn list(exports: &dyn Exports, out: &mut Vec<u8>) {
+    for export in exports.list().iter().filter(|export| export.check().is_ok()) {
+        let name = export.name.as_bytes();
+        let length = u32::try_from(name.len()).expect("a checked name has at most 4096 bytes");
+        let parts = [&length.to_be_bytes(), name, export.description.as_bytes()];
+        wire::encode_option_reply(option::LIST, reply::SERVER, &parts, out);
+    }
+}
+
+fn counted_string<'a>(reader: &mut Reader<'a>) -> Result<&'a str, Refusal> {
+    let bytes = reader.counted().ok_or(MALFORMED)?;
+    Ok(check_string(bytes)?)
+}
+
+fn append_refusal(option: u32, refusal: Refusal, out: &mut Vec<u8>) {
+    wire::encode_option_reply(option, refusal.kind, &[refusal.message.as_bytes()], out);
+}

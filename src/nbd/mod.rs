@@ -1,0 +1,68 @@
+//! The NBD protocol, sans-IO: bytes in, events and bytes out.
+//!
+//! Invariants: nothing a peer sends makes this code panic, allocate without bound or lose step with the stream;
+//! payloads of READ and WRITE never pass through it; time enters as an argument. It must not know sockets, rings,
+//! buffers, volumes, or how a request is executed.
+//!
+//! # Driving a server connection
+//!
+//! ```
+//! # use calpe::nbd::{ExportInfo, Exports, Fatal, Incoming, ServerConnection};
+//! # use calpe::units::Timestamp;
+//! # fn drive(received: &[u8], exports: &dyn Exports) -> Result<(), Fatal> {
+//! let mut out = Vec::new(); // what is to be sent next; one send for all replies of a wake-up
+//! let mut connection = ServerConnection::new(Timestamp(0));
+//! connection.start(&mut out);
+//! // On every receive, with the bytes that came:
+//! let mut rest = received;
+//! while !rest.is_empty() {
+//!     let (consumed, incoming) = connection.receive(rest, exports, &mut out)?;
+//!     rest = &rest[consumed..];
+//!     match incoming {
+//!         None | Some(Incoming::Selected) => {}
+//!         Some(Incoming::Request(request)) => {
+//!             // Execute it; when done, in any order: reply_done, reply_error, reply_read_header + payload, ...
+//!             connection.reply_done(&request, &mut out);
+//!         }
+//!         Some(Incoming::Write { request }) => {
+//!             // The front of `rest` is payload; receive what is missing of it straight into the stripe's buffer.
+//!             let here = rest.len().min(request.length as usize);
+//!             rest = &rest[here..];
+//!             connection.payload_taken(); // when all of it came
+//!             connection.reply_done(&request, &mut out); // when it is written
+//!         }
+//!         Some(Incoming::Disconnect) => break, // answer what is in flight, send, close
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The driver also closes a connection whose handshake is overdue, stops calling `receive` while more than
+//! [`UNREAD_BYTES_MAX`] wait to be sent, and accepts at most [`CONNECTIONS_MAX`]. A connection that vanishes needs
+//! nothing but to be dropped.
+//!
+//!
+//! # What is left out, and where it would go
+//!
+//! STARTTLS and extended headers are options in `handshake` (refused there as unsupported); lengths are 64 bits
+//! wide in [`Request`] already, and `transmission` alone knows that headers are compact. More metadata contexts
+//! are more names beside [`BASE_ALLOCATION`]. Replies with holes are another chunk beside `reply_read_header`.
+
+mod errno;
+mod export;
+mod handshake;
+mod server;
+mod transmission;
+mod wire;
+
+pub use errno::Errno;
+pub use export::{
+    BLOCK_BYTES_MAX, BLOCK_MIN_BYTES_ASSUMED, BLOCK_MIN_BYTES_MAX, ExportFault, ExportInfo, Exports,
+};
+pub use handshake::{OPTION_BYTES_MAX, OPTIONS_MAX};
+pub use server::{CONNECTIONS_MAX, Fatal, HANDSHAKE_NANOS_MAX, Incoming, ServerConnection, UNREAD_BYTES_MAX};
+pub use transmission::{BLOCK_STATUS_EXTENTS_MAX, ERROR_MESSAGE_BYTES_MAX, WRITE_DRAIN_BYTES_MAX};
+pub use wire::{
+    BASE_ALLOCATION, Command, DEFAULT_PORT, Request, STATE_HOLE, STATE_ZERO, STRING_BYTES_MAX, StringFault,
+};

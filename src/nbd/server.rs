@@ -1,0 +1,246 @@
+//! One client's connection to this server: the handshake followed by the transmission phase.
+//!
+//! Invariants: [`ServerConnection::receive`] consumes at least one byte of a non-empty input or fails, and handles
+//! at most one message per call, so that the caller can stop between messages when it has enough to send. What is
+//! kept of the input is bounded: a header, or 16 KiB of option data during the handshake. It must not know sockets,
+//! threads or the clock.
+
+use super::errno::Errno;
+use super::export::{ExportInfo, Exports};
+use super::handshake::{Handshake, Progress};
+use super::transmission::Transmission;
+use super::wire::{Request, StringFault};
+use crate::units::Timestamp;
+
+/// Connections that a driver should serve at once.
+pub const CONNECTIONS_MAX: usize = 100;
+
+/// Bytes that a driver should let a client leave unread before it stops taking requests from it.
+pub const UNREAD_BYTES_MAX: usize = 16 << 20;
+
+/// How long a client may take to choose an export, in nanoseconds: 10 s. Real ones need milliseconds.
+pub const HANDSHAKE_NANOS_MAX: u64 = 10_000_000_000;
+
+/// What a driver is told about a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Incoming {
+    /// The handshake is over and [`ServerConnection::export`] says which export was chosen.
+    Selected,
+    /// A valid request without payload, to be answered.
+    Request(Request),
+    /// A valid WRITE, to be answered. The next `request.length` bytes of the stream are its payload: the driver
+    /// takes them itself and then calls [`ServerConnection::payload_taken`].
+    Write {
+        /// The request.
+        request: Request,
+    },
+    /// The client is leaving: finish what is in flight, send what is in `out`, close.
+    Disconnect,
+}
+
+/// Why the connection has to be closed at once. What is in `out` may be sent, and may not arrive.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fatal {
+    /// The client set flags that were not offered.
+    #[error("the client sent handshake flags {flags:#x}, of which only 0x3 are known")]
+    ClientFlags {
+        /// All its flags.
+        flags: u32,
+    },
+    /// Something else than an option arrived.
+    #[error("an option starts with {found:#018x} instead of IHAVEOPT")]
+    OptionMagic {
+        /// What stood there.
+        found: u64,
+    },
+    /// An option announces more data than is drained.
+    #[error("option {option} announces {length} bytes of data; at most {limit} are accepted")]
+    OptionLength {
+        /// The option's code.
+        option: u32,
+        /// Bytes announced.
+        length: u32,
+        /// Bytes accepted.
+        limit: u32,
+    },
+    /// The client never comes to the point.
+    #[error("more than {limit} options in one handshake")]
+    TooManyOptions {
+        /// Options accepted.
+        limit: u32,
+    },
+    /// A client that did not negotiate fixed newstyle may only send EXPORT_NAME.
+    #[error("option {option} from a client that did not agree to fixed newstyle")]
+    NotFixedNewstyle {
+        /// The option's code.
+        option: u32,
+    },
+    /// EXPORT_NAME, which has no error reply, with a name that is no string.
+    #[error("the export name is {fault}")]
+    ExportName {
+        /// What is wrong with it.
+        fault: StringFault,
+    },
+    /// EXPORT_NAME, which has no error reply, for an export that is not there.
+    #[error("no export is called '{name}'")]
+    UnknownExport {
+        /// The name.
+        name: String,
+    },
+    /// EXPORT_NAME for an export whose blocks are larger than the client can know.
+    #[error("the client chose an export with blocks of {block_min} bytes without asking for its block size")]
+    BlockSizeUnknown {
+        /// The export's minimum block, bytes.
+        block_min: u32,
+    },
+    /// EXPORT_NAME while the server is shutting down.
+    #[error("the server is shutting down")]
+    Stopping,
+    /// Something else than a request arrived: the stream is out of step.
+    #[error("a request starts with {found:#010x} instead of the request magic")]
+    RequestMagic {
+        /// What stood there.
+        found: u32,
+    },
+    /// A refused WRITE with more payload than is drained.
+    #[error("a refused write announces {length} bytes of payload; at most {limit} are drained")]
+    PayloadLength {
+        /// Bytes announced.
+        length: u64,
+        /// Bytes drained.
+        limit: u64,
+    },
+}
+
+#[derive(Debug)]
+enum Phase {
+    Handshake(Box<Handshake>),
+    Transmission(Box<Transmission>),
+}
+
+/// One client, from its connect to its close. See the folder's head page for how to drive it.
+#[derive(Debug)]
+pub struct ServerConnection {
+    opened: Timestamp,
+    phase: Phase,
+    /// After a goodbye or a [`Fatal`]: what still arrives is ignored; what is in flight may still be answered.
+    closed: bool,
+}
+
+impl ServerConnection {
+    /// A connection accepted at `now`.
+    #[must_use]
+    pub fn new(now: Timestamp) -> ServerConnection {
+        ServerConnection { opened: now, phase: Phase::Handshake(Box::new(Handshake::new())), closed: false }
+    }
+
+    /// Appends the greeting, the first bytes to send.
+    pub fn start(&mut self, out: &mut Vec<u8>) {
+        Handshake::greet(out);
+    }
+
+    /// Takes received bytes from the front of `input`: says how many, and what they amounted to. Handles at most
+    /// one message, and takes at least one byte when there is one; what it answers by itself it appends to `out`.
+    /// Call again with the rest, until nothing is left or `out` is long enough to be sent first.
+    ///
+    /// # Errors
+    /// [`Fatal`]: close the connection.
+    ///
+    /// # Panics
+    /// When called after [`Incoming::Write`] before [`ServerConnection::payload_taken`].
+    pub fn receive(
+        &mut self,
+        input: &[u8],
+        exports: &dyn Exports,
+        out: &mut Vec<u8>,
+    ) -> Result<(usize, Option<Incoming>), Fatal> {
+        if self.closed {
+            return Ok((input.len(), None));
+        }
+        let mut rest = input;
+        let outcome = match &mut self.phase {
+            Phase::Handshake(handshake) => match handshake.receive(&mut rest, exports, out) {
+                Ok(Progress::Continue) => Ok(None),
+                Ok(Progress::Selected(negotiated)) => {
+                    let transmission = Transmission::new(*negotiated, handshake.stopping);
+                    self.phase = Phase::Transmission(Box::new(transmission));
+                    Ok(Some(Incoming::Selected))
+                }
+                Ok(Progress::Aborted) => Ok(Some(Incoming::Disconnect)),
+                Err(fatal) => Err(fatal),
+            },
+            Phase::Transmission(transmission) => transmission.receive(&mut rest, out),
+        };
+        self.closed = matches!(outcome, Err(_) | Ok(Some(Incoming::Disconnect)));
+        outcome.map(|incoming| (input.len() - rest.len(), incoming))
+    }
+
+    /// The driver took the whole payload of the last [`Incoming::Write`] off the stream.
+    ///
+    /// # Panics
+    /// When no payload was to be taken.
+    pub fn payload_taken(&mut self) {
+        match &mut self.phase {
+            Phase::Transmission(transmission) => transmission.payload_taken(),
+            Phase::Handshake(_) => panic!("a handshake has no payload"),
+        }
+    }
+
+    /// The export that the client chose; none before [`Incoming::Selected`].
+    #[must_use]
+    pub fn export(&self) -> Option<&ExportInfo> {
+        match &self.phase {
+            Phase::Transmission(transmission) => Some(transmission.export()),
+            Phase::Handshake(_) => None,
+        }
+    }
+
+    /// Whether the client has had [`HANDSHAKE_NANOS_MAX`] and still chose no export: close it.
+    #[must_use]
+    pub fn handshake_overdue(&self, now: Timestamp) -> bool {
+        matches!(self.phase, Phase::Handshake(_)) && now.nanos_since(self.opened) >= HANDSHAKE_NANOS_MAX
+    }
+
+    /// The server is stopping: from now on options are refused with ERR_SHUTDOWN and requests with ESHUTDOWN, while
+    /// requests handed out before may still be answered.
+    pub fn begin_shutdown(&mut self) {
+        match &mut self.phase {
+            Phase::Handshake(handshake) => handshake.stopping = true,
+            Phase::Transmission(transmission) => transmission.stopping = true,
+        }
+    }
+
+    /// Appends the successful reply to a request without reply payload.
+    ///
+    /// # Panics
+    /// Like every `reply_*`, before an export was chosen.
+    pub fn reply_done(&self, request: &Request, out: &mut Vec<u8>) {
+        self.transmission().reply_done(request, out);
+    }
+
+    /// Appends an error reply. `message` reaches the client only over structured replies, cut to 256 bytes.
+    /// ENOTSUP and EOVERFLOW become EINVAL where the protocol does not allow them.
+    pub fn reply_error(&self, request: &Request, errno: Errno, message: &str, out: &mut Vec<u8>) {
+        self.transmission().reply_error(request, errno, message, out);
+    }
+
+    /// Appends the header of a successful READ; exactly `request.length` bytes of payload must follow it on the
+    /// stream. Call this when the bytes are at hand: if an error shows up afterwards, the connection must be closed.
+    pub fn reply_read_header(&self, request: &Request, out: &mut Vec<u8>) {
+        self.transmission().reply_read_header(request, out);
+    }
+
+    /// Appends the reply to BLOCK_STATUS. `extents` are (bytes, [`super::STATE_HOLE`] | [`super::STATE_ZERO`]) from
+    /// `request.offset` on; neighbours of one state are merged, what lies beyond the request is cut off, one extent
+    /// is sent for REQ_ONE. They may end before the request does. None at all reads as data of unknown state.
+    pub fn reply_block_status(&self, request: &Request, extents: &[(u64, u32)], out: &mut Vec<u8>) {
+        self.transmission().reply_block_status(request, extents, out);
+    }
+
+    fn transmission(&self) -> &Transmission {
+        match &self.phase {
+            Phase::Transmission(transmission) => transmission,
+            Phase::Handshake(_) => panic!("a reply before an export was chosen"),
+        }
+    }
+}
