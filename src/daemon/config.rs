@@ -1,0 +1,664 @@
+//! The configuration file of `calpe serve`: TOML, read and validated whole before anything starts.
+//!
+//! Every problem is reported with file, line, column and key, all of them at once, so that one edit mends the file.
+//! Unknown keys are problems: a mistyped limit must not be a limit that silently does not hold. Relative paths are
+//! relative to the file. conf/calpe.toml is the commented example, and a test keeps it true. Pure but for reading
+//! the file: whether sockets can be bound and arrays be found is not known here.
+
+use super::reactor::SOCKET_PATH_MAX;
+use crate::units::{ByteCount, HumanSize};
+use std::collections::HashSet;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+use uuid::Uuid;
+
+/// Where `serve` keeps its sockets when nothing is configured.
+pub const DEFAULT_RUNTIME_DIR: &str = "/run/calpe";
+/// Name of the control socket in the runtime directory.
+pub const CONTROL_SOCKET_NAME: &str = "control.sock";
+/// Name of the NBD socket in the runtime directory.
+pub const NBD_SOCKET_NAME: &str = "nbd.sock";
+
+/// Memory for requests when nothing is configured: a few dozen of the largest requests.
+pub const DEFAULT_MEMORY: u64 = 256 << 20;
+/// Less memory than this could not hold one full-stripe write of a wide array.
+pub const MIN_MEMORY: u64 = 32 << 20;
+/// More memory than this is a mistyped suffix.
+pub const MAX_MEMORY: u64 = 1 << 40;
+
+/// NBD connections when nothing is configured.
+pub const DEFAULT_CONNECTIONS: u32 = 100;
+/// Each connection costs a file descriptor and some memory; this many is beyond any client known.
+pub const MAX_CONNECTIONS: u32 = 10_000;
+
+/// A rebuild slower than this would not end.
+pub const MIN_REBUILD_RATE: u64 = 1 << 20;
+
+/// Longest file that is read: nobody writes a longer one on purpose.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// The whole configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// The daemon as such.
+    pub daemon: DaemonConfig,
+    /// Where NBD clients connect.
+    pub listen: ListenConfig,
+    /// Arrays to import at start.
+    pub arrays: Vec<ArrayConfig>,
+}
+
+/// Section `[daemon]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DaemonConfig {
+    /// Directory of the sockets; created if missing.
+    pub runtime_dir: PathBuf,
+    /// Where administrators connect.
+    pub control_socket: PathBuf,
+    /// Bytes of memory for requests in flight.
+    pub memory: u64,
+    /// Form of the log; none when the file does not say.
+    pub log_format: Option<LogFormat>,
+}
+
+/// Section `[listen]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenConfig {
+    /// A unix socket; none only when `tcp` alone is configured.
+    pub unix: Option<PathBuf>,
+    /// A TCP address.
+    pub tcp: Option<SocketAddr>,
+    /// NBD connections at one time.
+    pub max_connections: u32,
+}
+
+/// One section `[[array]]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArrayConfig {
+    /// Which array.
+    pub which: ArrayChoice,
+    /// Directories and devices to look for its members in.
+    pub search: Vec<PathBuf>,
+    /// Offer it to clients for reading only.
+    pub read_only: bool,
+    /// Bytes a second that a rebuild, resync or scrub takes even when clients are busy; none for the built-in floor.
+    pub rebuild_min: Option<u64>,
+    /// Bytes a second that it takes at most; none for no ceiling.
+    pub rebuild_max: Option<u64>,
+}
+
+/// How an array is chosen.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum ArrayChoice {
+    /// By its name.
+    Name(String),
+    /// By its identity.
+    Uuid(Uuid),
+}
+
+impl fmt::Display for ArrayChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ArrayChoice::Name(name) => name.fmt(f),
+            ArrayChoice::Uuid(uuid) => uuid.fmt(f),
+        }
+    }
+}
+
+/// Form of the log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Human,
+    /// One JSON object a line.
+    Json,
+}
+
+impl FromStr for LogFormat {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<LogFormat, String> {
+        match text {
+            "human" => Ok(LogFormat::Human),
+            "json" => Ok(LogFormat::Json),
+            other => Err(format!("'{other}' is not a log format: write human or json")),
+        }
+    }
+}
+
+/// Why a configuration cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("{}: cannot read the configuration: {source}", file.display())]
+    Unreadable {
+        /// The file.
+        file: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The file is not a configuration.
+    #[error("{}", list(file, problems))]
+    Invalid {
+        /// The file.
+        file: PathBuf,
+        /// Everything that is wrong, in order of place.
+        problems: Vec<Problem>,
+    },
+}
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Line, from 1.
+    pub line: usize,
+    /// Column, from 1, in characters.
+    pub column: usize,
+    /// The key ("listen.tcp"), empty where the text is no TOML.
+    pub key: String,
+    /// What is wrong, and what would be right.
+    pub message: String,
+}
+
+fn list(file: &Path, problems: &[Problem]) -> String {
+    let line = |p: &Problem| {
+        let key = if p.key.is_empty() { String::new() } else { format!("{}: ", p.key) };
+        format!("{}:{}:{}: {key}{}", file.display(), p.line, p.column, p.message)
+    };
+    problems.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+impl Default for Config {
+    /// What an empty file means.
+    fn default() -> Config {
+        Config::parse("", Path::new("/")).expect("an empty configuration is valid")
+    }
+}
+
+impl Config {
+    /// Reads and validates a file.
+    ///
+    /// # Errors
+    /// When it cannot be read, or with everything that is wrong in it.
+    pub fn load(file: &Path) -> Result<Config, ConfigError> {
+        let unreadable = |source| ConfigError::Unreadable { file: file.into(), source };
+        let size = std::fs::metadata(file).map_err(unreadable)?.len();
+        if size > MAX_FILE_BYTES {
+            let message =
+                format!("it has {}, at most {} are read", HumanSize(size), HumanSize(MAX_FILE_BYTES));
+            return Err(unreadable(std::io::Error::other(message)));
+        }
+        let text = std::fs::read_to_string(file).map_err(unreadable)?;
+        let absolute = std::path::absolute(file).map_err(unreadable)?;
+        let dir = absolute.parent().unwrap_or(Path::new("/"));
+        Config::parse(&text, dir).map_err(|problems| ConfigError::Invalid { file: file.into(), problems })
+    }
+
+    /// Validates a text; relative paths are relative to `dir`.
+    ///
+    /// # Errors
+    /// Everything that is wrong, in order of place.
+    pub fn parse(text: &str, dir: &Path) -> Result<Config, Vec<Problem>> {
+        let mut reader = Reader { text, dir, problems: Vec::new() };
+        let (root, errors) = DeTable::parse_recoverable(text);
+        for error in errors {
+            reader.problem(error.span().unwrap_or_default().start, "", error.message());
+        }
+        // What a text that is no TOML would mean is a guess; its keys are not looked at.
+        let config = reader.problems.is_empty().then(|| reader.config(root.get_ref()));
+        reader.problems.sort_by_key(|problem| (problem.line, problem.column));
+        config.filter(|_| reader.problems.is_empty()).ok_or(reader.problems)
+    }
+}
+
+/// Walks the tables and collects what is wrong.
+struct Reader<'a> {
+    text: &'a str,
+    dir: &'a Path,
+    problems: Vec<Problem>,
+}
+
+/// A table, with its name for messages ("listen.", "array[2].") and its place.
+struct Section<'t, 'i> {
+    name: String,
+    table: &'t DeTable<'i>,
+    at: usize,
+}
+
+type Value<'i> = Spanned<DeValue<'i>>;
+
+impl Reader<'_> {
+    fn config(&mut self, root: &DeTable<'_>) -> Config {
+        let root = Section { name: String::new(), table: root, at: 0 };
+        self.known(&root, &["daemon", "listen", "array"]);
+        let daemon = self.section(&root, "daemon");
+        let listen = self.section(&root, "listen");
+        let daemon = self.daemon(daemon.as_ref());
+        let listen = self.listen(listen.as_ref(), &daemon.runtime_dir);
+        Config { listen, daemon, arrays: self.arrays(&root) }
+    }
+
+    fn daemon(&mut self, section: Option<&Section<'_, '_>>) -> DaemonConfig {
+        let runtime_dir = PathBuf::from(DEFAULT_RUNTIME_DIR);
+        let mut daemon = DaemonConfig {
+            control_socket: runtime_dir.join(CONTROL_SOCKET_NAME),
+            runtime_dir,
+            memory: DEFAULT_MEMORY,
+            log_format: None,
+        };
+        let Some(section) = section else { return daemon };
+        self.known(section, &["runtime_dir", "control_socket", "memory", "log_format"]);
+        if let Some(dir) = self.path(section, "runtime_dir") {
+            daemon.control_socket = dir.join(CONTROL_SOCKET_NAME);
+            daemon.runtime_dir = dir;
+        }
+        if let Some(path) = self.socket_path(section, "control_socket") {
+            daemon.control_socket = path;
+        }
+        if let Some(bytes) = self.size(section, "memory", MIN_MEMORY, MAX_MEMORY) {
+            daemon.memory = bytes;
+        }
+        daemon.log_format =
+            self.value(section, "log_format", |value| string(value).and_then(|text| text.parse()));
+        daemon
+    }
+
+    fn listen(&mut self, section: Option<&Section<'_, '_>>, runtime_dir: &Path) -> ListenConfig {
+        let default_unix = runtime_dir.join(NBD_SOCKET_NAME);
+        let mut listen = ListenConfig { unix: None, tcp: None, max_connections: DEFAULT_CONNECTIONS };
+        if let Some(section) = section {
+            self.known(section, &["unix", "tcp", "plaintext", "max_connections"]);
+            listen.unix = self.socket_path(section, "unix");
+            let plaintext = self.value(section, "plaintext", boolean).unwrap_or(false);
+            listen.tcp = self.value(section, "tcp", |value| {
+                let text = string(value)?;
+                let address: SocketAddr = text.parse().map_err(|_| {
+                    format!("'{text}' is not an address and port: write it like 127.0.0.1:10809 or [::1]:10809")
+                })?;
+                if address.ip().is_loopback() || plaintext {
+                    Ok(address)
+                } else {
+                    Err(format!(
+                        "{address} is not a loopback address, and everybody who reaches it could read and write every volume: listen on loopback, or allow it with plaintext = true"
+                    ))
+                }
+            });
+            if let Some(count) = self.value(section, "max_connections", |value| {
+                let count = integer(value)?;
+                u32::try_from(count)
+                    .ok()
+                    .filter(|count| (1..=MAX_CONNECTIONS).contains(count))
+                    .ok_or_else(|| format!("{count} is out of range: use 1 to {MAX_CONNECTIONS}"))
+            }) {
+                listen.max_connections = count;
+            }
+        }
+        if listen.unix.is_none() && listen.tcp.is_none() {
+            listen.unix = Some(default_unix);
+        }
+        listen
+    }
+
+    fn arrays(&mut self, root: &Section<'_, '_>) -> Vec<ArrayConfig> {
+        let Some(value) = root.table.get("array") else { return Vec::new() };
+        let Some(list) = value.get_ref().as_array() else {
+            self.problem(value.span().start, "array", "write each array as a section of its own: [[array]]");
+            return Vec::new();
+        };
+        let mut seen = HashSet::new();
+        let mut arrays = Vec::new();
+        for (index, item) in list.iter().enumerate() {
+            let name = format!("array[{index}]");
+            let at = item.span().start;
+            match item.get_ref().as_table() {
+                Some(table) => {
+                    let section = Section { name: name + ".", table, at };
+                    arrays.extend(self.array(&section, &mut seen));
+                }
+                None => self.problem(at, &name, "write each array as a section of its own: [[array]]"),
+            }
+        }
+        arrays
+    }
+
+    fn array(&mut self, section: &Section<'_, '_>, seen: &mut HashSet<ArrayChoice>) -> Option<ArrayConfig> {
+        self.known(section, &["name", "uuid", "search", "read_only", "rebuild_min", "rebuild_max"]);
+        let name = self.value(section, "name", |value| {
+            let name = string(value)?;
+            crate::format::check_array_name(name).map(|()| ArrayChoice::Name(name.to_owned()))
+        });
+        let uuid = self.value(section, "uuid", |value| {
+            let text = string(value)?;
+            text.parse().map(ArrayChoice::Uuid).map_err(|_| format!("'{text}' is not a uuid"))
+        });
+        let given = |key| section.table.get(key).map(Spanned::span);
+        match (given("name"), given("uuid")) {
+            (None, None) => {
+                self.problem(section.at, section.name.trim_end_matches('.'), "needs a name or a uuid")
+            }
+            (Some(_), Some(uuid)) => self.problem(
+                uuid.start,
+                &format!("{}uuid", section.name),
+                "name and uuid are both given: the uuid alone is enough",
+            ),
+            _ => {}
+        }
+        let search = self.search(section);
+        let read_only = self.value(section, "read_only", boolean).unwrap_or(false);
+        let rebuild_min = self.size(section, "rebuild_min", MIN_REBUILD_RATE, u64::MAX);
+        let rebuild_max = self.size(section, "rebuild_max", MIN_REBUILD_RATE, u64::MAX);
+        if let (Some(min), Some(max)) = (rebuild_min, rebuild_max)
+            && min > max
+        {
+            let at = given("rebuild_max").unwrap_or_default().start;
+            let message = format!("is {}, below rebuild_min, which is {}", HumanSize(max), HumanSize(min));
+            self.problem(at, &format!("{}rebuild_max", section.name), &message);
+        }
+        let which = name.or(uuid)?;
+        if !seen.insert(which.clone()) {
+            let message = format!("'{which}' is configured twice");
+            self.problem(section.at, section.name.trim_end_matches('.'), &message);
+        }
+        Some(ArrayConfig { which, search, read_only, rebuild_min, rebuild_max })
+    }
+
+    fn search(&mut self, section: &Section<'_, '_>) -> Vec<PathBuf> {
+        let key = format!("{}search", section.name);
+        let Some(value) = section.table.get("search") else {
+            self.problem(
+                section.at,
+                &key,
+                "is missing: list the directories or devices of the members, search = [\"/dev/disk/by-id\"]",
+            );
+            return Vec::new();
+        };
+        let items = value.get_ref().as_array().filter(|list| !list.is_empty());
+        let Some(items) = items else {
+            let message = "needs a list of at least one directory or device: [\"/dev/disk/by-id\"]";
+            self.problem(value.span().start, &key, message);
+            return Vec::new();
+        };
+        let mut paths = Vec::new();
+        for item in items.iter() {
+            let path = string(item.get_ref()).and_then(|text| {
+                if text.contains(['*', '?']) {
+                    Err(format!("'{text}': patterns are not expanded, name the directory instead"))
+                } else {
+                    absolute(self.dir, text)
+                }
+            });
+            match path {
+                Ok(path) => paths.push(path),
+                Err(message) => self.problem(item.span().start, &key, &message),
+            }
+        }
+        paths
+    }
+
+    /// A value of the section, or none when absent or wrong; wrong is noted.
+    fn value<T>(
+        &mut self,
+        section: &Section<'_, '_>,
+        key: &str,
+        convert: impl FnOnce(&DeValue<'_>) -> Result<T, String>,
+    ) -> Option<T> {
+        let value: &Value<'_> = section.table.get(key)?;
+        match convert(value.get_ref()) {
+            Ok(converted) => Some(converted),
+            Err(message) => {
+                self.problem(value.span().start, &format!("{}{key}", section.name), &message);
+                None
+            }
+        }
+    }
+
+    fn path(&mut self, section: &Section<'_, '_>, key: &str) -> Option<PathBuf> {
+        let dir = self.dir;
+        self.value(section, key, |value| absolute(dir, string(value)?))
+    }
+
+    fn socket_path(&mut self, section: &Section<'_, '_>, key: &str) -> Option<PathBuf> {
+        let dir = self.dir;
+        self.value(section, key, |value| {
+            let path = absolute(dir, string(value)?)?;
+            match path.as_os_str().len() {
+                len if len > SOCKET_PATH_MAX => Err(format!(
+                    "'{}' has {len} bytes, a socket's path may have at most {SOCKET_PATH_MAX}",
+                    path.display()
+                )),
+                _ => Ok(path),
+            }
+        })
+    }
+
+    /// A size: a whole number of bytes, or a text with a binary suffix.
+    fn size(&mut self, section: &Section<'_, '_>, key: &str, min: u64, max: u64) -> Option<u64> {
+        self.value(section, key, |value| {
+            let bytes = match value {
+                DeValue::String(text) => text.parse::<ByteCount>().map_err(|error| error.to_string())?.0,
+                _ => u64::try_from(integer(value).map_err(|_| expected("a size like \"64MiB\"", value))?)
+                    .map_err(|_| "a size is not negative".to_owned())?,
+            };
+            match bytes {
+                _ if bytes < min => {
+                    Err(format!("{} is too little: use {} or more", HumanSize(bytes), HumanSize(min)))
+                }
+                _ if bytes > max => {
+                    Err(format!("{} is too much: use {} or less", HumanSize(bytes), HumanSize(max)))
+                }
+                _ => Ok(bytes),
+            }
+        })
+    }
+
+    fn section<'t, 'i>(&mut self, root: &Section<'t, 'i>, key: &str) -> Option<Section<'t, 'i>> {
+        let value = root.table.get(key)?;
+        match value.get_ref().as_table() {
+            Some(table) => Some(Section { name: format!("{key}."), table, at: value.span().start }),
+            None => {
+                self.problem(
+                    value.span().start,
+                    key,
+                    &expected(&format!("a section [{key}]"), value.get_ref()),
+                );
+                None
+            }
+        }
+    }
+
+    fn known(&mut self, section: &Section<'_, '_>, keys: &[&str]) {
+        for key in section.table.keys() {
+            if !keys.contains(&key.get_ref().as_ref()) {
+                let name = format!("{}{}", section.name, key.get_ref());
+                let message = format!("unknown key; known here are {}", keys.join(", "));
+                self.problem(key.span().start, &name, &message);
+            }
+        }
+    }
+
+    fn problem(&mut self, at: usize, key: &str, message: &str) {
+        let before = self.text.get(..at).unwrap_or(self.text);
+        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        self.problems.push(Problem {
+            line: before.matches('\n').count() + 1,
+            column: before[line_start..].chars().count() + 1,
+            key: key.to_owned(),
+            message: message.to_owned(),
+        });
+    }
+}
+
+fn absolute(dir: &Path, text: &str) -> Result<PathBuf, String> {
+    if text.is_empty() || text.contains('\0') { Err("is not a path".into()) } else { Ok(dir.join(text)) }
+}
+
+fn string<'v>(value: &'v DeValue<'_>) -> Result<&'v str, String> {
+    value.as_str().ok_or_else(|| expected("a text in quotes", value))
+}
+
+fn boolean(value: &DeValue<'_>) -> Result<bool, String> {
+    value.as_bool().ok_or_else(|| expected("true or false", value))
+}
+
+fn integer(value: &DeValue<'_>) -> Result<i128, String> {
+    let number = value.as_integer().ok_or_else(|| expected("a whole number", value))?;
+    i128::from_str_radix(number.as_str(), number.radix()).map_err(|_| format!("{number} is out of range"))
+}
+
+fn expected(what: &str, found: &DeValue<'_>) -> String {
+    let kind = found.type_str();
+    format!("expected {what}, found {} {kind}", if kind.starts_with(['a', 'i']) { "an" } else { "a" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn parse(text: &str) -> Result<Config, Vec<Problem>> {
+        Config::parse(text, Path::new("/etc/calpe"))
+    }
+
+    fn problems(text: &str) -> Vec<(usize, usize, String)> {
+        let problems = parse(text).unwrap_err();
+        problems.into_iter().map(|p| (p.line, p.column, format!("{}: {}", p.key, p.message))).collect()
+    }
+
+    fn only_problem(text: &str) -> (usize, usize, String) {
+        let mut found = problems(text);
+        assert_eq!(found.len(), 1, "{text}: {found:?}");
+        found.remove(0)
+    }
+
+    #[test]
+    fn an_empty_file_means_the_defaults() {
+        let config = Config::default();
+        assert_eq!(config.daemon.control_socket, Path::new("/run/calpe/control.sock"));
+        assert_eq!(config.listen.unix.as_deref(), Some(Path::new("/run/calpe/nbd.sock")));
+        assert_eq!((config.listen.tcp, config.listen.max_connections), (None, 100));
+        assert!(config.arrays.is_empty());
+    }
+
+    #[test]
+    fn the_committed_example_is_valid_and_so_is_all_that_it_comments_out() {
+        let example = include_str!("../../conf/calpe.toml");
+        assert_eq!(parse(example).unwrap_or_else(|p| panic!("{p:?}")), Config::default());
+        let uncommented: String =
+            example.lines().map(|line| line.strip_prefix("#: ").unwrap_or(line).to_owned() + "\n").collect();
+        let config = parse(&uncommented).unwrap_or_else(|p| panic!("{p:?}"));
+        assert_eq!(config.arrays.len(), 2);
+        assert!(config.arrays[1].read_only && config.arrays[0].rebuild_max.is_some());
+        assert!(config.listen.tcp.is_some() && config.daemon.log_format == Some(LogFormat::Json));
+    }
+
+    #[test]
+    fn everything_that_can_be_set_is_read() {
+        let config = parse(
+            r#"
+            [daemon]
+            runtime_dir = "run"
+            memory = 67108864
+            log_format = "json"
+            [listen]
+            tcp = "[::1]:10809"
+            max_connections = 7
+            [[array]]
+            uuid = "01234567-89ab-4def-8000-0000000003e8"
+            search = ["/dev/disk/by-id", "members"]
+            read_only = true
+            rebuild_min = "10MiB"
+            rebuild_max = "1GiB"
+            "#,
+        )
+        .unwrap();
+        assert_eq!(config.daemon.control_socket, Path::new("/etc/calpe/run/control.sock"));
+        assert_eq!((config.daemon.memory, config.daemon.log_format), (64 << 20, Some(LogFormat::Json)));
+        assert_eq!(config.listen.unix, None, "tcp alone was asked for");
+        assert_eq!(config.listen.tcp.unwrap().to_string(), "[::1]:10809");
+        let array = &config.arrays[0];
+        assert_eq!(array.search, [Path::new("/dev/disk/by-id"), Path::new("/etc/calpe/members")]);
+        assert_eq!((array.rebuild_min, array.rebuild_max), (Some(10 << 20), Some(1 << 30)));
+    }
+
+    #[test]
+    fn all_problems_are_told_at_once_in_order_with_their_places() {
+        let text = "[daemon]\nmemry = 1\nmemory = \"1KiB\"\n[listen]\nplaintext = 1\n  max_connections = 0\n\n[[array]]\nname = \"a b\"\n";
+        let found = problems(text);
+        let places: Vec<_> = found.iter().map(|(line, column, _)| (*line, *column)).collect();
+        assert_eq!(places, [(2, 1), (3, 10), (5, 13), (6, 21), (8, 1), (9, 8)], "{found:?}");
+        assert!(found[0].2.starts_with("daemon.memry: unknown key; known here are runtime_dir,"));
+        assert!(found[4].2.starts_with("array[0].search: is missing"), "{}", found[4].2);
+    }
+
+    #[test]
+    fn a_file_that_is_no_toml_is_told_with_its_line() {
+        let found = problems("[daemon]\nmemory = = 3\nunknown = 1\n");
+        assert!(found.iter().all(|(line, _, _)| *line == 2), "keys are not looked at: {found:?}");
+        assert!(problems("[daemon\n[listen").len() >= 2);
+    }
+
+    #[test]
+    fn plain_tcp_beyond_loopback_needs_consent() {
+        let text = "[listen]\ntcp = \"0.0.0.0:10809\"\n";
+        assert!(only_problem(text).2.contains("plaintext = true"));
+        assert!(parse(&format!("{text}plaintext = true\n")).is_ok());
+        assert!(only_problem("[listen]\ntcp = \"localhost\"").2.contains("127.0.0.1:10809"));
+    }
+
+    #[test]
+    fn arrays_are_chosen_once_and_unambiguously() {
+        let array = |rest: &str| format!("[[array]]\nsearch = [\"/srv\"]\n{rest}");
+        let uuid = "uuid = \"01234567-89ab-4def-8000-0000000003e8\"\n";
+        assert!(only_problem(&array("")).2.contains("needs a name or a uuid"));
+        assert!(only_problem(&array(&format!("name = \"a\"\n{uuid}"))).2.contains("both given"));
+        assert!(only_problem(&(array(uuid) + &array(uuid))).2.contains("configured twice"));
+        assert!(only_problem(&array("uuid = \"7\"")).2.contains("'7' is not a uuid"));
+        assert!(only_problem("array = 3").2.contains("[[array]]"));
+        assert!(only_problem("array = [3]").2.contains("[[array]]"));
+        let rates = array("name = \"a\"\nrebuild_min = \"2MiB\"\nrebuild_max = \"1MiB\"");
+        assert!(only_problem(&rates).2.contains("below rebuild_min"));
+    }
+
+    #[test]
+    fn search_wants_plain_paths() {
+        let search = |value: &str| only_problem(&format!("[[array]]\nname = \"a\"\nsearch = {value}")).2;
+        assert!(search("\"/srv\"").contains("list of at least one"));
+        assert!(search("[]").contains("list of at least one"));
+        assert!(search("[\"/dev/sd*\"]").contains("patterns are not expanded"));
+        assert!(search("[\"\"]").contains("not a path"));
+        assert!(search("[7]").contains("expected a text in quotes, found an integer"));
+    }
+
+    #[test]
+    fn socket_paths_fit_a_socket_address() {
+        let long = format!("[listen]\nunix = \"/{}\"", "d".repeat(SOCKET_PATH_MAX));
+        assert!(only_problem(&long).2.contains("at most 107"));
+    }
+
+    #[test]
+    fn files_are_named_in_errors() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("calpe.toml");
+        assert!(Config::load(&file).unwrap_err().to_string().contains("calpe.toml: cannot read"));
+        std::fs::write(&file, "x = 1\ny = 2\n").unwrap();
+        let text = Config::load(&file).unwrap_err().to_string();
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines.len(), 2);
+        assert!(lines[1].starts_with(&format!("{}:2:1: y: unknown key", file.display())), "{text}");
+        std::fs::write(&file, "[[array]]\nname = \"a\"\nsearch = [\"m\"]").unwrap();
+        assert_eq!(Config::load(&file).unwrap().arrays[0].search, [dir.path().join("m")]);
+    }
+
+    proptest! {
+        #[test]
+        fn noise_never_panics(text in "[a-z\\[\\]=\"\n .0-9é{},-]{0,80}") {
+            let _ = parse(&text);
+            let _ = parse(&format!("[listen]\ntcp = {text}\n[[array]]\nsearch = {text}"));
+        }
+    }
+}
