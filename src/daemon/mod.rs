@@ -4,5 +4,6 @@
 //! the reactor through a mailbox. Everything below this folder is told the time and handed its bytes.
 
 pub mod clock;
+pub mod config;
 pub mod events;
 pub mod reactor;
