@@ -2,6 +2,7 @@
 
 pub mod block_io;
 pub mod control;
+pub mod daemon;
 pub mod format;
 pub mod member;
 pub mod nbd;

@@ -50,6 +50,8 @@ pub struct MemberIo {
     devices: Vec<Option<Attached>>,
     flights: Slab<Flight>,
     finished: VecDeque<MemberCompletion>,
+    /// Operations to be run on this thread, when their outcome is asked for.
+    inline: VecDeque<usize>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,6 +95,7 @@ impl MemberIo {
             devices: Vec::new(),
             flights: Slab::new(),
             finished: VecDeque::new(),
+            inline: VecDeque::new(),
         }
     }
 
@@ -151,7 +154,7 @@ impl MemberIo {
                 self.finish(key, Ok(Some(extents)));
             }
             IoOp::Zero { len, .. } if memory && *len > INLINE_ZERO_MAX => self.push(ring, key),
-            _ if memory => self.execute_inline(key),
+            _ if memory => self.inline.push_back(key),
             _ => self.push(ring, key),
         }
     }
@@ -165,12 +168,24 @@ impl MemberIo {
         }
     }
 
-    /// The next finished operation, in order of completion.
+    /// The next finished operation. Operations on memory-backed files are run here, one at a call, so that the
+    /// caller can do something with each outcome before the next one takes its time.
     pub fn next_finished(&mut self) -> Option<MemberCompletion> {
+        if self.finished.is_empty()
+            && let Some(key) = self.inline.pop_front()
+        {
+            self.execute_inline(key);
+        }
         self.finished.pop_front()
     }
 
-    /// Operations that the kernel still works on.
+    /// Whether [`MemberIo::next_finished`] has something.
+    #[must_use]
+    pub fn has_finished(&self) -> bool {
+        !self.finished.is_empty() || !self.inline.is_empty()
+    }
+
+    /// Operations submitted and not finished.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.flights.len()

@@ -7,6 +7,8 @@
 mod api;
 mod status;
 
+use crate::units::Timestamp;
+
 pub use api::{
     AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, ClientReply, ClientRequest, NewDevice,
     NoticeLevel, RequestId, VolumeAction, VolumeEvent, VolumeExtent,
@@ -14,3 +16,13 @@ pub use api::{
 pub use status::{
     Activity, ActivityKind, ArrayState, MemberCounters, MemberStatus, ScrubResult, VolumeStatus,
 };
+
+/// A volume, as its driver sees it. The driver executes the actions in order and answers each operation, and
+/// calls from one thread at a time.
+pub trait Volume: Send {
+    /// Takes an event that happened at `now` and appends what is to be done to `out`.
+    fn step(&mut self, now: Timestamp, event: VolumeEvent, out: &mut Vec<VolumeAction>);
+
+    /// What there is to say of it.
+    fn status(&self) -> VolumeStatus;
+}

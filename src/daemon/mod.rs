@@ -1,0 +1,11 @@
+//! The daemon: the only owner of threads, sockets, clocks and signals.
+//!
+//! A reactor thread drives clients and members; control threads open devices, answer administrators and talk to
+//! the reactor through a mailbox. Everything below this folder is told the time and handed its bytes.
+
+pub mod clock;
+pub mod config;
+pub mod create;
+pub mod events;
+pub mod reactor;
+pub mod superblocks;

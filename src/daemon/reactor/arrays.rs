@@ -1,0 +1,336 @@
+//! The reactor's arrays: adding, stepping, administrating and stopping them.
+//!
+//! Invariants: every action of a volume is executed in order; a device handed over with a refused request is
+//! closed again; a stop ends within a bounded time. Must not know what volumes do.
+
+use super::handle::{NewArray, ReactorError, Reply};
+use super::{AdminPending, ArrayId, BUSY_NANOS, Reactor};
+use crate::block_io::{DeviceId, IoFault, IoFaultKind};
+use crate::member::Device;
+use crate::nbd::{BLOCK_BYTES_MAX, ExportInfo, Exports};
+use crate::units::Timestamp;
+use crate::volume::{
+    AdminError, AdminOutcome, AdminRequest, ArrayNotice, NoticeLevel, RequestId, Volume, VolumeAction,
+    VolumeEvent, VolumeStatus,
+};
+
+/// How long client requests in flight may take when an array is stopped, in nanoseconds.
+pub(super) const DRAIN_NANOS: u64 = 5_000_000_000;
+
+/// How long a volume may take to stop, in nanoseconds: flushing slow disks takes a while, and a supervisor kills
+/// after 90 s by default.
+pub(super) const STOP_NANOS_MAX: u64 = 60_000_000_000;
+
+/// Ids of administrators' requests have this bit, those of clients do not.
+const ADMIN_BIT: u64 = 1 << 63;
+
+/// What clients did to an array since it was added.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Reads that succeeded.
+    pub reads: u64,
+    /// Bytes they carried.
+    pub read_bytes: u64,
+    /// Writes that succeeded.
+    pub writes: u64,
+    /// Bytes they carried.
+    pub written_bytes: u64,
+}
+
+/// What a reactor knows of an array.
+#[derive(Clone, Debug)]
+pub struct ArrayFacts {
+    /// What the volume says.
+    pub status: VolumeStatus,
+    /// Connections that chose it.
+    pub clients: usize,
+    /// What they did.
+    pub traffic: Traffic,
+}
+
+/// An array in service.
+pub(super) struct Hosted {
+    name: String,
+    volume: Box<dyn Volume>,
+    pub(super) export: ExportInfo,
+    life: Life,
+    pub(super) traffic: Traffic,
+    /// Client requests inside the volume.
+    pub(super) in_flight: usize,
+    last_request: Timestamp,
+    /// As of the last tick: something runs by itself.
+    active: bool,
+    stop_replies: Vec<Reply<AdminOutcome>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Life {
+    Serving,
+    /// Waiting for client requests to end.
+    Draining(Timestamp),
+    /// The volume was told to stop.
+    Stopping(Timestamp),
+    /// The volume has stopped, or will never.
+    Stopped,
+}
+
+impl Hosted {
+    pub(super) fn is_busy(&self, now: Timestamp) -> bool {
+        self.active
+            || self.in_flight > 0
+            || self.life != Life::Serving
+            || now.nanos_since(self.last_request) < BUSY_NANOS
+    }
+
+    pub(super) fn is_serving(&self) -> bool {
+        self.life == Life::Serving
+    }
+}
+
+/// What clients can see of the arrays.
+pub(super) struct ExportView<'a>(pub(super) &'a [Option<Hosted>]);
+
+impl ExportView<'_> {
+    fn serving(&self) -> impl Iterator<Item = &ExportInfo> {
+        self.0.iter().flatten().filter(|array| array.is_serving()).map(|array| &array.export)
+    }
+}
+
+impl Exports for ExportView<'_> {
+    fn list(&self) -> Vec<ExportInfo> {
+        self.serving().cloned().collect()
+    }
+
+    fn find(&self, name: &str) -> Option<ExportInfo> {
+        let mut serving = self.serving();
+        if name.is_empty() {
+            // The default export is the only one; with several the client has to choose.
+            let only = serving.next().cloned();
+            return if serving.next().is_none() { only } else { None };
+        }
+        serving.find(|export| export.name == name).cloned()
+    }
+}
+
+impl Reactor {
+    pub(super) fn hosted(&mut self, id: ArrayId) -> Option<&mut Hosted> {
+        self.arrays.get_mut(id.0 as usize)?.as_mut()
+    }
+
+    /// The array of an export that is being served.
+    pub(super) fn array_of_export(&self, name: &str) -> Option<ArrayId> {
+        let matches = |array: &Option<Hosted>| {
+            array.as_ref().is_some_and(|array| array.is_serving() && array.export.name == name)
+        };
+        self.arrays.iter().position(matches).map(|index| ArrayId(index as u32))
+    }
+
+    pub(super) fn add_array(&mut self, id: ArrayId, array: NewArray) -> Result<(), ReactorError> {
+        let NewArray { name, volume, devices } = array;
+        if self.stopping.is_some() {
+            return Err(ReactorError::Gone);
+        }
+        if self.arrays.iter().flatten().any(|other| other.name == name) {
+            return Err(ReactorError::NameTaken { name });
+        }
+        let geometry = volume.status().geometry;
+        let export = ExportInfo {
+            name: name.clone(),
+            description: format!("Calpe array {}+{}", geometry.data, geometry.parity),
+            size: geometry.volume_bytes,
+            read_only: false,
+            block_min: geometry.sector,
+            block_preferred: geometry.chunk.max(geometry.sector).min(BLOCK_BYTES_MAX),
+            block_max: BLOCK_BYTES_MAX,
+            rotational: devices.iter().any(|(_, device)| device.facts().rotational),
+            trim: true,
+            write_zeroes: true,
+            fast_zero: true,
+            multi_conn: true,
+            cache: true,
+        };
+        export.check().map_err(|fault| ReactorError::Export { name: name.clone(), fault })?;
+        for (device_id, device) in devices {
+            self.members.add(&self.ring, device_id, id.0, device);
+        }
+        let index = id.0 as usize;
+        if self.arrays.len() <= index {
+            self.arrays.resize_with(index + 1, || None);
+        }
+        self.arrays[index] = Some(Hosted {
+            name,
+            volume,
+            export,
+            life: Life::Serving,
+            traffic: Traffic::default(),
+            in_flight: 0,
+            last_request: self.now,
+            active: true,
+            stop_replies: Vec::new(),
+        });
+        // Assembly leaves things to do; the first tick starts them.
+        self.step(id, VolumeEvent::Tick);
+        Ok(())
+    }
+
+    pub(super) fn facts(&mut self, id: ArrayId) -> Result<ArrayFacts, ReactorError> {
+        let clients = self.connections.iter().filter(|(_, c)| c.array == Some(id)).count();
+        let array = self.hosted(id).ok_or(ReactorError::NoSuchArray)?;
+        Ok(ArrayFacts { status: array.volume.status(), clients, traffic: array.traffic })
+    }
+
+    /// Lets a volume take an event and executes what it wants. Events of arrays that are gone are dropped.
+    pub(super) fn step(&mut self, id: ArrayId, event: VolumeEvent) {
+        let now = self.now;
+        let mut actions = std::mem::take(&mut self.actions);
+        let Some(array) = self.hosted(id) else {
+            self.actions = actions;
+            return;
+        };
+        match event {
+            VolumeEvent::Client(..) => array.last_request = now,
+            VolumeEvent::Tick => {
+                let status = array.volume.status();
+                array.active = status.dirty || status.activities.iter().any(|activity| !activity.paused);
+            }
+            _ => {}
+        }
+        array.volume.step(now, event, &mut actions);
+        for action in actions.drain(..) {
+            match action {
+                VolumeAction::Io { device, token, op } => {
+                    self.members.submit(&mut self.ring, id.0, device, token, op);
+                }
+                VolumeAction::ClientDone(request, result) => self.client_done(request, result),
+                VolumeAction::AdminDone(request, result) => self.admin_done(id, request, result),
+                VolumeAction::Release(device) => self.members.release(device),
+                VolumeAction::Notice(notice) => self.notice(id, notice),
+            }
+        }
+        self.actions = actions;
+    }
+
+    pub(super) fn admin_request(
+        &mut self,
+        id: ArrayId,
+        request: AdminRequest,
+        devices: Vec<(DeviceId, Device)>,
+        reply: Reply<AdminOutcome>,
+    ) {
+        if self.hosted(id).is_none_or(|array| !array.is_serving()) {
+            // Nobody may be waiting any more.
+            let _ = reply.send(Err(ReactorError::NoSuchArray));
+            return;
+        }
+        let ids = devices.iter().map(|(device_id, _)| *device_id).collect();
+        for (device_id, device) in devices {
+            self.members.add(&self.ring, device_id, id.0, device);
+        }
+        let request_id = self.next_admin_id();
+        self.admin.insert(request_id, AdminPending { array: id, devices: ids, reply });
+        self.step(id, VolumeEvent::Admin(request_id, request));
+    }
+
+    /// Tells volumes of member files that are gone.
+    pub(super) fn report_vanished(&mut self) {
+        for (owner, device) in self.members.vanished() {
+            let fault = IoFault { kind: IoFaultKind::Gone, errno: libc::ENOENT };
+            self.step(ArrayId(owner), VolumeEvent::DeviceGone(device, fault));
+        }
+    }
+
+    /// Starts to stop an array; the reply comes when it is done.
+    pub(super) fn begin_stop(&mut self, id: ArrayId, reply: Option<Reply<AdminOutcome>>) {
+        let now = self.now;
+        let Some(array) = self.hosted(id) else {
+            if let Some(reply) = reply {
+                // Nobody may be waiting any more.
+                let _ = reply.send(Err(ReactorError::NoSuchArray));
+            }
+            return;
+        };
+        array.stop_replies.extend(reply);
+        if array.life != Life::Serving {
+            return;
+        }
+        array.life = Life::Draining(now);
+        for (_, connection) in self.connections.iter_mut().filter(|(_, c)| c.array == Some(id)) {
+            connection.nbd.begin_shutdown();
+        }
+    }
+
+    /// Moves arrays that are being stopped on to the next stage.
+    pub(super) fn progress_stops(&mut self) {
+        for index in 0..self.arrays.len() {
+            let id = ArrayId(index as u32);
+            let now = self.now;
+            let Some(array) = self.hosted(id) else { continue };
+            match array.life {
+                Life::Serving => {}
+                Life::Draining(since) => {
+                    if array.in_flight == 0 || now.nanos_since(since) > DRAIN_NANOS {
+                        array.life = Life::Stopping(now);
+                        let request = self.next_admin_id();
+                        self.step(id, VolumeEvent::Admin(request, AdminRequest::Stop));
+                    }
+                }
+                Life::Stopping(since) => {
+                    if now.nanos_since(since) > STOP_NANOS_MAX {
+                        array.life = Life::Stopped;
+                        let text = "the array did not stop in time: it will be checked at the next start";
+                        self.notice(
+                            id,
+                            ArrayNotice { level: NoticeLevel::Error, member: None, text: text.into() },
+                        );
+                        self.remove_array(id, Err(AdminError(text.into())));
+                    }
+                }
+                Life::Stopped => {}
+            }
+        }
+    }
+
+    fn admin_done(&mut self, id: ArrayId, request: RequestId, result: Result<AdminOutcome, AdminError>) {
+        if let Some(pending) = self.admin.remove(&request) {
+            if result.is_err() {
+                pending.devices.iter().for_each(|device| self.members.release(*device));
+            }
+            // Nobody may be waiting any more.
+            let _ = pending.reply.send(result.map_err(ReactorError::Refused));
+        } else if self.hosted(id).is_some_and(|array| matches!(array.life, Life::Stopping(_))) {
+            self.remove_array(id, result);
+        }
+    }
+
+    /// Takes a stopped array out of service.
+    fn remove_array(&mut self, id: ArrayId, result: Result<AdminOutcome, AdminError>) {
+        let Some(array) = self.arrays[id.0 as usize].take() else { return };
+        self.members.release_owner(id.0);
+        // Requests that the volume never answered, and their buffers, went with it.
+        let lost: Vec<usize> =
+            self.requests.iter().filter(|(_, pending)| pending.array == id).map(|(key, _)| key).collect();
+        for key in lost {
+            let pending = self.requests.remove(key);
+            self.connections[pending.connection].in_flight -= 1;
+            self.payload_bytes -= super::clients::payload_len(&pending.request);
+        }
+        self.close_clients_of(id);
+        self.admin.retain(|_, pending| pending.array != id);
+        for reply in array.stop_replies {
+            // Nobody may be waiting any more.
+            let _ = reply.send(result.clone().map_err(ReactorError::Refused));
+        }
+    }
+
+    fn notice(&mut self, id: ArrayId, notice: ArrayNotice) {
+        let events = self.events.clone();
+        if let Some(array) = self.hosted(id) {
+            events.push(&array.name, notice);
+        }
+    }
+
+    fn next_admin_id(&mut self) -> RequestId {
+        self.next_admin += 1;
+        RequestId(ADMIN_BIT | self.next_admin)
+    }
+}

@@ -1,0 +1,441 @@
+//! The reactor's clients: accepting them, taking their requests, sending their replies.
+//!
+//! Invariants: a connection parses only while it may start requests; bytes of payloads are counted from their
+//! request until their reply has left; whatever a client does costs nothing but its connection. Must not know
+//! what volumes do.
+
+use super::arrays::ExportView;
+use super::connection::{Connection, Next, Receiving};
+use super::listener::Listener;
+use super::outgoing::Outgoing;
+use super::{ArrayId, FAREWELL_NANOS, Pending, Reactor};
+use crate::block_io::BufMut;
+use crate::nbd::{CONNECTIONS_MAX, Command, Errno, Request, STATE_HOLE, STATE_ZERO};
+use crate::units::VolumeOffset;
+use crate::volume::{ClientError, ClientReply, ClientRequest, RequestId, VolumeEvent, VolumeExtent};
+use nix::sys::socket::{Shutdown, setsockopt, shutdown, sockopt};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::rc::Rc;
+
+/// Send buffer asked of the kernel for each client, in bytes: a few large replies, so that the client has
+/// something to read while the next are gathered.
+const SEND_BUFFER_BYTES: usize = 2 << 20;
+
+/// Replies gathered beyond this many bytes are sent before the next request is looked at, so that a client can
+/// read them meanwhile.
+const EARLY_SEND_BYTES: usize = 256 << 10;
+
+/// A listening socket of the reactor.
+#[derive(Debug)]
+pub(super) struct ListenerState {
+    /// Removes the socket file when dropped.
+    listener: Listener,
+    socket: Rc<OwnedFd>,
+    /// An accept is in the kernel.
+    armed: bool,
+    closing: bool,
+}
+
+/// Payload bytes that a request keeps in memory.
+pub(super) fn payload_len(request: &Request) -> usize {
+    match request.command {
+        Command::Read | Command::Write => request.length as usize,
+        _ => 0,
+    }
+}
+
+impl Reactor {
+    pub(super) fn add_listener(&mut self, listener: Listener) {
+        match listener.descriptor() {
+            Ok(socket) => {
+                let socket = Rc::new(socket);
+                self.listeners.insert(ListenerState { listener, socket, armed: false, closing: false });
+                self.resume_listeners();
+            }
+            Err(error) => tracing::error!(address = %listener.address(), %error, "cannot listen"),
+        }
+    }
+
+    /// Waits for clients again where it was given up, unless there are too many. Beyond the limit they wait in
+    /// the socket's backlog.
+    pub(super) fn resume_listeners(&mut self) {
+        for (key, listener) in &mut self.listeners {
+            if !listener.armed && !listener.closing && self.connections.len() < CONNECTIONS_MAX {
+                listener.armed = true;
+                self.sockets.accept(&mut self.ring, key, &listener.socket);
+            }
+        }
+    }
+
+    pub(super) fn close_listeners(&mut self) {
+        self.listeners.retain(|_, listener| {
+            listener.closing = true;
+            // Wakes the accept that is in the kernel; an error means that there is none to wake.
+            let _ = shutdown(listener.socket.as_raw_fd(), Shutdown::Both);
+            listener.armed
+        });
+    }
+
+    pub(super) fn on_accepted(&mut self, key: usize, result: io::Result<OwnedFd>) {
+        self.listeners[key].armed = false;
+        if self.listeners[key].closing {
+            self.listeners.remove(key);
+            return;
+        }
+        match result {
+            Ok(socket) => {
+                let now = self.now;
+                tune(&socket, &self.listeners[key].listener);
+                let connection = self.connections.insert(Connection::new(socket, now));
+                tracing::debug!(connection, address = %self.listeners[key].listener.address(), "client connected");
+                self.mark(connection);
+                self.resume_listeners();
+            }
+            // Out of descriptors, or the client is gone already: the next tick tries again.
+            Err(error) => tracing::warn!(%error, "cannot accept a client"),
+        }
+    }
+
+    /// Has a connection parsed and settled in this turn.
+    pub(super) fn mark(&mut self, key: usize) {
+        let connection = &mut self.connections[key];
+        if !connection.dirty {
+            connection.dirty = true;
+            self.dirty.push_back(key);
+        }
+        self.touch(key);
+    }
+
+    /// Has a connection settled at the end of this turn.
+    fn touch(&mut self, key: usize) {
+        let connection = &mut self.connections[key];
+        if !connection.touched {
+            connection.touched = true;
+            self.touched.push(key);
+        }
+    }
+
+    pub(super) fn on_received(&mut self, key: usize, buf: BufMut, result: io::Result<usize>) {
+        self.mark(key);
+        let connection = &mut self.connections[key];
+        let receiving = std::mem::replace(&mut connection.receiving, Receiving::Nothing);
+        let len = match result {
+            Ok(len) => len,
+            Err(error) => {
+                tracing::debug!(connection = key, %error, "client lost");
+                connection.broken = true;
+                0
+            }
+        };
+        match receiving {
+            Receiving::Payload { request, have } => {
+                let have = have + len;
+                if len == 0 || connection.broken {
+                    // The stream ended inside a payload: there is nobody to tell.
+                    connection.broken = true;
+                    self.free_payload(payload_len(&request));
+                } else if have < buf.len() {
+                    self.receive_payload(key, request, buf, have);
+                } else {
+                    connection.nbd.payload_taken();
+                    self.start(key, request, Some(buf));
+                }
+            }
+            Receiving::Inbox | Receiving::Nothing => {
+                if len == 0 {
+                    connection.read_closed = true;
+                } else {
+                    connection.received(buf, len);
+                }
+            }
+        }
+    }
+
+    pub(super) fn on_sent(&mut self, key: usize, mut message: Box<Outgoing>, result: io::Result<()>) {
+        self.free_payload(message.payload_bytes());
+        message.recycle();
+        self.mark(key);
+        let connection = &mut self.connections[key];
+        connection.sending = None;
+        connection.spare = Some(message);
+        if let Err(error) = result {
+            tracing::debug!(connection = key, %error, "client lost");
+            connection.broken = true;
+        }
+    }
+
+    /// Sends what there is for a connection, receives more, and sees whether it is over.
+    pub(super) fn settle(&mut self, key: usize) {
+        let connection = &mut self.connections[key];
+        connection.touched = false;
+        if let Some(message) = connection.message_to_send() {
+            self.sockets.send(&mut self.ring, key, &connection.socket, message);
+        }
+        if let Some(buf) = connection.buffer_to_receive(&self.config.pool) {
+            connection.receiving = Receiving::Inbox;
+            self.sockets.receive(&mut self.ring, key, &connection.socket, buf, 0, false);
+        }
+        if connection.waits_for_room() && !self.starved.contains(&key) {
+            self.mark(key);
+        }
+        self.close_if_done(key);
+    }
+
+    /// Takes the requests that a connection has received, as far as it may start them.
+    pub(super) fn parse(&mut self, key: usize) {
+        self.connections[key].dirty = false;
+        loop {
+            let connection = &mut self.connections[key];
+            if connection.broken || connection.read_closed || connection.receiving != Receiving::Nothing {
+                return;
+            }
+            if self.payload_bytes > self.config.payload_bytes && connection.in_flight > 0 {
+                if !self.starved.contains(&key) {
+                    self.starved.push_back(key);
+                }
+                return;
+            }
+            match connection.next(&ExportView(&self.arrays), &self.config.pool) {
+                Next::Receive | Next::Full => return,
+                Next::Selected => self.selected(key),
+                Next::Request(request) => {
+                    self.payload_bytes += payload_len(&request);
+                    self.start(key, request, None);
+                }
+                Next::Write(request, buf) => {
+                    self.payload_bytes += payload_len(&request);
+                    self.start(key, request, Some(buf));
+                }
+                Next::Payload { request, buf, have } => {
+                    self.payload_bytes += payload_len(&request);
+                    self.receive_payload(key, request, buf, have);
+                }
+                Next::Leave => {
+                    connection.read_closed = true;
+                    connection.discard_input();
+                }
+                Next::Fatal(fault) => {
+                    tracing::debug!(connection = key, %fault, "client broke the protocol");
+                    connection.read_closed = true;
+                    connection.discard_input();
+                }
+            }
+        }
+    }
+
+    fn receive_payload(&mut self, key: usize, request: Request, buf: BufMut, have: usize) {
+        let connection = &mut self.connections[key];
+        connection.receiving = Receiving::Payload { request, have };
+        self.sockets.receive(&mut self.ring, key, &connection.socket, buf, have, true);
+    }
+
+    fn selected(&mut self, key: usize) {
+        let name = self.connections[key].nbd.export().map(|export| export.name.clone()).unwrap_or_default();
+        let array = self.array_of_export(&name);
+        let connection = &mut self.connections[key];
+        connection.array = array;
+        if array.is_none() {
+            // It was stopped since the client asked for it.
+            connection.nbd.begin_shutdown();
+        }
+        tracing::debug!(connection = key, export = %name, "client attached");
+    }
+
+    /// Hands a request to its volume.
+    fn start(&mut self, key: usize, request: Request, payload: Option<BufMut>) {
+        let connection = &mut self.connections[key];
+        let offset = VolumeOffset(request.offset);
+        let len = request.length;
+        let client_request = match (request.command, payload) {
+            (Command::Read, _) => {
+                ClientRequest::Read { offset, buf: self.config.pool.alloc(request.length as usize) }
+            }
+            (Command::Write, Some(buf)) => {
+                ClientRequest::Write { offset, data: buf.freeze(), fua: request.fua }
+            }
+            (Command::Write, None) => unreachable!("a write starts with its payload"),
+            (Command::Flush, _) => ClientRequest::Flush,
+            (Command::Trim, _) => ClientRequest::Trim { offset, len, fua: request.fua },
+            (Command::WriteZeroes, _) => ClientRequest::WriteZeroes {
+                offset,
+                len,
+                may_unmap: !request.no_hole,
+                fast_only: request.fast_zero,
+                fua: request.fua,
+            },
+            (Command::BlockStatus, _) => ClientRequest::BlockStatus { offset, len },
+            (Command::Cache, _) => {
+                // Advisory, and there is no cache to fill.
+                connection.nbd.reply_done(&request, &mut connection.filling.head);
+                return;
+            }
+        };
+        let array = connection.array.filter(|id| self.arrays[id.0 as usize].is_some());
+        let Some(array) = array else {
+            connection.nbd.reply_error(
+                &request,
+                Errno::Shutdown,
+                "the array is not served any more",
+                &mut connection.filling.head,
+            );
+            self.payload_bytes -= payload_len(&request);
+            return;
+        };
+        connection.in_flight += 1;
+        if let Some(hosted) = self.hosted(array) {
+            hosted.in_flight += 1;
+        }
+        let id = self.requests.insert(Pending { connection: key, array, request });
+        self.step(array, VolumeEvent::Client(RequestId(id as u64), client_request));
+    }
+
+    /// Takes a volume's answer.
+    pub(super) fn client_done(&mut self, id: RequestId, result: Result<ClientReply, ClientError>) {
+        let Pending { connection: key, array, request } = self.requests.remove(id.0 as usize);
+        let succeeded = result.is_ok();
+        if let Some(hosted) = self.hosted(array) {
+            hosted.in_flight -= 1;
+            match request.command {
+                Command::Read if succeeded => {
+                    hosted.traffic.reads += 1;
+                    hosted.traffic.read_bytes += request.length;
+                }
+                Command::Write if succeeded => {
+                    hosted.traffic.writes += 1;
+                    hosted.traffic.written_bytes += request.length;
+                }
+                _ => {}
+            }
+        }
+        let connection = &mut self.connections[key];
+        connection.in_flight -= 1;
+        if connection.waits_for_room() {
+            self.mark(key)
+        } else {
+            self.touch(key)
+        }
+        let connection = &mut self.connections[key];
+        if connection.broken {
+            self.free_payload(payload_len(&request));
+            return;
+        }
+        let nbd = &connection.nbd;
+        let head = &mut connection.filling.head;
+        match result {
+            Ok(ClientReply::Data(buf)) => {
+                assert_eq!(buf.len() as u64, request.length, "a volume answered with another length");
+                nbd.reply_read_header(&request, head);
+                // Counted until it is sent.
+                connection.filling.push_payload(buf);
+                if connection.sending.is_none() && connection.filling.bytes() >= EARLY_SEND_BYTES {
+                    self.urgent = true;
+                }
+                return;
+            }
+            Ok(ClientReply::Done) => nbd.reply_done(&request, head),
+            Ok(ClientReply::Extents(extents)) => {
+                let state = |e: &VolumeExtent| if e.hole { STATE_HOLE | STATE_ZERO } else { 0 };
+                let extents: Vec<(u64, u32)> = extents.iter().map(|e| (e.len, state(e))).collect();
+                nbd.reply_block_status(&request, &extents, head);
+            }
+            Err(error) => {
+                let errno = match error {
+                    ClientError::Io => Errno::Io,
+                    ClientError::NoSpace => Errno::NoSpc,
+                    ClientError::NotSupported => Errno::NotSup,
+                    ClientError::Stopping => Errno::Shutdown,
+                };
+                nbd.reply_error(&request, errno, &error.to_string(), head);
+            }
+        }
+        self.free_payload(payload_len(&request));
+    }
+
+    /// Payload memory is free again: lets those go on who waited for it.
+    fn free_payload(&mut self, bytes: usize) {
+        self.payload_bytes -= bytes;
+        if self.payload_bytes <= self.config.payload_bytes {
+            while let Some(key) = self.starved.pop_front() {
+                if self.connections.contains(key) {
+                    self.mark(key);
+                }
+            }
+        }
+    }
+
+    fn close_if_done(&mut self, key: usize) {
+        let connection = &mut self.connections[key];
+        if !connection.is_done() && !connection.broken {
+            return;
+        }
+        if connection.broken && !connection.filling.is_empty() {
+            let bytes = connection.filling.payload_bytes();
+            connection.filling.recycle();
+            self.free_payload(bytes);
+        }
+        let connection = &mut self.connections[key];
+        if !connection.is_idle_in_kernel() {
+            // Ends what the kernel has of it; an error means that the socket is dead already.
+            let _ = shutdown(connection.socket.as_raw_fd(), Shutdown::Both);
+        } else if connection.is_done() {
+            tracing::debug!(connection = key, "client gone");
+            self.connections.remove(key);
+            // Its number may be used again: forget all that names it.
+            self.dirty.retain(|&dirty| dirty != key);
+            self.touched.retain(|&touched| touched != key);
+            self.starved.retain(|&starved| starved != key);
+            self.resume_listeners();
+        }
+    }
+
+    /// Closes connections that never came to the point, or do not take their last replies.
+    pub(super) fn close_overdue(&mut self) {
+        let now = self.now;
+        let is_overdue = |connection: &Connection| {
+            let dismissed = connection.dismissed.is_some_and(|since| now.nanos_since(since) > FAREWELL_NANOS);
+            !connection.broken && (dismissed || connection.nbd.handshake_overdue(now))
+        };
+        let overdue: Vec<usize> =
+            self.connections.iter().filter(|(_, c)| is_overdue(c)).map(|(key, _)| key).collect();
+        for key in overdue {
+            tracing::debug!(connection = key, "client took too long");
+            self.connections[key].broken = true;
+            self.mark(key);
+        }
+    }
+
+    /// Says goodbye to the clients of an array that is gone.
+    pub(super) fn close_clients_of(&mut self, array: ArrayId) {
+        self.close_where(|connection| connection.array == Some(array));
+    }
+
+    /// Says goodbye to the clients that chose no array.
+    pub(super) fn close_unattached(&mut self) {
+        self.close_where(|connection| connection.array.is_none());
+    }
+
+    fn close_where(&mut self, which: impl Fn(&Connection) -> bool) {
+        let keys: Vec<usize> =
+            self.connections.iter().filter(|(_, c)| which(c)).map(|(key, _)| key).collect();
+        for key in keys {
+            let connection = &mut self.connections[key];
+            connection.read_closed = true;
+            connection.discard_input();
+            connection.dismissed.get_or_insert(self.now);
+            self.mark(key);
+        }
+    }
+}
+
+/// Socket options of a client; none of them is vital.
+fn tune(socket: &OwnedFd, listener: &Listener) {
+    if matches!(listener.address(), super::ListenAddress::Tcp(_)) {
+        let _ = setsockopt(socket, sockopt::TcpNoDelay, &true);
+        let _ = setsockopt(socket, sockopt::KeepAlive, &true);
+    }
+    // The privileged form is not bound by the system's default maximum.
+    if setsockopt(socket, sockopt::SndBufForce, &SEND_BUFFER_BYTES).is_err() {
+        let _ = setsockopt(socket, sockopt::SndBuf, &SEND_BUFFER_BYTES);
+    }
+}

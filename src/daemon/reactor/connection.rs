@@ -1,0 +1,225 @@
+//! One client's connection: what of it is in user space, what the kernel holds, and when it may be closed.
+//!
+//! Invariants: at most one receive and one send are in the kernel; bytes are taken from the stream only while the
+//! connection may start requests; a connection is removed only when nothing of it is in the kernel or in a
+//! volume. Must not touch the ring or volumes.
+
+use super::ArrayId;
+use super::outgoing::Outgoing;
+use crate::block_io::{BufMut, Pool};
+use crate::nbd::{Exports, Fatal, Incoming, Request, ServerConnection, UNREAD_BYTES_MAX};
+use crate::units::Timestamp;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+
+/// Bytes received at once: some thousand headers, or a dozen small writes.
+const INBOX_BYTES: usize = 64 << 10;
+
+/// Bytes received at once after a large write: the next header, and little of its payload, so that the payload
+/// goes straight into its own buffer instead of being copied there.
+const INBOX_BYTES_BULK: usize = 4 << 10;
+
+/// A write of at least this many bytes makes the next receive a short one.
+const BULK_WRITE_BYTES: u64 = 128 << 10;
+
+/// Requests of one connection in flight or answered but unsent: twice what the Linux client keeps in flight.
+const REQUESTS_MAX: usize = 256;
+
+/// A client's connection.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) socket: Rc<OwnedFd>,
+    pub(super) nbd: ServerConnection,
+    /// The array it chose.
+    pub(super) array: Option<ArrayId>,
+    /// Received and not yet parsed; none while the kernel fills it.
+    inbox: Option<Inbox>,
+    pub(super) receiving: Receiving,
+    /// Replies being gathered.
+    pub(super) filling: Box<Outgoing>,
+    /// Bytes in the kernel's hands, when a send is under way.
+    pub(super) sending: Option<usize>,
+    /// An empty message to fill next.
+    pub(super) spare: Option<Box<Outgoing>>,
+    /// Requests given to the volume and not answered.
+    pub(super) in_flight: usize,
+    /// No more requests will come: goodbye, end of stream, or a protocol error.
+    pub(super) read_closed: bool,
+    /// The socket is of no use any more: replies are dropped.
+    pub(super) broken: bool,
+    /// Told to leave at this time: its last replies are all it still gets.
+    pub(super) dismissed: Option<Timestamp>,
+    /// Listed to be parsed.
+    pub(super) dirty: bool,
+    /// Listed to be settled.
+    pub(super) touched: bool,
+    /// The last write was a large one.
+    bulk: bool,
+}
+
+#[derive(Debug)]
+struct Inbox {
+    buf: BufMut,
+    start: usize,
+    end: usize,
+}
+
+/// What the kernel is filling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Receiving {
+    Nothing,
+    Inbox,
+    /// The payload of a write, of which `have` bytes are there.
+    Payload {
+        request: Request,
+        have: usize,
+    },
+}
+
+/// What comes next on the stream.
+#[derive(Debug)]
+pub(super) enum Next {
+    /// Nothing to parse: receive.
+    Receive,
+    /// There is something, but this connection has enough in flight or unsent.
+    Full,
+    /// An export was chosen.
+    Selected,
+    /// A request without payload.
+    Request(Request),
+    /// A write whose payload has arrived.
+    Write(Request, BufMut),
+    /// A write whose payload is to be received from `have` on.
+    Payload { request: Request, buf: BufMut, have: usize },
+    /// The client says goodbye.
+    Leave,
+    /// It broke the protocol.
+    Fatal(Fatal),
+}
+
+impl Connection {
+    pub(super) fn new(socket: OwnedFd, now: Timestamp) -> Connection {
+        let mut filling = Box::new(Outgoing::new());
+        let mut nbd = ServerConnection::new(now);
+        nbd.start(&mut filling.head);
+        Connection {
+            socket: Rc::new(socket),
+            nbd,
+            array: None,
+            inbox: None,
+            receiving: Receiving::Nothing,
+            filling,
+            sending: None,
+            spare: None,
+            in_flight: 0,
+            read_closed: false,
+            broken: false,
+            dismissed: None,
+            dirty: false,
+            touched: false,
+            bulk: false,
+        }
+    }
+
+    /// Parses the next message of what was received.
+    pub(super) fn next(&mut self, exports: &dyn Exports, pool: &Pool) -> Next {
+        let full = self.is_full();
+        let Some(inbox) = &mut self.inbox else { return Next::Receive };
+        loop {
+            if inbox.start == inbox.end {
+                self.inbox = None;
+                return Next::Receive;
+            }
+            if full || self.filling.bytes() > UNREAD_BYTES_MAX {
+                return Next::Full;
+            }
+            let input = &inbox.buf[inbox.start..inbox.end];
+            let incoming = match self.nbd.receive(input, exports, &mut self.filling.head) {
+                Ok((taken, incoming)) => {
+                    inbox.start += taken;
+                    incoming
+                }
+                Err(fatal) => return Next::Fatal(fatal),
+            };
+            match incoming {
+                None => {}
+                Some(Incoming::Selected) => return Next::Selected,
+                Some(Incoming::Request(request)) => return Next::Request(request),
+                Some(Incoming::Disconnect) => return Next::Leave,
+                Some(Incoming::Write { request }) => {
+                    let len = request.length as usize;
+                    self.bulk = request.length >= BULK_WRITE_BYTES;
+                    let mut buf = pool.alloc(len);
+                    let have = len.min(inbox.end - inbox.start);
+                    buf[..have].copy_from_slice(&inbox.buf[inbox.start..inbox.start + have]);
+                    inbox.start += have;
+                    if have < len {
+                        return Next::Payload { request, buf, have };
+                    }
+                    self.nbd.payload_taken();
+                    return Next::Write(request, buf);
+                }
+            }
+        }
+    }
+
+    /// Puts received bytes where [`Connection::next`] finds them.
+    pub(super) fn received(&mut self, buf: BufMut, len: usize) {
+        self.inbox = Some(Inbox { buf, start: 0, end: len });
+    }
+
+    /// A buffer to receive into, when the connection may receive now.
+    pub(super) fn buffer_to_receive(&mut self, pool: &Pool) -> Option<BufMut> {
+        let may = self.receiving == Receiving::Nothing
+            && self.inbox.is_none()
+            && !self.read_closed
+            && !self.broken
+            && !self.is_full();
+        may.then(|| pool.alloc(if self.bulk { INBOX_BYTES_BULK } else { INBOX_BYTES }))
+    }
+
+    /// A sealed message to be sent, when there is one and none is under way.
+    pub(super) fn message_to_send(&mut self) -> Option<Box<Outgoing>> {
+        if self.sending.is_some() || self.filling.is_empty() || self.broken {
+            return None;
+        }
+        let next = self.spare.take().unwrap_or_else(|| Box::new(Outgoing::new()));
+        let mut message = std::mem::replace(&mut self.filling, next);
+        message.seal();
+        self.sending = Some(message.bytes());
+        Some(message)
+    }
+
+    /// Bytes of replies that the client has not taken.
+    pub(super) fn unsent(&self) -> usize {
+        self.filling.bytes() + self.sending.unwrap_or(0)
+    }
+
+    /// Whether it may start no more requests for now.
+    pub(super) fn is_full(&self) -> bool {
+        self.in_flight >= REQUESTS_MAX
+            || self.unsent() > UNREAD_BYTES_MAX
+            || !self.filling.has_room_for(self.in_flight)
+    }
+
+    /// Whether received requests wait until it may start more.
+    pub(super) fn waits_for_room(&self) -> bool {
+        self.inbox.is_some() && !self.broken && !self.read_closed && !self.is_full()
+    }
+
+    /// Drops what was received and not parsed: nothing of it will be handled.
+    pub(super) fn discard_input(&mut self) {
+        self.inbox = None;
+    }
+
+    /// Whether it has said all it will say.
+    pub(super) fn is_done(&self) -> bool {
+        self.in_flight == 0
+            && (self.broken || (self.read_closed && self.sending.is_none() && self.filling.is_empty()))
+    }
+
+    /// Whether nothing of it is in the kernel.
+    pub(super) fn is_idle_in_kernel(&self) -> bool {
+        self.receiving == Receiving::Nothing && self.sending.is_none()
+    }
+}

@@ -1,0 +1,208 @@
+//! Listening sockets: unix sockets of mode 0600, and TCP. Must not know what is spoken on them.
+//!
+//! Invariants: a path is taken over only from a socket nobody answers on; the socket file is removed with the
+//! listener if it is still this one.
+
+use nix::sys::socket::{Backlog, UnixAddr};
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+/// Most bytes of a socket's path: what `sockaddr_un` holds, less its end.
+pub const SOCKET_PATH_MAX: usize = 107;
+
+/// Where clients connect.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum ListenAddress {
+    /// A unix socket at this path.
+    Unix(PathBuf),
+    /// A TCP port.
+    Tcp(SocketAddr),
+}
+
+impl fmt::Display for ListenAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ListenAddress::Unix(path) => write!(f, "unix socket {}", path.display()),
+            ListenAddress::Tcp(address) => write!(f, "tcp {address}"),
+        }
+    }
+}
+
+/// Why clients cannot be listened for.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// The path does not fit into a socket address.
+    #[error("{}: a socket's path may have at most {SOCKET_PATH_MAX} bytes: choose a shorter one", path.display())]
+    PathTooLong {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Something else is there.
+    #[error("{}: exists and is not a socket: choose another path, or remove it", path.display())]
+    NotASocket {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Somebody serves it.
+    #[error("{}: another daemon answers there: stop it first, or choose another path", path.display())]
+    InUse {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Any other error of the operating system.
+    #[error("cannot listen on {address}: {source}")]
+    Io {
+        /// The address.
+        address: ListenAddress,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// A bound, listening socket. Dropping it removes its socket file.
+#[derive(Debug)]
+pub struct Listener {
+    address: ListenAddress,
+    socket: OwnedFd,
+    /// Inode of the socket file.
+    file: Option<(u64, u64)>,
+}
+
+impl Listener {
+    /// Starts listening.
+    ///
+    /// # Errors
+    /// When the address is taken or not allowed.
+    pub fn bind(address: &ListenAddress) -> Result<Listener, ListenError> {
+        let fail = |source: io::Error| ListenError::Io { address: address.clone(), source };
+        match address {
+            ListenAddress::Unix(path) => bind_unix(path, fail),
+            ListenAddress::Tcp(wanted) => {
+                let listener = TcpListener::bind(wanted).map_err(fail)?;
+                // The port may have been left to the system.
+                let address = ListenAddress::Tcp(listener.local_addr().map_err(fail)?);
+                Ok(Listener { address, socket: listener.into(), file: None })
+            }
+        }
+    }
+
+    /// Where it listens; for TCP with the port that was given.
+    #[must_use]
+    pub fn address(&self) -> &ListenAddress {
+        &self.address
+    }
+
+    /// Another descriptor of the socket, for the reactor.
+    pub(super) fn descriptor(&self) -> io::Result<OwnedFd> {
+        self.socket.try_clone()
+    }
+
+    /// The socket as a standard listener, for a thread that waits on it.
+    ///
+    /// # Errors
+    /// When the descriptor cannot be duplicated. Panics for a TCP listener.
+    pub fn unix_listener(&self) -> io::Result<UnixListener> {
+        assert!(matches!(self.address, ListenAddress::Unix(_)), "not a unix socket");
+        Ok(self.socket.try_clone()?.into())
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let (ListenAddress::Unix(path), Some(file)) = (&self.address, self.file)
+            && std::fs::symlink_metadata(path).is_ok_and(|meta| (meta.dev(), meta.ino()) == file)
+        {
+            // Nothing depends on it: the next daemon takes a stale socket over.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+fn bind_unix(path: &Path, fail: impl Fn(io::Error) -> ListenError) -> Result<Listener, ListenError> {
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, bind, listen, socket};
+    if path.as_os_str().len() > SOCKET_PATH_MAX {
+        return Err(ListenError::PathTooLong { path: path.into() });
+    }
+    match std::fs::symlink_metadata(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+        Err(e) => return Err(fail(e)),
+        Ok(meta) if !meta.file_type().is_socket() => {
+            return Err(ListenError::NotASocket { path: path.into() });
+        }
+        Ok(_) => match UnixStream::connect(path) {
+            Ok(_) => return Err(ListenError::InUse { path: path.into() }),
+            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
+                std::fs::remove_file(path).map_err(&fail)?;
+            }
+            Err(e) => return Err(fail(e)),
+        },
+    }
+    let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)
+        .map_err(|e| fail(e.into()))?;
+    let address = UnixAddr::new(path).map_err(|e| fail(e.into()))?;
+    bind(std::os::fd::AsRawFd::as_raw_fd(&fd), &address).map_err(|e| fail(e.into()))?;
+    // Nobody can connect before `listen`, so there is no moment in which others could.
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(&fail)?;
+    listen(&fd, Backlog::MAXCONN).map_err(|e| fail(e.into()))?;
+    let meta = std::fs::symlink_metadata(path).map_err(&fail)?;
+    Ok(Listener {
+        address: ListenAddress::Unix(path.into()),
+        socket: fd,
+        file: Some((meta.dev(), meta.ino())),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_unix_socket_is_private_and_goes_with_its_listener() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let listener = Listener::bind(&ListenAddress::Unix(path.clone())).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        UnixStream::connect(&path).unwrap();
+        drop(listener);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_stale_socket_is_taken_over_and_a_live_one_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let address = ListenAddress::Unix(path.clone());
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(path.exists());
+        let listener = Listener::bind(&address).unwrap();
+        assert!(matches!(Listener::bind(&address), Err(ListenError::InUse { .. })));
+        UnixStream::connect(&path).unwrap();
+        drop(listener);
+    }
+
+    #[test]
+    fn what_is_not_a_socket_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        std::fs::write(&path, "precious").unwrap();
+        let error = Listener::bind(&ListenAddress::Unix(path.clone())).unwrap_err();
+        assert!(matches!(error, ListenError::NotASocket { .. }));
+        assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+        let long = dir.path().join("x".repeat(120));
+        assert!(matches!(Listener::bind(&ListenAddress::Unix(long)), Err(ListenError::PathTooLong { .. })));
+    }
+
+    #[test]
+    fn a_tcp_listener_tells_its_port() {
+        let listener = Listener::bind(&ListenAddress::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
+        match listener.address() {
+            ListenAddress::Tcp(address) => assert_ne!(address.port(), 0),
+            other => panic!("{other}"),
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! The reactor: one thread, one io_uring, any number of arrays, their clients and their members.
+//!
+//! A turn of the loop takes all completions, lets connections parse what came, steps volumes, executes what they
+//! want, and submits everything with the one system call that also waits for the next completions. Replies of a
+//! turn leave in one message per connection.
+//!
+//! Invariants: nothing here blocks but that call (and copies on memory-backed members); what the kernel works on
+//! is owned by `sockets` and `members`; a request given to a volume is answered exactly once, or its array is
+//! gone. Must not know what volumes do, or how the protocol encodes things.
+
+mod arrays;
+mod clients;
+mod connection;
+mod handle;
+mod listener;
+mod outgoing;
+mod sys;
+#[cfg(test)]
+mod tests;
+
+pub use arrays::{ArrayFacts, Traffic};
+pub use handle::{NewArray, ReactorError, ReactorHandle};
+pub use listener::{ListenAddress, ListenError, Listener, SOCKET_PATH_MAX};
+
+use crate::block_io::{DeviceId, Pool};
+use crate::daemon::{clock, events::EventLog};
+use crate::member::{MemberIo, Ring, RingEvent};
+use crate::nbd::Request;
+use crate::units::Timestamp;
+use crate::volume::{AdminOutcome, RequestId, VolumeAction, VolumeEvent};
+use arrays::Hosted;
+use clients::ListenerState;
+use connection::Connection;
+use handle::{Command, Mailbox, Reply};
+use slab::Slab;
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use sys::{SocketEvent, Sockets};
+
+/// `user_data` of member operations.
+const TAG_MEMBER: u32 = 1;
+
+/// `user_data` of socket operations.
+const TAG_SOCKET: u32 = 2;
+
+/// Longest wait while anything is going on: what volumes are promised.
+const TICK_BUSY: Duration = Duration::from_millis(100);
+
+/// Longest wait while nothing is going on.
+const TICK_IDLE: Duration = Duration::from_secs(1);
+
+/// How long after the last request an array counts as busy, in nanoseconds: volumes write back what they held up
+/// in the hope of more.
+const BUSY_NANOS: u64 = 2_000_000_000;
+
+/// How often member files are looked at, in nanoseconds.
+const VANISHED_NANOS: u64 = 1_000_000_000;
+
+/// Member completions handled between two looks at the ring: background work on memory-backed members would
+/// otherwise keep the sockets waiting for ever.
+const COMPLETIONS_PER_TURN: usize = 256;
+
+/// How long a client that was told to leave may take to receive its last replies, in nanoseconds.
+const FAREWELL_NANOS: u64 = 2_000_000_000;
+
+/// How long a shutdown may take in all, in nanoseconds: what an array may take, and the farewells.
+const SHUTDOWN_NANOS_MAX: u64 = arrays::DRAIN_NANOS + arrays::STOP_NANOS_MAX + 2 * FAREWELL_NANOS;
+
+/// Names an array in one reactor; never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ArrayId(pub u32);
+
+/// What a reactor has to work with.
+#[derive(Clone, Debug)]
+pub struct ReactorConfig {
+    /// Memory for requests and members; shared with the volumes.
+    pub pool: Pool,
+    /// Bytes of client payloads in memory above which connections have to wait. Each connection may have one
+    /// request in flight beyond it, so that none starves.
+    pub payload_bytes: usize,
+}
+
+/// A client's request inside a volume.
+#[derive(Debug)]
+struct Pending {
+    connection: usize,
+    array: ArrayId,
+    request: Request,
+}
+
+/// An administrator's request inside a volume.
+#[derive(Debug)]
+struct AdminPending {
+    array: ArrayId,
+    /// Devices that came with it.
+    devices: Vec<DeviceId>,
+    reply: Reply<AdminOutcome>,
+}
+
+struct Reactor {
+    ring: Ring,
+    sockets: Sockets,
+    members: MemberIo,
+    config: ReactorConfig,
+    events: EventLog,
+    mailbox: Arc<Mailbox>,
+    wake: Rc<OwnedFd>,
+    now: Timestamp,
+    arrays: Vec<Option<Hosted>>,
+    listeners: Slab<ListenerState>,
+    connections: Slab<Connection>,
+    requests: Slab<Pending>,
+    /// Administrators' requests inside volumes.
+    admin: HashMap<RequestId, AdminPending>,
+    next_admin: u64,
+    /// Payload bytes of requests in volumes and of replies not yet sent.
+    payload_bytes: usize,
+    /// Connections with something to parse.
+    dirty: VecDeque<usize>,
+    /// Connections to be settled at the end of this turn.
+    touched: Vec<usize>,
+    /// There is enough to send that it should leave before the turn goes on.
+    urgent: bool,
+    /// Connections that wait for payload memory.
+    starved: VecDeque<usize>,
+    /// What the last step of a volume asked for.
+    actions: Vec<VolumeAction>,
+    last_tick: Timestamp,
+    last_vanished: Timestamp,
+    /// Being shut down since.
+    stopping: Option<Timestamp>,
+}
+
+impl Reactor {
+    fn new(config: ReactorConfig, mailbox: Arc<Mailbox>, events: EventLog) -> io::Result<Reactor> {
+        let ring = Ring::new()?;
+        let wake = Rc::new(mailbox.wake.as_fd().try_clone_to_owned()?);
+        let now = clock::now();
+        Ok(Reactor {
+            ring,
+            sockets: Sockets::new(TAG_SOCKET),
+            members: MemberIo::new(TAG_MEMBER, &config.pool),
+            config,
+            events,
+            mailbox,
+            wake,
+            now,
+            arrays: Vec::new(),
+            listeners: Slab::new(),
+            connections: Slab::new(),
+            requests: Slab::new(),
+            admin: HashMap::new(),
+            next_admin: 0,
+            payload_bytes: 0,
+            dirty: VecDeque::new(),
+            touched: Vec::new(),
+            urgent: false,
+            starved: VecDeque::new(),
+            actions: Vec::new(),
+            last_tick: now,
+            last_vanished: now,
+            stopping: None,
+        })
+    }
+
+    fn run(mut self) -> io::Result<()> {
+        let mut events: Vec<RingEvent> = Vec::new();
+        self.sockets.poll(&mut self.ring, &self.wake);
+        loop {
+            let wait = if self.members.has_finished() || !self.dirty.is_empty() || !self.touched.is_empty() {
+                None
+            } else if self.is_busy() {
+                Some(TICK_BUSY)
+            } else {
+                Some(TICK_IDLE)
+            };
+            self.ring.enter(wait, &mut events)?;
+            self.now = clock::now();
+            for event in events.drain(..) {
+                self.dispatch(event);
+            }
+            self.tick_if_due();
+            self.work();
+            self.progress_stops();
+            if self.stopping.is_some_and(|since| self.may_end(since)) {
+                return Ok(());
+            }
+        }
+    }
+
+    fn dispatch(&mut self, event: RingEvent) {
+        if (event.user_data >> 32) as u32 == TAG_MEMBER {
+            self.members.complete(&mut self.ring, event.user_data, event.result);
+            return;
+        }
+        match self.sockets.complete(&mut self.ring, event.user_data, event.result) {
+            None => {}
+            Some(SocketEvent::Received { owner, buf, result }) => self.on_received(owner, buf, result),
+            Some(SocketEvent::Sent { owner, message, result }) => self.on_sent(owner, message, result),
+            Some(SocketEvent::Accepted { owner, result }) => self.on_accepted(owner, result),
+            Some(SocketEvent::Readable) => {
+                // An error means that somebody else was woken for it, which is just as well.
+                let _ = self.mailbox.wake.read();
+                for command in self.mailbox.take() {
+                    self.command(command);
+                }
+                self.sockets.poll(&mut self.ring, &self.wake);
+            }
+        }
+    }
+
+    /// Lets connections parse and members' completions flow until there is nothing left, or enough to send; then
+    /// sends.
+    fn work(&mut self) {
+        self.urgent = false;
+        for _ in 0..COMPLETIONS_PER_TURN {
+            while let Some(key) = self.dirty.pop_front() {
+                self.parse(key);
+            }
+            if self.urgent {
+                break;
+            }
+            let Some(done) = self.members.next_finished() else { break };
+            self.step(ArrayId(done.owner), VolumeEvent::Io(done.completion));
+        }
+        let mut touched = std::mem::take(&mut self.touched);
+        for key in touched.drain(..) {
+            if self.connections.contains(key) {
+                self.settle(key);
+            }
+        }
+        // Settling may have touched others.
+        touched.append(&mut self.touched);
+        self.touched = touched;
+    }
+
+    fn command(&mut self, command: Command) {
+        // A reply nobody waits for any more is no loss.
+        match command {
+            Command::AddArray { id, array, reply } => {
+                let _ = reply.send(self.add_array(id, array));
+            }
+            Command::Admin { array, request, devices, reply } => {
+                self.admin_request(array, request, devices, reply);
+            }
+            Command::Status { array, reply } => {
+                let _ = reply.send(self.facts(array));
+            }
+            Command::StopArray { array, reply } => self.begin_stop(array, Some(reply)),
+            Command::Listen { listener } => self.add_listener(listener),
+            Command::Shutdown => self.begin_shutdown(),
+        }
+    }
+
+    fn tick_if_due(&mut self) {
+        let due = if self.is_busy() { TICK_BUSY } else { TICK_IDLE }.as_nanos() as u64;
+        if self.now.nanos_since(self.last_tick) >= due {
+            self.last_tick = self.now;
+            for index in 0..self.arrays.len() {
+                self.step(ArrayId(index as u32), VolumeEvent::Tick);
+            }
+            self.close_overdue();
+            self.resume_listeners();
+        }
+        if self.now.nanos_since(self.last_vanished) >= VANISHED_NANOS {
+            self.last_vanished = self.now;
+            self.report_vanished();
+        }
+    }
+
+    fn is_busy(&self) -> bool {
+        self.stopping.is_some()
+            || self.members.in_flight() > 0
+            || self.arrays.iter().flatten().any(|array| array.is_busy(self.now))
+    }
+
+    fn begin_shutdown(&mut self) {
+        if self.stopping.is_some() {
+            return;
+        }
+        self.stopping = Some(self.now);
+        self.close_listeners();
+        for index in 0..self.arrays.len() {
+            if self.arrays[index].is_some() {
+                self.begin_stop(ArrayId(index as u32), None);
+            }
+        }
+        self.close_unattached();
+    }
+
+    /// Whether all is said and done after a shutdown, or has taken too long.
+    fn may_end(&self, since: Timestamp) -> bool {
+        let quiet = self.arrays.iter().flatten().next().is_none()
+            && self.connections.is_empty()
+            && self.listeners.is_empty()
+            && self.members.in_flight() == 0;
+        quiet || self.now.nanos_since(since) > SHUTDOWN_NANOS_MAX
+    }
+}

@@ -1,0 +1,176 @@
+//! Socket operations through io_uring: the one place where the reactor hands memory to the kernel.
+//!
+//! Invariants: buffers, message headers and the descriptor of an operation are owned by its entry in `flights`
+//! from submission to completion, whatever becomes of the connection, and are leaked if this table is dropped
+//! under them. Every operation completes exactly once. Must not know NBD.
+#![allow(unsafe_code)] // raw io_uring entries; each block argues for itself
+
+use super::outgoing::Outgoing;
+use crate::block_io::BufMut;
+use crate::member::Ring;
+use io_uring::{opcode, squeue, types};
+use slab::Slab;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::rc::Rc;
+
+/// The outcome of one socket operation, with what it owned.
+#[derive(Debug)]
+pub(super) enum SocketEvent {
+    /// Bytes arrived in `buf` behind those it held; 0 is the end of the stream.
+    Received { owner: usize, buf: BufMut, result: io::Result<usize> },
+    /// The whole of `message` was sent, or the connection broke.
+    Sent { owner: usize, message: Box<Outgoing>, result: io::Result<()> },
+    /// A client connected.
+    Accepted { owner: usize, result: io::Result<OwnedFd> },
+    /// The descriptor became readable (or failed: reading it tells).
+    Readable,
+}
+
+/// Socket operations in the kernel.
+#[derive(Debug)]
+pub(super) struct Sockets {
+    tag: u64,
+    flights: Slab<Flight>,
+}
+
+#[derive(Debug)]
+struct Flight {
+    owner: usize,
+    socket: Rc<OwnedFd>,
+    work: Work,
+}
+
+#[derive(Debug)]
+enum Work {
+    Receive { buf: BufMut, filled: usize, whole: bool },
+    Send { message: Box<Outgoing> },
+    Accept,
+    Poll,
+}
+
+impl Sockets {
+    /// A table whose ring entries carry `tag` in the upper 32 bits of their `user_data`.
+    pub(super) fn new(tag: u32) -> Sockets {
+        Sockets { tag: u64::from(tag) << 32, flights: Slab::new() }
+    }
+
+    /// Receives into `buf` from `filled` on: what there is, or, if `whole`, until it is full.
+    pub(super) fn receive(
+        &mut self,
+        ring: &mut Ring,
+        owner: usize,
+        socket: &Rc<OwnedFd>,
+        buf: BufMut,
+        filled: usize,
+        whole: bool,
+    ) {
+        assert!(filled < buf.len(), "a receive of nothing would look like the end of the stream");
+        self.start(ring, owner, socket, Work::Receive { buf, filled, whole });
+    }
+
+    /// Sends the whole of a sealed message.
+    pub(super) fn send(
+        &mut self,
+        ring: &mut Ring,
+        owner: usize,
+        socket: &Rc<OwnedFd>,
+        message: Box<Outgoing>,
+    ) {
+        self.start(ring, owner, socket, Work::Send { message });
+    }
+
+    /// Waits for a connection.
+    pub(super) fn accept(&mut self, ring: &mut Ring, owner: usize, listener: &Rc<OwnedFd>) {
+        self.start(ring, owner, listener, Work::Accept);
+    }
+
+    /// Waits until a descriptor is readable.
+    pub(super) fn poll(&mut self, ring: &mut Ring, descriptor: &Rc<OwnedFd>) {
+        self.start(ring, 0, descriptor, Work::Poll);
+    }
+
+    /// Takes a completion of the ring whose `user_data` carries this table's tag. None when the operation goes on.
+    pub(super) fn complete(&mut self, ring: &mut Ring, user_data: u64, result: i32) -> Option<SocketEvent> {
+        let key = (user_data & u64::from(u32::MAX)) as usize;
+        if result == -libc::EINTR || result == -libc::EAGAIN {
+            self.push(ring, key);
+            return None;
+        }
+        if let Work::Send { message } = &mut self.flights[key].work
+            && result > 0
+            && !message.advance(result as usize)
+        {
+            self.push(ring, key);
+            return None;
+        }
+        let result =
+            if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(result as usize) };
+        let Flight { owner, work, .. } = self.flights.remove(key);
+        Some(match work {
+            Work::Receive { buf, .. } => SocketEvent::Received { owner, buf, result },
+            Work::Send { message } => {
+                let result = match result {
+                    // Not what a stream socket does with a message that is not empty; never spin on it.
+                    Ok(0) => Err(io::ErrorKind::WriteZero.into()),
+                    other => other.map(|_| ()),
+                };
+                SocketEvent::Sent { owner, message, result }
+            }
+            Work::Accept => SocketEvent::Accepted {
+                owner,
+                result: result.map(|fd| {
+                    // SAFETY: a fresh descriptor that the kernel just gave to this process alone.
+                    unsafe { OwnedFd::from_raw_fd(fd as i32) }
+                }),
+            },
+            Work::Poll => SocketEvent::Readable,
+        })
+    }
+
+    fn start(&mut self, ring: &mut Ring, owner: usize, socket: &Rc<OwnedFd>, work: Work) {
+        let key = self.flights.insert(Flight { owner, socket: Rc::clone(socket), work });
+        self.push(ring, key);
+    }
+
+    fn push(&mut self, ring: &mut Ring, key: usize) {
+        let entry = self.flights[key].entry().user_data(self.tag | key as u64);
+        // SAFETY: all that the entry points to belongs to the flight (a page of the pool, or the boxed message),
+        // which stays in `flights` until the completion was taken and is leaked by `drop` otherwise; the flight
+        // also keeps the descriptor open.
+        unsafe { ring.push(entry) }
+    }
+}
+
+impl Flight {
+    fn entry(&mut self) -> squeue::Entry {
+        let fd = types::Fd(self.socket.as_raw_fd());
+        match &mut self.work {
+            Work::Receive { buf, filled, whole } => {
+                let target = &mut buf[*filled..];
+                let flags = if *whole { libc::MSG_WAITALL } else { 0 };
+                let len = u32::try_from(target.len()).unwrap_or(u32::MAX);
+                opcode::Recv::new(fd, target.as_mut_ptr(), len).flags(flags).build()
+            }
+            Work::Send { message } => {
+                let flags = (libc::MSG_NOSIGNAL | libc::MSG_WAITALL) as u32;
+                opcode::SendMsg::new(fd, message.header()).flags(flags).build()
+            }
+            Work::Accept => opcode::Accept::new(fd, std::ptr::null_mut(), std::ptr::null_mut())
+                .flags(libc::SOCK_CLOEXEC)
+                .build(),
+            Work::Poll => opcode::PollAdd::new(fd, libc::POLLIN as u32).build(),
+        }
+    }
+}
+
+impl Drop for Sockets {
+    fn drop(&mut self) {
+        for flight in self.flights.drain() {
+            // The kernel may still use these buffers: losing the memory is the lesser evil.
+            if matches!(flight.work, Work::Receive { .. } | Work::Send { .. }) {
+                std::mem::forget(flight);
+            }
+        }
+    }
+}
