@@ -1,10 +1,13 @@
 //! Calpe: a software RAID in user space. See ARCHITECTURE.md for the map of the layers.
 
+pub mod array;
 pub mod block_io;
+pub mod codec;
 pub mod control;
 pub mod daemon;
 pub mod format;
 pub mod member;
 pub mod nbd;
+pub mod testing;
 pub mod units;
 pub mod volume;

@@ -182,9 +182,20 @@ impl BufMut {
 
     /// Joins `tail` back, which must start where `self` ends in the same allocation. Panics otherwise.
     pub fn unsplit(&mut self, tail: BufMut) {
-        assert!(Arc::ptr_eq(&self.region, &tail.region), "unsplit of two allocations");
-        assert_eq!(self.start.as_ptr().addr() + self.len, tail.start.as_ptr().addr(), "unsplit of a gap");
+        assert!(self.try_unsplit(tail).is_ok(), "unsplit of ranges that are not neighbours");
+    }
+
+    /// Joins `tail` back when it starts where `self` ends in the same allocation; hands it back otherwise.
+    ///
+    /// # Errors
+    /// The tail, when the two are not neighbours.
+    pub fn try_unsplit(&mut self, tail: BufMut) -> Result<(), BufMut> {
+        let end = self.start.as_ptr().addr() + self.len;
+        if !Arc::ptr_eq(&self.region, &tail.region) || end != tail.start.as_ptr().addr() {
+            return Err(tail);
+        }
         self.len += tail.len;
+        Ok(())
     }
 
     /// Gives up writing; the result can be cloned and sliced.
@@ -337,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "unsplit of a gap")]
+    #[should_panic(expected = "not neighbours")]
     fn joining_out_of_order_is_refused() {
         let pool = Pool::new(1 << 20).unwrap();
         let mut a = pool.alloc(4096);

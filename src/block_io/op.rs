@@ -20,7 +20,7 @@ pub enum IoOp {
     Read {
         /// Where to start.
         offset: ByteOffset,
-        /// Filled whole on success, of unspecified content on failure; handed back either way.
+        /// Filled whole and handed back on success; gone on failure.
         buf: BufMut,
     },
     /// Write the whole of `buf` at `offset`.

@@ -6,13 +6,13 @@
 //! another life could outrank it. Must not know of running arrays.
 
 use super::superblocks::{signatures, wipe_ends, write_superblock};
+use crate::array::NewArray;
 use crate::format::{
-    ArrayShape, ChecksumKind, Epoch, Geometry, LayoutError, MatrixId, MemberRecord, MemberSet, MemberState,
-    Region, Role, ScrubRecord, Signature, Superblock, VolumeKind, check_array_name, geometry_for,
-    leftover_bytes, member_bytes_for,
+    ArrayShape, ChecksumKind, Geometry, LayoutError, Region, Signature, Superblock, VolumeKind,
+    check_array_name, geometry_for, leftover_bytes, member_bytes_for,
 };
 use crate::member::{Access, Device, DeviceError};
-use crate::units::{HumanSize, MemberIndex, SECTOR_BYTES, SlotIndex};
+use crate::units::{HumanSize, SECTOR_BYTES};
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
@@ -398,39 +398,21 @@ fn new_superblocks(
     geometry: Geometry,
     regions: &[Region],
     created_unix: u64,
-    all_zero: bool,
+    members_are_zero: bool,
 ) -> Vec<Superblock> {
-    let records: Vec<_> = (0..geometry.width())
-        .map(|_| MemberRecord { uuid: Uuid::new_v4(), state: MemberState::Online, rebuilt: SlotIndex(0) })
-        .collect();
     // A uuid has a few fixed bits, in different places of its halves; their sum in GF(2) has none.
     let (high, low) = Uuid::new_v4().as_u64_pair();
-    let superblock = |(record, index): (&MemberRecord, u16)| Superblock {
-        features_compat: 0,
-        features_ro_compat: 0,
-        features_incompat: 0,
-        array: Uuid::nil(),
+    let array = NewArray {
         name: request.name.clone(),
+        uuid: Uuid::new_v4(),
         created_unix,
-        device: record.uuid,
-        member: MemberIndex(index),
-        role: Role::Member,
+        epoch_id: (high ^ low).max(1),
         geometry,
-        matrix: MatrixId::Vandermonde11d,
-        checksum: request.checksum,
-        volume: request.volume,
         regions: regions.to_vec(),
-        sequence: 1,
-        epoch: Epoch { number: 1, id: high ^ low, parent: 0, live: MemberSet::first(geometry.width()) },
-        // Parity of zeroes is zeroes. Anything else has to be made consistent first.
-        clean: all_zero,
-        resynced: SlotIndex(if all_zero { geometry.slots } else { 0 }),
-        members: records.clone(),
-        replacements: Vec::new(),
-        scrub: ScrubRecord::default(),
+        members_are_zero,
     };
-    let array = Uuid::new_v4();
-    records.iter().zip(0..).map(superblock).map(|superblock| Superblock { array, ..superblock }).collect()
+    let devices: Vec<_> = request.members.iter().map(|_| Uuid::new_v4()).collect();
+    array.superblocks(&devices)
 }
 
 /// After a failure: nothing that looks like a member stays. Best effort, since the device may be what failed.
@@ -450,7 +432,7 @@ fn take_back(device: Device, existed: bool) {
 mod tests {
     use super::super::superblocks::{inspect, read_superblock};
     use super::*;
-    use crate::format::region_end;
+    use crate::format::{MemberSet, region_end};
     use std::fs::{self, File};
 
     const MIB: u64 = 1 << 20;

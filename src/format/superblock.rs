@@ -236,9 +236,10 @@ pub struct Superblock {
     pub sequence: u64,
     /// Epoch.
     pub epoch: Epoch,
-    /// No write is under way and parity is consistent everywhere.
+    /// No write is under way.
     pub clean: bool,
-    /// While not clean: a resync under way has made parity consistent below this slot (0: nothing known).
+    /// With `clean`: parity is consistent below this slot (all slots when no resync is under way). Without `clean`
+    /// nothing is known about parity after a restart, whatever this says.
     pub resynced: SlotIndex,
     /// Per member.
     pub members: Vec<MemberRecord>,

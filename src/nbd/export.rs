@@ -16,6 +16,9 @@ pub const BLOCK_MIN_BYTES_MAX: u32 = 1 << 16;
 /// works in sectors of 512 bytes at least, and the protocol tells clients to assume so.
 pub const BLOCK_MIN_BYTES_ASSUMED: u32 = 512;
 
+/// Unfragmented reads of this many bytes must work; one reply carries at most a maximum block.
+const DF_BYTES_MIN: u32 = 64 << 10;
+
 /// One export as clients see it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportInfo {
@@ -60,7 +63,7 @@ pub enum ExportFault {
     #[error(
         "block sizes {min}, {preferred}, {max} of an export of {size} bytes: want powers of two with \
          min <= 65536, min <= preferred <= 32 MiB, and a maximum that is a multiple of min, at most 32 MiB and \
-         not below the smaller of preferred and size"
+         not below 64 KiB, preferred, or else the export's size"
     )]
     BlockSizes {
         /// Minimum, bytes.
@@ -98,7 +101,7 @@ impl ExportInfo {
             && max > 0
             && max <= BLOCK_BYTES_MAX
             && max.is_multiple_of(min)
-            && u64::from(max) >= u64::from(preferred).min(self.size);
+            && u64::from(max) >= u64::from(preferred.max(DF_BYTES_MIN)).min(self.size);
         if !good {
             return Err(ExportFault::BlockSizes { min, preferred, max, size: self.size });
         }

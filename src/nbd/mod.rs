@@ -42,6 +42,12 @@
 //! [`UNREAD_BYTES_MAX`] wait to be sent, and accepts at most [`CONNECTIONS_MAX`]. A connection that vanishes needs
 //! nothing but to be dropped.
 //!
+//! # Driving a client connection
+//!
+//! [`ClientConnection`] is the mirror image. Feed what arrives to `receive` and take the events after every call.
+//! After [`ClientEvent::Ready`], `submit` requests, each WRITE followed by its payload on the stream.
+//! [`ClientEvent::Data`] announces payload that the driver takes off the stream itself; [`ClientEvent::Done`] ends
+//! a request.
 //!
 //! # What is left out, and where it would go
 //!
@@ -49,13 +55,21 @@
 //! wide in [`Request`] already, and `transmission` alone knows that headers are compact. More metadata contexts
 //! are more names beside [`BASE_ALLOCATION`]. Replies with holes are another chunk beside `reply_read_header`.
 
+mod client;
 mod errno;
 mod export;
 mod handshake;
 mod server;
+#[cfg(test)]
+mod tests;
 mod transmission;
+mod uri;
 mod wire;
 
+pub use client::{
+    ClientConnection, ClientEvent, ClientFatal, ClientOptions, Failure, IN_FLIGHT_MAX, Refusal, RemoteExport,
+    SubmitError,
+};
 pub use errno::Errno;
 pub use export::{
     BLOCK_BYTES_MAX, BLOCK_MIN_BYTES_ASSUMED, BLOCK_MIN_BYTES_MAX, ExportFault, ExportInfo, Exports,
@@ -63,6 +77,7 @@ pub use export::{
 pub use handshake::{OPTION_BYTES_MAX, OPTIONS_MAX};
 pub use server::{CONNECTIONS_MAX, Fatal, HANDSHAKE_NANOS_MAX, Incoming, ServerConnection, UNREAD_BYTES_MAX};
 pub use transmission::{BLOCK_STATUS_EXTENTS_MAX, ERROR_MESSAGE_BYTES_MAX, WRITE_DRAIN_BYTES_MAX};
+pub use uri::{NbdAddress, NbdUri, UriError};
 pub use wire::{
     BASE_ALLOCATION, Command, DEFAULT_PORT, Request, STATE_HOLE, STATE_ZERO, STRING_BYTES_MAX, StringFault,
 };

@@ -1,11 +1,10 @@
 //! Events and actions of a volume. See the folder's head page.
 
+pub use crate::array::{
+    AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, NewDevice, NoticeLevel, RequestId,
+};
 use crate::block_io::{Buf, BufMut, Completion, DeviceId, IoFault, IoOp, IoToken};
-use crate::units::{MemberIndex, VolumeOffset};
-
-/// Names one client or admin request in its completion; chosen by the driver, opaque here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RequestId(pub u64);
+use crate::units::VolumeOffset;
 
 /// A request of a client, already validated: inside the volume, aligned to its sector, length above zero.
 #[derive(Debug)]
@@ -79,86 +78,6 @@ pub struct VolumeExtent {
     pub hole: bool,
 }
 
-/// The bad end of a client request. The NBD layer turns it into an errno.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ClientError {
-    /// The bytes cannot be read or written (more than m members gone, or unreadable). EIO.
-    #[error("input/output error")]
-    Io,
-    /// A member's filesystem is full. ENOSPC.
-    #[error("no space left for a member")]
-    NoSpace,
-    /// A fast zero was asked for where there is none. ENOTSUP.
-    #[error("not supported")]
-    NotSupported,
-    /// The volume is stopping. ESHUTDOWN.
-    #[error("the volume is stopping")]
-    Stopping,
-}
-
-/// An administrator's request.
-#[derive(Debug)]
-pub enum AdminRequest {
-    /// Take a member out for good, as if it had failed.
-    Fail {
-        /// Which member.
-        member: MemberIndex,
-    },
-    /// Take a member out on purpose.
-    Offline {
-        /// Which member.
-        member: MemberIndex,
-    },
-    /// A member's device is there again (or a wholly blank device takes its place, when `superblock` is none).
-    /// Whether it is current or has to be rebuilt is the array's to decide.
-    Online {
-        /// Which member.
-        member: MemberIndex,
-        /// The newly opened device.
-        device: NewDevice,
-    },
-    /// Build a new device for a member; the old one, if there, stays in service until the new one is complete.
-    Replace {
-        /// Which member.
-        member: MemberIndex,
-        /// The newly opened, blank device.
-        device: NewDevice,
-    },
-    /// Start or continue a scrub.
-    ScrubStart,
-    /// Pause a scrub.
-    ScrubPause,
-    /// Stop a scrub and forget its position.
-    ScrubStop,
-    /// Finish what is in flight, answer new requests with [`ClientError::Stopping`], flush, mark the array
-    /// clean and complete. The volume does nothing after that.
-    Stop,
-}
-
-/// A device that the driver has opened, locked and checked for size, handed to the array.
-#[derive(Debug)]
-pub struct NewDevice {
-    /// Its handle.
-    pub device: DeviceId,
-    /// Its identity: that of its superblock, or freshly made for a blank device.
-    pub uuid: uuid::Uuid,
-    /// Size of the device in bytes, rounded down to its sector.
-    pub bytes: u64,
-    /// Its valid superblock of this array, if it has one.
-    pub superblock: Option<Box<crate::format::Superblock>>,
-    /// The data region is known to read as zeroes (a new sparse file, or just discarded).
-    pub known_zero: bool,
-}
-
-/// What an administrator's request did, in one line for a person.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AdminOutcome(pub String);
-
-/// Why an administrator's request was refused; nothing was changed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct AdminError(pub String);
-
 /// What drives a volume.
 #[derive(Debug)]
 pub enum VolumeEvent {
@@ -194,26 +113,4 @@ pub enum VolumeAction {
     Release(DeviceId),
     /// Something an operator wants to know: log it, keep it for `events`.
     Notice(ArrayNotice),
-}
-
-/// Something an operator wants to know.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ArrayNotice {
-    /// How bad: an error needs a person, a warning a look, information none.
-    pub level: NoticeLevel,
-    /// The member it is about, if one.
-    pub member: Option<MemberIndex>,
-    /// One sentence: what, where, what to do.
-    pub text: String,
-}
-
-/// Severity of a notice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum NoticeLevel {
-    /// Progress and completion.
-    Info,
-    /// Redundancy is reduced or something was repaired.
-    Warning,
-    /// Data cannot be served.
-    Error,
 }

@@ -5,24 +5,27 @@
 //! seeds are arguments. It owns its array. Must not know of sockets, threads or paths.
 
 mod api;
-mod status;
+mod plain;
 
-use crate::units::Timestamp;
-
+pub use crate::array::{
+    Activity, ActivityKind, ArrayState, MemberCounters, MemberStatus, ScrubResult, VolumeStatus,
+};
 pub use api::{
     AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, ClientReply, ClientRequest, NewDevice,
     NoticeLevel, RequestId, VolumeAction, VolumeEvent, VolumeExtent,
 };
-pub use status::{
-    Activity, ActivityKind, ArrayState, MemberCounters, MemberStatus, ScrubResult, VolumeStatus,
-};
+pub use plain::PlainVolume;
 
-/// A volume, as its driver sees it. The driver executes the actions in order and answers each operation, and
-/// calls from one thread at a time.
+use crate::units::Timestamp;
+
+/// A volume as its driver sees it.
 pub trait Volume: Send {
-    /// Takes an event that happened at `now` and appends what is to be done to `out`.
+    /// Takes one event and appends what is to be done.
     fn step(&mut self, now: Timestamp, event: VolumeEvent, out: &mut Vec<VolumeAction>);
 
-    /// What there is to say of it.
+    /// The facts of the volume and its array.
     fn status(&self) -> VolumeStatus;
+
+    /// Whether nothing is under way and no pass runs: ticks may come slowly.
+    fn is_idle(&self) -> bool;
 }

@@ -1,0 +1,235 @@
+//! Administrators' requests: members out, members in, replacements, scrubs, and the clean stop.
+
+use super::members::{Device, Progress, Replacement};
+use super::{AdminError, AdminOutcome, AdminRequest, NewDevice, NoticeLevel, RequestId};
+use super::{Array, ArrayAction, Stopping};
+use crate::format::{COPY_BYTES, MemberState, Superblock, region_end};
+use crate::units::{MemberIndex, Timestamp};
+
+impl Array {
+    /// Starts a request; its end is an [`ArrayAction::AdminDone`].
+    pub fn admin(&mut self, now: Timestamp, id: RequestId, request: AdminRequest) {
+        self.now = now;
+        if self.stopping.is_some() {
+            self.admin_done(id, Err(AdminError("the array is stopping".into())));
+            return;
+        }
+        let result = match request {
+            AdminRequest::Fail { member } => {
+                self.take_out(member, MemberState::Faulted, "failed by an administrator")
+            }
+            AdminRequest::Offline { member } => {
+                self.take_out(member, MemberState::Offline, "taken offline by an administrator")
+            }
+            AdminRequest::Online { member, device } => self.bring_in(member, device),
+            AdminRequest::Replace { member, device } => self.replace(member, device),
+            AdminRequest::ScrubStart => self.scrub_start(),
+            AdminRequest::ScrubPause if self.passes.pause_scrub() => Ok("the scrub is paused".into()),
+            AdminRequest::ScrubPause => Err("no scrub is running".into()),
+            AdminRequest::ScrubStop if self.passes.stop_scrub() => {
+                self.supers.want();
+                Ok("the scrub is stopped".into())
+            }
+            AdminRequest::ScrubStop => Err("no scrub is running".into()),
+            AdminRequest::Stop => {
+                self.stopping = Some(Stopping::Draining(id));
+                self.run();
+                return;
+            }
+        };
+        self.admin_done(id, result.map(AdminOutcome).map_err(AdminError));
+        self.run();
+    }
+
+    fn admin_done(&mut self, id: RequestId, result: Result<AdminOutcome, AdminError>) {
+        self.actions.push(ArrayAction::AdminDone(id, result));
+    }
+
+    fn known(&self, index: MemberIndex) -> Result<(), String> {
+        let width = self.map.width();
+        if usize::from(index.0) < width {
+            return Ok(());
+        }
+        Err(format!("there is no member {index}: the array has members 0 to {}", width - 1))
+    }
+
+    fn take_out(&mut self, index: MemberIndex, to: MemberState, reason: &str) -> Result<String, String> {
+        self.known(index)?;
+        let member = self.member(index);
+        let Some(device) = member.device else {
+            return Err(format!("member {index} is {} already", member.state.as_str()));
+        };
+        if member.state == MemberState::Online && self.online().len() <= self.map.k {
+            return Err(format!(
+                "member {index} is needed: with {} members online the array could not serve its data without it",
+                self.online().len()
+            ));
+        }
+        self.fault_device(index, device.id, to, reason.into());
+        Ok(format!("member {index} is {}", to.as_str()))
+    }
+
+    /// A member's own device, or a blank one, for a member that is out.
+    fn bring_in(&mut self, index: MemberIndex, new: NewDevice) -> Result<String, String> {
+        self.known(index)?;
+        self.check_size(&new)?;
+        let state = self.member(index).state;
+        if matches!(state, MemberState::Online | MemberState::Rebuilding) {
+            return Err(format!(
+                "member {index} is {} already; use 'calpe replace' for another device",
+                state.as_str()
+            ));
+        }
+        if self.is_failed() {
+            return self.return_to_failed(index, new);
+        }
+        if self.member(index).replacement.is_some() {
+            return Err(format!("a replacement of member {index} is being built; wait until it is complete"));
+        }
+        // It missed writes, or is blank: everything on it is built anew.
+        let member = self.member_mut(index);
+        member.uuid = new.uuid;
+        member.device = Some(Device::new(new.device, new.bytes));
+        member.state = MemberState::Rebuilding;
+        member.progress = Some(Progress::fresh(new.known_zero));
+        member.reason = Some("being rebuilt".into());
+        self.supers.note_loss();
+        Ok(format!("member {index} is REBUILDING"))
+    }
+
+    /// While the array has failed nothing was written, so a member that was in service at that moment is current.
+    fn return_to_failed(&mut self, index: MemberIndex, new: NewDevice) -> Result<String, String> {
+        let current = new.superblock.as_deref().is_some_and(|s| self.is_current(index, s));
+        if !current {
+            return Err(format!(
+                "the array has FAILED and this device does not hold what member {index} last held; bring back the \
+                 members that were in service when it failed"
+            ));
+        }
+        let member = self.member_mut(index);
+        member.device = Some(Device::new(new.device, new.bytes));
+        member.state = MemberState::Online;
+        member.reason = None;
+        if self.is_failed() {
+            let missing = self.map.k - self.online().len();
+            return Ok(format!("member {index} is back; {missing} more are needed"));
+        }
+        self.leave_failed();
+        Ok(format!("member {index} is ONLINE, and the array serves again"))
+    }
+
+    fn is_current(&self, index: MemberIndex, superblock: &Superblock) -> bool {
+        let epoch = self.supers.epoch();
+        let held = superblock.epoch.id;
+        superblock.array == self.supers.template().array
+            && superblock.member == index
+            && superblock.device == self.member(index).uuid
+            && self.supers.live().contains(index)
+            && (held == epoch.id || (epoch.parent != 0 && held == epoch.parent))
+    }
+
+    /// Enough members are back. What their caches lost is not known, so parity is checked against data everywhere.
+    fn leave_failed(&mut self) {
+        self.supers.note_loss();
+        self.passes.restart_resync();
+        self.resume_parked();
+        self.notice(
+            NoticeLevel::Warning,
+            None,
+            "enough members are back: the array serves again, parity is resynced".into(),
+        );
+    }
+
+    fn replace(&mut self, index: MemberIndex, new: NewDevice) -> Result<String, String> {
+        self.known(index)?;
+        self.check_size(&new)?;
+        if self.is_failed() {
+            return Err("the array has FAILED; bring its members back before replacing one".into());
+        }
+        let member = self.member_mut(index);
+        if member.replacement.is_some() {
+            return Err(format!(
+                "a replacement of member {index} is being built already; wait until it is complete"
+            ));
+        }
+        let device = Device::new(new.device, new.bytes);
+        let progress = Progress::fresh(new.known_zero);
+        match member.state {
+            MemberState::Online => {
+                member.replacement = Some(Replacement { device, uuid: new.uuid, progress });
+                self.supers.want();
+                return Ok(format!(
+                    "member {index} is being replaced; the old device serves until the new one is complete"
+                ));
+            }
+            MemberState::Rebuilding => {
+                let old = member.device.replace(device);
+                self.releasing.extend(old.map(|device| device.id));
+            }
+            _ => member.device = Some(device),
+        }
+        let member = self.member_mut(index);
+        member.uuid = new.uuid;
+        member.state = MemberState::Rebuilding;
+        member.progress = Some(progress);
+        member.reason = Some("being rebuilt onto a new device".into());
+        self.supers.note_loss();
+        self.release_idle_devices();
+        Ok(format!("member {index} is REBUILDING onto the new device"))
+    }
+
+    /// The new device must hold what every other member holds, and its tail superblocks behind it.
+    fn check_size(&self, new: &NewDevice) -> Result<(), String> {
+        let needed = region_end(&self.supers.template().regions).0 + 2 * COPY_BYTES as u64;
+        if new.bytes < needed {
+            return Err(format!("the device has {} bytes and {needed} are needed", new.bytes));
+        }
+        Ok(())
+    }
+
+    fn scrub_start(&mut self) -> Result<String, String> {
+        if self.is_failed() {
+            return Err("the array has FAILED; there is nothing to scrub".into());
+        }
+        if !self.passes.start_scrub() {
+            return Err("a scrub is running already".into());
+        }
+        self.supers.want();
+        Ok("the scrub is running".into())
+    }
+
+    /// Stop: first everything under way ends, then the members are marked clean.
+    pub(super) fn pump_stop(&mut self) {
+        let Some(Stopping::Draining(id)) = self.stopping else { return };
+        if self.is_failed() {
+            // Nothing may be written; what is parked stays torn on the members that took it, and they stay dirty.
+            if self.inflight.is_empty() {
+                self.finish_stop(id);
+            }
+            return;
+        }
+        let drained = self.client_ops == 0 && self.background_is_idle() && self.flushes.is_idle();
+        if !drained || self.supers.is_busy() {
+            return;
+        }
+        self.stopping = Some(Stopping::Marking(id));
+        if self.parked.is_empty() {
+            self.supers.mark_clean();
+        }
+        self.supers.want();
+        self.pump_supers();
+    }
+
+    /// The last update of the superblocks has been written, or cannot be.
+    pub(super) fn finish_stop(&mut self, id: RequestId) {
+        if !self.is_failed() && !self.acknowledgements_allowed() {
+            // A member failed during the last update; the next one records that.
+            return;
+        }
+        self.stopping = Some(Stopping::Stopped);
+        for (_, _, device) in self.devices() {
+            self.actions.push(ArrayAction::Release(device.id));
+        }
+        self.admin_done(id, Ok(AdminOutcome("stopped".into())));
+    }
+}

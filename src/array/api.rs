@@ -1,0 +1,209 @@
+//! Requests to an array and what it wants done: the vocabulary between an array and its volume, and, for what
+//! concerns administrators, between a volume and its driver. Plain data.
+
+use crate::block_io::{Buf, BufMut, DeviceId, IoOp, IoToken};
+use crate::format::Superblock;
+use crate::units::{MemberIndex, SlotIndex};
+use uuid::Uuid;
+
+/// Names one client or admin request in its completion; chosen by the driver, opaque here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub u64);
+
+/// Names one request of a volume to its array; chosen by the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PieceId(pub u64);
+
+/// What a volume asks of slots. Offsets and lengths are multiples of the array's sector.
+#[derive(Debug)]
+pub enum SlotRequest {
+    /// Fill `buf` from byte `offset` of the slot's user data; must not go beyond the slot.
+    Read {
+        /// Which slot.
+        slot: SlotIndex,
+        /// Bytes into the k * chunk bytes of user data.
+        offset: usize,
+        /// Filled on success.
+        buf: BufMut,
+    },
+    /// Write `data` at byte `offset` of the slot's user data.
+    Write {
+        /// Which slot.
+        slot: SlotIndex,
+        /// Bytes into the k * chunk bytes of user data.
+        offset: usize,
+        /// At least one byte, not beyond the slot.
+        data: Buf,
+        /// Done only when on stable storage.
+        fua: bool,
+    },
+    /// Make whole slots read as zeroes.
+    Zero {
+        /// First slot.
+        first: SlotIndex,
+        /// How many, at most [`ZERO_RUN_SLOTS`].
+        count: u64,
+        /// Space may be given back.
+        may_unmap: bool,
+        /// Only if every member can do it without writing zeroes; else the bytes may stay as they are.
+        advisory: bool,
+    },
+    /// Done when all writes completed before are on stable storage.
+    Flush,
+    /// Which chunks of these slots are holes.
+    Extents {
+        /// First slot.
+        first: SlotIndex,
+        /// How many.
+        count: u64,
+    },
+}
+
+/// Slots that one zero request may cover: bounds the locks it takes and the zeroes it may have to write.
+pub const ZERO_RUN_SLOTS: u64 = 64;
+
+/// The good end of a [`SlotRequest`].
+#[derive(Debug)]
+pub enum SlotReply {
+    /// Done.
+    Done,
+    /// The filled buffer.
+    Data(BufMut),
+    /// Per slot and data column, in stripe order: whether the chunk is a hole.
+    Holes(Vec<bool>),
+}
+
+/// What an array wants done. Same meaning as the volume's actions of these names.
+#[derive(Debug)]
+pub enum ArrayAction {
+    /// Execute an operation.
+    Io {
+        /// Where.
+        device: DeviceId,
+        /// For the completion.
+        token: IoToken,
+        /// What.
+        op: IoOp,
+    },
+    /// A slot request ended.
+    Done(PieceId, Result<SlotReply, ClientError>),
+    /// An administrator's request ended.
+    AdminDone(RequestId, Result<AdminOutcome, AdminError>),
+    /// Close this device.
+    Release(DeviceId),
+    /// Tell the operator.
+    Notice(ArrayNotice),
+}
+
+/// The bad end of a client request. The NBD layer turns it into an errno.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ClientError {
+    /// The bytes cannot be read or written (more than m members gone, or unreadable). EIO.
+    #[error("input/output error")]
+    Io,
+    /// A member's filesystem is full. ENOSPC.
+    #[error("no space left for a member")]
+    NoSpace,
+    /// A fast zero was asked for where there is none. ENOTSUP.
+    #[error("not supported")]
+    NotSupported,
+    /// The volume is stopping. ESHUTDOWN.
+    #[error("the volume is stopping")]
+    Stopping,
+}
+
+/// An administrator's request.
+#[derive(Debug)]
+pub enum AdminRequest {
+    /// Take a member out for good, as if it had failed.
+    Fail {
+        /// Which member.
+        member: MemberIndex,
+    },
+    /// Take a member out on purpose.
+    Offline {
+        /// Which member.
+        member: MemberIndex,
+    },
+    /// A member's device is there again (or a wholly blank device takes its place, when `superblock` is none).
+    /// Whether it is current or has to be rebuilt is the array's to decide.
+    Online {
+        /// Which member.
+        member: MemberIndex,
+        /// The newly opened device.
+        device: NewDevice,
+    },
+    /// Build a new device for a member; the old one, if there, stays in service until the new one is complete.
+    Replace {
+        /// Which member.
+        member: MemberIndex,
+        /// The newly opened, blank device.
+        device: NewDevice,
+    },
+    /// Start or continue a scrub.
+    ScrubStart,
+    /// Pause a scrub.
+    ScrubPause,
+    /// Stop a scrub and forget its position.
+    ScrubStop,
+    /// Finish what is in flight, answer new requests with [`ClientError::Stopping`], flush, mark the array
+    /// clean and complete. The volume does nothing after that.
+    Stop,
+}
+
+/// A device that the driver has opened, locked and checked for size, handed to the array.
+#[derive(Debug)]
+pub struct NewDevice {
+    /// Its handle.
+    pub device: DeviceId,
+    /// Its identity: that of its superblock, or freshly made for a blank device.
+    pub uuid: Uuid,
+    /// Size of the device in bytes, rounded down to its sector.
+    pub bytes: u64,
+    /// Its valid superblock of this array, if it has one.
+    pub superblock: Option<Box<Superblock>>,
+    /// The data region is known to read as zeroes (a new sparse file, or just discarded).
+    pub known_zero: bool,
+}
+
+/// What an administrator's request did, in one line for a person.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdminOutcome(pub String);
+
+/// Why an administrator's request was refused; nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct AdminError(pub String);
+
+/// Something an operator wants to know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArrayNotice {
+    /// How bad: an error needs a person, a warning a look, information none.
+    pub level: NoticeLevel,
+    /// The member it is about, if one.
+    pub member: Option<MemberIndex>,
+    /// One sentence: what, where, what to do.
+    pub text: String,
+}
+
+/// Severity of a notice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NoticeLevel {
+    /// Progress and completion.
+    Info,
+    /// Redundancy is reduced or something was repaired.
+    Warning,
+    /// Data cannot be served.
+    Error,
+}
+
+impl PartialEq for SlotReply {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (SlotReply::Done, SlotReply::Done) => true,
+            (SlotReply::Data(a), SlotReply::Data(b)) => a[..] == b[..],
+            (SlotReply::Holes(a), SlotReply::Holes(b)) => a == b,
+            _ => false,
+        }
+    }
+}

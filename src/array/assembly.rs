@@ -1,0 +1,583 @@
+//! Which of the devices that carry an array's superblock may serve it: rules A1-A4 of the crash-safety design.
+//! Pure: superblocks in, a verdict out. Must not know of paths or open devices; `K` is the caller's handle.
+
+use crate::format::{Epoch, MemberSet, MemberState, Role, Superblock};
+use crate::units::{MemberIndex, SlotIndex};
+use std::collections::HashMap;
+use uuid::Uuid;
+
+/// A device with a valid superblock of the array to assemble.
+#[derive(Clone, Debug)]
+pub struct Candidate<K> {
+    /// The caller's handle.
+    pub key: K,
+    /// Its newest valid superblock.
+    pub superblock: Superblock,
+}
+
+/// The seat of a member after assembly.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seat<K> {
+    /// Identity of the device that belongs here.
+    pub uuid: Uuid,
+    /// Online, Rebuilding, or why not: Faulted, Offline, Missing.
+    pub state: MemberState,
+    /// The device, when it is online or being rebuilt.
+    pub key: Option<K>,
+    /// While rebuilding: slots below are complete.
+    pub rebuilt: SlotIndex,
+    /// A replacement under construction: its device, identity and progress.
+    pub replacement: Option<(K, Uuid, SlotIndex)>,
+    /// Why the member is not online.
+    pub reason: Option<String>,
+}
+
+/// An array that can be served.
+#[derive(Clone, Debug)]
+pub struct Assembled<K> {
+    /// The superblock of the chosen epoch with the highest sequence: identity, geometry, features.
+    pub superblock: Superblock,
+    /// Per member, by index.
+    pub seats: Vec<Seat<K>>,
+    /// The members in service now.
+    pub live: MemberSet,
+    /// Highest superblock sequence seen on any device: the next one must be above.
+    pub sequence: u64,
+    /// Highest epoch number seen on any device.
+    pub epoch_number: u64,
+    /// Parity is consistent below this slot.
+    pub resynced: SlotIndex,
+    /// Devices of the array that must not be used, and why.
+    pub refused: Vec<(K, String)>,
+}
+
+/// Why an array cannot be served.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AssemblyError {
+    /// Nothing to assemble.
+    #[error("no device of the array was found")]
+    Nothing,
+    /// Superblocks of one array disagree about what never changes.
+    #[error(
+        "members {first} and {second} of array '{name}' disagree about its geometry: one of them is damaged or foreign; take it away"
+    )]
+    Inconsistent {
+        /// Array name.
+        name: String,
+        /// A member.
+        first: MemberIndex,
+        /// One that differs from it.
+        second: MemberIndex,
+    },
+    /// Two devices claim the same identity.
+    #[error(
+        "two devices claim to be member {member} of array '{name}' (device uuid {uuid}): one is a copy; take the copy away"
+    )]
+    Duplicate {
+        /// Array name.
+        name: String,
+        /// The member.
+        member: MemberIndex,
+        /// The identity that occurs twice.
+        uuid: Uuid,
+    },
+    /// Too few members.
+    #[error(
+        "array '{name}' ({data}+{parity}) cannot start: {found} of {needed} needed current members are here; missing: {missing}. \
+         Bring them back, then import again"
+    )]
+    TooFew {
+        /// Array name.
+        name: String,
+        /// k.
+        data: u16,
+        /// m.
+        parity: u16,
+        /// Usable members found.
+        found: usize,
+        /// How many are needed at least.
+        needed: usize,
+        /// The members that are missing: index and device uuid.
+        missing: String,
+    },
+    /// Enough members to read, too few to be sure that nobody else serves the others.
+    #[error(
+        "array '{name}': {found} of {width} members are here, not a majority, and not all that were last in service; others \
+         could be serving the rest. Missing: {missing}. Bring them back, or force the start if they are lost for good"
+    )]
+    NoMajority {
+        /// Array name.
+        name: String,
+        /// Usable members found.
+        found: usize,
+        /// k+m.
+        width: usize,
+        /// The members that are missing.
+        missing: String,
+    },
+    /// Two histories.
+    #[error(
+        "array '{name}' has two diverged histories (epoch {number}): it was forced to start twice with different members; \
+             take the members of the history you do not want away"
+    )]
+    Diverged {
+        /// Array name.
+        name: String,
+        /// The epoch number both reached.
+        number: u64,
+    },
+    /// The write hole.
+    #[error(
+        "array '{name}' was not stopped cleanly and {missing} is not there: rows that were being written at that moment may \
+         decode wrongly. Bring the member back, or force the start to accept this for those rows"
+    )]
+    DirtyDegraded {
+        /// Array name.
+        name: String,
+        /// The members that are missing.
+        missing: String,
+    },
+}
+
+/// Decides how the array of these devices may be served. All candidates carry the same array uuid.
+///
+/// `force` accepts a minority that can still decode, and a degraded array after an unclean stop.
+///
+/// # Errors
+/// When no epoch is admissible, or the devices contradict each other; nothing may be written then.
+pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<Assembled<K>, AssemblyError> {
+    let first = candidates.first().ok_or(AssemblyError::Nothing)?;
+    check_agreement(first, candidates)?;
+    let name = first.superblock.name.clone();
+    let epoch = choose_epoch(candidates, &name, force)?;
+    let chosen = candidates
+        .iter()
+        .filter(|c| c.superblock.epoch.id == epoch.id)
+        .max_by_key(|c| c.superblock.sequence)
+        .ok_or(AssemblyError::Nothing)?;
+    let record = &chosen.superblock;
+
+    let mut seats: Vec<Seat<K>> = Vec::with_capacity(record.members.len());
+    let mut live = MemberSet::default();
+    let mut taken = vec![false; candidates.len()];
+    for (at, member) in record.members.iter().enumerate() {
+        let index = MemberIndex(at as u16);
+        let mut seat = Seat {
+            uuid: member.uuid,
+            state: member.state,
+            key: None,
+            rebuilt: SlotIndex(0),
+            replacement: None,
+            reason: None,
+        };
+        let device = candidates.iter().position(|c| {
+            c.superblock.device == member.uuid
+                && c.superblock.member == index
+                && c.superblock.role == Role::Member
+        });
+        match device {
+            Some(at) if epoch.live.contains(index) && holds(&candidates[at].superblock, &epoch) => {
+                seat.state = MemberState::Online;
+                seat.key = Some(candidates[at].key.clone());
+                live.insert(index);
+                taken[at] = true;
+            }
+            Some(at)
+                if member.state == MemberState::Rebuilding
+                    && candidates[at].superblock.epoch.id == epoch.id =>
+            {
+                seat.key = Some(candidates[at].key.clone());
+                seat.rebuilt = member.rebuilt;
+                taken[at] = true;
+            }
+            _ => {
+                if matches!(member.state, MemberState::Online | MemberState::Rebuilding) {
+                    seat.state = MemberState::Missing;
+                    seat.reason = Some("not found at start".into());
+                } else {
+                    seat.reason =
+                        Some(format!("recorded as {} when the array last ran", member.state.as_str()));
+                }
+            }
+        }
+        seats.push(seat);
+    }
+    for replacement in &record.replacements {
+        let device = candidates.iter().position(|c| {
+            c.superblock.device == replacement.uuid
+                && c.superblock.role == Role::Replacement
+                && c.superblock.epoch.id == epoch.id
+        });
+        if let (Some(at), Some(seat)) = (device, seats.get_mut(usize::from(replacement.member.0))) {
+            seat.replacement = Some((candidates[at].key.clone(), replacement.uuid, replacement.rebuilt));
+            taken[at] = true;
+        }
+    }
+    let refused = candidates
+        .iter()
+        .zip(&taken)
+        .filter(|(_, taken)| !**taken)
+        .map(|(c, _)| (c.key.clone(), refusal(&c.superblock, record, &epoch)))
+        .collect();
+
+    // After an unclean stop nothing is known about parity; `resynced` counts only after a clean one.
+    let clean = candidates
+        .iter()
+        .filter(|c| holds(&c.superblock, &epoch) && live.contains(c.superblock.member))
+        .all(|c| c.superblock.clean);
+    // Above the cursor of a resync parity is as doubtful as after an unclean stop.
+    let doubtful = !clean || record.resynced.0 < record.geometry.slots;
+    if doubtful && !force && live.len() < record.members.len() {
+        return Err(AssemblyError::DirtyDegraded { name, missing: describe_missing(record, &live) });
+    }
+    Ok(Assembled {
+        seats,
+        live,
+        sequence: candidates.iter().map(|c| c.superblock.sequence).max().unwrap_or(0),
+        epoch_number: candidates.iter().map(|c| c.superblock.epoch.number).max().unwrap_or(0),
+        resynced: if clean { record.resynced } else { SlotIndex(0) },
+        refused,
+        superblock: record.clone(),
+    })
+}
+
+/// Whether a device's content is of this epoch: it holds the epoch, or its parent with the bump unfinished (A1).
+fn holds(superblock: &Superblock, epoch: &Epoch) -> bool {
+    superblock.epoch.id == epoch.id || (epoch.parent != 0 && superblock.epoch.id == epoch.parent)
+}
+
+fn check_agreement<K>(first: &Candidate<K>, candidates: &[Candidate<K>]) -> Result<(), AssemblyError> {
+    let a = &first.superblock;
+    let mut identities: HashMap<Uuid, MemberIndex> = HashMap::new();
+    for candidate in candidates {
+        let b = &candidate.superblock;
+        let same = a.geometry == b.geometry
+            && a.matrix == b.matrix
+            && a.checksum == b.checksum
+            && a.volume == b.volume
+            && a.members.len() == b.members.len();
+        if !same {
+            return Err(AssemblyError::Inconsistent {
+                name: a.name.clone(),
+                first: a.member,
+                second: b.member,
+            });
+        }
+        if identities.insert(b.device, b.member).is_some() {
+            return Err(AssemblyError::Duplicate { name: a.name.clone(), member: b.member, uuid: b.device });
+        }
+    }
+    Ok(())
+}
+
+/// A1-A3: the epoch to serve.
+fn choose_epoch<K>(candidates: &[Candidate<K>], name: &str, force: bool) -> Result<Epoch, AssemblyError> {
+    struct Choice {
+        epoch: Epoch,
+        usable: MemberSet,
+        complete: bool,
+    }
+    let geometry = candidates[0].superblock.geometry;
+    let (k, width) = (usize::from(geometry.data), usize::from(geometry.data) + usize::from(geometry.parity));
+    let mut choices: Vec<Choice> = Vec::new();
+    for epoch in candidates.iter().map(|c| c.superblock.epoch) {
+        if choices.iter().any(|c| c.epoch.id == epoch.id) {
+            continue;
+        }
+        let members = |test: &dyn Fn(&Superblock) -> bool| -> MemberSet {
+            candidates
+                .iter()
+                .map(|c| &c.superblock)
+                .filter(|s| s.role == Role::Member && epoch.live.contains(s.member) && test(s))
+                .map(|s| s.member)
+                .collect()
+        };
+        let holders = members(&|s| s.epoch.id == epoch.id);
+        choices.push(Choice {
+            epoch,
+            usable: members(&|s| holds(s, &epoch)),
+            complete: holders.len() == epoch.live.len(),
+        });
+    }
+    let admissible = |choice: &Choice| {
+        let found = choice.usable.len();
+        found >= k && (force || found > width / 2 || found == choice.epoch.live.len())
+    };
+    let best = choices
+        .iter()
+        .filter(|c| admissible(c))
+        .max_by_key(|c| (c.epoch.number, c.complete, c.usable.len()))
+        .map(|c| (c.epoch, c.complete));
+    let Some((epoch, complete)) = best else {
+        // Say what the newest epoch lacks: that is the one a person would want back.
+        let newest = choices.iter().max_by_key(|c| (c.epoch.number, c.usable.len()));
+        let (epoch, usable) = newest.map(|c| (c.epoch, c.usable)).ok_or(AssemblyError::Nothing)?;
+        let record = candidates.iter().map(|c| &c.superblock).find(|s| s.epoch.id == epoch.id);
+        let record = record.ok_or(AssemblyError::Nothing)?;
+        let mut missing_of_live = MemberSet::default();
+        for at in 0..width as u16 {
+            if usable.contains(MemberIndex(at)) || !epoch.live.contains(MemberIndex(at)) {
+                missing_of_live.insert(MemberIndex(at));
+            }
+        }
+        let missing = describe_missing(record, &missing_of_live);
+        let (data, parity) = (geometry.data, geometry.parity);
+        return Err(if usable.len() < k {
+            AssemblyError::TooFew { name: name.into(), data, parity, found: usable.len(), needed: k, missing }
+        } else {
+            AssemblyError::NoMajority { name: name.into(), found: usable.len(), width, missing }
+        });
+    };
+    let rival = choices.iter().any(|c| {
+        c.epoch.id != epoch.id && c.epoch.number == epoch.number && c.complete && complete && admissible(c)
+    });
+    if rival {
+        return Err(AssemblyError::Diverged { name: name.into(), number: epoch.number });
+    }
+    Ok(epoch)
+}
+
+/// "member 2 (uuid ...), member 5 (uuid ...)": the members outside `present`.
+fn describe_missing(record: &Superblock, present: &MemberSet) -> String {
+    let list: Vec<String> = record
+        .members
+        .iter()
+        .enumerate()
+        .filter(|(at, _)| !present.contains(MemberIndex(*at as u16)))
+        .map(|(at, member)| format!("member {at} (device {})", member.uuid))
+        .collect();
+    list.join(", ")
+}
+
+fn refusal(superblock: &Superblock, record: &Superblock, epoch: &Epoch) -> String {
+    let index = superblock.member;
+    let current = record.members.get(usize::from(index.0)).map(|m| m.uuid);
+    if superblock.role == Role::Replacement {
+        return format!("an abandoned replacement of member {index}; replace again to use it");
+    }
+    if current != Some(superblock.device) {
+        return format!("it was member {index} before that was replaced; it holds nothing current");
+    }
+    format!(
+        "stale: it holds epoch {} and the array is at epoch {}; it missed writes and must be rebuilt ('calpe online')",
+        superblock.epoch.number, epoch.number
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::array::NewArray;
+    use crate::format::{ArrayShape, geometry_for, member_bytes_for};
+    use proptest::prelude::*;
+
+    /// The first superblocks of a k+m array.
+    fn fresh(data: u16, parity: u16) -> Vec<Superblock> {
+        let shape = ArrayShape { data, parity, chunk: 65536, sector: 512 };
+        let volume_bytes = 1 << 24;
+        let bytes = member_bytes_for(volume_bytes, shape).unwrap();
+        let (geometry, regions) = geometry_for(bytes, shape, Some(volume_bytes)).unwrap();
+        let array = NewArray {
+            name: "rock".into(),
+            uuid: Uuid::from_u128(7),
+            created_unix: 1,
+            epoch_id: 100,
+            geometry,
+            regions,
+            members_are_zero: true,
+        };
+        let devices: Vec<Uuid> =
+            (0..data + parity).map(|at| Uuid::from_u128(1000 + u128::from(at))).collect();
+        array.superblocks(&devices)
+    }
+
+    /// Moves `members` to a new epoch whose live set they are.
+    fn bump(superblocks: &mut [Superblock], members: &[usize], id: u64) {
+        let live: MemberSet = members.iter().map(|&at| MemberIndex(at as u16)).collect();
+        bump_partly(superblocks, members, live, id);
+    }
+
+    /// Writes an epoch with live set `live` on `written` only, as a bump cut short does.
+    fn bump_partly(superblocks: &mut [Superblock], written: &[usize], live: MemberSet, id: u64) {
+        let before = superblocks[written[0]].epoch;
+        for &at in written {
+            let superblock = &mut superblocks[at];
+            superblock.epoch = Epoch { number: before.number + 1, id, parent: before.id, live };
+            superblock.sequence += 1;
+            for (index, member) in superblock.members.iter_mut().enumerate() {
+                if !live.contains(MemberIndex(index as u16)) {
+                    member.state = MemberState::Faulted;
+                }
+            }
+        }
+    }
+
+    fn candidates(superblocks: &[Superblock], present: &[usize]) -> Vec<Candidate<usize>> {
+        present.iter().map(|&at| Candidate { key: at, superblock: superblocks[at].clone() }).collect()
+    }
+
+    fn live(assembled: &Assembled<usize>) -> Vec<usize> {
+        assembled.live.iter().map(|member| usize::from(member.0)).collect()
+    }
+
+    #[test]
+    fn all_members_of_a_clean_array_serve() {
+        let superblocks = fresh(4, 2);
+        let assembled = assemble(&candidates(&superblocks, &[5, 1, 3, 0, 4, 2]), false).unwrap();
+        assert_eq!(live(&assembled), [0, 1, 2, 3, 4, 5]);
+        assert!(assembled.refused.is_empty());
+        assert!(assembled.seats.iter().enumerate().all(|(at, seat)| seat.key == Some(at)));
+    }
+
+    #[test]
+    fn fewer_than_k_members_are_refused_and_the_missing_named() {
+        let superblocks = fresh(4, 2);
+        let error = assemble(&candidates(&superblocks, &[0, 1, 2]), true).unwrap_err();
+        assert!(matches!(error, AssemblyError::TooFew { found: 3, needed: 4, .. }));
+        let text = error.to_string();
+        for member in ["member 3 ", "member 4 ", "member 5 "] {
+            assert!(text.contains(member), "{text}");
+        }
+        assert!(!text.contains("member 0 "), "{text}");
+    }
+
+    #[test]
+    fn a_member_that_missed_an_epoch_is_never_current() {
+        let mut superblocks = fresh(3, 2);
+        bump(&mut superblocks, &[0, 1, 2, 4], 200);
+        let assembled = assemble(&candidates(&superblocks, &[0, 1, 2, 3, 4]), false).unwrap();
+        assert_eq!(live(&assembled), [0, 1, 2, 4]);
+        assert_eq!(assembled.refused.len(), 1);
+        assert!(assembled.refused[0].1.contains("stale"), "{:?}", assembled.refused);
+    }
+
+    #[test]
+    fn an_epoch_that_was_being_written_counts_with_its_parents() {
+        // The daemon died while it recorded the loss of member 3: only 0 and 1 have the new epoch.
+        let mut superblocks = fresh(3, 2);
+        let survivors: MemberSet = [0, 1, 2, 4].into_iter().map(MemberIndex).collect();
+        bump_partly(&mut superblocks, &[0, 1], survivors, 200);
+        let assembled = assemble(&candidates(&superblocks, &[0, 1, 2, 3, 4]), false).unwrap();
+        assert_eq!(
+            live(&assembled),
+            [0, 1, 2, 4],
+            "2 and 4 hold the parent and are in the live set; 3 is not"
+        );
+        assert_eq!(assembled.superblock.epoch.id, 200);
+    }
+
+    #[test]
+    fn two_halves_of_a_mirror_do_not_both_serve() {
+        let superblocks = fresh(1, 3);
+        let error = assemble(&candidates(&superblocks, &[0, 1]), false).unwrap_err();
+        assert!(matches!(error, AssemblyError::NoMajority { found: 2, width: 4, .. }), "{error}");
+        assert!(assemble(&candidates(&superblocks, &[0, 1]), true).is_ok(), "unless forced");
+        // The exact set that was last in service may always serve.
+        let mut superblocks = superblocks;
+        bump(&mut superblocks, &[0, 1], 200);
+        assert_eq!(live(&assemble(&candidates(&superblocks, &[0, 1]), false).unwrap()), [0, 1]);
+    }
+
+    #[test]
+    fn two_forced_histories_are_refused_as_diverged() {
+        let mut superblocks = fresh(1, 3);
+        let before = superblocks.clone();
+        bump(&mut superblocks, &[0, 1], 200);
+        let mut other = before;
+        bump(&mut other, &[2, 3], 300);
+        superblocks[2] = other[2].clone();
+        superblocks[3] = other[3].clone();
+        let error = assemble(&candidates(&superblocks, &[0, 1, 2, 3]), false).unwrap_err();
+        assert!(matches!(error, AssemblyError::Diverged { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_copy_of_a_member_is_refused() {
+        let superblocks = fresh(2, 1);
+        let mut all = candidates(&superblocks, &[0, 1, 2]);
+        all.push(Candidate { key: 9, superblock: superblocks[1].clone() });
+        assert!(matches!(
+            assemble(&all, false),
+            Err(AssemblyError::Duplicate { member: MemberIndex(1), .. })
+        ));
+    }
+
+    #[test]
+    fn a_replaced_device_is_not_its_successor() {
+        let mut superblocks = fresh(2, 1);
+        let old = superblocks[1].clone();
+        bump(&mut superblocks, &[0, 1, 2], 200);
+        for superblock in &mut superblocks {
+            superblock.members[1].uuid = Uuid::from_u128(5000);
+            superblock.members[1].state = MemberState::Online;
+        }
+        superblocks[1].device = Uuid::from_u128(5000);
+        let mut all = candidates(&superblocks, &[0, 1, 2]);
+        all.push(Candidate { key: 9, superblock: old });
+        let assembled = assemble(&all, false).unwrap();
+        assert_eq!(assembled.seats[1].key, Some(1));
+        assert!(assembled.refused.iter().any(|(key, why)| *key == 9 && why.contains("replaced")));
+    }
+
+    #[test]
+    fn degraded_after_an_unclean_stop_or_an_unfinished_resync_wants_force() {
+        let mut superblocks = fresh(3, 2);
+        for superblock in &mut superblocks {
+            superblock.clean = false;
+        }
+        let error = assemble(&candidates(&superblocks, &[0, 1, 2, 3]), false).unwrap_err();
+        assert!(matches!(error, AssemblyError::DirtyDegraded { .. }), "{error}");
+        assert_eq!(
+            assemble(&candidates(&superblocks, &[0, 1, 2, 3, 4]), false).unwrap().resynced,
+            SlotIndex(0)
+        );
+        for superblock in &mut superblocks {
+            superblock.clean = true;
+            superblock.resynced = SlotIndex(5);
+        }
+        let error = assemble(&candidates(&superblocks, &[0, 1, 2, 3]), false).unwrap_err();
+        assert!(matches!(error, AssemblyError::DirtyDegraded { .. }), "{error}");
+        assert_eq!(
+            assemble(&candidates(&superblocks, &[0, 1, 2, 3, 4]), false).unwrap().resynced,
+            SlotIndex(5)
+        );
+    }
+
+    #[test]
+    fn members_of_arrays_that_differ_are_refused() {
+        let mut superblocks = fresh(2, 1);
+        superblocks[2].geometry.volume_bytes -= 4096;
+        assert!(matches!(
+            assemble(&candidates(&superblocks, &[0, 1, 2]), true),
+            Err(AssemblyError::Inconsistent { .. })
+        ));
+    }
+
+    proptest! {
+        /// Whatever was lost and bumped in whatever order: who serves afterwards holds the newest complete epoch.
+        #[test]
+        fn nobody_who_missed_a_complete_epoch_serves(
+            losses in prop::collection::vec(0usize..6, 0..2),
+            absent in prop::collection::vec(0usize..6, 0..2),
+        ) {
+            let mut superblocks = fresh(4, 2);
+            let mut serving: Vec<usize> = (0..6).collect();
+            for (round, lost) in losses.iter().enumerate() {
+                serving.retain(|at| at != lost);
+                bump(&mut superblocks, &serving.clone(), 200 + round as u64);
+            }
+            let present: Vec<usize> = (0..6).filter(|at| !absent.contains(at)).collect();
+            match assemble(&candidates(&superblocks, &present), false) {
+                Ok(assembled) => {
+                    for member in live(&assembled) {
+                        prop_assert!(serving.contains(&member) && present.contains(&member));
+                    }
+                }
+                Err(error) => {
+                    let enough = serving.iter().filter(|at| present.contains(at)).count() >= 4;
+                    prop_assert!(!enough, "{error}");
+                }
+            }
+        }
+    }
+}

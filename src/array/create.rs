@@ -1,0 +1,69 @@
+//! The first superblocks of a new array. Pure: identities, time and randomness come from the caller.
+
+use crate::format::{
+    ChecksumKind, Epoch, Geometry, MatrixId, MemberRecord, MemberSet, MemberState, Region, Role, ScrubRecord,
+    Superblock, VolumeKind,
+};
+use crate::units::{MemberIndex, SlotIndex};
+use uuid::Uuid;
+
+/// What a new array is to be.
+#[derive(Clone, Debug)]
+pub struct NewArray {
+    /// Its name, valid by `format::check_array_name`.
+    pub name: String,
+    /// Its identity.
+    pub uuid: Uuid,
+    /// Seconds since 1970.
+    pub created_unix: u64,
+    /// Identity of its first epoch, not 0.
+    pub epoch_id: u64,
+    /// Its shape.
+    pub geometry: Geometry,
+    /// Regions of every member.
+    pub regions: Vec<Region>,
+    /// Every member's data region is known to read as zeroes, so parity is right from the start; otherwise the
+    /// first start resyncs it.
+    pub members_are_zero: bool,
+}
+
+impl NewArray {
+    /// The superblock of each device, in member order. Version 1 of the format has no checksums and no volume
+    /// but the plain one.
+    ///
+    /// # Panics
+    /// When the number of devices is not k + m.
+    #[must_use]
+    pub fn superblocks(&self, devices: &[Uuid]) -> Vec<Superblock> {
+        let width = self.geometry.data + self.geometry.parity;
+        assert_eq!(devices.len(), usize::from(width), "one device for each member");
+        let live: MemberSet = (0..width).map(MemberIndex).collect();
+        let record =
+            |uuid: &Uuid| MemberRecord { uuid: *uuid, state: MemberState::Online, rebuilt: SlotIndex(0) };
+        let members: Vec<MemberRecord> = devices.iter().map(record).collect();
+        let superblock = |(at, device): (usize, &Uuid)| Superblock {
+            features_compat: 0,
+            features_ro_compat: 0,
+            features_incompat: 0,
+            array: self.uuid,
+            name: self.name.clone(),
+            created_unix: self.created_unix,
+            device: *device,
+            member: MemberIndex(at as u16),
+            role: Role::Member,
+            geometry: self.geometry,
+            matrix: MatrixId::Vandermonde11d,
+            checksum: ChecksumKind::None,
+            volume: VolumeKind::Plain,
+            regions: self.regions.clone(),
+            sequence: 1,
+            epoch: Epoch { number: 1, id: self.epoch_id, parent: 0, live },
+            clean: true,
+            resynced: SlotIndex(if self.members_are_zero { self.geometry.slots } else { 0 }),
+            members: members.clone(),
+            replacements: Vec::new(),
+            scrub: ScrubRecord::default(),
+        };
+        devices.iter().enumerate().map(superblock).collect()
+    }
+}

@@ -1,0 +1,465 @@
+//! The array: k+m members as slots that survive the loss of any m of them.
+//!
+//! A sans-IO state machine. Requests on slots, completions of member I/O and the passing of time go in; member
+//! I/O, replies and notices come out in [`ArrayAction`]s, which the caller takes after every call. It owns the
+//! states of its members, their superblocks, the row locks, and the passes (resync, rebuild, scrub).
+//!
+//! Invariants:
+//! * Data and parity of a row change only under that row's exclusive lock; decoding happens under a shared one.
+//! * A write that left a member out is acknowledged only after the superblocks of the others say so durably
+//!   (rules E1-E3 of the crash-safety design), so a member that missed a write is never taken for current.
+//! * With more than m members gone nothing is written; writes that were half done are kept and completed when
+//!   the members return, so no row stays torn while the daemon lives.
+//!
+//! Must not know of clients, sockets, paths, clocks or threads.
+
+mod admin;
+mod api;
+pub mod assembly;
+mod create;
+mod flush;
+pub mod geometry;
+mod lock;
+mod members;
+mod passes;
+mod plan;
+mod read;
+mod rebuild;
+mod status;
+mod supers;
+mod verify;
+mod write;
+
+use crate::block_io::{Completion, DeviceId, IoFault, IoOp, IoToken, IoValue, Pool};
+use crate::codec::Codec;
+use crate::format::{Geometry, MemberState, RegionKind};
+use crate::units::{ByteOffset, MemberIndex, SlotIndex, Timestamp};
+pub use api::{
+    AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, NewDevice, NoticeLevel,
+    PieceId, RequestId, SlotReply, SlotRequest, ZERO_RUN_SLOTS,
+};
+use assembly::Assembled;
+pub use create::NewArray;
+use flush::{ExtentsOp, FlushGroup};
+use geometry::Map;
+use lock::LockTable;
+use members::{Device, Member, Progress, Replacement};
+use passes::Passes;
+use read::ReadOp;
+use rebuild::RebuildOp;
+use slab::Slab;
+pub use status::{
+    Activity, ActivityKind, ArrayState, MemberCounters, MemberStatus, ScrubResult, VolumeStatus,
+};
+use std::collections::VecDeque;
+use supers::Supers;
+use verify::VerifyOp;
+use write::WriteOp;
+
+/// An opened device as assembly hands it over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenDevice {
+    /// Its handle.
+    pub id: DeviceId,
+    /// Its size in bytes.
+    pub bytes: u64,
+}
+
+/// What an array is told at its start besides its superblocks.
+#[derive(Clone, Debug)]
+pub struct ArrayConfig {
+    /// Floor of rebuild, scrub and resync in bytes of user data per second while clients are busy.
+    pub rebuild_min: u64,
+    /// Ceiling in bytes of user data per second; 0 for none.
+    pub rebuild_max: u64,
+    /// Randomness for epoch identities.
+    pub seed: u64,
+    /// Seconds since 1970 at `Timestamp(0)`.
+    pub unix_at_zero: u64,
+}
+
+impl Default for ArrayConfig {
+    fn default() -> Self {
+        ArrayConfig { rebuild_min: 32 << 20, rebuild_max: 0, seed: 0, unix_at_zero: 0 }
+    }
+}
+
+/// See the head of this file.
+pub struct Array {
+    map: Map,
+    geometry: Geometry,
+    data_offset: ByteOffset,
+    codec: Codec,
+    pool: Pool,
+    config: ArrayConfig,
+    now: Timestamp,
+    members: Vec<Member>,
+    ops: Slab<Op>,
+    inflight: Slab<Inflight>,
+    ready: VecDeque<usize>,
+    granted: Vec<usize>,
+    ended: Vec<usize>,
+    locks: LockTable,
+    supers: Supers,
+    passes: Passes,
+    flushes: FlushGroup,
+    /// Writes that wait for the gate to open before they touch a member.
+    gated: Vec<usize>,
+    /// Operations that are done but may not be acknowledged yet.
+    unacknowledged: Vec<usize>,
+    /// Writes answered with an error that still own their rows until their members take them.
+    parked: Vec<usize>,
+    last_parked_retry: Timestamp,
+    releasing: Vec<DeviceId>,
+    client_ops: usize,
+    last_client: Timestamp,
+    write_ops: usize,
+    last_write: Timestamp,
+    stopping: Option<Stopping>,
+    client_errors: u64,
+    last_unreadable_notice: Option<Timestamp>,
+    actions: Vec<ArrayAction>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stopping {
+    Draining(RequestId),
+    Marking(RequestId),
+    Stopped,
+}
+
+enum Op {
+    /// Taken out while it is being worked on.
+    Busy,
+    /// Over; its key is not reused before every wake-up that may still name it has been seen.
+    Ended,
+    Read(ReadOp),
+    Write(Box<WriteOp>),
+    Extents(Box<ExtentsOp>),
+    Rebuild(Box<RebuildOp>),
+    Verify(Box<VerifyOp>),
+}
+
+/// Who submitted an I/O, and which of its own.
+#[derive(Clone, Copy, Debug)]
+enum Owner {
+    Op { key: usize, item: usize },
+    Flush,
+    Super,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Inflight {
+    owner: Owner,
+    member: MemberIndex,
+    device: DeviceId,
+    effect: Effect,
+}
+
+/// What a successful operation changes about its device's cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Effect {
+    None,
+    Write,
+    /// Makes durable what had completed when it began: the device's write count then.
+    Flush(u64),
+}
+
+/// Whether an operation waits for something or is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flow {
+    Wait,
+    Finished,
+}
+
+/// Unreadable-block notices at most this often: a failing client loop must not flood the log.
+const UNREADABLE_NOTICE_INTERVAL_NS: u64 = 10_000_000_000;
+
+impl Array {
+    /// Takes charge of an assembled array and marks a new epoch on its members.
+    #[must_use]
+    pub fn new(assembled: Assembled<OpenDevice>, codec: Codec, pool: Pool, config: ArrayConfig) -> Array {
+        let superblock = assembled.superblock;
+        let geometry = superblock.geometry;
+        assert_eq!(
+            (codec.data(), codec.parity()),
+            (usize::from(geometry.data), usize::from(geometry.parity))
+        );
+        let map = Map::new(&geometry);
+        let data_offset = superblock
+            .regions
+            .iter()
+            .find(|region| region.kind == RegionKind::Data)
+            .expect("a decoded superblock has a data region")
+            .offset;
+        let members = assembled
+            .seats
+            .into_iter()
+            .map(|seat| Member {
+                uuid: seat.uuid,
+                state: seat.state,
+                progress: (seat.state == MemberState::Rebuilding).then(|| Progress::resumed(seat.rebuilt)),
+                device: seat.key.map(|open| Device::new(open.id, open.bytes)),
+                replacement: seat.replacement.map(|(open, uuid, rebuilt)| Replacement {
+                    device: Device::new(open.id, open.bytes),
+                    uuid,
+                    progress: Progress::resumed(rebuilt),
+                }),
+                counters: MemberCounters::default(),
+                reason: seat.reason,
+            })
+            .collect();
+        let scrub = superblock.scrub;
+        let passes = Passes::new(assembled.resynced.0, geometry.slots, &scrub);
+        let supers = Supers::new(superblock, assembled.sequence, assembled.epoch_number, config.seed);
+        let mut array = Array {
+            map,
+            geometry,
+            data_offset,
+            codec,
+            pool,
+            config,
+            now: Timestamp(0),
+            members,
+            ops: Slab::new(),
+            inflight: Slab::new(),
+            ready: VecDeque::new(),
+            granted: Vec::new(),
+            ended: Vec::new(),
+            locks: LockTable::default(),
+            supers,
+            passes,
+            flushes: FlushGroup::default(),
+            gated: Vec::new(),
+            unacknowledged: Vec::new(),
+            parked: Vec::new(),
+            last_parked_retry: Timestamp(0),
+            releasing: Vec::new(),
+            client_ops: 0,
+            last_client: Timestamp(0),
+            write_ops: 0,
+            last_write: Timestamp(0),
+            stopping: None,
+            client_errors: 0,
+            last_unreadable_notice: None,
+            actions: Vec::new(),
+        };
+        array.run();
+        array
+    }
+
+    /// Shape of the array.
+    #[must_use]
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// The address arithmetic of this array.
+    #[must_use]
+    pub fn map(&self) -> &Map {
+        &self.map
+    }
+
+    /// Moves what is to be done now into `out`.
+    pub fn take_actions(&mut self, out: &mut Vec<ArrayAction>) {
+        out.append(&mut self.actions);
+    }
+
+    /// Starts a request; its end is an [`ArrayAction::Done`].
+    pub fn submit(&mut self, now: Timestamp, piece: PieceId, request: SlotRequest) {
+        self.now = now;
+        self.last_client = now;
+        if self.stopping.is_some() {
+            self.done(piece, Err(ClientError::Stopping));
+        } else if self.is_failed() {
+            self.done(piece, Err(ClientError::Io));
+        } else {
+            match request {
+                SlotRequest::Read { slot, offset, buf } => self.start_read(piece, slot, offset, buf),
+                SlotRequest::Write { slot, offset, data, fua } => {
+                    self.start_write(piece, slot, offset, data, fua)
+                }
+                SlotRequest::Zero { advisory: true, .. } if self.cannot_zero() => {
+                    self.done(piece, Ok(SlotReply::Done))
+                }
+                SlotRequest::Zero { first, count, may_unmap, .. } => {
+                    self.start_zero(piece, first, count, may_unmap)
+                }
+                SlotRequest::Flush => self.start_flush(piece),
+                SlotRequest::Extents { first, count } => self.start_extents(piece, first, count),
+            }
+        }
+        self.run();
+    }
+
+    /// Takes the end of a member operation.
+    pub fn io_done(&mut self, now: Timestamp, completion: Completion) {
+        self.now = now;
+        let Completion { token, result } = completion;
+        let entry = self.inflight.remove(usize::try_from(token.0).expect("a token given out here"));
+        if let (true, Some(device)) = (result.is_ok(), self.device_mut(entry.member, entry.device)) {
+            match entry.effect {
+                Effect::None => {}
+                Effect::Write => device.writes += 1,
+                Effect::Flush(writes) => device.flushed = device.flushed.max(writes),
+            }
+        }
+        match entry.owner {
+            Owner::Op { key, item } => self.op_io(key, item, entry, result),
+            Owner::Flush => self.flush_io(entry, result),
+            Owner::Super => self.super_io(entry, result),
+        }
+        if !self.releasing.is_empty() {
+            self.release_idle_devices();
+        }
+        self.run();
+    }
+
+    /// Takes word that a device is gone although no operation failed.
+    pub fn device_gone(&mut self, now: Timestamp, device: DeviceId, fault: IoFault) {
+        self.now = now;
+        if let Some((member, _)) = self.find_device(device) {
+            self.fault_device(member, device, MemberState::Missing, format!("its device is gone: {fault}"));
+        }
+        self.run();
+    }
+
+    /// Lets time pass: paces the passes, retries what waits, records progress.
+    pub fn tick(&mut self, now: Timestamp) {
+        self.now = now;
+        self.retry_parked();
+        self.save_progress();
+        self.mark_idle_clean();
+        self.run();
+    }
+
+    /// Whether nothing is in flight and no pass is running: ticks may then come slowly.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.ops.is_empty() && self.inflight.is_empty() && !self.supers.is_dirty()
+    }
+
+    /// The facts of this array.
+    #[must_use]
+    pub fn status(&self) -> VolumeStatus {
+        VolumeStatus {
+            state: self.state(),
+            geometry: self.geometry,
+            epoch: self.supers.epoch_number(),
+            dirty: self.supers.is_dirty(),
+            members: self.member_status(),
+            activities: self.activities(),
+            last_scrub: self.last_scrub(),
+            engine: self.codec.engine().name(),
+            client_errors: self.client_errors,
+        }
+    }
+
+    /// State of the array as a whole.
+    #[must_use]
+    pub fn state(&self) -> ArrayState {
+        match self.map.width() - self.online().len() {
+            0 => ArrayState::Online,
+            gone if gone <= self.map.m => ArrayState::Degraded,
+            _ => ArrayState::Failed,
+        }
+    }
+
+    /// Works until every operation waits for I/O, time or a lock.
+    fn run(&mut self) {
+        loop {
+            while let Some(key) = self.ready.pop_front() {
+                self.advance(key);
+            }
+            self.pump_supers();
+            self.pump_flushes();
+            self.pump_passes();
+            self.pump_stop();
+            if self.ready.is_empty() {
+                for key in self.ended.drain(..) {
+                    self.ops.remove(key);
+                }
+                return;
+            }
+        }
+    }
+
+    fn advance(&mut self, key: usize) {
+        let Some(place) = self.ops.get_mut(key) else { return };
+        let mut op = std::mem::replace(place, Op::Busy);
+        let flow = match &mut op {
+            Op::Busy => unreachable!("operations are advanced one at a time"),
+            Op::Ended => Flow::Wait,
+            Op::Read(read) => self.advance_read(key, read),
+            Op::Write(write) => self.advance_write(key, write),
+            Op::Extents(extents) => self.advance_extents(extents),
+            Op::Rebuild(rebuild) => self.advance_rebuild(key, rebuild),
+            Op::Verify(verify) => self.advance_verify(key, verify),
+        };
+        self.put_back(key, op, flow);
+    }
+
+    fn op_io(&mut self, key: usize, item: usize, entry: Inflight, result: Result<IoValue, IoFault>) {
+        let mut op = std::mem::replace(&mut self.ops[key], Op::Busy);
+        let flow = match &mut op {
+            Op::Busy | Op::Ended => unreachable!("an operation outlives its I/O"),
+            Op::Read(read) => self.read_io(key, read, item, entry, result),
+            Op::Write(write) => self.write_io(key, write, item, entry, result),
+            Op::Extents(extents) => self.extents_io(extents, item, result),
+            Op::Rebuild(rebuild) => self.rebuild_io(key, rebuild, item, entry, result),
+            Op::Verify(verify) => self.verify_io(key, verify, item, entry, result),
+        };
+        self.put_back(key, op, flow);
+    }
+
+    fn put_back(&mut self, key: usize, op: Op, flow: Flow) {
+        match flow {
+            Flow::Wait => self.ops[key] = op,
+            Flow::Finished => {
+                self.ops[key] = Op::Ended;
+                self.ended.push(key);
+            }
+        }
+    }
+
+    fn submit_io(&mut self, owner: Owner, member: MemberIndex, device: DeviceId, op: IoOp) {
+        let effect = match op {
+            IoOp::Write { .. } | IoOp::Zero { .. } => Effect::Write,
+            IoOp::Flush => Effect::Flush(self.device_mut(member, device).map_or(0, |d| d.writes)),
+            IoOp::Read { .. } | IoOp::Extents { .. } => Effect::None,
+        };
+        let token = IoToken(self.inflight.insert(Inflight { owner, member, device, effect }) as u64);
+        self.actions.push(ArrayAction::Io { device, token, op });
+    }
+
+    /// Ends a request towards the volume.
+    fn done(&mut self, piece: PieceId, result: Result<SlotReply, ClientError>) {
+        if result == Err(ClientError::Io) {
+            self.client_errors += 1;
+        }
+        self.actions.push(ArrayAction::Done(piece, result));
+    }
+
+    fn unlock(&mut self, slot: SlotIndex, key: usize) {
+        self.locks.release(slot, key, &mut self.granted);
+        self.ready.extend(self.granted.drain(..));
+    }
+
+    fn notice(&mut self, level: NoticeLevel, member: Option<MemberIndex>, text: String) {
+        self.actions.push(ArrayAction::Notice(ArrayNotice { level, member, text }));
+    }
+
+    fn notice_unreadable(&mut self, slot: SlotIndex) {
+        let due = self
+            .last_unreadable_notice
+            .is_none_or(|last| self.now.nanos_since(last) >= UNREADABLE_NOTICE_INTERVAL_NS);
+        if due {
+            self.last_unreadable_notice = Some(self.now);
+            let text = format!(
+                "slot {slot} cannot be read: more than {} of its chunks are missing or fail; the client gets EIO",
+                self.map.m
+            );
+            self.notice(NoticeLevel::Error, None, text);
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! Background passes over all slots: which one runs, how far it has come, and how much bandwidth it may take.
+//!
+//! Resync before rebuild before scrub; the others wait. While clients are busy a pass keeps to the floor
+//! `rebuild_min`, otherwise to the ceiling `rebuild_max`.
+
+use super::members::Progress;
+use super::{Activity, ActivityKind, NoticeLevel, ScrubResult};
+use super::{Array, Op};
+use crate::format::{MemberState, ScrubRecord};
+use crate::units::{MemberIndex, SlotIndex, Timestamp};
+use std::collections::BTreeSet;
+
+pub(super) struct Passes {
+    resync: Option<Pass>,
+    scrub: Option<Pass>,
+    scrub_paused: bool,
+    last_scrub: Option<ScrubResult>,
+    slots: u64,
+    /// Slot operations under way, of all passes.
+    pub running: usize,
+    draining: bool,
+    /// Bytes of user data that may be started now, and when that was last topped up.
+    allowance: f64,
+    topped_up: Timestamp,
+}
+
+/// A pass that verifies slots in ascending order.
+pub(super) struct Pass {
+    progress: Progress,
+    pub errors: u64,
+    pub repaired: u64,
+    /// Slots that could not be verified, because too few columns are there.
+    pub skipped: u64,
+}
+
+impl Pass {
+    fn from(slot: u64) -> Pass {
+        Pass {
+            progress: Progress { next: slot, running: BTreeSet::new(), known_zero: false },
+            errors: 0,
+            repaired: 0,
+            skipped: 0,
+        }
+    }
+
+    fn finished(&self, slots: u64) -> bool {
+        self.progress.done() >= slots
+    }
+}
+
+/// Memory that slot operations of passes may hold at one time, in bytes.
+const WINDOW_BYTES: usize = 64 << 20;
+/// Slots under way at one time at most: enough to keep every member busy.
+const WINDOW_SLOTS: usize = 16;
+/// Clients count as busy for this long after their last request.
+const CLIENT_BUSY_NS: u64 = 5_000_000;
+/// Allowance that may pile up, in seconds of the rate: more than a tick, so that a slow tick does not cost rate.
+const BURST_SECONDS: f64 = 0.25;
+
+impl Passes {
+    pub fn new(resynced: u64, slots: u64, scrub: &ScrubRecord) -> Passes {
+        let last_scrub = (scrub.finished_unix > 0).then_some(ScrubResult {
+            finished_unix: scrub.finished_unix,
+            errors: scrub.errors,
+            repaired: scrub.repaired,
+        });
+        let unfinished = scrub.position.map(|position| Pass {
+            errors: scrub.errors_so_far,
+            repaired: scrub.repaired_so_far,
+            ..Pass::from(position.0)
+        });
+        Passes {
+            resync: (resynced < slots).then(|| Pass::from(resynced)),
+            scrub: unfinished,
+            scrub_paused: false,
+            last_scrub,
+            slots,
+            running: 0,
+            draining: false,
+            allowance: 0.0,
+            topped_up: Timestamp(0),
+        }
+    }
+
+    /// Whether the parity of a slot is known to match its data.
+    pub fn parity_is_trusted(&self, slot: SlotIndex) -> bool {
+        self.resync.as_ref().is_none_or(|pass| slot.0 < pass.progress.done())
+    }
+
+    /// Parity is consistent below this slot.
+    pub fn resynced(&self) -> u64 {
+        self.resync.as_ref().map_or(self.slots, |pass| pass.progress.done())
+    }
+
+    /// Parity has become doubtful everywhere.
+    pub fn restart_resync(&mut self) {
+        self.resync = Some(Pass::from(0));
+        self.draining = true;
+    }
+
+    /// Nothing new starts until every slot operation under way has ended: they belong to positions that are void.
+    pub fn drain(&mut self) {
+        self.draining = true;
+    }
+
+    pub fn anything_running(&self) -> bool {
+        self.running > 0 || self.resync.is_some() || self.scrub.is_some()
+    }
+
+    pub fn scrub_record(&self) -> ScrubRecord {
+        let last = self.last_scrub;
+        ScrubRecord {
+            position: self.scrub.as_ref().map(|pass| SlotIndex(pass.progress.done())),
+            errors_so_far: self.scrub.as_ref().map_or(0, |pass| pass.errors),
+            repaired_so_far: self.scrub.as_ref().map_or(0, |pass| pass.repaired),
+            finished_unix: last.map_or(0, |l| l.finished_unix),
+            errors: last.map_or(0, |l| l.errors),
+            repaired: last.map_or(0, |l| l.repaired),
+        }
+    }
+
+    pub fn pass_mut(&mut self, kind: ActivityKind) -> Option<&mut Pass> {
+        match kind {
+            ActivityKind::Resync => self.resync.as_mut(),
+            ActivityKind::Scrub => self.scrub.as_mut(),
+            ActivityKind::Rebuild => None,
+        }
+    }
+
+    /// Starts a scrub, or continues a paused one. False: it was running already.
+    pub fn start_scrub(&mut self) -> bool {
+        let fresh = self.scrub.is_none();
+        if fresh {
+            self.scrub = Some(Pass::from(0));
+        }
+        let was_paused = std::mem::take(&mut self.scrub_paused);
+        fresh || was_paused
+    }
+
+    /// False: there is no scrub, or it is paused already.
+    pub fn pause_scrub(&mut self) -> bool {
+        let pausable = self.scrub.is_some() && !self.scrub_paused;
+        self.scrub_paused |= pausable;
+        pausable
+    }
+
+    /// False: there is no scrub.
+    pub fn stop_scrub(&mut self) -> bool {
+        self.scrub_paused = false;
+        self.draining = true;
+        self.scrub.take().is_some()
+    }
+}
+
+impl Array {
+    /// Whether a device is being built.
+    pub(super) fn any_building(&self) -> bool {
+        self.members.iter().any(|member| member.progress.is_some() || member.replacement.is_some())
+    }
+
+    /// Starts slot operations while the window and the allowance permit.
+    pub(super) fn pump_passes(&mut self) {
+        if self.is_failed() || self.stopping.is_some() {
+            return;
+        }
+        if self.passes.draining && self.passes.running > 0 {
+            return;
+        }
+        self.passes.draining = false;
+        self.end_finished_passes();
+        let stripe = self.map.stripe_bytes();
+        let window = (WINDOW_BYTES / (self.map.width() * self.map.chunk)).clamp(1, WINDOW_SLOTS);
+        while self.passes.running < window {
+            let Some(kind) = self.next_pass() else { return };
+            if !self.take_allowance(stripe as f64) {
+                return;
+            }
+            self.passes.running += 1;
+            match kind {
+                ActivityKind::Rebuild => self.start_rebuild_slot(),
+                ActivityKind::Resync | ActivityKind::Scrub => {
+                    let slots = self.map.slots;
+                    let Some(pass) = self.passes.pass_mut(kind) else { return };
+                    debug_assert!(pass.progress.next < slots);
+                    let slot = SlotIndex(pass.progress.next);
+                    pass.progress.next += 1;
+                    pass.progress.running.insert(slot.0);
+                    self.start_verify_slot(kind, slot);
+                }
+            }
+        }
+    }
+
+    /// The pass whose turn it is, if it has slots to start.
+    fn next_pass(&self) -> Option<ActivityKind> {
+        let slots = self.map.slots;
+        if let Some(pass) = &self.passes.resync {
+            return (pass.progress.next < slots).then_some(ActivityKind::Resync);
+        }
+        if self.any_building() {
+            return self.next_build_slot().map(|_| ActivityKind::Rebuild);
+        }
+        let scrub = self.passes.scrub.as_ref().filter(|_| !self.passes.scrub_paused)?;
+        (scrub.progress.next < slots).then_some(ActivityKind::Scrub)
+    }
+
+    /// Pacing: a token bucket whose rate depends on whether clients are busy.
+    fn take_allowance(&mut self, bytes: f64) -> bool {
+        let busy = self.client_ops > 0 || self.now.nanos_since(self.last_client) < CLIENT_BUSY_NS;
+        let rate = match (busy, self.config.rebuild_max) {
+            (false, 0) => return true,
+            (false, max) => max as f64,
+            (true, 0) => self.config.rebuild_min as f64,
+            (true, max) => self.config.rebuild_min.min(max) as f64,
+        };
+        let elapsed = self.now.nanos_since(self.passes.topped_up) as f64 / 1e9;
+        self.passes.topped_up = self.now;
+        // A stripe larger than the burst must still get its turn.
+        let limit = (rate * BURST_SECONDS).max(bytes);
+        self.passes.allowance = (self.passes.allowance + rate * elapsed).min(limit);
+        let granted = self.passes.allowance >= bytes;
+        if granted {
+            self.passes.allowance -= bytes;
+        }
+        granted
+    }
+
+    /// A verify operation has ended; one that was not complete is started again.
+    pub(super) fn verified(&mut self, kind: ActivityKind, slot: SlotIndex, complete: bool) {
+        self.passes.running -= 1;
+        if let Some(pass) = self.passes.pass_mut(kind) {
+            pass.progress.running.remove(&slot.0);
+            if !complete {
+                pass.progress.rewind_to(slot.0);
+            }
+        }
+    }
+
+    fn end_finished_passes(&mut self) {
+        let slots = self.map.slots;
+        if self.passes.resync.as_ref().is_some_and(|pass| pass.finished(slots))
+            && let Some(pass) = self.passes.resync.take()
+        {
+            let text = format!(
+                "resync finished: parity of {} rows was corrected, {} slots could not be verified",
+                pass.repaired, pass.skipped
+            );
+            self.notice(NoticeLevel::Info, None, text);
+            self.supers.want();
+        }
+        if self.passes.scrub.as_ref().is_some_and(|pass| pass.finished(slots))
+            && let Some(pass) = self.passes.scrub.take()
+        {
+            let result = ScrubResult {
+                finished_unix: self.config.unix_at_zero + self.now.0 / 1_000_000_000,
+                errors: pass.errors,
+                repaired: pass.repaired,
+            };
+            let level = if pass.errors == 0 { NoticeLevel::Info } else { NoticeLevel::Warning };
+            let text = format!(
+                "scrub finished: {} errors, {} repaired, {} slots could not be verified",
+                pass.errors, pass.repaired, pass.skipped
+            );
+            self.passes.last_scrub = Some(result);
+            self.notice(level, None, text);
+            self.supers.want();
+        }
+        for at in 0..self.members.len() {
+            self.end_finished_builds(MemberIndex(at as u16));
+        }
+        self.pump_supers();
+    }
+
+    fn end_finished_builds(&mut self, index: MemberIndex) {
+        let slots = self.map.slots;
+        let member = self.member_mut(index);
+        if member.progress.as_ref().is_some_and(|p| p.done() >= slots) {
+            member.progress = None;
+            member.state = MemberState::Online;
+            member.reason = None;
+            self.supers.want();
+            self.notice(NoticeLevel::Info, Some(index), format!("member {index} is rebuilt and online"));
+            self.notice_if_whole();
+        }
+        let member = self.member_mut(index);
+        if let Some(replacement) = member.replacement.take_if(|r| r.progress.done() >= slots) {
+            let old = member.device.replace(replacement.device);
+            member.uuid = replacement.uuid;
+            member.state = MemberState::Online;
+            member.progress = None;
+            member.reason = None;
+            if let Some(old) = old {
+                self.releasing.push(old.id);
+            }
+            // Recorded like a loss: the old device must not count as current once it misses a write.
+            self.supers.note_loss();
+            self.notice(NoticeLevel::Info, Some(index), format!("member {index} is replaced and online"));
+            self.notice_if_whole();
+            self.release_idle_devices();
+        }
+    }
+
+    pub(super) fn last_scrub(&self) -> Option<ScrubResult> {
+        self.passes.last_scrub
+    }
+
+    pub(super) fn activities(&self) -> Vec<Activity> {
+        let slots = self.map.slots;
+        let bytes = |slot: u64| slot * self.map.stripe_bytes() as u64;
+        let activity = |kind, pass: &Pass, paused| Activity {
+            kind,
+            done_bytes: bytes(pass.progress.done()),
+            total_bytes: bytes(slots),
+            paused,
+            errors: pass.errors,
+            repaired: pass.repaired,
+        };
+        let failed = self.is_failed();
+        let mut all = Vec::new();
+        if let Some(pass) = &self.passes.resync {
+            all.push(activity(ActivityKind::Resync, pass, failed));
+        }
+        let building = self.members.iter().flat_map(|member| {
+            [member.progress.as_ref(), member.replacement.as_ref().map(|r| &r.progress)].into_iter().flatten()
+        });
+        if let Some(done) = building.map(Progress::done).min() {
+            all.push(Activity {
+                kind: ActivityKind::Rebuild,
+                done_bytes: bytes(done),
+                total_bytes: bytes(slots),
+                paused: failed || !all.is_empty(),
+                errors: 0,
+                repaired: 0,
+            });
+        }
+        if let Some(pass) = &self.passes.scrub {
+            let paused = failed || self.passes.scrub_paused || !all.is_empty();
+            all.push(activity(ActivityKind::Scrub, pass, paused));
+        }
+        all
+    }
+
+    /// Whether operations other than those of clients are under way.
+    pub(super) fn background_is_idle(&self) -> bool {
+        !self.ops.iter().any(|(_, op)| matches!(op, Op::Rebuild(_) | Op::Verify(_)))
+    }
+}

@@ -1,0 +1,332 @@
+//! Superblock updates: epochs, the dirty mark, progress; and the gate that writes and acknowledgements pass.
+//!
+//! One update at a time goes to every device in use: first a flush where progress is recorded, then both copies
+//! of the new sequence number, then a flush. Rules E1-E3 of the crash-safety design: while a loss is not yet
+//! recorded durably on all remaining members, no write starts and none is acknowledged.
+
+use super::NoticeLevel;
+use super::members::Which;
+use super::{Array, Inflight, Owner, Stopping};
+use crate::block_io::{DeviceId, IoFault, IoOp, IoValue};
+use crate::format::{
+    COPY_BYTES, Epoch, MemberRecord, MemberSet, MemberState, ReplacementRecord, Role, Superblock,
+    superblock_offsets,
+};
+use crate::units::{MemberIndex, SlotIndex, Timestamp};
+
+pub(super) struct Supers {
+    /// What was written last, or is being written; per-device fields are filled in for each device.
+    template: Superblock,
+    /// Highest epoch number and sequence in use anywhere.
+    epoch_number: u64,
+    random: u64,
+    /// Losses of devices so far, and how many of them are on disk.
+    losses: u64,
+    durable_losses: u64,
+    /// The mark "writes may be under way", wanted and on disk.
+    dirty: bool,
+    durable_dirty: bool,
+    /// Something has changed that the next update should record.
+    wanted: bool,
+    job: Option<Job>,
+    last_save: Timestamp,
+    /// Progress marks of the last update, to see whether there is news.
+    saved_progress: u64,
+}
+
+struct Job {
+    stage: Stage,
+    pending: usize,
+    losses: u64,
+    devices: Vec<(MemberIndex, Which, DeviceId, u64)>,
+    template: Superblock,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    FlushData,
+    Write,
+    FlushSuper,
+}
+
+/// Progress of passes is recorded this often: what a restart has to do again.
+const SAVE_INTERVAL_NS: u64 = 5_000_000_000;
+
+/// An array without writes for this long is marked clean, so that a later crash needs no resync.
+const IDLE_CLEAN_NS: u64 = 2_000_000_000;
+
+impl Supers {
+    /// Starts with everything to be recorded: a new epoch over the members that are here (A4).
+    pub fn new(template: Superblock, sequence: u64, epoch_number: u64, seed: u64) -> Supers {
+        let mut template = template;
+        template.sequence = sequence;
+        Supers {
+            template,
+            epoch_number,
+            random: seed,
+            losses: 1,
+            durable_losses: 0,
+            dirty: false,
+            durable_dirty: false,
+            wanted: true,
+            job: None,
+            last_save: Timestamp(0),
+            saved_progress: 0,
+        }
+    }
+
+    /// A device has left service: recorded before anything is acknowledged again.
+    pub fn note_loss(&mut self) {
+        self.losses += 1;
+        self.wanted = true;
+    }
+
+    /// The next update says that no write is under way.
+    pub fn mark_clean(&mut self) {
+        self.dirty = false;
+    }
+
+    /// Something worth recording that nobody waits for.
+    pub fn want(&mut self) {
+        self.wanted = true;
+    }
+
+    pub fn is_dirty(&self) -> bool {
+        self.dirty
+    }
+
+    pub fn epoch_number(&self) -> u64 {
+        self.template.epoch.number
+    }
+
+    pub fn epoch(&self) -> Epoch {
+        self.template.epoch
+    }
+
+    /// The live set of the last epoch.
+    pub fn live(&self) -> MemberSet {
+        self.template.epoch.live
+    }
+
+    pub fn template(&self) -> &Superblock {
+        &self.template
+    }
+
+    pub fn is_busy(&self) -> bool {
+        self.job.is_some()
+    }
+
+    /// SplitMix64: epoch identities only have to differ.
+    fn next_random(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.random;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)).max(1)
+    }
+}
+
+impl Array {
+    /// Whether finished writes and flushes may be acknowledged: every loss is on disk.
+    pub(super) fn acknowledgements_allowed(&self) -> bool {
+        self.supers.losses == self.supers.durable_losses && !self.is_failed()
+    }
+
+    /// Whether writes may touch members. Asks for the dirty mark when it is missing.
+    pub(super) fn writes_allowed(&mut self) -> bool {
+        if !self.supers.dirty {
+            self.supers.dirty = true;
+            self.supers.wanted = true;
+        }
+        let marking_clean = self.supers.job.as_ref().is_some_and(|job| job.template.clean);
+        self.supers.durable_dirty && !marking_clean && self.acknowledgements_allowed()
+    }
+
+    /// Starts an update when one is wanted and none is running.
+    pub(super) fn pump_supers(&mut self) {
+        if !self.supers.wanted || self.supers.job.is_some() || self.is_failed() || self.is_stopped() {
+            return;
+        }
+        self.supers.wanted = false;
+        let online = self.online();
+        let template = self.next_superblock(online);
+        let flush_first = self.passes.anything_running() || self.any_building() || template.clean;
+        let mut job = Job {
+            stage: if flush_first { Stage::FlushData } else { Stage::Write },
+            pending: 0,
+            losses: self.supers.losses,
+            devices: self.devices().into_iter().map(|(m, which, d)| (m, which, d.id, d.bytes)).collect(),
+            template: template.clone(),
+        };
+        self.supers.template = template;
+        self.supers.last_save = self.now;
+        self.supers.saved_progress = self.progress_mark();
+        self.issue_super(&mut job);
+        self.supers.job = Some(job);
+    }
+
+    /// The content of the next update: the present states and progress, in a new epoch when the live set differs.
+    fn next_superblock(&mut self, online: MemberSet) -> Superblock {
+        let mut next = self.supers.template.clone();
+        next.sequence += 1;
+        if self.supers.durable_losses == 0 || next.epoch.live != online {
+            self.supers.epoch_number += 1;
+            next.epoch = Epoch {
+                number: self.supers.epoch_number,
+                id: self.supers.next_random(),
+                parent: next.epoch.id,
+                live: online,
+            };
+        }
+        next.clean = !self.supers.dirty;
+        next.resynced = SlotIndex(self.passes.resynced());
+        next.scrub = self.passes.scrub_record();
+        next.members = self
+            .members
+            .iter()
+            .map(|member| MemberRecord {
+                uuid: member.uuid,
+                state: member.state,
+                rebuilt: SlotIndex(member.progress.as_ref().map_or(0, |p| p.done())),
+            })
+            .collect();
+        next.replacements = self
+            .members
+            .iter()
+            .enumerate()
+            .filter_map(|(at, member)| {
+                let replacement = member.replacement.as_ref()?;
+                Some(ReplacementRecord {
+                    member: MemberIndex(at as u16),
+                    uuid: replacement.uuid,
+                    rebuilt: SlotIndex(replacement.progress.done()),
+                })
+            })
+            .collect();
+        next
+    }
+
+    fn issue_super(&mut self, job: &mut Job) {
+        for at in 0..job.devices.len() {
+            let (member, which, device, bytes) = job.devices[at];
+            if self.find_device(device).is_none() {
+                continue;
+            }
+            match job.stage {
+                Stage::FlushData | Stage::FlushSuper => {
+                    self.submit_io(Owner::Super, member, device, IoOp::Flush);
+                    job.pending += 1;
+                }
+                Stage::Write => {
+                    let superblock = Superblock {
+                        device: self.device_uuid(member, which),
+                        member,
+                        role: if which == Which::Primary { Role::Member } else { Role::Replacement },
+                        ..job.template.clone()
+                    };
+                    let mut buf = self.pool.alloc(COPY_BYTES);
+                    buf.copy_from_slice(&superblock.encode()[..]);
+                    let buf = buf.freeze();
+                    for offset in superblock_offsets(bytes, job.template.sequence) {
+                        let op = IoOp::Write { offset, buf: buf.clone(), fua: false };
+                        self.submit_io(Owner::Super, member, device, op);
+                        job.pending += 1;
+                    }
+                }
+            }
+        }
+    }
+
+    fn device_uuid(&self, member: MemberIndex, which: Which) -> uuid::Uuid {
+        let member = self.member(member);
+        match (which, &member.replacement) {
+            (Which::Replacement, Some(replacement)) => replacement.uuid,
+            _ => member.uuid,
+        }
+    }
+
+    pub(super) fn super_io(&mut self, entry: Inflight, result: Result<IoValue, IoFault>) {
+        if let Err(fault) = result {
+            // E2: finish this update on the others; the loss makes the next one.
+            self.write_fault(entry.member, entry.device, "superblock update", fault);
+        }
+        let Some(mut job) = self.supers.job.take() else { unreachable!("superblock I/O belongs to a job") };
+        job.pending -= 1;
+        while job.pending == 0 {
+            job.stage = match job.stage {
+                Stage::FlushData => Stage::Write,
+                Stage::Write => Stage::FlushSuper,
+                Stage::FlushSuper => {
+                    self.super_written(&job);
+                    return;
+                }
+            };
+            if !self.is_failed() {
+                self.issue_super(&mut job);
+            }
+            if job.pending == 0 && self.is_failed() {
+                // The update is void; the array records its state when its members are back.
+                self.supers.wanted = true;
+                return;
+            }
+        }
+        self.supers.job = Some(job);
+    }
+
+    fn super_written(&mut self, job: &Job) {
+        if self.is_failed() {
+            self.supers.wanted = true;
+            return;
+        }
+        self.supers.durable_losses = job.losses;
+        self.supers.durable_dirty = !job.template.clean;
+        if self.acknowledgements_allowed() {
+            let held = std::mem::take(&mut self.unacknowledged);
+            self.ready.extend(held);
+            let gated = std::mem::take(&mut self.gated);
+            self.ready.extend(gated);
+        }
+        if let Some(Stopping::Marking(id)) = self.stopping {
+            self.finish_stop(id);
+        }
+    }
+
+    /// Tick: records how far passes have come.
+    pub(super) fn save_progress(&mut self) {
+        let due = self.now.nanos_since(self.supers.last_save) >= SAVE_INTERVAL_NS;
+        if due && self.progress_mark() != self.supers.saved_progress {
+            self.supers.want();
+        }
+    }
+
+    /// A number that changes whenever a pass has come further.
+    fn progress_mark(&self) -> u64 {
+        let builds = self.members.iter().map(|member| {
+            let own = member.progress.as_ref().map_or(0, |p| p.done());
+            let other = member.replacement.as_ref().map_or(0, |r| r.progress.done());
+            own + other
+        });
+        builds.sum::<u64>() + self.passes.resynced() + self.passes.scrub_record().position.map_or(0, |p| p.0)
+    }
+
+    /// Tick: an array that has been quiet for a while is marked clean.
+    pub(super) fn mark_idle_clean(&mut self) {
+        let quiet = self.write_ops == 0 && self.now.nanos_since(self.last_write) >= IDLE_CLEAN_NS;
+        if quiet
+            && self.supers.dirty
+            && self.supers.job.is_none()
+            && self.stopping.is_none()
+            && !self.is_failed()
+        {
+            self.supers.dirty = false;
+            self.supers.want();
+        }
+    }
+
+    /// Word to the operator that a returned or new device makes the array whole.
+    pub(super) fn notice_if_whole(&mut self) {
+        if self.members.iter().all(|member| member.state == MemberState::Online) {
+            self.notice(NoticeLevel::Info, None, "every member is online again".into());
+        }
+    }
+}

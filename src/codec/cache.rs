@@ -1,0 +1,123 @@
+//! A bounded least-recently-used cache of linear maps, keyed by the columns they lead from and to. Invariant: neither
+//! the number of maps nor the bytes of their tables exceed the limits, but for one map larger than all. Must not know
+//! how a map is made or applied.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::engine::LinearMap;
+
+/// Most maps kept. While members are missing, every rotation of the stripe has a pattern of its own, at most 255, and
+/// the array asks for a few subsets of each.
+const MAPS_MAX: usize = 1024;
+
+/// Most bytes of tables kept: all rotations of 20+10 with every parity missing take 50 KiB, those of the largest
+/// codes are worth making again.
+const TABLE_BYTES_MAX: usize = 4 << 20;
+
+/// See the module's head. Shared by the clones of a codec.
+#[derive(Debug, Default)]
+pub(super) struct MapCache {
+    entries: Mutex<Entries>,
+}
+
+#[derive(Debug, Default)]
+struct Entries {
+    maps: HashMap<Box<[u8]>, Entry>,
+    table_bytes: usize,
+    clock: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    map: Arc<LinearMap>,
+    used: u64,
+}
+
+impl MapCache {
+    /// The map stored under `key`, or the one that `make` returns, stored from now on.
+    pub(super) fn get_or_insert(&self, key: &[u8], make: impl FnOnce() -> LinearMap) -> Arc<LinearMap> {
+        if let Some(map) = self.lock().get(key) {
+            return map;
+        }
+        // Made outside the lock: two threads may make the same map, which costs less than waiting for others.
+        let map = Arc::new(make());
+        self.lock().insert(key, Arc::clone(&map));
+        map
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Entries> {
+        // No code that can panic runs under the lock, and the worst that a torn cache could do is to miss.
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Entries {
+    fn get(&mut self, key: &[u8]) -> Option<Arc<LinearMap>> {
+        self.clock += 1;
+        let entry = self.maps.get_mut(key)?;
+        entry.used = self.clock;
+        Some(Arc::clone(&entry.map))
+    }
+
+    fn insert(&mut self, key: &[u8], map: Arc<LinearMap>) {
+        self.table_bytes += map.table_bytes();
+        let entry = Entry { map, used: self.clock };
+        if let Some(replaced) = self.maps.insert(key.into(), entry) {
+            self.table_bytes -= replaced.map.table_bytes();
+        }
+        while self.maps.len() > 1 && (self.maps.len() > MAPS_MAX || self.table_bytes > TABLE_BYTES_MAX) {
+            self.evict_oldest();
+        }
+    }
+
+    /// A scan: it only runs on a miss in a full cache, beside the making of a map.
+    fn evict_oldest(&mut self) {
+        let oldest = self.maps.iter().min_by_key(|(_, entry)| entry.used).map(|(key, _)| key.clone());
+        if let Some(removed) = oldest.and_then(|key| self.maps.remove(&key)) {
+            self.table_bytes -= removed.map.table_bytes();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::engine::Kernel;
+    use super::*;
+
+    fn map(outputs: usize) -> LinearMap {
+        LinearMap::new(Kernel::Portable, &vec![1; outputs], 1)
+    }
+
+    #[test]
+    fn a_map_is_made_once_while_it_stays() {
+        let cache = MapCache::default();
+        let first = cache.get_or_insert(b"a", || map(1));
+        let second = cache.get_or_insert(b"a", || panic!("the map is in the cache"));
+        assert!(Arc::ptr_eq(&first, &second));
+    }
+
+    #[test]
+    fn the_number_of_maps_is_bounded_and_the_least_recently_used_goes() {
+        let cache = MapCache::default();
+        for n in 0..=MAPS_MAX as u32 {
+            cache.get_or_insert(&n.to_le_bytes(), || map(1));
+            cache.get_or_insert(&0u32.to_le_bytes(), || panic!("used all the time, yet evicted"));
+        }
+        let entries = cache.lock();
+        assert_eq!(entries.maps.len(), MAPS_MAX);
+        assert!(!entries.maps.contains_key(&1u32.to_le_bytes()[..]));
+        assert_eq!(entries.table_bytes, MAPS_MAX);
+    }
+
+    #[test]
+    fn the_bytes_of_tables_are_bounded() {
+        let cache = MapCache::default();
+        for n in 0..10u8 {
+            cache.get_or_insert(&[n], || map(TABLE_BYTES_MAX / 4));
+        }
+        assert_eq!(cache.lock().maps.len(), 4);
+        cache.get_or_insert(b"huge", || map(TABLE_BYTES_MAX * 2));
+        assert_eq!(cache.lock().maps.len(), 1);
+    }
+}

@@ -1,0 +1,392 @@
+//! The plain volume: logical stripe `i` is slot `i`. Cuts client requests into pieces of one slot each, hands
+//! them to the array with bounded parallelism, and answers when the last piece is done.
+//!
+//! Invariant: a request is answered once, after all its pieces have ended; the first error is its answer. A
+//! zeroing request of any length holds a bounded number of pieces. Must not know of members.
+
+use super::api::{
+    AdminRequest, ClientError, ClientReply, ClientRequest, RequestId, VolumeAction, VolumeEvent, VolumeExtent,
+};
+use super::{Volume, VolumeStatus};
+use crate::array::assembly::Assembled;
+use crate::array::{
+    Array, ArrayAction, ArrayConfig, OpenDevice, PieceId, SlotReply, SlotRequest, ZERO_RUN_SLOTS,
+};
+use crate::block_io::{Buf, BufMut, Pool};
+use crate::codec::Codec;
+use crate::units::{SlotIndex, StripeIndex, Timestamp, VolumeOffset};
+use slab::Slab;
+use std::ops::Range;
+
+/// See the head of this file.
+pub struct PlainVolume {
+    array: Array,
+    pool: Pool,
+    stripe_bytes: u64,
+    requests: Slab<Request>,
+    scratch: Vec<ArrayAction>,
+    /// Zeroes for the parts of zeroing requests that are not whole stripes, at most one stripe long.
+    zeroes: Option<Buf>,
+    stop: Option<RequestId>,
+    stopping: bool,
+}
+
+struct Request {
+    id: RequestId,
+    kind: Kind,
+    pending: usize,
+    error: Option<ClientError>,
+}
+
+enum Kind {
+    /// The pieces of the reply, by place.
+    Read(Vec<Option<BufMut>>),
+    Write,
+    Flush,
+    /// What is left to zero, and how.
+    Zero {
+        left: Range<u64>,
+        may_unmap: bool,
+        advisory: bool,
+        fua: bool,
+    },
+    /// The asked range.
+    Extents(Range<u64>),
+}
+
+/// Pieces of one zeroing request under way at one time.
+const ZERO_PIECES_MAX: usize = 4;
+
+/// Slots that one question for extents covers: bounds the answer's size and the time it takes.
+const EXTENT_SLOTS_MAX: u64 = 1024;
+
+/// Piece numbers carry their place in the request in these low bits; a request of 32 MiB in the smallest
+/// stripes (one 4 KiB chunk) has 2^13 pieces.
+const PLACE_BITS: u32 = 20;
+
+impl PlainVolume {
+    /// Serves the plain volume of an assembled array.
+    #[must_use]
+    pub fn new(
+        assembled: Assembled<OpenDevice>,
+        codec: Codec,
+        pool: Pool,
+        config: ArrayConfig,
+    ) -> PlainVolume {
+        let array = Array::new(assembled, codec, pool.clone(), config);
+        let stripe_bytes = array.map().stripe_bytes() as u64;
+        PlainVolume {
+            array,
+            pool,
+            stripe_bytes,
+            requests: Slab::new(),
+            scratch: Vec::new(),
+            zeroes: None,
+            stop: None,
+            stopping: false,
+        }
+    }
+
+    /// Where a logical stripe is.
+    fn slot_of(&self, stripe: StripeIndex) -> SlotIndex {
+        SlotIndex(stripe.0)
+    }
+
+    /// Cuts a byte range of the volume at stripe boundaries: (slot, offset in it, length).
+    fn pieces(&self, offset: u64, len: u64) -> impl Iterator<Item = (SlotIndex, usize, usize)> + use<> {
+        let (stripe_bytes, end) = (self.stripe_bytes, offset + len);
+        let mut at = offset;
+        std::iter::from_fn(move || {
+            if at >= end {
+                return None;
+            }
+            let within = at % stripe_bytes;
+            let piece = (stripe_bytes - within).min(end - at);
+            let slot = SlotIndex(at / stripe_bytes);
+            at += piece;
+            Some((slot, within as usize, piece as usize))
+        })
+    }
+
+    fn client(&mut self, now: Timestamp, id: RequestId, request: ClientRequest, out: &mut Vec<VolumeAction>) {
+        if self.stopping {
+            out.push(VolumeAction::ClientDone(id, Err(ClientError::Stopping)));
+            return;
+        }
+        match request {
+            ClientRequest::Read { offset, buf } => self.read(now, id, offset, buf),
+            ClientRequest::Write { offset, data, fua } => self.write(now, id, offset, &data, fua),
+            ClientRequest::Flush => {
+                let request = self.start(id, Kind::Flush);
+                self.submit(now, request, 0, SlotRequest::Flush);
+            }
+            // Trimming zeroes: members that cannot give space back are left alone.
+            ClientRequest::Trim { offset, len, fua } => {
+                self.zero(now, id, offset, len, Zeroing::Trim { fua })
+            }
+            // Whether a member zeroes faster than it writes is not known beforehand.
+            ClientRequest::WriteZeroes { fast_only: true, .. } => {
+                out.push(VolumeAction::ClientDone(id, Err(ClientError::NotSupported)));
+            }
+            ClientRequest::WriteZeroes { offset, len, may_unmap, fua, .. } => {
+                self.zero(now, id, offset, len, Zeroing::Write { may_unmap, fua });
+            }
+            ClientRequest::BlockStatus { offset, len } => self.block_status(now, id, offset, len),
+        }
+    }
+
+    fn start(&mut self, id: RequestId, kind: Kind) -> usize {
+        self.requests.insert(Request { id, kind, pending: 0, error: None })
+    }
+
+    fn submit(&mut self, now: Timestamp, request: usize, place: usize, slot_request: SlotRequest) {
+        self.requests[request].pending += 1;
+        let piece = PieceId((request as u64) << PLACE_BITS | place as u64);
+        self.array.submit(now, piece, slot_request);
+    }
+
+    fn read(&mut self, now: Timestamp, id: RequestId, offset: VolumeOffset, buf: BufMut) {
+        let pieces = self.pieces(offset.0, buf.len() as u64);
+        let request = self.start(id, Kind::Read(Vec::new()));
+        let mut rest = buf;
+        for (place, (slot, within, len)) in pieces.enumerate() {
+            let tail = rest.split_off(len);
+            let buf = std::mem::replace(&mut rest, tail);
+            if let Kind::Read(parts) = &mut self.requests[request].kind {
+                parts.push(None);
+            }
+            self.submit(now, request, place, SlotRequest::Read { slot, offset: within, buf });
+        }
+    }
+
+    fn write(&mut self, now: Timestamp, id: RequestId, offset: VolumeOffset, data: &Buf, fua: bool) {
+        let request = self.start(id, Kind::Write);
+        let mut at = 0;
+        for (place, (slot, within, len)) in self.pieces(offset.0, data.len() as u64).enumerate() {
+            let piece = SlotRequest::Write { slot, offset: within, data: data.slice(at..at + len), fua };
+            self.submit(now, request, place, piece);
+            at += len;
+        }
+    }
+
+    fn zero(&mut self, now: Timestamp, id: RequestId, offset: VolumeOffset, len: u64, zeroing: Zeroing) {
+        let mut left = offset.0..offset.0 + len;
+        let whole =
+            left.start.next_multiple_of(self.stripe_bytes)..left.end / self.stripe_bytes * self.stripe_bytes;
+        let (may_unmap, advisory, fua) = match zeroing {
+            // Only whole stripes give space back; the ragged ends of a trim keep their bytes.
+            Zeroing::Trim { fua } => {
+                left = if whole.start < whole.end { whole } else { left.start..left.start };
+                (true, true, fua)
+            }
+            Zeroing::Write { may_unmap, fua } => (may_unmap, false, fua),
+        };
+        let request = self.start(id, Kind::Zero { left, may_unmap, advisory, fua });
+        self.continue_zero(now, request);
+        if self.requests[request].pending == 0 {
+            // Nothing to zero: a flush is the shortest way that ends like every other request.
+            if let Kind::Zero { fua, .. } = &mut self.requests[request].kind {
+                *fua = false;
+            }
+            self.submit(now, request, 0, SlotRequest::Flush);
+        }
+    }
+
+    /// Sends the next pieces of a zeroing request.
+    fn continue_zero(&mut self, now: Timestamp, request: usize) {
+        while self.requests[request].pending < ZERO_PIECES_MAX && self.requests[request].error.is_none() {
+            let Kind::Zero { left, may_unmap, advisory, .. } = &mut self.requests[request].kind else {
+                return;
+            };
+            if left.is_empty() {
+                return;
+            }
+            let (may_unmap, advisory) = (*may_unmap, *advisory);
+            let stripe = left.start / self.stripe_bytes;
+            let whole = (left.end / self.stripe_bytes).saturating_sub(stripe);
+            if left.start.is_multiple_of(self.stripe_bytes) && whole > 0 {
+                let count = whole.min(ZERO_RUN_SLOTS);
+                left.start += count * self.stripe_bytes;
+                let first = self.slot_of(StripeIndex(stripe));
+                self.submit(now, request, 0, SlotRequest::Zero { first, count, may_unmap, advisory });
+                continue;
+            }
+            let within = left.start % self.stripe_bytes;
+            let len = (self.stripe_bytes - within).min(left.end - left.start);
+            left.start += len;
+            let data = self.zero_buf(len as usize);
+            let slot = self.slot_of(StripeIndex(stripe));
+            self.submit(
+                now,
+                request,
+                0,
+                SlotRequest::Write { slot, offset: within as usize, data, fua: false },
+            );
+        }
+    }
+
+    fn zero_buf(&mut self, len: usize) -> Buf {
+        let pool = &self.pool;
+        let stripe = self.stripe_bytes as usize;
+        self.zeroes.get_or_insert_with(|| pool.alloc_zeroed(stripe).freeze()).slice(0..len)
+    }
+
+    fn block_status(&mut self, now: Timestamp, id: RequestId, offset: VolumeOffset, len: u64) {
+        let first = offset.0 / self.stripe_bytes;
+        let end = (offset.0 + len).div_ceil(self.stripe_bytes).min(first + EXTENT_SLOTS_MAX);
+        let range = offset.0..(offset.0 + len).min(end * self.stripe_bytes);
+        let request = self.start(id, Kind::Extents(range));
+        let first = self.slot_of(StripeIndex(first));
+        self.submit(now, request, 0, SlotRequest::Extents { first, count: end - first.0 });
+    }
+
+    /// Takes what the array wants done and passes it on, until it wants nothing more.
+    fn drain(&mut self, now: Timestamp, out: &mut Vec<VolumeAction>) {
+        loop {
+            let mut actions = std::mem::take(&mut self.scratch);
+            self.array.take_actions(&mut actions);
+            let idle = actions.is_empty();
+            for action in actions.drain(..) {
+                match action {
+                    ArrayAction::Io { device, token, op } => out.push(VolumeAction::Io { device, token, op }),
+                    ArrayAction::Done(piece, result) => self.piece_done(now, piece, result, out),
+                    ArrayAction::AdminDone(id, result) => out.push(VolumeAction::AdminDone(id, result)),
+                    ArrayAction::Release(device) => out.push(VolumeAction::Release(device)),
+                    ArrayAction::Notice(notice) => out.push(VolumeAction::Notice(notice)),
+                }
+            }
+            self.scratch = actions;
+            if idle {
+                return;
+            }
+        }
+    }
+
+    fn piece_done(
+        &mut self,
+        now: Timestamp,
+        piece: PieceId,
+        result: Result<SlotReply, ClientError>,
+        out: &mut Vec<VolumeAction>,
+    ) {
+        let key = (piece.0 >> PLACE_BITS) as usize;
+        let place = (piece.0 & ((1 << PLACE_BITS) - 1)) as usize;
+        let request = &mut self.requests[key];
+        request.pending -= 1;
+        let mut holes = None;
+        match (result, &mut request.kind) {
+            (Err(error), _) => {
+                request.error.get_or_insert(error);
+            }
+            (Ok(SlotReply::Data(buf)), Kind::Read(parts)) => parts[place] = Some(buf),
+            (Ok(SlotReply::Holes(found)), Kind::Extents(_)) => holes = Some(found),
+            (Ok(_), _) => {}
+        }
+        if matches!(request.kind, Kind::Zero { .. }) && request.error.is_none() {
+            self.continue_zero(now, key);
+        }
+        let request = &mut self.requests[key];
+        if request.pending > 0 {
+            return;
+        }
+        if let (Kind::Zero { fua, .. }, None) = (&mut request.kind, request.error)
+            && std::mem::take(fua)
+        {
+            self.submit(now, key, 0, SlotRequest::Flush);
+            return;
+        }
+        let request = self.requests.remove(key);
+        let reply = match (request.error, request.kind) {
+            (Some(error), _) => Err(error),
+            (None, Kind::Read(parts)) => Ok(ClientReply::Data(join(&self.pool, parts))),
+            (None, Kind::Extents(range)) => {
+                let chunk = u64::from(self.array.geometry().chunk);
+                Ok(ClientReply::Extents(extents(
+                    &range,
+                    self.stripe_bytes,
+                    chunk,
+                    &holes.unwrap_or_default(),
+                )))
+            }
+            (None, _) => Ok(ClientReply::Done),
+        };
+        out.push(VolumeAction::ClientDone(request.id, reply));
+    }
+}
+
+enum Zeroing {
+    Trim { fua: bool },
+    Write { may_unmap: bool, fua: bool },
+}
+
+impl Volume for PlainVolume {
+    fn step(&mut self, now: Timestamp, event: VolumeEvent, out: &mut Vec<VolumeAction>) {
+        match event {
+            VolumeEvent::Client(id, request) => self.client(now, id, request, out),
+            VolumeEvent::Io(completion) => self.array.io_done(now, completion),
+            VolumeEvent::DeviceGone(device, fault) => self.array.device_gone(now, device, fault),
+            VolumeEvent::Tick => self.array.tick(now),
+            VolumeEvent::Admin(id, AdminRequest::Stop) => {
+                self.stopping = true;
+                self.stop = Some(id);
+            }
+            VolumeEvent::Admin(id, request) => self.array.admin(now, id, request),
+        }
+        self.drain(now, out);
+        if self.requests.is_empty()
+            && let Some(id) = self.stop.take()
+        {
+            self.array.admin(now, id, AdminRequest::Stop);
+            self.drain(now, out);
+        }
+    }
+
+    fn status(&self) -> VolumeStatus {
+        self.array.status()
+    }
+
+    fn is_idle(&self) -> bool {
+        self.requests.is_empty() && self.array.is_idle()
+    }
+}
+
+/// The pieces of a read as one buffer again. A piece that the array had to read anew lies elsewhere in memory;
+/// only then are bytes copied.
+fn join(pool: &Pool, parts: Vec<Option<BufMut>>) -> BufMut {
+    let mut runs: Vec<BufMut> = Vec::with_capacity(1);
+    for part in parts.into_iter().flatten() {
+        let rest = match runs.last_mut() {
+            Some(run) => run.try_unsplit(part).err(),
+            None => Some(part),
+        };
+        runs.extend(rest);
+    }
+    if runs.len() == 1 {
+        return runs.remove(0);
+    }
+    let mut whole = pool.alloc(runs.iter().map(|run| run.len()).sum());
+    let mut at = 0;
+    for run in runs {
+        whole[at..at + run.len()].copy_from_slice(&run);
+        at += run.len();
+    }
+    whole
+}
+
+/// Runs of equal allocation over `range` of the volume, from one flag for each chunk of its slots.
+fn extents(range: &Range<u64>, stripe_bytes: u64, chunk: u64, holes: &[bool]) -> Vec<VolumeExtent> {
+    let base = range.start / stripe_bytes * stripe_bytes;
+    let mut extents: Vec<VolumeExtent> = Vec::new();
+    for (at, &hole) in holes.iter().enumerate() {
+        let start = (base + at as u64 * chunk).max(range.start);
+        let end = (base + (at as u64 + 1) * chunk).min(range.end);
+        if start >= end {
+            continue;
+        }
+        match extents.last_mut() {
+            Some(last) if last.hole == hole => last.len += end - start,
+            _ => extents.push(VolumeExtent { len: end - start, hole }),
+        }
+    }
+    extents
+}

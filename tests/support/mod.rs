@@ -1,0 +1,208 @@
+//! A daemon in a temporary directory, driven through the binary and real NBD clients. Shared by the integration
+//! tests; each of them uses a part of it.
+#![allow(dead_code)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longest that anything a test waits for may take; only a hang gets there.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Runs a command to its end and returns what it said; panics when it fails.
+#[track_caller]
+pub fn run(command: &mut Command) -> String {
+    let output = try_run(command);
+    assert!(
+        output.status.success(),
+        "{command:?} failed: {}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Runs a command to its end.
+#[track_caller]
+pub fn try_run(command: &mut Command) -> Output {
+    command.stdin(Stdio::null()).output().unwrap_or_else(|error| {
+        panic!("{command:?} could not be run: {error}; 'scripts/test clients' installs the NBD clients")
+    })
+}
+
+/// The calpe binary.
+pub fn calpe() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_calpe"));
+    command.env_remove("CALPE_SOCKET");
+    command
+}
+
+/// A running `calpe up`.
+pub struct Up {
+    pub dir: PathBuf,
+    child: Child,
+}
+
+impl Up {
+    /// Starts `calpe up --dir DIR/data EXTRA...` and waits until it answers.
+    #[track_caller]
+    pub fn start(dir: &Path, extra: &[&str]) -> Up {
+        let data = dir.join("data");
+        let log = fs::File::create(dir.join("daemon.log")).expect("a log file");
+        let child = calpe()
+            .arg("up")
+            .arg("--dir")
+            .arg(&data)
+            .args(extra)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("a second handle"))
+            .stderr(log)
+            .spawn()
+            .expect("the daemon starts");
+        let mut up = Up { dir: dir.to_owned(), child };
+        let deadline = Instant::now() + PATIENCE;
+        while !up.is_serving() {
+            if let Ok(Some(status)) = up.child.try_wait() {
+                panic!("the daemon ended: {status}\n{}", up.log());
+            }
+            assert!(Instant::now() < deadline, "the daemon does not answer:\n{}", up.log());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        up
+    }
+
+    fn is_serving(&self) -> bool {
+        self.socket().exists()
+            && try_run(Command::new("nbdinfo").arg("--size").arg(self.uri())).status.success()
+    }
+
+    /// What the daemon has printed.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.dir.join("daemon.log")).unwrap_or_default()
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.dir.join("data/nbd.sock")
+    }
+
+    pub fn uri(&self) -> String {
+        format!("nbd+unix:///?socket={}", self.socket().display())
+    }
+
+    /// Path of a member file.
+    pub fn member(&self, index: usize) -> PathBuf {
+        let members = self.status();
+        let name = members["members"][index]["name"].as_str().expect("a member name");
+        PathBuf::from(name)
+    }
+
+    /// A command of the command line, to this daemon.
+    pub fn command(&self, args: &[&str]) -> Command {
+        let mut command = calpe();
+        command.arg("--socket").arg(self.dir.join("data/control.sock")).args(args);
+        command
+    }
+
+    /// Runs a command that must succeed.
+    #[track_caller]
+    pub fn calpe(&self, args: &[&str]) -> String {
+        run(&mut self.command(args))
+    }
+
+    /// The status of the array as JSON.
+    #[track_caller]
+    pub fn status(&self) -> serde_json::Value {
+        let text = self.calpe(&["status", "--json"]);
+        let status: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(status["output_version"], 1);
+        status["arrays"][0].clone()
+    }
+
+    /// Name of the array.
+    pub fn name(&self) -> String {
+        self.status()["name"].as_str().expect("a name").to_owned()
+    }
+
+    /// Waits until the array has no resync or rebuild left.
+    #[track_caller]
+    pub fn wait_quiet(&self) {
+        self.calpe(&["wait", &self.name()]);
+    }
+
+    /// Scrubs, and returns (errors, repaired).
+    #[track_caller]
+    pub fn scrub(&self) -> (u64, u64) {
+        self.calpe(&["scrub", &self.name(), "-w"]);
+        let status = self.status();
+        let last = &status["last_scrub"];
+        (last["errors"].as_u64().expect("errors"), last["repaired"].as_u64().expect("repaired"))
+    }
+
+    /// Ends the daemon as Ctrl-C would, and expects a clean end.
+    #[track_caller]
+    pub fn stop(mut self) {
+        signal(&self.child, "INT");
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("the daemon is ours") {
+                assert!(status.success(), "the daemon ended with {status}:\n{}", self.log());
+                return;
+            }
+            assert!(Instant::now() < deadline, "the daemon does not stop:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// kill -9.
+    pub fn kill(mut self) {
+        self.child.kill().expect("killed");
+        self.child.wait().expect("reaped");
+    }
+}
+
+impl Drop for Up {
+    fn drop(&mut self) {
+        // A test that failed leaves no daemon behind; one that stopped it cleanly has nothing left to kill.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Sends a signal by name.
+pub fn signal(child: &Child, name: &str) {
+    run(Command::new("kill").arg(format!("-{name}")).arg(child.id().to_string()));
+}
+
+/// A file of pseudo-random bytes with runs of zeroes in it, as disk images have.
+pub fn disk_image(path: &Path, bytes: usize, seed: u64) {
+    let mut random = calpe::testing::Random::new(seed);
+    let mut content = vec![0; bytes];
+    for block in content.chunks_mut(64 * 1024) {
+        if !random.one_in(3) {
+            random.fill(block);
+        }
+    }
+    fs::write(path, content).expect("an image");
+}
+
+/// fio with checksums in every block, over mixed sizes, `iodepth` deep: writes, then reads back and compares.
+#[track_caller]
+pub fn fio_verify(uri: &str, megabytes: u64, seed: u64) {
+    run(Command::new("fio").args([
+        "--name=verify",
+        "--ioengine=nbd",
+        &format!("--uri={uri}"),
+        "--rw=randwrite",
+        "--bsrange=4k-1m",
+        "--iodepth=16",
+        &format!("--size={megabytes}M"),
+        "--verify=crc32c",
+        "--verify_fatal=1",
+        "--do_verify=1",
+        "--end_fsync=1",
+        &format!("--randseed={seed}"),
+        "--output-format=terse",
+    ]));
+}

@@ -1,0 +1,160 @@
+//! The project's own rules, checked over its sources: who may use whom, a head on every file, no long files.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Lines of a file before its tests.
+const LINES_MAX: usize = 800;
+
+/// For each room under src/ what it may name besides itself. The table of ARCHITECTURE.md.
+fn allowed() -> BTreeMap<&'static str, &'static [&'static str]> {
+    BTreeMap::from([
+        ("units", &[] as &[&str]),
+        ("block_io", &["units"]),
+        ("format", &["units"]),
+        ("codec", &["units"]),
+        ("member", &["units", "block_io"]),
+        ("nbd", &["units"]),
+        ("array", &["units", "block_io", "format", "codec"]),
+        ("volume", &["units", "block_io", "format", "codec", "array"]),
+        ("control", &["units"]),
+        ("daemon", &["units", "block_io", "format", "codec", "member", "nbd", "array", "volume", "control"]),
+        // The command line opens members for create and inspect and runs the daemon.
+        ("cli", &["units", "block_io", "format", "codec", "member", "nbd", "array", "control", "daemon"]),
+        ("testing", &["units", "block_io", "format", "codec", "member", "nbd", "array", "volume", "control"]),
+        ("lib", &[]),
+        ("main", &["cli"]),
+    ])
+}
+
+fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).expect("a source folder") {
+        let path = entry.expect("a folder entry").path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+fn project() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// (path below src/, text before the tests, whole text)
+fn files() -> Vec<(String, String, String)> {
+    let root = project().join("src");
+    let mut found = Vec::new();
+    sources(&root, &mut found);
+    assert!(found.len() > 20, "the sources were not found");
+    found
+        .into_iter()
+        .map(|path| {
+            let name = path.strip_prefix(&root).expect("below src").display().to_string();
+            let text = fs::read_to_string(&path).expect("readable");
+            let code = text.split("\n#[cfg(test)]\n").next().unwrap_or_default().to_owned();
+            (name, code, text)
+        })
+        .collect()
+}
+
+fn room_of(name: &str) -> &str {
+    name.split(['/', '.']).next().unwrap_or_default()
+}
+
+/// The rooms that a source text names by `crate::` paths, grouped imports included.
+fn named_rooms(code: &str) -> Vec<String> {
+    let mut rooms = Vec::new();
+    for (at, _) in code.match_indices("crate::") {
+        let before = code[..at].chars().next_back();
+        if before.is_some_and(|c| c.is_alphanumeric() || c == '_') {
+            continue;
+        }
+        let rest = &code[at + "crate::".len()..];
+        let word = |text: &str| -> String {
+            text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
+        };
+        if let Some(group) = rest.strip_prefix('{') {
+            let end = group.find('}').unwrap_or(group.len());
+            rooms.extend(group[..end].split(',').map(|part| word(part.trim())).filter(|w| !w.is_empty()));
+        } else {
+            rooms.push(word(rest));
+        }
+    }
+    rooms
+}
+
+#[test]
+fn every_layer_names_only_the_layers_it_may_use() {
+    let allowed = allowed();
+    let mut wrong = Vec::new();
+    for (name, code, _) in files() {
+        let room = room_of(&name).to_owned();
+        let may = allowed
+            .get(room.as_str())
+            .unwrap_or_else(|| panic!("src/{name}: no row for '{room}' in the table"));
+        for named in named_rooms(&code) {
+            if named != room && allowed.contains_key(named.as_str()) && !may.contains(&named.as_str()) {
+                wrong.push(format!("src/{name} uses crate::{named}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_table_of_the_map_is_the_table_of_this_test() {
+    let map = fs::read_to_string(project().join("ARCHITECTURE.md")).expect("ARCHITECTURE.md");
+    for (room, may) in allowed() {
+        if room == "lib" || room == "main" {
+            continue;
+        }
+        let row = map
+            .lines()
+            .find(|line| {
+                line.starts_with(&format!("| `{room}/`")) || line.starts_with(&format!("| `{room}.rs`"))
+            })
+            .unwrap_or_else(|| panic!("ARCHITECTURE.md has no row for {room}"));
+        let last = row.trim_end_matches('|').rsplit('|').next().unwrap_or_default().trim();
+        let mut listed: Vec<&str> = last.split(", ").filter(|word| *word != "-").collect();
+        let mut expected = may.to_vec();
+        listed.sort_unstable();
+        expected.sort_unstable();
+        assert_eq!(listed, expected, "ARCHITECTURE.md, row {room}");
+    }
+}
+
+#[test]
+fn every_file_opens_with_a_head_and_stays_short() {
+    for (name, code, text) in files() {
+        assert!(text.starts_with("//!"), "src/{name} has no //! head");
+        let lines = code.lines().count();
+        assert!(
+            lines <= LINES_MAX,
+            "src/{name} has {lines} lines before its tests, at most {LINES_MAX} are allowed"
+        );
+    }
+}
+
+#[test]
+fn unsafe_code_lives_only_where_it_may() {
+    for (name, code, _) in files() {
+        let opens = code.contains("allow(unsafe_code)");
+        let may = matches!(name.as_str(), "block_io/buffer.rs" | "codec/guarded.rs")
+            || name.starts_with("member/")
+            || name.starts_with("codec/engine/")
+            || name.starts_with("daemon/reactor/");
+        assert!(!opens || may, "src/{name} allows unsafe code");
+    }
+}
+
+#[test]
+fn nothing_is_left_to_do_in_the_sources() {
+    for (name, code, _) in files() {
+        for word in ["todo!(", "unimplemented!(", "dbg!(", "FIXME", "TODO"] {
+            assert!(!code.contains(word), "src/{name} contains {word}");
+        }
+    }
+}
