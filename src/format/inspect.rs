@@ -309,7 +309,7 @@ impl fmt::Display for SuperblockReport {
             ),
         )?;
         line(f, "clean", if self.clean { "yes" } else { "no" })?;
-        if !self.clean {
+        if self.clean && self.resynced_slots < self.slots {
             line(f, "resynced", format_args!("{} of {} slots", self.resynced_slots, self.slots))?;
         }
         for region in &self.regions {

@@ -1,0 +1,624 @@
+//! Creating an array, in two steps: [`CreatePlan::new`] opens and locks every device, refuses what must not be
+//! overwritten, and changes nothing; [`CreatePlan::execute`] writes. Between the two the plan can be shown.
+//!
+//! Invariants: nothing is written before everything is checked; a creation that fails on the way takes back what
+//! makes its devices look like members; no device holds a superblock of the new array while an older copy of
+//! another life could outrank it. Must not know of running arrays.
+
+use super::superblocks::{signatures, wipe_ends, write_superblock};
+use crate::array::NewArray;
+use crate::format::{
+    ArrayShape, ChecksumKind, Geometry, LayoutError, Region, Signature, Superblock, VolumeKind,
+    check_array_name, geometry_for, leftover_bytes, member_bytes_for,
+};
+use crate::member::{Access, Device, DeviceError};
+use crate::units::{HumanSize, SECTOR_BYTES};
+use std::path::{Path, PathBuf};
+use uuid::Uuid;
+
+/// Chunk size when none is asked for.
+pub const DEFAULT_CHUNK: u32 = 64 * 1024;
+
+/// Sector of an array that has a member with larger sectors than [`SECTOR_BYTES`].
+const LARGE_SECTOR: u32 = 4096;
+
+/// What is to be created.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CreateRequest {
+    /// Name of the array.
+    pub name: String,
+    /// Data chunks of a stripe.
+    pub data: u16,
+    /// Parity chunks of a stripe.
+    pub parity: u16,
+    /// Bytes of a chunk.
+    pub chunk: u32,
+    /// Checksum of each block.
+    pub checksum: ChecksumKind,
+    /// Kind of volume.
+    pub volume: VolumeKind,
+    /// Size of the volume; none for the largest that fits. With a size, members that do not exist are created as sparse
+    /// files.
+    pub volume_bytes: Option<u64>,
+    /// `data + parity` devices, in order of member index.
+    pub members: Vec<PathBuf>,
+    /// Also over recognised data.
+    pub force: bool,
+}
+
+/// Why an array cannot be created.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateError {
+    /// The name will not do.
+    #[error("{0}")]
+    Name(
+        /// What is wrong with it.
+        String,
+    ),
+    /// The shape or size will not do.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// Not as many members as chunks in a stripe.
+    #[error("{data} data and {parity} parity need {} members, {found} are given", u32::from(*.data) + u32::from(*.parity))]
+    MemberCount {
+        /// Data chunks.
+        data: u16,
+        /// Parity chunks.
+        parity: u16,
+        /// Members given.
+        found: usize,
+    },
+    /// A kind of volume or checksum that is planned.
+    #[error("{what} is not supported by this version")]
+    Unsupported {
+        /// What was asked for.
+        what: String,
+    },
+    /// One device twice.
+    #[error("{} and {} are the same device: each member needs a device of its own", first.display(), second.display())]
+    Duplicate {
+        /// One path.
+        first: PathBuf,
+        /// The other.
+        second: PathBuf,
+    },
+    /// A path with nothing there, and no size to create a file of.
+    #[error("{}: does not exist: create it first, or give --size to have a sparse file created", path.display())]
+    Missing {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A path under /dev with nothing there.
+    #[error("{}: does not exist, and no file is created under /dev: check the name of the device", path.display())]
+    MissingDevice {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A device cannot be opened or used.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// There is something on the devices.
+    #[error("{}", list_recognised(.0))]
+    Recognised(
+        /// For each device that is not blank, what was found.
+        Vec<(PathBuf, Vec<Signature>)>,
+    ),
+    /// It went wrong on the way.
+    #[error("creation of '{name}' failed and was taken back: {source}")]
+    TakenBack {
+        /// Name of the array.
+        name: String,
+        /// What failed.
+        source: DeviceError,
+    },
+}
+
+fn list_recognised(found: &[(PathBuf, Vec<Signature>)]) -> String {
+    let lines = found.iter().flat_map(|(path, signatures)| {
+        signatures.iter().map(move |signature| format!("{}: holds {signature}", path.display()))
+    });
+    let lines = lines.collect::<Vec<_>>().join("\n");
+    format!("{lines}\nnothing was changed; use --force to create over it, which destroys it")
+}
+
+/// One device of a plan.
+#[derive(Debug)]
+struct Planned {
+    path: PathBuf,
+    /// Open and locked; none for a file that is to be created.
+    device: Option<Device>,
+}
+
+/// A creation that has been checked. Holds the locks of its devices.
+#[derive(Debug)]
+pub struct CreatePlan {
+    request: CreateRequest,
+    members: Vec<Planned>,
+    geometry: Geometry,
+    regions: Vec<Region>,
+    /// Size of files to be created.
+    file_bytes: Option<u64>,
+    overwritten: Vec<(PathBuf, Vec<Signature>)>,
+}
+
+/// What was created.
+#[derive(Debug)]
+pub struct Created {
+    /// Identity of the array.
+    pub array: Uuid,
+    /// Its shape.
+    pub geometry: Geometry,
+    /// Its devices, still open and locked, with their superblocks, in order of member index.
+    pub members: Vec<(Device, Superblock)>,
+    /// Parity has to be computed in the background, since the devices' content is not known to be zero.
+    pub needs_resync: bool,
+}
+
+impl CreatePlan {
+    /// Checks everything. Opens and locks what exists, changes nothing.
+    ///
+    /// # Errors
+    /// Why it cannot be created.
+    pub fn new(request: CreateRequest) -> Result<CreatePlan, CreateError> {
+        check_array_name(&request.name).map_err(CreateError::Name)?;
+        let mut shape = request.shape();
+        shape.check()?;
+        request.check_supported()?;
+        if request.members.len() != usize::from(shape.width()) {
+            let CreateRequest { data, parity, .. } = request;
+            return Err(CreateError::MemberCount { data, parity, found: request.members.len() });
+        }
+        let file_bytes = request.volume_bytes.map(|bytes| member_bytes_for(bytes, shape)).transpose()?;
+        let members = open_all(&request.members, file_bytes.is_some())?;
+        let overwritten = find_signatures(&members)?;
+        if !overwritten.is_empty() && !request.force {
+            return Err(CreateError::Recognised(overwritten));
+        }
+        let opened = || members.iter().filter_map(|member| member.device.as_ref());
+        shape.sector = sector_for(opened());
+        let Some(smallest) = opened().map(|device| device.facts().bytes).chain(file_bytes).min() else {
+            return Err(LayoutError::NoData.into());
+        };
+        let (geometry, regions) = geometry_for(smallest, shape, request.volume_bytes)
+            .map_err(|error| name_smallest(error, opened(), smallest))?;
+        Ok(CreatePlan { request, members, geometry, regions, file_bytes, overwritten })
+    }
+
+    /// Shape of the array; the sector may still grow with files that are yet to be created.
+    #[must_use]
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// What would be done, a line each, the array first.
+    #[must_use]
+    pub fn describe(&self) -> Vec<String> {
+        let Geometry { data, parity, chunk, volume_bytes, .. } = self.geometry;
+        let mut lines = vec![format!(
+            "array '{}': {data} data + {parity} parity, chunk {}, volume of {} ({volume_bytes} bytes)",
+            self.request.name,
+            HumanSize(u64::from(chunk)),
+            HumanSize(volume_bytes),
+        )];
+        for (member, index) in self.members.iter().zip(0..) {
+            let path = member.path.display();
+            lines.push(match (&member.device, self.file_bytes) {
+                (Some(device), _) => format!("member {index}: {path}, {}", HumanSize(device.facts().bytes)),
+                (None, bytes) => {
+                    format!("member {index}: {path}, a new sparse file of {}", HumanSize(bytes.unwrap_or(0)))
+                }
+            });
+        }
+        lines.extend(self.notes());
+        lines
+    }
+
+    /// What the person should know beside: data that is destroyed, bytes that are left over.
+    #[must_use]
+    pub fn notes(&self) -> Vec<String> {
+        let destroyed = self.overwritten.iter().flat_map(|(path, signatures)| {
+            signatures.iter().map(move |signature| format!("{}: {signature} is destroyed", path.display()))
+        });
+        let left_over = self.members.iter().filter_map(|member| {
+            let left = leftover_bytes(member.device.as_ref()?.facts().bytes, &self.regions);
+            // Less than a slot could not have been used anyway.
+            (left >= u64::from(self.geometry.chunk) && left > LEFTOVER_TOLD)
+                .then(|| format!("{}: {} at its end are left over", member.path.display(), HumanSize(left)))
+        });
+        destroyed.chain(left_over).collect()
+    }
+
+    /// Creates the files, gives up the old content, writes the superblocks.
+    ///
+    /// # Errors
+    /// When a device fails. Files that were created are removed again, devices that were given up stay blank.
+    pub fn execute(self, created_unix: u64) -> Result<Created, CreateError> {
+        let name = self.request.name.clone();
+        let existed: Vec<_> = self.members.iter().map(|member| member.device.is_some()).collect();
+        let mut devices = Vec::new();
+        match self.write(created_unix, &mut devices) {
+            Ok((superblocks, needs_resync)) => Ok(Created {
+                array: superblocks[0].array,
+                geometry: superblocks[0].geometry,
+                members: devices.into_iter().zip(superblocks).collect(),
+                needs_resync,
+            }),
+            Err(source) => {
+                for (device, existed) in devices.into_iter().zip(existed) {
+                    take_back(device, existed);
+                }
+                Err(CreateError::TakenBack { name, source })
+            }
+        }
+    }
+
+    /// Leaves the devices, those that were reached, in `devices` also on failure.
+    fn write(
+        self,
+        created_unix: u64,
+        devices: &mut Vec<Device>,
+    ) -> Result<(Vec<Superblock>, bool), DeviceError> {
+        let mut all_zero = true;
+        for member in self.members {
+            match member.device {
+                Some(device) => {
+                    devices.push(device);
+                    let device = devices.last().expect("just pushed");
+                    let zero = device.discard_all()?;
+                    if !zero {
+                        wipe_ends(device)?;
+                    }
+                    all_zero &= zero;
+                }
+                None => {
+                    let bytes = self.file_bytes.expect("files are created only with a size");
+                    devices.push(Device::create_sparse(&member.path, bytes)?);
+                }
+            }
+        }
+        let geometry = Geometry { sector: sector_for(devices.iter()), ..self.geometry };
+        let superblocks = new_superblocks(&self.request, geometry, &self.regions, created_unix, all_zero);
+        for (device, superblock) in devices.iter().zip(&superblocks) {
+            write_superblock(device, superblock)?;
+        }
+        Ok((superblocks, !all_zero))
+    }
+}
+
+/// Bytes left over on a member that are worth a line: rounding to regions and blocks leaves up to a few MiB on any.
+const LEFTOVER_TOLD: u64 = 4 << 20;
+
+impl CreateRequest {
+    fn shape(&self) -> ArrayShape {
+        ArrayShape { data: self.data, parity: self.parity, chunk: self.chunk, sector: SECTOR_BYTES as u32 }
+    }
+
+    fn check_supported(&self) -> Result<(), CreateError> {
+        let what = match (self.volume, self.checksum) {
+            (VolumeKind::Cas, _) => "a volume of kind cas".to_owned(),
+            (_, kind @ (ChecksumKind::Blake3 | ChecksumKind::Crc32c)) => format!("the checksum {kind}"),
+            (VolumeKind::Plain, ChecksumKind::None) => return Ok(()),
+        };
+        Err(CreateError::Unsupported { what })
+    }
+}
+
+fn open_all(paths: &[PathBuf], may_create: bool) -> Result<Vec<Planned>, CreateError> {
+    let mut members: Vec<Planned> = Vec::with_capacity(paths.len());
+    for path in paths {
+        if let Some(first) = members.iter().find(|member| member.is(path)) {
+            return Err(CreateError::Duplicate { first: first.path.clone(), second: path.clone() });
+        }
+        let device = match Device::open(path, Access::Exclusive) {
+            Ok(device) => Some(device),
+            Err(DeviceError::NotFound { .. }) => {
+                check_creatable(path, may_create)?;
+                None
+            }
+            Err(error) => return Err(error.into()),
+        };
+        members.push(Planned { path: path.clone(), device });
+    }
+    Ok(members)
+}
+
+impl Planned {
+    fn is(&self, path: &Path) -> bool {
+        match &self.device {
+            Some(device) => device.is_at(path),
+            // Neither exists: two names of one file to be are one path, spelled in two ways.
+            None => same_place(&self.path, path),
+        }
+    }
+}
+
+/// Whether two paths of files that do not exist would be the same file.
+fn same_place(first: &Path, second: &Path) -> bool {
+    let place = |path: &Path| {
+        let absolute = std::path::absolute(path).ok()?;
+        Some((absolute.parent()?.canonicalize().ok()?, absolute.file_name()?.to_owned()))
+    };
+    first == second || place(first).is_some_and(|first| Some(first) == place(second))
+}
+
+fn check_creatable(path: &Path, may_create: bool) -> Result<(), CreateError> {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let parent = absolute.parent().unwrap_or(Path::new("/"));
+    let real_parent = parent.canonicalize().unwrap_or_else(|_| parent.to_owned());
+    if absolute.starts_with("/dev") || real_parent.starts_with("/dev") && !real_parent.starts_with("/dev/shm")
+    {
+        return Err(CreateError::MissingDevice { path: path.to_owned() });
+    }
+    if !may_create {
+        return Err(CreateError::Missing { path: path.to_owned() });
+    }
+    // A dangling link, or a missing directory: creating the file would fail on the way.
+    if path.is_symlink() || !parent.is_dir() {
+        return Err(DeviceError::NotFound { path: path.to_owned() }.into());
+    }
+    Ok(())
+}
+
+fn find_signatures(members: &[Planned]) -> Result<Vec<(PathBuf, Vec<Signature>)>, CreateError> {
+    let mut found = Vec::new();
+    for member in members {
+        if let Some(device) = &member.device {
+            let signatures = signatures(device)?;
+            if !signatures.is_empty() {
+                found.push((member.path.clone(), signatures));
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn sector_for<'d>(devices: impl Iterator<Item = &'d Device>) -> u32 {
+    let small = |device: &Device| u64::from(device.facts().sector) <= SECTOR_BYTES;
+    let mut devices = devices;
+    if devices.all(small) { SECTOR_BYTES as u32 } else { LARGE_SECTOR }
+}
+
+/// Tells which device is the one that is too small.
+fn name_smallest<'d>(
+    error: LayoutError,
+    mut devices: impl Iterator<Item = &'d Device>,
+    smallest: u64,
+) -> CreateError {
+    match (&error, devices.find(|device| device.facts().bytes == smallest)) {
+        (&LayoutError::TooSmall { needed, .. }, Some(device)) => {
+            DeviceError::TooShort { path: device.path().to_owned(), bytes: smallest, needed }.into()
+        }
+        _ => error.into(),
+    }
+}
+
+/// The first superblock of each member.
+fn new_superblocks(
+    request: &CreateRequest,
+    geometry: Geometry,
+    regions: &[Region],
+    created_unix: u64,
+    members_are_zero: bool,
+) -> Vec<Superblock> {
+    // A uuid has a few fixed bits, in different places of its halves; their sum in GF(2) has none.
+    let (high, low) = Uuid::new_v4().as_u64_pair();
+    let array = NewArray {
+        name: request.name.clone(),
+        uuid: Uuid::new_v4(),
+        created_unix,
+        epoch_id: (high ^ low).max(1),
+        geometry,
+        regions: regions.to_vec(),
+        members_are_zero,
+    };
+    let devices: Vec<_> = request.members.iter().map(|_| Uuid::new_v4()).collect();
+    array.superblocks(&devices)
+}
+
+/// After a failure: nothing that looks like a member stays. Best effort, since the device may be what failed.
+fn take_back(device: Device, existed: bool) {
+    let path = device.path().to_owned();
+    let result = if existed {
+        wipe_ends(&device).map_err(|error| error.to_string())
+    } else {
+        std::fs::remove_file(&path).map_err(|error| error.to_string())
+    };
+    if let Err(error) = result {
+        tracing::warn!(path = %path.display(), %error, "a device of a failed creation could not be cleaned up");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::superblocks::{inspect, read_superblock};
+    use super::*;
+    use crate::format::{MemberSet, region_end};
+    use std::fs::{self, File};
+
+    const MIB: u64 = 1 << 20;
+
+    fn request(dir: &Path, data: u16, parity: u16) -> CreateRequest {
+        CreateRequest {
+            name: "tank".into(),
+            data,
+            parity,
+            chunk: DEFAULT_CHUNK,
+            checksum: ChecksumKind::None,
+            volume: VolumeKind::Plain,
+            volume_bytes: Some(8 * MIB),
+            members: (0..data + parity).map(|i| dir.join(format!("m{i}"))).collect(),
+            force: false,
+        }
+    }
+
+    fn make_files(request: &CreateRequest, bytes: u64) {
+        for path in &request.members {
+            File::create(path).unwrap().set_len(bytes).unwrap();
+        }
+    }
+
+    fn refusal(request: CreateRequest) -> CreateError {
+        CreatePlan::new(request).unwrap_err()
+    }
+
+    fn listing(dir: &Path) -> Vec<PathBuf> {
+        let mut names: Vec<_> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn new_files_become_members_that_read_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let request = request(dir.path(), 4, 2);
+        let plan = CreatePlan::new(request.clone()).unwrap();
+        assert_eq!(listing(dir.path()), Vec::<PathBuf>::new(), "a plan changes nothing");
+        assert!(plan.describe()[1].contains("m0, a new sparse file of"), "{:?}", plan.describe());
+        let created = plan.execute(1234).unwrap();
+        assert!(!created.needs_resync);
+        assert_eq!(created.geometry.volume_bytes, 8 * MIB);
+        for (index, (device, superblock)) in created.members.iter().enumerate() {
+            assert_eq!(device.path(), request.members[index]);
+            assert_eq!(read_superblock(device).as_ref(), Ok(superblock));
+            assert_eq!(usize::from(superblock.member.0), index);
+            assert_eq!((superblock.array, superblock.created_unix), (created.array, 1234));
+            assert!(superblock.clean && superblock.epoch.live == MemberSet::first(6));
+            assert_eq!(inspect(device).copies.iter().filter(|copy| copy.valid).count(), 2);
+        }
+        let inodes: std::collections::HashSet<_> = created.members.iter().map(|(_, s)| s.device).collect();
+        assert_eq!(inodes.len(), 6);
+    }
+
+    #[test]
+    fn existing_files_of_unequal_size_use_the_smallest_and_tell_what_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let request = CreateRequest { volume_bytes: None, ..request(dir.path(), 2, 1) };
+        make_files(&request, 40 * MIB);
+        File::options().write(true).open(&request.members[1]).unwrap().set_len(100 * MIB).unwrap();
+        let plan = CreatePlan::new(request).unwrap();
+        let notes = plan.notes();
+        assert_eq!(notes.len(), 1, "{notes:?}");
+        assert!(notes[0].contains("m1: 60.") && notes[0].contains("left over"), "{notes:?}");
+        let created = plan.execute(0).unwrap();
+        let (device, superblock) = &created.members[1];
+        assert!(region_end(&superblock.regions).0 < 40 * MIB);
+        assert_eq!(read_superblock(device).as_ref(), Ok(superblock), "tail copies at the real end");
+    }
+
+    #[test]
+    fn recognised_content_is_told_and_kept_unless_forced() {
+        let dir = tempfile::tempdir().unwrap();
+        let request = request(dir.path(), 2, 1);
+        make_files(&request, 64 * MIB);
+        fs::write(&request.members[2], {
+            let mut image = vec![0xaa; 64 * MIB as usize];
+            image[65536 + 64..65536 + 72].copy_from_slice(b"_BHRfS_M");
+            image
+        })
+        .unwrap();
+        let before = fs::read(&request.members[2]).unwrap();
+        let error = refusal(request.clone()).to_string();
+        assert!(error.contains("m2: holds btrfs at byte 65600") && error.contains("--force"), "{error}");
+        assert!(fs::read(&request.members[2]).unwrap() == before, "nothing was changed");
+
+        let plan = CreatePlan::new(CreateRequest { force: true, ..request.clone() }).unwrap();
+        assert!(plan.notes()[0].contains("btrfs at byte 65600 is destroyed"), "{:?}", plan.notes());
+        drop(plan.execute(0).unwrap());
+        let device = Device::open(&request.members[2], Access::ReadOnly).unwrap();
+        let found: Vec<_> = signatures(&device).unwrap().into_iter().map(|found| found.name).collect();
+        assert!(found.iter().all(|name| name.starts_with("Calpe member 2 of 'tank'")), "{found:?}");
+    }
+
+    #[test]
+    fn members_of_another_array_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let request = request(dir.path(), 2, 1);
+        let created = CreatePlan::new(request.clone()).unwrap().execute(0).unwrap();
+        assert!(matches!(refusal(request.clone()), CreateError::Device(DeviceError::Locked { .. })));
+        drop(created);
+        match refusal(request) {
+            CreateError::Recognised(found) => assert_eq!(found.len(), 3),
+            other => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn one_device_under_two_names_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut request = request(dir.path(), 2, 1);
+        request.members[2] = dir.path().join("./m0");
+        assert!(matches!(refusal(request.clone()), CreateError::Duplicate { .. }), "not yet existing");
+        make_files(&request, 64 * MIB);
+        assert!(matches!(refusal(request.clone()), CreateError::Duplicate { .. }), "existing");
+        request.members[2] = dir.path().join("link");
+        std::os::unix::fs::symlink("m1", &request.members[2]).unwrap();
+        assert!(matches!(refusal(request.clone()), CreateError::Duplicate { .. }), "through a link");
+        fs::remove_file(&request.members[2]).unwrap();
+        fs::hard_link(&request.members[0], &request.members[2]).unwrap();
+        assert!(matches!(refusal(request), CreateError::Duplicate { .. }), "through a second name");
+    }
+
+    #[test]
+    fn missing_members_are_created_only_with_a_size_and_not_under_dev() {
+        let dir = tempfile::tempdir().unwrap();
+        let good = request(dir.path(), 2, 1);
+        let sizeless = CreateRequest { volume_bytes: None, ..good.clone() };
+        assert!(matches!(refusal(sizeless), CreateError::Missing { .. }));
+        let mut device = good.clone();
+        device.members[1] = "/dev/calpe-test-nonexistent".into();
+        assert!(matches!(refusal(device), CreateError::MissingDevice { .. }));
+        let mut elsewhere = good.clone();
+        elsewhere.members[1] = dir.path().join("no/such/dir/m1");
+        assert!(matches!(refusal(elsewhere), CreateError::Device(DeviceError::NotFound { .. })));
+        let mut directory = good;
+        directory.members[0] = dir.path().to_owned();
+        assert!(matches!(refusal(directory), CreateError::Device(DeviceError::WrongType { .. })));
+        assert_eq!(listing(dir.path()), Vec::<PathBuf>::new());
+    }
+
+    #[test]
+    fn impossible_requests_are_refused_before_anything_is_touched() {
+        let dir = tempfile::tempdir().unwrap();
+        let good = request(dir.path(), 2, 1);
+        let refuse = |change: &dyn Fn(&mut CreateRequest)| {
+            let mut bad = good.clone();
+            change(&mut bad);
+            refusal(bad).to_string()
+        };
+        assert!(refuse(&|r| r.name = "a b".into()).contains("cannot name an array"));
+        assert!(refuse(&|r| r.data = 0).contains("at least one data chunk"));
+        assert!(refuse(&|r| r.parity = 254).contains("at most 255"));
+        assert!(refuse(&|r| r.chunk = 5000).contains("5000 bytes"));
+        assert!(refuse(&|r| r.volume_bytes = Some(1000)).contains("multiple of 4 KiB"));
+        assert!(refuse(&|r| r.parity = 2).contains("need 4 members, 3 are given"));
+        assert!(refuse(&|r| r.volume = VolumeKind::Cas).contains("cas is not supported"));
+        assert!(refuse(&|r| r.checksum = ChecksumKind::Blake3).contains("blake3 is not supported"));
+        assert_eq!(listing(dir.path()), Vec::<PathBuf>::new());
+    }
+
+    #[test]
+    fn a_member_that_is_too_small_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let request = request(dir.path(), 2, 1);
+        make_files(&request, 64 * MIB);
+        File::options().write(true).open(&request.members[1]).unwrap().set_len(5000).unwrap();
+        let error = refusal(request).to_string();
+        assert!(error.contains("m1") && error.contains("needed"), "{error}");
+    }
+
+    #[test]
+    fn a_creation_that_fails_on_the_way_leaves_no_member_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let request = request(dir.path(), 2, 1);
+        File::create(&request.members[0]).unwrap().set_len(64 * MIB).unwrap();
+        let plan = CreatePlan::new(request.clone()).unwrap();
+        // Somebody takes the last name in between.
+        File::create(&request.members[2]).unwrap();
+        let error = plan.execute(0).unwrap_err();
+        assert!(matches!(error, CreateError::TakenBack { .. }), "{error}");
+        assert!(!request.members[1].exists(), "the file that was created is gone");
+        assert!(request.members[2].exists(), "the file of somebody else is not");
+        let device = Device::open(&request.members[0], Access::ReadOnly).unwrap();
+        assert_eq!(signatures(&device).unwrap(), []);
+    }
+}
