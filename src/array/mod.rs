@@ -333,12 +333,6 @@ impl Array {
         self.run();
     }
 
-    /// Whether nothing is in flight and no pass is running: ticks may then come slowly.
-    #[must_use]
-    pub fn is_idle(&self) -> bool {
-        self.ops.is_empty() && self.inflight.is_empty() && !self.supers.is_dirty()
-    }
-
     /// The facts of this array.
     #[must_use]
     pub fn status(&self) -> VolumeStatus {

@@ -25,7 +25,4 @@ pub trait Volume: Send {
 
     /// The facts of the volume and its array.
     fn status(&self) -> VolumeStatus;
-
-    /// Whether nothing is under way and no pass runs: ticks may come slowly.
-    fn is_idle(&self) -> bool;
 }

@@ -344,10 +344,6 @@ impl Volume for PlainVolume {
     fn status(&self) -> VolumeStatus {
         self.array.status()
     }
-
-    fn is_idle(&self) -> bool {
-        self.requests.is_empty() && self.array.is_idle()
-    }
 }
 
 /// The pieces of a read as one buffer again. A piece that the array had to read anew lies elsewhere in memory;
