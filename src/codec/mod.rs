@@ -5,6 +5,7 @@
 //! the same bytes, and a byte of a parity depends on the bytes at its own position only, so that any piece of a
 //! stripe can be coded alone. Must not know of members, stripes or layouts: a column here is a slice.
 
+pub mod bench;
 mod cache;
 mod engine;
 mod gf;
