@@ -131,6 +131,9 @@ pub struct UpArgs {
     /// Directory of the member files and sockets
     #[arg(long, value_name = "PATH", default_value = "calpe-data")]
     pub dir: PathBuf,
+    /// Start even where the members cannot prove that they are the current ones
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// Options of `create`.

@@ -6,9 +6,9 @@ use super::args::{
 };
 use super::client::{Client, ClientError, Done};
 use super::wait::{Goal, Look, POLL, Progress, ScrubMark, Waiter};
-use super::{CliError, Outcome, complain, offline, run, say, say_json, start_log, text};
+use super::{CliError, Outcome, complain, offline, run, say, say_json, text};
 use crate::control::{ArrayReport, MemberRef, Reply, Request, ScanKind, ScrubAction, Verdict, verdict};
-use crate::daemon::clock;
+use crate::daemon::{clock, logging};
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -25,12 +25,17 @@ const CLEAR: &str = "\x1b[H\x1b[2J\x1b[3J";
 pub(super) fn run(cli: Cli) -> Outcome {
     let Cli { socket, log_format, command } = cli;
     if !matches!(command, Command::Up(_) | Command::Serve(_)) {
-        start_log(log_format.unwrap_or_default(), LevelFilter::WARN);
+        logging::start(log_format.unwrap_or_default(), LevelFilter::WARN);
     }
     let connect = || Client::connect(socket.as_deref());
     match command {
-        Command::Up(args) => run::up(args, socket.as_deref(), log_format),
-        Command::Serve(args) => run::serve(args, socket.as_deref(), log_format),
+        Command::Up(_) if socket.is_some() => {
+            let message =
+                "'calpe up' keeps its control socket in its directory: leave --socket away, or use --dir";
+            Err(CliError::Outcome(message.into()))
+        }
+        Command::Up(args) => run::up(args, log_format),
+        Command::Serve(args) => run::serve(args, socket, log_format),
         Command::Create(args) => offline::create(args),
         Command::Inspect(args) => offline::inspect(&args),
         Command::Bench(BenchCommand::Codec(args)) => offline::bench_codec(args),

@@ -11,14 +11,9 @@ mod wait;
 
 pub use args::Cli;
 
-use crate::daemon::config::LogFormat;
 use clap::Parser;
 use std::io::{self, Write};
 use std::process::ExitCode;
-use tracing::level_filters::LevelFilter;
-
-/// Environment variable that sets what is logged, in the syntax of tracing's filters ("debug", "calpe=trace").
-const LOG_VARIABLE: &str = "CALPE_LOG";
 
 /// An error for the person at the command line.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +33,9 @@ enum CliError {
     /// The configuration cannot be used.
     #[error(transparent)]
     Config(#[from] crate::daemon::config::ConfigError),
+    /// The daemon could not start, or not stop cleanly.
+    #[error(transparent)]
+    Run(#[from] crate::daemon::serve::RunError),
     /// What was waited for did not end well, or was not there.
     #[error("{0}")]
     Outcome(String),
@@ -76,20 +74,4 @@ fn say(text: &str) -> io::Result<()> {
 /// Writes a JSON value, indented, and a newline.
 fn say_json(value: &impl serde::Serialize) -> io::Result<()> {
     say(&(serde_json::to_string_pretty(value)? + "\n"))
-}
-
-/// Sends the log to standard error.
-fn start_log(format: LogFormat, level: LevelFilter) {
-    let filter = tracing_subscriber::EnvFilter::builder()
-        .with_default_directive(level.into())
-        .with_env_var(LOG_VARIABLE)
-        .from_env_lossy();
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
-    // A second start in one process keeps the first log.
-    let _ = match format {
-        LogFormat::Human => {
-            log.with_target(false).with_ansi(io::IsTerminal::is_terminal(&io::stderr())).try_init()
-        }
-        LogFormat::Json => log.json().try_init(),
-    };
 }

@@ -5,7 +5,18 @@
 
 pub mod clock;
 pub mod config;
+mod control_server;
 pub mod create;
 pub mod events;
+pub mod import;
+pub mod logging;
+mod members;
 pub mod reactor;
+pub mod report;
+pub mod serve;
+pub mod service;
+mod signals;
 pub mod superblocks;
+pub mod up;
+
+pub use control_server::ControlServer;

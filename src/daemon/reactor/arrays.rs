@@ -126,7 +126,7 @@ impl Reactor {
     }
 
     pub(super) fn add_array(&mut self, id: ArrayId, array: NewArray) -> Result<(), ReactorError> {
-        let NewArray { name, volume, devices } = array;
+        let NewArray { name, volume, devices, read_only } = array;
         if self.stopping.is_some() {
             return Err(ReactorError::Gone);
         }
@@ -138,7 +138,7 @@ impl Reactor {
             name: name.clone(),
             description: format!("Calpe array {}+{}", geometry.data, geometry.parity),
             size: geometry.volume_bytes,
-            read_only: false,
+            read_only,
             block_min: geometry.sector,
             block_preferred: geometry.chunk.max(geometry.sector).min(BLOCK_BYTES_MAX),
             block_max: BLOCK_BYTES_MAX,

@@ -10,7 +10,7 @@ use super::listener::Listener;
 use super::outgoing::Outgoing;
 use super::{ArrayId, FAREWELL_NANOS, Pending, Reactor};
 use crate::block_io::BufMut;
-use crate::nbd::{CONNECTIONS_MAX, Command, Errno, Request, STATE_HOLE, STATE_ZERO};
+use crate::nbd::{Command, Errno, Request, STATE_HOLE, STATE_ZERO};
 use crate::units::VolumeOffset;
 use crate::volume::{ClientError, ClientReply, ClientRequest, RequestId, VolumeEvent, VolumeExtent};
 use nix::sys::socket::{Shutdown, setsockopt, shutdown, sockopt};
@@ -61,7 +61,7 @@ impl Reactor {
     /// the socket's backlog.
     pub(super) fn resume_listeners(&mut self) {
         for (key, listener) in &mut self.listeners {
-            if !listener.armed && !listener.closing && self.connections.len() < CONNECTIONS_MAX {
+            if !listener.armed && !listener.closing && self.connections.len() < self.config.connections_max {
                 listener.armed = true;
                 self.sockets.accept(&mut self.ring, key, &listener.socket);
             }

@@ -23,6 +23,8 @@ pub struct NewArray {
     pub volume: Box<dyn Volume>,
     /// Its open devices, under the ids that the volume knows them by.
     pub devices: Vec<(DeviceId, Device)>,
+    /// Clients may only read.
+    pub read_only: bool,
 }
 
 impl std::fmt::Debug for NewArray {

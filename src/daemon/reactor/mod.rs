@@ -82,6 +82,8 @@ pub struct ReactorConfig {
     /// Bytes of client payloads in memory above which connections have to wait. Each connection may have one
     /// request in flight beyond it, so that none starves.
     pub payload_bytes: usize,
+    /// Clients at one time; more wait in the sockets' backlogs.
+    pub connections_max: usize,
 }
 
 /// A client's request inside a volume.

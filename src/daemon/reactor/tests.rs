@@ -18,6 +18,7 @@ use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
 const BYTES: u64 = 64 * MIB;
+const CLIENTS_MAX: usize = 40;
 
 /// One device as a volume. Requests fail once the device is gone; each stop waits for what is in flight.
 struct PassThrough {
@@ -158,8 +159,11 @@ impl Served {
         let dir =
             if memory { tempfile::tempdir_in("/dev/shm").unwrap() } else { tempfile::tempdir().unwrap() };
         let pool = Pool::new(64 << 20).unwrap();
-        let handle =
-            ReactorHandle::spawn(ReactorConfig { pool, payload_bytes }, EventLog::default()).unwrap();
+        let handle = ReactorHandle::spawn(
+            ReactorConfig { pool, payload_bytes, connections_max: CLIENTS_MAX },
+            EventLog::default(),
+        )
+        .unwrap();
         let array = add(&handle, "disk", &dir.path().join("member.img")).unwrap();
         handle.listen(Listener::bind(&ListenAddress::Unix(dir.path().join("nbd.sock"))).unwrap());
         let tcp = Listener::bind(&ListenAddress::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
@@ -205,7 +209,7 @@ fn add(handle: &ReactorHandle, name: &str, path: &std::path::Path) -> Result<Arr
     };
     let id = handle.next_device_id();
     let volume = Box::new(PassThrough::new(id));
-    handle.add_array(NewArray { name: name.into(), volume, devices: vec![(id, device)] })
+    handle.add_array(NewArray { name: name.into(), volume, devices: vec![(id, device)], read_only: false })
 }
 
 /// A minimal NBD client: EXPORT_NAME, simple replies, so that what it sends is plain to see.
@@ -532,7 +536,7 @@ fn a_device_that_the_volume_refuses_is_closed_again() {
 #[test]
 fn beyond_the_limit_clients_wait_for_a_place() {
     let served = Served::new(true);
-    let mut clients: Vec<_> = (0..crate::nbd::CONNECTIONS_MAX).map(|_| served.client()).collect();
+    let mut clients: Vec<_> = (0..CLIENTS_MAX).map(|_| served.client()).collect();
     let mut waiting = UnixStream::connect(served.socket()).unwrap();
     waiting.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     assert!(waiting.read(&mut [0; 1]).is_err());

@@ -1,0 +1,343 @@
+//! Finding arrays: looks for members by superblock, opens and locks those of one array, and assembles it.
+//!
+//! Invariants: identity is the uuid, a path is only where a device was found; nothing is written here; what was
+//! decided was decided on superblocks read under the lock. Must not know of running arrays.
+
+use super::superblocks::read_superblock;
+use crate::array::assembly::{Assembled, AssemblyError, Candidate, Seat, assemble};
+use crate::format::{NewestError, Superblock};
+use crate::member::{Access, Device, DeviceError};
+use std::collections::{BTreeMap, HashSet};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use uuid::Uuid;
+
+/// Where members are looked for when nobody says where.
+pub const DEFAULT_SEARCH: &str = "/dev/disk/by-id";
+
+/// Most entries of a directory that are looked at: a directory with more is not one of members.
+const ENTRIES_MAX: usize = 16 << 10;
+
+/// A device with a superblock.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Where.
+    pub path: PathBuf,
+    /// Its current superblock.
+    pub superblock: Superblock,
+}
+
+/// What a search brought up.
+#[derive(Clone, Debug, Default)]
+pub struct Search {
+    /// Members, by array.
+    pub arrays: BTreeMap<Uuid, Vec<Found>>,
+    /// What looks like a member and cannot be used, or could not be looked at, a line each.
+    pub warnings: Vec<String>,
+}
+
+/// Why an array cannot be imported.
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    /// Nothing of that name or uuid was found.
+    #[error(
+        "no member of array '{wanted}' was found in {}: name the directory of its members with --dir",
+        list(places)
+    )]
+    NotFound {
+        /// What was asked for.
+        wanted: String,
+        /// Where it was looked for.
+        places: Vec<PathBuf>,
+    },
+    /// Two arrays have the name.
+    #[error("{} arrays are named '{name}': import one by its uuid ({})", uuids.len(), uuids.iter().map(Uuid::to_string).collect::<Vec<_>>().join(", "))]
+    Ambiguous {
+        /// The name.
+        name: String,
+        /// Their identities.
+        uuids: Vec<Uuid>,
+    },
+    /// A member is in use or cannot be opened.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The members do not make up an array.
+    #[error(transparent)]
+    Assembly(#[from] AssemblyError),
+}
+
+impl ImportError {
+    /// Whether `force` would help.
+    #[must_use]
+    pub fn needs_force(&self) -> bool {
+        matches!(
+            self,
+            ImportError::Assembly(AssemblyError::NoMajority { .. } | AssemblyError::DirtyDegraded { .. })
+        )
+    }
+}
+
+fn list(places: &[PathBuf]) -> String {
+    places.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// Looks at every path; of a directory at the regular files and block devices directly in it. A device that several
+/// paths lead to counts once, under the first.
+#[must_use]
+pub fn search(places: &[PathBuf]) -> Search {
+    let mut search = Search::default();
+    let mut seen = HashSet::new();
+    for place in places {
+        match std::fs::metadata(place) {
+            Ok(meta) if meta.is_dir() => {
+                let mut entries: Vec<PathBuf> = match std::fs::read_dir(place) {
+                    Ok(entries) => entries.flatten().take(ENTRIES_MAX).map(|entry| entry.path()).collect(),
+                    Err(error) => {
+                        search.warnings.push(format!("{}: cannot be listed: {error}", place.display()));
+                        continue;
+                    }
+                };
+                entries.sort();
+                for path in entries {
+                    look_at(&path, false, &mut seen, &mut search);
+                }
+            }
+            Ok(_) => look_at(place, true, &mut seen, &mut search),
+            Err(error) => search.warnings.push(format!("{}: {error}", place.display())),
+        }
+    }
+    search
+}
+
+/// `named`: somebody named this very path, so that everything that is wrong with it is worth a line.
+fn look_at(path: &Path, named: bool, seen: &mut HashSet<(u64, u64, u64)>, search: &mut Search) {
+    let Ok(meta) = std::fs::metadata(path) else { return };
+    let kind = meta.file_type();
+    if !kind.is_file() && !kind.is_block_device() {
+        return;
+    }
+    let node = if kind.is_block_device() { (0, 0, meta.rdev()) } else { (meta.dev(), meta.ino(), u64::MAX) };
+    if !seen.insert(node) {
+        return;
+    }
+    let device = match Device::open(path, Access::ReadOnly) {
+        Ok(device) => device,
+        Err(error) => {
+            if named {
+                search.warnings.push(error.to_string());
+            } else {
+                tracing::debug!(%error, "not looked at");
+            }
+            return;
+        }
+    };
+    match read_superblock(&device) {
+        Ok(superblock) => {
+            let found = Found { path: path.into(), superblock };
+            search.arrays.entry(found.superblock.array).or_default().push(found);
+        }
+        Err(NewestError::NotAMember) => {
+            if named {
+                search.warnings.push(format!("{}: holds no Calpe superblock", path.display()));
+            }
+        }
+        Err(error) => search.warnings.push(format!("{}: {error}", path.display())),
+    }
+}
+
+impl Search {
+    /// The array of that name or uuid.
+    ///
+    /// # Errors
+    /// When there is none, or the name is not enough.
+    pub fn choose(&self, wanted: &str, places: &[PathBuf]) -> Result<Uuid, ImportError> {
+        if let Ok(uuid) = wanted.parse()
+            && self.arrays.contains_key(&uuid)
+        {
+            return Ok(uuid);
+        }
+        let named: Vec<Uuid> = self
+            .arrays
+            .iter()
+            .filter(|(_, members)| newest(members).is_some_and(|s| s.name == wanted))
+            .map(|(uuid, _)| *uuid)
+            .collect();
+        match named[..] {
+            [] => Err(ImportError::NotFound { wanted: wanted.into(), places: places.to_vec() }),
+            [one] => Ok(one),
+            _ => Err(ImportError::Ambiguous { name: wanted.into(), uuids: named }),
+        }
+    }
+}
+
+/// The superblock that speaks for an array as far as names go: the newest of them.
+#[must_use]
+pub fn newest(members: &[Found]) -> Option<&Superblock> {
+    members.iter().map(|found| &found.superblock).max_by_key(|s| (s.epoch.number, s.sequence))
+}
+
+/// How the members would assemble, without locking them; for lists.
+///
+/// # Errors
+/// Why they would not.
+pub fn preview(members: &[Found], force: bool) -> Result<Assembled<usize>, AssemblyError> {
+    let candidates: Vec<_> = members
+        .iter()
+        .enumerate()
+        .map(|(key, found)| Candidate { key, superblock: found.superblock.clone() })
+        .collect();
+    assemble(&candidates, force)
+}
+
+/// An array whose devices are open and locked.
+#[derive(Debug)]
+pub struct Opened {
+    /// The verdict; keys are places in `devices`.
+    pub assembled: Assembled<usize>,
+    /// The devices that serve it; none where a device was refused.
+    pub devices: Vec<Option<Device>>,
+    /// What a person should know, a line each.
+    pub warnings: Vec<String>,
+}
+
+/// Opens, locks and assembles the array of these members.
+///
+/// # Errors
+/// When a member is in use, or too few are there. Nothing was changed.
+pub fn open(members: &[Found], force: bool) -> Result<Opened, ImportError> {
+    let mut warnings = Vec::new();
+    let mut devices = Vec::new();
+    let mut candidates = Vec::new();
+    for found in members {
+        let device = match Device::open(&found.path, Access::Exclusive) {
+            Ok(device) => device,
+            // In use: by another daemon perhaps, which serves the array.
+            Err(error @ (DeviceError::Locked { .. } | DeviceError::Busy { .. })) => return Err(error.into()),
+            Err(error) => {
+                warnings.push(format!("{error}; the array starts without it"));
+                continue;
+            }
+        };
+        match read_superblock(&device) {
+            Ok(superblock) if superblock.array == found.superblock.array => {
+                candidates.push(Candidate { key: devices.len(), superblock });
+                devices.push(Some(device));
+            }
+            _ => warnings.push(format!("{}: changed while it was opened; left out", found.path.display())),
+        }
+    }
+    let assembled = assemble(&candidates, force)?;
+    for (key, reason) in &assembled.refused {
+        if let Some(device) = devices[*key].take() {
+            warnings.push(format!("{}: not used: {reason}", device.path().display()));
+        }
+    }
+    Ok(Opened { assembled, devices, warnings })
+}
+
+/// The same verdict with other handles.
+#[must_use]
+pub fn with_handles<K: Clone>(assembled: Assembled<usize>, handle: impl Fn(usize) -> K) -> Assembled<K> {
+    let seat = |seat: Seat<usize>| Seat {
+        uuid: seat.uuid,
+        state: seat.state,
+        key: seat.key.map(&handle),
+        rebuilt: seat.rebuilt,
+        replacement: seat.replacement.map(|(key, uuid, rebuilt)| (handle(key), uuid, rebuilt)),
+        reason: seat.reason,
+    };
+    Assembled {
+        superblock: assembled.superblock,
+        seats: assembled.seats.into_iter().map(seat).collect(),
+        live: assembled.live,
+        sequence: assembled.sequence,
+        epoch_number: assembled.epoch_number,
+        resynced: assembled.resynced,
+        // Their devices are closed already.
+        refused: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::super::create::{CreatePlan, CreateRequest, DEFAULT_CHUNK};
+    use super::*;
+    use crate::format::{ChecksumKind, VolumeKind};
+
+    /// Creates an array of sparse files m0, m1, ... and closes them.
+    pub(in super::super) fn created_in(dir: &Path, name: &str, data: u16, parity: u16) -> Uuid {
+        let request = CreateRequest {
+            name: name.into(),
+            data,
+            parity,
+            chunk: DEFAULT_CHUNK,
+            checksum: ChecksumKind::None,
+            volume: VolumeKind::Plain,
+            volume_bytes: Some(8 << 20),
+            members: (0..data + parity).map(|i| dir.join(format!("m{i}"))).collect(),
+            force: false,
+        };
+        CreatePlan::new(request).unwrap().execute(0).unwrap().array
+    }
+
+    #[test]
+    fn members_are_found_by_superblock_whatever_they_are_called() {
+        let dir = tempfile::tempdir().unwrap();
+        let array = created_in(dir.path(), "tank", 2, 1);
+        std::fs::rename(dir.path().join("m1"), dir.path().join("zebra.bin")).unwrap();
+        std::os::unix::fs::symlink("m0", dir.path().join("also-m0")).unwrap();
+        std::fs::write(dir.path().join("note.txt"), "not a member").unwrap();
+        let found = search(&[dir.path().into(), dir.path().join("m2")]);
+        assert_eq!(found.arrays.len(), 1);
+        assert_eq!(found.arrays[&array].len(), 3);
+        assert_eq!(found.warnings, Vec::<String>::new());
+        assert_eq!(found.choose("tank", &[]).unwrap(), array);
+        assert_eq!(found.choose(&array.to_string(), &[]).unwrap(), array);
+        assert!(matches!(found.choose("pond", &[]), Err(ImportError::NotFound { .. })));
+    }
+
+    #[test]
+    fn what_is_named_and_no_member_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("blank");
+        std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        let found = search(&[path, dir.path().join("nowhere")]);
+        assert!(found.arrays.is_empty());
+        assert_eq!(found.warnings.len(), 2, "{:?}", found.warnings);
+    }
+
+    #[test]
+    fn two_arrays_of_one_name_need_a_uuid() {
+        let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let first = created_in(one.path(), "tank", 2, 1);
+        created_in(two.path(), "tank", 2, 1);
+        let found = search(&[one.path().into(), two.path().into()]);
+        assert!(matches!(found.choose("tank", &[]), Err(ImportError::Ambiguous { .. })));
+        assert_eq!(found.choose(&first.to_string(), &[]).unwrap(), first);
+    }
+
+    #[test]
+    fn an_array_with_a_member_in_use_is_not_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let array = created_in(dir.path(), "tank", 2, 1);
+        let members = search(&[dir.path().into()]).arrays.remove(&array).unwrap();
+        let opened = open(&members, false).unwrap();
+        assert_eq!(opened.devices.iter().flatten().count(), 3);
+        assert!(matches!(open(&members, false), Err(ImportError::Device(DeviceError::Locked { .. }))));
+        drop(opened);
+        open(&members, false).unwrap();
+    }
+
+    #[test]
+    fn too_few_members_are_told_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let array = created_in(dir.path(), "tank", 2, 1);
+        for gone in ["m0", "m2"] {
+            std::fs::remove_file(dir.path().join(gone)).unwrap();
+        }
+        let members = search(&[dir.path().into()]).arrays.remove(&array).unwrap();
+        let error = open(&members, true).unwrap_err();
+        assert!(!error.needs_force());
+        assert!(error.to_string().contains("cannot start"), "{error}");
+    }
+}

@@ -1,0 +1,272 @@
+//! Translates what a volume says of itself into what users see: adds names, paths, rates and sentences.
+//!
+//! Must not ask anybody anything: facts in, report out. Rates come from samples that are handed in with their time.
+
+use super::reactor::{ArrayFacts, ListenAddress};
+use crate::block_io::DeviceId;
+use crate::control::{
+    self, ArrayReport, EngineReport, ErrorReport, LastScrub, MemberReport, ReplacementReport, ScanKind,
+    ScanReport, VolumeReport, explain,
+};
+use crate::format::{MemberState, VolumeKind};
+use crate::units::Timestamp;
+use crate::volume::{Activity, ActivityKind, ArrayState, MemberStatus};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::fmt::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use uuid::Uuid;
+
+/// Rates are averages over this long, in nanoseconds: long enough to be steady, short enough to be of today.
+const RATE_NANOS: u64 = 10_000_000_000;
+
+/// A shorter time tells no rate.
+const RATE_NANOS_MIN: u64 = 500_000_000;
+
+/// A device as people know it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Identity of the device.
+    pub uuid: Uuid,
+    /// Where it is, or was last; none if it was not seen since the daemon started.
+    pub path: Option<PathBuf>,
+}
+
+impl Place {
+    /// Its path, or its uuid when no path is known.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.path.as_ref().map_or_else(|| self.uuid.to_string(), |path| path.display().to_string())
+    }
+}
+
+/// What the daemon knows of an array beside what its volume says.
+#[derive(Debug)]
+pub struct Names {
+    /// Name of the array.
+    pub name: String,
+    /// Its identity.
+    pub uuid: Uuid,
+    /// Kind of its volume.
+    pub kind: VolumeKind,
+    /// Per member: its device, or the last it had.
+    pub seats: Vec<Place>,
+    /// Every device handed to the array.
+    pub devices: HashMap<DeviceId, Place>,
+    /// Progress lately.
+    pub meters: Meters,
+}
+
+impl Names {
+    /// Takes note of the devices that members have now, and of progress.
+    pub fn observe(&mut self, now: Timestamp, facts: &ArrayFacts) {
+        for (seat, member) in self.seats.iter_mut().zip(&facts.status.members) {
+            if let Some(place) = member.device.and_then(|device| self.devices.get(&device)) {
+                *seat = place.clone();
+            }
+        }
+        self.meters.observe(now, &facts.status.activities);
+    }
+
+    /// The report of an array.
+    #[must_use]
+    pub fn report(&self, facts: &ArrayFacts, addresses: &[ListenAddress]) -> ArrayReport {
+        let status = &facts.status;
+        let mut report = ArrayReport {
+            name: self.name.clone(),
+            uuid: self.uuid,
+            state: match status.state {
+                ArrayState::Online => control::ArrayState::Online,
+                ArrayState::Degraded => control::ArrayState::Degraded,
+                ArrayState::Failed => control::ArrayState::Failed,
+            },
+            status: String::new(),
+            action: String::new(),
+            volume: VolumeReport {
+                kind: match self.kind {
+                    VolumeKind::Plain => "plain".into(),
+                    VolumeKind::Cas => "cas".into(),
+                },
+                bytes: status.geometry.volume_bytes,
+                logical: None,
+                stored: None,
+            },
+            data: status.geometry.data,
+            parity: status.geometry.parity,
+            chunk: status.geometry.chunk,
+            epoch: status.epoch,
+            dirty: status.dirty,
+            uris: addresses.iter().map(|address| uri(address, &self.name)).collect(),
+            members: self.seats.iter().zip(&status.members).map(|(s, m)| self.member(s, m)).collect(),
+            scan: status.activities.iter().map(|activity| self.meters.scan(activity)).collect(),
+            last_scrub: status.last_scrub.map(|scrub| LastScrub {
+                finished_unix: scrub.finished_unix,
+                errors: scrub.errors,
+                repaired: scrub.repaired,
+            }),
+            engine: EngineReport { codec: status.engine.into() },
+            errors: ErrorReport { client: status.client_errors },
+        };
+        let explanation = explain(&report);
+        report.status = explanation.status;
+        report.action = explanation.action;
+        report
+    }
+
+    fn member(&self, seat: &Place, member: &MemberStatus) -> MemberReport {
+        let counters = member.counters;
+        let troubled = counters.read_errors + counters.write_errors + counters.checksum_errors > 0;
+        MemberReport {
+            index: member.index.0,
+            name: seat.name(),
+            uuid: seat.uuid,
+            state: match member.state {
+                MemberState::Online if troubled => control::MemberState::Degraded,
+                MemberState::Online => control::MemberState::Online,
+                MemberState::Rebuilding => control::MemberState::Rebuilding,
+                MemberState::Faulted => control::MemberState::Faulted,
+                MemberState::Offline => control::MemberState::Offline,
+                MemberState::Missing => control::MemberState::Missing,
+            },
+            read: counters.read_errors,
+            write: counters.write_errors,
+            cksum: counters.checksum_errors,
+            repaired: counters.repaired,
+            reason: member.reason.clone(),
+            replacement: member.replacement.map(|device| match self.devices.get(&device) {
+                Some(place) => ReplacementReport { name: place.name(), uuid: Some(place.uuid) },
+                None => ReplacementReport { name: format!("device {}", device.0), uuid: None },
+            }),
+        }
+    }
+}
+
+/// Progress of passes over the last seconds.
+#[derive(Debug, Default)]
+pub struct Meters(BTreeMap<ActivityKind, VecDeque<(Timestamp, u64)>>);
+
+impl Meters {
+    fn observe(&mut self, now: Timestamp, activities: &[Activity]) {
+        self.0.retain(|kind, _| activities.iter().any(|activity| activity.kind == *kind && !activity.paused));
+        for activity in activities.iter().filter(|activity| !activity.paused) {
+            let samples = self.0.entry(activity.kind).or_default();
+            if samples.back().is_some_and(|(_, done)| *done > activity.done_bytes) {
+                // It began again.
+                samples.clear();
+            }
+            samples.push_back((now, activity.done_bytes));
+            // One sample older than the window stays, so that the window is full.
+            while samples.get(1).is_some_and(|(at, _)| now.nanos_since(*at) >= RATE_NANOS) {
+                samples.pop_front();
+            }
+        }
+    }
+
+    /// Bytes a second lately.
+    fn rate(&self, kind: ActivityKind) -> Option<u64> {
+        let samples = self.0.get(&kind)?;
+        let ((start, from), (end, to)) = (samples.front()?, samples.back()?);
+        let nanos = end.nanos_since(*start);
+        (nanos >= RATE_NANOS_MIN).then(|| (u128::from(to - from) * 1_000_000_000 / u128::from(nanos)) as u64)
+    }
+
+    fn scan(&self, activity: &Activity) -> ScanReport {
+        let rate = self.rate(activity.kind).filter(|_| !activity.paused);
+        let left = activity.total_bytes.saturating_sub(activity.done_bytes);
+        ScanReport {
+            kind: match activity.kind {
+                ActivityKind::Resync => ScanKind::Resync,
+                ActivityKind::Rebuild => ScanKind::Rebuild,
+                ActivityKind::Scrub => ScanKind::Scrub,
+            },
+            percent: ScanReport::percent_of(activity.done_bytes, activity.total_bytes),
+            done: activity.done_bytes,
+            total: activity.total_bytes,
+            rate_bytes_per_s: rate,
+            eta_s: rate.filter(|rate| *rate > 0).map(|rate| left.div_ceil(rate)),
+            paused: activity.paused,
+            errors: activity.errors,
+            repaired: activity.repaired,
+        }
+    }
+}
+
+/// The NBD URI of an export.
+#[must_use]
+pub fn uri(address: &ListenAddress, export: &str) -> String {
+    match address {
+        ListenAddress::Unix(path) => {
+            let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            format!("nbd+unix:///{}?socket={}", escape(Path::new(export)), escape(&path))
+        }
+        ListenAddress::Tcp(address) => format!("nbd://{address}/{}", escape(Path::new(export))),
+    }
+}
+
+/// Percent-encodes all that is not plain in the path or query of a URI.
+fn escape(path: &Path) -> String {
+    let mut text = String::new();
+    for &byte in path.as_os_str().as_bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
+            text.push(char::from(byte));
+        } else {
+            // Writing to a String cannot fail.
+            let _ = write!(text, "%{byte:02X}");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rebuild(done: u64, paused: bool) -> Activity {
+        Activity {
+            kind: ActivityKind::Rebuild,
+            done_bytes: done,
+            total_bytes: 1000,
+            paused,
+            errors: 0,
+            repaired: 0,
+        }
+    }
+
+    fn at(seconds: u64) -> Timestamp {
+        Timestamp(seconds * 1_000_000_000)
+    }
+
+    #[test]
+    fn a_rate_needs_two_samples_and_tells_the_time_left() {
+        let mut meters = Meters::default();
+        meters.observe(at(1), &[rebuild(100, false)]);
+        assert_eq!(meters.scan(&rebuild(100, false)).rate_bytes_per_s, None);
+        meters.observe(at(3), &[rebuild(300, false)]);
+        let scan = meters.scan(&rebuild(300, false));
+        assert_eq!((scan.rate_bytes_per_s, scan.eta_s, scan.percent), (Some(100), Some(7), 30.0));
+        let paused = meters.scan(&rebuild(300, true));
+        assert_eq!((paused.rate_bytes_per_s, paused.eta_s), (None, None));
+    }
+
+    #[test]
+    fn old_samples_and_earlier_passes_do_not_count() {
+        let mut meters = Meters::default();
+        for second in 0..30 {
+            meters.observe(at(second), &[rebuild(if second < 15 { second } else { second * 10 }, false)]);
+        }
+        assert_eq!(meters.scan(&rebuild(290, false)).rate_bytes_per_s, Some(10));
+        meters.observe(at(30), &[rebuild(5, false)]);
+        assert_eq!(meters.scan(&rebuild(5, false)).rate_bytes_per_s, None);
+        meters.observe(at(31), &[]);
+        meters.observe(at(32), &[rebuild(6, false)]);
+        assert_eq!(meters.scan(&rebuild(6, false)).rate_bytes_per_s, None);
+    }
+
+    #[test]
+    fn uris_escape_what_is_not_plain() {
+        let unix = ListenAddress::Unix("/tmp/a dir/n&d.sock".into());
+        assert_eq!(uri(&unix, "tank"), "nbd+unix:///tank?socket=/tmp/a%20dir/n%26d.sock");
+        let tcp = ListenAddress::Tcp("[::1]:10809".parse().unwrap());
+        assert_eq!(uri(&tcp, "tank"), "nbd://[::1]:10809/tank");
+    }
+}

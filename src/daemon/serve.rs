@@ -1,0 +1,200 @@
+//! The daemon in the foreground: from a configuration to a clean stop.
+//!
+//! Invariant: nothing is left running or bound when it returns. Must not know of command lines.
+
+use super::config::{ArrayConfig, Config};
+use super::control_server::ControlServer;
+use super::import;
+use super::reactor::{ListenAddress, ListenError};
+use super::service::{Daemon, ServeOptions, ServiceConfig, served_line};
+use super::signals::{Signals, Woken};
+use crate::control::RequestError;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Seconds between attempts to import a configured array that could not be: disks may be late.
+const RETRY_SECONDS: u32 = 5;
+
+/// Why a daemon could not start, or ended badly.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// A socket cannot be had.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// A directory cannot be created.
+    #[error("{}: cannot create the directory: {source}", path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The array of `up` cannot be created.
+    #[error(transparent)]
+    Create(#[from] super::create::CreateError),
+    /// The array of `up` cannot be opened.
+    #[error(transparent)]
+    Import(#[from] import::ImportError),
+    /// The array of `up` cannot be served.
+    #[error(transparent)]
+    Serve(#[from] RequestError),
+    /// The directory of `up` holds something else than one array.
+    #[error("{}: {what}", dir.display())]
+    Unclear {
+        /// The directory.
+        dir: PathBuf,
+        /// What is there, and what to do.
+        what: String,
+    },
+    /// The system refuses what a daemon needs.
+    #[error("cannot {action}: {source}")]
+    System {
+        /// What was tried.
+        action: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+pub(super) fn system(action: &'static str) -> impl Fn(io::Error) -> RunError {
+    move |source| RunError::System { action, source }
+}
+
+/// Runs the daemon until it is told to stop.
+///
+/// Arrays that cannot be imported do not keep the others from being served: they are tried again until they come.
+///
+/// # Errors
+/// When it cannot start, or could not stop cleanly.
+pub fn run_serve(config: &Config) -> Result<(), RunError> {
+    let signals = Signals::take().map_err(system("take over signals"))?;
+    create_dir(&config.daemon.runtime_dir)?;
+    for socket in [Some(&config.daemon.control_socket), config.listen.unix.as_ref()].into_iter().flatten() {
+        if let Some(parent) = socket.parent() {
+            create_dir(parent)?;
+        }
+    }
+    let mut search: Vec<PathBuf> = Vec::new();
+    for place in config.arrays.iter().flat_map(|array| &array.search) {
+        if !search.contains(place) {
+            search.push(place.clone());
+        }
+    }
+    let daemon = Arc::new(
+        Daemon::start(ServiceConfig {
+            memory: config.daemon.memory,
+            connections_max: config.listen.max_connections as usize,
+            search,
+        })
+        .map_err(system("start the reactor"))?,
+    );
+    let control = ControlServer::start(Arc::clone(&daemon), &config.daemon.control_socket)?;
+    tracing::info!(socket = %config.daemon.control_socket.display(), "listening for administrators");
+    for address in
+        [config.listen.unix.clone().map(ListenAddress::Unix), config.listen.tcp.map(ListenAddress::Tcp)]
+            .into_iter()
+            .flatten()
+    {
+        let address = daemon.listen(&address)?;
+        tracing::info!(%address, "listening for NBD clients");
+    }
+    let mut waiting: Vec<Waiting> = config.arrays.iter().map(Waiting::new).collect();
+    waiting.retain_mut(|array| !array.try_import(&daemon));
+    until_stopped(&daemon, &signals, control, |second| {
+        if second % RETRY_SECONDS == 0 {
+            waiting.retain_mut(|array| !array.try_import(&daemon));
+        }
+    })
+}
+
+/// Waits for the order to stop, then stops everything. `every_second` is told how many have passed.
+pub(super) fn until_stopped(
+    daemon: &Arc<Daemon>,
+    signals: &Signals,
+    control: ControlServer,
+    mut every_second: impl FnMut(u32),
+) -> Result<(), RunError> {
+    // Nobody listens unless a supervisor started us.
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    let mut seconds = 0;
+    loop {
+        match signals.wait(daemon.stop_requested(), 1000).map_err(system("wait for signals"))? {
+            Woken::Signal(signal) => {
+                tracing::info!(%signal, "stopping; a second signal stops at once");
+                break;
+            }
+            Woken::Event => {
+                tracing::info!("stopping on request");
+                break;
+            }
+            Woken::Timeout if !daemon.is_alive() => break,
+            Woken::Timeout => {
+                daemon.observe();
+                seconds += 1;
+                every_second(seconds);
+            }
+        }
+    }
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+    signals.give_back();
+    let result = daemon.shutdown().map_err(system("keep the reactor running"));
+    drop(control);
+    if result.is_ok() {
+        tracing::info!("stopped");
+    }
+    result
+}
+
+pub(super) fn create_dir(path: &Path) -> Result<(), RunError> {
+    std::fs::create_dir_all(path).map_err(|source| RunError::Directory { path: path.to_path_buf(), source })
+}
+
+/// A configured array that is not served yet.
+struct Waiting {
+    config: ArrayConfig,
+    /// What was in the way last time; told once.
+    told: Option<String>,
+}
+
+impl Waiting {
+    fn new(config: &ArrayConfig) -> Waiting {
+        Waiting { config: config.clone(), told: None }
+    }
+
+    /// Whether it need not be tried again.
+    fn try_import(&mut self, daemon: &Daemon) -> bool {
+        match self.import(daemon) {
+            Ok(line) => {
+                tracing::info!("{line}");
+                true
+            }
+            Err(error) => {
+                let text = error.to_string();
+                if self.told.as_ref() != Some(&text) {
+                    tracing::error!(array = %self.config.which, "cannot import: {text}");
+                    self.told = Some(text);
+                }
+                false
+            }
+        }
+    }
+
+    fn import(&self, daemon: &Daemon) -> Result<String, RunError> {
+        let found = import::search(&self.config.search);
+        let uuid = found.choose(&self.config.which.to_string(), &self.config.search)?;
+        if let Ok(reports) = daemon.status(Some(&uuid.to_string()))
+            && let Some(report) = reports.first()
+        {
+            // An administrator was faster.
+            return Ok(served_line(report));
+        }
+        let opened = import::open(&found.arrays[&uuid], false)?;
+        let options = ServeOptions {
+            read_only: self.config.read_only,
+            rebuild_min: self.config.rebuild_min,
+            rebuild_max: self.config.rebuild_max,
+        };
+        Ok(served_line(&daemon.serve(opened, options)?))
+    }
+}

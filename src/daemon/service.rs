@@ -1,0 +1,608 @@
+//! The daemon as administrators see it: the arrays it serves, and what may be asked about them.
+//!
+//! Invariants: requests that change something run one at a time; what is refused has changed nothing; everything
+//! that an array is handed was opened and locked here. Must not know how requests arrive.
+
+use super::clock;
+use super::events::EventLog;
+use super::import::{self, Found, ImportError, Opened};
+use super::reactor::{
+    ArrayFacts, ArrayId, ListenAddress, ListenError, Listener, NewArray, ReactorConfig, ReactorError,
+    ReactorHandle,
+};
+use super::report::{Meters, Names, Place};
+use crate::array::{ArrayConfig, OpenDevice};
+use crate::block_io::Pool;
+use crate::codec::Codec;
+use crate::control::{
+    ArrayReport, ArrayState, ErrorCode, Event, Importable, ImportableMember, PROTOCOL_VERSION, Pong, Reply,
+    Request, RequestError, ScrubAction, Severity, Status,
+};
+use crate::format::Superblock;
+use crate::units::HumanSize;
+use crate::volume::{AdminRequest, ArrayNotice, NoticeLevel, PlainVolume};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use uuid::Uuid;
+
+/// The part of the memory that client payloads may take: the rest is for the reads and parity of their stripes.
+const PAYLOAD_SHARE: u64 = 2;
+
+/// What a daemon is to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceConfig {
+    /// Bytes of memory for requests.
+    pub memory: u64,
+    /// Clients at one time.
+    pub connections_max: usize,
+    /// Where members are looked for when a request does not say.
+    pub search: Vec<PathBuf>,
+}
+
+/// How an array is to be served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServeOptions {
+    /// Clients may only read.
+    pub read_only: bool,
+    /// Floor of background passes in bytes a second; none for the built-in one.
+    pub rebuild_min: Option<u64>,
+    /// Ceiling of background passes; none for no ceiling.
+    pub rebuild_max: Option<u64>,
+}
+
+/// A running daemon: a reactor and the names of what it serves.
+#[derive(Debug)]
+pub struct Daemon {
+    pub(super) reactor: ReactorHandle,
+    pool: Pool,
+    events: EventLog,
+    search: Vec<PathBuf>,
+    addresses: Mutex<Vec<ListenAddress>>,
+    served: Mutex<Vec<Served>>,
+    /// Held while something is changed.
+    changes: Mutex<()>,
+    /// Rings when the daemon is to end.
+    stop: EventFd,
+}
+
+#[derive(Debug)]
+pub(super) struct Served {
+    pub(super) id: ArrayId,
+    /// One of its superblocks, for what never changes.
+    pub(super) superblock: Superblock,
+    pub(super) names: Names,
+}
+
+/// What a request that changes something leads to.
+pub(super) type Outcome = Result<Done, RequestError>;
+
+/// A request that was carried out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Done {
+    /// One line for a person.
+    pub message: String,
+    /// More lines.
+    pub warnings: Vec<String>,
+}
+
+impl Done {
+    pub(super) fn line(message: impl Into<String>) -> Done {
+        Done { message: message.into(), warnings: Vec::new() }
+    }
+}
+
+pub(super) fn refusal(code: ErrorCode, message: impl Into<String>) -> RequestError {
+    RequestError { code, message: message.into() }
+}
+
+impl From<ReactorError> for RequestError {
+    fn from(error: ReactorError) -> RequestError {
+        let code = match &error {
+            ReactorError::Gone | ReactorError::Export { .. } => ErrorCode::Failed,
+            ReactorError::NoSuchArray => ErrorCode::NoSuchArray,
+            ReactorError::NameTaken { .. } | ReactorError::Refused(_) => ErrorCode::Refused,
+        };
+        refusal(code, error.to_string())
+    }
+}
+
+impl From<ImportError> for RequestError {
+    fn from(error: ImportError) -> RequestError {
+        let code = match &error {
+            ImportError::NotFound { .. } | ImportError::Ambiguous { .. } => ErrorCode::NoSuchArray,
+            ImportError::Device(_) => ErrorCode::Device,
+            ImportError::Assembly(_) if error.needs_force() => ErrorCode::NeedsForce,
+            ImportError::Assembly(_) => ErrorCode::Refused,
+        };
+        refusal(code, error.to_string())
+    }
+}
+
+impl Daemon {
+    /// Starts a reactor that serves nothing yet.
+    ///
+    /// # Errors
+    /// When the system has no memory or no io_uring for it.
+    pub fn start(config: ServiceConfig) -> io::Result<Daemon> {
+        let memory = usize::try_from(config.memory).map_err(io::Error::other)?;
+        let pool = Pool::new(memory)?;
+        let events = EventLog::default();
+        let reactor = ReactorHandle::spawn(
+            ReactorConfig {
+                pool: pool.clone(),
+                payload_bytes: memory / PAYLOAD_SHARE as usize,
+                connections_max: config.connections_max,
+            },
+            events.clone(),
+        )?;
+        Ok(Daemon {
+            reactor,
+            pool,
+            events,
+            search: config.search,
+            addresses: Mutex::default(),
+            served: Mutex::default(),
+            changes: Mutex::default(),
+            stop: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
+        })
+    }
+
+    /// Accepts NBD clients at an address. Returns it, with the port that was given.
+    ///
+    /// # Errors
+    /// When it is taken or not allowed.
+    pub fn listen(&self, address: &ListenAddress) -> Result<ListenAddress, ListenError> {
+        let listener = Listener::bind(address)?;
+        let address = listener.address().clone();
+        lock(&self.addresses).push(address.clone());
+        self.reactor.listen(listener);
+        Ok(address)
+    }
+
+    /// Begins to serve an opened array.
+    ///
+    /// # Errors
+    /// When one of its name or identity is served, or it cannot be exported.
+    pub fn serve(&self, opened: Opened, options: ServeOptions) -> Result<ArrayReport, RequestError> {
+        let Opened { assembled, devices, warnings } = opened;
+        let superblock = assembled.superblock.clone();
+        if lock(&self.served).iter().any(|served| served.names.uuid == superblock.array) {
+            return Err(refusal(
+                ErrorCode::Refused,
+                format!("array '{}' is served already", superblock.name),
+            ));
+        }
+        let geometry = superblock.geometry;
+        let codec = Codec::new(usize::from(geometry.data), usize::from(geometry.parity))
+            .map_err(|error| refusal(ErrorCode::Failed, error.to_string()))?;
+        let devices: Vec<_> =
+            devices.into_iter().map(|device| device.map(|d| (self.reactor.next_device_id(), d))).collect();
+        let open = |key: usize| {
+            let (id, device) = devices[key].as_ref().expect("assembly seats only devices that are open");
+            OpenDevice { id: *id, bytes: device.facts().bytes }
+        };
+        let place = |key: &usize, uuid: Uuid| {
+            let (id, device) = devices[*key].as_ref().expect("assembly seats only devices that are open");
+            (*id, Place { uuid, path: Some(device.path().to_owned()) })
+        };
+        let seats = assembled.seats.iter().map(|seat| match &seat.key {
+            Some(key) => place(key, seat.uuid).1,
+            None => Place { uuid: seat.uuid, path: None },
+        });
+        let names = Names {
+            name: superblock.name.clone(),
+            uuid: superblock.array,
+            kind: superblock.volume,
+            seats: seats.collect(),
+            devices: assembled
+                .seats
+                .iter()
+                .flat_map(|seat| {
+                    let own = seat.key.as_ref().map(|key| place(key, seat.uuid));
+                    let new = seat.replacement.as_ref().map(|(key, uuid, _)| place(key, *uuid));
+                    own.into_iter().chain(new)
+                })
+                .collect(),
+            meters: Meters::default(),
+        };
+        let defaults = ArrayConfig::default();
+        let config = ArrayConfig {
+            rebuild_min: options.rebuild_min.unwrap_or(defaults.rebuild_min),
+            rebuild_max: options.rebuild_max.unwrap_or(defaults.rebuild_max),
+            seed: random(),
+            // The daemon's clock counts from 1970.
+            unix_at_zero: 0,
+        };
+        let assembled = import::with_handles(assembled, open);
+        let volume = Box::new(PlainVolume::new(assembled, codec, self.pool.clone(), config));
+        let id = self.reactor.add_array(NewArray {
+            name: names.name.clone(),
+            volume,
+            devices: devices.into_iter().flatten().collect(),
+            read_only: options.read_only,
+        })?;
+        lock(&self.served).push(Served { id, superblock, names });
+        let report = self.report_of(id)?;
+        let level = if report.state == ArrayState::Online { NoticeLevel::Info } else { NoticeLevel::Warning };
+        self.notice(&report.name, level, format!("imported, {}", report.state));
+        for warning in warnings {
+            self.notice(&report.name, NoticeLevel::Warning, warning);
+        }
+        Ok(report)
+    }
+
+    /// Remembers where the device of a member that is not there should be, for messages and for `online`.
+    pub fn expect_member_at(&self, array: Uuid, index: usize, path: PathBuf) {
+        let mut served = lock(&self.served);
+        let seat = served
+            .iter_mut()
+            .find(|served| served.names.uuid == array)
+            .and_then(|served| served.names.seats.get_mut(index));
+        if let Some(seat) = seat {
+            seat.path.get_or_insert(path);
+        }
+    }
+
+    /// Carries out a request.
+    pub fn handle(&self, request: Request) -> Reply {
+        let outcome = match request {
+            Request::Ping { version } => return self.ping(version),
+            Request::Status { array } => {
+                return match self.status(array.as_deref()) {
+                    Ok(arrays) => Reply::Status(Status::new(arrays)),
+                    Err(error) => Reply::Error(error),
+                };
+            }
+            Request::Events { since } => return self.events_since(since),
+            Request::ListImportable { dirs } => return self.importable(&dirs),
+            Request::Import { array, all, dirs, force, dry_run } => {
+                self.change(|| self.import(array.as_deref(), all, &dirs, force, dry_run))
+            }
+            Request::Export { array, dry_run } => self.change(|| self.export(&array, dry_run)),
+            Request::Fail { array, member, dry_run } => {
+                self.change(|| self.take_out(&array, &member, true, dry_run))
+            }
+            Request::Offline { array, member, dry_run } => {
+                self.change(|| self.take_out(&array, &member, false, dry_run))
+            }
+            Request::Online { array, member, path, dry_run } => {
+                self.change(|| self.online(&array, &member, path.as_deref(), dry_run))
+            }
+            Request::Replace { array, old, new, force, dry_run } => {
+                self.change(|| self.replace(&array, &old, &new, force, dry_run))
+            }
+            Request::Scrub { array, action, dry_run } => self.change(|| self.scrub(&array, action, dry_run)),
+            Request::Shutdown { dry_run } => Ok(self.request_shutdown(dry_run)),
+        };
+        match outcome {
+            Ok(Done { message, warnings }) => Reply::Done { message, warnings },
+            Err(error) => Reply::Error(error),
+        }
+    }
+
+    /// State of one array, or of all in order of name.
+    ///
+    /// # Errors
+    /// When there is no such array.
+    pub fn status(&self, array: Option<&str>) -> Result<Vec<ArrayReport>, RequestError> {
+        let ids = match array {
+            Some(array) => vec![self.find(array, |served| served.id)?],
+            None => lock(&self.served).iter().map(|served| served.id).collect(),
+        };
+        let mut reports = ids.into_iter().map(|id| self.report_of(id)).collect::<Result<Vec<_>, _>>()?;
+        reports.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(reports)
+    }
+
+    /// Takes note of progress, for rates; to be called once a second or so.
+    pub fn observe(&self) {
+        let ids: Vec<ArrayId> = lock(&self.served).iter().map(|served| served.id).collect();
+        for id in ids {
+            // An array that was just stopped has no facts, and needs none.
+            let _ = self.facts(id);
+        }
+    }
+
+    /// Waits for nothing: the descriptor that becomes readable when somebody asks the daemon to end.
+    #[must_use]
+    pub fn stop_requested(&self) -> &EventFd {
+        &self.stop
+    }
+
+    /// Stops every array and the reactor.
+    ///
+    /// # Errors
+    /// What made the reactor end early, if something did.
+    pub fn shutdown(&self) -> io::Result<()> {
+        let _changes = lock(&self.changes);
+        let result = self.reactor.shutdown();
+        lock(&self.served).clear();
+        result
+    }
+
+    /// Whether the reactor still runs.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        self.reactor.is_alive()
+    }
+
+    fn change(&self, action: impl FnOnce() -> Outcome) -> Outcome {
+        let _changes = lock(&self.changes);
+        action()
+    }
+
+    fn ping(&self, version: u32) -> Reply {
+        if version != PROTOCOL_VERSION {
+            return Reply::Error(refusal(
+                ErrorCode::BadRequest,
+                format!(
+                    "this daemon speaks version {PROTOCOL_VERSION} of the control protocol, the command version {version}: \
+                     use the command that came with the daemon"
+                ),
+            ));
+        }
+        Reply::Pong(Pong {
+            version: PROTOCOL_VERSION,
+            program: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+        })
+    }
+
+    fn events_since(&self, since: u64) -> Reply {
+        let events: Vec<Event> = self
+            .events
+            .since(since)
+            .into_iter()
+            .map(|event| Event {
+                sequence: event.sequence,
+                unix: event.unix,
+                severity: match event.notice.level {
+                    NoticeLevel::Info => Severity::Info,
+                    NoticeLevel::Warning => Severity::Warning,
+                    NoticeLevel::Error => Severity::Error,
+                },
+                array: Some(event.array),
+                member: event.notice.member.map(|member| member.0),
+                text: event.notice.text,
+            })
+            .collect();
+        let next = events.last().map_or(since, |last| last.sequence + 1);
+        Reply::Events { events, next }
+    }
+
+    fn places(&self, dirs: &[PathBuf]) -> Vec<PathBuf> {
+        match (dirs, &self.search[..]) {
+            ([], []) => vec![import::DEFAULT_SEARCH.into()],
+            ([], configured) => configured.to_vec(),
+            (asked, configured) => asked.iter().chain(configured).cloned().collect(),
+        }
+    }
+
+    fn importable(&self, dirs: &[PathBuf]) -> Reply {
+        let found = import::search(&self.places(dirs));
+        let served: Vec<Uuid> = lock(&self.served).iter().map(|served| served.names.uuid).collect();
+        let mut arrays: Vec<Importable> = found
+            .arrays
+            .iter()
+            .filter(|(uuid, _)| !served.contains(uuid))
+            .filter_map(|(_, members)| importable(members))
+            .collect();
+        arrays.sort_by(|a, b| (&a.name, a.uuid).cmp(&(&b.name, b.uuid)));
+        Reply::Importable { arrays }
+    }
+
+    fn import(
+        &self,
+        array: Option<&str>,
+        all: bool,
+        dirs: &[PathBuf],
+        force: bool,
+        dry_run: bool,
+    ) -> Outcome {
+        let places = self.places(dirs);
+        let found = import::search(&places);
+        let is_served = |uuid: &Uuid| lock(&self.served).iter().any(|served| served.names.uuid == *uuid);
+        let chosen: Vec<Uuid> = match (array, all) {
+            (Some(array), false) => {
+                let uuid = found.choose(array, &places)?;
+                if is_served(&uuid) {
+                    return Err(refusal(ErrorCode::Refused, format!("array '{array}' is served already")));
+                }
+                vec![uuid]
+            }
+            (None, true) => found.arrays.keys().filter(|uuid| !is_served(uuid)).copied().collect(),
+            _ => {
+                return Err(refusal(
+                    ErrorCode::BadRequest,
+                    "name one array to import, or ask for all of them",
+                ));
+            }
+        };
+        let mut done = Done { message: String::new(), warnings: found.warnings.clone() };
+        let mut lines = Vec::new();
+        let mut failures = Vec::new();
+        for uuid in chosen {
+            match self.import_one(&found.arrays[&uuid], force, dry_run) {
+                Ok(Done { message, warnings }) => {
+                    lines.push(message);
+                    done.warnings.extend(warnings);
+                }
+                Err(error) => failures.push(error),
+            }
+        }
+        // One failure among several must not hide what worked, nor pass for success.
+        match (lines.is_empty(), failures.pop()) {
+            (true, Some(error)) if failures.is_empty() => return Err(error),
+            (_, Some(error)) => {
+                let texts = failures.iter().chain([&error]).map(|e| e.message.clone());
+                let text = lines.into_iter().chain(texts).collect::<Vec<_>>().join("\n");
+                return Err(refusal(error.code, text));
+            }
+            (true, None) => lines.push("nothing to import".into()),
+            (false, None) => {}
+        }
+        done.message = lines.join("\n");
+        Ok(done)
+    }
+
+    fn import_one(&self, members: &[Found], force: bool, dry_run: bool) -> Outcome {
+        if dry_run {
+            let assembled = import::preview(members, force).map_err(ImportError::from)?;
+            let superblock = &assembled.superblock;
+            return Ok(Done::line(format!(
+                "would import array '{}' with {} of {} members",
+                superblock.name,
+                assembled.live.len(),
+                superblock.members.len()
+            )));
+        }
+        let opened = import::open(members, force)?;
+        let warnings = opened.warnings.clone();
+        let report = self.serve(opened, ServeOptions::default())?;
+        Ok(Done { message: served_line(&report), warnings })
+    }
+
+    fn export(&self, array: &str, dry_run: bool) -> Outcome {
+        let (id, name) = self.find(array, |served| (served.id, served.names.name.clone()))?;
+        let clients = self.facts(id)?.clients;
+        let note = match clients {
+            0 => Vec::new(),
+            1 => vec!["1 client is attached and loses it".into()],
+            many => vec![format!("{many} clients are attached and lose it")],
+        };
+        if dry_run {
+            return Ok(Done { message: format!("would stop array '{name}'"), warnings: note });
+        }
+        let result = self.reactor.stop_array(id);
+        lock(&self.served).retain(|served| served.id != id);
+        result?;
+        self.notice(&name, NoticeLevel::Info, "exported, stopped cleanly".into());
+        Ok(Done { message: format!("array '{name}' is stopped"), warnings: Vec::new() })
+    }
+
+    fn scrub(&self, array: &str, action: ScrubAction, dry_run: bool) -> Outcome {
+        let (id, name) = self.find(array, |served| (served.id, served.names.name.clone()))?;
+        let (request, word) = match action {
+            ScrubAction::Start => (AdminRequest::ScrubStart, "start"),
+            ScrubAction::Pause => (AdminRequest::ScrubPause, "pause"),
+            ScrubAction::Stop => (AdminRequest::ScrubStop, "stop"),
+        };
+        if dry_run {
+            return Ok(Done::line(format!("would {word} the scrub of array '{name}'")));
+        }
+        let outcome = self.reactor.admin(id, request, Vec::new())?;
+        Ok(Done::line(format!("array '{name}': {}", outcome.0)))
+    }
+
+    fn request_shutdown(&self, dry_run: bool) -> Done {
+        let count = lock(&self.served).len();
+        let arrays = if count == 1 { "1 array".to_owned() } else { format!("{count} arrays") };
+        if dry_run {
+            return Done::line(format!("would stop {arrays} and the daemon"));
+        }
+        // A full counter has been rung already.
+        let _ = self.stop.write(1);
+        Done::line(format!("the daemon stops, {arrays} first"))
+    }
+
+    /// Looks an array up by name or uuid.
+    pub(super) fn find<T>(&self, array: &str, take: impl FnOnce(&Served) -> T) -> Result<T, RequestError> {
+        let served = lock(&self.served);
+        let by_uuid = array.parse::<Uuid>().ok();
+        served
+            .iter()
+            .find(|served| served.names.name == array || Some(served.names.uuid) == by_uuid)
+            .map(take)
+            .ok_or_else(|| {
+                let names: Vec<_> = served.iter().map(|served| served.names.name.as_str()).collect();
+                let known = match names[..] {
+                    [] => "none is served".to_owned(),
+                    _ => format!("served are: {}", names.join(", ")),
+                };
+                refusal(
+                    ErrorCode::NoSuchArray,
+                    format!("no array '{array}' is served ({known}); 'calpe import' lists what could be"),
+                )
+            })
+    }
+
+    /// The facts of an array, taken note of.
+    pub(super) fn facts(&self, id: ArrayId) -> Result<ArrayFacts, RequestError> {
+        let facts = self.reactor.status(id)?;
+        self.with_names(id, |names| names.observe(clock::now(), &facts));
+        Ok(facts)
+    }
+
+    pub(super) fn report_of(&self, id: ArrayId) -> Result<ArrayReport, RequestError> {
+        let facts = self.facts(id)?;
+        let addresses = lock(&self.addresses).clone();
+        self.with_names(id, |names| names.report(&facts, &addresses))
+            .ok_or_else(|| ReactorError::NoSuchArray.into())
+    }
+
+    /// Runs with the names of an array, if it is served.
+    pub(super) fn with_names<T>(&self, id: ArrayId, action: impl FnOnce(&mut Names) -> T) -> Option<T> {
+        let mut served = lock(&self.served);
+        served.iter_mut().find(|served| served.id == id).map(|served| action(&mut served.names))
+    }
+
+    pub(super) fn search_places(&self) -> &[PathBuf] {
+        &self.search
+    }
+
+    fn notice(&self, array: &str, level: NoticeLevel, text: String) {
+        self.events.push(array, ArrayNotice { level, member: None, text });
+    }
+}
+
+/// One line on an array that has just begun to be served.
+#[must_use]
+pub fn served_line(report: &ArrayReport) -> String {
+    let shape = format!("{}+{}, {}", report.data, report.parity, HumanSize(report.volume.bytes));
+    let uri = report.uris.first().map(|uri| format!(", {uri}")).unwrap_or_default();
+    format!("array '{}' ({shape}) is {}{uri}", report.name, report.state)
+}
+
+fn importable(members: &[Found]) -> Option<Importable> {
+    let superblock = import::newest(members)?;
+    let verdict = import::preview(members, false);
+    let note = |path: &Path| match &verdict {
+        Ok(assembled) => assembled
+            .refused
+            .iter()
+            .find(|(key, _)| members[*key].path == path)
+            .map(|(_, reason)| reason.clone()),
+        Err(_) => None,
+    };
+    let member = |(record, index): (&crate::format::MemberRecord, u16)| {
+        let found = members.iter().find(|found| found.superblock.device == record.uuid);
+        ImportableMember {
+            index,
+            uuid: record.uuid,
+            path: found.map(|found| found.path.clone()),
+            note: found.and_then(|found| note(&found.path)),
+        }
+    };
+    Some(Importable {
+        name: superblock.name.clone(),
+        uuid: superblock.array,
+        data: superblock.geometry.data,
+        parity: superblock.geometry.parity,
+        volume_bytes: superblock.geometry.volume_bytes,
+        problem: verdict.as_ref().err().map(ToString::to_string),
+        members: superblock.members.iter().zip(0..).map(member).collect(),
+    })
+}
+
+/// Locks; a panic of another holder leaves plain data, which stays usable.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// 64 random bits: a uuid's fixed bits lie in different places of its halves.
+fn random() -> u64 {
+    let (high, low) = Uuid::new_v4().as_u64_pair();
+    high ^ low
+}

@@ -1,0 +1,65 @@
+//! Signals that ask the process to end, as something to wait for.
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::EventFd;
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use std::io;
+use std::os::fd::AsFd;
+
+/// SIGTERM, SIGINT and SIGHUP, taken from their default actions.
+#[derive(Debug)]
+pub struct Signals {
+    set: SigSet,
+    fd: SignalFd,
+}
+
+/// Why waiting ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Woken {
+    /// A signal came.
+    Signal(Signal),
+    /// The event was rung.
+    Event,
+    /// The time is over.
+    Timeout,
+}
+
+impl Signals {
+    /// Blocks the signals in this thread and in all it starts from now on: call it before there are others.
+    ///
+    /// # Errors
+    /// When the system is out of descriptors.
+    pub fn take() -> io::Result<Signals> {
+        let set: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP].into_iter().collect();
+        set.thread_block()?;
+        let fd = SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+        Ok(Signals { set, fd })
+    }
+
+    /// Waits for a signal, an event or the end of `timeout_ms`.
+    ///
+    /// # Errors
+    /// When polling fails.
+    pub fn wait(&self, event: &EventFd, timeout_ms: u16) -> io::Result<Woken> {
+        let mut fds =
+            [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN), PollFd::new(event.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, PollTimeout::from(timeout_ms)) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(other) => return Err(other.into()),
+        }
+        if let Some(info) = self.fd.read_signal()?
+            && let Ok(signal) = Signal::try_from(info.ssi_signo as i32)
+        {
+            return Ok(Woken::Signal(signal));
+        }
+        Ok(if fds[1].any() == Some(true) { Woken::Event } else { Woken::Timeout })
+    }
+
+    /// Gives the signals their default actions back: the next one ends the process at once.
+    pub fn give_back(&self) {
+        // Cannot fail with a valid set; if it did, the process would merely be harder to kill.
+        let _ = self.set.thread_unblock();
+    }
+}

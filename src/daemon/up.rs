@@ -1,0 +1,234 @@
+//! `up`: one directory, one array of sparse files, no configuration. Created the first time, picked up later.
+//!
+//! Invariant: an array that is there is never created over, whatever the options say. Must not know of command
+//! lines.
+
+use super::clock;
+use super::config::{CONTROL_SOCKET_NAME, DEFAULT_CONNECTIONS, DEFAULT_MEMORY, NBD_SOCKET_NAME};
+use super::control_server::ControlServer;
+use super::create::{CreatePlan, CreateRequest, DEFAULT_CHUNK};
+use super::import::{self, Opened};
+use super::reactor::ListenAddress;
+use super::serve::{RunError, create_dir, system, until_stopped};
+use super::service::{Daemon, ServeOptions, ServiceConfig};
+use super::signals::Signals;
+use crate::array::assembly::{Candidate, assemble};
+use crate::control::{ArrayReport, MemberState};
+use crate::format::{ChecksumKind, Geometry, VolumeKind};
+use crate::units::{ByteCount, HumanSize};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use uuid::Uuid;
+
+/// Name of the array, and of its export.
+pub const UP_NAME: &str = "calpe";
+
+/// Data chunks when nobody says otherwise.
+pub const UP_DATA: u16 = 4;
+
+/// Parity chunks when nobody says otherwise.
+pub const UP_PARITY: u16 = 2;
+
+/// Size of the volume when nobody says otherwise, in bytes.
+pub const UP_BYTES: u64 = 1 << 30;
+
+/// What `up` is asked for. Everything but the directory counts only when the array is created.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UpOptions {
+    /// Directory of members and sockets.
+    pub dir: PathBuf,
+    /// Data chunks of a stripe.
+    pub data: Option<u16>,
+    /// Parity chunks of a stripe.
+    pub parity: Option<u16>,
+    /// Size of the volume.
+    pub size: Option<ByteCount>,
+    /// Bytes of a chunk.
+    pub chunk: Option<ByteCount>,
+    /// Kind of volume.
+    pub volume: Option<VolumeKind>,
+    /// Start even where the members cannot prove that they are the current ones.
+    pub force: bool,
+}
+
+/// Creates the array if there is none, serves it until told to stop, and says so on `out`.
+///
+/// # Errors
+/// When it cannot be created or served, or could not be stopped cleanly.
+pub fn run_up(options: &UpOptions, out: &mut dyn Write) -> Result<(), RunError> {
+    let signals = Signals::take().map_err(system("take over signals"))?;
+    create_dir(&options.dir)?;
+    let dir = options.dir.canonicalize().map_err(system("find the directory"))?;
+    let (opened, origin) = open_or_create(options, &dir)?;
+    let daemon = Arc::new(
+        Daemon::start(ServiceConfig {
+            memory: DEFAULT_MEMORY,
+            connections_max: DEFAULT_CONNECTIONS as usize,
+            search: vec![dir.clone()],
+        })
+        .map_err(system("start the reactor"))?,
+    );
+    let control = ControlServer::start(Arc::clone(&daemon), &dir.join(CONTROL_SOCKET_NAME))?;
+    let warnings = opened.warnings.clone();
+    let array = opened.assembled.superblock.array;
+    let served = daemon.listen(&ListenAddress::Unix(dir.join(NBD_SOCKET_NAME))).map_err(RunError::from);
+    let served = served.and_then(|_| Ok(daemon.serve(opened, ServeOptions::default())?));
+    let screen = served.and_then(|first| {
+        for index in 0..first.members.len() {
+            daemon.expect_member_at(array, index, member_path(&options.dir, index));
+        }
+        let report = daemon.status(Some(&array.to_string()))?.into_iter().next().unwrap_or(first);
+        print(out, &report, &origin, &warnings, &dir).map_err(system("print"))
+    });
+    if let Err(error) = screen {
+        // What went wrong is the answer; stopping cleanly is the least to do.
+        let _ = daemon.shutdown();
+        return Err(error);
+    }
+    until_stopped(&daemon, &signals, control, |_| {})?;
+    writeln!(out, "Stopped cleanly. 'calpe up' picks it up again.").map_err(system("print"))
+}
+
+/// How the array came to be here, a line each.
+type Origin = Vec<String>;
+
+fn member_path(dir: &Path, index: usize) -> PathBuf {
+    dir.join(format!("member-{index:02}.img"))
+}
+
+fn open_or_create(options: &UpOptions, dir: &Path) -> Result<(Opened, Origin), RunError> {
+    let mut found = import::search(&[options.dir.clone()]);
+    let unclear = |what: String| Err(RunError::Unclear { dir: dir.into(), what });
+    let arrays: Vec<Uuid> = found.arrays.keys().copied().collect();
+    match arrays[..] {
+        [] => {
+            if let Some(warning) = found.warnings.first() {
+                return unclear(format!("holds what is or was a member: {warning}"));
+            }
+            create(options)
+        }
+        [array] => {
+            let members = found.arrays.remove(&array).unwrap_or_default();
+            let mut opened = import::open(&members, options.force)?;
+            opened.warnings.splice(0..0, found.warnings);
+            let origin = picked_up(options, &opened.assembled.superblock.geometry);
+            Ok((opened, origin))
+        }
+        _ => unclear(format!(
+            "holds members of {} arrays: use one directory for each, or serve them with 'calpe serve'",
+            arrays.len()
+        )),
+    }
+}
+
+fn create(options: &UpOptions) -> Result<(Opened, Origin), RunError> {
+    let (data, parity) = (options.data.unwrap_or(UP_DATA), options.parity.unwrap_or(UP_PARITY));
+    let width = usize::from(data) + usize::from(parity);
+    let members: Vec<PathBuf> = (0..width).map(|index| member_path(&options.dir, index)).collect();
+    if let Some(taken) = members.iter().find(|path| path.symlink_metadata().is_ok()) {
+        return Err(RunError::Unclear {
+            dir: options.dir.clone(),
+            what: format!(
+                "{} is there and holds no superblock: move it away, or choose another directory with --dir",
+                taken.display()
+            ),
+        });
+    }
+    let chunk = options.chunk.map_or(u64::from(DEFAULT_CHUNK), |chunk| chunk.0);
+    let plan = CreatePlan::new(CreateRequest {
+        name: UP_NAME.into(),
+        data,
+        parity,
+        // Out of range is refused as what it is, not as what it would wrap to.
+        chunk: u32::try_from(chunk).unwrap_or(u32::MAX),
+        checksum: ChecksumKind::None,
+        volume: options.volume.unwrap_or(VolumeKind::Plain),
+        volume_bytes: Some(options.size.map_or(UP_BYTES, |size| size.0)),
+        members,
+        force: false,
+    })?;
+    let created = plan.execute(clock::unix_seconds())?;
+    let bytes = created.members.first().map_or(0, |(device, _)| device.facts().bytes);
+    let mut origin =
+        vec![format!("created {width} sparse files of {} in {}", HumanSize(bytes), options.dir.display())];
+    origin.extend(space_note(&options.dir, bytes.saturating_mul(width as u64)));
+    let (devices, superblocks): (Vec<_>, Vec<_>) = created.members.into_iter().unzip();
+    let candidates: Vec<_> =
+        superblocks.into_iter().enumerate().map(|(key, superblock)| Candidate { key, superblock }).collect();
+    let assembled = assemble(&candidates, false).map_err(import::ImportError::from)?;
+    Ok((Opened { assembled, devices: devices.into_iter().map(Some).collect(), warnings: Vec::new() }, origin))
+}
+
+/// A line when the filesystem could not hold all that the members may grow to.
+fn space_note(dir: &Path, bytes: u64) -> Option<String> {
+    let fs = nix::sys::statvfs::statvfs(dir).ok()?;
+    let free = fs.blocks_available() as u64 * fs.fragment_size() as u64;
+    (free < bytes).then(|| {
+        format!(
+            "the filesystem has {} free, the files may grow to {}: writes fail with 'no space' when it is full",
+            HumanSize(free),
+            HumanSize(bytes)
+        )
+    })
+}
+
+/// What of the options does not count because the array is there.
+fn picked_up(options: &UpOptions, geometry: &Geometry) -> Origin {
+    let mut ignored = Vec::new();
+    let mut compare = |option: &str, asked: Option<String>, is: String| {
+        if let Some(asked) = asked.filter(|asked| *asked != is) {
+            ignored.push(format!("{option} {asked} does not count: the array has {is}, and keeps it"));
+        }
+    };
+    compare("--data", options.data.map(|n| n.to_string()), geometry.data.to_string());
+    compare("--parity", options.parity.map(|n| n.to_string()), geometry.parity.to_string());
+    let human = |bytes: u64| HumanSize(bytes).to_string();
+    compare("--size", options.size.map(|size| human(size.0)), human(geometry.volume_bytes));
+    compare("--chunk", options.chunk.map(|chunk| human(chunk.0)), human(u64::from(geometry.chunk)));
+    let mut origin =
+        vec![format!("picked up the array in {}, with the geometry it has", options.dir.display())];
+    origin.extend(ignored);
+    origin
+}
+
+fn print(
+    out: &mut dyn Write,
+    report: &ArrayReport,
+    origin: &[String],
+    warnings: &[String],
+    dir: &Path,
+) -> io::Result<()> {
+    let uri = report.uris.first().map_or("", String::as_str);
+    let socket = dir.join(NBD_SOCKET_NAME);
+    writeln!(
+        out,
+        "Array '{}': {} data + {} parity, {} volume, {}",
+        report.name,
+        report.data,
+        report.parity,
+        HumanSize(report.volume.bytes),
+        report.state
+    )?;
+    for line in origin {
+        writeln!(out, "  {line}")?;
+    }
+    writeln!(out, "\n  {uri}\n")?;
+    writeln!(out, "Use it:")?;
+    writeln!(out, "  nbdinfo '{uri}'")?;
+    writeln!(out, "  nbdcopy disk.img '{uri}'")?;
+    writeln!(out, "  qemu-img convert -n -O raw disk.qcow2 '{uri}'")?;
+    writeln!(out, "  sudo nbd-client -unix {} -name {} /dev/nbd0", socket.display(), report.name)?;
+    writeln!(out, "\nMembers:")?;
+    for member in &report.members {
+        let reason = member.reason.as_ref().map(|reason| format!("  ({reason})")).unwrap_or_default();
+        let state = if member.state == MemberState::Online { "" } else { "  <--" };
+        writeln!(out, "  {:>3}  {:<10} {}{reason}{state}", member.index, member.state, member.name)?;
+    }
+    writeln!(out, "  parity by {}", report.engine.codec)?;
+    for line in [&report.status, &report.action].into_iter().filter(|line| !line.is_empty()).chain(warnings) {
+        writeln!(out, "\n{line}")?;
+    }
+    writeln!(out, "\n'calpe status' tells more, Ctrl-C stops cleanly.")?;
+    out.flush()
+}
