@@ -33,7 +33,7 @@ pub struct SimShape {
 /// A disk in memory: sparse, with faults to order.
 #[derive(Clone, Default)]
 pub struct SimDisk {
-    blocks: HashMap<u64, Box<[u8; BLOCK as usize]>>,
+    blocks: HashMap<u64, Block>,
     bytes: u64,
     /// Every operation fails as if the device were gone.
     pub dead: bool,
@@ -52,8 +52,10 @@ pub struct SimDisk {
     /// Operations executed.
     pub flushes: u64,
     /// Older contents of blocks that no flush has covered: (when it was overwritten, what it was), oldest first.
-    unflushed: HashMap<u64, Vec<(u64, Option<Box<[u8; BLOCK as usize]>>)>>,
+    unflushed: HashMap<u64, Vec<(u64, Option<Block>)>>,
 }
+
+type Block = Box<[u8; BLOCK as usize]>;
 
 const BLOCK: u64 = 4096;
 
