@@ -9,7 +9,9 @@ pub const LOG_VARIABLE: &str = "CALPE_LOG";
 /// Starts logging. Later calls do nothing.
 pub fn start(format: LogFormat) {
     let filter = EnvFilter::try_from_env(LOG_VARIABLE).unwrap_or_else(|_| EnvFilter::new("info"));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let stderr = std::io::stderr;
+    let colours = std::io::IsTerminal::is_terminal(&stderr());
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr).with_ansi(colours);
     // Fails only when a log is there already.
     let _ = match format {
         LogFormat::Human => builder.with_target(false).try_init(),

@@ -16,7 +16,7 @@ pub(super) fn flock_holder(device: u64, inode: u64) -> Option<String> {
         (kind == "FLOCK" && fields.next()? == wanted).then(|| pid.parse().ok())?
     })?;
     if pid == std::process::id() {
-        return Some("another array of this process".to_owned());
+        return Some("this process, as a member".to_owned());
     }
     match fs::read_to_string(format!("/proc/{pid}/comm")) {
         Ok(name) => Some(format!("process {pid} ({})", name.trim())),
