@@ -2,6 +2,7 @@
 
 pub mod array;
 pub mod block_io;
+pub mod cli;
 pub mod codec;
 pub mod control;
 pub mod daemon;

@@ -1,5 +1,5 @@
 //! The `calpe` binary: hands its arguments to the library's command line and exits with its code.
 
 fn main() -> std::process::ExitCode {
-    std::process::ExitCode::SUCCESS
+    calpe::cli::main()
 }

@@ -380,6 +380,9 @@ fn a_failed_flush_costs_the_member_and_the_client_gets_its_flush() {
     let mut array = Checked::create(3, 2, 10, 14);
     array.burst(&mut random, 10);
     let disk = array.sim.disk_of(4).expect("a disk");
+    let whole = vec![3; array.model.len()];
+    array.sim.write(0, &whole).expect("written");
+    array.model = whole;
     array.sim.disks.get_mut(&disk).expect("it exists").failing_flushes = 1;
     let id = array.sim.submit(ClientRequest::Flush);
     array.sim.wait(id).expect("flushed on the others");

@@ -3,7 +3,7 @@
 use super::members::{Device, Progress, Replacement};
 use super::{AdminError, AdminOutcome, AdminRequest, NewDevice, NoticeLevel, RequestId};
 use super::{Array, ArrayAction, Stopping};
-use crate::format::{COPY_BYTES, MemberState, Superblock, region_end};
+use crate::format::{COPY_BYTES, MemberSet, MemberState, Superblock, region_end};
 use crate::units::{MemberIndex, Timestamp};
 
 impl Array {
@@ -32,6 +32,9 @@ impl Array {
             }
             AdminRequest::ScrubStop => Err("no scrub is running".into()),
             AdminRequest::Stop => {
+                if !self.is_failed() {
+                    self.resume_parked();
+                }
                 self.stopping = Some(Stopping::Draining(id));
                 self.run();
                 return;
@@ -102,8 +105,8 @@ impl Array {
         let current = new.superblock.as_deref().is_some_and(|s| self.is_current(index, s));
         if !current {
             return Err(format!(
-                "the array has FAILED and this device does not hold what member {index} last held; bring back the \
-                 members that were in service when it failed"
+                "the array has FAILED and this device does not hold what member {index} last held, or that is not \
+                 sure; bring back the members that were in service when it failed, or restart with --force"
             ));
         }
         let member = self.member_mut(index);
@@ -124,12 +127,13 @@ impl Array {
         superblock.array == self.supers.template().array
             && superblock.member == index
             && superblock.device == self.member(index).uuid
-            && self.supers.live().contains(index)
+            && self.returnable.contains(index)
             && (held == epoch.id || (epoch.parent != 0 && held == epoch.parent))
     }
 
     /// Enough members are back. What their caches lost is not known, so parity is checked against data everywhere.
     fn leave_failed(&mut self) {
+        self.returnable = MemberSet::default();
         self.supers.note_loss();
         self.passes.restart_resync();
         self.resume_parked();
@@ -152,6 +156,20 @@ impl Array {
                 "a replacement of member {index} is being built already; wait until it is complete"
             ));
         }
+        // A member that is owed writes it has no room for cannot be built from: its rows are completed without it.
+        if let (MemberState::Online, Some(old)) = (member.state, member.device)
+            && self.is_owed(old.id)
+            && self.online().len() > self.map.k
+        {
+            self.fault_device(
+                index,
+                old.id,
+                MemberState::Faulted,
+                "it is full, and is being replaced".into(),
+            );
+            self.resume_parked();
+        }
+        let member = self.member_mut(index);
         let device = Device::new(new.device, new.bytes);
         let progress = Progress::fresh(new.known_zero);
         match member.state {
@@ -200,16 +218,23 @@ impl Array {
 
     /// Stop: first everything under way ends, then the members are marked clean.
     pub(super) fn pump_stop(&mut self) {
-        let Some(Stopping::Draining(id)) = self.stopping else { return };
-        if self.is_failed() {
-            // Nothing may be written; what is parked stays torn on the members that took it, and they stay dirty.
-            if self.inflight.is_empty() {
-                self.finish_stop(id);
+        let id = match self.stopping {
+            Some(Stopping::Draining(id) | Stopping::Marking(id)) if self.is_failed() => {
+                // Nothing may be written; what is parked stays torn on the members that took it, and they stay dirty.
+                if self.inflight.is_empty() && self.client_ops == 0 {
+                    self.finish_stop(id);
+                }
+                return;
             }
-            return;
-        }
-        let drained = self.client_ops == 0 && self.background_is_idle() && self.flushes.is_idle();
-        if !drained || self.supers.is_busy() {
+            Some(Stopping::Draining(id)) => id,
+            _ => return,
+        };
+        self.end_waiting_passes();
+        if self.client_ops > 0
+            || !self.inflight.is_empty()
+            || self.supers.is_busy()
+            || !self.background_is_idle()
+        {
             return;
         }
         self.stopping = Some(Stopping::Marking(id));

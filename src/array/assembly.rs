@@ -41,6 +41,9 @@ pub struct Assembled<K> {
     pub seats: Vec<Seat<K>>,
     /// The members in service now.
     pub live: MemberSet,
+    /// Every member in service has the chosen epoch already; otherwise it is to be written on them before the next
+    /// one is made (A4).
+    pub epoch_is_complete: bool,
     /// Highest superblock sequence seen on any device: the next one must be above.
     pub sequence: u64,
     /// Highest epoch number seen on any device.
@@ -170,10 +173,11 @@ pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<As
             replacement: None,
             reason: None,
         };
+        // A replacement that the epoch counts as the member is complete: it only lacks word of that.
         let device = candidates.iter().position(|c| {
             c.superblock.device == member.uuid
                 && c.superblock.member == index
-                && c.superblock.role == Role::Member
+                && (c.superblock.role == Role::Member || epoch.live.contains(index))
         });
         match device {
             Some(at) if epoch.live.contains(index) && holds(&candidates[at].superblock, &epoch) => {
@@ -183,8 +187,7 @@ pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<As
                 taken[at] = true;
             }
             Some(at)
-                if member.state == MemberState::Rebuilding
-                    && candidates[at].superblock.epoch.id == epoch.id =>
+                if member.state == MemberState::Rebuilding && holds(&candidates[at].superblock, &epoch) =>
             {
                 seat.key = Some(candidates[at].key.clone());
                 seat.rebuilt = member.rebuilt;
@@ -206,7 +209,7 @@ pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<As
         let device = candidates.iter().position(|c| {
             c.superblock.device == replacement.uuid
                 && c.superblock.role == Role::Replacement
-                && c.superblock.epoch.id == epoch.id
+                && holds(&c.superblock, &epoch)
         });
         if let (Some(at), Some(seat)) = (device, seats.get_mut(usize::from(replacement.member.0))) {
             seat.replacement = Some((candidates[at].key.clone(), replacement.uuid, replacement.rebuilt));
@@ -220,11 +223,18 @@ pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<As
         .map(|(c, _)| (c.key.clone(), refusal(&c.superblock, record, &epoch)))
         .collect();
 
-    // After an unclean stop nothing is known about parity; `resynced` counts only after a clean one.
-    let clean = candidates
+    // After an unclean stop nothing is known about parity; `resynced` counts only after a clean one. The newest
+    // superblock decides: the dirty mark is everywhere before the first write, and the clean one is written
+    // nowhere before everything is flushed.
+    let clean = record.clean;
+    let seated = |c: &Candidate<K>| {
+        let seat = &record.members[usize::from(c.superblock.member.0)];
+        live.contains(c.superblock.member) && seat.uuid == c.superblock.device
+    };
+    let epoch_is_complete = candidates
         .iter()
-        .filter(|c| holds(&c.superblock, &epoch) && live.contains(c.superblock.member))
-        .all(|c| c.superblock.clean);
+        .filter(|c| seated(c))
+        .all(|c| c.superblock.epoch.id == epoch.id && c.superblock.role == Role::Member);
     // Above the cursor of a resync parity is as doubtful as after an unclean stop.
     let doubtful = !clean || record.resynced.0 < record.geometry.slots;
     if doubtful && !force && live.len() < record.members.len() {
@@ -233,6 +243,7 @@ pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<As
     Ok(Assembled {
         seats,
         live,
+        epoch_is_complete,
         sequence: candidates.iter().map(|c| c.superblock.sequence).max().unwrap_or(0),
         epoch_number: candidates.iter().map(|c| c.superblock.epoch.number).max().unwrap_or(0),
         resynced: if clean { record.resynced } else { SlotIndex(0) },
@@ -280,15 +291,26 @@ fn choose_epoch<K>(candidates: &[Candidate<K>], name: &str, force: bool) -> Resu
     let geometry = candidates[0].superblock.geometry;
     let (k, width) = (usize::from(geometry.data), usize::from(geometry.data) + usize::from(geometry.parity));
     let mut choices: Vec<Choice> = Vec::new();
-    for epoch in candidates.iter().map(|c| c.superblock.epoch) {
+    // An epoch that some device has left behind is not served any more, forced or not: what was acknowledged
+    // since would be rolled back without a word.
+    let newest = candidates.iter().map(|c| c.superblock.epoch.number).max().unwrap_or(0);
+    for epoch in candidates.iter().map(|c| c.superblock.epoch).filter(|epoch| epoch.number == newest) {
         if choices.iter().any(|c| c.epoch.id == epoch.id) {
             continue;
         }
+        let record = candidates
+            .iter()
+            .map(|c| &c.superblock)
+            .filter(|s| s.epoch.id == epoch.id)
+            .max_by_key(|s| s.sequence)
+            .ok_or(AssemblyError::Nothing)?;
+        // Only the device that the epoch's own table names speaks for a member: not one that was replaced.
         let members = |test: &dyn Fn(&Superblock) -> bool| -> MemberSet {
             candidates
                 .iter()
                 .map(|c| &c.superblock)
-                .filter(|s| s.role == Role::Member && epoch.live.contains(s.member) && test(s))
+                .filter(|s| epoch.live.contains(s.member) && test(s))
+                .filter(|s| record.members.get(usize::from(s.member.0)).is_some_and(|m| m.uuid == s.device))
                 .map(|s| s.member)
                 .collect()
         };

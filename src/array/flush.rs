@@ -23,10 +23,6 @@ impl FlushGroup {
         all.append(&mut self.waiting);
         all
     }
-
-    pub(super) fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.running.is_empty() && self.pending == 0
-    }
 }
 
 impl Array {
@@ -58,8 +54,7 @@ impl Array {
     pub(super) fn flush_io(&mut self, entry: Inflight, result: Result<IoValue, IoFault>) {
         self.flushes.pending -= 1;
         if let Err(fault) = result {
-            // After a failed flush nobody knows what of the earlier writes is on the medium: the member is gone.
-            self.write_fault(entry.member, entry.device, "flush", fault);
+            self.flush_fault(entry.member, entry.device, fault);
         }
     }
 

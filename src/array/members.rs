@@ -61,6 +61,12 @@ impl Progress {
         self.known_zero = false;
     }
 
+    /// Whether writes to `slot` must reach the device: its slot is built. One that is being built, or waits for
+    /// its lock, takes the new content with it when its turn comes.
+    pub fn has(&self, slot: SlotIndex) -> bool {
+        slot.0 < self.next && !self.running.contains(&slot.0)
+    }
+
     /// Slots below this are complete.
     pub fn done(&self) -> u64 {
         self.running.first().copied().unwrap_or(self.next).min(self.next)
@@ -142,8 +148,8 @@ impl Array {
         self.member(member).readable(slot)
     }
 
-    /// The devices that must get a write to `member`'s chunk of `slot`: those in service and those whose building
-    /// has already passed the slot.
+    /// The devices that must get a write to `member`'s chunk of `slot`: those in service and those on which the
+    /// slot has been built. Does not change while the slot is locked and the members stay.
     pub(super) fn targets(
         &self,
         member: MemberIndex,
@@ -153,11 +159,11 @@ impl Array {
         let primary = match member.state {
             MemberState::Online => member.device,
             MemberState::Rebuilding => {
-                member.device.filter(|_| member.progress.as_ref().is_some_and(|p| slot.0 < p.next))
+                member.device.filter(|_| member.progress.as_ref().is_some_and(|p| p.has(slot)))
             }
             _ => None,
         };
-        let second = member.replacement.as_ref().filter(|r| slot.0 < r.progress.next).map(|r| r.device);
+        let second = member.replacement.as_ref().filter(|r| r.progress.has(slot)).map(|r| r.device);
         [primary, second].into_iter().flatten().map(|device| device.id)
     }
 
@@ -222,6 +228,15 @@ impl Array {
         self.fault_device(index, device, MemberState::Faulted, format!("a {what} failed: {fault}"));
     }
 
+    /// A flush failed: nobody knows what of the earlier writes is on the medium, so the member is gone, also as
+    /// one that could return to a failed array.
+    pub(super) fn flush_fault(&mut self, index: MemberIndex, device: DeviceId, fault: IoFault) {
+        self.write_fault(index, device, "flush", fault);
+        if fault.kind != IoFaultKind::Gone {
+            self.returnable.remove(index);
+        }
+    }
+
     /// Takes a device out of service. Does nothing when it is out already.
     pub(super) fn fault_device(&mut self, index: MemberIndex, id: DeviceId, to: MemberState, reason: String) {
         match self.find_device(id) {
@@ -255,6 +270,11 @@ impl Array {
                 self.map.m
             );
             self.notice(NoticeLevel::Error, Some(index), text);
+            // From here on nothing is written: what this member holds stays current. One that was lost earlier has
+            // been left out of writes.
+            if was == MemberState::Online {
+                self.returnable.insert(index);
+            }
             if !was_failed {
                 self.enter_failed();
             }

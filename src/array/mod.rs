@@ -32,7 +32,7 @@ mod write;
 
 use crate::block_io::{Completion, DeviceId, IoFault, IoOp, IoToken, IoValue, Pool};
 use crate::codec::Codec;
-use crate::format::{Geometry, MemberState, RegionKind};
+use crate::format::{Geometry, MemberSet, MemberState, RegionKind};
 use crate::units::{ByteOffset, MemberIndex, SlotIndex, Timestamp};
 pub use api::{
     AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, NewDevice, NoticeLevel,
@@ -110,6 +110,8 @@ pub struct Array {
     /// Writes answered with an error that still own their rows until their members take them.
     parked: Vec<usize>,
     last_parked_retry: Timestamp,
+    /// Members that were in service when the array failed: nothing was written without them.
+    returnable: MemberSet,
     releasing: Vec<DeviceId>,
     client_ops: usize,
     last_client: Timestamp,
@@ -192,6 +194,7 @@ impl Array {
             .find(|region| region.kind == RegionKind::Data)
             .expect("a decoded superblock has a data region")
             .offset;
+        let clean = superblock.clean;
         let members = assembled
             .seats
             .into_iter()
@@ -203,7 +206,8 @@ impl Array {
                 replacement: seat.replacement.map(|(open, uuid, rebuilt)| Replacement {
                     device: Device::new(open.id, open.bytes),
                     uuid,
-                    progress: Progress::resumed(rebuilt),
+                    // After an unclean stop a write may have reached the old device or this one alone.
+                    progress: Progress::resumed(if clean { rebuilt } else { SlotIndex(0) }),
                 }),
                 counters: MemberCounters::default(),
                 reason: seat.reason,
@@ -211,7 +215,13 @@ impl Array {
             .collect();
         let scrub = superblock.scrub;
         let passes = Passes::new(assembled.resynced.0, geometry.slots, &scrub);
-        let supers = Supers::new(superblock, assembled.sequence, assembled.epoch_number, config.seed);
+        let supers = Supers::new(
+            superblock,
+            assembled.sequence,
+            assembled.epoch_number,
+            assembled.epoch_is_complete,
+            config.seed,
+        );
         let mut array = Array {
             map,
             geometry,
@@ -234,6 +244,7 @@ impl Array {
             unacknowledged: Vec::new(),
             parked: Vec::new(),
             last_parked_retry: Timestamp(0),
+            returnable: MemberSet::default(),
             releasing: Vec::new(),
             client_ops: 0,
             last_client: Timestamp(0),
@@ -327,6 +338,9 @@ impl Array {
     /// Lets time pass: paces the passes, retries what waits, records progress.
     pub fn tick(&mut self, now: Timestamp) {
         self.now = now;
+        if self.is_stopped() {
+            return;
+        }
         self.retry_parked();
         self.save_progress();
         self.mark_idle_clean();

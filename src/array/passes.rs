@@ -103,10 +103,6 @@ impl Passes {
         self.draining = true;
     }
 
-    pub fn anything_running(&self) -> bool {
-        self.running > 0 || self.resync.is_some() || self.scrub.is_some()
-    }
-
     pub fn scrub_record(&self) -> ScrubRecord {
         let last = self.last_scrub;
         ScrubRecord {
@@ -293,7 +289,7 @@ impl Array {
                 self.releasing.push(old.id);
             }
             // Recorded like a loss: the old device must not count as current once it misses a write.
-            self.supers.note_loss();
+            self.supers.note_exchange();
             self.notice(NoticeLevel::Info, Some(index), format!("member {index} is replaced and online"));
             self.notice_if_whole();
             self.release_idle_devices();
@@ -338,6 +334,29 @@ impl Array {
             all.push(activity(ActivityKind::Scrub, pass, paused));
         }
         all
+    }
+
+    /// Ends slot operations that wait for a lock: who holds it may never let go.
+    pub(super) fn end_waiting_passes(&mut self) {
+        let waiting: Vec<usize> = self
+            .ops
+            .iter()
+            .filter(|(_, op)| match op {
+                Op::Rebuild(op) => op.waits_for_lock(),
+                Op::Verify(op) => op.waits_for_lock(),
+                _ => false,
+            })
+            .map(|(key, _)| key)
+            .collect();
+        for key in waiting {
+            let mut op = std::mem::replace(&mut self.ops[key], Op::Busy);
+            let flow = match &mut op {
+                Op::Rebuild(op) => self.end_rebuild(key, op, false),
+                Op::Verify(op) => self.end_verify(key, op, false),
+                _ => unreachable!("just found to be one of these"),
+            };
+            self.put_back(key, op, flow);
+        }
     }
 
     /// Whether operations other than those of clients are under way.

@@ -79,12 +79,13 @@ impl Array {
         self.split_parts(&mut read);
         let direct = read.parts.iter().all(|part| !part.missing);
         let key = self.ops.insert(Op::Busy);
-        if direct {
+        let flow = if direct {
             self.issue_parts(key, &mut read);
+            Flow::Wait
         } else {
-            self.lock_read(key, &mut read);
-        }
-        self.ops[key] = Op::Read(read);
+            self.lock_read(key, &mut read)
+        };
+        self.put_back(key, Op::Read(read), flow);
     }
 
     fn split_parts(&mut self, read: &mut ReadOp) {
@@ -112,16 +113,22 @@ impl Array {
         }
     }
 
-    fn lock_read(&mut self, key: usize, read: &mut ReadOp) {
+    fn lock_read(&mut self, key: usize, read: &mut ReadOp) -> Flow {
+        // Rows of a parked write are torn until its members take it; nothing can be decoded from them.
+        if self.is_failed() || self.slot_is_parked(read.slot) {
+            self.refuse_read(read);
+            return Flow::Finished;
+        }
         let low = read.parts.iter().map(|p| p.range.range.start).min().unwrap_or(0);
         let high = read.parts.iter().map(|p| p.range.range.end).max().unwrap_or(0);
         read.stage = Stage::Lock;
         if self.locks.acquire(read.slot, low..high, LockMode::Shared, key) {
             self.ready.push_back(key);
         }
+        Flow::Wait
     }
 
-    /// The lock has been granted.
+    /// The lock has been granted, or will not be.
     pub(super) fn advance_read(&mut self, key: usize, read: &mut ReadOp) -> Flow {
         if read.stage != Stage::Lock {
             return Flow::Wait;
@@ -228,10 +235,7 @@ impl Array {
                 self.unlock(read.slot, key);
                 Flow::Finished
             }
-            Stage::Direct if read.faulted => {
-                self.lock_read(key, read);
-                Flow::Wait
-            }
+            Stage::Direct if read.faulted => self.lock_read(key, read),
             Stage::Direct => {
                 self.answer_read(read);
                 Flow::Finished
@@ -247,11 +251,15 @@ impl Array {
     }
 
     fn fail_read(&mut self, key: usize, read: &mut ReadOp) -> Flow {
+        self.refuse_read(read);
+        self.unlock(read.slot, key);
+        Flow::Finished
+    }
+
+    fn refuse_read(&mut self, read: &ReadOp) {
         self.notice_unreadable(read.slot);
         self.client_ops -= 1;
         self.done(read.piece, Err(ClientError::Io));
-        self.unlock(read.slot, key);
-        Flow::Finished
     }
 
     fn decode_read(&mut self, read: &mut ReadOp) {

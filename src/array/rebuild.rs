@@ -19,6 +19,12 @@ pub(super) struct RebuildOp {
     faulted: bool,
 }
 
+impl RebuildOp {
+    pub(super) fn waits_for_lock(&self) -> bool {
+        self.stage == Stage::Lock
+    }
+}
+
 struct Target {
     member: MemberIndex,
     device: DeviceId,
@@ -220,7 +226,7 @@ impl Array {
     }
 
     /// `complete`: the slot is built on every target; otherwise it will be started again.
-    fn end_rebuild(&mut self, key: usize, op: &mut RebuildOp, complete: bool) -> Flow {
+    pub(super) fn end_rebuild(&mut self, key: usize, op: &mut RebuildOp, complete: bool) -> Flow {
         let slot = op.slot.0;
         for target in &op.targets {
             for (member, _, device, progress) in self.builds_mut() {

@@ -6,7 +6,7 @@
 
 use super::NoticeLevel;
 use super::members::Which;
-use super::{Array, Inflight, Owner, Stopping};
+use super::{Array, Effect, Inflight, Owner, Stopping};
 use crate::block_io::{DeviceId, IoFault, IoOp, IoValue};
 use crate::format::{
     COPY_BYTES, Epoch, MemberRecord, MemberSet, MemberState, ReplacementRecord, Role, Superblock,
@@ -20,6 +20,11 @@ pub(super) struct Supers {
     /// Highest epoch number and sequence in use anywhere.
     epoch_number: u64,
     random: u64,
+    /// The epoch of `template` is on every member of its live set that is in service. Until it is, no other
+    /// epoch may follow it (E2, A4): members that hold its parent would fall out of the line.
+    epoch_is_complete: bool,
+    /// A new epoch is due although the live set is the same: after a start, or because a member has a new device.
+    bump_due: bool,
     /// Losses of devices so far, and how many of them are on disk.
     losses: u64,
     durable_losses: u64,
@@ -40,6 +45,8 @@ struct Job {
     losses: u64,
     devices: Vec<(MemberIndex, Which, DeviceId, u64)>,
     template: Superblock,
+    /// What was before, for an update that is given up before anything of it was written.
+    before: (Epoch, bool, bool),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,13 +64,21 @@ const IDLE_CLEAN_NS: u64 = 2_000_000_000;
 
 impl Supers {
     /// Starts with everything to be recorded: a new epoch over the members that are here (A4).
-    pub fn new(template: Superblock, sequence: u64, epoch_number: u64, seed: u64) -> Supers {
+    pub fn new(
+        template: Superblock,
+        sequence: u64,
+        epoch_number: u64,
+        epoch_is_complete: bool,
+        seed: u64,
+    ) -> Supers {
         let mut template = template;
         template.sequence = sequence;
         Supers {
             template,
             epoch_number,
             random: seed,
+            epoch_is_complete,
+            bump_due: true,
             losses: 1,
             durable_losses: 0,
             dirty: false,
@@ -84,6 +99,12 @@ impl Supers {
     /// The next update says that no write is under way.
     pub fn mark_clean(&mut self) {
         self.dirty = false;
+    }
+
+    /// A member has a new device: recorded in a new epoch, so that the old one never counts again.
+    pub fn note_exchange(&mut self) {
+        self.bump_due = true;
+        self.note_loss();
     }
 
     /// Something worth recording that nobody waits for.
@@ -149,14 +170,21 @@ impl Array {
         }
         self.supers.wanted = false;
         let online = self.online();
+        let before = (self.supers.epoch(), self.supers.epoch_is_complete, self.supers.bump_due);
         let template = self.next_superblock(online);
-        let flush_first = self.passes.anything_running() || self.any_building() || template.clean;
+        // What the update says of progress, cleanness and new devices must be true of the media.
         let mut job = Job {
-            stage: if flush_first { Stage::FlushData } else { Stage::Write },
+            stage: Stage::FlushData,
             pending: 0,
-            losses: self.supers.losses,
+            // An update that only finishes an earlier epoch records no loss.
+            losses: if template.epoch.live == online && !self.supers.bump_due {
+                self.supers.losses
+            } else {
+                self.supers.durable_losses
+            },
             devices: self.devices().into_iter().map(|(m, which, d)| (m, which, d.id, d.bytes)).collect(),
             template: template.clone(),
+            before,
         };
         self.supers.template = template;
         self.supers.last_save = self.now;
@@ -169,8 +197,10 @@ impl Array {
     fn next_superblock(&mut self, online: MemberSet) -> Superblock {
         let mut next = self.supers.template.clone();
         next.sequence += 1;
-        if self.supers.durable_losses == 0 || next.epoch.live != online {
+        if self.supers.epoch_is_complete && (self.supers.bump_due || next.epoch.live != online) {
             self.supers.epoch_number += 1;
+            self.supers.epoch_is_complete = false;
+            self.supers.bump_due = false;
             next.epoch = Epoch {
                 number: self.supers.epoch_number,
                 id: self.supers.next_random(),
@@ -248,11 +278,20 @@ impl Array {
     pub(super) fn super_io(&mut self, entry: Inflight, result: Result<IoValue, IoFault>) {
         if let Err(fault) = result {
             // E2: finish this update on the others; the loss makes the next one.
-            self.write_fault(entry.member, entry.device, "superblock update", fault);
+            match entry.effect {
+                Effect::Flush(_) => self.flush_fault(entry.member, entry.device, fault),
+                _ => self.write_fault(entry.member, entry.device, "superblock update", fault),
+            }
         }
         let Some(mut job) = self.supers.job.take() else { unreachable!("superblock I/O belongs to a job") };
         job.pending -= 1;
         while job.pending == 0 {
+            if job.stage == Stage::FlushData && self.is_failed() {
+                let supers = &mut self.supers;
+                (supers.template.epoch, supers.epoch_is_complete, supers.bump_due) = job.before;
+                supers.wanted = true;
+                return;
+            }
             job.stage = match job.stage {
                 Stage::FlushData => Stage::Write,
                 Stage::Write => Stage::FlushSuper,
@@ -278,7 +317,11 @@ impl Array {
             self.supers.wanted = true;
             return;
         }
+        self.supers.epoch_is_complete = true;
         self.supers.durable_losses = job.losses;
+        if self.supers.bump_due || self.supers.live() != self.online() {
+            self.supers.wanted = true;
+        }
         self.supers.durable_dirty = !job.template.clean;
         if self.acknowledgements_allowed() {
             let held = std::mem::take(&mut self.unacknowledged);

@@ -22,6 +22,12 @@ pub(super) struct VerifyOp {
     repairs: Vec<(MemberIndex, u64)>,
 }
 
+impl VerifyOp {
+    pub(super) fn waits_for_lock(&self) -> bool {
+        self.stage == Stage::Lock
+    }
+}
+
 struct Column {
     column: usize,
     member: MemberIndex,
@@ -298,7 +304,7 @@ impl Array {
         self.end_verify(key, op, true)
     }
 
-    fn end_verify(&mut self, key: usize, op: &mut VerifyOp, complete: bool) -> Flow {
+    pub(super) fn end_verify(&mut self, key: usize, op: &mut VerifyOp, complete: bool) -> Flow {
         self.verified(op.kind, op.slot, complete);
         self.unlock(op.slot, key);
         Flow::Finished

@@ -10,7 +10,7 @@ use super::{Array, Flow, Inflight, Op, Owner, PieceId, SlotReply, ZERO_RUN_SLOTS
 use super::{ClientError, NoticeLevel};
 use crate::block_io::{Buf, BufMut, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::codec;
-use crate::format::MemberSet;
+use crate::format::{MemberSet, MemberState};
 use crate::units::{ByteOffset, ColumnIndex, MemberIndex, SlotIndex};
 use std::ops::Range;
 
@@ -170,7 +170,7 @@ impl Array {
     }
 
     /// Whether a parked operation owns a part of `slot`.
-    fn slot_is_parked(&self, slot: SlotIndex) -> bool {
+    pub(super) fn slot_is_parked(&self, slot: SlotIndex) -> bool {
         self.parked.iter().any(|&key| match self.ops.get(key) {
             Some(Op::Write(parked)) => parked.locked.contains(&slot),
             _ => false,
@@ -373,21 +373,24 @@ impl Array {
     fn zero_items(&self, first: SlotIndex, count: u64, may_unmap: bool) -> Vec<Item> {
         let mut items = Vec::new();
         for member in (0..self.map.width()).map(|at| MemberIndex(at as u16)) {
-            // A device being built takes the part of the run that its building has passed; that part is a prefix.
-            let mut slots_of: Vec<(DeviceId, u64)> = Vec::with_capacity(2);
-            for slot in first.0..first.0 + count {
-                for device in self.targets(member, SlotIndex(slot)) {
-                    match slots_of.iter_mut().find(|(id, _)| *id == device) {
-                        Some((_, slots)) => *slots += 1,
-                        None => slots_of.push((device, 1)),
+            // A device being built takes the slots of the run that are built on it.
+            let mut runs: Vec<(DeviceId, SlotIndex, u64)> = Vec::with_capacity(2);
+            for slot in (first.0..first.0 + count).map(SlotIndex) {
+                for device in self.targets(member, slot) {
+                    let run = runs
+                        .iter_mut()
+                        .find(|(id, start, slots)| *id == device && start.0 + *slots == slot.0);
+                    match run {
+                        Some((_, _, slots)) => *slots += 1,
+                        None => runs.push((device, slot, 1)),
                     }
                 }
             }
-            for (device, slots) in slots_of {
+            for (device, start, slots) in runs {
                 items.push(Item {
                     member,
                     device,
-                    offset: self.map.device_offset(self.data_offset, first, 0),
+                    offset: self.map.device_offset(self.data_offset, start, 0),
                     payload: Payload::Zero { len: slots * self.map.chunk as u64, may_unmap },
                     retried: false,
                     state: ItemState::Todo,
@@ -450,7 +453,7 @@ impl Array {
 
     /// Whether a member that is out may come back as current, without a rebuild: only while the array has failed.
     fn may_return(&self, member: MemberIndex) -> bool {
-        self.is_failed() && self.supers.live().contains(member)
+        self.is_failed() && self.returnable.contains(member)
     }
 
     fn write_item_failed(&mut self, key: usize, write: &mut WriteOp, item: usize, fault: IoFault) {
@@ -588,12 +591,23 @@ impl Array {
     pub(super) fn retry_parked(&mut self) {
         if self.parked.is_empty()
             || self.is_failed()
+            || self.stopping.is_some()
             || self.now.nanos_since(self.last_parked_retry) < RETRY_PARKED_NS
         {
             return;
         }
         self.last_parked_retry = self.now;
         self.resume_parked();
+    }
+
+    /// Whether a parked write waits for this device.
+    pub(super) fn is_owed(&self, device: DeviceId) -> bool {
+        self.parked.iter().any(|&key| match self.ops.get(key) {
+            Some(Op::Write(write)) => {
+                write.items.iter().any(|item| item.device == device && item.state != ItemState::Done)
+            }
+            _ => false,
+        })
     }
 
     /// Sends what parked writes still owe, to the devices their members have now.
@@ -603,15 +617,17 @@ impl Array {
             else {
                 continue;
             };
-            if write.pending == 0 && !self.gated.contains(&key) {
-                for item in write.items.iter_mut().filter(|item| item.state == ItemState::Todo) {
-                    item.retried = false;
-                    if let (None, Some(device)) =
-                        (self.find_device(item.device), self.member(item.member).device)
-                    {
-                        item.device = device.id;
-                    }
+            for item in write.items.iter_mut().filter(|item| item.state == ItemState::Todo) {
+                item.retried = false;
+                // A member that has returned takes what it is owed; one that is being built takes it from its build.
+                let member = self.member(item.member);
+                if let (None, MemberState::Online, Some(device)) =
+                    (self.find_device(item.device), member.state, member.device)
+                {
+                    item.device = device.id;
                 }
+            }
+            if write.pending == 0 && !self.gated.contains(&key) {
                 self.ready.push_back(key);
             }
             self.ops[key] = Op::Write(write);

@@ -5,6 +5,7 @@
 //! the same bytes, and a byte of a parity depends on the bytes at its own position only, so that any piece of a
 //! stripe can be coded alone. Must not know of members, stripes or layouts: a column here is a slice.
 
+pub mod bench;
 mod cache;
 mod engine;
 mod gf;
@@ -174,9 +175,8 @@ impl Codec {
         if shared.is_every_row(parity) {
             return shared.encode.apply(data, parity, Mode::Replace);
         }
-        let present: Vec<u8> = (0..shared.data as u8).collect();
-        let wanted = shared.parity_columns(parity);
-        shared.map(&present, &wanted).apply(data, parity, Mode::Replace);
+        let columns = (0..shared.data).chain(parity.iter().map(|(row, _)| shared.parity_column(*row)));
+        shared.map(columns).apply(data, parity, Mode::Replace);
     }
 
     /// Adds the change of one data column to parities: `delta` is the old bytes of `column` XOR the new ones, and row
@@ -190,8 +190,8 @@ impl Codec {
         if shared.is_every_row(parity) {
             return shared.update[column].apply(&[delta], parity, Mode::Add);
         }
-        let wanted = shared.parity_columns(parity);
-        shared.update_map(column as u8, &wanted).apply(&[delta], parity, Mode::Add);
+        let rows = parity.iter().map(|(row, _)| shared.parity_column(*row));
+        shared.update_map(column, rows).apply(&[delta], parity, Mode::Add);
     }
 
     /// Computes `wanted` columns, data or parity, from exactly k distinct `present` ones; any order, no column twice.
@@ -215,10 +215,10 @@ impl Codec {
         if let Some((column, length)) = lengths.clone().find(|&(_, length)| length != expected) {
             return Err(CodecError::Length { column, length, expected });
         }
-        let from: Vec<u8> = present.iter().map(|(column, _)| *column as u8).collect();
-        let to: Vec<u8> = wanted.iter().map(|(column, _)| *column as u8).collect();
         let inputs: Vec<&[u8]> = present.iter().map(|(_, bytes)| *bytes).collect();
-        shared.map(&from, &to).apply(&inputs, wanted, Mode::Replace);
+        let columns = present.iter().map(|(column, _)| *column);
+        let columns = columns.chain(wanted.iter().map(|(column, _)| *column));
+        shared.map(columns).apply(&inputs, wanted, Mode::Replace);
         Ok(())
     }
 
@@ -238,18 +238,16 @@ impl Codec {
         assert!(columns.iter().all(|(_, bytes)| bytes.len() == length), "columns differ in length");
 
         let (basis, surplus) = columns.split_at(shared.data);
-        let from: Vec<u8> = basis.iter().map(|(column, _)| *column as u8).collect();
         let mut scratch = vec![0; CHECK_TILE_BYTES.min(length) * CHECK_COLUMNS.min(surplus.len())];
         surplus.chunks(CHECK_COLUMNS).all(|group| {
-            let to: Vec<u8> = group.iter().map(|(column, _)| *column as u8).collect();
-            let map = shared.map(&from, &to);
+            let map = shared.map(basis.iter().chain(group).map(|(column, _)| *column));
             (0..length).step_by(CHECK_TILE_BYTES).all(|start| {
                 let end = length.min(start + CHECK_TILE_BYTES);
                 let inputs: Vec<&[u8]> = basis.iter().map(|(_, bytes)| &bytes[start..end]).collect();
-                let mut outputs: Vec<Output<'_>> = to
+                let mut outputs: Vec<Output<'_>> = group
                     .iter()
                     .zip(scratch.chunks_mut(CHECK_TILE_BYTES.min(length)))
-                    .map(|(&column, tile)| (usize::from(column), &mut tile[..end - start]))
+                    .map(|((column, _), tile)| (*column, &mut tile[..end - start]))
                     .collect();
                 map.apply(&inputs, &mut outputs, Mode::Replace);
                 outputs.iter().zip(group).all(|((_, computed), (_, bytes))| **computed == bytes[start..end])
@@ -264,12 +262,10 @@ impl Shared {
         parity.len() == self.parity && parity.iter().enumerate().all(|(index, (row, _))| index == *row)
     }
 
-    fn parity_columns(&self, parity: &[Output<'_>]) -> Vec<u8> {
-        let column = |row: usize| {
-            assert!(row < self.parity, "parity row {row} of {}", self.parity);
-            (self.data + row) as u8
-        };
-        parity.iter().map(|(row, _)| column(*row)).collect()
+    /// The column of parity row `row`. Panics when there is no such row.
+    fn parity_column(&self, row: usize) -> usize {
+        assert!(row < self.parity, "parity row {row} of {}", self.parity);
+        self.data + row
     }
 
     /// Errors unless all indices exist and none comes twice.
@@ -289,24 +285,48 @@ impl Shared {
         Ok(())
     }
 
-    /// The map from k present columns to others, out of the cache if it is there.
-    fn map(&self, present: &[u8], wanted: &[u8]) -> Arc<LinearMap> {
-        let key = [present, wanted].concat();
-        self.others.get_or_insert(&key, || {
+    /// The map from the first k of `columns`, all different, to the rest of them, out of the cache if it is there.
+    fn map(&self, columns: impl Iterator<Item = usize>) -> Arc<LinearMap> {
+        let key = Key::new(columns);
+        self.others.get_or_insert(key.bytes(), || {
+            let (present, wanted) = key.bytes().split_at(self.data);
             LinearMap::new(self.kernel, &matrix::coefficients(present, wanted), present.len())
         })
     }
 
     /// The map from the delta of one data column to some parities.
-    fn update_map(&self, column: u8, wanted: &[u8]) -> Arc<LinearMap> {
-        // No map from k columns has a key that opens with a column number that no code has.
-        let key = [&[COLUMNS_MAX as u8, column], wanted].concat();
-        self.others.get_or_insert(&key, || {
+    fn update_map(&self, column: usize, parities: impl Iterator<Item = usize>) -> Arc<LinearMap> {
+        // No map from k columns has a key that opens with a column that no code has.
+        let key = Key::new([COLUMNS_MAX, column].into_iter().chain(parities));
+        self.others.get_or_insert(key.bytes(), || {
             let present: Vec<u8> = (0..self.data as u8).collect();
-            let rows = matrix::coefficients(&present, wanted);
-            let factors: Vec<u8> =
-                rows.iter().skip(usize::from(column)).step_by(self.data).copied().collect();
+            let rows = matrix::coefficients(&present, &key.bytes()[2..]);
+            let factors: Vec<u8> = rows.iter().skip(column).step_by(self.data).copied().collect();
             LinearMap::new(self.kernel, &factors, 1)
         })
+    }
+}
+
+/// Some columns as a key of the cache, on the stack: small recoveries are too fast for an allocation.
+struct Key {
+    bytes: [u8; KEY_BYTES],
+    length: usize,
+}
+
+/// A key holds every column of a code at most once; those of updates hold two more bytes beside the parities.
+const KEY_BYTES: usize = COLUMNS_MAX + 1;
+
+impl Key {
+    fn new(columns: impl Iterator<Item = usize>) -> Key {
+        let mut key = Key { bytes: [0; KEY_BYTES], length: 0 };
+        for column in columns {
+            key.bytes[key.length] = column as u8;
+            key.length += 1;
+        }
+        key
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
     }
 }

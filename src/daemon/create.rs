@@ -114,11 +114,17 @@ pub enum CreateError {
 }
 
 fn list_recognised(found: &[(PathBuf, Vec<Signature>)]) -> String {
-    let lines = found.iter().flat_map(|(path, signatures)| {
-        signatures.iter().map(move |signature| format!("{}: holds {signature}", path.display()))
-    });
-    let lines = lines.collect::<Vec<_>>().join("\n");
-    format!("{lines}\nnothing was changed; use --force to create over it, which destroys it")
+    let lines: Vec<_> =
+        each_once(found).map(|(path, what)| format!("{}: holds {what}", path.display())).collect();
+    format!("{}\nnothing was changed; use --force to create over it, which destroys it", lines.join("\n"))
+}
+
+/// Each thing that was found, once for each device: most leave several marks.
+fn each_once(found: &[(PathBuf, Vec<Signature>)]) -> impl Iterator<Item = (&Path, &Signature)> {
+    found.iter().flat_map(|(path, signatures)| {
+        let first = |at: &usize| !signatures[..*at].iter().any(|before| before.name == signatures[*at].name);
+        (0..signatures.len()).filter(first).map(|at| (path.as_path(), &signatures[at]))
+    })
 }
 
 /// One device of a plan.
@@ -216,9 +222,8 @@ impl CreatePlan {
     /// What the person should know beside: data that is destroyed, bytes that are left over.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
-        let destroyed = self.overwritten.iter().flat_map(|(path, signatures)| {
-            signatures.iter().map(move |signature| format!("{}: {signature} is destroyed", path.display()))
-        });
+        let destroyed = each_once(&self.overwritten)
+            .map(|(path, what)| format!("{}: {what} is destroyed", path.display()));
         let left_over = self.members.iter().filter_map(|member| {
             let left = leftover_bytes(member.device.as_ref()?.facts().bytes, &self.regions);
             // Less than a slot could not have been used anyway.
@@ -538,7 +543,10 @@ mod tests {
         assert!(matches!(refusal(request.clone()), CreateError::Device(DeviceError::Locked { .. })));
         drop(created);
         match refusal(request) {
-            CreateError::Recognised(found) => assert_eq!(found.len(), 3),
+            error @ CreateError::Recognised(_) => {
+                let text = error.to_string();
+                assert_eq!(text.matches("holds Calpe member").count(), 3, "{text}");
+            }
             other => panic!("{other}"),
         }
     }

@@ -321,7 +321,7 @@ impl Daemon {
         });
         let sizes = paths.unwrap_or_default().into_iter().filter_map(|path| {
             let meta = std::fs::metadata(path).ok()?;
-            meta.is_file().then(|| meta.len())
+            meta.is_file().then_some(meta.len())
         });
         sizes.min().unwrap_or(0).max(target.needed_bytes())
     }

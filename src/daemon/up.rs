@@ -98,7 +98,7 @@ fn member_path(dir: &Path, index: usize) -> PathBuf {
 }
 
 fn open_or_create(options: &UpOptions, dir: &Path) -> Result<(Opened, Origin), RunError> {
-    let mut found = import::search(&[options.dir.clone()]);
+    let mut found = import::search(std::slice::from_ref(&options.dir));
     let unclear = |what: String| Err(RunError::Unclear { dir: dir.into(), what });
     let arrays: Vec<Uuid> = found.arrays.keys().copied().collect();
     match arrays[..] {

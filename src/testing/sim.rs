@@ -39,7 +39,7 @@ pub struct SimDisk {
     pub dead: bool,
     /// Reads that touch these 4 KiB blocks fail until the block is written.
     pub bad_blocks: BTreeSet<u64>,
-    /// Writes fail for lack of space.
+    /// Writes of data fail for lack of space; superblocks have their place already.
     pub full: bool,
     /// Zeroing is refused as unsupported.
     pub cannot_zero: bool,
@@ -51,6 +51,8 @@ pub struct SimDisk {
     pub writes: u64,
     /// Operations executed.
     pub flushes: u64,
+    /// Older contents of blocks that no flush has covered: (when it was overwritten, what it was), oldest first.
+    unflushed: HashMap<u64, Vec<(u64, Option<Box<[u8; BLOCK as usize]>>)>>,
 }
 
 const BLOCK: u64 = 4096;
@@ -84,6 +86,65 @@ impl SimDisk {
         }
     }
 
+    fn holds_superblocks(&self, offset: u64) -> bool {
+        all_copy_offsets(self.bytes).iter().any(|copy| copy.0 == offset)
+    }
+
+    /// Remembers what the blocks held, for a power cut.
+    fn remember(&mut self, blocks: std::ops::Range<u64>, now: u64) {
+        for block in blocks {
+            let old = self.blocks.get(&block).cloned();
+            self.unflushed.entry(block).or_default().push((now, old));
+        }
+    }
+
+    /// The power fails: every block is as it was at some moment since the last flush.
+    fn lose_power(&mut self, random: &mut Random) {
+        let mut unflushed: Vec<_> = std::mem::take(&mut self.unflushed).into_iter().collect();
+        unflushed.sort_by_key(|(block, _)| *block);
+        let mode = random.below(4);
+        for (block, mut versions) in unflushed {
+            let at = match mode {
+                0 => 0,
+                1 => versions.len(),
+                _ => random.below(versions.len() as u64 + 1) as usize,
+            };
+            if at < versions.len() {
+                match versions.swap_remove(at).1 {
+                    Some(old) => self.blocks.insert(block, old),
+                    None => self.blocks.remove(&block),
+                };
+            }
+        }
+    }
+
+    /// `now` counts operations; a flush covers what had been executed when it was submitted, at `submitted`.
+    fn execute_at(&mut self, op: IoOp, now: u64, submitted: u64) -> Result<IoValue, IoFault> {
+        if !self.dead {
+            match &op {
+                IoOp::Write { offset, buf, fua } if !self.full || self.holds_superblocks(offset.0) => {
+                    let blocks = offset.0 / BLOCK..(offset.0 + buf.len() as u64).div_ceil(BLOCK);
+                    if *fua {
+                        blocks.for_each(|block| drop(self.unflushed.remove(&block)));
+                    } else {
+                        self.remember(blocks, now);
+                    }
+                }
+                IoOp::Zero { offset, len, .. } if !self.cannot_zero => {
+                    self.remember(offset.0 / BLOCK..(offset.0 + len) / BLOCK, now);
+                }
+                IoOp::Flush if self.failing_flushes == 0 => {
+                    self.unflushed.retain(|_, versions| {
+                        versions.retain(|(when, _)| *when > submitted);
+                        !versions.is_empty()
+                    });
+                }
+                _ => {}
+            }
+        }
+        self.execute(op)
+    }
+
     fn execute(&mut self, op: IoOp) -> Result<IoValue, IoFault> {
         if self.dead {
             return Err(fault(IoFaultKind::Gone));
@@ -103,7 +164,7 @@ impl SimDisk {
             IoOp::Write { offset, buf, .. } => {
                 self.writes += 1;
                 assert!(offset.0 + buf.len() as u64 <= self.bytes, "a write beyond the disk");
-                if self.full {
+                if self.full && !self.holds_superblocks(offset.0) {
                     return Err(fault(IoFaultKind::NoSpace));
                 }
                 for block in offset.0 / BLOCK..(offset.0 + buf.len() as u64).div_ceil(BLOCK) {
@@ -177,7 +238,9 @@ pub struct SimArray {
     /// Devices the array has released.
     pub released: BTreeSet<u32>,
     volume: PlainVolume,
-    queue: Vec<(DeviceId, IoToken, IoOp)>,
+    queue: Vec<(DeviceId, IoToken, IoOp, u64)>,
+    /// Operations executed so far, by all disks.
+    executed: u64,
     actions: Vec<VolumeAction>,
     client_done: HashMap<u64, Result<ClientReply, ClientError>>,
     admin_done: HashMap<u64, Result<AdminOutcome, AdminError>>,
@@ -249,6 +312,7 @@ impl SimArray {
             released: BTreeSet::new(),
             volume,
             queue: Vec::new(),
+            executed: 0,
             actions: Vec::new(),
             client_done: HashMap::new(),
             admin_done: HashMap::new(),
@@ -266,16 +330,96 @@ impl SimArray {
     /// # Errors
     /// When the array cannot be assembled.
     pub fn kill_and_restart(mut self, force: bool) -> Result<SimArray, AssemblyError> {
-        let queue = std::mem::take(&mut self.queue);
-        for (device, _, op) in queue {
-            if self.random.one_in(2)
-                && let Some(disk) = self.disks.get_mut(&device.0)
-            {
-                // What the dead process would have been told does not matter.
-                let _ = disk.execute(op);
-            }
+        let mut random = self.random.clone();
+        self.random.next_u64();
+        self.kill_where(force, |_, _| random.one_in(2))
+    }
+
+    /// Kills the process; of the operations in flight those have happened for which `happened` says so.
+    ///
+    /// # Errors
+    /// When the array cannot be assembled.
+    pub fn kill_where(
+        mut self,
+        force: bool,
+        mut happened: impl FnMut(u32, &IoOp) -> bool,
+    ) -> Result<SimArray, AssemblyError> {
+        self.crash(&mut happened);
+        Self::start(self.shape, self.disks, force, self.pool, self.random)
+    }
+
+    /// The power of all disks fails: what no flush has covered is there or not, block by block. Then starts anew.
+    ///
+    /// # Errors
+    /// When the array cannot be assembled.
+    pub fn power_cut_and_restart(mut self, force: bool) -> Result<SimArray, AssemblyError> {
+        let mut random = self.random.clone();
+        self.random.next_u64();
+        self.crash(&mut |_, _| random.one_in(2));
+        for disk in self.disks.values_mut() {
+            disk.lose_power(&mut random);
         }
         Self::start(self.shape, self.disks, force, self.pool, self.random)
+    }
+
+    fn crash(&mut self, happened: &mut dyn FnMut(u32, &IoOp) -> bool) {
+        for (device, _, op, submitted) in std::mem::take(&mut self.queue) {
+            if happened(device.0, &op)
+                && let Some(disk) = self.disks.get_mut(&device.0)
+            {
+                self.executed += 1;
+                // What the dead process would have been told does not matter.
+                let _ = disk.execute_at(op, self.executed, submitted);
+            }
+        }
+    }
+
+    /// The power of one disk fails: what no flush has covered is there or not.
+    pub fn cut_power_of(&mut self, id: u32) {
+        let mut random = self.random.clone();
+        if let Some(disk) = self.disks.get_mut(&id) {
+            disk.lose_power(&mut random);
+        }
+    }
+
+    /// What is in flight, in the order of submission.
+    pub fn queued(&self) -> impl Iterator<Item = (u32, &IoOp)> {
+        self.queue.iter().map(|(device, _, op, _)| (device.0, op))
+    }
+
+    /// Executes the oldest queued operation that `wanted` accepts; false: there is none.
+    pub fn step_where(&mut self, mut wanted: impl FnMut(u32, &IoOp) -> bool) -> bool {
+        self.now.0 += 50_000;
+        let fitting = (0..self.queue.len()).filter(|&at| wanted(self.queue[at].0.0, &self.queue[at].2));
+        match fitting.min_by_key(|&at| self.queue[at].3) {
+            Some(at) => {
+                self.execute_queued(at);
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn execute_queued(&mut self, at: usize) {
+        let (device, token, op, submitted) = self.queue.swap_remove(at);
+        self.executed += 1;
+        let now = self.executed;
+        let disk = self.disks.get_mut(&device.0);
+        let result = disk.map_or(Err(fault(IoFaultKind::Gone)), |disk| disk.execute_at(op, now, submitted));
+        self.event(VolumeEvent::Io(Completion { token, result }));
+    }
+
+    /// Starts an administrator's request; its end comes out of [`SimArray::poll_admin`].
+    pub fn submit_admin(&mut self, request: AdminRequest) -> u64 {
+        let id = self.next_request;
+        self.next_request += 1;
+        self.event(VolumeEvent::Admin(RequestId(id), request));
+        id
+    }
+
+    /// Whether the administrator's request has ended, and how.
+    pub fn poll_admin(&mut self, id: u64) -> Option<Result<AdminOutcome, AdminError>> {
+        self.admin_done.remove(&id)
     }
 
     /// Starts a client request.
@@ -408,10 +552,7 @@ impl SimArray {
             return false;
         }
         let at = self.random.below(self.queue.len() as u64) as usize;
-        let (device, token, op) = self.queue.swap_remove(at);
-        let disk = self.disks.get_mut(&device.0);
-        let result = disk.map_or(Err(fault(IoFaultKind::Gone)), |disk| disk.execute(op));
-        self.event(VolumeEvent::Io(Completion { token, result }));
+        self.execute_queued(at);
         true
     }
 
@@ -471,7 +612,7 @@ impl SimArray {
             match action {
                 VolumeAction::Io { device, token, op } => {
                     assert!(!self.released.contains(&device.0), "I/O on a released device");
-                    self.queue.push((device, token, op));
+                    self.queue.push((device, token, op, self.executed));
                 }
                 VolumeAction::ClientDone(id, result) => {
                     assert!(self.client_done.insert(id.0, result).is_none(), "answered twice");
@@ -481,7 +622,10 @@ impl SimArray {
                 }
                 VolumeAction::Release(device) => {
                     assert!(self.released.insert(device.0), "released twice");
-                    assert!(self.queue.iter().all(|(d, _, _)| *d != device), "released with I/O in flight");
+                    assert!(
+                        self.queue.iter().all(|(d, _, _, _)| *d != device),
+                        "released with I/O in flight"
+                    );
                 }
                 VolumeAction::Notice(notice) => self.notices.push(notice),
             }

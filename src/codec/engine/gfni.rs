@@ -163,7 +163,7 @@ unsafe fn step<const R: usize, const S: usize, const STORE: u8, const SHAPE: u8>
             let mut vectors = [_mm512_setzero_si512(); S];
             for (strip, vector) in vectors.iter_mut().enumerate() {
                 *vector = load(column.add(at + strip * VECTOR));
-                if SHAPE == AHEAD {
+                if SHAPE == AHEAD && STORE != ADD {
                     _mm_prefetch::<_MM_HINT_T0>(column.add(ahead + strip * VECTOR).cast());
                 }
             }
@@ -202,7 +202,7 @@ unsafe fn step<const R: usize, const S: usize, const STORE: u8, const SHAPE: u8>
                     PART => _mm512_mask_storeu_epi8(to.cast(), mask, sums[row][strip]),
                     _ if STORE == STREAM => _mm512_stream_si512(to.cast(), sums[row][strip]),
                     _ => {
-                        if SHAPE == AHEAD {
+                        if SHAPE == AHEAD && STORE != ADD {
                             _mm_prefetch::<_MM_HINT_ET0>(outputs[row].add(ahead + strip * VECTOR).cast());
                         }
                         _mm512_storeu_si512(to.cast(), sums[row][strip]);

@@ -156,7 +156,7 @@ unsafe fn step<const R: usize, const S: usize, const STORE: u8, const SHAPE: u8>
             let mut vectors: [__m256i; S] = [_mm256_setzero_si256(); S];
             for (strip, vector) in vectors.iter_mut().enumerate() {
                 *vector = load(column.add(at + strip * VECTOR));
-                if SHAPE == AHEAD {
+                if SHAPE == AHEAD && STORE != ADD {
                     _mm_prefetch::<_MM_HINT_T0>(column.add(ahead + strip * VECTOR).cast());
                 }
             }
@@ -179,7 +179,7 @@ unsafe fn step<const R: usize, const S: usize, const STORE: u8, const SHAPE: u8>
                     }
                     _ if STORE == STREAM => _mm256_stream_si256(to.cast(), sums[row][strip]),
                     _ => {
-                        if SHAPE == AHEAD {
+                        if SHAPE == AHEAD && STORE != ADD {
                             _mm_prefetch::<_MM_HINT_ET0>(outputs[row].add(ahead + strip * VECTOR).cast());
                         }
                         _mm256_storeu_si256(to.cast(), sums[row][strip]);

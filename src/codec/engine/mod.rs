@@ -28,6 +28,10 @@ const TILE_INPUT_BYTES: usize = 512 << 10;
 /// Passes are cut at multiples of this, so that every tile but the last is whole vectors and whole pages.
 const TILE_GRAIN_BYTES: usize = 4096;
 
+/// Widest pass over a single input. Reading one input again costs little, while columns at equal distances to a page
+/// boundary compete for the same few lines of the first-level cache.
+const OUTPUTS_OF_ONE_INPUT: usize = 4;
+
 /// Outputs of a call that touches more bytes than this are written around the cache: they would not stay in a
 /// second-level cache of the usual 2 MiB, and a store that goes through it first reads the memory it overwrites.
 const STREAM_BYTES_MIN: usize = 2 << 20;
@@ -219,7 +223,8 @@ impl LinearMap {
         let outputs = coefficients.len() / inputs;
         assert_eq!(coefficients.len(), outputs * inputs, "ragged coefficients");
         // Passes of equal width: ten and ten rather than sixteen and four.
-        let count = outputs.div_ceil(kernel.outputs_per_pass());
+        let width = if inputs == 1 { OUTPUTS_OF_ONE_INPUT } else { kernel.outputs_per_pass() };
+        let count = outputs.div_ceil(width);
         let passes = (0..count)
             .map(|pass| {
                 let rows = pass * outputs / count..(pass + 1) * outputs / count;

@@ -1,0 +1,448 @@
+//! The command line: every command, option and help text. Must not know how anything is done.
+
+use crate::codec::Engine;
+use crate::codec::bench::Geometry as BenchGeometry;
+use crate::control::MemberRef;
+use crate::daemon::config::LogFormat;
+use crate::format::{ChecksumKind, VolumeKind};
+use crate::units::ByteCount;
+use clap::{ArgAction, Args, Parser, Subcommand};
+use std::path::PathBuf;
+
+/// Environment variable that names the daemon's control socket.
+pub const SOCKET_VARIABLE: &str = "CALPE_SOCKET";
+
+const EXIT_CODES: &str =
+    "Exit codes: 0 done, 1 error, 2 usage. 'status --test' has its own: see 'calpe status --help'.
+Sizes are whole numbers of bytes, or take KiB, MiB, GiB, TiB. A MEMBER is an index, a path or a uuid.";
+
+/// Software RAID in user space: Reed-Solomon k+m over member disks, exported as NBD volumes.
+#[derive(Debug, Parser)]
+#[command(name = "calpe", version, after_help = EXIT_CODES, max_term_width = 110)]
+pub struct Cli {
+    /// Control socket of the daemon [default: the first that exists of $CALPE_SOCKET, ./calpe-data/control.sock,
+    /// $XDG_RUNTIME_DIR/calpe/control.sock, /run/calpe/control.sock]
+    #[arg(long, global = true, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// Form of the log on standard error: human or json
+    #[arg(long, global = true, value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What can be done.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Create (the first time) and serve an array of sparse files in one directory
+    #[command(after_help = "\
+Examples:
+  calpe up                                      4+2, 1 GiB, in ./calpe-data
+  calpe up --data 8 --parity 3 --size 20GiB --dir /srv/tank
+Ctrl-C stops cleanly; the next 'calpe up' with the same directory picks the array up again, with the geometry it has.")]
+    Up(UpArgs),
+    /// Create an array on devices or files; serve it with 'import'
+    #[command(after_help = "\
+Examples:
+  calpe create tank --data 4 --parity 2 /dev/disk/by-id/ata-{a,b,c,d,e,f}
+  calpe create test --data 2 --parity 1 --size 1GiB m0.img m1.img m2.img    (creates the files)
+Recognised content (a filesystem, a partition table, another array...) is never created over without --force.")]
+    Create(CreateArgs),
+    /// Run the daemon in the foreground
+    #[command(after_help = "\
+Examples:
+  calpe serve --config conf/calpe.toml
+  calpe serve --config conf/calpe.toml --check      only validate the configuration")]
+    Serve(ServeArgs),
+    /// Find the members of an array by their superblocks and start it; alone: list what could be imported
+    #[command(after_help = "\
+Examples:
+  calpe import --dir /srv/members               list the arrays found there
+  calpe import tank --dir /srv/members
+  calpe import -a")]
+    Import(ImportArgs),
+    /// Stop an array cleanly
+    Export(ArrayArgs),
+    /// Show arrays, their members, and what runs on them
+    #[command(after_help = "\
+Exit codes with --test: 0 healthy, 1 degraded or a scrub found errors, 2 failed or unusable, 4 cannot tell.
+Examples:
+  calpe status tank
+  calpe status --json | jq '.arrays[].state'
+  calpe status --test || echo 'look at it'")]
+    Status(StatusArgs),
+    /// Take a member out for good, as if it had failed
+    Fail(MemberArgs),
+    /// Take a member out on purpose; 'online' brings it back
+    Offline(MemberArgs),
+    /// Bring a member back; what it missed is rebuilt
+    #[command(after_help = "\
+Examples:
+  calpe online tank 3
+  calpe online tank 3 --path /mnt/moved/m3.img      its device is at another path now")]
+    Online(OnlineArgs),
+    /// Rebuild a member onto a new device; the old one, if there, serves until the new one is complete
+    #[command(after_help = "\
+Examples:
+  calpe replace tank 3 /dev/disk/by-id/ata-new
+  calpe replace tank /srv/m3.img /srv/new3.img -w     wait until it is rebuilt")]
+    Replace(ReplaceArgs),
+    /// Read and verify everything, repair what is wrong
+    #[command(after_help = "\
+Examples:
+  calpe scrub tank          start, or go on after a pause
+  calpe scrub tank -w       start and wait for the result
+  calpe scrub tank -p       pause; the position is kept")]
+    Scrub(ScrubArgs),
+    /// Wait until what runs on an array has ended; exit 0 only if it ended well
+    #[command(after_help = "\
+Examples:
+  calpe wait tank
+  calpe wait tank -t rebuild,resync")]
+    Wait(WaitArgs),
+    /// Show what happened
+    Events(EventsArgs),
+    /// Show the superblocks of a member; read-only, also beside a daemon that serves it
+    Inspect(InspectArgs),
+    /// Measure parts of the program on this machine
+    #[command(subcommand)]
+    Bench(BenchCommand),
+}
+
+/// Options of `up`. Those about the array count only when it is created.
+#[derive(Debug, Clone, Args)]
+pub struct UpArgs {
+    /// Data chunks of a stripe [default: 4]
+    #[arg(long, short = 'k', value_name = "K")]
+    pub data: Option<u16>,
+    /// Parity chunks of a stripe: so many members may be lost [default: 2]
+    #[arg(long, short = 'm', value_name = "M")]
+    pub parity: Option<u16>,
+    /// Size of the volume, as clients see it [default: 1GiB]
+    #[arg(long, value_name = "SIZE")]
+    pub size: Option<ByteCount>,
+    /// Bytes of a chunk [default: 64KiB]
+    #[arg(long, value_name = "SIZE")]
+    pub chunk: Option<ByteCount>,
+    /// Kind of volume: plain or cas [default: plain]
+    #[arg(long, value_name = "KIND")]
+    pub volume: Option<VolumeKind>,
+    /// Directory of the member files and sockets
+    #[arg(long, value_name = "PATH", default_value = "calpe-data")]
+    pub dir: PathBuf,
+    /// Start even where the members cannot prove that they are the current ones
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// Options of `create`.
+#[derive(Debug, Clone, Args)]
+pub struct CreateArgs {
+    /// Name of the array: 1 to 64 letters, digits, '.', '_' or '-'
+    pub name: String,
+    /// Data chunks of a stripe
+    #[arg(long, short = 'k', value_name = "K")]
+    pub data: u16,
+    /// Parity chunks of a stripe: so many members may be lost
+    #[arg(long, short = 'm', value_name = "M")]
+    pub parity: u16,
+    /// Bytes of a chunk: a power of two from 4KiB to 4MiB
+    #[arg(long, value_name = "SIZE", default_value = "64KiB")]
+    pub chunk: ByteCount,
+    /// Kind of volume: plain (cas is planned)
+    #[arg(long, value_name = "KIND", default_value = "plain")]
+    pub volume: VolumeKind,
+    /// Checksum of each block: none (crc32c and blake3 are planned)
+    #[arg(long, value_name = "KIND", default_value = "none")]
+    pub checksum: ChecksumKind,
+    /// Size of the volume [default: the largest that fits]; members that do not exist are then created as sparse files
+    #[arg(long, value_name = "SIZE")]
+    pub size: Option<ByteCount>,
+    /// Only say what would be done
+    #[arg(long, short = 'n')]
+    pub dry_run: bool,
+    /// Also over recognised content, which is destroyed
+    #[arg(long)]
+    pub force: bool,
+    /// K + M block devices or files
+    #[arg(required = true, value_name = "MEMBER")]
+    pub members: Vec<PathBuf>,
+}
+
+/// Options of `serve`.
+#[derive(Debug, Clone, Args)]
+pub struct ServeArgs {
+    /// Configuration [default: /etc/calpe/calpe.toml if there is one, otherwise built-in defaults]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Only validate the configuration
+    #[arg(long)]
+    pub check: bool,
+}
+
+/// Options of `import`.
+#[derive(Debug, Clone, Args)]
+pub struct ImportArgs {
+    /// Name or uuid of the array; without it and without -a, what could be imported is listed
+    #[arg(conflicts_with = "all")]
+    pub array: Option<String>,
+    /// Import every array found
+    #[arg(long, short)]
+    pub all: bool,
+    /// Look for members here, a directory or a device, beside the configured places; may be repeated
+    #[arg(long = "dir", value_name = "PATH")]
+    pub dirs: Vec<PathBuf>,
+    /// Start even where the members present cannot prove that they are the current ones
+    #[arg(long)]
+    pub force: bool,
+    /// Only say what would be done
+    #[arg(long, short = 'n')]
+    pub dry_run: bool,
+    /// List as JSON
+    #[arg(long, conflicts_with_all = ["array", "all"])]
+    pub json: bool,
+}
+
+/// An array and nothing else.
+#[derive(Debug, Clone, Args)]
+pub struct ArrayArgs {
+    /// Name or uuid of the array
+    pub name: String,
+    /// Only say what would be done
+    #[arg(long, short = 'n')]
+    pub dry_run: bool,
+}
+
+/// Options of `status`.
+#[derive(Debug, Clone, Args)]
+pub struct StatusArgs {
+    /// Name or uuid of the array; all without it
+    pub name: Option<String>,
+    /// Only arrays that are not healthy
+    #[arg(short = 'x', long = "unhealthy")]
+    pub unhealthy: bool,
+    /// More about each member and the array
+    #[arg(short, long)]
+    pub verbose: bool,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Exit with the state: 0 healthy, 1 degraded, 2 failed, 4 cannot tell
+    #[arg(long)]
+    pub test: bool,
+    /// Again and again, every second
+    #[arg(long, conflicts_with = "test")]
+    pub watch: bool,
+}
+
+/// An array and a member.
+#[derive(Debug, Clone, Args)]
+pub struct MemberArgs {
+    /// Name or uuid of the array
+    pub name: String,
+    /// Index, path or uuid of the member
+    pub member: MemberRef,
+    /// Only say what would be done
+    #[arg(long, short = 'n')]
+    pub dry_run: bool,
+}
+
+/// Options of `online`.
+#[derive(Debug, Clone, Args)]
+pub struct OnlineArgs {
+    /// The array and the member.
+    #[command(flatten)]
+    pub which: MemberArgs,
+    /// Where its device is now
+    #[arg(long, value_name = "PATH")]
+    pub path: Option<PathBuf>,
+}
+
+/// Options of `replace`.
+#[derive(Debug, Clone, Args)]
+pub struct ReplaceArgs {
+    /// Name or uuid of the array
+    pub name: String,
+    /// Index, path or uuid of the member
+    pub old: MemberRef,
+    /// Block device or file that takes its place; a file that does not exist is created
+    pub new: PathBuf,
+    /// Wait until it is rebuilt; exit 0 only if it then is in service
+    #[arg(long, short, conflicts_with = "dry_run")]
+    pub wait: bool,
+    /// Also over recognised content, which is destroyed
+    #[arg(long)]
+    pub force: bool,
+    /// Only say what would be done
+    #[arg(long, short = 'n')]
+    pub dry_run: bool,
+}
+
+/// Options of `scrub`.
+#[derive(Debug, Clone, Args)]
+pub struct ScrubArgs {
+    /// Name or uuid of the array
+    pub name: String,
+    /// Pause the one that runs; it keeps its position
+    #[arg(long, short, conflicts_with_all = ["stop", "wait"])]
+    pub pause: bool,
+    /// Stop the one that runs and forget its position
+    #[arg(long, short, conflicts_with = "wait")]
+    pub stop: bool,
+    /// Wait for its end; exit 0 only if it found no error
+    #[arg(long, short, conflicts_with = "dry_run")]
+    pub wait: bool,
+    /// Only say what would be done
+    #[arg(long, short = 'n')]
+    pub dry_run: bool,
+}
+
+/// Options of `wait`.
+#[derive(Debug, Clone, Args)]
+pub struct WaitArgs {
+    /// Name or uuid of the array
+    pub name: String,
+    /// What to wait for: rebuild, resync, scrub, separated by commas [default: all of them]
+    #[arg(short = 't', long = "types", value_name = "TYPES", value_delimiter = ',', action = ArgAction::Append)]
+    pub types: Vec<WaitKind>,
+}
+
+/// What can be waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum WaitKind {
+    /// Members that are re-created
+    Rebuild,
+    /// Parity that is made consistent
+    Resync,
+    /// A scrub
+    Scrub,
+}
+
+/// Options of `events`.
+#[derive(Debug, Clone, Args)]
+pub struct EventsArgs {
+    /// Go on with what happens from now on
+    #[arg(long, short)]
+    pub follow: bool,
+    /// One JSON object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `inspect`.
+#[derive(Debug, Clone, Args)]
+pub struct InspectArgs {
+    /// Block device or file
+    pub member: PathBuf,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What can be measured.
+#[derive(Debug, Clone, Subcommand)]
+pub enum BenchCommand {
+    /// Parity engines against the memory bandwidth of one core
+    #[command(after_help = "\
+Examples:
+  calpe bench codec
+  calpe bench codec --geometry 8+4 --block 64KiB --engine gfni --json
+The NBD server is measured against others by scripts/bench-nbd.")]
+    Codec(BenchCodecArgs),
+}
+
+/// Options of `bench codec`.
+#[derive(Debug, Clone, Args)]
+pub struct BenchCodecArgs {
+    /// Only this engine; may be repeated [default: all]
+    #[arg(long = "engine", value_name = "ENGINE")]
+    pub engines: Vec<Engine>,
+    /// This geometry, data+parity; may be repeated [default: five common ones]
+    #[arg(long = "geometry", value_name = "K+M")]
+    pub geometries: Vec<BenchGeometry>,
+    /// This many bytes of a column at a time; may be repeated [default: 4KiB and 64KiB]
+    #[arg(long = "block", value_name = "SIZE")]
+    pub blocks: Vec<ByteCount>,
+    /// Seconds that the run should take
+    #[arg(long, default_value_t = 20.0)]
+    pub seconds: f64,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    fn parse(line: &str) -> Result<Command, clap::Error> {
+        Cli::try_parse_from(line.split_whitespace()).map(|cli| cli.command)
+    }
+
+    #[test]
+    fn definitions_are_consistent_and_every_command_has_help() {
+        Cli::command().debug_assert();
+        for command in Cli::command().get_subcommands() {
+            assert!(command.get_about().is_some(), "{}", command.get_name());
+            for argument in command.get_arguments() {
+                assert!(argument.get_help().is_some(), "{} {}", command.get_name(), argument.get_id());
+            }
+        }
+    }
+
+    #[test]
+    fn every_command_of_the_contract_parses() {
+        for line in [
+            "calpe up",
+            "calpe up --data 4 --parity 3 --size 1GiB --dir x --volume plain",
+            "calpe create tank --data 4 --parity 2 --chunk 64KiB --volume plain --checksum none --size 1GiB -n --force a b c d e f",
+            "calpe serve --config conf/calpe.toml --check",
+            "calpe import",
+            "calpe import -a",
+            "calpe import tank --dir /srv --dir /dev/sdb --force -n",
+            "calpe export tank -n",
+            "calpe status",
+            "calpe status tank -x -v --json --test",
+            "calpe status --watch",
+            "calpe fail tank 3",
+            "calpe offline tank /dev/sdb",
+            "calpe online tank 3 --path /srv/m3",
+            "calpe replace tank 3 /dev/sdc -w",
+            "calpe scrub tank -w",
+            "calpe scrub tank -p",
+            "calpe scrub tank -s",
+            "calpe wait tank -t rebuild,scrub",
+            "calpe events -f --json",
+            "calpe inspect /dev/sdb --json",
+            "calpe bench codec --json",
+            "calpe --socket /run/x --log-format json status",
+            "calpe status --socket /run/x",
+        ] {
+            parse(line).unwrap_or_else(|error| panic!("{line}: {error}"));
+        }
+    }
+
+    #[test]
+    fn nonsense_is_a_usage_error() {
+        for line in [
+            "calpe",
+            "calpe up --data x",
+            "calpe up --size 1.5GiB",
+            "calpe up --volume zfs",
+            "calpe create tank --data 4 a b",
+            "calpe create tank --data 4 --parity 2",
+            "calpe import -a tank",
+            "calpe fail tank",
+            "calpe scrub tank -p -s",
+            "calpe replace tank 3 x -w -n",
+            "calpe wait tank -t lunch",
+            "calpe status --watch --test",
+            "calpe bench",
+        ] {
+            let error = parse(line).expect_err(line);
+            assert_eq!(error.exit_code(), 2, "{line}");
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! The client half of the control socket: find the daemon, speak its version, ask. Must not know what is printed.
+
+use super::args::SOCKET_VARIABLE;
+use crate::control::{
+    MAX_REPLY_BYTES, PROTOCOL_VERSION, Reply, Request, RequestError, Status, WireError, read_message,
+    write_message,
+};
+use std::io::{self, BufReader};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long a reply may take. An export that drains, or an import that looks at a thousand devices, takes seconds;
+/// who waits longer than this waits for a daemon that hangs.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Where a daemon may listen, in order, when nobody says where.
+const PLACES: [&str; 2] = ["calpe-data/control.sock", "/run/calpe/control.sock"];
+
+/// Why the daemon did not do what it was asked for.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// There is no socket anywhere.
+    #[error(
+        "no daemon found (looked for {}): start one with 'calpe up' or 'calpe serve', or name its socket with --socket",
+        list(tried)
+    )]
+    NoDaemon {
+        /// Where was looked.
+        tried: Vec<PathBuf>,
+    },
+    /// There is a socket, and nobody behind it.
+    #[error("{}: no daemon answers ({source}): start it, or name another socket with --socket", socket.display())]
+    NoAnswer {
+        /// The socket.
+        socket: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The conversation broke off.
+    #[error("{}: {source}", socket.display())]
+    Wire {
+        /// The socket.
+        socket: PathBuf,
+        /// How.
+        source: WireError,
+    },
+    /// The daemon speaks another version.
+    #[error(
+        "{}: the daemon (calpe {program}) speaks version {found} of the control protocol, this command version {PROTOCOL_VERSION}: use the calpe of the daemon, or restart the daemon",
+        socket.display()
+    )]
+    Version {
+        /// The socket.
+        socket: PathBuf,
+        /// The daemon's program version.
+        program: String,
+        /// The daemon's protocol version.
+        found: u32,
+    },
+    /// The daemon refused, or failed.
+    #[error(transparent)]
+    Refused(#[from] RequestError),
+}
+
+fn list(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// What a change did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Done {
+    /// One line: what was done.
+    pub message: String,
+    /// More to know, a line each.
+    pub warnings: Vec<String>,
+}
+
+/// A conversation with the daemon.
+#[derive(Debug)]
+pub struct Client {
+    socket: PathBuf,
+    stream: BufReader<UnixStream>,
+}
+
+impl Client {
+    /// Finds the daemon and agrees on the version. `given` is what the user said.
+    ///
+    /// # Errors
+    /// When there is none, or one of another version.
+    pub fn connect(given: Option<&Path>) -> Result<Client, ClientError> {
+        let environment = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let socket = match given.map(Path::to_owned).or_else(|| environment(SOCKET_VARIABLE)) {
+            Some(socket) => socket,
+            None => find(places(environment("XDG_RUNTIME_DIR")))?,
+        };
+        let no_answer = |source| ClientError::NoAnswer { socket: socket.clone(), source };
+        let stream = UnixStream::connect(&socket).map_err(no_answer)?;
+        stream.set_read_timeout(Some(REPLY_TIMEOUT)).map_err(no_answer)?;
+        stream.set_write_timeout(Some(REPLY_TIMEOUT)).map_err(no_answer)?;
+        let mut client = Client { socket, stream: BufReader::new(stream) };
+        match client.ask(&Request::Ping { version: PROTOCOL_VERSION })? {
+            Reply::Pong(pong) if pong.version == PROTOCOL_VERSION => Ok(client),
+            Reply::Pong(pong) => Err(ClientError::Version {
+                socket: client.socket,
+                program: pong.program,
+                found: pong.version,
+            }),
+            other => Err(client.unexpected(&other)),
+        }
+    }
+
+    /// Asks, and takes any answer but a refusal.
+    ///
+    /// # Errors
+    /// When the conversation breaks off, or the daemon refuses.
+    pub fn ask(&mut self, request: &Request) -> Result<Reply, ClientError> {
+        let reply = self.exchange(request).map_err(|error| self.broken(error))?;
+        match reply {
+            Reply::Error(error) => Err(error.into()),
+            reply => Ok(reply),
+        }
+    }
+
+    /// Asks for a change.
+    ///
+    /// # Errors
+    /// See [`Client::ask`].
+    pub fn change(&mut self, request: &Request) -> Result<Done, ClientError> {
+        match self.ask(request)? {
+            Reply::Done { message, warnings } => Ok(Done { message, warnings }),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// Asks for the status of one array or of all.
+    ///
+    /// # Errors
+    /// See [`Client::ask`].
+    pub fn status(&mut self, array: Option<&str>) -> Result<Status, ClientError> {
+        match self.ask(&Request::Status { array: array.map(str::to_owned) })? {
+            Reply::Status(status) => Ok(status),
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// The error for a reply of the wrong kind.
+    pub fn unexpected(&self, reply: &Reply) -> ClientError {
+        let kind =
+            serde_json::to_value(reply).ok().and_then(|value| Some(value["reply"].as_str()?.to_owned()));
+        let text = format!("the daemon's answer has the wrong kind ({})", kind.unwrap_or_default());
+        self.broken(WireError::Io(io::Error::new(io::ErrorKind::InvalidData, text)))
+    }
+
+    fn exchange(&mut self, request: &Request) -> Result<Reply, WireError> {
+        write_message(self.stream.get_mut(), request)?;
+        read_message(&mut self.stream, MAX_REPLY_BYTES)?.ok_or(WireError::Cut)
+    }
+
+    fn broken(&self, source: WireError) -> ClientError {
+        ClientError::Wire { socket: self.socket.clone(), source }
+    }
+}
+
+/// The places to look in, in order.
+fn places(xdg_runtime_dir: Option<PathBuf>) -> Vec<PathBuf> {
+    let [here, system] = PLACES.map(PathBuf::from);
+    let session = xdg_runtime_dir.map(|dir| dir.join("calpe/control.sock"));
+    [Some(here), session, Some(system)].into_iter().flatten().collect()
+}
+
+/// The first place that exists. One that exists and does not answer is not passed over: the next daemon might have an
+/// array of the same name.
+fn find(places: Vec<PathBuf>) -> Result<PathBuf, ClientError> {
+    match places.iter().find(|place| place.exists()) {
+        Some(place) => Ok(place.clone()),
+        None => Err(ClientError::NoDaemon { tried: places }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::{ErrorCode, MAX_REQUEST_BYTES, Pong};
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+
+    /// Answers each request of one connection with the next reply.
+    fn daemon(socket: &Path, replies: Vec<Reply>) -> thread::JoinHandle<Vec<Request>> {
+        let listener = UnixListener::bind(socket).unwrap();
+        thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let mut stream = BufReader::new(stream);
+            let mut seen = Vec::new();
+            for reply in replies {
+                seen.push(read_message(&mut stream, MAX_REQUEST_BYTES).unwrap().unwrap());
+                write_message(stream.get_mut(), &reply).unwrap();
+            }
+            seen
+        })
+    }
+
+    fn pong(version: u32) -> Reply {
+        Reply::Pong(Pong { version, program: "9.9.9".into(), pid: 1 })
+    }
+
+    #[test]
+    fn asks_in_turn_and_gets_what_it_asked_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s");
+        let refusal = RequestError { code: ErrorCode::NoSuchArray, message: "no array 'x'".into() };
+        let replies = vec![
+            pong(PROTOCOL_VERSION),
+            Reply::Status(Status::new(vec![])),
+            Reply::Done { message: "ok".into(), warnings: vec![] },
+            Reply::Error(refusal),
+            pong(PROTOCOL_VERSION),
+        ];
+        let server = daemon(&socket, replies);
+        let mut client = Client::connect(Some(&socket)).unwrap();
+        assert_eq!(client.status(None).unwrap().arrays, vec![]);
+        let export = Request::Export { array: "x".into(), dry_run: false };
+        assert_eq!(client.change(&export).unwrap().message, "ok");
+        let refused = client.change(&export).unwrap_err();
+        assert!(matches!(&refused, ClientError::Refused(error) if error.code == ErrorCode::NoSuchArray));
+        assert_eq!(refused.to_string(), "no array 'x'");
+        assert!(client.status(None).unwrap_err().to_string().contains("wrong kind (pong)"));
+        assert_eq!(server.join().unwrap()[2], export);
+    }
+
+    #[test]
+    fn another_version_is_told_with_both_numbers() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s");
+        let server = daemon(&socket, vec![pong(77)]);
+        let error = Client::connect(Some(&socket)).unwrap_err().to_string();
+        assert!(error.contains("calpe 9.9.9") && error.contains("77"), "{error}");
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn nobody_and_a_daemon_that_dies_are_told_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s");
+        assert!(matches!(Client::connect(Some(&socket)), Err(ClientError::NoAnswer { .. })));
+        drop(UnixListener::bind(&socket).unwrap());
+        assert!(matches!(Client::connect(Some(&socket)), Err(ClientError::NoAnswer { .. })));
+        std::fs::remove_file(&socket).unwrap();
+        let server = daemon(&socket, vec![pong(PROTOCOL_VERSION)]);
+        let mut client = Client::connect(Some(&socket)).unwrap();
+        server.join().unwrap();
+        assert!(matches!(client.status(None), Err(ClientError::Wire { .. })));
+    }
+
+    #[test]
+    fn the_first_place_that_exists_counts() {
+        let dir = tempfile::tempdir().unwrap();
+        let places: Vec<_> = ["a", "b", "c"].map(|name| dir.path().join(name)).to_vec();
+        match find(places.clone()) {
+            Err(error @ ClientError::NoDaemon { .. }) => assert!(error.to_string().contains("calpe up")),
+            other => panic!("{other:?}"),
+        }
+        std::fs::write(&places[1], "").unwrap();
+        std::fs::write(&places[2], "").unwrap();
+        assert_eq!(find(places.clone()).unwrap(), places[1]);
+    }
+
+    #[test]
+    fn places_are_looked_at_in_the_documented_order() {
+        let found = places(Some("/run/user/7".into()));
+        assert_eq!(
+            found,
+            ["calpe-data/control.sock", "/run/user/7/calpe/control.sock", "/run/calpe/control.sock"]
+                .map(PathBuf::from)
+        );
+        assert_eq!(places(None).len(), 2);
+    }
+}

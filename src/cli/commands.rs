@@ -1,0 +1,275 @@
+//! The commands that talk to a running daemon. Each asks, prints, and says how the process ends.
+
+use super::args::{
+    BenchCommand, Cli, Command, EventsArgs, ImportArgs, OnlineArgs, ReplaceArgs, ScrubArgs, StatusArgs,
+    WaitArgs, WaitKind,
+};
+use super::client::{Client, ClientError, Done};
+use super::wait::{Goal, Look, POLL, Progress, ScrubMark, Waiter};
+use super::{CliError, Outcome, complain, offline, run, say, say_json, text};
+use crate::control::{ArrayReport, MemberRef, Reply, Request, ScanKind, ScrubAction, Verdict, verdict};
+use crate::daemon::{clock, logging};
+use std::io::{self, IsTerminal};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+use tracing::level_filters::LevelFilter;
+
+/// Between two looks of `status --watch` and `events -f`.
+const WATCH: Duration = Duration::from_secs(1);
+
+/// Clears a terminal and goes to its upper left corner.
+const CLEAR: &str = "\x1b[H\x1b[2J\x1b[3J";
+
+/// Runs a command.
+pub(super) fn run(cli: Cli) -> Outcome {
+    let Cli { socket, log_format, command } = cli;
+    if !matches!(command, Command::Up(_) | Command::Serve(_)) {
+        logging::start(log_format.unwrap_or_default(), LevelFilter::WARN);
+    }
+    let connect = || Client::connect(socket.as_deref());
+    match command {
+        Command::Up(_) if socket.is_some() => {
+            let message =
+                "'calpe up' keeps its control socket in its directory: leave --socket away, or use --dir";
+            Err(CliError::Outcome(message.into()))
+        }
+        Command::Up(args) => run::up(args, log_format),
+        Command::Serve(args) => run::serve(args, socket, log_format),
+        Command::Create(args) => offline::create(args),
+        Command::Inspect(args) => offline::inspect(&args),
+        Command::Bench(BenchCommand::Codec(args)) => offline::bench_codec(args),
+        Command::Status(args) => status(connect(), &args),
+        Command::Import(args) => import(connect()?, args),
+        Command::Export(args) => {
+            change(connect()?, &Request::Export { array: args.name, dry_run: args.dry_run })
+        }
+        Command::Fail(args) => {
+            let member = absolute_member(args.member)?;
+            change(connect()?, &Request::Fail { array: args.name, member, dry_run: args.dry_run })
+        }
+        Command::Offline(args) => {
+            let member = absolute_member(args.member)?;
+            change(connect()?, &Request::Offline { array: args.name, member, dry_run: args.dry_run })
+        }
+        Command::Online(args) => online(connect()?, args),
+        Command::Replace(args) => replace(connect()?, args),
+        Command::Scrub(args) => scrub(connect()?, args),
+        Command::Wait(args) => wait(connect()?, args),
+        Command::Events(args) => events(connect()?, &args),
+    }
+}
+
+fn change(mut client: Client, request: &Request) -> Outcome {
+    tell(&client.change(request)?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn tell(done: &Done) -> io::Result<()> {
+    for warning in &done.warnings {
+        eprintln!("calpe: {warning}");
+    }
+    say(&format!("{}\n", done.message))
+}
+
+fn status(client: Result<Client, ClientError>, args: &StatusArgs) -> Outcome {
+    let mut client = match client {
+        Ok(client) => client,
+        Err(error) if args.test => return Ok(cannot_tell(&error)),
+        Err(error) => return Err(error.into()),
+    };
+    loop {
+        let status = match client.status(args.name.as_deref()) {
+            Ok(status) => status,
+            Err(error) if args.test => return Ok(cannot_tell(&error)),
+            Err(error) => return Err(error.into()),
+        };
+        let verdict = verdict(&status.arrays);
+        if args.watch && !args.json && io::stdout().is_terminal() {
+            say(CLEAR)?;
+        }
+        if args.json {
+            let mut status = status;
+            status.arrays.retain(|array| !args.unhealthy || is_unhealthy(array));
+            if args.watch {
+                say(&(serde_json::to_string(&status).map_err(io::Error::from)? + "\n"))?
+            } else {
+                say_json(&status)?
+            }
+        } else {
+            say(&text::status(&status.arrays, args.unhealthy, args.verbose))?;
+        }
+        if !args.watch {
+            return Ok(if args.test { verdict.exit_code().into() } else { ExitCode::SUCCESS });
+        }
+        std::thread::sleep(WATCH);
+    }
+}
+
+fn is_unhealthy(array: &ArrayReport) -> bool {
+    verdict(std::slice::from_ref(array)) != Verdict::Healthy
+}
+
+fn cannot_tell(error: &ClientError) -> ExitCode {
+    complain(error);
+    Verdict::CannotTell.exit_code().into()
+}
+
+fn import(mut client: Client, args: ImportArgs) -> Outcome {
+    let dirs = args.dirs.iter().map(|dir| absolute(dir)).collect::<Result<Vec<_>, _>>()?;
+    if args.all || args.array.is_some() {
+        let ImportArgs { array, all, force, dry_run, .. } = args;
+        return change(client, &Request::Import { array, all, dirs, force, dry_run });
+    }
+    match client.ask(&Request::ListImportable { dirs })? {
+        Reply::Importable { arrays } if args.json => say_json(&arrays)?,
+        Reply::Importable { arrays } => say(&text::importable(&arrays))?,
+        other => return Err(client.unexpected(&other).into()),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn online(client: Client, args: OnlineArgs) -> Outcome {
+    let request = Request::Online {
+        array: args.which.name,
+        member: absolute_member(args.which.member)?,
+        path: args.path.as_deref().map(absolute).transpose()?,
+        dry_run: args.which.dry_run,
+    };
+    change(client, &request)
+}
+
+fn replace(mut client: Client, args: ReplaceArgs) -> Outcome {
+    let new = absolute(&args.new)?;
+    let request = Request::Replace {
+        array: args.name.clone(),
+        old: absolute_member(args.old)?,
+        new: new.clone(),
+        force: args.force,
+        dry_run: args.dry_run,
+    };
+    tell(&client.change(&request)?)?;
+    if args.wait {
+        return follow(client, &args.name, Goal::Replacement { new: new.display().to_string() });
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn scrub(mut client: Client, args: ScrubArgs) -> Outcome {
+    let action = match (args.pause, args.stop) {
+        (true, _) => ScrubAction::Pause,
+        (_, true) => ScrubAction::Stop,
+        _ => ScrubAction::Start,
+    };
+    let since = scrub_mark(&mut client, &args.name)?;
+    tell(&client.change(&Request::Scrub { array: args.name.clone(), action, dry_run: args.dry_run })?)?;
+    if args.wait {
+        return follow(client, &args.name, Goal::Scrub { since });
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn scrub_mark(client: &mut Client, name: &str) -> Result<ScrubMark, ClientError> {
+    let unix = clock::unix_seconds();
+    let status = client.status(Some(name))?;
+    Ok(ScrubMark { unix, last: status.arrays.first().and_then(|array| array.last_scrub) })
+}
+
+fn wait(mut client: Client, args: WaitArgs) -> Outcome {
+    let kinds = match args.types.as_slice() {
+        [] => vec![ScanKind::Rebuild, ScanKind::Resync, ScanKind::Scrub],
+        types => types.iter().map(|kind| scan_kind(*kind)).collect(),
+    };
+    let since = scrub_mark(&mut client, &args.name)?;
+    follow(client, &args.name, Goal::Passes { kinds, since })
+}
+
+fn scan_kind(kind: WaitKind) -> ScanKind {
+    match kind {
+        WaitKind::Rebuild => ScanKind::Rebuild,
+        WaitKind::Resync => ScanKind::Resync,
+        WaitKind::Scrub => ScanKind::Scrub,
+    }
+}
+
+/// Looks at the array until the goal is decided.
+fn follow(mut client: Client, name: &str, goal: Goal) -> Outcome {
+    let mut waiter = Waiter::new(goal);
+    let mut progress = Progress::new();
+    loop {
+        let status = client.status(Some(name)).inspect_err(|_| progress.clear())?;
+        let Some(array) = status.arrays.first() else {
+            progress.clear();
+            return Err(CliError::Outcome(format!("array '{name}' is not there any more")));
+        };
+        match waiter.look(array) {
+            Look::Running(scan) => {
+                if let Some(scan) = scan {
+                    progress.show(&scan)?;
+                }
+                std::thread::sleep(POLL);
+            }
+            Look::Well(message) => {
+                progress.clear();
+                say(&format!("{message}\n"))?;
+                return Ok(ExitCode::SUCCESS);
+            }
+            Look::Badly(message) => {
+                progress.clear();
+                return Err(CliError::Outcome(message));
+            }
+        }
+    }
+}
+
+fn events(mut client: Client, args: &EventsArgs) -> Outcome {
+    let mut since = 0;
+    loop {
+        match client.ask(&Request::Events { since })? {
+            Reply::Events { events, next } => {
+                for event in &events {
+                    let line = if args.json {
+                        serde_json::to_string(event).map_err(io::Error::from)?
+                    } else {
+                        text::event_line(event)
+                    };
+                    say(&(line + "\n"))?;
+                }
+                since = next;
+            }
+            other => return Err(client.unexpected(&other).into()),
+        }
+        if !args.follow {
+            return Ok(ExitCode::SUCCESS);
+        }
+        std::thread::sleep(WATCH);
+    }
+}
+
+/// A path as the daemon needs it: independent of the working directory, links kept. URIs stay as they are.
+fn absolute(path: &Path) -> io::Result<PathBuf> {
+    if path.to_string_lossy().contains("://") { Ok(path.to_owned()) } else { std::path::absolute(path) }
+}
+
+fn absolute_member(member: MemberRef) -> io::Result<MemberRef> {
+    match member {
+        MemberRef::Path(path) => absolute(&path).map(MemberRef::Path),
+        other => Ok(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_become_absolute_and_uris_stay() {
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(absolute(Path::new("m0")).unwrap(), here.join("m0"));
+        assert_eq!(absolute(Path::new("/dev/disk/by-id/x")).unwrap(), Path::new("/dev/disk/by-id/x"));
+        assert_eq!(absolute(Path::new("nbd://host/x")).unwrap(), Path::new("nbd://host/x"));
+        assert_eq!(absolute_member(MemberRef::Index(3)).unwrap(), MemberRef::Index(3));
+        let member = absolute_member(MemberRef::Path("./3".into())).unwrap();
+        assert_eq!(member, MemberRef::Path(here.join("3")));
+    }
+}

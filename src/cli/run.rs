@@ -1,0 +1,45 @@
+//! `up` and `serve`: the commands that become the daemon.
+
+use super::args::{ServeArgs, UpArgs};
+use super::{Outcome, say};
+use crate::daemon::config::{Config, LogFormat};
+use crate::daemon::logging;
+use crate::daemon::serve::run_serve;
+use crate::daemon::up::{UpOptions, run_up};
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use tracing::level_filters::LevelFilter;
+
+/// The configuration when none is named, if it exists.
+const SYSTEM_CONFIG: &str = "/etc/calpe/calpe.toml";
+
+/// `calpe up`. Its sockets lie in its directory, so that the other commands find them from there.
+pub(super) fn up(args: UpArgs, log_format: Option<LogFormat>) -> Outcome {
+    logging::start(log_format.unwrap_or_default(), LevelFilter::INFO);
+    let UpArgs { data, parity, size, chunk, volume, dir, force } = args;
+    let options = UpOptions { dir, data, parity, size, chunk, volume, force };
+    run_up(&options, &mut io::stdout())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `calpe serve`. Options go before the configuration.
+pub(super) fn serve(args: ServeArgs, socket: Option<PathBuf>, log_format: Option<LogFormat>) -> Outcome {
+    let file = args.config.or_else(|| Some(PathBuf::from(SYSTEM_CONFIG)).filter(|file| file.exists()));
+    let mut config = match &file {
+        Some(file) => Config::load(file)?,
+        None => Config::default(),
+    };
+    if args.check {
+        let name =
+            file.map_or_else(|| "built-in configuration".to_owned(), |file| file.display().to_string());
+        say(&format!("{name}: valid\n"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if let Some(socket) = socket {
+        config.daemon.control_socket = socket;
+    }
+    logging::start(log_format.or(config.daemon.log_format).unwrap_or_default(), LevelFilter::INFO);
+    run_serve(&config)?;
+    Ok(ExitCode::SUCCESS)
+}

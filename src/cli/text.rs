@@ -1,0 +1,444 @@
+//! Text for people: how status, progress and events look. Pure: facts in, text out.
+
+use crate::control::{ArrayReport, Event, Importable, LastScrub, MemberReport, ScanReport, Verdict, verdict};
+use crate::units::HumanSize;
+use std::fmt::Write;
+
+/// Width that sentences are folded to.
+const FOLD_COLUMNS: usize = 100;
+/// Width of the labels before the colon.
+const LABEL_COLUMNS: usize = 8;
+
+/// The status of arrays; `unhealthy` leaves out those that are well.
+#[must_use]
+pub fn status(arrays: &[ArrayReport], unhealthy: bool, verbose: bool) -> String {
+    let shown: Vec<_> = arrays
+        .iter()
+        .filter(|array| !unhealthy || verdict(std::slice::from_ref(array)) != Verdict::Healthy)
+        .collect();
+    if arrays.is_empty() {
+        return "no arrays are imported: 'calpe import' lists what could be\n".into();
+    }
+    if shown.is_empty() {
+        return "all arrays are healthy\n".into();
+    }
+    shown.into_iter().map(|array| one_array(array, verbose)).collect::<Vec<_>>().join("\n")
+}
+
+fn one_array(array: &ArrayReport, verbose: bool) -> String {
+    let mut text = String::new();
+    labelled(&mut text, "array", &array.name);
+    if verbose {
+        labelled(&mut text, "uuid", &array.uuid.to_string());
+    }
+    labelled(&mut text, "state", array.state.as_str());
+    labelled(&mut text, "status", &array.status);
+    labelled(&mut text, "action", &array.action);
+    let mut scans: Vec<_> = array.scan.iter().map(scan_line).collect();
+    scans.extend(array.last_scrub.as_ref().map(last_scrub_line));
+    if scans.is_empty() {
+        scans.push("never scrubbed".into());
+    }
+    labelled(&mut text, "scan", &scans.join("\n"));
+    text.push_str("members:\n\n");
+    text.push_str(&member_table(array, verbose));
+    text.push('\n');
+    labelled(&mut text, "volume", &volume_line(array));
+    if verbose {
+        let chunk = HumanSize(u64::from(array.chunk));
+        let dirty = if array.dirty { "writes under way" } else { "clean" };
+        let shape = format!("{} data + {} parity, chunk {chunk}", array.data, array.parity);
+        labelled(&mut text, "shape", &format!("{shape}, epoch {}, {dirty}", array.epoch));
+    }
+    labelled(&mut text, "engine", &array.engine.codec);
+    labelled(&mut text, "uri", &array.uris.join("\n"));
+    let errors = match array.errors.client {
+        0 => "none seen by clients".to_owned(),
+        count => format!("{count} client requests failed"),
+    };
+    labelled(&mut text, "errors", &errors);
+    text
+}
+
+fn volume_line(array: &ArrayReport) -> String {
+    let volume = &array.volume;
+    let mut line = format!("{}, {}", volume.kind, HumanSize(volume.bytes));
+    if let (Some(logical), Some(stored)) = (volume.logical, volume.stored) {
+        let _ = write!(line, ", {} logical, {} stored", HumanSize(logical), HumanSize(stored));
+        if stored > 0 {
+            let _ = write!(line, ", ratio {:.2}", logical as f64 / stored as f64);
+        }
+    }
+    line
+}
+
+fn member_table(array: &ArrayReport, verbose: bool) -> String {
+    let sum = |count: fn(&MemberReport) -> u64| {
+        array.members.iter().fold(0u64, |total, member| total.saturating_add(count(member)))
+    };
+    let mut rows = vec![[
+        array.name.clone(),
+        array.state.as_str().to_owned(),
+        sum(|m| m.read).to_string(),
+        sum(|m| m.write).to_string(),
+        sum(|m| m.cksum).to_string(),
+        sum(|m| m.repaired).to_string(),
+        String::new(),
+    ]];
+    for member in &array.members {
+        rows.push([
+            format!("  {} {}", member.index, member.name),
+            member.state.as_str().to_owned(),
+            member.read.to_string(),
+            member.write.to_string(),
+            member.cksum.to_string(),
+            member.repaired.to_string(),
+            member.reason.clone().unwrap_or_default(),
+        ]);
+        if verbose {
+            rows.push(name_only(format!("      {}", member.uuid)));
+        }
+        if let Some(replacement) = &member.replacement {
+            rows.push(name_only(format!("      being replaced by {}", replacement.name)));
+        }
+    }
+    let header = ["NAME", "STATE", "READ", "WRITE", "CKSUM", "REPAIRED", ""].map(str::to_owned);
+    let counted = rows.iter().chain([&header]).filter(|row| !row[1].is_empty());
+    let width = |column: usize| counted.clone().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<_> = (0..6).map(width).collect();
+    let mut table = String::new();
+    for row in [&header].into_iter().chain(&rows) {
+        let line = format!(
+            "        {:<name$}  {:<state$}  {:>read$}  {:>write$}  {:>cksum$}  {:>repaired$}  {}",
+            row[0],
+            row[1],
+            row[2],
+            row[3],
+            row[4],
+            row[5],
+            row[6],
+            name = widths[0],
+            state = widths[1],
+            read = widths[2],
+            write = widths[3],
+            cksum = widths[4],
+            repaired = widths[5],
+        );
+        table.push_str(line.trim_end());
+        table.push('\n');
+    }
+    table
+}
+
+fn name_only(name: String) -> [String; 7] {
+    let mut row = <[String; 7]>::default();
+    row[0] = name;
+    row
+}
+
+/// A pass in one line: "rebuild 41.3 %, 1.2 GiB of 3 GiB, 210 MiB/s, 0:08:35 left".
+#[must_use]
+pub fn scan_line(scan: &ScanReport) -> String {
+    let mut line = format!(
+        "{} {:.1} %, {} of {}",
+        scan.kind.word(),
+        // 99.97 is not 100: never say done before it is.
+        if scan.done < scan.total { scan.percent.min(99.9) } else { scan.percent },
+        HumanSize(scan.done),
+        HumanSize(scan.total)
+    );
+    if scan.paused {
+        line.push_str(", paused");
+    } else {
+        if let Some(rate) = scan.rate_bytes_per_s {
+            let _ = write!(line, ", {}/s", HumanSize(rate));
+        }
+        if let Some(eta) = scan.eta_s {
+            let _ = write!(line, ", {} left", duration(eta));
+        }
+    }
+    if scan.errors > 0 || scan.repaired > 0 {
+        let _ = write!(line, ", {} errors, {} repaired", scan.errors, scan.repaired);
+    }
+    line
+}
+
+/// The last scrub in one line.
+#[must_use]
+pub fn last_scrub_line(scrub: &LastScrub) -> String {
+    let when = timestamp(scrub.finished_unix);
+    match (scrub.errors, scrub.repaired) {
+        (0, 0) => format!("last scrub ended {when} and found no errors"),
+        (errors, repaired) => {
+            format!("last scrub ended {when} with {errors} errors, {repaired} blocks repaired")
+        }
+    }
+}
+
+/// An event in one line.
+#[must_use]
+pub fn event_line(event: &Event) -> String {
+    let subject = match (&event.array, event.member) {
+        (Some(array), Some(member)) => format!("{array}/{member}: "),
+        (Some(array), None) => format!("{array}: "),
+        (None, _) => String::new(),
+    };
+    format!("{} {:<7} {subject}{}", timestamp(event.unix), event.severity.word(), event.text)
+}
+
+/// Arrays that could be imported.
+#[must_use]
+pub fn importable(arrays: &[Importable]) -> String {
+    if arrays.is_empty() {
+        return "no arrays found that are not imported: name more places with --dir\n".into();
+    }
+    let one = |array: &Importable| {
+        let mut text = String::new();
+        labelled(&mut text, "array", &array.name);
+        labelled(&mut text, "uuid", &array.uuid.to_string());
+        let size = HumanSize(array.volume_bytes);
+        labelled(
+            &mut text,
+            "shape",
+            &format!("{} data + {} parity, volume of {size}", array.data, array.parity),
+        );
+        let action = format!("import it with 'calpe import {}'", array.name);
+        labelled(&mut text, "status", array.problem.as_deref().unwrap_or("can be imported"));
+        if array.problem.is_none() {
+            labelled(&mut text, "action", &action);
+        }
+        text.push_str("members:\n\n");
+        for member in &array.members {
+            let path =
+                member.path.as_ref().map_or_else(|| "not found".to_owned(), |p| p.display().to_string());
+            let note = member.note.as_ref().map(|note| format!("  ({note})")).unwrap_or_default();
+            let _ = writeln!(text, "        {:>3}  {path}{note}", member.index);
+        }
+        text
+    };
+    arrays.iter().map(one).collect::<Vec<_>>().join("\n")
+}
+
+/// `label: text`, further lines and what does not fit the width indented below; nothing for an empty text.
+fn labelled(out: &mut String, label: &str, text: &str) {
+    let mut label = format!("{label:>width$}:", width = LABEL_COLUMNS - 1);
+    for line in text.lines().flat_map(fold) {
+        let _ = writeln!(out, "{label} {line}");
+        label = " ".repeat(LABEL_COLUMNS);
+    }
+}
+
+/// Breaks a sentence at spaces. A word that is too long (a URI) stays whole.
+fn fold(line: &str) -> Vec<String> {
+    let room = FOLD_COLUMNS - LABEL_COLUMNS - 1;
+    let mut lines = vec![String::new()];
+    for word in line.split(' ') {
+        let last = lines.last_mut().expect("never empty");
+        if last.is_empty() {
+            last.push_str(word);
+        } else if last.chars().count() + 1 + word.chars().count() <= room {
+            last.push(' ');
+            last.push_str(word);
+        } else {
+            lines.push(word.to_owned());
+        }
+    }
+    lines
+}
+
+/// `1:02:03`, with days before it when there are any.
+#[must_use]
+pub fn duration(seconds: u64) -> String {
+    let (days, rest) = (seconds / 86400, seconds % 86400);
+    let clock = format!("{}:{:02}:{:02}", rest / 3600, rest / 60 % 60, rest % 60);
+    if days == 0 { clock } else { format!("{days} days {clock}") }
+}
+
+/// `2025-11-21 12:25:00 UTC` for seconds since 1970.
+#[must_use]
+pub fn timestamp(unix: u64) -> String {
+    // Whole cycles of 400 years are 146097 days; years begin in March so that the leap day is the last.
+    let days = unix / 86400 + 719_468;
+    let (cycle, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let shifted = (5 * day + 2) / 153;
+    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
+    let year = cycle * 400 + year + u64::from(month <= 2);
+    let seconds = unix % 86400;
+    format!(
+        "{year:04}-{month:02}-{:02} {:02}:{:02}:{:02} UTC",
+        day - (153 * shifted + 2) / 5 + 1,
+        seconds / 3600,
+        seconds / 60 % 60,
+        seconds % 60
+    )
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::control::{
+        ArrayState, EngineReport, ErrorReport, ImportableMember, MemberState, ReplacementReport, ScanKind,
+        Severity, VolumeReport,
+    };
+    use uuid::Uuid;
+
+    pub(in crate::cli) fn array(name: &str) -> ArrayReport {
+        ArrayReport {
+            name: name.into(),
+            uuid: Uuid::from_u128(1),
+            state: ArrayState::Online,
+            status: String::new(),
+            action: String::new(),
+            volume: VolumeReport { kind: "plain".into(), bytes: 1 << 30, logical: None, stored: None },
+            data: 2,
+            parity: 1,
+            chunk: 65536,
+            epoch: 3,
+            dirty: false,
+            uris: vec![format!("nbd+unix:///{name}?socket=/run/calpe/nbd.sock")],
+            members: (0..3)
+                .map(|index| MemberReport {
+                    index,
+                    name: format!("/srv/m{index}"),
+                    uuid: Uuid::from_u128(10 + u128::from(index)),
+                    state: MemberState::Online,
+                    read: 0,
+                    write: 0,
+                    cksum: 0,
+                    repaired: 0,
+                    reason: None,
+                    replacement: None,
+                })
+                .collect(),
+            scan: vec![],
+            last_scrub: None,
+            engine: EngineReport { codec: "gfni".into() },
+            errors: ErrorReport::default(),
+        }
+    }
+
+    pub(in crate::cli) fn scan(kind: ScanKind, done: u64, total: u64) -> ScanReport {
+        ScanReport {
+            kind,
+            percent: ScanReport::percent_of(done, total),
+            done,
+            total,
+            rate_bytes_per_s: Some(100 << 20),
+            eta_s: Some(3725),
+            paused: false,
+            errors: 0,
+            repaired: 0,
+        }
+    }
+
+    #[test]
+    fn a_healthy_array_looks_like_this() {
+        let expected = "  array: tank
+  state: ONLINE
+   scan: never scrubbed
+members:
+
+        NAME         STATE   READ  WRITE  CKSUM  REPAIRED
+        tank         ONLINE     0      0      0         0
+          0 /srv/m0  ONLINE     0      0      0         0
+          1 /srv/m1  ONLINE     0      0      0         0
+          2 /srv/m2  ONLINE     0      0      0         0
+
+ volume: plain, 1 GiB
+ engine: gfni
+    uri: nbd+unix:///tank?socket=/run/calpe/nbd.sock
+ errors: none seen by clients
+";
+        assert_eq!(status(&[array("tank")], false, false), expected);
+    }
+
+    #[test]
+    fn a_degraded_array_tells_all() {
+        let mut array = array("tank");
+        array.state = ArrayState::Degraded;
+        array.status = "One member is gone. ".to_owned() + &"word ".repeat(40);
+        array.action = "Replace it.".into();
+        array.members[1].state = MemberState::Faulted;
+        array.members[1].reason = Some("write: input/output error".into());
+        array.members[1].write = 12345;
+        array.members[1].replacement = Some(ReplacementReport { name: "/srv/new".into(), uuid: None });
+        array.scan.push(scan(ScanKind::Rebuild, 1 << 29, 1 << 30));
+        array.last_scrub = Some(LastScrub { finished_unix: 1_763_727_900, errors: 0, repaired: 0 });
+        let text = status(&[array], true, true);
+        for part in [
+            "  state: DEGRADED\n",
+            "   scan: rebuild 50.0 %, 512 MiB of 1 GiB, 100 MiB/s, 1:02:05 left\n         last scrub ended 2025-11-21 12:25:00 UTC and found no errors\n",
+            "  1 /srv/m1  FAULTED      0  12345      0         0  write: input/output error\n",
+            "              being replaced by /srv/new\n",
+            "00000000-0000-0000-0000-00000000000b\n",
+            "  shape: 2 data + 1 parity, chunk 64 KiB, epoch 3, clean\n",
+        ] {
+            assert!(text.contains(part), "no {part:?} in\n{text}");
+        }
+        assert!(text.lines().all(|line| line.chars().count() <= FOLD_COLUMNS), "{text}");
+    }
+
+    #[test]
+    fn only_the_unhealthy_are_shown_when_asked_for() {
+        let mut bad = array("bad");
+        bad.state = ArrayState::Failed;
+        let text = status(&[array("good"), bad], true, false);
+        assert!(text.contains("bad") && !text.contains("good"));
+        assert_eq!(status(&[array("good")], true, false), "all arrays are healthy\n");
+        assert!(status(&[], true, false).contains("calpe import"));
+    }
+
+    #[test]
+    fn progress_never_says_done_before_it_is() {
+        let total = 1 << 40;
+        assert!(scan_line(&scan(ScanKind::Scrub, total - 1, total)).starts_with("scrub 99.9 %"));
+        let mut paused = scan(ScanKind::Resync, 0, 10);
+        paused.paused = true;
+        paused.errors = 2;
+        assert_eq!(scan_line(&paused), "resync 0.0 %, 0 B of 10 B, paused, 2 errors, 0 repaired");
+    }
+
+    #[test]
+    fn times_are_read_by_people() {
+        assert_eq!(timestamp(0), "1970-01-01 00:00:00 UTC");
+        assert_eq!(timestamp(951_782_399), "2000-02-28 23:59:59 UTC");
+        assert_eq!(timestamp(951_782_400), "2000-02-29 00:00:00 UTC");
+        assert_eq!(timestamp(1_709_251_199), "2024-02-29 23:59:59 UTC");
+        assert_eq!(timestamp(4_107_542_400), "2100-03-01 00:00:00 UTC");
+        assert_eq!(duration(59), "0:00:59");
+        assert_eq!(duration(3 * 86400 + 3661), "3 days 1:01:01");
+    }
+
+    #[test]
+    fn events_and_importable_arrays_are_lines() {
+        let event = Event {
+            sequence: 1,
+            unix: 0,
+            severity: Severity::Warning,
+            array: Some("tank".into()),
+            member: Some(3),
+            text: "taken out".into(),
+        };
+        assert_eq!(event_line(&event), "1970-01-01 00:00:00 UTC warning tank/3: taken out");
+        let found = |index, path: Option<&str>, note: Option<&str>| ImportableMember {
+            index,
+            uuid: Uuid::nil(),
+            path: path.map(Into::into),
+            note: note.map(Into::into),
+        };
+        let text = importable(&[Importable {
+            name: "tank".into(),
+            uuid: Uuid::nil(),
+            data: 1,
+            parity: 1,
+            volume_bytes: 1 << 20,
+            problem: None,
+            members: vec![found(0, Some("/srv/m0"), Some("stale")), found(1, None, None)],
+        }]);
+        assert!(text.contains("  0  /srv/m0  (stale)\n") && text.contains("  1  not found\n"), "{text}");
+        assert!(text.contains("calpe import tank"));
+        assert!(importable(&[]).contains("--dir"));
+    }
+}

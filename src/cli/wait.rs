@@ -1,0 +1,463 @@
+//! Waiting for passes over an array. [`Waiter`] decides, from one status after the other, whether what was waited for
+//! goes on, ended well, or did not; [`Progress`] shows it, as a bar on a terminal and as lines elsewhere. The deciding
+//! half is pure: the caller asks the daemon and sleeps.
+
+use super::text::{duration, scan_line};
+use crate::control::{ArrayReport, ArrayState, LastScrub, MemberReport, MemberState, ScanKind, ScanReport};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
+
+/// Between two looks at the status: often enough for a smooth bar, and to see a pass of a small array at all.
+pub const POLL: Duration = Duration::from_millis(250);
+
+/// Looks after which passes that are all paused are taken for paused by a person, not waiting for each other.
+const PAUSED_LOOKS: u32 = 8;
+
+/// What is waited for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Goal {
+    /// The end of all passes of these kinds that run.
+    Passes {
+        /// Which.
+        kinds: Vec<ScanKind>,
+        /// When the waiting began.
+        since: ScrubMark,
+    },
+    /// The end of a scrub that was just started.
+    Scrub {
+        /// When.
+        since: ScrubMark,
+    },
+    /// This device being in service.
+    Replacement {
+        /// Its path as it was given to the daemon.
+        new: String,
+    },
+}
+
+/// A moment before a scrub, to tell its result from that of an earlier one. Either half may fail alone: two scrubs of
+/// a small array end in one second with the same result; and the daemon's clock may be a little behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScrubMark {
+    /// Seconds since 1970.
+    pub unix: u64,
+    /// The last result then.
+    pub last: Option<LastScrub>,
+}
+
+impl ScrubMark {
+    /// The result of a scrub that ended after this moment.
+    fn result_after(&self, array: &ArrayReport) -> Option<LastScrub> {
+        array.last_scrub.filter(|scrub| Some(*scrub) != self.last || scrub.finished_unix >= self.unix)
+    }
+}
+
+/// What a look at the status told.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Look {
+    /// It goes on; the pass to show, if one is under way.
+    Running(Option<ScanReport>),
+    /// It ended well; what to say.
+    Well(String),
+    /// It did not; what to say.
+    Badly(String),
+}
+
+/// Follows an array until the goal is reached, or cannot be any more.
+#[derive(Debug)]
+pub struct Waiter {
+    goal: Goal,
+    scrub_seen: bool,
+    resync_seen: bool,
+    rebuilt: BTreeSet<u16>,
+    paused_looks: u32,
+}
+
+impl Waiter {
+    /// Begins to wait.
+    #[must_use]
+    pub fn new(goal: Goal) -> Waiter {
+        Waiter { goal, scrub_seen: false, resync_seen: false, rebuilt: BTreeSet::new(), paused_looks: 0 }
+    }
+
+    /// Looks at the next status of the array.
+    pub fn look(&mut self, array: &ArrayReport) -> Look {
+        if array.state == ArrayState::Failed {
+            return Look::Badly(format!("array '{}' is FAILED: {}", array.name, array.status));
+        }
+        let look = match &self.goal {
+            Goal::Replacement { new } => look_at_replacement(array, new),
+            Goal::Scrub { since } => look_at_scrub(array, since),
+            Goal::Passes { kinds, since } => {
+                let (kinds, since) = (kinds.clone(), *since);
+                self.look_at_passes(array, &kinds, &since)
+            }
+        };
+        match look {
+            Look::Running(shown) => self.unless_paused(array, shown),
+            over => over,
+        }
+    }
+
+    fn look_at_passes(&mut self, array: &ArrayReport, kinds: &[ScanKind], since: &ScrubMark) -> Look {
+        let wanted = |kind: ScanKind| kinds.contains(&kind);
+        let running: Vec<_> = array.scan.iter().filter(|scan| wanted(scan.kind)).collect();
+        self.scrub_seen |= running.iter().any(|scan| scan.kind == ScanKind::Scrub);
+        self.resync_seen |= running.iter().any(|scan| scan.kind == ScanKind::Resync);
+        let mut rebuilding = false;
+        if wanted(ScanKind::Rebuild) {
+            let members = array.members.iter().filter(|member| is_rebuilding(member));
+            let before = self.rebuilt.len();
+            self.rebuilt.extend(members.map(|member| member.index));
+            rebuilding = array.members.iter().any(is_rebuilding) || self.rebuilt.len() > before;
+        }
+        if !running.is_empty() || rebuilding {
+            let shown = running.iter().find(|scan| !scan.paused).or(running.first());
+            return Look::Running(shown.map(|scan| (*scan).clone()));
+        }
+        self.result(array, wanted(ScanKind::Rebuild), since)
+    }
+
+    /// Nothing of what is waited for runs any more.
+    fn result(&self, array: &ArrayReport, rebuild_wanted: bool, since: &ScrubMark) -> Look {
+        let lost = array.members.iter().find(|m| self.rebuilt.contains(&m.index) && !in_service(m));
+        if let Some(member) = lost {
+            return Look::Badly(out_of_service(member));
+        }
+        if self.scrub_seen {
+            return scrub_result(array, since);
+        }
+        let ended = match (self.rebuilt.len(), self.resync_seen) {
+            (0, false) => None,
+            (0, true) => Some("resync is complete".to_owned()),
+            (1, _) => Some("rebuild is complete: 1 member".to_owned()),
+            (many, _) => Some(format!("rebuild is complete: {many} members")),
+        };
+        match ended {
+            Some(text) => Look::Well(text),
+            None if rebuild_wanted && array.state != ArrayState::Online => Look::Badly(format!(
+                "nothing runs on array '{}', and it is {}: {} {}",
+                array.name, array.state, array.status, array.action
+            )),
+            None => Look::Well(format!("nothing runs on array '{}'", array.name)),
+        }
+    }
+
+    /// Gives up on passes that somebody paused; they would be waited for without end.
+    fn unless_paused(&mut self, array: &ArrayReport, shown: Option<ScanReport>) -> Look {
+        let paused = !array.scan.is_empty() && array.scan.iter().all(|scan| scan.paused);
+        self.paused_looks = if paused { self.paused_looks + 1 } else { 0 };
+        match array.scan.first() {
+            Some(scan) if self.paused_looks >= PAUSED_LOOKS => {
+                let kind = scan.kind.word();
+                let hint = match scan.kind {
+                    ScanKind::Scrub => format!("; 'calpe scrub {}' goes on with it", array.name),
+                    ScanKind::Rebuild | ScanKind::Resync => String::new(),
+                };
+                Look::Badly(format!("the {kind} is paused at {:.1} %{hint}", scan.percent))
+            }
+            _ => Look::Running(shown),
+        }
+    }
+}
+
+fn look_at_replacement(array: &ArrayReport, new: &str) -> Look {
+    let rebuild = || {
+        let of_kind = |kind| array.scan.iter().find(|scan| scan.kind == kind && !scan.paused).cloned();
+        of_kind(ScanKind::Rebuild).or_else(|| array.scan.first().cloned())
+    };
+    for member in &array.members {
+        if member.replacement.as_ref().is_some_and(|replacement| replacement.name == new) {
+            return Look::Running(rebuild());
+        }
+        if member.name == new {
+            return match member.state {
+                MemberState::Online | MemberState::Degraded => {
+                    Look::Well(format!("member {} is rebuilt on {new}", member.index))
+                }
+                MemberState::Rebuilding => Look::Running(rebuild()),
+                _ => Look::Badly(out_of_service(member)),
+            };
+        }
+    }
+    Look::Badly(format!("the rebuild onto {new} was given up: see 'calpe events'"))
+}
+
+fn look_at_scrub(array: &ArrayReport, since: &ScrubMark) -> Look {
+    match array.scan.iter().find(|scan| scan.kind == ScanKind::Scrub) {
+        Some(scan) => Look::Running(Some(scan.clone())),
+        None => scrub_result(array, since),
+    }
+}
+
+fn scrub_result(array: &ArrayReport, since: &ScrubMark) -> Look {
+    match since.result_after(array) {
+        Some(LastScrub { errors: 0, .. }) => Look::Well("scrub is complete: no errors".into()),
+        Some(LastScrub { errors, repaired, .. }) => Look::Badly(format!(
+            "scrub is complete: {errors} errors, {repaired} blocks repaired; see 'calpe events'"
+        )),
+        None => Look::Badly("the scrub was stopped before its end".into()),
+    }
+}
+
+fn out_of_service(member: &MemberReport) -> String {
+    let reason = member.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
+    format!("member {} ({}) is {}{reason}", member.index, member.name, member.state)
+}
+
+fn in_service(member: &MemberReport) -> bool {
+    matches!(member.state, MemberState::Online | MemberState::Degraded)
+}
+
+fn is_rebuilding(member: &MemberReport) -> bool {
+    member.state == MemberState::Rebuilding || member.replacement.is_some()
+}
+
+/// Shows how far a pass is.
+#[derive(Debug)]
+pub struct Progress {
+    /// On a terminal.
+    bar: Option<ProgressBar>,
+    /// Elsewhere: what the last line said.
+    told: Option<(ScanKind, u64)>,
+}
+
+impl Progress {
+    /// A bar when standard output is a terminal, lines otherwise.
+    #[must_use]
+    pub fn new() -> Progress {
+        let bar = io::stdout().is_terminal().then(|| {
+            let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stdout());
+            let template = "{prefix:>8} [{bar:40}] {percent_precise:>5} %  {msg}";
+            let precise = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
+                let percent = ScanReport::percent_of(state.pos(), state.len().unwrap_or(0));
+                let _ = write!(out, "{:.1}", if percent < 100.0 { percent.min(99.9) } else { percent });
+            };
+            let style = ProgressStyle::with_template(template).expect("the template is valid");
+            bar.set_style(style.with_key("percent_precise", precise).progress_chars("=> "));
+            bar
+        });
+        Progress { bar, told: None }
+    }
+
+    /// Shows a pass.
+    ///
+    /// # Errors
+    /// When standard output fails.
+    pub fn show(&mut self, scan: &ScanReport) -> io::Result<()> {
+        match &self.bar {
+            Some(bar) => {
+                bar.set_prefix(scan.kind.word());
+                bar.set_length(scan.total);
+                bar.set_position(scan.done);
+                bar.set_message(remark(scan));
+                Ok(())
+            }
+            None => match self.line(scan) {
+                Some(line) => writeln!(io::stdout(), "{line}"),
+                None => Ok(()),
+            },
+        }
+    }
+
+    /// Takes the bar away.
+    pub fn clear(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+
+    /// A line for every tenth of the way.
+    fn line(&mut self, scan: &ScanReport) -> Option<String> {
+        let tenth = scan.percent as u64 / 10;
+        let told = self.told.replace((scan.kind, tenth));
+        (told != Some((scan.kind, tenth))).then(|| scan_line(scan))
+    }
+}
+
+impl Default for Progress {
+    fn default() -> Progress {
+        Progress::new()
+    }
+}
+
+/// What stands behind the bar.
+fn remark(scan: &ScanReport) -> String {
+    if scan.paused {
+        return "paused".into();
+    }
+    let mut text = String::new();
+    if let Some(rate) = scan.rate_bytes_per_s {
+        let _ = write!(text, "{}/s", crate::units::HumanSize(rate));
+    }
+    if let Some(eta) = scan.eta_s {
+        let _ = write!(text, "  {} left", duration(eta));
+    }
+    if scan.errors > 0 {
+        let _ = write!(text, "  {} errors", scan.errors);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::text::tests::{array, scan};
+    use super::*;
+    use crate::control::ReplacementReport;
+
+    const MARK: ScrubMark =
+        ScrubMark { unix: 100, last: Some(LastScrub { finished_unix: 99, errors: 0, repaired: 0 }) };
+
+    fn passes(kinds: &[ScanKind]) -> Waiter {
+        Waiter::new(Goal::Passes { kinds: kinds.to_vec(), since: MARK })
+    }
+
+    fn all() -> Waiter {
+        passes(&[ScanKind::Rebuild, ScanKind::Resync, ScanKind::Scrub])
+    }
+
+    fn rebuilding() -> ArrayReport {
+        let mut array = array("tank");
+        array.state = ArrayState::Degraded;
+        array.members[1].state = MemberState::Rebuilding;
+        array.scan = vec![scan(ScanKind::Rebuild, 1, 10)];
+        array
+    }
+
+    fn is_bad(look: &Look, part: &str) -> bool {
+        matches!(look, Look::Badly(text) if text.contains(part))
+    }
+
+    #[test]
+    fn a_rebuild_ends_well_only_when_its_member_is_in_service() {
+        let mut waiter = all();
+        assert!(matches!(waiter.look(&rebuilding()), Look::Running(Some(_))));
+        assert!(matches!(waiter.look(&array("tank")), Look::Well(text) if text.contains("1 member")));
+
+        let mut waiter = all();
+        waiter.look(&rebuilding());
+        let mut lost = rebuilding();
+        lost.scan.clear();
+        lost.members[1].state = MemberState::Faulted;
+        lost.members[1].reason = Some("write failed".into());
+        let look = waiter.look(&lost);
+        assert!(is_bad(&look, "member 1 (/srv/m1) is FAULTED: write failed"), "{look:?}");
+    }
+
+    #[test]
+    fn between_two_passes_a_rebuilding_member_is_still_waited_for() {
+        let mut waiter = all();
+        let mut gap = rebuilding();
+        gap.scan.clear();
+        assert_eq!(waiter.look(&gap), Look::Running(None));
+    }
+
+    #[test]
+    fn one_rebuild_ends_well_although_other_members_are_gone() {
+        let mut waiter = all();
+        let mut degraded = rebuilding();
+        degraded.members[2].state = MemberState::Missing;
+        waiter.look(&degraded);
+        degraded.members[1].state = MemberState::Online;
+        degraded.scan.clear();
+        assert!(matches!(waiter.look(&degraded), Look::Well(_)));
+    }
+
+    #[test]
+    fn nothing_to_wait_for_is_well_only_when_nothing_is_missing() {
+        assert!(matches!(all().look(&array("tank")), Look::Well(_)));
+        let mut degraded = array("tank");
+        degraded.state = ArrayState::Degraded;
+        degraded.members[0].state = MemberState::Missing;
+        assert!(is_bad(&all().look(&degraded), "it is DEGRADED"));
+        assert!(matches!(passes(&[ScanKind::Scrub]).look(&degraded), Look::Well(_)));
+    }
+
+    #[test]
+    fn a_scrub_is_judged_by_its_own_result() {
+        let mut running = array("tank");
+        running.scan = vec![scan(ScanKind::Scrub, 1, 10)];
+        running.last_scrub = MARK.last;
+        for goal in [Goal::Scrub { since: MARK }, all().goal] {
+            let ended = |finished_unix, errors| {
+                let mut waiter = Waiter::new(goal.clone());
+                assert!(matches!(waiter.look(&running), Look::Running(_)));
+                let mut over = array("tank");
+                over.last_scrub = Some(LastScrub { finished_unix, errors, repaired: errors });
+                waiter.look(&over)
+            };
+            assert!(matches!(ended(100, 0), Look::Well(_)));
+            assert!(is_bad(&ended(100, 3), "3 errors, 3 blocks repaired"));
+            assert!(is_bad(&ended(99, 0), "stopped before its end"));
+            assert!(matches!(ended(98, 0), Look::Well(_)), "another result, by a clock that is behind");
+        }
+    }
+
+    #[test]
+    fn a_scrub_that_is_over_before_the_first_look_counts() {
+        let mut over = array("tank");
+        over.last_scrub = Some(LastScrub { finished_unix: 100, errors: 0, repaired: 0 });
+        assert!(matches!(Waiter::new(Goal::Scrub { since: MARK }).look(&over), Look::Well(_)));
+    }
+
+    #[test]
+    fn kinds_not_asked_for_are_not_waited_for() {
+        let mut running = array("tank");
+        running.scan = vec![scan(ScanKind::Scrub, 1, 10)];
+        assert!(matches!(passes(&[ScanKind::Rebuild]).look(&running), Look::Well(_)));
+    }
+
+    #[test]
+    fn a_failed_array_ends_the_waiting() {
+        let mut failed = rebuilding();
+        failed.state = ArrayState::Failed;
+        assert!(is_bad(&all().look(&failed), "FAILED"));
+    }
+
+    #[test]
+    fn what_somebody_paused_is_not_waited_for_without_end() {
+        let mut paused = array("tank");
+        paused.scan = vec![scan(ScanKind::Scrub, 1, 10)];
+        paused.scan[0].paused = true;
+        let mut waiter = all();
+        for _ in 1..PAUSED_LOOKS {
+            assert!(matches!(waiter.look(&paused), Look::Running(Some(_))));
+        }
+        assert!(is_bad(&waiter.look(&paused), "paused at 10.0 %; 'calpe scrub tank'"));
+        let mut waiting = rebuilding();
+        waiting.scan.push(paused.scan[0].clone());
+        let mut waiter = all();
+        for _ in 0..3 * PAUSED_LOOKS {
+            assert!(matches!(waiter.look(&waiting), Look::Running(Some(_))));
+        }
+    }
+
+    #[test]
+    fn a_replacement_is_followed_by_its_path() {
+        let waiter = || Waiter::new(Goal::Replacement { new: "/srv/new".into() });
+        let mut beside = array("tank");
+        beside.members[1].replacement = Some(ReplacementReport { name: "/srv/new".into(), uuid: None });
+        beside.scan = vec![scan(ScanKind::Rebuild, 1, 10)];
+        assert!(matches!(waiter().look(&beside), Look::Running(Some(_))));
+        let mut in_place = rebuilding();
+        in_place.members[1].name = "/srv/new".into();
+        assert!(matches!(waiter().look(&in_place), Look::Running(Some(_))));
+        in_place.members[1].state = MemberState::Online;
+        assert!(matches!(waiter().look(&in_place), Look::Well(_)));
+        in_place.members[1].state = MemberState::Faulted;
+        assert!(is_bad(&waiter().look(&in_place), "FAULTED"));
+        assert!(is_bad(&waiter().look(&array("tank")), "given up"));
+    }
+
+    #[test]
+    fn lines_come_once_for_every_tenth() {
+        let mut progress = Progress { bar: None, told: None };
+        let told: Vec<_> =
+            (0..=100).filter_map(|done| progress.line(&scan(ScanKind::Rebuild, done, 100))).collect();
+        assert_eq!(told.len(), 11);
+        assert!(progress.line(&scan(ScanKind::Scrub, 100, 100)).is_some(), "another pass");
+    }
+}
