@@ -350,8 +350,9 @@ fn check_creatable(path: &Path, may_create: bool) -> Result<(), CreateError> {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let parent = absolute.parent().unwrap_or(Path::new("/"));
     let real_parent = parent.canonicalize().unwrap_or_else(|_| parent.to_owned());
-    if absolute.starts_with("/dev") || real_parent.starts_with("/dev") && !real_parent.starts_with("/dev/shm")
-    {
+    // Files in /dev/shm are files like any.
+    let among_devices = |path: &Path| path.starts_with("/dev") && !path.starts_with("/dev/shm");
+    if among_devices(&absolute) || among_devices(&real_parent) {
         return Err(CreateError::MissingDevice { path: path.to_owned() });
     }
     if !may_create {

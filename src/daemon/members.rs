@@ -5,7 +5,7 @@
 //! know how requests arrive.
 
 use super::import;
-use super::reactor::ArrayId;
+use super::reactor::{ArrayFacts, ArrayId};
 use super::report::Place;
 use super::service::{Daemon, Done, Outcome, refusal};
 use super::superblocks::{read_superblock, signatures, wipe_ends};
@@ -66,10 +66,17 @@ impl Daemon {
         let target = self.target(array, member)?;
         let state = self.state_of(&target)?;
         if matches!(state, MemberState::Online | MemberState::Rebuilding) {
-            return Err(refusal(
-                ErrorCode::Refused,
-                format!("{} is {} already", target.describe(), state.as_str()),
-            ));
+            return match path.filter(|path| !target.seat.path.as_ref().is_some_and(|p| same_path(p, path))) {
+                Some(_) => Err(refusal(
+                    ErrorCode::Refused,
+                    format!(
+                        "{} is {} already; another device takes its place with 'calpe replace'",
+                        target.describe(),
+                        state.as_str()
+                    ),
+                )),
+                None => Ok(Done::line(format!("{} is {} already", target.describe(), state.as_str()))),
+            };
         }
         let path = match path {
             Some(path) => path.to_owned(),
@@ -171,6 +178,25 @@ impl Daemon {
             let _ = std::fs::remove_file(new);
         }
         outcome.map(|done| Done { warnings, ..done })
+    }
+
+    /// Brings back those members of a failed array that are where they were. What was in service when it failed is
+    /// current, so nothing is overwritten by this; the array refuses all else.
+    pub(super) fn bring_back(&self, array: ArrayId, facts: &ArrayFacts) {
+        let gone = self.with_names(array, |names| {
+            let members = facts.status.members.iter().zip(&names.seats);
+            let gone = members.filter(|(member, seat)| {
+                member.state == MemberState::Missing && seat.path.as_ref().is_some_and(|path| path.exists())
+            });
+            let gone: Vec<MemberIndex> = gone.map(|(member, _)| member.index).collect();
+            (names.uuid.to_string(), gone)
+        });
+        let Some((uuid, gone)) = gone else { return };
+        for index in gone {
+            if let Err(error) = self.online(&uuid, &MemberRef::Index(index.0), None, false) {
+                tracing::debug!(%error, "a member of a failed array is not back");
+            }
+        }
     }
 
     /// Hands an open device to an array, and remembers where it is.

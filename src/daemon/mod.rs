@@ -17,6 +17,8 @@ pub mod serve;
 pub mod service;
 mod signals;
 pub mod superblocks;
+#[cfg(test)]
+mod tests;
 pub mod up;
 
 pub use control_server::ControlServer;

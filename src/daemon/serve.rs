@@ -9,12 +9,18 @@ use super::reactor::{ListenAddress, ListenError};
 use super::service::{Daemon, ServeOptions, ServiceConfig, served_line};
 use super::signals::{Signals, Woken};
 use crate::control::RequestError;
+use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Seconds between attempts to import a configured array that could not be: disks may be late.
 const RETRY_SECONDS: u32 = 5;
+
+/// Signals within this time are one order to stop: terminals and supervisors send several.
+const SAME_ORDER_MS: u16 = 1000;
+const SAME_ORDER: Duration = Duration::from_millis(SAME_ORDER_MS as u64);
 
 /// Why a daemon could not start, or ended badly.
 #[derive(Debug, thiserror::Error)]
@@ -121,7 +127,7 @@ pub(super) fn until_stopped(
     loop {
         match signals.wait(daemon.stop_requested(), 1000).map_err(system("wait for signals"))? {
             Woken::Signal(signal) => {
-                tracing::info!(%signal, "stopping; a second signal stops at once");
+                tracing::info!(%signal, "stopping; signal again to stop at once");
                 break;
             }
             Woken::Event => {
@@ -137,13 +143,35 @@ pub(super) fn until_stopped(
         }
     }
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
-    signals.give_back();
-    let result = daemon.shutdown().map_err(system("keep the reactor running"));
+    let result = shut_down(daemon, signals);
     drop(control);
     if result.is_ok() {
         tracing::info!("stopped");
     }
     result
+}
+
+/// Stops the daemon. Signals that come together with the first one are the same order; later ones end the process.
+fn shut_down(daemon: &Arc<Daemon>, signals: &Signals) -> Result<(), RunError> {
+    let finished = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
+        .map_err(|errno| system("stop in order")(errno.into()))?;
+    let result = std::thread::scope(|scope| {
+        let ending = scope.spawn(|| {
+            let result = daemon.shutdown();
+            // Cannot be full.
+            let _ = finished.write(1);
+            result
+        });
+        let begun = Instant::now();
+        while !ending.is_finished() && begun.elapsed() < SAME_ORDER {
+            if signals.wait(&finished, SAME_ORDER_MS)? == Woken::Event {
+                break;
+            }
+        }
+        signals.give_back();
+        ending.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    });
+    result.map_err(system("stop cleanly"))
 }
 
 pub(super) fn create_dir(path: &Path) -> Result<(), RunError> {

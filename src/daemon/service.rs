@@ -18,7 +18,7 @@ use crate::control::{
     ArrayReport, ArrayState, ErrorCode, Event, Importable, ImportableMember, PROTOCOL_VERSION, Pong, Reply,
     Request, RequestError, ScrubAction, Severity, Status,
 };
-use crate::format::Superblock;
+use crate::format::{ChecksumKind, Superblock, VolumeKind};
 use crate::units::HumanSize;
 use crate::volume::{AdminRequest, ArrayNotice, NoticeLevel, PlainVolume};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -29,6 +29,8 @@ use uuid::Uuid;
 
 /// The part of the memory that client payloads may take: the rest is for the reads and parity of their stripes.
 const PAYLOAD_SHARE: u64 = 2;
+
+const FAILED: crate::volume::ArrayState = crate::volume::ArrayState::Failed;
 
 /// What a daemon is to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -174,6 +176,13 @@ impl Daemon {
                 format!("array '{}' is served already", superblock.name),
             ));
         }
+        if (superblock.volume, superblock.checksum) != (VolumeKind::Plain, ChecksumKind::None) {
+            let what = format!(
+                "array '{}' is a {} volume with the checksum {}: a newer version of calpe is needed",
+                superblock.name, superblock.volume, superblock.checksum
+            );
+            return Err(refusal(ErrorCode::Refused, what));
+        }
         let geometry = superblock.geometry;
         let codec = Codec::new(usize::from(geometry.data), usize::from(geometry.parity))
             .map_err(|error| refusal(ErrorCode::Failed, error.to_string()))?;
@@ -296,16 +305,22 @@ impl Daemon {
         Ok(reports)
     }
 
-    /// Takes note of progress, for rates; to be called once a second or so.
+    /// Takes note of progress, for rates, and brings failed arrays back whose members are there again; to be called
+    /// once a second or so.
     pub fn observe(&self) {
         let ids: Vec<ArrayId> = lock(&self.served).iter().map(|served| served.id).collect();
         for id in ids {
             // An array that was just stopped has no facts, and needs none.
-            let _ = self.facts(id);
+            if let Ok(facts) = self.facts(id)
+                && facts.status.state == FAILED
+            {
+                let _changes = lock(&self.changes);
+                self.bring_back(id, &facts);
+            }
         }
     }
 
-    /// Waits for nothing: the descriptor that becomes readable when somebody asks the daemon to end.
+    /// The descriptor that becomes readable when somebody asks the daemon to end.
     #[must_use]
     pub fn stop_requested(&self) -> &EventFd {
         &self.stop

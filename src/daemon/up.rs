@@ -110,7 +110,8 @@ fn open_or_create(options: &UpOptions, dir: &Path) -> Result<(Opened, Origin), R
         }
         [array] => {
             let members = found.arrays.remove(&array).unwrap_or_default();
-            let mut opened = import::open(&members, options.force)?;
+            let mut opened = import::open(&members, options.force)
+                .map_err(|error| name_files(error, options, &members))?;
             opened.warnings.splice(0..0, found.warnings);
             let origin = picked_up(options, &opened.assembled.superblock.geometry);
             Ok((opened, origin))
@@ -120,6 +121,22 @@ fn open_or_create(options: &UpOptions, dir: &Path) -> Result<(Opened, Origin), R
             arrays.len()
         )),
     }
+}
+
+/// Adds which files are not there to an array that cannot start: people know files, not uuids.
+fn name_files(error: import::ImportError, options: &UpOptions, members: &[import::Found]) -> RunError {
+    let width = members.first().map_or(0, |found| found.superblock.members.len());
+    let gone: Vec<String> = (0..width)
+        .map(|index| member_path(&options.dir, index))
+        .filter(|path| !path.exists())
+        .map(|path| path.display().to_string())
+        .collect();
+    if gone.is_empty() || !matches!(error, import::ImportError::Assembly(_)) {
+        return error.into();
+    }
+    let force = if error.needs_force() { "; 'calpe up --force' starts without them" } else { "" };
+    let what = format!("{error}\nfiles that are not there: {}{force}", gone.join(", "));
+    RunError::Unclear { dir: options.dir.clone(), what }
 }
 
 fn create(options: &UpOptions) -> Result<(Opened, Origin), RunError> {

@@ -17,7 +17,7 @@ pub(super) fn flock_holder(device: u64, inode: u64) -> Option<String> {
         (kind == "FLOCK" && fields.next()? == wanted).then(|| pid.parse().ok())?
     })?;
     if pid == std::process::id() {
-        return Some("another array of this process".to_owned());
+        return Some("this process, as a member".to_owned());
     }
     // "1234 (calpe) S ...": a name may hold anything, so the state is what follows the last parenthesis.
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;

@@ -316,6 +316,9 @@ impl Reactor {
         }
         self.close_clients_of(id);
         self.admin.retain(|_, pending| pending.array != id);
+        if let (Err(error), true) = (&result, array.stop_replies.is_empty()) {
+            self.unclean.push(format!("array '{}': {error}", array.name));
+        }
         for reply in array.stop_replies {
             // Nobody may be waiting any more.
             let _ = reply.send(result.clone().map_err(ReactorError::Refused));

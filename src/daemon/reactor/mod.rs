@@ -135,6 +135,8 @@ struct Reactor {
     last_vanished: Timestamp,
     /// Being shut down since.
     stopping: Option<Timestamp>,
+    /// Arrays that were shut down and did not stop cleanly, and why.
+    unclean: Vec<String>,
 }
 
 impl Reactor {
@@ -166,6 +168,7 @@ impl Reactor {
             last_tick: now,
             last_vanished: now,
             stopping: None,
+            unclean: Vec::new(),
         })
     }
 
@@ -189,7 +192,8 @@ impl Reactor {
             self.work();
             self.progress_stops();
             if self.stopping.is_some_and(|since| self.may_end(since)) {
-                return Ok(());
+                let unclean = std::mem::take(&mut self.unclean);
+                return if unclean.is_empty() { Ok(()) } else { Err(io::Error::other(unclean.join("; "))) };
             }
         }
     }

@@ -288,7 +288,11 @@ impl<S: Read + Write> Client<S> {
     }
 
     fn at_end(&mut self) -> bool {
-        matches!(self.0.read(&mut [0; 1]), Ok(0))
+        match self.0.read(&mut [0; 1]) {
+            Ok(count) => count == 0,
+            // What a unix socket says when it was closed with something unread in it.
+            Err(error) => error.kind() == io::ErrorKind::ConnectionReset,
+        }
     }
 }
 

@@ -1,0 +1,301 @@
+//! The daemon as an administrator meets it: real files, a real reactor, requests in, replies out.
+
+use super::import::tests::created_in;
+use super::service::{Daemon, ServeOptions, ServiceConfig};
+use super::{ControlServer, import};
+use crate::control::{
+    ArrayReport, ArrayState, ErrorCode, MAX_REPLY_BYTES, MemberRef, MemberState, PROTOCOL_VERSION, Reply,
+    Request, RequestError, ScrubAction, read_message, write_message,
+};
+use crate::member::{Access, Device};
+use std::io::{BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+struct Bench {
+    dir: TempDir,
+    daemon: Daemon,
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        self.daemon.shutdown().unwrap();
+    }
+}
+
+impl Bench {
+    /// A daemon that serves 'tank', 2+2 on files m0 to m3.
+    fn new() -> Bench {
+        let dir = tempfile::tempdir().unwrap();
+        created_in(dir.path(), "tank", 2, 2);
+        let config = ServiceConfig { memory: 64 << 20, connections_max: 10, search: vec![dir.path().into()] };
+        let bench = Bench { dir, daemon: Daemon::start(config).unwrap() };
+        let import =
+            Request::Import { array: None, all: true, dirs: Vec::new(), force: false, dry_run: false };
+        assert!(bench.done(import).contains("ONLINE"));
+        bench
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn done(&self, request: Request) -> String {
+        match self.daemon.handle(request) {
+            Reply::Done { message, .. } => message,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn refused(&self, request: Request) -> RequestError {
+        match self.daemon.handle(request) {
+            Reply::Error(error) => error,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn report(&self) -> ArrayReport {
+        self.daemon.status(Some("tank")).unwrap().remove(0)
+    }
+
+    fn wait_until(&self, what: impl Fn(&ArrayReport) -> bool) -> ArrayReport {
+        let start = Instant::now();
+        loop {
+            let report = self.report();
+            if what(&report) {
+                return report;
+            }
+            assert!(start.elapsed() < Duration::from_secs(30), "{report:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn wait_online(&self) -> ArrayReport {
+        self.wait_until(|report| report.state == ArrayState::Online && report.scan.is_empty())
+    }
+}
+
+fn member(index: u16) -> MemberRef {
+    MemberRef::Index(index)
+}
+
+fn offline(index: u16, dry_run: bool) -> Request {
+    Request::Offline { array: "tank".into(), member: member(index), dry_run }
+}
+
+fn online(index: u16, path: Option<PathBuf>) -> Request {
+    Request::Online { array: "tank".into(), member: member(index), path, dry_run: false }
+}
+
+fn replace(old: MemberRef, new: PathBuf, force: bool, dry_run: bool) -> Request {
+    Request::Replace { array: "tank".into(), old, new, force, dry_run }
+}
+
+#[test]
+fn a_member_goes_offline_and_comes_back_from_wherever_it_is() {
+    let bench = Bench::new();
+    assert!(bench.done(offline(1, true)).starts_with("would"));
+    assert_eq!(bench.report().state, ArrayState::Online, "a dry run changes nothing");
+    bench.done(offline(1, false));
+    let report = bench.report();
+    assert_eq!((report.state, report.members[1].state), (ArrayState::Degraded, MemberState::Offline));
+    assert_eq!(report.members[1].name, bench.path("m1").display().to_string());
+    bench.wait_until(|_| Device::open(&bench.path("m1"), Access::Exclusive).is_ok());
+    std::fs::rename(bench.path("m1"), bench.path("elsewhere")).unwrap();
+    bench.done(online(1, None));
+    let report = bench.wait_online();
+    assert_eq!(report.members[1].name, bench.path("elsewhere").display().to_string());
+}
+
+#[test]
+fn only_the_own_device_of_a_member_brings_it_back() {
+    let bench = Bench::new();
+    let other = tempfile::tempdir().unwrap();
+    created_in(other.path(), "pond", 2, 1);
+    std::fs::File::create(bench.path("blank")).unwrap().set_len(64 << 20).unwrap();
+    assert!(bench.done(online(0, None)).contains("ONLINE already"));
+    assert_eq!(bench.refused(online(0, Some(bench.path("blank")))).code, ErrorCode::Refused);
+    bench.done(offline(0, false));
+    for (path, why) in [
+        (bench.path("blank"), "no Calpe superblock"),
+        (other.path().join("m0"), "another array, 'pond'"),
+        (bench.path("m1"), "in use by this process"),
+        (bench.path("nowhere"), "no such file"),
+    ] {
+        let error = bench.refused(online(0, Some(path)));
+        assert!(error.message.contains(why), "{error}");
+    }
+    std::fs::remove_file(bench.path("m0")).unwrap();
+    let error = bench.refused(online(0, None));
+    assert!(error.message.contains("was not found") && error.message.contains("calpe replace"), "{error}");
+}
+
+#[test]
+fn a_deleted_file_is_replaced_by_a_new_one_of_the_same_name() {
+    let bench = Bench::new();
+    std::fs::remove_file(bench.path("m2")).unwrap();
+    let report = bench.wait_until(|report| report.state == ArrayState::Degraded);
+    assert_eq!(report.members[2].state, MemberState::Missing);
+    let by_path = MemberRef::Path(bench.path("m2"));
+    assert!(bench.done(replace(by_path.clone(), bench.path("m2"), false, true)).contains("new sparse file"));
+    assert!(!bench.path("m2").exists());
+    bench.done(replace(by_path, bench.path("m2"), false, false));
+    bench.wait_online();
+    let len = |name: &str| std::fs::metadata(bench.path(name)).unwrap().len();
+    assert_eq!(len("m2"), len("m1"));
+}
+
+#[test]
+fn a_replacement_must_be_worthless_large_enough_and_its_own() {
+    let bench = Bench::new();
+    let foreign = tempfile::tempdir().unwrap();
+    created_in(foreign.path(), "pond", 1, 1);
+    std::fs::File::create(bench.path("short")).unwrap().set_len(1 << 20).unwrap();
+    for (path, code) in [
+        (foreign.path().join("m0"), ErrorCode::NeedsForce),
+        (bench.path("short"), ErrorCode::Device),
+        (bench.path("m1"), ErrorCode::Device),
+        (bench.path("no/such/dir/m"), ErrorCode::Device),
+        (PathBuf::from("/dev/calpe-nonexistent"), ErrorCode::Device),
+        (bench.dir.path().into(), ErrorCode::Device),
+    ] {
+        let error = bench.refused(replace(member(0), path.clone(), false, false));
+        assert_eq!(error.code, code, "{}: {error}", path.display());
+    }
+    let pond = import::search(&[foreign.path().into()]);
+    assert_eq!(pond.arrays.values().next().unwrap().len(), 2, "what is refused is untouched");
+    bench.done(replace(member(0), foreign.path().join("m0"), true, false));
+    let report = bench.wait_online();
+    assert_eq!(report.members[0].name, foreign.path().join("m0").display().to_string());
+    // The old device is free, and has no part in the array any more.
+    bench.wait_until(|_| Device::open(&bench.path("m0"), Access::Exclusive).is_ok());
+}
+
+#[test]
+fn members_that_are_not_there_are_told_by_all_their_names() {
+    let bench = Bench::new();
+    let uuid = bench.report().members[3].uuid;
+    let fail = |member| Request::Fail { array: "tank".into(), member, dry_run: true };
+    assert!(bench.done(fail(MemberRef::Uuid(uuid))).contains("member 3"));
+    assert!(bench.done(fail(MemberRef::Path(bench.path("./m3")))).contains("member 3"));
+    for unknown in [member(4), MemberRef::Uuid(uuid::Uuid::nil()), MemberRef::Path("/m3".into())] {
+        assert_eq!(bench.refused(fail(unknown)).code, ErrorCode::NoSuchMember);
+    }
+    let error = bench.refused(Request::Fail { array: "pond".into(), member: member(0), dry_run: false });
+    assert_eq!(error.code, ErrorCode::NoSuchArray);
+}
+
+#[test]
+fn a_failed_array_comes_back_with_its_members() {
+    let bench = Bench::new();
+    for name in ["m0", "m1", "m2"] {
+        std::fs::rename(bench.path(name), bench.path(&format!("{name}.away"))).unwrap();
+    }
+    bench.wait_until(|report| report.state == ArrayState::Failed);
+    let error = bench.refused(replace(member(0), bench.path("new"), false, false));
+    assert!(error.message.contains("FAILED") && !bench.path("new").exists(), "{error}");
+    for name in ["m0", "m1", "m2"] {
+        std::fs::rename(bench.path(&format!("{name}.away")), bench.path(name)).unwrap();
+    }
+    bench.wait_until(|report| {
+        bench.daemon.observe();
+        report.state != ArrayState::Failed
+    });
+    (0..3).for_each(|index| drop(bench.done(online(index, None))));
+    bench.wait_online();
+}
+
+#[test]
+fn an_exported_array_can_be_listed_and_imported_again() {
+    let bench = Bench::new();
+    assert!(matches!(
+        bench.daemon.handle(Request::ListImportable { dirs: Vec::new() }),
+        Reply::Importable { arrays } if arrays.is_empty()
+    ));
+    bench.done(Request::Export { array: "tank".into(), dry_run: false });
+    std::fs::remove_file(bench.path("m3")).unwrap();
+    match bench.daemon.handle(Request::ListImportable { dirs: Vec::new() }) {
+        Reply::Importable { arrays } => {
+            assert_eq!((arrays.len(), arrays[0].name.as_str()), (1, "tank"));
+            assert!(arrays[0].problem.is_none(), "{:?}", arrays[0].problem);
+            let paths: Vec<_> = arrays[0].members.iter().map(|member| member.path.clone()).collect();
+            assert_eq!(paths[..3], ["m0", "m1", "m2"].map(|name| Some(bench.path(name))));
+            assert_eq!(paths[3], None);
+        }
+        other => panic!("{other:?}"),
+    }
+    let import = |dry_run| Request::Import {
+        array: Some("tank".into()),
+        all: false,
+        dirs: Vec::new(),
+        force: false,
+        dry_run,
+    };
+    assert!(bench.done(import(true)).contains("3 of 4"));
+    assert!(bench.done(import(false)).contains("DEGRADED"));
+    assert_eq!(bench.refused(import(false)).code, ErrorCode::Refused);
+    let events = match bench.daemon.handle(Request::Events { since: 0 }) {
+        Reply::Events { events, next } => {
+            assert_eq!(next, events.last().unwrap().sequence + 1);
+            events
+        }
+        other => panic!("{other:?}"),
+    };
+    assert!(events.iter().any(|event| event.text.contains("exported")));
+}
+
+#[test]
+fn a_scrub_ends_with_a_result() {
+    let bench = Bench::new();
+    bench.done(Request::Scrub { array: "tank".into(), action: ScrubAction::Start, dry_run: false });
+    let report = bench.wait_until(|report| report.last_scrub.is_some());
+    assert_eq!(report.last_scrub.unwrap().errors, 0);
+    let error =
+        bench.refused(Request::Scrub { array: "tank".into(), action: ScrubAction::Pause, dry_run: false });
+    assert_eq!(error.code, ErrorCode::Refused);
+}
+
+#[test]
+fn a_read_only_array_is_served_under_its_options() {
+    let dir = tempfile::tempdir().unwrap();
+    let array = created_in(dir.path(), "tank", 1, 1);
+    let daemon =
+        Daemon::start(ServiceConfig { memory: 32 << 20, connections_max: 1, search: Vec::new() }).unwrap();
+    let members = import::search(&[dir.path().into()]).arrays.remove(&array).unwrap();
+    let options = ServeOptions { read_only: true, ..ServeOptions::default() };
+    let report = daemon.serve(import::open(&members, false).unwrap(), options).unwrap();
+    assert_eq!(report.uuid, array);
+    daemon.shutdown().unwrap();
+    assert!(!daemon.is_alive());
+    assert!(daemon.status(Some("tank")).is_err());
+}
+
+#[test]
+fn the_control_socket_answers_line_by_line_whatever_comes() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = ServiceConfig { memory: 32 << 20, connections_max: 1, search: vec![dir.path().into()] };
+    let daemon = Arc::new(Daemon::start(config).unwrap());
+    let path = dir.path().join("control.sock");
+    let server = ControlServer::start(Arc::clone(&daemon), &path).unwrap();
+    let ask = |stream: &UnixStream| {
+        read_message::<Reply>(&mut BufReader::new(stream), MAX_REPLY_BYTES).unwrap().unwrap()
+    };
+    let mut stream = UnixStream::connect(&path).unwrap();
+    stream.write_all(b"nonsense\n").unwrap();
+    assert!(matches!(ask(&stream), Reply::Error(error) if error.code == ErrorCode::BadRequest));
+    write_message(&mut stream, &Request::Ping { version: PROTOCOL_VERSION + 1 }).unwrap();
+    assert!(matches!(ask(&stream), Reply::Error(error) if error.code == ErrorCode::BadRequest));
+    write_message(&mut stream, &Request::Ping { version: PROTOCOL_VERSION }).unwrap();
+    assert!(matches!(ask(&stream), Reply::Pong(pong) if pong.pid == std::process::id()));
+    write_message(&mut stream, &Request::Status { array: None }).unwrap();
+    assert!(matches!(ask(&stream), Reply::Status(status) if status.arrays.is_empty()));
+    write_message(&mut stream, &Request::Shutdown { dry_run: false }).unwrap();
+    assert!(matches!(ask(&stream), Reply::Done { .. }));
+    assert!(daemon.stop_requested().read().is_ok(), "whoever runs the daemon is told");
+    drop(server);
+    assert!(!path.exists() && UnixStream::connect(&path).is_err());
+    daemon.shutdown().unwrap();
+}
