@@ -253,7 +253,6 @@ pub fn with_handles<K: Clone>(assembled: Assembled<usize>, handle: impl Fn(usize
         epoch_is_complete: assembled.epoch_is_complete,
         sequence: assembled.sequence,
         epoch_number: assembled.epoch_number,
-        epoch_is_complete: assembled.epoch_is_complete,
         resynced: assembled.resynced,
         // Their devices are closed already.
         refused: Vec::new(),
