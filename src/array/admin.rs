@@ -251,8 +251,9 @@ impl Array {
             return;
         }
         self.stopping = Some(Stopping::Stopped);
-        for (_, _, device) in self.devices() {
-            self.actions.push(ArrayAction::Release(device.id));
+        let exchanged = std::mem::take(&mut self.exchanged);
+        for device in self.devices().into_iter().map(|(_, _, device)| device.id).chain(exchanged) {
+            self.actions.push(ArrayAction::Release(device));
         }
         self.admin_done(id, Ok(AdminOutcome("stopped".into())));
     }

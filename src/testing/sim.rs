@@ -307,6 +307,9 @@ impl SimArray {
         let codec = Codec::new(usize::from(shape.data), usize::from(shape.parity)).expect("a valid geometry");
         let config = ArrayConfig { seed: random.next_u64(), ..ArrayConfig::default() };
         let volume = PlainVolume::new(assembled, codec, pool.clone(), config);
+        // What an earlier life left in the caches is older than everything this one does.
+        let unflushed = disks.values().flat_map(|disk| disk.unflushed.values().flatten());
+        let executed = unflushed.map(|(when, _)| *when).max().unwrap_or(0);
         let mut sim = SimArray {
             shape,
             disks,
@@ -314,7 +317,7 @@ impl SimArray {
             released: BTreeSet::new(),
             volume,
             queue: Vec::new(),
-            executed: 0,
+            executed,
             actions: Vec::new(),
             client_done: HashMap::new(),
             admin_done: HashMap::new(),
@@ -537,6 +540,12 @@ impl SimArray {
     #[must_use]
     pub fn disk_of(&self, member: u16) -> Option<u32> {
         self.status().members[usize::from(member)].device.map(|device| device.0)
+    }
+
+    /// Size of a disk.
+    #[must_use]
+    pub fn disk_bytes(&self, id: u32) -> u64 {
+        self.disks[&id].bytes
     }
 
     /// Where slots lie on every disk, in bytes.
