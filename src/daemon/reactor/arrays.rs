@@ -46,6 +46,8 @@ pub struct ArrayFacts {
     pub clients: usize,
     /// What they did.
     pub traffic: Traffic,
+    /// How often the reactor's loop has turned, whatever for.
+    pub turns: u64,
 }
 
 /// An array in service.
@@ -175,8 +177,9 @@ impl Reactor {
 
     pub(super) fn facts(&mut self, id: ArrayId) -> Result<ArrayFacts, ReactorError> {
         let clients = self.connections.iter().filter(|(_, c)| c.array == Some(id)).count();
+        let turns = self.turns;
         let array = self.hosted(id).ok_or(ReactorError::NoSuchArray)?;
-        Ok(ArrayFacts { status: array.volume.status(), clients, traffic: array.traffic })
+        Ok(ArrayFacts { status: array.volume.status(), clients, traffic: array.traffic, turns })
     }
 
     /// Lets a volume take an event and executes what it wants. Events of arrays that are gone are dropped.

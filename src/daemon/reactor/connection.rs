@@ -204,7 +204,12 @@ impl Connection {
 
     /// Whether received requests wait until it may start more.
     pub(super) fn waits_for_room(&self) -> bool {
-        self.inbox.is_some() && !self.broken && !self.read_closed && !self.is_full()
+        // A payload that is being received comes first: until it is there, there is nothing to parse.
+        self.inbox.is_some()
+            && self.receiving == Receiving::Nothing
+            && !self.broken
+            && !self.read_closed
+            && !self.is_full()
     }
 
     /// Drops what was received and not parsed: nothing of it will be handled.

@@ -112,6 +112,7 @@ struct Reactor {
     mailbox: Arc<Mailbox>,
     wake: Rc<OwnedFd>,
     now: Timestamp,
+    turns: u64,
     arrays: Vec<Option<Hosted>>,
     listeners: Slab<ListenerState>,
     connections: Slab<Connection>,
@@ -153,6 +154,7 @@ impl Reactor {
             mailbox,
             wake,
             now,
+            turns: 0,
             arrays: Vec::new(),
             listeners: Slab::new(),
             connections: Slab::new(),
@@ -185,6 +187,7 @@ impl Reactor {
             };
             self.ring.enter(wait, &mut events)?;
             self.now = clock::now();
+            self.turns += 1;
             for event in events.drain(..) {
                 self.dispatch(event);
             }
