@@ -50,6 +50,9 @@ impl Pool {
                 nix::sys::mman::MapFlags::MAP_PRIVATE | nix::sys::mman::MapFlags::MAP_NORESERVE,
             )
         }?;
+        // Large pages make copies of a MiB cheaper; a kernel without them serves small ones.
+        // SAFETY: advice about a mapping of ours does not change what it holds.
+        let _ = unsafe { nix::sys::mman::madvise(base, bytes, nix::sys::mman::MmapAdvise::MADV_HUGEPAGE) };
         Ok(Pool(Arc::new(Slab {
             base: base.cast(),
             bytes,
