@@ -154,8 +154,8 @@ fn a_daemon_killed_under_load_keeps_what_was_flushed_and_resyncs() {
         load.wait().expect("reaped");
         up = Up::start(dir.path(), &[]);
         run(Command::new("qemu-img")
-            .args(["compare", "-f", "raw", "--image-opts"])
-            .arg(format!("driver=file,filename={}", image.display()))
+            .args(["compare", "--image-opts"])
+            .arg(format!("driver=raw,file.driver=file,file.filename={}", image.display()))
             .arg(format!(
                 "driver=raw,size={},file.driver=nbd,file.server.type=unix,file.server.path={}",
                 64 << 20,

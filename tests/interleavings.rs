@@ -2,7 +2,7 @@
 //! and processes that are killed between two chosen operations. Each test is named after what must hold.
 
 use calpe::block_io::IoOp;
-use calpe::format::MemberState;
+use calpe::format::{COPY_BYTES, MemberState, Superblock, all_copy_offsets};
 use calpe::testing::{Random, SimArray, SimShape};
 use calpe::units::{MemberIndex, VolumeOffset};
 use calpe::volume::{AdminRequest, ArrayState, ClientError, ClientRequest};
@@ -334,7 +334,55 @@ fn a_forced_start_does_not_prefer_members_that_are_known_to_be_stale() {
     }
 }
 
+#[test]
+fn no_superblock_update_puts_every_newest_copy_of_a_device_at_risk() {
+    let array = Checked::filled(2, 1, 8, 24);
+    let mut sim = array.sim.kill_where(false, |_, _| true).expect("the array is whole");
+    for round in 0..6 {
+        // Only disk 0 gets the update that is under way, the others keep what they have.
+        while sim.step_where(|_, op| matches!(op, IoOp::Flush)) {}
+        let bytes = sim.disk_bytes(0);
+        for id in 0..3 {
+            let sequence = |at: u64| {
+                Superblock::decode(&sim.disks[&id].peek(at, COPY_BYTES)).map_or(0, |copy| copy.sequence)
+            };
+            let copies = all_copy_offsets(bytes).map(|at| (at.0, sequence(at.0)));
+            let newest = copies.iter().map(|(_, sequence)| *sequence).max().expect("four copies");
+            let at_risk: Vec<u64> = sim
+                .queued()
+                .filter(|(device, _)| *device == id)
+                .filter_map(|(_, op)| if let IoOp::Write { offset, .. } = op { Some(offset.0) } else { None })
+                .collect();
+            assert!(!at_risk.is_empty(), "an update is under way");
+            assert!(
+                copies.iter().any(|(at, sequence)| *sequence == newest && !at_risk.contains(at)),
+                "round {round}: an update torn by a crash leaves disk {id} with the superblock before its last"
+            );
+        }
+        sim = sim.kill_where(false, |device, _| device == 0).expect("a majority");
+    }
+}
+
 // ---- Rebuilds ----
+
+#[test]
+fn a_member_may_be_replaced_again_while_an_older_superblock_update_is_under_way() {
+    let mut array = Checked::filled(2, 1, 6, 25);
+    let region = array.sim.data_region();
+    let new = replace(&mut array.sim, 1);
+    // The first update is done and names the replacement; the next one begins and is slow.
+    while array.sim.step_where(|_, op| !in_region(&region, op)) {}
+    array.sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
+    assert!(array.sim.queued().any(|(_, op)| matches!(op, IoOp::Flush)));
+    while array.sim.disk_of(1) != Some(new) {
+        if !array.sim.step_where(|_, op| in_region(&region, op)) {
+            array.sim.sleep(100);
+        }
+    }
+    replace(&mut array.sim, 1);
+    array.sim.settle();
+    array.verify();
+}
 
 #[test]
 fn parity_written_to_a_blank_device_before_its_rebuild_reaches_the_row_is_right() {
@@ -373,8 +421,6 @@ fn a_parked_write_does_not_leave_bytes_on_a_blank_device_that_its_rebuild_takes_
     let region = array.sim.data_region();
     // The rebuild is slow: none of its writes is done yet.
     let slow = |d: u32, op: &IoOp| d == new && is_write(op) && in_region(&region, op);
-    let held: Vec<u64> = Vec::new();
-    drop(held);
     for _ in 0..30 {
         array.sim.sleep(100);
         // Reads of the rebuild wait too; only superblocks and the last slots move on.
@@ -483,7 +529,6 @@ fn a_write_that_left_a_member_out_is_completed_when_that_member_returns_to_a_fai
 fn a_parked_write_that_waits_at_the_gate_is_completed_when_its_member_returns() {
     let mut array = Checked::filled(3, 1, 20, 14);
     array.write(0, &vec![1; 4096]);
-    let region = array.sim.data_region();
     let sim = &mut array.sim;
     disk(sim, 1).full = true;
     let mut bytes = vec![0; CHUNK];
@@ -499,7 +544,6 @@ fn a_parked_write_that_waits_at_the_gate_is_completed_when_its_member_returns() 
     disk(sim, 1).full = false;
     online(sim, 1, 1).expect("it is current");
     sim.settle();
-    let _ = region;
     let read = array.sim.read(0, CHUNK).expect("readable");
     assert!(read == array.model[..CHUNK], "member 0's chunk, which nobody wrote, decodes to something else");
 }

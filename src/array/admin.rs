@@ -131,17 +131,16 @@ impl Array {
             && (held == epoch.id || (epoch.parent != 0 && held == epoch.parent))
     }
 
-    /// Enough members are back. What their caches lost is not known, so parity is checked against data everywhere.
+    /// Enough members are back. What their caches lost of unflushed writes is not known, so parity is checked
+    /// against data everywhere if there were any.
     fn leave_failed(&mut self) {
         self.returnable = MemberSet::default();
         self.supers.note_loss();
-        self.passes.restart_resync();
+        if self.supers.is_dirty() || !self.parked.is_empty() {
+            self.passes.restart_resync();
+        }
         self.resume_parked();
-        self.notice(
-            NoticeLevel::Warning,
-            None,
-            "enough members are back: the array serves again, parity is resynced".into(),
-        );
+        self.notice(NoticeLevel::Warning, None, "enough members are back: the array serves again".into());
     }
 
     fn replace(&mut self, index: MemberIndex, new: NewDevice) -> Result<String, String> {
@@ -252,8 +251,9 @@ impl Array {
             return;
         }
         self.stopping = Some(Stopping::Stopped);
-        for (_, _, device) in self.devices() {
-            self.actions.push(ArrayAction::Release(device.id));
+        let exchanged = std::mem::take(&mut self.exchanged);
+        for device in self.devices().into_iter().map(|(_, _, device)| device.id).chain(exchanged) {
+            self.actions.push(ArrayAction::Release(device));
         }
         self.admin_done(id, Ok(AdminOutcome("stopped".into())));
     }

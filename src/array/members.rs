@@ -17,6 +17,8 @@ pub(super) struct Device {
     pub writes: u64,
     /// Of these, so many were complete when a flush began that has succeeded.
     pub flushed: u64,
+    /// A superblock on it says what it is; a restart would find it.
+    pub recorded: bool,
     /// It has refused to zero a range other than by writing.
     pub cannot_zero: bool,
 }
@@ -24,7 +26,12 @@ pub(super) struct Device {
 impl Device {
     /// A device about whose cache nothing is known yet.
     pub fn new(id: DeviceId, bytes: u64) -> Device {
-        Device { id, bytes, writes: 1, flushed: 0, cannot_zero: false }
+        Device { id, bytes, writes: 1, flushed: 0, recorded: false, cannot_zero: false }
+    }
+
+    /// A device that assembly has found by its superblock.
+    pub fn found(id: DeviceId, bytes: u64) -> Device {
+        Device { recorded: true, ..Device::new(id, bytes) }
     }
 
     /// Whether a flush would make anything durable.

@@ -113,6 +113,8 @@ pub struct Array {
     /// Members that were in service when the array failed: nothing was written without them.
     returnable: MemberSet,
     releasing: Vec<DeviceId>,
+    /// Devices that were replaced, until that is on disk.
+    exchanged: Vec<DeviceId>,
     client_ops: usize,
     last_client: Timestamp,
     write_ops: usize,
@@ -202,9 +204,9 @@ impl Array {
                 uuid: seat.uuid,
                 state: seat.state,
                 progress: (seat.state == MemberState::Rebuilding).then(|| Progress::resumed(seat.rebuilt)),
-                device: seat.key.map(|open| Device::new(open.id, open.bytes)),
+                device: seat.key.map(|open| Device::found(open.id, open.bytes)),
                 replacement: seat.replacement.map(|(open, uuid, rebuilt)| Replacement {
-                    device: Device::new(open.id, open.bytes),
+                    device: Device::found(open.id, open.bytes),
                     uuid,
                     // After an unclean stop a write may have reached the old device or this one alone.
                     progress: Progress::resumed(if clean { rebuilt } else { SlotIndex(0) }),
@@ -246,6 +248,7 @@ impl Array {
             last_parked_retry: Timestamp(0),
             returnable: MemberSet::default(),
             releasing: Vec::new(),
+            exchanged: Vec::new(),
             client_ops: 0,
             last_client: Timestamp(0),
             write_ops: 0,

@@ -269,8 +269,10 @@ impl Array {
 
     fn end_finished_builds(&mut self, index: MemberIndex) {
         let slots = self.map.slots;
+        // Only a device that a restart would find may count as the member.
         let member = self.member_mut(index);
-        if member.progress.as_ref().is_some_and(|p| p.done() >= slots) {
+        let recorded = member.device.is_some_and(|device| device.recorded);
+        if recorded && member.progress.as_ref().is_some_and(|p| p.done() >= slots) {
             member.progress = None;
             member.state = MemberState::Online;
             member.reason = None;
@@ -279,20 +281,20 @@ impl Array {
             self.notice_if_whole();
         }
         let member = self.member_mut(index);
-        if let Some(replacement) = member.replacement.take_if(|r| r.progress.done() >= slots) {
+        if let Some(replacement) =
+            member.replacement.take_if(|r| r.device.recorded && r.progress.done() >= slots)
+        {
             let old = member.device.replace(replacement.device);
             member.uuid = replacement.uuid;
             member.state = MemberState::Online;
             member.progress = None;
             member.reason = None;
-            if let Some(old) = old {
-                self.releasing.push(old.id);
-            }
+            // The old device stays until the exchange is on disk: until then it is what a restart would look for.
+            self.exchanged.extend(old.map(|old| old.id));
             // Recorded like a loss: the old device must not count as current once it misses a write.
             self.supers.note_exchange();
             self.notice(NoticeLevel::Info, Some(index), format!("member {index} is replaced and online"));
             self.notice_if_whole();
-            self.release_idle_devices();
         }
     }
 

@@ -5,7 +5,7 @@
 //! recorded durably on all remaining members, no write starts and none is acknowledged.
 
 use super::NoticeLevel;
-use super::members::Which;
+use super::members::{Device, Which};
 use super::{Array, Effect, Inflight, Owner, Stopping};
 use crate::block_io::{DeviceId, IoFault, IoOp, IoValue};
 use crate::format::{
@@ -13,6 +13,7 @@ use crate::format::{
     superblock_offsets,
 };
 use crate::units::{MemberIndex, SlotIndex, Timestamp};
+use uuid::Uuid;
 
 pub(super) struct Supers {
     /// What was written last, or is being written; per-device fields are filled in for each device.
@@ -42,18 +43,31 @@ pub(super) struct Supers {
 struct Job {
     stage: Stage,
     pending: usize,
+    /// The losses that this update records, and those there were when it began.
     losses: u64,
-    devices: Vec<(MemberIndex, Which, DeviceId, u64)>,
+    losses_seen: u64,
+    devices: Vec<Participant>,
     template: Superblock,
     /// What was before, for an update that is given up before anything of it was written.
     before: (Epoch, bool, bool),
 }
 
+/// A device as it was when the update began; what it is now may be something else already.
+struct Participant {
+    member: MemberIndex,
+    device: DeviceId,
+    bytes: u64,
+    uuid: Uuid,
+    role: Role,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     FlushData,
-    Write,
-    FlushSuper,
+    WriteHead,
+    FlushHead,
+    WriteTail,
+    FlushTail,
 }
 
 /// Progress of passes is recorded this often: what a restart has to do again.
@@ -182,7 +196,8 @@ impl Array {
             } else {
                 self.supers.durable_losses
             },
-            devices: self.devices().into_iter().map(|(m, which, d)| (m, which, d.id, d.bytes)).collect(),
+            losses_seen: self.supers.losses,
+            devices: self.participants(),
             template: template.clone(),
             before,
         };
@@ -237,42 +252,39 @@ impl Array {
     }
 
     fn issue_super(&mut self, job: &mut Job) {
-        for at in 0..job.devices.len() {
-            let (member, which, device, bytes) = job.devices[at];
+        for participant in &job.devices {
+            let &Participant { member, device, bytes, uuid, role } = participant;
             if self.find_device(device).is_none() {
                 continue;
             }
-            match job.stage {
-                Stage::FlushData | Stage::FlushSuper => {
-                    self.submit_io(Owner::Super, member, device, IoOp::Flush);
-                    job.pending += 1;
-                }
-                Stage::Write => {
-                    let superblock = Superblock {
-                        device: self.device_uuid(member, which),
-                        member,
-                        role: if which == Which::Primary { Role::Member } else { Role::Replacement },
-                        ..job.template.clone()
-                    };
+            let op = match job.stage {
+                Stage::FlushData | Stage::FlushHead | Stage::FlushTail => IoOp::Flush,
+                // One end after the other: an update may go over the newest copy of a device that missed the one
+                // before, and torn at both ends it would leave only what is older.
+                Stage::WriteHead | Stage::WriteTail => {
+                    let superblock = Superblock { device: uuid, member, role, ..job.template.clone() };
                     let mut buf = self.pool.alloc(COPY_BYTES);
                     buf.copy_from_slice(&superblock.encode()[..]);
-                    let buf = buf.freeze();
-                    for offset in superblock_offsets(bytes, job.template.sequence) {
-                        let op = IoOp::Write { offset, buf: buf.clone(), fua: false };
-                        self.submit_io(Owner::Super, member, device, op);
-                        job.pending += 1;
-                    }
+                    let [head, tail] = superblock_offsets(bytes, job.template.sequence);
+                    let offset = if job.stage == Stage::WriteHead { head } else { tail };
+                    IoOp::Write { offset, buf: buf.freeze(), fua: false }
                 }
-            }
+            };
+            self.submit_io(Owner::Super, member, device, op);
+            job.pending += 1;
         }
     }
 
-    fn device_uuid(&self, member: MemberIndex, which: Which) -> uuid::Uuid {
-        let member = self.member(member);
-        match (which, &member.replacement) {
-            (Which::Replacement, Some(replacement)) => replacement.uuid,
-            _ => member.uuid,
-        }
+    fn participants(&self) -> Vec<Participant> {
+        let participant = |(index, which, device): (MemberIndex, Which, Device)| {
+            let member = self.member(index);
+            let (uuid, role) = match (which, &member.replacement) {
+                (Which::Replacement, Some(replacement)) => (replacement.uuid, Role::Replacement),
+                _ => (member.uuid, Role::Member),
+            };
+            Participant { member: index, device: device.id, bytes: device.bytes, uuid, role }
+        };
+        self.devices().into_iter().map(participant).collect()
     }
 
     pub(super) fn super_io(&mut self, entry: Inflight, result: Result<IoValue, IoFault>) {
@@ -286,16 +298,19 @@ impl Array {
         let Some(mut job) = self.supers.job.take() else { unreachable!("superblock I/O belongs to a job") };
         job.pending -= 1;
         while job.pending == 0 {
-            if job.stage == Stage::FlushData && self.is_failed() {
+            // Nothing is written yet: what a flush has just shown to be lost must not be recorded as progress.
+            if job.stage == Stage::FlushData && self.supers.losses != job.losses_seen {
                 let supers = &mut self.supers;
                 (supers.template.epoch, supers.epoch_is_complete, supers.bump_due) = job.before;
                 supers.wanted = true;
                 return;
             }
             job.stage = match job.stage {
-                Stage::FlushData => Stage::Write,
-                Stage::Write => Stage::FlushSuper,
-                Stage::FlushSuper => {
+                Stage::FlushData => Stage::WriteHead,
+                Stage::WriteHead => Stage::FlushHead,
+                Stage::FlushHead => Stage::WriteTail,
+                Stage::WriteTail => Stage::FlushTail,
+                Stage::FlushTail => {
                     self.super_written(&job);
                     return;
                 }
@@ -317,6 +332,11 @@ impl Array {
             self.supers.wanted = true;
             return;
         }
+        for participant in &job.devices {
+            if let Some(device) = self.device_mut(participant.member, participant.device) {
+                device.recorded = true;
+            }
+        }
         self.supers.epoch_is_complete = true;
         self.supers.durable_losses = job.losses;
         if self.supers.bump_due || self.supers.live() != self.online() {
@@ -324,6 +344,9 @@ impl Array {
         }
         self.supers.durable_dirty = !job.template.clean;
         if self.acknowledgements_allowed() {
+            let exchanged = std::mem::take(&mut self.exchanged);
+            self.releasing.extend(exchanged);
+            self.release_idle_devices();
             let held = std::mem::take(&mut self.unacknowledged);
             self.ready.extend(held);
             let gated = std::mem::take(&mut self.gated);

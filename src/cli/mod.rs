@@ -30,8 +30,8 @@ enum CliError {
     /// A device cannot be used.
     #[error(transparent)]
     Device(#[from] crate::member::DeviceError),
-    /// The configuration cannot be used.
-    #[error(transparent)]
+    /// The configuration cannot be used. Its problems start their lines, so that editors find the places.
+    #[error("the configuration cannot be used:\n{0}")]
     Config(#[from] crate::daemon::config::ConfigError),
     /// The daemon could not start, or not stop cleanly.
     #[error(transparent)]

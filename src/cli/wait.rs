@@ -221,7 +221,7 @@ fn is_rebuilding(member: &MemberReport) -> bool {
 pub struct Progress {
     /// On a terminal.
     bar: Option<ProgressBar>,
-    /// Elsewhere: what the last line said.
+    /// What was shown last: the pass, and of lines the tenth of the way.
     told: Option<(ScanKind, u64)>,
 }
 
@@ -230,7 +230,8 @@ impl Progress {
     #[must_use]
     pub fn new() -> Progress {
         let bar = io::stdout().is_terminal().then(|| {
-            let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stdout());
+            // Nothing is drawn before there is something to show.
+            let bar = ProgressBar::hidden();
             let template = "{prefix:>8} [{bar:40}] {percent_precise:>5} %  {msg}";
             let precise = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
                 let percent = ScanReport::percent_of(state.pos(), state.len().unwrap_or(0));
@@ -254,6 +255,10 @@ impl Progress {
                 bar.set_length(scan.total);
                 bar.set_position(scan.done);
                 bar.set_message(remark(scan));
+                if self.told.is_none() {
+                    bar.set_draw_target(ProgressDrawTarget::stdout());
+                }
+                self.told = Some((scan.kind, 0));
                 Ok(())
             }
             None => match self.line(scan) {

@@ -429,8 +429,10 @@ fn no_engine_touches_a_byte_beyond_either_end_of_a_column() {
 #[test]
 fn consistency_holds_for_a_codeword_and_for_no_more_than_k_columns() {
     let mut noise = Noise(10);
+    let long = if cfg!(miri) { 130 } else { 4097 };
+    let cases = [(1, 0, 10), (1, 3, 0), (4, 3, 2 * long), (5, 20, long), (3, 9, 1)];
     for engine in engines() {
-        for (data, parity, length) in [(1, 0, 10), (1, 3, 0), (4, 3, 9000), (5, 20, 4097), (3, 9, 1)] {
+        for (data, parity, length) in cases {
             let codec = Codec::with_engine(data, parity, engine).expect("codec");
             let columns = reference_codeword(data, parity, length, &mut noise);
             let mut named: Vec<(usize, &[u8])> = slices(&columns).into_iter().enumerate().collect();
@@ -448,7 +450,8 @@ fn consistency_fails_for_any_single_damaged_byte_in_any_column() {
     let mut noise = Noise(11);
     for engine in engines() {
         let codec = Codec::with_engine(3, 10, engine).expect("codec");
-        for length in [1, 70, 4096, 8200] {
+        let lengths = if cfg!(miri) { &[1, 70][..] } else { &[1, 70, 4096, 8200][..] };
+        for &length in lengths {
             let mut columns = reference_codeword(3, 10, length, &mut noise);
             for damaged in 0..13 {
                 let positions = [0, length - 1, noise.below(length), noise.below(length)];

@@ -223,7 +223,7 @@ struct Reader<'a> {
     problems: Vec<Problem>,
 }
 
-/// A table, with its name for messages ("listen.", "array[2].") and its place.
+/// A table, with its name for messages (`listen.`, `array[2].`) and its place.
 struct Section<'t, 'i> {
     name: String,
     table: &'t DeTable<'i>,

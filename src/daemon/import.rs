@@ -250,9 +250,9 @@ pub fn with_handles<K: Clone>(assembled: Assembled<usize>, handle: impl Fn(usize
         superblock: assembled.superblock,
         seats: assembled.seats.into_iter().map(seat).collect(),
         live: assembled.live,
+        epoch_is_complete: assembled.epoch_is_complete,
         sequence: assembled.sequence,
         epoch_number: assembled.epoch_number,
-        epoch_is_complete: assembled.epoch_is_complete,
         resynced: assembled.resynced,
         // Their devices are closed already.
         refused: Vec::new(),

@@ -1,8 +1,8 @@
 //! Where things lie on a member: pure arithmetic from the shape of an array and the size of its members.
 //!
-//! [superblocks A, B][unused to 1 MiB][log][pages][data][superblocks A, B at the very end]; each region starts on a
-//! 1 MiB boundary, so that partitions, erase blocks and RAID underneath stay aligned. Everything is derived from
-//! the number of slots and grows with it, so "how many slots fit" is a search and `member_bytes_for` its inverse.
+//! Head superblocks, a gap to 1 MiB, log, pages, data, tail superblocks at the very end; each region starts on a 1 MiB
+//! boundary, so that partitions, erase blocks and RAID underneath stay aligned. Everything is derived from the number
+//! of slots and grows with it, so "how many slots fit" is a search and `member_bytes_for` its inverse.
 //! docs/on-disk-format.md explains the sizes. Knows nothing of devices, and nothing of what the regions hold.
 
 use super::{

@@ -13,6 +13,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// Largest direct-I/O alignment that is accepted in bytes: what the buffers are aligned to.
 const DIRECT_ALIGN_MAX: u32 = 4096;
@@ -199,17 +200,7 @@ impl Device {
         let kind = kind_of(path, &meta)?;
         let node = Node::of(&meta);
         if access == Access::Exclusive {
-            // std locks by flock(2); closing the file unlocks it.
-            file.try_lock().map_err(|e| match e {
-                TryLockError::WouldBlock => {
-                    let holder = holder::flock_holder(node.device, node.inode);
-                    DeviceError::Locked {
-                        path: path.into(),
-                        holder: holder.unwrap_or_else(|| "another process".to_owned()),
-                    }
-                }
-                TryLockError::Error(e) => fail("lock it", e),
-            })?;
+            lock(&file, path, &node)?;
         }
         if access == Access::Exclusive
             && kind == DeviceKind::File
@@ -245,6 +236,28 @@ fn refuse_remote(path: &Path) -> Result<(), DeviceError> {
     let text = path.to_string_lossy();
     let remote = ["nbd://", "nbds://", "nbd+unix://", "nbds+unix://"].iter().any(|p| text.starts_with(p));
     if remote { Err(DeviceError::Remote { uri: text.into_owned() }) } else { Ok(()) }
+}
+
+/// How long a lock without a living holder is waited for: a daemon that was killed lets go of its members only
+/// when the kernel has taken its io_uring apart.
+const DYING_HOLDER_WAIT: Duration = Duration::from_secs(5);
+
+/// Locks by flock(2); closing the file unlocks it.
+fn lock(file: &File, path: &Path, node: &Node) -> Result<(), DeviceError> {
+    let deadline = Instant::now() + DYING_HOLDER_WAIT;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::Error(e)) => return Err(DeviceError::from_io(path, "lock it", e)),
+            Err(TryLockError::WouldBlock) => {}
+        }
+        let holder = holder::flock_holder(node.device, node.inode);
+        if holder.is_some() || Instant::now() >= deadline {
+            let holder = holder.unwrap_or_else(|| "another process".to_owned());
+            return Err(DeviceError::Locked { path: path.into(), holder });
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 fn kind_of(path: &Path, meta: &Metadata) -> Result<DeviceKind, DeviceError> {

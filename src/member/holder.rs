@@ -4,7 +4,8 @@
 use std::fs;
 use std::path::Path;
 
-/// The process that holds a `flock` on this inode, as "process 12 (calpe)".
+/// The living process that holds a `flock` on this inode, as "process 12 (calpe)". None also for one that has
+/// died: the kernel lets go of what its io_uring held a moment after it.
 pub(super) fn flock_holder(device: u64, inode: u64) -> Option<String> {
     let wanted = format!("{:02x}:{:02x}:{inode}", libc::major(device), libc::minor(device));
     let locks = fs::read_to_string("/proc/locks").ok()?;
@@ -18,10 +19,12 @@ pub(super) fn flock_holder(device: u64, inode: u64) -> Option<String> {
     if pid == std::process::id() {
         return Some("this process, as a member".to_owned());
     }
-    match fs::read_to_string(format!("/proc/{pid}/comm")) {
-        Ok(name) => Some(format!("process {pid} ({})", name.trim())),
-        Err(_) => Some(format!("process {pid}")),
-    }
+    // "1234 (calpe) S ...": a name may hold anything, so the state is what follows the last parenthesis.
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (head, tail) = stat.rsplit_once(')')?;
+    let name = head.split_once('(').map_or("", |(_, name)| name);
+    let dead = matches!(tail.trim_start().chars().next(), Some('Z' | 'X'));
+    (!dead).then(|| format!("process {pid} ({name})"))
 }
 
 /// How a block device is used ("mounted on /srv"), itself or one of its partitions.

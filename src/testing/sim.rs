@@ -33,7 +33,7 @@ pub struct SimShape {
 /// A disk in memory: sparse, with faults to order.
 #[derive(Clone, Default)]
 pub struct SimDisk {
-    blocks: HashMap<u64, Box<[u8; BLOCK as usize]>>,
+    blocks: HashMap<u64, Block>,
     bytes: u64,
     /// Every operation fails as if the device were gone.
     pub dead: bool,
@@ -52,8 +52,10 @@ pub struct SimDisk {
     /// Operations executed.
     pub flushes: u64,
     /// Older contents of blocks that no flush has covered: (when it was overwritten, what it was), oldest first.
-    unflushed: HashMap<u64, Vec<(u64, Option<Box<[u8; BLOCK as usize]>>)>>,
+    unflushed: HashMap<u64, Vec<(u64, Option<Block>)>>,
 }
+
+type Block = Box<[u8; BLOCK as usize]>;
 
 const BLOCK: u64 = 4096;
 
@@ -305,6 +307,9 @@ impl SimArray {
         let codec = Codec::new(usize::from(shape.data), usize::from(shape.parity)).expect("a valid geometry");
         let config = ArrayConfig { seed: random.next_u64(), ..ArrayConfig::default() };
         let volume = PlainVolume::new(assembled, codec, pool.clone(), config);
+        // What an earlier life left in the caches is older than everything this one does.
+        let unflushed = disks.values().flat_map(|disk| disk.unflushed.values().flatten());
+        let executed = unflushed.map(|(when, _)| *when).max().unwrap_or(0);
         let mut sim = SimArray {
             shape,
             disks,
@@ -312,7 +317,7 @@ impl SimArray {
             released: BTreeSet::new(),
             volume,
             queue: Vec::new(),
-            executed: 0,
+            executed,
             actions: Vec::new(),
             client_done: HashMap::new(),
             admin_done: HashMap::new(),
@@ -535,6 +540,12 @@ impl SimArray {
     #[must_use]
     pub fn disk_of(&self, member: u16) -> Option<u32> {
         self.status().members[usize::from(member)].device.map(|device| device.0)
+    }
+
+    /// Size of a disk.
+    #[must_use]
+    pub fn disk_bytes(&self, id: u32) -> u64 {
+        self.disks[&id].bytes
     }
 
     /// Where slots lie on every disk, in bytes.

@@ -5,7 +5,8 @@
 //! zeroing request of any length holds a bounded number of pieces. Must not know of members.
 
 use super::api::{
-    AdminRequest, ClientError, ClientReply, ClientRequest, RequestId, VolumeAction, VolumeEvent, VolumeExtent,
+    AdminError, AdminRequest, ClientError, ClientReply, ClientRequest, RequestId, VolumeAction, VolumeEvent,
+    VolumeExtent,
 };
 use super::{Volume, VolumeStatus};
 use crate::array::assembly::Assembled;
@@ -326,6 +327,12 @@ impl Volume for PlainVolume {
             VolumeEvent::Io(completion) => self.array.io_done(now, completion),
             VolumeEvent::DeviceGone(device, fault) => self.array.device_gone(now, device, fault),
             VolumeEvent::Tick => self.array.tick(now),
+            VolumeEvent::Admin(id, AdminRequest::Stop) if self.stopping => {
+                out.push(VolumeAction::AdminDone(
+                    id,
+                    Err(AdminError("the array is stopping already".into())),
+                ));
+            }
             VolumeEvent::Admin(id, AdminRequest::Stop) => {
                 self.stopping = true;
                 self.stop = Some(id);

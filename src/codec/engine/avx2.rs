@@ -77,7 +77,7 @@ impl Kernel {
                         let pointers: [*mut u8; $width] = std::array::from_fn(|i| outputs[i].1.as_mut_ptr());
                         match store {
                             Store::Add => run::<$width, $strips, ADD>(tables, inputs, pointers, range),
-                            Store::Stream if aligned(&pointers, range.start) => {
+                            Store::Stream if $strips % 2 == 0 && aligned(&pointers, range.start) => {
                                 run::<$width, $strips, STREAM>(tables, inputs, pointers, range);
                             }
                             Store::Stream | Store::Replace => {
@@ -103,9 +103,10 @@ fn xor(dst: &mut [u8], a: &[u8], b: &[u8]) {
     xor_loop(dst, a, b);
 }
 
-/// Whether every output can be written around the cache from byte `start` on.
+/// Whether every output can be written around the cache from byte `start` on, by steps of an even number of vectors:
+/// cache lines that are not filled in one go cost several times what streaming saves.
 fn aligned(outputs: &[*mut u8], start: usize) -> bool {
-    outputs.iter().all(|output| (output.addr() + start).is_multiple_of(VECTOR))
+    outputs.iter().all(|output| (output.addr() + start).is_multiple_of(2 * VECTOR))
 }
 
 /// Walks `range` in steps of `S` vectors, then of one, then of the bytes that are left.

@@ -63,7 +63,7 @@ impl Kernel {
                         let pointers: [*mut u8; $width] = std::array::from_fn(|i| outputs[i].1.as_mut_ptr());
                         match store {
                             Store::Add => run::<$width, $strips, ADD>(matrices, inputs, pointers, range),
-                            Store::Stream if aligned(&pointers, range.start) => {
+                            Store::Stream if $strips % 2 == 0 && aligned(&pointers, range.start) => {
                                 run::<$width, $strips, STREAM>(matrices, inputs, pointers, range);
                             }
                             Store::Stream | Store::Replace => {
@@ -75,13 +75,14 @@ impl Kernel {
                 }
             };
         }
-        widths!(1 x 4, 2 x 4, 3 x 3, 4 x 2, 5 x 2, 6 x 1, 7 x 1, 8 x 1, 9 x 1, 10 x 1);
+        widths!(1 x 4, 2 x 4, 3 x 2, 4 x 2, 5 x 2, 6 x 1, 7 x 1, 8 x 1, 9 x 1, 10 x 1);
     }
 }
 
-/// Whether every output can be written around the cache from byte `start` on.
+/// Whether every output can be written around the cache from byte `start` on, by steps of an even number of vectors:
+/// cache lines that are not filled in one go cost several times what streaming saves.
 fn aligned(outputs: &[*mut u8], start: usize) -> bool {
-    outputs.iter().all(|output| (output.addr() + start).is_multiple_of(VECTOR))
+    outputs.iter().all(|output| (output.addr() + start).is_multiple_of(2 * VECTOR))
 }
 
 /// Walks `range` in steps of `S` vectors, then of one, then of the bytes that are left.
