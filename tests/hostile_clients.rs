@@ -169,6 +169,9 @@ fn until(what: &str, mut reached: impl FnMut() -> bool) {
     }
 }
 
+/// What is wrong, command, flags, offset, length, payload, expected errno.
+type WrongRequest<'a> = (&'a str, u16, u16, u64, u32, &'a [u8], u32);
+
 #[test]
 fn each_malformed_request_gets_its_errno_and_the_connection_lives() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -177,7 +180,7 @@ fn each_malformed_request_gets_its_errno_and_the_connection_lives() {
     let page = vec![1; 4096];
     let huge = vec![1; 33 << 20];
     #[rustfmt::skip]
-    let table: &[(&str, u16, u16, u64, u32, &[u8], u32)] = &[
+    let table: &[WrongRequest] = &[
         ("a read off the sectors", READ, 0, 1, 512, &[], EINVAL),
         ("a read of part of a sector", READ, 0, 0, 100, &[], EINVAL),
         ("a write off the sectors", WRITE, 0, 100, 4096, &page, EINVAL),
