@@ -6,7 +6,7 @@
 //! bound what they have in flight. Must not know what the bytes mean.
 #![allow(unsafe_code)] // raw memory shared with the kernel; each block argues for itself
 
-use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::ops::{Deref, DerefMut, Range};
@@ -50,6 +50,9 @@ impl Pool {
                 nix::sys::mman::MapFlags::MAP_PRIVATE | nix::sys::mman::MapFlags::MAP_NORESERVE,
             )
         }?;
+        // Large pages make copies of a MiB cheaper; a kernel without them serves small ones.
+        // SAFETY: advice about a mapping of ours does not change what it holds.
+        let _ = unsafe { nix::sys::mman::madvise(base, bytes, nix::sys::mman::MmapAdvise::MADV_HUGEPAGE) };
         Ok(Pool(Arc::new(Slab {
             base: base.cast(),
             bytes,
@@ -73,11 +76,10 @@ impl Pool {
             None => {
                 self.0.overflows.fetch_add(1, Ordering::Relaxed);
                 let layout = Layout::from_size_align(pages * PAGE, PAGE).expect("buffer size in range");
-                // SAFETY: the layout has a non-zero size.
-                let start = unsafe { alloc(layout) };
+                // SAFETY: the layout has a non-zero size. Zeroed by the allocator, which leaves the pages of a large
+                // range to the kernel: what is announced and never arrives costs no memory.
+                let start = unsafe { alloc_zeroed(layout) };
                 let start = NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout));
-                // SAFETY: freshly allocated, `layout.size()` bytes long; zeroing initialises it.
-                unsafe { start.write_bytes(0, layout.size()) };
                 Region { start, home: Home::Heap(layout) }
             }
         };

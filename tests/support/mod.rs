@@ -83,6 +83,11 @@ impl Up {
         fs::read_to_string(self.dir.join("daemon.log")).unwrap_or_default()
     }
 
+    /// Process of the daemon.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     pub fn socket(&self) -> PathBuf {
         self.dir.join("data/nbd.sock")
     }
@@ -149,6 +154,24 @@ impl Up {
             if let Some(status) = self.child.try_wait().expect("the daemon is ours") {
                 assert!(status.success(), "the daemon ended with {status}:\n{}", self.log());
                 return;
+            }
+            assert!(Instant::now() < deadline, "the daemon does not stop:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Sends a signal by name; the daemon goes on, or not.
+    pub fn signal(&self, name: &str) {
+        signal(&self.child, name);
+    }
+
+    /// Waits for the end of the daemon, which must come by itself.
+    #[track_caller]
+    pub fn ended(mut self) -> std::process::ExitStatus {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("the daemon is ours") {
+                return status;
             }
             assert!(Instant::now() < deadline, "the daemon does not stop:\n{}", self.log());
             std::thread::sleep(Duration::from_millis(20));

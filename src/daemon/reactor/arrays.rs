@@ -147,7 +147,8 @@ impl Reactor {
             rotational: devices.iter().any(|(_, device)| device.facts().rotational),
             trim: true,
             write_zeroes: true,
-            fast_zero: true,
+            // Whether a member zeroes faster than it writes is not known beforehand.
+            fast_zero: false,
             multi_conn: true,
             cache: true,
         };

@@ -26,6 +26,15 @@ const SEND_BUFFER_BYTES: usize = 2 << 20;
 /// read them meanwhile.
 const EARLY_SEND_BYTES: usize = 256 << 10;
 
+/// Payload memory, in multiples of what is configured for it, that the connections together may take by having one
+/// request each beyond it: the whole memory of the daemon by default. Beyond that, large requests wait.
+const PAYLOAD_OVERSHOOT: usize = 2;
+
+/// How long a client may keep payload memory that large requests of others wait for, by not sending the rest of a
+/// payload or not taking its replies, in nanoseconds. The largest message needs 3 MB/s to be in time; while nobody
+/// waits, nobody is hurried.
+const HOARD_NANOS_MAX: u64 = 10_000_000_000;
+
 /// A listening socket of the reactor.
 #[derive(Debug)]
 pub(super) struct ListenerState {
@@ -167,9 +176,10 @@ impl Reactor {
 
     /// Sends what there is for a connection, receives more, and sees whether it is over.
     pub(super) fn settle(&mut self, key: usize) {
+        let now = self.now;
         let connection = &mut self.connections[key];
         connection.touched = false;
-        if let Some(message) = connection.message_to_send() {
+        if let Some(message) = connection.message_to_send(now) {
             self.sockets.send(&mut self.ring, key, &connection.socket, message);
         }
         if let Some(buf) = connection.buffer_to_receive(&self.config.pool) {
@@ -196,8 +206,15 @@ impl Reactor {
                 }
                 return;
             }
-            match connection.next(&ExportView(&self.arrays), &self.config.pool) {
+            let room = self.payload_bytes <= PAYLOAD_OVERSHOOT * self.config.payload_bytes;
+            match connection.next(&ExportView(&self.arrays), &self.config.pool, room) {
                 Next::Receive | Next::Full => return,
+                Next::Starved => {
+                    if !self.starved.contains(&key) {
+                        self.starved.push_back(key);
+                    }
+                    return;
+                }
                 Next::Selected => self.selected(key),
                 Next::Request(request) => {
                     self.payload_bytes += payload_len(&request);
@@ -209,6 +226,7 @@ impl Reactor {
                 }
                 Next::Payload { request, buf, have } => {
                     self.payload_bytes += payload_len(&request);
+                    connection.payload_since = self.now;
                     self.receive_payload(key, request, buf, have);
                 }
                 Next::Leave => {
@@ -389,12 +407,16 @@ impl Reactor {
         }
     }
 
-    /// Closes connections that never came to the point, or do not take their last replies.
+    /// Closes connections that never came to the point, or do not take their last replies, or keep memory that others
+    /// wait for.
     pub(super) fn close_overdue(&mut self) {
         let now = self.now;
+        let scarce = self.connections.iter().any(|(_, c)| c.is_parked());
         let is_overdue = |connection: &Connection| {
             let dismissed = connection.dismissed.is_some_and(|since| now.nanos_since(since) > FAREWELL_NANOS);
-            !connection.broken && (dismissed || connection.nbd.handshake_overdue(now))
+            let hoards =
+                || connection.keeps_memory_since().is_some_and(|at| now.nanos_since(at) > HOARD_NANOS_MAX);
+            !connection.broken && (dismissed || connection.nbd.handshake_overdue(now) || scarce && hoards())
         };
         let overdue: Vec<usize> =
             self.connections.iter().filter(|(_, c)| is_overdue(c)).map(|(key, _)| key).collect();

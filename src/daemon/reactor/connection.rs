@@ -5,9 +5,10 @@
 //! volume. Must not touch the ring or volumes.
 
 use super::ArrayId;
+use super::clients::payload_len;
 use super::outgoing::Outgoing;
 use crate::block_io::{BufMut, Pool};
-use crate::nbd::{Exports, Fatal, Incoming, Request, ServerConnection, UNREAD_BYTES_MAX};
+use crate::nbd::{Command, Exports, Fatal, Incoming, Request, ServerConnection, UNREAD_BYTES_MAX};
 use crate::units::Timestamp;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -25,6 +26,11 @@ const BULK_WRITE_BYTES: u64 = 128 << 10;
 /// Requests of one connection in flight or answered but unsent: twice what the Linux client keeps in flight.
 const REQUESTS_MAX: usize = 256;
 
+/// A request with at most this much payload is taken also when the memory for payloads is used up, if it is the only
+/// one of its connection: a hundred connections take 25 MiB in this way, and small
+/// requests of one client never wait for the large ones of another.
+const SMALL_BYTES: u64 = 256 << 10;
+
 /// A client's connection.
 #[derive(Debug)]
 pub(super) struct Connection {
@@ -35,6 +41,12 @@ pub(super) struct Connection {
     /// Received and not yet parsed; none while the kernel fills it.
     inbox: Option<Inbox>,
     pub(super) receiving: Receiving,
+    /// When the payload that is being received began, or the message that is being sent: the oldest thing that only
+    /// this client can bring to an end.
+    pub(super) payload_since: Timestamp,
+    pub(super) sending_since: Timestamp,
+    /// A request that waits for payload memory; nothing behind it is parsed.
+    parked: Option<Request>,
     /// Replies being gathered.
     pub(super) filling: Box<Outgoing>,
     /// Bytes in the kernel's hands, when a send is under way.
@@ -83,6 +95,8 @@ pub(super) enum Next {
     Receive,
     /// There is something, but this connection has enough in flight or unsent.
     Full,
+    /// There is a request, and no memory for its payload.
+    Starved,
     /// An export was chosen.
     Selected,
     /// A request without payload.
@@ -108,6 +122,9 @@ impl Connection {
             array: None,
             inbox: None,
             receiving: Receiving::Nothing,
+            payload_since: now,
+            sending_since: now,
+            parked: None,
             filling,
             sending: None,
             spare: None,
@@ -121,8 +138,11 @@ impl Connection {
         }
     }
 
-    /// Parses the next message of what was received.
-    pub(super) fn next(&mut self, exports: &dyn Exports, pool: &Pool) -> Next {
+    /// Parses the next message of what was received. `room`: there is memory for payloads.
+    pub(super) fn next(&mut self, exports: &dyn Exports, pool: &Pool, room: bool) -> Next {
+        if let Some(request) = self.parked.take() {
+            return self.admit(request, pool, room);
+        }
         let full = self.is_full();
         let Some(inbox) = &mut self.inbox else { return Next::Receive };
         loop {
@@ -144,23 +164,36 @@ impl Connection {
             match incoming {
                 None => {}
                 Some(Incoming::Selected) => return Next::Selected,
-                Some(Incoming::Request(request)) => return Next::Request(request),
                 Some(Incoming::Disconnect) => return Next::Leave,
-                Some(Incoming::Write { request }) => {
-                    let len = request.length as usize;
-                    self.bulk = request.length >= BULK_WRITE_BYTES;
-                    let mut buf = pool.alloc(len);
-                    let have = len.min(inbox.end - inbox.start);
-                    buf[..have].copy_from_slice(&inbox.buf[inbox.start..inbox.start + have]);
-                    inbox.start += have;
-                    if have < len {
-                        return Next::Payload { request, buf, have };
-                    }
-                    self.nbd.payload_taken();
-                    return Next::Write(request, buf);
+                Some(Incoming::Request(request) | Incoming::Write { request }) => {
+                    return self.admit(request, pool, room);
                 }
             }
         }
+    }
+
+    /// Takes a request on, with the memory that it needs from here on, or parks it.
+    fn admit(&mut self, request: Request, pool: &Pool, room: bool) -> Next {
+        let payload = payload_len(&request);
+        if !room && payload as u64 > SMALL_BYTES {
+            self.parked = Some(request);
+            return Next::Starved;
+        }
+        if request.command != Command::Write {
+            return Next::Request(request);
+        }
+        self.bulk = request.length >= BULK_WRITE_BYTES;
+        let mut buf = pool.alloc(payload);
+        let inbox =
+            self.inbox.as_mut().expect("a request was parsed from it, and nothing was received since");
+        let have = payload.min(inbox.end - inbox.start);
+        buf[..have].copy_from_slice(&inbox.buf[inbox.start..inbox.start + have]);
+        inbox.start += have;
+        if have < payload {
+            return Next::Payload { request, buf, have };
+        }
+        self.nbd.payload_taken();
+        Next::Write(request, buf)
     }
 
     /// Puts received bytes where [`Connection::next`] finds them.
@@ -179,7 +212,7 @@ impl Connection {
     }
 
     /// A sealed message to be sent, when there is one and none is under way.
-    pub(super) fn message_to_send(&mut self) -> Option<Box<Outgoing>> {
+    pub(super) fn message_to_send(&mut self, now: Timestamp) -> Option<Box<Outgoing>> {
         if self.sending.is_some() || self.filling.is_empty() || self.broken {
             return None;
         }
@@ -187,6 +220,7 @@ impl Connection {
         let mut message = std::mem::replace(&mut self.filling, next);
         message.seal();
         self.sending = Some(message.bytes());
+        self.sending_since = now;
         Some(message)
     }
 
@@ -215,6 +249,20 @@ impl Connection {
     /// Drops what was received and not parsed: nothing of it will be handled.
     pub(super) fn discard_input(&mut self) {
         self.inbox = None;
+        self.parked = None;
+    }
+
+    /// Whether a request of it waits for payload memory.
+    pub(super) fn is_parked(&self) -> bool {
+        self.parked.is_some()
+    }
+
+    /// Since when it has kept memory that only its client can set free: a payload that does not come, replies that
+    /// are not taken. None when it keeps none.
+    pub(super) fn keeps_memory_since(&self) -> Option<Timestamp> {
+        let payload = matches!(self.receiving, Receiving::Payload { .. }).then_some(self.payload_since);
+        let replies = self.sending.is_some().then_some(self.sending_since);
+        payload.into_iter().chain(replies).min()
     }
 
     /// Whether it has said all it will say.

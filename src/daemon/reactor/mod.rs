@@ -80,7 +80,8 @@ pub struct ReactorConfig {
     /// Memory for requests and members; shared with the volumes.
     pub pool: Pool,
     /// Bytes of client payloads in memory above which connections have to wait. Each connection may have one
-    /// request in flight beyond it, so that none starves.
+    /// request in flight beyond it, a large one up to twice the bytes; who keeps memory that others wait for is
+    /// given up after a while, so that none starves.
     pub payload_bytes: usize,
     /// Clients at one time; more wait in the sockets' backlogs.
     pub connections_max: usize,
