@@ -2,10 +2,9 @@
 //!
 //! Invariants: bytes leave in the order they were appended; payload buffers stay here until sent. Once sealed,
 //! nothing is appended, and the message header stays valid until the message is recycled. Must not know NBD.
-#![allow(unsafe_code)] // message headers are raw pointers; each block argues for itself
 
+use super::sys::MessageHeader;
 use crate::block_io::BufMut;
-use std::ptr;
 
 /// Most parts of one message: IOV_MAX of Linux.
 const PARTS_MAX: usize = 1024;
@@ -19,7 +18,8 @@ pub(super) struct Outgoing {
     /// Where in `head` the next head part starts.
     head_taken: usize,
     payload_bytes: usize,
-    raw: Raw,
+    /// The pointers of a sealed message.
+    pointers: MessageHeader,
 }
 
 #[derive(Debug)]
@@ -28,25 +28,14 @@ enum Part {
     Payload(BufMut),
 }
 
-/// The pointers of a sealed message.
-#[derive(Debug)]
-struct Raw {
-    iovecs: Vec<libc::iovec>,
-    /// Parts sent completely.
-    sent: usize,
-    header: libc::msghdr,
-}
-
 impl Outgoing {
     pub(super) fn new() -> Outgoing {
-        // SAFETY: all zeroes is a valid msghdr: no address, no vectors, no control data.
-        let header = unsafe { std::mem::zeroed() };
         Outgoing {
             head: Vec::new(),
             parts: Vec::new(),
             head_taken: 0,
             payload_bytes: 0,
-            raw: Raw { iovecs: Vec::new(), sent: 0, header },
+            pointers: MessageHeader::new(),
         }
     }
 
@@ -81,37 +70,23 @@ impl Outgoing {
     /// Makes the message ready to be sent. `head` is not touched from here on.
     pub(super) fn seal(&mut self) {
         self.close_head();
-        let head = self.head.as_ptr();
-        self.raw.iovecs.clear();
-        self.raw.iovecs.extend(self.parts.iter_mut().map(|part| match part {
-            Part::Head { start, end } => {
-                libc::iovec { iov_base: head.wrapping_add(*start).cast_mut().cast(), iov_len: *end - *start }
+        self.pointers.clear();
+        for part in &mut self.parts {
+            match part {
+                Part::Head { start, end } => self.pointers.push(&self.head[*start..*end]),
+                Part::Payload(buf) => self.pointers.push(buf),
             }
-            Part::Payload(buf) => libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() },
-        }));
-        self.raw.sent = 0;
+        }
     }
 
     /// The message header of what is still to be sent. Points into this message, which must stay where it is.
     pub(super) fn header(&mut self) -> *const libc::msghdr {
-        let rest = &mut self.raw.iovecs[self.raw.sent..];
-        self.raw.header.msg_iov = rest.as_mut_ptr();
-        self.raw.header.msg_iovlen = rest.len();
-        &raw const self.raw.header
+        self.pointers.header()
     }
 
     /// Notes that the next `sent` bytes have left. Returns whether all have.
-    pub(super) fn advance(&mut self, mut sent: usize) -> bool {
-        while let Some(part) = self.raw.iovecs.get_mut(self.raw.sent) {
-            if sent < part.iov_len {
-                part.iov_base = part.iov_base.wrapping_byte_add(sent);
-                part.iov_len -= sent;
-                return false;
-            }
-            sent -= part.iov_len;
-            self.raw.sent += 1;
-        }
-        true
+    pub(super) fn advance(&mut self, sent: usize) -> bool {
+        self.pointers.advance(sent)
     }
 
     /// Empties the message, keeping its memory for the next one.
@@ -120,10 +95,7 @@ impl Outgoing {
         self.parts.clear();
         self.head_taken = 0;
         self.payload_bytes = 0;
-        self.raw.iovecs.clear();
-        self.raw.sent = 0;
-        self.raw.header.msg_iov = ptr::null_mut();
-        self.raw.header.msg_iovlen = 0;
+        self.pointers.clear();
     }
 
     fn close_head(&mut self) {
@@ -138,21 +110,6 @@ impl Outgoing {
 mod tests {
     use super::*;
     use crate::block_io::Pool;
-
-    /// The bytes that the kernel would send now.
-    fn gather(message: &mut Outgoing) -> Vec<u8> {
-        // SAFETY: the header points into `message`, which is alive and not touched meanwhile.
-        let parts = unsafe {
-            let header = &*message.header();
-            std::slice::from_raw_parts(header.msg_iov, header.msg_iovlen)
-        };
-        // SAFETY: each part is a live range of the message's head or of a payload.
-        parts
-            .iter()
-            .flat_map(|p| unsafe { std::slice::from_raw_parts(p.iov_base.cast(), p.iov_len) })
-            .copied()
-            .collect()
-    }
 
     #[test]
     fn headers_and_payloads_keep_their_order_across_short_sends() {
@@ -175,7 +132,7 @@ mod tests {
             let mut seen = Vec::new();
             loop {
                 let step = 37.min(expected.len() - seen.len());
-                seen.extend_from_slice(&gather(&mut message)[..step]);
+                seen.extend_from_slice(&message.pointers.gather()[..step]);
                 if message.advance(step) {
                     break;
                 }

@@ -49,6 +49,71 @@ enum Work {
     Poll,
 }
 
+/// The scattered bytes of a message, as the kernel wants them named. Only pointers: whoever fills it in keeps the
+/// bytes where they are until they are sent.
+#[derive(Debug)]
+pub(super) struct MessageHeader {
+    iovecs: Vec<libc::iovec>,
+    /// Vectors sent completely.
+    sent: usize,
+    header: libc::msghdr,
+}
+
+impl MessageHeader {
+    pub(super) fn new() -> MessageHeader {
+        // SAFETY: all zeroes is a valid msghdr: no address, no vectors, no control data.
+        let header = unsafe { std::mem::zeroed() };
+        MessageHeader { iovecs: Vec::new(), sent: 0, header }
+    }
+
+    /// Forgets all pointers, keeping the memory for the next ones.
+    pub(super) fn clear(&mut self) {
+        self.iovecs.clear();
+        self.sent = 0;
+        self.header.msg_iov = std::ptr::null_mut();
+        self.header.msg_iovlen = 0;
+    }
+
+    /// Appends bytes.
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        let iov_base = bytes.as_ptr().cast_mut().cast();
+        self.iovecs.push(libc::iovec { iov_base, iov_len: bytes.len() });
+    }
+
+    /// The header of what is still to be sent. Points into this value, which must stay where it is.
+    pub(super) fn header(&mut self) -> *const libc::msghdr {
+        let rest = &mut self.iovecs[self.sent..];
+        self.header.msg_iov = rest.as_mut_ptr();
+        self.header.msg_iovlen = rest.len();
+        &raw const self.header
+    }
+
+    /// Notes that the next `sent` bytes have left. Returns whether all have.
+    pub(super) fn advance(&mut self, mut sent: usize) -> bool {
+        while let Some(part) = self.iovecs.get_mut(self.sent) {
+            if sent < part.iov_len {
+                part.iov_base = part.iov_base.wrapping_byte_add(sent);
+                part.iov_len -= sent;
+                return false;
+            }
+            sent -= part.iov_len;
+            self.sent += 1;
+        }
+        true
+    }
+
+    /// The bytes that the kernel would send now.
+    #[cfg(test)]
+    pub(super) fn gather(&self) -> Vec<u8> {
+        let rest = &self.iovecs[self.sent..];
+        // SAFETY: whoever filled it in keeps the bytes where they are.
+        rest.iter()
+            .flat_map(|p| unsafe { std::slice::from_raw_parts(p.iov_base.cast(), p.iov_len) })
+            .copied()
+            .collect()
+    }
+}
+
 impl Sockets {
     /// A table whose ring entries carry `tag` in the upper 32 bits of their `user_data`.
     pub(super) fn new(tag: u32) -> Sockets {
