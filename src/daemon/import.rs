@@ -3,7 +3,7 @@
 //! Invariants: identity is the uuid, a path is only where a device was found; nothing is written here; what was
 //! decided was decided on superblocks read under the lock. Must not know of running arrays.
 
-use super::superblocks::read_superblock;
+use super::superblocks::{check_length, read_superblock};
 use crate::array::assembly::{Assembled, AssemblyError, Candidate, Seat, assemble};
 use crate::format::{NewestError, Superblock};
 use crate::member::{Access, Device, DeviceError};
@@ -133,6 +133,11 @@ fn look_at(path: &Path, named: bool, seen: &mut HashSet<(u64, u64, u64)>, search
     };
     match read_superblock(&device) {
         Ok(superblock) => {
+            if let Err(error) = check_length(&device, &superblock) {
+                let Superblock { name, member, .. } = superblock;
+                search.warnings.push(format!("{error} (it is member {member} of array '{name}')"));
+                return;
+            }
             let found = Found { path: path.into(), superblock };
             search.arrays.entry(found.superblock.array).or_default().push(found);
         }
@@ -219,7 +224,10 @@ pub fn open(members: &[Found], force: bool) -> Result<Opened, ImportError> {
             }
         };
         match read_superblock(&device) {
-            Ok(superblock) if superblock.array == found.superblock.array => {
+            Ok(superblock)
+                if superblock.array == found.superblock.array
+                    && check_length(&device, &superblock).is_ok() =>
+            {
                 candidates.push(Candidate { key: devices.len(), superblock });
                 devices.push(Some(device));
             }

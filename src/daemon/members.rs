@@ -10,7 +10,7 @@ use super::report::Place;
 use super::service::{Daemon, Done, Outcome, refusal};
 use super::superblocks::{read_superblock, signatures, wipe_ends};
 use crate::control::{ErrorCode, MemberRef, RequestError};
-use crate::format::{COPY_BYTES, MemberState, NewestError, Role, Superblock, region_end};
+use crate::format::{MemberState, NewestError, Role, Superblock};
 use crate::member::{Access, Device, DeviceError, DeviceKind};
 use crate::units::MemberIndex;
 use crate::volume::{AdminRequest, ArrayState, NewDevice};
@@ -33,8 +33,7 @@ impl Target {
 
     /// Bytes that a device needs to take its place.
     fn needed_bytes(&self) -> u64 {
-        // Behind the regions are two copies of the superblock.
-        region_end(&self.superblock.regions).0 + 2 * COPY_BYTES as u64
+        self.superblock.device_bytes_min()
     }
 }
 
@@ -126,21 +125,19 @@ impl Daemon {
                 ),
             ));
         }
-        let exists = match std::fs::metadata(new) {
-            Ok(_) => true,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => false,
-            Err(_) => true, // Opening it tells what is wrong.
-        };
         let access = if dry_run { Access::ReadOnly } else { Access::Exclusive };
         let mut warnings = Vec::new();
-        let (device, created) = if exists {
-            let device = Device::open(new, access)?;
-            check_fit(&target, &device)?;
-            warnings = check_worthless(&device, force)?;
-            (Some(device), false)
-        } else {
-            self.check_creatable(&target, new)?;
-            (None, true)
+        let (device, created) = match Device::open(new, access) {
+            Ok(device) => {
+                check_fit(&target, &device)?;
+                warnings = check_worthless(&device, force)?;
+                (Some(device), false)
+            }
+            Err(DeviceError::NotFound { .. }) => {
+                self.check_creatable(&target, new)?;
+                (None, true)
+            }
+            Err(error) => return Err(error.into()),
         };
         if dry_run {
             let what = if created { "a new sparse file" } else { "the device" };

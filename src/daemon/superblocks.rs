@@ -28,6 +28,19 @@ pub fn read_superblock(device: &Device) -> Result<Superblock, NewestError> {
     newest(read_copies(device).into_iter().flatten())
 }
 
+/// Whether a device still has the room that its superblock speaks of: one that was cut off since would take writes
+/// beyond its end, and read as zeroes what was there.
+///
+/// # Errors
+/// [`DeviceError::CutOff`].
+pub fn check_length(device: &Device, superblock: &Superblock) -> Result<(), DeviceError> {
+    let (bytes, needed) = (device.facts().bytes, superblock.device_bytes_min());
+    if bytes < needed {
+        return Err(DeviceError::CutOff { path: device.path().into(), bytes, needed });
+    }
+    Ok(())
+}
+
 /// Writes a superblock to the slot of its sequence at both ends, and flushes.
 ///
 /// # Errors

@@ -24,7 +24,7 @@ pub struct Inspection {
     pub device_bytes: u64,
     /// The four copies, head first.
     pub copies: Vec<CopyReport>,
-    /// Why there is no usable superblock, if so; the fields below are then absent.
+    /// Why it cannot serve as a member, if so. Without a usable superblock the fields below are absent.
     pub error: Option<String>,
     /// Fields of the copy that counts.
     #[serde(flatten)]
@@ -148,7 +148,14 @@ impl Inspection {
             .map(|((place, offset), copy)| CopyReport::new(*place, offset.0, copy))
             .collect();
         let (superblock, error) = match newest(copies.into_iter().flatten()) {
-            Ok(superblock) => (Some(SuperblockReport::new(superblock, device_bytes)), None),
+            Ok(superblock) => {
+                let needed = superblock.device_bytes_min();
+                let cut_off = (device_bytes < needed).then(|| {
+                    let (has, needed) = (HumanSize(device_bytes), HumanSize(needed));
+                    format!("the device has {has}, its superblock describes {needed}: it was cut off, or copied in part")
+                });
+                (Some(SuperblockReport::new(superblock, device_bytes)), cut_off)
+            }
             Err(error) => (None, Some(error.to_string())),
         };
         Inspection { output_version: OUTPUT_VERSION, path, device_bytes, copies: reports, error, superblock }

@@ -99,7 +99,7 @@ pub enum LayoutError {
         found: u64,
     },
     /// The volume cannot be had on any device.
-    #[error("a volume of {} would need members larger than any device can be", HumanSize(*.volume_bytes))]
+    #[error("a volume of {} would need members larger than any device can be: choose a smaller size", HumanSize(*.volume_bytes))]
     Impossible {
         /// What was asked for.
         volume_bytes: u64,
@@ -217,8 +217,11 @@ impl ArrayShape {
 
     /// Slots for a volume: its stripes and the reserve.
     fn slots_for(&self, volume_bytes: u64) -> Result<u64, LayoutError> {
-        if volume_bytes == 0 || !volume_bytes.is_multiple_of(ROW_BYTES) || volume_bytes > MAX_DEVICE_BYTES {
+        if volume_bytes == 0 || !volume_bytes.is_multiple_of(ROW_BYTES) {
             return Err(LayoutError::VolumeSize { found: volume_bytes });
+        }
+        if volume_bytes > MAX_DEVICE_BYTES {
+            return Err(LayoutError::Impossible { volume_bytes });
         }
         let stripes = volume_bytes.div_ceil(self.stripe_bytes());
         Ok(stripes + reserve_for(stripes))

@@ -1,8 +1,8 @@
 //! The superblock: identity, geometry, epoch and member states of an array, on every member. These are the types;
 //! their bytes are in `superblock_bytes.rs`, where copies lie in `copies.rs`.
 
-use super::MemberSet;
 use super::words::worded;
+use super::{COPY_BYTES, MemberSet, region_end};
 use crate::units::{ByteOffset, MemberIndex, SlotIndex};
 use uuid::Uuid;
 
@@ -260,5 +260,11 @@ impl Superblock {
     #[must_use]
     pub fn data_region(&self) -> Region {
         self.region(RegionKind::Data).expect("a valid superblock has a data region")
+    }
+
+    /// Bytes that a device of this array has at least: the regions, and two copies of the superblock behind them.
+    #[must_use]
+    pub fn device_bytes_min(&self) -> u64 {
+        region_end(&self.regions).0 + 2 * COPY_BYTES as u64
     }
 }

@@ -164,14 +164,14 @@ impl Device {
         std::fs::metadata(path).is_ok_and(|meta| self.node.same_device(Node::of(&meta)))
     }
 
-    /// Whether this file was deleted, moved away or replaced by another since it was opened: its path does not
-    /// lead to it any more. Block devices report by failing instead. False when it cannot be told.
+    /// Whether this file was deleted, moved away, cut off or replaced by another since it was opened: its path does
+    /// not lead to it any more, or not to all of it. Block devices report by failing instead. False when it cannot be told.
     #[must_use]
     pub fn vanished(&self) -> bool {
         if self.facts.kind != DeviceKind::File {
             return false;
         }
-        if self.file.metadata().is_ok_and(|meta| meta.nlink() == 0) {
+        if self.file.metadata().is_ok_and(|meta| meta.nlink() == 0 || meta.len() < self.facts.bytes) {
             return true;
         }
         match std::fs::metadata(&self.path) {
@@ -540,9 +540,10 @@ mod tests {
 
     #[test]
     fn a_member_that_was_deleted_moved_or_replaced_has_vanished() {
-        let change: [fn(&Path); 3] = [
+        let change: [fn(&Path); 4] = [
             |path| std::fs::remove_file(path).unwrap(),
             |path| std::fs::rename(path, path.with_extension("moved")).unwrap(),
+            |path| File::options().write(true).open(path).unwrap().set_len(4096).unwrap(),
             |path| {
                 std::fs::write(path.with_extension("new"), "other").unwrap();
                 std::fs::rename(path.with_extension("new"), path).unwrap();

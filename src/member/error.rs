@@ -68,6 +68,16 @@ pub enum DeviceError {
         /// The size it should have at least.
         needed: u64,
     },
+    /// Smaller than what its own superblock says.
+    #[error("{}: has {}, but its superblock describes {}: it was cut off, or copied in part; replace the member", path.display(), HumanSize(*bytes), HumanSize(*needed))]
+    CutOff {
+        /// The path as given.
+        path: PathBuf,
+        /// Its size.
+        bytes: u64,
+        /// The size it should have at least.
+        needed: u64,
+    },
     /// A new file was asked for where there is one.
     #[error("{}: exists already: choose another name, or remove it", path.display())]
     Exists {
