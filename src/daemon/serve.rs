@@ -29,7 +29,7 @@ pub enum RunError {
     #[error(transparent)]
     Listen(#[from] ListenError),
     /// A directory cannot be created.
-    #[error("{}: cannot create the directory: {source}", path.display())]
+    #[error("{}: cannot create the directory: {source}: choose another place, or remove what is in the way", path.display())]
     Directory {
         /// The directory.
         path: PathBuf,
@@ -217,7 +217,8 @@ impl Waiting {
             // An administrator was faster.
             return Ok(served_line(report));
         }
-        let opened = import::open(&found.arrays[&uuid], false)?;
+        let mut opened = import::open(&found.arrays[&uuid], false)?;
+        opened.warnings.splice(0..0, found.warnings);
         let options = ServeOptions {
             read_only: self.config.read_only,
             rebuild_min: self.config.rebuild_min,

@@ -8,7 +8,7 @@ use super::config::{CONTROL_SOCKET_NAME, DEFAULT_CONNECTIONS, DEFAULT_MEMORY, NB
 use super::control_server::ControlServer;
 use super::create::{CreatePlan, CreateRequest, DEFAULT_CHUNK};
 use super::import::{self, Opened};
-use super::reactor::ListenAddress;
+use super::reactor::{ListenAddress, Listener};
 use super::serve::{RunError, create_dir, system, until_stopped};
 use super::service::{Daemon, ServeOptions, ServiceConfig};
 use super::signals::Signals;
@@ -58,9 +58,18 @@ pub struct UpOptions {
 /// When it cannot be created or served, or could not be stopped cleanly.
 pub fn run_up(options: &UpOptions, out: &mut dyn Write) -> Result<(), RunError> {
     let signals = Signals::take().map_err(system("take over signals"))?;
+    let missing = missing_dirs(&options.dir);
     create_dir(&options.dir)?;
     let dir = options.dir.canonicalize().map_err(system("find the directory"))?;
-    let (opened, origin) = open_or_create(options, &dir)?;
+    let addresses = [CONTROL_SOCKET_NAME, NBD_SOCKET_NAME].map(|name| ListenAddress::Unix(dir.join(name)));
+    // Before anything is created: an array that could then not be served would be in the way.
+    let possible = addresses.iter().try_for_each(Listener::check).map_err(RunError::from);
+    let (opened, origin) = possible.and_then(|()| open_or_create(options, &dir)).inspect_err(|_| {
+        for made in &missing {
+            // One that is not empty any more stays; the error is the answer.
+            let _ = std::fs::remove_dir(made);
+        }
+    })?;
     let daemon = Arc::new(
         Daemon::start(ServiceConfig {
             memory: DEFAULT_MEMORY,
@@ -88,6 +97,12 @@ pub fn run_up(options: &UpOptions, out: &mut dyn Write) -> Result<(), RunError> 
     }
     until_stopped(&daemon, &signals, control, |_| {})?;
     writeln!(out, "Stopped cleanly. 'calpe up' picks it up again.").map_err(system("print"))
+}
+
+/// The directories that are to be created for `dir`, the innermost first.
+fn missing_dirs(dir: &Path) -> Vec<PathBuf> {
+    let named = dir.ancestors().filter(|path| !path.as_os_str().is_empty());
+    named.take_while(|path| path.symlink_metadata().is_err()).map(Path::to_path_buf).collect()
 }
 
 /// How the array came to be here, a line each.

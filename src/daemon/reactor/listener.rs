@@ -3,7 +3,9 @@
 //! Invariants: a path is taken over only from a socket nobody answers on; the socket file is removed with the
 //! listener if it is still this one.
 
-use nix::sys::socket::{Backlog, UnixAddr};
+use nix::errno::Errno;
+use nix::sys::socket::{Backlog, UnixAddr, getsockopt, sockopt};
+use nix::unistd::Pid;
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -91,6 +93,17 @@ impl Listener {
         }
     }
 
+    /// Whether the address could be had as far as what is there now goes; binds nothing.
+    ///
+    /// # Errors
+    /// When the path is too long, or something that is not a socket is there.
+    pub fn check(address: &ListenAddress) -> Result<(), ListenError> {
+        match address {
+            ListenAddress::Unix(path) => socket_file(path).map(|_| ()),
+            ListenAddress::Tcp(_) => Ok(()),
+        }
+    }
+
     /// Where it listens; for TCP with the port that was given.
     #[must_use]
     pub fn address(&self) -> &ListenAddress {
@@ -123,24 +136,39 @@ impl Drop for Listener {
     }
 }
 
-fn bind_unix(path: &Path, fail: impl Fn(io::Error) -> ListenError) -> Result<Listener, ListenError> {
-    use nix::sys::socket::{AddressFamily, SockFlag, SockType, bind, listen, socket};
+/// Whether there is a socket at the path already.
+fn socket_file(path: &Path) -> Result<bool, ListenError> {
     if path.as_os_str().len() > SOCKET_PATH_MAX {
         return Err(ListenError::PathTooLong { path: path.into() });
     }
     match std::fs::symlink_metadata(path) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-        Err(e) => return Err(fail(e)),
-        Ok(meta) if !meta.file_type().is_socket() => {
-            return Err(ListenError::NotASocket { path: path.into() });
-        }
-        Ok(_) => match UnixStream::connect(path) {
-            Ok(_) => return Err(ListenError::InUse { path: path.into() }),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(source) => Err(ListenError::Io { address: ListenAddress::Unix(path.into()), source }),
+        Ok(meta) if !meta.file_type().is_socket() => Err(ListenError::NotASocket { path: path.into() }),
+        Ok(_) => Ok(true),
+    }
+}
+
+/// Whether the process that listens at the other end is gone. A daemon that was killed seems to listen until the
+/// kernel has taken its io_uring apart; nobody will ever answer.
+fn is_orphaned(stream: &UnixStream) -> bool {
+    use nix::sys::signal::kill;
+    let Ok(peer) = getsockopt(stream, sockopt::PeerCredentials) else { return false };
+    // 0 is a process that cannot be seen from here.
+    peer.pid() != 0 && kill(Pid::from_raw(peer.pid()), None) == Err(Errno::ESRCH)
+}
+
+fn bind_unix(path: &Path, fail: impl Fn(io::Error) -> ListenError) -> Result<Listener, ListenError> {
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, bind, listen, socket};
+    if socket_file(path)? {
+        match UnixStream::connect(path) {
+            Ok(stream) if !is_orphaned(&stream) => return Err(ListenError::InUse { path: path.into() }),
+            Ok(_) => std::fs::remove_file(path).map_err(&fail)?,
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
                 std::fs::remove_file(path).map_err(&fail)?;
             }
             Err(e) => return Err(fail(e)),
-        },
+        }
     }
     let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)
         .map_err(|e| fail(e.into()))?;
