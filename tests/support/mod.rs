@@ -50,12 +50,23 @@ impl Up {
     #[track_caller]
     pub fn start(dir: &Path, extra: &[&str]) -> Up {
         let data = dir.join("data");
+        let mut command = calpe();
+        command.arg("up").arg("--dir").arg(&data).args(extra);
+        Up::spawn(dir, command)
+    }
+
+    /// Starts `calpe serve` with a configuration whose runtime directory is DIR/data, and waits until it answers.
+    #[track_caller]
+    pub fn serve(dir: &Path, config: &Path) -> Up {
+        let mut command = calpe();
+        command.arg("serve").arg("--config").arg(config);
+        Up::spawn(dir, command)
+    }
+
+    #[track_caller]
+    fn spawn(dir: &Path, mut command: Command) -> Up {
         let log = fs::File::create(dir.join("daemon.log")).expect("a log file");
-        let child = calpe()
-            .arg("up")
-            .arg("--dir")
-            .arg(&data)
-            .args(extra)
+        let child = command
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a second handle"))
             .stderr(log)
@@ -76,6 +87,8 @@ impl Up {
     fn is_serving(&self) -> bool {
         self.socket().exists()
             && try_run(Command::new("nbdinfo").arg("--size").arg(self.uri())).status.success()
+            // Clients may be a moment earlier than administrators.
+            && try_run(&mut self.command(&["status", "--test"])).status.code() != Some(4)
     }
 
     /// What the daemon has printed.
