@@ -273,7 +273,7 @@ fn a_member_that_may_not_be_written_is_refused() {
             eprintln!("skipped: this filesystem has no immutable files");
         }
     } else {
-        fs::set_permissions(place.path("other"), fs::Permissions::from_mode(0)).expect("a mode");
+        fs::set_permissions(place.path("other"), fs::Permissions::from_mode(0o000)).expect("a mode");
         let said = place.refused("create tank -k 1 -m 1 good other", 1);
         assert!(said.contains("other: permission denied"), "{said}");
     }
@@ -658,8 +658,8 @@ fn an_array_that_loses_more_than_m_members_fails_writes_nothing_and_comes_back_w
     run(Command::new("nbdcopy").arg("--flush").arg(&image).arg(up.uri()));
     let members: Vec<PathBuf> = (0..4).map(|index| up.member(index)).collect();
     let away = |index: usize| dir.path().join(format!("away-{index}"));
-    for gone in 0..3 {
-        fs::rename(&members[gone], away(gone)).expect("moved");
+    for (gone, member) in members.iter().enumerate().take(3) {
+        fs::rename(member, away(gone)).expect("moved");
         // One after the other, so that it is known which were current to the end.
         until("the loss is noticed", || up.status()["members"][gone]["state"] == "MISSING");
     }
@@ -692,8 +692,8 @@ fn an_array_that_loses_more_than_m_members_fails_writes_nothing_and_comes_back_w
     run(Command::new("nbdcopy").arg("--flush").arg(&image).arg(up.uri()));
 
     // Again, and this time the daemon is stopped while the array is FAILED.
-    for gone in 0..3 {
-        fs::rename(&members[gone], away(gone)).expect("moved");
+    for (gone, member) in members.iter().enumerate().take(3) {
+        fs::rename(member, away(gone)).expect("moved");
         until("the loss is noticed", || up.status()["members"][gone]["state"] == "MISSING");
     }
     let before = everywhere();
@@ -704,8 +704,8 @@ fn an_array_that_loses_more_than_m_members_fails_writes_nothing_and_comes_back_w
     let said = everything(&try_run(calpe().arg("up").arg("--dir").arg(dir.path().join("data"))));
     assert!(said.contains("missing: member 2") && said.contains("member-00.img"), "{said}");
     assert!(everywhere() == before, "a refused start wrote");
-    for back in 0..3 {
-        fs::rename(away(back), &members[back]).expect("moved back");
+    for (back, member) in members.iter().enumerate().take(3) {
+        fs::rename(away(back), member).expect("moved back");
     }
     let up = Up::start(dir.path(), &[]);
     run(Command::new("qemu-img").args(["compare", "-f", "raw", "-F", "raw"]).arg(&image).arg(up.uri()));
