@@ -142,6 +142,7 @@ fn a_daemon_killed_under_load_keeps_what_was_flushed_and_resyncs() {
                 "--size=64M",
                 "--time_based",
                 "--runtime=30",
+                "--verify_state_save=0",
                 "--fsync=32",
             ])
             .stdout(std::process::Stdio::null())

@@ -223,6 +223,7 @@ pub fn fio_verify(uri: &str, megabytes: u64, seed: u64) {
         &format!("--size={megabytes}M"),
         "--verify=crc32c",
         "--verify_fatal=1",
+        "--verify_state_save=0",
         "--do_verify=1",
         "--end_fsync=1",
         &format!("--randseed={seed}"),
