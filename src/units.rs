@@ -56,6 +56,26 @@ unit!(
     ColumnIndex(u16)
 );
 
+/// Fingerprint of one 4 KiB block of data or parity, as checksum pages and the redo log keep it. Two values are no
+/// fingerprints and are never computed from bytes: [`BlockHash::UNWRITTEN`] and [`BlockHash::LOST`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct BlockHash(pub [u8; 16]);
+
+impl BlockHash {
+    /// The block was never written: it counts as zeroes, whatever the device holds.
+    pub const UNWRITTEN: BlockHash = BlockHash([0; 16]);
+
+    /// The block's content is lost: reading it is an error until it is written whole. It counts as zeroes where
+    /// the rest of its row is coded.
+    pub const LOST: BlockHash = BlockHash([0xff; 16]);
+
+    /// Whether the block's bytes are to be found on its member.
+    #[must_use]
+    pub fn is_stored(self) -> bool {
+        self != BlockHash::UNWRITTEN && self != BlockHash::LOST
+    }
+}
+
 /// A moment of the monotonic clock in nanoseconds. Its zero is arbitrary; it enters sans-IO layers as an argument.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(pub u64);

@@ -11,6 +11,7 @@ mod engine;
 mod gf;
 #[cfg(all(test, not(miri)))]
 mod guarded;
+mod hash;
 mod matrix;
 #[cfg(test)]
 mod suite;
@@ -21,6 +22,7 @@ use cache::MapCache;
 use engine::{Kernel, LinearMap, Mode, Output};
 
 pub use engine::{Engine, UnknownEngine, xor, xor_into};
+pub use hash::BlockHasher;
 
 /// Most columns of a code, data and parity: every column is an element of GF(2^8), and the on-disk format leaves 255
 /// free as "none".

@@ -4,7 +4,9 @@
 mod copies;
 mod inspect;
 mod layout;
+mod log;
 mod member_set;
+mod page;
 mod signature;
 mod superblock;
 mod superblock_bytes;
@@ -16,7 +18,12 @@ pub use layout::{
     ArrayShape, LayoutError, MIN_REGION_OFFSET, REGION_ALIGN, geometry_for, leftover_bytes, member_bytes_for,
     region_end,
 };
+pub use log::{
+    Batch, BatchHash, EpochStamp, FreshRecord, InPlaceRecord, LOG_BLOCK_BYTES, LogKey, LogRecord, NO_PLACE,
+    SegmentError, SegmentHeader,
+};
 pub use member_set::MemberSet;
+pub use page::{MapEntry, PAGE_BYTES, PAGE_ENTRIES, Page, PageError, PageIndex, PageLayout, hash_of_entry};
 pub use signature::{SIGNATURE_WINDOW, Signature, recognise};
 pub use superblock::{
     ChecksumKind, Epoch, Geometry, MatrixId, MemberRecord, MemberState, Region, RegionKind,
