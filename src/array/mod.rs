@@ -21,6 +21,7 @@ mod flush;
 pub mod geometry;
 mod lock;
 mod members;
+mod page_copies;
 mod pages;
 mod passes;
 mod plan;

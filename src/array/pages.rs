@@ -17,47 +17,20 @@
 #![allow(dead_code)] // used by the logged array
 
 use super::members::Which;
+use super::page_copies::{Copies, CopyFault, CopyFound, Place, Places, Torn, Version, version_of};
 use crate::block_io::{Buf, Pool};
 use crate::format::{
     Geometry, LogKey, MapEntry, MemberSet, PAGE_BYTES, PAGE_ENTRIES, Page, PageError, PageIndex, PageLayout,
     hash_of_entry,
 };
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use uuid::Uuid;
 
 /// Steps of the eviction clock for each page that is loaded: enough to find a victim unless nearly all pages are in
 /// use or changed, few enough that a load costs the same however large the cache.
 const CLOCK_STEPS_MAX: usize = 32;
-
-/// One or both of the places of a copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Places {
-    First,
-    Second,
-    Both,
-}
-
-impl Places {
-    fn one(place: usize) -> Places {
-        if place == 0 { Places::First } else { Places::Second }
-    }
-
-    /// The place that the next write goes to once these hold the newest version.
-    fn next(self) -> Places {
-        if self == Places::First { Places::Second } else { Places::First }
-    }
-
-    /// Bytes from the start of the copy.
-    fn offset(self) -> u64 {
-        if self == Places::Second { PAGE_BYTES as u64 } else { 0 }
-    }
-
-    fn len(self) -> usize {
-        if self == Places::Both { 2 * PAGE_BYTES } else { PAGE_BYTES }
-    }
-}
 
 /// Names a read of a page copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,15 +69,6 @@ pub(super) enum Answer<'a> {
     Gone,
 }
 
-/// Whether a page's writes may have been cut off by a crash since it was last known to be whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Torn {
-    /// Only for a page that the log names at the start after an unclean stop, and until replay has written it. Copies
-    /// that are behind or half written are then nobody's fault.
-    Possible,
-    Impossible,
-}
-
 /// How it stands with a page that was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Want {
@@ -114,19 +78,6 @@ pub(super) enum Want {
     Loading,
     /// No copy is on a usable member: the array has failed. Nothing is pinned.
     Unavailable,
-}
-
-/// What is wrong with the copy of a page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CopyFault {
-    /// It does not verify.
-    Damaged,
-    /// The device could not read all of it.
-    Unreadable,
-    /// It shows an older version than other copies: a write was lost.
-    Stale,
-    /// It shows nothing where other copies show a version.
-    Blank,
 }
 
 /// What came of a load.
@@ -150,29 +101,11 @@ pub(super) struct Loaded {
     pub faults: Vec<(MemberIndex, CopyFault)>,
 }
 
-/// Orders the versions of a page.
-type Version = (u64, u64);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    Unreadable,
-    Blank,
-    Damaged,
-    Valid(Version),
-}
-
-/// A copy as a load has found it; none where its member is not usable.
-#[derive(Debug)]
-struct CopyFound {
-    member: MemberIndex,
-    places: Option<[Place; 2]>,
-}
-
 #[derive(Debug)]
 struct Load {
     waiters: Vec<usize>,
     torn: Torn,
-    copies: Vec<CopyFound>,
+    copies: Copies,
     pending: usize,
     newest: Option<Page>,
     member_left: bool,
@@ -349,7 +282,7 @@ impl PageStore {
             Answer::Unreadable => {}
             Answer::Bytes(bytes) => {
                 assert_eq!(bytes.len(), places.len(), "a read brings what was asked for");
-                let found = load.copies[usize::from(copy)].places.as_mut().expect("it was to be read");
+                let found = load.copies.0[usize::from(copy)].places.as_mut().expect("it was to be read");
                 let first = usize::from(places == Places::Second);
                 for (place, bytes) in found[first..].iter_mut().zip(bytes.chunks(PAGE_BYTES)) {
                     *place = match Page::decode(&self.key, self.array, page, bytes) {
@@ -456,24 +389,23 @@ impl PageStore {
         };
     }
 
-    /// A page whose copy on `member` the cache knows nothing of, because the member was not usable when the page was
-    /// loaded or has missed a write. A member that comes back without being rebuilt must have none left when it
-    /// becomes usable again, or a write could go over the only valid version of its copy: a [`PageStore::check`] with
-    /// this member among the usable ones, or a write-back to it, tells.
-    pub fn unknown_on(&self, member: MemberIndex) -> Option<PageIndex> {
-        let unknown = |(page, known): (&PageIndex, &dyn Fn(usize) -> bool)| {
-            let copy = self.layout.copies(*page).position(|(holder, _)| holder == member);
-            copy.is_some_and(|copy| !known(copy)).then_some(*page)
-        };
-        let cached = self
-            .cached
-            .iter()
-            .find_map(|(page, cached)| unknown((page, &|copy| cached.next[copy].is_some())));
-        cached.or_else(|| {
-            self.loads
-                .iter()
-                .find_map(|(page, load)| unknown((page, &|copy| load.copies[copy].places.is_some())))
-        })
+    /// The pages whose copy on `member` the cache knows nothing of, because the member was not usable when they were
+    /// loaded or has missed a write. A member that comes back without being rebuilt must have none left when it becomes
+    /// usable again, or a write could go over the only valid version of its copy. A [`PageStore::check`] with this
+    /// member among the usable ones tells what is there, unless the page is being written: then a write-back to it does.
+    pub fn unknown_on(&self, member: MemberIndex) -> Vec<PageIndex> {
+        let copy_of = |page| self.layout.copies(page).position(|(holder, _)| holder == member);
+        let cached = self.cached.iter().filter(|&(&page, cached)| {
+            let copy = copy_of(page);
+            copy.is_some_and(|copy| cached.next[copy].is_none())
+        });
+        let loading = self.loads.iter().filter(|&(&page, load)| {
+            let copy = copy_of(page);
+            copy.is_some_and(|copy| load.copies.0[copy].places.is_none())
+        });
+        let pages: BTreeSet<PageIndex> =
+            cached.map(|(page, _)| *page).chain(loading.map(|(page, _)| *page)).collect();
+        pages.into_iter().collect()
     }
 
     /// Whether the page was never written.
@@ -538,14 +470,10 @@ impl PageStore {
             // Version 0 is none: a bad or foreign copy of a page that was never written becomes zeroes.
             let blank = frozen.image.sequence == 0;
             let due = &frozen.due;
+            let image =
+                if blank { [0; PAGE_BYTES] } else { frozen.image.encode(&self.key, self.array, page) };
             let mut bytes = pool.alloc(2 * PAGE_BYTES);
-            for place in bytes.chunks_mut(PAGE_BYTES) {
-                if blank {
-                    place.fill(0);
-                } else {
-                    place.copy_from_slice(&frozen.image.encode(&self.key, self.array, page));
-                }
-            }
+            bytes.chunks_mut(PAGE_BYTES).for_each(|place| place.copy_from_slice(&image));
             let bytes = bytes.freeze();
             for (copy, (member, offset)) in self.layout.copies(page).enumerate() {
                 let whole = blank || due.whole.contains(member);
@@ -666,7 +594,8 @@ impl PageStore {
         }
         let check = self.cached.get(&page).map(|cached| version_of(&cached.page));
         let waiters = vec![key];
-        let load = Load { waiters, torn, copies, pending, newest: None, member_left: false, check };
+        let load =
+            Load { waiters, torn, copies: Copies(copies), pending, newest: None, member_left: false, check };
         self.loads.insert(page, load);
         Want::Loading
     }
@@ -687,7 +616,7 @@ impl PageStore {
             let faults = if unchanged && !self.frozen.contains_key(&page) {
                 let truth = (version != (0, 0)).then_some(version);
                 let next = &mut self.cached.get_mut(&page).expect("a page under check is pinned").next;
-                for (next, copy) in next.iter_mut().zip(&copies).filter(|(_, copy)| copy.places.is_some()) {
+                for (next, copy) in next.iter_mut().zip(&copies.0).filter(|(_, copy)| copy.places.is_some()) {
                     *next = copy.next_write();
                 }
                 self.note_bad_copies(page, &copies, truth, Torn::Impossible)
@@ -697,7 +626,7 @@ impl PageStore {
             return Loaded { waiters, outcome: LoadOutcome::Ready, faults };
         }
         let truth = newest.as_ref().map(version_of);
-        let lost = truth.is_none() && !copies.iter().any(|copy| copy.may_be_unwritten(torn));
+        let lost = copies.have_lost(torn);
         let mut content = newest.unwrap_or_else(Page::blank);
         if lost {
             content.entries = Box::new([BlockHash::LOST.0; PAGE_ENTRIES]);
@@ -706,7 +635,7 @@ impl PageStore {
         let next = |copy: &CopyFound| if lost { Some(Places::Both) } else { copy.next_write() };
         let cached = Cached {
             page: Arc::new(content),
-            next: copies.iter().map(next).collect(),
+            next: copies.0.iter().map(next).collect(),
             pins: waiters.len() as u32,
             used: true,
             dirty: false,
@@ -717,11 +646,8 @@ impl PageStore {
             self.clock.push_back(page);
             self.evict();
         }
-        let faults = if lost {
-            copies.iter().filter_map(|copy| Some((copy.member, copy.fault(None, torn)?))).collect()
-        } else {
-            self.note_bad_copies(page, &copies, truth, torn)
-        };
+        let faults =
+            if lost { copies.faults(None, torn) } else { self.note_bad_copies(page, &copies, truth, torn) };
         let outcome = if lost { LoadOutcome::Lost } else { LoadOutcome::Ready };
         Loaded { waiters, outcome, faults }
     }
@@ -730,16 +656,16 @@ impl PageStore {
     fn note_bad_copies(
         &mut self,
         page: PageIndex,
-        copies: &[CopyFound],
+        copies: &Copies,
         truth: Option<Version>,
         torn: Torn,
     ) -> Vec<(MemberIndex, CopyFault)> {
-        let bad = copies.iter().filter(|copy| copy.fault(truth, Torn::Impossible).is_some());
-        let heal: MemberSet = bad.map(|copy| copy.member).collect();
+        let bad = copies.faults(truth, Torn::Impossible);
+        let heal: MemberSet = bad.into_iter().map(|(member, _)| member).collect();
         if !heal.is_empty() {
             self.due.entry(page).or_default().merge(Due { heal, ..Due::default() });
         }
-        copies.iter().filter_map(|copy| Some((copy.member, copy.fault(truth, torn)?))).collect()
+        copies.faults(truth, torn)
     }
 
     fn is_evictable(&self, page: PageIndex) -> bool {
@@ -765,65 +691,4 @@ impl PageStore {
             }
         }
     }
-}
-
-impl CopyFound {
-    fn newest(&self) -> Option<(Version, usize)> {
-        let valid = |(at, place): (usize, &Place)| match place {
-            Place::Valid(version) => Some((*version, at)),
-            _ => None,
-        };
-        self.places.iter().flatten().enumerate().filter_map(valid).max()
-    }
-
-    fn count(&self, wanted: Place) -> usize {
-        self.places.iter().flatten().filter(|&&place| place == wanted).count()
-    }
-
-    /// Whether this copy, with no fault of its own, says that no version was ever written whole. If one had been, all
-    /// m + 1 copies that say no such thing would be at fault, so one copy that says so decides.
-    fn may_be_unwritten(&self, torn: Torn) -> bool {
-        match torn {
-            Torn::Possible => {
-                self.count(Place::Blank) + self.count(Place::Damaged) == 2 && self.count(Place::Blank) > 0
-            }
-            Torn::Impossible => self.count(Place::Blank) == 2,
-        }
-    }
-
-    /// Where the next write of this copy does no harm if it is cut off; none if it was not read.
-    fn next_write(&self) -> Option<Places> {
-        Some(match (self.newest(), self.places?) {
-            (Some((_, place)), _) => Places::one(1 - place),
-            (None, [Place::Blank, Place::Damaged]) => Places::Second,
-            (None, [Place::Blank | Place::Damaged, Place::Blank]) => Places::First,
-            _ => Places::Both,
-        })
-    }
-
-    /// What is wrong with this copy when `truth` is the page's version, none for a page without one.
-    fn fault(&self, truth: Option<Version>, torn: Torn) -> Option<CopyFault> {
-        self.places?;
-        let damaged = self.count(Place::Damaged);
-        let newest = self.newest().map(|(version, _)| version);
-        if self.count(Place::Unreadable) > 0 {
-            Some(CopyFault::Unreadable)
-        } else if damaged == 2 {
-            Some(CopyFault::Damaged)
-        } else if torn == Torn::Possible {
-            None
-        } else if damaged == 1 {
-            Some(CopyFault::Damaged)
-        } else if newest.is_some() && newest != truth {
-            Some(CopyFault::Stale)
-        } else if newest != truth {
-            Some(CopyFault::Blank)
-        } else {
-            None
-        }
-    }
-}
-
-fn version_of(page: &Page) -> Version {
-    (page.sequence, page.epoch)
 }
