@@ -19,8 +19,8 @@ pub use layout::{
     region_end,
 };
 pub use log::{
-    Batch, BatchHash, EpochStamp, FreshRecord, InPlaceRecord, LOG_BLOCK_BYTES, LogKey, LogRecord, NO_PLACE,
-    SegmentError, SegmentHeader,
+    Batch, BatchHash, EpochStamp, FreshRecord, InPlaceRecord, LOG_BLOCK_BYTES, LogKey, LogRecord,
+    MAX_HEADER_BLOCKS, Manifest, NO_PLACE, SegmentError, SegmentHeader,
 };
 pub use member_set::MemberSet;
 pub use page::{MapEntry, PAGE_BYTES, PAGE_ENTRIES, Page, PageError, PageIndex, PageLayout, hash_of_entry};
