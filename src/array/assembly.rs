@@ -50,6 +50,8 @@ pub struct Assembled<K> {
     pub epoch_number: u64,
     /// Parity is consistent below this slot.
     pub resynced: SlotIndex,
+    /// The newest start of the redo log on any member in service, for arrays that have one (R2).
+    pub log_start: Option<LogStart>,
     /// Devices of the array that must not be used, and why.
     pub refused: Vec<(K, String)>,
 }

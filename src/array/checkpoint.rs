@@ -8,9 +8,9 @@
 //! Must not know what the images are.
 
 use super::journal::Journal;
+use super::members::Which;
 use super::overlay::Run;
-use super::pages::PageIo;
-use super::{Array, Effect, Inflight, Owner};
+use super::{Array, Inflight, Owner};
 use crate::block_io::{Buf, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::units::{MemberIndex, ROW_BYTES, SlotIndex, StripeIndex, Timestamp};
 use std::collections::{BTreeSet, VecDeque};
@@ -26,7 +26,6 @@ pub(super) struct Checkpoint {
     /// Losses of members when it began.
     losses: u64,
     runs: VecDeque<Run>,
-    pages: VecDeque<PageIo>,
     in_flight: usize,
     /// Writes that found no room, to be tried again.
     starved: Vec<(MemberIndex, DeviceId, IoOp)>,
@@ -35,6 +34,9 @@ pub(super) struct Checkpoint {
     /// Stripes that a lost member may lack although their map entry does not say so yet.
     remark: BTreeSet<u64>,
     starved_since: Option<Timestamp>,
+    /// Checkpoints begun and ended.
+    pub begun: u64,
+    pub ended: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,6 +51,8 @@ enum Stage {
 
 /// Writes in place under way at one time.
 const IN_FLIGHT_MAX: usize = 64;
+/// Pages whose writes are made at one time.
+const PAGES_AT_ONCE: usize = 8;
 /// Fresh writes between two checkpoints, in bytes: what a restart has to read and verify.
 const FRESH_BYTES_MAX: usize = 512 << 20;
 /// A log that has been quiet for this long is put in place.
@@ -65,6 +69,11 @@ impl Checkpoint {
     /// Whether none runs and none is wanted.
     pub fn is_quiet(&self) -> bool {
         self.stage == Stage::Idle && !self.wanted
+    }
+
+    /// Whether nothing is left for another.
+    pub fn is_over(&self) -> bool {
+        self.stage == Stage::Idle && self.remark.is_empty()
     }
 
     /// Whether it waits for a flush round that has not begun.
@@ -94,7 +103,7 @@ impl Array {
         redo.overlay.active_bytes() >= redo.overlay_max / 2
             || redo.journal.fullness(&self.online()) >= 128
             || redo.fresh_bytes >= FRESH_BYTES_MAX
-            || redo.pages.is_crowded()
+            || redo.pages.dirty_pages() >= redo.facts.cache_pages_max / 2
     }
 
     pub(super) fn pump_checkpoint(&mut self) {
@@ -123,6 +132,7 @@ impl Array {
         redo.checkpoint.wanted = false;
         let remark = std::mem::take(&mut redo.checkpoint.remark);
         if redo.journal.is_drained() && remark.is_empty() && redo.pages.dirty_pages() == 0 {
+            redo.checkpoint.begun += 1;
             redo.checkpoint_ended(&mut self.ready);
             return;
         }
@@ -138,6 +148,7 @@ impl Array {
         redo.checkpoint.upto = redo.journal.next();
         redo.checkpoint.losses = losses;
         redo.checkpoint.stage = Stage::Note;
+        redo.checkpoint.begun += 1;
         // A new generation has begun: there is room again.
         self.wake_waiting_for_room();
     }
@@ -149,43 +160,44 @@ impl Array {
             if !self.acknowledgements_allowed() {
                 return;
             }
-            let targets = self.page_targets();
             let redo = self.redo_mut();
             redo.checkpoint.runs = redo.overlay.frozen_runs().into();
-            let mut pages = Vec::new();
-            redo.pages.frozen_writes(&|member| targets.contains(member), &mut pages);
-            redo.checkpoint.pages = pages.into();
             redo.checkpoint.stage = Stage::Write;
         } else if journal.durable() >= upto && journal.carried_note() < upto && self.redo().open.is_empty() {
             self.issue_batch();
         }
     }
 
-    /// Members whose copies of pages are written.
-    pub(super) fn page_targets(&self) -> crate::format::MemberSet {
-        self.online()
-    }
-
     /// Sends writes in place while the window permits.
     fn write_checkpoint(&mut self) {
         while self.acknowledgements_allowed() && self.redo().checkpoint.in_flight < IN_FLIGHT_MAX {
-            let checkpoint = &mut self.redo_mut().checkpoint;
-            if let Some(run) = checkpoint.runs.pop_front() {
-                self.write_run(&run);
-            } else if let Some(page) = checkpoint.pages.pop_front() {
-                checkpoint.in_flight += 1;
-                self.send_page_io(vec![page]);
-            } else {
-                break;
-            }
+            let Some(run) = self.redo_mut().checkpoint.runs.pop_front() else { break };
+            self.write_run(&run);
         }
+        self.write_pages();
         let redo = self.redo_mut();
         let checkpoint = &mut redo.checkpoint;
-        let done = checkpoint.runs.is_empty() && checkpoint.pages.is_empty() && checkpoint.starved.is_empty();
+        let done = checkpoint.runs.is_empty() && checkpoint.starved.is_empty() && redo.pages.is_written();
         if done && checkpoint.in_flight == 0 {
             checkpoint.stage = Stage::Flush;
             // A round under way may have begun before the last write.
             checkpoint.round = redo.rounds_begun + 1;
+        }
+    }
+
+    /// Sends writes of frozen pages, to every device in service or being built, while the window permits.
+    fn write_pages(&mut self) {
+        let devices: Vec<(MemberIndex, Which)> =
+            self.devices().into_iter().map(|(member, which, _)| (member, which)).collect();
+        let pool = self.pool.clone();
+        while self.acknowledgements_allowed() && self.redo().pages.writes_pending() < IN_FLIGHT_MAX {
+            let mut io = Vec::new();
+            let targets = |member, which| devices.contains(&(member, which));
+            self.redo_mut().pages.frozen_writes(PAGES_AT_ONCE, &targets, &pool, &mut io);
+            if io.is_empty() && self.redo().pages.all_sent() {
+                return;
+            }
+            self.send_page_io(io);
         }
     }
 
@@ -317,15 +329,6 @@ impl Array {
         self.wake_waiting_for_room();
     }
 
-    /// A page or an image of the checkpoint has been written, or its device is gone.
-    pub(super) fn checkpoint_page_done(&mut self, entry: Inflight) {
-        debug_assert_eq!(entry.effect, Effect::Write);
-        let redo = self.redo_mut();
-        if redo.is_serving() {
-            redo.checkpoint.in_flight = redo.checkpoint.in_flight.saturating_sub(1);
-        }
-    }
-
     /// Tick: a quiet log is put in place, and told to be so.
     pub(super) fn checkpoint_when_idle(&mut self) {
         let quiet = self.now.nanos_since(self.last_write) >= IDLE_NS;
@@ -333,7 +336,8 @@ impl Array {
         if !redo.is_serving() || self.write_ops > 0 {
             return;
         }
-        if quiet && !redo.journal.is_drained() {
+        let over = redo.journal.is_drained() && redo.pages.dirty_pages() == 0 && redo.checkpoint.is_over();
+        if quiet && !over {
             redo.checkpoint.want();
         }
         // The note soon after each flush: until then more than m bad pieces would look like a torn tail (W2).
@@ -346,6 +350,7 @@ impl Array {
 
 impl super::redo::Redo {
     fn checkpoint_ended(&mut self, ready: &mut VecDeque<usize>) {
+        self.checkpoint.ended += 1;
         ready.extend(self.waiting_for_drain.drain(..));
     }
 }

@@ -613,10 +613,13 @@ impl Array {
                     }
                 }
                 redo.overlay.give_up(record.old_slot);
-                if record.slot != record.old_slot {
-                    redo.move_stripe(record.stripe, record.slot, record.old_slot);
+                if record.slot == record.old_slot {
+                    redo.set_map_entry(record.stripe, MapEntry { slot: record.slot, holds_data: true, epoch });
+                } else {
+                    let old = redo.stripes.moved(&mut redo.pages, record.stripe, record.slot, epoch);
+                    debug_assert_eq!(old, record.old_slot);
+                    redo.open.given_up.push(old);
                 }
-                redo.set_map_entry(record.stripe, MapEntry { slot: record.slot, holds_data: true, epoch });
             }
             LogRecord::Discard { stripe, slot } => {
                 redo.overlay.give_up(*slot);

@@ -14,7 +14,6 @@
 //!   changes wait for the next one. Pages that are changed, or frozen and not thawed, are never evicted.
 //!
 //! Must not know of devices, epochs beyond their number, the log, or who waits.
-#![allow(dead_code)] // used by the logged array
 
 use super::members::Which;
 use super::page_copies::{Copies, CopyFault, CopyFound, Place, Places, Torn, Version, version_of};
@@ -504,9 +503,19 @@ impl PageStore {
         }
     }
 
+    /// Writes of the write-back that were given out and are not over.
+    pub fn writes_pending(&self) -> usize {
+        self.writes_pending
+    }
+
+    /// Whether every write of the write-back was given out.
+    pub fn all_sent(&self) -> bool {
+        self.frozen.range(self.sent_below..).next().is_none()
+    }
+
     /// Whether every write of the write-back was given out and is over.
     pub fn is_written(&self) -> bool {
-        self.writes_pending == 0 && self.frozen.range(self.sent_below..).next().is_none()
+        self.writes_pending == 0 && self.all_sent()
     }
 
     /// Ends the write-back when it is flushed on every device that is still in service. What was not written to a copy

@@ -11,13 +11,15 @@ use super::journal::{HEADER_BYTES_MAX, Journal, OpenBatch, record_bytes};
 use super::overlay::Overlay;
 use super::page_hold::Arrival;
 use super::pages::PageStore;
-use super::startup::Life;
+use super::startup::{Life, LogFacts};
 use super::stripe_map::StripeMap;
 use super::{Array, ClientError, Inflight, NoticeLevel, Owner, PieceId, SlotReply, SlotRequest};
 use crate::block_io::{Buf, IoFault, IoOp, IoValue};
 use crate::codec::BlockHasher;
-use crate::format::{EpochStamp, LOG_BLOCK_BYTES, LogKey, LogRecord, MapEntry};
-use crate::units::{BlockHash, ByteOffset, ColumnIndex, MemberIndex, SlotIndex, StripeIndex};
+use crate::format::{EpochStamp, LOG_BLOCK_BYTES, LogRecord, MapEntry};
+use crate::units::{
+    BlockHash, ByteOffset, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex, VolumeOffset,
+};
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -29,9 +31,7 @@ pub(super) struct Redo {
     pub journal: Journal,
     pub overlay: Overlay,
     pub pages: PageStore,
-    pub layout: PageLayout,
     pub stripes: StripeMap,
-    pub key: LogKey,
     /// Checksums of blocks, if the array has any.
     pub checksums: Option<BlockHasher>,
     pub checkpoint: Checkpoint,
@@ -61,11 +61,15 @@ pub(super) struct Redo {
     pub to_free: Vec<SlotIndex>,
     /// A device waits to join: no new writes until the log is empty.
     pub held: bool,
+    /// Pages that were loaded for operations which have not looked yet.
+    pub arrivals: Vec<Arrival>,
     /// Client requests that came before the log was replayed.
     pub queued: VecDeque<(PieceId, SlotRequest)>,
     /// Blocks of the rings that notes may use and other batches may not.
     reserve: u32,
+    /// Images that gather before a checkpoint, in bytes: two generations, with their headers, must fit the ring.
     pub overlay_max: usize,
+    pub facts: LogFacts,
 }
 
 struct Round {
@@ -84,33 +88,22 @@ const LOST_MAX: usize = 4096;
 const BATCH_BYTES_MAX: usize = 8 << 20;
 
 impl Redo {
-    #[expect(clippy::too_many_arguments, reason = "called once, by the array's constructor")]
-    pub fn new(
-        layout: PageLayout,
-        pages: PageStore,
-        journal: Journal,
-        key: LogKey,
-        checksums: Option<BlockHasher>,
-        log_offset: ByteOffset,
-        pages_offset: ByteOffset,
-        overlay_max: usize,
-    ) -> Redo {
+    pub fn new(facts: LogFacts, pages: PageStore, journal: Journal) -> Redo {
         let ring_blocks = journal.ring_blocks();
         let ring_bytes = ring_blocks as usize * LOG_BLOCK_BYTES;
+        let overlay_max = facts.overlay_max.min(ring_bytes / 4);
         Redo {
             life: Life::Starting,
             lives: 1,
             journal,
             overlay: Overlay::default(),
             pages,
-            layout,
             stripes: StripeMap::default(),
-            key,
-            checksums,
+            checksums: facts.checksums,
             checkpoint: Checkpoint::default(),
-            log_offset,
+            log_offset: facts.log_offset,
             ring_blocks,
-            pages_offset,
+            pages_offset: facts.pages_offset,
             open: OpenBatch::default(),
             waiters: VecDeque::new(),
             flushes: Vec::new(),
@@ -126,8 +119,9 @@ impl Redo {
             held: false,
             queued: VecDeque::new(),
             reserve: (ring_blocks / 8).max(8),
-            // Two generations, with their headers, must fit the ring.
-            overlay_max: overlay_max.min(ring_bytes / 4),
+            overlay_max,
+            arrivals: Vec::new(),
+            facts,
         }
     }
 
@@ -243,6 +237,7 @@ impl Array {
         if self.is_failed() {
             return;
         }
+        self.end_hold();
         self.release_waiters();
         self.issue_open();
         self.pump_checkpoint();
@@ -442,7 +437,7 @@ impl Array {
     /// Whether free slots run low, so that those given up should be had again soon.
     pub(super) fn slots_are_short(&self) -> bool {
         let redo = self.redo();
-        redo.stripes.free_count() <= (self.map.slots - self.geometry.stripes()) as usize / 2
+        redo.stripes.free_slots() <= (self.map.slots - self.geometry.stripes()) / 2
     }
 
     /// Lets operations look again whether there is room.
@@ -498,6 +493,42 @@ impl Array {
     /// The member that has a column of a slot.
     pub(super) fn member_at(&self, slot: SlotIndex, column: usize) -> MemberIndex {
         self.map.member_of(slot, ColumnIndex(column as u16))
+    }
+
+    /// Which stripes of a run hold nothing.
+    pub(super) fn logged_extents(&mut self, piece: PieceId, first: StripeIndex, count: u64) {
+        let stripes = (first.0..first.0 + count).map(StripeIndex);
+        let holes = stripes.flat_map(|stripe| std::iter::repeat_n(!self.holds_data(stripe), self.map.k)).collect();
+        self.done(piece, Ok(SlotReply::Holes(holes)));
+    }
+
+    /// Blocks that could not be had, as byte ranges of the volume.
+    pub(super) fn lost_blocks(&self) -> Vec<(VolumeOffset, u64)> {
+        let mut ranges: Vec<(VolumeOffset, u64)> = Vec::new();
+        for &(stripe, column, row) in &self.lost {
+            if usize::from(column) >= self.map.k {
+                continue;
+            }
+            let within = usize::from(column) * self.map.chunk + row as usize * ROW_BYTES as usize;
+            let start = stripe.0 * self.map.stripe_bytes() as u64 + within as u64;
+            match ranges.last_mut() {
+                Some((offset, len)) if offset.0 + *len == start => *len += ROW_BYTES,
+                _ => ranges.push((VolumeOffset(start), ROW_BYTES)),
+            }
+        }
+        ranges
+    }
+
+    /// The sequence of the next batch, when the log is empty and everything is in place and durable.
+    pub(super) fn drained_log(&self) -> Option<u64> {
+        let redo = self.redo.as_ref().filter(|redo| redo.is_serving())?;
+        let drained = redo.journal.is_drained()
+            && redo.journal.in_flight() == 0
+            && redo.open.is_empty()
+            && redo.overlay.is_empty()
+            && redo.pages.dirty_pages() == 0
+            && redo.checkpoint.is_over();
+        drained.then(|| redo.journal.next())
     }
 
     /// Ends everything that waits for the log: the array has failed, and what its members hold then decides.

@@ -6,7 +6,6 @@
 //! until whoever knows about durability and writes in flight says otherwise (W3 of the crash-safety design).
 //!
 //! Must not know of the log, of members, or of when anything is durable.
-#![allow(dead_code)] // used by the logged array
 
 use super::pages::PageStore;
 use crate::format::{Geometry, MapEntry, PageIndex};
