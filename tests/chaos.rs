@@ -416,7 +416,7 @@ impl Chaos {
             }
             self.reap();
         }
-        panic!("{} requests hang: {:?}", self.pending.len(), self.sim().status());
+        panic!("{} requests hang: {}", self.pending.len(), self.sim().debug_redo());
     }
 
     fn check_all(&mut self) {

@@ -16,7 +16,7 @@ use crate::units::{MemberIndex, ROW_BYTES, SlotIndex, StripeIndex, Timestamp};
 use std::collections::{BTreeSet, VecDeque};
 
 /// See the head of this file.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct Checkpoint {
     stage: Stage,
     /// Somebody wants one: it starts when the open batch has been issued.
@@ -133,7 +133,7 @@ impl Array {
         let remark = std::mem::take(&mut redo.checkpoint.remark);
         if redo.journal.is_drained() && remark.is_empty() && redo.pages.dirty_pages() == 0 {
             redo.checkpoint.begun += 1;
-            redo.checkpoint_ended(&mut self.ready);
+            self.checkpoint_ended();
             return;
         }
         for stripe in remark.into_iter().map(StripeIndex) {
@@ -324,9 +324,16 @@ impl Array {
             // The lost member may lack what this checkpoint wrote: the map must say so before the log forgets it.
             redo.checkpoint.wanted = true;
         }
-        redo.checkpoint_ended(&mut self.ready);
+        self.checkpoint_ended();
         self.free_slots();
         self.wake_waiting_for_room();
+    }
+
+    fn checkpoint_ended(&mut self) {
+        let redo = self.redo_mut();
+        redo.checkpoint.ended += 1;
+        let waiting = std::mem::take(&mut redo.waiting_for_drain);
+        self.ready.extend(waiting);
     }
 
     /// Tick: a quiet log is put in place, and told to be so.
@@ -348,9 +355,3 @@ impl Array {
     }
 }
 
-impl super::redo::Redo {
-    fn checkpoint_ended(&mut self, ready: &mut VecDeque<usize>) {
-        self.checkpoint.ended += 1;
-        ready.extend(self.waiting_for_drain.drain(..));
-    }
-}

@@ -84,6 +84,10 @@ struct StripeWrite {
 /// Locks of slots, as opposed to stripes, have this bit.
 pub(super) const SLOT_LOCK: u64 = 1 << 63;
 
+impl LoggedWrite {
+    pub fn debug(&self) -> String { format!("write {:?} stripe {} locked {:?} target {:?}", self.stage, self.stripe, self.locked, self.target) }
+}
+
 impl Array {
     pub(super) fn start_logged_write(
         &mut self,
@@ -228,7 +232,7 @@ impl Array {
             // While it waited the stripe was discarded.
             self.unlock(SlotIndex(write.stripe.0), key);
             write.locked = Some(rows.clone());
-            if !self.locks.acquire(SlotIndex(write.stripe.0), rows, LockMode::Exclusive, key) {
+            if !self.locks.acquire(SlotIndex(write.stripe.0), rows.clone(), LockMode::Exclusive, key) {
                 return Flow::Wait;
             }
         }

@@ -3,7 +3,8 @@
 //! Between the page store, which knows pages and copies, and the members, which have devices and leave service.
 
 use super::members::Which;
-use super::pages::{Answer, CopyFault, LoadOutcome, PageIo, PageRead, PageWrite, Torn, Want};
+use super::page_copies::{CopyFault, Torn};
+use super::pages::{Answer, LoadOutcome, PageIo, PageRead, PageWrite, Want};
 use super::{Array, Inflight, NoticeLevel, Owner};
 use crate::block_io::{IoFault, IoOp, IoValue};
 use crate::format::PageIndex;
@@ -11,7 +12,7 @@ use crate::units::MemberIndex;
 use std::ops::Range;
 
 /// The pages of an operation.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct PageHold {
     pages: Range<u64>,
     asked: bool,

@@ -1,9 +1,8 @@
 //! A slot of a logged array held still for a pass: nobody moves a stripe into it or out of it, nobody writes its
 //! stripe, and none of its blocks has an image that is not in place. Rebuild and scrub work on slots so held.
 //!
-//! The slot is locked first, then its stripe. Nobody who holds a stripe waits for a slot in use, so the two cannot
-//! wait for each other: a whole-stripe write waits only for a slot that is free or was never written, and for those
-//! no stripe is waited for here.
+//! Where a stripe is in the slot, its lock is enough: nobody moves it without. A free slot is locked as such, as a
+//! whole-stripe write on its way into it does. Never both, so that nobody waits for the other here.
 
 use super::Array;
 use super::lock::LockMode;
@@ -12,6 +11,7 @@ use super::page_hold::PageHold;
 use crate::units::{ROW_BYTES, SlotIndex, StripeIndex};
 
 /// See the head of this file.
+#[derive(Debug)]
 pub(super) struct SlotHold {
     pub slot: SlotIndex,
     /// The stripe that is locked.
@@ -54,33 +54,30 @@ impl SlotHold {
 impl Array {
     pub(super) fn hold_slot(&mut self, key: usize, hold: &mut SlotHold) -> Held {
         let slot_lock = SlotIndex(hold.slot.0 | SLOT_LOCK);
+        let rows = 0..self.map.chunk;
         loop {
             match hold.stage {
-                Stage::New => {
-                    hold.stage = Stage::Slot;
-                    if !self.locks.acquire(slot_lock, 0..self.map.chunk, LockMode::Exclusive, key) {
-                        return Held::Wait;
+                Stage::New => match self.redo().stripes.stripe_at(hold.slot) {
+                    Some(stripe) => {
+                        hold.stripe = Some(stripe);
+                        hold.stage = Stage::Stripe;
+                        self.locks.acquire(SlotIndex(stripe.0), rows.clone(), LockMode::Exclusive, key);
                     }
-                }
+                    None => {
+                        hold.stage = Stage::Slot;
+                        self.locks.acquire(slot_lock, rows.clone(), LockMode::Exclusive, key);
+                    }
+                },
                 Stage::Slot => {
                     if !self.locks.is_held(slot_lock, key) {
                         return Held::Wait;
                     }
-                    let Some(stripe) = self.redo().stripes.stripe_at(hold.slot) else { return Held::Empty };
-                    // The first whole write of a stripe has the stripe and waits for its slot.
-                    if !self.holds_data(stripe) {
+                    if self.redo().stripes.stripe_at(hold.slot).is_none() {
                         return Held::Empty;
                     }
-                    hold.stripe = Some(stripe);
-                    hold.stage = Stage::Stripe;
-                    if !self.locks.acquire(
-                        SlotIndex(stripe.0),
-                        0..self.map.chunk,
-                        LockMode::Exclusive,
-                        key,
-                    ) {
-                        return Held::Wait;
-                    }
+                    // A stripe was written into it while its lock was waited for.
+                    self.unlock(slot_lock, key);
+                    hold.stage = Stage::New;
                 }
                 Stage::Stripe => {
                     let Some(stripe) = hold.stripe else { unreachable!("a stripe is being locked") };
@@ -91,7 +88,7 @@ impl Array {
                         // It moved away while its lock was waited for.
                         self.unlock(SlotIndex(stripe.0), key);
                         hold.stripe = None;
-                        hold.stage = Stage::Slot;
+                        hold.stage = Stage::New;
                         continue;
                     }
                     if !self.holds_data(stripe) {
@@ -127,9 +124,9 @@ impl Array {
         if let Some(stripe) = hold.stripe.take() {
             self.unlock(SlotIndex(stripe.0), key);
         }
-        if hold.stage != Stage::New {
+        if hold.stage == Stage::Slot {
             self.unlock(SlotIndex(hold.slot.0 | SLOT_LOCK), key);
-            hold.stage = Stage::New;
         }
+        hold.stage = Stage::New;
     }
 }

@@ -77,6 +77,11 @@ pub(super) struct StripeMap {
 }
 
 impl StripeMap {
+    /// The map of an array whose pages are not loaded yet: no slot is free.
+    pub fn unknown() -> StripeMap {
+        StripeMap { slots: Box::default(), first_free: END, last_free: END, free: 0 }
+    }
+
     /// Reads the map from its pages, all of which are cached; after a replay, which only sets entries.
     ///
     /// # Errors

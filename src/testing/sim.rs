@@ -276,8 +276,8 @@ impl SimArray {
             epoch_id: 1,
             geometry,
             regions,
-            checksum: ChecksumKind::None,
-            redo: None,
+            checksum: match std::env::var("CALPE_SIM").as_deref() { Ok("crc32c") => ChecksumKind::Crc32c, Ok("blake3") => ChecksumKind::Blake3, _ => ChecksumKind::None },
+            redo: std::env::var("CALPE_SIM").ok().map(|_| [7; 16]),
             members_are_zero: true,
         };
         let mut disks = BTreeMap::new();
@@ -608,6 +608,9 @@ impl SimArray {
             }
         }
     }
+
+    #[doc(hidden)]
+    pub fn debug_redo(&self) -> String { self.volume.debug_redo() }
 
     /// The facts.
     #[must_use]
