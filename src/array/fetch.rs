@@ -93,6 +93,27 @@ impl Fetch {
         covering.map(|p| p.blocks[row - p.rows.start]).reduce(|a, b| if a == State::Good { a } else { b })
     }
 
+    /// A column can be here twice, wanted for some rows and as a source for more, and its member may have been built up
+    /// to this slot in between: what one part has the other takes.
+    fn share_good_blocks(&mut self) {
+        for at in 0..self.parts.len() {
+            for block in 0..self.parts[at].blocks.len() {
+                let part = &self.parts[at];
+                if matches!(part.blocks[block], State::Good | State::Lost) {
+                    continue;
+                }
+                let Some(bytes) = self.good(part.column, part.rows.start + block).map(<[u8]>::to_vec) else {
+                    continue;
+                };
+                let part = &mut self.parts[at];
+                if let Some(buf) = &mut part.buf {
+                    buf[block * BLOCK..(block + 1) * BLOCK].copy_from_slice(&bytes);
+                    part.blocks[block] = State::Good;
+                }
+            }
+        }
+    }
+
     /// The good bytes of a block.
     fn good(&self, column: usize, row: usize) -> Option<&[u8]> {
         self.parts.iter().find_map(|part| {
@@ -237,6 +258,7 @@ impl Array {
 
     /// Nothing is in flight: decodes what is not good, from more columns if need be.
     fn settle_fetch(&mut self, key: usize, fetch: &mut Fetch) -> Fetched {
+        fetch.share_good_blocks();
         let mut broken: Vec<usize> = Vec::new();
         for part in &fetch.parts {
             let blocks = part.rows.clone().zip(&part.blocks);
