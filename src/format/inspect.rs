@@ -2,8 +2,8 @@
 //! text and as JSON. The field names are a contract with scripts; numbers are bytes unless their name says slots.
 
 use super::{
-    CopyPlace, FormatError, LogStart, MemberSet, MemberState, Region, RegionKind, Role, Superblock, all_copy_offsets,
-    leftover_bytes, newest,
+    CopyPlace, FormatError, LogStart, MemberSet, MemberState, Region, RegionKind, Role, Superblock,
+    all_copy_offsets, leftover_bytes, newest,
 };
 use crate::units::HumanSize;
 use serde::Serialize;
