@@ -472,17 +472,17 @@ impl PageStore {
         for (&page, frozen) in self.frozen.range(self.sent_below..).take(pages_max) {
             self.sent_below = PageIndex(page.0 + 1);
             let next = &self.cached.get(&page).expect("a frozen page is cached").next;
-            // Version 0 is none: a bad or foreign copy of a page that was never written becomes zeroes.
-            let blank = frozen.image.sequence == 0;
             let due = &frozen.due;
-            let image =
-                if blank { [0; PAGE_BYTES] } else { frozen.image.encode(&self.key, self.array, page) };
+            // Version 0 is none: a bad or foreign copy of a page that was never written becomes zeroes.
+            let image = match frozen.image.sequence {
+                0 => [0; PAGE_BYTES],
+                _ => frozen.image.encode(&self.key, self.array, page),
+            };
             let mut bytes = pool.alloc(2 * PAGE_BYTES);
             bytes.chunks_mut(PAGE_BYTES).for_each(|place| place.copy_from_slice(&image));
             let bytes = bytes.freeze();
             for (copy, (member, offset)) in self.layout.copies(page).enumerate() {
-                let whole = blank || due.whole.contains(member);
-                let own = next[copy].filter(|_| !whole).unwrap_or(Places::Both);
+                let own = next[copy].filter(|_| !due.whole.contains(member)).unwrap_or(Places::Both);
                 let primary = frozen.changed || due.heal.contains(member) || due.whole.contains(member);
                 let replacement = frozen.changed || due.replacement.contains(member);
                 for (which, places, asked) in
@@ -616,17 +616,16 @@ impl PageStore {
             return Loaded { waiters, outcome: LoadOutcome::AskAgain, faults: Vec::new() };
         }
         if let Some(version) = check {
-            let cached = self.at(page);
-            let unchanged = !cached.dirty && version_of(&cached.page) == version;
-            let faults = if unchanged && !self.frozen.contains_key(&page) {
+            let was_written = version_of(&self.at(page).page) != version || self.frozen.contains_key(&page);
+            let faults = if was_written {
+                Vec::new()
+            } else {
                 let truth = (version != (0, 0)).then_some(version);
                 let next = &mut self.cached.get_mut(&page).expect("a page under check is pinned").next;
                 for (next, copy) in next.iter_mut().zip(&copies.0).filter(|(_, copy)| copy.places.is_some()) {
                     *next = copy.next_write();
                 }
                 self.note_bad_copies(page, &copies, truth, Torn::Impossible)
-            } else {
-                Vec::new()
             };
             return Loaded { waiters, outcome: LoadOutcome::Ready, faults };
         }
@@ -636,11 +635,9 @@ impl PageStore {
         if lost {
             content.entries = Box::new([BlockHash::LOST.0; PAGE_ENTRIES]);
         }
-        // What is behind a lost page, should it show up again, must not pass for newer than what follows.
-        let next = |copy: &CopyFound| if lost { Some(Places::Both) } else { copy.next_write() };
         let cached = Cached {
             page: Arc::new(content),
-            next: copies.0.iter().map(next).collect(),
+            next: copies.0.iter().map(CopyFound::next_write).collect(),
             pins: waiters.len() as u32,
             used: true,
             dirty: false,
@@ -1311,28 +1308,57 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn a_check_does_not_mistake_a_write_under_way_for_a_fault() {
+        let (geometry, mut disks) = small(3);
+        let mut store = new_store(geometry, 4);
+        disks.load(&mut store, PAGE, Torn::Impossible);
+        let mut reads = Vec::new();
+        assert_eq!(store.check(PAGE, 1, &|_| true, &mut reads), Want::Loading);
+        fill(&mut store, PAGE, 7);
+        let mut none = Vec::new();
+        assert_eq!(store.check(PAGE, 2, &|_| true, &mut none), Want::Cached);
+        store.freeze(4);
+        assert_eq!(store.check(PAGE, 2, &|_| true, &mut none), Want::Cached);
+        assert!(none.is_empty());
+        assert_eq!(disks.serve(&mut store, reads).pop().unwrap().faults, []);
+        for io in disks.frozen_writes(&mut store) {
+            let write = disks.write(&io, WHOLE);
+            store.write_done(write, true);
+        }
+        store.thaw();
+        assert_eq!(disks.check(&mut store, PAGE).faults, []);
+        assert_eq!(store.dirty_pages(), 0);
+    }
+
+    #[test]
     fn a_member_under_construction_gets_every_copy_whole() {
-        for which in [Which::Primary, Which::Replacement] {
+        let (primary, replacement) = (Which::Primary, Which::Replacement);
+        for (which, was_in_service) in
+            [(primary, false), (primary, true), (replacement, false), (replacement, true)]
+        {
             let (geometry, mut disks) = small(3);
             let mut store = new_store(geometry, 4);
             let (member, other) = (member_of(&store, PAGE, 0), member_of(&store, PAGE, 1));
+            let blank =
+                (1..).map(PageIndex).find(|&page| page != PAGE && member_of(&store, page, 1) == member);
+            let pages = [(PAGE, 0), (blank.unwrap(), 1)];
+            if !was_in_service {
+                disks.dead.insert(member);
+            }
+            for (page, _) in pages {
+                disks.load(&mut store, page, Torn::Impossible);
+            }
+            assert_eq!(store.unknown_on(member).is_empty(), was_in_service);
             // The device has been in the array before, and shows more than there ever was.
             let mut old = Page::blank();
             (old.sequence, old.epoch) = (50, 2);
-            let bytes = old.encode(&KEY, ARRAY, PAGE);
-            let own = disks.members[usize::from(member.0)].clone();
-            disks.place(&store, PAGE, 0, 0).copy_from_slice(&bytes);
-            let blank =
-                (1..).map(PageIndex).find(|&page| page != PAGE && member_of(&store, page, 1) == member);
-            let blank = blank.unwrap();
-            let bytes = old.encode(&KEY, ARRAY, blank);
-            disks.place(&store, blank, 1, 1).copy_from_slice(&bytes);
-            disks.dead.insert(member);
-            for page in [PAGE, blank] {
-                disks.load(&mut store, page, Torn::Impossible);
+            for ((page, copy), place) in pages.into_iter().flat_map(|page| [(page, 0), (page, 1)]) {
+                let bytes = old.encode(&KEY, ARRAY, page);
+                disks.place(&store, page, copy, place).copy_from_slice(&bytes);
+            }
+            for (page, _) in pages {
                 store.rebuild(page, member, which);
             }
-            assert_eq!(store.unknown_on(member).len(), 2);
             store.freeze(4);
             let mut writes = Vec::new();
             let is_target = |to: MemberIndex, device: Which| to != member || device == which;
@@ -1345,17 +1371,16 @@ pub(super) mod tests {
                 store.write_done(write, true);
             }
             store.thaw();
-            assert_eq!(store.unknown_on(member).is_empty(), which == Which::Primary);
+            assert_eq!(store.unknown_on(member).is_empty(), was_in_service || which == primary);
             disks.dead = MemberSet::new();
             for dead in [None, Some(other)] {
                 disks.dead = dead.into_iter().collect();
                 let mut after = new_store(geometry, 4);
                 assert_eq!(disks.load(&mut after, PAGE, Torn::Impossible).faults, []);
                 assert_eq!(value(&after, PAGE), 3);
-                assert_eq!(disks.load(&mut after, blank, Torn::Impossible).faults, []);
-                assert!(after.is_blank(blank));
+                assert_eq!(disks.load(&mut after, pages[1].0, Torn::Impossible).faults, []);
+                assert!(after.is_blank(pages[1].0));
             }
-            assert_ne!(own, disks.members[usize::from(member.0)]);
         }
     }
 
@@ -1425,7 +1450,7 @@ pub(super) mod tests {
             store.write_done(write, true);
         }
         store.unfreeze();
-        assert_eq!(store.dirty_pages(), 1);
+        assert_eq!(store.dirty_pages(), 1, "the changed page");
         store.freeze(3);
         disks.members = before;
         for io in disks.frozen_writes(&mut store) {
@@ -1434,6 +1459,10 @@ pub(super) mod tests {
         let mut after = new_store(geometry, 4);
         disks.load(&mut after, PAGE, Torn::Possible);
         assert_eq!(value(&after, PAGE), 2);
+        assert_eq!(after.dirty_pages(), 1, "what was torn is to be mended");
+        after.freeze(4);
+        after.unfreeze();
+        assert_eq!(after.dirty_pages(), 1);
     }
 
     #[test]
@@ -1446,7 +1475,8 @@ pub(super) mod tests {
             disks.load(&mut store, page, Torn::Impossible);
             store.release(page);
         }
-        let hash_pages: Vec<PageIndex> = (map_pages..map_pages + 8).map(PageIndex).collect();
+        let hash_pages: Vec<PageIndex> = (map_pages..map_pages + 9).map(PageIndex).collect();
+        disks.mar(&store, hash_pages[2], 1, 0, Harm::BadSector);
         for (at, &page) in hash_pages.iter().enumerate() {
             disks.load(&mut store, page, Torn::Impossible);
             match at {
@@ -1457,8 +1487,10 @@ pub(super) mod tests {
             store.release(page);
         }
         let cached = |store: &PageStore, at: usize| store.cached.contains_key(&hash_pages[at]);
-        assert!(cached(&store, 0) && cached(&store, 1) && !cached(&store, 2) && !cached(&store, 3));
-        assert!(store.cached_pages() <= 3);
+        assert!(cached(&store, 0), "in use");
+        assert!(cached(&store, 1), "changed");
+        assert!(cached(&store, 2), "to be mended");
+        assert_eq!(store.cached_pages(), 3);
         disks.write_back(&mut store, 1);
         store.release(hash_pages[0]);
         for &page in &hash_pages[4..] {
@@ -1467,7 +1499,7 @@ pub(super) mod tests {
                 store.release(page);
             }
         }
-        assert!(!cached(&store, 0) && !cached(&store, 1) && store.cached_pages() == 2);
+        assert!((0..3).all(|at| !cached(&store, at)) && store.cached_pages() == 2);
         assert!((0..map_pages).all(|page| store.cached.contains_key(&PageIndex(page))));
     }
 
