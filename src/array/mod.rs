@@ -27,6 +27,7 @@ mod passes;
 mod plan;
 mod read;
 mod rebuild;
+mod recovery;
 mod status;
 mod stripe_map;
 mod supers;
