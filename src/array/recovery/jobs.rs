@@ -162,7 +162,8 @@ impl Recovery {
             let usable = self.cx.usable;
             for page in pages.layout().hash_pages(tile.slot, tile.rows).map(PageIndex) {
                 let mut more = Vec::new();
-                let want = pages.want(page, key, Torn::Possible, &|member| usable.contains(member), &mut more);
+                let want =
+                    pages.want(page, key, Torn::Possible, &|member| usable.contains(member), &mut more);
                 let job = &mut self.jobs[key];
                 match want {
                     Want::Unavailable => return self.refuse(RecoveryError::PageUnavailable { page: page.0 }),
@@ -207,7 +208,8 @@ impl Recovery {
                     _ => wanted_in_place(&self.cx, &self.judge, &job.tile, &state),
                 };
                 job.state = Some(state);
-                let cells: BTreeSet<_> = job.wanted.iter().map(|wanted| (wanted.row, wanted.column)).collect();
+                let cells: BTreeSet<_> =
+                    job.wanted.iter().map(|wanted| (wanted.row, wanted.column)).collect();
                 for (row, column) in cells {
                     reads.extend(job.ask(&self.cx, &self.judge, pages, row, column));
                 }
@@ -286,7 +288,8 @@ impl Recovery {
             return self.end_job(key, pages);
         }
         let mut missing: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
-        for wanted in job.wanted.iter().filter(|wanted| !job.have.contains_key(&(wanted.row, wanted.column))) {
+        for wanted in job.wanted.iter().filter(|wanted| !job.have.contains_key(&(wanted.row, wanted.column)))
+        {
             missing.entry(wanted.row).or_default().insert(wanted.column);
         }
         let mut reads = Vec::new();

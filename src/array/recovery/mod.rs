@@ -18,7 +18,8 @@ mod decide;
 mod jobs;
 mod note;
 mod scan;
-
+#[cfg(test)]
+mod tests;
 
 use super::geometry::Map;
 use super::members::Which;
@@ -33,7 +34,7 @@ use decide::{Decision, Judge, Tile, final_map};
 use jobs::{CellRead, Job};
 use scan::{Ring, RingRead, Scan};
 use slab::Slab;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use uuid::Uuid;
 
 /// Map pages that are being read at once: enough for the speed of a disk, 4 MiB of answers for one parity.
@@ -99,9 +100,24 @@ pub(super) struct RecoveryContext {
 #[derive(Debug)]
 pub(super) enum RecoveryIo {
     /// From the member's device in service.
-    Read { item: usize, member: MemberIndex, offset: ByteOffset, buf: BufMut },
-    Write { item: usize, member: MemberIndex, which: Which, offset: ByteOffset, buf: Buf },
-    Flush { item: usize, member: MemberIndex, which: Which },
+    Read {
+        item: usize,
+        member: MemberIndex,
+        offset: ByteOffset,
+        buf: BufMut,
+    },
+    Write {
+        item: usize,
+        member: MemberIndex,
+        which: Which,
+        offset: ByteOffset,
+        buf: Buf,
+    },
+    Flush {
+        item: usize,
+        member: MemberIndex,
+        which: Which,
+    },
 }
 
 /// What came of it.
@@ -152,7 +168,9 @@ pub(super) enum RecoveryError {
         noted: u64,
     },
     /// A batch verifies and cannot be in this array's log.
-    #[error("batch {sequence} of the log names blocks that the array does not have: it was written by another version or a defect")]
+    #[error(
+        "batch {sequence} of the log names blocks that the array does not have: it was written by another version or a defect"
+    )]
     Impossible {
         /// Which.
         sequence: u64,
@@ -171,13 +189,17 @@ pub(super) enum RecoveryError {
         row: usize,
     },
     /// There is no room for the note.
-    #[error("the log of member {member} has no room for the note that recovery writes: the array kept no reserve")]
+    #[error(
+        "the log of member {member} has no room for the note that recovery writes: the array kept no reserve"
+    )]
     NoRoom {
         /// Whose log.
         member: MemberIndex,
     },
     /// No usable member has a copy of a page.
-    #[error("no member in use has a copy of metadata page {page}: more members are missing than the array survives")]
+    #[error(
+        "no member in use has a copy of metadata page {page}: more members are missing than the array survives"
+    )]
     PageUnavailable {
         /// Which.
         page: u64,
@@ -198,9 +220,15 @@ enum Doing {
     PageRead(PageRead),
     PageWrite(PageWrite),
     /// Home blocks or images for a job.
-    Cells { job: usize, offset: ByteOffset, cells: Vec<CellRead> },
+    Cells {
+        job: usize,
+        offset: ByteOffset,
+        cells: Vec<CellRead>,
+    },
     /// A write of a job, or of nobody in particular.
-    Write { job: Option<usize> },
+    Write {
+        job: Option<usize>,
+    },
 }
 
 #[derive(Debug)]
@@ -247,21 +275,35 @@ enum Step {
     Scan(Box<(Scan, Finds)>),
     Probe(Box<(Scan, Chain)>),
     /// The stripe map.
-    Map { next: u64 },
+    Map {
+        next: u64,
+    },
     /// R4: tiles with blocks in doubt are looked at.
-    Weigh { next: usize },
+    Weigh {
+        next: usize,
+    },
     /// R6.
-    Manifests { next: usize },
-    Images { next: usize },
+    Manifests {
+        next: usize,
+    },
+    Images {
+        next: usize,
+    },
     FlushLog,
     /// R7.
     Note,
     WriteNote,
     FlushNote,
     /// R8, in turns: rows in place, then pages.
-    Redo { next: usize },
-    Pages { next: usize },
-    FlushRedo { next: usize },
+    Redo {
+        next: usize,
+    },
+    Pages {
+        next: usize,
+    },
+    FlushRedo {
+        next: usize,
+    },
     Over,
 }
 
@@ -394,7 +436,8 @@ impl Recovery {
                 if !self.io.is_idle() {
                     return self.stay(Step::FlushAll);
                 }
-                self.step = Step::Scan(Box::new((Scan::new(self.ring, self.cx.usable), Finds::new(self.cx.start))));
+                self.step =
+                    Step::Scan(Box::new((Scan::new(self.ring, self.cx.usable), Finds::new(self.cx.start))));
             }
             Step::Scan(mut scan) => {
                 self.read_rings(&mut scan.0);
@@ -569,7 +612,8 @@ impl Recovery {
             let entry = &self.judge.chain.batches[next];
             next += 1;
             let lacks = |member: &MemberIndex| !entry.piece(*member).is_some_and(|piece| piece.header);
-            let lacking = self.cx.usable.iter().filter(lacks).filter_map(|member| Some((member, entry.place(member)?)));
+            let lacking =
+                self.cx.usable.iter().filter(lacks).filter_map(|member| Some((member, entry.place(member)?)));
             let lacking: Vec<_> = lacking.collect();
             if lacking.is_empty() {
                 continue;
