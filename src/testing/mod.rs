@@ -1,8 +1,11 @@
 //! Simulated members and seeded workloads that drive the real array and volume code: no threads, no clocks, no
 //! files. Used by the project's own tests. May use every layer but `daemon` and `cli`.
 
+mod disk;
 mod random;
 mod sim;
+mod superblocks;
 
+pub use disk::{DiskWrite, Fate, SimDisk, WriteFault};
 pub use random::Random;
-pub use sim::{SimArray, SimDisk, SimShape};
+pub use sim::{SimArray, SimShape, SimWorld, Wreck};
