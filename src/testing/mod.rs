@@ -2,10 +2,12 @@
 //! files. Used by the project's own tests. May use every layer but `daemon` and `cli`.
 
 mod disk;
+mod oracle;
 mod random;
 mod sim;
 mod superblocks;
 
 pub use disk::{DiskWrite, Fate, SimDisk, WriteFault};
+pub use oracle::{Floor, Oracle, Written, Wrong};
 pub use random::Random;
 pub use sim::{SimArray, SimShape, SimWorld, Wreck};
