@@ -201,6 +201,8 @@ pub struct SimDisk {
     pub cannot_zero: bool,
     /// The next flushes fail.
     pub failing_flushes: u32,
+    /// It has lost acknowledged writes that no flush had covered, while other disks kept theirs.
+    pub forgot: bool,
     /// Its operations are executed when no other disk has any.
     pub slow: bool,
     /// What happens to the next write that starts within these bytes.
@@ -224,6 +226,12 @@ impl SimDisk {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Whether it works and has kept what it was given.
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        !self.dead && !self.forgot && self.failing_flushes == 0 && self.bad_blocks.is_empty()
     }
 
     /// Reads without faults or counting.

@@ -29,6 +29,11 @@ pub enum Floor {
     Flushed,
 }
 
+impl Floor {
+    /// Every write that has been answered.
+    pub const ALL_ANSWERED: Floor = Floor::Answered(IN_FLIGHT - 1);
+}
+
 /// A write that has begun.
 #[derive(Clone, Copy, Debug)]
 pub struct Written {
@@ -64,6 +69,8 @@ pub struct Oracle {
     last_value: u64,
     /// Blocks show each write wholly or not at all even after a crash.
     atomic: bool,
+    /// When the reads that are under way began.
+    readers: Vec<u64>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -97,7 +104,13 @@ impl Oracle {
     #[must_use]
     pub fn new(volume_bytes: u64, atomic: bool) -> Oracle {
         let blocks = (volume_bytes as usize).div_ceil(BLOCK_BYTES);
-        Oracle { blocks: vec![History::default(); blocks], clock: 1, last_value: 0, atomic }
+        Oracle {
+            blocks: vec![History::default(); blocks],
+            clock: 1,
+            last_value: 0,
+            atomic,
+            readers: Vec::new(),
+        }
     }
 
     /// Blocks of the volume.
@@ -116,6 +129,22 @@ impl Oracle {
     pub fn now(&mut self) -> u64 {
         self.clock += 1;
         self.clock
+    }
+
+    /// A read begins; what it may show is not forgotten before it ends.
+    pub fn begin_read(&mut self) -> u64 {
+        let now = self.now();
+        self.readers.push(now);
+        now
+    }
+
+    /// A read that began at `since` has ended.
+    pub fn end_read(&mut self, since: u64) {
+        self.readers.retain(|began| *began != since);
+    }
+
+    fn oldest_reader(&self) -> u64 {
+        self.readers.iter().copied().min().unwrap_or(u64::MAX)
     }
 
     /// Whether a write to one of these sectors is under way.
@@ -160,26 +189,28 @@ impl Oracle {
     /// A write was answered with success.
     pub fn end_write(&mut self, written: &Written, fua: bool) {
         let now = self.now();
+        let oldest = self.oldest_reader();
         for (block, _) in pieces(written.first, written.count) {
             let history = &mut self.blocks[block];
             let Some(at) = history.writes.iter().rposition(|w| w.began == written.began) else { continue };
             history.writes[at].ended = now;
             if fua && !history.writes[at].optional {
                 history.flush_to(at);
-                history.forget();
+                history.forget(oldest);
             }
         }
     }
 
     /// A flush that began at `began` was answered with success.
     pub fn end_flush(&mut self, began: u64) {
+        let oldest = self.oldest_reader();
         for history in self.blocks.iter_mut().filter(|history| !history.writes.is_empty()) {
             for at in 0..history.writes.len() {
                 if history.writes[at].ended < began && !history.writes[at].optional {
                     history.flush_to(at);
                 }
             }
-            history.forget();
+            history.forget(oldest);
         }
     }
 
@@ -226,10 +257,9 @@ impl Oracle {
             }
         }
         if self.atomic && !history.writes.is_empty() {
-            history.check_mix(sectors, &shown).map_err(|(sector, what)| Wrong {
-                sector: block * SECTORS + sector,
-                what,
-            })?;
+            history
+                .check_mix(sectors, &shown)
+                .map_err(|(sector, what)| Wrong { sector: block * SECTORS + sector, what })?;
         }
         Ok(())
     }
@@ -263,8 +293,12 @@ impl History {
         }
     }
 
-    /// Forgets versions that can never be seen again, when that leaves one.
-    fn forget(&mut self) {
+    /// Forgets versions that can never be seen again, not by a read that began at `oldest` either, when that leaves
+    /// one of each sector.
+    fn forget(&mut self, oldest: u64) {
+        if self.writes.iter().any(|w| w.ended >= oldest) {
+            return;
+        }
         let newest = |sector| self.writes.iter().rposition(|w| w.covers(sector)).map_or(0, |at| at + 1);
         if (0..SECTORS).all(|sector| self.flushed[sector] == newest(sector)) {
             for sector in 0..SECTORS {
@@ -317,7 +351,10 @@ impl History {
                 return Err(if expected != *bytes {
                     format!("garbage in place of {}", self.candidates(sector))
                 } else if there != place as u64 {
-                    format!("write {number} of sector {there} of the volume, in place of {}", self.candidates(sector))
+                    format!(
+                        "write {number} of sector {there} of the volume, in place of {}",
+                        self.candidates(sector)
+                    )
                 } else {
                     format!("write {number}, gone before, in place of {}", self.candidates(sector))
                 });
@@ -339,7 +376,8 @@ impl History {
     fn check_mix(&self, sectors: u8, shown: &[Shown; SECTORS]) -> Result<(), (usize, String)> {
         let seen = (0..SECTORS).filter(|sector| sectors >> sector & 1 == 1);
         let certain = seen.clone().filter(|sector| shown[*sector].certain && shown[*sector].newest > 0);
-        let Some(latest) = certain.clone().map(|sector| self.writes[shown[sector].newest - 1].began).max() else {
+        let Some(latest) = certain.clone().map(|sector| self.writes[shown[sector].newest - 1].began).max()
+        else {
             return Ok(());
         };
         let is_shown = |at: usize| certain.clone().any(|sector| shown[sector].newest == at + 1);
@@ -371,7 +409,8 @@ fn number_of(sector: &[u8]) -> u64 {
 }
 
 fn word(value: u64, sector: usize, at: usize) -> u64 {
-    let seed = value.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (sector as u64).wrapping_mul(0xd6e8_feb8_6659_fd93);
+    let seed =
+        value.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (sector as u64).wrapping_mul(0xd6e8_feb8_6659_fd93);
     (seed ^ at as u64).wrapping_mul(0xbf58_476d_1ce4_e5b9)
 }
 
@@ -421,9 +460,12 @@ mod tests {
         let three = oracle.begin_write(0, 8);
         let now = Floor::Answered(oracle.now());
         let [one, two, three] = [one, two, three].map(|w| Oracle::bytes_of(&w));
-        for (bytes, flushed, answered) in
-            [(&[0; 4096].to_vec(), false, false), (&one, true, false), (&two, true, true), (&three, true, true)]
-        {
+        for (bytes, flushed, answered) in [
+            (&[0; 4096].to_vec(), false, false),
+            (&one, true, false),
+            (&two, true, true),
+            (&three, true, true),
+        ] {
             assert_eq!(oracle.check(0, bytes, Floor::Flushed).is_ok(), flushed);
             assert_eq!(oracle.check(0, bytes, now).is_ok(), answered);
         }

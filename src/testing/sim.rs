@@ -172,6 +172,8 @@ pub struct SimArray {
     queue: Vec<(DeviceId, IoToken, IoOp, u64)>,
     /// Operations executed so far, by all disks.
     executed: u64,
+    /// Writes submitted, and writes and flushes executed.
+    changes: u64,
     actions: Vec<VolumeAction>,
     client_done: HashMap<u64, Result<ClientReply, ClientError>>,
     admin_done: HashMap<u64, Result<AdminOutcome, AdminError>>,
@@ -229,6 +231,7 @@ impl SimArray {
             volume,
             queue: Vec::new(),
             executed,
+            changes: 0,
             actions: Vec::new(),
             client_done: HashMap::new(),
             admin_done: HashMap::new(),
@@ -238,6 +241,18 @@ impl SimArray {
         };
         sim.event(VolumeEvent::Tick);
         Ok(sim)
+    }
+
+    /// Changes whenever what a crash would leave may have changed.
+    #[must_use]
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// Operations in flight.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.queue.len()
     }
 
     /// What a crash at this moment would leave.
@@ -327,6 +342,7 @@ impl SimArray {
     fn execute_queued(&mut self, at: usize) {
         let (device, token, op, submitted) = self.queue.swap_remove(at);
         self.executed += 1;
+        self.changes += u64::from(!matches!(op, IoOp::Read { .. } | IoOp::Extents { .. }));
         let now = self.executed;
         let disk = self.disks.get_mut(&device.0);
         let result = disk.map_or(Err(fault(IoFaultKind::Gone)), |disk| disk.execute(op, now, submitted));
@@ -551,6 +567,7 @@ impl SimArray {
             match action {
                 VolumeAction::Io { device, token, op } => {
                     assert!(!self.released.contains(&device.0), "I/O on a released device");
+                    self.changes += u64::from(matches!(op, IoOp::Write { .. } | IoOp::Zero { .. }));
                     self.queue.push((device, token, op, self.executed));
                 }
                 VolumeAction::ClientDone(id, result) => {
