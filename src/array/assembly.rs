@@ -50,6 +50,8 @@ pub struct Assembled<K> {
     pub epoch_number: u64,
     /// Parity is consistent below this slot.
     pub resynced: SlotIndex,
+    /// The newest start of the redo log on any member in service, for arrays that have one (R2).
+    pub log_start: Option<LogStart>,
     /// Devices of the array that must not be used, and why.
     pub refused: Vec<(K, String)>,
 }
@@ -390,7 +392,7 @@ fn refusal(superblock: &Superblock, record: &Superblock, epoch: &Epoch) -> Strin
 mod tests {
     use super::*;
     use crate::array::NewArray;
-    use crate::format::{ArrayShape, geometry_for, member_bytes_for};
+    use crate::format::{ArrayShape, ChecksumKind, geometry_for, member_bytes_for};
     use proptest::prelude::*;
 
     /// The first superblocks of a k+m array.
@@ -406,6 +408,8 @@ mod tests {
             epoch_id: 100,
             geometry,
             regions,
+            checksum: ChecksumKind::None,
+            redo: None,
             members_are_zero: true,
         };
         let devices: Vec<Uuid> =

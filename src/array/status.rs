@@ -1,8 +1,8 @@
 //! What a volume says of itself: plain facts, no paths and no formatting. The daemon adds paths and rates.
 
 use crate::block_io::DeviceId;
-use crate::format::{Geometry, MemberState};
-use crate::units::MemberIndex;
+use crate::format::{ChecksumKind, Geometry, MemberState};
+use crate::units::{MemberIndex, VolumeOffset};
 
 /// State of an array as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,4 +105,8 @@ pub struct VolumeStatus {
     pub engine: &'static str,
     /// Client requests that ended in EIO since the start.
     pub client_errors: u64,
+    /// Checksums of blocks.
+    pub checksum: ChecksumKind,
+    /// Parts of the volume found to be beyond repair since the start: (offset, bytes), ascending. A write heals them.
+    pub lost: Vec<(VolumeOffset, u64)>,
 }

@@ -8,7 +8,9 @@ use crate::array::assembly::{AssemblyError, Candidate, assemble};
 use crate::array::{ArrayConfig, NewArray, OpenDevice};
 use crate::block_io::{Buf, Completion, DeviceId, IoFaultKind, IoOp, IoToken, Pool};
 use crate::codec::Codec;
-use crate::format::{ArrayShape, RegionKind, all_copy_offsets, geometry_for, member_bytes_for};
+use crate::format::{
+    ArrayShape, ChecksumKind, RegionKind, all_copy_offsets, geometry_for, member_bytes_for,
+};
 use crate::units::{Timestamp, VolumeOffset};
 use crate::volume::{
     AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, ClientReply, ClientRequest, NewDevice,
@@ -28,6 +30,10 @@ pub struct SimShape {
     pub chunk: u32,
     /// Bytes of the volume.
     pub volume_bytes: u64,
+    /// With a redo log; without, an array of format 1.0.
+    pub redo: bool,
+    /// Checksum of each block; other than none only with `redo`.
+    pub checksum: ChecksumKind,
     /// Bytes of the log region in place of what `create` would give it: a ring that is soon full.
     pub log_bytes: Option<u64>,
 }
@@ -37,7 +43,21 @@ impl SimShape {
     #[must_use]
     pub const fn new(data: u16, parity: u16, chunk: u32, stripes: u64) -> SimShape {
         let volume_bytes = stripes * data as u64 * chunk as u64;
-        SimShape { data, parity, chunk, volume_bytes, log_bytes: None }
+        SimShape {
+            data,
+            parity,
+            chunk,
+            volume_bytes,
+            redo: false,
+            checksum: ChecksumKind::None,
+            log_bytes: None,
+        }
+    }
+
+    /// The same with a redo log, checksums of this kind and a ring of so many bytes on every member.
+    #[must_use]
+    pub const fn logged(self, checksum: ChecksumKind, log_bytes: u64) -> SimShape {
+        SimShape { redo: true, checksum, log_bytes: Some(log_bytes), ..self }
     }
 
     /// Members.
@@ -90,6 +110,8 @@ impl SimWorld {
             epoch_id: 1,
             geometry,
             regions,
+            checksum: shape.checksum,
+            redo: shape.redo.then(|| *new_uuid(random).as_bytes()),
             members_are_zero: true,
         };
         let mut disks = BTreeMap::new();

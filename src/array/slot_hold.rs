@@ -1,0 +1,135 @@
+//! A slot of a logged array held still for a pass: nobody moves a stripe into it or out of it, nobody writes its
+//! stripe, and none of its blocks has an image that is not in place. Rebuild and scrub work on slots so held.
+//!
+//! The slot is locked first, then its stripe. Nobody who holds a stripe waits for a slot in use, so the two cannot
+//! wait for each other: a whole-stripe write waits only for a slot that is free or was never written, and for those
+//! no stripe is waited for here.
+
+use super::Array;
+use super::lock::LockMode;
+use super::logged_write::SLOT_LOCK;
+use super::page_hold::PageHold;
+use crate::units::{ROW_BYTES, SlotIndex, StripeIndex};
+
+/// See the head of this file.
+pub(super) struct SlotHold {
+    pub slot: SlotIndex,
+    /// The stripe that is locked.
+    stripe: Option<StripeIndex>,
+    stage: Stage,
+    pages: PageHold,
+    life: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    New,
+    Slot,
+    Stripe,
+    Drain,
+    Held,
+}
+
+/// How far holding has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Held {
+    /// Not yet: the operation is advanced when that may have changed.
+    Wait,
+    /// The slot is free, or its stripe holds no data.
+    Empty,
+    /// It holds this stripe, and its pages are loaded.
+    Stripe(StripeIndex),
+}
+
+impl SlotHold {
+    pub fn new(slot: SlotIndex, life: u64) -> SlotHold {
+        SlotHold { slot, stripe: None, stage: Stage::New, pages: PageHold::default(), life }
+    }
+
+    pub fn waits(&self) -> bool {
+        self.stage != Stage::Held
+    }
+}
+
+impl Array {
+    pub(super) fn hold_slot(&mut self, key: usize, hold: &mut SlotHold) -> Held {
+        let slot_lock = SlotIndex(hold.slot.0 | SLOT_LOCK);
+        loop {
+            match hold.stage {
+                Stage::New => {
+                    hold.stage = Stage::Slot;
+                    if !self.locks.acquire(slot_lock, 0..self.map.chunk, LockMode::Exclusive, key) {
+                        return Held::Wait;
+                    }
+                }
+                Stage::Slot => {
+                    if !self.locks.is_held(slot_lock, key) {
+                        return Held::Wait;
+                    }
+                    let Some(stripe) = self.redo().stripes.stripe_at(hold.slot) else { return Held::Empty };
+                    // The first whole write of a stripe has the stripe and waits for its slot.
+                    if !self.holds_data(stripe) {
+                        return Held::Empty;
+                    }
+                    hold.stripe = Some(stripe);
+                    hold.stage = Stage::Stripe;
+                    if !self.locks.acquire(
+                        SlotIndex(stripe.0),
+                        0..self.map.chunk,
+                        LockMode::Exclusive,
+                        key,
+                    ) {
+                        return Held::Wait;
+                    }
+                }
+                Stage::Stripe => {
+                    let Some(stripe) = hold.stripe else { unreachable!("a stripe is being locked") };
+                    if !self.locks.is_held(SlotIndex(stripe.0), key) {
+                        return Held::Wait;
+                    }
+                    if self.redo().stripes.stripe_at(hold.slot) != Some(stripe) {
+                        // It moved away while its lock was waited for.
+                        self.unlock(SlotIndex(stripe.0), key);
+                        hold.stripe = None;
+                        hold.stage = Stage::Slot;
+                        continue;
+                    }
+                    if !self.holds_data(stripe) {
+                        return Held::Empty;
+                    }
+                    let pages = self.hash_pages(hold.slot, 0..self.map.chunk / ROW_BYTES as usize);
+                    hold.pages = PageHold::new(pages, hold.life);
+                    hold.stage = Stage::Drain;
+                }
+                Stage::Drain => {
+                    if self.redo().overlay.has_slot(hold.slot) {
+                        let redo = self.redo_mut();
+                        redo.checkpoint.want();
+                        redo.waiting_for_drain.push(key);
+                        return Held::Wait;
+                    }
+                    if !self.hold_pages(key, &mut hold.pages) {
+                        return Held::Wait;
+                    }
+                    hold.stage = Stage::Held;
+                }
+                Stage::Held => {
+                    let Some(stripe) = hold.stripe else { unreachable!("held with its stripe") };
+                    return Held::Stripe(stripe);
+                }
+            }
+        }
+    }
+
+    /// Gives up what is held or waited for.
+    pub(super) fn let_slot_go(&mut self, key: usize, hold: &mut SlotHold) {
+        self.release_pages(&mut hold.pages);
+        if let Some(stripe) = hold.stripe.take() {
+            self.unlock(SlotIndex(stripe.0), key);
+        }
+        if hold.stage != Stage::New {
+            self.unlock(SlotIndex(hold.slot.0 | SLOT_LOCK), key);
+            hold.stage = Stage::New;
+        }
+    }
+}
