@@ -416,7 +416,7 @@ impl Chaos {
             }
             self.reap();
         }
-        panic!("{} requests hang: {}", self.pending.len(), self.sim().debug_redo());
+        panic!("{} requests hang: {:?}", self.pending.len(), self.sim().status());
     }
 
     fn check_all(&mut self) {
@@ -506,7 +506,7 @@ fn chaos(seed: u64, faults: &str) -> Result<(), String> {
     // Not a whole number of stripes.
     let volume_bytes =
         stripes * u64::from(k) * u64::from(chunk) + 4096 * random.below(u64::from(k * 4).min(3));
-    let shape = SimShape { data: k, parity: m, chunk, volume_bytes };
+    let shape = SimShape { volume_bytes, ..SimShape::new(k, m, chunk, 1) };
     let mut chaos = Chaos {
         sim: Some(SimArray::create(shape, seed)),
         model: Model::new((volume_bytes / 512) as usize),

@@ -40,10 +40,6 @@ impl LoggedPass {
     }
 }
 
-impl LoggedPass {
-    pub fn debug(&self) -> String { format!("pass {:?} {:?}", self.stage, self.hold) }
-}
-
 impl Array {
     pub(super) fn start_logged_rebuild(&mut self, slot: SlotIndex, targets: Vec<Target>) {
         self.start_logged_pass(slot, Work::Rebuild(targets));

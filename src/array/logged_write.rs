@@ -84,10 +84,6 @@ struct StripeWrite {
 /// Locks of slots, as opposed to stripes, have this bit.
 pub(super) const SLOT_LOCK: u64 = 1 << 63;
 
-impl LoggedWrite {
-    pub fn debug(&self) -> String { format!("write {:?} stripe {} locked {:?} target {:?}", self.stage, self.stripe, self.locked, self.target) }
-}
-
 impl Array {
     pub(super) fn start_logged_write(
         &mut self,

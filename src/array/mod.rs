@@ -488,14 +488,6 @@ impl Array {
         }
     }
 
-    #[doc(hidden)]
-    pub fn debug_redo(&self) -> String {
-        let Some(r) = &self.redo else { return String::new() };
-        format!("serving {} journal next {} written {} durable {} noted {} tail {} drained {} used {} open {} cp {:?} held {} promised {} active {} room {:?} batch {:?} drain {:?} dirty {} gate {} writes {} ops {:?} locks {:?} losses {}",
-            r.is_serving(), r.journal.next(), r.journal.written(), r.journal.durable(), r.journal.noted(), r.journal.tail(), r.journal.is_drained(), r.journal.used_blocks(&self.online()), r.open.records.len(), r.checkpoint, r.held, r.promised, r.overlay.active_bytes(), r.waiting_for_room, r.waiting_for_batch, r.waiting_for_drain, r.pages.dirty_pages(), self.acknowledgements_allowed(), self.write_ops,
-            self.ops.iter().map(|(k, op)| (k, match op { Op::LoggedRead(r) => r.debug(), Op::LoggedWrite(w) => w.debug(), Op::LoggedPass(p) => p.debug(), Op::PagePass(_) => "pagepass".into(), Op::Ended => "ended".into(), _ => "other".into() })).collect::<Vec<_>>(), self.locks, self.supers.losses())
-    }
-
     /// State of the array as a whole.
     #[must_use]
     pub fn state(&self) -> ArrayState {

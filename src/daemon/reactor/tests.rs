@@ -123,7 +123,9 @@ impl Volume for PassThrough {
                 sector: 512,
                 slots: BYTES / 65536,
                 volume_bytes: BYTES,
-            },
+                checksum: crate::format::ChecksumKind::None,
+            lost: Vec::new(),
+        },
             epoch: 1,
             dirty: false,
             members: vec![MemberStatus {

@@ -1,0 +1,35 @@
+//! What is explored in every run of the tests: small arrays of several geometries under mixed loads.
+
+use super::{Promise, Scenario, SimShape, Workload};
+
+const SMALL: u32 = 4096;
+const TWO_ROWS: u32 = 8192;
+
+const LOAD: Workload = Workload::MIXED;
+
+/// An array without a log: crashes are survived whole or not at all.
+const PLAIN: Promise = Promise { logged: false, force: false };
+
+const fn scenario(name: &'static str, shape: SimShape, promise: Promise) -> Scenario {
+    Scenario { name, shape, workload: LOAD, promise, steps: 400, variants: 16, depth_max: 3, scrub_one_in: 4 }
+}
+
+/// The scenarios; a replay token begins with a name of these.
+pub const SCENARIOS: &[Scenario] = &[
+    scenario("plain-2+1", SimShape::new(2, 1, SMALL, 5), PLAIN),
+    scenario("plain-3+2", SimShape::new(3, 2, TWO_ROWS, 4), PLAIN),
+    scenario("plain-4+2", SimShape::new(4, 2, SMALL, 4), PLAIN),
+    scenario("plain-8+3", SimShape::new(8, 3, SMALL, 3), PLAIN),
+    scenario("plain-5+5", SimShape::new(5, 5, SMALL, 3), PLAIN),
+];
+
+/// The array without a log, started by force after a crash with members missing: what its refusal protects from.
+pub const WRITE_HOLE: Scenario =
+    scenario("write-hole", SimShape::new(2, 1, SMALL, 5), Promise { logged: false, force: true });
+
+/// The scenario that a replay token names.
+#[must_use]
+pub fn scenario_of(token: &str) -> Option<Scenario> {
+    let name = token.split(':').next()?;
+    SCENARIOS.iter().chain([&WRITE_HOLE]).find(|scenario| scenario.name == name).copied()
+}
