@@ -209,11 +209,17 @@ impl Array {
             return;
         }
         let bytes = self.join_blocks(&run.blocks);
-        let offset = self.map.device_offset(self.data_offset, run.slot, run.row as usize * ROW_BYTES as usize);
+        let offset =
+            self.map.device_offset(self.data_offset, run.slot, run.row as usize * ROW_BYTES as usize);
         for device in targets {
             let op = IoOp::Write { offset, buf: bytes.clone(), fua: false };
             self.redo_mut().checkpoint.in_flight += 1;
-            self.submit_io(Owner::InPlace { slot: run.slot, column: run.column, row: run.row }, member, device, op);
+            self.submit_io(
+                Owner::InPlace { slot: run.slot, column: run.column, row: run.row },
+                member,
+                device,
+                op,
+            );
         }
     }
 
@@ -255,7 +261,8 @@ impl Array {
         let now = self.now;
         let redo = self.redo_mut();
         let runs = redo.overlay.frozen_runs();
-        let Some(run) = runs.into_iter().find(|r| r.slot == slot && r.column == column && r.row == row) else {
+        let Some(run) = runs.into_iter().find(|r| r.slot == slot && r.column == column && r.row == row)
+        else {
             unreachable!("a run stays frozen until the checkpoint ends")
         };
         let buf = self.join_blocks(&run.blocks);
@@ -349,9 +356,11 @@ impl Array {
         }
         // The note soon after each flush: until then more than m bad pieces would look like a torn tail (W2).
         let redo = self.redo();
-        if redo.journal.durable() > redo.journal.carried_note() && redo.open.is_empty() && !redo.journal.is_drained() {
+        if redo.journal.durable() > redo.journal.carried_note()
+            && redo.open.is_empty()
+            && !redo.journal.is_drained()
+        {
             self.issue_batch();
         }
     }
 }
-

@@ -84,7 +84,9 @@ impl Fetch {
     pub fn take(&mut self) -> Vec<(usize, Range<usize>, BufMut)> {
         let wanted = std::mem::take(&mut self.parts).into_iter().filter(|part| part.wanted);
         wanted
-            .map(|part| (part.column, part.rows, part.buf.expect("nothing is in flight when a fetch is done")))
+            .map(|part| {
+                (part.column, part.rows, part.buf.expect("nothing is in flight when a fetch is done"))
+            })
             .collect()
     }
 
@@ -224,7 +226,9 @@ impl Array {
             (Err(fault), None) if fetch.parts[at].blocks.len() > 1 => {
                 // Which of its blocks cannot be read is found out one by one.
                 fetch.parts[at].buf = Some(self.pool.alloc_zeroed(fetch.parts[at].blocks.len() * BLOCK));
-                if self.find_device(entry.device).is_some() && fault.kind == crate::block_io::IoFaultKind::Medium {
+                if self.find_device(entry.device).is_some()
+                    && fault.kind == crate::block_io::IoFaultKind::Medium
+                {
                     for block in 0..fetch.parts[at].blocks.len() {
                         self.read_block(key, fetch, at, block);
                     }
@@ -293,9 +297,8 @@ impl Array {
     /// Reads further columns of the broken rows, where fewer than k are good. False: there are enough, or no more.
     fn add_sources(&mut self, key: usize, fetch: &mut Fetch, broken: &[usize]) -> bool {
         let width = self.map.width();
-        let is_good = |column: usize, row: usize| {
-            matches!(fetch.state(column, row), Some(State::Good | State::Lost))
-        };
+        let is_good =
+            |column: usize, row: usize| matches!(fetch.state(column, row), Some(State::Good | State::Lost));
         let mut needed = 0;
         let mut window: Option<Range<usize>> = None;
         for &row in broken {

@@ -93,7 +93,10 @@ impl Array {
         data: Buf,
         fua: bool,
     ) {
-        assert!(!data.is_empty() && offset + data.len() <= self.map.stripe_bytes(), "a write beyond its stripe");
+        assert!(
+            !data.is_empty() && offset + data.len() <= self.map.stripe_bytes(),
+            "a write beyond its stripe"
+        );
         self.start_logged(piece, stripe, Work::Data { offset, data }, fua);
     }
 
@@ -399,7 +402,8 @@ impl Array {
             let mut targets: Vec<(usize, &mut [u8])> =
                 parity.iter_mut().enumerate().map(|(p, buf)| (p, &mut buf[..])).collect();
             logged_parity(&self.codec, band, path, &mut olds, new_bytes, &mut targets);
-            let mut images: Vec<(u16, Buf)> = band.columns.clone().map(|c| (c as u16, new_bytes(c))).collect();
+            let mut images: Vec<(u16, Buf)> =
+                band.columns.clone().map(|c| (c as u16, new_bytes(c))).collect();
             let parities = parity.into_iter().enumerate();
             images.extend(parities.map(|(p, buf)| ((self.map.k + p) as u16, buf.freeze())));
             let first = first && at == 0;
@@ -426,7 +430,8 @@ impl Array {
         };
         for (nth, piece) in pieces.into_iter().enumerate() {
             let bytes = (piece.start - rows.start) * BLOCK..(piece.end - rows.start) * BLOCK;
-            let images: Vec<(u16, Buf)> = images.iter().map(|(c, buf)| (*c, buf.slice(bytes.clone()))).collect();
+            let images: Vec<(u16, Buf)> =
+                images.iter().map(|(c, buf)| (*c, buf.slice(bytes.clone()))).collect();
             let lost_here = lost.iter().filter(|(_, row)| *row == piece.start).map(|(c, _)| *c as u16);
             let mut columns: Vec<u16> = images.iter().map(|(column, _)| *column).collect();
             columns.extend(lost_here.filter(|c| !images.iter().any(|(other, _)| other == c)));
@@ -464,7 +469,8 @@ impl Array {
         let entry = self.redo().pages.map_entry(write.stripe);
         let redo = self.redo_mut();
         // The slot of a stripe that never held anything is as good as a free one.
-        let target = if entry.epoch == 0 && !entry.holds_data { Some(entry.slot) } else { redo.stripes.take_free() };
+        let target =
+            if entry.epoch == 0 && !entry.holds_data { Some(entry.slot) } else { redo.stripes.take_free() };
         let Some(target) = target else {
             redo.waiting_for_room.push_back(key);
             if !redo.journal.slots_wait() {
@@ -488,14 +494,19 @@ impl Array {
         // The pages load while the data is written.
         self.hold_pages(key, &mut write.pages);
         let (k, chunk, rows) = (self.map.k, self.map.chunk, self.map.chunk / BLOCK);
-        let columns: Vec<Buf> = (0..k).map(|column| data.slice(column * chunk..(column + 1) * chunk)).collect();
+        let columns: Vec<Buf> =
+            (0..k).map(|column| data.slice(column * chunk..(column + 1) * chunk)).collect();
         let mut parity: Vec<BufMut> = (0..self.map.m).map(|_| self.pool.alloc(chunk)).collect();
         let sources: Vec<&[u8]> = columns.iter().map(|buf| &buf[..]).collect();
         let mut outputs: Vec<(usize, &mut [u8])> =
             parity.iter_mut().enumerate().map(|(p, buf)| (p, &mut buf[..])).collect();
         self.codec.encode(&sources, &mut outputs);
-        let images: Vec<(u16, Buf)> =
-            columns.into_iter().chain(parity.into_iter().map(BufMut::freeze)).zip(0..).map(|(b, c)| (c, b)).collect();
+        let images: Vec<(u16, Buf)> = columns
+            .into_iter()
+            .chain(parity.into_iter().map(BufMut::freeze))
+            .zip(0..)
+            .map(|(b, c)| (c, b))
+            .collect();
         let mut hashes = Vec::with_capacity(images.len() * rows);
         for (_, image) in &images {
             hashes.extend(image.chunks_exact(BLOCK).map(|block| self.redo().log_hash(block)));
@@ -530,7 +541,8 @@ impl Array {
             return self.end_logged_write(key, write, Err(ClientError::Io));
         }
         if write.no_space {
-            let text = "a member has no space left for a whole stripe; nothing was changed, the client got ENOSPC";
+            let text =
+                "a member has no space left for a whole stripe; nothing was changed, the client got ENOSPC";
             self.notice(super::NoticeLevel::Error, None, text.into());
             return self.end_logged_write(key, write, Err(ClientError::NoSpace));
         }
@@ -600,7 +612,12 @@ impl Array {
                     for (at, column) in record.columns.iter().enumerate() {
                         for row in 0..record.rows as usize {
                             let hash = record.hash(at, row);
-                            redo.pages.set_hash(record.slot, record.row as usize + row, ColumnIndex(*column), hash);
+                            redo.pages.set_hash(
+                                record.slot,
+                                record.row as usize + row,
+                                ColumnIndex(*column),
+                                hash,
+                            );
                         }
                     }
                 }
@@ -614,7 +631,10 @@ impl Array {
                 }
                 redo.overlay.give_up(record.old_slot);
                 if record.slot == record.old_slot {
-                    redo.set_map_entry(record.stripe, MapEntry { slot: record.slot, holds_data: true, epoch });
+                    redo.set_map_entry(
+                        record.stripe,
+                        MapEntry { slot: record.slot, holds_data: true, epoch },
+                    );
                 } else {
                     let old = redo.stripes.moved(&mut redo.pages, record.stripe, record.slot, epoch);
                     debug_assert_eq!(old, record.old_slot);
@@ -630,7 +650,9 @@ impl Array {
 
     /// Goes on to the next stripe of a discard, or waits for the last batch.
     fn next_discard(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        let Work::Discard { left, .. } = &mut write.work else { unreachable!("only discards have more stripes") };
+        let Work::Discard { left, .. } = &mut write.work else {
+            unreachable!("only discards have more stripes")
+        };
         *left -= 1;
         let more = *left > 0;
         self.let_go(key, write);

@@ -28,9 +28,9 @@ mod logged_read;
 mod logged_write;
 mod members;
 mod overlay;
+mod page_copies;
 mod page_hold;
 mod page_pass;
-mod page_copies;
 mod pages;
 mod passes;
 mod plan;
@@ -72,10 +72,10 @@ use read::ReadOp;
 use rebuild::RebuildOp;
 use redo::Redo;
 use slab::Slab;
+use startup::{Life, LogFacts};
 pub use status::{
     Activity, ActivityKind, ArrayState, MemberCounters, MemberStatus, ScrubResult, VolumeStatus,
 };
-use startup::{Life, LogFacts};
 use std::collections::{BTreeSet, VecDeque};
 use supers::Supers;
 use verify::VerifyOp;
@@ -204,19 +204,30 @@ enum Op {
 /// Who submitted an I/O, and which of its own.
 #[derive(Clone, Copy, Debug)]
 enum Owner {
-    Op { key: usize, item: usize },
+    Op {
+        key: usize,
+        item: usize,
+    },
     Flush,
     Super,
     /// A member's piece of a batch of the redo log.
-    Piece { sequence: u64 },
+    Piece {
+        sequence: u64,
+    },
     /// One flush of a round for the redo log.
     Round,
     /// A run of images that goes in place.
-    InPlace { slot: SlotIndex, column: u16, row: u32 },
+    InPlace {
+        slot: SlotIndex,
+        column: u16,
+        row: u32,
+    },
     /// A copy of a metadata page.
     Page(PageTask),
     /// Replay.
-    Recovery { item: usize },
+    Recovery {
+        item: usize,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -286,7 +297,8 @@ impl Array {
         let redo = assembled.log_start.map(|start| {
             let facts = LogFacts::new(&superblock, start, &config, &pool);
             let checksums = facts.checksums.is_some();
-            let pages = PageStore::new(geometry, checksums, facts.key, superblock.array, facts.cache_pages_max);
+            let pages =
+                PageStore::new(geometry, checksums, facts.key, superblock.array, facts.cache_pages_max);
             let journal = Journal::new(
                 facts.key,
                 superblock.array,

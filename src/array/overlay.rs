@@ -163,7 +163,9 @@ mod tests {
     fn adjacent_rows_of_a_column_are_one_run() {
         let pool = Pool::new(1 << 20).unwrap();
         let mut overlay = Overlay::default();
-        for (slot, column, row, blocks) in [(1, 0, 4, 2), (1, 0, 6, 1), (1, 1, 7, 1), (0, 2, 0, 1), (1, 0, 8, 1)] {
+        for (slot, column, row, blocks) in
+            [(1, 0, 4, 2), (1, 0, 6, 1), (1, 1, 7, 1), (0, 2, 0, 1), (1, 0, 8, 1)]
+        {
             overlay.insert(SlotIndex(slot), column, row, &image(&pool, blocks, 1));
         }
         overlay.freeze();

@@ -169,7 +169,8 @@ impl Array {
             CopyFault::Stale => "an old",
             CopyFault::Blank => "an empty",
         };
-        let text = format!("member {member} has {what} copy of metadata page {}; it will be rewritten", page.0);
+        let text =
+            format!("member {member} has {what} copy of metadata page {}; it will be rewritten", page.0);
         self.notice(NoticeLevel::Warning, Some(member), text);
     }
 }

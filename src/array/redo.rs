@@ -132,7 +132,8 @@ impl Redo {
 
     /// Whether bytes read from a member are what they should be.
     pub fn verifies(&self, slot: SlotIndex, row: usize, column: usize, bytes: &[u8]) -> bool {
-        self.checksums.is_none_or(|hasher| hasher.hash(bytes) == self.pages.hash(slot, row, ColumnIndex(column as u16)))
+        self.checksums
+            .is_none_or(|hasher| hasher.hash(bytes) == self.pages.hash(slot, row, ColumnIndex(column as u16)))
     }
 
     /// The hash that goes into the log for a block.
@@ -362,10 +363,11 @@ impl Array {
         }
         let journal = &redo.journal;
         let (written, durable) = (journal.written(), journal.durable());
-        let waited_for = redo.waiters.iter().any(|&(sequence, _, must)| must && sequence < written && sequence >= durable)
-            || redo.flushes.iter().any(|&(target, _)| target > durable && target <= written)
-            || redo.checkpoint.wants_round(journal, redo.rounds_begun)
-            || (written > durable && self.is_pressed());
+        let waited_for =
+            redo.waiters.iter().any(|&(sequence, _, must)| must && sequence < written && sequence >= durable)
+                || redo.flushes.iter().any(|&(target, _)| target > durable && target <= written)
+                || redo.checkpoint.wants_round(journal, redo.rounds_begun)
+                || (written > durable && self.is_pressed());
         if !waited_for {
             return;
         }
@@ -498,7 +500,8 @@ impl Array {
     /// Which stripes of a run hold nothing.
     pub(super) fn logged_extents(&mut self, piece: PieceId, first: StripeIndex, count: u64) {
         let stripes = (first.0..first.0 + count).map(StripeIndex);
-        let holes = stripes.flat_map(|stripe| std::iter::repeat_n(!self.holds_data(stripe), self.map.k)).collect();
+        let holes =
+            stripes.flat_map(|stripe| std::iter::repeat_n(!self.holds_data(stripe), self.map.k)).collect();
         self.done(piece, Ok(SlotReply::Holes(holes)));
     }
 

@@ -66,7 +66,6 @@ const EXTENT_SLOTS_MAX: u64 = 1024;
 const PLACE_BITS: u32 = 20;
 
 impl PlainVolume {
-
     /// Serves the plain volume of an assembled array.
     #[must_use]
     pub fn new(

@@ -123,9 +123,7 @@ impl Volume for PassThrough {
                 sector: 512,
                 slots: BYTES / 65536,
                 volume_bytes: BYTES,
-                checksum: crate::format::ChecksumKind::None,
-            lost: Vec::new(),
-        },
+            },
             epoch: 1,
             dirty: false,
             members: vec![MemberStatus {
@@ -140,6 +138,8 @@ impl Volume for PassThrough {
             last_scrub: None,
             engine: "none",
             client_errors: 0,
+            checksum: crate::format::ChecksumKind::None,
+            lost: Vec::new(),
         }
     }
 }

@@ -6,11 +6,11 @@
 //! afterwards is kept beside: the volume's content after every batch, and which batches were acknowledged.
 
 use super::super::*;
+use crate::block_io::IoFaultKind;
 use crate::format::{
     Batch, FreshRecord, Geometry, InPlaceRecord, LogRecord, MapEntry, NO_PLACE, PAGE_BYTES, Page, PageLayout,
     RegionKind,
 };
-use crate::block_io::IoFaultKind;
 use crate::testing::Random;
 use crate::units::{BlockHash, ColumnIndex};
 use std::collections::{BTreeMap, HashMap};
@@ -157,10 +157,19 @@ impl Shape {
 #[derive(Clone, Copy, Debug)]
 pub enum Ask {
     /// Rows of some data columns (a bit each) of a stripe.
-    Write { stripe: u64, columns: u32, row: usize, rows: usize },
+    Write {
+        stripe: u64,
+        columns: u32,
+        row: usize,
+        rows: usize,
+    },
     /// The whole stripe, to a free slot.
-    Fresh { stripe: u64 },
-    Discard { stripe: u64 },
+    Fresh {
+        stripe: u64,
+    },
+    Discard {
+        stripe: u64,
+    },
 }
 
 /// What the array does next.
@@ -303,7 +312,8 @@ impl World {
         writer.flushed[member] = writer.written;
         writer.durable = self.live.iter().map(|m| writer.flushed[usize::from(m.0)]).min().unwrap();
         let durable = writer.durable;
-        let notes = writer.log.iter().filter(|batch| batch.sequence < durable).map(|batch| batch.durable_upto);
+        let notes =
+            writer.log.iter().filter(|batch| batch.sequence < durable).map(|batch| batch.durable_upto);
         writer.noted = notes.chain([writer.noted]).max().unwrap();
         self.floor_power = self.floor_power.max(writer.durable);
         self.floor_noted = self.floor_noted.max(writer.noted);
@@ -394,7 +404,8 @@ impl World {
                 writer.blocks.insert((slot, row, column), (hasher.hash(&block[..]), block));
             }
             let writer = self.writer.as_ref().unwrap();
-            let data: Vec<Block> = (0..k).map(|column| writer.blocks[&(slot, row, column)].1.clone()).collect();
+            let data: Vec<Block> =
+                (0..k).map(|column| writer.blocks[&(slot, row, column)].1.clone()).collect();
             let parity = self.parity(&data);
             let writer = self.writer.as_mut().unwrap();
             for (at, block) in parity.into_iter().enumerate() {
@@ -414,7 +425,11 @@ impl World {
             row: row as u32,
             rows: rows as u32,
             columns: touched.iter().map(|&column| column as u16).collect(),
-            hashes: touched.iter().flat_map(|&c| (row..row + rows).map(move |r| (c, r))).map(|at| hashes[&at]).collect(),
+            hashes: touched
+                .iter()
+                .flat_map(|&c| (row..row + rows).map(move |r| (c, r)))
+                .map(|at| hashes[&at])
+                .collect(),
         })
     }
 
@@ -664,9 +679,11 @@ impl World {
         while let Some(io) = out.pop() {
             let PageIo::Read { read, member, offset, len } = io else { continue };
             let from = self.shape.pages_at() + offset / BLOCK as u64;
-            let blocks = (from..).take(len / BLOCK).map(|block| self.disks[usize::from(member.0)].read(block));
+            let blocks =
+                (from..).take(len / BLOCK).map(|block| self.disks[usize::from(member.0)].read(block));
             let bytes: Option<Vec<Block>> = blocks.collect();
-            let bytes: Option<Vec<u8>> = bytes.map(|all| all.iter().flat_map(|block| block.to_vec()).collect());
+            let bytes: Option<Vec<u8>> =
+                bytes.map(|all| all.iter().flat_map(|block| block.to_vec()).collect());
             pages.read_done(read, bytes.as_deref().map_or(Answer::Unreadable, Answer::Bytes), &mut out);
         }
     }
@@ -795,11 +812,15 @@ impl World {
     }
 
     fn device(&mut self, member: MemberIndex, which: Which) -> &mut Disk {
-        let built = self.building.iter_mut().find(|(device, _)| device.member == member && device.which == which);
+        let built =
+            self.building.iter_mut().find(|(device, _)| device.member == member && device.which == which);
         match built {
             Some((_, disk)) => disk,
             None => {
-                assert!(self.live.contains(member) && which == Which::Primary, "{member} {which:?} is not written");
+                assert!(
+                    self.live.contains(member) && which == Which::Primary,
+                    "{member} {which:?} is not written"
+                );
                 &mut self.disks[usize::from(member.0)]
             }
         }
@@ -869,7 +890,8 @@ impl World {
             for (member, offset) in layout.copies(page).filter(|(member, _)| self.live.contains(*member)) {
                 let from = self.shape.pages_at() + offset / BLOCK as u64;
                 let places = (from..from + 2).map(|block| self.disks[usize::from(member.0)].peek(block));
-                let pages = places.filter_map(|bytes| Page::decode(&KEY, ARRAY, page, &bytes[..PAGE_BYTES]).ok());
+                let pages =
+                    places.filter_map(|bytes| Page::decode(&KEY, ARRAY, page, &bytes[..PAGE_BYTES]).ok());
                 newest.push(pages.max_by_key(|page| (page.sequence, page.epoch)));
             }
             assert!(newest.windows(2).all(|pair| pair[0] == pair[1]), "copies of page {page:?} disagree");
@@ -888,7 +910,8 @@ impl World {
         let width = self.shape.width();
         let mut content = vec![0; self.shape.stripes as usize * rows * k];
         let mut blocks = HashMap::new();
-        let map: Vec<MapEntry> = (0..self.shape.stripes).map(|stripe| pages.map_entry(StripeIndex(stripe))).collect();
+        let map: Vec<MapEntry> =
+            (0..self.shape.stripes).map(|stripe| pages.map_entry(StripeIndex(stripe))).collect();
         for (stripe, entry) in map.iter().enumerate().filter(|(_, entry)| entry.holds_data) {
             let slot = entry.slot.0;
             for row in 0..rows {
@@ -924,7 +947,8 @@ impl World {
                 if lost.contains(&(entry.slot, row)) {
                     continue;
                 }
-                let columns: Vec<(usize, &[u8])> = good.iter().map(|(column, block)| (*column, &block[..])).collect();
+                let columns: Vec<(usize, &[u8])> =
+                    good.iter().map(|(column, block)| (*column, &block[..])).collect();
                 assert!(self.codec.consistent(&columns), "stripe {stripe} row {row} is torn");
                 for column in 0..width {
                     let mut block = block_of(0);
