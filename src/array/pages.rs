@@ -1329,11 +1329,11 @@ pub(super) mod tests {
         store.freeze(4);
         assert_eq!(store.check(PAGE, 2, &|_| true, &mut none), Want::Cached);
         assert!(none.is_empty());
-        assert_eq!(disks.serve(&mut store, reads).pop().unwrap().faults, []);
         for io in disks.frozen_writes(&mut store) {
             let write = disks.write(&io, WHOLE);
             store.write_done(write, true);
         }
+        assert_eq!(disks.serve(&mut store, reads).pop().unwrap().faults, []);
         store.thaw();
         assert_eq!(disks.check(&mut store, PAGE).faults, []);
         assert_eq!(store.dirty_pages(), 0);
