@@ -26,6 +26,9 @@ pub(super) struct Checkpoint {
     /// Losses of members when it began.
     losses: u64,
     runs: VecDeque<Run>,
+    /// Slots of discarded stripes whose space is given back.
+    punches: VecDeque<SlotIndex>,
+    punching: BTreeSet<u64>,
     in_flight: usize,
     /// Writes that found no room, to be tried again.
     starved: Vec<(MemberIndex, DeviceId, IoOp)>,
@@ -69,6 +72,11 @@ impl Checkpoint {
     /// Whether none runs and none is wanted.
     pub fn is_quiet(&self) -> bool {
         self.stage == Stage::Idle && !self.wanted
+    }
+
+    /// Whether the space of a slot is being given back.
+    pub fn is_punching(&self, slot: SlotIndex) -> bool {
+        self.punching.contains(&slot.0)
     }
 
     /// Whether nothing is left for another.
@@ -143,6 +151,13 @@ impl Array {
             }
         }
         redo.overlay.freeze();
+        for stripe in std::mem::take(&mut redo.discarded).into_iter().map(StripeIndex) {
+            let entry = redo.pages.map_entry(stripe);
+            if !entry.holds_data && !redo.overlay.is_frozen(entry.slot) {
+                redo.checkpoint.punches.push_back(entry.slot);
+                redo.checkpoint.punching.insert(entry.slot.0);
+            }
+        }
         redo.pages.freeze(epoch);
         redo.fresh_bytes = 0;
         redo.checkpoint.upto = redo.journal.next();
@@ -171,13 +186,22 @@ impl Array {
     /// Sends writes in place while the window permits.
     fn write_checkpoint(&mut self) {
         while self.acknowledgements_allowed() && self.redo().checkpoint.in_flight < IN_FLIGHT_MAX {
-            let Some(run) = self.redo_mut().checkpoint.runs.pop_front() else { break };
-            self.write_run(&run);
+            let checkpoint = &mut self.redo_mut().checkpoint;
+            if let Some(run) = checkpoint.runs.pop_front() {
+                self.write_run(&run);
+            } else if let Some(slot) = checkpoint.punches.pop_front() {
+                self.punch_slot(slot);
+            } else {
+                break;
+            }
         }
         self.write_pages();
         let redo = self.redo_mut();
         let checkpoint = &mut redo.checkpoint;
-        let done = checkpoint.runs.is_empty() && checkpoint.starved.is_empty() && redo.pages.is_written();
+        let done = checkpoint.runs.is_empty()
+            && checkpoint.punches.is_empty()
+            && checkpoint.starved.is_empty()
+            && redo.pages.is_written();
         if done && checkpoint.in_flight == 0 {
             checkpoint.stage = Stage::Flush;
             // A round under way may have begun before the last write.
@@ -220,6 +244,42 @@ impl Array {
                 device,
                 op,
             );
+        }
+    }
+
+    /// Gives back the space of a slot whose stripe holds no data, where a device can. Nobody reads it, and whoever
+    /// writes it next does so after this checkpoint.
+    fn punch_slot(&mut self, slot: SlotIndex) {
+        for column in 0..self.map.width() {
+            let member = self.member_at(slot, column);
+            for id in self.targets(member, slot).collect::<Vec<_>>() {
+                if self.device_mut(member, id).is_none_or(|device| device.cannot_zero) {
+                    continue;
+                }
+                let offset = self.map.device_offset(self.data_offset, slot, 0);
+                let op = IoOp::Zero { offset, len: self.map.chunk as u64, may_unmap: true };
+                self.redo_mut().checkpoint.in_flight += 1;
+                self.submit_io(Owner::Punch, member, id, op);
+            }
+        }
+    }
+
+    pub(super) fn punch_io(&mut self, entry: Inflight, result: Result<IoValue, IoFault>) {
+        match result {
+            Err(fault) if fault.kind == IoFaultKind::Gone => {
+                self.write_fault(entry.member, entry.device, "trim", fault);
+            }
+            // A device that cannot give space back keeps it.
+            Err(_) => {
+                if let Some(device) = self.device_mut(entry.member, entry.device) {
+                    device.cannot_zero = true;
+                }
+            }
+            Ok(_) => {}
+        }
+        let redo = self.redo_mut();
+        if redo.is_serving() {
+            redo.checkpoint.in_flight -= 1;
         }
     }
 
@@ -323,6 +383,7 @@ impl Array {
         }
         redo.checkpoint.stage = Stage::Idle;
         redo.checkpoint.starved_since = None;
+        redo.checkpoint.punching.clear();
         redo.pages.thaw();
         redo.overlay.drop_frozen();
         if redo.checkpoint.losses == losses {

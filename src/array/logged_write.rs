@@ -49,7 +49,7 @@ enum Work {
     /// New bytes at an offset of the stripe.
     Data { offset: usize, data: Buf },
     /// Whole stripes from this one on that are to hold no data.
-    Discard { left: u64, may_unmap: bool },
+    Discard { left: u64 },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,9 +100,9 @@ impl Array {
         self.start_logged(piece, stripe, Work::Data { offset, data }, fua);
     }
 
-    pub(super) fn start_discard(&mut self, piece: PieceId, first: StripeIndex, count: u64, may_unmap: bool) {
+    pub(super) fn start_discard(&mut self, piece: PieceId, first: StripeIndex, count: u64) {
         assert!(count > 0 && first.0 + count <= self.geometry.stripes(), "a discard out of bounds");
-        self.start_logged(piece, first, Work::Discard { left: count, may_unmap }, false);
+        self.start_logged(piece, first, Work::Discard { left: count }, false);
     }
 
     fn start_logged(&mut self, piece: PieceId, stripe: StripeIndex, work: Work, fua: bool) {
@@ -584,7 +584,7 @@ impl Array {
         }
         let promised = std::mem::take(&mut write.promised);
         self.redo_mut().promised -= promised;
-        if let Work::Discard { left, .. } = &write.work
+        if let Work::Discard { left } = &write.work
             && *left > 1
         {
             return self.next_discard(key, write);
@@ -599,6 +599,7 @@ impl Array {
     fn apply_record(&mut self, record: &LogRecord, images: &[(u16, Buf)]) {
         let epoch = self.supers.epoch().number;
         let rows = self.map.chunk / BLOCK;
+        self.forget_lost(record);
         let redo = self.redo_mut();
         match record {
             LogRecord::InPlace(record) => {
@@ -643,14 +644,34 @@ impl Array {
             }
             LogRecord::Discard { stripe, slot } => {
                 redo.overlay.give_up(*slot);
+                redo.discarded.insert(stripe.0);
                 redo.set_map_entry(*stripe, MapEntry { slot: *slot, holds_data: false, epoch });
+            }
+        }
+    }
+
+    /// Blocks that are written again are not lost any more.
+    fn forget_lost(&mut self, record: &LogRecord) {
+        if self.lost.is_empty() {
+            return;
+        }
+        match record {
+            LogRecord::InPlace(record) => {
+                for (at, &column) in record.columns.iter().enumerate() {
+                    for row in (0..record.rows).filter(|&row| record.hash(at, row as usize).is_stored()) {
+                        self.lost.remove(&(record.stripe, column, record.row + row));
+                    }
+                }
+            }
+            LogRecord::Fresh(FreshRecord { stripe, .. }) | LogRecord::Discard { stripe, .. } => {
+                self.lost.retain(|(other, _, _)| other != stripe);
             }
         }
     }
 
     /// Goes on to the next stripe of a discard, or waits for the last batch.
     fn next_discard(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        let Work::Discard { left, .. } = &mut write.work else {
+        let Work::Discard { left } = &mut write.work else {
             unreachable!("only discards have more stripes")
         };
         *left -= 1;

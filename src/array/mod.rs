@@ -222,6 +222,8 @@ enum Owner {
         column: u16,
         row: u32,
     },
+    /// The space of a discarded slot is given back.
+    Punch,
     /// A copy of a metadata page.
     Page(PageTask),
     /// Replay.
@@ -423,8 +425,9 @@ impl Array {
             SlotRequest::Write { slot, offset, data, fua } => {
                 self.start_logged_write(piece, StripeIndex(slot.0), offset, data, fua)
             }
-            SlotRequest::Zero { first, count, may_unmap, .. } => {
-                self.start_discard(piece, StripeIndex(first.0), count, may_unmap)
+            // What it gives back of space is a matter of checkpoints.
+            SlotRequest::Zero { first, count, .. } => {
+                self.start_discard(piece, StripeIndex(first.0), count)
             }
             SlotRequest::Flush => self.start_logged_flush(piece),
             SlotRequest::Extents { first, count } => self.logged_extents(piece, StripeIndex(first.0), count),
@@ -450,6 +453,7 @@ impl Array {
             Owner::Piece { sequence } => self.piece_io(sequence, entry, result),
             Owner::Round => self.round_io(entry, result),
             Owner::InPlace { slot, column, row } => self.in_place_io((slot, column, row), entry, result),
+            Owner::Punch => self.punch_io(entry, result),
             Owner::Page(task) => self.page_io(task, entry, result),
             Owner::Recovery { item } => self.recovery_io(item, entry, result),
         }

@@ -6,7 +6,6 @@
 use crate::block_io::Buf;
 use crate::units::{ROW_BYTES, SlotIndex};
 use std::collections::{BTreeMap, HashMap};
-use std::ops::Range;
 
 /// See the head of this file.
 #[derive(Default)]
@@ -38,15 +37,6 @@ impl Overlay {
     pub fn get(&self, slot: SlotIndex, column: usize, row: usize) -> Option<&Buf> {
         let key = (column as u16, row as u32);
         self.active.find(slot, key).or_else(|| self.frozen.find(slot, key))
-    }
-
-    /// Whether some block of these rows has an image.
-    pub fn touches(&self, slot: SlotIndex, column: usize, rows: &Range<usize>) -> bool {
-        let range = (column as u16, rows.start as u32)..(column as u16, rows.end as u32);
-        [&self.active, &self.frozen]
-            .into_iter()
-            .filter_map(|generation| generation.slots.get(&slot.0))
-            .any(|images| images.range(range.clone()).next().is_some())
     }
 
     /// Whether some block of the slot has an image.

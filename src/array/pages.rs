@@ -393,6 +393,7 @@ impl PageStore {
         };
     }
 
+    #[cfg(test)]
     /// The pages whose copy on `member` the cache knows nothing of, because the member was not usable when they were
     /// loaded or has missed a write. A member that comes back without being rebuilt must have none left when it becomes
     /// usable again, or a write could go over the only valid version of its copy. A [`PageStore::check`] with this
@@ -412,12 +413,14 @@ impl PageStore {
         pages.into_iter().collect()
     }
 
+    #[cfg(test)]
     /// Whether the page was never written.
     pub fn is_blank(&self, page: PageIndex) -> bool {
         let cached = self.at(page);
         cached.page.sequence == 0 && !cached.dirty && !cached.lost
     }
 
+    #[cfg(test)]
     /// Number of the epoch in which the version on the members, or on its way to them, was written; 0 for a page that
     /// was never written.
     pub fn epoch_written(&self, page: PageIndex) -> u64 {
@@ -429,6 +432,7 @@ impl PageStore {
         self.dirty.len() + self.due.len()
     }
 
+    #[cfg(test)]
     /// Pages in the cache, those of the stripe map not counted.
     pub fn cached_pages(&self) -> usize {
         self.clock.len()
@@ -543,6 +547,7 @@ impl PageStore {
         self.evict();
     }
 
+    #[cfg(test)]
     /// Gives up the write-back, for an array that has failed and may come back: its pages are written, in a newer
     /// version, by the next one, over the same places as now.
     ///

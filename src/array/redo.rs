@@ -20,7 +20,7 @@ use crate::format::{EpochStamp, LOG_BLOCK_BYTES, LogRecord, MapEntry};
 use crate::units::{
     BlockHash, ByteOffset, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex, VolumeOffset,
 };
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
 /// See the head of this file.
@@ -59,6 +59,8 @@ pub(super) struct Redo {
     pub waiting_for_drain: Vec<usize>,
     /// Slots that may be used again once no checkpoint writes to them.
     pub to_free: Vec<SlotIndex>,
+    /// Stripes discarded since the last checkpoint: their space is given back with the next.
+    pub discarded: BTreeSet<u64>,
     /// A device waits to join: no new writes until the log is empty.
     pub held: bool,
     /// Pages that were loaded for operations which have not looked yet.
@@ -116,6 +118,7 @@ impl Redo {
             fresh_bytes: 0,
             waiting_for_drain: Vec::new(),
             to_free: Vec::new(),
+            discarded: BTreeSet::new(),
             held: false,
             queued: VecDeque::new(),
             reserve: (ring_blocks / 8).max(8),
@@ -428,8 +431,10 @@ impl Array {
         }
         let redo = self.redo_mut();
         let free: Vec<SlotIndex> = {
-            let overlay = &redo.overlay;
-            redo.to_free.extract_if(.., |slot| !overlay.is_frozen(*slot)).collect()
+            let (overlay, checkpoint) = (&redo.overlay, &redo.checkpoint);
+            redo.to_free
+                .extract_if(.., |slot| !overlay.is_frozen(*slot) && !checkpoint.is_punching(*slot))
+                .collect()
         };
         for slot in free {
             redo.stripes.free(slot);
