@@ -426,9 +426,7 @@ impl Array {
                 self.start_logged_write(piece, StripeIndex(slot.0), offset, data, fua)
             }
             // What it gives back of space is a matter of checkpoints.
-            SlotRequest::Zero { first, count, .. } => {
-                self.start_discard(piece, StripeIndex(first.0), count)
-            }
+            SlotRequest::Zero { first, count, .. } => self.start_discard(piece, StripeIndex(first.0), count),
             SlotRequest::Flush => self.start_logged_flush(piece),
             SlotRequest::Extents { first, count } => self.logged_extents(piece, StripeIndex(first.0), count),
         }
