@@ -1,6 +1,7 @@
 //! What is explored in every run of the tests: small arrays of several geometries under mixed loads.
 
 use super::{Promise, Scenario, SimShape, Workload};
+use crate::format::ChecksumKind;
 
 const SMALL: u32 = 4096;
 const TWO_ROWS: u32 = 8192;
@@ -11,11 +12,40 @@ const LOAD: Workload = Workload::MIXED;
 const PLAIN: Promise = Promise { logged: false, force: false };
 
 const fn scenario(name: &'static str, shape: SimShape, promise: Promise) -> Scenario {
-    Scenario { name, shape, workload: LOAD, promise, steps: 400, variants: 16, depth_max: 3, scrub_one_in: 4 }
+    Scenario {
+        name,
+        shape,
+        workload: LOAD,
+        promise,
+        steps: 3000,
+        moments_one_in: 12,
+        variants: 16,
+        depth_max: 3,
+        scrub_one_in: 4,
+    }
+}
+
+/// Everything that the design promises.
+const WHOLE: Promise = Promise { logged: true, force: false };
+
+/// A ring that a few batches fill: its end, its room and the tail come into play all the time.
+const RING: u64 = 128 << 10;
+
+const fn steady(name: &'static str, shape: SimShape) -> Scenario {
+    let workload = Workload { faults: 0, admin: 0, ..LOAD };
+    Scenario { workload, ..scenario(name, shape, WHOLE) }
 }
 
 /// The scenarios; a replay token begins with a name of these.
 pub const SCENARIOS: &[Scenario] = &[
+    scenario("2+1", SimShape::new(2, 1, SMALL, 5).logged(ChecksumKind::Blake3, RING), WHOLE),
+    scenario("3+2", SimShape::new(3, 2, TWO_ROWS, 4).logged(ChecksumKind::Crc32c, RING), WHOLE),
+    scenario("4+2", SimShape::new(4, 2, SMALL, 4).logged(ChecksumKind::None, RING), WHOLE),
+    scenario("8+3", SimShape::new(8, 3, SMALL, 3).logged(ChecksumKind::Crc32c, RING), WHOLE),
+    scenario("5+5", SimShape::new(5, 5, SMALL, 3).logged(ChecksumKind::Blake3, RING), WHOLE),
+    // Nobody fails and nobody is replaced: everything is about the log.
+    steady("2+1-steady", SimShape::new(2, 1, SMALL, 5).logged(ChecksumKind::None, RING)),
+    steady("4+2-steady", SimShape::new(4, 2, TWO_ROWS, 4).logged(ChecksumKind::Crc32c, RING)),
     scenario("plain-2+1", SimShape::new(2, 1, SMALL, 5), PLAIN),
     scenario("plain-3+2", SimShape::new(3, 2, TWO_ROWS, 4), PLAIN),
     scenario("plain-4+2", SimShape::new(4, 2, SMALL, 4), PLAIN),

@@ -8,9 +8,7 @@ use crate::array::assembly::{AssemblyError, Candidate, assemble};
 use crate::array::{ArrayConfig, NewArray, OpenDevice};
 use crate::block_io::{Buf, Completion, DeviceId, IoFaultKind, IoOp, IoToken, Pool};
 use crate::codec::Codec;
-use crate::format::{
-    ArrayShape, ChecksumKind, RegionKind, all_copy_offsets, geometry_for, member_bytes_for,
-};
+use crate::format::{ArrayShape, ChecksumKind, RegionKind, all_copy_offsets, geometry_for, member_bytes_for};
 use crate::units::{Timestamp, VolumeOffset};
 use crate::volume::{
     AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, ClientReply, ClientRequest, NewDevice,
