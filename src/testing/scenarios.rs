@@ -18,7 +18,7 @@ const fn scenario(name: &'static str, shape: SimShape, promise: Promise) -> Scen
         workload: LOAD,
         promise,
         steps: 3000,
-        moments_one_in: 12,
+        moments_one_in: 24,
         variants: 16,
         depth_max: 3,
         scrub_one_in: 4,
