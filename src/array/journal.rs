@@ -157,11 +157,6 @@ impl Journal {
         self.noted
     }
 
-    /// Batches below are in place.
-    pub fn tail(&self) -> u64 {
-        self.tail
-    }
-
     /// Whether an empty batch would tell something new.
     pub fn has_news(&self) -> bool {
         self.carried != (self.durable, self.tail)
@@ -226,11 +221,13 @@ impl Journal {
         for member in live.iter().map(|member| usize::from(member.0)) {
             let blocks = header_blocks + open.payload_blocks(member);
             let ring = self.rings[member];
-            let skip = if ring.head + blocks > self.ring_blocks { self.ring_blocks - ring.head } else { 0 };
+            // A piece is never cut by the end of the ring: what is left there is skipped.
+            let wraps = ring.head + blocks > self.ring_blocks;
+            let skip = if wraps { self.ring_blocks - ring.head } else { 0 };
             if ring.used + skip + blocks + reserve > self.ring_blocks {
                 return None;
             }
-            batch.places[member] = if skip > 0 { 0 } else { ring.head };
+            batch.places[member] = if wraps { 0 } else { ring.head };
             taken[member] = skip + blocks;
         }
         let pieces: Vec<Piece> = live

@@ -49,7 +49,7 @@ enum Work {
     /// New bytes at an offset of the stripe.
     Data { offset: usize, data: Buf },
     /// Whole stripes from this one on that are to hold no data.
-    Discard { left: u64, may_unmap: bool },
+    Discard { left: u64 },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,13 +93,16 @@ impl Array {
         data: Buf,
         fua: bool,
     ) {
-        assert!(!data.is_empty() && offset + data.len() <= self.map.stripe_bytes(), "a write beyond its stripe");
+        assert!(
+            !data.is_empty() && offset + data.len() <= self.map.stripe_bytes(),
+            "a write beyond its stripe"
+        );
         self.start_logged(piece, stripe, Work::Data { offset, data }, fua);
     }
 
-    pub(super) fn start_discard(&mut self, piece: PieceId, first: StripeIndex, count: u64, may_unmap: bool) {
+    pub(super) fn start_discard(&mut self, piece: PieceId, first: StripeIndex, count: u64) {
         assert!(count > 0 && first.0 + count <= self.geometry.stripes(), "a discard out of bounds");
-        self.start_logged(piece, first, Work::Discard { left: count, may_unmap }, false);
+        self.start_logged(piece, first, Work::Discard { left: count }, false);
     }
 
     fn start_logged(&mut self, piece: PieceId, stripe: StripeIndex, work: Work, fua: bool) {
@@ -228,7 +231,7 @@ impl Array {
             // While it waited the stripe was discarded.
             self.unlock(SlotIndex(write.stripe.0), key);
             write.locked = Some(rows.clone());
-            if !self.locks.acquire(SlotIndex(write.stripe.0), rows, LockMode::Exclusive, key) {
+            if !self.locks.acquire(SlotIndex(write.stripe.0), rows.clone(), LockMode::Exclusive, key) {
                 return Flow::Wait;
             }
         }
@@ -399,7 +402,8 @@ impl Array {
             let mut targets: Vec<(usize, &mut [u8])> =
                 parity.iter_mut().enumerate().map(|(p, buf)| (p, &mut buf[..])).collect();
             logged_parity(&self.codec, band, path, &mut olds, new_bytes, &mut targets);
-            let mut images: Vec<(u16, Buf)> = band.columns.clone().map(|c| (c as u16, new_bytes(c))).collect();
+            let mut images: Vec<(u16, Buf)> =
+                band.columns.clone().map(|c| (c as u16, new_bytes(c))).collect();
             let parities = parity.into_iter().enumerate();
             images.extend(parities.map(|(p, buf)| ((self.map.k + p) as u16, buf.freeze())));
             let first = first && at == 0;
@@ -426,7 +430,8 @@ impl Array {
         };
         for (nth, piece) in pieces.into_iter().enumerate() {
             let bytes = (piece.start - rows.start) * BLOCK..(piece.end - rows.start) * BLOCK;
-            let images: Vec<(u16, Buf)> = images.iter().map(|(c, buf)| (*c, buf.slice(bytes.clone()))).collect();
+            let images: Vec<(u16, Buf)> =
+                images.iter().map(|(c, buf)| (*c, buf.slice(bytes.clone()))).collect();
             let lost_here = lost.iter().filter(|(_, row)| *row == piece.start).map(|(c, _)| *c as u16);
             let mut columns: Vec<u16> = images.iter().map(|(column, _)| *column).collect();
             columns.extend(lost_here.filter(|c| !images.iter().any(|(other, _)| other == c)));
@@ -464,7 +469,8 @@ impl Array {
         let entry = self.redo().pages.map_entry(write.stripe);
         let redo = self.redo_mut();
         // The slot of a stripe that never held anything is as good as a free one.
-        let target = if entry.epoch == 0 && !entry.holds_data { Some(entry.slot) } else { redo.stripes.take_free() };
+        let target =
+            if entry.epoch == 0 && !entry.holds_data { Some(entry.slot) } else { redo.stripes.take_free() };
         let Some(target) = target else {
             redo.waiting_for_room.push_back(key);
             if !redo.journal.slots_wait() {
@@ -488,14 +494,19 @@ impl Array {
         // The pages load while the data is written.
         self.hold_pages(key, &mut write.pages);
         let (k, chunk, rows) = (self.map.k, self.map.chunk, self.map.chunk / BLOCK);
-        let columns: Vec<Buf> = (0..k).map(|column| data.slice(column * chunk..(column + 1) * chunk)).collect();
+        let columns: Vec<Buf> =
+            (0..k).map(|column| data.slice(column * chunk..(column + 1) * chunk)).collect();
         let mut parity: Vec<BufMut> = (0..self.map.m).map(|_| self.pool.alloc(chunk)).collect();
         let sources: Vec<&[u8]> = columns.iter().map(|buf| &buf[..]).collect();
         let mut outputs: Vec<(usize, &mut [u8])> =
             parity.iter_mut().enumerate().map(|(p, buf)| (p, &mut buf[..])).collect();
         self.codec.encode(&sources, &mut outputs);
-        let images: Vec<(u16, Buf)> =
-            columns.into_iter().chain(parity.into_iter().map(BufMut::freeze)).zip(0..).map(|(b, c)| (c, b)).collect();
+        let images: Vec<(u16, Buf)> = columns
+            .into_iter()
+            .chain(parity.into_iter().map(BufMut::freeze))
+            .zip(0..)
+            .map(|(b, c)| (c, b))
+            .collect();
         let mut hashes = Vec::with_capacity(images.len() * rows);
         for (_, image) in &images {
             hashes.extend(image.chunks_exact(BLOCK).map(|block| self.redo().log_hash(block)));
@@ -530,7 +541,8 @@ impl Array {
             return self.end_logged_write(key, write, Err(ClientError::Io));
         }
         if write.no_space {
-            let text = "a member has no space left for a whole stripe; nothing was changed, the client got ENOSPC";
+            let text =
+                "a member has no space left for a whole stripe; nothing was changed, the client got ENOSPC";
             self.notice(super::NoticeLevel::Error, None, text.into());
             return self.end_logged_write(key, write, Err(ClientError::NoSpace));
         }
@@ -572,7 +584,7 @@ impl Array {
         }
         let promised = std::mem::take(&mut write.promised);
         self.redo_mut().promised -= promised;
-        if let Work::Discard { left, .. } = &write.work
+        if let Work::Discard { left } = &write.work
             && *left > 1
         {
             return self.next_discard(key, write);
@@ -587,6 +599,7 @@ impl Array {
     fn apply_record(&mut self, record: &LogRecord, images: &[(u16, Buf)]) {
         let epoch = self.supers.epoch().number;
         let rows = self.map.chunk / BLOCK;
+        self.forget_lost(record);
         let redo = self.redo_mut();
         match record {
             LogRecord::InPlace(record) => {
@@ -600,7 +613,12 @@ impl Array {
                     for (at, column) in record.columns.iter().enumerate() {
                         for row in 0..record.rows as usize {
                             let hash = record.hash(at, row);
-                            redo.pages.set_hash(record.slot, record.row as usize + row, ColumnIndex(*column), hash);
+                            redo.pages.set_hash(
+                                record.slot,
+                                record.row as usize + row,
+                                ColumnIndex(*column),
+                                hash,
+                            );
                         }
                     }
                 }
@@ -614,7 +632,10 @@ impl Array {
                 }
                 redo.overlay.give_up(record.old_slot);
                 if record.slot == record.old_slot {
-                    redo.set_map_entry(record.stripe, MapEntry { slot: record.slot, holds_data: true, epoch });
+                    redo.set_map_entry(
+                        record.stripe,
+                        MapEntry { slot: record.slot, holds_data: true, epoch },
+                    );
                 } else {
                     let old = redo.stripes.moved(&mut redo.pages, record.stripe, record.slot, epoch);
                     debug_assert_eq!(old, record.old_slot);
@@ -623,14 +644,36 @@ impl Array {
             }
             LogRecord::Discard { stripe, slot } => {
                 redo.overlay.give_up(*slot);
+                redo.discarded.insert(stripe.0);
                 redo.set_map_entry(*stripe, MapEntry { slot: *slot, holds_data: false, epoch });
+            }
+        }
+    }
+
+    /// Blocks that are written again are not lost any more.
+    fn forget_lost(&mut self, record: &LogRecord) {
+        if self.lost.is_empty() {
+            return;
+        }
+        match record {
+            LogRecord::InPlace(record) => {
+                for (at, &column) in record.columns.iter().enumerate() {
+                    for row in (0..record.rows).filter(|&row| record.hash(at, row as usize).is_stored()) {
+                        self.lost.remove(&(record.stripe, column, record.row + row));
+                    }
+                }
+            }
+            LogRecord::Fresh(FreshRecord { stripe, .. }) | LogRecord::Discard { stripe, .. } => {
+                self.lost.retain(|(other, _, _)| other != stripe);
             }
         }
     }
 
     /// Goes on to the next stripe of a discard, or waits for the last batch.
     fn next_discard(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        let Work::Discard { left, .. } = &mut write.work else { unreachable!("only discards have more stripes") };
+        let Work::Discard { left } = &mut write.work else {
+            unreachable!("only discards have more stripes")
+        };
         *left -= 1;
         let more = *left > 0;
         self.let_go(key, write);

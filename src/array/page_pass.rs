@@ -65,7 +65,8 @@ impl Array {
     }
 
     fn set_pages_built(&mut self, member: MemberIndex, which: Which, to: PagesBuilt) {
-        if let Some((_, _, _, progress)) = self.builds_mut().find(|(m, w, _, _)| *m == member && *w == which) {
+        if let Some((_, _, _, progress)) = self.builds_mut().find(|(m, w, _, _)| *m == member && *w == which)
+        {
             progress.pages = to;
         }
     }

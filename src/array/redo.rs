@@ -20,7 +20,7 @@ use crate::format::{EpochStamp, LOG_BLOCK_BYTES, LogRecord, MapEntry};
 use crate::units::{
     BlockHash, ByteOffset, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex, VolumeOffset,
 };
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
 /// See the head of this file.
@@ -59,6 +59,8 @@ pub(super) struct Redo {
     pub waiting_for_drain: Vec<usize>,
     /// Slots that may be used again once no checkpoint writes to them.
     pub to_free: Vec<SlotIndex>,
+    /// Stripes discarded since the last checkpoint: their space is given back with the next.
+    pub discarded: BTreeSet<u64>,
     /// A device waits to join: no new writes until the log is empty.
     pub held: bool,
     /// Pages that were loaded for operations which have not looked yet.
@@ -98,10 +100,10 @@ impl Redo {
             journal,
             overlay: Overlay::default(),
             pages,
-            stripes: StripeMap::default(),
+            stripes: StripeMap::unknown(),
             checksums: facts.checksums,
             checkpoint: Checkpoint::default(),
-            log_offset: facts.log_offset,
+            log_offset: facts.log.offset,
             ring_blocks,
             pages_offset: facts.pages_offset,
             open: OpenBatch::default(),
@@ -116,6 +118,7 @@ impl Redo {
             fresh_bytes: 0,
             waiting_for_drain: Vec::new(),
             to_free: Vec::new(),
+            discarded: BTreeSet::new(),
             held: false,
             queued: VecDeque::new(),
             reserve: (ring_blocks / 8).max(8),
@@ -132,7 +135,8 @@ impl Redo {
 
     /// Whether bytes read from a member are what they should be.
     pub fn verifies(&self, slot: SlotIndex, row: usize, column: usize, bytes: &[u8]) -> bool {
-        self.checksums.is_none_or(|hasher| hasher.hash(bytes) == self.pages.hash(slot, row, ColumnIndex(column as u16)))
+        self.checksums
+            .is_none_or(|hasher| hasher.hash(bytes) == self.pages.hash(slot, row, ColumnIndex(column as u16)))
     }
 
     /// The hash that goes into the log for a block.
@@ -362,10 +366,11 @@ impl Array {
         }
         let journal = &redo.journal;
         let (written, durable) = (journal.written(), journal.durable());
-        let waited_for = redo.waiters.iter().any(|&(sequence, _, must)| must && sequence < written && sequence >= durable)
-            || redo.flushes.iter().any(|&(target, _)| target > durable && target <= written)
-            || redo.checkpoint.wants_round(journal, redo.rounds_begun)
-            || (written > durable && self.is_pressed());
+        let waited_for =
+            redo.waiters.iter().any(|&(sequence, _, must)| must && sequence < written && sequence >= durable)
+                || redo.flushes.iter().any(|&(target, _)| target > durable && target <= written)
+                || redo.checkpoint.wants_round(journal, redo.rounds_begun)
+                || (written > durable && self.is_pressed());
         if !waited_for {
             return;
         }
@@ -426,8 +431,10 @@ impl Array {
         }
         let redo = self.redo_mut();
         let free: Vec<SlotIndex> = {
-            let overlay = &redo.overlay;
-            redo.to_free.extract_if(.., |slot| !overlay.is_frozen(*slot)).collect()
+            let (overlay, checkpoint) = (&redo.overlay, &redo.checkpoint);
+            redo.to_free
+                .extract_if(.., |slot| !overlay.is_frozen(*slot) && !checkpoint.is_punching(*slot))
+                .collect()
         };
         for slot in free {
             redo.stripes.free(slot);
@@ -498,7 +505,8 @@ impl Array {
     /// Which stripes of a run hold nothing.
     pub(super) fn logged_extents(&mut self, piece: PieceId, first: StripeIndex, count: u64) {
         let stripes = (first.0..first.0 + count).map(StripeIndex);
-        let holes = stripes.flat_map(|stripe| std::iter::repeat_n(!self.holds_data(stripe), self.map.k)).collect();
+        let holes =
+            stripes.flat_map(|stripe| std::iter::repeat_n(!self.holds_data(stripe), self.map.k)).collect();
         self.done(piece, Ok(SlotReply::Holes(holes)));
     }
 

@@ -1,9 +1,8 @@
 //! A slot of a logged array held still for a pass: nobody moves a stripe into it or out of it, nobody writes its
 //! stripe, and none of its blocks has an image that is not in place. Rebuild and scrub work on slots so held.
 //!
-//! The slot is locked first, then its stripe. Nobody who holds a stripe waits for a slot in use, so the two cannot
-//! wait for each other: a whole-stripe write waits only for a slot that is free or was never written, and for those
-//! no stripe is waited for here.
+//! Where a stripe is in the slot, its lock is enough: nobody moves it without. A free slot is locked as such, as a
+//! whole-stripe write on its way into it does. Never both, so that nobody waits for the other here.
 
 use super::Array;
 use super::lock::LockMode;
@@ -12,12 +11,16 @@ use super::page_hold::PageHold;
 use crate::units::{ROW_BYTES, SlotIndex, StripeIndex};
 
 /// See the head of this file.
+#[derive(Debug)]
 pub(super) struct SlotHold {
     pub slot: SlotIndex,
     /// The stripe that is locked.
     stripe: Option<StripeIndex>,
     stage: Stage,
     pages: PageHold,
+    /// The page with its stripe's entry of the map, for a scrub.
+    map_page: PageHold,
+    scrub: bool,
     life: u64,
 }
 
@@ -42,8 +45,10 @@ pub(super) enum Held {
 }
 
 impl SlotHold {
-    pub fn new(slot: SlotIndex, life: u64) -> SlotHold {
-        SlotHold { slot, stripe: None, stage: Stage::New, pages: PageHold::default(), life }
+    /// `scrub`: the pages of the slot are compared on all members.
+    pub fn new(slot: SlotIndex, scrub: bool, life: u64) -> SlotHold {
+        let (pages, map_page) = (PageHold::default(), PageHold::default());
+        SlotHold { slot, stripe: None, stage: Stage::New, pages, map_page, scrub, life }
     }
 
     pub fn waits(&self) -> bool {
@@ -54,33 +59,30 @@ impl SlotHold {
 impl Array {
     pub(super) fn hold_slot(&mut self, key: usize, hold: &mut SlotHold) -> Held {
         let slot_lock = SlotIndex(hold.slot.0 | SLOT_LOCK);
+        let rows = 0..self.map.chunk;
         loop {
             match hold.stage {
-                Stage::New => {
-                    hold.stage = Stage::Slot;
-                    if !self.locks.acquire(slot_lock, 0..self.map.chunk, LockMode::Exclusive, key) {
-                        return Held::Wait;
+                Stage::New => match self.redo().stripes.stripe_at(hold.slot) {
+                    Some(stripe) => {
+                        hold.stripe = Some(stripe);
+                        hold.stage = Stage::Stripe;
+                        self.locks.acquire(SlotIndex(stripe.0), rows.clone(), LockMode::Exclusive, key);
                     }
-                }
+                    None => {
+                        hold.stage = Stage::Slot;
+                        self.locks.acquire(slot_lock, rows.clone(), LockMode::Exclusive, key);
+                    }
+                },
                 Stage::Slot => {
                     if !self.locks.is_held(slot_lock, key) {
                         return Held::Wait;
                     }
-                    let Some(stripe) = self.redo().stripes.stripe_at(hold.slot) else { return Held::Empty };
-                    // The first whole write of a stripe has the stripe and waits for its slot.
-                    if !self.holds_data(stripe) {
+                    if self.redo().stripes.stripe_at(hold.slot).is_none() {
                         return Held::Empty;
                     }
-                    hold.stripe = Some(stripe);
-                    hold.stage = Stage::Stripe;
-                    if !self.locks.acquire(
-                        SlotIndex(stripe.0),
-                        0..self.map.chunk,
-                        LockMode::Exclusive,
-                        key,
-                    ) {
-                        return Held::Wait;
-                    }
+                    // A stripe was written into it while its lock was waited for.
+                    self.unlock(slot_lock, key);
+                    hold.stage = Stage::New;
                 }
                 Stage::Stripe => {
                     let Some(stripe) = hold.stripe else { unreachable!("a stripe is being locked") };
@@ -91,14 +93,19 @@ impl Array {
                         // It moved away while its lock was waited for.
                         self.unlock(SlotIndex(stripe.0), key);
                         hold.stripe = None;
-                        hold.stage = Stage::Slot;
+                        hold.stage = Stage::New;
                         continue;
                     }
                     if !self.holds_data(stripe) {
                         return Held::Empty;
                     }
                     let pages = self.hash_pages(hold.slot, 0..self.map.chunk / ROW_BYTES as usize);
-                    hold.pages = PageHold::new(pages, hold.life);
+                    hold.pages = PageHold::new(pages.clone(), hold.life);
+                    if hold.scrub {
+                        let (map_page, _) = self.redo().pages.layout().map_entry(stripe.0);
+                        hold.pages = PageHold::checked(pages, hold.life);
+                        hold.map_page = PageHold::checked(map_page.0..map_page.0 + 1, hold.life);
+                    }
                     hold.stage = Stage::Drain;
                 }
                 Stage::Drain => {
@@ -108,7 +115,7 @@ impl Array {
                         redo.waiting_for_drain.push(key);
                         return Held::Wait;
                     }
-                    if !self.hold_pages(key, &mut hold.pages) {
+                    if !self.hold_pages(key, &mut hold.pages) || !self.hold_pages(key, &mut hold.map_page) {
                         return Held::Wait;
                     }
                     hold.stage = Stage::Held;
@@ -124,12 +131,13 @@ impl Array {
     /// Gives up what is held or waited for.
     pub(super) fn let_slot_go(&mut self, key: usize, hold: &mut SlotHold) {
         self.release_pages(&mut hold.pages);
+        self.release_pages(&mut hold.map_page);
         if let Some(stripe) = hold.stripe.take() {
             self.unlock(SlotIndex(stripe.0), key);
         }
-        if hold.stage != Stage::New {
+        if hold.stage == Stage::Slot {
             self.unlock(SlotIndex(hold.slot.0 | SLOT_LOCK), key);
-            hold.stage = Stage::New;
         }
+        hold.stage = Stage::New;
     }
 }

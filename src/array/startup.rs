@@ -7,23 +7,27 @@
 use super::journal::Journal;
 use super::members::Which;
 use super::pages::PageStore;
-use super::recovery::{Recovered, Recovery, RecoveryContext, RecoveryError, RecoveryIo, Target};
+use super::recovery::{Building, Recovered, Recovery, RecoveryContext, RecoveryIo, RecoveryOutcome};
 use super::redo::Redo;
 use super::stripe_map::StripeMap;
 use super::{Array, ArrayConfig, Inflight, NoticeLevel, Op, Owner};
 use crate::block_io::{IoFault, IoOp, IoValue, Pool};
 use crate::codec::BlockHasher;
 use crate::format::{
-    ChecksumKind, EpochStamp, LOG_BLOCK_BYTES, LogKey, LogStart, MemberState, PAGE_BYTES, RegionKind, Superblock,
+    ChecksumKind, EpochStamp, LOG_BLOCK_BYTES, LogKey, LogStart, MemberState, PAGE_BYTES, Region, RegionKind,
+    Superblock,
 };
-use crate::units::{ByteOffset, MemberIndex};
+use crate::units::{ByteOffset, MemberIndex, SlotIndex};
 
 /// Where a log is in its life.
 pub(super) enum Life {
     /// Nothing is known of it; waits until the epoch is complete and nothing is in flight.
     Starting,
     /// Being replayed; how many losses of members there were when that began.
-    Recovering { recovery: Box<Recovery>, losses: u64 },
+    Recovering {
+        recovery: Box<Recovery>,
+        losses: u64,
+    },
     /// Replayed; waits until the superblocks say where it starts now (R9).
     Marking(LogStart),
     Serving,
@@ -37,8 +41,7 @@ pub(super) struct LogFacts {
     pub key: LogKey,
     /// Checksums of blocks, if the array has any.
     pub checksums: Option<BlockHasher>,
-    pub log_offset: ByteOffset,
-    pub log_bytes: u64,
+    pub log: Region,
     pub pages_offset: ByteOffset,
     pub overlay_max: usize,
     pub cache_pages_max: usize,
@@ -65,8 +68,7 @@ impl LogFacts {
                 ChecksumKind::Crc32c => Some(BlockHasher::Crc32c),
                 ChecksumKind::Blake3 => Some(BlockHasher::Blake3),
             },
-            log_offset: log.offset,
-            log_bytes: log.len,
+            log,
             pages_offset: pages.offset,
             overlay_max: OVERLAY_MAX.min(slab / 4),
             cache_pages_max: (config.page_cache / PAGE_BYTES).max(CACHE_PAGES_MIN),
@@ -78,7 +80,7 @@ impl LogFacts {
 
     pub fn ring_blocks(&self) -> u32 {
         // The format bounds the log region far below 2^32 blocks; what is beyond would go unused.
-        u32::try_from(self.log_bytes / LOG_BLOCK_BYTES as u64).unwrap_or(u32::MAX - 1)
+        u32::try_from(self.log.len / LOG_BLOCK_BYTES as u64).unwrap_or(u32::MAX - 1)
     }
 }
 
@@ -119,27 +121,26 @@ impl Array {
             let index = MemberIndex(at as u16);
             let primary = member.device.zip(member.progress.as_ref());
             let primary = primary.map(|(device, progress)| (Which::Primary, device.id, progress.done()));
-            let second = member.replacement.as_ref().map(|r| (Which::Replacement, r.device.id, r.progress.done()));
-            [primary, second].into_iter().flatten().map(move |(which, _, built)| Target {
+            let second =
+                member.replacement.as_ref().map(|r| (Which::Replacement, r.device.id, r.progress.done()));
+            [primary, second].into_iter().flatten().map(move |(which, _, built)| Building {
                 member: index,
                 which,
-                slots_below: built,
+                bound: SlotIndex(built),
             })
         });
         let context = RecoveryContext {
             map: self.map,
-            geometry: self.geometry,
             array: self.supers.template().array,
             key: facts.key,
             data_offset: self.data_offset,
-            log_offset: facts.log_offset,
-            log_bytes: facts.log_bytes,
+            log: facts.log,
             pages_offset: facts.pages_offset,
             hasher: facts.checksums.unwrap_or(BlockHasher::Crc32c),
             checksums: facts.checksums.is_some(),
             usable,
             building: building.collect(),
-            start: facts.start,
+            start: super::recovery::LogStart { sequence: facts.start.sequence, epoch: facts.start.epoch },
             clean: facts.clean,
             force: facts.force,
             epoch: EpochStamp { number: epoch.number, id: epoch.id },
@@ -180,20 +181,21 @@ impl Array {
         let mut io = Vec::new();
         let redo = self.redo_mut();
         let Life::Recovering { recovery, .. } = &mut redo.life else { return };
-        recovery.poll(&mut redo.pages, &mut io);
-        let outcome = recovery.outcome();
+        let outcome = recovery.poll(&mut redo.pages, &mut io);
         for io in io {
             self.send_recovery_io(io);
         }
         match outcome {
             None => {}
-            Some(Ok(recovered)) => self.recovered(recovered),
-            Some(Err(RecoveryError::Member { member, fault })) => {
-                if let Some(device) = self.member(member).device {
-                    self.write_fault(member, device.id, "write of the replay", fault);
+            Some(RecoveryOutcome::Recovered(recovered)) => self.recovered(recovered),
+            Some(RecoveryOutcome::Failed { member, which, what, fault }) => {
+                if let Some(device) = self.device_of(member, which) {
+                    self.write_fault(member, device, what, fault);
                 }
+                // Another recovery over those that are left, once nothing of this one is in flight.
+                self.redo_mut().life = Life::Starting;
             }
-            Some(Err(error)) => self.refuse_to_serve(&error.to_string()),
+            Some(RecoveryOutcome::Refused(error)) => self.refuse_to_serve(&error.to_string()),
         }
     }
 
@@ -223,20 +225,14 @@ impl Array {
         }
     }
 
-    pub(super) fn recovery_io(&mut self, item: u64, entry: Inflight, result: Result<IoValue, IoFault>) {
-        if let Err(fault) = &result {
-            match entry.effect {
-                super::Effect::None => self.read_fault(entry.member, entry.device, *fault),
-                super::Effect::Flush(_) => self.flush_fault(entry.member, entry.device, *fault),
-                super::Effect::Write => {
-                    self.write_fault(entry.member, entry.device, "write of the replay", *fault);
-                }
-            }
+    pub(super) fn recovery_io(&mut self, item: usize, entry: Inflight, result: Result<IoValue, IoFault>) {
+        if let (Err(fault), super::Effect::None) = (&result, entry.effect) {
+            self.read_fault(entry.member, entry.device, *fault);
         }
         self.recovery_done(item, result);
     }
 
-    fn recovery_done(&mut self, item: u64, result: Result<IoValue, IoFault>) {
+    fn recovery_done(&mut self, item: usize, result: Result<IoValue, IoFault>) {
         if let Life::Recovering { recovery, .. } = &mut self.redo_mut().life {
             recovery.io_done(item, result);
         }
@@ -248,10 +244,13 @@ impl Array {
             Ok(stripes) => stripes,
             Err(fault) => return self.refuse_to_serve(&fault.to_string()),
         };
+        for (member, _) in &recovered.page_faults {
+            self.member_mut(*member).counters.checksum_errors += 1;
+        }
         if recovered.batches > 0 {
             let text = format!(
                 "the redo log was replayed: {} batches, {} rows brought up to date",
-                recovered.batches, recovered.rows
+                recovered.batches, recovered.rows_redone
             );
             self.notice(NoticeLevel::Info, None, text);
         }
@@ -272,7 +271,7 @@ impl Array {
             redo.facts.key,
             array,
             redo.facts.ring_blocks(),
-            recovered.heads,
+            recovered.next_blocks,
             recovered.next_sequence,
             recovered.previous,
         );

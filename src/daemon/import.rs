@@ -262,6 +262,7 @@ pub fn with_handles<K: Clone>(assembled: Assembled<usize>, handle: impl Fn(usize
         sequence: assembled.sequence,
         epoch_number: assembled.epoch_number,
         resynced: assembled.resynced,
+        log_start: assembled.log_start,
         // Their devices are closed already.
         refused: Vec::new(),
     }

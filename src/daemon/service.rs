@@ -224,6 +224,7 @@ impl Daemon {
             seed: random(),
             // The daemon's clock counts from 1970.
             unix_at_zero: 0,
+            ..defaults
         };
         let assembled = import::with_handles(assembled, open);
         let volume = Box::new(PlainVolume::new(assembled, codec, self.pool.clone(), config));

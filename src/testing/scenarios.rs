@@ -36,6 +36,12 @@ const fn steady(name: &'static str, shape: SimShape) -> Scenario {
     Scenario { workload, ..scenario(name, shape, WHOLE) }
 }
 
+/// An array with a log: whatever happens within the budget is survived.
+const LOGGED: Promise = Promise { logged: true, force: false };
+
+/// A ring that is full after a few dozen batches.
+const RING: u64 = 256 << 10;
+
 /// The scenarios; a replay token begins with a name of these.
 pub const SCENARIOS: &[Scenario] = &[
     scenario("2+1", SimShape::new(2, 1, SMALL, 5).logged(ChecksumKind::Blake3, RING), WHOLE),
@@ -51,6 +57,13 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("plain-4+2", SimShape::new(4, 2, SMALL, 4), PLAIN),
     scenario("plain-8+3", SimShape::new(8, 3, SMALL, 3), PLAIN),
     scenario("plain-5+5", SimShape::new(5, 5, SMALL, 3), PLAIN),
+    scenario("logged-2+1", SimShape::new(2, 1, SMALL, 5).logged(ChecksumKind::Crc32c, RING), LOGGED),
+    scenario("logged-3+2", SimShape::new(3, 2, TWO_ROWS, 4).logged(ChecksumKind::Crc32c, RING), LOGGED),
+    scenario("logged-4+2", SimShape::new(4, 2, SMALL, 4).logged(ChecksumKind::Blake3, RING), LOGGED),
+    scenario("logged-8+3", SimShape::new(8, 3, SMALL, 3).logged(ChecksumKind::Crc32c, RING), LOGGED),
+    scenario("logged-5+5", SimShape::new(5, 5, SMALL, 3).logged(ChecksumKind::Crc32c, RING), LOGGED),
+    scenario("bare-2+1", SimShape::new(2, 1, SMALL, 5).logged(ChecksumKind::None, RING), LOGGED),
+    scenario("bare-3+2", SimShape::new(3, 2, TWO_ROWS, 4).logged(ChecksumKind::None, RING), LOGGED),
 ];
 
 /// The array without a log, started by force after a crash with members missing: what its refusal protects from.

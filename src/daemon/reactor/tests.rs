@@ -138,6 +138,8 @@ impl Volume for PassThrough {
             last_scrub: None,
             engine: "none",
             client_errors: 0,
+            checksum: crate::format::ChecksumKind::None,
+            lost: Vec::new(),
         }
     }
 }

@@ -1,0 +1,317 @@
+//! The log as the usable members hold it: batches with what each member has of them, and the chain they form.
+//!
+//! Pure: what was found goes in, the batches that count come out (rules R2 and R3 of the crash-safety design). A
+//! batch's manifest is kept once, however many members hold it; of payloads only one bit for each block is kept.
+//! Must not know how rings are read or rows are decoded.
+
+use super::{LogStart, RecoveryError};
+use crate::array::geometry::Map;
+use crate::format::{Batch, BatchHash, LogRecord, NO_PLACE, SegmentHeader};
+use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
+use std::collections::HashMap;
+
+/// One bit for each block of a payload.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Bits(Box<[u64]>);
+
+impl Bits {
+    /// `blocks` bits, all clear.
+    #[must_use]
+    pub fn new(blocks: u32) -> Bits {
+        Bits(vec![0; (blocks as usize).div_ceil(64)].into())
+    }
+
+    /// Sets a bit.
+    pub fn set(&mut self, at: u32) {
+        self.0[at as usize / 64] |= 1 << (at % 64);
+    }
+
+    /// Whether a bit is set.
+    #[must_use]
+    pub fn get(&self, at: u32) -> bool {
+        self.0.get(at as usize / 64).is_some_and(|word| word >> (at % 64) & 1 == 1)
+    }
+}
+
+/// What one member holds of a batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Whose piece it is.
+    pub member: MemberIndex,
+    /// Whether its header verifies.
+    pub header: bool,
+    /// Which blocks of its payload verify.
+    pub good: Bits,
+}
+
+/// A batch of the log.
+#[derive(Clone, Debug)]
+pub struct LogBatch {
+    /// Its manifest.
+    pub batch: Batch,
+    /// Its identity.
+    pub hash: BatchHash,
+    /// Blocks of header of each piece.
+    pub header_blocks: u32,
+    /// What the members hold of it.
+    pieces: Vec<Piece>,
+    /// For each record the index in `ordinals` of its first column.
+    starts: Vec<u32>,
+    /// For each column of each in-place record: where in its member's payload its blocks start.
+    ordinals: Vec<u32>,
+    /// Blocks of payload on each member.
+    payloads: Vec<u32>,
+}
+
+impl LogBatch {
+    /// A batch that was found on some member.
+    ///
+    /// # Errors
+    /// When it is not possible in an array of this shape.
+    pub fn new(header: SegmentHeader, map: &Map, ring_blocks: u32) -> Result<LogBatch, RecoveryError> {
+        let SegmentHeader { batch, hash, header_blocks, .. } = header;
+        let impossible = RecoveryError::Impossible { sequence: batch.sequence };
+        let fits =
+            batch.places.len() == map.width() && batch.records.iter().all(|record| possible(record, map));
+        if !fits {
+            return Err(impossible);
+        }
+        let mut payloads = vec![0u32; map.width()];
+        let (mut starts, mut ordinals) = (Vec::with_capacity(batch.records.len()), Vec::new());
+        for record in &batch.records {
+            starts.push(ordinals.len() as u32);
+            let LogRecord::InPlace(record) = record else { continue };
+            for (at, &column) in record.columns.iter().enumerate() {
+                let member = map.member_of(record.slot, ColumnIndex(column));
+                let count = &mut payloads[usize::from(member.0)];
+                ordinals.push(*count);
+                let stored =
+                    (0..record.rows as usize).filter(|&row| record.hash(at, row).is_stored()).count();
+                *count = count.checked_add(stored as u32).ok_or(impossible.clone())?;
+            }
+        }
+        let inside = batch.places.iter().zip(&payloads).all(|(&place, &payload)| {
+            place == NO_PLACE
+                || u64::from(place) + u64::from(header_blocks) + u64::from(payload) <= u64::from(ring_blocks)
+        });
+        if !inside {
+            return Err(impossible);
+        }
+        Ok(LogBatch { batch, hash, header_blocks, pieces: Vec::new(), starts, ordinals, payloads })
+    }
+
+    /// Where the piece of a member is: its first block in the ring; none when it had no part.
+    #[must_use]
+    pub fn place(&self, member: MemberIndex) -> Option<u32> {
+        Some(self.batch.places[usize::from(member.0)]).filter(|&place| place != NO_PLACE)
+    }
+
+    /// Blocks of payload of a member's piece.
+    #[must_use]
+    pub fn payload_blocks(&self, member: MemberIndex) -> u32 {
+        self.payloads[usize::from(member.0)]
+    }
+
+    /// The block of the ring behind a member's piece.
+    #[must_use]
+    pub fn end(&self, member: MemberIndex) -> Option<u32> {
+        self.place(member).map(|place| place + self.header_blocks + self.payload_blocks(member))
+    }
+
+    /// Where in its member's payload the images of a record's column start; `at` counts in the record's columns.
+    #[must_use]
+    pub fn ordinal(&self, record: usize, at: usize) -> u32 {
+        self.ordinals[self.starts[record] as usize + at]
+    }
+
+    /// The block of the ring with a block of a member's payload.
+    #[must_use]
+    pub fn image_block(&self, member: MemberIndex, ordinal: u32) -> Option<u32> {
+        self.place(member).map(|place| place + self.header_blocks + ordinal)
+    }
+
+    /// The hashes of a member's payload, block by block.
+    #[must_use]
+    pub fn payload_hashes(&self, map: &Map, member: MemberIndex) -> Vec<BlockHash> {
+        let mut hashes = Vec::with_capacity(self.payload_blocks(member) as usize);
+        for record in &self.batch.records {
+            let LogRecord::InPlace(record) = record else { continue };
+            let column = map.column_of(record.slot, member).0;
+            if let Ok(at) = record.columns.binary_search(&column) {
+                let all = (0..record.rows as usize).map(|row| record.hash(at, row));
+                hashes.extend(all.filter(|hash| hash.is_stored()));
+            }
+        }
+        hashes
+    }
+
+    /// What a member holds of it, when anything was found.
+    #[must_use]
+    pub fn piece(&self, member: MemberIndex) -> Option<&Piece> {
+        self.pieces.iter().find(|piece| piece.member == member)
+    }
+
+    /// Takes what was found on a member, in place of what was known before.
+    pub fn set_piece(&mut self, piece: Piece) {
+        match self.pieces.iter_mut().find(|known| known.member == piece.member) {
+            Some(known) => *known = piece,
+            None => self.pieces.push(piece),
+        }
+    }
+
+    /// An image was written again: it verifies now.
+    pub fn mend(&mut self, member: MemberIndex, ordinal: u32) {
+        if let Some(piece) = self.pieces.iter_mut().find(|piece| piece.member == member) {
+            piece.good.set(ordinal);
+        }
+    }
+
+    /// Whether a member holds this image.
+    #[must_use]
+    pub fn holds(&self, member: MemberIndex, ordinal: u32) -> bool {
+        self.piece(member).is_some_and(|piece| piece.good.get(ordinal))
+    }
+}
+
+/// Whether a record can be in a log of an array of this shape.
+fn possible(record: &LogRecord, map: &Map) -> bool {
+    let rows = map.chunk / ROW_BYTES as usize;
+    let slot = |slot: SlotIndex| slot.0 < map.slots;
+    // There are never more stripes than slots.
+    let stripe = |stripe: StripeIndex| stripe.0 < map.slots;
+    match record {
+        LogRecord::Discard { stripe: of, slot: at } => stripe(*of) && slot(*at),
+        LogRecord::Fresh(record) => {
+            let whole = record.hashes.len() == rows * map.width();
+            stripe(record.stripe) && slot(record.slot) && slot(record.old_slot) && whole
+        }
+        LogRecord::InPlace(record) => {
+            let ascending = record.columns.is_sorted_by(|a, b| a < b);
+            let columns = record.columns.last().is_some_and(|&last| usize::from(last) < map.width());
+            let height =
+                (record.row as usize).checked_add(record.rows as usize).is_some_and(|end| end <= rows);
+            let hashes = record.columns.len().checked_mul(record.rows as usize) == Some(record.hashes.len());
+            stripe(record.stripe)
+                && slot(record.slot)
+                && ascending
+                && columns
+                && height
+                && record.rows > 0
+                && hashes
+        }
+    }
+}
+
+/// The batches that count, in order.
+#[derive(Debug)]
+pub struct Chain {
+    /// Sequence of the first batch.
+    pub tail: u64,
+    /// How many batches from the tail some note covers.
+    pub noted: u32,
+    /// The batches of sequences `tail`, `tail + 1`, ...
+    pub batches: Vec<LogBatch>,
+}
+
+/// Everything that was found, before it is known what counts.
+#[derive(Debug)]
+pub struct Finds {
+    start: LogStart,
+    batches: HashMap<BatchHash, LogBatch>,
+    /// The highest tail seen.
+    tail: u64,
+    /// The highest note seen.
+    noted: u64,
+    /// Sequences of batches that verify and are not possible.
+    impossible: Vec<u64>,
+    /// Batches at which those below the tail are dropped next.
+    prune_at: usize,
+}
+
+/// Fewest batches among which those below the tail are looked for: doing so for each new one would be quadratic.
+const PRUNE_BATCHES_MIN: usize = 1024;
+
+impl Finds {
+    /// Nothing found yet; `start` is the newest log start of any usable member (R2).
+    #[must_use]
+    pub fn new(start: LogStart) -> Finds {
+        Finds {
+            start,
+            batches: HashMap::new(),
+            tail: start.sequence,
+            noted: start.sequence,
+            impossible: Vec::new(),
+            prune_at: PRUNE_BATCHES_MIN,
+        }
+    }
+
+    /// A header that verifies. Returns the batch it belongs to unless it is void: of an epoch older than the log
+    /// start's, or below the tail.
+    pub fn add(&mut self, header: SegmentHeader, map: &Map, ring_blocks: u32) -> Option<&LogBatch> {
+        let (hash, sequence) = (header.hash, header.batch.sequence);
+        if header.batch.epoch.number < self.start.epoch {
+            return None;
+        }
+        // What a header says of tail and note is true whatever becomes of its batch.
+        self.tail = self.tail.max(header.batch.tail);
+        self.noted = self.noted.max(header.batch.durable_upto);
+        if sequence < self.tail {
+            return None;
+        }
+        if !self.batches.contains_key(&hash) {
+            if self.batches.len() >= self.prune_at {
+                self.prune();
+            }
+            match LogBatch::new(header, map, ring_blocks) {
+                Ok(batch) => drop(self.batches.insert(hash, batch)),
+                Err(_) => self.impossible.push(sequence),
+            }
+        }
+        self.batches.get(&hash)
+    }
+
+    /// Takes what a member holds of a batch; nothing when the batch turned out to be void meanwhile.
+    pub fn set_piece(&mut self, batch: &BatchHash, piece: Piece) {
+        if let Some(batch) = self.batches.get_mut(batch) {
+            batch.set_piece(piece);
+        }
+    }
+
+    fn prune(&mut self) {
+        self.batches.retain(|_, batch| batch.batch.sequence >= self.tail);
+        self.prune_at = PRUNE_BATCHES_MIN.max(2 * self.batches.len());
+    }
+
+    /// The chain (R3): from the tail on, each batch naming the one before. Of several candidates for a sequence the
+    /// one of the highest epoch counts: only a recovery makes a second one, in a newer epoch, and it had decided.
+    ///
+    /// # Errors
+    /// When a noted batch is not to be found, unless `force`, or one is not possible.
+    pub fn chain(mut self, force: bool) -> Result<Chain, RecoveryError> {
+        self.prune();
+        let mut by_sequence: HashMap<u64, Vec<LogBatch>> = HashMap::new();
+        for (_, batch) in self.batches.drain() {
+            by_sequence.entry(batch.batch.sequence).or_default().push(batch);
+        }
+        let mut batches: Vec<LogBatch> = Vec::new();
+        let mut next = self.tail;
+        while let Some(candidates) = by_sequence.remove(&next) {
+            let previous = batches.last().map(|batch: &LogBatch| batch.hash);
+            let fitting = candidates.into_iter().filter(|c| previous.is_none_or(|p| c.batch.previous == p));
+            // The rest of the key only makes the choice the same every time.
+            let best = fitting.max_by_key(|c| (c.batch.epoch.number, c.pieces.len(), c.hash.0));
+            let Some(best) = best else { break };
+            batches.push(best);
+            next += 1;
+        }
+        if self.impossible.contains(&next) {
+            return Err(RecoveryError::Impossible { sequence: next });
+        }
+        if next < self.noted && !force {
+            return Err(RecoveryError::LogBroken { sequence: next, noted: self.noted });
+        }
+        // A ring has fewer than 2^32 blocks, so no more batches either.
+        let noted = self.noted.clamp(self.tail, next) - self.tail;
+        Ok(Chain { tail: self.tail, noted: noted as u32, batches })
+    }
+}

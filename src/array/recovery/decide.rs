@@ -1,0 +1,474 @@
+//! What a prefix of the log makes of the rows it touches, and the longest prefix that can be recovered.
+//!
+//! Pure (rules R4 and R5 of the crash-safety design). Work goes tile by tile: some rows of one slot, so that memory
+//! stays bounded however much the log touches. A row is judged for every prefix at once: between two batches that
+//! touch its slot nothing changes, so it is good or bad for ranges of prefixes, and the longest prefix in which
+//! nothing is bad is found when all ranges are known. Must not know how blocks are read.
+
+use super::chain::{Chain, LogBatch};
+use crate::array::geometry::Map;
+use crate::format::{InPlaceRecord, LogRecord, MapEntry, MemberSet};
+use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+
+/// A record that touches a slot: writes it, or gives it up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Touch {
+    /// The slot.
+    pub slot: u64,
+    /// Which batch of the chain.
+    pub batch: u32,
+    /// Which record of it.
+    pub record: u32,
+}
+
+/// Every touch of a chain, by slot, then in log order.
+fn touches(chain: &Chain) -> Vec<Touch> {
+    let mut all = Vec::new();
+    for (batch, entry) in chain.batches.iter().enumerate() {
+        for (record, what) in entry.batch.records.iter().enumerate() {
+            let mut add = |slot: SlotIndex| {
+                all.push(Touch { slot: slot.0, batch: batch as u32, record: record as u32 });
+            };
+            match what {
+                LogRecord::InPlace(record) => add(record.slot),
+                LogRecord::Discard { slot, .. } => add(*slot),
+                LogRecord::Fresh(record) => {
+                    add(record.slot);
+                    if record.old_slot != record.slot {
+                        add(record.old_slot);
+                    }
+                }
+            }
+        }
+    }
+    all.sort_unstable();
+    all
+}
+
+/// The stripe map of every stripe that the first `prefix` batches touch; `epoch` goes into the entries.
+#[must_use]
+pub fn final_map(chain: &Chain, prefix: u32, epoch: u64) -> BTreeMap<StripeIndex, MapEntry> {
+    let mut map = BTreeMap::new();
+    for record in chain.batches[..prefix as usize].iter().flat_map(|batch| &batch.batch.records) {
+        let (stripe, slot, holds_data) = match record {
+            LogRecord::InPlace(record) => (record.stripe, record.slot, true),
+            LogRecord::Fresh(record) => (record.stripe, record.slot, true),
+            LogRecord::Discard { stripe, slot } => (*stripe, *slot, false),
+        };
+        map.insert(stripe, MapEntry { slot, holds_data, epoch });
+    }
+    map
+}
+
+/// Some rows of one slot.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tile {
+    /// The slot.
+    pub slot: SlotIndex,
+    /// Rows of it.
+    pub rows: Range<usize>,
+    /// Its touches, as a range of all touches.
+    pub touches: Range<usize>,
+}
+
+/// Where the content of a block is to be found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cell {
+    /// In place, as before the log; its hash is in the checksum pages.
+    Untouched,
+    /// In place, written before the record of this batch that names its hash.
+    Fresh {
+        /// Its hash.
+        hash: BlockHash,
+        /// The batch.
+        batch: u32,
+    },
+    /// In the log.
+    Image {
+        /// Its hash.
+        hash: BlockHash,
+        /// The batch.
+        batch: u32,
+        /// Which block of the member's payload.
+        ordinal: u32,
+    },
+    /// Nowhere: unwritten or lost, it counts as zeroes.
+    Zero(BlockHash),
+}
+
+impl Cell {
+    /// The hash that the log gives the block; none when the log does not name it.
+    #[must_use]
+    pub fn logged_hash(self) -> Option<BlockHash> {
+        match self {
+            Cell::Untouched => None,
+            Cell::Fresh { hash, .. } | Cell::Image { hash, .. } | Cell::Zero(hash) => Some(hash),
+        }
+    }
+}
+
+/// The rows of a tile at some prefix.
+#[derive(Clone, Debug)]
+pub struct TileState {
+    /// Whether the slot holds data of a stripe.
+    pub live: bool,
+    rows: Range<usize>,
+    width: usize,
+    cells: Vec<Cell>,
+    touched: Vec<bool>,
+}
+
+impl TileState {
+    fn new(tile: &Tile, width: usize) -> TileState {
+        let rows = tile.rows.len();
+        TileState {
+            live: false,
+            rows: tile.rows.clone(),
+            width,
+            cells: vec![Cell::Untouched; rows * width],
+            touched: vec![false; rows],
+        }
+    }
+
+    /// A block's source; `row` counts from the chunk's start.
+    #[must_use]
+    pub fn cell(&self, row: usize, column: usize) -> Cell {
+        self.cells[(row - self.rows.start) * self.width + column]
+    }
+
+    /// The rows that the log touches.
+    pub fn touched_rows(&self) -> impl Iterator<Item = usize> + '_ {
+        self.rows.clone().filter(|row| self.touched[row - self.rows.start])
+    }
+
+    fn set(&mut self, row: usize, column: usize, cell: Cell) {
+        self.cells[(row - self.rows.start) * self.width + column] = cell;
+        self.touched[row - self.rows.start] = true;
+    }
+
+    fn apply(&mut self, tile: &Tile, touch: Touch, entry: &LogBatch) {
+        match &entry.batch.records[touch.record as usize] {
+            LogRecord::Discard { .. } => self.live = false,
+            LogRecord::Fresh(record) if record.slot != tile.slot => self.live = false,
+            LogRecord::Fresh(record) => {
+                self.live = true;
+                let height = record.hashes.len() / self.width;
+                for row in self.rows.clone() {
+                    for column in 0..self.width {
+                        let hash = record.hashes[column * height + row];
+                        let fresh = Cell::Fresh { hash, batch: touch.batch };
+                        self.set(row, column, if hash.is_stored() { fresh } else { Cell::Zero(hash) });
+                    }
+                }
+            }
+            LogRecord::InPlace(record) => self.apply_in_place(touch, entry, record),
+        }
+    }
+
+    fn apply_in_place(&mut self, touch: Touch, entry: &LogBatch, record: &InPlaceRecord) {
+        if record.first {
+            for row in self.rows.clone() {
+                for column in 0..self.width {
+                    self.set(row, column, Cell::Zero(BlockHash::UNWRITTEN));
+                }
+            }
+        }
+        self.live = true;
+        for (at, &column) in record.columns.iter().enumerate() {
+            let mut ordinal = entry.ordinal(touch.record as usize, at);
+            for offset in 0..record.rows as usize {
+                let hash = record.hash(at, offset);
+                let row = record.row as usize + offset;
+                if self.rows.contains(&row) {
+                    let image = Cell::Image { hash, batch: touch.batch, ordinal };
+                    let cell = if hash.is_stored() { image } else { Cell::Zero(hash) };
+                    self.set(row, usize::from(column), cell);
+                }
+                ordinal += u32::from(hash.is_stored());
+            }
+        }
+    }
+}
+
+/// What was read of home blocks: (row, column) to the hash of what is there, none where it cannot be read.
+pub type Homes = HashMap<(usize, usize), Option<BlockHash>>;
+
+/// What the checksum pages say of an untouched block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Base {
+    /// Its hash.
+    Hash(BlockHash),
+    /// There are no checksum pages: what can be read is good.
+    Unchecked,
+    /// The page is lost: nothing tells whether the block is good.
+    Unknown,
+}
+
+/// What judging needs to know besides the chain.
+#[derive(Debug)]
+pub struct Judge {
+    /// The chain.
+    pub chain: Chain,
+    /// All touches of the chain.
+    pub touches: Vec<Touch>,
+    /// Where columns are.
+    pub map: Map,
+    /// The members that may be read.
+    pub usable: MemberSet,
+}
+
+/// A range of prefixes in which a row cannot be decoded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bad {
+    /// Lengths of prefix.
+    pub prefixes: Range<u32>,
+    /// A prefix that ends where the last note does would not lose these blocks.
+    pub avoidable: bool,
+}
+
+/// What a tile contributes to the decision.
+#[derive(Clone, Debug, Default)]
+pub struct Verdict {
+    /// When prefixes are bad.
+    pub bad: Vec<Bad>,
+    /// Blocks of usable members, (row, column), that are missing or bad at some prefix.
+    pub suspects: Vec<(usize, usize)>,
+}
+
+impl Judge {
+    /// A judge of what a chain makes of the rows.
+    #[must_use]
+    pub fn new(chain: Chain, map: Map, usable: MemberSet) -> Judge {
+        let touches = touches(&chain);
+        Judge { chain, touches, map, usable }
+    }
+
+    /// Cuts what the log touches into tiles of at most `rows_max` rows, in the order of slots; `from` is an index of
+    /// `touches` at which a slot starts. Returns the tiles of that slot and where the next one starts.
+    #[must_use]
+    pub fn tiles(&self, from: usize, rows_max: usize) -> (Vec<Tile>, usize) {
+        let Some(first) = self.touches.get(from) else { return (Vec::new(), from) };
+        let len = self.touches[from..].iter().take_while(|touch| touch.slot == first.slot).count();
+        let touches = from..from + len;
+        let chunk_rows = self.map.chunk / ROW_BYTES as usize;
+        let mut touched = vec![false; chunk_rows.div_ceil(rows_max)];
+        for touch in &self.touches[touches.clone()] {
+            match self.record(*touch) {
+                LogRecord::InPlace(record) if !record.first => {
+                    let (start, end) = (record.row as usize, (record.row + record.rows) as usize);
+                    touched[start / rows_max..end.div_ceil(rows_max)].fill(true);
+                }
+                LogRecord::InPlace(_) => touched.fill(true),
+                LogRecord::Fresh(record) if record.slot.0 == first.slot => touched.fill(true),
+                LogRecord::Fresh(_) | LogRecord::Discard { .. } => {}
+            }
+        }
+        let tile = |at: usize| Tile {
+            slot: SlotIndex(first.slot),
+            rows: at * rows_max..((at + 1) * rows_max).min(chunk_rows),
+            touches: touches.clone(),
+        };
+        let tiles = (0..touched.len()).filter(|&at| touched[at]).map(tile).collect();
+        (tiles, touches.end)
+    }
+
+    /// The rows of a tile after the first `prefix` batches.
+    #[must_use]
+    pub fn state_at(&self, tile: &Tile, prefix: u32) -> TileState {
+        let mut state = TileState::new(tile, self.map.width());
+        for touch in self.touches[tile.touches.clone()].iter().take_while(|touch| touch.batch < prefix) {
+            state.apply(tile, *touch, self.entry(*touch));
+        }
+        state
+    }
+
+    /// The rows of which some usable member's block is not known to be good at some prefix that may be chosen: their
+    /// home blocks must be read before the tile can be weighed. Fresh data below the note was durable on all members
+    /// before the note was written, and untouched blocks are as good as any block at rest: both are looked at only
+    /// where a row must be decoded.
+    #[must_use]
+    pub fn rows_in_doubt(&self, tile: &Tile) -> Vec<usize> {
+        let mut doubtful = vec![false; tile.rows.len()];
+        self.walk(tile, |state, _| {
+            for row in state.touched_rows().collect::<Vec<_>>() {
+                let doubt = &mut doubtful[row - tile.rows.start];
+                *doubt =
+                    *doubt || (0..self.map.width()).any(|column| self.in_doubt(tile, state, row, column));
+            }
+        });
+        tile.rows.clone().filter(|row| doubtful[row - tile.rows.start]).collect()
+    }
+
+    /// Weighs a tile with what was read of the home blocks of its doubtful rows. `base` is what the pages say
+    /// of an untouched block.
+    #[must_use]
+    pub fn weigh(
+        &self,
+        tile: &Tile,
+        doubtful: &[usize],
+        homes: &Homes,
+        base: impl Fn(usize, usize) -> Base,
+    ) -> Verdict {
+        let mut verdict = Verdict::default();
+        let mut suspects = vec![false; tile.rows.len() * self.map.width()];
+        // What is lost at the note already: no prefix that may be chosen could save it.
+        let mut lost_at_note: HashMap<usize, Vec<usize>> = HashMap::new();
+        self.walk(tile, |state, prefixes| {
+            for &row in doubtful.iter().filter(|&&row| state.touched[row - tile.rows.start]) {
+                let mut lost = Vec::new();
+                for column in 0..self.map.width() {
+                    let known = self.is_good(tile, state, row, column, homes, &base);
+                    if known != Some(true) {
+                        lost.push(column);
+                    }
+                    // An image that is in place already is missing in the log all the same.
+                    if known == Some(false) || self.in_doubt_image(tile, state, row, column) {
+                        suspects[(row - tile.rows.start) * self.map.width() + column] = true;
+                    }
+                }
+                if lost.len() <= self.map.m {
+                    continue;
+                }
+                if prefixes.start == self.chain.noted {
+                    lost_at_note.insert(row, lost.clone());
+                }
+                let before = lost_at_note.get(&row).map_or(&[][..], Vec::as_slice);
+                let avoidable = lost.iter().any(|column| !before.contains(column));
+                verdict.bad.push(Bad { prefixes: prefixes.clone(), avoidable });
+            }
+        });
+        let width = self.map.width();
+        let cells = suspects.iter().enumerate().filter(|(_, suspect)| **suspect);
+        verdict.suspects = cells.map(|(at, _)| (tile.rows.start + at / width, at % width)).collect();
+        verdict
+    }
+
+    /// Calls `see` with the tile's live states and the lengths of prefix for which each holds, from the note on.
+    fn walk(&self, tile: &Tile, mut see: impl FnMut(&TileState, Range<u32>)) {
+        let mut state = TileState::new(tile, self.map.width());
+        let mut groups = self.touches[tile.touches.clone()].chunk_by(|a, b| a.batch == b.batch).peekable();
+        let end = self.chain.batches.len() as u32 + 1;
+        while let Some(group) = groups.next() {
+            for touch in group {
+                state.apply(tile, *touch, self.entry(*touch));
+            }
+            let until = groups.peek().map_or(end, |next| next[0].batch + 1);
+            let prefixes = (group[0].batch + 1).max(self.chain.noted)..until;
+            if state.live && !prefixes.is_empty() {
+                see(&state, prefixes);
+            }
+        }
+    }
+
+    /// Whether a usable member lacks the image of this block.
+    fn in_doubt_image(&self, tile: &Tile, state: &TileState, row: usize, column: usize) -> bool {
+        matches!(state.cell(row, column), Cell::Image { .. }) && self.in_doubt(tile, state, row, column)
+    }
+
+    fn in_doubt(&self, tile: &Tile, state: &TileState, row: usize, column: usize) -> bool {
+        let member = self.member(tile, column);
+        self.usable.contains(member)
+            && match state.cell(row, column) {
+                Cell::Untouched | Cell::Zero(_) => false,
+                Cell::Fresh { batch, .. } => batch >= self.chain.noted,
+                Cell::Image { batch, ordinal, .. } => {
+                    !self.chain.batches[batch as usize].holds(member, ordinal)
+                }
+            }
+    }
+
+    /// Whether a block can be had; none when its member is not usable.
+    fn is_good(
+        &self,
+        tile: &Tile,
+        state: &TileState,
+        row: usize,
+        column: usize,
+        homes: &Homes,
+        base: &impl Fn(usize, usize) -> Base,
+    ) -> Option<bool> {
+        let member = self.member(tile, column);
+        let cell = state.cell(row, column);
+        if matches!(cell, Cell::Zero(_)) {
+            return Some(true);
+        }
+        if !self.usable.contains(member) {
+            return None;
+        }
+        let home = homes.get(&(row, column)).copied().flatten();
+        Some(match cell {
+            Cell::Zero(_) => true,
+            Cell::Untouched => match base(row, column) {
+                Base::Hash(hash) => !hash.is_stored() || home == Some(hash),
+                Base::Unchecked => home.is_some(),
+                Base::Unknown => false,
+            },
+            Cell::Fresh { hash, .. } => home == Some(hash),
+            // What is in place already need not be in the log.
+            Cell::Image { hash, batch, ordinal } => {
+                self.chain.batches[batch as usize].holds(member, ordinal) || home == Some(hash)
+            }
+        })
+    }
+
+    /// The member with a column of a tile.
+    #[must_use]
+    pub fn member(&self, tile: &Tile, column: usize) -> MemberIndex {
+        self.map.member_of(tile.slot, ColumnIndex(column as u16))
+    }
+
+    fn entry(&self, touch: Touch) -> &LogBatch {
+        &self.chain.batches[touch.batch as usize]
+    }
+
+    fn record(&self, touch: Touch) -> &LogRecord {
+        &self.entry(touch).batch.records[touch.record as usize]
+    }
+}
+
+/// Finds the prefix from the verdicts of all tiles.
+#[derive(Debug)]
+pub struct Decision {
+    noted: u32,
+    /// For each length of prefix how many more ranges start than end there: any, and avoidable ones.
+    changes: Vec<(i32, i32)>,
+}
+
+impl Decision {
+    /// Nothing is bad yet.
+    #[must_use]
+    pub fn new(chain: &Chain) -> Decision {
+        Decision { noted: chain.noted, changes: vec![(0, 0); chain.batches.len() + 2] }
+    }
+
+    /// Takes what is bad in one tile.
+    pub fn add(&mut self, bad: &[Bad]) {
+        for Bad { prefixes, avoidable } in bad {
+            for (at, change) in [(prefixes.start, 1), (prefixes.end, -1)] {
+                let entry = &mut self.changes[at as usize];
+                entry.0 += change;
+                entry.1 += if *avoidable { change } else { 0 };
+            }
+        }
+    }
+
+    /// The longest prefix, not below the note, in which every row can be decoded (R5). Where there is none, rows
+    /// that the noted batches touch are lost whatever is chosen; the longest prefix that loses nothing more then.
+    #[must_use]
+    pub fn longest(&self) -> u32 {
+        let (mut any, mut avoidable) = (0, 0);
+        let (mut whole, mut best) = (None, self.noted);
+        for (at, change) in self.changes[..self.changes.len() - 1].iter().enumerate() {
+            any += change.0;
+            avoidable += change.1;
+            let at = at as u32;
+            if at >= self.noted {
+                whole = if any == 0 { Some(at) } else { whole };
+                best = if avoidable == 0 { at } else { best };
+            }
+        }
+        whole.unwrap_or(best)
+    }
+}

@@ -1,0 +1,728 @@
+//! Replay at the start of an array: what the log says is made true on the members before anything is served.
+//!
+//! A sans-IO state machine that the array hosts once its new epoch is complete. It takes the steps of rules R1 to R8 of
+//! the crash-safety design in order: flush every member; read the rings and find the chain of batches (scan.rs,
+//! chain.rs); decide on the longest prefix that can be recovered (decide.rs); write again what is missing in the log;
+//! write the note; redo last images in place and write the pages (jobs.rs). Writing the log start (R9) is the array's.
+//!
+//! Invariants: nothing in place and no page is written before the note is durable on all usable members; no step
+//! starts before the flush that ends the step before; a failed read is an erasure, a failed write or flush ends the
+//! recovery, and the array starts another over the members that are left (A1), with a new page store. What is kept in
+//! memory is the manifests of one ring, and a window of rows and pages, however much the log holds.
+//!
+//! Must not know of superblocks, clients, devices or clocks.
+#![allow(dead_code)] // used by the logged array
+
+mod chain;
+mod decide;
+mod jobs;
+mod note;
+mod scan;
+#[cfg(test)]
+mod tests;
+
+use super::geometry::Map;
+use super::members::Which;
+use super::page_copies::{CopyFault, Torn};
+use super::pages::{Answer, LoadOutcome, Loaded, PageIo, PageRead, PageStore, PageWrite, Want};
+use crate::block_io::{Buf, BufMut, IoFault, IoValue, Pool};
+use crate::codec::{BlockHasher, Codec};
+use crate::format::{BatchHash, EpochStamp, LOG_BLOCK_BYTES, LogKey, MemberSet, PageIndex, Region};
+use crate::units::{ByteOffset, MemberIndex, SlotIndex, StripeIndex};
+use chain::{Chain, Finds};
+use decide::{Decision, Judge, Tile, final_map};
+use jobs::{CellRead, Job};
+use scan::{Ring, RingRead, Scan};
+use slab::Slab;
+use std::collections::{BTreeSet, VecDeque};
+use uuid::Uuid;
+
+/// Map pages that are being read at once: enough for the speed of a disk, 4 MiB of answers for one parity.
+const MAP_PAGES_AT_ONCE: usize = 256;
+
+/// Changed pages at which redo pauses to write them back, 64 MiB.
+const DIRTY_PAGES_MAX: usize = 16 << 10;
+
+/// Frozen pages whose writes are given out at once.
+const PAGE_WRITES_AT_ONCE: usize = 128;
+
+/// Manifests that are written again at once.
+const MANIFEST_WRITES_AT_ONCE: usize = 64;
+
+/// The newest log start of the usable members (R2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct LogStart {
+    /// Batches below this sequence are in place.
+    pub sequence: u64,
+    /// Pieces of epochs of lower numbers are void.
+    pub epoch: u64,
+}
+
+/// A device that is being built: its slots below `bound` are complete and must stay so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Building {
+    pub member: MemberIndex,
+    pub which: Which,
+    pub bound: SlotIndex,
+}
+
+/// What a recovery is told.
+#[derive(Clone, Debug)]
+pub(super) struct RecoveryContext {
+    pub map: Map,
+    /// Where the data region of every member starts.
+    pub data_offset: ByteOffset,
+    /// The log region of every member.
+    pub log: Region,
+    /// Where the pages region of every member starts.
+    pub pages_offset: ByteOffset,
+    pub key: LogKey,
+    pub array: Uuid,
+    /// Hash of the manifests, and of the checksum pages if there are any.
+    pub hasher: BlockHasher,
+    /// Whether there are checksum pages.
+    pub checksums: bool,
+    /// The live set of the new epoch: at least k.
+    pub usable: MemberSet,
+    pub building: Vec<Building>,
+    pub start: LogStart,
+    /// The new epoch, complete.
+    pub epoch: EpochStamp,
+    /// The log holds nothing beyond its start: only the stripe map is loaded.
+    pub clean: bool,
+    /// Go on where something noted is lost and no checksum would tell.
+    pub force: bool,
+    pub codec: Codec,
+    pub pool: Pool,
+}
+
+/// I/O that the recovery wants done, with absolute offsets. `item` comes back in [`Recovery::io_done`].
+#[derive(Debug)]
+pub(super) enum RecoveryIo {
+    /// From the member's device in service.
+    Read {
+        item: usize,
+        member: MemberIndex,
+        offset: ByteOffset,
+        buf: BufMut,
+    },
+    Write {
+        item: usize,
+        member: MemberIndex,
+        which: Which,
+        offset: ByteOffset,
+        buf: Buf,
+    },
+    Flush {
+        item: usize,
+        member: MemberIndex,
+        which: Which,
+    },
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub(super) enum RecoveryOutcome {
+    /// The array may write the log start and serve.
+    Recovered(Recovered),
+    /// A device failed a write or flush: to be taken out of service.
+    Failed { member: MemberIndex, which: Which, what: &'static str, fault: IoFault },
+    /// The array cannot be started.
+    Refused(RecoveryError),
+}
+
+/// The state of the array after replay.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Recovered {
+    /// Sequence of the next batch, and of the log start (R9).
+    pub next_sequence: u64,
+    /// Identity of the batch before it.
+    pub previous: BatchHash,
+    /// For each member the block of its ring behind all that counts.
+    pub next_blocks: Vec<u32>,
+    /// Rows that could not be decoded: some of their blocks no longer match their checksums.
+    pub lost: Vec<(SlotIndex, usize)>,
+    /// Batches that were replayed.
+    pub batches: u32,
+    /// Batches that were dropped: never acknowledged as durable.
+    pub dropped: u32,
+    /// Rows that were written in place.
+    pub rows_redone: u64,
+    /// Bad copies of pages, to be counted against their members.
+    pub page_faults: Vec<(MemberIndex, CopyFault)>,
+}
+
+/// Why an array cannot be recovered.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum RecoveryError {
+    /// Batches that were noted as durable are on no usable member.
+    #[error(
+        "the log breaks off before batch {sequence}, and all batches below {noted} were durable: more members have \
+         lost their log than the array survives; bring back members that are missing, or force the start and lose \
+         the last writes"
+    )]
+    LogBroken {
+        /// The first batch that is not there.
+        sequence: u64,
+        /// Batches below were durable.
+        noted: u64,
+    },
+    /// A batch verifies and cannot be in this array's log.
+    #[error(
+        "batch {sequence} of the log names blocks that the array does not have: it was written by another version or a defect"
+    )]
+    Impossible {
+        /// Which.
+        sequence: u64,
+    },
+    /// Rows are lost, and without checksums nothing would tell.
+    #[error(
+        "{rows} rows of durable writes cannot be decoded, the first is row {row} of slot {slot}, and without checksums \
+         what is there would be read as if it were right: bring back members that are missing, or force the start"
+    )]
+    RowsLost {
+        /// How many at least.
+        rows: usize,
+        /// The first.
+        slot: SlotIndex,
+        /// The first.
+        row: usize,
+    },
+    /// There is no room for the note.
+    #[error(
+        "the log of member {member} has no room for the note that recovery writes: the array kept no reserve"
+    )]
+    NoRoom {
+        /// Whose log.
+        member: MemberIndex,
+    },
+    /// No usable member has a copy of a page.
+    #[error(
+        "no member in use has a copy of metadata page {page}: more members are missing than the array survives"
+    )]
+    PageUnavailable {
+        /// Which.
+        page: u64,
+    },
+    /// A page of the stripe map is lost.
+    #[error("page {page} of the stripe map is lost: more of its copies are bad than the array survives")]
+    MapLost {
+        /// Which.
+        page: u64,
+    },
+}
+
+/// What an operation in flight is for.
+#[derive(Debug)]
+enum Doing {
+    Flush,
+    Ring(RingRead),
+    PageRead(PageRead),
+    PageWrite(PageWrite),
+    /// Home blocks or images for a job.
+    Cells {
+        job: usize,
+        offset: ByteOffset,
+        cells: Vec<CellRead>,
+    },
+    /// A write of a job, or of nobody in particular.
+    Write {
+        job: Option<usize>,
+    },
+}
+
+#[derive(Debug)]
+struct Flight {
+    member: MemberIndex,
+    which: Which,
+    doing: Doing,
+}
+
+/// Operations in flight and those that are to be given out.
+struct Io {
+    pool: Pool,
+    flights: Slab<Flight>,
+    out: Vec<RecoveryIo>,
+}
+
+impl Io {
+    fn read(&mut self, member: MemberIndex, offset: ByteOffset, len: usize, doing: Doing) {
+        let item = self.flights.insert(Flight { member, which: Which::Primary, doing });
+        self.out.push(RecoveryIo::Read { item, member, offset, buf: self.pool.alloc(len) });
+    }
+
+    fn write(&mut self, member: MemberIndex, which: Which, offset: ByteOffset, buf: Buf, doing: Doing) {
+        let item = self.flights.insert(Flight { member, which, doing });
+        self.out.push(RecoveryIo::Write { item, member, which, offset, buf });
+    }
+
+    fn flush(&mut self, member: MemberIndex, which: Which) {
+        let item = self.flights.insert(Flight { member, which, doing: Doing::Flush });
+        self.out.push(RecoveryIo::Flush { item, member, which });
+    }
+
+    fn is_idle(&self) -> bool {
+        self.flights.is_empty()
+    }
+}
+
+/// Where it stands. Every step ends when nothing is in flight and nothing is left to start.
+#[derive(Debug)]
+enum Step {
+    Start,
+    /// R1.
+    FlushAll,
+    Scan(Box<(Scan, Finds)>),
+    Probe(Box<(Scan, Chain)>),
+    /// The stripe map.
+    Map {
+        next: u64,
+    },
+    /// R4: tiles with blocks in doubt are looked at.
+    Weigh {
+        next: usize,
+    },
+    /// R6.
+    Manifests {
+        next: usize,
+    },
+    Images {
+        next: usize,
+    },
+    FlushLog,
+    /// R7.
+    Note,
+    WriteNote,
+    FlushNote,
+    /// R8, in turns: rows in place, then pages.
+    Redo {
+        next: usize,
+    },
+    Pages {
+        next: usize,
+    },
+    FlushRedo {
+        next: usize,
+    },
+    Over,
+}
+
+/// See the head of this file.
+pub(super) struct Recovery {
+    cx: RecoveryContext,
+    ring: Ring,
+    io: Io,
+    ended: Vec<(usize, Result<IoValue, IoFault>)>,
+    step: Step,
+    judge: Judge,
+    decision: Decision,
+    /// Batches that are replayed.
+    prefix: u32,
+    jobs: Slab<Job>,
+    /// Bytes that the jobs may hold.
+    job_bytes: usize,
+    tiles: VecDeque<Tile>,
+    /// Tiles with blocks that are missing or bad in some prefix.
+    suspects: Vec<(Tile, Vec<(usize, usize)>)>,
+    lost: BTreeSet<(SlotIndex, usize)>,
+    /// Map pages that the log names: copies may be behind.
+    named_map_pages: BTreeSet<PageIndex>,
+    result: Recovered,
+    outcome: Option<RecoveryOutcome>,
+}
+
+impl Recovery {
+    /// A recovery that has done nothing yet.
+    #[must_use]
+    pub fn new(cx: RecoveryContext) -> Recovery {
+        let blocks = u32::try_from(cx.log.len / LOG_BLOCK_BYTES as u64).unwrap_or(u32::MAX);
+        let ring = Ring { blocks, key: cx.key, array: cx.array, hasher: cx.hasher, map: cx.map };
+        let chain = Chain { tail: cx.start.sequence, noted: 0, batches: Vec::new() };
+        let io = Io { pool: cx.pool.clone(), flights: Slab::new(), out: Vec::new() };
+        Recovery {
+            ring,
+            io,
+            ended: Vec::new(),
+            step: Step::Start,
+            decision: Decision::new(&chain),
+            judge: Judge::new(chain, cx.map, cx.usable),
+            prefix: 0,
+            jobs: Slab::new(),
+            job_bytes: 0,
+            tiles: VecDeque::new(),
+            suspects: Vec::new(),
+            lost: BTreeSet::new(),
+            named_map_pages: BTreeSet::new(),
+            result: Recovered::default(),
+            outcome: None,
+            cx,
+        }
+    }
+
+    /// Takes the end of an operation; [`Recovery::poll`] acts on it.
+    pub fn io_done(&mut self, item: usize, result: Result<IoValue, IoFault>) {
+        self.ended.push((item, result));
+    }
+
+    /// Does what can be done now. With an outcome it is over: nothing more is given out, and what is still in flight
+    /// must end before another recovery starts.
+    pub fn poll(&mut self, pages: &mut PageStore, out: &mut Vec<RecoveryIo>) -> Option<RecoveryOutcome> {
+        for (item, result) in std::mem::take(&mut self.ended) {
+            let flight = self.io.flights.remove(item);
+            if self.outcome.is_none() {
+                self.end_flight(flight, result, pages);
+            }
+        }
+        while self.outcome.is_none() && self.advance(pages) {}
+        if self.outcome.is_some() {
+            self.step = Step::Over;
+            return self.outcome.take();
+        }
+        out.append(&mut self.io.out);
+        None
+    }
+
+    fn end_flight(&mut self, flight: Flight, result: Result<IoValue, IoFault>, pages: &mut PageStore) {
+        let Flight { member, which, doing } = flight;
+        let failed = |what, fault| Some(RecoveryOutcome::Failed { member, which, what, fault });
+        match (doing, result) {
+            (Doing::Flush, Err(fault)) => self.outcome = failed("flush", fault),
+            (Doing::Flush, Ok(_)) => {}
+            (Doing::Ring(read), result) => {
+                let data = data_of(result);
+                match &mut self.step {
+                    Step::Scan(scan) => scan.0.done(read, data.as_deref(), &mut scan.1),
+                    Step::Probe(probe) => probe.0.done(read, data.as_deref(), &mut probe.1),
+                    _ => unreachable!("rings are read in their step"),
+                }
+            }
+            (Doing::PageRead(read), result) => {
+                let data = data_of(result);
+                let answer = data.as_deref().map_or(Answer::Unreadable, Answer::Bytes);
+                let mut more = Vec::new();
+                let loaded = pages.read_done(read, answer, &mut more);
+                self.page_io(more);
+                if let Some(loaded) = loaded {
+                    self.page_loaded(read.page, loaded, pages);
+                }
+            }
+            (Doing::PageWrite(write), result) => {
+                pages.write_done(write, result.is_ok());
+                if let Err(fault) = result {
+                    self.outcome = failed("write of a metadata page", fault);
+                }
+            }
+            (Doing::Cells { job, offset, cells }, result) => {
+                self.cells_read(job, member, offset, cells, data_of(result), pages);
+            }
+            (Doing::Write { .. }, Err(fault)) => self.outcome = failed("write of the recovery", fault),
+            (Doing::Write { job }, Ok(_)) => {
+                if let Some(job) = job {
+                    self.job_written(job, pages);
+                }
+            }
+        }
+    }
+
+    /// One step further; false when there is something to wait for.
+    fn advance(&mut self, pages: &mut PageStore) -> bool {
+        match std::mem::replace(&mut self.step, Step::Over) {
+            Step::Start if self.cx.clean => self.step = Step::Map { next: 0 },
+            Step::Start => {
+                self.flush(false);
+                self.step = Step::FlushAll;
+            }
+            Step::FlushAll => {
+                if !self.io.is_idle() {
+                    return self.stay(Step::FlushAll);
+                }
+                self.step =
+                    Step::Scan(Box::new((Scan::new(self.ring, self.cx.usable), Finds::new(self.cx.start))));
+            }
+            Step::Scan(mut scan) => {
+                self.read_rings(&mut scan.0);
+                if !scan.0.is_over() {
+                    return self.stay(Step::Scan(scan));
+                }
+                match scan.1.chain(self.cx.force) {
+                    Ok(chain) => {
+                        let probe = Scan::probe(self.ring, self.cx.usable, &chain);
+                        self.step = Step::Probe(Box::new((probe, chain)));
+                    }
+                    Err(error) => self.refuse(error),
+                }
+            }
+            Step::Probe(mut probe) => {
+                self.read_rings(&mut probe.0);
+                if !probe.0.is_over() {
+                    return self.stay(Step::Probe(probe));
+                }
+                self.take_chain(probe.1, pages);
+                self.step = Step::Map { next: 0 };
+            }
+            Step::Map { next } => return self.load_map(next, pages),
+            Step::Weigh { next } => return self.weigh(next, pages),
+            Step::Manifests { next } => return self.write_manifests(next),
+            Step::Images { next } => return self.write_images(next, pages),
+            Step::FlushLog => {
+                if !self.io.is_idle() {
+                    return self.stay(Step::FlushLog);
+                }
+                self.step = Step::Note;
+            }
+            Step::Note => self.write_note(),
+            Step::WriteNote => {
+                if !self.io.is_idle() {
+                    return self.stay(Step::WriteNote);
+                }
+                self.flush(false);
+                self.step = Step::FlushNote;
+            }
+            Step::FlushNote => {
+                if !self.io.is_idle() {
+                    return self.stay(Step::FlushNote);
+                }
+                for (stripe, entry) in final_map(&self.judge.chain, self.prefix, self.cx.epoch.number) {
+                    pages.set_map_entry(stripe, entry);
+                }
+                self.step = Step::Redo { next: 0 };
+            }
+            Step::Redo { next } => return self.redo(next, pages),
+            Step::Pages { next } => return self.write_pages(next, pages),
+            Step::FlushRedo { next } => {
+                if !self.io.is_idle() {
+                    return self.stay(Step::FlushRedo { next });
+                }
+                pages.thaw();
+                if next < self.judge.touches.len() || !self.tiles.is_empty() {
+                    self.step = Step::Redo { next };
+                } else {
+                    self.finish();
+                }
+            }
+            Step::Over => {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn stay(&mut self, step: Step) -> bool {
+        self.step = step;
+        false
+    }
+
+    fn refuse(&mut self, error: RecoveryError) {
+        self.outcome = Some(RecoveryOutcome::Refused(error));
+    }
+
+    /// Flushes the usable members, and with `building` the devices that are being built.
+    fn flush(&mut self, building: bool) {
+        for member in self.cx.usable.iter() {
+            self.io.flush(member, Which::Primary);
+        }
+        for device in self.cx.building.iter().filter(|_| building) {
+            self.io.flush(device.member, device.which);
+        }
+    }
+
+    fn read_rings(&mut self, scan: &mut Scan) {
+        let mut reads = Vec::new();
+        scan.poll(&mut reads);
+        for read in reads {
+            let offset = self.ring_offset(read.blocks.start);
+            let len = read.blocks.len() * LOG_BLOCK_BYTES;
+            self.io.read(read.member, offset, len, Doing::Ring(read));
+        }
+    }
+
+    /// Where a block of the ring is on every member.
+    fn ring_offset(&self, block: u32) -> ByteOffset {
+        self.cx.log.offset.plus(u64::from(block) * LOG_BLOCK_BYTES as u64)
+    }
+
+    fn take_chain(&mut self, chain: Chain, pages: &PageStore) {
+        let mut names = |stripe: &StripeIndex| {
+            self.named_map_pages.insert(pages.layout().map_entry(stripe.0).0);
+        };
+        final_map(&chain, chain.batches.len() as u32, 0).keys().for_each(&mut names);
+        self.decision = Decision::new(&chain);
+        self.judge = Judge::new(chain, self.cx.map, self.cx.usable);
+    }
+
+    /// Loads every page of the stripe map; it stays in the cache.
+    fn load_map(&mut self, mut next: u64, pages: &mut PageStore) -> bool {
+        let usable = self.cx.usable;
+        while next < pages.layout().map_pages() && self.io.flights.len() < MAP_PAGES_AT_ONCE {
+            let page = PageIndex(next);
+            next += 1;
+            let named = self.named_map_pages.contains(&page);
+            let torn = if named { Torn::Possible } else { Torn::Impossible };
+            let mut more = Vec::new();
+            match pages.want(page, MAP_WAITER, torn, &|member| usable.contains(member), &mut more) {
+                Want::Cached => pages.release(page),
+                Want::Loading => self.page_io(more),
+                Want::Unavailable => self.refuse(RecoveryError::PageUnavailable { page: page.0 }),
+            }
+        }
+        if next < pages.layout().map_pages() || !self.io.is_idle() {
+            return self.stay(Step::Map { next });
+        }
+        if self.cx.clean {
+            self.finish();
+        } else {
+            self.step = Step::Weigh { next: 0 };
+        }
+        true
+    }
+
+    fn page_io(&mut self, wanted: Vec<PageIo>) {
+        for io in wanted {
+            match io {
+                PageIo::Read { read, member, offset, len } => {
+                    self.io.read(member, self.cx.pages_offset.plus(offset), len, Doing::PageRead(read));
+                }
+                PageIo::Write { write, member, which, offset, bytes } => {
+                    let offset = self.cx.pages_offset.plus(offset);
+                    self.io.write(member, which, offset, bytes, Doing::PageWrite(write));
+                }
+            }
+        }
+    }
+
+    fn page_loaded(&mut self, page: PageIndex, loaded: Loaded, pages: &mut PageStore) {
+        let Loaded { waiters, outcome, faults } = loaded;
+        self.result.page_faults.extend(faults);
+        debug_assert_ne!(outcome, LoadOutcome::AskAgain, "no member leaves while a recovery goes on");
+        for waiter in waiters {
+            if waiter != MAP_WAITER {
+                self.job_page_loaded(waiter, pages);
+                continue;
+            }
+            if outcome == LoadOutcome::Lost {
+                self.refuse(RecoveryError::MapLost { page: page.0 });
+            }
+            pages.release(page);
+        }
+    }
+
+    /// R6: manifests on the usable members that lack them.
+    fn write_manifests(&mut self, mut next: usize) -> bool {
+        while next < self.prefix as usize && self.io.flights.len() < MANIFEST_WRITES_AT_ONCE {
+            let entry = &self.judge.chain.batches[next];
+            next += 1;
+            let lacks = |member: &MemberIndex| !entry.piece(*member).is_some_and(|piece| piece.header);
+            let lacking =
+                self.cx.usable.iter().filter(lacks).filter_map(|member| Some((member, entry.place(member)?)));
+            let lacking: Vec<_> = lacking.collect();
+            if lacking.is_empty() {
+                continue;
+            }
+            let manifest = entry.batch.manifest(&self.cx.key, self.cx.array);
+            for (member, place) in lacking {
+                let mut bytes = self.cx.pool.alloc(manifest.header_bytes());
+                manifest.write_piece(member, entry.payload_blocks(member), &mut bytes);
+                let offset = self.cx.log.offset.plus(u64::from(place) * LOG_BLOCK_BYTES as u64);
+                self.io.write(member, Which::Primary, offset, bytes.freeze(), Doing::Write { job: None });
+            }
+        }
+        if next < self.prefix as usize {
+            return self.stay(Step::Manifests { next });
+        }
+        self.step = Step::Images { next: 0 };
+        true
+    }
+
+    /// R7: the note, an empty batch of the new epoch that covers all before it; not again if the log ends with one.
+    fn write_note(&mut self) {
+        let chain = &self.judge.chain;
+        let batches = &chain.batches[..self.prefix as usize];
+        let end = chain.tail + u64::from(self.prefix);
+        self.result.next_sequence = end;
+        self.result.previous = batches.last().map_or(BatchHash::default(), |last| last.hash);
+        self.result.next_blocks = note::ends(batches, self.cx.map.width());
+        self.step = Step::FlushNote;
+        if chain.batches.is_empty() || batches.last().is_some_and(|last| note::is_note(&last.batch)) {
+            return;
+        }
+        let batch = match note::batch(chain, self.prefix, self.cx.usable, self.cx.epoch, self.ring.blocks) {
+            Ok(batch) => batch,
+            Err(error) => return self.refuse(error),
+        };
+        let manifest = batch.manifest(&self.cx.key, self.cx.array);
+        for member in self.cx.usable.iter() {
+            let place = batch.places[usize::from(member.0)];
+            let mut bytes = self.cx.pool.alloc(manifest.header_bytes());
+            manifest.write_piece(member, 0, &mut bytes);
+            let offset = self.ring_offset(place);
+            self.io.write(member, Which::Primary, offset, bytes.freeze(), Doing::Write { job: None });
+            self.result.next_blocks[usize::from(member.0)] = place + batch.header_blocks();
+        }
+        self.result.next_sequence = end + 1;
+        self.result.previous = manifest.hash();
+        self.step = Step::WriteNote;
+    }
+
+    /// R8: the pages that were changed, then a flush of everything.
+    fn write_pages(&mut self, next: usize, pages: &mut PageStore) -> bool {
+        let (usable, building) = (self.cx.usable, &self.cx.building);
+        let targets = |member: MemberIndex, which: Which| {
+            let built = |device: &Building| device.member == member && device.which == which;
+            which == Which::Primary && usable.contains(member) || building.iter().any(built)
+        };
+        while self.io.flights.len() < PAGE_WRITES_AT_ONCE {
+            let mut wanted = Vec::new();
+            pages.frozen_writes(1, &targets, &self.io.pool, &mut wanted);
+            if wanted.is_empty() {
+                break;
+            }
+            for io in wanted {
+                if let PageIo::Write { write, member, which, offset, bytes } = io {
+                    let offset = self.cx.pages_offset.plus(offset);
+                    self.io.write(member, which, offset, bytes, Doing::PageWrite(write));
+                }
+            }
+        }
+        if !pages.is_written() || !self.io.is_idle() {
+            return self.stay(Step::Pages { next });
+        }
+        self.flush(true);
+        self.step = Step::FlushRedo { next };
+        true
+    }
+
+    fn finish(&mut self) {
+        if self.cx.clean {
+            self.result.next_sequence = self.cx.start.sequence;
+            self.result.next_blocks = vec![0; self.cx.map.width()];
+        }
+        if self.refuse_losses() {
+            return;
+        }
+        self.result.lost = self.lost.iter().copied().collect();
+        self.result.batches = self.prefix;
+        self.result.dropped = self.judge.chain.batches.len() as u32 - self.prefix;
+        self.outcome = Some(RecoveryOutcome::Recovered(std::mem::take(&mut self.result)));
+    }
+
+    /// Without checksums lost rows would be read as if they were right.
+    fn refuse_losses(&mut self) -> bool {
+        let Some(&(slot, row)) = self.lost.first() else { return false };
+        let refused = !self.cx.checksums && !self.cx.force;
+        if refused {
+            self.refuse(RecoveryError::RowsLost { rows: self.lost.len(), slot, row });
+        }
+        refused
+    }
+}
+
+/// The waiter of the pages of the stripe map; others are keys of jobs.
+const MAP_WAITER: usize = usize::MAX;
+
+/// The bytes of a read, none when it failed.
+fn data_of(result: Result<IoValue, IoFault>) -> Option<Buf> {
+    match result {
+        Ok(IoValue::Data(buf)) => Some(buf.freeze()),
+        _ => None,
+    }
+}
