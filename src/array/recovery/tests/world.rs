@@ -6,16 +6,18 @@
 //! afterwards is kept beside: the volume's content after every batch, and which batches were acknowledged.
 
 use super::super::*;
+use crate::block_io::IoFaultKind;
 use crate::format::{
     Batch, FreshRecord, Geometry, InPlaceRecord, LogRecord, MapEntry, NO_PLACE, PAGE_BYTES, Page, PageLayout,
     RegionKind,
 };
-use crate::block_io::IoFaultKind;
 use crate::testing::Random;
 use crate::units::{BlockHash, ColumnIndex};
 use std::collections::{BTreeMap, HashMap};
 
 pub const BLOCK: usize = 4096;
+/// In place of the value of a block that cannot be read.
+const LOST: u64 = u64::MAX;
 /// Batches at which the writer makes room.
 const LOG_BATCHES_MAX: usize = 6;
 const ARRAY: Uuid = Uuid::from_u128(0x5eed);
@@ -157,10 +159,19 @@ impl Shape {
 #[derive(Clone, Copy, Debug)]
 pub enum Ask {
     /// Rows of some data columns (a bit each) of a stripe.
-    Write { stripe: u64, columns: u32, row: usize, rows: usize },
+    Write {
+        stripe: u64,
+        columns: u32,
+        row: usize,
+        rows: usize,
+    },
     /// The whole stripe, to a free slot.
-    Fresh { stripe: u64 },
-    Discard { stripe: u64 },
+    Fresh {
+        stripe: u64,
+    },
+    Discard {
+        stripe: u64,
+    },
 }
 
 /// What the array does next.
@@ -296,6 +307,55 @@ impl World {
         crash
     }
 
+    /// Writes a block in place, on the member if it is live and on devices that are being built and are past the slot.
+    fn write_home(&mut self, slot: u64, row: usize, column: usize, bytes: &[u8]) -> Result<(), Crash> {
+        let (member, block) = (self.member_of(slot, column), self.shape.home(slot, row));
+        if self.live.contains(MemberIndex(member as u16)) {
+            self.write(member, block, bytes)?;
+        }
+        for at in 0..self.building.len() {
+            let device = self.building[at].0;
+            if usize::from(device.member.0) == member && slot < device.bound.0 {
+                self.tick()?;
+                self.building[at].1.write(block, bytes);
+            }
+        }
+        Ok(())
+    }
+
+    /// A device that is being built, with every slot below `bound` as it is now. Nothing may be in the log alone.
+    pub fn build(&mut self, member: usize, which: Which, bound: u64) {
+        let mut disk = Disk { noise: 1 << 50, ..Disk::default() };
+        for (&(slot, row, column), (_, block)) in &self.writer.as_ref().unwrap().blocks {
+            if slot < bound && self.member_of(slot, column) == member {
+                disk.write(self.shape.home(slot, row), &block[..]);
+            }
+        }
+        disk.flush();
+        let device = Building { member: MemberIndex(member as u16), which, bound: SlotIndex(bound) };
+        self.building.push((device, disk));
+    }
+
+    /// Devices that are being built hold what they should below their bounds.
+    pub fn check_building(&mut self) {
+        let writer = self.writer.as_ref().unwrap();
+        for entry in writer.map.iter().filter(|entry| entry.holds_data) {
+            for (&(slot, row, column), (hash, block)) in &writer.blocks {
+                let member = self.member_of(slot, column);
+                for (device, disk) in &self.building {
+                    let past = usize::from(device.member.0) == member && slot < device.bound.0;
+                    if slot == entry.slot.0 && past && (hash.is_stored() || !self.shape.checksums) {
+                        assert_eq!(
+                            disk.peek(self.shape.home(slot, row)),
+                            *block,
+                            "slot {slot} of {device:?}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
     fn flush(&mut self, member: usize) -> Result<(), Crash> {
         self.tick()?;
         self.disks[member].flush();
@@ -303,16 +363,20 @@ impl World {
         writer.flushed[member] = writer.written;
         writer.durable = self.live.iter().map(|m| writer.flushed[usize::from(m.0)]).min().unwrap();
         let durable = writer.durable;
-        let notes = writer.log.iter().filter(|batch| batch.sequence < durable).map(|batch| batch.durable_upto);
+        let notes =
+            writer.log.iter().filter(|batch| batch.sequence < durable).map(|batch| batch.durable_upto);
         writer.noted = notes.chain([writer.noted]).max().unwrap();
         self.floor_power = self.floor_power.max(writer.durable);
         self.floor_noted = self.floor_noted.max(writer.noted);
         Ok(())
     }
 
+    pub fn map(&self) -> Map {
+        Map::new(&self.shape.geometry())
+    }
+
     pub fn member_of(&self, slot: u64, column: usize) -> usize {
-        let map = Map::new(&self.shape.geometry());
-        usize::from(map.member_of(SlotIndex(slot), ColumnIndex(column as u16)).0)
+        usize::from(self.map().member_of(SlotIndex(slot), ColumnIndex(column as u16)).0)
     }
 
     /// Does a deed; unless the fuse burns out.
@@ -342,6 +406,9 @@ impl World {
         let mut members: Vec<usize> = self.live.iter().map(|m| usize::from(m.0)).collect();
         let first = self.random.below(members.len() as u64) as usize;
         members.rotate_left(first);
+        for (_, disk) in &mut self.building {
+            disk.flush();
+        }
         members.into_iter().try_for_each(|member| self.flush(member))
     }
 
@@ -394,7 +461,8 @@ impl World {
                 writer.blocks.insert((slot, row, column), (hasher.hash(&block[..]), block));
             }
             let writer = self.writer.as_ref().unwrap();
-            let data: Vec<Block> = (0..k).map(|column| writer.blocks[&(slot, row, column)].1.clone()).collect();
+            let data: Vec<Block> =
+                (0..k).map(|column| writer.blocks[&(slot, row, column)].1.clone()).collect();
             let parity = self.parity(&data);
             let writer = self.writer.as_mut().unwrap();
             for (at, block) in parity.into_iter().enumerate() {
@@ -414,7 +482,11 @@ impl World {
             row: row as u32,
             rows: rows as u32,
             columns: touched.iter().map(|&column| column as u16).collect(),
-            hashes: touched.iter().flat_map(|&c| (row..row + rows).map(move |r| (c, r))).map(|at| hashes[&at]).collect(),
+            hashes: touched
+                .iter()
+                .flat_map(|&c| (row..row + rows).map(move |r| (c, r)))
+                .map(|at| hashes[&at])
+                .collect(),
         })
     }
 
@@ -449,10 +521,7 @@ impl World {
             let parity = self.parity(&columns);
             columns.extend(parity);
             for (column, block) in columns.into_iter().enumerate() {
-                let member = self.member_of(slot, column);
-                if self.live.contains(MemberIndex(member as u16)) {
-                    self.write(member, self.shape.home(slot, row), &block[..])?;
-                }
+                self.write_home(slot, row, column, &block[..])?;
                 let block = (hasher.hash(&block[..]), block);
                 self.writer.as_mut().unwrap().blocks.insert((slot, row, column), block);
             }
@@ -482,7 +551,7 @@ impl World {
     /// Writes a batch to all live members.
     fn log(&mut self, records: Vec<LogRecord>) -> Result<(), Crash> {
         let n = self.shape.width();
-        let map = Map::new(&self.shape.geometry());
+        let map = self.map();
         let writer = self.writer.as_ref().unwrap();
         let mut batch = Batch {
             lane: 0,
@@ -599,9 +668,8 @@ impl World {
         let live_slots: Vec<u64> = writer.map.iter().filter(|e| e.holds_data).map(|e| e.slot.0).collect();
         for (slot, row, column) in in_place.into_iter().filter(|at| live_slots.contains(&at.0)) {
             let (hash, block) = last[&(slot, row, column)].clone();
-            let member = self.member_of(slot, column);
-            if self.live.contains(MemberIndex(member as u16)) && (hash.is_stored() || !self.shape.checksums) {
-                self.write(member, self.shape.home(slot, row), &block[..])?;
+            if hash.is_stored() || !self.shape.checksums {
+                self.write_home(slot, row, column, &block[..])?;
             }
         }
         let none = self.page_store();
@@ -664,9 +732,11 @@ impl World {
         while let Some(io) = out.pop() {
             let PageIo::Read { read, member, offset, len } = io else { continue };
             let from = self.shape.pages_at() + offset / BLOCK as u64;
-            let blocks = (from..).take(len / BLOCK).map(|block| self.disks[usize::from(member.0)].read(block));
+            let blocks =
+                (from..).take(len / BLOCK).map(|block| self.disks[usize::from(member.0)].read(block));
             let bytes: Option<Vec<Block>> = blocks.collect();
-            let bytes: Option<Vec<u8>> = bytes.map(|all| all.iter().flat_map(|block| block.to_vec()).collect());
+            let bytes: Option<Vec<u8>> =
+                bytes.map(|all| all.iter().flat_map(|block| block.to_vec()).collect());
             pages.read_done(read, bytes.as_deref().map_or(Answer::Unreadable, Answer::Bytes), &mut out);
         }
     }
@@ -694,7 +764,7 @@ impl World {
 
     /// What is damaged is beyond the budget: only noted batches must be there.
     pub fn lower_floor_to_note(&mut self) {
-        self.floor_process = self.floor_noted;
+        (self.floor_process, self.floor_power) = (self.floor_noted, self.floor_noted);
     }
 
     pub fn kill(&mut self, member: usize) {
@@ -795,11 +865,15 @@ impl World {
     }
 
     fn device(&mut self, member: MemberIndex, which: Which) -> &mut Disk {
-        let built = self.building.iter_mut().find(|(device, _)| device.member == member && device.which == which);
+        let built =
+            self.building.iter_mut().find(|(device, _)| device.member == member && device.which == which);
         match built {
             Some((_, disk)) => disk,
             None => {
-                assert!(self.live.contains(member) && which == Which::Primary, "{member} {which:?} is not written");
+                assert!(
+                    self.live.contains(member) && which == Which::Primary,
+                    "{member} {which:?} is not written"
+                );
                 &mut self.disks[usize::from(member.0)]
             }
         }
@@ -849,7 +923,8 @@ impl World {
         if self.states.is_empty() {
             return;
         }
-        let matching = self.states.iter().rev().find(|(_, state)| *state == content).map(|(end, _)| *end);
+        let agrees = |state: &Content| state.iter().zip(&content).all(|(a, b)| a == b || *b == LOST);
+        let matching = self.states.iter().rev().find(|(_, state)| agrees(state)).map(|(end, _)| *end);
         let Some(end) = matching else {
             panic!("no prefix has this content: {content:x?}, states {:x?}", self.states);
         };
@@ -869,7 +944,8 @@ impl World {
             for (member, offset) in layout.copies(page).filter(|(member, _)| self.live.contains(*member)) {
                 let from = self.shape.pages_at() + offset / BLOCK as u64;
                 let places = (from..from + 2).map(|block| self.disks[usize::from(member.0)].peek(block));
-                let pages = places.filter_map(|bytes| Page::decode(&KEY, ARRAY, page, &bytes[..PAGE_BYTES]).ok());
+                let pages =
+                    places.filter_map(|bytes| Page::decode(&KEY, ARRAY, page, &bytes[..PAGE_BYTES]).ok());
                 newest.push(pages.max_by_key(|page| (page.sequence, page.epoch)));
             }
             assert!(newest.windows(2).all(|pair| pair[0] == pair[1]), "copies of page {page:?} disagree");
@@ -888,7 +964,8 @@ impl World {
         let width = self.shape.width();
         let mut content = vec![0; self.shape.stripes as usize * rows * k];
         let mut blocks = HashMap::new();
-        let map: Vec<MapEntry> = (0..self.shape.stripes).map(|stripe| pages.map_entry(StripeIndex(stripe))).collect();
+        let map: Vec<MapEntry> =
+            (0..self.shape.stripes).map(|stripe| pages.map_entry(StripeIndex(stripe))).collect();
         for (stripe, entry) in map.iter().enumerate().filter(|(_, entry)| entry.holds_data) {
             let slot = entry.slot.0;
             for row in 0..rows {
@@ -921,10 +998,17 @@ impl World {
                         ),
                     }
                 }
-                if lost.contains(&(entry.slot, row)) {
+                if good.len() < k {
+                    assert!(lost.contains(&(entry.slot, row)), "slot {slot} row {row} is lost and not told");
+                    for column in 0..k {
+                        let at = self.content_at(stripe as u64, row, column);
+                        let found = good.iter().find(|(c, _)| *c == column);
+                        content[at] = found.map_or(LOST, |(_, block)| self.recognise(block, at));
+                    }
                     continue;
                 }
-                let columns: Vec<(usize, &[u8])> = good.iter().map(|(column, block)| (*column, &block[..])).collect();
+                let columns: Vec<(usize, &[u8])> =
+                    good.iter().map(|(column, block)| (*column, &block[..])).collect();
                 assert!(self.codec.consistent(&columns), "stripe {stripe} row {row} is torn");
                 for column in 0..width {
                     let mut block = block_of(0);
