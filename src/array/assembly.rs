@@ -390,7 +390,7 @@ fn refusal(superblock: &Superblock, record: &Superblock, epoch: &Epoch) -> Strin
 mod tests {
     use super::*;
     use crate::array::NewArray;
-    use crate::format::{ArrayShape, geometry_for, member_bytes_for};
+    use crate::format::{ArrayShape, ChecksumKind, geometry_for, member_bytes_for};
     use proptest::prelude::*;
 
     /// The first superblocks of a k+m array.
@@ -406,6 +406,8 @@ mod tests {
             epoch_id: 100,
             geometry,
             regions,
+            checksum: ChecksumKind::None,
+            redo: None,
             members_are_zero: true,
         };
         let devices: Vec<Uuid> =

@@ -1,8 +1,8 @@
 //! The first superblocks of a new array. Pure: identities, time and randomness come from the caller.
 
 use crate::format::{
-    ChecksumKind, Epoch, Geometry, MatrixId, MemberRecord, MemberSet, MemberState, Region, Role, ScrubRecord,
-    Superblock, VolumeKind,
+    ChecksumKind, Epoch, Geometry, LogStart, MatrixId, MemberRecord, MemberSet, MemberState, RedoRecord,
+    Region, Role, ScrubRecord, Superblock, VolumeKind,
 };
 use crate::units::{MemberIndex, SlotIndex};
 use uuid::Uuid;
@@ -22,14 +22,17 @@ pub struct NewArray {
     pub geometry: Geometry,
     /// Regions of every member.
     pub regions: Vec<Region>,
+    /// Checksum of each block; other than none only with `redo`.
+    pub checksum: ChecksumKind,
+    /// With redo log and stripe map: 16 random bytes that the key of log and pages is derived from.
+    pub redo: Option<[u8; 16]>,
     /// Every member's data region is known to read as zeroes, so parity is right from the start; otherwise the
     /// first start resyncs it.
     pub members_are_zero: bool,
 }
 
 impl NewArray {
-    /// The superblock of each device, in member order. Version 1 of the format has no checksums and no volume
-    /// but the plain one.
+    /// The superblock of each device, in member order, for a plain volume.
     ///
     /// # Panics
     /// When the number of devices is not k + m.
@@ -41,10 +44,13 @@ impl NewArray {
         let record =
             |uuid: &Uuid| MemberRecord { uuid: *uuid, state: MemberState::Online, rebuilt: SlotIndex(0) };
         let members: Vec<MemberRecord> = devices.iter().map(record).collect();
+        // The first epoch and the first batch are both number 1: 0 is neither.
+        let start = LogStart { epoch: 1, sequence: 1 };
+        let redo_record = self.redo.map(|secret| RedoRecord { secret, start });
         let superblock = |(at, device): (usize, &Uuid)| Superblock {
             features_compat: 0,
             features_ro_compat: 0,
-            features_incompat: 0,
+            features_incompat: Superblock::incompat_features(self.redo.is_some(), self.checksum),
             array: self.uuid,
             name: self.name.clone(),
             created_unix: self.created_unix,
@@ -53,7 +59,7 @@ impl NewArray {
             role: Role::Member,
             geometry: self.geometry,
             matrix: MatrixId::Vandermonde11d,
-            checksum: ChecksumKind::None,
+            checksum: self.checksum,
             volume: VolumeKind::Plain,
             regions: self.regions.clone(),
             sequence: 1,
@@ -63,6 +69,8 @@ impl NewArray {
             members: members.clone(),
             replacements: Vec::new(),
             scrub: ScrubRecord::default(),
+            redo: redo_record,
+            left: vec![0; usize::from(width)],
         };
         devices.iter().enumerate().map(superblock).collect()
     }

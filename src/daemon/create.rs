@@ -415,6 +415,8 @@ fn new_superblocks(
         epoch_id: (high ^ low).max(1),
         geometry,
         regions: regions.to_vec(),
+        checksum: ChecksumKind::None,
+        redo: None,
         members_are_zero,
     };
     let devices: Vec<_> = request.members.iter().map(|_| Uuid::new_v4()).collect();

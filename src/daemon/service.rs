@@ -18,7 +18,7 @@ use crate::control::{
     ArrayReport, ArrayState, ErrorCode, Event, Importable, ImportableMember, PROTOCOL_VERSION, Pong, Reply,
     Request, RequestError, ScrubAction, Severity, Status,
 };
-use crate::format::{ChecksumKind, Superblock, VolumeKind};
+use crate::format::{Superblock, VolumeKind};
 use crate::units::HumanSize;
 use crate::volume::{AdminRequest, ArrayNotice, NoticeLevel, PlainVolume};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -176,9 +176,10 @@ impl Daemon {
                 format!("array '{}' is served already", superblock.name),
             ));
         }
-        if (superblock.volume, superblock.checksum) != (VolumeKind::Plain, ChecksumKind::None) {
+        if superblock.volume != VolumeKind::Plain || superblock.redo.is_some() {
+            let log = if superblock.redo.is_some() { " and a redo log" } else { "" };
             let what = format!(
-                "array '{}' is a {} volume with the checksum {}: a newer version of calpe is needed",
+                "array '{}' is a {} volume with the checksum {}{log}: a newer version of calpe is needed",
                 superblock.name, superblock.volume, superblock.checksum
             );
             return Err(refusal(ErrorCode::Refused, what));

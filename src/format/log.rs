@@ -580,6 +580,7 @@ fn take_hashes(body: &mut &[u8], count: usize) -> Option<Vec<BlockHash>> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::format::golden;
     use proptest::prelude::*;
 
     const ARRAY: Uuid = Uuid::from_u128(0x0123_4567_89ab_4def_8000_0000_0000_03e8);
@@ -878,6 +879,13 @@ pub(super) mod tests {
         assert!(batch.header_blocks() <= MAX_HEADER_BLOCKS, "{}", batch.header_blocks());
         let bytes = batch.encode(&key(), ARRAY, MemberIndex(254), 0);
         assert_eq!(SegmentHeader::decode(&key(), ARRAY, MemberIndex(254), 0, &bytes).unwrap().batch, batch);
+    }
+
+    #[test]
+    fn the_golden_segment_is_written_and_read_byte_for_byte() {
+        let bytes = golden("log-segment.bin", &example().encode(&key(), ARRAY, MemberIndex(2), 8));
+        let header = SegmentHeader::decode(&key(), ARRAY, MemberIndex(2), 18, &bytes).unwrap();
+        assert_eq!((header.batch, header.payload_blocks), (example(), 8));
     }
 
     #[test]

@@ -26,8 +26,8 @@ pub use member_set::MemberSet;
 pub use page::{MapEntry, PAGE_BYTES, PAGE_ENTRIES, Page, PageError, PageIndex, PageLayout, hash_of_entry};
 pub use signature::{SIGNATURE_WINDOW, Signature, recognise};
 pub use superblock::{
-    ChecksumKind, Epoch, Geometry, MatrixId, MemberRecord, MemberState, Region, RegionKind,
-    ReplacementRecord, Role, ScrubRecord, Superblock, VolumeKind,
+    ChecksumKind, Epoch, Geometry, LogStart, MatrixId, MemberRecord, MemberState, RedoRecord, Region,
+    RegionKind, ReplacementRecord, Role, ScrubRecord, Superblock, VolumeKind,
 };
 use superblock_bytes::MAGIC;
 pub use superblock_bytes::{
@@ -35,3 +35,18 @@ pub use superblock_bytes::{
     MAX_NAME_BYTES, MAX_REGIONS, MAX_REPLACEMENTS, MIN_CHUNK_BYTES, check_array_name, valid_name,
 };
 pub use words::UnknownWord;
+
+/// The image of this name in tests/golden, which `written` must be byte for byte: the committed images pin the format.
+/// A change of it that is meant needs a feature or version and new images beside the old ones; what the code writes
+/// now is left under target/golden when the two differ.
+#[cfg(test)]
+fn golden(name: &str, written: &[u8]) -> Vec<u8> {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let golden = std::fs::read(root.join("tests/golden").join(name)).unwrap_or_default();
+    if golden != written {
+        std::fs::create_dir_all(root.join("target/golden")).unwrap();
+        std::fs::write(root.join("target/golden").join(name), written).unwrap();
+        panic!("{name} differs from what is written now; see target/golden/{name}");
+    }
+    golden
+}

@@ -281,6 +281,7 @@ fn page_hash(key: &LogKey, page: &RawPage) -> [u8; 16] {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::format::golden;
     use crate::format::log::tests::key;
     use proptest::prelude::*;
     use std::collections::HashSet;
@@ -408,6 +409,20 @@ pub(super) mod tests {
             }
             assert_eq!(Page::decode(&key(), ARRAY, INDEX, &bytes[..at]), Err(PageError::Damaged));
         }
+    }
+
+    #[test]
+    fn golden_pages_are_written_and_read_byte_for_byte() {
+        let bytes = golden("page-checksums.bin", &example().encode(&key(), ARRAY, INDEX));
+        assert_eq!(Page::decode(&key(), ARRAY, INDEX, &bytes), Ok(example()));
+        let entries = [(0, true, 9), (4100, true, 8), (2, false, 7), (3, false, 0)];
+        let mut map = Page { sequence: 78, epoch: 9, ..Page::blank() };
+        for (stripe, (slot, holds_data, epoch)) in (0..).zip(entries) {
+            let entry = MapEntry { slot: SlotIndex(slot), holds_data, epoch };
+            map.entries[stripe as usize] = entry.encode(stripe);
+        }
+        let bytes = golden("page-map.bin", &map.encode(&key(), ARRAY, PageIndex(0)));
+        assert_eq!(Page::decode(&key(), ARRAY, PageIndex(0), &bytes), Ok(map));
     }
 
     #[test]

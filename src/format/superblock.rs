@@ -177,6 +177,24 @@ pub struct ScrubRecord {
     pub repaired: u64,
 }
 
+/// Where the redo log starts: pieces below, and pieces of older epochs, are void. Orders by epoch, then sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
+pub struct LogStart {
+    /// Number of the epoch in which the log starts.
+    pub epoch: u64,
+    /// Sequence of its first batch.
+    pub sequence: u64,
+}
+
+/// What an array with redo log and stripe map keeps of them in its superblock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RedoRecord {
+    /// From which the key of log and pages is derived; random, fixed at creation.
+    pub secret: [u8; 16],
+    /// Where the log starts.
+    pub start: LogStart,
+}
+
 /// What a region of a member holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RegionKind {
@@ -208,7 +226,7 @@ pub struct Superblock {
     pub features_compat: u64,
     /// Features an older version may ignore when it only reads.
     pub features_ro_compat: u64,
-    /// Features without which a version must refuse.
+    /// Features without which a version must refuse: [`Superblock::incompat_features`].
     pub features_incompat: u64,
     /// Identity of the array.
     pub array: Uuid,
@@ -226,7 +244,7 @@ pub struct Superblock {
     pub geometry: Geometry,
     /// Parity matrix.
     pub matrix: MatrixId,
-    /// Checksums.
+    /// Checksums; other than none only with `redo`.
     pub checksum: ChecksumKind,
     /// Volume.
     pub volume: VolumeKind,
@@ -247,6 +265,11 @@ pub struct Superblock {
     pub replacements: Vec<ReplacementRecord>,
     /// Scrubs.
     pub scrub: ScrubRecord,
+    /// The redo log; none for plain arrays of version 1.0, which have no stripe map either.
+    pub redo: Option<RedoRecord>,
+    /// Per member, while it is out of service: identity of the last complete epoch in which it was current, 0 for
+    /// none. What it missed since can be told from the stripe map.
+    pub left: Vec<u64>,
 }
 
 impl Superblock {

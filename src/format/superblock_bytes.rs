@@ -6,8 +6,9 @@
 //! lie and which one counts is not known here.
 
 use super::{
-    ChecksumKind, Epoch, Geometry, MatrixId, MemberRecord, MemberSet, MemberState, Region, RegionKind,
-    ReplacementRecord, Role, ScrubRecord, Superblock, VolumeKind,
+    ChecksumKind, Epoch, Geometry, LOG_BLOCK_BYTES, LogStart, MatrixId, MemberRecord, MemberSet, MemberState,
+    NO_PLACE, PageLayout, RedoRecord, Region, RegionKind, ReplacementRecord, Role, ScrubRecord, Superblock,
+    VolumeKind,
 };
 use crate::units::{ByteOffset, MemberIndex, ROW_BYTES, SlotIndex};
 use std::collections::HashSet;
@@ -45,13 +46,20 @@ pub(super) const MAGIC: [u8; 8] = *b"CALPE\x0d\x0a\x1a";
 /// Where the copy's own checksum lies; it is computed with this field zero. Fixed for all versions.
 const CHECKSUM_AT: std::ops::Range<usize> = 0x10..0x30;
 
-/// Feature bits that this version knows. None exist yet; a bit's name goes here together with its number.
+/// Feature bits that this version knows; of the first two classes none exist yet.
 const KNOWN_COMPAT: u64 = 0;
 const KNOWN_RO_COMPAT: u64 = 0;
-const KNOWN_INCOMPAT: u64 = 0;
-/// Incompat bits set aside for the formats that are planned next, so that this version's refusal can name them.
-const RESERVED_INCOMPAT: &[(u32, &str)] =
-    &[(0, "redo-log"), (1, "checksum-pages"), (2, "stripe-map"), (3, "cas-volume")];
+const KNOWN_INCOMPAT: u64 = REDO_LOG | CHECKSUM_PAGES | STRIPE_MAP;
+/// Incompat bit: writes go through the redo log.
+const REDO_LOG: u64 = 1 << 0;
+/// Incompat bit: every block has a hash in the pages.
+const CHECKSUM_PAGES: u64 = 1 << 1;
+/// Incompat bit: the pages tell which slot holds which stripe.
+const STRIPE_MAP: u64 = 1 << 2;
+/// Names of the incompat bits, and of those set aside for the formats that are planned next, so that this version's
+/// refusal can name them.
+const INCOMPAT_NAMES: [(u32, &str); 4] =
+    [(0, "redo-log"), (1, "checksum-pages"), (2, "stripe-map"), (3, "cas-volume")];
 
 /// Why bytes are not a usable superblock.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -192,12 +200,16 @@ struct RawCopy {
     member_count: U16,
     replacement_count: U16,
     reserved_3: U16,
-    reserved_4: [u8; 0xa0],
+    log_start_sequence: U64,
+    log_start_epoch: U64,
+    log_secret: [u8; 16],
+    reserved_4: [u8; 0x80],
     regions: [RawRegion; MAX_REGIONS],
     members: [RawMember; MAX_MEMBERS as usize],
     reserved_5: [u8; 32],
     replacements: [RawReplacement; MAX_REPLACEMENTS],
-    reserved_6: [u8; 3 * 1024],
+    left: [U64; MAX_MEMBERS as usize],
+    reserved_6: [u8; 0x408],
 }
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -240,10 +252,12 @@ const _: () = {
     assert!(std::mem::offset_of!(RawCopy, epoch_number) == 0xe0);
     assert!(std::mem::offset_of!(RawCopy, scrub_active) == 0x120);
     assert!(std::mem::offset_of!(RawCopy, region_count) == 0x158);
+    assert!(std::mem::offset_of!(RawCopy, log_start_sequence) == 0x160);
+    assert!(std::mem::offset_of!(RawCopy, log_secret) == 0x170);
     assert!(std::mem::offset_of!(RawCopy, regions) == 0x200);
     assert!(std::mem::offset_of!(RawCopy, members) == 0x400);
     assert!(std::mem::offset_of!(RawCopy, replacements) == 0x2400);
-    assert!(std::mem::offset_of!(RawCopy, reserved_6) == 0x3400);
+    assert!(std::mem::offset_of!(RawCopy, left) == 0x3400);
 };
 
 impl Superblock {
@@ -303,6 +317,19 @@ impl Superblock {
         self.features_ro_compat & !KNOWN_RO_COMPAT
     }
 
+    /// The incompat bits of an array with or without redo log and stripe map, and with this checksum.
+    #[must_use]
+    pub fn incompat_features(redo: bool, checksum: ChecksumKind) -> u64 {
+        let log = if redo { REDO_LOG | STRIPE_MAP } else { 0 };
+        log | if checksum == ChecksumKind::None { 0 } else { CHECKSUM_PAGES }
+    }
+
+    /// The names of the incompat features in use, separated by commas.
+    #[must_use]
+    pub fn feature_names(&self) -> String {
+        feature_names(self.features_incompat)
+    }
+
     fn fill(&self, raw: &mut RawCopy) {
         raw.magic = MAGIC;
         raw.version_major = FORMAT_MAJOR.into();
@@ -343,6 +370,14 @@ impl Superblock {
         raw.region_count = (self.regions.len() as u16).into();
         raw.member_count = (self.members.len() as u16).into();
         raw.replacement_count = (self.replacements.len() as u16).into();
+        if let Some(redo) = &self.redo {
+            raw.log_start_sequence = redo.start.sequence.into();
+            raw.log_start_epoch = redo.start.epoch.into();
+            raw.log_secret = redo.secret;
+        }
+        for (raw, left) in raw.left.iter_mut().zip(&self.left) {
+            *raw = (*left).into();
+        }
         for (raw, region) in raw.regions.iter_mut().zip(&self.regions) {
             raw.kind = region.kind.byte();
             raw.offset = region.offset.0.into();
@@ -380,7 +415,40 @@ impl Superblock {
         let position = self.scrub.position.unwrap_or_default();
         ensure(position.0 <= slots, "scrub position", position, slot_limit())?;
         self.validate_members(&slot_limit, &member_limit)?;
-        self.validate_regions()
+        self.validate_regions()?;
+        let features = Superblock::incompat_features(self.redo.is_some(), self.checksum);
+        ensure(
+            self.features_incompat == features,
+            "incompat features",
+            format!("{:#x}", self.features_incompat),
+            format!("{features:#x} for what the array uses"),
+        )?;
+        match self.redo {
+            Some(_) => self.validate_log_and_pages(),
+            None => ensure(
+                self.checksum == ChecksumKind::None,
+                "checksum kind",
+                self.checksum,
+                "none without a redo log",
+            ),
+        }
+    }
+
+    /// That a logged array has room for its log and pages, so that no offset computed in them is outside.
+    fn validate_log_and_pages(&self) -> Result<(), Fault> {
+        let most = u64::from(NO_PLACE) * LOG_BLOCK_BYTES as u64;
+        let logs = || self.regions.iter().filter(|region| region.kind == RegionKind::Log);
+        ensure(logs().next().is_some(), "log regions", 0, "one or more")?;
+        let longest = logs().map(|region| region.len).max().unwrap_or_default();
+        ensure(
+            longest <= most,
+            "log region length",
+            longest,
+            format!("at most {most}, whose blocks can be numbered"),
+        )?;
+        let needed = PageLayout::new(self.geometry, self.checksum != ChecksumKind::None).region_bytes();
+        let len = self.region(RegionKind::Pages).map_or(0, |region| region.len);
+        ensure(len >= needed, "pages region length", len, format!("{needed} bytes or more"))
     }
 
     fn validate_members(
@@ -396,6 +464,7 @@ impl Superblock {
             self.members.len(),
             format!("{width}, data and parity together"),
         )?;
+        ensure(self.left.len() == usize::from(width), "left count", self.left.len(), width.to_string())?;
         let mut devices = HashSet::new();
         for record in &self.members {
             ensure(record.rebuilt.0 <= slots, "member rebuilt", record.rebuilt, slot_limit())?;
@@ -534,10 +603,21 @@ impl RawCopy {
         let members = counted("member count", self.member_count, usize::from(MAX_MEMBERS))?;
         let replacements = counted("replacement count", self.replacement_count, MAX_REPLACEMENTS)?;
         let scrub_active = boolean("scrub active", self.scrub_active)?;
+        let features_incompat = self.features_incompat.get();
+        // Without the feature there are no hashes: version 1.0 had a place for the kind and no use for it.
+        let checksum = match features_incompat & CHECKSUM_PAGES {
+            0 => ChecksumKind::None,
+            _ => coded("checksum kind", self.checksum_kind, ChecksumKind::from_byte)?,
+        };
+        // Half of the pair is refused by validation, which compares the features with what they stand for.
+        let redo = (features_incompat & (REDO_LOG | STRIPE_MAP) != 0).then(|| RedoRecord {
+            secret: self.log_secret,
+            start: LogStart { epoch: self.log_start_epoch.get(), sequence: self.log_start_sequence.get() },
+        });
         Ok(Superblock {
             features_compat: self.features_compat.get(),
             features_ro_compat: self.features_ro_compat.get(),
-            features_incompat: self.features_incompat.get(),
+            features_incompat,
             array: Uuid::from_bytes(self.array),
             name,
             created_unix: self.created_unix.get(),
@@ -553,7 +633,7 @@ impl RawCopy {
                 volume_bytes: self.volume_bytes.get(),
             },
             matrix: coded("matrix", self.matrix, MatrixId::from_byte)?,
-            checksum: coded("checksum kind", self.checksum_kind, ChecksumKind::from_byte)?,
+            checksum,
             volume: coded("volume kind", self.volume, VolumeKind::from_byte)?,
             regions: self.regions[..regions].iter().map(RawRegion::read).collect::<Result<_, _>>()?,
             sequence: self.sequence.get(),
@@ -575,6 +655,8 @@ impl RawCopy {
                 errors: self.scrub_errors.get(),
                 repaired: self.scrub_repaired.get(),
             },
+            redo,
+            left: self.left[..members].iter().map(|left| left.get()).collect(),
         })
     }
 }
@@ -652,7 +734,7 @@ fn hex(hash: &[u8; 32]) -> String {
 
 fn feature_names(bits: u64) -> String {
     let name = |bit: u32| {
-        RESERVED_INCOMPAT
+        INCOMPAT_NAMES
             .iter()
             .find(|(number, _)| *number == bit)
             .map_or_else(|| format!("incompat bit {bit}"), |(_, name)| (*name).to_owned())
@@ -663,10 +745,25 @@ fn feature_names(bits: u64) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::format::golden;
     use proptest::prelude::*;
 
-    /// A superblock with something in every field, and the same at every run.
+    /// A superblock with something in every field, and the same at every run: of an array with redo log.
     pub(in crate::format) fn example(role: Role) -> Superblock {
+        Superblock {
+            features_incompat: 0x7,
+            checksum: ChecksumKind::Blake3,
+            redo: Some(RedoRecord {
+                secret: *b"0123456789abcdef",
+                start: LogStart { epoch: 8, sequence: 990 },
+            }),
+            left: vec![0, 0, 0, 0, 0, 0x7654_3210_feeb_daed, 0],
+            ..plain_example(role)
+        }
+    }
+
+    /// The same array as version 1.0 would have made it, without redo log.
+    fn plain_example(role: Role) -> Superblock {
         let geometry =
             Geometry { data: 4, parity: 3, chunk: 65536, sector: 4096, slots: 4112, volume_bytes: 1 << 30 };
         let uuid = |number: u128| Uuid::from_u128(0x0123_4567_89ab_4def_8000_0000_0000_0000 + number);
@@ -688,7 +785,7 @@ pub(super) mod tests {
             role,
             geometry,
             matrix: MatrixId::Vandermonde11d,
-            checksum: ChecksumKind::Blake3,
+            checksum: ChecksumKind::None,
             volume: VolumeKind::Plain,
             regions: vec![
                 Region { kind: RegionKind::Log, offset: ByteOffset(1 << 20), len: 16 << 20 },
@@ -718,6 +815,8 @@ pub(super) mod tests {
                 errors: 3,
                 repaired: 4,
             },
+            redo: None,
+            left: vec![0; 7],
         }
     }
 
@@ -751,10 +850,28 @@ pub(super) mod tests {
                 let member = MemberIndex((numbers[2] % (count.max(1) as u64)) as u16);
                 let capacity = u128::from(slots) * u128::from(chunk) * u128::from(data);
                 let capacity = u64::try_from(capacity).unwrap_or(u64::MAX).min(MAX_DEVICE_BYTES);
+                let geometry = Geometry {
+                    data,
+                    parity: width - data,
+                    chunk,
+                    sector: if sector { 512 } else { 4096 },
+                    slots,
+                    volume_bytes: (numbers[4] % capacity).max(ROW_BYTES) & !(ROW_BYTES - 1),
+                };
+                let data_start = 1 << 20;
+                let data_end = data_start + slots * u64::from(chunk);
+                let pages = PageLayout::new(geometry, true).region_bytes();
+                // The widest arrays of the most slots have no room for a log's pages on any device.
+                let fits = data_end.checked_add(pages).is_some_and(|end| end <= MAX_DEVICE_BYTES - 32768);
+                let redo = (fits && !sector).then(|| RedoRecord {
+                    secret: base.to_le_bytes(),
+                    start: LogStart { epoch: numbers[1], sequence: numbers[2] },
+                });
+                let checksum = if redo.is_some() { ChecksumKind::ALL[kind] } else { ChecksumKind::None };
                 Superblock {
                     features_compat: 0,
                     features_ro_compat: 0,
-                    features_incompat: 0,
+                    features_incompat: Superblock::incompat_features(redo.is_some(), checksum),
                     array: uuid(5000),
                     name,
                     created_unix: numbers[3],
@@ -764,23 +881,21 @@ pub(super) mod tests {
                     }),
                     member,
                     role,
-                    geometry: Geometry {
-                        data,
-                        parity: width - data,
-                        chunk,
-                        sector: if sector { 512 } else { 4096 },
-                        slots,
-                        volume_bytes: (numbers[4] % capacity).max(ROW_BYTES) & !(ROW_BYTES - 1),
-                    },
+                    geometry,
                     matrix: MatrixId::Vandermonde11d,
-                    checksum: ChecksumKind::ALL[kind],
+                    checksum,
                     volume: VolumeKind::ALL[kind % 2],
                     regions: vec![
-                        Region { kind: RegionKind::Pages, offset: ByteOffset(32768), len: 4096 },
+                        Region { kind: RegionKind::Log, offset: ByteOffset(32768), len: 4096 },
                         Region {
                             kind: RegionKind::Data,
-                            offset: ByteOffset(1 << 20),
+                            offset: ByteOffset(data_start),
                             len: slots * u64::from(chunk),
+                        },
+                        Region {
+                            kind: RegionKind::Pages,
+                            offset: ByteOffset(data_end),
+                            len: if fits { pages } else { 4096 },
                         },
                     ],
                     sequence: numbers[5] >> 1,
@@ -812,6 +927,8 @@ pub(super) mod tests {
                         errors: numbers[2],
                         repaired: numbers[3],
                     },
+                    left: (0..width).map(|i| numbers[5].rotate_left(u32::from(i))).collect(),
+                    redo,
                 }
             },
         )
@@ -872,22 +989,73 @@ pub(super) mod tests {
         assert_eq!(Superblock::decode(&long), Err(FormatError::Length { found: COPY_BYTES + 1 }));
     }
 
-    /// The committed images pin the format. A change of the format that is meant needs a new version and new images
-    /// beside the old ones; what the code writes now is left under target/golden when the two differ.
     #[test]
     fn golden_images_are_written_and_read_byte_for_byte() {
-        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
         for role in [Role::Member, Role::Replacement] {
-            let name = format!("superblock-v1-{role}.bin");
-            let written = example(role).encode();
-            let golden = std::fs::read(root.join("tests/golden").join(&name)).unwrap_or_default();
-            if golden != written.as_slice() {
-                std::fs::create_dir_all(root.join("target/golden")).unwrap();
-                std::fs::write(root.join("target/golden").join(&name), written.as_slice()).unwrap();
-                panic!("{name} differs from what is written now; see target/golden/{name}");
-            }
-            assert_eq!(Superblock::decode(&golden), Ok(example(role)), "{role}");
+            let name = format!("superblock-redo-{role}.bin");
+            let bytes = golden(&name, example(role).encode().as_slice());
+            assert_eq!(Superblock::decode(&bytes), Ok(example(role)), "{role}");
         }
+    }
+
+    #[test]
+    fn golden_images_of_version_1_0_read_as_plain_arrays() {
+        for role in [Role::Member, Role::Replacement] {
+            // The images have a checksum kind, which version 1.0 had no use for.
+            let written = forged(&plain_example(role), 0xbd, &[2]);
+            let bytes = golden(&format!("superblock-v1-{role}.bin"), written.as_slice());
+            assert_eq!(Superblock::decode(&bytes), Ok(plain_example(role)), "{role}");
+        }
+    }
+
+    #[test]
+    fn log_and_map_come_together_and_checksums_only_with_them() {
+        let plain = plain_example(Role::Member);
+        for (bits, field) in [
+            (0x1, "incompat features"),
+            (0x4, "incompat features"),
+            (0x3, "incompat features"),
+            (0x6, "incompat features"),
+            (0x2, "checksum kind"),
+        ] {
+            let copy = forged(&example(Role::Member), 0x48, &[bits]);
+            match Superblock::decode(copy.as_slice()) {
+                Err(FormatError::Field { field: found, .. }) => assert_eq!(found, field, "bits {bits:#x}"),
+                other => panic!("bits {bits:#x}: {other:?}"),
+            }
+        }
+        let none = forged(&example(Role::Member), 0xbd, &[0]);
+        assert!(Superblock::decode(none.as_slice()).is_err(), "pages of no checksum");
+        let unhashed =
+            Superblock { checksum: ChecksumKind::None, features_incompat: 5, ..example(Role::Member) };
+        assert_eq!(Superblock::decode(unhashed.encode().as_slice()), Ok(unhashed));
+        // A log, or room for it, that the features do not tell of is not written.
+        let logged = Superblock { redo: example(Role::Member).redo, ..plain };
+        assert!(std::panic::catch_unwind(|| logged.encode()).is_err());
+        assert_eq!(example(Role::Member).feature_names(), "redo-log, checksum-pages, stripe-map");
+    }
+
+    #[test]
+    fn a_logged_array_has_room_for_log_and_pages() {
+        let refused = |change: fn(&mut Superblock)| {
+            let mut superblock = example(Role::Member);
+            change(&mut superblock);
+            superblock.validate().map_err(|fault| fault.field).unwrap_err()
+        };
+        assert_eq!(refused(|s| s.regions[0].kind = RegionKind::Pages), "log regions");
+        assert_eq!(refused(|s| s.regions[1].kind = RegionKind::Log), "pages region length");
+        assert_eq!(refused(|s| s.regions[1].len = 8 << 20), "pages region length");
+        assert_eq!(refused(|s| s.left.truncate(1)), "left count");
+        let long = |s: &mut Superblock| {
+            s.regions[0] = Region { kind: RegionKind::Log, offset: ByteOffset(1 << 40), len: 1 << 44 };
+        };
+        assert_eq!(refused(long), "log region length");
+    }
+
+    #[test]
+    fn log_starts_are_ordered_by_epoch_then_sequence() {
+        let start = |epoch, sequence| LogStart { epoch, sequence };
+        assert!(start(3, 1) > start(2, 900) && start(3, 2) > start(3, 1));
     }
 
     #[test]
@@ -906,9 +1074,9 @@ pub(super) mod tests {
 
     #[test]
     fn unknown_features_act_by_their_class() {
-        let incompat = forged(&example(Role::Member), 0x48, &[0x01, 0x02]);
+        let incompat = forged(&example(Role::Member), 0x48, &[0x0f, 0x02]);
         let error = Superblock::decode(incompat.as_slice()).unwrap_err();
-        assert!(error.to_string().contains("redo-log, incompat bit 9"), "{error}");
+        assert!(error.to_string().contains("have: cas-volume, incompat bit 9;"), "{error}");
         assert_eq!(error.refused_sequence(), Some(42));
 
         let ro_compat = forged(&example(Role::Member), 0x40, &[0x10]);

@@ -8,7 +8,9 @@ use crate::block_io::{
     Buf, Completion, DeviceId, Extent, IoFault, IoFaultKind, IoOp, IoToken, IoValue, Pool,
 };
 use crate::codec::Codec;
-use crate::format::{ArrayShape, COPY_BYTES, Superblock, all_copy_offsets, geometry_for, member_bytes_for};
+use crate::format::{
+    ArrayShape, COPY_BYTES, ChecksumKind, Superblock, all_copy_offsets, geometry_for, member_bytes_for,
+};
 use crate::units::{Timestamp, VolumeOffset};
 use crate::volume::{
     AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, ClientReply, ClientRequest, NewDevice,
@@ -274,6 +276,8 @@ impl SimArray {
             epoch_id: 1,
             geometry,
             regions,
+            checksum: ChecksumKind::None,
+            redo: None,
             members_are_zero: true,
         };
         let mut disks = BTreeMap::new();
