@@ -69,6 +69,11 @@ fn recover_through(world: &mut World, fuses: &[u64], liars: &[usize]) -> Recover
         if crashed {
             let end = if world.random.one_in(2) { End::PowerLoss } else { End::ProcessDeath };
             world.crash(end);
+            if liars.is_empty() && world.live.len() > world.shape.k && world.random.one_in(2) {
+                let live: Vec<usize> = world.live.iter().map(|member| usize::from(member.0)).collect();
+                let at = world.random.below(live.len() as u64) as usize;
+                world.kill(live[at]);
+            }
         }
     }
     panic!("the recovery never ends");

@@ -23,6 +23,11 @@ const LOG_BATCHES_MAX: usize = 6;
 const ARRAY: Uuid = Uuid::from_u128(0x5eed);
 const KEY: LogKey = LogKey([7; 32]);
 
+thread_local! {
+    /// One for all worlds of a test: mapping memory costs more than a recovery.
+    static POOL: Pool = Pool::new(8 << 20).unwrap();
+}
+
 /// The fuse has burnt out.
 #[derive(Debug)]
 pub struct Crash;
@@ -262,7 +267,7 @@ impl World {
             fuse: None,
             burnt: 0,
             codec: Codec::new(shape.k, shape.m).unwrap(),
-            pool: Pool::new(8 << 20).unwrap(),
+            pool: POOL.with(Clone::clone),
             force: false,
             writer: None,
             values: seed << 20,
