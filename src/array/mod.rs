@@ -73,7 +73,7 @@ use rebuild::RebuildOp;
 use redo::Redo;
 use slab::Slab;
 pub use status::{
-    Activity, ActivityKind, ArrayState, MemberCounters, MemberStatus, ScrubResult, VolumeStatus,
+    Activity, ActivityKind, ArrayState, LogState, MemberCounters, MemberStatus, ScrubResult, VolumeStatus,
 };
 use startup::{Life, LogFacts};
 use std::collections::{BTreeSet, VecDeque};
@@ -396,7 +396,7 @@ impl Array {
     /// A request to a logged array: once the log is replayed.
     fn submit_logged(&mut self, piece: PieceId, request: SlotRequest) {
         let redo = self.redo_mut();
-        if matches!(redo.life, Life::Refused) {
+        if matches!(redo.life, Life::Refused(_)) {
             self.done(piece, Err(ClientError::Io));
             return;
         }
@@ -484,6 +484,7 @@ impl Array {
             engine: self.codec.engine().name(),
             client_errors: self.client_errors,
             checksum: self.supers.template().checksum,
+            log: self.log_state(),
             lost: self.lost_blocks(),
         }
     }
