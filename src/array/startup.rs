@@ -140,7 +140,7 @@ impl Array {
             checksums: facts.checksums.is_some(),
             usable,
             building: building.collect(),
-            start: super::recovery::LogStart { sequence: facts.start.sequence, epoch: facts.start.epoch },
+            start: facts.start,
             clean: facts.clean,
             force: facts.force,
             epoch: EpochStamp { number: epoch.number, id: epoch.id },
