@@ -6,7 +6,7 @@
 //! A write that fails before it joined a batch has changed nothing.
 
 use super::fetch::{Fetch, Fetched};
-use super::journal::record_bytes;
+use super::journal::{record_bytes, stripe_of};
 use super::lock::LockMode;
 use super::page_hold::PageHold;
 use super::plan::{self, Band, ParityPath};
@@ -600,6 +600,10 @@ impl Array {
         let epoch = self.supers.epoch().number;
         let rows = self.map.chunk / BLOCK;
         self.forget_lost(record);
+        if !self.acknowledgements_allowed() {
+            // The epoch in which it will be written is not there yet.
+            self.redo_mut().checkpoint.remark(std::iter::once(stripe_of(record)));
+        }
         let redo = self.redo_mut();
         match record {
             LogRecord::InPlace(record) => {
@@ -671,9 +675,7 @@ impl Array {
 
     /// Goes on to the next stripe of a discard, or waits for the last batch.
     fn next_discard(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        let Work::Discard { left } = &mut write.work else {
-            unreachable!("only discards have more stripes")
-        };
+        let Work::Discard { left } = &mut write.work else { unreachable!("only discards have more stripes") };
         *left -= 1;
         let more = *left > 0;
         self.let_go(key, write);
