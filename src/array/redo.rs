@@ -552,6 +552,7 @@ impl Array {
         redo.lives += 1;
         let waiting = redo.take_all_waiting();
         let mut pieces = redo.take_flushes();
+        self.client_ops -= pieces.len();
         pieces.extend(redo.queued.drain(..).map(|(piece, _)| piece));
         redo.life = Life::Starting;
         redo.round = None;
