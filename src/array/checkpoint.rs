@@ -74,6 +74,11 @@ impl Checkpoint {
         self.stage == Stage::Idle && !self.wanted
     }
 
+    /// Whether everything is in place and waits to be flushed.
+    pub fn is_flushing(&self) -> bool {
+        self.stage == Stage::Flush
+    }
+
     /// Whether the space of a slot is being given back.
     pub fn is_punching(&self, slot: SlotIndex) -> bool {
         self.punching.contains(&slot.0)

@@ -10,10 +10,11 @@ use super::journal::{record_bytes, stripe_of};
 use super::lock::LockMode;
 use super::page_hold::PageHold;
 use super::plan::{self, Band, ParityPath};
+use super::redo::Share;
 use super::{Array, ClientError, Flow, Inflight, Op, Owner, PieceId, SlotReply};
 use crate::block_io::{Buf, BufMut, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::codec;
-use crate::format::{FreshRecord, InPlaceRecord, LogRecord, MapEntry};
+use crate::format::{FreshRecord, InPlaceRecord, LOG_BLOCK_BYTES, LogRecord, MapEntry};
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
 use std::ops::Range;
 
@@ -33,7 +34,7 @@ pub(super) struct LoggedWrite {
     /// The free slot that a whole stripe goes to, locked as such.
     target: Option<SlotIndex>,
     pages: PageHold,
-    promised: usize,
+    promised: Share,
     fetch: Fetch,
     plans: Vec<(Band, ParityPath)>,
     /// Blocks that cannot be had: the write goes on without them, and they stay lost.
@@ -120,7 +121,7 @@ impl Array {
             locked: None,
             target: None,
             pages: PageHold::default(),
-            promised: 0,
+            promised: Share::default(),
             fetch: Fetch::new(slot),
             plans: Vec::new(),
             healing: false,
@@ -176,25 +177,31 @@ impl Array {
         self.is_whole(write) && self.full_stripe_fresh()
     }
 
-    /// Images and record bytes that the write will add at most.
-    fn size_of_write(&self, write: &LoggedWrite) -> usize {
-        let width = self.map.width();
+    /// What the write will add to overlay and log at most: a member has one column of its rows.
+    fn share_of_write(&self, write: &LoggedWrite) -> Share {
+        let manifest = |blocks: usize, records: usize| {
+            (blocks * 16 + records * (64 + 2 * self.map.width())).div_ceil(LOG_BLOCK_BYTES)
+        };
         match &write.work {
-            Work::Discard { .. } => BLOCK,
-            Work::Data { .. } if self.goes_fresh(write) => 64 + width * self.map.chunk / BLOCK * 16,
+            Work::Discard { .. } => Share { bytes: 0, blocks: 1 },
+            Work::Data { .. } if self.goes_fresh(write) => {
+                Share { bytes: 0, blocks: manifest(self.map.width() * self.map.chunk / BLOCK, 1) }
+            }
             Work::Data { offset, data } => {
-                let rows = self.rows_of(*offset, data.len());
-                let blocks = data.len() / BLOCK + 2 + self.map.m * rows.len() / BLOCK;
-                blocks * (BLOCK + 16) + 256
+                let rows = self.rows_of(*offset, data.len()).len() / BLOCK;
+                let blocks = data.len() / BLOCK + 2 + self.map.m * rows;
+                // The first write of a stripe without checksums is one of all of it, and where blocks are lost each row
+                // has a record of its own.
+                Share { bytes: blocks * BLOCK, blocks: rows + manifest(self.map.width() * rows, rows.max(3)) }
             }
         }
     }
 
     fn admit_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         self.last_write = self.now;
-        let bytes = self.size_of_write(write);
+        let share = self.share_of_write(write);
         let used = self.redo().journal.used_blocks(&self.online());
-        if !self.redo().has_room(bytes, used) {
+        if !self.redo().has_room(share, used) {
             if self.is_starved() {
                 return self.end_logged_write(key, write, Err(ClientError::NoSpace));
             }
@@ -203,8 +210,8 @@ impl Array {
             redo.waiting_for_room.push_back(key);
             return Flow::Wait;
         }
-        self.redo_mut().promised += bytes;
-        write.promised = bytes;
+        self.redo_mut().promised += share;
+        write.promised = share;
         let rows = self.rows_to_lock(write);
         write.stage = Stage::Lock;
         write.locked = Some(rows.clone());
@@ -746,7 +753,7 @@ impl Array {
             self.unlock(SlotIndex(target.0 | SLOT_LOCK), key);
         }
         let promised = std::mem::take(&mut write.promised);
-        if write.life == self.redo().lives && promised > 0 {
+        if write.life == self.redo().lives {
             self.redo_mut().promised -= promised;
         }
     }

@@ -74,7 +74,7 @@ use redo::Redo;
 use slab::Slab;
 use startup::{Life, LogFacts};
 pub use status::{
-    Activity, ActivityKind, ArrayState, MemberCounters, MemberStatus, ScrubResult, VolumeStatus,
+    Activity, ActivityKind, ArrayState, LogState, MemberCounters, MemberStatus, ScrubResult, VolumeStatus,
 };
 use std::collections::{BTreeSet, VecDeque};
 use supers::Supers;
@@ -410,7 +410,7 @@ impl Array {
     /// A request to a logged array: once the log is replayed.
     fn submit_logged(&mut self, piece: PieceId, request: SlotRequest) {
         let redo = self.redo_mut();
-        if matches!(redo.life, Life::Refused) {
+        if matches!(redo.life, Life::Refused(_)) {
             self.done(piece, Err(ClientError::Io));
             return;
         }
@@ -426,9 +426,7 @@ impl Array {
                 self.start_logged_write(piece, StripeIndex(slot.0), offset, data, fua)
             }
             // What it gives back of space is a matter of checkpoints.
-            SlotRequest::Zero { first, count, .. } => {
-                self.start_discard(piece, StripeIndex(first.0), count)
-            }
+            SlotRequest::Zero { first, count, .. } => self.start_discard(piece, StripeIndex(first.0), count),
             SlotRequest::Flush => self.start_logged_flush(piece),
             SlotRequest::Extents { first, count } => self.logged_extents(piece, StripeIndex(first.0), count),
         }
@@ -500,6 +498,7 @@ impl Array {
             engine: self.codec.engine().name(),
             client_errors: self.client_errors,
             checksum: self.supers.template().checksum,
+            log: self.log_state(),
             lost: self.lost_blocks(),
         }
     }

@@ -23,7 +23,7 @@ use crate::format::{
     hash_of_entry,
 };
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use uuid::Uuid;
 
@@ -408,7 +408,7 @@ impl PageStore {
             let copy = copy_of(page);
             copy.is_some_and(|copy| load.copies.0[copy].places.is_none())
         });
-        let pages: BTreeSet<PageIndex> =
+        let pages: std::collections::BTreeSet<PageIndex> =
             cached.map(|(page, _)| *page).chain(loading.map(|(page, _)| *page)).collect();
         pages.into_iter().collect()
     }
@@ -713,6 +713,7 @@ impl PageStore {
 pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::collections::BTreeSet;
 
     const ARRAY: Uuid = Uuid::from_u128(0x1234);
     const KEY: LogKey = LogKey([7; 32]);

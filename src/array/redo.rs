@@ -8,6 +8,7 @@
 
 use super::checkpoint::Checkpoint;
 use super::journal::{HEADER_BYTES_MAX, Journal, OpenBatch, record_bytes, stripe_of};
+use super::members::Which;
 use super::overlay::Overlay;
 use super::page_hold::Arrival;
 use super::pages::PageStore;
@@ -16,7 +17,7 @@ use super::stripe_map::StripeMap;
 use super::{Array, ClientError, Inflight, NoticeLevel, Owner, PieceId, SlotReply, SlotRequest};
 use crate::block_io::{Buf, IoFault, IoOp, IoValue};
 use crate::codec::BlockHasher;
-use crate::format::{EpochStamp, LOG_BLOCK_BYTES, LogRecord, MapEntry};
+use crate::format::{EpochStamp, LOG_BLOCK_BYTES, LogRecord, MapEntry, MemberState};
 use crate::units::{
     BlockHash, ByteOffset, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex, VolumeOffset,
 };
@@ -51,8 +52,8 @@ pub(super) struct Redo {
     pub waiting_for_room: VecDeque<usize>,
     /// Operations whose records found the open batch full.
     pub waiting_for_batch: Vec<usize>,
-    /// Bytes of images and records that admitted operations will add.
-    pub promised: usize,
+    /// What admitted operations will add.
+    pub promised: Share,
     /// Fresh writes on their way, in bytes since the last checkpoint.
     pub fresh_bytes: usize,
     /// Passes that wait until a slot has no images.
@@ -72,6 +73,27 @@ pub(super) struct Redo {
     /// Images that gather before a checkpoint, in bytes: two generations, with their headers, must fit the ring.
     pub overlay_max: usize,
     pub facts: LogFacts,
+}
+
+/// What an operation adds at most: bytes of images to the overlay, blocks to the fullest ring.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Share {
+    pub bytes: usize,
+    pub blocks: usize,
+}
+
+impl std::ops::AddAssign for Share {
+    fn add_assign(&mut self, other: Share) {
+        self.bytes += other.bytes;
+        self.blocks += other.blocks;
+    }
+}
+
+impl std::ops::SubAssign for Share {
+    fn sub_assign(&mut self, other: Share) {
+        self.bytes -= other.bytes;
+        self.blocks -= other.blocks;
+    }
 }
 
 struct Round {
@@ -114,7 +136,7 @@ impl Redo {
             rounds_ended: 0,
             waiting_for_room: VecDeque::new(),
             waiting_for_batch: Vec::new(),
-            promised: 0,
+            promised: Share::default(),
             fresh_bytes: 0,
             waiting_for_drain: Vec::new(),
             to_free: Vec::new(),
@@ -148,18 +170,18 @@ impl Redo {
         matches!(self.life, Life::Serving)
     }
 
-    /// Whether a write that adds `bytes` of images and records may begin: they fit the overlay, and the rings with what
-    /// is there already, also when a piece has to skip the end of a ring.
-    pub fn has_room(&self, bytes: usize, used_blocks: u32) -> bool {
-        let promised = self.promised + bytes;
-        let pending = self.overlay.active_bytes() + self.promised;
+    /// Whether a write that adds so much may begin: it fits the overlay, and the rings with what is there already, also
+    /// when a piece has to skip the end of a ring.
+    pub fn has_room(&self, share: Share, used_blocks: u32) -> bool {
+        let pending = self.overlay.active_bytes() + self.promised.bytes;
         let blocks = used_blocks as usize
-            + 2 * promised.div_ceil(LOG_BLOCK_BYTES)
+            + self.promised.blocks
+            + share.blocks
             + self.open.payload_blocks_max() as usize
             + self.open.manifest_bytes().div_ceil(LOG_BLOCK_BYTES);
         !self.held
-            && (pending == 0 || pending + bytes <= self.overlay_max)
-            && (used_blocks == 0 || blocks <= self.ring_blocks as usize * 3 / 4)
+            && (pending == 0 || pending + share.bytes <= self.overlay_max)
+            && blocks <= self.ring_blocks as usize * 3 / 4
     }
 
     /// Puts a record into the open batch. `payload`: for members, the blocks that go to their logs.
@@ -381,12 +403,12 @@ impl Array {
         if !waited_for {
             return;
         }
+        // What a checkpoint wrote to devices under construction must be durable too: it counts as built.
+        let all = redo.checkpoint.is_flushing();
         let mut pending = 0;
         for (member, which, device) in self.devices() {
-            if which == super::members::Which::Primary
-                && self.member(member).state == crate::format::MemberState::Online
-                && device.is_unflushed()
-            {
+            let in_service = which == Which::Primary && self.member(member).state == MemberState::Online;
+            if (all || in_service) && device.is_unflushed() {
                 self.submit_io(Owner::Round, member, device.id, IoOp::Flush);
                 pending += 1;
             }

@@ -10,7 +10,7 @@ use super::pages::PageStore;
 use super::recovery::{Building, Recovered, Recovery, RecoveryContext, RecoveryIo, RecoveryOutcome};
 use super::redo::Redo;
 use super::stripe_map::StripeMap;
-use super::{Array, ArrayConfig, Inflight, NoticeLevel, Op, Owner};
+use super::{Array, ArrayConfig, Inflight, LogState, NoticeLevel, Op, Owner};
 use crate::block_io::{IoFault, IoOp, IoValue, Pool};
 use crate::codec::BlockHasher;
 use crate::format::{
@@ -32,7 +32,7 @@ pub(super) enum Life {
     Marking(LogStart),
     Serving,
     /// It cannot be served; the reason was told.
-    Refused,
+    Refused(String),
 }
 
 /// What never changes about a log.
@@ -92,7 +92,7 @@ impl Array {
     pub(super) fn pump_startup(&mut self) {
         let losses = self.supers.losses();
         match &mut self.redo_mut().life {
-            Life::Serving | Life::Refused => {}
+            Life::Serving | Life::Refused(_) => {}
             Life::Starting => self.begin_recovery(),
             Life::Recovering { losses: before, .. } if *before != losses => {
                 // A member has left: assembly's rules apply anew (A1).
@@ -140,7 +140,7 @@ impl Array {
             checksums: facts.checksums.is_some(),
             usable,
             building: building.collect(),
-            start: super::recovery::LogStart { sequence: facts.start.sequence, epoch: facts.start.epoch },
+            start: facts.start,
             clean: facts.clean,
             force: facts.force,
             epoch: EpochStamp { number: epoch.number, id: epoch.id },
@@ -200,7 +200,7 @@ impl Array {
     }
 
     fn refuse_to_serve(&mut self, reason: &str) {
-        self.redo_mut().life = Life::Refused;
+        self.redo_mut().life = Life::Refused(reason.to_owned());
         self.notice(NoticeLevel::Error, None, format!("the array cannot be served: {reason}"));
         let queued = std::mem::take(&mut self.redo_mut().queued);
         for (piece, _) in queued {
@@ -289,6 +289,16 @@ impl Array {
         let queued = std::mem::take(&mut redo.queued);
         for (piece, request) in queued {
             self.submit(now, piece, request);
+        }
+    }
+
+    /// For the status.
+    pub(super) fn log_state(&self) -> LogState {
+        match self.redo.as_ref().map(|redo| &redo.life) {
+            None => LogState::None,
+            Some(Life::Starting | Life::Recovering { .. } | Life::Marking(_)) => LogState::Replaying,
+            Some(Life::Serving) => LogState::Serving,
+            Some(Life::Refused(reason)) => LogState::Refused(reason.clone()),
         }
     }
 

@@ -40,7 +40,9 @@ pub struct Scenario {
     pub promise: Promise,
     /// Steps of the load.
     pub steps: usize,
-    /// Crashes tried at each moment.
+    /// Of the moments of a load, crashes are tried at one in so many, so that a seed goes through a long history.
+    pub moments_one_in: u64,
+    /// Crashes tried at each such moment.
     pub variants: u64,
     /// Crashes in a row.
     pub depth_max: u32,
@@ -216,6 +218,10 @@ impl Explorer<'_> {
                 continue;
             }
             moment += 1;
+            let mut chance = Random::new(self.seed ^ (moment << 32));
+            if !chance.one_in(scenario.moments_one_in) {
+                continue;
+            }
             self.moment(moment, &mut load)?;
             let replayed = self.only.is_some_and(|(only, _)| only == moment);
             if replayed || self.totals.points >= self.points_max {
@@ -384,6 +390,8 @@ impl Explorer<'_> {
         let heads: Vec<_> = known.iter().filter(|(_, s)| s.epoch.number == newest).map(|(_, s)| s).collect();
         let is_current = |s: &crate::format::Superblock| {
             s.role == Role::Member
+                // One that was just built is in the live set of the newest epoch, which may be incomplete.
+                && s.epoch.live.contains(s.member)
                 && heads.iter().all(|head| {
                     head.epoch.live.contains(s.member)
                         && (head.epoch.id == s.epoch.id || head.epoch.parent == s.epoch.id)

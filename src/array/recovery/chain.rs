@@ -4,9 +4,9 @@
 //! batch's manifest is kept once, however many members hold it; of payloads only one bit for each block is kept.
 //! Must not know how rings are read or rows are decoded.
 
-use super::{LogStart, RecoveryError};
+use super::RecoveryError;
 use crate::array::geometry::Map;
-use crate::format::{Batch, BatchHash, LogRecord, NO_PLACE, SegmentHeader};
+use crate::format::{Batch, BatchHash, LogRecord, LogStart, NO_PLACE, SegmentHeader};
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
 use std::collections::HashMap;
 

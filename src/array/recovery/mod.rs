@@ -27,7 +27,7 @@ use super::page_copies::{CopyFault, Torn};
 use super::pages::{Answer, LoadOutcome, Loaded, PageIo, PageRead, PageStore, PageWrite, Want};
 use crate::block_io::{Buf, BufMut, IoFault, IoValue, Pool};
 use crate::codec::{BlockHasher, Codec};
-use crate::format::{BatchHash, EpochStamp, LOG_BLOCK_BYTES, LogKey, MemberSet, PageIndex, Region};
+use crate::format::{BatchHash, EpochStamp, LOG_BLOCK_BYTES, LogKey, LogStart, MemberSet, PageIndex, Region};
 use crate::units::{ByteOffset, MemberIndex, SlotIndex, StripeIndex};
 use chain::{Chain, Finds};
 use decide::{Decision, Judge, Tile, final_map};
@@ -48,15 +48,6 @@ const PAGE_WRITES_AT_ONCE: usize = 128;
 
 /// Manifests that are written again at once.
 const MANIFEST_WRITES_AT_ONCE: usize = 64;
-
-/// The newest log start of the usable members (R2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct LogStart {
-    /// Batches below this sequence are in place.
-    pub sequence: u64,
-    /// Pieces of epochs of lower numbers are void.
-    pub epoch: u64,
-}
 
 /// A device that is being built: its slots below `bound` are complete and must stay so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +76,7 @@ pub(super) struct RecoveryContext {
     /// The live set of the new epoch: at least k.
     pub usable: MemberSet,
     pub building: Vec<Building>,
+    /// The newest of the usable members, by epoch, then sequence (R2).
     pub start: LogStart,
     /// The new epoch, complete.
     pub epoch: EpochStamp,
