@@ -326,7 +326,8 @@ impl Journal {
     }
 }
 
-fn stripe_of(record: &LogRecord) -> StripeIndex {
+/// The stripe that a record is about.
+pub(super) fn stripe_of(record: &LogRecord) -> StripeIndex {
     match record {
         LogRecord::InPlace(record) => record.stripe,
         LogRecord::Fresh(record) => record.stripe,

@@ -6,7 +6,7 @@
 //! A write that fails before it joined a batch has changed nothing.
 
 use super::fetch::{Fetch, Fetched};
-use super::journal::record_bytes;
+use super::journal::{record_bytes, stripe_of};
 use super::lock::LockMode;
 use super::page_hold::PageHold;
 use super::plan::{self, Band, ParityPath};
@@ -611,6 +611,10 @@ impl Array {
         let epoch = self.supers.epoch().number;
         let rows = self.map.chunk / BLOCK;
         self.forget_lost(record);
+        if !self.acknowledgements_allowed() {
+            // The epoch in which it will be written is not there yet.
+            self.redo_mut().checkpoint.remark(std::iter::once(stripe_of(record)));
+        }
         let redo = self.redo_mut();
         match record {
             LogRecord::InPlace(record) => {

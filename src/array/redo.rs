@@ -7,7 +7,7 @@
 //! goes in place while a loss of a member is not recorded on the others.
 
 use super::checkpoint::Checkpoint;
-use super::journal::{HEADER_BYTES_MAX, Journal, OpenBatch, record_bytes};
+use super::journal::{HEADER_BYTES_MAX, Journal, OpenBatch, record_bytes, stripe_of};
 use super::members::Which;
 use super::overlay::Overlay;
 use super::page_hold::Arrival;
@@ -210,6 +210,13 @@ impl Redo {
     pub fn is_waiting(&self, key: usize) -> bool {
         self.waiters.iter().any(|(_, waiting, _)| *waiting == key)
             || self.open.waiters.iter().any(|(waiting, _)| *waiting == key)
+    }
+
+    /// A member was lost: it may lack what is not in place yet, and will lack what waits to be issued, although the map
+    /// says of both that they were written while it was there.
+    pub fn member_lost(&mut self) {
+        let issued = self.journal.stripes_not_in_place();
+        self.checkpoint.remark(issued.chain(self.open.records.iter().map(stripe_of)));
     }
 
     /// Changes what the map says of a stripe.
@@ -571,6 +578,7 @@ impl Array {
         redo.lives += 1;
         let waiting = redo.take_all_waiting();
         let mut pieces = redo.take_flushes();
+        self.client_ops -= pieces.len();
         pieces.extend(redo.queued.drain(..).map(|(piece, _)| piece));
         redo.life = Life::Starting;
         redo.round = None;
