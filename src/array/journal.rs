@@ -7,6 +7,7 @@
 //!
 //! Invariant: each of these only grows, and in sequence order.
 
+use super::mutation::{Mutation, is_off};
 use crate::block_io::Buf;
 use crate::format::{Batch, BatchHash, EpochStamp, LOG_BLOCK_BYTES, LogKey, LogRecord, MemberSet, NO_PLACE};
 use crate::units::{MemberIndex, SlotIndex, StripeIndex};
@@ -297,12 +298,15 @@ impl Journal {
         }
         let mut free = Vec::new();
         if self.slots_waiting > 0 {
-            for batch in self.issued.iter_mut().take_while(|batch| batch.sequence < self.noted) {
+            let upto = if is_off(Mutation::ReuseBeforeDurable) { self.next } else { self.noted };
+            for batch in self.issued.iter_mut().take_while(|batch| batch.sequence < upto) {
                 free.append(&mut batch.given_up);
             }
         }
         self.slots_waiting -= free.len();
-        while let Some(batch) = self.issued.pop_front_if(|batch| batch.sequence < self.durable_tail) {
+        let free_below =
+            if is_off(Mutation::OverwriteBeforeTailDurable) { self.tail } else { self.durable_tail };
+        while let Some(batch) = self.issued.pop_front_if(|batch| batch.sequence < free_below) {
             for (ring, blocks) in self.rings.iter_mut().zip(batch.taken) {
                 ring.used -= blocks;
             }

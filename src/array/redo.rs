@@ -9,6 +9,7 @@
 use super::checkpoint::Checkpoint;
 use super::journal::{HEADER_BYTES_MAX, Journal, OpenBatch, record_bytes, stripe_of};
 use super::members::Which;
+use super::mutation::{Mutation, is_off};
 use super::overlay::Overlay;
 use super::page_hold::Arrival;
 use super::pages::PageStore;
@@ -305,7 +306,7 @@ impl Array {
 
     /// Acknowledges what may be: operations look at their batch themselves when they are advanced.
     fn release_waiters(&mut self) {
-        if !self.acknowledgements_allowed() {
+        if !self.acknowledgements_allowed() && !is_off(Mutation::AckBeforeBump) {
             return;
         }
         let redo = self.redo.as_mut().expect("a logged array");
@@ -472,7 +473,10 @@ impl Array {
         let free: Vec<SlotIndex> = {
             let (overlay, checkpoint) = (&redo.overlay, &redo.checkpoint);
             redo.to_free
-                .extract_if(.., |slot| !overlay.is_frozen(*slot) && !checkpoint.is_punching(*slot))
+                .extract_if(.., |slot| {
+                    (!overlay.is_frozen(*slot) && !checkpoint.is_punching(*slot))
+                        || is_off(Mutation::DestageBySlotNumber)
+                })
                 .collect()
         };
         for slot in free {
