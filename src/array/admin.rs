@@ -1,8 +1,8 @@
 //! Administrators' requests: members out, members in, replacements, scrubs, and the clean stop.
 
 use super::members::{Device, Progress, Replacement};
-use super::{AdminError, AdminOutcome, AdminRequest, NewDevice, NoticeLevel, RequestId};
 use super::startup::Life;
+use super::{AdminError, AdminOutcome, AdminRequest, NewDevice, NoticeLevel, RequestId};
 use super::{Array, ArrayAction, Stopping};
 use crate::format::{COPY_BYTES, MemberSet, MemberState, Role, Superblock, region_end};
 use crate::units::{MemberIndex, Timestamp};
@@ -132,7 +132,10 @@ impl Array {
             && superblock.member == index
             && superblock.role == Role::Member
             && superblock.device == self.member(index).uuid
-            && template.left.get(usize::from(index.0)).is_some_and(|&id| id != 0 && id == superblock.epoch.id);
+            && template
+                .left
+                .get(usize::from(index.0))
+                .is_some_and(|&id| id != 0 && id == superblock.epoch.id);
         known.then_some(superblock.epoch.number)
     }
 

@@ -26,6 +26,9 @@ pub(super) struct Checkpoint {
     /// Losses of members when it began.
     losses: u64,
     runs: VecDeque<Run>,
+    /// Slots of discarded stripes whose space is given back.
+    punches: VecDeque<SlotIndex>,
+    punching: BTreeSet<u64>,
     in_flight: usize,
     /// Writes that found no room, to be tried again.
     starved: Vec<(MemberIndex, DeviceId, IoOp)>,
@@ -69,6 +72,16 @@ impl Checkpoint {
     /// Whether none runs and none is wanted.
     pub fn is_quiet(&self) -> bool {
         self.stage == Stage::Idle && !self.wanted
+    }
+
+    /// Whether everything is in place and waits to be flushed.
+    pub fn is_flushing(&self) -> bool {
+        self.stage == Stage::Flush
+    }
+
+    /// Whether the space of a slot is being given back.
+    pub fn is_punching(&self, slot: SlotIndex) -> bool {
+        self.punching.contains(&slot.0)
     }
 
     /// Whether nothing is left for another.
@@ -143,6 +156,13 @@ impl Array {
             }
         }
         redo.overlay.freeze();
+        for stripe in std::mem::take(&mut redo.discarded).into_iter().map(StripeIndex) {
+            let entry = redo.pages.map_entry(stripe);
+            if !entry.holds_data && !redo.overlay.is_frozen(entry.slot) {
+                redo.checkpoint.punches.push_back(entry.slot);
+                redo.checkpoint.punching.insert(entry.slot.0);
+            }
+        }
         redo.pages.freeze(epoch);
         redo.fresh_bytes = 0;
         redo.checkpoint.upto = redo.journal.next();
@@ -171,13 +191,22 @@ impl Array {
     /// Sends writes in place while the window permits.
     fn write_checkpoint(&mut self) {
         while self.acknowledgements_allowed() && self.redo().checkpoint.in_flight < IN_FLIGHT_MAX {
-            let Some(run) = self.redo_mut().checkpoint.runs.pop_front() else { break };
-            self.write_run(&run);
+            let checkpoint = &mut self.redo_mut().checkpoint;
+            if let Some(run) = checkpoint.runs.pop_front() {
+                self.write_run(&run);
+            } else if let Some(slot) = checkpoint.punches.pop_front() {
+                self.punch_slot(slot);
+            } else {
+                break;
+            }
         }
         self.write_pages();
         let redo = self.redo_mut();
         let checkpoint = &mut redo.checkpoint;
-        let done = checkpoint.runs.is_empty() && checkpoint.starved.is_empty() && redo.pages.is_written();
+        let done = checkpoint.runs.is_empty()
+            && checkpoint.punches.is_empty()
+            && checkpoint.starved.is_empty()
+            && redo.pages.is_written();
         if done && checkpoint.in_flight == 0 {
             checkpoint.stage = Stage::Flush;
             // A round under way may have begun before the last write.
@@ -209,11 +238,53 @@ impl Array {
             return;
         }
         let bytes = self.join_blocks(&run.blocks);
-        let offset = self.map.device_offset(self.data_offset, run.slot, run.row as usize * ROW_BYTES as usize);
+        let offset =
+            self.map.device_offset(self.data_offset, run.slot, run.row as usize * ROW_BYTES as usize);
         for device in targets {
             let op = IoOp::Write { offset, buf: bytes.clone(), fua: false };
             self.redo_mut().checkpoint.in_flight += 1;
-            self.submit_io(Owner::InPlace { slot: run.slot, column: run.column, row: run.row }, member, device, op);
+            self.submit_io(
+                Owner::InPlace { slot: run.slot, column: run.column, row: run.row },
+                member,
+                device,
+                op,
+            );
+        }
+    }
+
+    /// Gives back the space of a slot whose stripe holds no data, where a device can. Nobody reads it, and whoever
+    /// writes it next does so after this checkpoint.
+    fn punch_slot(&mut self, slot: SlotIndex) {
+        for column in 0..self.map.width() {
+            let member = self.member_at(slot, column);
+            for id in self.targets(member, slot).collect::<Vec<_>>() {
+                if self.device_mut(member, id).is_none_or(|device| device.cannot_zero) {
+                    continue;
+                }
+                let offset = self.map.device_offset(self.data_offset, slot, 0);
+                let op = IoOp::Zero { offset, len: self.map.chunk as u64, may_unmap: true };
+                self.redo_mut().checkpoint.in_flight += 1;
+                self.submit_io(Owner::Punch, member, id, op);
+            }
+        }
+    }
+
+    pub(super) fn punch_io(&mut self, entry: Inflight, result: Result<IoValue, IoFault>) {
+        match result {
+            Err(fault) if fault.kind == IoFaultKind::Gone => {
+                self.write_fault(entry.member, entry.device, "trim", fault);
+            }
+            // A device that cannot give space back keeps it.
+            Err(_) => {
+                if let Some(device) = self.device_mut(entry.member, entry.device) {
+                    device.cannot_zero = true;
+                }
+            }
+            Ok(_) => {}
+        }
+        let redo = self.redo_mut();
+        if redo.is_serving() {
+            redo.checkpoint.in_flight -= 1;
         }
     }
 
@@ -255,7 +326,8 @@ impl Array {
         let now = self.now;
         let redo = self.redo_mut();
         let runs = redo.overlay.frozen_runs();
-        let Some(run) = runs.into_iter().find(|r| r.slot == slot && r.column == column && r.row == row) else {
+        let Some(run) = runs.into_iter().find(|r| r.slot == slot && r.column == column && r.row == row)
+        else {
             unreachable!("a run stays frozen until the checkpoint ends")
         };
         let buf = self.join_blocks(&run.blocks);
@@ -316,6 +388,7 @@ impl Array {
         }
         redo.checkpoint.stage = Stage::Idle;
         redo.checkpoint.starved_since = None;
+        redo.checkpoint.punching.clear();
         redo.pages.thaw();
         redo.overlay.drop_frozen();
         if redo.checkpoint.losses == losses {
@@ -349,9 +422,11 @@ impl Array {
         }
         // The note soon after each flush: until then more than m bad pieces would look like a torn tail (W2).
         let redo = self.redo();
-        if redo.journal.durable() > redo.journal.carried_note() && redo.open.is_empty() && !redo.journal.is_drained() {
+        if redo.journal.durable() > redo.journal.carried_note()
+            && redo.open.is_empty()
+            && !redo.journal.is_drained()
+        {
             self.issue_batch();
         }
     }
 }
-

@@ -84,13 +84,36 @@ impl Fetch {
     pub fn take(&mut self) -> Vec<(usize, Range<usize>, BufMut)> {
         let wanted = std::mem::take(&mut self.parts).into_iter().filter(|part| part.wanted);
         wanted
-            .map(|part| (part.column, part.rows, part.buf.expect("nothing is in flight when a fetch is done")))
+            .map(|part| {
+                (part.column, part.rows, part.buf.expect("nothing is in flight when a fetch is done"))
+            })
             .collect()
     }
 
     fn state(&self, column: usize, row: usize) -> Option<State> {
         let covering = self.parts.iter().filter(|p| p.column == column && p.rows.contains(&row));
         covering.map(|p| p.blocks[row - p.rows.start]).reduce(|a, b| if a == State::Good { a } else { b })
+    }
+
+    /// A column can be here twice, wanted for some rows and as a source for more, and its member may have been built up
+    /// to this slot in between: what one part has the other takes.
+    fn share_good_blocks(&mut self) {
+        for at in 0..self.parts.len() {
+            for block in 0..self.parts[at].blocks.len() {
+                let part = &self.parts[at];
+                if matches!(part.blocks[block], State::Good | State::Lost) {
+                    continue;
+                }
+                let Some(bytes) = self.good(part.column, part.rows.start + block).map(<[u8]>::to_vec) else {
+                    continue;
+                };
+                let part = &mut self.parts[at];
+                if let Some(buf) = &mut part.buf {
+                    buf[block * BLOCK..(block + 1) * BLOCK].copy_from_slice(&bytes);
+                    part.blocks[block] = State::Good;
+                }
+            }
+        }
     }
 
     /// The good bytes of a block.
@@ -203,7 +226,9 @@ impl Array {
             (Err(fault), None) if fetch.parts[at].blocks.len() > 1 => {
                 // Which of its blocks cannot be read is found out one by one.
                 fetch.parts[at].buf = Some(self.pool.alloc_zeroed(fetch.parts[at].blocks.len() * BLOCK));
-                if self.find_device(entry.device).is_some() && fault.kind == crate::block_io::IoFaultKind::Medium {
+                if self.find_device(entry.device).is_some()
+                    && fault.kind == crate::block_io::IoFaultKind::Medium
+                {
                     for block in 0..fetch.parts[at].blocks.len() {
                         self.read_block(key, fetch, at, block);
                     }
@@ -237,6 +262,7 @@ impl Array {
 
     /// Nothing is in flight: decodes what is not good, from more columns if need be.
     fn settle_fetch(&mut self, key: usize, fetch: &mut Fetch) -> Fetched {
+        fetch.share_good_blocks();
         let mut broken: Vec<usize> = Vec::new();
         for part in &fetch.parts {
             let blocks = part.rows.clone().zip(&part.blocks);
@@ -271,9 +297,8 @@ impl Array {
     /// Reads further columns of the broken rows, where fewer than k are good. False: there are enough, or no more.
     fn add_sources(&mut self, key: usize, fetch: &mut Fetch, broken: &[usize]) -> bool {
         let width = self.map.width();
-        let is_good = |column: usize, row: usize| {
-            matches!(fetch.state(column, row), Some(State::Good | State::Lost))
-        };
+        let is_good =
+            |column: usize, row: usize| matches!(fetch.state(column, row), Some(State::Good | State::Lost));
         let mut needed = 0;
         let mut window: Option<Range<usize>> = None;
         for &row in broken {

@@ -157,11 +157,6 @@ impl Journal {
         self.noted
     }
 
-    /// Batches below are in place.
-    pub fn tail(&self) -> u64 {
-        self.tail
-    }
-
     /// Whether an empty batch would tell something new.
     pub fn has_news(&self) -> bool {
         self.carried != (self.durable, self.tail)

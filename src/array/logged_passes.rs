@@ -40,10 +40,6 @@ impl LoggedPass {
     }
 }
 
-impl LoggedPass {
-    pub fn debug(&self) -> String { format!("pass {:?} {:?}", self.stage, self.hold) }
-}
-
 impl Array {
     pub(super) fn start_logged_rebuild(&mut self, slot: SlotIndex, targets: Vec<Target>) {
         self.start_logged_pass(slot, Work::Rebuild(targets));
@@ -54,7 +50,7 @@ impl Array {
     }
 
     fn start_logged_pass(&mut self, slot: SlotIndex, work: Work) {
-        let hold = SlotHold::new(slot, self.redo().lives);
+        let hold = SlotHold::new(slot, matches!(work, Work::Scrub), self.redo().lives);
         let pass = LoggedPass { hold, work, stage: Stage::Hold, fetch: Fetch::new(slot), writing: 0 };
         let key = self.ops.insert(Op::LoggedPass(Box::new(pass)));
         self.ready.push_back(key);
@@ -94,7 +90,8 @@ impl Array {
         for column in columns {
             // A scrub of a degraded array verifies what is there.
             let slot = pass.hold.slot;
-            if matches!(pass.work, Work::Scrub) && self.readable(self.member_at(slot, column), slot).is_none() {
+            if matches!(pass.work, Work::Scrub) && self.readable(self.member_at(slot, column), slot).is_none()
+            {
                 continue;
             }
             pass.fetch.want(column, rows.clone(), self.pool.alloc(self.map.chunk));
@@ -157,7 +154,9 @@ impl Array {
             pass.fetch.take().into_iter().map(|(column, _, buf)| (column, buf.freeze())).collect();
         pass.writing = self.send_repairs(key, &mut pass.fetch);
         for target in &targets {
-            let Some((_, buf)) = columns.iter().find(|(column, _)| *column == target.column) else { continue };
+            let Some((_, buf)) = columns.iter().find(|(column, _)| *column == target.column) else {
+                continue;
+            };
             if self.find_device(target.device).is_none() {
                 continue;
             }
@@ -186,7 +185,8 @@ impl Array {
             }
         }
         let columns = pass.fetch.take();
-        let present: Vec<(usize, &[u8])> = columns.iter().map(|(column, _, buf)| (*column, &buf[..])).collect();
+        let present: Vec<(usize, &[u8])> =
+            columns.iter().map(|(column, _, buf)| (*column, &buf[..])).collect();
         let agree = !lost.is_empty() || present.len() <= self.map.k || self.codec.consistent(&present);
         if !agree && self.redo().checksums.is_none() {
             return self.judge_by_parity(key, pass, columns);
@@ -228,7 +228,12 @@ impl Array {
                 scrub.repaired += rows;
             }
             let offset = self.map.device_offset(self.data_offset, slot, start);
-            self.submit_io(Owner::Op { key, item: 0 }, member, device, IoOp::Write { offset, buf, fua: false });
+            self.submit_io(
+                Owner::Op { key, item: 0 },
+                member,
+                device,
+                IoOp::Write { offset, buf, fua: false },
+            );
             pass.writing += 1;
         }
         if pass.writing > 0 { Flow::Wait } else { self.end_logged_pass(key, pass, true) }

@@ -35,10 +35,6 @@ enum Stage {
     Repair,
 }
 
-impl LoggedRead {
-    pub fn debug(&self) -> String { format!("read {:?} stripe {}", self.stage, self.stripe) }
-}
-
 impl Array {
     pub(super) fn start_logged_read(
         &mut self,

@@ -10,10 +10,11 @@ use super::journal::record_bytes;
 use super::lock::LockMode;
 use super::page_hold::PageHold;
 use super::plan::{self, Band, ParityPath};
+use super::redo::Share;
 use super::{Array, ClientError, Flow, Inflight, Op, Owner, PieceId, SlotReply};
 use crate::block_io::{Buf, BufMut, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::codec;
-use crate::format::{FreshRecord, InPlaceRecord, LogRecord, MapEntry};
+use crate::format::{FreshRecord, InPlaceRecord, LOG_BLOCK_BYTES, LogRecord, MapEntry};
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
 use std::ops::Range;
 
@@ -33,7 +34,7 @@ pub(super) struct LoggedWrite {
     /// The free slot that a whole stripe goes to, locked as such.
     target: Option<SlotIndex>,
     pages: PageHold,
-    promised: usize,
+    promised: Share,
     fetch: Fetch,
     plans: Vec<(Band, ParityPath)>,
     /// Blocks that cannot be had: the write goes on without them, and they stay lost.
@@ -49,7 +50,7 @@ enum Work {
     /// New bytes at an offset of the stripe.
     Data { offset: usize, data: Buf },
     /// Whole stripes from this one on that are to hold no data.
-    Discard { left: u64, may_unmap: bool },
+    Discard { left: u64 },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,10 +85,6 @@ struct StripeWrite {
 /// Locks of slots, as opposed to stripes, have this bit.
 pub(super) const SLOT_LOCK: u64 = 1 << 63;
 
-impl LoggedWrite {
-    pub fn debug(&self) -> String { format!("write {:?} stripe {} locked {:?} target {:?}", self.stage, self.stripe, self.locked, self.target) }
-}
-
 impl Array {
     pub(super) fn start_logged_write(
         &mut self,
@@ -97,13 +94,16 @@ impl Array {
         data: Buf,
         fua: bool,
     ) {
-        assert!(!data.is_empty() && offset + data.len() <= self.map.stripe_bytes(), "a write beyond its stripe");
+        assert!(
+            !data.is_empty() && offset + data.len() <= self.map.stripe_bytes(),
+            "a write beyond its stripe"
+        );
         self.start_logged(piece, stripe, Work::Data { offset, data }, fua);
     }
 
-    pub(super) fn start_discard(&mut self, piece: PieceId, first: StripeIndex, count: u64, may_unmap: bool) {
+    pub(super) fn start_discard(&mut self, piece: PieceId, first: StripeIndex, count: u64) {
         assert!(count > 0 && first.0 + count <= self.geometry.stripes(), "a discard out of bounds");
-        self.start_logged(piece, first, Work::Discard { left: count, may_unmap }, false);
+        self.start_logged(piece, first, Work::Discard { left: count }, false);
     }
 
     fn start_logged(&mut self, piece: PieceId, stripe: StripeIndex, work: Work, fua: bool) {
@@ -121,7 +121,7 @@ impl Array {
             locked: None,
             target: None,
             pages: PageHold::default(),
-            promised: 0,
+            promised: Share::default(),
             fetch: Fetch::new(slot),
             plans: Vec::new(),
             healing: false,
@@ -177,25 +177,31 @@ impl Array {
         self.is_whole(write) && self.full_stripe_fresh()
     }
 
-    /// Images and record bytes that the write will add at most.
-    fn size_of_write(&self, write: &LoggedWrite) -> usize {
-        let width = self.map.width();
+    /// What the write will add to overlay and log at most: a member has one column of its rows.
+    fn share_of_write(&self, write: &LoggedWrite) -> Share {
+        let manifest = |blocks: usize, records: usize| {
+            (blocks * 16 + records * (64 + 2 * self.map.width())).div_ceil(LOG_BLOCK_BYTES)
+        };
         match &write.work {
-            Work::Discard { .. } => BLOCK,
-            Work::Data { .. } if self.goes_fresh(write) => 64 + width * self.map.chunk / BLOCK * 16,
+            Work::Discard { .. } => Share { bytes: 0, blocks: 1 },
+            Work::Data { .. } if self.goes_fresh(write) => {
+                Share { bytes: 0, blocks: manifest(self.map.width() * self.map.chunk / BLOCK, 1) }
+            }
             Work::Data { offset, data } => {
-                let rows = self.rows_of(*offset, data.len());
-                let blocks = data.len() / BLOCK + 2 + self.map.m * rows.len() / BLOCK;
-                blocks * (BLOCK + 16) + 256
+                let rows = self.rows_of(*offset, data.len()).len() / BLOCK;
+                let blocks = data.len() / BLOCK + 2 + self.map.m * rows;
+                // The first write of a stripe without checksums is one of all of it, and where blocks are lost each row
+                // has a record of its own.
+                Share { bytes: blocks * BLOCK, blocks: rows + manifest(self.map.width() * rows, rows.max(3)) }
             }
         }
     }
 
     fn admit_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         self.last_write = self.now;
-        let bytes = self.size_of_write(write);
+        let share = self.share_of_write(write);
         let used = self.redo().journal.used_blocks(&self.online());
-        if !self.redo().has_room(bytes, used) {
+        if !self.redo().has_room(share, used) {
             if self.is_starved() {
                 return self.end_logged_write(key, write, Err(ClientError::NoSpace));
             }
@@ -204,8 +210,8 @@ impl Array {
             redo.waiting_for_room.push_back(key);
             return Flow::Wait;
         }
-        self.redo_mut().promised += bytes;
-        write.promised = bytes;
+        self.redo_mut().promised += share;
+        write.promised = share;
         let rows = self.rows_to_lock(write);
         write.stage = Stage::Lock;
         write.locked = Some(rows.clone());
@@ -403,7 +409,8 @@ impl Array {
             let mut targets: Vec<(usize, &mut [u8])> =
                 parity.iter_mut().enumerate().map(|(p, buf)| (p, &mut buf[..])).collect();
             logged_parity(&self.codec, band, path, &mut olds, new_bytes, &mut targets);
-            let mut images: Vec<(u16, Buf)> = band.columns.clone().map(|c| (c as u16, new_bytes(c))).collect();
+            let mut images: Vec<(u16, Buf)> =
+                band.columns.clone().map(|c| (c as u16, new_bytes(c))).collect();
             let parities = parity.into_iter().enumerate();
             images.extend(parities.map(|(p, buf)| ((self.map.k + p) as u16, buf.freeze())));
             let first = first && at == 0;
@@ -430,7 +437,8 @@ impl Array {
         };
         for (nth, piece) in pieces.into_iter().enumerate() {
             let bytes = (piece.start - rows.start) * BLOCK..(piece.end - rows.start) * BLOCK;
-            let images: Vec<(u16, Buf)> = images.iter().map(|(c, buf)| (*c, buf.slice(bytes.clone()))).collect();
+            let images: Vec<(u16, Buf)> =
+                images.iter().map(|(c, buf)| (*c, buf.slice(bytes.clone()))).collect();
             let lost_here = lost.iter().filter(|(_, row)| *row == piece.start).map(|(c, _)| *c as u16);
             let mut columns: Vec<u16> = images.iter().map(|(column, _)| *column).collect();
             columns.extend(lost_here.filter(|c| !images.iter().any(|(other, _)| other == c)));
@@ -468,7 +476,8 @@ impl Array {
         let entry = self.redo().pages.map_entry(write.stripe);
         let redo = self.redo_mut();
         // The slot of a stripe that never held anything is as good as a free one.
-        let target = if entry.epoch == 0 && !entry.holds_data { Some(entry.slot) } else { redo.stripes.take_free() };
+        let target =
+            if entry.epoch == 0 && !entry.holds_data { Some(entry.slot) } else { redo.stripes.take_free() };
         let Some(target) = target else {
             redo.waiting_for_room.push_back(key);
             if !redo.journal.slots_wait() {
@@ -492,14 +501,19 @@ impl Array {
         // The pages load while the data is written.
         self.hold_pages(key, &mut write.pages);
         let (k, chunk, rows) = (self.map.k, self.map.chunk, self.map.chunk / BLOCK);
-        let columns: Vec<Buf> = (0..k).map(|column| data.slice(column * chunk..(column + 1) * chunk)).collect();
+        let columns: Vec<Buf> =
+            (0..k).map(|column| data.slice(column * chunk..(column + 1) * chunk)).collect();
         let mut parity: Vec<BufMut> = (0..self.map.m).map(|_| self.pool.alloc(chunk)).collect();
         let sources: Vec<&[u8]> = columns.iter().map(|buf| &buf[..]).collect();
         let mut outputs: Vec<(usize, &mut [u8])> =
             parity.iter_mut().enumerate().map(|(p, buf)| (p, &mut buf[..])).collect();
         self.codec.encode(&sources, &mut outputs);
-        let images: Vec<(u16, Buf)> =
-            columns.into_iter().chain(parity.into_iter().map(BufMut::freeze)).zip(0..).map(|(b, c)| (c, b)).collect();
+        let images: Vec<(u16, Buf)> = columns
+            .into_iter()
+            .chain(parity.into_iter().map(BufMut::freeze))
+            .zip(0..)
+            .map(|(b, c)| (c, b))
+            .collect();
         let mut hashes = Vec::with_capacity(images.len() * rows);
         for (_, image) in &images {
             hashes.extend(image.chunks_exact(BLOCK).map(|block| self.redo().log_hash(block)));
@@ -534,7 +548,8 @@ impl Array {
             return self.end_logged_write(key, write, Err(ClientError::Io));
         }
         if write.no_space {
-            let text = "a member has no space left for a whole stripe; nothing was changed, the client got ENOSPC";
+            let text =
+                "a member has no space left for a whole stripe; nothing was changed, the client got ENOSPC";
             self.notice(super::NoticeLevel::Error, None, text.into());
             return self.end_logged_write(key, write, Err(ClientError::NoSpace));
         }
@@ -576,7 +591,7 @@ impl Array {
         }
         let promised = std::mem::take(&mut write.promised);
         self.redo_mut().promised -= promised;
-        if let Work::Discard { left, .. } = &write.work
+        if let Work::Discard { left } = &write.work
             && *left > 1
         {
             return self.next_discard(key, write);
@@ -591,6 +606,7 @@ impl Array {
     fn apply_record(&mut self, record: &LogRecord, images: &[(u16, Buf)]) {
         let epoch = self.supers.epoch().number;
         let rows = self.map.chunk / BLOCK;
+        self.forget_lost(record);
         let redo = self.redo_mut();
         match record {
             LogRecord::InPlace(record) => {
@@ -604,7 +620,12 @@ impl Array {
                     for (at, column) in record.columns.iter().enumerate() {
                         for row in 0..record.rows as usize {
                             let hash = record.hash(at, row);
-                            redo.pages.set_hash(record.slot, record.row as usize + row, ColumnIndex(*column), hash);
+                            redo.pages.set_hash(
+                                record.slot,
+                                record.row as usize + row,
+                                ColumnIndex(*column),
+                                hash,
+                            );
                         }
                     }
                 }
@@ -618,7 +639,10 @@ impl Array {
                 }
                 redo.overlay.give_up(record.old_slot);
                 if record.slot == record.old_slot {
-                    redo.set_map_entry(record.stripe, MapEntry { slot: record.slot, holds_data: true, epoch });
+                    redo.set_map_entry(
+                        record.stripe,
+                        MapEntry { slot: record.slot, holds_data: true, epoch },
+                    );
                 } else {
                     let old = redo.stripes.moved(&mut redo.pages, record.stripe, record.slot, epoch);
                     debug_assert_eq!(old, record.old_slot);
@@ -627,14 +651,34 @@ impl Array {
             }
             LogRecord::Discard { stripe, slot } => {
                 redo.overlay.give_up(*slot);
+                redo.discarded.insert(stripe.0);
                 redo.set_map_entry(*stripe, MapEntry { slot: *slot, holds_data: false, epoch });
+            }
+        }
+    }
+
+    /// Blocks that are written again are not lost any more.
+    fn forget_lost(&mut self, record: &LogRecord) {
+        if self.lost.is_empty() {
+            return;
+        }
+        match record {
+            LogRecord::InPlace(record) => {
+                for (at, &column) in record.columns.iter().enumerate() {
+                    for row in (0..record.rows).filter(|&row| record.hash(at, row as usize).is_stored()) {
+                        self.lost.remove(&(record.stripe, column, record.row + row));
+                    }
+                }
+            }
+            LogRecord::Fresh(FreshRecord { stripe, .. }) | LogRecord::Discard { stripe, .. } => {
+                self.lost.retain(|(other, _, _)| other != stripe);
             }
         }
     }
 
     /// Goes on to the next stripe of a discard, or waits for the last batch.
     fn next_discard(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        let Work::Discard { left, .. } = &mut write.work else { unreachable!("only discards have more stripes") };
+        let Work::Discard { left } = &mut write.work else { unreachable!("only discards have more stripes") };
         *left -= 1;
         let more = *left > 0;
         self.let_go(key, write);
@@ -705,7 +749,7 @@ impl Array {
             self.unlock(SlotIndex(target.0 | SLOT_LOCK), key);
         }
         let promised = std::mem::take(&mut write.promised);
-        if write.life == self.redo().lives && promised > 0 {
+        if write.life == self.redo().lives {
             self.redo_mut().promised -= promised;
         }
     }

@@ -28,9 +28,9 @@ mod logged_read;
 mod logged_write;
 mod members;
 mod overlay;
+mod page_copies;
 mod page_hold;
 mod page_pass;
-mod page_copies;
 mod pages;
 mod passes;
 mod plan;
@@ -72,10 +72,10 @@ use read::ReadOp;
 use rebuild::RebuildOp;
 use redo::Redo;
 use slab::Slab;
+use startup::{Life, LogFacts};
 pub use status::{
     Activity, ActivityKind, ArrayState, LogState, MemberCounters, MemberStatus, ScrubResult, VolumeStatus,
 };
-use startup::{Life, LogFacts};
 use std::collections::{BTreeSet, VecDeque};
 use supers::Supers;
 use verify::VerifyOp;
@@ -204,19 +204,32 @@ enum Op {
 /// Who submitted an I/O, and which of its own.
 #[derive(Clone, Copy, Debug)]
 enum Owner {
-    Op { key: usize, item: usize },
+    Op {
+        key: usize,
+        item: usize,
+    },
     Flush,
     Super,
     /// A member's piece of a batch of the redo log.
-    Piece { sequence: u64 },
+    Piece {
+        sequence: u64,
+    },
     /// One flush of a round for the redo log.
     Round,
     /// A run of images that goes in place.
-    InPlace { slot: SlotIndex, column: u16, row: u32 },
+    InPlace {
+        slot: SlotIndex,
+        column: u16,
+        row: u32,
+    },
+    /// The space of a discarded slot is given back.
+    Punch,
     /// A copy of a metadata page.
     Page(PageTask),
     /// Replay.
-    Recovery { item: usize },
+    Recovery {
+        item: usize,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -286,7 +299,8 @@ impl Array {
         let redo = assembled.log_start.map(|start| {
             let facts = LogFacts::new(&superblock, start, &config, &pool);
             let checksums = facts.checksums.is_some();
-            let pages = PageStore::new(geometry, checksums, facts.key, superblock.array, facts.cache_pages_max);
+            let pages =
+                PageStore::new(geometry, checksums, facts.key, superblock.array, facts.cache_pages_max);
             let journal = Journal::new(
                 facts.key,
                 superblock.array,
@@ -411,9 +425,8 @@ impl Array {
             SlotRequest::Write { slot, offset, data, fua } => {
                 self.start_logged_write(piece, StripeIndex(slot.0), offset, data, fua)
             }
-            SlotRequest::Zero { first, count, may_unmap, .. } => {
-                self.start_discard(piece, StripeIndex(first.0), count, may_unmap)
-            }
+            // What it gives back of space is a matter of checkpoints.
+            SlotRequest::Zero { first, count, .. } => self.start_discard(piece, StripeIndex(first.0), count),
             SlotRequest::Flush => self.start_logged_flush(piece),
             SlotRequest::Extents { first, count } => self.logged_extents(piece, StripeIndex(first.0), count),
         }
@@ -438,6 +451,7 @@ impl Array {
             Owner::Piece { sequence } => self.piece_io(sequence, entry, result),
             Owner::Round => self.round_io(entry, result),
             Owner::InPlace { slot, column, row } => self.in_place_io((slot, column, row), entry, result),
+            Owner::Punch => self.punch_io(entry, result),
             Owner::Page(task) => self.page_io(task, entry, result),
             Owner::Recovery { item } => self.recovery_io(item, entry, result),
         }
@@ -487,14 +501,6 @@ impl Array {
             log: self.log_state(),
             lost: self.lost_blocks(),
         }
-    }
-
-    #[doc(hidden)]
-    pub fn debug_redo(&self) -> String {
-        let Some(r) = &self.redo else { return String::new() };
-        format!("serving {} journal next {} written {} durable {} noted {} tail {} drained {} used {} open {} cp {:?} held {} promised {} active {} room {:?} batch {:?} drain {:?} dirty {} gate {} writes {} ops {:?} locks {:?} losses {}",
-            r.is_serving(), r.journal.next(), r.journal.written(), r.journal.durable(), r.journal.noted(), r.journal.tail(), r.journal.is_drained(), r.journal.used_blocks(&self.online()), r.open.records.len(), r.checkpoint, r.held, r.promised, r.overlay.active_bytes(), r.waiting_for_room, r.waiting_for_batch, r.waiting_for_drain, r.pages.dirty_pages(), self.acknowledgements_allowed(), self.write_ops,
-            self.ops.iter().map(|(k, op)| (k, match op { Op::LoggedRead(r) => r.debug(), Op::LoggedWrite(w) => w.debug(), Op::LoggedPass(p) => p.debug(), Op::PagePass(_) => "pagepass".into(), Op::Ended => "ended".into(), _ => "other".into() })).collect::<Vec<_>>(), self.locks, self.supers.losses())
     }
 
     /// State of the array as a whole.

@@ -6,7 +6,6 @@
 use crate::block_io::Buf;
 use crate::units::{ROW_BYTES, SlotIndex};
 use std::collections::{BTreeMap, HashMap};
-use std::ops::Range;
 
 /// See the head of this file.
 #[derive(Default)]
@@ -38,15 +37,6 @@ impl Overlay {
     pub fn get(&self, slot: SlotIndex, column: usize, row: usize) -> Option<&Buf> {
         let key = (column as u16, row as u32);
         self.active.find(slot, key).or_else(|| self.frozen.find(slot, key))
-    }
-
-    /// Whether some block of these rows has an image.
-    pub fn touches(&self, slot: SlotIndex, column: usize, rows: &Range<usize>) -> bool {
-        let range = (column as u16, rows.start as u32)..(column as u16, rows.end as u32);
-        [&self.active, &self.frozen]
-            .into_iter()
-            .filter_map(|generation| generation.slots.get(&slot.0))
-            .any(|images| images.range(range.clone()).next().is_some())
     }
 
     /// Whether some block of the slot has an image.
@@ -163,7 +153,9 @@ mod tests {
     fn adjacent_rows_of_a_column_are_one_run() {
         let pool = Pool::new(1 << 20).unwrap();
         let mut overlay = Overlay::default();
-        for (slot, column, row, blocks) in [(1, 0, 4, 2), (1, 0, 6, 1), (1, 1, 7, 1), (0, 2, 0, 1), (1, 0, 8, 1)] {
+        for (slot, column, row, blocks) in
+            [(1, 0, 4, 2), (1, 0, 6, 1), (1, 1, 7, 1), (0, 2, 0, 1), (1, 0, 8, 1)]
+        {
             overlay.insert(SlotIndex(slot), column, row, &image(&pool, blocks, 1));
         }
         overlay.freeze();

@@ -15,6 +15,8 @@ use std::ops::Range;
 #[derive(Debug, Default)]
 pub(super) struct PageHold {
     pages: Range<u64>,
+    /// Read the copies of cached pages too: a scrub.
+    check: bool,
     asked: bool,
     /// Pinned for it.
     held: Vec<PageIndex>,
@@ -39,6 +41,11 @@ pub(super) enum PageTask {
 impl PageHold {
     pub fn new(pages: Range<u64>, life: u64) -> PageHold {
         PageHold { pages, life, ..PageHold::default() }
+    }
+
+    /// The same, with every copy of the pages read and compared.
+    pub fn checked(pages: Range<u64>, life: u64) -> PageHold {
+        PageHold { check: true, ..PageHold::new(pages, life) }
     }
 }
 
@@ -68,7 +75,13 @@ impl Array {
         let usable = self.online();
         let mut io = Vec::new();
         let pages = &mut self.redo_mut().pages;
-        match pages.want(page, key, Torn::Impossible, &|member| usable.contains(member), &mut io) {
+        let usable = |member| usable.contains(member);
+        let want = if hold.check {
+            pages.check(page, key, &usable, &mut io)
+        } else {
+            pages.want(page, key, Torn::Impossible, &usable, &mut io)
+        };
+        match want {
             Want::Cached => hold.held.push(page),
             Want::Loading => hold.loading += 1,
             // The array has failed, and whoever asks ends for that.
@@ -169,7 +182,8 @@ impl Array {
             CopyFault::Stale => "an old",
             CopyFault::Blank => "an empty",
         };
-        let text = format!("member {member} has {what} copy of metadata page {}; it will be rewritten", page.0);
+        let text =
+            format!("member {member} has {what} copy of metadata page {}; it will be rewritten", page.0);
         self.notice(NoticeLevel::Warning, Some(member), text);
     }
 }

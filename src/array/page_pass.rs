@@ -6,6 +6,7 @@
 
 use super::members::{PagesBuilt, Which};
 use super::page_hold::PageHold;
+use super::redo::Share;
 use super::{Array, Flow, Op};
 use crate::block_io::DeviceId;
 use crate::format::PageIndex;
@@ -38,7 +39,7 @@ impl Array {
             Some(PagesBuilt::Done) => {}
         }
         self.redo_mut().held = true;
-        let drained = self.redo().promised == 0 && self.drained_log().is_some();
+        let drained = self.redo().promised == Share::default() && self.drained_log().is_some();
         if !drained {
             self.redo_mut().checkpoint.want();
         }
@@ -65,7 +66,8 @@ impl Array {
     }
 
     fn set_pages_built(&mut self, member: MemberIndex, which: Which, to: PagesBuilt) {
-        if let Some((_, _, _, progress)) = self.builds_mut().find(|(m, w, _, _)| *m == member && *w == which) {
+        if let Some((_, _, _, progress)) = self.builds_mut().find(|(m, w, _, _)| *m == member && *w == which)
+        {
             progress.pages = to;
         }
     }

@@ -34,12 +34,7 @@ pub(super) struct Pass {
 
 impl Pass {
     fn from(slot: u64) -> Pass {
-        Pass {
-            progress: Progress::starting_at(slot, false),
-            errors: 0,
-            repaired: 0,
-            skipped: 0,
-        }
+        Pass { progress: Progress::starting_at(slot, false), errors: 0, repaired: 0, skipped: 0 }
     }
 
     fn finished(&self, slots: u64) -> bool {
@@ -155,7 +150,8 @@ impl Array {
 
     /// Starts slot operations while the window and the allowance permit.
     pub(super) fn pump_passes(&mut self) {
-        if self.is_failed() || self.stopping.is_some() || self.redo.as_ref().is_some_and(|r| !r.is_serving()) {
+        if self.is_failed() || self.stopping.is_some() || self.redo.as_ref().is_some_and(|r| !r.is_serving())
+        {
             return;
         }
         if self.passes.draining && self.passes.running > 0 {
@@ -290,7 +286,8 @@ impl Array {
             self.notice_if_whole();
         }
         let member = self.member(index);
-        let built = member.replacement.as_ref().is_some_and(|r| r.device.recorded && r.progress.done() >= slots);
+        let built =
+            member.replacement.as_ref().is_some_and(|r| r.device.recorded && r.progress.done() >= slots);
         let may_join = built && self.may_join(index, Which::Replacement);
         let member = self.member_mut(index);
         if let Some(replacement) = member.replacement.take_if(|_| may_join) {
@@ -377,8 +374,9 @@ impl Array {
 
     /// Whether operations other than those of clients are under way.
     pub(super) fn background_is_idle(&self) -> bool {
-        !self.ops.iter().any(|(_, op)| {
-            matches!(op, Op::Rebuild(_) | Op::Verify(_) | Op::LoggedPass(_) | Op::PagePass(_))
-        })
+        !self
+            .ops
+            .iter()
+            .any(|(_, op)| matches!(op, Op::Rebuild(_) | Op::Verify(_) | Op::LoggedPass(_) | Op::PagePass(_)))
     }
 }

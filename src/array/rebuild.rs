@@ -41,7 +41,9 @@ enum Stage {
 
 impl Array {
     /// The progress of every device that is being built.
-    pub(super) fn builds_mut(&mut self) -> impl Iterator<Item = (MemberIndex, Which, DeviceId, &mut Progress)> {
+    pub(super) fn builds_mut(
+        &mut self,
+    ) -> impl Iterator<Item = (MemberIndex, Which, DeviceId, &mut Progress)> {
         self.members.iter_mut().enumerate().flat_map(|(at, member)| {
             let index = MemberIndex(at as u16);
             let primary = member.device.zip(member.progress.as_mut());
@@ -255,7 +257,9 @@ impl Array {
     /// The epoch up to which a device under construction is current anyway.
     pub(super) fn needs_since(&mut self, target: &Target) -> Option<u64> {
         let mut builds = self.builds_mut();
-        builds.find(|(m, _, d, _)| *m == target.member && *d == target.device).and_then(|(_, _, _, p)| p.since)
+        builds
+            .find(|(m, _, d, _)| *m == target.member && *d == target.device)
+            .and_then(|(_, _, _, p)| p.since)
     }
 
     /// Fewer than k columns of the slot can be read: what would be built is not known, so nothing is.

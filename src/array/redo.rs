@@ -8,6 +8,7 @@
 
 use super::checkpoint::Checkpoint;
 use super::journal::{HEADER_BYTES_MAX, Journal, OpenBatch, record_bytes};
+use super::members::Which;
 use super::overlay::Overlay;
 use super::page_hold::Arrival;
 use super::pages::PageStore;
@@ -16,11 +17,11 @@ use super::stripe_map::StripeMap;
 use super::{Array, ClientError, Inflight, NoticeLevel, Owner, PieceId, SlotReply, SlotRequest};
 use crate::block_io::{Buf, IoFault, IoOp, IoValue};
 use crate::codec::BlockHasher;
-use crate::format::{EpochStamp, LOG_BLOCK_BYTES, LogRecord, MapEntry};
+use crate::format::{EpochStamp, LOG_BLOCK_BYTES, LogRecord, MapEntry, MemberState};
 use crate::units::{
     BlockHash, ByteOffset, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex, VolumeOffset,
 };
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
 /// See the head of this file.
@@ -51,14 +52,16 @@ pub(super) struct Redo {
     pub waiting_for_room: VecDeque<usize>,
     /// Operations whose records found the open batch full.
     pub waiting_for_batch: Vec<usize>,
-    /// Bytes of images and records that admitted operations will add.
-    pub promised: usize,
+    /// What admitted operations will add.
+    pub promised: Share,
     /// Fresh writes on their way, in bytes since the last checkpoint.
     pub fresh_bytes: usize,
     /// Passes that wait until a slot has no images.
     pub waiting_for_drain: Vec<usize>,
     /// Slots that may be used again once no checkpoint writes to them.
     pub to_free: Vec<SlotIndex>,
+    /// Stripes discarded since the last checkpoint: their space is given back with the next.
+    pub discarded: BTreeSet<u64>,
     /// A device waits to join: no new writes until the log is empty.
     pub held: bool,
     /// Pages that were loaded for operations which have not looked yet.
@@ -70,6 +73,27 @@ pub(super) struct Redo {
     /// Images that gather before a checkpoint, in bytes: two generations, with their headers, must fit the ring.
     pub overlay_max: usize,
     pub facts: LogFacts,
+}
+
+/// What an operation adds at most: bytes of images to the overlay, blocks to the fullest ring.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Share {
+    pub bytes: usize,
+    pub blocks: usize,
+}
+
+impl std::ops::AddAssign for Share {
+    fn add_assign(&mut self, other: Share) {
+        self.bytes += other.bytes;
+        self.blocks += other.blocks;
+    }
+}
+
+impl std::ops::SubAssign for Share {
+    fn sub_assign(&mut self, other: Share) {
+        self.bytes -= other.bytes;
+        self.blocks -= other.blocks;
+    }
 }
 
 struct Round {
@@ -112,10 +136,11 @@ impl Redo {
             rounds_ended: 0,
             waiting_for_room: VecDeque::new(),
             waiting_for_batch: Vec::new(),
-            promised: 0,
+            promised: Share::default(),
             fresh_bytes: 0,
             waiting_for_drain: Vec::new(),
             to_free: Vec::new(),
+            discarded: BTreeSet::new(),
             held: false,
             queued: VecDeque::new(),
             reserve: (ring_blocks / 8).max(8),
@@ -132,7 +157,8 @@ impl Redo {
 
     /// Whether bytes read from a member are what they should be.
     pub fn verifies(&self, slot: SlotIndex, row: usize, column: usize, bytes: &[u8]) -> bool {
-        self.checksums.is_none_or(|hasher| hasher.hash(bytes) == self.pages.hash(slot, row, ColumnIndex(column as u16)))
+        self.checksums
+            .is_none_or(|hasher| hasher.hash(bytes) == self.pages.hash(slot, row, ColumnIndex(column as u16)))
     }
 
     /// The hash that goes into the log for a block.
@@ -144,18 +170,18 @@ impl Redo {
         matches!(self.life, Life::Serving)
     }
 
-    /// Whether a write that adds `bytes` of images and records may begin: they fit the overlay, and the rings with what
-    /// is there already, also when a piece has to skip the end of a ring.
-    pub fn has_room(&self, bytes: usize, used_blocks: u32) -> bool {
-        let promised = self.promised + bytes;
-        let pending = self.overlay.active_bytes() + self.promised;
+    /// Whether a write that adds so much may begin: it fits the overlay, and the rings with what is there already, also
+    /// when a piece has to skip the end of a ring.
+    pub fn has_room(&self, share: Share, used_blocks: u32) -> bool {
+        let pending = self.overlay.active_bytes() + self.promised.bytes;
         let blocks = used_blocks as usize
-            + 2 * promised.div_ceil(LOG_BLOCK_BYTES)
+            + self.promised.blocks
+            + share.blocks
             + self.open.payload_blocks_max() as usize
             + self.open.manifest_bytes().div_ceil(LOG_BLOCK_BYTES);
         !self.held
-            && (pending == 0 || pending + bytes <= self.overlay_max)
-            && (used_blocks == 0 || blocks <= self.ring_blocks as usize * 3 / 4)
+            && (pending == 0 || pending + share.bytes <= self.overlay_max)
+            && blocks <= self.ring_blocks as usize * 3 / 4
     }
 
     /// Puts a record into the open batch. `payload`: for members, the blocks that go to their logs.
@@ -362,19 +388,20 @@ impl Array {
         }
         let journal = &redo.journal;
         let (written, durable) = (journal.written(), journal.durable());
-        let waited_for = redo.waiters.iter().any(|&(sequence, _, must)| must && sequence < written && sequence >= durable)
-            || redo.flushes.iter().any(|&(target, _)| target > durable && target <= written)
-            || redo.checkpoint.wants_round(journal, redo.rounds_begun)
-            || (written > durable && self.is_pressed());
+        let waited_for =
+            redo.waiters.iter().any(|&(sequence, _, must)| must && sequence < written && sequence >= durable)
+                || redo.flushes.iter().any(|&(target, _)| target > durable && target <= written)
+                || redo.checkpoint.wants_round(journal, redo.rounds_begun)
+                || (written > durable && self.is_pressed());
         if !waited_for {
             return;
         }
+        // What a checkpoint wrote to devices under construction must be durable too: it counts as built.
+        let all = redo.checkpoint.is_flushing();
         let mut pending = 0;
         for (member, which, device) in self.devices() {
-            if which == super::members::Which::Primary
-                && self.member(member).state == crate::format::MemberState::Online
-                && device.is_unflushed()
-            {
+            let in_service = which == Which::Primary && self.member(member).state == MemberState::Online;
+            if (all || in_service) && device.is_unflushed() {
                 self.submit_io(Owner::Round, member, device.id, IoOp::Flush);
                 pending += 1;
             }
@@ -426,8 +453,10 @@ impl Array {
         }
         let redo = self.redo_mut();
         let free: Vec<SlotIndex> = {
-            let overlay = &redo.overlay;
-            redo.to_free.extract_if(.., |slot| !overlay.is_frozen(*slot)).collect()
+            let (overlay, checkpoint) = (&redo.overlay, &redo.checkpoint);
+            redo.to_free
+                .extract_if(.., |slot| !overlay.is_frozen(*slot) && !checkpoint.is_punching(*slot))
+                .collect()
         };
         for slot in free {
             redo.stripes.free(slot);
@@ -498,7 +527,8 @@ impl Array {
     /// Which stripes of a run hold nothing.
     pub(super) fn logged_extents(&mut self, piece: PieceId, first: StripeIndex, count: u64) {
         let stripes = (first.0..first.0 + count).map(StripeIndex);
-        let holes = stripes.flat_map(|stripe| std::iter::repeat_n(!self.holds_data(stripe), self.map.k)).collect();
+        let holes =
+            stripes.flat_map(|stripe| std::iter::repeat_n(!self.holds_data(stripe), self.map.k)).collect();
         self.done(piece, Ok(SlotReply::Holes(holes)));
     }
 

@@ -14,7 +14,8 @@ use super::{Array, ArrayConfig, Inflight, LogState, NoticeLevel, Op, Owner};
 use crate::block_io::{IoFault, IoOp, IoValue, Pool};
 use crate::codec::BlockHasher;
 use crate::format::{
-    ChecksumKind, EpochStamp, LOG_BLOCK_BYTES, LogKey, LogStart, MemberState, PAGE_BYTES, Region, RegionKind, Superblock,
+    ChecksumKind, EpochStamp, LOG_BLOCK_BYTES, LogKey, LogStart, MemberState, PAGE_BYTES, Region, RegionKind,
+    Superblock,
 };
 use crate::units::{ByteOffset, MemberIndex, SlotIndex};
 
@@ -23,7 +24,10 @@ pub(super) enum Life {
     /// Nothing is known of it; waits until the epoch is complete and nothing is in flight.
     Starting,
     /// Being replayed; how many losses of members there were when that began.
-    Recovering { recovery: Box<Recovery>, losses: u64 },
+    Recovering {
+        recovery: Box<Recovery>,
+        losses: u64,
+    },
     /// Replayed; waits until the superblocks say where it starts now (R9).
     Marking(LogStart),
     Serving,
@@ -117,7 +121,8 @@ impl Array {
             let index = MemberIndex(at as u16);
             let primary = member.device.zip(member.progress.as_ref());
             let primary = primary.map(|(device, progress)| (Which::Primary, device.id, progress.done()));
-            let second = member.replacement.as_ref().map(|r| (Which::Replacement, r.device.id, r.progress.done()));
+            let second =
+                member.replacement.as_ref().map(|r| (Which::Replacement, r.device.id, r.progress.done()));
             [primary, second].into_iter().flatten().map(move |(which, _, built)| Building {
                 member: index,
                 which,
@@ -135,7 +140,7 @@ impl Array {
             checksums: facts.checksums.is_some(),
             usable,
             building: building.collect(),
-            start: super::recovery::LogStart { sequence: facts.start.sequence, epoch: facts.start.epoch },
+            start: facts.start,
             clean: facts.clean,
             force: facts.force,
             epoch: EpochStamp { number: epoch.number, id: epoch.id },

@@ -2,8 +2,8 @@
 //! text and as JSON. The field names are a contract with scripts; numbers are bytes unless their name says slots.
 
 use super::{
-    CopyPlace, FormatError, MemberSet, MemberState, Region, RegionKind, Role, Superblock, all_copy_offsets,
-    leftover_bytes, newest,
+    CopyPlace, FormatError, LogStart, MemberSet, MemberState, Region, RegionKind, Role, Superblock,
+    all_copy_offsets, leftover_bytes, newest,
 };
 use crate::units::HumanSize;
 use serde::Serialize;
@@ -75,13 +75,14 @@ pub struct SuperblockReport {
     replacements: Vec<ReplacementReport>,
     regions: Vec<RegionReport>,
     scrub: ScrubReport,
+    /// Where the redo log starts, absent when the array has none.
+    log_start: Option<LogStart>,
     features: FeatureReport,
 }
 
 #[derive(Clone, Debug, Serialize)]
 struct EpochReport {
     number: u64,
-    /// Hexadecimal: JSON readers that use floating point would round the 64-bit identities.
     id: String,
     parent: String,
     live: MemberSet,
@@ -93,6 +94,8 @@ struct MemberReport {
     uuid: Uuid,
     state: &'static str,
     rebuilt_slots: u64,
+    /// Identity of the last epoch in which a member out of service was current, absent where there is none.
+    left_epoch_id: Option<String>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -130,6 +133,8 @@ struct FeatureReport {
     compat: String,
     ro_compat: String,
     incompat: String,
+    /// Names of the incompat features, separated by commas.
+    incompat_names: String,
 }
 
 impl Inspection {
@@ -181,6 +186,7 @@ impl SuperblockReport {
     fn new(superblock: Superblock, device_bytes: u64) -> SuperblockReport {
         let data = superblock.data_region();
         let feature = |bits: u64| format!("{bits:#x}");
+        let incompat_names = superblock.feature_names();
         SuperblockReport {
             array_uuid: superblock.array,
             name: superblock.name,
@@ -203,19 +209,21 @@ impl SuperblockReport {
             sequence: superblock.sequence,
             epoch: EpochReport {
                 number: superblock.epoch.number,
-                id: format!("{:016x}", superblock.epoch.id),
-                parent: format!("{:016x}", superblock.epoch.parent),
+                id: epoch_id(superblock.epoch.id),
+                parent: epoch_id(superblock.epoch.parent),
                 live: superblock.epoch.live,
             },
             clean: superblock.clean,
             resynced_slots: superblock.resynced.0,
             members: (0..)
                 .zip(superblock.members)
-                .map(|(index, member)| MemberReport {
+                .zip(superblock.left)
+                .map(|((index, member), left)| MemberReport {
                     index,
                     uuid: member.uuid,
                     state: member.state.as_str(),
                     rebuilt_slots: member.rebuilt.0,
+                    left_epoch_id: (left != 0).then(|| epoch_id(left)),
                 })
                 .collect(),
             replacements: superblock
@@ -240,10 +248,12 @@ impl SuperblockReport {
                 errors: superblock.scrub.errors,
                 repaired: superblock.scrub.repaired,
             },
+            log_start: superblock.redo.map(|redo| redo.start),
             features: FeatureReport {
                 compat: feature(superblock.features_compat),
                 ro_compat: feature(superblock.features_ro_compat),
                 incompat: feature(superblock.features_incompat),
+                incompat_names,
             },
         }
     }
@@ -319,6 +329,9 @@ impl fmt::Display for SuperblockReport {
         if self.clean && self.resynced_slots < self.slots {
             line(f, "resynced", format_args!("{} of {} slots", self.resynced_slots, self.slots))?;
         }
+        if let Some(LogStart { epoch, sequence }) = self.log_start {
+            line(f, "log start", format_args!("batch {sequence}, epoch {epoch}"))?;
+        }
         for region in &self.regions {
             let what = format!("{} region", region.kind);
             line(
@@ -333,8 +346,11 @@ impl fmt::Display for SuperblockReport {
             f,
             "features",
             format_args!(
-                "compat {} ro-compat {} incompat {}",
-                self.features.compat, self.features.ro_compat, self.features.incompat
+                "compat {} ro-compat {} incompat {} ({})",
+                self.features.compat,
+                self.features.ro_compat,
+                self.features.incompat,
+                if self.features.incompat_names.is_empty() { "none" } else { &self.features.incompat_names }
             ),
         )?;
         writeln!(f, "\n  MEMBER  STATE       UUID")?;
@@ -342,6 +358,9 @@ impl fmt::Display for SuperblockReport {
             write!(f, "  {:>6}  {:<10}  {}", member.index, member.state, member.uuid)?;
             if member.rebuilt_slots > 0 {
                 write!(f, "  {} of {} slots rebuilt", member.rebuilt_slots, self.slots)?;
+            }
+            if let Some(left) = &member.left_epoch_id {
+                write!(f, "  current until epoch {left}")?;
             }
             writeln!(f)?;
         }
@@ -380,6 +399,11 @@ impl SuperblockReport {
             ),
         }
     }
+}
+
+/// In hexadecimal: JSON readers that use floating point would round the 64-bit identities.
+fn epoch_id(id: u64) -> String {
+    format!("{id:016x}")
 }
 
 fn line(f: &mut fmt::Formatter<'_>, what: &str, value: impl fmt::Display) -> fmt::Result {
@@ -428,6 +452,12 @@ mod tests {
         assert_eq!(json["copies"][2]["error"], "no Calpe superblock");
         assert_eq!(json["copies"][3]["valid"], false);
         assert!(json["error"].is_null());
+        assert_eq!(json["checksum"], "blake3");
+        assert_eq!(json["log_start"], serde_json::json!({"epoch": 8, "sequence": 990}));
+        assert_eq!(json["features"]["incompat"], "0x7");
+        assert_eq!(json["features"]["incompat_names"], "redo-log, checksum-pages, stripe-map");
+        assert_eq!(json["members"][5]["left_epoch_id"], "76543210feebdaed");
+        assert!(json["members"][0]["left_epoch_id"].is_null());
     }
 
     #[test]
@@ -439,6 +469,10 @@ mod tests {
             "array: tank (01234567-89ab-4def-8000-0000000003e8)",
             "geometry: 4 data + 3 parity, chunk 64 KiB, sector 4096, 4112 slots",
             "member: 2 REBUILDING",
+            "checksum: blake3",
+            "log start: batch 990, epoch 8",
+            "features: compat 0x0 ro-compat 0x0 incompat 0x7 (redo-log, checksum-pages, stripe-map)",
+            "FAULTED     01234567-89ab-4def-8000-000000000005  current until epoch 76543210feebdaed",
             "data region: at 35651584, 269484032 bytes (257 MiB)",
             "  2  REBUILDING  01234567-89ab-4def-8000-000000000002  77 of 4112 slots rebuilt",
         ] {

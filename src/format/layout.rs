@@ -6,7 +6,8 @@
 //! docs/on-disk-format.md explains the sizes. Knows nothing of devices, and nothing of what the regions hold.
 
 use super::{
-    COPY_BYTES, Geometry, MAX_CHUNK_BYTES, MAX_DEVICE_BYTES, MAX_MEMBERS, MIN_CHUNK_BYTES, Region, RegionKind,
+    COPY_BYTES, Geometry, MAX_CHUNK_BYTES, MAX_DEVICE_BYTES, MAX_MEMBERS, MIN_CHUNK_BYTES, PageLayout,
+    Region, RegionKind,
 };
 use crate::units::{ByteOffset, HumanSize, ROW_BYTES};
 
@@ -30,23 +31,16 @@ const LOG_MAX: u64 = 1 << 30;
 const LOG_SMALL_FRACTION: u64 = 4;
 /// ...but never less than this: two batches of the largest payload, with their headers.
 const LOG_SMALL_MIN: u64 = 4 * MIB;
+/// ...nor less than this many chunks: a write of a whole column beside notes, a reserve and a skipped end.
+const LOG_CHUNKS_MIN: u64 = 4;
 
-/// Bytes of a metadata page on the device.
-const PAGE_BYTES: u64 = 4096;
-/// Of these, for the page's own checksum, sequence and address.
-const PAGE_HEAD_BYTES: u64 = 64;
-/// Bytes of the entry of one 4 KiB block of data or parity: a hash of 16, generation, flags.
-const ENTRY_BYTES: u64 = 32;
-/// Bytes of a stripe map entry: a slot.
-const MAP_ENTRY_BYTES: u64 = 8;
-/// A page is written alternately to two places, so that a torn write leaves one.
-const PAGE_PLACES: u64 = 2;
-
-/// Free slots for writes that go to fresh slots: one of so many stripes...
-const RESERVE_FRACTION: u64 = 256;
-/// ...at least a few, so that the smallest array can have some in flight...
-const RESERVE_MIN: u64 = 4;
-/// ...and at most what the longest queue of full-stripe writes can use.
+/// Free slots for writes that go to fresh slots: one of so many stripes, so that the reserve costs no more than the
+/// log. A slot that a write gave up is used again only after two more flush rounds, the one that makes the record
+/// durable and the one of the note that says so; the reserve must hold all whole stripes written meanwhile...
+const RESERVE_FRACTION: u64 = 64;
+/// ...at least a few, so that the smallest array can have some in flight in each round...
+const RESERVE_MIN: u64 = 8;
+/// ...and at most what fast devices write in a few rounds: 1 GiB of data with 4 data chunks of 64 KiB.
 const RESERVE_MAX: u64 = 4096;
 
 /// What is known of an array before the size of its members is.
@@ -236,7 +230,7 @@ impl ArrayShape {
     fn regions(&self, slots: u64) -> Option<Vec<Region>> {
         let data_len = slots.checked_mul(u64::from(self.chunk)).filter(|&len| len <= MAX_DEVICE_BYTES)?;
         let lengths = [
-            (RegionKind::Log, log_bytes(data_len)),
+            (RegionKind::Log, log_bytes(data_len, self.chunk)),
             (RegionKind::Pages, self.page_bytes(slots)?),
             (RegionKind::Data, data_len),
         ];
@@ -249,28 +243,20 @@ impl ArrayShape {
         Some(regions)
     }
 
-    /// Bytes of metadata pages on each member: the checksums of every row and the stripe map, m+1 copies of each page
-    /// on different members, each with two places.
+    /// Bytes of metadata pages on each member. There is room for checksums also where none are kept: what is rounded up
+    /// here is small beside the data, and a layout then depends on the shape alone.
     fn page_bytes(&self, slots: u64) -> Option<u64> {
-        let width = u128::from(self.width());
-        let room = u128::from(PAGE_BYTES - PAGE_HEAD_BYTES);
-        let rows = u128::from(slots) * u128::from(u64::from(self.chunk) / ROW_BYTES);
-        // Entries lie by row: whole rows in a page, or whole pages for a row that is wider than one.
-        let row_bytes = width * u128::from(ENTRY_BYTES);
-        let checksum_pages =
-            if row_bytes <= room { rows.div_ceil(room / row_bytes) } else { rows * row_bytes.div_ceil(room) };
-        let map_pages = u128::from(slots).div_ceil(room / u128::from(MAP_ENTRY_BYTES));
-        let copies = u128::from(self.parity + 1) * u128::from(PAGE_PLACES);
-        let pages = ((checksum_pages + map_pages) * copies).div_ceil(width);
-        let bytes = (pages * u128::from(PAGE_BYTES)).next_multiple_of(u128::from(REGION_ALIGN));
-        u64::try_from(bytes).ok()
+        let &ArrayShape { data, parity, chunk, sector } = self;
+        // The size of the volume has no part in it.
+        let geometry = Geometry { data, parity, chunk, sector, slots, volume_bytes: 0 };
+        PageLayout::new(geometry, true).region_bytes().checked_next_multiple_of(REGION_ALIGN)
     }
 }
 
-fn log_bytes(data_len: u64) -> u64 {
+fn log_bytes(data_len: u64, chunk: u32) -> u64 {
     let wanted = (data_len / LOG_FRACTION).clamp(LOG_MIN, LOG_MAX);
     let small = (data_len / LOG_SMALL_FRACTION).max(LOG_SMALL_MIN);
-    wanted.min(small).next_multiple_of(REGION_ALIGN)
+    wanted.min(small).max(LOG_CHUNKS_MIN * u64::from(chunk)).next_multiple_of(REGION_ALIGN)
 }
 
 fn reserve_for(stripes: u64) -> u64 {
@@ -373,7 +359,7 @@ mod tests {
         assert!(member < 300 * MIB, "{}", HumanSize(member));
         let (_, regions) = geometry_for(member, shape(4, 3), Some(1 << 30)).unwrap();
         let mib: Vec<_> = regions.iter().map(|r| (r.kind, r.offset.0 / MIB, r.len / MIB)).collect();
-        assert_eq!(mib, [(RegionKind::Log, 1, 16), (RegionKind::Pages, 17, 17), (RegionKind::Data, 34, 257)]);
+        assert_eq!(mib, [(RegionKind::Log, 1, 16), (RegionKind::Pages, 17, 9), (RegionKind::Data, 26, 260)]);
         assert!(member_bytes_for(16 * MIB, shape(4, 4)).unwrap() < 12 * MIB);
     }
 
@@ -381,7 +367,7 @@ mod tests {
     fn a_large_member_spends_little_on_metadata() {
         let (geometry, regions) = geometry_for(4 << 40, shape(8, 2), None).unwrap();
         let metadata = (4u64 << 40) - geometry.slots * u64::from(geometry.chunk);
-        assert!(metadata < (4 << 40) / 16, "{} of metadata", HumanSize(metadata));
+        assert!(metadata < (4 << 40) / 32, "{} of metadata", HumanSize(metadata));
         assert_eq!(regions[0].len, 1 << 30);
     }
 

@@ -66,9 +66,6 @@ const EXTENT_SLOTS_MAX: u64 = 1024;
 const PLACE_BITS: u32 = 20;
 
 impl PlainVolume {
-    #[doc(hidden)]
-    pub fn debug_redo(&self) -> String { self.array.debug_redo() }
-
     /// Serves the plain volume of an assembled array.
     #[must_use]
     pub fn new(

@@ -4,9 +4,9 @@
 //! batch's manifest is kept once, however many members hold it; of payloads only one bit for each block is kept.
 //! Must not know how rings are read or rows are decoded.
 
-use super::{LogStart, RecoveryError};
+use super::RecoveryError;
 use crate::array::geometry::Map;
-use crate::format::{Batch, BatchHash, LogRecord, NO_PLACE, SegmentHeader};
+use crate::format::{Batch, BatchHash, LogRecord, LogStart, NO_PLACE, SegmentHeader};
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
 use std::collections::HashMap;
 
@@ -71,7 +71,8 @@ impl LogBatch {
     pub fn new(header: SegmentHeader, map: &Map, ring_blocks: u32) -> Result<LogBatch, RecoveryError> {
         let SegmentHeader { batch, hash, header_blocks, .. } = header;
         let impossible = RecoveryError::Impossible { sequence: batch.sequence };
-        let fits = batch.places.len() == map.width() && batch.records.iter().all(|record| possible(record, map));
+        let fits =
+            batch.places.len() == map.width() && batch.records.iter().all(|record| possible(record, map));
         if !fits {
             return Err(impossible);
         }
@@ -84,12 +85,14 @@ impl LogBatch {
                 let member = map.member_of(record.slot, ColumnIndex(column));
                 let count = &mut payloads[usize::from(member.0)];
                 ordinals.push(*count);
-                let stored = (0..record.rows as usize).filter(|&row| record.hash(at, row).is_stored()).count();
+                let stored =
+                    (0..record.rows as usize).filter(|&row| record.hash(at, row).is_stored()).count();
                 *count = count.checked_add(stored as u32).ok_or(impossible.clone())?;
             }
         }
         let inside = batch.places.iter().zip(&payloads).all(|(&place, &payload)| {
-            place == NO_PLACE || u64::from(place) + u64::from(header_blocks) + u64::from(payload) <= u64::from(ring_blocks)
+            place == NO_PLACE
+                || u64::from(place) + u64::from(header_blocks) + u64::from(payload) <= u64::from(ring_blocks)
         });
         if !inside {
             return Err(impossible);
@@ -185,9 +188,16 @@ fn possible(record: &LogRecord, map: &Map) -> bool {
         LogRecord::InPlace(record) => {
             let ascending = record.columns.is_sorted_by(|a, b| a < b);
             let columns = record.columns.last().is_some_and(|&last| usize::from(last) < map.width());
-            let height = (record.row as usize).checked_add(record.rows as usize).is_some_and(|end| end <= rows);
+            let height =
+                (record.row as usize).checked_add(record.rows as usize).is_some_and(|end| end <= rows);
             let hashes = record.columns.len().checked_mul(record.rows as usize) == Some(record.hashes.len());
-            stripe(record.stripe) && slot(record.slot) && ascending && columns && height && record.rows > 0 && hashes
+            stripe(record.stripe)
+                && slot(record.slot)
+                && ascending
+                && columns
+                && height
+                && record.rows > 0
+                && hashes
         }
     }
 }

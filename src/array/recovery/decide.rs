@@ -294,7 +294,8 @@ impl Judge {
         self.walk(tile, |state, _| {
             for row in state.touched_rows().collect::<Vec<_>>() {
                 let doubt = &mut doubtful[row - tile.rows.start];
-                *doubt = *doubt || (0..self.map.width()).any(|column| self.in_doubt(tile, state, row, column));
+                *doubt =
+                    *doubt || (0..self.map.width()).any(|column| self.in_doubt(tile, state, row, column));
             }
         });
         tile.rows.clone().filter(|row| doubtful[row - tile.rows.start]).collect()

@@ -113,7 +113,8 @@ impl Recovery {
             next += 1;
             let rows: BTreeSet<usize> = suspects.iter().map(|(row, _)| *row).collect();
             let bytes = rows.len() * self.cx.map.width() * BLOCK;
-            let job = Job { suspects, ..Job::new(Kind::Relog, tile, bytes) };
+            let state = Some(self.judge.state_at(&tile, self.prefix));
+            let job = Job { suspects, state, ..Job::new(Kind::Relog, tile, bytes) };
             self.start_job(job, pages);
         }
         if next < self.suspects.len() || !self.jobs.is_empty() || !self.io.is_idle() {
@@ -131,8 +132,12 @@ impl Recovery {
         let full = |pages: &PageStore| pages.dirty_pages() >= super::DIRTY_PAGES_MAX;
         while self.job_bytes < JOBS_BYTES && self.outcome.is_none() && !full(pages) {
             let Some(tile) = self.next_tile(&mut next) else { break };
-            let bytes = tile.rows.len() * self.cx.map.width() * BLOCK;
-            self.start_job(Job::new(Kind::Redo, tile, bytes), pages);
+            let state = self.judge.state_at(&tile, self.prefix);
+            let bytes = state.touched_rows().count() * self.cx.map.width() * BLOCK;
+            // A tile that only batches beyond the prefix touch has nothing to be done.
+            if bytes > 0 {
+                self.start_job(Job { state: Some(state), ..Job::new(Kind::Redo, tile, bytes) }, pages);
+            }
         }
         let left = next < self.judge.touches.len() || !self.tiles.is_empty();
         if left && !full(pages) || !self.jobs.is_empty() {
@@ -162,7 +167,8 @@ impl Recovery {
             let usable = self.cx.usable;
             for page in pages.layout().hash_pages(tile.slot, tile.rows).map(PageIndex) {
                 let mut more = Vec::new();
-                let want = pages.want(page, key, Torn::Possible, &|member| usable.contains(member), &mut more);
+                let want =
+                    pages.want(page, key, Torn::Possible, &|member| usable.contains(member), &mut more);
                 let job = &mut self.jobs[key];
                 match want {
                     Want::Unavailable => return self.refuse(RecoveryError::PageUnavailable { page: page.0 }),
@@ -201,13 +207,14 @@ impl Recovery {
                 }
             }
             Kind::Relog | Kind::Redo => {
-                let state = self.judge.state_at(&job.tile, self.prefix);
+                let state = job.state.take().expect("the rows are known");
                 job.wanted = match job.kind {
                     Kind::Relog => wanted_again(&self.cx, &self.judge, &job.tile, &state, &job.suspects),
                     _ => wanted_in_place(&self.cx, &self.judge, &job.tile, &state),
                 };
                 job.state = Some(state);
-                let cells: BTreeSet<_> = job.wanted.iter().map(|wanted| (wanted.row, wanted.column)).collect();
+                let cells: BTreeSet<_> =
+                    job.wanted.iter().map(|wanted| (wanted.row, wanted.column)).collect();
                 for (row, column) in cells {
                     reads.extend(job.ask(&self.cx, &self.judge, pages, row, column));
                 }
@@ -286,7 +293,8 @@ impl Recovery {
             return self.end_job(key, pages);
         }
         let mut missing: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
-        for wanted in job.wanted.iter().filter(|wanted| !job.have.contains_key(&(wanted.row, wanted.column))) {
+        for wanted in job.wanted.iter().filter(|wanted| !job.have.contains_key(&(wanted.row, wanted.column)))
+        {
             missing.entry(wanted.row).or_default().insert(wanted.column);
         }
         let mut reads = Vec::new();

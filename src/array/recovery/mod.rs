@@ -18,7 +18,8 @@ mod decide;
 mod jobs;
 mod note;
 mod scan;
-
+#[cfg(test)]
+mod tests;
 
 use super::geometry::Map;
 use super::members::Which;
@@ -26,14 +27,14 @@ use super::page_copies::{CopyFault, Torn};
 use super::pages::{Answer, LoadOutcome, Loaded, PageIo, PageRead, PageStore, PageWrite, Want};
 use crate::block_io::{Buf, BufMut, IoFault, IoValue, Pool};
 use crate::codec::{BlockHasher, Codec};
-use crate::format::{BatchHash, EpochStamp, LOG_BLOCK_BYTES, LogKey, MemberSet, PageIndex, Region};
+use crate::format::{BatchHash, EpochStamp, LOG_BLOCK_BYTES, LogKey, LogStart, MemberSet, PageIndex, Region};
 use crate::units::{ByteOffset, MemberIndex, SlotIndex, StripeIndex};
 use chain::{Chain, Finds};
 use decide::{Decision, Judge, Tile, final_map};
 use jobs::{CellRead, Job};
 use scan::{Ring, RingRead, Scan};
 use slab::Slab;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use uuid::Uuid;
 
 /// Map pages that are being read at once: enough for the speed of a disk, 4 MiB of answers for one parity.
@@ -47,15 +48,6 @@ const PAGE_WRITES_AT_ONCE: usize = 128;
 
 /// Manifests that are written again at once.
 const MANIFEST_WRITES_AT_ONCE: usize = 64;
-
-/// The newest log start of the usable members (R2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct LogStart {
-    /// Batches below this sequence are in place.
-    pub sequence: u64,
-    /// Pieces of epochs of lower numbers are void.
-    pub epoch: u64,
-}
 
 /// A device that is being built: its slots below `bound` are complete and must stay so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +76,7 @@ pub(super) struct RecoveryContext {
     /// The live set of the new epoch: at least k.
     pub usable: MemberSet,
     pub building: Vec<Building>,
+    /// The newest of the usable members, by epoch, then sequence (R2).
     pub start: LogStart,
     /// The new epoch, complete.
     pub epoch: EpochStamp,
@@ -99,9 +92,24 @@ pub(super) struct RecoveryContext {
 #[derive(Debug)]
 pub(super) enum RecoveryIo {
     /// From the member's device in service.
-    Read { item: usize, member: MemberIndex, offset: ByteOffset, buf: BufMut },
-    Write { item: usize, member: MemberIndex, which: Which, offset: ByteOffset, buf: Buf },
-    Flush { item: usize, member: MemberIndex, which: Which },
+    Read {
+        item: usize,
+        member: MemberIndex,
+        offset: ByteOffset,
+        buf: BufMut,
+    },
+    Write {
+        item: usize,
+        member: MemberIndex,
+        which: Which,
+        offset: ByteOffset,
+        buf: Buf,
+    },
+    Flush {
+        item: usize,
+        member: MemberIndex,
+        which: Which,
+    },
 }
 
 /// What came of it.
@@ -152,7 +160,9 @@ pub(super) enum RecoveryError {
         noted: u64,
     },
     /// A batch verifies and cannot be in this array's log.
-    #[error("batch {sequence} of the log names blocks that the array does not have: it was written by another version or a defect")]
+    #[error(
+        "batch {sequence} of the log names blocks that the array does not have: it was written by another version or a defect"
+    )]
     Impossible {
         /// Which.
         sequence: u64,
@@ -171,13 +181,17 @@ pub(super) enum RecoveryError {
         row: usize,
     },
     /// There is no room for the note.
-    #[error("the log of member {member} has no room for the note that recovery writes: the array kept no reserve")]
+    #[error(
+        "the log of member {member} has no room for the note that recovery writes: the array kept no reserve"
+    )]
     NoRoom {
         /// Whose log.
         member: MemberIndex,
     },
     /// No usable member has a copy of a page.
-    #[error("no member in use has a copy of metadata page {page}: more members are missing than the array survives")]
+    #[error(
+        "no member in use has a copy of metadata page {page}: more members are missing than the array survives"
+    )]
     PageUnavailable {
         /// Which.
         page: u64,
@@ -198,9 +212,15 @@ enum Doing {
     PageRead(PageRead),
     PageWrite(PageWrite),
     /// Home blocks or images for a job.
-    Cells { job: usize, offset: ByteOffset, cells: Vec<CellRead> },
+    Cells {
+        job: usize,
+        offset: ByteOffset,
+        cells: Vec<CellRead>,
+    },
     /// A write of a job, or of nobody in particular.
-    Write { job: Option<usize> },
+    Write {
+        job: Option<usize>,
+    },
 }
 
 #[derive(Debug)]
@@ -247,21 +267,35 @@ enum Step {
     Scan(Box<(Scan, Finds)>),
     Probe(Box<(Scan, Chain)>),
     /// The stripe map.
-    Map { next: u64 },
+    Map {
+        next: u64,
+    },
     /// R4: tiles with blocks in doubt are looked at.
-    Weigh { next: usize },
+    Weigh {
+        next: usize,
+    },
     /// R6.
-    Manifests { next: usize },
-    Images { next: usize },
+    Manifests {
+        next: usize,
+    },
+    Images {
+        next: usize,
+    },
     FlushLog,
     /// R7.
     Note,
     WriteNote,
     FlushNote,
     /// R8, in turns: rows in place, then pages.
-    Redo { next: usize },
-    Pages { next: usize },
-    FlushRedo { next: usize },
+    Redo {
+        next: usize,
+    },
+    Pages {
+        next: usize,
+    },
+    FlushRedo {
+        next: usize,
+    },
     Over,
 }
 
@@ -394,7 +428,8 @@ impl Recovery {
                 if !self.io.is_idle() {
                     return self.stay(Step::FlushAll);
                 }
-                self.step = Step::Scan(Box::new((Scan::new(self.ring, self.cx.usable), Finds::new(self.cx.start))));
+                self.step =
+                    Step::Scan(Box::new((Scan::new(self.ring, self.cx.usable), Finds::new(self.cx.start))));
             }
             Step::Scan(mut scan) => {
                 self.read_rings(&mut scan.0);
@@ -569,7 +604,8 @@ impl Recovery {
             let entry = &self.judge.chain.batches[next];
             next += 1;
             let lacks = |member: &MemberIndex| !entry.piece(*member).is_some_and(|piece| piece.header);
-            let lacking = self.cx.usable.iter().filter(lacks).filter_map(|member| Some((member, entry.place(member)?)));
+            let lacking =
+                self.cx.usable.iter().filter(lacks).filter_map(|member| Some((member, entry.place(member)?)));
             let lacking: Vec<_> = lacking.collect();
             if lacking.is_empty() {
                 continue;

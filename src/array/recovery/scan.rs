@@ -272,7 +272,8 @@ impl Reader {
         let mut headers = Vec::new();
         for &(place, _) in self.unfinished.iter().filter(|header| ended(header)) {
             let from = (place - self.window_start) as usize * LOG_BLOCK_BYTES;
-            let decoded = SegmentHeader::decode(&ring.key, ring.array, self.member, place, &self.window[from..]);
+            let decoded =
+                SegmentHeader::decode(&ring.key, ring.array, self.member, place, &self.window[from..]);
             headers.extend(decoded.ok());
         }
         self.unfinished.retain(|header| !ended(header));
