@@ -153,7 +153,13 @@ impl Array {
     /// against data everywhere if there were any.
     fn leave_failed(&mut self) {
         self.returnable = MemberSet::default();
-        self.supers.note_loss();
+        if self.redo.is_some() {
+            // Replay needs an epoch of its own although the members are the same: it alone voids what is left of batches
+            // beyond the end that replay finds (A4, R9).
+            self.supers.note_exchange();
+        } else {
+            self.supers.note_loss();
+        }
         // A logged array replays its log instead.
         if self.redo.is_none() && (self.supers.is_dirty() || !self.parked.is_empty()) {
             self.passes.restart_resync();

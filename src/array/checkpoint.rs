@@ -103,9 +103,14 @@ impl Checkpoint {
         }
     }
 
-    /// A member was lost: batches not in place may be missing on it.
-    pub fn member_lost(&mut self, stripes: impl Iterator<Item = StripeIndex>) {
+    /// A lost member may lack what was written to these stripes, whatever the map says of them.
+    pub fn remark(&mut self, stripes: impl Iterator<Item = StripeIndex>) {
         self.remark.extend(stripes.map(|stripe| stripe.0));
+    }
+
+    /// Whether the map entry of a stripe does not say yet in which epoch it was written.
+    pub fn is_to_remark(&self, stripe: StripeIndex) -> bool {
+        self.remark.contains(&stripe.0)
     }
 }
 
