@@ -19,7 +19,7 @@ use crate::block_io::{Buf, IoFault, IoOp, IoValue};
 use crate::codec::BlockHasher;
 use crate::format::{EpochStamp, LOG_BLOCK_BYTES, LogRecord, MapEntry, MemberState};
 use crate::units::{
-    BlockHash, ByteOffset, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex, VolumeOffset,
+    BlockHash, ByteOffset, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex, Timestamp, VolumeOffset,
 };
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
@@ -68,6 +68,8 @@ pub(super) struct Redo {
     pub held: bool,
     /// Pages that were loaded for operations which have not looked yet.
     pub arrivals: Vec<Arrival>,
+    /// Replay found no room to write in place, last at this time.
+    pub no_room_since: Option<Timestamp>,
     /// Client requests that came before the log was replayed.
     pub queued: VecDeque<(PieceId, SlotRequest)>,
     /// Blocks of the rings that notes may use and other batches may not.
@@ -145,6 +147,7 @@ impl Redo {
             to_free: Vec::new(),
             discarded: BTreeSet::new(),
             held: false,
+            no_room_since: None,
             queued: VecDeque::new(),
             reserve: (ring_blocks / 8).max(8),
             overlay_max,
