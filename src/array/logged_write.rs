@@ -13,10 +13,12 @@ use super::plan::{self, Band, ParityPath};
 use super::redo::Share;
 use super::{Array, ClientError, Flow, Inflight, Op, Owner, PieceId, SlotReply};
 use crate::block_io::{Buf, BufMut, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
-use crate::codec;
-use crate::format::{FreshRecord, InPlaceRecord, LOG_BLOCK_BYTES, LogRecord, MapEntry};
+use crate::format::{FreshRecord, InPlaceRecord, LogRecord, MapEntry};
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
 use std::ops::Range;
+
+mod parity;
+mod room;
 
 const BLOCK: usize = ROW_BYTES as usize;
 
@@ -180,47 +182,6 @@ impl Array {
     fn goes_fresh(&self, write: &LoggedWrite) -> bool {
         let record = self.manifest_blocks(self.map.width() * self.map.chunk / BLOCK, 1);
         self.is_whole(write) && self.full_stripe_fresh() && self.redo().fits_ring(record)
-    }
-
-    /// Leaves in `work` as much as may go through the log at once, from the front.
-    fn cut_write(&self, write: &mut LoggedWrite) {
-        if self.goes_fresh(write) {
-            return;
-        }
-        let Work::Data { offset, data } = &mut write.work else { return };
-        let rows_max = self.redo().rows_max(self.map.width());
-        if self.rows_of(*offset, data.len()).len() / BLOCK <= rows_max {
-            return;
-        }
-        let column_end = (*offset / self.map.chunk + 1) * self.map.chunk;
-        let end = ((*offset / BLOCK + rows_max) * BLOCK).min(column_end);
-        if end < *offset + data.len() {
-            write.rest = Some((end, data.slice(end - *offset..data.len())));
-            *data = data.slice(0..end - *offset);
-        }
-    }
-
-    /// Blocks that records with hashes of so many blocks take in the header of a piece.
-    fn manifest_blocks(&self, blocks: usize, records: usize) -> usize {
-        (blocks * 16 + records * (64 + 2 * self.map.width())).div_ceil(LOG_BLOCK_BYTES)
-    }
-
-    /// What the write will add to overlay and log at most: a member has one column of its rows.
-    fn share_of_write(&self, write: &LoggedWrite) -> Share {
-        let manifest = |blocks, records| self.manifest_blocks(blocks, records);
-        match &write.work {
-            Work::Discard { .. } => Share { bytes: 0, blocks: 1 },
-            Work::Data { .. } if self.goes_fresh(write) => {
-                Share { bytes: 0, blocks: manifest(self.map.width() * self.map.chunk / BLOCK, 1) }
-            }
-            Work::Data { offset, data } => {
-                let rows = self.rows_of(*offset, data.len()).len() / BLOCK;
-                let blocks = data.len() / BLOCK + 2 + self.map.m * rows;
-                // The first write of a stripe without checksums is one of all of it, and where blocks are lost each row
-                // has a record of its own.
-                Share { bytes: blocks * BLOCK, blocks: rows + manifest(self.map.width() * rows, rows.max(3)) }
-            }
-        }
     }
 
     fn admit_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
@@ -434,7 +395,7 @@ impl Array {
             let mut parity: Vec<BufMut> = (0..self.map.m).map(|_| self.pool.alloc(band.rows.len())).collect();
             let mut targets: Vec<(usize, &mut [u8])> =
                 parity.iter_mut().enumerate().map(|(p, buf)| (p, &mut buf[..])).collect();
-            logged_parity(&self.codec, band, path, &mut olds, new_bytes, &mut targets);
+            parity::of_band(&self.codec, band, path, &mut olds, new_bytes, &mut targets);
             let mut images: Vec<(u16, Buf)> =
                 band.columns.clone().map(|c| (c as u16, new_bytes(c))).collect();
             let parities = parity.into_iter().enumerate();
@@ -506,7 +467,7 @@ impl Array {
             if entry.epoch == 0 && !entry.holds_data { Some(entry.slot) } else { redo.stripes.take_free() };
         let Some(target) = target else {
             redo.waiting_for_slot.push(key);
-            if !redo.journal.slots_wait() {
+            if redo.journal.slots_waiting() == 0 {
                 redo.checkpoint.want();
             }
             return Flow::Wait;
@@ -548,6 +509,7 @@ impl Array {
         write.records = vec![(LogRecord::Fresh(record), images)];
         write.stage = Stage::Stripe;
         self.redo_mut().fresh_bytes += self.map.width() * chunk;
+        self.redo_mut().stripes_in_progress += 1;
         for column in 0..self.map.width() {
             let member = self.member_at(target, column);
             for device in self.targets(member, target).collect::<Vec<_>>() {
@@ -570,6 +532,9 @@ impl Array {
     }
 
     fn stripe_written(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        if write.life == self.redo().lives {
+            self.redo_mut().stripes_in_progress -= 1;
+        }
         if self.is_failed() || write.life != self.redo().lives {
             return self.end_logged_write(key, write, Err(ClientError::Io));
         }
@@ -814,39 +779,4 @@ impl Array {
         self.wake_waiting_for_room();
         Flow::Finished
     }
-}
-
-/// Computes the parities of one band into `targets` (parity row, bytes); `olds` are the columns that were fetched.
-fn logged_parity(
-    codec: &codec::Codec,
-    band: &Band,
-    path: &ParityPath,
-    olds: &mut [(usize, BufMut)],
-    new_bytes: impl Fn(usize) -> Buf,
-    targets: &mut [(usize, &mut [u8])],
-) {
-    let k = codec.data();
-    if *path == ParityPath::ReadModifyWrite {
-        for (column, old) in olds.iter().filter(|(column, _)| *column >= k) {
-            if let Some(target) = targets.iter_mut().find(|(p, _)| p + k == *column) {
-                target.1.copy_from_slice(old);
-            }
-        }
-        for (column, old) in olds.iter_mut().filter(|(column, _)| *column < k) {
-            codec::xor_into(old, &new_bytes(*column));
-            codec.update(*column, old, targets);
-        }
-        return;
-    }
-    let news: Vec<Option<Buf>> = (0..k).map(|c| band.columns.contains(&c).then(|| new_bytes(c))).collect();
-    // A column neither new nor fetched was never written.
-    let zeroes = vec![0; band.rows.len()];
-    let data: Vec<&[u8]> = (0..k)
-        .map(|column| match (&news[column], olds.iter().find(|(c, _)| *c == column)) {
-            (Some(new), _) => &new[..],
-            (None, Some((_, old))) => &old[..],
-            (None, None) => &zeroes,
-        })
-        .collect();
-    codec.encode(&data, targets);
 }
