@@ -153,7 +153,13 @@ impl Array {
     /// against data everywhere if there were any.
     fn leave_failed(&mut self) {
         self.returnable = MemberSet::default();
-        self.supers.note_loss();
+        if self.redo.is_some() {
+            // Replay needs an epoch of its own although the members are the same: it alone voids what is left of batches
+            // beyond the end that replay finds (A4, R9).
+            self.supers.note_exchange();
+        } else {
+            self.supers.note_loss();
+        }
         // A logged array replays its log instead.
         if self.redo.is_none() && (self.supers.is_dirty() || !self.parked.is_empty()) {
             self.passes.restart_resync();
@@ -255,18 +261,25 @@ impl Array {
         {
             return;
         }
-        // A logged array stops with an empty log.
-        if let Some(redo) = self.redo.as_mut() {
-            if matches!(redo.life, Life::Starting | Life::Recovering { .. } | Life::Marking(_)) {
-                return;
-            }
-            if redo.is_serving() && self.drained_log().is_none() {
-                self.redo_mut().checkpoint.want();
-                return;
+        // A logged array stops with an empty log, unless its members have no room: then the next start replays it.
+        let mut emptied = true;
+        if let Some(redo) = self.redo.as_ref() {
+            let no_room = redo.no_room_since.is_some();
+            emptied = redo.is_serving();
+            match redo.life {
+                Life::Starting if no_room => {}
+                Life::Starting | Life::Recovering { .. } | Life::Marking(_) => return,
+                Life::Refused(_) => {}
+                Life::Serving if self.drained_log().is_some() => {}
+                Life::Serving if self.is_starved() => emptied = false,
+                Life::Serving => {
+                    self.redo_mut().checkpoint.want();
+                    return;
+                }
             }
         }
         self.stopping = Some(Stopping::Marking(id));
-        if self.parked.is_empty() && self.redo.as_ref().is_none_or(|redo| redo.is_serving()) {
+        if self.parked.is_empty() && emptied {
             self.supers.mark_clean();
         }
         self.supers.want();

@@ -10,7 +10,7 @@
 use super::journal::Journal;
 use super::members::Which;
 use super::overlay::Run;
-use super::{Array, Inflight, Owner};
+use super::{Array, Inflight, Owner, Stopping};
 use crate::block_io::{Buf, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::units::{MemberIndex, ROW_BYTES, SlotIndex, StripeIndex, Timestamp};
 use std::collections::{BTreeSet, VecDeque};
@@ -103,9 +103,14 @@ impl Checkpoint {
         }
     }
 
-    /// A member was lost: batches not in place may be missing on it.
-    pub fn member_lost(&mut self, stripes: impl Iterator<Item = StripeIndex>) {
+    /// A lost member may lack what was written to these stripes, whatever the map says of them.
+    pub fn remark(&mut self, stripes: impl Iterator<Item = StripeIndex>) {
         self.remark.extend(stripes.map(|stripe| stripe.0));
+    }
+
+    /// Whether the map entry of a stripe does not say yet in which epoch it was written.
+    pub fn is_to_remark(&self, stripe: StripeIndex) -> bool {
+        self.remark.contains(&stripe.0)
     }
 }
 
@@ -349,6 +354,9 @@ impl Array {
     pub(super) fn retry_starved(&mut self) {
         let now = self.now;
         let Some(redo) = self.redo.as_mut() else { return };
+        if matches!(self.stopping, Some(Stopping::Marking(_))) {
+            return;
+        }
         let checkpoint = &mut redo.checkpoint;
         if checkpoint.starved_since.is_none_or(|since| now.nanos_since(since) < STARVED_RETRY_NS) {
             return;

@@ -32,6 +32,7 @@ pub(super) struct Journal {
     carried: (u64, u64),
     /// Batches from here on are empty.
     filled: u64,
+    slots_waiting: usize,
 }
 
 /// One member's ring: where the next segment goes, and how many blocks are taken.
@@ -81,6 +82,11 @@ pub(super) const HEADER_BYTES_MAX: usize = 1 << 20;
 impl OpenBatch {
     pub fn is_empty(&self) -> bool {
         self.records.is_empty()
+    }
+
+    /// Whether it has records, none of them with a payload, and nobody who waits for stable storage.
+    pub fn is_records_alone(&self) -> bool {
+        self.payload.iter().all(Vec::is_empty) && !self.waiters.iter().any(|(_, durable)| *durable)
     }
 
     fn payload_blocks(&self, member: usize) -> u32 {
@@ -134,6 +140,7 @@ impl Journal {
             durable_tail: next,
             carried: (next, next),
             filled: next,
+            slots_waiting: 0,
         }
     }
 
@@ -258,6 +265,7 @@ impl Journal {
             given_up: open.given_up.clone(),
         });
         self.carried = (self.durable, self.tail);
+        self.slots_waiting += open.given_up.len();
         self.next += 1;
         if !open.is_empty() {
             self.filled = self.next;
@@ -267,15 +275,12 @@ impl Journal {
 
     /// A piece is written, or its member is out of service. Returns whether `written` has grown.
     pub fn piece_done(&mut self, sequence: u64) -> bool {
-        let Some(batch) = self.issued.iter_mut().find(|batch| batch.sequence == sequence) else {
-            unreachable!("a batch is kept until its space is used again")
-        };
-        batch.pending -= 1;
+        let first = self.issued.front().map_or(self.next, |batch| batch.sequence);
+        let place = |sequence: u64| (sequence - first) as usize;
+        // A batch is kept until its space is used again, and that is after it is written.
+        self.issued[place(sequence)].pending -= 1;
         let before = self.written;
-        while let Some(batch) = self.issued.iter().find(|batch| batch.sequence == self.written) {
-            if batch.pending > 0 {
-                break;
-            }
+        while self.written < self.next && self.issued[place(self.written)].pending == 0 {
             self.written += 1;
         }
         self.written > before
@@ -285,14 +290,18 @@ impl Journal {
     /// that may be used again (W2: their records are noted).
     pub fn flushed(&mut self, upto: u64) -> Vec<SlotIndex> {
         self.durable = self.durable.max(upto);
-        for batch in self.issued.iter().filter(|batch| batch.sequence < self.durable) {
+        // Notes and tails only grow: the newest durable batch says it all.
+        if let Some(batch) = self.issued.iter().rev().find(|batch| batch.sequence < self.durable) {
             self.noted = self.noted.max(batch.note);
             self.durable_tail = self.durable_tail.max(batch.tail);
         }
         let mut free = Vec::new();
-        for batch in self.issued.iter_mut().filter(|batch| batch.sequence < self.noted) {
-            free.append(&mut batch.given_up);
+        if self.slots_waiting > 0 {
+            for batch in self.issued.iter_mut().take_while(|batch| batch.sequence < self.noted) {
+                free.append(&mut batch.given_up);
+            }
         }
+        self.slots_waiting -= free.len();
         while let Some(batch) = self.issued.pop_front_if(|batch| batch.sequence < self.durable_tail) {
             for (ring, blocks) in self.rings.iter_mut().zip(batch.taken) {
                 ring.used -= blocks;
@@ -301,9 +310,9 @@ impl Journal {
         free
     }
 
-    /// Whether slots wait for a note to be used again.
-    pub fn slots_wait(&self) -> bool {
-        self.issued.iter().any(|batch| !batch.given_up.is_empty())
+    /// How many slots wait for a note to be used again.
+    pub fn slots_waiting(&self) -> usize {
+        self.slots_waiting
     }
 
     /// Batches below `tail` are in place and flushed.
@@ -317,7 +326,8 @@ impl Journal {
     }
 }
 
-fn stripe_of(record: &LogRecord) -> StripeIndex {
+/// The stripe that a record is about.
+pub(super) fn stripe_of(record: &LogRecord) -> StripeIndex {
     match record {
         LogRecord::InPlace(record) => record.stripe,
         LogRecord::Fresh(record) => record.stripe,

@@ -73,10 +73,11 @@ impl Array {
             Work::Scrub => (0..self.map.width()).collect(),
             Work::Rebuild(targets) => {
                 // A device that only missed some time needs what was written since.
+                let unmarked = self.redo().checkpoint.is_to_remark(stripe);
                 let written = self.redo().pages.map_entry(stripe).epoch;
                 let mut columns: Vec<usize> = targets
                     .iter()
-                    .filter(|target| self.needs_since(target).is_none_or(|since| written > since))
+                    .filter(|target| self.needs_since(target).is_none_or(|since| unmarked || written > since))
                     .map(|target| target.column)
                     .collect();
                 columns.sort_unstable();

@@ -6,7 +6,7 @@
 //! A write that fails before it joined a batch has changed nothing.
 
 use super::fetch::{Fetch, Fetched};
-use super::journal::record_bytes;
+use super::journal::{record_bytes, stripe_of};
 use super::lock::LockMode;
 use super::page_hold::PageHold;
 use super::plan::{self, Band, ParityPath};
@@ -480,7 +480,7 @@ impl Array {
             if entry.epoch == 0 && !entry.holds_data { Some(entry.slot) } else { redo.stripes.take_free() };
         let Some(target) = target else {
             redo.waiting_for_room.push_back(key);
-            if !redo.journal.slots_wait() {
+            if redo.journal.slots_waiting() == 0 {
                 redo.checkpoint.want();
             }
             return Flow::Wait;
@@ -522,6 +522,7 @@ impl Array {
         write.records = vec![(LogRecord::Fresh(record), images)];
         write.stage = Stage::Stripe;
         self.redo_mut().fresh_bytes += self.map.width() * chunk;
+        self.redo_mut().stripes_in_progress += 1;
         for column in 0..self.map.width() {
             let member = self.member_at(target, column);
             for device in self.targets(member, target).collect::<Vec<_>>() {
@@ -544,6 +545,9 @@ impl Array {
     }
 
     fn stripe_written(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        if write.life == self.redo().lives {
+            self.redo_mut().stripes_in_progress -= 1;
+        }
         if self.is_failed() || write.life != self.redo().lives {
             return self.end_logged_write(key, write, Err(ClientError::Io));
         }
@@ -607,6 +611,10 @@ impl Array {
         let epoch = self.supers.epoch().number;
         let rows = self.map.chunk / BLOCK;
         self.forget_lost(record);
+        if !self.acknowledgements_allowed() {
+            // The epoch in which it will be written is not there yet.
+            self.redo_mut().checkpoint.remark(std::iter::once(stripe_of(record)));
+        }
         let redo = self.redo_mut();
         match record {
             LogRecord::InPlace(record) => {

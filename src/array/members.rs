@@ -282,7 +282,7 @@ impl Array {
         }
         self.supers.note_loss();
         if let Some(redo) = self.redo.as_mut().filter(|redo| redo.is_serving()) {
-            redo.checkpoint.member_lost(redo.journal.stripes_not_in_place());
+            redo.member_lost();
         }
         let word = to.as_str();
         if was == MemberState::Rebuilding {

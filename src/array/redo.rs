@@ -7,7 +7,7 @@
 //! goes in place while a loss of a member is not recorded on the others.
 
 use super::checkpoint::Checkpoint;
-use super::journal::{HEADER_BYTES_MAX, Journal, OpenBatch, record_bytes};
+use super::journal::{HEADER_BYTES_MAX, Journal, OpenBatch, record_bytes, stripe_of};
 use super::members::Which;
 use super::overlay::Overlay;
 use super::page_hold::Arrival;
@@ -19,7 +19,7 @@ use crate::block_io::{Buf, IoFault, IoOp, IoValue};
 use crate::codec::BlockHasher;
 use crate::format::{EpochStamp, LOG_BLOCK_BYTES, LogRecord, MapEntry, MemberState};
 use crate::units::{
-    BlockHash, ByteOffset, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex, VolumeOffset,
+    BlockHash, ByteOffset, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex, Timestamp, VolumeOffset,
 };
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
@@ -54,6 +54,8 @@ pub(super) struct Redo {
     pub waiting_for_batch: Vec<usize>,
     /// What admitted operations will add.
     pub promised: Share,
+    /// Whole stripes being written to free slots.
+    pub stripes_in_progress: usize,
     /// Fresh writes on their way, in bytes since the last checkpoint.
     pub fresh_bytes: usize,
     /// Passes that wait until a slot has no images.
@@ -66,6 +68,8 @@ pub(super) struct Redo {
     pub held: bool,
     /// Pages that were loaded for operations which have not looked yet.
     pub arrivals: Vec<Arrival>,
+    /// Replay found no room to write in place, last at this time.
+    pub no_room_since: Option<Timestamp>,
     /// Client requests that came before the log was replayed.
     pub queued: VecDeque<(PieceId, SlotRequest)>,
     /// Blocks of the rings that notes may use and other batches may not.
@@ -137,11 +141,13 @@ impl Redo {
             waiting_for_room: VecDeque::new(),
             waiting_for_batch: Vec::new(),
             promised: Share::default(),
+            stripes_in_progress: 0,
             fresh_bytes: 0,
             waiting_for_drain: Vec::new(),
             to_free: Vec::new(),
             discarded: BTreeSet::new(),
             held: false,
+            no_room_since: None,
             queued: VecDeque::new(),
             reserve: (ring_blocks / 8).max(8),
             overlay_max,
@@ -209,6 +215,13 @@ impl Redo {
             || self.open.waiters.iter().any(|(waiting, _)| *waiting == key)
     }
 
+    /// A member was lost: it may lack what is not in place yet, and will lack what waits to be issued, although the map
+    /// says of both that they were written while it was there.
+    pub fn member_lost(&mut self) {
+        let issued = self.journal.stripes_not_in_place();
+        self.checkpoint.remark(issued.chain(self.open.records.iter().map(stripe_of)));
+    }
+
     /// Changes what the map says of a stripe.
     pub fn set_map_entry(&mut self, stripe: StripeIndex, entry: MapEntry) {
         self.pages.set_map_entry(stripe, entry);
@@ -274,11 +287,14 @@ impl Array {
     /// Whether writes wait for what a note or a tail would set free.
     fn is_pressed(&self) -> bool {
         let redo = self.redo();
-        let frees = redo.journal.tail_is_news() || redo.journal.slots_wait();
-        frees
-            && (!redo.waiting_for_room.is_empty()
-                || redo.journal.fullness(&self.online()) >= 64
-                || (redo.journal.slots_wait() && self.slots_are_short()))
+        let waiting = redo.journal.slots_waiting() as u64;
+        if !redo.journal.tail_is_news() && waiting == 0 {
+            return false;
+        }
+        let reserve = self.map.slots - self.geometry.stripes();
+        !redo.waiting_for_room.is_empty()
+            || (waiting >= reserve.div_ceil(4) && redo.stripes.free_slots() <= reserve / 2)
+            || (redo.journal.tail_is_news() && redo.journal.fullness(&self.online()) >= 64)
     }
 
     /// Issues an empty batch when its note or tail is waited for and no other batch will carry it.
@@ -326,6 +342,10 @@ impl Array {
                 return;
             }
             let in_flight = redo.journal.in_flight();
+            // Records of whole stripes wait for those of as many others as are being written.
+            if redo.open.is_records_alone() && redo.open.records.len() < redo.stripes_in_progress {
+                return;
+            }
             let gathered = redo.open.payload_blocks_max() as usize * LOG_BLOCK_BYTES >= GATHER_BYTES;
             if in_flight >= IN_FLIGHT_MAX || (in_flight > 0 && !gathered) || !self.issue_batch() {
                 return;
@@ -463,12 +483,6 @@ impl Array {
         }
     }
 
-    /// Whether free slots run low, so that those given up should be had again soon.
-    pub(super) fn slots_are_short(&self) -> bool {
-        let redo = self.redo();
-        redo.stripes.free_slots() <= (self.map.slots - self.geometry.stripes()) / 2
-    }
-
     /// Lets operations look again whether there is room.
     pub(super) fn wake_waiting_for_room(&mut self) {
         let waiting = std::mem::take(&mut self.redo_mut().waiting_for_room);
@@ -567,6 +581,7 @@ impl Array {
         redo.lives += 1;
         let waiting = redo.take_all_waiting();
         let mut pieces = redo.take_flushes();
+        self.client_ops -= pieces.len();
         pieces.extend(redo.queued.drain(..).map(|(piece, _)| piece));
         redo.life = Life::Starting;
         redo.round = None;

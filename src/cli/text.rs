@@ -50,7 +50,11 @@ fn one_array(array: &ArrayReport, verbose: bool) -> String {
         let shape = format!("{} data + {} parity, chunk {chunk}", array.data, array.parity);
         labelled(&mut text, "shape", &format!("{shape}, epoch {}, {dirty}", array.epoch));
         let log = array.log.state.word();
-        labelled(&mut text, "log", &array.log.reason.as_ref().map_or(log.into(), |why| format!("{log}: {why}")));
+        labelled(
+            &mut text,
+            "log",
+            &array.log.reason.as_ref().map_or(log.into(), |why| format!("{log}: {why}")),
+        );
     }
     labelled(&mut text, "engine", &array.engine.codec);
     labelled(&mut text, "uri", &array.uris.join("\n"));
@@ -288,9 +292,8 @@ pub fn timestamp(unix: u64) -> String {
 pub(super) mod tests {
     use super::*;
     use crate::control::{
-        ArrayState, EngineReport, ErrorReport, ImportableMember, LogReport, LogState, LostReport, MemberState,
-        ReplacementReport, ScanKind,
-        Severity, VolumeReport,
+        ArrayState, EngineReport, ErrorReport, ImportableMember, LogReport, LogState, LostReport,
+        MemberState, ReplacementReport, ScanKind, Severity, VolumeReport,
     };
     use uuid::Uuid;
 

@@ -648,7 +648,9 @@ mod tests {
         assert!(only_problem("array = [3]").2.contains("[[array]]"));
         let rates = array("name = \"a\"\nrebuild_min = \"2MiB\"\nrebuild_max = \"1MiB\"");
         assert!(only_problem(&rates).2.contains("below rebuild_min"));
-        assert!(only_problem(&array("name = \"a\"\nfull_stripe = \"slow\"")).2.contains("write fresh or logged"));
+        assert!(
+            only_problem(&array("name = \"a\"\nfull_stripe = \"slow\"")).2.contains("write fresh or logged")
+        );
         assert!(only_problem(&array("name = \"a\"\npage_cache = 4096")).2.contains("use 1 MiB or more"));
     }
 

@@ -6,8 +6,8 @@ use crate::format::{ChecksumKind, Geometry, MemberState};
 use crate::member::{Access, Device};
 use crate::units::{ByteOffset, MemberIndex};
 use crate::volume::{
-    AdminError, AdminRequest, ArrayState, ClientError, ClientReply, ClientRequest, LogState, MemberStatus, Volume,
-    VolumeExtent, VolumeStatus,
+    AdminError, AdminRequest, ArrayState, ClientError, ClientReply, ClientRequest, LogState, MemberStatus,
+    Volume, VolumeExtent, VolumeStatus,
 };
 use std::io::{Read, Write};
 use std::net::TcpStream;
