@@ -1,5 +1,6 @@
 //! Replay against members that lose what was not flushed: see world.rs for what is simulated and what must hold.
 
+pub(super) mod parts;
 mod world;
 
 use super::*;
