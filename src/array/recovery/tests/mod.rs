@@ -402,6 +402,39 @@ fn beyond_the_budget_noted_rows_are_told_lost_or_the_start_is_refused_and_nothin
 }
 
 #[test]
+fn what_a_recovery_has_decided_is_not_taken_back_when_its_pieces_rot_beyond_the_budget() {
+    let mut lost = 0;
+    for seed in 0..seeds(400) {
+        for (k, m) in [(2, 1), (2, 2)] {
+            let shape = Shape::new(k, m);
+            let mut world = World::new(shape, seed);
+            let mut random = Random::new(seed);
+            run(&mut world, &some_deeds(&shape, &mut random, 4, false));
+            world.crash(End::ProcessDeath);
+            world.lower_floor_to_note();
+            // Late enough to be in the middle of the redo more often than not.
+            world.fuse = Some(20 + random.below(30));
+            let over = world.recover(false).is_ok();
+            world.crash(if random.one_in(2) { End::ProcessDeath } else { End::PowerLoss });
+            if over {
+                continue;
+            }
+            rot_batch(&mut world, &mut random);
+            match world.recover(false) {
+                Ok((RecoveryOutcome::Recovered(recovered), pages)) => {
+                    world.start_log(&recovered).unwrap();
+                    lost += recovered.lost.len();
+                    world.serve(recovered, pages, &[]);
+                }
+                Ok((RecoveryOutcome::Refused(RecoveryError::LogBroken { .. }), _)) => {}
+                other => panic!("{:?}", other.map(|(outcome, _)| outcome)),
+            }
+        }
+    }
+    assert!(lost > 5, "{lost}");
+}
+
+#[test]
 fn without_checksums_lost_rows_refuse_the_start_unless_forced() {
     let mut refused = 0;
     for seed in 0..seeds(200) {
