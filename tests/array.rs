@@ -15,7 +15,7 @@ impl Checked {
     fn create(data: u16, parity: u16, stripes: u64, seed: u64) -> Checked {
         let chunk = 16384;
         let volume_bytes = stripes * u64::from(data) * u64::from(chunk);
-        let shape = SimShape { data, parity, chunk, volume_bytes };
+        let shape = SimShape { volume_bytes, ..SimShape::new(data, parity, chunk, 1) };
         Checked { sim: SimArray::create(shape, seed), model: vec![0; volume_bytes as usize] }
     }
 

@@ -17,7 +17,7 @@ struct Checked {
 
 fn shape(data: u16, parity: u16, stripes: u64) -> SimShape {
     let volume_bytes = stripes * u64::from(data) * CHUNK as u64;
-    SimShape { data, parity, chunk: CHUNK as u32, volume_bytes }
+    SimShape { volume_bytes, ..SimShape::new(data, parity, CHUNK as u32, 1) }
 }
 
 impl Checked {

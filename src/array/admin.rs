@@ -1,9 +1,10 @@
 //! Administrators' requests: members out, members in, replacements, scrubs, and the clean stop.
 
 use super::members::{Device, Progress, Replacement};
+use super::startup::Life;
 use super::{AdminError, AdminOutcome, AdminRequest, NewDevice, NoticeLevel, RequestId};
 use super::{Array, ArrayAction, Stopping};
-use crate::format::{COPY_BYTES, MemberSet, MemberState, Superblock, region_end};
+use crate::format::{COPY_BYTES, MemberSet, MemberState, Role, Superblock, region_end};
 use crate::units::{MemberIndex, Timestamp};
 
 impl Array {
@@ -89,15 +90,17 @@ impl Array {
         if self.member(index).replacement.is_some() {
             return Err(format!("a replacement of member {index} is being built; wait until it is complete"));
         }
-        // It missed writes, or is blank: everything on it is built anew.
+        // It missed writes, or is blank: what it missed is built, or all of it.
+        let since = new.superblock.as_deref().and_then(|s| self.current_until(index, s));
         let member = self.member_mut(index);
         member.uuid = new.uuid;
         member.device = Some(Device::new(new.device, new.bytes));
         member.state = MemberState::Rebuilding;
-        member.progress = Some(Progress::fresh(new.known_zero));
-        member.reason = Some("being rebuilt".into());
+        member.progress = Some(Progress { since, ..Progress::fresh(new.known_zero) });
+        let how = if since.is_some() { "being caught up with what it missed" } else { "being rebuilt" };
+        member.reason = Some(how.into());
         self.supers.note_loss();
-        Ok(format!("member {index} is REBUILDING"))
+        Ok(format!("member {index} is REBUILDING ({how})"))
     }
 
     /// While the array has failed nothing was written, so a member that was in service at that moment is current.
@@ -121,6 +124,21 @@ impl Array {
         Ok(format!("member {index} is ONLINE, and the array serves again"))
     }
 
+    /// The number of the epoch at whose end a returning member was current, if what it missed since is on record.
+    fn current_until(&self, index: MemberIndex, superblock: &Superblock) -> Option<u64> {
+        let template = self.supers.template();
+        let known = self.redo.is_some()
+            && superblock.array == template.array
+            && superblock.member == index
+            && superblock.role == Role::Member
+            && superblock.device == self.member(index).uuid
+            && template
+                .left
+                .get(usize::from(index.0))
+                .is_some_and(|&id| id != 0 && id == superblock.epoch.id);
+        known.then_some(superblock.epoch.number)
+    }
+
     fn is_current(&self, index: MemberIndex, superblock: &Superblock) -> bool {
         let epoch = self.supers.epoch();
         let held = superblock.epoch.id;
@@ -135,8 +153,15 @@ impl Array {
     /// against data everywhere if there were any.
     fn leave_failed(&mut self) {
         self.returnable = MemberSet::default();
-        self.supers.note_loss();
-        if self.supers.is_dirty() || !self.parked.is_empty() {
+        if self.redo.is_some() {
+            // Replay needs an epoch of its own although the members are the same: it alone voids what is left of batches
+            // beyond the end that replay finds (A4, R9).
+            self.supers.note_exchange();
+        } else {
+            self.supers.note_loss();
+        }
+        // A logged array replays its log instead.
+        if self.redo.is_none() && (self.supers.is_dirty() || !self.parked.is_empty()) {
             self.passes.restart_resync();
         }
         self.resume_parked();
@@ -236,8 +261,18 @@ impl Array {
         {
             return;
         }
+        // A logged array stops with an empty log.
+        if let Some(redo) = self.redo.as_mut() {
+            if matches!(redo.life, Life::Starting | Life::Recovering { .. } | Life::Marking(_)) {
+                return;
+            }
+            if redo.is_serving() && self.drained_log().is_none() {
+                self.redo_mut().checkpoint.want();
+                return;
+            }
+        }
         self.stopping = Some(Stopping::Marking(id));
-        if self.parked.is_empty() {
+        if self.parked.is_empty() && self.redo.as_ref().is_none_or(|redo| redo.is_serving()) {
             self.supers.mark_clean();
         }
         self.supers.want();

@@ -1,7 +1,7 @@
 //! Which of the devices that carry an array's superblock may serve it: rules A1-A4 of the crash-safety design.
 //! Pure: superblocks in, a verdict out. Must not know of paths or open devices; `K` is the caller's handle.
 
-use crate::format::{Epoch, MemberSet, MemberState, Role, Superblock};
+use crate::format::{Epoch, LogStart, MemberSet, MemberState, Role, Superblock};
 use crate::units::{MemberIndex, SlotIndex};
 use std::collections::HashMap;
 use uuid::Uuid;
@@ -50,6 +50,8 @@ pub struct Assembled<K> {
     pub epoch_number: u64,
     /// Parity is consistent below this slot.
     pub resynced: SlotIndex,
+    /// The newest start of the redo log on any member in service, for arrays that have one (R2).
+    pub log_start: Option<LogStart>,
     /// Devices of the array that must not be used, and why.
     pub refused: Vec<(K, String)>,
 }
@@ -235,8 +237,8 @@ pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<As
         .iter()
         .filter(|c| seated(c))
         .all(|c| c.superblock.epoch.id == epoch.id && c.superblock.role == Role::Member);
-    // Above the cursor of a resync parity is as doubtful as after an unclean stop.
-    let doubtful = !clean || record.resynced.0 < record.geometry.slots;
+    // Above the cursor of a resync parity is as doubtful as after an unclean stop. A log makes up for either.
+    let doubtful = record.redo.is_none() && (!clean || record.resynced.0 < record.geometry.slots);
     if doubtful && !force && live.len() < record.members.len() {
         return Err(AssemblyError::DirtyDegraded { name, missing: describe_missing(record, &live) });
     }
@@ -247,6 +249,11 @@ pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<As
         sequence: candidates.iter().map(|c| c.superblock.sequence).max().unwrap_or(0),
         epoch_number: candidates.iter().map(|c| c.superblock.epoch.number).max().unwrap_or(0),
         resynced: if clean { record.resynced } else { SlotIndex(0) },
+        log_start: candidates
+            .iter()
+            .filter(|c| seated(c))
+            .filter_map(|c| c.superblock.redo.map(|redo| redo.start))
+            .max(),
         refused,
         superblock: record.clone(),
     })

@@ -98,6 +98,11 @@ impl LockTable {
         }
     }
 
+    /// Whether `owner` has been granted its claim on `slot`.
+    pub fn is_held(&self, slot: SlotIndex, owner: OwnerKey) -> bool {
+        self.slots.get(&slot.0).is_some_and(|locks| locks.holders.iter().any(|claim| claim.owner == owner))
+    }
+
     /// The owners that wait for a part of `slot`.
     pub fn waiters(&self, slot: SlotIndex) -> Vec<OwnerKey> {
         self.slots.get(&slot.0).map(|l| l.waiters.iter().map(|w| w.owner).collect()).unwrap_or_default()

@@ -49,16 +49,34 @@ pub(super) struct Progress {
     pub running: BTreeSet<u64>,
     /// Slots from `next` on read as zeroes, so a slot of zeroes need not be written.
     pub known_zero: bool,
+    /// The device is current as of the end of this epoch: only what was written later has to be built.
+    pub since: Option<u64>,
+    /// How far its copies of metadata pages have come, in a logged array.
+    pub pages: PagesBuilt,
+}
+
+/// Copies of metadata pages on a device under construction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum PagesBuilt {
+    #[default]
+    No,
+    Running,
+    Done,
 }
 
 impl Progress {
     pub fn fresh(known_zero: bool) -> Progress {
-        Progress { next: 0, running: BTreeSet::new(), known_zero }
+        Progress::starting_at(0, known_zero)
+    }
+
+    /// Everything from slot `next` on is to be built.
+    pub fn starting_at(next: u64, known_zero: bool) -> Progress {
+        Progress { next, running: BTreeSet::new(), known_zero, since: None, pages: PagesBuilt::No }
     }
 
     /// After a restart slots beyond the recorded position may have been written already.
     pub fn resumed(rebuilt: SlotIndex) -> Progress {
-        Progress { next: rebuilt.0, running: BTreeSet::new(), known_zero: false }
+        Progress::starting_at(rebuilt.0, false)
     }
 
     /// Slot `slot` was not completed: it and all after it are started again. Slots that are still running keep
@@ -263,6 +281,9 @@ impl Array {
             self.releasing.push(device.id);
         }
         self.supers.note_loss();
+        if let Some(redo) = self.redo.as_mut().filter(|redo| redo.is_serving()) {
+            redo.member_lost();
+        }
         let word = to.as_str();
         if was == MemberState::Rebuilding {
             self.notice(
@@ -319,6 +340,7 @@ impl Array {
             self.client_ops -= 1;
             self.done(piece, Err(super::ClientError::Io));
         }
+        self.log_failed();
     }
 
     /// Hands back devices that nothing is in flight on.

@@ -16,18 +16,30 @@
 mod admin;
 mod api;
 pub mod assembly;
+mod checkpoint;
 mod create;
+mod fetch;
 mod flush;
 pub mod geometry;
+mod journal;
 mod lock;
+mod logged_passes;
+mod logged_read;
+mod logged_write;
 mod members;
+mod overlay;
 mod page_copies;
+mod page_hold;
+mod page_pass;
 mod pages;
 mod passes;
 mod plan;
 mod read;
 mod rebuild;
 mod recovery;
+mod redo;
+mod slot_hold;
+mod startup;
 mod status;
 mod stripe_map;
 mod supers;
@@ -36,8 +48,8 @@ mod write;
 
 use crate::block_io::{Completion, DeviceId, IoFault, IoOp, IoToken, IoValue, Pool};
 use crate::codec::Codec;
-use crate::format::{Geometry, MemberSet, MemberState, RegionKind};
-use crate::units::{ByteOffset, MemberIndex, SlotIndex, Timestamp};
+use crate::format::{BatchHash, Geometry, MemberSet, MemberState, RegionKind};
+use crate::units::{ByteOffset, MemberIndex, SlotIndex, StripeIndex, Timestamp};
 pub use api::{
     AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, NewDevice, NoticeLevel,
     PieceId, RequestId, SlotReply, SlotRequest, ZERO_RUN_SLOTS,
@@ -46,16 +58,25 @@ use assembly::Assembled;
 pub use create::NewArray;
 use flush::{ExtentsOp, FlushGroup};
 use geometry::Map;
+use journal::Journal;
 use lock::LockTable;
+use logged_passes::LoggedPass;
+use logged_read::LoggedRead;
+use logged_write::LoggedWrite;
 use members::{Device, Member, Progress, Replacement};
+use page_hold::PageTask;
+use page_pass::PagePass;
+use pages::PageStore;
 use passes::Passes;
 use read::ReadOp;
 use rebuild::RebuildOp;
+use redo::Redo;
 use slab::Slab;
+use startup::{Life, LogFacts};
 pub use status::{
-    Activity, ActivityKind, ArrayState, MemberCounters, MemberStatus, ScrubResult, VolumeStatus,
+    Activity, ActivityKind, ArrayState, LogState, MemberCounters, MemberStatus, ScrubResult, VolumeStatus,
 };
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use supers::Supers;
 use verify::VerifyOp;
 use write::WriteOp;
@@ -69,6 +90,16 @@ pub struct OpenDevice {
     pub bytes: u64,
 }
 
+/// What is done with a write of a whole stripe.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FullStripe {
+    /// It is coded and written once, to a free slot: the fastest way.
+    #[default]
+    Fresh,
+    /// It goes through the log and then in place: twice the writing, and order on disk stays, for rotating members.
+    Logged,
+}
+
 /// What an array is told at its start besides its superblocks.
 #[derive(Clone, Debug)]
 pub struct ArrayConfig {
@@ -76,6 +107,12 @@ pub struct ArrayConfig {
     pub rebuild_min: u64,
     /// Ceiling in bytes of user data per second; 0 for none.
     pub rebuild_max: u64,
+    /// What is done with writes of whole stripes; arrays without a redo log always write in place.
+    pub full_stripe: FullStripe,
+    /// Bytes of memory for metadata pages: the checksums of this times 256 of data are at hand.
+    pub page_cache: usize,
+    /// Serve although a replay of the log finds rows that are lost and that nothing tells from good ones.
+    pub force: bool,
     /// Randomness for epoch identities.
     pub seed: u64,
     /// Seconds since 1970 at `Timestamp(0)`.
@@ -84,7 +121,15 @@ pub struct ArrayConfig {
 
 impl Default for ArrayConfig {
     fn default() -> Self {
-        ArrayConfig { rebuild_min: 32 << 20, rebuild_max: 0, seed: 0, unix_at_zero: 0 }
+        ArrayConfig {
+            rebuild_min: 32 << 20,
+            rebuild_max: 0,
+            full_stripe: FullStripe::Fresh,
+            page_cache: 64 << 20,
+            force: false,
+            seed: 0,
+            unix_at_zero: 0,
+        }
     }
 }
 
@@ -126,6 +171,10 @@ pub struct Array {
     stopping: Option<Stopping>,
     client_errors: u64,
     last_unreadable_notice: Option<Timestamp>,
+    /// Blocks that could not be had: (stripe, column, row).
+    lost: BTreeSet<(StripeIndex, u16, u32)>,
+    /// The redo log, of arrays that have one.
+    redo: Option<Box<Redo>>,
     actions: Vec<ArrayAction>,
 }
 
@@ -143,6 +192,10 @@ enum Op {
     Ended,
     Read(ReadOp),
     Write(Box<WriteOp>),
+    LoggedRead(Box<LoggedRead>),
+    LoggedWrite(Box<LoggedWrite>),
+    LoggedPass(Box<LoggedPass>),
+    PagePass(Box<PagePass>),
     Extents(Box<ExtentsOp>),
     Rebuild(Box<RebuildOp>),
     Verify(Box<VerifyOp>),
@@ -151,9 +204,32 @@ enum Op {
 /// Who submitted an I/O, and which of its own.
 #[derive(Clone, Copy, Debug)]
 enum Owner {
-    Op { key: usize, item: usize },
+    Op {
+        key: usize,
+        item: usize,
+    },
     Flush,
     Super,
+    /// A member's piece of a batch of the redo log.
+    Piece {
+        sequence: u64,
+    },
+    /// One flush of a round for the redo log.
+    Round,
+    /// A run of images that goes in place.
+    InPlace {
+        slot: SlotIndex,
+        column: u16,
+        row: u32,
+    },
+    /// The space of a discarded slot is given back.
+    Punch,
+    /// A copy of a metadata page.
+    Page(PageTask),
+    /// Replay.
+    Recovery {
+        item: usize,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -220,7 +296,24 @@ impl Array {
             })
             .collect();
         let scrub = superblock.scrub;
-        let passes = Passes::new(assembled.resynced.0, geometry.slots, &scrub);
+        let redo = assembled.log_start.map(|start| {
+            let facts = LogFacts::new(&superblock, start, &config, &pool);
+            let checksums = facts.checksums.is_some();
+            let pages =
+                PageStore::new(geometry, checksums, facts.key, superblock.array, facts.cache_pages_max);
+            let journal = Journal::new(
+                facts.key,
+                superblock.array,
+                facts.ring_blocks(),
+                vec![0; map.width()],
+                start.sequence,
+                BatchHash::default(),
+            );
+            Box::new(Redo::new(facts, pages, journal))
+        });
+        // What the log replays is consistent, and a stripe that was never written is known as such.
+        let resynced = if redo.is_some() { geometry.slots } else { assembled.resynced.0 };
+        let passes = Passes::new(resynced, geometry.slots, &scrub);
         let supers = Supers::new(
             superblock,
             assembled.sequence,
@@ -260,6 +353,8 @@ impl Array {
             stopping: None,
             client_errors: 0,
             last_unreadable_notice: None,
+            lost: BTreeSet::new(),
+            redo,
             actions: Vec::new(),
         };
         array.run();
@@ -291,6 +386,8 @@ impl Array {
             self.done(piece, Err(ClientError::Stopping));
         } else if self.is_failed() {
             self.done(piece, Err(ClientError::Io));
+        } else if self.redo.is_some() {
+            self.submit_logged(piece, request);
         } else {
             match request {
                 SlotRequest::Read { slot, offset, buf } => self.start_read(piece, slot, offset, buf),
@@ -310,6 +407,31 @@ impl Array {
         self.run();
     }
 
+    /// A request to a logged array: once the log is replayed.
+    fn submit_logged(&mut self, piece: PieceId, request: SlotRequest) {
+        let redo = self.redo_mut();
+        if matches!(redo.life, Life::Refused(_)) {
+            self.done(piece, Err(ClientError::Io));
+            return;
+        }
+        if !redo.is_serving() {
+            redo.queued.push_back((piece, request));
+            return;
+        }
+        match request {
+            SlotRequest::Read { slot, offset, buf } => {
+                self.start_logged_read(piece, StripeIndex(slot.0), offset, buf)
+            }
+            SlotRequest::Write { slot, offset, data, fua } => {
+                self.start_logged_write(piece, StripeIndex(slot.0), offset, data, fua)
+            }
+            // What it gives back of space is a matter of checkpoints.
+            SlotRequest::Zero { first, count, .. } => self.start_discard(piece, StripeIndex(first.0), count),
+            SlotRequest::Flush => self.start_logged_flush(piece),
+            SlotRequest::Extents { first, count } => self.logged_extents(piece, StripeIndex(first.0), count),
+        }
+    }
+
     /// Takes the end of a member operation.
     pub fn io_done(&mut self, now: Timestamp, completion: Completion) {
         self.now = now;
@@ -326,6 +448,12 @@ impl Array {
             Owner::Op { key, item } => self.op_io(key, item, entry, result),
             Owner::Flush => self.flush_io(entry, result),
             Owner::Super => self.super_io(entry, result),
+            Owner::Piece { sequence } => self.piece_io(sequence, entry, result),
+            Owner::Round => self.round_io(entry, result),
+            Owner::InPlace { slot, column, row } => self.in_place_io((slot, column, row), entry, result),
+            Owner::Punch => self.punch_io(entry, result),
+            Owner::Page(task) => self.page_io(task, entry, result),
+            Owner::Recovery { item } => self.recovery_io(item, entry, result),
         }
         if !self.releasing.is_empty() {
             self.release_idle_devices();
@@ -349,6 +477,8 @@ impl Array {
             return;
         }
         self.retry_parked();
+        self.retry_starved();
+        self.checkpoint_when_idle();
         self.save_progress();
         self.mark_idle_clean();
         self.run();
@@ -367,6 +497,9 @@ impl Array {
             last_scrub: self.last_scrub(),
             engine: self.codec.engine().name(),
             client_errors: self.client_errors,
+            checksum: self.supers.template().checksum,
+            log: self.log_state(),
+            lost: self.lost_blocks(),
         }
     }
 
@@ -388,6 +521,7 @@ impl Array {
             }
             self.pump_supers();
             self.pump_flushes();
+            self.pump_redo();
             self.pump_passes();
             self.pump_stop();
             if self.ready.is_empty() {
@@ -407,6 +541,10 @@ impl Array {
             Op::Ended => Flow::Wait,
             Op::Read(read) => self.advance_read(key, read),
             Op::Write(write) => self.advance_write(key, write),
+            Op::LoggedRead(read) => self.advance_logged_read(key, read),
+            Op::LoggedWrite(write) => self.advance_logged_write(key, write),
+            Op::LoggedPass(pass) => self.advance_logged_pass(key, pass),
+            Op::PagePass(pass) => self.advance_page_pass(key, pass),
             Op::Extents(extents) => self.advance_extents(extents),
             Op::Rebuild(rebuild) => self.advance_rebuild(key, rebuild),
             Op::Verify(verify) => self.advance_verify(key, verify),
@@ -420,6 +558,10 @@ impl Array {
             Op::Busy | Op::Ended => unreachable!("an operation outlives its I/O"),
             Op::Read(read) => self.read_io(key, read, item, entry, result),
             Op::Write(write) => self.write_io(key, write, item, entry, result),
+            Op::LoggedRead(read) => self.logged_read_io(key, read, item, entry, result),
+            Op::LoggedWrite(write) => self.logged_write_io(key, write, item, entry, result),
+            Op::LoggedPass(pass) => self.logged_pass_io(key, pass, item, entry, result),
+            Op::PagePass(_) => unreachable!("pages have I/O of their own"),
             Op::Extents(extents) => self.extents_io(extents, item, result),
             Op::Rebuild(rebuild) => self.rebuild_io(key, rebuild, item, entry, result),
             Op::Verify(verify) => self.verify_io(key, verify, item, entry, result),

@@ -119,8 +119,9 @@ impl CopyFound {
     pub fn next_write(&self) -> Option<Places> {
         Some(match (self.newest(), self.places?) {
             (Some((_, place)), _) => Places::one(1 - place),
-            (None, [Place::Blank, Place::Damaged]) => Places::Second,
+            // Nothing was ever written whole here, and the second place, still blank, goes on saying so.
             (None, [Place::Blank | Place::Damaged, Place::Blank]) => Places::First,
+            // Something was, and is gone: there is nothing to lose.
             _ => Places::Both,
         })
     }

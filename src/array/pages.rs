@@ -14,7 +14,6 @@
 //!   changes wait for the next one. Pages that are changed, or frozen and not thawed, are never evicted.
 //!
 //! Must not know of devices, epochs beyond their number, the log, or who waits.
-#![allow(dead_code)] // used by the logged array
 
 use super::members::Which;
 use super::page_copies::{Copies, CopyFault, CopyFound, Place, Places, Torn, Version, version_of};
@@ -24,7 +23,7 @@ use crate::format::{
     hash_of_entry,
 };
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use uuid::Uuid;
 
@@ -252,11 +251,16 @@ impl PageStore {
     pub fn release(&mut self, page: PageIndex) {
         let cached = self.cached.get_mut(&page).expect("a pinned page is cached");
         cached.pins = cached.pins.checked_sub(1).expect("a page that is released was pinned");
-        // Its members may come to their senses: a lost page that nobody has changed is read again by who asks next.
-        if cached.lost && self.is_evictable(page) {
+        let lost = cached.lost;
+        if !self.is_evictable(page) {
+            return;
+        }
+        if lost {
+            // Its members may come to their senses: while nobody has changed it, it is read again by who asks next.
             self.cached.remove(&page);
             self.clock.retain(|&other| other != page);
         }
+        self.evict();
     }
 
     /// Takes the end of a read; some when it was the last of its load.
@@ -389,6 +393,7 @@ impl PageStore {
         };
     }
 
+    #[cfg(test)]
     /// The pages whose copy on `member` the cache knows nothing of, because the member was not usable when they were
     /// loaded or has missed a write. A member that comes back without being rebuilt must have none left when it becomes
     /// usable again, or a write could go over the only valid version of its copy. A [`PageStore::check`] with this
@@ -403,17 +408,19 @@ impl PageStore {
             let copy = copy_of(page);
             copy.is_some_and(|copy| load.copies.0[copy].places.is_none())
         });
-        let pages: BTreeSet<PageIndex> =
+        let pages: std::collections::BTreeSet<PageIndex> =
             cached.map(|(page, _)| *page).chain(loading.map(|(page, _)| *page)).collect();
         pages.into_iter().collect()
     }
 
+    #[cfg(test)]
     /// Whether the page was never written.
     pub fn is_blank(&self, page: PageIndex) -> bool {
         let cached = self.at(page);
         cached.page.sequence == 0 && !cached.dirty && !cached.lost
     }
 
+    #[cfg(test)]
     /// Number of the epoch in which the version on the members, or on its way to them, was written; 0 for a page that
     /// was never written.
     pub fn epoch_written(&self, page: PageIndex) -> u64 {
@@ -425,6 +432,7 @@ impl PageStore {
         self.dirty.len() + self.due.len()
     }
 
+    #[cfg(test)]
     /// Pages in the cache, those of the stripe map not counted.
     pub fn cached_pages(&self) -> usize {
         self.clock.len()
@@ -467,17 +475,17 @@ impl PageStore {
         for (&page, frozen) in self.frozen.range(self.sent_below..).take(pages_max) {
             self.sent_below = PageIndex(page.0 + 1);
             let next = &self.cached.get(&page).expect("a frozen page is cached").next;
-            // Version 0 is none: a bad or foreign copy of a page that was never written becomes zeroes.
-            let blank = frozen.image.sequence == 0;
             let due = &frozen.due;
-            let image =
-                if blank { [0; PAGE_BYTES] } else { frozen.image.encode(&self.key, self.array, page) };
+            // Version 0 is none: a bad or foreign copy of a page that was never written becomes zeroes.
+            let image = match frozen.image.sequence {
+                0 => [0; PAGE_BYTES],
+                _ => frozen.image.encode(&self.key, self.array, page),
+            };
             let mut bytes = pool.alloc(2 * PAGE_BYTES);
             bytes.chunks_mut(PAGE_BYTES).for_each(|place| place.copy_from_slice(&image));
             let bytes = bytes.freeze();
             for (copy, (member, offset)) in self.layout.copies(page).enumerate() {
-                let whole = blank || due.whole.contains(member);
-                let own = next[copy].filter(|_| !whole).unwrap_or(Places::Both);
+                let own = next[copy].filter(|_| !due.whole.contains(member)).unwrap_or(Places::Both);
                 let primary = frozen.changed || due.heal.contains(member) || due.whole.contains(member);
                 let replacement = frozen.changed || due.replacement.contains(member);
                 for (which, places, asked) in
@@ -504,9 +512,19 @@ impl PageStore {
         }
     }
 
+    /// Writes of the write-back that were given out and are not over.
+    pub fn writes_pending(&self) -> usize {
+        self.writes_pending
+    }
+
+    /// Whether every write of the write-back was given out.
+    pub fn all_sent(&self) -> bool {
+        self.frozen.range(self.sent_below..).next().is_none()
+    }
+
     /// Whether every write of the write-back was given out and is over.
     pub fn is_written(&self) -> bool {
-        self.writes_pending == 0 && self.frozen.range(self.sent_below..).next().is_none()
+        self.writes_pending == 0 && self.all_sent()
     }
 
     /// Ends the write-back when it is flushed on every device that is still in service. What was not written to a copy
@@ -529,6 +547,7 @@ impl PageStore {
         self.evict();
     }
 
+    #[cfg(test)]
     /// Gives up the write-back, for an array that has failed and may come back: its pages are written, in a newer
     /// version, by the next one, over the same places as now.
     ///
@@ -611,17 +630,16 @@ impl PageStore {
             return Loaded { waiters, outcome: LoadOutcome::AskAgain, faults: Vec::new() };
         }
         if let Some(version) = check {
-            let cached = self.at(page);
-            let unchanged = !cached.dirty && version_of(&cached.page) == version;
-            let faults = if unchanged && !self.frozen.contains_key(&page) {
+            let was_written = version_of(&self.at(page).page) != version || self.frozen.contains_key(&page);
+            let faults = if was_written {
+                Vec::new()
+            } else {
                 let truth = (version != (0, 0)).then_some(version);
                 let next = &mut self.cached.get_mut(&page).expect("a page under check is pinned").next;
                 for (next, copy) in next.iter_mut().zip(&copies.0).filter(|(_, copy)| copy.places.is_some()) {
                     *next = copy.next_write();
                 }
                 self.note_bad_copies(page, &copies, truth, Torn::Impossible)
-            } else {
-                Vec::new()
             };
             return Loaded { waiters, outcome: LoadOutcome::Ready, faults };
         }
@@ -631,11 +649,9 @@ impl PageStore {
         if lost {
             content.entries = Box::new([BlockHash::LOST.0; PAGE_ENTRIES]);
         }
-        // What is behind a lost page, should it show up again, must not pass for newer than what follows.
-        let next = |copy: &CopyFound| if lost { Some(Places::Both) } else { copy.next_write() };
         let cached = Cached {
             page: Arc::new(content),
-            next: copies.0.iter().map(next).collect(),
+            next: copies.0.iter().map(CopyFound::next_write).collect(),
             pins: waiters.len() as u32,
             used: true,
             dirty: false,
@@ -690,5 +706,859 @@ impl PageStore {
                 self.clock.push_back(page);
             }
         }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    const ARRAY: Uuid = Uuid::from_u128(0x1234);
+    const KEY: LogKey = LogKey([7; 32]);
+    /// Every 512-byte sector of a write.
+    const WHOLE: u16 = u16::MAX;
+
+    fn geometry(data: u16, parity: u16) -> Geometry {
+        Geometry {
+            data,
+            parity,
+            chunk: 8192,
+            sector: 512,
+            slots: 1400,
+            volume_bytes: 1300 * u64::from(data) * 8192,
+        }
+    }
+
+    fn new_store(geometry: Geometry, cache_pages_max: usize) -> PageStore {
+        PageStore::new(geometry, true, KEY, ARRAY, cache_pages_max)
+    }
+
+    /// A store of an array that was just created, with its stripe map loaded.
+    pub(in crate::array) fn new_array(geometry: Geometry) -> PageStore {
+        let mut store = new_store(geometry, 8);
+        let disks = Disks::new(&store);
+        for page in 0..store.layout().map_pages() {
+            disks.load(&mut store, PageIndex(page), Torn::Impossible);
+        }
+        store
+    }
+
+    /// A store whose stripe map is loaded as far as possible: all copies of one of its pages are damaged.
+    pub(in crate::array) fn array_without_map_page(geometry: Geometry, page: PageIndex) -> PageStore {
+        let mut store = new_array(geometry);
+        let mut disks = Disks::new(&store);
+        store.touch(page);
+        disks.write_back(&mut store, 1);
+        let mut store = new_store(geometry, 8);
+        for copy in 0..=usize::from(geometry.parity) {
+            disks.mar(&store, page, copy, 0, Harm::Flip);
+        }
+        for page in 0..store.layout().map_pages() {
+            disks.load(&mut store, PageIndex(page), Torn::Impossible);
+        }
+        store
+    }
+
+    /// The pages regions of the members of an array.
+    struct Disks {
+        members: Vec<Vec<u8>>,
+        dead: MemberSet,
+        /// Places with a bad sector, by member and offset.
+        unreadable: BTreeSet<(u16, u64)>,
+    }
+
+    impl Disks {
+        fn new(store: &PageStore) -> Disks {
+            let members =
+                vec![vec![0; store.layout.region_bytes() as usize]; usize::from(store.geometry.width())];
+            Disks { members, dead: MemberSet::new(), unreadable: BTreeSet::new() }
+        }
+
+        fn is_alive(&self, member: MemberIndex) -> bool {
+            !self.dead.contains(member)
+        }
+
+        /// Serves every read that comes, and the reads that these lead to.
+        fn serve(&self, store: &mut PageStore, mut reads: Vec<PageIo>) -> Vec<Loaded> {
+            let mut ended = Vec::new();
+            while let Some(io) = reads.pop() {
+                let PageIo::Read { read, member, offset, len } = io else { panic!("a load writes nothing") };
+                let mut places = (offset..offset + len as u64).step_by(PAGE_BYTES);
+                let bad = places.any(|place| self.unreadable.contains(&(member.0, place)));
+                let bytes = &self.members[usize::from(member.0)][offset as usize..][..len];
+                let answer = if bad { Answer::Unreadable } else { Answer::Bytes(bytes) };
+                ended.extend(store.read_done(read, answer, &mut reads));
+            }
+            ended
+        }
+
+        /// Loads a page that is not cached.
+        fn load(&self, store: &mut PageStore, page: PageIndex, torn: Torn) -> Loaded {
+            let mut reads = Vec::new();
+            assert_eq!(store.want(page, 1, torn, &|member| self.is_alive(member), &mut reads), Want::Loading);
+            let mut loaded = self.serve(store, reads);
+            assert_eq!(loaded.len(), 1);
+            loaded.pop().unwrap()
+        }
+
+        fn check(&self, store: &mut PageStore, page: PageIndex) -> Loaded {
+            let mut reads = Vec::new();
+            assert_eq!(store.check(page, 1, &|member| self.is_alive(member), &mut reads), Want::Loading);
+            let loaded = self.serve(store, reads).pop().unwrap();
+            store.release(page);
+            loaded
+        }
+
+        /// Performs the sectors of a write that are in `sectors`; a bad sector that is written is good again.
+        fn write(&mut self, io: &PageIo, sectors: u16) -> PageWrite {
+            let PageIo::Write { write, member, offset, bytes, .. } = io else {
+                panic!("a write-back reads nothing")
+            };
+            for (at, sector) in bytes.chunks(512).enumerate().filter(|(at, _)| sectors >> at & 1 == 1) {
+                let start = *offset as usize + at * 512;
+                self.members[usize::from(member.0)][start..][..512].copy_from_slice(sector);
+                if at % 8 == 0 {
+                    self.unreadable.remove(&(member.0, start as u64));
+                }
+            }
+            *write
+        }
+
+        /// Writes everything back that is due, and flushes it.
+        fn write_back(&mut self, store: &mut PageStore, epoch: u64) {
+            store.freeze(epoch);
+            for io in self.frozen_writes(store) {
+                let write = self.write(&io, WHOLE);
+                store.write_done(write, true);
+            }
+            store.thaw();
+        }
+
+        fn frozen_writes(&self, store: &mut PageStore) -> Vec<PageIo> {
+            let mut writes = Vec::new();
+            let targets = |member, which| which == Which::Primary && self.is_alive(member);
+            store.frozen_writes(usize::MAX, &targets, &pool(), &mut writes);
+            writes
+        }
+
+        fn place(&mut self, store: &PageStore, page: PageIndex, copy: usize, place: usize) -> &mut [u8] {
+            let (member, offset) = store.layout.copies(page).nth(copy).unwrap();
+            &mut self.members[usize::from(member.0)][offset as usize + place * PAGE_BYTES..][..PAGE_BYTES]
+        }
+
+        fn mar(&mut self, store: &PageStore, page: PageIndex, copy: usize, place: usize, harm: Harm) {
+            let (member, offset) = store.layout.copies(page).nth(copy).unwrap();
+            match harm {
+                Harm::Flip => self.place(store, page, copy, place)[1000] ^= 4,
+                Harm::Zero => self.place(store, page, copy, place).fill(0),
+                Harm::BadSector => {
+                    self.unreadable.insert((member.0, offset + (place * PAGE_BYTES) as u64));
+                }
+            }
+        }
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Harm {
+        Flip,
+        Zero,
+        BadSector,
+    }
+
+    fn harm() -> impl Strategy<Value = Harm> {
+        prop_oneof![Just(Harm::Flip), Just(Harm::Zero), Just(Harm::BadSector)]
+    }
+
+    fn pool() -> Pool {
+        Pool::new(0).unwrap()
+    }
+
+    fn member_of(store: &PageStore, page: PageIndex, copy: usize) -> MemberIndex {
+        store.layout.copies(page).nth(copy).unwrap().0
+    }
+
+    /// Makes every entry of a page say `value`.
+    fn fill(store: &mut PageStore, page: PageIndex, value: u8) {
+        (0..PAGE_ENTRIES).for_each(|entry| store.set(page, entry, [value; 16]));
+    }
+
+    /// What every entry of a cached page says.
+    fn value(store: &PageStore, page: PageIndex) -> u8 {
+        let entries = &store.at(page).page.entries;
+        assert!(entries.iter().flatten().all(|&byte| byte == entries[0][0]), "a mix of versions");
+        entries[0][0]
+    }
+
+    const LOST: u8 = 0xff;
+
+    /// One life of the array in the model of crashes.
+    #[derive(Clone, Debug)]
+    struct Life {
+        changes: bool,
+        /// For each copy the sectors of the write-back that make it; none when the write-back ends well.
+        cut: Option<Vec<u16>>,
+        /// Harm done to the sick copies afterwards: which of them, place, what.
+        harm: Vec<(usize, usize, Harm)>,
+        /// The sick copies lose the writes of this life without saying so.
+        lost_writes: bool,
+    }
+
+    fn life() -> impl Strategy<Value = Life> {
+        let sectors = prop_oneof![2 => Just(0), 2 => Just(WHOLE), 1 => Just(0xff), 1 => Just(0xff00), 5 => any::<u16>()];
+        let cut = prop_oneof![1 => Just(None), 3 => prop::collection::vec(sectors, 4).prop_map(Some)];
+        let harm = prop::collection::vec((0usize..4, 0usize..2, harm()), 0..3);
+        (prop::bool::weighted(0.8), cut, harm, prop::bool::weighted(0.2))
+            .prop_map(|(changes, cut, harm, lost_writes)| Life { changes, cut, harm, lost_writes })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(400))]
+
+        /// Lives that end in a crash during a write-back, each followed by the loss of every set of members that the
+        /// array survives, with some copies sick all along. Loads must give a version that can be right: the last that
+        /// was written back whole, or one that has been begun since.
+        #[test]
+        fn crashes_and_any_m_faults_never_lose_a_page(
+            data in 1u16..4, parity in 0u16..4, page in 0u64..16, sick in 0usize..16,
+            lives in prop::collection::vec(life(), 1..7),
+        ) {
+            let geometry = geometry(data, parity);
+            let page = PageIndex(page);
+            let copies = usize::from(parity) + 1;
+            let sick = sick & ((1 << copies) - 1);
+            let sick = if sick.count_ones() > u32::from(parity) { 0 } else { sick };
+            let is_sick = |copy: usize| sick >> copy & 1 == 1;
+            let mut disks = Disks::new(&new_store(geometry, 4));
+            let mut possible = vec![0u8];
+            let mut torn = Torn::Impossible;
+            for (number, life) in lives.iter().enumerate() {
+                let mut store = new_store(geometry, 4);
+                let loaded = disks.load(&mut store, page, torn);
+                prop_assert_eq!(loaded.outcome, LoadOutcome::Ready);
+                prop_assert!(possible.contains(&value(&store, page)));
+                let new = number as u8 + 1;
+                // Replay writes what the log names although nothing is new about it (R8).
+                let changes = life.changes || torn == Torn::Possible;
+                if changes {
+                    fill(&mut store, page, new);
+                }
+                store.freeze(number as u64 + 1);
+                for (at, io) in disks.frozen_writes(&mut store).iter().enumerate() {
+                    let PageIo::Write { write, .. } = io else { unreachable!() };
+                    let lost = life.lost_writes && is_sick(usize::from(write.copy));
+                    let sectors = life.cut.as_ref().map_or(WHOLE, |cut| cut[at]);
+                    disks.write(io, if lost { 0 } else { sectors });
+                }
+                if life.cut.is_none() {
+                    torn = Torn::Impossible;
+                    if changes {
+                        possible = vec![new];
+                    }
+                } else if changes {
+                    torn = Torn::Possible;
+                    possible.push(new);
+                }
+                for &(copy, place, harm) in life.harm.iter().filter(|(copy, ..)| is_sick(*copy)) {
+                    disks.mar(&store, page, copy, place, harm);
+                }
+                for dead in 0..1usize << copies {
+                    if (dead | sick).count_ones() > u32::from(parity) {
+                        continue;
+                    }
+                    let is_dead = |copy: &usize| dead >> copy & 1 == 1;
+                    disks.dead = (0..copies).filter(is_dead).map(|copy| member_of(&store, page, copy)).collect();
+                    let mut after = new_store(geometry, 4);
+                    let loaded = disks.load(&mut after, page, torn);
+                    prop_assert_eq!(loaded.outcome, LoadOutcome::Ready);
+                    prop_assert!(possible.contains(&value(&after, page)), "{} of {:?}", value(&after, page), possible);
+                    if torn == Torn::Impossible && life.cut.is_none() {
+                        prop_assert_eq!(value(&after, page), possible[0]);
+                    }
+                    // Only what is sick is ever blamed, but for a repair that was cut off.
+                    let blamed: MemberSet = loaded.faults.iter().map(|(member, _)| *member).collect();
+                    let sick: MemberSet =
+                        (0..copies).filter(|&copy| is_sick(copy)).map(|copy| member_of(&store, page, copy)).collect();
+                    prop_assert!(blamed.is_subset(&sick), "{:?}", loaded.faults);
+                }
+                disks.dead = MemberSet::new();
+            }
+        }
+
+        /// What a load finds wrong is charged to who is to blame, and whole again after the next write-back.
+        #[test]
+        fn bad_copies_are_named_and_healed(
+            data in 1u16..4, parity in 1u16..4, page in 0u64..16, versions in 1u8..5, before in 0usize..4,
+            harms in prop::collection::vec((any::<[bool; 2]>(), harm()), 3),
+        ) {
+            let geometry = geometry(data, parity);
+            let page = PageIndex(page);
+            let mut disks = Disks::new(&new_store(geometry, 4));
+            // Some lives first, so that copies differ in which place is the newest: a copy misses one now and then.
+            for version in 1..=versions {
+                let mut store = new_store(geometry, 4);
+                disks.load(&mut store, page, Torn::Possible);
+                fill(&mut store, page, version);
+                store.freeze(1);
+                for io in disks.frozen_writes(&mut store) {
+                    let PageIo::Write { write, .. } = &io else { unreachable!() };
+                    let missed = version < versions && usize::from(write.copy) == before && parity > 0;
+                    disks.write(&io, if missed { 0 } else { WHOLE });
+                }
+            }
+            let mut expected = Vec::new();
+            for (copy, (places, harm)) in harms.iter().take(usize::from(parity)).enumerate() {
+                let store = new_store(geometry, 4);
+                let is_valid = |place: usize, disks: &mut Disks| {
+                    Page::decode(&KEY, ARRAY, page, disks.place(&store, page, copy, place)).ok().map(|page| version_of(&page))
+                };
+                let versions = [is_valid(0, &mut disks), is_valid(1, &mut disks)];
+                let newest = if versions[0] > versions[1] { 0 } else { 1 };
+                let mut sick = None;
+                for place in (0..2).filter(|&place| places[place]) {
+                    disks.mar(&store, page, copy, place, *harm);
+                    let shows = places[newest] && place == newest || matches!(harm, Harm::BadSector);
+                    let damaged = matches!(harm, Harm::Flip) && versions[place].is_some();
+                    if shows || damaged {
+                        sick = Some(match harm {
+                            Harm::BadSector => CopyFault::Unreadable,
+                            Harm::Flip => CopyFault::Damaged,
+                            Harm::Zero if versions[1 - newest].is_some() && !places[1 - newest] => CopyFault::Stale,
+                            Harm::Zero => CopyFault::Blank,
+                        });
+                    }
+                }
+                expected.extend(sick.map(|fault| (member_of(&store, page, copy), fault)));
+            }
+            let mut store = new_store(geometry, 4);
+            let loaded = disks.load(&mut store, page, Torn::Impossible);
+            prop_assert_eq!(loaded.outcome, LoadOutcome::Ready);
+            prop_assert_eq!(value(&store, page), versions);
+            prop_assert_eq!(&loaded.faults, &expected);
+            prop_assert_eq!(store.dirty_pages(), usize::from(!expected.is_empty()));
+            disks.write_back(&mut store, 2);
+            prop_assert_eq!(store.dirty_pages(), 0);
+            prop_assert_eq!(disks.check(&mut store, page).faults, vec![]);
+            let mut again = new_store(geometry, 4);
+            prop_assert_eq!(disks.load(&mut again, page, Torn::Impossible).faults, vec![]);
+            // Healing is no new version: only what was bad was written.
+            prop_assert_eq!(version_of(&again.at(page).page), version_of(&store.at(page).page));
+            prop_assert_eq!(again.epoch_written(page), 1);
+        }
+    }
+
+    /// What a step of the cache's model does.
+    #[derive(Clone, Debug)]
+    enum Step {
+        Want(u64),
+        Set(u64, u8),
+        Release(u64),
+        Freeze,
+        Send(usize),
+        Write(usize),
+        Thaw,
+        Unfreeze,
+        Check(u64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            6 => (0u64..14).prop_map(Step::Want),
+            6 => (0u64..14, 1u8..0xff).prop_map(|(page, value)| Step::Set(page, value)),
+            6 => (0u64..14).prop_map(Step::Release),
+            2 => Just(Step::Freeze),
+            4 => (1usize..4).prop_map(Step::Send),
+            6 => (0usize..8).prop_map(Step::Write),
+            3 => Just(Step::Thaw),
+            1 => Just(Step::Unfreeze),
+            1 => (0u64..14).prop_map(Step::Check),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(300))]
+
+        /// However loads, changes, evictions and write-backs interleave: a page reads as it was last set, what is
+        /// written is what it was at the freeze, and the members end up with all of it.
+        #[test]
+        fn a_small_cache_is_as_good_as_memory(
+            data in 1u16..4, parity in 0u16..3, steps in prop::collection::vec(step(), 0..300),
+        ) {
+            let geometry = geometry(data, parity);
+            let mut store = new_store(geometry, 3);
+            let mut disks = Disks::new(&store);
+            let mut model = [0u8; 14];
+            let mut image = model;
+            let mut pins = [0usize; 14];
+            let mut pending: Vec<PageIo> = Vec::new();
+            let mut is_frozen = false;
+            for step in steps {
+                match step {
+                    Step::Want(at) => {
+                        let mut reads = Vec::new();
+                        if store.want(PageIndex(at), 7, Torn::Impossible, &|_| true, &mut reads) == Want::Loading {
+                            let loaded = disks.serve(&mut store, reads).pop().unwrap();
+                            prop_assert_eq!(loaded.waiters, vec![7]);
+                            // A copy whose write is under way elsewhere is never read: nothing looks bad.
+                            prop_assert_eq!(loaded.faults, vec![]);
+                        }
+                        pins[at as usize] += 1;
+                        prop_assert_eq!(value(&store, PageIndex(at)), model[at as usize]);
+                    }
+                    Step::Set(at, new) if pins[at as usize] > 0 => {
+                        let before = store.snapshot(PageIndex(at));
+                        fill(&mut store, PageIndex(at), new);
+                        prop_assert!(before.entries.iter().flatten().all(|&byte| byte == model[at as usize]));
+                        model[at as usize] = new;
+                    }
+                    Step::Release(at) if pins[at as usize] > 0 => {
+                        store.release(PageIndex(at));
+                        pins[at as usize] -= 1;
+                    }
+                    Step::Freeze if !is_frozen => {
+                        store.freeze(1);
+                        image = model;
+                        is_frozen = true;
+                    }
+                    Step::Send(pages) => {
+                        store.frozen_writes(pages, &|_, which| which == Which::Primary, &pool(), &mut pending);
+                    }
+                    Step::Write(at) if at < pending.len() => {
+                        let io = pending.swap_remove(at);
+                        let PageIo::Write { write, bytes, .. } = &io else { unreachable!() };
+                        let page = Page::decode(&KEY, ARRAY, write.page, &bytes[..PAGE_BYTES]).unwrap();
+                        prop_assert!(page.entries.iter().flatten().all(|&byte| byte == image[write.page.0 as usize]));
+                        let write = disks.write(&io, WHOLE);
+                        store.write_done(write, true);
+                    }
+                    Step::Thaw if is_frozen && store.is_written() => {
+                        store.thaw();
+                        is_frozen = false;
+                    }
+                    Step::Unfreeze if is_frozen && pending.is_empty() => {
+                        store.unfreeze();
+                        is_frozen = false;
+                    }
+                    Step::Check(at) => {
+                        let mut reads = Vec::new();
+                        if store.check(PageIndex(at), 7, &|_| true, &mut reads) == Want::Loading {
+                            prop_assert_eq!(disks.serve(&mut store, reads).pop().unwrap().faults, vec![]);
+                        }
+                        store.release(PageIndex(at));
+                    }
+                    _ => {}
+                }
+            }
+            if is_frozen {
+                pending.extend(disks.frozen_writes(&mut store));
+                for io in pending {
+                    let write = disks.write(&io, WHOLE);
+                    store.write_done(write, true);
+                }
+                store.thaw();
+            }
+            disks.write_back(&mut store, 2);
+            for at in 0..14 {
+                (0..std::mem::take(&mut pins[at as usize])).for_each(|_| store.release(PageIndex(at)));
+            }
+            let mut after = new_store(geometry, 100);
+            for at in 0..14 {
+                let mut reads = Vec::new();
+                if store.want(PageIndex(at), 7, Torn::Impossible, &|_| true, &mut reads) == Want::Loading {
+                    disks.serve(&mut store, reads);
+                }
+                store.release(PageIndex(at));
+                disks.load(&mut after, PageIndex(at), Torn::Impossible);
+                prop_assert_eq!(value(&after, PageIndex(at)), model[at as usize]);
+            }
+            prop_assert!(store.cached_pages() <= 3 && store.dirty_pages() == 0);
+        }
+    }
+
+    /// A page of hashes of [`small`].
+    const PAGE: PageIndex = PageIndex(9);
+
+    /// An array of 2 + 1 with one page written in some versions, whose store is gone.
+    fn small(versions: u8) -> (Geometry, Disks) {
+        let geometry = geometry(2, 1);
+        let mut disks = Disks::new(&new_store(geometry, 4));
+        for version in 1..=versions {
+            let mut store = new_store(geometry, 4);
+            disks.load(&mut store, PAGE, Torn::Impossible);
+            fill(&mut store, PAGE, version);
+            disks.write_back(&mut store, u64::from(version));
+        }
+        (geometry, disks)
+    }
+
+    #[test]
+    fn beyond_the_budget_a_page_is_lost_and_not_taken_for_blank_or_old() {
+        for (versions, harm) in [(1, Harm::Flip), (1, Harm::BadSector), (2, Harm::Flip), (2, Harm::BadSector)]
+        {
+            let (geometry, mut disks) = small(versions);
+            let mut store = new_store(geometry, 4);
+            for copy in 0..2 {
+                (0..usize::from(versions)).for_each(|place| disks.mar(&store, PAGE, copy, place, harm));
+            }
+            let loaded = disks.load(&mut store, PAGE, Torn::Impossible);
+            assert_eq!(loaded.outcome, LoadOutcome::Lost);
+            assert_eq!(loaded.faults.len(), 2);
+            assert_eq!(value(&store, PAGE), LOST);
+            assert!(store.is_lost(PAGE));
+            assert_eq!(store.dirty_pages(), 0, "what may still be there is not written over");
+            // A place that can be read again after all brings the page back, as nobody has changed it.
+            store.release(PAGE);
+            disks.unreadable.clear();
+            let loaded = disks.load(&mut store, PAGE, Torn::Impossible);
+            let back = matches!(harm, Harm::BadSector);
+            assert_eq!(loaded.outcome, if back { LoadOutcome::Ready } else { LoadOutcome::Lost });
+            assert_eq!(value(&store, PAGE), if back { versions } else { LOST });
+        }
+    }
+
+    #[test]
+    fn a_lost_page_that_is_written_again_supersedes_whatever_shows_up() {
+        let (geometry, mut disks) = small(4);
+        let mut store = new_store(geometry, 4);
+        for copy in 0..2 {
+            disks.mar(&store, PAGE, copy, 0, Harm::BadSector);
+            disks.mar(&store, PAGE, copy, 1, Harm::BadSector);
+        }
+        assert_eq!(disks.load(&mut store, PAGE, Torn::Impossible).outcome, LoadOutcome::Lost);
+        store.set(PAGE, 5, [3; 16]);
+        disks.write_back(&mut store, 1);
+        disks.unreadable.clear();
+        let mut store = new_store(geometry, 4);
+        let loaded = disks.load(&mut store, PAGE, Torn::Impossible);
+        assert_eq!((loaded.outcome, loaded.faults), (LoadOutcome::Ready, vec![]));
+        let entries = store.snapshot(PAGE).entries.clone();
+        assert!(entries.iter().enumerate().all(|(at, entry)| *entry == [if at == 5 { 3 } else { LOST }; 16]));
+    }
+
+    #[test]
+    fn a_bad_sector_in_one_place_does_not_hide_the_other() {
+        let (geometry, mut disks) = small(2);
+        let store = new_store(geometry, 4);
+        disks.dead.insert(member_of(&store, PAGE, 0));
+        disks.mar(&store, PAGE, 1, 0, Harm::BadSector);
+        let mut store = new_store(geometry, 4);
+        let loaded = disks.load(&mut store, PAGE, Torn::Impossible);
+        assert_eq!(loaded.outcome, LoadOutcome::Ready);
+        assert_eq!(loaded.faults, [(member_of(&store, PAGE, 1), CopyFault::Unreadable)]);
+        assert_eq!(value(&store, PAGE), 2);
+        disks.write_back(&mut store, 2);
+        assert!(disks.unreadable.is_empty(), "the bad sector was written, not the good one");
+        store.release(PAGE);
+        assert_eq!(disks.check(&mut store, PAGE).faults, []);
+    }
+
+    #[test]
+    fn a_bad_copy_of_a_page_never_written_becomes_blank_and_nothing_else_is_written() {
+        let (geometry, mut disks) = small(0);
+        let mut store = new_store(geometry, 4);
+        disks.mar(&store, PAGE, 1, 1, Harm::BadSector);
+        let loaded = disks.load(&mut store, PAGE, Torn::Impossible);
+        assert_eq!(loaded.outcome, LoadOutcome::Ready);
+        assert_eq!(loaded.faults, [(member_of(&store, PAGE, 1), CopyFault::Unreadable)]);
+        assert!(store.is_blank(PAGE));
+        disks.write_back(&mut store, 2);
+        assert!(disks.unreadable.is_empty());
+        assert!(disks.members.iter().flatten().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn all_who_ask_for_a_page_share_one_load_and_its_pins() {
+        let (geometry, disks) = small(1);
+        let mut store = new_store(geometry, 4);
+        let mut reads = Vec::new();
+        for key in [3, 5] {
+            assert_eq!(store.want(PAGE, key, Torn::Impossible, &|_| true, &mut reads), Want::Loading);
+        }
+        assert_eq!(reads.len(), 2, "one read of each copy");
+        let loaded = disks.serve(&mut store, reads).pop().unwrap();
+        assert_eq!(loaded.waiters, [3, 5]);
+        assert_eq!(store.want(PAGE, 6, Torn::Impossible, &|_| true, &mut Vec::new()), Want::Cached);
+        assert_eq!(store.at(PAGE).pins, 3);
+    }
+
+    #[test]
+    fn a_member_that_leaves_during_a_load_has_everybody_ask_again() {
+        let (geometry, disks) = small(1);
+        let mut store = new_store(geometry, 4);
+        for cached in [false, true] {
+            let mut reads = Vec::new();
+            let wanted = if cached {
+                disks.load(&mut store, PAGE, Torn::Impossible);
+                store.check(PAGE, 3, &|_| true, &mut reads)
+            } else {
+                store.want(PAGE, 3, Torn::Impossible, &|_| true, &mut reads)
+            };
+            assert_eq!(wanted, Want::Loading);
+            let Some(PageIo::Read { read, .. }) = reads.pop() else { panic!("two reads") };
+            assert!(store.read_done(read, Answer::Gone, &mut Vec::new()).is_none());
+            let loaded = disks.serve(&mut store, reads).pop().unwrap();
+            assert_eq!((loaded.outcome, loaded.waiters), (LoadOutcome::AskAgain, vec![3]));
+            assert_eq!(store.cached.get(&PAGE).map(|cached| cached.pins), cached.then_some(1));
+        }
+        assert_eq!(store.check(PageIndex(11), 3, &|_| false, &mut Vec::new()), Want::Unavailable);
+        assert_eq!(
+            store.want(PageIndex(11), 3, Torn::Impossible, &|_| false, &mut Vec::new()),
+            Want::Unavailable
+        );
+    }
+
+    #[test]
+    fn a_check_finds_what_went_bad_behind_the_cache_and_mends_it() {
+        let (geometry, mut disks) = small(3);
+        let mut store = new_store(geometry, 4);
+        disks.load(&mut store, PAGE, Torn::Impossible);
+        assert_eq!(disks.check(&mut store, PAGE).faults, []);
+        disks.mar(&store, PAGE, 0, 0, Harm::Flip);
+        let fault = [(member_of(&store, PAGE, 0), CopyFault::Damaged)];
+        assert_eq!(disks.check(&mut store, PAGE).faults, fault);
+        disks.write_back(&mut store, 9);
+        assert_eq!(disks.check(&mut store, PAGE).faults, []);
+        assert_eq!(store.epoch_written(PAGE), 3);
+    }
+
+    #[test]
+    fn a_check_does_not_mistake_a_write_under_way_for_a_fault() {
+        let (geometry, mut disks) = small(3);
+        let mut store = new_store(geometry, 4);
+        disks.load(&mut store, PAGE, Torn::Impossible);
+        let mut reads = Vec::new();
+        assert_eq!(store.check(PAGE, 1, &|_| true, &mut reads), Want::Loading);
+        fill(&mut store, PAGE, 7);
+        let mut none = Vec::new();
+        assert_eq!(store.check(PAGE, 2, &|_| true, &mut none), Want::Cached);
+        store.freeze(4);
+        assert_eq!(store.check(PAGE, 2, &|_| true, &mut none), Want::Cached);
+        assert!(none.is_empty());
+        for io in disks.frozen_writes(&mut store) {
+            let write = disks.write(&io, WHOLE);
+            store.write_done(write, true);
+        }
+        assert_eq!(disks.serve(&mut store, reads).pop().unwrap().faults, []);
+        store.thaw();
+        assert_eq!(disks.check(&mut store, PAGE).faults, []);
+        assert_eq!(store.dirty_pages(), 0);
+    }
+
+    #[test]
+    fn a_member_under_construction_gets_every_copy_whole() {
+        let (primary, replacement) = (Which::Primary, Which::Replacement);
+        for (which, was_in_service) in
+            [(primary, false), (primary, true), (replacement, false), (replacement, true)]
+        {
+            let (geometry, mut disks) = small(3);
+            let mut store = new_store(geometry, 4);
+            let (member, other) = (member_of(&store, PAGE, 0), member_of(&store, PAGE, 1));
+            let blank =
+                (1..).map(PageIndex).find(|&page| page != PAGE && member_of(&store, page, 1) == member);
+            let pages = [(PAGE, 0), (blank.unwrap(), 1)];
+            if !was_in_service {
+                disks.dead.insert(member);
+            }
+            for (page, _) in pages {
+                disks.load(&mut store, page, Torn::Impossible);
+            }
+            assert_eq!(store.unknown_on(member).is_empty(), was_in_service);
+            // The device has been in the array before, and shows more than there ever was.
+            let mut old = Page::blank();
+            (old.sequence, old.epoch) = (50, 2);
+            for ((page, copy), place) in pages.into_iter().flat_map(|page| [(page, 0), (page, 1)]) {
+                let bytes = old.encode(&KEY, ARRAY, page);
+                disks.place(&store, page, copy, place).copy_from_slice(&bytes);
+            }
+            for (page, _) in pages {
+                store.rebuild(page, member, which);
+            }
+            store.freeze(4);
+            let mut writes = Vec::new();
+            let is_target = |to: MemberIndex, device: Which| to != member || device == which;
+            store.frozen_writes(usize::MAX, &is_target, &pool(), &mut writes);
+            assert_eq!(writes.len(), 2, "only what is being built");
+            for io in &writes {
+                let PageIo::Write { member: to, which: device, .. } = io else { unreachable!() };
+                assert_eq!((*to, *device), (member, which));
+                let write = disks.write(io, WHOLE);
+                store.write_done(write, true);
+            }
+            store.thaw();
+            assert_eq!(store.unknown_on(member).is_empty(), was_in_service || which == primary);
+            disks.dead = MemberSet::new();
+            for dead in [None, Some(other)] {
+                disks.dead = dead.into_iter().collect();
+                let mut after = new_store(geometry, 4);
+                assert_eq!(disks.load(&mut after, PAGE, Torn::Impossible).faults, []);
+                assert_eq!(value(&after, PAGE), 3);
+                assert_eq!(disks.load(&mut after, pages[1].0, Torn::Impossible).faults, []);
+                assert!(after.is_blank(pages[1].0));
+            }
+        }
+    }
+
+    #[test]
+    fn a_change_reaches_devices_under_construction_whole() {
+        let (geometry, mut disks) = small(2);
+        let mut store = new_store(geometry, 4);
+        disks.load(&mut store, PAGE, Torn::Impossible);
+        fill(&mut store, PAGE, 9);
+        store.freeze(4);
+        let mut writes = Vec::new();
+        store.frozen_writes(usize::MAX, &|_, _| true, &pool(), &mut writes);
+        let lengths: Vec<(Which, usize)> = writes
+            .iter()
+            .map(|io| match io {
+                PageIo::Write { which, bytes, .. } => (*which, bytes.len()),
+                PageIo::Read { .. } => panic!("a write-back reads nothing"),
+            })
+            .collect();
+        let (primary, replacement) = ((Which::Primary, PAGE_BYTES), (Which::Replacement, 2 * PAGE_BYTES));
+        assert_eq!(lengths, [primary, replacement, primary, replacement]);
+        for io in writes {
+            let write = disks.write(&io, WHOLE);
+            store.write_done(write, true);
+        }
+        store.thaw();
+        assert!((0..3).all(|member| store.unknown_on(MemberIndex(member)).is_empty()));
+    }
+
+    #[test]
+    fn a_member_that_missed_a_write_is_known_again_by_a_check_or_a_write() {
+        let (geometry, mut disks) = small(2);
+        let mut store = new_store(geometry, 4);
+        disks.load(&mut store, PAGE, Torn::Impossible);
+        let member = member_of(&store, PAGE, 1);
+        disks.dead.insert(member);
+        fill(&mut store, PAGE, 9);
+        disks.write_back(&mut store, 3);
+        assert_eq!(store.unknown_on(member), [PAGE]);
+        // While it is away more pages come in, and one is on its way when it is asked for.
+        let next = PageIndex(PAGE.0 + 3);
+        assert_eq!(member_of(&store, next, 1), member);
+        let mut reads = Vec::new();
+        store.want(next, 1, Torn::Impossible, &|member| disks.is_alive(member), &mut reads);
+        assert_eq!(store.unknown_on(member), [PAGE, next]);
+        disks.serve(&mut store, reads);
+        assert_eq!(store.unknown_on(member), [PAGE, next]);
+        disks.dead = MemberSet::new();
+        assert_eq!(disks.check(&mut store, PAGE).faults, [(member, CopyFault::Stale)]);
+        assert_eq!(disks.check(&mut store, next).faults, []);
+        assert_eq!(store.unknown_on(member), []);
+        disks.write_back(&mut store, 4);
+        assert_eq!(disks.check(&mut store, PAGE).faults, []);
+    }
+
+    #[test]
+    fn a_write_back_that_was_given_up_goes_over_the_same_places_again() {
+        let (geometry, mut disks) = small(2);
+        let mut store = new_store(geometry, 4);
+        disks.load(&mut store, PAGE, Torn::Impossible);
+        fill(&mut store, PAGE, 8);
+        store.freeze(3);
+        let before = disks.members.clone();
+        // Written, and by no means known to be flushed.
+        for io in disks.frozen_writes(&mut store) {
+            let write = disks.write(&io, WHOLE);
+            store.write_done(write, true);
+        }
+        store.unfreeze();
+        assert_eq!(store.dirty_pages(), 1, "the changed page");
+        store.freeze(3);
+        disks.members = before;
+        for io in disks.frozen_writes(&mut store) {
+            disks.write(&io, 0x0f);
+        }
+        let mut after = new_store(geometry, 4);
+        disks.load(&mut after, PAGE, Torn::Possible);
+        assert_eq!(value(&after, PAGE), 2);
+        assert_eq!(after.dirty_pages(), 1, "what was torn is to be mended");
+        after.freeze(4);
+        after.unfreeze();
+        assert_eq!(after.dirty_pages(), 1);
+    }
+
+    #[test]
+    fn pages_in_use_or_changed_stay_beyond_the_bound_and_the_stripe_map_always() {
+        let geometry = geometry(2, 1);
+        let mut store = new_store(geometry, 2);
+        let mut disks = Disks::new(&store);
+        let map_pages = store.layout().map_pages();
+        for page in (0..map_pages).map(PageIndex) {
+            disks.load(&mut store, page, Torn::Impossible);
+            store.release(page);
+        }
+        let hash_pages: Vec<PageIndex> = (map_pages..map_pages + 9).map(PageIndex).collect();
+        disks.mar(&store, hash_pages[2], 1, 0, Harm::BadSector);
+        for (at, &page) in hash_pages.iter().enumerate() {
+            disks.load(&mut store, page, Torn::Impossible);
+            match at {
+                0 => continue,
+                1 => fill(&mut store, page, 4),
+                _ => {}
+            }
+            store.release(page);
+        }
+        let cached = |store: &PageStore, at: usize| store.cached.contains_key(&hash_pages[at]);
+        assert!(cached(&store, 0), "in use");
+        assert!(cached(&store, 1), "changed");
+        assert!(cached(&store, 2), "to be mended");
+        assert_eq!(store.cached_pages(), 3);
+        disks.write_back(&mut store, 1);
+        store.release(hash_pages[0]);
+        for &page in &hash_pages[4..] {
+            if !store.cached.contains_key(&page) {
+                disks.load(&mut store, page, Torn::Impossible);
+                store.release(page);
+            }
+        }
+        assert!((0..3).all(|at| !cached(&store, at)) && store.cached_pages() == 2);
+        assert!((0..map_pages).all(|page| store.cached.contains_key(&PageIndex(page))));
+    }
+
+    #[test]
+    fn clearing_a_slot_leaves_its_neighbours_alone() {
+        let geometry = geometry(3, 1);
+        let mut store = new_store(geometry, 100);
+        let disks = Disks::new(&store);
+        for page in store.layout().map_pages()..store.layout().pages() {
+            disks.load(&mut store, PageIndex(page), Torn::Impossible);
+        }
+        let hash = |slot: u64, row: usize, column: u16| {
+            BlockHash([slot as u8 + 1, row as u8, column as u8, 1].repeat(4).try_into().unwrap())
+        };
+        let all = || {
+            (0..100u64).flat_map(|slot| {
+                (0..2usize).flat_map(move |row| (0..4u16).map(move |column| (slot, row, column)))
+            })
+        };
+        for (slot, row, column) in all() {
+            store.set_hash(SlotIndex(slot), row, ColumnIndex(column), hash(slot, row, column));
+        }
+        store.clear_slot(SlotIndex(31));
+        for (slot, row, column) in all() {
+            let expected = if slot == 31 { BlockHash::UNWRITTEN } else { hash(slot, row, column) };
+            assert_eq!(store.hash(SlotIndex(slot), row, ColumnIndex(column)), expected);
+        }
+    }
+
+    #[test]
+    fn the_walk_of_a_member_visits_the_pages_that_have_a_copy_on_it() {
+        let store = new_store(geometry(3, 1), 1);
+        let member = MemberIndex(2);
+        let mut walked = Vec::new();
+        while let Some(page) = store.next_page_on(
+            member,
+            walked.last().map_or(PageIndex(0), |last: &PageIndex| PageIndex(last.0 + 1)),
+        ) {
+            walked.push(page);
+        }
+        let all = (0..store.layout().pages()).map(PageIndex);
+        let expected: Vec<PageIndex> =
+            all.filter(|&page| store.layout().copies(page).any(|(holder, _)| holder == member)).collect();
+        assert!(expected.len() > 5);
+        assert_eq!(walked, expected);
     }
 }

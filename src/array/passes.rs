@@ -3,12 +3,11 @@
 //! Resync before rebuild before scrub; the others wait. While clients are busy a pass keeps to the floor
 //! `rebuild_min`, otherwise to the ceiling `rebuild_max`.
 
-use super::members::Progress;
+use super::members::{Progress, Which};
 use super::{Activity, ActivityKind, NoticeLevel, ScrubResult};
 use super::{Array, Op};
 use crate::format::{MemberState, ScrubRecord};
 use crate::units::{MemberIndex, SlotIndex, Timestamp};
-use std::collections::BTreeSet;
 
 pub(super) struct Passes {
     resync: Option<Pass>,
@@ -35,12 +34,7 @@ pub(super) struct Pass {
 
 impl Pass {
     fn from(slot: u64) -> Pass {
-        Pass {
-            progress: Progress { next: slot, running: BTreeSet::new(), known_zero: false },
-            errors: 0,
-            repaired: 0,
-            skipped: 0,
-        }
+        Pass { progress: Progress::starting_at(slot, false), errors: 0, repaired: 0, skipped: 0 }
     }
 
     fn finished(&self, slots: u64) -> bool {
@@ -156,7 +150,8 @@ impl Array {
 
     /// Starts slot operations while the window and the allowance permit.
     pub(super) fn pump_passes(&mut self) {
-        if self.is_failed() || self.stopping.is_some() {
+        if self.is_failed() || self.stopping.is_some() || self.redo.as_ref().is_some_and(|r| !r.is_serving())
+        {
             return;
         }
         if self.passes.draining && self.passes.running > 0 {
@@ -181,7 +176,11 @@ impl Array {
                     let slot = SlotIndex(pass.progress.next);
                     pass.progress.next += 1;
                     pass.progress.running.insert(slot.0);
-                    self.start_verify_slot(kind, slot);
+                    if self.redo.is_some() {
+                        self.start_logged_scrub(slot);
+                    } else {
+                        self.start_verify_slot(kind, slot);
+                    }
                 }
             }
         }
@@ -270,20 +269,28 @@ impl Array {
     fn end_finished_builds(&mut self, index: MemberIndex) {
         let slots = self.map.slots;
         // Only a device that a restart would find may count as the member.
-        let member = self.member_mut(index);
+        let member = self.member(index);
         let recorded = member.device.is_some_and(|device| device.recorded);
-        if recorded && member.progress.as_ref().is_some_and(|p| p.done() >= slots) {
+        let built = recorded && member.progress.as_ref().is_some_and(|p| p.done() >= slots);
+        if built && self.may_join(index, Which::Primary) {
+            let member = self.member_mut(index);
             member.progress = None;
             member.state = MemberState::Online;
             member.reason = None;
+            if self.redo.is_some() {
+                // No batch may be written before the epoch with this member is complete.
+                self.supers.note_exchange();
+            }
             self.supers.want();
             self.notice(NoticeLevel::Info, Some(index), format!("member {index} is rebuilt and online"));
             self.notice_if_whole();
         }
+        let member = self.member(index);
+        let built =
+            member.replacement.as_ref().is_some_and(|r| r.device.recorded && r.progress.done() >= slots);
+        let may_join = built && self.may_join(index, Which::Replacement);
         let member = self.member_mut(index);
-        if let Some(replacement) =
-            member.replacement.take_if(|r| r.device.recorded && r.progress.done() >= slots)
-        {
+        if let Some(replacement) = member.replacement.take_if(|_| may_join) {
             let old = member.device.replace(replacement.device);
             member.uuid = replacement.uuid;
             member.state = MemberState::Online;
@@ -346,6 +353,8 @@ impl Array {
             .filter(|(_, op)| match op {
                 Op::Rebuild(op) => op.waits_for_lock(),
                 Op::Verify(op) => op.waits_for_lock(),
+                Op::LoggedPass(op) => op.waits(),
+                Op::PagePass(_) => true,
                 _ => false,
             })
             .map(|(key, _)| key)
@@ -355,6 +364,8 @@ impl Array {
             let flow = match &mut op {
                 Op::Rebuild(op) => self.end_rebuild(key, op, false),
                 Op::Verify(op) => self.end_verify(key, op, false),
+                Op::LoggedPass(op) => self.end_logged_pass(key, op, false),
+                Op::PagePass(op) => self.end_page_pass(op, false),
                 _ => unreachable!("just found to be one of these"),
             };
             self.put_back(key, op, flow);
@@ -363,6 +374,9 @@ impl Array {
 
     /// Whether operations other than those of clients are under way.
     pub(super) fn background_is_idle(&self) -> bool {
-        !self.ops.iter().any(|(_, op)| matches!(op, Op::Rebuild(_) | Op::Verify(_)))
+        !self
+            .ops
+            .iter()
+            .any(|(_, op)| matches!(op, Op::Rebuild(_) | Op::Verify(_) | Op::LoggedPass(_) | Op::PagePass(_)))
     }
 }

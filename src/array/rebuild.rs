@@ -25,10 +25,11 @@ impl RebuildOp {
     }
 }
 
-struct Target {
-    member: MemberIndex,
-    device: DeviceId,
-    column: usize,
+/// A device that is to get a slot.
+pub(super) struct Target {
+    pub member: MemberIndex,
+    pub device: DeviceId,
+    pub column: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -40,7 +41,9 @@ enum Stage {
 
 impl Array {
     /// The progress of every device that is being built.
-    fn builds_mut(&mut self) -> impl Iterator<Item = (MemberIndex, Which, DeviceId, &mut Progress)> {
+    pub(super) fn builds_mut(
+        &mut self,
+    ) -> impl Iterator<Item = (MemberIndex, Which, DeviceId, &mut Progress)> {
         self.members.iter_mut().enumerate().flat_map(|(at, member)| {
             let index = MemberIndex(at as u16);
             let primary = member.device.zip(member.progress.as_mut());
@@ -73,6 +76,10 @@ impl Array {
                 progress.running.insert(slot.0);
                 targets.push(Target { member, device, column: usize::from(map.column_of(slot, member).0) });
             }
+        }
+        if self.redo.is_some() {
+            self.start_logged_rebuild(slot, targets);
+            return;
         }
         let op = Box::new(RebuildOp {
             slot,
@@ -227,20 +234,32 @@ impl Array {
 
     /// `complete`: the slot is built on every target; otherwise it will be started again.
     pub(super) fn end_rebuild(&mut self, key: usize, op: &mut RebuildOp, complete: bool) -> Flow {
-        let slot = op.slot.0;
-        for target in &op.targets {
+        self.built_slot(op.slot, &op.targets, complete);
+        self.unlock(op.slot, key);
+        Flow::Finished
+    }
+
+    /// Moves the progress of the targets over a slot, or back to it.
+    pub(super) fn built_slot(&mut self, slot: SlotIndex, targets: &[Target], complete: bool) {
+        for target in targets {
             for (member, _, device, progress) in self.builds_mut() {
                 if member == target.member && device == target.device {
-                    progress.running.remove(&slot);
+                    progress.running.remove(&slot.0);
                     if !complete {
-                        progress.rewind_to(slot);
+                        progress.rewind_to(slot.0);
                     }
                 }
             }
         }
         self.passes.running -= 1;
-        self.unlock(op.slot, key);
-        Flow::Finished
+    }
+
+    /// The epoch up to which a device under construction is current anyway.
+    pub(super) fn needs_since(&mut self, target: &Target) -> Option<u64> {
+        let mut builds = self.builds_mut();
+        builds
+            .find(|(m, _, d, _)| *m == target.member && *d == target.device)
+            .and_then(|(_, _, _, p)| p.since)
     }
 
     /// Fewer than k columns of the slot can be read: what would be built is not known, so nothing is.

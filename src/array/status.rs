@@ -1,8 +1,8 @@
 //! What a volume says of itself: plain facts, no paths and no formatting. The daemon adds paths and rates.
 
 use crate::block_io::DeviceId;
-use crate::format::{Geometry, MemberState};
-use crate::units::MemberIndex;
+use crate::format::{ChecksumKind, Geometry, MemberState};
+use crate::units::{MemberIndex, VolumeOffset};
 
 /// State of an array as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub struct MemberCounters {
     pub read_errors: u64,
     /// Writes and flushes that failed.
     pub write_errors: u64,
-    /// Blocks found wrong (by scrub; by checksum once there are checksums).
+    /// Blocks of data, parity, metadata pages or log found wrong.
     pub checksum_errors: u64,
     /// Blocks rewritten with reconstructed bytes.
     pub repaired: u64,
@@ -84,6 +84,20 @@ pub struct ScrubResult {
     pub repaired: u64,
 }
 
+/// What an array's redo log is at.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum LogState {
+    /// The array has none.
+    #[default]
+    None,
+    /// It waits to be replayed, or is being replayed; requests wait.
+    Replaying,
+    /// It is in service.
+    Serving,
+    /// It cannot be replayed, for this reason; requests end in an error.
+    Refused(String),
+}
+
 /// The facts of one array and its volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeStatus {
@@ -105,4 +119,10 @@ pub struct VolumeStatus {
     pub engine: &'static str,
     /// Client requests that ended in EIO since the start.
     pub client_errors: u64,
+    /// Checksums of blocks.
+    pub checksum: ChecksumKind,
+    /// The redo log.
+    pub log: LogState,
+    /// Parts of the volume found to be beyond repair since the start: (offset, bytes), ascending. A write heals them.
+    pub lost: Vec<(VolumeOffset, u64)>,
 }

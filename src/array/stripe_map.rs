@@ -6,7 +6,6 @@
 //! until whoever knows about durability and writes in flight says otherwise (W3 of the crash-safety design).
 //!
 //! Must not know of the log, of members, or of when anything is durable.
-#![allow(dead_code)] // used by the logged array
 
 use super::pages::PageStore;
 use crate::format::{Geometry, MapEntry, PageIndex};
@@ -78,6 +77,11 @@ pub(super) struct StripeMap {
 }
 
 impl StripeMap {
+    /// The map of an array whose pages are not loaded yet: no slot is free.
+    pub fn unknown() -> StripeMap {
+        StripeMap { slots: Box::default(), first_free: END, last_free: END, free: 0 }
+    }
+
     /// Reads the map from its pages, all of which are cached; after a replay, which only sets entries.
     ///
     /// # Errors
@@ -186,5 +190,126 @@ impl StripeMap {
         }
         self.last_free = slot.0;
         self.free += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::pages::tests::{array_without_map_page, new_array};
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::{BTreeMap, VecDeque};
+
+    const CHUNK: u32 = 4096;
+
+    fn geometry(slots: u64, stripes: u64) -> Geometry {
+        Geometry {
+            data: 2,
+            parity: 1,
+            chunk: CHUNK,
+            sector: 512,
+            slots,
+            volume_bytes: stripes * 2 * u64::from(CHUNK),
+        }
+    }
+
+    fn in_slot(slot: u64) -> MapEntry {
+        MapEntry { slot: SlotIndex(slot), holds_data: true, epoch: 1 }
+    }
+
+    proptest! {
+        /// Whatever is taken, moved, given back and freed: no slot is given out twice or before it is freed, slots are
+        /// given out in the order in which they became free, and a map loaded from the pages knows the same stripes.
+        #[test]
+        fn slots_are_given_out_once_and_only_when_free(
+            reserve in 1u64..20, stripes in 1u64..300, steps in prop::collection::vec((0u8..4, any::<u64>()), 0..400),
+        ) {
+            let geometry = geometry(stripes + reserve, stripes);
+            let mut pages = new_array(geometry);
+            let mut map = StripeMap::load(&pages, &geometry).unwrap();
+            let mut free: VecDeque<u64> = (stripes..stripes + reserve).collect();
+            let mut home: Vec<u64> = (0..stripes).collect();
+            let (mut taken, mut retired) = (Vec::new(), Vec::new());
+            for (what, number) in steps {
+                let pick = |from: &[u64]| (number % from.len().max(1) as u64) as usize;
+                match what {
+                    0 => {
+                        let slot = map.take_free().map(|slot| slot.0);
+                        prop_assert_eq!(slot, free.pop_front());
+                        taken.extend(slot);
+                    }
+                    1 if !taken.is_empty() => {
+                        let slot = taken.swap_remove(pick(&taken));
+                        let stripe = number % stripes;
+                        let old = map.moved(&mut pages, StripeIndex(stripe), SlotIndex(slot), number);
+                        prop_assert_eq!(old.0, std::mem::replace(&mut home[stripe as usize], slot));
+                        let entry = MapEntry { slot: SlotIndex(slot), holds_data: true, epoch: number };
+                        prop_assert_eq!(pages.map_entry(StripeIndex(stripe)), entry);
+                        retired.push(old.0);
+                    }
+                    2 if !taken.is_empty() => {
+                        let slot = taken.swap_remove(pick(&taken));
+                        map.give_back(SlotIndex(slot));
+                        free.push_back(slot);
+                    }
+                    3 if !retired.is_empty() => {
+                        let slot = retired.swap_remove(pick(&retired));
+                        map.free(SlotIndex(slot));
+                        free.push_back(slot);
+                    }
+                    _ => {}
+                }
+                prop_assert_eq!(map.free_slots(), free.len() as u64);
+            }
+            let after = StripeMap::load(&pages, &geometry).unwrap();
+            let holders: BTreeMap<u64, u64> = home.iter().enumerate().map(|(stripe, &slot)| (slot, stripe as u64)).collect();
+            for slot in 0..geometry.slots {
+                let holder = holders.get(&slot).copied().map(StripeIndex);
+                prop_assert_eq!(map.stripe_at(SlotIndex(slot)), holder);
+                prop_assert_eq!(after.stripe_at(SlotIndex(slot)), holder);
+            }
+            prop_assert_eq!(after.free_slots(), reserve);
+        }
+    }
+
+    #[test]
+    fn a_map_that_contradicts_itself_is_refused_by_name() {
+        let geometry = geometry(600, 590);
+        let mut pages = new_array(geometry);
+        pages.set_map_entry(StripeIndex(7), in_slot(595));
+        pages.set_map_entry(StripeIndex(300), in_slot(600));
+        let fault = StripeMap::load(&pages, &geometry).unwrap_err();
+        assert_eq!(
+            fault,
+            MapFault::SlotOutOfRange { stripe: StripeIndex(300), slot: SlotIndex(600), slots: 600 }
+        );
+        pages.set_map_entry(StripeIndex(300), in_slot(595));
+        let fault = StripeMap::load(&pages, &geometry).unwrap_err();
+        assert_eq!(
+            fault,
+            MapFault::SlotTwice { slot: SlotIndex(595), stripes: [StripeIndex(7), StripeIndex(300)] }
+        );
+        assert!(fault.to_string().contains("stripes 7 and 300 are both said to be in slot 595"), "{fault}");
+        pages.set_map_entry(StripeIndex(300), in_slot(7));
+        assert!(StripeMap::load(&pages, &geometry).is_ok());
+    }
+
+    #[test]
+    fn a_lost_page_of_the_map_is_refused_by_name() {
+        let geometry = geometry(600, 590);
+        let fault = StripeMap::load(&array_without_map_page(geometry, PageIndex(1)), &geometry).unwrap_err();
+        assert_eq!(fault, MapFault::Lost { page: PageIndex(1), stripe: StripeIndex(252) });
+        assert!(
+            fault.to_string().starts_with("page 1 of the stripe map, which says where stripe 252"),
+            "{fault}"
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "slot 11 is given up by one who does not have it")]
+    fn a_slot_is_not_freed_twice() {
+        let geometry = geometry(12, 10);
+        let mut map = StripeMap::load(&new_array(geometry), &geometry).unwrap();
+        map.free(SlotIndex(11));
     }
 }

@@ -9,7 +9,7 @@ use super::members::{Device, Which};
 use super::{Array, Effect, Inflight, Owner, Stopping};
 use crate::block_io::{DeviceId, IoFault, IoOp, IoValue};
 use crate::format::{
-    COPY_BYTES, Epoch, MemberRecord, MemberSet, MemberState, ReplacementRecord, Role, Superblock,
+    COPY_BYTES, Epoch, LogStart, MemberRecord, MemberSet, MemberState, ReplacementRecord, Role, Superblock,
     superblock_offsets,
 };
 use crate::units::{MemberIndex, SlotIndex, Timestamp};
@@ -38,6 +38,8 @@ pub(super) struct Supers {
     last_save: Timestamp,
     /// Progress marks of the last update, to see whether there is news.
     saved_progress: u64,
+    /// Where the log starts by the last update that is durable.
+    durable_log_start: Option<LogStart>,
 }
 
 struct Job {
@@ -87,6 +89,7 @@ impl Supers {
     ) -> Supers {
         let mut template = template;
         template.sequence = sequence;
+        let dirty = template.redo.is_some() && !template.clean;
         Supers {
             template,
             epoch_number,
@@ -95,12 +98,14 @@ impl Supers {
             bump_due: true,
             losses: 1,
             durable_losses: 0,
-            dirty: false,
-            durable_dirty: false,
+            // Until it is replayed a log that was not empty keeps its mark.
+            dirty,
+            durable_dirty: dirty,
             wanted: true,
             job: None,
             last_save: Timestamp(0),
             saved_progress: 0,
+            durable_log_start: None,
         }
     }
 
@@ -119,6 +124,25 @@ impl Supers {
     pub fn note_exchange(&mut self) {
         self.bump_due = true;
         self.note_loss();
+    }
+
+    /// The log is empty below `start`: recorded on every member before anything is served (R9).
+    pub fn set_log_start(&mut self, start: LogStart) {
+        if let Some(redo) = &mut self.template.redo {
+            redo.start = start;
+        }
+        self.durable_log_start = None;
+        self.wanted = true;
+    }
+
+    /// What the members say of the log's start, once they all do.
+    pub fn durable_log_start(&self) -> Option<LogStart> {
+        self.durable_log_start
+    }
+
+    /// Losses of devices so far.
+    pub fn losses(&self) -> u64 {
+        self.losses
     }
 
     /// Something worth recording that nobody waits for.
@@ -216,12 +240,24 @@ impl Array {
             self.supers.epoch_number += 1;
             self.supers.epoch_is_complete = false;
             self.supers.bump_due = false;
+            let before = next.epoch;
             next.epoch = Epoch {
                 number: self.supers.epoch_number,
                 id: self.supers.next_random(),
-                parent: next.epoch.id,
+                parent: before.id,
                 live: online,
             };
+            for (at, left) in next.left.iter_mut().enumerate() {
+                let member = MemberIndex(at as u16);
+                if online.contains(member) {
+                    *left = 0;
+                } else if before.live.contains(member) {
+                    *left = before.id;
+                }
+            }
+        }
+        if let (Some(redo), Some(sequence)) = (&mut next.redo, self.drained_log()) {
+            redo.start = LogStart { sequence, epoch: next.epoch.number };
         }
         next.clean = !self.supers.dirty;
         next.resynced = SlotIndex(self.passes.resynced());
@@ -343,6 +379,7 @@ impl Array {
             self.supers.wanted = true;
         }
         self.supers.durable_dirty = !job.template.clean;
+        self.supers.durable_log_start = job.template.redo.map(|redo| redo.start);
         if self.acknowledgements_allowed() {
             let exchanged = std::mem::take(&mut self.exchanged);
             self.releasing.extend(exchanged);
@@ -383,6 +420,7 @@ impl Array {
             && self.supers.job.is_none()
             && self.stopping.is_none()
             && !self.is_failed()
+            && (self.redo.is_none() || self.drained_log().is_some())
         {
             self.supers.dirty = false;
             self.supers.want();

@@ -200,6 +200,37 @@ impl Array {
         true
     }
 
+    /// Scrubs the columns of a slot of a logged array without checksums: (column, member, device, bytes of the chunk).
+    /// Returns what is to be rewritten: (member, device, byte within the chunk, bytes).
+    pub(super) fn scrub_columns(
+        &mut self,
+        slot: SlotIndex,
+        columns: Vec<(usize, MemberIndex, DeviceId, BufMut)>,
+    ) -> Vec<(MemberIndex, DeviceId, usize, Buf)> {
+        let columns = columns.into_iter().map(|(column, member, device, buf)| Column {
+            column,
+            member,
+            device,
+            buf: Some(buf),
+        });
+        let op = VerifyOp {
+            kind: ActivityKind::Scrub,
+            slot,
+            stage: Stage::Read,
+            columns: columns.collect(),
+            pending: 0,
+            suspect: MemberSet::default(),
+            repairs: Vec::new(),
+        };
+        let mut repairs = Vec::new();
+        self.scrub_slot(&op, &mut repairs);
+        let place = |repair: Repair| {
+            let column = &op.columns[repair.at];
+            (column.member, column.device, repair.start, repair.buf)
+        };
+        repairs.into_iter().map(place).collect()
+    }
+
     /// Finds out which rows are inconsistent and, where that can be told, because of whom.
     fn scrub_slot(&mut self, op: &VerifyOp, repairs: &mut Vec<Repair>) -> bool {
         let k = self.map.k;

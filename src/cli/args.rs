@@ -125,9 +125,15 @@ pub struct UpArgs {
     /// Bytes of a chunk [default: 64KiB]
     #[arg(long, value_name = "SIZE")]
     pub chunk: Option<ByteCount>,
-    /// Kind of volume: plain or cas [default: plain]
+    /// Kind of volume: plain (cas is planned) [default: plain]
     #[arg(long, value_name = "KIND")]
     pub volume: Option<VolumeKind>,
+    /// Checksum of each block: blake3, crc32c or none [default: blake3]
+    #[arg(long, value_name = "KIND")]
+    pub checksum: Option<ChecksumKind>,
+    /// Without redo log, stripe map and checksums: the write hole is open
+    #[arg(long)]
+    pub no_log: bool,
     /// Directory of the member files and sockets
     #[arg(long, value_name = "PATH", default_value = "calpe-data")]
     pub dir: PathBuf,
@@ -153,9 +159,12 @@ pub struct CreateArgs {
     /// Kind of volume: plain (cas is planned)
     #[arg(long, value_name = "KIND", default_value = "plain")]
     pub volume: VolumeKind,
-    /// Checksum of each block: none (crc32c and blake3 are planned)
-    #[arg(long, value_name = "KIND", default_value = "none")]
-    pub checksum: ChecksumKind,
+    /// Checksum of each block: blake3, crc32c or none [default: blake3; none with --no-log]
+    #[arg(long, value_name = "KIND")]
+    pub checksum: Option<ChecksumKind>,
+    /// Without redo log, stripe map and checksums: the write hole is open, as in other software RAID
+    #[arg(long)]
+    pub no_log: bool,
     /// Size of the volume [default: the largest that fits]; members that do not exist are then created as sparse files
     #[arg(long, value_name = "SIZE")]
     pub size: Option<ByteCount>,
@@ -397,7 +406,11 @@ mod tests {
         for line in [
             "calpe up",
             "calpe up --data 4 --parity 3 --size 1GiB --dir x --volume plain",
-            "calpe create tank --data 4 --parity 2 --chunk 64KiB --volume plain --checksum none --size 1GiB -n --force a b c d e f",
+            "calpe create tank --data 4 --parity 2 --chunk 64KiB --volume plain --checksum blake3 --size 1GiB -n --force a b c d e f",
+            "calpe create tank --data 4 --parity 2 --checksum crc32c a b c d e f",
+            "calpe create tank --data 4 --parity 2 --checksum none --no-log a b c d e f",
+            "calpe up --checksum crc32c",
+            "calpe up --no-log",
             "calpe serve --config conf/calpe.toml --check",
             "calpe import",
             "calpe import -a",

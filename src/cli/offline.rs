@@ -4,7 +4,7 @@ use super::args::{BenchCodecArgs, CreateArgs, InspectArgs};
 use super::{CliError, Outcome, say, say_json};
 use crate::codec::bench;
 use crate::daemon::clock;
-use crate::daemon::create::{CreatePlan, CreateRequest};
+use crate::daemon::create::{CreatePlan, CreateRequest, default_checksum};
 use crate::daemon::superblocks;
 use crate::member::{Access, Device};
 use crate::units::HumanSize;
@@ -18,12 +18,14 @@ pub(super) fn create(args: CreateArgs) -> Outcome {
             HumanSize(args.chunk.0)
         ))
     })?;
+    let checksum = args.checksum.unwrap_or(default_checksum(!args.no_log));
     let plan = CreatePlan::new(CreateRequest {
         name: args.name.clone(),
         data: args.data,
         parity: args.parity,
         chunk,
-        checksum: args.checksum,
+        checksum,
+        log: !args.no_log,
         volume: args.volume,
         volume_bytes: args.size.map(|size| size.0),
         members: args.members,
@@ -40,7 +42,7 @@ pub(super) fn create(args: CreateArgs) -> Outcome {
     let geometry = created.geometry;
     let resync = if created.needs_resync { "; its parity is computed after the first import" } else { "" };
     say(&format!(
-        "created array '{}' ({}): {} data + {} parity, volume of {}{resync}\n",
+        "created array '{}' ({}): {} data + {} parity, checksum {checksum}, volume of {}{resync}\n",
         args.name,
         created.array,
         geometry.data,

@@ -49,6 +49,12 @@ fn one_array(array: &ArrayReport, verbose: bool) -> String {
         let dirty = if array.dirty { "writes under way" } else { "clean" };
         let shape = format!("{} data + {} parity, chunk {chunk}", array.data, array.parity);
         labelled(&mut text, "shape", &format!("{shape}, epoch {}, {dirty}", array.epoch));
+        let log = array.log.state.word();
+        labelled(
+            &mut text,
+            "log",
+            &array.log.reason.as_ref().map_or(log.into(), |why| format!("{log}: {why}")),
+        );
     }
     labelled(&mut text, "engine", &array.engine.codec);
     labelled(&mut text, "uri", &array.uris.join("\n"));
@@ -57,12 +63,19 @@ fn one_array(array: &ArrayReport, verbose: bool) -> String {
         count => format!("{count} client requests failed"),
     };
     labelled(&mut text, "errors", &errors);
+    if verbose && !array.lost.is_empty() {
+        text.push_str("blocks beyond repair:\n\n");
+        let _ = writeln!(text, "        {:>16}  {:>12}", "OFFSET", "BYTES");
+        for lost in &array.lost {
+            let _ = writeln!(text, "        {:>16}  {:>12}", lost.offset, lost.bytes);
+        }
+    }
     text
 }
 
 fn volume_line(array: &ArrayReport) -> String {
     let volume = &array.volume;
-    let mut line = format!("{}, {}", volume.kind, HumanSize(volume.bytes));
+    let mut line = format!("{}, {}, checksum {}", volume.kind, HumanSize(volume.bytes), array.checksum);
     if let (Some(logical), Some(stored)) = (volume.logical, volume.stored) {
         let _ = write!(line, ", {} logical, {} stored", HumanSize(logical), HumanSize(stored));
         if stored > 0 {
@@ -279,8 +292,8 @@ pub fn timestamp(unix: u64) -> String {
 pub(super) mod tests {
     use super::*;
     use crate::control::{
-        ArrayState, EngineReport, ErrorReport, ImportableMember, MemberState, ReplacementReport, ScanKind,
-        Severity, VolumeReport,
+        ArrayState, EngineReport, ErrorReport, ImportableMember, LogReport, LogState, LostReport,
+        MemberState, ReplacementReport, ScanKind, Severity, VolumeReport,
     };
     use uuid::Uuid;
 
@@ -295,6 +308,8 @@ pub(super) mod tests {
             data: 2,
             parity: 1,
             chunk: 65536,
+            checksum: "blake3".into(),
+            log: LogReport { state: LogState::Serving, reason: None },
             epoch: 3,
             dirty: false,
             uris: vec![format!("nbd+unix:///{name}?socket=/run/calpe/nbd.sock")],
@@ -316,6 +331,7 @@ pub(super) mod tests {
             last_scrub: None,
             engine: EngineReport { codec: "gfni".into() },
             errors: ErrorReport::default(),
+            lost: Vec::new(),
         }
     }
 
@@ -346,7 +362,7 @@ members:
           1 /srv/m1  ONLINE     0      0      0         0
           2 /srv/m2  ONLINE     0      0      0         0
 
- volume: plain, 1 GiB
+ volume: plain, 1 GiB, checksum blake3
  engine: gfni
     uri: nbd+unix:///tank?socket=/run/calpe/nbd.sock
  errors: none seen by clients
@@ -365,6 +381,7 @@ members:
         array.members[1].write = 12345;
         array.members[1].replacement = Some(ReplacementReport { name: "/srv/new".into(), uuid: None });
         array.scan.push(scan(ScanKind::Rebuild, 1 << 29, 1 << 30));
+        array.lost.push(LostReport { offset: 4096, bytes: 8192 });
         array.last_scrub = Some(LastScrub { finished_unix: 1_763_727_900, errors: 0, repaired: 0 });
         let text = status(&[array], true, true);
         for part in [
@@ -374,6 +391,8 @@ members:
             "              being replaced by /srv/new\n",
             "00000000-0000-0000-0000-00000000000b\n",
             "  shape: 2 data + 1 parity, chunk 64 KiB, epoch 3, clean\n",
+            "    log: serving\n",
+            "blocks beyond repair:\n\n                  OFFSET         BYTES\n                    4096          8192\n",
         ] {
             assert!(text.contains(part), "no {part:?} in\n{text}");
         }

@@ -14,8 +14,8 @@ mod wire;
 pub use reply::{ErrorCode, Event, Importable, ImportableMember, Pong, Reply, RequestError, Severity};
 pub use request::{MemberRef, Request, ScrubAction};
 pub use status::{
-    ArrayReport, ArrayState, EngineReport, ErrorReport, LastScrub, MemberReport, MemberState, OUTPUT_VERSION,
-    ReplacementReport, ScanKind, ScanReport, Status, VolumeReport,
+    ArrayReport, ArrayState, EngineReport, ErrorReport, LastScrub, LogReport, LogState, LostReport,
+    MemberReport, MemberState, OUTPUT_VERSION, ReplacementReport, ScanKind, ScanReport, Status, VolumeReport,
 };
 pub use verdict::{Explanation, Verdict, explain, verdict};
 pub use wire::{MAX_REPLY_BYTES, MAX_REQUEST_BYTES, WireError, read_message, write_message};

@@ -45,6 +45,12 @@ pub struct ArrayReport {
     pub parity: u16,
     /// Bytes of a chunk.
     pub chunk: u32,
+    /// Checksum of each block: "blake3", "crc32c" or "none".
+    #[serde(default)]
+    pub checksum: String,
+    /// Its redo log.
+    #[serde(default)]
+    pub log: LogReport,
     /// Number of its epoch.
     pub epoch: u64,
     /// A stop right now would count as unclean.
@@ -61,6 +67,55 @@ pub struct ArrayReport {
     pub engine: EngineReport,
     /// What clients had to suffer.
     pub errors: ErrorReport,
+    /// Parts of the volume that are beyond repair, ascending: reading them is an error until they are written.
+    #[serde(default)]
+    pub lost: Vec<LostReport>,
+}
+
+/// A part of a volume that is beyond repair, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LostReport {
+    /// Where it starts in the volume.
+    pub offset: u64,
+    /// How long it is.
+    pub bytes: u64,
+}
+
+/// A redo log.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogReport {
+    /// What it is at.
+    pub state: LogState,
+    /// Why it is refused.
+    pub reason: Option<String>,
+}
+
+/// What a redo log is at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LogState {
+    /// The array has none.
+    #[default]
+    None,
+    /// It is being replayed after a stop; requests wait.
+    Replaying,
+    /// It is in service.
+    Serving,
+    /// It cannot be replayed; requests end in an error.
+    Refused,
+}
+
+impl LogState {
+    /// The word for it.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            LogState::None => "none",
+            LogState::Replaying => "replaying",
+            LogState::Serving => "serving",
+            LogState::Refused => "refused",
+        }
+    }
 }
 
 /// How an array is.
@@ -262,6 +317,8 @@ pub(super) mod tests {
             data: 4,
             parity: 2,
             chunk: 65536,
+            checksum: "blake3".into(),
+            log: LogReport { state: LogState::Serving, reason: None },
             epoch: 3,
             dirty: false,
             uris: vec!["nbd+unix:///tank?socket=/run/calpe/nbd.sock".into()],
@@ -283,6 +340,7 @@ pub(super) mod tests {
             last_scrub: None,
             engine: EngineReport { codec: "gfni".into() },
             errors: ErrorReport::default(),
+            lost: Vec::new(),
         }
     }
 
@@ -300,6 +358,7 @@ pub(super) mod tests {
             errors: 0,
             repaired: 0,
         });
+        array.lost.push(LostReport { offset: 4096, bytes: 8192 });
         let status = Status::new(vec![array]);
         let json = serde_json::to_value(&status).unwrap();
         assert_eq!(json["output_version"], 1);
@@ -318,6 +377,8 @@ pub(super) mod tests {
         assert_eq!(array["scan"][0]["kind"], "scrub");
         assert_eq!(array["scan"][0]["rate_bytes_per_s"], 3);
         assert_eq!(array["engine"]["codec"], "gfni");
+        assert_eq!((&array["checksum"], &array["log"]["state"]), (&"blake3".into(), &"serving".into()));
+        assert_eq!((&array["lost"][0]["offset"], &array["lost"][0]["bytes"]), (&4096.into(), &8192.into()));
         assert_eq!(serde_json::from_value::<Status>(json).unwrap(), status);
     }
 
@@ -326,6 +387,17 @@ pub(super) mod tests {
         let mut json = serde_json::to_value(Status::new(vec![healthy()])).unwrap();
         json["arrays"][0]["invented_later"] = 7.into();
         assert!(serde_json::from_value::<Status>(json).is_ok());
+    }
+
+    #[test]
+    fn fields_that_older_daemons_do_not_have_may_be_absent() {
+        let mut json = serde_json::to_value(Status::new(vec![healthy()])).unwrap();
+        let array = json["arrays"][0].as_object_mut().unwrap();
+        for field in ["checksum", "log", "lost"] {
+            assert!(array.remove(field).is_some(), "{field}");
+        }
+        let read = serde_json::from_value::<Status>(json).unwrap();
+        assert_eq!(read.arrays[0].log.state, LogState::None);
     }
 
     #[test]

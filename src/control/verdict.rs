@@ -1,14 +1,15 @@
 //! What the facts of an array mean: the exit code of `status --test`, and the sentences that say how an array is and
 //! what to do. One place, so that text, JSON and exit code never disagree.
 
-use super::{ArrayReport, ArrayState, MemberReport, MemberState, ScanKind};
+use super::{ArrayReport, ArrayState, LogState, MemberReport, MemberState, ScanKind};
+use crate::units::HumanSize;
 
 /// What `status --test` answers, with its exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// All is well.
     Healthy = 0,
-    /// Degraded, a scrub found errors, or clients saw errors.
+    /// Degraded, a scrub found errors, blocks are beyond repair, or clients saw errors.
     Degraded = 1,
     /// Failed or unusable.
     Failed = 2,
@@ -35,10 +36,12 @@ pub fn verdict(arrays: &[ArrayReport]) -> Verdict {
 }
 
 fn verdict_of(array: &ArrayReport) -> Verdict {
+    let troubled = scrub_errors(array) > 0 || array.errors.client > 0 || !array.lost.is_empty();
     match array.state {
+        _ if array.log.state == LogState::Refused => Verdict::Failed,
         ArrayState::Failed => Verdict::Failed,
         ArrayState::Degraded => Verdict::Degraded,
-        ArrayState::Online if scrub_errors(array) > 0 || array.errors.client > 0 => Verdict::Degraded,
+        ArrayState::Online if troubled => Verdict::Degraded,
         ArrayState::Online => Verdict::Healthy,
     }
 }
@@ -58,6 +61,8 @@ pub fn explain(array: &ArrayReport) -> Explanation {
     let absent: Vec<_> = array.members.iter().filter(|member| !in_service(member)).collect();
     match array.state {
         ArrayState::Failed => explain_failed(array, &absent),
+        _ if array.log.state == LogState::Refused => explain_refused(array),
+        _ if !array.lost.is_empty() => explain_lost(array),
         ArrayState::Degraded => explain_degraded(array, &absent),
         ArrayState::Online => explain_online(array),
     }
@@ -75,6 +80,32 @@ fn explain_failed(array: &ArrayReport, absent: &[&MemberReport]) -> Explanation 
             "Bring members back: reconnect their devices, then 'calpe online {} MEMBER'. ({})",
             array.name,
             names(absent)
+        ),
+    }
+}
+
+fn explain_refused(array: &ArrayReport) -> Explanation {
+    let reason = array.log.reason.as_deref().unwrap_or("its redo log cannot be replayed");
+    Explanation {
+        status: format!("It cannot be served: {reason}."),
+        action: format!(
+            "Stop it with 'calpe export {name}', bring members back that are missing, and import it again; or accept \
+             the loss with 'calpe import --force {name}'.",
+            name = array.name
+        ),
+    }
+}
+
+fn explain_lost(array: &ArrayReport) -> Explanation {
+    let bytes = array.lost.iter().fold(0u64, |sum, lost| sum.saturating_add(lost.bytes));
+    Explanation {
+        status: format!(
+            "{} of the volume are beyond repair: reading them is an error until they are written again.",
+            HumanSize(bytes)
+        ),
+        action: format!(
+            "'calpe status -v {}' lists where; write these parts again from a backup.",
+            array.name
         ),
     }
 }
@@ -165,7 +196,7 @@ fn names(members: &[&MemberReport]) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::status::tests::healthy;
-    use super::super::{LastScrub, ReplacementReport, ScanReport};
+    use super::super::{LastScrub, LogReport, LostReport, ReplacementReport, ScanReport};
     use super::*;
 
     fn with_absent(states: &[MemberState]) -> ArrayReport {
@@ -231,6 +262,21 @@ mod tests {
         array.errors.client = 2;
         assert_eq!(verdict(std::slice::from_ref(&array)), Verdict::Degraded);
         assert!(explain(&array).status.contains("2 client requests"));
+    }
+
+    #[test]
+    fn a_log_that_is_refused_is_a_failure_and_lost_blocks_are_trouble() {
+        let mut array = healthy();
+        array.lost = vec![LostReport { offset: 0, bytes: 4096 }, LostReport { offset: 1 << 20, bytes: 8192 }];
+        assert_eq!(verdict(std::slice::from_ref(&array)), Verdict::Degraded);
+        assert!(explain(&array).status.starts_with("12 KiB of the volume"), "{}", explain(&array).status);
+        array.log = LogReport { state: LogState::Refused, reason: Some("no room".into()) };
+        assert_eq!(verdict(std::slice::from_ref(&array)), Verdict::Failed);
+        let told = explain(&array);
+        assert!(told.status.contains("no room") && told.action.contains("calpe import --force tank"));
+        array.log.state = LogState::Replaying;
+        array.lost.clear();
+        assert_eq!(verdict(&[array]), Verdict::Healthy, "requests wait a moment");
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! the file: whether sockets can be bound and arrays be found is not known here.
 
 use super::reactor::SOCKET_PATH_MAX;
+use crate::array::FullStripe;
 use crate::units::{ByteCount, HumanSize};
 use std::collections::HashSet;
 use std::fmt;
@@ -37,6 +38,13 @@ pub const MAX_CONNECTIONS: u32 = 10_000;
 
 /// A rebuild slower than this would not end.
 pub const MIN_REBUILD_RATE: u64 = 1 << 20;
+
+/// Less memory for checksums than this would be read again and again by a few dozen requests at once.
+pub const MIN_PAGE_CACHE: u64 = 1 << 20;
+
+/// Keys of a section `[[array]]`.
+const ARRAY_KEYS: [&str; 8] =
+    ["name", "uuid", "search", "read_only", "rebuild_min", "rebuild_max", "full_stripe", "page_cache"];
 
 /// Longest file that is read: nobody writes a longer one on purpose.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -89,6 +97,10 @@ pub struct ArrayConfig {
     pub rebuild_min: Option<u64>,
     /// Bytes a second that it takes at most; none for no ceiling.
     pub rebuild_max: Option<u64>,
+    /// What is done with writes of whole stripes; none for what suits the members.
+    pub full_stripe: Option<FullStripe>,
+    /// Bytes of memory for checksums and stripe map; none for the built-in amount.
+    pub page_cache: Option<u64>,
 }
 
 /// How an array is chosen.
@@ -327,7 +339,7 @@ impl Reader<'_> {
     }
 
     fn array(&mut self, section: &Section<'_, '_>, seen: &mut HashSet<ArrayChoice>) -> Option<ArrayConfig> {
-        self.known(section, &["name", "uuid", "search", "read_only", "rebuild_min", "rebuild_max"]);
+        self.known(section, &ARRAY_KEYS);
         let name = self.value(section, "name", |value| {
             let name = string(value)?;
             crate::format::check_array_name(name).map(|()| ArrayChoice::Name(name.to_owned()))
@@ -359,12 +371,14 @@ impl Reader<'_> {
             let message = format!("is {}, below rebuild_min, which is {}", HumanSize(max), HumanSize(min));
             self.problem(at, &format!("{}rebuild_max", section.name), &message);
         }
+        let full_stripe = self.value(section, "full_stripe", |value| full_stripe(string(value)?));
+        let page_cache = self.size(section, "page_cache", MIN_PAGE_CACHE, MAX_MEMORY);
         let which = name.or(uuid)?;
         if !seen.insert(which.clone()) {
             let message = format!("'{which}' is configured twice");
             self.problem(section.at, section.name.trim_end_matches('.'), &message);
         }
-        Some(ArrayConfig { which, search, read_only, rebuild_min, rebuild_max })
+        Some(ArrayConfig { which, search, read_only, rebuild_min, rebuild_max, full_stripe, page_cache })
     }
 
     fn search(&mut self, section: &Section<'_, '_>) -> Vec<PathBuf> {
@@ -505,6 +519,14 @@ fn boolean(value: &DeValue<'_>) -> Result<bool, String> {
     value.as_bool().ok_or_else(|| expected("true or false", value))
 }
 
+fn full_stripe(text: &str) -> Result<FullStripe, String> {
+    match text {
+        "fresh" => Ok(FullStripe::Fresh),
+        "logged" => Ok(FullStripe::Logged),
+        other => Err(format!("'{other}' is no way to write whole stripes: write fresh or logged")),
+    }
+}
+
 fn integer(value: &DeValue<'_>) -> Result<i128, String> {
     let number = value.as_integer().ok_or_else(|| expected("a whole number", value))?;
     i128::from_str_radix(number.as_str(), number.radix()).map_err(|_| format!("{number} is out of range"))
@@ -553,6 +575,7 @@ mod tests {
         let config = parse(&uncommented).unwrap_or_else(|p| panic!("{p:?}"));
         assert_eq!(config.arrays.len(), 2);
         assert!(config.arrays[1].read_only && config.arrays[0].rebuild_max.is_some());
+        assert!(config.arrays[0].full_stripe.is_some() && config.arrays[0].page_cache.is_some());
         assert!(config.listen.tcp.is_some() && config.daemon.log_format == Some(LogFormat::Json));
     }
 
@@ -573,6 +596,8 @@ mod tests {
             read_only = true
             rebuild_min = "10MiB"
             rebuild_max = "1GiB"
+            full_stripe = "logged"
+            page_cache = "16MiB"
             "#,
         )
         .unwrap();
@@ -583,6 +608,7 @@ mod tests {
         let array = &config.arrays[0];
         assert_eq!(array.search, [Path::new("/dev/disk/by-id"), Path::new("/etc/calpe/members")]);
         assert_eq!((array.rebuild_min, array.rebuild_max), (Some(10 << 20), Some(1 << 30)));
+        assert_eq!((array.full_stripe, array.page_cache), (Some(FullStripe::Logged), Some(16 << 20)));
     }
 
     #[test]
@@ -622,6 +648,10 @@ mod tests {
         assert!(only_problem("array = [3]").2.contains("[[array]]"));
         let rates = array("name = \"a\"\nrebuild_min = \"2MiB\"\nrebuild_max = \"1MiB\"");
         assert!(only_problem(&rates).2.contains("below rebuild_min"));
+        assert!(
+            only_problem(&array("name = \"a\"\nfull_stripe = \"slow\"")).2.contains("write fresh or logged")
+        );
+        assert!(only_problem(&array("name = \"a\"\npage_cache = 4096")).2.contains("use 1 MiB or more"));
     }
 
     #[test]

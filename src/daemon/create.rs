@@ -5,7 +5,7 @@
 //! makes its devices look like members; no device holds a superblock of the new array while an older copy of
 //! another life could outrank it. Must not know of running arrays.
 
-use super::superblocks::{signatures, wipe_ends, write_superblock};
+use super::superblocks::{reserve_regions, signatures, wipe_ends, write_superblock};
 use crate::array::NewArray;
 use crate::format::{
     ArrayShape, ChecksumKind, Geometry, LayoutError, Region, Signature, Superblock, VolumeKind,
@@ -22,6 +22,12 @@ pub const DEFAULT_CHUNK: u32 = 64 * 1024;
 /// Sector of an array that has a member with larger sectors than [`SECTOR_BYTES`].
 const LARGE_SECTOR: u32 = 4096;
 
+/// Checksum when none is asked for, with or without redo log.
+#[must_use]
+pub fn default_checksum(log: bool) -> ChecksumKind {
+    if log { ChecksumKind::Blake3 } else { ChecksumKind::None }
+}
+
 /// What is to be created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CreateRequest {
@@ -33,8 +39,10 @@ pub struct CreateRequest {
     pub parity: u16,
     /// Bytes of a chunk.
     pub chunk: u32,
-    /// Checksum of each block.
+    /// Checksum of each block; other than none only with `log`.
     pub checksum: ChecksumKind,
+    /// With redo log and stripe map; without, an array of format 1.0, which has a write hole.
+    pub log: bool,
     /// Kind of volume.
     pub volume: VolumeKind,
     /// Size of the volume; none for the largest that fits. With a size, members that do not exist are created as sparse
@@ -68,12 +76,18 @@ pub enum CreateError {
         /// Members given.
         found: usize,
     },
-    /// A kind of volume or checksum that is planned.
+    /// A kind of volume that is planned.
     #[error("{what} is not supported by this version")]
     Unsupported {
         /// What was asked for.
         what: String,
     },
+    /// Checksums live beside the log and are kept right by it.
+    #[error("the checksum {0} needs the redo log: leave --no-log away, or give --checksum none")]
+    ChecksumWithoutLog(
+        /// What was asked for.
+        ChecksumKind,
+    ),
     /// One device twice.
     #[error("{} and {} are the same device: each member needs a device of its own", first.display(), second.display())]
     Duplicate {
@@ -201,9 +215,10 @@ impl CreatePlan {
     pub fn describe(&self) -> Vec<String> {
         let Geometry { data, parity, chunk, volume_bytes, .. } = self.geometry;
         let mut lines = vec![format!(
-            "array '{}': {data} data + {parity} parity, chunk {}, volume of {} ({volume_bytes} bytes)",
+            "array '{}': {data} data + {parity} parity, chunk {}, checksum {}, volume of {} ({volume_bytes} bytes)",
             self.request.name,
             HumanSize(u64::from(chunk)),
+            self.request.checksum,
             HumanSize(volume_bytes),
         )];
         for (member, index) in self.members.iter().zip(0..) {
@@ -230,7 +245,8 @@ impl CreatePlan {
             (left >= u64::from(self.geometry.chunk) && left > LEFTOVER_TOLD)
                 .then(|| format!("{}: {} at its end are left over", member.path.display(), HumanSize(left)))
         });
-        destroyed.chain(left_over).collect()
+        let hole = (!self.request.log).then(|| WRITE_HOLE_NOTE.to_owned());
+        destroyed.chain(left_over).chain(hole).collect()
     }
 
     /// Creates the files, gives up the old content, writes the superblocks.
@@ -282,13 +298,20 @@ impl CreatePlan {
             }
         }
         let geometry = Geometry { sector: sector_for(devices.iter()), ..self.geometry };
-        let superblocks = new_superblocks(&self.request, geometry, &self.regions, created_unix, all_zero);
+        // A log knows which stripes were never written: whatever their bytes are, they count as zeroes.
+        let consistent = all_zero || self.request.log;
+        let superblocks = new_superblocks(&self.request, geometry, &self.regions, created_unix, consistent);
         for (device, superblock) in devices.iter().zip(&superblocks) {
+            reserve_regions(device, superblock)?;
             write_superblock(device, superblock)?;
         }
-        Ok((superblocks, !all_zero))
+        Ok((superblocks, !consistent))
     }
 }
+
+/// What an array without redo log is told at its creation.
+pub const WRITE_HOLE_NOTE: &str = "without a redo log the write hole is open: after a crash while a member is missing, rows that were being \
+     written may decode wrongly, and nothing would tell";
 
 /// Bytes left over on a member that are worth a line: rounding to regions and blocks leaves up to a few MiB on any.
 const LEFTOVER_TOLD: u64 = 4 << 20;
@@ -299,12 +322,13 @@ impl CreateRequest {
     }
 
     fn check_supported(&self) -> Result<(), CreateError> {
-        let what = match (self.volume, self.checksum) {
-            (VolumeKind::Cas, _) => "a volume of kind cas".to_owned(),
-            (_, kind @ (ChecksumKind::Blake3 | ChecksumKind::Crc32c)) => format!("the checksum {kind}"),
-            (VolumeKind::Plain, ChecksumKind::None) => return Ok(()),
-        };
-        Err(CreateError::Unsupported { what })
+        match (self.volume, self.checksum) {
+            (VolumeKind::Cas, _) => Err(CreateError::Unsupported { what: "a volume of kind cas".into() }),
+            (VolumeKind::Plain, kind) if kind != ChecksumKind::None && !self.log => {
+                Err(CreateError::ChecksumWithoutLog(kind))
+            }
+            (VolumeKind::Plain, _) => Ok(()),
+        }
     }
 }
 
@@ -415,12 +439,17 @@ fn new_superblocks(
         epoch_id: (high ^ low).max(1),
         geometry,
         regions: regions.to_vec(),
-        checksum: ChecksumKind::None,
-        redo: None,
+        checksum: request.checksum,
+        redo: request.log.then(random_secret),
         members_are_zero,
     };
     let devices: Vec<_> = request.members.iter().map(|_| Uuid::new_v4()).collect();
     array.superblocks(&devices)
+}
+
+/// 16 random bytes. The fixed bits of a uuid lie in different places of its halves: two of them, one turned, have none.
+fn random_secret() -> [u8; 16] {
+    (Uuid::new_v4().as_u128() ^ Uuid::new_v4().as_u128().rotate_left(64)).to_ne_bytes()
 }
 
 /// After a failure: nothing that looks like a member stays. Best effort, since the device may be what failed.
@@ -451,7 +480,8 @@ mod tests {
             data,
             parity,
             chunk: DEFAULT_CHUNK,
-            checksum: ChecksumKind::None,
+            checksum: ChecksumKind::Blake3,
+            log: true,
             volume: VolumeKind::Plain,
             volume_bytes: Some(8 * MIB),
             members: (0..data + parity).map(|i| dir.join(format!("m{i}"))).collect(),
@@ -603,7 +633,7 @@ mod tests {
         assert!(refuse(&|r| r.volume_bytes = Some(1000)).contains("multiple of 4 KiB"));
         assert!(refuse(&|r| r.parity = 2).contains("need 4 members, 3 are given"));
         assert!(refuse(&|r| r.volume = VolumeKind::Cas).contains("cas is not supported"));
-        assert!(refuse(&|r| r.checksum = ChecksumKind::Blake3).contains("blake3 is not supported"));
+        assert!(refuse(&|r| r.log = false).contains("blake3 needs the redo log"));
         assert_eq!(listing(dir.path()), Vec::<PathBuf>::new());
     }
 

@@ -262,6 +262,7 @@ pub fn with_handles<K: Clone>(assembled: Assembled<usize>, handle: impl Fn(usize
         sequence: assembled.sequence,
         epoch_number: assembled.epoch_number,
         resynced: assembled.resynced,
+        log_start: assembled.log_start,
         // Their devices are closed already.
         refused: Vec::new(),
     }
@@ -280,7 +281,8 @@ pub(super) mod tests {
             data,
             parity,
             chunk: DEFAULT_CHUNK,
-            checksum: ChecksumKind::None,
+            checksum: ChecksumKind::Blake3,
+            log: true,
             volume: VolumeKind::Plain,
             volume_bytes: Some(8 << 20),
             members: (0..data + parity).map(|i| dir.join(format!("m{i}"))).collect(),

@@ -8,7 +8,7 @@ use super::import;
 use super::reactor::{ArrayFacts, ArrayId};
 use super::report::Place;
 use super::service::{Daemon, Done, Outcome, refusal};
-use super::superblocks::{read_superblock, signatures, wipe_ends};
+use super::superblocks::{read_superblock, reserve_regions, signatures, wipe_ends};
 use crate::control::{ErrorCode, MemberRef, RequestError};
 use crate::format::{MemberState, NewestError, Role, Superblock};
 use crate::member::{Access, Device, DeviceError, DeviceKind};
@@ -163,6 +163,12 @@ impl Daemon {
                 (device, true)
             }
         };
+        let reserved = reserve_regions(&device, &target.superblock);
+        if reserved.is_err() && created {
+            // As above.
+            let _ = std::fs::remove_file(new);
+        }
+        reserved?;
         let id = self.reactor.next_device_id();
         let bytes = device.facts().bytes;
         let new_device = NewDevice { device: id, uuid: Uuid::new_v4(), bytes, superblock: None, known_zero };

@@ -5,12 +5,12 @@
 use super::reactor::{ArrayFacts, ListenAddress};
 use crate::block_io::DeviceId;
 use crate::control::{
-    self, ArrayReport, EngineReport, ErrorReport, LastScrub, MemberReport, ReplacementReport, ScanKind,
-    ScanReport, VolumeReport, explain,
+    self, ArrayReport, EngineReport, ErrorReport, LastScrub, LogReport, LostReport, MemberReport,
+    ReplacementReport, ScanKind, ScanReport, VolumeReport, explain,
 };
 use crate::format::{MemberState, VolumeKind};
 use crate::units::Timestamp;
-use crate::volume::{Activity, ActivityKind, ArrayState, MemberStatus};
+use crate::volume::{Activity, ActivityKind, ArrayState, LogState, MemberStatus};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
@@ -94,6 +94,8 @@ impl Names {
             data: status.geometry.data,
             parity: status.geometry.parity,
             chunk: status.geometry.chunk,
+            checksum: status.checksum.to_string(),
+            log: log_report(&status.log),
             epoch: status.epoch,
             dirty: status.dirty,
             uris: addresses.iter().map(|address| uri(address, &self.name)).collect(),
@@ -106,6 +108,7 @@ impl Names {
             }),
             engine: EngineReport { codec: status.engine.into() },
             errors: ErrorReport { client: status.client_errors },
+            lost: status.lost.iter().map(|&(at, bytes)| LostReport { offset: at.0, bytes }).collect(),
         };
         let explanation = explain(&report);
         report.status = explanation.status;
@@ -139,6 +142,16 @@ impl Names {
             }),
         }
     }
+}
+
+fn log_report(log: &LogState) -> LogReport {
+    let (state, reason) = match log {
+        LogState::None => (control::LogState::None, None),
+        LogState::Replaying => (control::LogState::Replaying, None),
+        LogState::Serving => (control::LogState::Serving, None),
+        LogState::Refused(reason) => (control::LogState::Refused, Some(reason.clone())),
+    };
+    LogReport { state, reason }
 }
 
 /// Progress of passes over the last seconds.

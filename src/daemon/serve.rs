@@ -223,6 +223,9 @@ impl Waiting {
             read_only: self.config.read_only,
             rebuild_min: self.config.rebuild_min,
             rebuild_max: self.config.rebuild_max,
+            full_stripe: self.config.full_stripe,
+            page_cache: self.config.page_cache,
+            force: false,
         };
         Ok(served_line(&daemon.serve(opened, options)?))
     }

@@ -11,7 +11,7 @@ use super::reactor::{
     ReactorHandle,
 };
 use super::report::{Meters, Names, Place};
-use crate::array::{ArrayConfig, OpenDevice};
+use crate::array::{ArrayConfig, FullStripe, OpenDevice};
 use crate::block_io::Pool;
 use crate::codec::Codec;
 use crate::control::{
@@ -52,6 +52,32 @@ pub struct ServeOptions {
     pub rebuild_min: Option<u64>,
     /// Ceiling of background passes; none for no ceiling.
     pub rebuild_max: Option<u64>,
+    /// What is done with writes of whole stripes; none for what suits the members.
+    pub full_stripe: Option<FullStripe>,
+    /// Bytes of memory for metadata pages; none for the built-in amount.
+    pub page_cache: Option<u64>,
+    /// Serve although a replay of the log finds rows lost that nothing would tell from good ones.
+    pub force: bool,
+}
+
+impl ServeOptions {
+    /// What an array is told of them; `rotational`: some member spins.
+    fn array_config(&self, rotational: bool) -> ArrayConfig {
+        let defaults = ArrayConfig::default();
+        // Order on disk is worth a second write only where a seek costs more than that.
+        let suited = if rotational { FullStripe::Logged } else { FullStripe::Fresh };
+        let page_cache = self.page_cache.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+        ArrayConfig {
+            rebuild_min: self.rebuild_min.unwrap_or(defaults.rebuild_min),
+            rebuild_max: self.rebuild_max.unwrap_or(defaults.rebuild_max),
+            full_stripe: self.full_stripe.unwrap_or(suited),
+            page_cache: page_cache.unwrap_or(defaults.page_cache),
+            force: self.force,
+            seed: random(),
+            // The daemon's clock counts from 1970.
+            unix_at_zero: 0,
+        }
+    }
 }
 
 /// A running daemon: a reactor and the names of what it serves.
@@ -176,11 +202,10 @@ impl Daemon {
                 format!("array '{}' is served already", superblock.name),
             ));
         }
-        if superblock.volume != VolumeKind::Plain || superblock.redo.is_some() {
-            let log = if superblock.redo.is_some() { " and a redo log" } else { "" };
+        if superblock.volume != VolumeKind::Plain {
             let what = format!(
-                "array '{}' is a {} volume with the checksum {}{log}: a newer version of calpe is needed",
-                superblock.name, superblock.volume, superblock.checksum
+                "array '{}' is a {} volume: a newer version of calpe is needed",
+                superblock.name, superblock.volume
             );
             return Err(refusal(ErrorCode::Refused, what));
         }
@@ -217,14 +242,8 @@ impl Daemon {
                 .collect(),
             meters: Meters::default(),
         };
-        let defaults = ArrayConfig::default();
-        let config = ArrayConfig {
-            rebuild_min: options.rebuild_min.unwrap_or(defaults.rebuild_min),
-            rebuild_max: options.rebuild_max.unwrap_or(defaults.rebuild_max),
-            seed: random(),
-            // The daemon's clock counts from 1970.
-            unix_at_zero: 0,
-        };
+        let rotational = devices.iter().flatten().any(|(_, device)| device.facts().rotational);
+        let config = options.array_config(rotational);
         let assembled = import::with_handles(assembled, open);
         let volume = Box::new(PlainVolume::new(assembled, codec, self.pool.clone(), config));
         let id = self.reactor.add_array(NewArray {
@@ -476,7 +495,7 @@ impl Daemon {
         }
         let opened = import::open(members, force)?;
         let warnings = opened.warnings.clone();
-        let report = self.serve(opened, ServeOptions::default())?;
+        let report = self.serve(opened, ServeOptions { force, ..ServeOptions::default() })?;
         Ok(Done { message: served_line(&report), warnings })
     }
 

@@ -2,7 +2,7 @@
 //! share. Knows where bytes lie from `format`; must not know of arrays that run.
 
 use crate::format::{
-    COPY_BYTES, FormatError, Inspection, NewestError, SIGNATURE_WINDOW, Signature, Superblock,
+    COPY_BYTES, FormatError, Inspection, NewestError, RegionKind, SIGNATURE_WINDOW, Signature, Superblock,
     all_copy_offsets, newest, recognise, superblock_offsets,
 };
 use crate::member::{Device, DeviceError};
@@ -51,6 +51,19 @@ pub fn write_superblock(device: &Device, superblock: &Superblock) -> Result<(), 
         device.write_at(offset.0, copy.as_slice())?;
     }
     device.flush()
+}
+
+/// Sets space aside for the log and the metadata pages of a member that has them, so that a filesystem that runs full
+/// refuses data, which clients are told of, and never what keeps the array consistent.
+///
+/// # Errors
+/// When there is no room.
+pub fn reserve_regions(device: &Device, superblock: &Superblock) -> Result<(), DeviceError> {
+    if superblock.redo.is_none() {
+        return Ok(());
+    }
+    let regions = superblock.regions.iter().filter(|region| region.kind != RegionKind::Data);
+    regions.into_iter().try_for_each(|region| device.preallocate(region.offset.0, region.len))
 }
 
 /// Zeroes both ends of a device, superblocks and all signatures with them, and flushes.

@@ -6,7 +6,7 @@
 use super::clock;
 use super::config::{CONTROL_SOCKET_NAME, DEFAULT_CONNECTIONS, DEFAULT_MEMORY, NBD_SOCKET_NAME};
 use super::control_server::ControlServer;
-use super::create::{CreatePlan, CreateRequest, DEFAULT_CHUNK};
+use super::create::{CreatePlan, CreateRequest, DEFAULT_CHUNK, WRITE_HOLE_NOTE, default_checksum};
 use super::import::{self, Opened};
 use super::reactor::{ListenAddress, Listener};
 use super::serve::{RunError, create_dir, system, until_stopped};
@@ -14,7 +14,7 @@ use super::service::{Daemon, ServeOptions, ServiceConfig};
 use super::signals::Signals;
 use crate::array::assembly::{Candidate, assemble};
 use crate::control::{ArrayReport, MemberState};
-use crate::format::{ChecksumKind, Geometry, VolumeKind};
+use crate::format::{ChecksumKind, Superblock, VolumeKind};
 use crate::units::{ByteCount, HumanSize};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -48,6 +48,10 @@ pub struct UpOptions {
     pub chunk: Option<ByteCount>,
     /// Kind of volume.
     pub volume: Option<VolumeKind>,
+    /// Checksum of each block.
+    pub checksum: Option<ChecksumKind>,
+    /// Without redo log.
+    pub no_log: bool,
     /// Start even where the members cannot prove that they are the current ones.
     pub force: bool,
 }
@@ -82,7 +86,8 @@ pub fn run_up(options: &UpOptions, out: &mut dyn Write) -> Result<(), RunError> 
     let warnings = opened.warnings.clone();
     let array = opened.assembled.superblock.array;
     let served = daemon.listen(&ListenAddress::Unix(dir.join(NBD_SOCKET_NAME))).map_err(RunError::from);
-    let served = served.and_then(|_| Ok(daemon.serve(opened, ServeOptions::default())?));
+    let serve_options = ServeOptions { force: options.force, ..ServeOptions::default() };
+    let served = served.and_then(|_| Ok(daemon.serve(opened, serve_options)?));
     let screen = served.and_then(|first| {
         for index in 0..first.members.len() {
             daemon.expect_member_at(array, index, member_path(&options.dir, index));
@@ -128,7 +133,7 @@ fn open_or_create(options: &UpOptions, dir: &Path) -> Result<(Opened, Origin), R
             let mut opened = import::open(&members, options.force)
                 .map_err(|error| name_files(error, options, &members))?;
             opened.warnings.splice(0..0, found.warnings);
-            let origin = picked_up(options, &opened.assembled.superblock.geometry);
+            let origin = picked_up(options, &opened.assembled.superblock);
             Ok((opened, origin))
         }
         _ => unclear(format!(
@@ -174,7 +179,8 @@ fn create(options: &UpOptions) -> Result<(Opened, Origin), RunError> {
         parity,
         // Out of range is refused as what it is, not as what it would wrap to.
         chunk: u32::try_from(chunk).unwrap_or(u32::MAX),
-        checksum: ChecksumKind::None,
+        checksum: options.checksum.unwrap_or(default_checksum(!options.no_log)),
+        log: !options.no_log,
         volume: options.volume.unwrap_or(VolumeKind::Plain),
         volume_bytes: Some(options.size.map_or(UP_BYTES, |size| size.0)),
         members,
@@ -184,6 +190,7 @@ fn create(options: &UpOptions) -> Result<(Opened, Origin), RunError> {
     let bytes = created.members.first().map_or(0, |(device, _)| device.facts().bytes);
     let mut origin =
         vec![format!("created {width} sparse files of {} in {}", HumanSize(bytes), options.dir.display())];
+    origin.extend(options.no_log.then(|| WRITE_HOLE_NOTE.to_owned()));
     origin.extend(space_note(&options.dir, bytes.saturating_mul(width as u64)));
     let (devices, superblocks): (Vec<_>, Vec<_>) = created.members.into_iter().unzip();
     let candidates: Vec<_> =
@@ -206,7 +213,8 @@ fn space_note(dir: &Path, bytes: u64) -> Option<String> {
 }
 
 /// What of the options does not count because the array is there.
-fn picked_up(options: &UpOptions, geometry: &Geometry) -> Origin {
+fn picked_up(options: &UpOptions, superblock: &Superblock) -> Origin {
+    let geometry = &superblock.geometry;
     let mut ignored = Vec::new();
     let mut compare = |option: &str, asked: Option<String>, is: String| {
         if let Some(asked) = asked.filter(|asked| *asked != is) {
@@ -218,6 +226,10 @@ fn picked_up(options: &UpOptions, geometry: &Geometry) -> Origin {
     let human = |bytes: u64| HumanSize(bytes).to_string();
     compare("--size", options.size.map(|size| human(size.0)), human(geometry.volume_bytes));
     compare("--chunk", options.chunk.map(|chunk| human(chunk.0)), human(u64::from(geometry.chunk)));
+    compare("--checksum", options.checksum.map(|kind| kind.to_string()), superblock.checksum.to_string());
+    if options.no_log && superblock.redo.is_some() {
+        ignored.push("--no-log does not count: the array has a redo log, and keeps it".into());
+    }
     let mut origin =
         vec![format!("picked up the array in {}, with the geometry it has", options.dir.display())];
     origin.extend(ignored);

@@ -31,6 +31,8 @@ const LOG_MAX: u64 = 1 << 30;
 const LOG_SMALL_FRACTION: u64 = 4;
 /// ...but never less than this: two batches of the largest payload, with their headers.
 const LOG_SMALL_MIN: u64 = 4 * MIB;
+/// ...nor less than this many chunks: a write of a whole column beside notes, a reserve and a skipped end.
+const LOG_CHUNKS_MIN: u64 = 4;
 
 /// Free slots for writes that go to fresh slots: one of so many stripes, so that the reserve costs no more than the
 /// log. A slot that a write gave up is used again only after two more flush rounds, the one that makes the record
@@ -228,7 +230,7 @@ impl ArrayShape {
     fn regions(&self, slots: u64) -> Option<Vec<Region>> {
         let data_len = slots.checked_mul(u64::from(self.chunk)).filter(|&len| len <= MAX_DEVICE_BYTES)?;
         let lengths = [
-            (RegionKind::Log, log_bytes(data_len)),
+            (RegionKind::Log, log_bytes(data_len, self.chunk)),
             (RegionKind::Pages, self.page_bytes(slots)?),
             (RegionKind::Data, data_len),
         ];
@@ -251,10 +253,10 @@ impl ArrayShape {
     }
 }
 
-fn log_bytes(data_len: u64) -> u64 {
+fn log_bytes(data_len: u64, chunk: u32) -> u64 {
     let wanted = (data_len / LOG_FRACTION).clamp(LOG_MIN, LOG_MAX);
     let small = (data_len / LOG_SMALL_FRACTION).max(LOG_SMALL_MIN);
-    wanted.min(small).next_multiple_of(REGION_ALIGN)
+    wanted.min(small).max(LOG_CHUNKS_MIN * u64::from(chunk)).next_multiple_of(REGION_ALIGN)
 }
 
 fn reserve_for(stripes: u64) -> u64 {

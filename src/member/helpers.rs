@@ -1,7 +1,7 @@
 //! Plain, waiting I/O on a device for the control plane: superblocks, zeroing, allocation maps. Never used on
 //! the data path. Must not know what the bytes mean.
 
-use super::{Device, DeviceError};
+use super::{Device, DeviceError, DeviceKind};
 use crate::block_io::Extent;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
@@ -73,6 +73,26 @@ impl Device {
             Ok(()) => Ok(true),
             Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL | Errno::EPERM) => Ok(false),
             Err(other) => Err(self.io_error("discard its content".into(), other.into())),
+        }
+    }
+
+    /// Makes sure that writes to a range of a file find room; what is there stays. Does nothing on a block device, and
+    /// where the filesystem cannot.
+    ///
+    /// # Errors
+    /// [`DeviceError::NoSpace`] when there is no room, or when the device fails.
+    pub fn preallocate(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        self.check_range(offset, len)?;
+        if self.facts().kind == DeviceKind::Block || len == 0 {
+            return Ok(());
+        }
+        let signed = |value| libc::off_t::try_from(value).map_err(|_| self.bad_range(offset, len));
+        match fallocate(self.file(), FallocateFlags::FALLOC_FL_KEEP_SIZE, signed(offset)?, signed(len)?) {
+            Ok(()) | Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => Ok(()),
+            Err(Errno::ENOSPC | Errno::EDQUOT) => {
+                Err(DeviceError::NoSpace { path: self.path().into(), bytes: len })
+            }
+            Err(other) => Err(self.io_error(format!("set {len} bytes aside at {offset}"), other.into())),
         }
     }
 
@@ -205,6 +225,21 @@ mod tests {
         assert_eq!(extents, expected);
         assert_eq!(device.extents(MIB + 4096, 4096), [Extent { len: 4096, hole: false }]);
         assert_eq!(device.extents(3 * MIB, MIB), [Extent { len: MIB, hole: true }]);
+    }
+
+    #[test]
+    fn preallocated_ranges_keep_their_content_and_take_space() {
+        use std::os::unix::fs::MetadataExt;
+        let (_dir, device) = device();
+        device.write_at(MIB, &[7; 4096]).unwrap();
+        device.preallocate(MIB, 2 * MIB).unwrap();
+        let mut back = vec![1; 8192];
+        device.read_at(MIB, &mut back).unwrap();
+        assert!(back[..4096].iter().all(|&b| b == 7) && back[4096..].iter().all(|&b| b == 0));
+        let meta = std::fs::metadata(device.path()).unwrap();
+        assert_eq!(meta.len(), 4 * MIB, "the size stays");
+        assert!(meta.blocks() * 512 >= 2 * MIB, "{} blocks", meta.blocks());
+        assert!(matches!(device.preallocate(3 * MIB, 2 * MIB), Err(DeviceError::BadRange { .. })));
     }
 
     #[test]

@@ -1,16 +1,14 @@
 //! An array over disks in memory. Operations queue up and are executed one by one in an order the seed decides;
-//! disks can die, fail blocks, fill up and refuse; the process can be killed with operations half done.
+//! the process can be killed with operations half done, and the power of all disks can fail. What a disk itself can
+//! do wrong is in `disk.rs`. Deterministic: the same seed and the same calls give the same run.
 
-use super::Random;
+use super::disk::{DiskWrite, Fate, SimDisk, fault};
+use super::{Random, superblocks};
 use crate::array::assembly::{AssemblyError, Candidate, assemble};
 use crate::array::{ArrayConfig, NewArray, OpenDevice};
-use crate::block_io::{
-    Buf, Completion, DeviceId, Extent, IoFault, IoFaultKind, IoOp, IoToken, IoValue, Pool,
-};
+use crate::block_io::{Buf, Completion, DeviceId, IoFaultKind, IoOp, IoToken, Pool};
 use crate::codec::Codec;
-use crate::format::{
-    ArrayShape, COPY_BYTES, ChecksumKind, Superblock, all_copy_offsets, geometry_for, member_bytes_for,
-};
+use crate::format::{ArrayShape, ChecksumKind, RegionKind, all_copy_offsets, geometry_for, member_bytes_for};
 use crate::units::{Timestamp, VolumeOffset};
 use crate::volume::{
     AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, ClientReply, ClientRequest, NewDevice,
@@ -30,254 +28,88 @@ pub struct SimShape {
     pub chunk: u32,
     /// Bytes of the volume.
     pub volume_bytes: u64,
+    /// With a redo log; without, an array of format 1.0.
+    pub redo: bool,
+    /// Checksum of each block; other than none only with `redo`.
+    pub checksum: ChecksumKind,
+    /// Bytes of the log region in place of what `create` would give it: a ring that is soon full.
+    pub log_bytes: Option<u64>,
 }
 
-/// A disk in memory: sparse, with faults to order.
-#[derive(Clone, Default)]
-pub struct SimDisk {
-    blocks: HashMap<u64, Block>,
-    bytes: u64,
-    /// Every operation fails as if the device were gone.
-    pub dead: bool,
-    /// Reads that touch these 4 KiB blocks fail until the block is written.
-    pub bad_blocks: BTreeSet<u64>,
-    /// Writes of data fail for lack of space; superblocks have their place already.
-    pub full: bool,
-    /// Zeroing is refused as unsupported.
-    pub cannot_zero: bool,
-    /// The next flushes fail.
-    pub failing_flushes: u32,
-    /// Operations executed.
-    pub reads: u64,
-    /// Operations executed.
-    pub writes: u64,
-    /// Operations executed.
-    pub flushes: u64,
-    /// Older contents of blocks that no flush has covered: (when it was overwritten, what it was), oldest first.
-    unflushed: HashMap<u64, Vec<(u64, Option<Block>)>>,
-}
-
-type Block = Box<[u8; BLOCK as usize]>;
-
-const BLOCK: u64 = 4096;
-
-impl SimDisk {
-    /// A disk of zeroes.
+impl SimShape {
+    /// An array of `stripes` whole stripes.
     #[must_use]
-    pub fn new(bytes: u64) -> SimDisk {
-        SimDisk { bytes, ..SimDisk::default() }
+    pub const fn new(data: u16, parity: u16, chunk: u32, stripes: u64) -> SimShape {
+        let volume_bytes = stripes * data as u64 * chunk as u64;
+        SimShape {
+            data,
+            parity,
+            chunk,
+            volume_bytes,
+            redo: false,
+            checksum: ChecksumKind::None,
+            log_bytes: None,
+        }
     }
 
-    /// Reads without faults or counting.
+    /// The same with a redo log, checksums of this kind and a ring of so many bytes on every member.
     #[must_use]
-    pub fn peek(&self, offset: u64, len: usize) -> Vec<u8> {
-        let mut out = vec![0; len];
-        for (at, byte) in pieces(offset, len) {
-            if let Some(block) = self.blocks.get(&(byte / BLOCK)) {
-                let within = (byte % BLOCK) as usize;
-                out[at.clone()].copy_from_slice(&block[within..within + at.len()]);
-            }
-        }
-        out
+    pub const fn logged(self, checksum: ChecksumKind, log_bytes: u64) -> SimShape {
+        SimShape { redo: true, checksum, log_bytes: Some(log_bytes), ..self }
     }
 
-    /// Writes without faults or counting.
-    pub fn poke(&mut self, offset: u64, bytes: &[u8]) {
-        for (at, byte) in pieces(offset, bytes.len()) {
-            let block = self.blocks.entry(byte / BLOCK).or_insert_with(|| Box::new([0; BLOCK as usize]));
-            let within = (byte % BLOCK) as usize;
-            block[within..within + at.len()].copy_from_slice(&bytes[at]);
-        }
-    }
-
-    fn holds_superblocks(&self, offset: u64) -> bool {
-        all_copy_offsets(self.bytes).iter().any(|copy| copy.0 == offset)
-    }
-
-    /// Remembers what the blocks held, for a power cut.
-    fn remember(&mut self, blocks: std::ops::Range<u64>, now: u64) {
-        for block in blocks {
-            let old = self.blocks.get(&block).cloned();
-            self.unflushed.entry(block).or_default().push((now, old));
-        }
-    }
-
-    /// The power fails: every block is as it was at some moment since the last flush.
-    fn lose_power(&mut self, random: &mut Random) {
-        let mut unflushed: Vec<_> = std::mem::take(&mut self.unflushed).into_iter().collect();
-        unflushed.sort_by_key(|(block, _)| *block);
-        let mode = random.below(4);
-        for (block, mut versions) in unflushed {
-            let at = match mode {
-                0 => 0,
-                1 => versions.len(),
-                _ => random.below(versions.len() as u64 + 1) as usize,
-            };
-            if at < versions.len() {
-                match versions.swap_remove(at).1 {
-                    Some(old) => self.blocks.insert(block, old),
-                    None => self.blocks.remove(&block),
-                };
-            }
-        }
-    }
-
-    /// `now` counts operations; a flush covers what had been executed when it was submitted, at `submitted`.
-    fn execute_at(&mut self, op: IoOp, now: u64, submitted: u64) -> Result<IoValue, IoFault> {
-        if !self.dead {
-            match &op {
-                IoOp::Write { offset, buf, fua } if !self.full || self.holds_superblocks(offset.0) => {
-                    let blocks = offset.0 / BLOCK..(offset.0 + buf.len() as u64).div_ceil(BLOCK);
-                    if *fua {
-                        blocks.for_each(|block| drop(self.unflushed.remove(&block)));
-                    } else {
-                        self.remember(blocks, now);
-                    }
-                }
-                IoOp::Zero { offset, len, .. } if !self.cannot_zero => {
-                    self.remember(offset.0 / BLOCK..(offset.0 + len) / BLOCK, now);
-                }
-                IoOp::Flush if self.failing_flushes == 0 => {
-                    self.unflushed.retain(|_, versions| {
-                        versions.retain(|(when, _)| *when > submitted);
-                        !versions.is_empty()
-                    });
-                }
-                _ => {}
-            }
-        }
-        self.execute(op)
-    }
-
-    fn execute(&mut self, op: IoOp) -> Result<IoValue, IoFault> {
-        if self.dead {
-            return Err(fault(IoFaultKind::Gone));
-        }
-        match op {
-            IoOp::Read { offset, mut buf } => {
-                self.reads += 1;
-                assert!(offset.0 + buf.len() as u64 <= self.bytes, "a read beyond the disk");
-                let blocks = offset.0 / BLOCK..(offset.0 + buf.len() as u64).div_ceil(BLOCK);
-                if self.bad_blocks.range(blocks).next().is_some() {
-                    return Err(fault(IoFaultKind::Medium));
-                }
-                let bytes = self.peek(offset.0, buf.len());
-                buf.copy_from_slice(&bytes);
-                Ok(IoValue::Data(buf))
-            }
-            IoOp::Write { offset, buf, .. } => {
-                self.writes += 1;
-                assert!(offset.0 + buf.len() as u64 <= self.bytes, "a write beyond the disk");
-                if self.full && !self.holds_superblocks(offset.0) {
-                    return Err(fault(IoFaultKind::NoSpace));
-                }
-                for block in offset.0 / BLOCK..(offset.0 + buf.len() as u64).div_ceil(BLOCK) {
-                    self.bad_blocks.remove(&block);
-                }
-                self.poke(offset.0, &buf);
-                Ok(IoValue::Done)
-            }
-            IoOp::Flush if self.failing_flushes > 0 => {
-                self.failing_flushes -= 1;
-                Err(fault(IoFaultKind::Medium))
-            }
-            IoOp::Flush => {
-                self.flushes += 1;
-                Ok(IoValue::Done)
-            }
-            IoOp::Zero { .. } if self.cannot_zero => Err(fault(IoFaultKind::Unsupported)),
-            IoOp::Zero { offset, len, .. } => {
-                self.writes += 1;
-                assert!(
-                    offset.0.is_multiple_of(BLOCK)
-                        && len.is_multiple_of(BLOCK)
-                        && offset.0 + len <= self.bytes
-                );
-                for block in offset.0 / BLOCK..(offset.0 + len) / BLOCK {
-                    self.blocks.remove(&block);
-                    self.bad_blocks.remove(&block);
-                }
-                Ok(IoValue::Done)
-            }
-            IoOp::Extents { offset, len } => {
-                let blocks = offset.0 / BLOCK..(offset.0 + len) / BLOCK;
-                let extents = blocks.map(|b| Extent { len: BLOCK, hole: !self.blocks.contains_key(&b) });
-                Ok(IoValue::Extents(extents.collect()))
-            }
-        }
+    /// Members.
+    #[must_use]
+    pub fn width(&self) -> u16 {
+        self.data + self.parity
     }
 }
 
-/// Cuts a byte range at block boundaries: (range in the caller's buffer, position on the disk).
-fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (std::ops::Range<usize>, u64)> {
-    let mut at = 0;
-    std::iter::from_fn(move || {
-        if at >= len {
-            return None;
-        }
-        let byte = offset + at as u64;
-        let piece = ((BLOCK - byte % BLOCK) as usize).min(len - at);
-        at += piece;
-        Some((at - piece..at, byte))
-    })
-}
-
-fn fault(kind: IoFaultKind) -> IoFault {
-    let errno = match kind {
-        IoFaultKind::Medium => libc::EIO,
-        IoFaultKind::Gone => libc::ENODEV,
-        IoFaultKind::NoSpace => libc::ENOSPC,
-        IoFaultKind::Unsupported => libc::EOPNOTSUPP,
-    };
-    IoFault { kind, errno }
-}
-
-/// See the head of this file.
-pub struct SimArray {
-    shape: SimShape,
-    /// The disks; a device's handle is its key. Disks that were taken away stay until removed.
-    pub disks: BTreeMap<u32, SimDisk>,
-    /// Everything the array has said so far.
-    pub notices: Vec<ArrayNotice>,
-    /// Devices the array has released.
-    pub released: BTreeSet<u32>,
-    volume: PlainVolume,
-    queue: Vec<(DeviceId, IoToken, IoOp, u64)>,
-    /// Operations executed so far, by all disks.
-    executed: u64,
-    actions: Vec<VolumeAction>,
-    client_done: HashMap<u64, Result<ClientReply, ClientError>>,
-    admin_done: HashMap<u64, Result<AdminOutcome, AdminError>>,
-    next_request: u64,
-    now: Timestamp,
+/// What many runs share: the shape, memory for buffers and the codec's tables.
+#[derive(Clone)]
+pub struct SimWorld {
+    /// The shape of every array made in it.
+    pub shape: SimShape,
     pool: Pool,
-    random: Random,
+    codec: Codec,
 }
 
-impl SimArray {
-    /// Creates an array on fresh disks 0..k+m and serves it.
+impl SimWorld {
+    /// A world with a slab of `pool_bytes`; what does not fit comes from the heap.
     ///
     /// # Panics
     /// When the shape is impossible.
     #[must_use]
-    pub fn create(shape: SimShape, seed: u64) -> SimArray {
+    pub fn new(shape: SimShape, pool_bytes: usize) -> SimWorld {
+        let codec = Codec::new(usize::from(shape.data), usize::from(shape.parity)).expect("a valid geometry");
+        SimWorld { shape, pool: Pool::new(pool_bytes).expect("address space"), codec }
+    }
+
+    /// Disks of a new array, before its first start.
+    ///
+    /// # Panics
+    /// When the shape is impossible.
+    #[must_use]
+    pub fn new_disks(&self, random: &mut Random) -> BTreeMap<u32, SimDisk> {
+        let shape = self.shape;
         let array_shape =
             ArrayShape { data: shape.data, parity: shape.parity, chunk: shape.chunk, sector: 512 };
         let bytes = member_bytes_for(shape.volume_bytes, array_shape).expect("a possible shape");
-        let (geometry, regions) =
+        let (geometry, mut regions) =
             geometry_for(bytes, array_shape, Some(shape.volume_bytes)).expect("a layout");
-        let mut random = Random::new(seed);
-        let width = shape.data + shape.parity;
-        let uuids: Vec<Uuid> = (0..width).map(|_| new_uuid(&mut random)).collect();
+        for region in regions.iter_mut().filter(|region| region.kind == RegionKind::Log) {
+            region.len = shape.log_bytes.unwrap_or(region.len).min(region.len);
+        }
+        let uuids: Vec<Uuid> = (0..shape.width()).map(|_| new_uuid(random)).collect();
         let new = NewArray {
             name: "sim".into(),
-            uuid: new_uuid(&mut random),
+            uuid: new_uuid(random),
             created_unix: 1,
             epoch_id: 1,
             geometry,
             regions,
-            checksum: ChecksumKind::None,
-            redo: None,
+            checksum: shape.checksum,
+            redo: shape.redo.then(|| *new_uuid(random).as_bytes()),
             members_are_zero: true,
         };
         let mut disks = BTreeMap::new();
@@ -288,50 +120,168 @@ impl SimArray {
             }
             disks.insert(at, disk);
         }
-        let pool = Pool::new(64 << 20).expect("address space");
-        Self::start(shape, disks, false, pool, random).expect("a fresh array assembles")
+        disks
+    }
+
+    /// Starts the array of these disks, but for the dead ones.
+    ///
+    /// # Errors
+    /// When it cannot be assembled.
+    pub fn start(
+        &self,
+        disks: BTreeMap<u32, SimDisk>,
+        force: bool,
+        random: Random,
+    ) -> Result<SimArray, AssemblyError> {
+        SimArray::start(self.clone(), disks, force, random)
+    }
+}
+
+/// What a crash leaves: the disks with their caches, and what was on its way to them.
+#[derive(Clone)]
+pub struct Wreck {
+    /// The disks.
+    pub disks: BTreeMap<u32, SimDisk>,
+    in_flight: Vec<(u32, DiskWrite)>,
+    executed: u64,
+}
+
+impl Wreck {
+    /// How many writes may be lost: those in caches, when the power fails, and those in flight.
+    #[must_use]
+    pub fn undecided(&self, power: bool) -> usize {
+        let cached: usize = if power { self.disks.values().map(|disk| disk.cached().len()).sum() } else { 0 };
+        cached + self.in_flight.len()
+    }
+
+    /// Settles every write that may be lost, and gives the disks as the next start finds them. `fate` is asked in the
+    /// order of the disks, cached writes before those in flight, with a number that counts up and the disk.
+    #[must_use]
+    pub fn settle(mut self, power: bool, mut fate: impl FnMut(usize, u32) -> Fate) -> BTreeMap<u32, SimDisk> {
+        let mut number = 0;
+        for (id, disk) in &mut self.disks {
+            let cached = if power { disk.cached().len() } else { 0 };
+            let fates: Vec<Fate> = (number..number + cached).map(|at| fate(at, *id)).collect();
+            number += cached;
+            if power {
+                disk.cut_power(|at, _| fates[at]);
+            }
+            for (_, write) in self.in_flight.iter().filter(|(device, _)| device == id) {
+                self.executed += 1;
+                disk.leave_behind(write, self.executed, fate(number, *id));
+                number += 1;
+            }
+            if power {
+                disk.write_back();
+            }
+        }
+        self.disks
+    }
+}
+
+/// See the head of this file.
+pub struct SimArray {
+    world: SimWorld,
+    /// The disks; a device's handle is its key. Disks that were taken away stay until removed.
+    pub disks: BTreeMap<u32, SimDisk>,
+    /// Everything the array has said so far.
+    pub notices: Vec<ArrayNotice>,
+    /// Devices the array has released.
+    pub released: BTreeSet<u32>,
+    volume: PlainVolume,
+    queue: Vec<(DeviceId, IoToken, IoOp, u64)>,
+    /// Operations executed so far, by all disks.
+    executed: u64,
+    /// Writes submitted, and writes and flushes executed.
+    changes: u64,
+    actions: Vec<VolumeAction>,
+    client_done: HashMap<u64, Result<ClientReply, ClientError>>,
+    admin_done: HashMap<u64, Result<AdminOutcome, AdminError>>,
+    next_request: u64,
+    now: Timestamp,
+    random: Random,
+}
+
+impl SimArray {
+    /// Creates an array on fresh disks 0..k+m and serves it.
+    ///
+    /// # Panics
+    /// When the shape is impossible.
+    #[must_use]
+    pub fn create(shape: SimShape, seed: u64) -> SimArray {
+        // Enough for a few hundred requests; only what is touched costs memory.
+        Self::create_in(&SimWorld::new(shape, 64 << 20), seed)
+    }
+
+    /// Creates an array on fresh disks 0..k+m and serves it.
+    ///
+    /// # Panics
+    /// When the shape is impossible.
+    #[must_use]
+    pub fn create_in(world: &SimWorld, seed: u64) -> SimArray {
+        let mut random = Random::new(seed);
+        let disks = world.new_disks(&mut random);
+        world.start(disks, false, random).expect("a fresh array assembles")
     }
 
     fn start(
-        shape: SimShape,
+        world: SimWorld,
         disks: BTreeMap<u32, SimDisk>,
         force: bool,
-        pool: Pool,
         mut random: Random,
     ) -> Result<SimArray, AssemblyError> {
         let candidates: Vec<Candidate<OpenDevice>> = disks
             .iter()
             .filter(|(_, disk)| !disk.dead)
             .filter_map(|(id, disk)| {
-                let key = OpenDevice { id: DeviceId(*id), bytes: disk.bytes };
-                Some(Candidate { key, superblock: read_superblock(disk)? })
+                let key = OpenDevice { id: DeviceId(*id), bytes: disk.bytes() };
+                Some(Candidate { key, superblock: superblocks::newest(disk)? })
             })
             .collect();
         let assembled = assemble(&candidates, force)?;
-        let codec = Codec::new(usize::from(shape.data), usize::from(shape.parity)).expect("a valid geometry");
         let config = ArrayConfig { seed: random.next_u64(), ..ArrayConfig::default() };
-        let volume = PlainVolume::new(assembled, codec, pool.clone(), config);
+        let volume = PlainVolume::new(assembled, world.codec.clone(), world.pool.clone(), config);
         // What an earlier life left in the caches is older than everything this one does.
-        let unflushed = disks.values().flat_map(|disk| disk.unflushed.values().flatten());
-        let executed = unflushed.map(|(when, _)| *when).max().unwrap_or(0);
+        let executed = disks.values().map(SimDisk::newest_cached).max().unwrap_or(0);
         let mut sim = SimArray {
-            shape,
+            world,
             disks,
             notices: Vec::new(),
             released: BTreeSet::new(),
             volume,
             queue: Vec::new(),
             executed,
+            changes: 0,
             actions: Vec::new(),
             client_done: HashMap::new(),
             admin_done: HashMap::new(),
             next_request: 0,
             now: Timestamp(1),
-            pool,
             random,
         };
         sim.event(VolumeEvent::Tick);
         Ok(sim)
+    }
+
+    /// Changes whenever what a crash would leave may have changed.
+    #[must_use]
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// Operations in flight.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// What a crash at this moment would leave.
+    #[must_use]
+    pub fn wreck(&self) -> Wreck {
+        let write =
+            |(device, _, op, _): &(DeviceId, IoToken, IoOp, u64)| Some((device.0, DiskWrite::of(op)?));
+        let in_flight = self.queue.iter().filter_map(write).collect();
+        Wreck { disks: self.disks.clone(), in_flight, executed: self.executed }
     }
 
     /// Kills the process: of the operations in flight some have happened and some have not. Then starts anew.
@@ -354,7 +304,7 @@ impl SimArray {
         mut happened: impl FnMut(u32, &IoOp) -> bool,
     ) -> Result<SimArray, AssemblyError> {
         self.crash(&mut happened);
-        Self::start(self.shape, self.disks, force, self.pool, self.random)
+        Self::start(self.world, self.disks, force, self.random)
     }
 
     /// The power of all disks fails: what no flush has covered is there or not, block by block. Then starts anew.
@@ -368,7 +318,7 @@ impl SimArray {
         for disk in self.disks.values_mut() {
             disk.lose_power(&mut random);
         }
-        Self::start(self.shape, self.disks, force, self.pool, self.random)
+        Self::start(self.world, self.disks, force, self.random)
     }
 
     fn crash(&mut self, happened: &mut dyn FnMut(u32, &IoOp) -> bool) {
@@ -378,7 +328,7 @@ impl SimArray {
             {
                 self.executed += 1;
                 // What the dead process would have been told does not matter.
-                let _ = disk.execute_at(op, self.executed, submitted);
+                let _ = disk.execute(op, self.executed, submitted);
             }
         }
     }
@@ -412,9 +362,10 @@ impl SimArray {
     fn execute_queued(&mut self, at: usize) {
         let (device, token, op, submitted) = self.queue.swap_remove(at);
         self.executed += 1;
+        self.changes += u64::from(!matches!(op, IoOp::Read { .. } | IoOp::Extents { .. }));
         let now = self.executed;
         let disk = self.disks.get_mut(&device.0);
-        let result = disk.map_or(Err(fault(IoFaultKind::Gone)), |disk| disk.execute_at(op, now, submitted));
+        let result = disk.map_or(Err(fault(IoFaultKind::Gone)), |disk| disk.execute(op, now, submitted));
         self.event(VolumeEvent::Io(Completion { token, result }));
     }
 
@@ -441,7 +392,7 @@ impl SimArray {
 
     /// Starts a write of `bytes`.
     pub fn submit_write(&mut self, offset: u64, bytes: &[u8], fua: bool) -> u64 {
-        let mut buf = self.pool.alloc(bytes.len());
+        let mut buf = self.world.pool.alloc(bytes.len());
         buf.copy_from_slice(bytes);
         let data: Buf = buf.freeze();
         self.submit(ClientRequest::Write { offset: VolumeOffset(offset), data, fua })
@@ -449,7 +400,7 @@ impl SimArray {
 
     /// Starts a read.
     pub fn submit_read(&mut self, offset: u64, len: usize) -> u64 {
-        let buf = self.pool.alloc(len);
+        let buf = self.world.pool.alloc(len);
         self.submit(ClientRequest::Read { offset: VolumeOffset(offset), buf })
     }
 
@@ -515,12 +466,12 @@ impl SimArray {
     pub fn stop_and_restart(mut self, force: bool) -> Result<SimArray, AssemblyError> {
         self.admin(AdminRequest::Stop).expect("a stop succeeds");
         assert!(self.queue.is_empty(), "nothing is in flight after a stop");
-        Self::start(self.shape, self.disks, force, self.pool, self.random)
+        Self::start(self.world, self.disks, force, self.random)
     }
 
     /// A blank disk of the members' size, for a replacement; its handle.
     pub fn add_blank_disk(&mut self) -> NewDevice {
-        let bytes = self.disks.values().map(|disk| disk.bytes).min().expect("there are disks");
+        let bytes = self.disks.values().map(|disk| disk.bytes()).min().expect("there are disks");
         let id = self.disks.keys().max().map_or(0, |last| last + 1);
         self.disks.insert(id, SimDisk::new(bytes));
         let uuid = new_uuid(&mut self.random);
@@ -531,11 +482,11 @@ impl SimArray {
     pub fn reopen_disk(&mut self, old: u32) -> NewDevice {
         let mut disk = self.disks.remove(&old).expect("a disk to reopen");
         disk.dead = false;
-        let superblock = read_superblock(&disk).map(Box::new);
+        let superblock = superblocks::newest(&disk).map(Box::new);
         let id = self.disks.keys().max().map_or(0, |last| last + 1).max(old + 1);
         let uuid = superblock.as_ref().map_or_else(|| new_uuid(&mut self.random), |s| s.device);
         let device =
-            NewDevice { device: DeviceId(id), uuid, bytes: disk.bytes, superblock, known_zero: false };
+            NewDevice { device: DeviceId(id), uuid, bytes: disk.bytes(), superblock, known_zero: false };
         self.disks.insert(id, disk);
         device
     }
@@ -549,13 +500,13 @@ impl SimArray {
     /// Size of a disk.
     #[must_use]
     pub fn disk_bytes(&self, id: u32) -> u64 {
-        self.disks[&id].bytes
+        self.disks[&id].bytes()
     }
 
     /// Where slots lie on every disk, in bytes.
     #[must_use]
     pub fn data_region(&self) -> std::ops::Range<u64> {
-        let superblock = self.disks.values().find_map(read_superblock).expect("a disk with a superblock");
+        let superblock = self.disks.values().find_map(superblocks::newest).expect("a disk with a superblock");
         let region = superblock.data_region();
         region.offset.0..region.offset.0 + region.len
     }
@@ -566,9 +517,18 @@ impl SimArray {
         if self.queue.is_empty() {
             return false;
         }
-        let at = self.random.below(self.queue.len() as u64) as usize;
+        let mut at = self.random.below(self.queue.len() as u64) as usize;
+        if self.is_slow(at)
+            && let Some(other) = (0..self.queue.len()).find(|&other| !self.is_slow(other))
+        {
+            at = other;
+        }
         self.execute_queued(at);
         true
+    }
+
+    fn is_slow(&self, at: usize) -> bool {
+        self.disks.get(&self.queue[at].0.0).is_some_and(|disk| disk.slow)
     }
 
     /// Lets `milliseconds` pass with nothing executed but ticks.
@@ -627,6 +587,7 @@ impl SimArray {
             match action {
                 VolumeAction::Io { device, token, op } => {
                     assert!(!self.released.contains(&device.0), "I/O on a released device");
+                    self.changes += u64::from(matches!(op, IoOp::Write { .. } | IoOp::Zero { .. }));
                     self.queue.push((device, token, op, self.executed));
                 }
                 VolumeAction::ClientDone(id, result) => {
@@ -651,11 +612,4 @@ impl SimArray {
 
 fn new_uuid(random: &mut Random) -> Uuid {
     Uuid::from_u64_pair(random.next_u64(), random.next_u64())
-}
-
-fn read_superblock(disk: &SimDisk) -> Option<Superblock> {
-    all_copy_offsets(disk.bytes)
-        .into_iter()
-        .filter_map(|offset| Superblock::decode(&disk.peek(offset.0, COPY_BYTES)).ok())
-        .max_by_key(|superblock| superblock.sequence)
 }

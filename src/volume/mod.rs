@@ -8,7 +8,7 @@ mod api;
 mod plain;
 
 pub use crate::array::{
-    Activity, ActivityKind, ArrayState, MemberCounters, MemberStatus, ScrubResult, VolumeStatus,
+    Activity, ActivityKind, ArrayState, LogState, MemberCounters, MemberStatus, ScrubResult, VolumeStatus,
 };
 pub use api::{
     AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, ClientReply, ClientRequest, NewDevice,

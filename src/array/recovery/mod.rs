@@ -11,7 +11,6 @@
 //! memory is the manifests of one ring, and a window of rows and pages, however much the log holds.
 //!
 //! Must not know of superblocks, clients, devices or clocks.
-#![allow(dead_code)] // used by the logged array
 
 mod chain;
 mod decide;

@@ -2,12 +2,12 @@
 
 use super::*;
 use crate::block_io::{IoOp, IoToken, IoValue};
-use crate::format::{Geometry, MemberState};
+use crate::format::{ChecksumKind, Geometry, MemberState};
 use crate::member::{Access, Device};
 use crate::units::{ByteOffset, MemberIndex};
 use crate::volume::{
-    AdminError, AdminRequest, ArrayState, ClientError, ClientReply, ClientRequest, MemberStatus, Volume,
-    VolumeExtent, VolumeStatus,
+    AdminError, AdminRequest, ArrayState, ClientError, ClientReply, ClientRequest, LogState, MemberStatus,
+    Volume, VolumeExtent, VolumeStatus,
 };
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -138,6 +138,9 @@ impl Volume for PassThrough {
             last_scrub: None,
             engine: "none",
             client_errors: 0,
+            checksum: ChecksumKind::None,
+            log: LogState::None,
+            lost: Vec::new(),
         }
     }
 }

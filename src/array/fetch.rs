@@ -1,0 +1,416 @@
+//! Blocks of a slot as they should be: from the overlay, as known zeroes, from their members and verified, or
+//! decoded from others that verify. Reads, writes, rebuild and scrub of logged arrays get their bytes here, so that
+//! nothing unverified reaches a client or a parity.
+//!
+//! Runs under a lock on the rows, with their checksum pages loaded and pinned by the caller: neither hashes nor images
+//! of these rows change meanwhile. One block is the unit: an unreadable or wrong block costs its row one erasure, not
+//! the whole column. Must not know what the bytes are for.
+
+use super::{Array, Inflight, Owner};
+use crate::block_io::{Buf, BufMut, DeviceId, IoFault, IoOp, IoValue};
+use crate::format::MemberState;
+use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex};
+use std::ops::Range;
+
+const BLOCK: usize = ROW_BYTES as usize;
+
+/// See the head of this file.
+pub(super) struct Fetch {
+    slot: SlotIndex,
+    parts: Vec<Part>,
+    pending: usize,
+    /// Blocks of wanted parts that cannot be had: (column, row).
+    pub lost: Vec<(usize, usize)>,
+    /// Blocks that were wrong or unreadable on a member in service, with what should be there.
+    pub repairs: Vec<Repair>,
+}
+
+/// A block to be rewritten.
+pub(super) struct Repair {
+    pub member: MemberIndex,
+    pub device: DeviceId,
+    pub column: usize,
+    pub row: usize,
+    pub bytes: Buf,
+}
+
+/// Some rows of one column.
+struct Part {
+    column: usize,
+    rows: Range<usize>,
+    wanted: bool,
+    /// Filled block by block; away while one I/O reads it whole.
+    buf: Option<BufMut>,
+    blocks: Vec<State>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Being read.
+    Pending,
+    /// As it should be.
+    Good,
+    /// Counts as zeroes for coding, and is lost for whoever wants it.
+    Lost,
+    /// Its member is out of service, or is not built so far.
+    Absent,
+    /// Its member gave wrong bytes or none.
+    Bad,
+}
+
+/// Whether a fetch waits for I/O.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fetched {
+    Wait,
+    Done,
+}
+
+/// Item numbers: the part in the upper bits; in the lower ones 0 for the whole part, else 1 + the block read alone.
+const ITEM_ROW_BITS: u32 = 16;
+
+impl Fetch {
+    pub fn new(slot: SlotIndex) -> Fetch {
+        Fetch { slot, parts: Vec::new(), pending: 0, lost: Vec::new(), repairs: Vec::new() }
+    }
+
+    /// Wants rows of a column in `buf`, which has their length.
+    pub fn want(&mut self, column: usize, rows: Range<usize>, buf: BufMut) {
+        debug_assert_eq!(buf.len(), rows.len() * BLOCK);
+        let blocks = vec![State::Pending; rows.len()];
+        self.parts.push(Part { column, rows, wanted: true, buf: Some(buf), blocks });
+    }
+
+    /// The wanted buffers, in the order they were wanted.
+    pub fn take(&mut self) -> Vec<(usize, Range<usize>, BufMut)> {
+        let wanted = std::mem::take(&mut self.parts).into_iter().filter(|part| part.wanted);
+        wanted
+            .map(|part| {
+                (part.column, part.rows, part.buf.expect("nothing is in flight when a fetch is done"))
+            })
+            .collect()
+    }
+
+    fn state(&self, column: usize, row: usize) -> Option<State> {
+        let covering = self.parts.iter().filter(|p| p.column == column && p.rows.contains(&row));
+        covering.map(|p| p.blocks[row - p.rows.start]).reduce(|a, b| if a == State::Good { a } else { b })
+    }
+
+    /// A column can be here twice, wanted for some rows and as a source for more, and its member may have been built up
+    /// to this slot in between: what one part has the other takes.
+    fn share_good_blocks(&mut self) {
+        for at in 0..self.parts.len() {
+            for block in 0..self.parts[at].blocks.len() {
+                let part = &self.parts[at];
+                if matches!(part.blocks[block], State::Good | State::Lost) {
+                    continue;
+                }
+                let Some(bytes) = self.good(part.column, part.rows.start + block).map(<[u8]>::to_vec) else {
+                    continue;
+                };
+                let part = &mut self.parts[at];
+                if let Some(buf) = &mut part.buf {
+                    buf[block * BLOCK..(block + 1) * BLOCK].copy_from_slice(&bytes);
+                    part.blocks[block] = State::Good;
+                }
+            }
+        }
+    }
+
+    /// The good bytes of a block.
+    fn good(&self, column: usize, row: usize) -> Option<&[u8]> {
+        self.parts.iter().find_map(|part| {
+            let at = row.checked_sub(part.rows.start).filter(|_| part.column == column)?;
+            let fits = matches!(part.blocks.get(at)?, State::Good | State::Lost);
+            let bytes = part.buf.as_deref().filter(|_| fits)?;
+            Some(&bytes[at * BLOCK..(at + 1) * BLOCK])
+        })
+    }
+}
+
+impl Array {
+    /// Starts to fetch what is wanted. Everything else goes through [`Array::fetch_io`].
+    pub(super) fn fetch(&mut self, key: usize, fetch: &mut Fetch) -> Fetched {
+        for at in 0..fetch.parts.len() {
+            self.issue_part(key, fetch, at);
+        }
+        if fetch.pending > 0 { Fetched::Wait } else { self.settle_fetch(key, fetch) }
+    }
+
+    /// Fills what is known without I/O and reads the rest.
+    fn issue_part(&mut self, key: usize, fetch: &mut Fetch, at: usize) {
+        let slot = fetch.slot;
+        let part = &mut fetch.parts[at];
+        let member = self.map.member_of(slot, ColumnIndex(part.column as u16));
+        let device = self.readable(member, slot);
+        let rows = part.rows.clone();
+        let Some(buf) = part.buf.as_mut() else { return };
+        let mut known = false;
+        for row in rows.clone() {
+            let state = &mut part.blocks[row - rows.start];
+            let bytes = &mut buf[(row - rows.start) * BLOCK..(row - rows.start + 1) * BLOCK];
+            match self.redo().block_hash(slot, row, part.column) {
+                Some(BlockHash::UNWRITTEN) => {
+                    bytes.fill(0);
+                    *state = State::Good;
+                }
+                Some(BlockHash::LOST) => {
+                    bytes.fill(0);
+                    *state = State::Lost;
+                }
+                _ => match self.redo().overlay.get(slot, part.column, row) {
+                    Some(image) => {
+                        bytes.copy_from_slice(image);
+                        *state = State::Good;
+                    }
+                    None if device.is_none() => *state = State::Absent,
+                    None => *state = State::Pending,
+                },
+            }
+            known |= *state != State::Pending;
+        }
+        let Some(device) = device else { return };
+        if !known {
+            let Some(buf) = part.buf.take() else { return };
+            let offset = self.map.device_offset(self.data_offset, slot, rows.start * BLOCK);
+            let item = at << ITEM_ROW_BITS;
+            self.submit_io(Owner::Op { key, item }, member, device, IoOp::Read { offset, buf });
+            fetch.pending += 1;
+            return;
+        }
+        let pending: Vec<usize> =
+            (0..rows.len()).filter(|&block| fetch.parts[at].blocks[block] == State::Pending).collect();
+        for block in pending {
+            self.read_block(key, fetch, at, block);
+        }
+    }
+
+    fn read_block(&mut self, key: usize, fetch: &mut Fetch, at: usize, block: usize) {
+        let part = &mut fetch.parts[at];
+        let member = self.map.member_of(fetch.slot, ColumnIndex(part.column as u16));
+        let Some(device) = self.readable(member, fetch.slot) else {
+            part.blocks[block] = State::Absent;
+            return;
+        };
+        let offset = self.map.device_offset(self.data_offset, fetch.slot, (part.rows.start + block) * BLOCK);
+        let buf = self.pool.alloc(BLOCK);
+        let item = at << ITEM_ROW_BITS | (block + 1);
+        self.submit_io(Owner::Op { key, item }, member, device, IoOp::Read { offset, buf });
+        fetch.pending += 1;
+    }
+
+    /// Takes the end of one of the fetch's reads.
+    pub(super) fn fetch_io(
+        &mut self,
+        key: usize,
+        fetch: &mut Fetch,
+        item: usize,
+        entry: Inflight,
+        result: Result<IoValue, IoFault>,
+    ) -> Fetched {
+        fetch.pending -= 1;
+        let (at, block) = (item >> ITEM_ROW_BITS, (item & ((1 << ITEM_ROW_BITS) - 1)).checked_sub(1));
+        match (result, block) {
+            (Ok(IoValue::Data(buf)), None) => {
+                fetch.parts[at].buf = Some(buf);
+                for block in 0..fetch.parts[at].blocks.len() {
+                    self.judge_block(fetch, at, block, entry.member);
+                }
+            }
+            (Ok(IoValue::Data(bytes)), Some(block)) => {
+                if let Some(buf) = &mut fetch.parts[at].buf {
+                    buf[block * BLOCK..(block + 1) * BLOCK].copy_from_slice(&bytes);
+                }
+                self.judge_block(fetch, at, block, entry.member);
+            }
+            (Ok(_), _) => unreachable!("a read yields data"),
+            (Err(fault), None) if fetch.parts[at].blocks.len() > 1 => {
+                // Which of its blocks cannot be read is found out one by one.
+                fetch.parts[at].buf = Some(self.pool.alloc_zeroed(fetch.parts[at].blocks.len() * BLOCK));
+                if self.find_device(entry.device).is_some()
+                    && fault.kind == crate::block_io::IoFaultKind::Medium
+                {
+                    for block in 0..fetch.parts[at].blocks.len() {
+                        self.read_block(key, fetch, at, block);
+                    }
+                } else {
+                    self.read_fault(entry.member, entry.device, fault);
+                    fetch.parts[at].blocks.fill(State::Bad);
+                }
+            }
+            (Err(fault), block) => {
+                self.read_fault(entry.member, entry.device, fault);
+                let part = &mut fetch.parts[at];
+                part.blocks[block.unwrap_or(0)] = State::Bad;
+                part.buf.get_or_insert_with(|| self.pool.alloc_zeroed(BLOCK));
+            }
+        }
+        if fetch.pending > 0 { Fetched::Wait } else { self.settle_fetch(key, fetch) }
+    }
+
+    /// Whether a block that was read is what it should be.
+    fn judge_block(&mut self, fetch: &mut Fetch, at: usize, block: usize, member: MemberIndex) {
+        let part = &mut fetch.parts[at];
+        let Some(bytes) = part.buf.as_deref() else { return };
+        let bytes = &bytes[block * BLOCK..(block + 1) * BLOCK];
+        let row = part.rows.start + block;
+        let good = self.redo().verifies(fetch.slot, row, part.column, bytes);
+        part.blocks[block] = if good { State::Good } else { State::Bad };
+        if !good {
+            self.member_mut(member).counters.checksum_errors += 1;
+        }
+    }
+
+    /// Nothing is in flight: decodes what is not good, from more columns if need be.
+    fn settle_fetch(&mut self, key: usize, fetch: &mut Fetch) -> Fetched {
+        fetch.share_good_blocks();
+        let mut broken: Vec<usize> = Vec::new();
+        for part in &fetch.parts {
+            let blocks = part.rows.clone().zip(&part.blocks);
+            let rows = blocks
+                .filter(|(_, state)| match state {
+                    State::Bad => true,
+                    State::Absent => part.wanted,
+                    State::Good | State::Lost => false,
+                    State::Pending => unreachable!("nothing is in flight"),
+                })
+                .map(|(row, _)| row);
+            broken.extend(rows);
+        }
+        broken.sort_unstable();
+        broken.dedup();
+        if !broken.is_empty() && self.add_sources(key, fetch, &broken) {
+            return if fetch.pending > 0 { Fetched::Wait } else { self.settle_fetch(key, fetch) };
+        }
+        for row in broken {
+            self.decode_row(fetch, row);
+        }
+        for part in fetch.parts.iter().filter(|part| part.wanted) {
+            for (row, state) in part.rows.clone().zip(&part.blocks) {
+                if *state != State::Good {
+                    fetch.lost.push((part.column, row));
+                }
+            }
+        }
+        Fetched::Done
+    }
+
+    /// Reads further columns of the broken rows, where fewer than k are good. False: there are enough, or no more.
+    fn add_sources(&mut self, key: usize, fetch: &mut Fetch, broken: &[usize]) -> bool {
+        let width = self.map.width();
+        let is_good =
+            |column: usize, row: usize| matches!(fetch.state(column, row), Some(State::Good | State::Lost));
+        let mut needed = 0;
+        let mut window: Option<Range<usize>> = None;
+        for &row in broken {
+            let good = (0..width).filter(|&column| is_good(column, row)).count();
+            if good < self.map.k {
+                needed = needed.max(self.map.k - good);
+                window = Some(window.map_or(row..row + 1, |w| w.start.min(row)..w.end.max(row + 1)));
+            }
+        }
+        let Some(window) = window else { return false };
+        // Columns not asked for yet, those that can be read first.
+        let untried = |column: &usize| {
+            !fetch.parts.iter().any(|part| {
+                part.column == *column && part.rows.start <= window.start && part.rows.end >= window.end
+            })
+        };
+        let mut columns: Vec<usize> = (0..width).filter(untried).collect();
+        columns.sort_by_key(|&column| {
+            self.readable(self.map.member_of(fetch.slot, ColumnIndex(column as u16)), fetch.slot).is_none()
+        });
+        columns.truncate(needed);
+        for &column in &columns {
+            let at = fetch.parts.len();
+            let buf = Some(self.pool.alloc(window.len() * BLOCK));
+            let blocks = vec![State::Pending; window.len()];
+            fetch.parts.push(Part { column, rows: window.clone(), wanted: false, buf, blocks });
+            self.issue_part(key, fetch, at);
+        }
+        !columns.is_empty()
+    }
+
+    /// Decodes the blocks of one row that are bad, or absent and wanted. They stay what they are when fewer than k
+    /// columns are good, or when the result does not verify.
+    fn decode_row(&mut self, fetch: &mut Fetch, row: usize) {
+        let width = self.map.width();
+        let targets: Vec<(usize, usize, State)> = fetch
+            .parts
+            .iter()
+            .enumerate()
+            .filter_map(|(at, part)| {
+                let block = row.checked_sub(part.rows.start).filter(|_| part.rows.contains(&row))?;
+                let state = part.blocks[block];
+                (state == State::Bad || (state == State::Absent && part.wanted)).then_some((at, block, state))
+            })
+            .collect();
+        for (at, block, state) in targets {
+            let column = fetch.parts[at].column;
+            let mut decoded = self.pool.alloc(BLOCK);
+            {
+                let present: Vec<(usize, &[u8])> = (0..width)
+                    .filter(|&c| c != column)
+                    .filter_map(|c| Some((c, fetch.good(c, row)?)))
+                    .take(self.map.k)
+                    .collect();
+                if present.len() < self.map.k {
+                    continue;
+                }
+                self.codec
+                    .recover(&present, &mut [(column, &mut decoded[..])])
+                    .expect("k distinct present columns decode any other");
+            }
+            if !self.redo().verifies(fetch.slot, row, column, &decoded) {
+                continue;
+            }
+            let part = &mut fetch.parts[at];
+            if let Some(buf) = &mut part.buf {
+                buf[block * BLOCK..(block + 1) * BLOCK].copy_from_slice(&decoded);
+            }
+            part.blocks[block] = State::Good;
+            let member = self.map.member_of(fetch.slot, ColumnIndex(column as u16));
+            let known = fetch.repairs.iter().any(|repair| repair.column == column && repair.row == row);
+            if let (State::Bad, false, MemberState::Online, Some(device)) =
+                (state, known, self.member(member).state, self.readable(member, fetch.slot))
+            {
+                let bytes = decoded.freeze();
+                fetch.repairs.push(Repair { member, device, column, row, bytes });
+            }
+        }
+    }
+
+    /// Sends the repairs of a fetch, adjacent rows in one write. Returns how many writes are under way, as items of
+    /// `key` from 0 on. Nothing is written while a loss is not recorded (E3).
+    pub(super) fn send_repairs(&mut self, key: usize, fetch: &mut Fetch) -> usize {
+        let mut repairs = std::mem::take(&mut fetch.repairs);
+        if self.is_failed() || !self.acknowledgements_allowed() {
+            return 0;
+        }
+        repairs.sort_by_key(|repair| (repair.column, repair.row));
+        let mut sent = 0;
+        let mut at = 0;
+        while at < repairs.len() {
+            let first = &repairs[at];
+            let run = repairs[at..]
+                .iter()
+                .enumerate()
+                .take_while(|(n, r)| r.column == first.column && r.row == first.row + n)
+                .count();
+            let mut buf = self.pool.alloc(run * BLOCK);
+            for (n, repair) in repairs[at..at + run].iter().enumerate() {
+                buf[n * BLOCK..(n + 1) * BLOCK].copy_from_slice(&repair.bytes);
+            }
+            let (member, device) = (first.member, first.device);
+            let offset = self.map.device_offset(self.data_offset, fetch.slot, first.row * BLOCK);
+            self.notice_repair(member, fetch.slot, first.row, run);
+            if self.find_device(device).is_some() {
+                let op = IoOp::Write { offset, buf: buf.freeze(), fua: false };
+                self.submit_io(Owner::Op { key, item: sent }, member, device, op);
+                self.member_mut(member).counters.repaired += run as u64;
+                sent += 1;
+            }
+            at += run;
+        }
+        sent
+    }
+}

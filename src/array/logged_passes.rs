@@ -1,0 +1,253 @@
+//! One slot of a rebuild or of a scrub of a logged array: held still, fetched, and written or repaired.
+//!
+//! Every block that goes to a device under construction was verified or decoded from verified blocks. A scrub knows by
+//! its checksum which block is wrong; without checksums it falls back to what parity can tell (`verify.rs`).
+
+use super::fetch::{Fetch, Fetched};
+use super::rebuild::Target;
+use super::slot_hold::{Held, SlotHold};
+use super::{ActivityKind, Array, Flow, Inflight, NoticeLevel, Op, Owner};
+use crate::block_io::{Buf, IoFault, IoOp, IoValue};
+use crate::format::MemberState;
+use crate::units::{ROW_BYTES, SlotIndex};
+
+const BLOCK: usize = ROW_BYTES as usize;
+
+pub(super) struct LoggedPass {
+    hold: SlotHold,
+    work: Work,
+    stage: Stage,
+    fetch: Fetch,
+    writing: usize,
+}
+
+enum Work {
+    Rebuild(Vec<Target>),
+    Scrub,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Hold,
+    Fetch,
+    Write,
+}
+
+impl LoggedPass {
+    /// Whether it waits for a lock, a checkpoint or a page, and has nothing in flight.
+    pub(super) fn waits(&self) -> bool {
+        self.stage == Stage::Hold && self.hold.waits()
+    }
+}
+
+impl Array {
+    pub(super) fn start_logged_rebuild(&mut self, slot: SlotIndex, targets: Vec<Target>) {
+        self.start_logged_pass(slot, Work::Rebuild(targets));
+    }
+
+    pub(super) fn start_logged_scrub(&mut self, slot: SlotIndex) {
+        self.start_logged_pass(slot, Work::Scrub);
+    }
+
+    fn start_logged_pass(&mut self, slot: SlotIndex, work: Work) {
+        let hold = SlotHold::new(slot, matches!(work, Work::Scrub), self.redo().lives);
+        let pass = LoggedPass { hold, work, stage: Stage::Hold, fetch: Fetch::new(slot), writing: 0 };
+        let key = self.ops.insert(Op::LoggedPass(Box::new(pass)));
+        self.ready.push_back(key);
+    }
+
+    pub(super) fn advance_logged_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
+        if pass.stage != Stage::Hold {
+            return Flow::Wait;
+        }
+        if self.is_failed() || !self.redo().is_serving() {
+            return self.end_logged_pass(key, pass, false);
+        }
+        let stripe = match self.hold_slot(key, &mut pass.hold) {
+            Held::Wait => return Flow::Wait,
+            Held::Empty => return self.end_logged_pass(key, pass, true),
+            Held::Stripe(stripe) => stripe,
+        };
+        let rows = 0..self.map.chunk / BLOCK;
+        let columns: Vec<usize> = match &pass.work {
+            Work::Scrub => (0..self.map.width()).collect(),
+            Work::Rebuild(targets) => {
+                // A device that only missed some time needs what was written since.
+                let unmarked = self.redo().checkpoint.is_to_remark(stripe);
+                let written = self.redo().pages.map_entry(stripe).epoch;
+                let mut columns: Vec<usize> = targets
+                    .iter()
+                    .filter(|target| self.needs_since(target).is_none_or(|since| unmarked || written > since))
+                    .map(|target| target.column)
+                    .collect();
+                columns.sort_unstable();
+                columns.dedup();
+                columns
+            }
+        };
+        if columns.is_empty() {
+            return self.end_logged_pass(key, pass, true);
+        }
+        for column in columns {
+            // A scrub of a degraded array verifies what is there.
+            let slot = pass.hold.slot;
+            if matches!(pass.work, Work::Scrub) && self.readable(self.member_at(slot, column), slot).is_none()
+            {
+                continue;
+            }
+            pass.fetch.want(column, rows.clone(), self.pool.alloc(self.map.chunk));
+        }
+        pass.stage = Stage::Fetch;
+        match self.fetch(key, &mut pass.fetch) {
+            Fetched::Wait => Flow::Wait,
+            Fetched::Done => self.fetched_pass(key, pass),
+        }
+    }
+
+    pub(super) fn logged_pass_io(
+        &mut self,
+        key: usize,
+        pass: &mut LoggedPass,
+        item: usize,
+        entry: Inflight,
+        result: Result<IoValue, IoFault>,
+    ) -> Flow {
+        if pass.stage == Stage::Fetch {
+            return match self.fetch_io(key, &mut pass.fetch, item, entry, result) {
+                Fetched::Wait => Flow::Wait,
+                Fetched::Done => self.fetched_pass(key, pass),
+            };
+        }
+        pass.writing -= 1;
+        match (result, &pass.work) {
+            (Ok(_), _) => {}
+            (Err(fault), Work::Rebuild(_)) => {
+                self.write_fault(entry.member, entry.device, "write of the rebuild", fault);
+            }
+            (Err(fault), Work::Scrub) => self.write_fault(entry.member, entry.device, "repair", fault),
+        }
+        if pass.writing > 0 { Flow::Wait } else { self.end_logged_pass(key, pass, !self.is_failed()) }
+    }
+
+    fn fetched_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
+        if self.is_failed() || !self.redo().is_serving() {
+            return self.end_logged_pass(key, pass, false);
+        }
+        pass.stage = Stage::Write;
+        let rebuild = matches!(pass.work, Work::Rebuild(_));
+        if rebuild { self.write_pass(key, pass) } else { self.judge_pass(key, pass) }
+    }
+
+    /// Writes the fetched columns to the devices under construction.
+    fn write_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
+        let Work::Rebuild(targets) = &mut pass.work else { unreachable!("a rebuild") };
+        let slot = pass.hold.slot;
+        if !pass.fetch.lost.is_empty() && self.redo().checksums.is_none() {
+            // Nothing would tell these blocks from good ones later.
+            let reason = format!("slot {slot} cannot be decoded: too many of its chunks cannot be read");
+            for target in std::mem::take(targets) {
+                self.fault_device(target.member, target.device, MemberState::Faulted, reason.clone());
+            }
+            return self.end_logged_pass(key, pass, true);
+        }
+        let targets = std::mem::take(targets);
+        let columns: Vec<(usize, Buf)> =
+            pass.fetch.take().into_iter().map(|(column, _, buf)| (column, buf.freeze())).collect();
+        pass.writing = self.send_repairs(key, &mut pass.fetch);
+        for target in &targets {
+            let Some((_, buf)) = columns.iter().find(|(column, _)| *column == target.column) else {
+                continue;
+            };
+            if self.find_device(target.device).is_none() {
+                continue;
+            }
+            let offset = self.map.device_offset(self.data_offset, slot, 0);
+            let op = IoOp::Write { offset, buf: buf.clone(), fua: false };
+            self.submit_io(Owner::Op { key, item: 0 }, target.member, target.device, op);
+            pass.writing += 1;
+        }
+        pass.work = Work::Rebuild(targets);
+        if pass.writing > 0 { Flow::Wait } else { self.end_logged_pass(key, pass, true) }
+    }
+
+    /// Counts what was wrong and repairs it; then data must agree with parity.
+    fn judge_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
+        let slot = pass.hold.slot;
+        let repairs = pass.fetch.repairs.len() as u64;
+        let lost = std::mem::take(&mut pass.fetch.lost);
+        if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
+            scrub.errors += repairs + lost.len() as u64;
+            scrub.repaired += repairs;
+        }
+        if !lost.is_empty() {
+            let stripe = self.redo().stripes.stripe_at(slot);
+            if let Some(stripe) = stripe {
+                self.note_lost(stripe, slot, &lost);
+            }
+        }
+        let columns = pass.fetch.take();
+        let present: Vec<(usize, &[u8])> =
+            columns.iter().map(|(column, _, buf)| (*column, &buf[..])).collect();
+        let agree = !lost.is_empty() || present.len() <= self.map.k || self.codec.consistent(&present);
+        if !agree && self.redo().checksums.is_none() {
+            return self.judge_by_parity(key, pass, columns);
+        }
+        if !agree {
+            if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
+                scrub.errors += 1;
+            }
+            let text = format!(
+                "scrub: every block of slot {slot} matches its checksum, but parity does not match data; nothing was \
+                 changed. Write the stripe again, and report this: it should not be possible"
+            );
+            self.notice(NoticeLevel::Error, None, text);
+        }
+        pass.writing = self.send_repairs(key, &mut pass.fetch);
+        if pass.writing > 0 { Flow::Wait } else { self.end_logged_pass(key, pass, true) }
+    }
+
+    /// Without checksums: the one column without which a row is consistent is the liar.
+    fn judge_by_parity(
+        &mut self,
+        key: usize,
+        pass: &mut LoggedPass,
+        columns: Vec<(usize, std::ops::Range<usize>, crate::block_io::BufMut)>,
+    ) -> Flow {
+        let slot = pass.hold.slot;
+        let columns = columns.into_iter().filter_map(|(column, _, buf)| {
+            let member = self.member_at(slot, column);
+            Some((column, member, self.readable(member, slot)?, buf))
+        });
+        let writes = self.scrub_columns(slot, columns.collect());
+        for (member, device, start, buf) in writes {
+            if self.find_device(device).is_none() {
+                continue;
+            }
+            let rows = (buf.len() / BLOCK) as u64;
+            self.member_mut(member).counters.repaired += rows;
+            if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
+                scrub.repaired += rows;
+            }
+            let offset = self.map.device_offset(self.data_offset, slot, start);
+            self.submit_io(
+                Owner::Op { key, item: 0 },
+                member,
+                device,
+                IoOp::Write { offset, buf, fua: false },
+            );
+            pass.writing += 1;
+        }
+        if pass.writing > 0 { Flow::Wait } else { self.end_logged_pass(key, pass, true) }
+    }
+
+    /// `complete`: the slot is done; otherwise it will be started again.
+    pub(super) fn end_logged_pass(&mut self, key: usize, pass: &mut LoggedPass, complete: bool) -> Flow {
+        let slot = pass.hold.slot;
+        self.let_slot_go(key, &mut pass.hold);
+        match &pass.work {
+            Work::Rebuild(targets) => self.built_slot(slot, targets, complete),
+            Work::Scrub => self.verified(ActivityKind::Scrub, slot, complete),
+        }
+        Flow::Finished
+    }
+}

@@ -1,0 +1,822 @@
+//! Writes of logged arrays. A part of a stripe goes through the redo log and later in place; a whole stripe goes to
+//! a free slot and becomes live by a record; a discarded stripe is a record alone.
+//!
+//! The rows are locked until their new content is in the open batch, in the overlay and in the page cache: from then
+//! on it is what everybody reads. Old data and old parity are verified before they enter a new parity (`fetch.rs`).
+//! A write that fails before it joined a batch has changed nothing.
+
+use super::fetch::{Fetch, Fetched};
+use super::journal::{record_bytes, stripe_of};
+use super::lock::LockMode;
+use super::page_hold::PageHold;
+use super::plan::{self, Band, ParityPath};
+use super::redo::Share;
+use super::{Array, ClientError, Flow, Inflight, Op, Owner, PieceId, SlotReply};
+use crate::block_io::{Buf, BufMut, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
+use crate::codec;
+use crate::format::{FreshRecord, InPlaceRecord, LOG_BLOCK_BYTES, LogRecord, MapEntry};
+use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
+use std::ops::Range;
+
+const BLOCK: usize = ROW_BYTES as usize;
+
+pub(super) struct LoggedWrite {
+    /// None once the client has its answer.
+    piece: Option<PieceId>,
+    stripe: StripeIndex,
+    slot: SlotIndex,
+    work: Work,
+    fua: bool,
+    life: u64,
+    stage: Stage,
+    /// The rows locked, in bytes within the chunk; none while unlocked.
+    locked: Option<Range<usize>>,
+    /// The free slot that a whole stripe goes to, locked as such.
+    target: Option<SlotIndex>,
+    pages: PageHold,
+    promised: Share,
+    fetch: Fetch,
+    plans: Vec<(Band, ParityPath)>,
+    /// Blocks that cannot be had: the write goes on without them, and they stay lost.
+    healing: bool,
+    records: Vec<(LogRecord, Vec<(u16, Buf)>)>,
+    /// Writes of a whole stripe under way, and what each is.
+    pending: usize,
+    writes: Vec<StripeWrite>,
+    no_space: bool,
+}
+
+enum Work {
+    /// New bytes at an offset of the stripe.
+    Data { offset: usize, data: Buf },
+    /// Whole stripes from this one on that are to hold no data.
+    Discard { left: u64 },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Waits until there is room for it.
+    Room,
+    Lock,
+    /// Loading pages.
+    Pages,
+    /// Reading blocks that are only partly overwritten.
+    Edges,
+    /// Reading what new parity needs.
+    Old,
+    /// Waits for a free slot, and for the gate.
+    Slot,
+    SlotLock,
+    /// Writing a whole stripe.
+    Stripe,
+    /// Its records wait to get into a batch.
+    Join,
+    /// In a batch; waits until that is written or durable.
+    Logged,
+}
+
+struct StripeWrite {
+    member: MemberIndex,
+    device: DeviceId,
+    column: usize,
+    retried: bool,
+}
+
+/// Locks of slots, as opposed to stripes, have this bit.
+pub(super) const SLOT_LOCK: u64 = 1 << 63;
+
+impl Array {
+    pub(super) fn start_logged_write(
+        &mut self,
+        piece: PieceId,
+        stripe: StripeIndex,
+        offset: usize,
+        data: Buf,
+        fua: bool,
+    ) {
+        assert!(
+            !data.is_empty() && offset + data.len() <= self.map.stripe_bytes(),
+            "a write beyond its stripe"
+        );
+        self.start_logged(piece, stripe, Work::Data { offset, data }, fua);
+    }
+
+    pub(super) fn start_discard(&mut self, piece: PieceId, first: StripeIndex, count: u64) {
+        assert!(count > 0 && first.0 + count <= self.geometry.stripes(), "a discard out of bounds");
+        self.start_logged(piece, first, Work::Discard { left: count }, false);
+    }
+
+    fn start_logged(&mut self, piece: PieceId, stripe: StripeIndex, work: Work, fua: bool) {
+        self.client_ops += 1;
+        self.write_ops += 1;
+        let slot = SlotIndex(stripe.0);
+        let mut write = Box::new(LoggedWrite {
+            piece: Some(piece),
+            stripe,
+            slot,
+            work,
+            fua,
+            life: self.redo().lives,
+            stage: Stage::Room,
+            locked: None,
+            target: None,
+            pages: PageHold::default(),
+            promised: Share::default(),
+            fetch: Fetch::new(slot),
+            plans: Vec::new(),
+            healing: false,
+            records: Vec::new(),
+            pending: 0,
+            writes: Vec::new(),
+            no_space: false,
+        });
+        let key = self.ops.insert(Op::Busy);
+        let flow = self.advance_logged_write(key, &mut write);
+        self.put_back(key, Op::LoggedWrite(write), flow);
+    }
+
+    /// Goes on as far as it goes: after a grant, a page, room, a free slot, a written batch, or a failure.
+    pub(super) fn advance_logged_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        loop {
+            if matches!(write.stage, Stage::Edges | Stage::Old | Stage::Stripe) {
+                return Flow::Wait;
+            }
+            if self.is_failed() || write.life != self.redo().lives {
+                return self.end_logged_write(key, write, Err(ClientError::Io));
+            }
+            let before = write.stage;
+            let flow = match write.stage {
+                Stage::Room => self.admit_write(key, write),
+                Stage::Lock if !self.locks.is_held(SlotIndex(write.stripe.0), key) => Flow::Wait,
+                Stage::Lock => self.locked_write(key, write),
+                Stage::Pages => self.load_write(key, write),
+                Stage::Slot => self.choose_slot(key, write),
+                Stage::SlotLock => match write.target {
+                    Some(target) if self.locks.is_held(SlotIndex(target.0 | SLOT_LOCK), key) => {
+                        self.write_stripe(key, write)
+                    }
+                    _ => Flow::Wait,
+                },
+                Stage::Join => self.join_write(key, write),
+                Stage::Logged if self.redo().is_waiting(key) => Flow::Wait,
+                Stage::Logged => return self.acknowledge_logged(key, write),
+                Stage::Edges | Stage::Old | Stage::Stripe => Flow::Wait,
+            };
+            if flow == Flow::Finished || write.stage == before {
+                return flow;
+            }
+        }
+    }
+
+    fn is_whole(&self, write: &LoggedWrite) -> bool {
+        matches!(&write.work, Work::Data { offset: 0, data } if data.len() == self.map.stripe_bytes())
+    }
+
+    /// Whether the write goes to a free slot as a whole stripe.
+    fn goes_fresh(&self, write: &LoggedWrite) -> bool {
+        self.is_whole(write) && self.full_stripe_fresh()
+    }
+
+    /// What the write will add to overlay and log at most: a member has one column of its rows.
+    fn share_of_write(&self, write: &LoggedWrite) -> Share {
+        let manifest = |blocks: usize, records: usize| {
+            (blocks * 16 + records * (64 + 2 * self.map.width())).div_ceil(LOG_BLOCK_BYTES)
+        };
+        match &write.work {
+            Work::Discard { .. } => Share { bytes: 0, blocks: 1 },
+            Work::Data { .. } if self.goes_fresh(write) => {
+                Share { bytes: 0, blocks: manifest(self.map.width() * self.map.chunk / BLOCK, 1) }
+            }
+            Work::Data { offset, data } => {
+                let rows = self.rows_of(*offset, data.len()).len() / BLOCK;
+                let blocks = data.len() / BLOCK + 2 + self.map.m * rows;
+                // The first write of a stripe without checksums is one of all of it, and where blocks are lost each row
+                // has a record of its own.
+                Share { bytes: blocks * BLOCK, blocks: rows + manifest(self.map.width() * rows, rows.max(3)) }
+            }
+        }
+    }
+
+    fn admit_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        self.last_write = self.now;
+        let share = self.share_of_write(write);
+        let used = self.redo().journal.used_blocks(&self.online());
+        if !self.redo().has_room(share, used) {
+            if self.is_starved() {
+                return self.end_logged_write(key, write, Err(ClientError::NoSpace));
+            }
+            let redo = self.redo_mut();
+            redo.checkpoint.want();
+            redo.waiting_for_room.push_back(key);
+            return Flow::Wait;
+        }
+        self.redo_mut().promised += share;
+        write.promised = share;
+        let rows = self.rows_to_lock(write);
+        write.stage = Stage::Lock;
+        write.locked = Some(rows.clone());
+        self.locks.acquire(SlotIndex(write.stripe.0), rows, LockMode::Exclusive, key);
+        Flow::Wait
+    }
+
+    /// Rows that the write has to itself: all where the stripe holds no data yet, since its first write decides about
+    /// every block.
+    fn rows_to_lock(&self, write: &LoggedWrite) -> Range<usize> {
+        match &write.work {
+            Work::Data { offset, data } if self.holds_data(write.stripe) && !self.is_whole(write) => {
+                self.rows_of(*offset, data.len())
+            }
+            _ => 0..self.map.chunk,
+        }
+    }
+
+    /// The lock is granted.
+    fn locked_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        let rows = self.rows_to_lock(write);
+        let held = write.locked.clone().unwrap_or_default();
+        if rows.start < held.start || rows.end > held.end {
+            // While it waited the stripe was discarded.
+            self.unlock(SlotIndex(write.stripe.0), key);
+            write.locked = Some(rows.clone());
+            if !self.locks.acquire(SlotIndex(write.stripe.0), rows.clone(), LockMode::Exclusive, key) {
+                return Flow::Wait;
+            }
+        }
+        write.slot = self.slot_of(write.stripe);
+        let first = !self.holds_data(write.stripe);
+        if let Work::Discard { .. } = write.work {
+            if first {
+                return self.next_discard(key, write);
+            }
+            write.records = vec![(LogRecord::Discard { stripe: write.stripe, slot: write.slot }, Vec::new())];
+            write.stage = Stage::Join;
+            return Flow::Wait;
+        }
+        if first && self.redo().checksums.is_none() && !self.is_whole(write) {
+            self.fill_stripe(write);
+        }
+        if self.is_whole(write) && (self.full_stripe_fresh() || first) {
+            write.stage = Stage::Slot;
+            return Flow::Wait;
+        }
+        let rows = if first { 0..self.map.chunk } else { rows };
+        let pages = self.hash_pages(write.slot, rows.start / BLOCK..rows.end / BLOCK);
+        write.pages = PageHold::new(pages, write.life);
+        write.stage = Stage::Pages;
+        Flow::Wait
+    }
+
+    /// Without checksums unwritten blocks are not known: the first write of a stripe writes all of it.
+    fn fill_stripe(&mut self, write: &mut LoggedWrite) {
+        let Work::Data { offset, data } = &mut write.work else { return };
+        let mut whole = self.pool.alloc_zeroed(self.map.stripe_bytes());
+        whole[*offset..*offset + data.len()].copy_from_slice(data);
+        (*offset, *data) = (0, whole.freeze());
+    }
+
+    /// The pages are asked for; once here, old bytes are read.
+    fn load_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        if !self.hold_pages(key, &mut write.pages) {
+            return Flow::Wait;
+        }
+        let Work::Data { offset, data } = &write.work else { unreachable!("a discard needs no pages") };
+        let (start, end) = (*offset, *offset + data.len());
+        if start.is_multiple_of(BLOCK) && end.is_multiple_of(BLOCK) {
+            return self.plan_logged(key, write);
+        }
+        write.stage = Stage::Edges;
+        write.fetch = Fetch::new(write.slot);
+        if self.holds_data(write.stripe) {
+            let mut edges = Vec::new();
+            if !start.is_multiple_of(BLOCK) {
+                edges.push(start / BLOCK);
+            }
+            if !end.is_multiple_of(BLOCK) && !edges.contains(&(end / BLOCK)) {
+                edges.push(end / BLOCK);
+            }
+            let rows = self.map.chunk / BLOCK;
+            for block in edges {
+                let buf = self.pool.alloc(BLOCK);
+                write.fetch.want(block / rows, block % rows..block % rows + 1, buf);
+            }
+        }
+        match self.fetch(key, &mut write.fetch) {
+            Fetched::Wait => Flow::Wait,
+            Fetched::Done => self.merge_edges(key, write),
+        }
+    }
+
+    /// The payload becomes whole blocks.
+    fn merge_edges(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        if !write.fetch.lost.is_empty() {
+            return self.refuse_lost(key, write);
+        }
+        let Work::Data { offset, data } = &mut write.work else { unreachable!("only data has edges") };
+        let start = *offset / BLOCK * BLOCK;
+        let end = (*offset + data.len()).next_multiple_of(BLOCK);
+        let rows = self.map.chunk / BLOCK;
+        let mut merged = self.pool.alloc_zeroed(end - start);
+        for (column, block, bytes) in write.fetch.take() {
+            let at = (column * rows + block.start) * BLOCK - start;
+            merged[at..at + BLOCK].copy_from_slice(&bytes);
+        }
+        merged[*offset - start..*offset - start + data.len()].copy_from_slice(data);
+        (*offset, *data) = (start, merged.freeze());
+        self.plan_logged(key, write)
+    }
+
+    /// Decides per band how parity comes about, and fetches what that takes.
+    fn plan_logged(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        let Work::Data { offset, data } = &write.work else { unreachable!("a discard has no parity") };
+        let parities: Vec<usize> = (self.map.k..self.map.width()).collect();
+        let slot = write.slot;
+        let readable = |column: usize| self.readable(self.member_at(slot, column), slot).is_some();
+        let first = !self.holds_data(write.stripe);
+        write.plans.clear();
+        write.fetch = Fetch::new(slot);
+        for band in plan::bands(&self.map, *offset, data.len()) {
+            let path = match plan::path(&self.map, &band, readable, &parities, true) {
+                ParityPath::Direct => ParityPath::Direct,
+                ParityPath::ReadModifyWrite if !write.healing && !first => ParityPath::ReadModifyWrite,
+                _ => ParityPath::ReconstructWrite,
+            };
+            let columns: Vec<usize> = match path {
+                _ if first => Vec::new(),
+                ParityPath::ReadModifyWrite => band.columns.clone().chain(parities.iter().copied()).collect(),
+                ParityPath::ReconstructWrite => {
+                    (0..self.map.k).filter(|c| !band.columns.contains(c)).collect()
+                }
+                _ => Vec::new(),
+            };
+            let rows = band.rows.start / BLOCK..band.rows.end / BLOCK;
+            for column in columns {
+                write.fetch.want(column, rows.clone(), self.pool.alloc(rows.len() * BLOCK));
+            }
+            write.plans.push((band, path));
+        }
+        write.stage = Stage::Old;
+        match self.fetch(key, &mut write.fetch) {
+            Fetched::Wait => Flow::Wait,
+            Fetched::Done => self.fetched_old(key, write),
+        }
+    }
+
+    fn fetched_old(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        if !write.fetch.lost.is_empty() && !write.healing {
+            if self.redo().checksums.is_none() {
+                return self.refuse_lost(key, write);
+            }
+            // What cannot be had stays lost; what is written is not.
+            write.healing = true;
+            return self.plan_logged(key, write);
+        }
+        self.make_records(write);
+        write.stage = Stage::Join;
+        Flow::Wait
+    }
+
+    fn refuse_lost(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        self.note_lost(write.stripe, write.slot, &write.fetch.lost);
+        self.end_logged_write(key, write, Err(ClientError::Io))
+    }
+
+    /// New parity, hashes and records of every band.
+    fn make_records(&mut self, write: &mut LoggedWrite) {
+        let Work::Data { offset, data } = &write.work else { return };
+        let first = !self.holds_data(write.stripe);
+        let lost = std::mem::take(&mut write.fetch.lost);
+        let mut old = write.fetch.take().into_iter();
+        for (at, (band, path)) in write.plans.iter().enumerate() {
+            let rows = band.rows.start / BLOCK..band.rows.end / BLOCK;
+            let count = match path {
+                _ if first => 0,
+                ParityPath::ReadModifyWrite => band.columns.len() + self.map.m,
+                ParityPath::ReconstructWrite => self.map.k - band.columns.len(),
+                _ => 0,
+            };
+            let mut olds: Vec<(usize, BufMut)> =
+                old.by_ref().take(count).map(|(column, _, buf)| (column, buf)).collect();
+            for &(column, row) in lost.iter().filter(|(_, row)| rows.contains(row)) {
+                if let Some((_, buf)) = olds.iter_mut().find(|(c, _)| *c == column) {
+                    buf[(row - rows.start) * BLOCK..(row - rows.start + 1) * BLOCK].fill(0);
+                }
+            }
+            let new_bytes = |column: usize| {
+                let start = column * self.map.chunk + band.rows.start - offset;
+                data.slice(start..start + band.rows.len())
+            };
+            let mut parity: Vec<BufMut> = (0..self.map.m).map(|_| self.pool.alloc(band.rows.len())).collect();
+            let mut targets: Vec<(usize, &mut [u8])> =
+                parity.iter_mut().enumerate().map(|(p, buf)| (p, &mut buf[..])).collect();
+            logged_parity(&self.codec, band, path, &mut olds, new_bytes, &mut targets);
+            let mut images: Vec<(u16, Buf)> =
+                band.columns.clone().map(|c| (c as u16, new_bytes(c))).collect();
+            let parities = parity.into_iter().enumerate();
+            images.extend(parities.map(|(p, buf)| ((self.map.k + p) as u16, buf.freeze())));
+            let first = first && at == 0;
+            self.add_records(write.stripe, write.slot, &rows, first, images, &lost, &mut write.records);
+        }
+    }
+
+    /// The records of a band: one, or one for each row where blocks stay lost.
+    #[expect(clippy::too_many_arguments, reason = "the fields of the records it makes")]
+    fn add_records(
+        &self,
+        stripe: StripeIndex,
+        slot: SlotIndex,
+        rows: &Range<usize>,
+        first: bool,
+        images: Vec<(u16, Buf)>,
+        lost: &[(usize, usize)],
+        records: &mut Vec<(LogRecord, Vec<(u16, Buf)>)>,
+    ) {
+        let pieces: Vec<Range<usize>> = if lost.iter().any(|(_, row)| rows.contains(row)) {
+            rows.clone().map(|row| row..row + 1).collect()
+        } else {
+            vec![rows.clone()]
+        };
+        for (nth, piece) in pieces.into_iter().enumerate() {
+            let bytes = (piece.start - rows.start) * BLOCK..(piece.end - rows.start) * BLOCK;
+            let images: Vec<(u16, Buf)> =
+                images.iter().map(|(c, buf)| (*c, buf.slice(bytes.clone()))).collect();
+            let lost_here = lost.iter().filter(|(_, row)| *row == piece.start).map(|(c, _)| *c as u16);
+            let mut columns: Vec<u16> = images.iter().map(|(column, _)| *column).collect();
+            columns.extend(lost_here.filter(|c| !images.iter().any(|(other, _)| other == c)));
+            columns.sort_unstable();
+            let hashes = columns
+                .iter()
+                .flat_map(|column| {
+                    let image = images.iter().find(|(c, _)| c == column).map(|(_, buf)| buf.clone());
+                    (0..piece.len()).map(move |row| (image.clone(), row))
+                })
+                .map(|(image, row)| match image {
+                    Some(buf) => self.redo().log_hash(&buf[row * BLOCK..(row + 1) * BLOCK]),
+                    None => BlockHash::LOST,
+                })
+                .collect();
+            let record = InPlaceRecord {
+                stripe,
+                slot,
+                first: first && nth == 0,
+                row: piece.start as u32,
+                rows: piece.len() as u32,
+                columns,
+                hashes,
+            };
+            records.push((LogRecord::InPlace(record), images));
+        }
+    }
+
+    /// A whole stripe: finds the slot it goes to.
+    fn choose_slot(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        if !self.writes_allowed() {
+            self.gated.push(key);
+            return Flow::Wait;
+        }
+        let entry = self.redo().pages.map_entry(write.stripe);
+        let redo = self.redo_mut();
+        // The slot of a stripe that never held anything is as good as a free one.
+        let target =
+            if entry.epoch == 0 && !entry.holds_data { Some(entry.slot) } else { redo.stripes.take_free() };
+        let Some(target) = target else {
+            redo.waiting_for_room.push_back(key);
+            if redo.journal.slots_waiting() == 0 {
+                redo.checkpoint.want();
+            }
+            return Flow::Wait;
+        };
+        write.target = Some(target);
+        write.pages = PageHold::new(self.hash_pages(target, 0..self.map.chunk / BLOCK), write.life);
+        write.stage = Stage::SlotLock;
+        let lock = SlotIndex(target.0 | SLOT_LOCK);
+        self.locks.acquire(lock, 0..self.map.chunk, LockMode::Exclusive, key);
+        Flow::Wait
+    }
+
+    /// Codes the stripe once and writes it once.
+    fn write_stripe(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        let (Work::Data { data, .. }, Some(target)) = (&write.work, write.target) else {
+            unreachable!("a whole stripe has data and a slot")
+        };
+        // The pages load while the data is written.
+        self.hold_pages(key, &mut write.pages);
+        let (k, chunk, rows) = (self.map.k, self.map.chunk, self.map.chunk / BLOCK);
+        let columns: Vec<Buf> =
+            (0..k).map(|column| data.slice(column * chunk..(column + 1) * chunk)).collect();
+        let mut parity: Vec<BufMut> = (0..self.map.m).map(|_| self.pool.alloc(chunk)).collect();
+        let sources: Vec<&[u8]> = columns.iter().map(|buf| &buf[..]).collect();
+        let mut outputs: Vec<(usize, &mut [u8])> =
+            parity.iter_mut().enumerate().map(|(p, buf)| (p, &mut buf[..])).collect();
+        self.codec.encode(&sources, &mut outputs);
+        let images: Vec<(u16, Buf)> = columns
+            .into_iter()
+            .chain(parity.into_iter().map(BufMut::freeze))
+            .zip(0..)
+            .map(|(b, c)| (c, b))
+            .collect();
+        let mut hashes = Vec::with_capacity(images.len() * rows);
+        for (_, image) in &images {
+            hashes.extend(image.chunks_exact(BLOCK).map(|block| self.redo().log_hash(block)));
+        }
+        let record = FreshRecord { stripe: write.stripe, slot: target, old_slot: write.slot, hashes };
+        write.records = vec![(LogRecord::Fresh(record), images)];
+        write.stage = Stage::Stripe;
+        self.redo_mut().fresh_bytes += self.map.width() * chunk;
+        self.redo_mut().stripes_in_progress += 1;
+        for column in 0..self.map.width() {
+            let member = self.member_at(target, column);
+            for device in self.targets(member, target).collect::<Vec<_>>() {
+                write.writes.push(StripeWrite { member, device, column, retried: false });
+            }
+        }
+        for item in 0..write.writes.len() {
+            self.send_stripe_write(key, write, item);
+        }
+        if write.pending == 0 { self.stripe_written(key, write) } else { Flow::Wait }
+    }
+
+    fn send_stripe_write(&mut self, key: usize, write: &mut LoggedWrite, item: usize) {
+        let StripeWrite { member, device, column, .. } = write.writes[item];
+        let (Some(target), Some((_, images))) = (write.target, write.records.first()) else { return };
+        let buf = images[column].1.clone();
+        let offset = self.map.device_offset(self.data_offset, target, 0);
+        write.pending += 1;
+        self.submit_io(Owner::Op { key, item }, member, device, IoOp::Write { offset, buf, fua: false });
+    }
+
+    fn stripe_written(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        if write.life == self.redo().lives {
+            self.redo_mut().stripes_in_progress -= 1;
+        }
+        if self.is_failed() || write.life != self.redo().lives {
+            return self.end_logged_write(key, write, Err(ClientError::Io));
+        }
+        if write.no_space {
+            let text =
+                "a member has no space left for a whole stripe; nothing was changed, the client got ENOSPC";
+            self.notice(super::NoticeLevel::Error, None, text.into());
+            return self.end_logged_write(key, write, Err(ClientError::NoSpace));
+        }
+        write.stage = Stage::Join;
+        Flow::Wait
+    }
+
+    /// Gets the records into the open batch and makes them what everybody reads.
+    fn join_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        if !self.hold_pages(key, &mut write.pages) {
+            return Flow::Wait;
+        }
+        let payload: usize = write
+            .records
+            .iter()
+            .filter(|(record, _)| matches!(record, LogRecord::InPlace(_)))
+            .map(|(_, images)| images.first().map_or(0, |(_, buf)| buf.len()))
+            .sum();
+        let fits = write.records.iter().all(|(record, _)| {
+            debug_assert!(record_bytes(record) > 0);
+            self.redo().open_has_room(record, payload)
+        });
+        if !fits {
+            self.redo_mut().waiting_for_batch.push(key);
+            return Flow::Wait;
+        }
+        let records = std::mem::take(&mut write.records);
+        for (record, images) in records {
+            self.apply_record(&record, &images);
+            let payload = match &record {
+                LogRecord::InPlace(record) => images
+                    .into_iter()
+                    .map(|(column, buf)| (self.member_at(record.slot, usize::from(column)), buf))
+                    .collect(),
+                LogRecord::Fresh(_) | LogRecord::Discard { .. } => Vec::new(),
+            };
+            let width = self.map.width();
+            self.redo_mut().join(record, payload, width);
+        }
+        let promised = std::mem::take(&mut write.promised);
+        self.redo_mut().promised -= promised;
+        if let Work::Discard { left } = &write.work
+            && *left > 1
+        {
+            return self.next_discard(key, write);
+        }
+        self.redo_mut().open.waiters.push((key, write.fua));
+        write.stage = Stage::Logged;
+        self.let_go(key, write);
+        Flow::Wait
+    }
+
+    /// What a record says becomes true in memory.
+    fn apply_record(&mut self, record: &LogRecord, images: &[(u16, Buf)]) {
+        let epoch = self.supers.epoch().number;
+        let rows = self.map.chunk / BLOCK;
+        self.forget_lost(record);
+        if !self.acknowledgements_allowed() {
+            // The epoch in which it will be written is not there yet.
+            self.redo_mut().checkpoint.remark(std::iter::once(stripe_of(record)));
+        }
+        let redo = self.redo_mut();
+        match record {
+            LogRecord::InPlace(record) => {
+                for (column, image) in images {
+                    redo.overlay.insert(record.slot, usize::from(*column), record.row as usize, image);
+                }
+                if redo.checksums.is_some() {
+                    if record.first {
+                        redo.pages.clear_slot(record.slot);
+                    }
+                    for (at, column) in record.columns.iter().enumerate() {
+                        for row in 0..record.rows as usize {
+                            let hash = record.hash(at, row);
+                            redo.pages.set_hash(
+                                record.slot,
+                                record.row as usize + row,
+                                ColumnIndex(*column),
+                                hash,
+                            );
+                        }
+                    }
+                }
+                redo.set_map_entry(record.stripe, MapEntry { slot: record.slot, holds_data: true, epoch });
+            }
+            LogRecord::Fresh(record) => {
+                if redo.checksums.is_some() {
+                    for (at, hash) in record.hashes.iter().enumerate() {
+                        redo.pages.set_hash(record.slot, at % rows, ColumnIndex((at / rows) as u16), *hash);
+                    }
+                }
+                redo.overlay.give_up(record.old_slot);
+                if record.slot == record.old_slot {
+                    redo.set_map_entry(
+                        record.stripe,
+                        MapEntry { slot: record.slot, holds_data: true, epoch },
+                    );
+                } else {
+                    let old = redo.stripes.moved(&mut redo.pages, record.stripe, record.slot, epoch);
+                    debug_assert_eq!(old, record.old_slot);
+                    redo.open.given_up.push(old);
+                }
+            }
+            LogRecord::Discard { stripe, slot } => {
+                redo.overlay.give_up(*slot);
+                redo.discarded.insert(stripe.0);
+                redo.set_map_entry(*stripe, MapEntry { slot: *slot, holds_data: false, epoch });
+            }
+        }
+    }
+
+    /// Blocks that are written again are not lost any more.
+    fn forget_lost(&mut self, record: &LogRecord) {
+        if self.lost.is_empty() {
+            return;
+        }
+        match record {
+            LogRecord::InPlace(record) => {
+                for (at, &column) in record.columns.iter().enumerate() {
+                    for row in (0..record.rows).filter(|&row| record.hash(at, row as usize).is_stored()) {
+                        self.lost.remove(&(record.stripe, column, record.row + row));
+                    }
+                }
+            }
+            LogRecord::Fresh(FreshRecord { stripe, .. }) | LogRecord::Discard { stripe, .. } => {
+                self.lost.retain(|(other, _, _)| other != stripe);
+            }
+        }
+    }
+
+    /// Goes on to the next stripe of a discard, or waits for the last batch.
+    fn next_discard(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        let Work::Discard { left } = &mut write.work else { unreachable!("only discards have more stripes") };
+        *left -= 1;
+        let more = *left > 0;
+        self.let_go(key, write);
+        if !more {
+            // Everything it did is in the open batch or in earlier ones.
+            write.stage = Stage::Logged;
+            let redo = self.redo_mut();
+            redo.wait_for_all(key, write.fua);
+            return Flow::Wait;
+        }
+        write.stripe = StripeIndex(write.stripe.0 + 1);
+        write.stage = Stage::Room;
+        Flow::Wait
+    }
+
+    pub(super) fn logged_write_io(
+        &mut self,
+        key: usize,
+        write: &mut LoggedWrite,
+        item: usize,
+        entry: Inflight,
+        result: Result<IoValue, IoFault>,
+    ) -> Flow {
+        if write.stage != Stage::Stripe {
+            let fetched = self.fetch_io(key, &mut write.fetch, item, entry, result);
+            if fetched == Fetched::Wait {
+                return Flow::Wait;
+            }
+            if self.is_failed() || write.life != self.redo().lives {
+                return self.end_logged_write(key, write, Err(ClientError::Io));
+            }
+            let flow = match write.stage {
+                Stage::Edges => self.merge_edges(key, write),
+                _ => self.fetched_old(key, write),
+            };
+            return if flow == Flow::Finished { flow } else { self.advance_logged_write(key, write) };
+        }
+        write.pending -= 1;
+        if let Err(fault) = result {
+            let retry = fault.kind == IoFaultKind::Medium && !write.writes[item].retried;
+            if fault.kind == IoFaultKind::NoSpace {
+                write.no_space = true;
+            } else if retry && self.find_device(entry.device).is_some() {
+                write.writes[item].retried = true;
+                self.send_stripe_write(key, write, item);
+            } else {
+                self.write_fault(entry.member, entry.device, "write", fault);
+            }
+        }
+        if write.pending > 0 {
+            return Flow::Wait;
+        }
+        let flow = self.stripe_written(key, write);
+        if flow == Flow::Finished { flow } else { self.advance_logged_write(key, write) }
+    }
+
+    fn acknowledge_logged(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        self.end_logged_write(key, write, Ok(SlotReply::Done))
+    }
+
+    /// Gives up locks and pages.
+    fn let_go(&mut self, key: usize, write: &mut LoggedWrite) {
+        self.release_pages(&mut write.pages);
+        if write.locked.take().is_some() {
+            self.unlock(SlotIndex(write.stripe.0), key);
+        }
+        if let Some(target) = write.target.take() {
+            self.unlock(SlotIndex(target.0 | SLOT_LOCK), key);
+        }
+        let promised = std::mem::take(&mut write.promised);
+        if write.life == self.redo().lives {
+            self.redo_mut().promised -= promised;
+        }
+    }
+
+    fn end_logged_write(
+        &mut self,
+        key: usize,
+        write: &mut LoggedWrite,
+        result: Result<SlotReply, ClientError>,
+    ) -> Flow {
+        // A free slot that did not become the stripe's is free again.
+        if let (Some(target), true, Err(_)) = (write.target, write.life == self.redo().lives, &result)
+            && target != write.slot
+        {
+            self.redo_mut().stripes.give_back(target);
+        }
+        self.let_go(key, write);
+        if let Some(piece) = write.piece.take() {
+            self.client_ops -= 1;
+            self.done(piece, result);
+        }
+        self.write_ops -= 1;
+        self.last_write = self.now;
+        self.wake_waiting_for_room();
+        Flow::Finished
+    }
+}
+
+/// Computes the parities of one band into `targets` (parity row, bytes); `olds` are the columns that were fetched.
+fn logged_parity(
+    codec: &codec::Codec,
+    band: &Band,
+    path: &ParityPath,
+    olds: &mut [(usize, BufMut)],
+    new_bytes: impl Fn(usize) -> Buf,
+    targets: &mut [(usize, &mut [u8])],
+) {
+    let k = codec.data();
+    if *path == ParityPath::ReadModifyWrite {
+        for (column, old) in olds.iter().filter(|(column, _)| *column >= k) {
+            if let Some(target) = targets.iter_mut().find(|(p, _)| p + k == *column) {
+                target.1.copy_from_slice(old);
+            }
+        }
+        for (column, old) in olds.iter_mut().filter(|(column, _)| *column < k) {
+            codec::xor_into(old, &new_bytes(*column));
+            codec.update(*column, old, targets);
+        }
+        return;
+    }
+    let news: Vec<Option<Buf>> = (0..k).map(|c| band.columns.contains(&c).then(|| new_bytes(c))).collect();
+    // A column neither new nor fetched was never written.
+    let zeroes = vec![0; band.rows.len()];
+    let data: Vec<&[u8]> = (0..k)
+        .map(|column| match (&news[column], olds.iter().find(|(c, _)| *c == column)) {
+            (Some(new), _) => &new[..],
+            (None, Some((_, old))) => &old[..],
+            (None, None) => &zeroes,
+        })
+        .collect();
+    codec.encode(&data, targets);
+}

@@ -1,0 +1,189 @@
+//! Metadata pages for operations: an operation holds the pages it works on, and they are loaded for it.
+//!
+//! Between the page store, which knows pages and copies, and the members, which have devices and leave service.
+
+use super::members::Which;
+use super::page_copies::{CopyFault, Torn};
+use super::pages::{Answer, LoadOutcome, PageIo, PageRead, PageWrite, Want};
+use super::{Array, Inflight, NoticeLevel, Owner};
+use crate::block_io::{IoFault, IoOp, IoValue};
+use crate::format::PageIndex;
+use crate::units::MemberIndex;
+use std::ops::Range;
+
+/// The pages of an operation.
+#[derive(Debug, Default)]
+pub(super) struct PageHold {
+    pages: Range<u64>,
+    /// Read the copies of cached pages too: a scrub.
+    check: bool,
+    asked: bool,
+    /// Pinned for it.
+    held: Vec<PageIndex>,
+    loading: usize,
+    life: u64,
+}
+
+/// A page that was loaded for an operation.
+pub(super) struct Arrival {
+    pub key: usize,
+    pub page: PageIndex,
+    pub outcome: LoadOutcome,
+}
+
+/// What a page I/O belongs to.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum PageTask {
+    Read(PageRead),
+    Write(PageWrite),
+}
+
+impl PageHold {
+    pub fn new(pages: Range<u64>, life: u64) -> PageHold {
+        PageHold { pages, life, ..PageHold::default() }
+    }
+
+    /// The same, with every copy of the pages read and compared.
+    pub fn checked(pages: Range<u64>, life: u64) -> PageHold {
+        PageHold { check: true, ..PageHold::new(pages, life) }
+    }
+}
+
+impl Array {
+    /// Whether all pages are here and held. Otherwise the operation `key` is advanced when that may have changed.
+    pub(super) fn hold_pages(&mut self, key: usize, hold: &mut PageHold) -> bool {
+        if !hold.asked {
+            hold.asked = true;
+            for page in hold.pages.clone() {
+                self.ask_for_page(key, hold, PageIndex(page));
+            }
+        }
+        while hold.loading > 0 {
+            let arrivals = &mut self.redo_mut().arrivals;
+            let Some(at) = arrivals.iter().position(|arrival| arrival.key == key) else { return false };
+            let arrival = arrivals.swap_remove(at);
+            hold.loading -= 1;
+            match arrival.outcome {
+                LoadOutcome::Ready | LoadOutcome::Lost => hold.held.push(arrival.page),
+                LoadOutcome::AskAgain => self.ask_for_page(key, hold, arrival.page),
+            }
+        }
+        hold.held.len() as u64 == hold.pages.end - hold.pages.start
+    }
+
+    fn ask_for_page(&mut self, key: usize, hold: &mut PageHold, page: PageIndex) {
+        let usable = self.online();
+        let mut io = Vec::new();
+        let pages = &mut self.redo_mut().pages;
+        let usable = |member| usable.contains(member);
+        let want = if hold.check {
+            pages.check(page, key, &usable, &mut io)
+        } else {
+            pages.want(page, key, Torn::Impossible, &usable, &mut io)
+        };
+        match want {
+            Want::Cached => hold.held.push(page),
+            Want::Loading => hold.loading += 1,
+            // The array has failed, and whoever asks ends for that.
+            Want::Unavailable => {}
+        }
+        self.send_page_io(io);
+    }
+
+    /// Gives up the pages; those of an earlier life of the log went with it.
+    pub(super) fn release_pages(&mut self, hold: &mut PageHold) {
+        let hold = std::mem::take(hold);
+        let redo = self.redo_mut();
+        if redo.lives == hold.life {
+            for page in hold.held {
+                redo.pages.release(page);
+            }
+        }
+    }
+
+    pub(super) fn send_page_io(&mut self, io: Vec<PageIo>) {
+        for io in io {
+            let (task, member, which, offset) = match &io {
+                PageIo::Read { read, member, offset, .. } => {
+                    (PageTask::Read(*read), *member, Which::Primary, *offset)
+                }
+                PageIo::Write { write, member, which, offset, .. } => {
+                    (PageTask::Write(*write), *member, *which, *offset)
+                }
+            };
+            let offset = self.redo().pages_offset.plus(offset);
+            let Some(device) = self.device_of(member, which) else {
+                self.page_gone(task);
+                continue;
+            };
+            let op = match io {
+                PageIo::Read { len, .. } => IoOp::Read { offset, buf: self.pool.alloc(len) },
+                PageIo::Write { bytes, .. } => IoOp::Write { offset, buf: bytes, fua: false },
+            };
+            self.submit_io(Owner::Page(task), member, device, op);
+        }
+    }
+
+    pub(super) fn page_io(&mut self, task: PageTask, entry: Inflight, result: Result<IoValue, IoFault>) {
+        match (task, result) {
+            (PageTask::Read(read), Ok(IoValue::Data(buf))) => self.page_read(read, Answer::Bytes(&buf)),
+            (PageTask::Read(read), Err(fault)) => {
+                self.read_fault(entry.member, entry.device, fault);
+                let gone = self.find_device(entry.device).is_none();
+                self.page_read(read, if gone { Answer::Gone } else { Answer::Unreadable });
+            }
+            (PageTask::Write(write), Ok(_)) => self.page_written(write, true),
+            (PageTask::Write(write), Err(fault)) => {
+                self.write_fault(entry.member, entry.device, "write of a metadata page", fault);
+                self.page_written(write, false);
+            }
+            (PageTask::Read(_), Ok(_)) => unreachable!("a read yields data"),
+        }
+    }
+
+    fn page_gone(&mut self, task: PageTask) {
+        match task {
+            PageTask::Read(read) => self.page_read(read, Answer::Gone),
+            PageTask::Write(write) => self.page_written(write, false),
+        }
+    }
+
+    fn page_read(&mut self, read: PageRead, answer: Answer<'_>) {
+        let mut more = Vec::new();
+        let loaded = self.redo_mut().pages.read_done(read, answer, &mut more);
+        self.send_page_io(more);
+        let Some(loaded) = loaded else { return };
+        for (member, fault) in loaded.faults {
+            self.member_mut(member).counters.checksum_errors += 1;
+            self.notice_page_fault(member, read.page, fault);
+        }
+        if loaded.outcome == LoadOutcome::Lost {
+            let text = format!(
+                "metadata page {} cannot be read on any member: the blocks it has the checksums of read as errors until \
+                 they are written again",
+                read.page.0
+            );
+            self.notice(NoticeLevel::Error, None, text);
+        }
+        for key in loaded.waiters {
+            self.redo_mut().arrivals.push(Arrival { key, page: read.page, outcome: loaded.outcome });
+            self.ready.push_back(key);
+        }
+    }
+
+    fn page_written(&mut self, write: PageWrite, succeeded: bool) {
+        self.redo_mut().pages.write_done(write, succeeded);
+    }
+
+    fn notice_page_fault(&mut self, member: MemberIndex, page: PageIndex, fault: CopyFault) {
+        let what = match fault {
+            CopyFault::Damaged => "a damaged",
+            CopyFault::Unreadable => "an unreadable",
+            CopyFault::Stale => "an old",
+            CopyFault::Blank => "an empty",
+        };
+        let text =
+            format!("member {member} has {what} copy of metadata page {}; it will be rewritten", page.0);
+        self.notice(NoticeLevel::Warning, Some(member), text);
+    }
+}

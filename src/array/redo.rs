@@ -1,0 +1,590 @@
+//! The running redo log of a logged array: batches gather, are written, flushed and noted, and whoever waits for
+//! that goes on. Rules W1, W2 and E3 of the crash-safety design; W3 and W4 are in `checkpoint.rs`, replay at start
+//! in `startup.rs` and `recovery/`.
+//!
+//! A batch is issued at once when none is on its way, so a lone request never waits for others; requests that come
+//! while one is on its way gather in the next. Invariant: no batch is issued, nothing is acknowledged and nothing
+//! goes in place while a loss of a member is not recorded on the others.
+
+use super::checkpoint::Checkpoint;
+use super::journal::{HEADER_BYTES_MAX, Journal, OpenBatch, record_bytes, stripe_of};
+use super::members::Which;
+use super::overlay::Overlay;
+use super::page_hold::Arrival;
+use super::pages::PageStore;
+use super::startup::{Life, LogFacts};
+use super::stripe_map::StripeMap;
+use super::{Array, ClientError, Inflight, NoticeLevel, Owner, PieceId, SlotReply, SlotRequest};
+use crate::block_io::{Buf, IoFault, IoOp, IoValue};
+use crate::codec::BlockHasher;
+use crate::format::{EpochStamp, LOG_BLOCK_BYTES, LogRecord, MapEntry, MemberState};
+use crate::units::{
+    BlockHash, ByteOffset, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex, VolumeOffset,
+};
+use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
+
+/// See the head of this file.
+pub(super) struct Redo {
+    pub life: Life,
+    /// Counts starts of the log: an operation that began in an earlier life ends with an error.
+    pub lives: u64,
+    pub journal: Journal,
+    pub overlay: Overlay,
+    pub pages: PageStore,
+    pub stripes: StripeMap,
+    /// Checksums of blocks, if the array has any.
+    pub checksums: Option<BlockHasher>,
+    pub checkpoint: Checkpoint,
+    pub log_offset: ByteOffset,
+    pub ring_blocks: u32,
+    pub pages_offset: ByteOffset,
+    pub open: OpenBatch,
+    /// Operations whose batch has this sequence, and whether it must be durable for them; ascending.
+    waiters: VecDeque<(u64, usize, bool)>,
+    /// Flush requests, and the sequence below which everything must be durable for them.
+    flushes: Vec<(u64, PieceId)>,
+    round: Option<Round>,
+    /// Flush rounds begun and ended since the start.
+    pub rounds_begun: u64,
+    pub rounds_ended: u64,
+    /// Operations that wait for room in the overlay, the log, or for a free slot.
+    pub waiting_for_room: VecDeque<usize>,
+    /// Operations whose records found the open batch full.
+    pub waiting_for_batch: Vec<usize>,
+    /// What admitted operations will add.
+    pub promised: Share,
+    /// Whole stripes being written to free slots.
+    pub stripes_in_progress: usize,
+    /// Fresh writes on their way, in bytes since the last checkpoint.
+    pub fresh_bytes: usize,
+    /// Passes that wait until a slot has no images.
+    pub waiting_for_drain: Vec<usize>,
+    /// Slots that may be used again once no checkpoint writes to them.
+    pub to_free: Vec<SlotIndex>,
+    /// Stripes discarded since the last checkpoint: their space is given back with the next.
+    pub discarded: BTreeSet<u64>,
+    /// A device waits to join: no new writes until the log is empty.
+    pub held: bool,
+    /// Pages that were loaded for operations which have not looked yet.
+    pub arrivals: Vec<Arrival>,
+    /// Client requests that came before the log was replayed.
+    pub queued: VecDeque<(PieceId, SlotRequest)>,
+    /// Blocks of the rings that notes may use and other batches may not.
+    reserve: u32,
+    /// Images that gather before a checkpoint, in bytes: two generations, with their headers, must fit the ring.
+    pub overlay_max: usize,
+    pub facts: LogFacts,
+}
+
+/// What an operation adds at most: bytes of images to the overlay, blocks to the fullest ring.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Share {
+    pub bytes: usize,
+    pub blocks: usize,
+}
+
+impl std::ops::AddAssign for Share {
+    fn add_assign(&mut self, other: Share) {
+        self.bytes += other.bytes;
+        self.blocks += other.blocks;
+    }
+}
+
+impl std::ops::SubAssign for Share {
+    fn sub_assign(&mut self, other: Share) {
+        self.bytes -= other.bytes;
+        self.blocks -= other.blocks;
+    }
+}
+
+struct Round {
+    pending: usize,
+    upto: u64,
+}
+
+/// Batches on their way at one time: the second gathers what came while the first was written.
+const IN_FLIGHT_MAX: usize = 4;
+/// A batch beside others on their way is issued when it has this many bytes of payload on some member; a smaller one
+/// gathers more until those are written.
+const GATHER_BYTES: usize = 256 << 10;
+/// Lost blocks that are remembered for the status; with more, "and more" is all a person needs.
+const LOST_MAX: usize = 4096;
+/// Largest payload of one batch on one member.
+const BATCH_BYTES_MAX: usize = 8 << 20;
+
+impl Redo {
+    pub fn new(facts: LogFacts, pages: PageStore, journal: Journal) -> Redo {
+        let ring_blocks = journal.ring_blocks();
+        let ring_bytes = ring_blocks as usize * LOG_BLOCK_BYTES;
+        let overlay_max = facts.overlay_max.min(ring_bytes / 4);
+        Redo {
+            life: Life::Starting,
+            lives: 1,
+            journal,
+            overlay: Overlay::default(),
+            pages,
+            stripes: StripeMap::unknown(),
+            checksums: facts.checksums,
+            checkpoint: Checkpoint::default(),
+            log_offset: facts.log.offset,
+            ring_blocks,
+            pages_offset: facts.pages_offset,
+            open: OpenBatch::default(),
+            waiters: VecDeque::new(),
+            flushes: Vec::new(),
+            round: None,
+            rounds_begun: 0,
+            rounds_ended: 0,
+            waiting_for_room: VecDeque::new(),
+            waiting_for_batch: Vec::new(),
+            promised: Share::default(),
+            stripes_in_progress: 0,
+            fresh_bytes: 0,
+            waiting_for_drain: Vec::new(),
+            to_free: Vec::new(),
+            discarded: BTreeSet::new(),
+            held: false,
+            queued: VecDeque::new(),
+            reserve: (ring_blocks / 8).max(8),
+            overlay_max,
+            arrivals: Vec::new(),
+            facts,
+        }
+    }
+
+    /// What the block should hash to; none where the array has no checksums.
+    pub fn block_hash(&self, slot: SlotIndex, row: usize, column: usize) -> Option<BlockHash> {
+        self.checksums.map(|_| self.pages.hash(slot, row, ColumnIndex(column as u16)))
+    }
+
+    /// Whether bytes read from a member are what they should be.
+    pub fn verifies(&self, slot: SlotIndex, row: usize, column: usize, bytes: &[u8]) -> bool {
+        self.checksums
+            .is_none_or(|hasher| hasher.hash(bytes) == self.pages.hash(slot, row, ColumnIndex(column as u16)))
+    }
+
+    /// The hash that goes into the log for a block.
+    pub fn log_hash(&self, block: &[u8]) -> BlockHash {
+        self.checksums.unwrap_or(BlockHasher::Crc32c).hash(block)
+    }
+
+    pub fn is_serving(&self) -> bool {
+        matches!(self.life, Life::Serving)
+    }
+
+    /// Whether a write that adds so much may begin: it fits the overlay, and the rings with what is there already, also
+    /// when a piece has to skip the end of a ring.
+    pub fn has_room(&self, share: Share, used_blocks: u32) -> bool {
+        let pending = self.overlay.active_bytes() + self.promised.bytes;
+        let blocks = used_blocks as usize
+            + self.promised.blocks
+            + share.blocks
+            + self.open.payload_blocks_max() as usize
+            + self.open.manifest_bytes().div_ceil(LOG_BLOCK_BYTES);
+        !self.held
+            && (pending == 0 || pending + share.bytes <= self.overlay_max)
+            && blocks <= self.ring_blocks as usize * 3 / 4
+    }
+
+    /// Puts a record into the open batch. `payload`: for members, the blocks that go to their logs.
+    pub fn join(&mut self, record: LogRecord, payload: Vec<(MemberIndex, Buf)>, width: usize) {
+        self.open.payload.resize_with(width, Vec::new);
+        for (member, buf) in payload {
+            self.open.payload[usize::from(member.0)].push(buf);
+        }
+        self.open.records.push(record);
+    }
+
+    /// `key` is advanced when everything that has joined so far is on the members, or durable.
+    pub fn wait_for_all(&mut self, key: usize, durable: bool) {
+        if self.open.is_empty() {
+            let last = self.journal.next().saturating_sub(1);
+            self.waiters.push_back((last, key, durable));
+        } else {
+            self.open.waiters.push((key, durable));
+        }
+    }
+
+    /// Whether an operation waits for a batch.
+    pub fn is_waiting(&self, key: usize) -> bool {
+        self.waiters.iter().any(|(_, waiting, _)| *waiting == key)
+            || self.open.waiters.iter().any(|(waiting, _)| *waiting == key)
+    }
+
+    /// A member was lost: it may lack what is not in place yet, and will lack what waits to be issued, although the map
+    /// says of both that they were written while it was there.
+    pub fn member_lost(&mut self) {
+        let issued = self.journal.stripes_not_in_place();
+        self.checkpoint.remark(issued.chain(self.open.records.iter().map(stripe_of)));
+    }
+
+    /// Changes what the map says of a stripe.
+    pub fn set_map_entry(&mut self, stripe: StripeIndex, entry: MapEntry) {
+        self.pages.set_map_entry(stripe, entry);
+    }
+
+    /// Whether one more record fits the open batch.
+    pub fn open_has_room(&self, record: &LogRecord, payload_bytes: usize) -> bool {
+        let bytes_max = BATCH_BYTES_MAX.min(self.ring_blocks as usize * LOG_BLOCK_BYTES / 8);
+        self.open.is_empty()
+            || (self.open.manifest_bytes() + record_bytes(record) <= HEADER_BYTES_MAX / 2
+                && self.open.payload_blocks_max() as usize * LOG_BLOCK_BYTES + payload_bytes <= bytes_max)
+    }
+
+    /// Everybody who waits for something of the log: they are to look again.
+    pub fn take_all_waiting(&mut self) -> Vec<usize> {
+        let mut all: Vec<usize> = self.waiters.drain(..).map(|(_, key, _)| key).collect();
+        all.extend(self.open.waiters.drain(..).map(|(key, _)| key));
+        all.extend(self.waiting_for_room.drain(..));
+        all.append(&mut self.waiting_for_batch);
+        all.append(&mut self.waiting_for_drain);
+        all
+    }
+
+    pub fn take_flushes(&mut self) -> Vec<PieceId> {
+        std::mem::take(&mut self.flushes).into_iter().map(|(_, piece)| piece).collect()
+    }
+}
+
+impl Array {
+    /// The log of a logged array.
+    ///
+    /// # Panics
+    /// When the array has none.
+    pub(super) fn redo(&self) -> &Redo {
+        self.redo.as_ref().expect("a logged array")
+    }
+
+    /// See [`Array::redo`].
+    pub(super) fn redo_mut(&mut self) -> &mut Redo {
+        self.redo.as_mut().expect("a logged array")
+    }
+
+    /// Moves the log on as far as it goes.
+    pub(super) fn pump_redo(&mut self) {
+        if self.redo.is_none() || self.is_stopped() {
+            return;
+        }
+        if !self.redo().is_serving() {
+            self.pump_startup();
+            return;
+        }
+        if self.is_failed() {
+            return;
+        }
+        self.end_hold();
+        self.release_waiters();
+        self.issue_open();
+        self.pump_checkpoint();
+        self.push_notes();
+        self.start_round();
+    }
+
+    /// Whether writes wait for what a note or a tail would set free.
+    fn is_pressed(&self) -> bool {
+        let redo = self.redo();
+        let waiting = redo.journal.slots_waiting() as u64;
+        if !redo.journal.tail_is_news() && waiting == 0 {
+            return false;
+        }
+        let reserve = self.map.slots - self.geometry.stripes();
+        !redo.waiting_for_room.is_empty()
+            || (waiting >= reserve.div_ceil(4) && redo.stripes.free_slots() <= reserve / 2)
+            || (redo.journal.tail_is_news() && redo.journal.fullness(&self.online()) >= 64)
+    }
+
+    /// Issues an empty batch when its note or tail is waited for and no other batch will carry it.
+    fn push_notes(&mut self) {
+        let redo = self.redo();
+        let idle = redo.open.is_empty() && redo.journal.in_flight() == 0;
+        if idle && redo.journal.has_news() && self.is_pressed() {
+            self.issue_batch();
+        }
+    }
+
+    /// Acknowledges what may be: operations look at their batch themselves when they are advanced.
+    fn release_waiters(&mut self) {
+        if !self.acknowledgements_allowed() {
+            return;
+        }
+        let redo = self.redo.as_mut().expect("a logged array");
+        let (written, durable) = (redo.journal.written(), redo.journal.durable());
+        while let Some(at) = redo.waiters.iter().position(|&(sequence, _, must_be_durable)| {
+            sequence < if must_be_durable { durable } else { written }
+        }) {
+            let (_, key, _) = redo.waiters.remove(at).expect("just found");
+            self.ready.push_back(key);
+        }
+        let done: Vec<PieceId> =
+            redo.flushes.extract_if(.., |(target, _)| *target <= durable).map(|(_, piece)| piece).collect();
+        for piece in done {
+            self.client_ops -= 1;
+            self.done(piece, Ok(SlotReply::Done));
+        }
+    }
+
+    /// A flush of a logged array: everything acknowledged before is in written batches.
+    pub(super) fn start_logged_flush(&mut self, piece: PieceId) {
+        self.client_ops += 1;
+        let target = self.redo().journal.written();
+        self.redo_mut().flushes.push((target, piece));
+    }
+
+    /// Writes the open batch to the logs, if it is its turn.
+    fn issue_open(&mut self) {
+        loop {
+            let redo = self.redo();
+            if redo.open.is_empty() {
+                return;
+            }
+            let in_flight = redo.journal.in_flight();
+            // Records of whole stripes wait for those of as many others as are being written.
+            if redo.open.is_records_alone() && redo.open.records.len() < redo.stripes_in_progress {
+                return;
+            }
+            let gathered = redo.open.payload_blocks_max() as usize * LOG_BLOCK_BYTES >= GATHER_BYTES;
+            if in_flight >= IN_FLIGHT_MAX || (in_flight > 0 && !gathered) || !self.issue_batch() {
+                return;
+            }
+        }
+    }
+
+    /// Issues the open batch, which may be empty: a note. False: it cannot be now.
+    pub(super) fn issue_batch(&mut self) -> bool {
+        if !self.writes_allowed() {
+            return false;
+        }
+        let live = self.online();
+        let epoch = self.supers.epoch();
+        let stamp = EpochStamp { number: epoch.number, id: epoch.id };
+        let redo = self.redo_mut();
+        let reserve = if redo.open.is_empty() { 0 } else { redo.reserve };
+        let sequence = redo.journal.next();
+        let Some(pieces) = redo.journal.issue(stamp, &live, &redo.open, reserve) else {
+            redo.checkpoint.want();
+            return false;
+        };
+        let open = std::mem::take(&mut redo.open);
+        redo.waiters.extend(open.waiters.into_iter().map(|(key, durable)| (sequence, key, durable)));
+        let log_offset = redo.log_offset;
+        let waiting = std::mem::take(&mut redo.waiting_for_batch);
+        self.ready.extend(waiting);
+        for piece in pieces {
+            let len = piece.header.len() + piece.payload.iter().map(|buf| buf.len()).sum::<usize>();
+            let mut buf = self.pool.alloc(len);
+            buf[..piece.header.len()].copy_from_slice(&piece.header);
+            let mut at = piece.header.len();
+            for block in &piece.payload {
+                buf[at..at + block.len()].copy_from_slice(block);
+                at += block.len();
+            }
+            let device = self.member(piece.member).device.expect("a member in service has a device").id;
+            let offset = log_offset.plus(piece.offset);
+            let op = IoOp::Write { offset, buf: buf.freeze(), fua: false };
+            self.submit_io(Owner::Piece { sequence }, piece.member, device, op);
+        }
+        true
+    }
+
+    pub(super) fn piece_io(&mut self, sequence: u64, entry: Inflight, result: Result<IoValue, IoFault>) {
+        if let Err(fault) = result {
+            self.write_fault(entry.member, entry.device, "write to the redo log", fault);
+        }
+        let redo = self.redo_mut();
+        if redo.is_serving() {
+            redo.journal.piece_done(sequence);
+        }
+    }
+
+    /// Begins a flush of every member when somebody waits for one.
+    fn start_round(&mut self) {
+        let redo = self.redo();
+        if redo.round.is_some() {
+            return;
+        }
+        let journal = &redo.journal;
+        let (written, durable) = (journal.written(), journal.durable());
+        let waited_for =
+            redo.waiters.iter().any(|&(sequence, _, must)| must && sequence < written && sequence >= durable)
+                || redo.flushes.iter().any(|&(target, _)| target > durable && target <= written)
+                || redo.checkpoint.wants_round(journal, redo.rounds_begun)
+                || (written > durable && self.is_pressed());
+        if !waited_for {
+            return;
+        }
+        // What a checkpoint wrote to devices under construction must be durable too: it counts as built.
+        let all = redo.checkpoint.is_flushing();
+        let mut pending = 0;
+        for (member, which, device) in self.devices() {
+            let in_service = which == Which::Primary && self.member(member).state == MemberState::Online;
+            if (all || in_service) && device.is_unflushed() {
+                self.submit_io(Owner::Round, member, device.id, IoOp::Flush);
+                pending += 1;
+            }
+        }
+        let redo = self.redo_mut();
+        redo.rounds_begun += 1;
+        redo.round = Some(Round { pending, upto: written });
+        if pending == 0 {
+            self.end_round();
+        }
+    }
+
+    pub(super) fn round_io(&mut self, entry: Inflight, result: Result<IoValue, IoFault>) {
+        if let Err(fault) = result {
+            self.flush_fault(entry.member, entry.device, fault);
+        }
+        let redo = self.redo_mut();
+        let Some(round) = &mut redo.round else { return };
+        round.pending -= 1;
+        if round.pending == 0 {
+            self.end_round();
+        }
+    }
+
+    fn end_round(&mut self) {
+        let failed = self.is_failed();
+        let redo = self.redo_mut();
+        let Some(round) = redo.round.take() else { return };
+        redo.rounds_ended = redo.rounds_begun;
+        if failed || !redo.is_serving() {
+            return;
+        }
+        let free = redo.journal.flushed(round.upto);
+        redo.to_free.extend(free);
+        self.free_slots();
+        self.wake_waiting_for_room();
+        // The round may be what an acknowledgement or the checkpoint waited for.
+        self.release_waiters();
+        self.pump_checkpoint();
+        if !self.redo().checkpoint.is_quiet() {
+            self.start_round();
+        }
+    }
+
+    /// Gives slots back to the map that no checkpoint writes to (W3). Not while a loss is not recorded (E3).
+    pub(super) fn free_slots(&mut self) {
+        if !self.acknowledgements_allowed() {
+            return;
+        }
+        let redo = self.redo_mut();
+        let free: Vec<SlotIndex> = {
+            let (overlay, checkpoint) = (&redo.overlay, &redo.checkpoint);
+            redo.to_free
+                .extract_if(.., |slot| !overlay.is_frozen(*slot) && !checkpoint.is_punching(*slot))
+                .collect()
+        };
+        for slot in free {
+            redo.stripes.free(slot);
+        }
+    }
+
+    /// Lets operations look again whether there is room.
+    pub(super) fn wake_waiting_for_room(&mut self) {
+        let waiting = std::mem::take(&mut self.redo_mut().waiting_for_room);
+        self.ready.extend(waiting);
+    }
+
+    /// Where a stripe is.
+    pub(super) fn slot_of(&self, stripe: StripeIndex) -> SlotIndex {
+        self.redo().pages.map_entry(stripe).slot
+    }
+
+    /// Whether a stripe holds data; otherwise it reads as zeroes.
+    pub(super) fn holds_data(&self, stripe: StripeIndex) -> bool {
+        self.redo().pages.map_entry(stripe).holds_data
+    }
+
+    /// Whether whole stripes go to free slots.
+    pub(super) fn full_stripe_fresh(&self) -> bool {
+        self.config.full_stripe == super::FullStripe::Fresh
+    }
+
+    /// Tells the operator of blocks that cannot be had, and keeps them for the status.
+    pub(super) fn note_lost(&mut self, stripe: StripeIndex, slot: SlotIndex, lost: &[(usize, usize)]) {
+        for &(column, row) in lost {
+            self.lost.insert((stripe, column as u16, row as u32));
+        }
+        while self.lost.len() > LOST_MAX {
+            self.lost.pop_last();
+        }
+        self.notice_unreadable(slot);
+    }
+
+    pub(super) fn notice_repair(&mut self, member: MemberIndex, slot: SlotIndex, row: usize, rows: usize) {
+        let text = format!(
+            "{rows} blocks of member {member} from row {row} of slot {slot} on were wrong or unreadable; they are rewritten"
+        );
+        self.notice(NoticeLevel::Warning, Some(member), text);
+    }
+
+    /// The pages with the hashes of these rows; none where there are no checksums.
+    pub(super) fn hash_pages(&self, slot: SlotIndex, rows: Range<usize>) -> Range<u64> {
+        let redo = self.redo();
+        if redo.checksums.is_some() { redo.pages.layout().hash_pages(slot, rows) } else { 0..0 }
+    }
+
+    /// The member's column of a slot.
+    pub(super) fn column_on(&self, slot: SlotIndex, member: MemberIndex) -> usize {
+        usize::from(self.map.column_of(slot, member).0)
+    }
+
+    /// The member that has a column of a slot.
+    pub(super) fn member_at(&self, slot: SlotIndex, column: usize) -> MemberIndex {
+        self.map.member_of(slot, ColumnIndex(column as u16))
+    }
+
+    /// Which stripes of a run hold nothing.
+    pub(super) fn logged_extents(&mut self, piece: PieceId, first: StripeIndex, count: u64) {
+        let stripes = (first.0..first.0 + count).map(StripeIndex);
+        let holes =
+            stripes.flat_map(|stripe| std::iter::repeat_n(!self.holds_data(stripe), self.map.k)).collect();
+        self.done(piece, Ok(SlotReply::Holes(holes)));
+    }
+
+    /// Blocks that could not be had, as byte ranges of the volume.
+    pub(super) fn lost_blocks(&self) -> Vec<(VolumeOffset, u64)> {
+        let mut ranges: Vec<(VolumeOffset, u64)> = Vec::new();
+        for &(stripe, column, row) in &self.lost {
+            if usize::from(column) >= self.map.k {
+                continue;
+            }
+            let within = usize::from(column) * self.map.chunk + row as usize * ROW_BYTES as usize;
+            let start = stripe.0 * self.map.stripe_bytes() as u64 + within as u64;
+            match ranges.last_mut() {
+                Some((offset, len)) if offset.0 + *len == start => *len += ROW_BYTES,
+                _ => ranges.push((VolumeOffset(start), ROW_BYTES)),
+            }
+        }
+        ranges
+    }
+
+    /// The sequence of the next batch, when the log is empty and everything is in place and durable.
+    pub(super) fn drained_log(&self) -> Option<u64> {
+        let redo = self.redo.as_ref().filter(|redo| redo.is_serving())?;
+        let drained = redo.journal.is_drained()
+            && redo.journal.in_flight() == 0
+            && redo.open.is_empty()
+            && redo.overlay.is_empty()
+            && redo.pages.dirty_pages() == 0
+            && redo.checkpoint.is_over();
+        drained.then(|| redo.journal.next())
+    }
+
+    /// Ends everything that waits for the log: the array has failed, and what its members hold then decides.
+    pub(super) fn log_failed(&mut self) {
+        let Some(redo) = self.redo.as_mut() else { return };
+        redo.lives += 1;
+        let waiting = redo.take_all_waiting();
+        let mut pieces = redo.take_flushes();
+        self.client_ops -= pieces.len();
+        pieces.extend(redo.queued.drain(..).map(|(piece, _)| piece));
+        redo.life = Life::Starting;
+        redo.round = None;
+        self.ready.extend(waiting);
+        for piece in pieces {
+            self.done(piece, Err(ClientError::Io));
+        }
+    }
+}

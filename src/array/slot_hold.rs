@@ -1,0 +1,143 @@
+//! A slot of a logged array held still for a pass: nobody moves a stripe into it or out of it, nobody writes its
+//! stripe, and none of its blocks has an image that is not in place. Rebuild and scrub work on slots so held.
+//!
+//! Where a stripe is in the slot, its lock is enough: nobody moves it without. A free slot is locked as such, as a
+//! whole-stripe write on its way into it does. Never both, so that nobody waits for the other here.
+
+use super::Array;
+use super::lock::LockMode;
+use super::logged_write::SLOT_LOCK;
+use super::page_hold::PageHold;
+use crate::units::{ROW_BYTES, SlotIndex, StripeIndex};
+
+/// See the head of this file.
+#[derive(Debug)]
+pub(super) struct SlotHold {
+    pub slot: SlotIndex,
+    /// The stripe that is locked.
+    stripe: Option<StripeIndex>,
+    stage: Stage,
+    pages: PageHold,
+    /// The page with its stripe's entry of the map, for a scrub.
+    map_page: PageHold,
+    scrub: bool,
+    life: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    New,
+    Slot,
+    Stripe,
+    Drain,
+    Held,
+}
+
+/// How far holding has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Held {
+    /// Not yet: the operation is advanced when that may have changed.
+    Wait,
+    /// The slot is free, or its stripe holds no data.
+    Empty,
+    /// It holds this stripe, and its pages are loaded.
+    Stripe(StripeIndex),
+}
+
+impl SlotHold {
+    /// `scrub`: the pages of the slot are compared on all members.
+    pub fn new(slot: SlotIndex, scrub: bool, life: u64) -> SlotHold {
+        let (pages, map_page) = (PageHold::default(), PageHold::default());
+        SlotHold { slot, stripe: None, stage: Stage::New, pages, map_page, scrub, life }
+    }
+
+    pub fn waits(&self) -> bool {
+        self.stage != Stage::Held
+    }
+}
+
+impl Array {
+    pub(super) fn hold_slot(&mut self, key: usize, hold: &mut SlotHold) -> Held {
+        let slot_lock = SlotIndex(hold.slot.0 | SLOT_LOCK);
+        let rows = 0..self.map.chunk;
+        loop {
+            match hold.stage {
+                Stage::New => match self.redo().stripes.stripe_at(hold.slot) {
+                    Some(stripe) => {
+                        hold.stripe = Some(stripe);
+                        hold.stage = Stage::Stripe;
+                        self.locks.acquire(SlotIndex(stripe.0), rows.clone(), LockMode::Exclusive, key);
+                    }
+                    None => {
+                        hold.stage = Stage::Slot;
+                        self.locks.acquire(slot_lock, rows.clone(), LockMode::Exclusive, key);
+                    }
+                },
+                Stage::Slot => {
+                    if !self.locks.is_held(slot_lock, key) {
+                        return Held::Wait;
+                    }
+                    if self.redo().stripes.stripe_at(hold.slot).is_none() {
+                        return Held::Empty;
+                    }
+                    // A stripe was written into it while its lock was waited for.
+                    self.unlock(slot_lock, key);
+                    hold.stage = Stage::New;
+                }
+                Stage::Stripe => {
+                    let Some(stripe) = hold.stripe else { unreachable!("a stripe is being locked") };
+                    if !self.locks.is_held(SlotIndex(stripe.0), key) {
+                        return Held::Wait;
+                    }
+                    if self.redo().stripes.stripe_at(hold.slot) != Some(stripe) {
+                        // It moved away while its lock was waited for.
+                        self.unlock(SlotIndex(stripe.0), key);
+                        hold.stripe = None;
+                        hold.stage = Stage::New;
+                        continue;
+                    }
+                    if !self.holds_data(stripe) {
+                        return Held::Empty;
+                    }
+                    let pages = self.hash_pages(hold.slot, 0..self.map.chunk / ROW_BYTES as usize);
+                    hold.pages = PageHold::new(pages.clone(), hold.life);
+                    if hold.scrub {
+                        let (map_page, _) = self.redo().pages.layout().map_entry(stripe.0);
+                        hold.pages = PageHold::checked(pages, hold.life);
+                        hold.map_page = PageHold::checked(map_page.0..map_page.0 + 1, hold.life);
+                    }
+                    hold.stage = Stage::Drain;
+                }
+                Stage::Drain => {
+                    if self.redo().overlay.has_slot(hold.slot) {
+                        let redo = self.redo_mut();
+                        redo.checkpoint.want();
+                        redo.waiting_for_drain.push(key);
+                        return Held::Wait;
+                    }
+                    if !self.hold_pages(key, &mut hold.pages) || !self.hold_pages(key, &mut hold.map_page) {
+                        return Held::Wait;
+                    }
+                    hold.stage = Stage::Held;
+                }
+                Stage::Held => {
+                    let Some(stripe) = hold.stripe else { unreachable!("held with its stripe") };
+                    return Held::Stripe(stripe);
+                }
+            }
+        }
+    }
+
+    /// Gives up what is held or waited for.
+    pub(super) fn let_slot_go(&mut self, key: usize, hold: &mut SlotHold) {
+        self.release_pages(&mut hold.pages);
+        self.release_pages(&mut hold.map_page);
+        if let Some(stripe) = hold.stripe.take() {
+            self.unlock(SlotIndex(stripe.0), key);
+        }
+        if hold.stage == Stage::Slot {
+            self.unlock(SlotIndex(hold.slot.0 | SLOT_LOCK), key);
+        }
+        hold.stage = Stage::New;
+    }
+}

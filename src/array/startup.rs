@@ -1,0 +1,316 @@
+//! The life of a logged array's log: replay before anything is served, and again when an array that had failed has
+//! enough members back. Rules A4, R1 and R9; R2 to R8 are in `recovery/`.
+//!
+//! Invariant: a life begins with nothing in flight and ends with nothing of it acknowledged that a replay would not
+//! find; whatever began in an earlier life ends with an error.
+
+use super::journal::Journal;
+use super::members::Which;
+use super::pages::PageStore;
+use super::recovery::{Building, Recovered, Recovery, RecoveryContext, RecoveryIo, RecoveryOutcome};
+use super::redo::Redo;
+use super::stripe_map::StripeMap;
+use super::{Array, ArrayConfig, Inflight, LogState, NoticeLevel, Op, Owner};
+use crate::block_io::{IoFault, IoOp, IoValue, Pool};
+use crate::codec::BlockHasher;
+use crate::format::{
+    ChecksumKind, EpochStamp, LOG_BLOCK_BYTES, LogKey, LogStart, MemberState, PAGE_BYTES, Region, RegionKind,
+    Superblock,
+};
+use crate::units::{ByteOffset, MemberIndex, SlotIndex};
+
+/// Where a log is in its life.
+pub(super) enum Life {
+    /// Nothing is known of it; waits until the epoch is complete and nothing is in flight.
+    Starting,
+    /// Being replayed; how many losses of members there were when that began.
+    Recovering {
+        recovery: Box<Recovery>,
+        losses: u64,
+    },
+    /// Replayed; waits until the superblocks say where it starts now (R9).
+    Marking(LogStart),
+    Serving,
+    /// It cannot be served; the reason was told.
+    Refused(String),
+}
+
+/// What never changes about a log.
+#[derive(Clone)]
+pub(super) struct LogFacts {
+    pub key: LogKey,
+    /// Checksums of blocks, if the array has any.
+    pub checksums: Option<BlockHasher>,
+    pub log: Region,
+    pub pages_offset: ByteOffset,
+    pub overlay_max: usize,
+    pub cache_pages_max: usize,
+    /// The newest log start of the members, and whether the log was empty when they were last written.
+    pub start: LogStart,
+    pub clean: bool,
+    /// Serve although replay finds rows lost that nothing would tell from good ones.
+    pub force: bool,
+}
+
+/// Most bytes of images that wait to go in place: what a checkpoint writes in a second or so.
+const OVERLAY_MAX: usize = 64 << 20;
+
+impl LogFacts {
+    pub fn new(superblock: &Superblock, start: LogStart, config: &ArrayConfig, pool: &Pool) -> LogFacts {
+        let region = |kind| superblock.region(kind).expect("a logged array has log and pages regions");
+        let (log, pages) = (region(RegionKind::Log), region(RegionKind::Pages));
+        let secret = superblock.redo.expect("a logged array").secret;
+        let (_, slab) = pool.slab();
+        LogFacts {
+            key: LogKey::derive(superblock.array, secret),
+            checksums: match superblock.checksum {
+                ChecksumKind::None => None,
+                ChecksumKind::Crc32c => Some(BlockHasher::Crc32c),
+                ChecksumKind::Blake3 => Some(BlockHasher::Blake3),
+            },
+            log,
+            pages_offset: pages.offset,
+            overlay_max: OVERLAY_MAX.min(slab / 4),
+            cache_pages_max: (config.page_cache / PAGE_BYTES).max(CACHE_PAGES_MIN),
+            start,
+            clean: superblock.clean,
+            force: config.force,
+        }
+    }
+
+    pub fn ring_blocks(&self) -> u32 {
+        // The format bounds the log region far below 2^32 blocks; what is beyond would go unused.
+        u32::try_from(self.log.len / LOG_BLOCK_BYTES as u64).unwrap_or(u32::MAX - 1)
+    }
+}
+
+/// Pages in the cache at least: those of the operations under way.
+const CACHE_PAGES_MIN: usize = 256;
+
+impl Array {
+    /// Moves the start on as far as it goes.
+    pub(super) fn pump_startup(&mut self) {
+        let losses = self.supers.losses();
+        match &mut self.redo_mut().life {
+            Life::Serving | Life::Refused(_) => {}
+            Life::Starting => self.begin_recovery(),
+            Life::Recovering { losses: before, .. } if *before != losses => {
+                // A member has left: assembly's rules apply anew (A1).
+                self.redo_mut().life = Life::Starting;
+                self.begin_recovery();
+            }
+            Life::Recovering { .. } => self.poll_recovery(),
+            Life::Marking(start) => {
+                let start = *start;
+                if self.supers.durable_log_start() == Some(start) && self.acknowledgements_allowed() {
+                    self.begin_serving();
+                }
+            }
+        }
+    }
+
+    fn begin_recovery(&mut self) {
+        let quiet = self.inflight.is_empty() && self.ops.iter().all(|(_, op)| matches!(op, Op::Ended));
+        if self.is_failed() || !quiet || !self.acknowledgements_allowed() {
+            return;
+        }
+        let epoch = self.supers.epoch();
+        let facts = self.redo().facts.clone();
+        let usable = self.online();
+        let building = self.members.iter().enumerate().flat_map(|(at, member)| {
+            let index = MemberIndex(at as u16);
+            let primary = member.device.zip(member.progress.as_ref());
+            let primary = primary.map(|(device, progress)| (Which::Primary, device.id, progress.done()));
+            let second =
+                member.replacement.as_ref().map(|r| (Which::Replacement, r.device.id, r.progress.done()));
+            [primary, second].into_iter().flatten().map(move |(which, _, built)| Building {
+                member: index,
+                which,
+                bound: SlotIndex(built),
+            })
+        });
+        let context = RecoveryContext {
+            map: self.map,
+            array: self.supers.template().array,
+            key: facts.key,
+            data_offset: self.data_offset,
+            log: facts.log,
+            pages_offset: facts.pages_offset,
+            hasher: facts.checksums.unwrap_or(BlockHasher::Crc32c),
+            checksums: facts.checksums.is_some(),
+            usable,
+            building: building.collect(),
+            start: facts.start,
+            clean: facts.clean,
+            force: facts.force,
+            epoch: EpochStamp { number: epoch.number, id: epoch.id },
+            codec: self.codec.clone(),
+            pool: self.pool.clone(),
+        };
+        let pages = PageStore::new(
+            self.geometry,
+            facts.checksums.is_some(),
+            facts.key,
+            self.supers.template().array,
+            facts.cache_pages_max,
+        );
+        let losses = self.supers.losses();
+        let lives = self.redo().lives;
+        let mut redo = Redo::new(facts, pages, self.empty_journal());
+        redo.lives = lives;
+        redo.queued = std::mem::take(&mut self.redo_mut().queued);
+        redo.life = Life::Recovering { recovery: Box::new(Recovery::new(context)), losses };
+        *self.redo_mut() = redo;
+        self.poll_recovery();
+    }
+
+    fn empty_journal(&self) -> Journal {
+        let heads = vec![0; self.map.width()];
+        let facts = &self.redo().facts;
+        Journal::new(
+            facts.key,
+            self.supers.template().array,
+            facts.ring_blocks(),
+            heads,
+            facts.start.sequence,
+            Default::default(),
+        )
+    }
+
+    fn poll_recovery(&mut self) {
+        let mut io = Vec::new();
+        let redo = self.redo_mut();
+        let Life::Recovering { recovery, .. } = &mut redo.life else { return };
+        let outcome = recovery.poll(&mut redo.pages, &mut io);
+        for io in io {
+            self.send_recovery_io(io);
+        }
+        match outcome {
+            None => {}
+            Some(RecoveryOutcome::Recovered(recovered)) => self.recovered(recovered),
+            Some(RecoveryOutcome::Failed { member, which, what, fault }) => {
+                if let Some(device) = self.device_of(member, which) {
+                    self.write_fault(member, device, what, fault);
+                }
+                // Another recovery over those that are left, once nothing of this one is in flight.
+                self.redo_mut().life = Life::Starting;
+            }
+            Some(RecoveryOutcome::Refused(error)) => self.refuse_to_serve(&error.to_string()),
+        }
+    }
+
+    fn refuse_to_serve(&mut self, reason: &str) {
+        self.redo_mut().life = Life::Refused(reason.to_owned());
+        self.notice(NoticeLevel::Error, None, format!("the array cannot be served: {reason}"));
+        let queued = std::mem::take(&mut self.redo_mut().queued);
+        for (piece, _) in queued {
+            self.done(piece, Err(super::ClientError::Io));
+        }
+    }
+
+    fn send_recovery_io(&mut self, io: RecoveryIo) {
+        let (item, member, which, op) = match io {
+            RecoveryIo::Read { item, member, offset, buf } => {
+                (item, member, Which::Primary, IoOp::Read { offset, buf })
+            }
+            RecoveryIo::Write { item, member, which, offset, buf } => {
+                (item, member, which, IoOp::Write { offset, buf, fua: false })
+            }
+            RecoveryIo::Flush { item, member, which } => (item, member, which, IoOp::Flush),
+        };
+        match self.device_of(member, which) {
+            Some(device) => self.submit_io(Owner::Recovery { item }, member, device, op),
+            // A device under construction that has left service needs nothing more.
+            None => self.recovery_done(item, Ok(IoValue::Done)),
+        }
+    }
+
+    pub(super) fn recovery_io(&mut self, item: usize, entry: Inflight, result: Result<IoValue, IoFault>) {
+        if let (Err(fault), super::Effect::None) = (&result, entry.effect) {
+            self.read_fault(entry.member, entry.device, *fault);
+        }
+        self.recovery_done(item, result);
+    }
+
+    fn recovery_done(&mut self, item: usize, result: Result<IoValue, IoFault>) {
+        if let Life::Recovering { recovery, .. } = &mut self.redo_mut().life {
+            recovery.io_done(item, result);
+        }
+    }
+
+    /// Replay is over: the log starts anew behind it.
+    fn recovered(&mut self, recovered: Recovered) {
+        let stripes = match StripeMap::load(&self.redo().pages, &self.geometry) {
+            Ok(stripes) => stripes,
+            Err(fault) => return self.refuse_to_serve(&fault.to_string()),
+        };
+        for (member, _) in &recovered.page_faults {
+            self.member_mut(*member).counters.checksum_errors += 1;
+        }
+        if recovered.batches > 0 {
+            let text = format!(
+                "the redo log was replayed: {} batches, {} rows brought up to date",
+                recovered.batches, recovered.rows_redone
+            );
+            self.notice(NoticeLevel::Info, None, text);
+        }
+        if !recovered.lost.is_empty() {
+            let text = format!(
+                "{} rows could not be replayed on enough members: their blocks read as errors until they are written \
+                 again",
+                recovered.lost.len()
+            );
+            self.notice(NoticeLevel::Error, None, text);
+        }
+        let epoch = self.supers.epoch().number;
+        let start = LogStart { sequence: recovered.next_sequence, epoch };
+        let array = self.supers.template().array;
+        let redo = self.redo_mut();
+        redo.stripes = stripes;
+        redo.journal = Journal::new(
+            redo.facts.key,
+            array,
+            redo.facts.ring_blocks(),
+            recovered.next_blocks,
+            recovered.next_sequence,
+            recovered.previous,
+        );
+        redo.facts.start = start;
+        redo.facts.clean = false;
+        redo.life = Life::Marking(start);
+        self.supers.set_log_start(start);
+    }
+
+    /// R9 is done.
+    fn begin_serving(&mut self) {
+        let now = self.now;
+        let redo = self.redo_mut();
+        redo.life = Life::Serving;
+        let queued = std::mem::take(&mut redo.queued);
+        for (piece, request) in queued {
+            self.submit(now, piece, request);
+        }
+    }
+
+    /// For the status.
+    pub(super) fn log_state(&self) -> LogState {
+        match self.redo.as_ref().map(|redo| &redo.life) {
+            None => LogState::None,
+            Some(Life::Starting | Life::Recovering { .. } | Life::Marking(_)) => LogState::Replaying,
+            Some(Life::Serving) => LogState::Serving,
+            Some(Life::Refused(reason)) => LogState::Refused(reason.clone()),
+        }
+    }
+
+    /// The device of a member, in service, being built, or its replacement.
+    pub(super) fn device_of(&self, member: MemberIndex, which: Which) -> Option<crate::block_io::DeviceId> {
+        let member = self.member(member);
+        match which {
+            Which::Primary if matches!(member.state, MemberState::Online | MemberState::Rebuilding) => {
+                member.device.map(|device| device.id)
+            }
+            Which::Primary => None,
+            Which::Replacement => member.replacement.as_ref().map(|replacement| replacement.device.id),
+        }
+    }
+}

@@ -1,0 +1,545 @@
+//! One disk in memory: a medium, a volatile cache in front of it, and faults to order.
+//!
+//! Reads see the cache. A write stays in the cache, in order, until a flush that was submitted after it completed, or until
+//! the power fails: then each cached write is kept, lost or torn at its sectors, as the caller decides. Clones are cheap:
+//! blocks and tables of blocks are shared until written. Invariant: the medium with every cached write applied
+//! in order is what reads see. Knows nothing of arrays but where superblocks lie.
+
+use super::Random;
+use crate::block_io::{Buf, Extent, IoFault, IoFaultKind, IoOp, IoValue};
+use crate::format::all_copy_offsets;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Bytes of a block: the unit of sharing between clones, and of unreadable places.
+pub(super) const BLOCK: u64 = 4096;
+/// Bytes that a disk writes whole or not at all.
+pub(super) const SECTOR: usize = 512;
+/// Blocks of a leaf: one superblock copy, or a small ring, fit into one or two.
+const LEAF: u64 = 32;
+
+pub(super) type Block = Arc<[u8; BLOCK as usize]>;
+
+/// Content of a disk: blocks of zeroes take no memory.
+#[derive(Clone, Default)]
+struct Sparse {
+    leaves: BTreeMap<u64, Arc<[Option<Block>; LEAF as usize]>>,
+}
+
+impl Sparse {
+    fn get(&self, block: u64) -> Option<&Block> {
+        self.leaves.get(&(block / LEAF))?[(block % LEAF) as usize].as_ref()
+    }
+
+    fn slot(&mut self, block: u64) -> &mut Option<Block> {
+        let leaf = self.leaves.entry(block / LEAF).or_default();
+        &mut Arc::make_mut(leaf)[(block % LEAF) as usize]
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) {
+        for (at, byte) in pieces(offset, out.len()) {
+            let within = (byte % BLOCK) as usize;
+            match self.get(byte / BLOCK) {
+                Some(block) => out[at.clone()].copy_from_slice(&block[within..within + at.len()]),
+                None => out[at].fill(0),
+            }
+        }
+    }
+
+    fn write(&mut self, offset: u64, bytes: &[u8]) {
+        for (at, byte) in pieces(offset, bytes.len()) {
+            let slot = self.slot(byte / BLOCK);
+            if at.len() == BLOCK as usize {
+                *slot = Some(Arc::<[u8]>::from(&bytes[at]).try_into().expect("a whole block"));
+                continue;
+            }
+            let block = slot.get_or_insert_with(|| Arc::new([0; BLOCK as usize]));
+            let within = (byte % BLOCK) as usize;
+            Arc::make_mut(block)[within..within + at.len()].copy_from_slice(&bytes[at]);
+        }
+    }
+
+    fn zero(&mut self, offset: u64, len: u64) {
+        for (at, byte) in pieces(offset, len as usize) {
+            if at.len() == BLOCK as usize {
+                if self.get(byte / BLOCK).is_some() {
+                    *self.slot(byte / BLOCK) = None;
+                }
+            } else if self.get(byte / BLOCK).is_some() {
+                self.write(byte, &[0; BLOCK as usize][..at.len()]);
+            }
+        }
+    }
+}
+
+/// A write that a disk has in its cache, or would have after executing it.
+#[derive(Clone, Debug)]
+pub struct DiskWrite {
+    /// Where it starts on the disk, in bytes.
+    pub offset: u64,
+    content: Content,
+    /// Only some of its sectors were written.
+    torn: Option<u64>,
+}
+
+#[derive(Clone, Debug)]
+enum Content {
+    Bytes(Buf),
+    Zeroes(u64),
+}
+
+/// What becomes of a write at a crash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// Nothing of it is there.
+    Lost,
+    /// All of it is there.
+    Kept,
+    /// Some of its sectors are there; the number decides which.
+    Torn(u64),
+}
+
+/// What a disk does, just once, instead of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteFault {
+    /// Acknowledged and never done.
+    Lost,
+    /// Done at this byte instead.
+    Misdirected(u64),
+}
+
+impl DiskWrite {
+    /// The write that an operation is; none for other operations.
+    #[must_use]
+    pub fn of(op: &IoOp) -> Option<DiskWrite> {
+        match op {
+            IoOp::Write { offset, buf, .. } => {
+                Some(DiskWrite { offset: offset.0, content: Content::Bytes(buf.clone()), torn: None })
+            }
+            IoOp::Zero { offset, len, .. } => {
+                Some(DiskWrite { offset: offset.0, content: Content::Zeroes(*len), torn: None })
+            }
+            IoOp::Read { .. } | IoOp::Flush | IoOp::Extents { .. } => None,
+        }
+    }
+
+    /// Bytes that it writes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        match &self.content {
+            Content::Bytes(buf) => buf.len() as u64,
+            Content::Zeroes(len) => *len,
+        }
+    }
+
+    fn range(&self) -> Range<u64> {
+        self.offset..self.offset + self.bytes()
+    }
+
+    fn apply(&self, to: &mut Sparse) {
+        if let Some(which) = self.torn {
+            return self.apply_torn(to, which);
+        }
+        match &self.content {
+            Content::Bytes(buf) => to.write(self.offset, buf),
+            Content::Zeroes(len) => to.zero(self.offset, *len),
+        }
+    }
+
+    /// Applies the sectors that `which` picks: a leading part, a trailing part, or any.
+    fn apply_torn(&self, to: &mut Sparse, which: u64) {
+        let sectors = self.bytes() as usize / SECTOR;
+        let mut random = Random::new(which);
+        let edge = random.below(sectors as u64 + 1) as usize;
+        let kind = random.below(4);
+        for sector in 0..sectors {
+            let there = match kind {
+                0 => sector < edge,
+                1 => sector >= edge,
+                // Whole blocks only: what a kernel that cuts a request does.
+                2 => Random::new(which ^ (sector / 8) as u64).one_in(2),
+                _ => random.one_in(2),
+            };
+            if !there {
+                continue;
+            }
+            let offset = self.offset + (sector * SECTOR) as u64;
+            match &self.content {
+                Content::Bytes(buf) => to.write(offset, &buf[sector * SECTOR..(sector + 1) * SECTOR]),
+                Content::Zeroes(_) => to.zero(offset, SECTOR as u64),
+            }
+        }
+    }
+
+    fn apply_as(&self, to: &mut Sparse, fate: Fate) {
+        match fate {
+            Fate::Lost => {}
+            Fate::Torn(which) if self.torn.is_none() => self.apply_torn(to, which),
+            Fate::Kept | Fate::Torn(_) => self.apply(to),
+        }
+    }
+}
+
+/// See the head of this file.
+#[derive(Clone, Default)]
+pub struct SimDisk {
+    /// What reads see.
+    visible: Sparse,
+    /// What a power cut leaves if it takes every cached write.
+    medium: Sparse,
+    /// Writes that no flush has covered: (when executed, what), in order.
+    cached: Vec<(u64, DiskWrite)>,
+    bytes: u64,
+    /// Every operation fails as if the device were gone.
+    pub dead: bool,
+    /// Reads that touch these 4 KiB blocks fail until the block is written.
+    pub bad_blocks: BTreeSet<u64>,
+    /// Writes of data fail for lack of space; superblocks have their place already.
+    pub full: bool,
+    /// Zeroing is refused as unsupported.
+    pub cannot_zero: bool,
+    /// The next flushes fail.
+    pub failing_flushes: u32,
+    /// It has lost acknowledged writes that no flush had covered, while other disks kept theirs.
+    pub forgot: bool,
+    /// Its operations are executed when no other disk has any.
+    pub slow: bool,
+    /// What happens to the next write that starts within these bytes.
+    pub write_fault: Option<(Range<u64>, WriteFault)>,
+    /// Operations executed.
+    pub reads: u64,
+    /// Operations executed.
+    pub writes: u64,
+    /// Operations executed.
+    pub flushes: u64,
+}
+
+impl SimDisk {
+    /// A disk of zeroes.
+    #[must_use]
+    pub fn new(bytes: u64) -> SimDisk {
+        SimDisk { bytes, ..SimDisk::default() }
+    }
+
+    /// Its size.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether it works and has kept what it was given.
+    #[must_use]
+    pub fn is_sound(&self) -> bool {
+        !self.dead && !self.forgot && self.failing_flushes == 0 && self.bad_blocks.is_empty()
+    }
+
+    /// Reads without faults or counting.
+    #[must_use]
+    pub fn peek(&self, offset: u64, len: usize) -> Vec<u8> {
+        let mut out = vec![0; len];
+        self.visible.read(offset, &mut out);
+        out
+    }
+
+    /// Writes to the medium without faults or counting.
+    pub fn poke(&mut self, offset: u64, bytes: &[u8]) {
+        self.write_back();
+        self.medium.write(offset, bytes);
+        self.visible.write(offset, bytes);
+    }
+
+    /// Whether the 4 KiB block was ever written; one that was not reads as zeroes.
+    #[must_use]
+    pub fn holds(&self, block: u64) -> bool {
+        self.visible.get(block).is_some()
+    }
+
+    /// The blocks within these bytes that were ever written.
+    #[must_use]
+    pub fn written_blocks(&self, range: Range<u64>) -> Vec<u64> {
+        (range.start / BLOCK..range.end.div_ceil(BLOCK)).filter(|&block| self.holds(block)).collect()
+    }
+
+    /// The block as it is shared among clones: equal handles are equal bytes.
+    pub(super) fn block(&self, block: u64) -> Option<&Block> {
+        self.visible.get(block)
+    }
+
+    /// The medium rots: these bits of one byte are inverted.
+    pub fn flip(&mut self, offset: u64, bits: u8) {
+        let byte = self.peek(offset, 1)[0];
+        self.poke(offset, &[byte ^ bits]);
+    }
+
+    /// Two blocks change places.
+    pub fn swap_blocks(&mut self, first: u64, second: u64) {
+        let [a, b] = [first, second].map(|block| self.peek(block * BLOCK, BLOCK as usize));
+        self.poke(first * BLOCK, &b);
+        self.poke(second * BLOCK, &a);
+    }
+
+    /// The writes that are in the cache only, in order.
+    pub fn cached(&self) -> impl ExactSizeIterator<Item = &DiskWrite> {
+        self.cached.iter().map(|(_, write)| write)
+    }
+
+    /// When the newest cached write was executed.
+    pub(super) fn newest_cached(&self) -> u64 {
+        self.cached.iter().map(|(when, _)| *when).max().unwrap_or(0)
+    }
+
+    /// The whole cache reaches the medium.
+    pub fn write_back(&mut self) {
+        if !self.cached.is_empty() {
+            self.medium = self.visible.clone();
+            self.cached.clear();
+        }
+    }
+
+    /// The power fails; `fate` decides for each cached write, by its number in [`SimDisk::cached`].
+    pub fn cut_power(&mut self, mut fate: impl FnMut(usize, &DiskWrite) -> Fate) {
+        if self.cached.is_empty() {
+            return;
+        }
+        for (at, (_, write)) in std::mem::take(&mut self.cached).iter().enumerate() {
+            write.apply_as(&mut self.medium, fate(at, write));
+        }
+        self.visible = self.medium.clone();
+    }
+
+    /// The power fails; what is lost is random.
+    pub fn lose_power(&mut self, random: &mut Random) {
+        let mode = random.below(4);
+        self.cut_power(|_, _| match mode {
+            0 => Fate::Lost,
+            1 => Fate::Kept,
+            2 if random.one_in(2) => Fate::Lost,
+            2 => Fate::Kept,
+            _ => match random.below(3) {
+                0 => Fate::Lost,
+                1 => Fate::Kept,
+                _ => Fate::Torn(random.next_u64()),
+            },
+        });
+    }
+
+    /// A write of a process that died before it was told the outcome.
+    pub(super) fn leave_behind(&mut self, write: &DiskWrite, now: u64, fate: Fate) {
+        if self.dead || fate == Fate::Lost {
+            return;
+        }
+        let mut write = write.clone();
+        if let Fate::Torn(which) = fate {
+            write.torn = Some(which);
+        }
+        self.accept(write, now, false);
+    }
+
+    fn holds_superblocks(&self, offset: u64) -> bool {
+        all_copy_offsets(self.bytes).iter().any(|copy| copy.0 == offset)
+    }
+
+    /// Executes an operation. `now` counts operations of all disks; a flush covers what had been executed when it
+    /// was submitted, at `submitted`.
+    pub(super) fn execute(&mut self, op: IoOp, now: u64, submitted: u64) -> Result<IoValue, IoFault> {
+        if self.dead {
+            return Err(fault(IoFaultKind::Gone));
+        }
+        match op {
+            IoOp::Read { offset, mut buf } => {
+                self.reads += 1;
+                assert!(offset.0 + buf.len() as u64 <= self.bytes, "a read beyond the disk");
+                let blocks = offset.0 / BLOCK..(offset.0 + buf.len() as u64).div_ceil(BLOCK);
+                if self.bad_blocks.range(blocks).next().is_some() {
+                    return Err(fault(IoFaultKind::Medium));
+                }
+                self.visible.read(offset.0, &mut buf);
+                Ok(IoValue::Data(buf))
+            }
+            IoOp::Write { offset, ref buf, fua } => {
+                self.writes += 1;
+                assert!(offset.0 + buf.len() as u64 <= self.bytes, "a write beyond the disk");
+                if self.full && !self.holds_superblocks(offset.0) {
+                    return Err(fault(IoFaultKind::NoSpace));
+                }
+                let mut write = DiskWrite::of(&op).expect("it is a write");
+                if let Some((_, fault)) = self.write_fault.take_if(|(within, _)| within.contains(&offset.0)) {
+                    match fault {
+                        WriteFault::Lost => return Ok(IoValue::Done),
+                        WriteFault::Misdirected(to) => write.offset = to,
+                    }
+                }
+                self.accept(write, now, fua);
+                Ok(IoValue::Done)
+            }
+            IoOp::Flush if self.failing_flushes > 0 => {
+                self.failing_flushes -= 1;
+                Err(fault(IoFaultKind::Medium))
+            }
+            IoOp::Flush => {
+                self.flushes += 1;
+                self.flush(submitted);
+                Ok(IoValue::Done)
+            }
+            IoOp::Zero { .. } if self.cannot_zero => Err(fault(IoFaultKind::Unsupported)),
+            IoOp::Zero { offset, len, .. } => {
+                self.writes += 1;
+                assert!(
+                    offset.0.is_multiple_of(BLOCK)
+                        && len.is_multiple_of(BLOCK)
+                        && offset.0 + len <= self.bytes
+                );
+                self.accept(DiskWrite::of(&op).expect("it zeroes"), now, false);
+                Ok(IoValue::Done)
+            }
+            IoOp::Extents { offset, len } => {
+                let blocks = offset.0 / BLOCK..(offset.0 + len) / BLOCK;
+                let extents = blocks.map(|b| Extent { len: BLOCK, hole: !self.holds(b) });
+                Ok(IoValue::Extents(extents.collect()))
+            }
+        }
+    }
+
+    fn accept(&mut self, write: DiskWrite, now: u64, fua: bool) {
+        let range = write.range();
+        if !self.bad_blocks.is_empty() {
+            self.bad_blocks.retain(|block| !(range.start / BLOCK..range.end.div_ceil(BLOCK)).contains(block));
+        }
+        write.apply(&mut self.visible);
+        if !fua {
+            self.cached.push((now, write));
+            return;
+        }
+        // What the cache holds of this place is older and must not come after it; that, and for the sake of order what
+        // is older still, is written back first, as a disk may at any time.
+        let overlaps = |older: &DiskWrite| older.range().start < range.end && range.start < older.range().end;
+        let medium = &mut self.medium;
+        if let Some(last) = self.cached.iter().rposition(|(_, older)| overlaps(older)) {
+            self.cached.drain(..=last).for_each(|(_, older)| older.apply(medium));
+        }
+        write.apply(medium);
+    }
+
+    fn flush(&mut self, submitted: u64) {
+        if self.cached.iter().all(|(when, _)| *when <= submitted) {
+            self.write_back();
+            return;
+        }
+        let medium = &mut self.medium;
+        self.cached.retain(|(when, write)| {
+            let covered = *when <= submitted;
+            if covered {
+                write.apply(medium);
+            }
+            !covered
+        });
+    }
+}
+
+/// Cuts a byte range at block boundaries: (range in the caller's buffer, position on the disk).
+fn pieces(offset: u64, len: usize) -> impl Iterator<Item = (Range<usize>, u64)> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        if at >= len {
+            return None;
+        }
+        let byte = offset + at as u64;
+        let piece = ((BLOCK - byte % BLOCK) as usize).min(len - at);
+        at += piece;
+        Some((at - piece..at, byte))
+    })
+}
+
+pub(super) fn fault(kind: IoFaultKind) -> IoFault {
+    let errno = match kind {
+        IoFaultKind::Medium => libc::EIO,
+        IoFaultKind::Gone => libc::ENODEV,
+        IoFaultKind::NoSpace => libc::ENOSPC,
+        IoFaultKind::Unsupported => libc::EOPNOTSUPP,
+    };
+    IoFault { kind, errno }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block_io::Pool;
+    use crate::units::ByteOffset;
+    use proptest::prelude::*;
+
+    fn write(pool: &Pool, offset: u64, len: usize, byte: u8, fua: bool) -> IoOp {
+        let mut buf = pool.alloc(len);
+        buf.fill(byte);
+        IoOp::Write { offset: ByteOffset(offset), buf: buf.freeze(), fua }
+    }
+
+    #[test]
+    fn a_flush_covers_what_was_executed_before_it_was_submitted_and_a_power_cut_takes_the_rest() {
+        let pool = Pool::new(1 << 20).unwrap();
+        let mut disk = SimDisk::new(1 << 20);
+        disk.execute(write(&pool, 0, 4096, 1, false), 1, 0).unwrap();
+        disk.execute(write(&pool, 0, 4096, 2, false), 2, 0).unwrap();
+        disk.execute(IoOp::Flush, 3, 1).unwrap();
+        assert_eq!(disk.peek(0, 1), [2], "reads see the cache");
+        disk.cut_power(|_, _| Fate::Lost);
+        assert_eq!(disk.peek(0, 1), [1], "the second write came after the flush was submitted");
+    }
+
+    #[test]
+    fn a_write_through_the_cache_is_not_undone_by_what_the_cache_held_before() {
+        let pool = Pool::new(1 << 20).unwrap();
+        let mut disk = SimDisk::new(1 << 20);
+        disk.execute(write(&pool, 0, 8192, 1, false), 1, 0).unwrap();
+        disk.execute(write(&pool, 4096, 4096, 2, true), 2, 0).unwrap();
+        disk.cut_power(|_, _| Fate::Kept);
+        assert_eq!((disk.peek(0, 1)[0], disk.peek(4096, 1)[0]), (1, 2));
+    }
+
+    #[test]
+    fn a_torn_write_leaves_whole_sectors_of_either_content() {
+        let pool = Pool::new(1 << 20).unwrap();
+        let mut mixed = 0;
+        for seed in 0..50 {
+            let mut disk = SimDisk::new(1 << 20);
+            disk.execute(write(&pool, 0, 8192, 1, false), 1, 0).unwrap();
+            disk.cut_power(|_, _| Fate::Torn(seed));
+            let bytes = disk.peek(0, 8192);
+            assert!(bytes.chunks(SECTOR).all(|sector| sector.iter().all(|b| *b == sector[0])));
+            mixed += usize::from(bytes.contains(&0) && bytes.contains(&1));
+        }
+        assert!(mixed > 20, "{mixed} of 50 torn writes are torn");
+    }
+
+    #[test]
+    fn a_clone_shares_nothing_that_changes() {
+        let mut disk = SimDisk::new(1 << 20);
+        disk.poke(4096, &[7; 4096]);
+        let clone = disk.clone();
+        disk.poke(4100, &[8]);
+        assert_eq!((disk.peek(4100, 1)[0], clone.peek(4100, 1)[0]), (8, 7));
+    }
+
+    proptest! {
+        /// Any history: with the whole cache kept, a power cut changes nothing that can be read.
+        #[test]
+        fn keeping_every_cached_write_keeps_what_was_visible(
+            ops in prop::collection::vec((0u64..64, 1usize..17, any::<u8>(), any::<bool>(), 0u8..4), 1..40),
+        ) {
+            let pool = Pool::new(1 << 20).unwrap();
+            let mut disk = SimDisk::new(1 << 20);
+            for (at, (sector, count, byte, fua, kind)) in ops.into_iter().enumerate() {
+                let now = at as u64 + 1;
+                let op = match kind {
+                    0 => IoOp::Flush,
+                    1 => IoOp::Zero { offset: ByteOffset(sector / 8 * BLOCK), len: BLOCK, may_unmap: true },
+                    _ => write(&pool, sector * 512, count * 512, byte, fua),
+                };
+                disk.execute(op, now, now.saturating_sub(3)).unwrap();
+            }
+            let before = disk.peek(0, 1 << 18);
+            disk.cut_power(|_, _| Fate::Kept);
+            prop_assert_eq!(disk.peek(0, 1 << 18), before);
+        }
+    }
+}

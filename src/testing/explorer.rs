@@ -1,0 +1,639 @@
+//! The crash explorer: a seeded load on a small array, and at every moment at which a crash could leave something new,
+//! many crashes: which writes survive, whole or torn, whether the power or the process went, which members are
+//! gone and which stale ones are back. Each is recovered and held against the oracle; some crash again inside the
+//! recovery, or after it.
+//!
+//! A crash point is one start after a crash. Everything follows from (scenario, seed, moment, variant), which a
+//! violation prints and [`replay`] takes. Beside a run that never crashed the explorer changes nothing in it: all crashes
+//! happen to copies of the disks.
+
+use super::oracle::BLOCK_BYTES;
+use super::workload::Run;
+use super::{Fate, Floor, Oracle, Random, SimArray, SimShape, SimWorld, Workload, Wreck, superblocks};
+use crate::block_io::DeviceId;
+use crate::format::{MemberState, Role};
+use crate::volume::{ActivityKind, AdminRequest, ClientReply, ClientRequest};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// What an array promises after a crash.
+#[derive(Clone, Copy, Debug)]
+pub struct Promise {
+    /// A block never shows a mix of writes, what was read after a crash stays, a disk that forgot acknowledged writes
+    /// is seen through, and a crash with members missing is survived. An array without a log promises none of these:
+    /// it refuses to start degraded after a crash.
+    pub logged: bool,
+    /// Start all the same, which an administrator can order.
+    pub force: bool,
+}
+
+/// What is explored.
+#[derive(Clone, Copy, Debug)]
+pub struct Scenario {
+    /// Its name in a replay token.
+    pub name: &'static str,
+    /// The array.
+    pub shape: SimShape,
+    /// The load.
+    pub workload: Workload,
+    /// What must hold.
+    pub promise: Promise,
+    /// Steps of the load.
+    pub steps: usize,
+    /// Of the moments of a load, crashes are tried at one in so many, so that a seed goes through a long history.
+    pub moments_one_in: u64,
+    /// Crashes tried at each such moment.
+    pub variants: u64,
+    /// Crashes in a row.
+    pub depth_max: u32,
+    /// After a recovery everything is scrubbed, one time in so many.
+    pub scrub_one_in: u64,
+}
+
+/// What was done.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Totals {
+    /// Loads run.
+    pub runs: u64,
+    /// Moments at which crashes were tried.
+    pub moments: u64,
+    /// Crashes tried, each with its recovery.
+    pub points: u64,
+    /// Of these, crashes that came inside a recovery or soon after one.
+    pub repeated: u64,
+    /// Of these, starts that were refused and might be.
+    pub refused: u64,
+    /// Scrubs that found nothing.
+    pub scrubs: u64,
+}
+
+impl Totals {
+    /// Adds up.
+    pub fn add(&mut self, other: &Totals) {
+        self.runs += other.runs;
+        self.moments += other.moments;
+        self.points += other.points;
+        self.repeated += other.repeated;
+        self.refused += other.refused;
+        self.scrubs += other.scrubs;
+    }
+}
+
+/// Something an array must never do.
+#[derive(Clone, Debug)]
+pub struct Violation {
+    /// Replays it: `SCENARIO:SEED:MOMENT:VARIANT`, the last two empty when no crash was needed.
+    pub token: String,
+    /// What happened.
+    pub what: String,
+    /// What led to it.
+    pub path: Vec<String>,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for line in &self.path {
+            writeln!(f, "    {line}")?;
+        }
+        writeln!(f, "  {}", self.what)?;
+        write!(
+            f,
+            "  replay: CALPE_SIM_REPLAY='{}' cargo test --release --test sim replayed -- --nocapture",
+            self.token
+        )
+    }
+}
+
+/// Explores one seed until it has run its steps or tried so many crash points.
+pub fn explore(
+    world: &SimWorld,
+    scenario: &Scenario,
+    seed: u64,
+    points_max: u64,
+) -> (Totals, Option<Violation>) {
+    let mut explorer = Explorer::new(world, scenario, seed);
+    explorer.points_max = points_max;
+    explorer.guarded()
+}
+
+/// Runs one seed again, with the crashes of one moment and variant only, and says how it went.
+#[must_use]
+pub fn replay(world: &SimWorld, scenario: &Scenario, token: &str) -> Option<Violation> {
+    let mut numbers = token.split(':').skip(1).map(str::parse);
+    let seed = numbers.next()?.ok()?;
+    let mut explorer = Explorer::new(world, scenario, seed);
+    explorer.only = Some((numbers.next()?.unwrap_or(u64::MAX), numbers.next()?.unwrap_or(0)));
+    explorer.guarded().1
+}
+
+struct Explorer<'a> {
+    world: &'a SimWorld,
+    scenario: &'a Scenario,
+    seed: u64,
+    only: Option<(u64, u64)>,
+    points_max: u64,
+    at: Option<(u64, u64)>,
+    random: Random,
+    totals: Totals,
+    path: Vec<String>,
+}
+
+/// What the crashes so far have in common.
+#[derive(Clone, Copy)]
+struct Past {
+    /// Members that are not known to be current: bit by index.
+    impaired: u64,
+    /// What must have survived the crashes since something was served.
+    floor: Option<Floor>,
+    /// Crashes before this one.
+    depth: u32,
+}
+
+/// Which of the undecided writes are there after a crash.
+#[derive(Clone, Copy, Debug)]
+enum Survivors {
+    /// Those whose bit is set.
+    Subset(u64),
+    None,
+    All,
+    AllBut(usize),
+    Only(usize),
+    /// All those of the disks whose bit is set.
+    Disks(u64),
+    Random,
+    /// Lost, whole or torn, at random.
+    Torn,
+    /// One torn, the others there, or not.
+    OneTorn(usize, bool),
+}
+
+/// With no more undecided writes than this, every subset of them is tried.
+const SUBSETS_OF_MAX: usize = 4;
+/// A recovery that takes more operations than this hangs.
+const STEPS_MAX: usize = 200_000;
+/// A recovery that waits for time more often than this, with nothing in flight, hangs.
+const IDLE_MAX: usize = 600;
+
+impl Explorer<'_> {
+    fn new<'a>(world: &'a SimWorld, scenario: &'a Scenario, seed: u64) -> Explorer<'a> {
+        Explorer {
+            world,
+            scenario,
+            seed,
+            only: None,
+            points_max: u64::MAX,
+            at: None,
+            random: Random::new(seed),
+            totals: Totals::default(),
+            path: Vec::new(),
+        }
+    }
+
+    /// Runs; panics of the code under test are violations.
+    fn guarded(mut self) -> (Totals, Option<Violation>) {
+        let result = catch_unwind(AssertUnwindSafe(|| self.run()));
+        let what = match result {
+            Ok(Ok(())) => return (self.totals, None),
+            Ok(Err(what)) => what,
+            Err(panic) => {
+                let text = panic.downcast_ref::<String>().cloned();
+                let text = text.or(panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+                format!("panic: {}", text.unwrap_or_default())
+            }
+        };
+        let at = self.at.map_or(":".into(), |(moment, variant)| format!("{moment}:{variant}"));
+        let token = format!("{}:{}:{at}", self.scenario.name, self.seed);
+        (self.totals, Some(Violation { token, what, path: self.path }))
+    }
+
+    fn run(&mut self) -> Result<(), String> {
+        let scenario = self.scenario;
+        self.totals.runs += 1;
+        let sim = SimArray::create_in(self.world, self.seed);
+        let oracle = Oracle::new(scenario.shape.volume_bytes, scenario.promise.logged);
+        let mut load = Run::new(sim, oracle, scenario.workload, Random::new(self.seed ^ 0x5eed));
+        let mut moment = 0;
+        for _ in 0..scenario.steps {
+            if !load.step()? {
+                continue;
+            }
+            moment += 1;
+            let mut chance = Random::new(self.seed ^ (moment << 32));
+            if !chance.one_in(scenario.moments_one_in) {
+                continue;
+            }
+            self.moment(moment, &mut load)?;
+            let replayed = self.only.is_some_and(|(only, _)| only == moment);
+            if replayed || self.totals.points >= self.points_max {
+                return Ok(());
+            }
+        }
+        load.read_all()?;
+        if load.impaired() == 0 {
+            self.scrub(&mut load.sim)?;
+            load.read_all()?;
+        }
+        Ok(())
+    }
+
+    /// Every crash that is tried at this moment.
+    fn moment(&mut self, moment: u64, load: &mut Run) -> Result<(), String> {
+        let variants = match self.only {
+            None => 0..self.scenario.variants,
+            Some((only, variant)) if only == moment => variant..variant + 1,
+            Some(_) => return Ok(()),
+        };
+        self.totals.moments += 1;
+        let past = Past { impaired: load.impaired(), floor: None, depth: 0 };
+        let undecided = load.sim.wreck().undecided(true);
+        for variant in variants {
+            self.at = Some((moment, variant));
+            self.random = Random::new(
+                self.seed.wrapping_mul(0x9e37_79b9) ^ moment.wrapping_mul(0x85eb_ca6b) ^ (variant << 48),
+            );
+            self.path.clear();
+            self.path.extend_from_slice(load.log());
+            let wreck = load.sim.wreck();
+            let (power, survivors) = if undecided <= SUBSETS_OF_MAX && variant < 1 << undecided {
+                (true, Survivors::Subset(variant))
+            } else {
+                self.survivors(moment + variant, &wreck)
+            };
+            self.crash(wreck, (power, survivors), &load.oracle, past)?;
+            self.at = None;
+        }
+        Ok(())
+    }
+
+    /// Picks what a crash leaves; `pick` goes round.
+    fn survivors(&mut self, pick: u64, wreck: &Wreck) -> (bool, Survivors) {
+        let power = pick % 4 != 0;
+        let count = wreck.undecided(power).max(1);
+        let one = self.random.below(count as u64) as usize;
+        let survivors = match self.random.below(10) {
+            0 => Survivors::None,
+            1 => Survivors::All,
+            2 => Survivors::AllBut(one),
+            3 => Survivors::Only(one),
+            4 => Survivors::Disks(self.random.next_u64()),
+            5 => Survivors::OneTorn(one, self.random.one_in(2)),
+            6 | 7 => Survivors::Random,
+            _ => Survivors::Torn,
+        };
+        (power, survivors)
+    }
+
+    /// One crash point and, perhaps, more after it.
+    fn crash(
+        &mut self,
+        wreck: Wreck,
+        (power, survivors): (bool, Survivors),
+        oracle: &Oracle,
+        past: Past,
+    ) -> Result<(), String> {
+        self.totals.points += 1;
+        self.totals.repeated += u64::from(past.depth > 0);
+        let undecided = wreck.undecided(power);
+        let mut random = Random::new(self.random.next_u64());
+        let mut disks = wreck.settle(power, |at, disk| survivors.fate(at, disk, &mut random));
+        let floor = match past.floor {
+            _ if power => Floor::Flushed,
+            Some(Floor::Flushed) => Floor::Flushed,
+            Some(Floor::Answered(_)) | None => Floor::ALL_ANSWERED,
+        };
+        let presence = self.choose_present(&mut disks, past.impaired);
+        let word = if power { "the power fails" } else { "the process dies" };
+        self.path.push(format!(
+            "{word}; of {undecided} undecided writes: {survivors:?}; {presence}; floor {floor:?}"
+        ));
+        let seed = Random::new(self.random.next_u64());
+        let mut sim = match self.world.start(disks, self.scenario.promise.force, seed) {
+            Ok(sim) => sim,
+            Err(error) if self.may_refuse(&presence) => {
+                self.totals.refused += 1;
+                self.path.push(format!("refused, as it may: {error}"));
+                return Ok(());
+            }
+            Err(error) => return Err(format!("refused within the budget: {error}")),
+        };
+        // A disk that forgot what it had acknowledged is an erasure beside those that are missing.
+        let (live, forgot) = live_members(&sim);
+        let erasures = u32::from(self.scenario.shape.width()) - live.count_ones() + forgot.count_ones();
+        let heals = self.scenario.promise.logged && erasures <= u32::from(self.scenario.shape.parity);
+        let floor = if forgot == 0 || heals { floor } else { Floor::Flushed };
+
+        let plan = if past.depth >= self.scenario.depth_max { 0 } else { self.random.below(8) };
+        let mut oracle = match plan {
+            0..=3 => {
+                let bytes = self.read_all(&mut sim, STEPS_MAX, oracle, floor)?;
+                debug_assert!(bytes, "the reads ended");
+                return self.scrub_sometimes(&mut sim);
+            }
+            _ => oracle.clone(),
+        };
+        let mut past = Past { impaired: 0, floor: Some(floor), depth: past.depth + 1 };
+        if plan <= 5 {
+            let steps = self.random.below(1 << self.random.clone().below(10)) as usize;
+            self.random.next_u64();
+            self.path.push(format!("crash again within {steps} operations"));
+            self.observe_all(&mut sim, steps, &mut oracle, floor)?;
+            past.impaired = self.not_live(&sim);
+            return self.crash_again(sim.wreck(), &oracle, past);
+        }
+        self.observe_all(&mut sim, STEPS_MAX, &mut oracle, floor)?;
+        sim.disks.values_mut().filter(|disk| !disk.dead).for_each(|disk| disk.forgot = false);
+        if plan == 6 {
+            past.impaired = self.not_live(&sim);
+            self.path.push("all is read; crash again".into());
+            return self.crash_again(sim.wreck(), &oracle, past);
+        }
+        let steps = self.random.below(60);
+        let random = Random::new(self.random.next_u64());
+        let mut load = Run::new(sim, oracle, self.scenario.workload, random);
+        self.path.push("all is read; the load goes on".into());
+        let mut result = Ok(());
+        for _ in 0..steps {
+            result = load.step().map(|_| ());
+            if result.is_err() {
+                break;
+            }
+        }
+        self.path.extend_from_slice(load.log());
+        result?;
+        past.impaired = load.impaired();
+        past.floor = None;
+        let wreck = load.sim.wreck();
+        self.crash_again(wreck, &load.oracle, past)
+    }
+
+    fn crash_again(&mut self, wreck: Wreck, oracle: &Oracle, past: Past) -> Result<(), String> {
+        let pick = self.random.below(8);
+        let survivors = self.survivors(pick, &wreck);
+        self.crash(wreck, survivors, oracle, past)
+    }
+
+    fn not_live(&self, sim: &SimArray) -> u64 {
+        let all = (1u64 << self.scenario.shape.width()) - 1;
+        all & !live_members(sim).0
+    }
+
+    /// Decides which disks are there at the next start: of the current ones all but some, of the others any.
+    fn choose_present(
+        &mut self,
+        disks: &mut std::collections::BTreeMap<u32, super::SimDisk>,
+        impaired: u64,
+    ) -> Presence {
+        let shape = self.scenario.shape;
+        let known: Vec<(u32, crate::format::Superblock)> =
+            disks.iter().filter_map(|(id, disk)| Some((*id, superblocks::newest(disk)?))).collect();
+        let newest = known.iter().map(|(_, s)| s.epoch.number).max().unwrap_or(0);
+        let heads: Vec<_> = known.iter().filter(|(_, s)| s.epoch.number == newest).map(|(_, s)| s).collect();
+        let is_current = |s: &crate::format::Superblock| {
+            s.role == Role::Member
+                // One that was just built is in the live set of the newest epoch, which may be incomplete.
+                && s.epoch.live.contains(s.member)
+                && heads.iter().all(|head| {
+                    head.epoch.live.contains(s.member)
+                        && (head.epoch.id == s.epoch.id || head.epoch.parent == s.epoch.id)
+                        && head.members[usize::from(s.member.0)].uuid == s.device
+                })
+        };
+        let current = |id: u32| known.iter().find(|(other, s)| *other == id && is_current(s));
+        let mut good: Vec<(u32, u16)> = Vec::new();
+        for (id, disk) in disks.iter() {
+            let sound = !disk.dead && !disk.forgot;
+            if let Some((_, s)) = current(*id).filter(|(_, s)| sound && impaired >> s.member.0 & 1 == 0) {
+                good.push((*id, s.member.0));
+            }
+        }
+        let spare = usize::from(shape.parity).saturating_sub(usize::from(shape.width()) - good.len());
+        let loss = match self.random.below(4) {
+            0 => 0,
+            1 => spare,
+            // One more than can be borne, when stale members are there to fill the gap.
+            2 if self.random.one_in(8) => spare + 1,
+            _ => self.random.below(spare as u64 + 1) as usize,
+        };
+        let lost = self.random.choose(loss, good.len());
+        let mut presence = Presence::default();
+        for (at, (id, member)) in good.iter().enumerate() {
+            if lost.contains(&at) {
+                if let Some(disk) = disks.get_mut(id) {
+                    disk.dead = true;
+                }
+                presence.lost |= 1 << member;
+            } else {
+                presence.current |= 1 << member;
+            }
+        }
+        for (id, disk) in disks.iter_mut().filter(|(id, _)| good.iter().all(|(other, _)| other != *id)) {
+            disk.failing_flushes = 0;
+            let there = if disk.dead { self.random.one_in(3) } else { !self.random.one_in(3) };
+            disk.dead = !there;
+            if there {
+                presence.others.push(DeviceId(*id));
+            }
+        }
+        presence
+    }
+
+    /// Whether a start may be refused with these members.
+    fn may_refuse(&self, presence: &Presence) -> bool {
+        let (k, width) = (u32::from(self.scenario.shape.data), u32::from(self.scenario.shape.width()));
+        let current = presence.current.count_ones();
+        let enough = current >= k && 2 * current > width;
+        !enough || (!self.scenario.promise.logged && current < width)
+    }
+
+    /// Reads the volume within so many operations and checks what was read. True: all of it.
+    fn read_all(
+        &mut self,
+        sim: &mut SimArray,
+        steps_max: usize,
+        oracle: &Oracle,
+        floor: Floor,
+    ) -> Result<bool, String> {
+        self.read_blocks(sim, steps_max, oracle.blocks(), |first, bytes| {
+            oracle.check(first, bytes, floor).map_err(|wrong| format!("after the crash: {wrong}"))
+        })
+    }
+
+    /// The same, and what was read is all that may be read from then on.
+    fn observe_all(
+        &mut self,
+        sim: &mut SimArray,
+        steps_max: usize,
+        oracle: &mut Oracle,
+        floor: Floor,
+    ) -> Result<bool, String> {
+        let mut observe = true;
+        if !self.scenario.promise.logged {
+            // Without a log only a flush makes what is read stay.
+            let flush = sim.submit(ClientRequest::Flush);
+            observe = steps_max == STEPS_MAX;
+            if observe && let Err(error) = sim.wait(flush) {
+                return Err(format!("a flush after the crash: {error}"));
+            }
+        }
+        self.read_blocks(sim, steps_max, oracle.blocks(), |first, bytes| {
+            oracle.check(first, bytes, floor).map_err(|wrong| format!("after the crash: {wrong}"))?;
+            if observe {
+                oracle.observe(first, bytes);
+            }
+            Ok(())
+        })
+    }
+
+    fn read_blocks(
+        &mut self,
+        sim: &mut SimArray,
+        steps_max: usize,
+        blocks: usize,
+        mut take: impl FnMut(usize, &[u8]) -> Result<(), String>,
+    ) -> Result<bool, String> {
+        // Requests as large as a stripe, odd to its borders, so that some end before others.
+        let shape = self.scenario.shape;
+        let piece = (usize::from(shape.data) * shape.chunk as usize / BLOCK_BYTES).max(2) + 1;
+        let mut pending: Vec<(u64, usize)> = (0..blocks)
+            .step_by(piece)
+            .map(|first| {
+                let len = piece.min(blocks - first) * BLOCK_BYTES;
+                (sim.submit_read((first * BLOCK_BYTES) as u64, len), first)
+            })
+            .collect();
+        let mut idle = 0;
+        for _ in 0..steps_max {
+            let mut at = 0;
+            while at < pending.len() {
+                let (id, first) = pending[at];
+                match sim.poll(id) {
+                    None => at += 1,
+                    Some(Ok(ClientReply::Data(bytes))) => {
+                        take(first, &bytes)?;
+                        pending.swap_remove(at);
+                    }
+                    Some(other) => {
+                        return Err(format!(
+                            "a read of block {first} after the crash: {other:?} with {:?}",
+                            sim.status()
+                        ));
+                    }
+                }
+            }
+            if pending.is_empty() {
+                return Ok(true);
+            }
+            if !sim.step() {
+                sim.sleep(100);
+                idle += 1;
+                if idle > IDLE_MAX {
+                    return Err(format!("the recovery hangs: {:?}", sim.status()));
+                }
+            }
+        }
+        if steps_max == STEPS_MAX {
+            Err(format!("the recovery goes on: {:?}", sim.status()))
+        } else {
+            Ok(false)
+        }
+    }
+
+    fn scrub_sometimes(&mut self, sim: &mut SimArray) -> Result<(), String> {
+        if self.random.one_in(self.scenario.scrub_one_in) {
+            return self.scrub(sim);
+        }
+        Ok(())
+    }
+
+    /// A scrub from the start, which must find nothing.
+    fn scrub(&mut self, sim: &mut SimArray) -> Result<(), String> {
+        run_until(sim, "what comes before a scrub", |sim| {
+            sim.status().activities.iter().all(|a| a.kind == ActivityKind::Scrub)
+        })?;
+        sim.submit_admin(AdminRequest::ScrubStop);
+        sim.submit_admin(AdminRequest::ScrubStart);
+        run_until(sim, "a scrub", |sim| sim.status().activities.is_empty())?;
+        let status = sim.status();
+        match status.last_scrub {
+            Some(scrub) if (scrub.errors, scrub.repaired) == (0, 0) => {
+                self.totals.scrubs += 1;
+                Ok(())
+            }
+            other => {
+                let said: Vec<&str> = sim.notices.iter().map(|notice| notice.text.as_str()).collect();
+                Err(format!("the scrub after a recovery says {other:?}: {said:?} {:?}", status.members))
+            }
+        }
+    }
+}
+
+impl Survivors {
+    fn fate(self, at: usize, disk: u32, random: &mut Random) -> Fate {
+        let kept = match self {
+            Survivors::Subset(bits) => bits >> at & 1 == 1,
+            Survivors::None => false,
+            Survivors::All => true,
+            Survivors::AllBut(one) => at != one,
+            Survivors::Only(one) => at == one,
+            Survivors::Disks(bits) => bits >> (disk % 64) & 1 == 1,
+            Survivors::Random => random.one_in(2),
+            Survivors::OneTorn(one, _) if at == one => return Fate::Torn(random.next_u64()),
+            Survivors::OneTorn(_, others) => others,
+            Survivors::Torn => match random.below(3) {
+                0 => return Fate::Torn(random.next_u64()),
+                kept => kept == 1,
+            },
+        };
+        if kept { Fate::Kept } else { Fate::Lost }
+    }
+}
+
+/// Who is there at a start.
+#[derive(Debug, Default)]
+struct Presence {
+    /// Members that are there and known to be current: bit by index.
+    current: u64,
+    /// Members that were current and are gone.
+    lost: u64,
+    /// Disks that are there and perhaps stale.
+    others: Vec<DeviceId>,
+}
+
+impl fmt::Display for Presence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let others: Vec<u32> = self.others.iter().map(|id| id.0).collect();
+        write!(f, "current members {:#b}, lost {:#b}, other disks {others:?}", self.current, self.lost)
+    }
+}
+
+/// Members in service, and of these the ones whose disks have forgotten something: bits by index.
+fn live_members(sim: &SimArray) -> (u64, u64) {
+    let (mut live, mut forgot) = (0, 0);
+    for (at, member) in sim.status().members.iter().enumerate() {
+        if member.state == MemberState::Online {
+            live |= 1 << at;
+            let disk = member.device.and_then(|device| sim.disks.get(&device.0));
+            forgot |= u64::from(disk.is_some_and(|disk| disk.forgot)) << at;
+        }
+    }
+    (live, forgot)
+}
+
+/// Executes everything, and lets time pass, until `done`.
+fn run_until(sim: &mut SimArray, what: &str, done: impl Fn(&SimArray) -> bool) -> Result<(), String> {
+    for _ in 0..IDLE_MAX {
+        for step in 0.. {
+            if !sim.step() {
+                break;
+            }
+            if step > STEPS_MAX {
+                return Err(format!("{what} does not end: {:?}", sim.status()));
+            }
+        }
+        if done(sim) {
+            return Ok(());
+        }
+        sim.sleep(100);
+    }
+    Err(format!("{what} hangs: {:?}", sim.status()))
+}

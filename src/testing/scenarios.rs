@@ -1,0 +1,72 @@
+//! What is explored in every run of the tests: small arrays of several geometries under mixed loads.
+
+use super::{Promise, Scenario, SimShape, Workload};
+use crate::format::ChecksumKind;
+
+const SMALL: u32 = 4096;
+const TWO_ROWS: u32 = 8192;
+
+const LOAD: Workload = Workload::MIXED;
+
+/// An array without a log: crashes are survived whole or not at all.
+const PLAIN: Promise = Promise { logged: false, force: false };
+
+const fn scenario(name: &'static str, shape: SimShape, promise: Promise) -> Scenario {
+    Scenario {
+        name,
+        shape,
+        workload: LOAD,
+        promise,
+        steps: 3000,
+        moments_one_in: 24,
+        variants: 16,
+        depth_max: 3,
+        scrub_one_in: 4,
+    }
+}
+
+/// An array with a log: whatever happens within the budget is survived.
+const LOGGED: Promise = Promise { logged: true, force: false };
+
+/// A ring that is full after a few dozen batches.
+const RING: u64 = 256 << 10;
+
+/// A ring that is full after a few batches: its end, its room and the tail come into play all the time.
+const SMALL_RING: u64 = 96 << 10;
+
+/// Nobody fails and nobody is replaced: everything is about the log.
+const fn steady(name: &'static str, shape: SimShape) -> Scenario {
+    let workload = Workload { faults: 0, admin: 0, ..LOAD };
+    Scenario { workload, ..scenario(name, shape, LOGGED) }
+}
+
+/// The scenarios; a replay token begins with a name of these.
+pub const SCENARIOS: &[Scenario] = &[
+    scenario("logged-2+1", SimShape::new(2, 1, SMALL, 5).logged(ChecksumKind::Crc32c, RING), LOGGED),
+    scenario("logged-3+2", SimShape::new(3, 2, TWO_ROWS, 4).logged(ChecksumKind::Crc32c, RING), LOGGED),
+    scenario("logged-4+2", SimShape::new(4, 2, SMALL, 4).logged(ChecksumKind::Blake3, RING), LOGGED),
+    scenario("logged-8+3", SimShape::new(8, 3, SMALL, 3).logged(ChecksumKind::Crc32c, RING), LOGGED),
+    scenario("logged-5+5", SimShape::new(5, 5, SMALL, 3).logged(ChecksumKind::Crc32c, RING), LOGGED),
+    scenario("bare-2+1", SimShape::new(2, 1, SMALL, 5).logged(ChecksumKind::None, RING), LOGGED),
+    scenario("bare-3+2", SimShape::new(3, 2, TWO_ROWS, 4).logged(ChecksumKind::None, RING), LOGGED),
+    scenario("tight-2+1", SimShape::new(2, 1, TWO_ROWS, 5).logged(ChecksumKind::Blake3, SMALL_RING), LOGGED),
+    scenario("tight-2+2", SimShape::new(2, 2, SMALL, 4).logged(ChecksumKind::Crc32c, SMALL_RING), LOGGED),
+    steady("steady-2+1", SimShape::new(2, 1, SMALL, 5).logged(ChecksumKind::None, SMALL_RING)),
+    steady("steady-4+2", SimShape::new(4, 2, TWO_ROWS, 4).logged(ChecksumKind::Crc32c, SMALL_RING)),
+    scenario("plain-2+1", SimShape::new(2, 1, SMALL, 5), PLAIN),
+    scenario("plain-3+2", SimShape::new(3, 2, TWO_ROWS, 4), PLAIN),
+    scenario("plain-4+2", SimShape::new(4, 2, SMALL, 4), PLAIN),
+    scenario("plain-8+3", SimShape::new(8, 3, SMALL, 3), PLAIN),
+    scenario("plain-5+5", SimShape::new(5, 5, SMALL, 3), PLAIN),
+];
+
+/// The array without a log, started by force after a crash with members missing: what its refusal protects from.
+pub const WRITE_HOLE: Scenario =
+    scenario("write-hole", SimShape::new(2, 1, SMALL, 5), Promise { logged: false, force: true });
+
+/// The scenario that a replay token names.
+#[must_use]
+pub fn scenario_of(token: &str) -> Option<Scenario> {
+    let name = token.split(':').next()?;
+    SCENARIOS.iter().chain([&WRITE_HOLE]).find(|scenario| scenario.name == name).copied()
+}

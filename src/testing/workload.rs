@@ -1,0 +1,389 @@
+//! A seeded load on a simulated array: clients, administrators and failing members, checked against the oracle.
+//!
+//! One step is one client request, one fault, one administrator's request, a pause, or one operation of one disk. At most
+//! `m` members are out of service or dead at a time, so every request must succeed. Deterministic.
+
+use super::oracle::{BLOCK_BYTES, SECTOR_BYTES};
+use super::{Fate, Floor, Oracle, Random, SimArray, SimDisk, Written};
+use crate::format::MemberState;
+use crate::units::{MemberIndex, VolumeOffset};
+use crate::volume::{AdminRequest, ClientError, ClientReply, ClientRequest};
+
+/// Sectors of a block.
+const SECTORS: u64 = (BLOCK_BYTES / SECTOR_BYTES) as u64;
+
+/// How often each kind of step is taken; the numbers are shares of their sum.
+#[derive(Clone, Copy, Debug)]
+pub struct Workload {
+    /// Operations of disks: the more, the emptier the queues.
+    pub operations: u64,
+    /// Writes of a few sectors to a few blocks.
+    pub small_writes: u64,
+    /// Writes of whole stripes, one to three.
+    pub stripe_writes: u64,
+    /// Writes of any range.
+    pub other_writes: u64,
+    /// Reads.
+    pub reads: u64,
+    /// Flushes.
+    pub flushes: u64,
+    /// Of the writes, one in so many is FUA.
+    pub fua_one_in: u64,
+    /// Trims and zeroing, of whole stripes and of any range.
+    pub zeroes: u64,
+    /// Pauses long enough for deadlines and periodic work.
+    pub pauses: u64,
+    /// Members that die, with or without their caches, fail a flush, or become slow.
+    pub faults: u64,
+    /// Blocks of members that cannot be read until they are written.
+    pub unreadable: u64,
+    /// Administrators that take members out, bring disks in, scrub.
+    pub admin: u64,
+    /// Most client requests in flight.
+    pub depth: usize,
+}
+
+impl Workload {
+    /// Some of everything, and enough operations between requests that queues run empty at times.
+    pub const MIXED: Workload = Workload {
+        operations: 60,
+        small_writes: 14,
+        stripe_writes: 5,
+        other_writes: 4,
+        reads: 3,
+        flushes: 4,
+        fua_one_in: 5,
+        zeroes: 1,
+        pauses: 2,
+        faults: 1,
+        unreadable: 0,
+        admin: 1,
+        depth: 5,
+    };
+}
+
+enum Pending {
+    Write { written: Written, fua: bool },
+    Flush { began: u64 },
+    Read { first: usize, count: usize, since: u64 },
+}
+
+/// A load under way.
+pub struct Run {
+    /// The array.
+    pub sim: SimArray,
+    /// What its clients may see.
+    pub oracle: Oracle,
+    workload: Workload,
+    random: Random,
+    pending: Vec<(u64, Pending)>,
+    width: u16,
+    spare_members: usize,
+    stripe_sectors: u64,
+    log: Vec<String>,
+}
+
+/// What is remembered for the report of a violation.
+const LOG_MAX: usize = 400;
+
+impl Run {
+    /// A load on an array whose clients may see what `oracle` says.
+    #[must_use]
+    pub fn new(sim: SimArray, oracle: Oracle, workload: Workload, random: Random) -> Run {
+        let geometry = sim.status().geometry;
+        Run {
+            sim,
+            oracle,
+            workload,
+            random,
+            pending: Vec::new(),
+            width: geometry.width(),
+            spare_members: usize::from(geometry.parity),
+            stripe_sectors: geometry.stripe_bytes() / SECTOR_BYTES as u64,
+            log: Vec::new(),
+        }
+    }
+
+    /// What has happened so far, oldest first.
+    #[must_use]
+    pub fn log(&self) -> &[String] {
+        &self.log
+    }
+
+    fn note(&mut self, what: String) {
+        if self.log.len() >= LOG_MAX {
+            self.log.drain(..LOG_MAX / 2);
+        }
+        self.log.push(what);
+    }
+
+    /// Members that are out of service, or whose disk is not in order: bit by index.
+    #[must_use]
+    pub fn impaired(&self) -> u64 {
+        let mut impaired = 0;
+        for (at, member) in self.sim.status().members.iter().enumerate() {
+            let disk = member.device.and_then(|device| self.sim.disks.get(&device.0));
+            let whole = member.state == MemberState::Online && disk.is_some_and(SimDisk::is_sound);
+            impaired |= u64::from(!whole) << at;
+        }
+        impaired
+    }
+
+    /// Takes one step. True: what a crash would leave, or what it must leave, may have changed.
+    ///
+    /// # Errors
+    /// What a client saw that it must not.
+    pub fn step(&mut self) -> Result<bool, String> {
+        let w = self.workload;
+        let shares = [
+            w.operations,
+            w.small_writes,
+            w.stripe_writes,
+            w.other_writes,
+            w.reads,
+            w.flushes,
+            w.zeroes,
+            w.pauses,
+            w.faults,
+            w.unreadable,
+            w.admin,
+        ];
+        let mut pick = self.random.below(shares.iter().sum());
+        let kind = shares.iter().position(|share| {
+            let here = pick < *share;
+            pick = pick.wrapping_sub(*share);
+            here
+        });
+        let before = (self.sim.changes(), self.oracle.now() + 1);
+        match kind.unwrap_or(0) {
+            0 => drop(self.sim.step()),
+            at @ 1..=6 if self.pending.len() < w.depth => self.client(at),
+            7 => {
+                let milliseconds = [1, 100, 3000][self.random.below(3) as usize];
+                self.sim.sleep(milliseconds);
+            }
+            8 => self.fault(),
+            9 => self.unreadable(),
+            10 => self.administrate(),
+            _ => drop(self.sim.step()),
+        }
+        self.reap()?;
+        Ok((self.sim.changes(), self.oracle.now()) != before)
+    }
+
+    /// Lets every client request end.
+    ///
+    /// # Errors
+    /// What a client saw that it must not.
+    pub fn finish(&mut self) -> Result<(), String> {
+        let mut idle = 0;
+        while !self.pending.is_empty() {
+            if self.sim.step() {
+                idle = 0;
+            } else {
+                self.sim.sleep(100);
+                idle += 1;
+            }
+            if idle > 600 {
+                return Err(format!("{} requests hang: {:?}", self.pending.len(), self.sim.status()));
+            }
+            self.reap()?;
+        }
+        Ok(())
+    }
+
+    /// Reads the whole volume.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn read_all(&mut self) -> Result<(), String> {
+        self.finish()?;
+        self.read(0, self.oracle.sectors());
+        self.finish()
+    }
+
+    fn client(&mut self, kind: usize) {
+        let sectors = self.oracle.sectors() as u64;
+        let stripe = self.stripe_sectors;
+        let (first, count) = match kind {
+            2 => {
+                let stripes = (sectors / stripe).max(1);
+                let at = self.random.below(stripes);
+                let count = (1 + self.random.below(3)).min(stripes - at);
+                (at * stripe, (count * stripe).min(sectors - at * stripe))
+            }
+            // Half of the small writes go to two stripes, so that they meet in rows and in the log.
+            1 => {
+                let span = if self.random.one_in(2) { sectors.min(stripe * 2) } else { sectors };
+                match self.random.below(3) {
+                    0 => (self.random.below(span), 1),
+                    1 => (self.random.below(span / SECTORS) * SECTORS, SECTORS),
+                    _ => (self.random.below(span), 1 + self.random.below(2 * SECTORS)),
+                }
+            }
+            6 if self.random.one_in(2) => {
+                let at = self.random.below(sectors.div_ceil(stripe));
+                (at * stripe, stripe * (1 + self.random.below(2)))
+            }
+            _ => (self.random.below(sectors), 1 + self.random.below(stripe * 2)),
+        };
+        let count = count.min(sectors - first);
+        let (first, count) = (first as usize, count as usize);
+        match kind {
+            4 => self.read(first, count),
+            5 => {
+                let began = self.oracle.now();
+                let id = self.sim.submit(ClientRequest::Flush);
+                self.note(format!("flush as request {id}"));
+                self.pending.push((id, Pending::Flush { began }));
+            }
+            _ if self.oracle.is_busy(first, count) => {}
+            6 => self.zero(first, count),
+            _ => {
+                let fua = self.random.one_in(self.workload.fua_one_in);
+                let written = self.oracle.begin_write(first, count);
+                let bytes = Oracle::bytes_of(&written);
+                let id = self.sim.submit_write((first * SECTOR_BYTES) as u64, &bytes, fua);
+                let word = if fua { ", FUA" } else { "" };
+                self.note(format!("write {} to sectors {first}+{count}{word}, request {id}", written.value));
+                self.pending.push((id, Pending::Write { written, fua }));
+            }
+        }
+    }
+
+    fn read(&mut self, first: usize, count: usize) {
+        let since = self.oracle.begin_read();
+        let id = self.sim.submit_read((first * SECTOR_BYTES) as u64, count * SECTOR_BYTES);
+        self.pending.push((id, Pending::Read { first, count, since }));
+    }
+
+    fn zero(&mut self, first: usize, count: usize) {
+        let offset = VolumeOffset((first * SECTOR_BYTES) as u64);
+        let len = (count * SECTOR_BYTES) as u64;
+        let (advisory, fua) = (self.random.one_in(2), self.random.one_in(3));
+        let written = self.oracle.begin_zeroes(first, count, advisory);
+        let id = self.sim.submit(if advisory {
+            ClientRequest::Trim { offset, len, fua }
+        } else {
+            let may_unmap = self.random.one_in(2);
+            ClientRequest::WriteZeroes { offset, len, may_unmap, fast_only: false, fua }
+        });
+        let word = if advisory { "trim" } else { "zero" };
+        self.note(format!("{word} sectors {first}+{count}, fua {fua}, request {id}"));
+        self.pending.push((id, Pending::Write { written, fua }));
+    }
+
+    fn reap(&mut self) -> Result<(), String> {
+        let mut at = 0;
+        while at < self.pending.len() {
+            let Some(result) = self.sim.poll(self.pending[at].0) else {
+                at += 1;
+                continue;
+            };
+            let (id, pending) = self.pending.swap_remove(at);
+            self.note(format!("request {id} ended: {}", if result.is_ok() { "done" } else { "error" }));
+            self.ended(pending, result)?;
+        }
+        Ok(())
+    }
+
+    fn ended(&mut self, pending: Pending, result: Result<ClientReply, ClientError>) -> Result<(), String> {
+        let reply = result.map_err(|error| format!("{error} within the budget: {:?}", self.sim.status()))?;
+        match (pending, reply) {
+            (Pending::Write { written, fua }, _) => self.oracle.end_write(&written, fua),
+            (Pending::Flush { began }, _) => self.oracle.end_flush(began),
+            (Pending::Read { first, count, since }, ClientReply::Data(buf)) => {
+                if buf.len() != count * SECTOR_BYTES {
+                    return Err(format!("a read of {count} sectors was answered with {} bytes", buf.len()));
+                }
+                self.oracle.end_read(since);
+                let checked = self.oracle.check_sectors(first, &buf, Floor::Answered(since));
+                checked.map_err(|wrong| format!("a read of sectors {first}+{count}: {wrong}"))?;
+            }
+            (Pending::Read { .. }, other) => return Err(format!("a read was answered with {other:?}")),
+        }
+        Ok(())
+    }
+
+    fn any_member(&mut self) -> u16 {
+        self.random.below(u64::from(self.width)) as u16
+    }
+
+    /// A healthy member, if one more may be lost.
+    fn victim(&mut self) -> Option<(u16, u32)> {
+        let impaired = self.impaired();
+        let member = self.any_member();
+        if impaired.count_ones() as usize >= self.spare_members || impaired >> member & 1 == 1 {
+            return None;
+        }
+        Some((member, self.sim.disk_of(member)?))
+    }
+
+    fn fault(&mut self) {
+        let Some((member, id)) = self.victim() else { return };
+        let kind = self.random.below(4);
+        let word =
+            ["dies", "dies and loses its cache", "fails its next flush", "becomes slow"][kind as usize];
+        self.note(format!("member {member} {word}"));
+        let seed = self.random.next_u64();
+        let Some(disk) = self.sim.disks.get_mut(&id) else { return };
+        match kind {
+            0 => disk.dead = true,
+            1 => {
+                let mut random = Random::new(seed);
+                disk.cut_power(|_, _| if random.one_in(3) { Fate::Kept } else { Fate::Lost });
+                disk.dead = true;
+                disk.forgot = true;
+            }
+            2 => disk.failing_flushes = 1,
+            _ => disk.slow = !disk.slow,
+        }
+    }
+
+    fn unreadable(&mut self) {
+        let Some((member, id)) = self.victim() else { return };
+        let region = self.sim.data_region();
+        let Some(disk) = self.sim.disks.get_mut(&id) else { return };
+        let blocks = disk.written_blocks(region);
+        let mut bad = Vec::new();
+        for _ in 0..3 {
+            if !blocks.is_empty() {
+                bad.push(blocks[self.random.below(blocks.len() as u64) as usize]);
+            }
+        }
+        disk.bad_blocks.extend(&bad);
+        self.note(format!("blocks {bad:?} of member {member} become unreadable"));
+    }
+
+    fn administrate(&mut self) {
+        if self.random.one_in(2) {
+            let which = self.random.below(3);
+            self.note(format!("scrub request {which}"));
+            let _ = self.sim.submit_admin(match which {
+                0 => AdminRequest::ScrubStart,
+                1 => AdminRequest::ScrubPause,
+                _ => AdminRequest::ScrubStop,
+            });
+            return;
+        }
+        let member = self.any_member();
+        let index = MemberIndex(member);
+        let status = self.sim.status().members[usize::from(member)].clone();
+        match status.state {
+            MemberState::Online if self.random.below(4) > 0 => {
+                if let Some((member, _)) = self.victim() {
+                    self.note(format!("member {member} is taken out"));
+                    let _ = self.sim.submit_admin(AdminRequest::Offline { member: MemberIndex(member) });
+                }
+            }
+            MemberState::Rebuilding => {}
+            _ if status.replacement.is_some() => {}
+            // One that is in service is replaced, too.
+            _ => {
+                let device = self.sim.add_blank_disk();
+                self.note(format!("member {member} ({:?}) is replaced", status.state));
+                let _ = self.sim.submit_admin(AdminRequest::Replace { member: index, device });
+            }
+        }
+    }
+}

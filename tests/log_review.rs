@@ -1,0 +1,276 @@
+//! Interleavings of the redo log with losses, returns, stops and full rings, each at a chosen moment. Each test is named
+//! after what must hold.
+
+use calpe::block_io::IoOp;
+use calpe::format::{ChecksumKind, MemberState};
+use calpe::testing::{Random, SimArray, SimShape};
+use calpe::units::{MemberIndex, VolumeOffset};
+use calpe::volume::{AdminRequest, ArrayState, ClientRequest};
+
+const BLOCK: usize = 4096;
+const CHUNK: usize = 16384;
+/// The smallest ring that tests of ordinary moments need.
+const RING: u64 = 1 << 20;
+
+/// An array with a redo log and what its volume must read as.
+struct Checked {
+    sim: SimArray,
+    model: Vec<u8>,
+}
+
+fn shape(data: u16, parity: u16, stripes: u64, checksum: ChecksumKind) -> SimShape {
+    SimShape::new(data, parity, CHUNK as u32, stripes).logged(checksum, RING)
+}
+
+impl Checked {
+    /// A clean array full of random bytes.
+    fn filled(shape: SimShape, seed: u64) -> Checked {
+        let mut model = vec![0; shape.volume_bytes as usize];
+        Random::new(seed ^ 0xf111).fill(&mut model);
+        let mut sim = SimArray::create(shape, seed);
+        sim.write(0, &model).expect("written");
+        sim.settle();
+        Checked { sim, model }
+    }
+
+    /// Starts a write that will be part of what must be read.
+    fn submit(&mut self, start: usize, byte: u8, len: usize) -> u64 {
+        self.model[start..start + len].fill(byte);
+        self.sim.submit_write(start as u64, &vec![byte; len], false)
+    }
+
+    #[track_caller]
+    fn verify(&mut self) {
+        let read = self.sim.read(0, self.model.len()).expect("every byte can be read");
+        if let Some(at) = (0..read.len()).find(|&at| read[at] != self.model[at]) {
+            panic!("byte {at} differs: {} for {}; {:?}", read[at], self.model[at], self.sim.notices);
+        }
+    }
+
+    #[track_caller]
+    fn assert_scrub_clean(&mut self) {
+        self.sim.settle();
+        self.sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
+        self.sim.settle();
+        let scrub = self.sim.status().last_scrub.expect("the scrub has ended");
+        assert_eq!((scrub.errors, scrub.repaired), (0, 0), "{:?}", self.sim.notices);
+    }
+}
+
+fn online(sim: &mut SimArray, member: u16, disk: u32) -> Result<(), String> {
+    let device = sim.reopen_disk(disk);
+    sim.admin(AdminRequest::Online { member: MemberIndex(member), device }).map(|_| ()).map_err(|e| e.0)
+}
+
+fn states(sim: &SimArray) -> Vec<MemberState> {
+    sim.status().members.iter().map(|m| m.state).collect()
+}
+
+fn is_write(op: &IoOp) -> bool {
+    matches!(op, IoOp::Write { .. })
+}
+
+/// Executes everything and lets half a minute pass, whatever hangs meanwhile.
+fn drain(sim: &mut SimArray) {
+    for _ in 0..300 {
+        while sim.step() {}
+        sim.sleep(100);
+    }
+}
+
+// ---- What a member has missed ----
+
+#[test]
+fn what_waited_for_its_batch_when_a_member_was_lost_is_caught_up_when_that_returns() {
+    for checksum in [ChecksumKind::None, ChecksumKind::Crc32c] {
+        let mut array = Checked::filled(shape(2, 1, 8, checksum), 1);
+        // The array is marked dirty first.
+        let id = array.submit(7 * 2 * CHUNK, 1, BLOCK);
+        array.sim.wait(id).expect("written");
+        let first = array.submit(0, 2, BLOCK);
+        while !array.sim.queued().any(|(_, op)| is_write(op)) {
+            assert!(array.sim.step(), "reads come first");
+        }
+        // A batch is on its way: these gather in the next.
+        let ids: Vec<u64> = (1..6).map(|stripe| array.submit(stripe * 2 * CHUNK, 3, 2 * BLOCK)).collect();
+        while array.sim.step_where(|_, op| !is_write(op)) {}
+        array.sim.disks.get_mut(&1).expect("a disk").dead = true;
+        for id in ids.into_iter().chain([first]) {
+            array.sim.wait(id).expect("within the budget");
+        }
+        online(&mut array.sim, 1, 1).expect("it returns");
+        array.sim.settle();
+        assert_eq!(states(&array.sim), [MemberState::Online; 3]);
+        array.assert_scrub_clean();
+        array.verify();
+    }
+}
+
+#[test]
+fn whole_stripes_whose_writing_lost_a_member_are_caught_up_when_that_returns() {
+    for checksum in [ChecksumKind::None, ChecksumKind::Crc32c] {
+        for moment in 0..12 {
+            let mut array = Checked::filled(shape(2, 1, 8, checksum), 2);
+            let id = array.submit(7 * 2 * CHUNK, 1, BLOCK);
+            array.sim.wait(id).expect("written");
+            let ids: Vec<u64> = (0..3).map(|stripe| array.submit(stripe * 2 * CHUNK, 4, 2 * CHUNK)).collect();
+            for _ in 0..moment {
+                array.sim.step();
+            }
+            let disk = array.sim.disks.get_mut(&1).expect("a disk");
+            disk.cut_power(|_, _| calpe::testing::Fate::Lost);
+            disk.dead = true;
+            for id in ids {
+                array.sim.wait(id).expect("within the budget");
+            }
+            // A member that is lost is noticed when it is used.
+            let _ = array.sim.read(0, array.model.len());
+            let id = array.sim.submit(ClientRequest::Flush);
+            array.sim.wait(id).expect("flushed");
+            online(&mut array.sim, 1, 1).expect("it returns");
+            array.sim.settle();
+            assert_eq!(states(&array.sim), [MemberState::Online; 3]);
+            array.assert_scrub_clean();
+            array.verify();
+        }
+    }
+}
+
+// ---- An array that had failed ----
+
+#[test]
+fn an_array_that_had_failed_replays_in_a_new_epoch() {
+    let mut array = Checked::filled(shape(2, 1, 8, ChecksumKind::Crc32c), 3);
+    array.sim.admin(AdminRequest::Fail { member: MemberIndex(2) }).expect("failed");
+    array.sim.settle();
+    let id = array.submit(0, 1, BLOCK);
+    array.sim.wait(id).expect("written");
+    let before = array.sim.status().epoch;
+    array.sim.disks.get_mut(&1).expect("a disk").dead = true;
+    let id = array.sim.submit_write(BLOCK as u64, &[9; BLOCK], false);
+    assert!(array.sim.wait(id).is_err());
+    assert_eq!(array.sim.status().state, ArrayState::Failed);
+    online(&mut array.sim, 1, 1).expect("it is current");
+    array.sim.settle();
+    assert!(array.sim.status().epoch > before, "a batch beyond what was replayed is void by its epoch alone");
+    array.model[BLOCK..2 * BLOCK].copy_from_slice(&array.sim.read(BLOCK as u64, BLOCK).expect("readable"));
+    array.verify();
+}
+
+#[test]
+fn a_failed_array_in_which_a_flush_was_waited_for_can_be_stopped() {
+    let mut array = Checked::filled(shape(2, 1, 8, ChecksumKind::Crc32c), 4);
+    let id = array.submit(0, 1, BLOCK);
+    array.sim.wait(id).expect("written");
+    let flush = array.sim.submit(ClientRequest::Flush);
+    array.sim.disks.get_mut(&0).expect("a disk").dead = true;
+    array.sim.disks.get_mut(&1).expect("a disk").dead = true;
+    assert!(array.sim.wait(flush).is_err());
+    drain(&mut array.sim);
+    assert_eq!(array.sim.status().state, ArrayState::Failed);
+    array.sim.admin(AdminRequest::Stop).expect("it stops");
+}
+
+// ---- Rings that are nearly full, and large requests ----
+
+#[test]
+fn every_request_gets_through_the_smallest_ring_again_and_again() {
+    for (k, m, chunk, log) in [
+        (2u16, 1u16, 4096u32, 64u64 << 10),
+        (2, 2, 4096, 64 << 10),
+        (3, 3, 8192, 64 << 10),
+        (4, 2, 65536, 256 << 10),
+        (2, 3, 1 << 20, 4 << 20),
+        (2, 1, 4 << 20, 16 << 20),
+        (20, 2, 64 << 10, 1 << 20),
+    ] {
+        let shape = SimShape::new(k, m, chunk, 3).logged(ChecksumKind::Crc32c, log);
+        let mut sim = SimArray::create(shape, 5);
+        let stripe = usize::from(k) * chunk as usize;
+        let mut model = vec![0u8; shape.volume_bytes as usize];
+        for round in 1..8u8 {
+            for (start, len) in [
+                (0, BLOCK),
+                (stripe, stripe - BLOCK),
+                (0, stripe),
+                (BLOCK / 8, stripe),
+                (stripe + BLOCK, stripe),
+            ] {
+                model[start..start + len].fill(round);
+                let id = sim.submit_write(start as u64, &vec![round; len], false);
+                assert!(
+                    sim.wait(id).is_ok(),
+                    "{k}+{m} of {chunk}, ring {log}, round {round}: {len} at {start}"
+                );
+            }
+            sim.settle();
+        }
+        assert!(sim.read(0, model.len()).expect("readable") == model);
+    }
+}
+
+#[test]
+fn a_discard_of_many_stripes_gets_through_a_small_ring() {
+    let stripes = 6000u64;
+    let shape = SimShape::new(2, 1, 4096, stripes).logged(ChecksumKind::Crc32c, 64 << 10);
+    let mut sim = SimArray::create(shape, 6);
+    let data = vec![7; shape.volume_bytes as usize];
+    for (at, part) in data.chunks(8192 * 100).enumerate() {
+        sim.write((at * 8192 * 100) as u64, part).expect("written");
+    }
+    sim.settle();
+    let id = sim.submit(ClientRequest::WriteZeroes {
+        offset: VolumeOffset(0),
+        len: shape.volume_bytes,
+        may_unmap: true,
+        fast_only: false,
+        fua: false,
+    });
+    sim.wait(id).expect("discarded");
+    sim.settle();
+    assert!(sim.read(0, 1 << 20).expect("readable").iter().all(|&byte| byte == 0));
+}
+
+// ---- Stops ----
+
+#[test]
+fn an_array_stops_at_any_moment_of_a_rebuild_under_load() {
+    for moment in 0..400 {
+        let mut array = Checked::filled(shape(2, 1, 4, ChecksumKind::Crc32c), 7);
+        array.sim.admin(AdminRequest::Fail { member: MemberIndex(2) }).expect("failed");
+        let device = array.sim.add_blank_disk();
+        array.sim.admin(AdminRequest::Replace { member: MemberIndex(2), device }).expect("admitted");
+        let mut ids = Vec::new();
+        for step in 0..moment {
+            if step % 7 == 0 {
+                ids.push(array.submit((step * 5 % 32) * BLOCK, step as u8, BLOCK));
+            }
+            if !array.sim.step() {
+                array.sim.sleep(100);
+            }
+        }
+        for n in 0..3 {
+            ids.push(array.submit(n * 2 * CHUNK, moment as u8, BLOCK));
+        }
+        let stop = array.sim.submit_admin(AdminRequest::Stop);
+        for _ in 0..50 {
+            while array.sim.step() {}
+            array.sim.sleep(100);
+        }
+        assert!(array.sim.poll_admin(stop).is_some(), "moment {moment}: {:?}", array.sim.status());
+        for id in ids {
+            assert!(array.sim.poll(id).is_some(), "every request is answered");
+        }
+        if states(&array.sim)[2] == MemberState::Online {
+            break;
+        }
+    }
+}
+
+#[test]
+fn the_first_write_after_a_quiet_time_waits_for_no_tick() {
+    let mut array = Checked::filled(shape(2, 1, 4, ChecksumKind::Crc32c), 8);
+    let id = array.submit(0, 1, BLOCK);
+    while array.sim.step() {}
+    assert!(array.sim.poll(id).is_some(), "nothing but a tick would bring it on");
+}

@@ -1,0 +1,129 @@
+//! Crashes at every moment of seeded loads over small arrays, held against what clients may see.
+//!
+//! CALPE_SIM_POINTS: crash points of a run (default: few, for an ordinary `cargo test`). CALPE_SIM_SEED: the first seed.
+//! CALPE_SIM_SCENARIO: only the scenarios of these names, separated by commas. CALPE_SIM_MINUTES: a soak of so long in place of a
+//! number of points. CALPE_SIM_REPLAY: the token of a violation, to see it again.
+
+use calpe::testing::{
+    SCENARIOS, Scenario, SimWorld, Totals, Violation, WRITE_HOLE, explore, replay, scenario_of,
+};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Crash points of an ordinary test run.
+const POINTS: u64 = 20_000;
+/// Crash points of one seed at most; a load that runs to its end has a fifth of that.
+const POINTS_OF_SEED_MAX: u64 = 20_000;
+/// Violations after which a run ends.
+const VIOLATIONS_MAX: usize = 5;
+/// Memory for the buffers of one array; what does not fit comes from the heap.
+const POOL_BYTES: usize = 4 << 20;
+
+fn number(variable: &str, default: u64) -> u64 {
+    match std::env::var(variable) {
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{variable}={text} is no number")),
+        Err(_) => default,
+    }
+}
+
+/// Explores the scenarios in turn, seed after seed, on all cores, until `enough`.
+fn campaign(
+    scenarios: &[Scenario],
+    first_seed: u64,
+    enough: impl Fn(u64) -> bool + Sync,
+) -> (Totals, Vec<Violation>) {
+    let next = AtomicU64::new(0);
+    let points = AtomicU64::new(0);
+    let over = AtomicBool::new(false);
+    let result = Mutex::new((Totals::default(), Vec::new()));
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                let worlds: Vec<SimWorld> =
+                    scenarios.iter().map(|scenario| SimWorld::new(scenario.shape, POOL_BYTES)).collect();
+                while !over.load(Ordering::Relaxed) {
+                    let job = next.fetch_add(1, Ordering::Relaxed);
+                    let at = job as usize % scenarios.len();
+                    let seed = first_seed.wrapping_add(job / scenarios.len() as u64);
+                    let (totals, violation) = explore(&worlds[at], &scenarios[at], seed, POINTS_OF_SEED_MAX);
+                    let all = points.fetch_add(totals.points, Ordering::Relaxed) + totals.points;
+                    let mut result = result.lock().expect("no thread panics with the result");
+                    result.0.add(&totals);
+                    if let Some(violation) = violation {
+                        println!("{violation}");
+                        result.1.push(violation);
+                    }
+                    if enough(all) || result.1.len() >= VIOLATIONS_MAX {
+                        over.store(true, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+    });
+    result.into_inner().expect("no thread panics with the result")
+}
+
+fn chosen() -> Vec<Scenario> {
+    let wanted = std::env::var("CALPE_SIM_SCENARIO").ok();
+    let is_wanted = |name: &str| wanted.as_ref().is_none_or(|wanted| wanted.split(',').any(|w| w == name));
+    let chosen: Vec<Scenario> = SCENARIOS.iter().filter(|s| is_wanted(s.name)).copied().collect();
+    assert!(!chosen.is_empty(), "no scenario is called {wanted:?}");
+    chosen
+}
+
+fn report(totals: &Totals, violations: &[Violation], took: Duration) {
+    let Totals { runs, moments, points, repeated, refused, scrubs } = totals;
+    println!(
+        "{points} crash points ({repeated} after another crash, {refused} rightly refused) at {moments} moments of \
+         {runs} runs, {scrubs} clean scrubs, {} violations, {:.0} s",
+        violations.len(),
+        took.as_secs_f64()
+    );
+}
+
+#[test]
+fn crashes_lose_nothing_and_mix_nothing() {
+    if std::env::var_os("CALPE_SIM_REPLAY").is_some() {
+        return;
+    }
+    let minutes = number("CALPE_SIM_MINUTES", 0);
+    let wanted = number("CALPE_SIM_POINTS", POINTS);
+    let started = Instant::now();
+    let until = started + Duration::from_secs(minutes * 60);
+    let enough = |points| if minutes > 0 { Instant::now() >= until } else { points >= wanted };
+    let (totals, violations) = campaign(&chosen(), number("CALPE_SIM_SEED", 1), enough);
+    report(&totals, &violations, started.elapsed());
+    assert!(violations.is_empty(), "{} violations", violations.len());
+}
+
+/// The explorer finds what is there to be found: an array without a log has the write hole.
+#[test]
+fn the_write_hole_of_an_array_without_a_log_is_found() {
+    let started = Instant::now();
+    let world = SimWorld::new(WRITE_HOLE.shape, POOL_BYTES);
+    let mut totals = Totals::default();
+    for seed in 0..100 {
+        let (found, violation) = explore(&world, &WRITE_HOLE, seed, POINTS_OF_SEED_MAX);
+        totals.add(&found);
+        if let Some(violation) = violation {
+            report(&totals, std::slice::from_ref(&violation), started.elapsed());
+            let again = replay(&world, &WRITE_HOLE, &violation.token).expect("a violation replays");
+            assert_eq!(again.to_string(), violation.to_string());
+            return;
+        }
+    }
+    panic!("{} crash points and no write hole", totals.points);
+}
+
+#[test]
+fn a_violation_is_replayed() {
+    let Ok(token) = std::env::var("CALPE_SIM_REPLAY") else { return };
+    let scenario = scenario_of(&token).unwrap_or_else(|| panic!("'{token}' names no scenario"));
+    let world = SimWorld::new(scenario.shape, POOL_BYTES);
+    match replay(&world, &scenario, &token) {
+        Some(violation) => panic!("{violation}"),
+        None => println!("'{token}' is no violation any more"),
+    }
+}
