@@ -617,7 +617,7 @@ mod tests {
             let random = &mut Random::new(seed);
             let (k, m) = [(2, 1), (1, 2), (2, 2), (3, 0)][random.below(4) as usize];
             let map = Map { slots: 4, ..map(k, m, 5) };
-            let mut slots = vec![(0u64, 0u64), (1, 1)];
+            let mut slots = [(0u64, 0u64), (1, 1)];
             let mut free = vec![2u64, 3];
             let mut batches = Vec::new();
             for _ in 0..random.below(7) {
@@ -665,13 +665,13 @@ mod tests {
             // Fresh blocks are what some record says or not there; all others are as before the log.
             let fresh_hash = |slot: u64, row: usize, column: usize| {
                 let records = judge.chain.batches.iter().flat_map(|entry| &entry.batch.records);
-                let hashes = records.filter_map(|record| match record {
+                let mut hashes = records.filter_map(|record| match record {
                     LogRecord::Fresh(record) if record.slot.0 == slot => {
                         Some(record.hashes[column * 5 + row])
                     }
                     _ => None,
                 });
-                hashes.last()
+                hashes.next_back()
             };
             let home = |slot: u64, row: usize, column: usize| {
                 let draw = salt ^ slot << 50 ^ (row << 10) as u64 ^ column as u64;

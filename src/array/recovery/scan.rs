@@ -88,7 +88,7 @@ impl Scan {
     /// A scan of the rings of `members`, whole.
     #[must_use]
     pub fn new(ring: Ring, members: MemberSet) -> Scan {
-        let whole = || (ring.blocks > 0).then(|| 0..ring.blocks).into_iter().collect();
+        let whole = || (ring.blocks > 0).then_some(0..ring.blocks).into_iter().collect();
         let waiting = members.iter().map(|member| Reader::new(member, whole(), false)).collect();
         Scan { ring, waiting, reading: Vec::new() }
     }
