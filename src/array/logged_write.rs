@@ -26,6 +26,8 @@ pub(super) struct LoggedWrite {
     stripe: StripeIndex,
     slot: SlotIndex,
     work: Work,
+    /// What of the data comes after `work`: where a ring is small beside a chunk, a write goes part by part.
+    rest: Option<(usize, Buf)>,
     fua: bool,
     life: u64,
     stage: Stage,
@@ -115,6 +117,7 @@ impl Array {
             stripe,
             slot,
             work,
+            rest: None,
             fua,
             life: self.redo().lives,
             stage: Stage::Room,
@@ -130,6 +133,7 @@ impl Array {
             writes: Vec::new(),
             no_space: false,
         });
+        self.cut_write(&mut write);
         let key = self.ops.insert(Op::Busy);
         let flow = self.advance_logged_write(key, &mut write);
         self.put_back(key, Op::LoggedWrite(write), flow);
@@ -174,14 +178,36 @@ impl Array {
 
     /// Whether the write goes to a free slot as a whole stripe.
     fn goes_fresh(&self, write: &LoggedWrite) -> bool {
-        self.is_whole(write) && self.full_stripe_fresh()
+        let record = self.manifest_blocks(self.map.width() * self.map.chunk / BLOCK, 1);
+        self.is_whole(write) && self.full_stripe_fresh() && self.redo().fits_ring(record)
+    }
+
+    /// Leaves in `work` as much as may go through the log at once, from the front.
+    fn cut_write(&self, write: &mut LoggedWrite) {
+        if self.goes_fresh(write) {
+            return;
+        }
+        let Work::Data { offset, data } = &mut write.work else { return };
+        let rows_max = self.redo().rows_max(self.map.width());
+        if self.rows_of(*offset, data.len()).len() / BLOCK <= rows_max {
+            return;
+        }
+        let column_end = (*offset / self.map.chunk + 1) * self.map.chunk;
+        let end = ((*offset / BLOCK + rows_max) * BLOCK).min(column_end);
+        if end < *offset + data.len() {
+            write.rest = Some((end, data.slice(end - *offset..data.len())));
+            *data = data.slice(0..end - *offset);
+        }
+    }
+
+    /// Blocks that records with hashes of so many blocks take in the header of a piece.
+    fn manifest_blocks(&self, blocks: usize, records: usize) -> usize {
+        (blocks * 16 + records * (64 + 2 * self.map.width())).div_ceil(LOG_BLOCK_BYTES)
     }
 
     /// What the write will add to overlay and log at most: a member has one column of its rows.
     fn share_of_write(&self, write: &LoggedWrite) -> Share {
-        let manifest = |blocks: usize, records: usize| {
-            (blocks * 16 + records * (64 + 2 * self.map.width())).div_ceil(LOG_BLOCK_BYTES)
-        };
+        let manifest = |blocks, records| self.manifest_blocks(blocks, records);
         match &write.work {
             Work::Discard { .. } => Share { bytes: 0, blocks: 1 },
             Work::Data { .. } if self.goes_fresh(write) => {
@@ -201,7 +227,7 @@ impl Array {
         self.last_write = self.now;
         let share = self.share_of_write(write);
         let used = self.redo().journal.used_blocks(&self.online());
-        if !self.redo().has_room(share, used) {
+        if !self.redo().waiting_for_room.is_empty() || !self.redo().has_room(share, used) {
             if self.is_starved() {
                 return self.end_logged_write(key, write, Err(ClientError::NoSpace));
             }
@@ -479,7 +505,7 @@ impl Array {
         let target =
             if entry.epoch == 0 && !entry.holds_data { Some(entry.slot) } else { redo.stripes.take_free() };
         let Some(target) = target else {
-            redo.waiting_for_room.push_back(key);
+            redo.waiting_for_slot.push(key);
             if redo.journal.slots_waiting() == 0 {
                 redo.checkpoint.want();
             }
@@ -599,6 +625,14 @@ impl Array {
             && *left > 1
         {
             return self.next_discard(key, write);
+        }
+        if let Some((offset, data)) = write.rest.take() {
+            self.let_go(key, write);
+            write.work = Work::Data { offset, data };
+            (write.healing, write.stage) = (false, Stage::Room);
+            write.writes.clear();
+            self.cut_write(write);
+            return Flow::Wait;
         }
         self.redo_mut().open.waiters.push((key, write.fua));
         write.stage = Stage::Logged;
