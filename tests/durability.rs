@@ -5,8 +5,8 @@
 mod support;
 
 use calpe::control::{
-    ArrayReport, ArrayState, MAX_REPLY_BYTES, MemberRef, MemberState, Reply, Request, ScrubAction, read_message,
-    write_message,
+    ArrayReport, ArrayState, MAX_REPLY_BYTES, MemberRef, MemberState, Reply, Request, ScrubAction,
+    read_message, write_message,
 };
 use calpe::testing::Random;
 use std::fs;
@@ -45,7 +45,8 @@ struct Daemon {
 impl Daemon {
     /// Starts `calpe up` and waits until it answers.
     fn start(dir: &Path, setup: &Setup) -> Daemon {
-        let log = fs::File::options().create(true).append(true).open(dir.join("daemon.log")).expect("a log file");
+        let log =
+            fs::File::options().create(true).append(true).open(dir.join("daemon.log")).expect("a log file");
         let mut command = calpe();
         command.arg("up").arg("--dir").arg(dir.join("data"));
         command.args(["--data", &setup.data.to_string(), "--parity", &setup.parity.to_string()]);
@@ -57,7 +58,9 @@ impl Daemon {
             if let Some(status) = daemon.child.try_wait().expect("ours") {
                 panic!("the daemon ended: {status}\n{}", daemon.log());
             }
-            daemon.try_ask(&Request::Status { array: Some(NAME.into()) }).is_some_and(|reply| matches!(reply, Reply::Status(_)))
+            daemon
+                .try_ask(&Request::Status { array: Some(NAME.into()) })
+                .is_some_and(|reply| matches!(reply, Reply::Status(_)))
                 && Client::connect(&daemon.socket()).is_ok()
         });
         daemon
@@ -245,7 +248,11 @@ fn kill_under_load(setup: &Setup, few: u64) {
         }
         // Nobody was found wrong: nothing on the members was damaged.
         let report = daemon.report();
-        assert!(report.members.iter().all(|m| m.cksum + m.read + m.write == 0), "{report:?}\n{}", daemon.log());
+        assert!(
+            report.members.iter().all(|m| m.cksum + m.read + m.write == 0),
+            "{report:?}\n{}",
+            daemon.log()
+        );
     }
     daemon.scrub();
     load.settle(&mut Client::connect(&daemon.socket()).expect("connected")).expect("all is read");

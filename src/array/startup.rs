@@ -114,8 +114,14 @@ impl Array {
 
     fn begin_recovery(&mut self) {
         let quiet = self.inflight.is_empty() && self.ops.iter().all(|(_, op)| matches!(op, Op::Ended));
-        let waits = self.redo().no_room_since.is_some_and(|since| self.now.nanos_since(since) < NO_ROOM_RETRY_NS);
-        if waits || self.stopping.is_some() && self.redo().no_room_since.is_some() || self.is_failed() || !quiet || !self.acknowledgements_allowed() {
+        let waits =
+            self.redo().no_room_since.is_some_and(|since| self.now.nanos_since(since) < NO_ROOM_RETRY_NS);
+        if waits
+            || self.stopping.is_some() && self.redo().no_room_since.is_some()
+            || self.is_failed()
+            || !quiet
+            || !self.acknowledgements_allowed()
+        {
             return;
         }
         let epoch = self.supers.epoch();
