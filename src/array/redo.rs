@@ -399,7 +399,7 @@ impl Array {
         let redo = self.redo_mut();
         let reserve = if redo.open.is_empty() { 0 } else { redo.reserve };
         let sequence = redo.journal.next();
-        let Some(pieces) = redo.journal.issue(stamp, &live, &redo.open, reserve) else {
+        let Some((manifest, pieces)) = redo.journal.issue(stamp, &live, &redo.open, reserve) else {
             redo.checkpoint.want();
             redo.is_stuck = true;
             return false;
@@ -410,11 +410,12 @@ impl Array {
         let log_offset = redo.log_offset;
         let waiting = std::mem::take(&mut redo.waiting_for_batch);
         self.ready.extend(waiting);
+        let header = manifest.header_bytes();
         for piece in pieces {
-            let len = piece.header.len() + piece.payload.iter().map(|buf| buf.len()).sum::<usize>();
-            let mut buf = self.pool.alloc(len);
-            buf[..piece.header.len()].copy_from_slice(&piece.header);
-            let mut at = piece.header.len();
+            let payload = piece.payload_bytes();
+            let mut buf = self.pool.alloc(header + payload);
+            manifest.write_piece(piece.member, (payload / LOG_BLOCK_BYTES) as u32, &mut buf[..header]);
+            let mut at = header;
             for block in &piece.payload {
                 buf[at..at + block.len()].copy_from_slice(block);
                 at += block.len();
