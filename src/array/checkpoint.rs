@@ -11,7 +11,7 @@ use super::journal::Journal;
 use super::members::Which;
 use super::mutation::{Mutation, is_off};
 use super::overlay::Run;
-use super::{Array, Inflight, Owner};
+use super::{Array, Inflight, Owner, Stopping};
 use crate::block_io::{Buf, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::units::{MemberIndex, ROW_BYTES, SlotIndex, StripeIndex, Timestamp};
 use std::collections::{BTreeSet, VecDeque};
@@ -360,6 +360,9 @@ impl Array {
     pub(super) fn retry_starved(&mut self) {
         let now = self.now;
         let Some(redo) = self.redo.as_mut() else { return };
+        if matches!(self.stopping, Some(Stopping::Marking(_))) {
+            return;
+        }
         let checkpoint = &mut redo.checkpoint;
         if checkpoint.starved_since.is_none_or(|since| now.nanos_since(since) < STARVED_RETRY_NS) {
             return;

@@ -278,7 +278,7 @@ impl Explorer<'_> {
 
     /// Picks what a crash leaves; `pick` goes round.
     fn survivors(&mut self, pick: u64, wreck: &Wreck) -> (bool, Survivors) {
-        let power = pick % 4 != 0;
+        let power = !pick.is_multiple_of(4);
         let count = wreck.undecided(power).max(1);
         let one = self.random.below(count as u64) as usize;
         let survivors = match self.random.below(10) {

@@ -113,7 +113,7 @@ impl Recovery {
     /// R6: missing last images, and fresh columns that do not verify.
     pub(super) fn write_images(&mut self, mut next: usize, pages: &mut PageStore) -> bool {
         while self.job_bytes < JOBS_BYTES && self.outcome.is_none() && next < self.suspects.len() {
-            let (tile, suspects) = mem::replace(&mut self.suspects[next], (Tile::default(), Vec::new()));
+            let (tile, suspects) = mem::take(&mut self.suspects[next]);
             next += 1;
             let rows: BTreeSet<usize> = suspects.iter().map(|(row, _)| *row).collect();
             let bytes = rows.len() * self.cx.map.width() * BLOCK;
