@@ -1,6 +1,6 @@
 //! Rules of the crash-safety design that a test can switch off, one at a time, to prove that breaking them is noticed.
 //!
-//! In a release build no rule can be broken: [`is_off`] is false at compile time and its branches vanish. In a build
+//! In a release build no rule can be broken: `is_off` is false at compile time and its branches vanish. In a build
 //! with debug assertions the choice is the thread's, so tests that run side by side do not disturb each other.
 //! Invariant: nothing but a test calls [`Mutation::with`].
 
