@@ -398,7 +398,8 @@ impl Array {
         let epoch = self.supers.epoch();
         let stamp = EpochStamp { number: epoch.number, id: epoch.id };
         let redo = self.redo_mut();
-        let reserve = if redo.open.is_empty() { 0 } else { redo.reserve };
+        // The last block is for the note of a replay.
+        let reserve = if redo.open.is_empty() { 1 } else { redo.reserve };
         let sequence = redo.journal.next();
         let Some((manifest, pieces)) = redo.journal.issue(stamp, &live, &redo.open, reserve) else {
             redo.checkpoint.want();
