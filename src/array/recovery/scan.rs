@@ -519,6 +519,29 @@ mod tests {
     }
 
     #[test]
+    fn a_segment_inside_the_payload_of_a_stale_one_is_found() {
+        let map = map(2, 1, 64);
+        let mut rings = vec![vec![0; BLOCKS as usize * LOG_BLOCK_BYTES]; 3];
+        let mut previous = BatchHash::default();
+        for (sequence, place, rows) in [(0, 10, 40), (1, 13, 1)] {
+            let mut batch = batch(sequence, 3, previous, vec![in_place(0, 0, rows, &[0], 1)], 3);
+            (batch.places, batch.tail) = (vec![place; 3], sequence);
+            let manifest = batch.manifest(&KEY, ARRAY);
+            let from = place as usize * LOG_BLOCK_BYTES;
+            manifest.write_piece(MemberIndex(0), rows, &mut rings[0][from..]);
+            previous = manifest.hash();
+        }
+        let fine = vec![vec![false; BLOCKS as usize]; 3];
+        let mut finds = Finds::new(LogStart { sequence: 0, epoch: 3 });
+        let mut scan = Scan::new(ring(map), MemberSet::first(3));
+        read_all(&mut scan, &rings, &fine, &mut finds, &mut Random::new(1));
+        let chain = finds.chain(false).unwrap();
+        let found: Vec<_> =
+            chain.batches.iter().map(|entry| (entry.batch.sequence, entry.batch.places[0])).collect();
+        assert_eq!(found, [(1, 13)]);
+    }
+
+    #[test]
     fn rings_that_can_be_read_are_read_once() {
         let random = &mut Random::new(1);
         let Rings { map, bytes, .. } = write_rings(random);
