@@ -159,7 +159,8 @@ fn wrong_geometries_and_sizes_are_refused_with_a_way_out_and_create_nothing() {
         ("-k 1 -m 1 --size 1MiB m0 /dev/calpe-nothing", 1, "no file is created under /dev"),
         ("-k 1 -m 1 --size 1MiB m0 nbd://host/x", 1, "remote members are not supported"),
         ("-k 1 -m 1 --volume cas --size 1MiB m0 m1", 1, "not supported by this version"),
-        ("-k 1 -m 1 --checksum blake3 --size 1MiB m0 m1", 1, "not supported by this version"),
+        ("-k 1 -m 1 --checksum blake3 --no-log --size 1MiB m0 m1", 1, "needs the redo log"),
+        ("-k 1 -m 1 --checksum md5 --size 1MiB m0 m1", 2, "blake3"),
         ("-k 1 -m 1 --volume tape --size 1MiB m0 m1", 2, "plain, cas"),
     ];
     for &(rest, code, word) in table {
@@ -723,7 +724,7 @@ fn an_array_that_loses_more_than_m_members_fails_writes_nothing_and_comes_back_w
 #[test]
 fn a_full_disk_is_enospc_for_the_client_and_the_array_lives_and_goes_on_when_there_is_room() {
     let dir = tempfile::tempdir().expect("a directory");
-    let Some(tmpfs) = Tmpfs::mount(dir.path().join("data"), 24) else { return };
+    let Some(tmpfs) = Tmpfs::mount(dir.path().join("data"), 48) else { return };
     let up = Up::start(dir.path(), &["--data", "2", "--parity", "1", "--size", "64MiB"]);
     assert!(up.log().contains("no space"), "the person was not warned: {}", up.log());
     let image = dir.path().join("image");
@@ -736,7 +737,7 @@ try:
     while written < h.get_size():
         h.pwrite(block, written)
         written += len(block)
-    raise SystemExit("64 MiB went onto 24 MiB")
+    raise SystemExit("64 MiB went onto 48 MiB")
 except nbd.Error as error:
     assert error.errnum == errno.ENOSPC, error
 assert written > 4 << 20, written

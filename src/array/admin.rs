@@ -261,18 +261,25 @@ impl Array {
         {
             return;
         }
-        // A logged array stops with an empty log.
-        if let Some(redo) = self.redo.as_mut() {
-            if matches!(redo.life, Life::Starting | Life::Recovering { .. } | Life::Marking(_)) {
-                return;
-            }
-            if redo.is_serving() && self.drained_log().is_none() {
-                self.redo_mut().checkpoint.want();
-                return;
+        // A logged array stops with an empty log, unless its members have no room: then the next start replays it.
+        let mut emptied = true;
+        if let Some(redo) = self.redo.as_ref() {
+            let no_room = redo.no_room_since.is_some();
+            emptied = redo.is_serving();
+            match redo.life {
+                Life::Starting if no_room => {}
+                Life::Starting | Life::Recovering { .. } | Life::Marking(_) => return,
+                Life::Refused(_) => {}
+                Life::Serving if self.drained_log().is_some() => {}
+                Life::Serving if self.is_starved() => emptied = false,
+                Life::Serving => {
+                    self.redo_mut().checkpoint.want();
+                    return;
+                }
             }
         }
         self.stopping = Some(Stopping::Marking(id));
-        if self.parked.is_empty() && self.redo.as_ref().is_none_or(|redo| redo.is_serving()) {
+        if self.parked.is_empty() && emptied {
             self.supers.mark_clean();
         }
         self.supers.want();

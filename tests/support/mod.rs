@@ -2,6 +2,8 @@
 //! tests; each of them uses a part of it.
 #![allow(dead_code)]
 
+pub mod load;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};

@@ -6,6 +6,7 @@
 
 use super::RecoveryError;
 use crate::array::geometry::Map;
+use crate::array::mutation::{Mutation, is_off};
 use crate::format::{Batch, BatchHash, LogRecord, LogStart, NO_PLACE, SegmentHeader};
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
 use std::collections::HashMap;
@@ -308,11 +309,12 @@ impl Finds {
         if self.impossible.contains(&next) {
             return Err(RecoveryError::Impossible { sequence: next });
         }
-        if next < self.noted && !force {
+        let unchecked = is_off(Mutation::NoteNotChecked);
+        if next < self.noted && !force && !unchecked {
             return Err(RecoveryError::LogBroken { sequence: next, noted: self.noted });
         }
         // A ring has fewer than 2^32 blocks, so no more batches either.
-        let noted = self.noted.clamp(self.tail, next) - self.tail;
+        let noted = if unchecked { 0 } else { self.noted.clamp(self.tail, next) - self.tail };
         Ok(Chain { tail: self.tail, noted: noted as u32, batches })
     }
 }

@@ -7,6 +7,7 @@
 
 use super::chain::{Chain, LogBatch};
 use crate::array::geometry::Map;
+use crate::array::mutation::{Mutation, is_off};
 use crate::format::{InPlaceRecord, LogRecord, MapEntry, MemberSet};
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
 use std::collections::{BTreeMap, HashMap};
@@ -159,6 +160,10 @@ impl TileState {
                     for column in 0..self.width {
                         let hash = record.hashes[column * height + row];
                         let fresh = Cell::Fresh { hash, batch: touch.batch };
+                        let image = matches!(self.cell(row, column), Cell::Image { .. });
+                        if image && is_off(Mutation::FreshDoesNotVoid) {
+                            continue;
+                        }
                         self.set(row, column, if hash.is_stored() { fresh } else { Cell::Zero(hash) });
                     }
                 }
@@ -466,8 +471,14 @@ impl Decision {
             let at = at as u32;
             if at >= self.noted {
                 whole = if any == 0 { Some(at) } else { whole };
+                if any != 0 && is_off(Mutation::BatchByBatch) {
+                    break;
+                }
                 best = if avoidable == 0 { at } else { best };
             }
+        }
+        if is_off(Mutation::NoPrefix) {
+            return self.changes.len() as u32 - 2;
         }
         whole.unwrap_or(best)
     }

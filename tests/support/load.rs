@@ -1,0 +1,358 @@
+//! A load over NBD that knows what it wrote: every sector tells which write it is of, so that each block read back
+//! is known to be as it was left, or to be a mix, old, or somebody else's. Uses the project's own NBD client.
+//!
+//! Promise 1 is what is checked after a kill: a block is as the last acknowledged write left it, or as the one write
+//! left it that was on its way, whole; and once read, it stays.
+
+use calpe::nbd::{ClientConnection, ClientEvent, ClientOptions, Command, Failure, Request};
+use calpe::testing::Random;
+use calpe::units::Timestamp;
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// Bytes of a block, which is what a crash may not tear.
+pub const BLOCK: usize = 4096;
+const SECTOR: usize = 512;
+const SECTORS: usize = BLOCK / SECTOR;
+
+/// Requests on their way at one time.
+const DEPTH: usize = 24;
+
+/// A connection to an export.
+pub struct Client {
+    stream: UnixStream,
+    connection: ClientConnection,
+    input: Vec<u8>,
+    out: Vec<u8>,
+    /// Reads on their way: where they start, and what has come.
+    reads: HashMap<u64, (u64, Vec<u8>)>,
+}
+
+/// The end of a request: its cookie, and what came of it, for a read with the bytes.
+pub type Answer = (u64, Result<Vec<u8>, Failure>);
+
+impl Client {
+    /// Connects to the only export behind a socket.
+    pub fn connect(socket: &Path) -> io::Result<Client> {
+        let options = ClientOptions::for_export("").expect("the empty name can travel");
+        let mut client = Client {
+            stream: UnixStream::connect(socket)?,
+            connection: ClientConnection::new(options, Timestamp(0)).expect("the empty name can travel"),
+            input: Vec::new(),
+            out: Vec::new(),
+            reads: HashMap::new(),
+        };
+        while client.connection.export().is_none() {
+            client.receive()?;
+            while client.connection.poll_event().is_some() {}
+        }
+        Ok(client)
+    }
+
+    /// Bytes of the export.
+    pub fn size(&self) -> u64 {
+        self.connection.export().expect("connected").size
+    }
+
+    /// Sends a request, with the payload of a write.
+    pub fn submit(&mut self, request: &Request, payload: &[u8]) -> io::Result<u64> {
+        let cookie =
+            self.connection.submit(request, &mut self.out).expect("a request that the server offered");
+        if request.command == Command::Read {
+            self.reads.insert(cookie, (request.offset, vec![0; request.length as usize]));
+        }
+        self.out.extend_from_slice(payload);
+        self.send()?;
+        Ok(cookie)
+    }
+
+    /// Waits for the next answer.
+    pub fn next(&mut self) -> io::Result<Answer> {
+        loop {
+            while let Some(event) = self.connection.poll_event() {
+                match event {
+                    ClientEvent::Data { cookie, offset, length } => {
+                        self.take_payload(cookie, offset, length)?
+                    }
+                    ClientEvent::Done { cookie, result } => {
+                        let data = self.reads.remove(&cookie).map(|(_, data)| data).unwrap_or_default();
+                        return Ok((cookie, result.map(|()| data)));
+                    }
+                    // The buffer of a read starts as zeroes.
+                    ClientEvent::Ready | ClientEvent::Hole { .. } | ClientEvent::Extents { .. } => {}
+                }
+            }
+            self.receive()?;
+        }
+    }
+
+    /// One request from its sending to its answer; nothing else may be on its way.
+    pub fn call(&mut self, request: &Request, payload: &[u8]) -> io::Result<Result<Vec<u8>, Failure>> {
+        self.submit(request, payload)?;
+        self.next().map(|(_, result)| result)
+    }
+
+    fn send(&mut self) -> io::Result<()> {
+        self.stream.write_all(&self.out)?;
+        self.out.clear();
+        Ok(())
+    }
+
+    /// Lets the connection have one message, waiting for bytes when there are none.
+    fn receive(&mut self) -> io::Result<()> {
+        loop {
+            if !self.input.is_empty() {
+                let taken = self.connection.receive(&self.input, &mut self.out).map_err(io::Error::other)?;
+                self.send()?;
+                if taken > 0 {
+                    self.input.drain(..taken);
+                    return Ok(());
+                }
+            }
+            self.fill()?;
+        }
+    }
+
+    fn fill(&mut self) -> io::Result<()> {
+        let mut buffer = [0; 64 << 10];
+        match self.stream.read(&mut buffer)? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            count => {
+                self.input.extend_from_slice(&buffer[..count]);
+                Ok(())
+            }
+        }
+    }
+
+    fn take_payload(&mut self, cookie: u64, offset: u64, length: u64) -> io::Result<()> {
+        let length = length as usize;
+        while self.input.len() < length {
+            self.fill()?;
+        }
+        let (start, data) = self.reads.get_mut(&cookie).expect("a read that is on its way");
+        let at = (offset - *start) as usize;
+        data[at..at + length].copy_from_slice(&self.input[..length]);
+        self.input.drain(..length);
+        self.connection.payload_taken().map_err(io::Error::other)
+    }
+}
+
+/// Which write each sector of a block is of; 0 for zeroes.
+type Content = [u32; SECTORS];
+
+#[derive(Clone, Copy, Default)]
+struct Block {
+    /// As the last acknowledged write left it.
+    now: Content,
+    /// As a write will leave it that is on its way.
+    next: Option<Content>,
+    /// Reads on their way.
+    readers: u32,
+}
+
+/// What was done.
+#[derive(Debug, Default)]
+pub struct Counts {
+    pub writes: AtomicU64,
+    pub reads: AtomicU64,
+    pub flushes: AtomicU64,
+}
+
+/// The volume as it must be, and the load that changes it.
+pub struct Load {
+    blocks: Vec<Block>,
+    /// Blocks of a whole stripe.
+    stripe: usize,
+    random: Random,
+    generation: u32,
+    flights: HashMap<u64, Flight>,
+}
+
+/// A request on its way.
+enum Flight {
+    Write(std::ops::Range<usize>),
+    Read(std::ops::Range<usize>),
+    Flush,
+}
+
+impl Load {
+    /// A load on a volume of zeroes.
+    pub fn new(bytes: u64, stripe_bytes: u64, seed: u64) -> Load {
+        Load {
+            blocks: vec![Block::default(); bytes as usize / BLOCK],
+            stripe: stripe_bytes as usize / BLOCK,
+            random: Random::new(seed),
+            generation: 0,
+            flights: HashMap::new(),
+        }
+    }
+
+    /// Reads and writes until told to stop, and then waits for what is on its way. What is read must be right.
+    ///
+    /// # Errors
+    /// When the connection ends, as it does when the daemon is killed.
+    pub fn run(&mut self, client: &mut Client, stop: &AtomicBool, counts: &Counts) -> io::Result<()> {
+        loop {
+            let stopping = stop.load(Ordering::Relaxed);
+            while !stopping && self.flights.len() < DEPTH {
+                self.start(client)?;
+            }
+            if self.flights.is_empty() {
+                return Ok(());
+            }
+            let (cookie, result) = client.next()?;
+            let data = result.unwrap_or_else(|failure| panic!("a request failed: {failure}"));
+            match self.flights.remove(&cookie).expect("a request that is on its way") {
+                Flight::Write(range) => {
+                    counts.writes.fetch_add(1, Ordering::Relaxed);
+                    for block in &mut self.blocks[range] {
+                        block.now = block.next.take().expect("a write that is on its way");
+                    }
+                }
+                Flight::Read(range) => {
+                    counts.reads.fetch_add(1, Ordering::Relaxed);
+                    for (at, bytes) in range.zip(data.chunks_exact(BLOCK)) {
+                        self.blocks[at].readers -= 1;
+                        let now = self.blocks[at].now;
+                        assert!(bytes == content(at, now), "{}", told(at, bytes, &[now]));
+                    }
+                }
+                Flight::Flush => {
+                    counts.flushes.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+
+    /// After the connection has ended: reads everything; what was on its way has happened or not, block by block, and
+    /// what is read is what is there from now on.
+    pub fn settle(&mut self, client: &mut Client) -> io::Result<()> {
+        self.flights.clear();
+        for first in (0..self.blocks.len()).step_by(64) {
+            let range = first..(first + 64).min(self.blocks.len());
+            let request = Request::new(Command::Read, (first * BLOCK) as u64, (range.len() * BLOCK) as u64);
+            let answer = client.call(&request, &[])?;
+            let data = answer.unwrap_or_else(|failure| panic!("blocks {range:?} cannot be read: {failure}"));
+            for (at, bytes) in range.zip(data.chunks_exact(BLOCK)) {
+                let block = &mut self.blocks[at];
+                let mut possible = vec![block.now];
+                possible.extend(block.next.take());
+                let found = possible.iter().find(|content_of| bytes == content(at, **content_of));
+                *block = Block {
+                    now: *found.unwrap_or_else(|| panic!("{}", told(at, bytes, &possible))),
+                    ..*block
+                };
+                block.readers = 0;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends one request, or none when the blocks drawn are busy.
+    fn start(&mut self, client: &mut Client) -> io::Result<()> {
+        match self.random.below(100) {
+            0..20 => self.start_read(client),
+            20..25 => {
+                let cookie = client.submit(&Request::new(Command::Flush, 0, 0), &[])?;
+                self.flights.insert(cookie, Flight::Flush);
+                Ok(())
+            }
+            25..30 => {
+                let range = self.draw(64, 1);
+                self.start_write(client, range, 0..SECTORS, true)
+            }
+            30..45 => {
+                let range = self.draw(1, 1);
+                let first = self.random.below(SECTORS as u64) as usize;
+                let count = 1 + self.random.below((SECTORS - first) as u64) as usize;
+                self.start_write(client, range, first..first + count, false)
+            }
+            45..55 => {
+                let range = self.draw(3 * self.stripe, self.stripe);
+                self.start_write(client, range, 0..SECTORS, false)
+            }
+            _ => {
+                let range = self.draw(8, 1);
+                self.start_write(client, range, 0..SECTORS, false)
+            }
+        }
+    }
+
+    /// Up to `most` blocks, in whole units of `unit`; every second time near the start of the volume, where blocks
+    /// are written again and again.
+    fn draw(&mut self, most: usize, unit: usize) -> std::ops::Range<usize> {
+        let units = self.blocks.len() / unit;
+        let near = if self.random.one_in(2) { units.min(units / 16 + 1) } else { units };
+        let first = self.random.below(near as u64) as usize;
+        let count = (1 + self.random.below((most / unit).max(1) as u64) as usize).min(units - first);
+        first * unit..(first + count) * unit
+    }
+
+    fn start_read(&mut self, client: &mut Client) -> io::Result<()> {
+        let range = self.draw(32, 1);
+        if self.blocks[range.clone()].iter().any(|block| block.next.is_some()) {
+            return Ok(());
+        }
+        self.blocks[range.clone()].iter_mut().for_each(|block| block.readers += 1);
+        let request = Request::new(Command::Read, (range.start * BLOCK) as u64, (range.len() * BLOCK) as u64);
+        let cookie = client.submit(&request, &[])?;
+        self.flights.insert(cookie, Flight::Read(range));
+        Ok(())
+    }
+
+    fn start_write(
+        &mut self,
+        client: &mut Client,
+        range: std::ops::Range<usize>,
+        sectors: std::ops::Range<usize>,
+        zeroes: bool,
+    ) -> io::Result<()> {
+        // Two writes to one block at a time may end in either order; and a read beside a write may see either.
+        if self.blocks[range.clone()].iter().any(|block| block.next.is_some() || block.readers > 0) {
+            return Ok(());
+        }
+        self.generation += 1;
+        let generation = if zeroes { 0 } else { self.generation };
+        let mut payload = Vec::new();
+        for at in range.clone() {
+            let mut next = self.blocks[at].now;
+            next[sectors.clone()].fill(generation);
+            self.blocks[at].next = Some(next);
+            payload.extend_from_slice(&content(at, next)[sectors.start * SECTOR..sectors.end * SECTOR]);
+        }
+        let offset = (range.start * BLOCK + sectors.start * SECTOR) as u64;
+        let command = if zeroes { Command::WriteZeroes } else { Command::Write };
+        let mut request = Request::new(command, offset, payload.len() as u64);
+        request.fua = self.random.one_in(8);
+        let cookie = client.submit(&request, if zeroes { &[] } else { &payload })?;
+        self.flights.insert(cookie, Flight::Write(range));
+        Ok(())
+    }
+}
+
+/// The bytes of a block.
+fn content(block: usize, sectors: Content) -> Vec<u8> {
+    let mut bytes = vec![0; BLOCK];
+    for (at, (sector, generation)) in bytes.chunks_exact_mut(SECTOR).zip(sectors).enumerate() {
+        if generation != 0 {
+            sector[..8].copy_from_slice(&(block as u64).to_le_bytes());
+            sector[8..12].copy_from_slice(&generation.to_le_bytes());
+            Random::new((block * SECTORS + at) as u64 ^ u64::from(generation) << 32).fill(&mut sector[12..]);
+        }
+    }
+    bytes
+}
+
+/// What a block holds that it must not hold.
+fn told(block: usize, bytes: &[u8], possible: &[Content]) -> String {
+    let whose = |sector: &[u8]| {
+        let owner = u64::from_le_bytes(sector[..8].try_into().expect("8 bytes"));
+        let generation = u32::from_le_bytes(sector[8..12].try_into().expect("4 bytes"));
+        format!("{owner}/{generation}")
+    };
+    let found: Vec<String> = bytes.chunks_exact(SECTOR).map(whose).collect();
+    format!("block {block}: sectors are of block/write {found:?}, possible are the writes {possible:?}")
+}
