@@ -600,6 +600,21 @@ mod tests {
     }
 
     #[test]
+    fn rows_of_a_slot_that_was_given_up_count_no_more() {
+        let torn = || vec![in_place(0, 0, 1, &[0, 2], 1)];
+        let discard = || LogRecord::Discard { stripe: StripeIndex(0), slot: SlotIndex(0) };
+        let missing = [(0, 0), (0, 2)];
+        assert_eq!(decide(&judge(2, 1, 0, vec![torn(), vec![discard()]], &missing), 1, untouched), 2);
+        // The stripe comes back: what the first record of its new life does not name is unwritten.
+        let mut first = in_place(0, 0, 1, &[1, 2], 11);
+        if let LogRecord::InPlace(record) = &mut first {
+            record.first = true;
+        }
+        let batches = vec![torn(), vec![discard()], vec![first]];
+        assert_eq!(decide(&judge(2, 1, 0, batches, &missing), 1, |_, _, _| None), 3);
+    }
+
+    #[test]
     fn what_is_lost_at_the_note_neither_shortens_the_prefix_nor_excuses_more() {
         let batches = || {
             vec![

@@ -337,6 +337,9 @@ mod tests {
     /// Several reads, and the last one short.
     const BLOCKS: u32 = 2 * READ_BLOCKS + 90;
 
+    /// Batches of the log that count.
+    const LENGTH: u64 = 8;
+
     fn ring(map: Map) -> Ring {
         Ring { blocks: BLOCKS, key: KEY, array: ARRAY, hasher: HASHER, map }
     }
@@ -384,6 +387,8 @@ mod tests {
             }
             let previous = batches.last().map_or(BatchHash::default(), |last| last.hash(&KEY));
             let mut batch = batch(sequence, 3, previous, records, 3);
+            // The log that counts is shorter than the ring: what is older is overwritten in part.
+            batch.tail = sequence.saturating_sub(LENGTH - 1);
             let blocks: Vec<u32> = contents
                 .iter()
                 .map(|content| batch.header_blocks() + (content.len() / LOG_BLOCK_BYTES) as u32)
@@ -439,7 +444,8 @@ mod tests {
 
     #[test]
     fn what_the_members_hold_of_each_batch_is_found_whatever_is_stale_damaged_or_unreadable() {
-        for seed in 0..30 {
+        let mut whole_tails = 0;
+        for seed in 0..40 {
             let random = &mut Random::new(seed);
             let Rings { map, bytes: whole, batches } = write_rings(random);
             let mut bytes = whole.clone();
@@ -456,15 +462,27 @@ mod tests {
                     }
                 }
             }
-            // The last batches are whole somewhere; those before them were overwritten in part.
-            let first = batches.len() - 8;
-            let start = LogStart { sequence: first as u64, epoch: 3 };
-            let mut finds = Finds::new(start);
+            // Which batches count shows in headers only: those that are met before open pieces that are stale.
+            let mut finds = Finds::new(LogStart { sequence: 0, epoch: 3 });
             let members = MemberSet::first(3);
             read_all(&mut Scan::new(ring(map), members), &bytes, &bad, &mut finds, random);
             let mut chain = finds.chain(true).unwrap();
             let mut probe = Scan::probe(ring(map), members, &chain);
             read_all(&mut probe, &bytes, &bad, &mut chain, random);
+            let has_header = |batch: &Batch| {
+                let blocks = batch.header_blocks();
+                (0..3).any(|m| {
+                    !(batch.places[m]..batch.places[m] + blocks).any(|block| hurt[m][block as usize])
+                })
+            };
+            let first =
+                batches.iter().rev().find(|batch| has_header(batch)).map_or(0, |batch| batch.tail) as usize;
+            assert_eq!(chain.tail, first as u64, "seed {seed}");
+            if first < batches.len() - LENGTH as usize {
+                // The tail was lost with its header; what is before may be gone.
+                continue;
+            }
+            whole_tails += 1;
             let mut expected = 0;
             for entry in &chain.batches {
                 let batch = &batches[first + expected];
@@ -491,13 +509,33 @@ mod tests {
                     }
                 }
             }
-            let none_has = batches.get(first + expected).is_none_or(|batch| {
-                let blocks = batch.header_blocks();
-                (0..3)
-                    .all(|m| (batch.places[m]..batch.places[m] + blocks).any(|block| hurt[m][block as usize]))
-            });
+            let none_has = batches.get(first + expected).is_none_or(|batch| !has_header(batch));
             assert!(none_has, "seed {seed}: the chain ends where no header is left");
         }
+        assert!(whole_tails > 20, "{whole_tails}");
+    }
+
+    #[test]
+    fn a_segment_inside_the_payload_of_a_stale_one_is_found() {
+        let map = map(2, 1, 64);
+        let mut rings = vec![vec![0; BLOCKS as usize * LOG_BLOCK_BYTES]; 3];
+        let mut previous = BatchHash::default();
+        for (sequence, place, rows) in [(0, 10, 40), (1, 13, 1)] {
+            let mut batch = batch(sequence, 3, previous, vec![in_place(0, 0, rows, &[0], 1)], 3);
+            (batch.places, batch.tail) = (vec![place; 3], sequence);
+            let manifest = batch.manifest(&KEY, ARRAY);
+            let from = place as usize * LOG_BLOCK_BYTES;
+            manifest.write_piece(MemberIndex(0), rows, &mut rings[0][from..]);
+            previous = manifest.hash();
+        }
+        let fine = vec![vec![false; BLOCKS as usize]; 3];
+        let mut finds = Finds::new(LogStart { sequence: 0, epoch: 3 });
+        let mut scan = Scan::new(ring(map), MemberSet::first(3));
+        read_all(&mut scan, &rings, &fine, &mut finds, &mut Random::new(1));
+        let chain = finds.chain(false).unwrap();
+        let found: Vec<_> =
+            chain.batches.iter().map(|entry| (entry.batch.sequence, entry.batch.places[0])).collect();
+        assert_eq!(found, [(1, 13)]);
     }
 
     #[test]

@@ -75,6 +75,18 @@ impl Disk {
         }
     }
 
+    /// The power fails, and of what was not flushed these blocks are kept.
+    pub fn keep_only(&mut self, kept: impl Fn(u64) -> bool) {
+        self.cached.retain(|block, _| kept(*block));
+        self.flush();
+    }
+
+    /// The block reads as another content, and nothing tells.
+    pub fn overwrite(&mut self, block: u64, value: u64) {
+        self.cached.remove(&block);
+        self.stable.insert(block, block_of(value));
+    }
+
     /// The block reads as something else from now on, or not at all.
     pub fn rot(&mut self, block: u64, random: &mut Random) {
         let mut bytes = self.peek(block);

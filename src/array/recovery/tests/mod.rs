@@ -448,6 +448,64 @@ fn what_a_recovery_has_decided_is_not_taken_back_when_its_pieces_rot_beyond_the_
 }
 
 #[test]
+fn nothing_is_in_place_before_the_note_is_durable() {
+    let shape = Shape::new(2, 1);
+    let mut lost = 0;
+    for fuse in 0..60 {
+        let mut world = World::new(shape, 1);
+        assert!(!run(
+            &mut world,
+            &[Deed::Batch(vec![w(0, 3)]), Deed::Checkpoint, Deed::Batch(vec![w(0, 3)])]
+        ));
+        world.crash(End::ProcessDeath);
+        let batch = world.last_log.last().cloned().expect("the last batch");
+        let crate::format::LogRecord::InPlace(record) = &batch.records[0] else { panic!("not in place") };
+        let home = shape.home(record.slot.0, 0);
+        let before: Vec<_> = world.disks.iter().map(|disk| disk.peek(home)).collect();
+        world.fuse = Some(fuse);
+        if world.recover(false).is_ok() {
+            break;
+        }
+        // One column in place is all that the power leaves; then every image rots.
+        let column_member = world.member_of(record.slot.0, 0);
+        for (member, disk) in world.disks.iter_mut().enumerate() {
+            disk.keep_only(|block| member == column_member && block == home);
+        }
+        world.crash(End::PowerLoss);
+        world.lower_floor_to_note();
+        let in_place = world.disks.iter().zip(&before).any(|(disk, before)| disk.peek(home) != *before);
+        let mut random = Random::new(fuse);
+        for member in 0..shape.width() {
+            let images = batch.places[member] + batch.header_blocks();
+            world.disks[member].rot(u64::from(images), &mut random);
+        }
+        let recovered = recover_through(&mut world, &[], &[]);
+        assert!(!in_place || recovered.dropped == 0, "what the redo has begun is not rolled back");
+        lost += u32::from(in_place && !recovered.lost.is_empty());
+    }
+    assert!(lost > 0);
+}
+
+#[test]
+fn what_is_decoded_is_compared_with_the_log_where_nothing_else_tells_that_a_block_is_bad() {
+    let shape = Shape { checksums: false, ..Shape::new(2, 1) };
+    let mut world = World::new(shape, 1);
+    assert!(!run(&mut world, &[Deed::Batch(vec![w(0, 3)]), Deed::Checkpoint, Deed::Batch(vec![w(0, 1)])]));
+    world.crash(End::ProcessDeath);
+    let batch = world.last_log.last().cloned().expect("the last batch");
+    let crate::format::LogRecord::InPlace(record) = &batch.records[0] else { panic!("not in place") };
+    // Parity is missing in the log, and the column that it would be computed from has rotted in silence.
+    let (parity, other) = (world.member_of(record.slot.0, 2), world.member_of(record.slot.0, 1));
+    world.disks[parity].overwrite(u64::from(batch.places[parity] + batch.header_blocks()), 3);
+    world.disks[other].overwrite(shape.home(record.slot.0, 0), 4);
+    let outcome = world.recover(false).unwrap().0;
+    assert!(
+        matches!(outcome, RecoveryOutcome::Refused(RecoveryError::RowsLost { rows: 1, .. })),
+        "{outcome:?}"
+    );
+}
+
+#[test]
 fn without_checksums_lost_rows_refuse_the_start_unless_forced() {
     let mut refused = 0;
     for seed in 0..seeds(200) {

@@ -159,7 +159,6 @@ pub struct World {
     pub floor_noted: u64,
     /// The layout of everything the log held at the crash, for tests that damage it.
     pub last_log: Vec<Batch>,
-    pub page_faults: usize,
 }
 
 impl World {
@@ -187,7 +186,6 @@ impl World {
             floor_power: 0,
             floor_noted: 0,
             last_log: Vec::new(),
-            page_faults: 0,
         };
         let mut pages = world.page_store();
         world.load_map(&mut pages);
