@@ -10,9 +10,11 @@ use calpe::units::Timestamp;
 /// Size of the exports.
 pub const EXPORT_BYTES: u64 = 1 << 30;
 
-/// What a server may append for each byte it receives: an error chunk of 20 + 6 + 256 bytes at most for a header of
-/// 28; the longest answer to an option of 16, LIST, has fewer than 256.
-const OUT_PER_BYTE_MAX: usize = 16;
+/// Longest payload with which a read is answered here: what the seeds ask for. More would only be copied.
+const READ_PAYLOAD_MAX: usize = 1024;
+/// What a server may append for each byte it receives: for a request of 28 bytes, the chunk of a read's data, or an
+/// error chunk of 20 + 6 + 256 bytes at most; the longest answer to an option of 16, LIST, has fewer than 256.
+const OUT_PER_BYTE_MAX: usize = (READ_PAYLOAD_MAX + 282).div_ceil(28);
 /// Bytes of the greeting.
 const GREETING_BYTES: usize = 18;
 
@@ -130,8 +132,7 @@ fn answer(connection: &ServerConnection, request: &Request, out: &mut Vec<u8>) {
     match request.command {
         Command::Read => {
             connection.reply_read_header(request, out);
-            // Payloads beyond what the seeds ask for would only be copied.
-            if request.length <= 1024 {
+            if request.length <= READ_PAYLOAD_MAX as u64 {
                 out.extend(std::iter::repeat_n(0x11, request.length as usize));
             }
         }
@@ -170,7 +171,7 @@ pub fn talk(stream: &[u8], cut: u8) -> (Vec<String>, Vec<u8>) {
                 match &event {
                     ClientEvent::Ready => submit(&mut connection, &mut out),
                     ClientEvent::Data { length, .. } => {
-                        assert!(taking == 0 && *length <= 1024, "more payload than was asked for");
+                        assert!(taking == 0 && *length <= READ_PAYLOAD_MAX as u64, "more payload than was asked for");
                         taking = *length as usize;
                     }
                     _ => {}
