@@ -6,7 +6,7 @@
 
 use super::RecoveryError;
 use crate::array::geometry::Map;
-use crate::format::{Batch, BatchHash, LogRecord, LogStart, NO_PLACE, SegmentHeader};
+use crate::format::{Batch, BatchHash, LogRecord, LogStart, MemberSet, NO_PLACE, SegmentHeader};
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
 use std::collections::HashMap;
 
@@ -211,6 +211,32 @@ pub struct Chain {
     pub noted: u32,
     /// The batches of sequences `tail`, `tail + 1`, ...
     pub batches: Vec<LogBatch>,
+    /// By epoch: batches below this sequence are covered by a note that was written in it.
+    pub notes: HashMap<u64, u64>,
+}
+
+impl Chain {
+    /// Blocks of the log that `members` must hold and that are missing or bad. A note says that every member with a part
+    /// in a batch holds all of it. Batches of an epoch before that of their note are left out: what a replay noted need
+    /// only be enough to be replayed again.
+    #[must_use]
+    pub fn faults(&self, members: MemberSet) -> Vec<(MemberIndex, u64)> {
+        let noted = |batch: &&LogBatch| {
+            self.notes.get(&batch.batch.epoch.id).is_some_and(|&noted| batch.batch.sequence < noted)
+        };
+        let mut faults = Vec::new();
+        for member in members.iter() {
+            let bad = |batch: &LogBatch| {
+                let header = batch.piece(member).is_some_and(|piece| piece.header);
+                let payload = (0..batch.payload_blocks(member)).filter(|&at| !batch.holds(member, at)).count();
+                u64::from(!header) + payload as u64
+            };
+            let concerned = self.batches.iter().filter(noted).filter(|batch| batch.place(member).is_some());
+            let count: u64 = concerned.map(bad).sum();
+            faults.extend((count > 0).then_some((member, count)));
+        }
+        faults
+    }
 }
 
 /// Everything that was found, before it is known what counts.
@@ -222,6 +248,8 @@ pub struct Finds {
     tail: u64,
     /// The highest note seen.
     noted: u64,
+    /// The highest note seen of each epoch.
+    notes: HashMap<u64, u64>,
     /// Sequences of batches that verify and are not possible.
     impossible: Vec<u64>,
     /// Batches at which those below the tail are dropped next.
@@ -240,6 +268,7 @@ impl Finds {
             batches: HashMap::new(),
             tail: start.sequence,
             noted: start.sequence,
+            notes: HashMap::new(),
             impossible: Vec::new(),
             prune_at: PRUNE_BATCHES_MIN,
         }
@@ -255,6 +284,8 @@ impl Finds {
         // What a header says of tail and note is true whatever becomes of its batch.
         self.tail = self.tail.max(header.batch.tail);
         self.noted = self.noted.max(header.batch.durable_upto);
+        let note = self.notes.entry(header.batch.epoch.id).or_default();
+        *note = header.batch.durable_upto.max(*note);
         if sequence < self.tail {
             return None;
         }
@@ -312,6 +343,6 @@ impl Finds {
         }
         // A ring has fewer than 2^32 blocks, so no more batches either.
         let noted = self.noted.clamp(self.tail, next) - self.tail;
-        Ok(Chain { tail: self.tail, noted: noted as u32, batches })
+        Ok(Chain { tail: self.tail, noted: noted as u32, batches, notes: self.notes })
     }
 }
