@@ -22,12 +22,14 @@ fn paths(dir: &Path, setup: &Setup) -> Vec<PathBuf> {
     (0..setup.width()).map(|index| member(dir, index)).collect()
 }
 
-/// Runs a check; nothing may have changed afterwards. Returns its exit code and what it says.
+/// What the files hold.
+fn sums(paths: &[PathBuf]) -> Vec<blake3::Hash> {
+    paths.iter().map(|path| blake3::hash(&fs::read(path).expect("read"))).collect()
+}
+
+/// Runs a check. Returns its exit code and what it says.
 fn check(paths: &[PathBuf]) -> (i32, Value) {
-    let sums = || -> Vec<_> { paths.iter().map(|path| blake3::hash(&fs::read(path).expect("read"))).collect() };
-    let before = sums();
     let output = try_run(calpe().arg("check").arg("--json").args(paths));
-    assert!(before == sums(), "a member was changed");
     let told = serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
     (output.status.code().expect("an exit code"), told)
@@ -71,6 +73,7 @@ fn one_flipped_byte_is_named(checksum: &'static str, regions: &[RegionKind]) {
     let dir = tempfile::tempdir().expect("a directory");
     let setup = Setup { checksum, ..SETUP };
     let paths = written(dir.path(), &setup);
+    let before = sums(&paths);
     assert_eq!(assert_good(&paths)["clean"], true);
     let mut random = Random::new(checksum.len() as u64);
     for (index, path) in paths.iter().enumerate().take(2) {
@@ -91,6 +94,7 @@ fn one_flipped_byte_is_named(checksum: &'static str, regions: &[RegionKind]) {
         }
     }
     assert_good(&paths);
+    assert!(before == sums(&paths), "a check has changed a member");
     // And in words.
     let output = run(calpe().arg("check").args(&paths));
     assert!(output.contains("is good"), "{output}");
@@ -131,6 +135,7 @@ fn after_a_kill_the_log_is_replayed_in_memory_and_damage_in_it_is_named() {
             daemon.kill();
             running.join().expect("the load saw nothing wrong").expect_err("the daemon is dead");
         });
+        let before = sums(&paths);
         let told = assert_good(&paths);
         assert_eq!(told["clean"], false);
         let images: Vec<Image> = paths.iter().map(|path| Image::open(path)).collect();
@@ -143,6 +148,7 @@ fn after_a_kill_the_log_is_replayed_in_memory_and_damage_in_it_is_named() {
                 flipped += 1;
             }
         }
+        assert!(before == sums(&paths), "a check has changed a member");
         if flipped >= 10 {
             return;
         }
