@@ -109,9 +109,10 @@ fn every_region_of_a_member(checksum: &'static str) {
             let cold = kind == RegionKind::Data;
             let found = daemon.scrub();
             bench.assert_blame(&daemon.report(), cold, &what);
-            bench.damage(damage, |image| image.blocks(kind));
+            let changed = bench.damage(damage, |image| image.blocks(kind));
             let found = found + daemon.scrub();
             bench.assert_blame(&daemon.report(), true, &what);
+            assert!(found > 0, "{what}: the scrub did not count what it found in {changed} blocks");
             assert_eq!(daemon.scrub(), 0, "{what}: {found} errors were found and not repaired\n{}", daemon.log());
             // Everything is right, and stays so over a restart, which reads all pages anew.
             bench.load.settle(&mut Client::connect(&daemon.socket()).expect("connected")).expect("all is read");
