@@ -88,7 +88,11 @@ fn one_flipped_byte_is_named(checksum: &'static str, regions: &[RegionKind]) {
             let (at, bit) = image.flip(place.clone(), &mut random);
             let (code, told) = check(&paths);
             image.flip_at(at, bit);
-            assert_eq!((code, named(&told)), (1, vec![index]), "bit {bit} of byte {at} in {place:?}: {told:#}");
+            assert_eq!(
+                (code, named(&told)),
+                (1, vec![index]),
+                "bit {bit} of byte {at} in {place:?}: {told:#}"
+            );
             assert!(told["good"] == false && told["consistent"] == false && told["whole"] == true);
             assert_eq!(told["lost"], Value::Array(Vec::new()), "{told:#}");
         }
@@ -161,7 +165,11 @@ fn missing_members_are_not_whole_and_too_much_damage_is_lost_not_wrong() {
     let dir = tempfile::tempdir().expect("a directory");
     let paths = written(dir.path(), &SETUP);
     let (code, told) = check(&paths[1..]);
-    assert_eq!((code, &told["consistent"], &told["whole"]), (1, &Value::Bool(true), &Value::Bool(false)), "{told:#}");
+    assert_eq!(
+        (code, &told["consistent"], &told["whole"]),
+        (1, &Value::Bool(true), &Value::Bool(false)),
+        "{told:#}"
+    );
     assert_eq!(told["members"][0]["verified"], false);
     let output = try_run(calpe().arg("check").args(&paths[1..]));
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -178,8 +186,12 @@ fn missing_members_are_not_whole_and_too_much_damage_is_lost_not_wrong() {
     }
     let (code, told) = check(&paths);
     assert_eq!((code, named(&told)), (1, vec![0, 1, 2]), "{told:#}");
-    let lost: u64 =
-        told["lost"].as_array().expect("a list").iter().map(|part| part["bytes"].as_u64().expect("bytes")).sum();
+    let lost: u64 = told["lost"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|part| part["bytes"].as_u64().expect("bytes"))
+        .sum();
     assert!((BLOCK..=3 * BLOCK).contains(&lost), "{told:#}");
     for (image, at, bit) in flips {
         image.flip_at(at, bit);

@@ -48,7 +48,12 @@ impl Bench<'_> {
     }
 
     /// Runs the load while something is done; with `kill` the daemon is killed at its end.
-    fn under_load<T>(&mut self, daemon: Daemon, kill: bool, act: impl FnOnce(&mut Self) -> T) -> (Option<Daemon>, T) {
+    fn under_load<T>(
+        &mut self,
+        daemon: Daemon,
+        kill: bool,
+        act: impl FnOnce(&mut Self) -> T,
+    ) -> (Option<Daemon>, T) {
         let mut client = Client::connect(&daemon.socket()).expect("connected");
         let (stop, counts) = (AtomicBool::new(false), Counts::default());
         let mut load = std::mem::replace(&mut self.load, Load::new(0, 1, 0));
@@ -97,12 +102,14 @@ fn every_region_of_a_member(checksum: &'static str) {
     let mut bench = Bench { dir: dir.path(), setup, random, load, liars };
     let mut daemon = Daemon::start(dir.path(), &setup);
     // Something to damage.
-    daemon = bench.under_load(daemon, false, |_| std::thread::sleep(Duration::from_millis(500))).0.expect("alive");
+    daemon =
+        bench.under_load(daemon, false, |_| std::thread::sleep(Duration::from_millis(500))).0.expect("alive");
 
     for damage in DAMAGES {
         for kind in [RegionKind::Data, RegionKind::Pages] {
             let what = format!("{damage:?} in {kind}");
-            let under_load = bench.under_load(daemon, false, |bench| bench.damage(damage, |image| image.blocks(kind)));
+            let under_load =
+                bench.under_load(daemon, false, |bench| bench.damage(damage, |image| image.blocks(kind)));
             daemon = under_load.0.expect("alive");
             assert!(under_load.1 > 0, "{what} has changed nothing");
             // Pages that are written all the time are right again before anybody looks.
@@ -113,12 +120,23 @@ fn every_region_of_a_member(checksum: &'static str) {
             let found = found + daemon.scrub();
             bench.assert_blame(&daemon.report(), true, &what);
             assert!(found > 0, "{what}: the scrub did not count what it found in {changed} blocks");
-            assert_eq!(daemon.scrub(), 0, "{what}: {found} errors were found and not repaired\n{}", daemon.log());
+            assert_eq!(
+                daemon.scrub(),
+                0,
+                "{what}: {found} errors were found and not repaired\n{}",
+                daemon.log()
+            );
             // Everything is right, and stays so over a restart, which reads all pages anew.
-            bench.load.settle(&mut Client::connect(&daemon.socket()).expect("connected")).expect("all is read");
+            bench
+                .load
+                .settle(&mut Client::connect(&daemon.socket()).expect("connected"))
+                .expect("all is read");
             daemon.stop();
             daemon = Daemon::start(dir.path(), &setup);
-            bench.load.settle(&mut Client::connect(&daemon.socket()).expect("connected")).expect("all is read");
+            bench
+                .load
+                .settle(&mut Client::connect(&daemon.socket()).expect("connected"))
+                .expect("all is read");
             bench.assert_blame(&daemon.report(), false, &what);
         }
         // The log counts only after a crash.
@@ -129,7 +147,10 @@ fn every_region_of_a_member(checksum: &'static str) {
             let live = live_log(&bench.images());
             let changed = bench.damage(damage, |image| live[usize::from(image.superblock.member.0)].clone());
             daemon = Daemon::start(dir.path(), &setup);
-            bench.load.settle(&mut Client::connect(&daemon.socket()).expect("connected")).expect("all is read");
+            bench
+                .load
+                .settle(&mut Client::connect(&daemon.socket()).expect("connected"))
+                .expect("all is read");
             let report = daemon.report();
             bench.assert_blame(&report, false, &what);
             let counted: u64 = report.members.iter().map(|member| member.cksum).sum();

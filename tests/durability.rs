@@ -81,7 +81,11 @@ fn kill_under_load(setup: &Setup, few: u64) {
         }
         // Nobody was found wrong: nothing on the members was damaged.
         let report = daemon.report();
-        assert!(report.members.iter().all(|m| m.cksum + m.read + m.write == 0), "{report:?}\n{}", daemon.log());
+        assert!(
+            report.members.iter().all(|m| m.cksum + m.read + m.write == 0),
+            "{report:?}\n{}",
+            daemon.log()
+        );
     }
     assert_eq!(daemon.scrub(), 0, "{}", daemon.log());
     load.settle(&mut Client::connect(&daemon.socket()).expect("connected")).expect("all is read");

@@ -74,10 +74,10 @@ fn chosen() -> Vec<Scenario> {
 }
 
 fn report(totals: &Totals, violations: &[Violation], took: Duration) {
-    let Totals { runs, moments, points, repeated, refused, scrubs } = totals;
+    let Totals { runs, moments, points, repeated, refused, scrubs, errors } = totals;
     println!(
         "{points} crash points ({repeated} after another crash, {refused} rightly refused) at {moments} moments of \
-         {runs} runs, {scrubs} clean scrubs, {} violations, {:.0} s",
+         {runs} runs, {scrubs} clean scrubs, {errors} errors beyond what is survived, {} violations, {:.0} s",
         violations.len(),
         took.as_secs_f64()
     );

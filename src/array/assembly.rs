@@ -1,6 +1,7 @@
 //! Which of the devices that carry an array's superblock may serve it: rules A1-A4 of the crash-safety design.
 //! Pure: superblocks in, a verdict out. Must not know of paths or open devices; `K` is the caller's handle.
 
+use super::mutation::{Mutation, is_off};
 use crate::format::{Epoch, LogStart, MemberSet, MemberState, Role, Superblock};
 use crate::units::{MemberIndex, SlotIndex};
 use std::collections::HashMap;
@@ -261,7 +262,12 @@ pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<As
 
 /// Whether a device's content is of this epoch: it holds the epoch, or its parent with the bump unfinished (A1).
 fn holds(superblock: &Superblock, epoch: &Epoch) -> bool {
-    superblock.epoch.id == epoch.id || (epoch.parent != 0 && superblock.epoch.id == epoch.parent)
+    let held = superblock.epoch;
+    if is_off(Mutation::EpochWithoutId) {
+        return held.number == epoch.number || held.number + 1 == epoch.number;
+    }
+    let unfinished = epoch.parent != 0 && held.id == epoch.parent;
+    held.id == epoch.id || (unfinished && !is_off(Mutation::EpochOnlyHighestNumber))
 }
 
 fn check_agreement<K>(first: &Candidate<K>, candidates: &[Candidate<K>]) -> Result<(), AssemblyError> {
@@ -330,7 +336,12 @@ fn choose_epoch<K>(candidates: &[Candidate<K>], name: &str, force: bool) -> Resu
     }
     let admissible = |choice: &Choice| {
         let found = choice.usable.len();
-        found >= k && (force || found > width / 2 || found == choice.epoch.live.len())
+        let enough = if is_off(Mutation::DynamicMajority) {
+            2 * found > choice.epoch.live.len()
+        } else {
+            found > width / 2 || found == choice.epoch.live.len() || is_off(Mutation::NoQuorum)
+        };
+        found >= k && (force || enough)
     };
     let best = choices
         .iter()

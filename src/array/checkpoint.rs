@@ -9,6 +9,7 @@
 
 use super::journal::Journal;
 use super::members::Which;
+use super::mutation::{Mutation, is_off};
 use super::overlay::Run;
 use super::{Array, Inflight, Owner, Stopping};
 use crate::block_io::{Buf, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
@@ -141,7 +142,7 @@ impl Array {
 
     fn begin_checkpoint(&mut self) {
         let wanted = self.redo().checkpoint.wanted || self.checkpoint_due();
-        if !wanted || !self.redo().open.is_empty() || !self.acknowledgements_allowed() {
+        if !wanted || !self.redo().open.is_empty() || !self.in_place_allowed() {
             return;
         }
         let losses = self.supers.losses();
@@ -179,10 +180,15 @@ impl Array {
     }
 
     fn note_checkpoint(&mut self) {
+        if is_off(Mutation::PagesBeforeDurable) {
+            self.write_pages();
+        }
         let journal = &self.redo().journal;
         let upto = self.redo().checkpoint.upto;
-        if journal.noted() >= upto {
-            if !self.acknowledgements_allowed() {
+        let broken = is_off(Mutation::DestageBeforeDurable)
+            || (is_off(Mutation::NoNoteBeforeDestage) && journal.durable() >= upto);
+        if journal.noted() >= upto || broken {
+            if !self.in_place_allowed() {
                 return;
             }
             let redo = self.redo_mut();
@@ -195,7 +201,7 @@ impl Array {
 
     /// Sends writes in place while the window permits.
     fn write_checkpoint(&mut self) {
-        while self.acknowledgements_allowed() && self.redo().checkpoint.in_flight < IN_FLIGHT_MAX {
+        while self.in_place_allowed() && self.redo().checkpoint.in_flight < IN_FLIGHT_MAX {
             let checkpoint = &mut self.redo_mut().checkpoint;
             if let Some(run) = checkpoint.runs.pop_front() {
                 self.write_run(&run);
@@ -224,7 +230,7 @@ impl Array {
         let devices: Vec<(MemberIndex, Which)> =
             self.devices().into_iter().map(|(member, which, _)| (member, which)).collect();
         let pool = self.pool.clone();
-        while self.acknowledgements_allowed() && self.redo().pages.writes_pending() < IN_FLIGHT_MAX {
+        while self.in_place_allowed() && self.redo().pages.writes_pending() < IN_FLIGHT_MAX {
             let mut io = Vec::new();
             let targets = |member, which| devices.contains(&(member, which));
             self.redo_mut().pages.frozen_writes(PAGES_AT_ONCE, &targets, &pool, &mut io);
@@ -386,12 +392,12 @@ impl Array {
 
     /// Everything is in place; once it is flushed, the tail moves.
     fn end_checkpoint(&mut self) {
-        if !self.acknowledgements_allowed() {
+        if !self.in_place_allowed() {
             return;
         }
         let losses = self.supers.losses();
         let redo = self.redo_mut();
-        if redo.rounds_ended < redo.checkpoint.round {
+        if redo.rounds_ended < redo.checkpoint.round && !is_off(Mutation::TruncateBeforeFlush) {
             return;
         }
         redo.checkpoint.stage = Stage::Idle;
@@ -399,7 +405,7 @@ impl Array {
         redo.checkpoint.punching.clear();
         redo.pages.thaw();
         redo.overlay.drop_frozen();
-        if redo.checkpoint.losses == losses {
+        if redo.checkpoint.losses == losses || is_off(Mutation::InPlaceBeforeBump) {
             redo.journal.in_place(redo.checkpoint.upto);
         } else {
             // The lost member may lack what this checkpoint wrote: the map must say so before the log forgets it.

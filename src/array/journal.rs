@@ -7,8 +7,11 @@
 //!
 //! Invariant: each of these only grows, and in sequence order.
 
+use super::mutation::{Mutation, is_off};
 use crate::block_io::Buf;
-use crate::format::{Batch, BatchHash, EpochStamp, LOG_BLOCK_BYTES, LogKey, LogRecord, MemberSet, NO_PLACE};
+use crate::format::{
+    Batch, BatchHash, EpochStamp, LOG_BLOCK_BYTES, LogKey, LogRecord, Manifest, MemberSet, NO_PLACE,
+};
 use crate::units::{MemberIndex, SlotIndex, StripeIndex};
 use std::collections::VecDeque;
 use uuid::Uuid;
@@ -67,13 +70,19 @@ pub(super) struct OpenBatch {
     pub waiters: Vec<(usize, bool)>,
 }
 
-/// One member's piece, ready to be written.
+/// One member's piece: the batch's manifest goes before its payload.
 pub(super) struct Piece {
     pub member: MemberIndex,
     /// Byte offset in the log region.
     pub offset: u64,
-    pub header: Vec<u8>,
     pub payload: Vec<Buf>,
+}
+
+impl Piece {
+    /// Bytes of its payload.
+    pub fn payload_bytes(&self) -> usize {
+        self.payload.iter().map(|buf| buf.len()).sum()
+    }
 }
 
 /// Header bytes of one batch at most: keeps a scan's buffer small.
@@ -211,7 +220,7 @@ impl Journal {
         live: &MemberSet,
         open: &OpenBatch,
         reserve: u32,
-    ) -> Option<Vec<Piece>> {
+    ) -> Option<(Manifest, Vec<Piece>)> {
         let width = self.rings.len();
         let mut batch = Batch {
             lane: 0,
@@ -247,12 +256,12 @@ impl Journal {
                 Piece {
                     member,
                     offset: u64::from(place) * LOG_BLOCK_BYTES as u64,
-                    header: batch.encode(&self.key, self.array, member, open.payload_blocks(at)),
                     payload: open.payload.get(at).cloned().unwrap_or_default(),
                 }
             })
             .collect();
-        self.previous = batch.hash(&self.key);
+        let manifest = batch.manifest(&self.key, self.array);
+        self.previous = manifest.hash();
         let mut stripes: Vec<StripeIndex> = open.records.iter().map(stripe_of).collect();
         stripes.dedup();
         self.issued.push_back(Issued {
@@ -270,7 +279,7 @@ impl Journal {
         if !open.is_empty() {
             self.filled = self.next;
         }
-        Some(pieces)
+        Some((manifest, pieces))
     }
 
     /// A piece is written, or its member is out of service. Returns whether `written` has grown.
@@ -297,12 +306,16 @@ impl Journal {
         }
         let mut free = Vec::new();
         if self.slots_waiting > 0 {
-            for batch in self.issued.iter_mut().take_while(|batch| batch.sequence < self.noted) {
+            let upto = if is_off(Mutation::ReuseBeforeDurable) { self.next } else { self.noted };
+            for batch in self.issued.iter_mut().take_while(|batch| batch.sequence < upto) {
                 free.append(&mut batch.given_up);
             }
         }
         self.slots_waiting -= free.len();
-        while let Some(batch) = self.issued.pop_front_if(|batch| batch.sequence < self.durable_tail) {
+        let free_below =
+            if is_off(Mutation::OverwriteBeforeTailDurable) { self.tail } else { self.durable_tail };
+        while self.issued.front().is_some_and(|batch| batch.sequence < free_below) {
+            let Some(batch) = self.issued.pop_front() else { break };
             for (ring, blocks) in self.rings.iter_mut().zip(batch.taken) {
                 ring.used -= blocks;
             }

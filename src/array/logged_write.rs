@@ -13,10 +13,12 @@ use super::plan::{self, Band, ParityPath};
 use super::redo::Share;
 use super::{Array, ClientError, Flow, Inflight, Op, Owner, PieceId, SlotReply};
 use crate::block_io::{Buf, BufMut, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
-use crate::codec;
-use crate::format::{FreshRecord, InPlaceRecord, LOG_BLOCK_BYTES, LogRecord, MapEntry};
+use crate::format::{FreshRecord, InPlaceRecord, LogRecord, MapEntry};
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
 use std::ops::Range;
+
+mod parity;
+mod room;
 
 const BLOCK: usize = ROW_BYTES as usize;
 
@@ -26,6 +28,8 @@ pub(super) struct LoggedWrite {
     stripe: StripeIndex,
     slot: SlotIndex,
     work: Work,
+    /// What of the data comes after `work`: where a ring is small beside a chunk, a write goes part by part.
+    rest: Option<(usize, Buf)>,
     fua: bool,
     life: u64,
     stage: Stage,
@@ -115,6 +119,7 @@ impl Array {
             stripe,
             slot,
             work,
+            rest: None,
             fua,
             life: self.redo().lives,
             stage: Stage::Room,
@@ -130,6 +135,7 @@ impl Array {
             writes: Vec::new(),
             no_space: false,
         });
+        self.cut_write(&mut write);
         let key = self.ops.insert(Op::Busy);
         let flow = self.advance_logged_write(key, &mut write);
         self.put_back(key, Op::LoggedWrite(write), flow);
@@ -174,34 +180,15 @@ impl Array {
 
     /// Whether the write goes to a free slot as a whole stripe.
     fn goes_fresh(&self, write: &LoggedWrite) -> bool {
-        self.is_whole(write) && self.full_stripe_fresh()
-    }
-
-    /// What the write will add to overlay and log at most: a member has one column of its rows.
-    fn share_of_write(&self, write: &LoggedWrite) -> Share {
-        let manifest = |blocks: usize, records: usize| {
-            (blocks * 16 + records * (64 + 2 * self.map.width())).div_ceil(LOG_BLOCK_BYTES)
-        };
-        match &write.work {
-            Work::Discard { .. } => Share { bytes: 0, blocks: 1 },
-            Work::Data { .. } if self.goes_fresh(write) => {
-                Share { bytes: 0, blocks: manifest(self.map.width() * self.map.chunk / BLOCK, 1) }
-            }
-            Work::Data { offset, data } => {
-                let rows = self.rows_of(*offset, data.len()).len() / BLOCK;
-                let blocks = data.len() / BLOCK + 2 + self.map.m * rows;
-                // The first write of a stripe without checksums is one of all of it, and where blocks are lost each row
-                // has a record of its own.
-                Share { bytes: blocks * BLOCK, blocks: rows + manifest(self.map.width() * rows, rows.max(3)) }
-            }
-        }
+        let record = self.manifest_blocks(self.map.width() * self.map.chunk / BLOCK, 1);
+        self.is_whole(write) && self.full_stripe_fresh() && self.redo().fits_ring(record)
     }
 
     fn admit_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         self.last_write = self.now;
         let share = self.share_of_write(write);
         let used = self.redo().journal.used_blocks(&self.online());
-        if !self.redo().has_room(share, used) {
+        if !self.redo().waiting_for_room.is_empty() || !self.redo().has_room(share, used) {
             if self.is_starved() {
                 return self.end_logged_write(key, write, Err(ClientError::NoSpace));
             }
@@ -408,7 +395,7 @@ impl Array {
             let mut parity: Vec<BufMut> = (0..self.map.m).map(|_| self.pool.alloc(band.rows.len())).collect();
             let mut targets: Vec<(usize, &mut [u8])> =
                 parity.iter_mut().enumerate().map(|(p, buf)| (p, &mut buf[..])).collect();
-            logged_parity(&self.codec, band, path, &mut olds, new_bytes, &mut targets);
+            parity::of_band(&self.codec, band, path, &mut olds, new_bytes, &mut targets);
             let mut images: Vec<(u16, Buf)> =
                 band.columns.clone().map(|c| (c as u16, new_bytes(c))).collect();
             let parities = parity.into_iter().enumerate();
@@ -479,7 +466,7 @@ impl Array {
         let target =
             if entry.epoch == 0 && !entry.holds_data { Some(entry.slot) } else { redo.stripes.take_free() };
         let Some(target) = target else {
-            redo.waiting_for_room.push_back(key);
+            redo.waiting_for_slot.push(key);
             if redo.journal.slots_waiting() == 0 {
                 redo.checkpoint.want();
             }
@@ -599,6 +586,14 @@ impl Array {
             && *left > 1
         {
             return self.next_discard(key, write);
+        }
+        if let Some((offset, data)) = write.rest.take() {
+            self.let_go(key, write);
+            write.work = Work::Data { offset, data };
+            (write.healing, write.stage) = (false, Stage::Room);
+            write.writes.clear();
+            self.cut_write(write);
+            return Flow::Wait;
         }
         self.redo_mut().open.waiters.push((key, write.fua));
         write.stage = Stage::Logged;
@@ -784,39 +779,4 @@ impl Array {
         self.wake_waiting_for_room();
         Flow::Finished
     }
-}
-
-/// Computes the parities of one band into `targets` (parity row, bytes); `olds` are the columns that were fetched.
-fn logged_parity(
-    codec: &codec::Codec,
-    band: &Band,
-    path: &ParityPath,
-    olds: &mut [(usize, BufMut)],
-    new_bytes: impl Fn(usize) -> Buf,
-    targets: &mut [(usize, &mut [u8])],
-) {
-    let k = codec.data();
-    if *path == ParityPath::ReadModifyWrite {
-        for (column, old) in olds.iter().filter(|(column, _)| *column >= k) {
-            if let Some(target) = targets.iter_mut().find(|(p, _)| p + k == *column) {
-                target.1.copy_from_slice(old);
-            }
-        }
-        for (column, old) in olds.iter_mut().filter(|(column, _)| *column < k) {
-            codec::xor_into(old, &new_bytes(*column));
-            codec.update(*column, old, targets);
-        }
-        return;
-    }
-    let news: Vec<Option<Buf>> = (0..k).map(|c| band.columns.contains(&c).then(|| new_bytes(c))).collect();
-    // A column neither new nor fetched was never written.
-    let zeroes = vec![0; band.rows.len()];
-    let data: Vec<&[u8]> = (0..k)
-        .map(|column| match (&news[column], olds.iter().find(|(c, _)| *c == column)) {
-            (Some(new), _) => &new[..],
-            (None, Some((_, old))) => &old[..],
-            (None, None) => &zeroes,
-        })
-        .collect();
-    codec.encode(&data, targets);
 }

@@ -27,6 +27,7 @@ mod logged_passes;
 mod logged_read;
 mod logged_write;
 mod members;
+pub mod mutation;
 mod overlay;
 mod page_copies;
 mod page_hold;

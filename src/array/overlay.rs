@@ -3,6 +3,7 @@
 //! Two generations: writes go to the active one; a checkpoint freezes it and writes it in place. Invariant: an image
 //! stays until it is in place and flushed, or until its slot is given up.
 
+use super::mutation::{Mutation, is_off};
 use crate::block_io::Buf;
 use crate::units::{ROW_BYTES, SlotIndex};
 use std::collections::{BTreeMap, HashMap};
@@ -64,6 +65,9 @@ impl Overlay {
     /// The slot was given up: its newer images are not needed. Frozen ones go in place all the same: until the log
     /// says durably that the slot was given up, it may be what a restart finds.
     pub fn give_up(&mut self, slot: SlotIndex) {
+        if is_off(Mutation::DestageBySlotNumber) {
+            return;
+        }
         if let Some(images) = self.active.slots.remove(&slot.0) {
             self.active.bytes -= images.len() * ROW_BYTES as usize;
         }

@@ -55,7 +55,8 @@ impl Array {
         let waits = self
             .builds_mut()
             .any(|(_, _, _, progress)| progress.pages == PagesBuilt::Done && progress.done() >= slots);
-        if !waits {
+        // Nobody joins an array that is stopping, and it stops only when the writes that wait have ended.
+        if !waits || self.stopping.is_some() {
             self.redo_mut().held = false;
             self.wake_waiting_for_room();
         }

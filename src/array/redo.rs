@@ -9,6 +9,7 @@
 use super::checkpoint::Checkpoint;
 use super::journal::{HEADER_BYTES_MAX, Journal, OpenBatch, record_bytes, stripe_of};
 use super::members::Which;
+use super::mutation::{Mutation, is_off};
 use super::overlay::Overlay;
 use super::page_hold::Arrival;
 use super::pages::PageStore;
@@ -19,7 +20,8 @@ use crate::block_io::{Buf, IoFault, IoOp, IoValue};
 use crate::codec::BlockHasher;
 use crate::format::{EpochStamp, LOG_BLOCK_BYTES, LogRecord, MapEntry, MemberState};
 use crate::units::{
-    BlockHash, ByteOffset, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex, Timestamp, VolumeOffset,
+    BlockHash, ByteOffset, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex, Timestamp,
+    VolumeOffset,
 };
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
@@ -48,8 +50,11 @@ pub(super) struct Redo {
     /// Flush rounds begun and ended since the start.
     pub rounds_begun: u64,
     pub rounds_ended: u64,
-    /// Operations that wait for room in the overlay, the log, or for a free slot.
+    /// Operations that wait for room in the overlay or the log: who comes later waits behind them, so that a large write
+    /// is not kept out by small ones.
     pub waiting_for_room: VecDeque<usize>,
+    /// Operations that wait for a free slot.
+    pub waiting_for_slot: Vec<usize>,
     /// Operations whose records found the open batch full.
     pub waiting_for_batch: Vec<usize>,
     /// What admitted operations will add.
@@ -74,6 +79,8 @@ pub(super) struct Redo {
     pub queued: VecDeque<(PieceId, SlotRequest)>,
     /// Blocks of the rings that notes may use and other batches may not.
     reserve: u32,
+    /// The open batch found no room in the rings.
+    is_stuck: bool,
     /// Images that gather before a checkpoint, in bytes: two generations, with their headers, must fit the ring.
     pub overlay_max: usize,
     pub facts: LogFacts,
@@ -112,6 +119,11 @@ const IN_FLIGHT_MAX: usize = 4;
 const GATHER_BYTES: usize = 256 << 10;
 /// Lost blocks that are remembered for the status; with more, "and more" is all a person needs.
 const LOST_MAX: usize = 4096;
+/// A write goes through the log in parts that take no more than one in so many blocks of a ring each: several are then
+/// on their way at a time, and none is ever too large for what a skipped end leaves.
+const PART_FRACTION: usize = 16;
+/// Blocks for notes in the smallest ring: those of a checkpoint, of its tail and of a replay.
+const RESERVE_MIN: u32 = 4;
 /// Largest payload of one batch on one member.
 const BATCH_BYTES_MAX: usize = 8 << 20;
 
@@ -139,6 +151,7 @@ impl Redo {
             rounds_begun: 0,
             rounds_ended: 0,
             waiting_for_room: VecDeque::new(),
+            waiting_for_slot: Vec::new(),
             waiting_for_batch: Vec::new(),
             promised: Share::default(),
             stripes_in_progress: 0,
@@ -149,7 +162,8 @@ impl Redo {
             held: false,
             no_room_since: None,
             queued: VecDeque::new(),
-            reserve: (ring_blocks / 8).max(8),
+            reserve: (ring_blocks / 8).max(RESERVE_MIN),
+            is_stuck: false,
             overlay_max,
             arrivals: Vec::new(),
             facts,
@@ -180,14 +194,26 @@ impl Redo {
     /// when a piece has to skip the end of a ring.
     pub fn has_room(&self, share: Share, used_blocks: u32) -> bool {
         let pending = self.overlay.active_bytes() + self.promised.bytes;
-        let blocks = used_blocks as usize
-            + self.promised.blocks
-            + share.blocks
-            + self.open.payload_blocks_max() as usize
-            + self.open.manifest_bytes().div_ceil(LOG_BLOCK_BYTES);
+        let open =
+            self.open.payload_blocks_max() as usize + self.open.manifest_bytes().div_ceil(LOG_BLOCK_BYTES);
+        // A piece may have to skip as much as it takes.
+        let blocks = used_blocks as usize + 2 * (self.promised.blocks + share.blocks + open);
         !self.held
             && (pending == 0 || pending + share.bytes <= self.overlay_max)
-            && blocks <= self.ring_blocks as usize * 3 / 4
+            && blocks <= (self.ring_blocks - self.reserve - self.ring_blocks / 8) as usize
+    }
+
+    /// Rows that one record may have, so that every piece finds room in a ring once what is before it is in place. `width`
+    /// is that of the array.
+    pub fn rows_max(&self, width: usize) -> usize {
+        // What the manifest has for a row, at most; see `share_of_write`.
+        let row_bytes = LOG_BLOCK_BYTES + 16 * width + 64 + 2 * width;
+        ((self.ring_blocks as usize / PART_FRACTION).saturating_sub(1) * LOG_BLOCK_BYTES / row_bytes).max(1)
+    }
+
+    /// Whether a record that takes so many blocks of a ring, all of them header, finds room for certain.
+    pub fn fits_ring(&self, blocks: usize) -> bool {
+        blocks <= self.ring_blocks as usize / 8
     }
 
     /// Puts a record into the open batch. `payload`: for members, the blocks that go to their logs.
@@ -231,7 +257,7 @@ impl Redo {
     pub fn open_has_room(&self, record: &LogRecord, payload_bytes: usize) -> bool {
         let bytes_max = BATCH_BYTES_MAX.min(self.ring_blocks as usize * LOG_BLOCK_BYTES / 8);
         self.open.is_empty()
-            || (self.open.manifest_bytes() + record_bytes(record) <= HEADER_BYTES_MAX / 2
+            || (self.open.manifest_bytes() + record_bytes(record) <= bytes_max.min(HEADER_BYTES_MAX / 2)
                 && self.open.payload_blocks_max() as usize * LOG_BLOCK_BYTES + payload_bytes <= bytes_max)
     }
 
@@ -240,6 +266,7 @@ impl Redo {
         let mut all: Vec<usize> = self.waiters.drain(..).map(|(_, key, _)| key).collect();
         all.extend(self.open.waiters.drain(..).map(|(key, _)| key));
         all.extend(self.waiting_for_room.drain(..));
+        all.append(&mut self.waiting_for_slot);
         all.append(&mut self.waiting_for_batch);
         all.append(&mut self.waiting_for_drain);
         all
@@ -292,7 +319,9 @@ impl Array {
             return false;
         }
         let reserve = self.map.slots - self.geometry.stripes();
-        !redo.waiting_for_room.is_empty()
+        redo.is_stuck
+            || !redo.waiting_for_room.is_empty()
+            || !redo.waiting_for_slot.is_empty()
             || (waiting >= reserve.div_ceil(4) && redo.stripes.free_slots() <= reserve / 2)
             || (redo.journal.tail_is_news() && redo.journal.fullness(&self.online()) >= 64)
     }
@@ -300,15 +329,22 @@ impl Array {
     /// Issues an empty batch when its note or tail is waited for and no other batch will carry it.
     fn push_notes(&mut self) {
         let redo = self.redo();
-        let idle = redo.open.is_empty() && redo.journal.in_flight() == 0;
-        if idle && redo.journal.has_news() && self.is_pressed() {
+        if redo.journal.in_flight() > 0 || !redo.journal.has_news() {
+            return;
+        }
+        if redo.open.is_empty() && self.is_pressed() {
             self.issue_batch();
+        } else if redo.is_stuck && redo.journal.tail_is_news() {
+            // The reserve is for this: a tail that makes room goes before what waits for it.
+            let open = std::mem::take(&mut self.redo_mut().open);
+            self.issue_batch();
+            self.redo_mut().open = open;
         }
     }
 
     /// Acknowledges what may be: operations look at their batch themselves when they are advanced.
     fn release_waiters(&mut self) {
-        if !self.acknowledgements_allowed() {
+        if !self.acknowledgements_allowed() && !is_off(Mutation::AckBeforeBump) {
             return;
         }
         let redo = self.redo.as_mut().expect("a logged array");
@@ -364,20 +400,23 @@ impl Array {
         let redo = self.redo_mut();
         let reserve = if redo.open.is_empty() { 0 } else { redo.reserve };
         let sequence = redo.journal.next();
-        let Some(pieces) = redo.journal.issue(stamp, &live, &redo.open, reserve) else {
+        let Some((manifest, pieces)) = redo.journal.issue(stamp, &live, &redo.open, reserve) else {
             redo.checkpoint.want();
+            redo.is_stuck = true;
             return false;
         };
+        redo.is_stuck &= redo.open.is_empty();
         let open = std::mem::take(&mut redo.open);
         redo.waiters.extend(open.waiters.into_iter().map(|(key, durable)| (sequence, key, durable)));
         let log_offset = redo.log_offset;
         let waiting = std::mem::take(&mut redo.waiting_for_batch);
         self.ready.extend(waiting);
+        let header = manifest.header_bytes();
         for piece in pieces {
-            let len = piece.header.len() + piece.payload.iter().map(|buf| buf.len()).sum::<usize>();
-            let mut buf = self.pool.alloc(len);
-            buf[..piece.header.len()].copy_from_slice(&piece.header);
-            let mut at = piece.header.len();
+            let payload = piece.payload_bytes();
+            let mut buf = self.pool.alloc(header + payload);
+            manifest.write_piece(piece.member, (payload / LOG_BLOCK_BYTES) as u32, &mut buf[..header]);
+            let mut at = header;
             for block in &piece.payload {
                 buf[at..at + block.len()].copy_from_slice(block);
                 at += block.len();
@@ -475,7 +514,10 @@ impl Array {
         let free: Vec<SlotIndex> = {
             let (overlay, checkpoint) = (&redo.overlay, &redo.checkpoint);
             redo.to_free
-                .extract_if(.., |slot| !overlay.is_frozen(*slot) && !checkpoint.is_punching(*slot))
+                .extract_if(.., |slot| {
+                    (!overlay.is_frozen(*slot) && !checkpoint.is_punching(*slot))
+                        || is_off(Mutation::DestageBySlotNumber)
+                })
                 .collect()
         };
         for slot in free {
@@ -485,7 +527,10 @@ impl Array {
 
     /// Lets operations look again whether there is room.
     pub(super) fn wake_waiting_for_room(&mut self) {
-        let waiting = std::mem::take(&mut self.redo_mut().waiting_for_room);
+        let redo = self.redo_mut();
+        let slots = std::mem::take(&mut redo.waiting_for_slot);
+        let waiting = std::mem::take(&mut redo.waiting_for_room);
+        self.ready.extend(slots);
         self.ready.extend(waiting);
     }
 

@@ -6,6 +6,7 @@
 
 use super::NoticeLevel;
 use super::members::{Device, Which};
+use super::mutation::{Mutation, is_off};
 use super::{Array, Effect, Inflight, Owner, Stopping};
 use crate::block_io::{DeviceId, IoFault, IoOp, IoValue};
 use crate::format::{
@@ -191,6 +192,11 @@ impl Array {
         self.supers.losses == self.supers.durable_losses && !self.is_failed()
     }
 
+    /// Whether blocks and pages may be written in place, and log space be given back.
+    pub(super) fn in_place_allowed(&self) -> bool {
+        self.acknowledgements_allowed() || (is_off(Mutation::InPlaceBeforeBump) && !self.is_failed())
+    }
+
     /// Whether writes may touch members. Asks for the dirty mark when it is missing.
     pub(super) fn writes_allowed(&mut self) -> bool {
         if !self.supers.dirty {
@@ -204,6 +210,9 @@ impl Array {
     /// Starts an update when one is wanted and none is running.
     pub(super) fn pump_supers(&mut self) {
         if !self.supers.wanted || self.supers.job.is_some() || self.is_failed() || self.is_stopped() {
+            return;
+        }
+        if self.is_epoch_late() {
             return;
         }
         self.supers.wanted = false;
@@ -236,7 +245,8 @@ impl Array {
     fn next_superblock(&mut self, online: MemberSet) -> Superblock {
         let mut next = self.supers.template.clone();
         next.sequence += 1;
-        if self.supers.epoch_is_complete && (self.supers.bump_due || next.epoch.live != online) {
+        let complete = self.supers.epoch_is_complete || is_off(Mutation::BumpNotFinishedFirst);
+        if complete && (self.supers.bump_due || next.epoch.live != online) {
             self.supers.epoch_number += 1;
             self.supers.epoch_is_complete = false;
             self.supers.bump_due = false;

@@ -2,8 +2,8 @@
 //! share. Knows where bytes lie from `format`; must not know of arrays that run.
 
 use crate::format::{
-    COPY_BYTES, CopyPlace, FormatError, Inspection, NewestError, RegionKind, SIGNATURE_WINDOW, Signature, Superblock,
-    all_copy_offsets, newest, recognise, superblock_offsets,
+    COPY_BYTES, CopyPlace, FormatError, Inspection, NewestError, RegionKind, SIGNATURE_WINDOW, Signature,
+    Superblock, all_copy_offsets, newest, recognise, superblock_offsets,
 };
 use crate::member::{Device, DeviceError};
 

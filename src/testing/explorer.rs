@@ -9,10 +9,13 @@
 
 use super::oracle::BLOCK_BYTES;
 use super::workload::Run;
-use super::{Fate, Floor, Oracle, Random, SimArray, SimShape, SimWorld, Workload, Wreck, superblocks};
+use super::{
+    Fate, Floor, Oracle, Random, SimArray, SimDisk, SimShape, SimWorld, Workload, Wreck, superblocks,
+};
 use crate::block_io::DeviceId;
-use crate::format::{MemberState, Role};
+use crate::format::{ChecksumKind, MemberState, RegionKind, Role, Superblock};
 use crate::volume::{ActivityKind, AdminRequest, ClientReply, ClientRequest};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -65,6 +68,8 @@ pub struct Totals {
     pub refused: u64,
     /// Scrubs that found nothing.
     pub scrubs: u64,
+    /// Reads that ended in an error, as they may when too much is damaged.
+    pub errors: u64,
 }
 
 impl Totals {
@@ -76,6 +81,7 @@ impl Totals {
         self.repeated += other.repeated;
         self.refused += other.refused;
         self.scrubs += other.scrubs;
+        self.errors += other.errors;
     }
 }
 
@@ -147,6 +153,8 @@ struct Past {
     floor: Option<Floor>,
     /// Crashes before this one.
     depth: u32,
+    /// Members whose logs were damaged since something was served: bit by index.
+    ruined: u64,
 }
 
 /// Which of the undecided writes are there after a crash.
@@ -218,8 +226,11 @@ impl Explorer<'_> {
                 continue;
             }
             moment += 1;
+            // What follows the loss of a member is short and full of danger.
             let mut chance = Random::new(self.seed ^ (moment << 32));
-            if !chance.one_in(scenario.moments_one_in) {
+            let one_in =
+                if load.is_tense() { scenario.moments_one_in.div_ceil(8) } else { scenario.moments_one_in };
+            if !chance.one_in(one_in) {
                 continue;
             }
             self.moment(moment, &mut load)?;
@@ -244,7 +255,7 @@ impl Explorer<'_> {
             Some(_) => return Ok(()),
         };
         self.totals.moments += 1;
-        let past = Past { impaired: load.impaired(), floor: None, depth: 0 };
+        let past = Past { impaired: load.impaired(), floor: None, depth: 0, ruined: 0 };
         let undecided = load.sim.wreck().undecided(true);
         for variant in variants {
             self.at = Some((moment, variant));
@@ -267,7 +278,7 @@ impl Explorer<'_> {
 
     /// Picks what a crash leaves; `pick` goes round.
     fn survivors(&mut self, pick: u64, wreck: &Wreck) -> (bool, Survivors) {
-        let power = pick % 4 != 0;
+        let power = !pick.is_multiple_of(4);
         let count = wreck.undecided(power).max(1);
         let one = self.random.below(count as u64) as usize;
         let survivors = match self.random.below(10) {
@@ -298,10 +309,11 @@ impl Explorer<'_> {
         let mut disks = wreck.settle(power, |at, disk| survivors.fate(at, disk, &mut random));
         let floor = match past.floor {
             _ if power => Floor::Flushed,
-            Some(Floor::Flushed) => Floor::Flushed,
+            Some(Floor::Flushed | Floor::Anything) => Floor::Flushed,
             Some(Floor::Answered(_)) | None => Floor::ALL_ANSWERED,
         };
-        let presence = self.choose_present(&mut disks, past.impaired);
+        let mut presence = self.choose_present(&mut disks, past.impaired);
+        presence.ruined = past.ruined | self.ruin_logs(&mut disks);
         let word = if power { "the power fails" } else { "the process dies" };
         self.path.push(format!(
             "{word}; of {undecided} undecided writes: {survivors:?}; {presence}; floor {floor:?}"
@@ -316,11 +328,24 @@ impl Explorer<'_> {
             }
             Err(error) => return Err(format!("refused within the budget: {error}")),
         };
-        // A disk that forgot what it had acknowledged is an erasure beside those that are missing.
+        // A disk that forgot what it had acknowledged, or whose log is damaged, is an erasure beside those that are
+        // missing.
         let (live, forgot) = live_members(&sim);
-        let erasures = u32::from(self.scenario.shape.width()) - live.count_ones() + forgot.count_ones();
-        let heals = self.scenario.promise.logged && erasures <= u32::from(self.scenario.shape.parity);
-        let floor = if forgot == 0 || heals { floor } else { Floor::Flushed };
+        let missing = u32::from(self.scenario.shape.width()) - live.count_ones();
+        let survives = |bad: u64| {
+            self.scenario.promise.logged
+                && missing + (bad & live).count_ones() <= u32::from(self.scenario.shape.parity)
+        };
+        if presence.ruined & live != 0 && !survives(presence.ruined | forgot) {
+            self.path.push("beyond what the array survives".into());
+            // With every log damaged nothing may be left that tells what went in place, and without checksums nothing
+            // tells a row that is half in place.
+            if self.scenario.shape.checksum == ChecksumKind::None && live & !presence.ruined == 0 {
+                return Ok(());
+            }
+            return self.read_what_is_left(&mut sim, oracle);
+        }
+        let floor = if forgot == 0 || survives(presence.ruined | forgot) { floor } else { Floor::Flushed };
 
         let plan = if past.depth >= self.scenario.depth_max { 0 } else { self.random.below(8) };
         let mut oracle = match plan {
@@ -331,7 +356,8 @@ impl Explorer<'_> {
             }
             _ => oracle.clone(),
         };
-        let mut past = Past { impaired: 0, floor: Some(floor), depth: past.depth + 1 };
+        let ruined = presence.ruined;
+        let mut past = Past { impaired: 0, floor: Some(floor), depth: past.depth + 1, ruined };
         if plan <= 5 {
             let steps = self.random.below(1 << self.random.clone().below(10)) as usize;
             self.random.next_u64();
@@ -342,6 +368,7 @@ impl Explorer<'_> {
         }
         self.observe_all(&mut sim, STEPS_MAX, &mut oracle, floor)?;
         sim.disks.values_mut().filter(|disk| !disk.dead).for_each(|disk| disk.forgot = false);
+        past.ruined = 0;
         if plan == 6 {
             past.impaired = self.not_live(&sim);
             self.path.push("all is read; crash again".into());
@@ -378,17 +405,13 @@ impl Explorer<'_> {
     }
 
     /// Decides which disks are there at the next start: of the current ones all but some, of the others any.
-    fn choose_present(
-        &mut self,
-        disks: &mut std::collections::BTreeMap<u32, super::SimDisk>,
-        impaired: u64,
-    ) -> Presence {
+    fn choose_present(&mut self, disks: &mut BTreeMap<u32, SimDisk>, impaired: u64) -> Presence {
         let shape = self.scenario.shape;
-        let known: Vec<(u32, crate::format::Superblock)> =
+        let known: Vec<(u32, Superblock)> =
             disks.iter().filter_map(|(id, disk)| Some((*id, superblocks::newest(disk)?))).collect();
         let newest = known.iter().map(|(_, s)| s.epoch.number).max().unwrap_or(0);
         let heads: Vec<_> = known.iter().filter(|(_, s)| s.epoch.number == newest).map(|(_, s)| s).collect();
-        let is_current = |s: &crate::format::Superblock| {
+        let is_current = |s: &Superblock| {
             s.role == Role::Member
                 // One that was just built is in the live set of the newest epoch, which may be incomplete.
                 && s.epoch.live.contains(s.member)
@@ -407,11 +430,12 @@ impl Explorer<'_> {
             }
         }
         let spare = usize::from(shape.parity).saturating_sub(usize::from(shape.width()) - good.len());
-        let loss = match self.random.below(4) {
+        // Now and then any members at all: with stale ones in place of current ones the array must refuse, or be right.
+        let any = self.random.one_in(4);
+        let loss = match self.random.below(3) {
+            _ if any => self.random.below(usize::from(shape.parity).min(good.len()) as u64 + 1) as usize,
             0 => 0,
             1 => spare,
-            // One more than can be borne, when stale members are there to fill the gap.
-            2 if self.random.one_in(8) => spare + 1,
             _ => self.random.below(spare as u64 + 1) as usize,
         };
         let lost = self.random.choose(loss, good.len());
@@ -428,7 +452,7 @@ impl Explorer<'_> {
         }
         for (id, disk) in disks.iter_mut().filter(|(id, _)| good.iter().all(|(other, _)| other != *id)) {
             disk.failing_flushes = 0;
-            let there = if disk.dead { self.random.one_in(3) } else { !self.random.one_in(3) };
+            let there = if disk.dead && !any { self.random.one_in(3) } else { !self.random.one_in(4) };
             disk.dead = !there;
             if there {
                 presence.others.push(DeviceId(*id));
@@ -437,11 +461,59 @@ impl Explorer<'_> {
         presence
     }
 
+    /// Damages the logs of some disks now and then. Returns whose: bits by index of member.
+    fn ruin_logs(&mut self, disks: &mut BTreeMap<u32, SimDisk>) -> u64 {
+        if !self.scenario.promise.logged || !self.random.one_in(6) {
+            return 0;
+        }
+        let mut ruined = 0;
+        let many = self.random.below(u64::from(self.scenario.shape.width())) + 1;
+        for disk in disks.values_mut().filter(|disk| !disk.dead) {
+            if self.random.below(u64::from(self.scenario.shape.width())) >= many {
+                continue;
+            }
+            let Some(superblock) = superblocks::newest(disk) else { continue };
+            let Some(region) = superblock.region(RegionKind::Log) else { continue };
+            let one_in = 1 + self.random.below(3);
+            let kind = self.random.below(3);
+            for block in disk.written_blocks(region.offset.0..region.offset.0 + region.len) {
+                if !self.random.one_in(one_in) {
+                    continue;
+                }
+                let at = block * BLOCK_BYTES as u64;
+                match kind {
+                    0 => drop(disk.bad_blocks.insert(block)),
+                    1 => disk.poke(at, &[0; BLOCK_BYTES]),
+                    _ => disk.flip(at + self.random.below(BLOCK_BYTES as u64), 1 << self.random.below(8)),
+                }
+            }
+            ruined |= 1 << superblock.member.0;
+        }
+        ruined
+    }
+
+    /// Reads what can be read when more is damaged than the array survives: errors are right, wrong data never is.
+    fn read_what_is_left(&mut self, sim: &mut SimArray, oracle: &Oracle) -> Result<(), String> {
+        for block in 0..oracle.blocks() {
+            let id = sim.submit_read((block * BLOCK_BYTES) as u64, BLOCK_BYTES);
+            match sim.wait(id) {
+                Ok(ClientReply::Data(bytes)) => {
+                    let checked = oracle.check(block, &bytes, Floor::Anything);
+                    checked.map_err(|wrong| format!("beyond what the array survives: {wrong}"))?;
+                }
+                Ok(other) => return Err(format!("a read was answered with {other:?}")),
+                Err(_) => self.totals.errors += 1,
+            }
+        }
+        Ok(())
+    }
+
     /// Whether a start may be refused with these members.
     fn may_refuse(&self, presence: &Presence) -> bool {
         let (k, width) = (u32::from(self.scenario.shape.data), u32::from(self.scenario.shape.width()));
         let current = presence.current.count_ones();
-        let enough = current >= k && 2 * current > width;
+        let sound = (presence.current & !presence.ruined).count_ones();
+        let enough = sound >= k && 2 * current > width;
         !enough || (!self.scenario.promise.logged && current < width)
     }
 
@@ -597,12 +669,15 @@ struct Presence {
     lost: u64,
     /// Disks that are there and perhaps stale.
     others: Vec<DeviceId>,
+    /// Members whose logs are damaged.
+    ruined: u64,
 }
 
 impl fmt::Display for Presence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let others: Vec<u32> = self.others.iter().map(|id| id.0).collect();
-        write!(f, "current members {:#b}, lost {:#b}, other disks {others:?}", self.current, self.lost)
+        write!(f, "current members {:#b}, lost {:#b}, other disks {others:?}", self.current, self.lost)?;
+        if self.ruined != 0 { write!(f, ", logs damaged {:#b}", self.ruined) } else { Ok(()) }
     }
 }
 

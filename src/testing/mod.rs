@@ -10,6 +10,7 @@ mod sim;
 mod superblocks;
 mod workload;
 
+pub use crate::array::mutation::Mutation;
 pub use disk::{DiskWrite, Fate, SimDisk, WriteFault};
 pub use explorer::{Promise, Scenario, Totals, Violation, explore, replay};
 pub use oracle::{Floor, Oracle, Written, Wrong};

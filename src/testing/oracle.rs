@@ -16,6 +16,10 @@ pub const SECTOR_BYTES: usize = 512;
 /// Sectors of a block.
 const SECTORS: usize = BLOCK_BYTES / SECTOR_BYTES;
 
+/// Versions of a block that are remembered though newer ones are stable: a log that is damaged beyond what the array
+/// survives may bring them back.
+const VERSIONS_KEPT: usize = 12;
+
 /// Write number of zeroes.
 const ZEROES: u64 = 0;
 const IN_FLIGHT: u64 = u64::MAX;
@@ -27,6 +31,8 @@ pub enum Floor {
     Answered(u64),
     /// What was flushed.
     Flushed,
+    /// Nothing: more is damaged than the array survives. Any version of late may be shown, but no garbage and no mix.
+    Anything,
 }
 
 impl Floor {
@@ -293,26 +299,29 @@ impl History {
         }
     }
 
-    /// Forgets versions that can never be seen again, not by a read that began at `oldest` either, when that leaves
-    /// one of each sector.
+    /// Forgets the oldest versions, when they are many, and stable, and no read that began at `oldest` may show them.
     fn forget(&mut self, oldest: u64) {
-        if self.writes.iter().any(|w| w.ended >= oldest) {
+        let old = self.writes.len() / 2;
+        if old < VERSIONS_KEPT || self.writes[..old].iter().any(|w| w.ended >= oldest) {
             return;
         }
-        let newest = |sector| self.writes.iter().rposition(|w| w.covers(sector)).map_or(0, |at| at + 1);
-        if (0..SECTORS).all(|sector| self.flushed[sector] == newest(sector)) {
-            for sector in 0..SECTORS {
-                if let Some(at) = self.flushed[sector].checked_sub(1) {
-                    self.base[sector] = self.writes[at].value;
-                }
-            }
-            self.writes.clear();
-            self.flushed = [0; SECTORS];
+        let newest =
+            |sector| self.writes[..old].iter().rposition(|w| w.covers(sector)).map_or(0, |at| at + 1);
+        if (0..SECTORS).any(|sector| self.flushed[sector] < newest(sector)) {
+            return;
         }
+        for sector in 0..SECTORS {
+            if let Some(at) = newest(sector).checked_sub(1) {
+                self.base[sector] = self.writes[at].value;
+            }
+            self.flushed[sector] = self.flushed[sector].saturating_sub(old);
+        }
+        self.writes.drain(..old);
     }
 
     fn floor(&self, sector: usize, floor: Floor) -> usize {
         match floor {
+            Floor::Anything => 0,
             Floor::Flushed => self.flushed[sector],
             Floor::Answered(since) => {
                 let answered = |w: &Version| w.covers(sector) && w.ended <= since && !w.optional;

@@ -32,7 +32,7 @@ const LOGGED: Promise = Promise { logged: true, force: false };
 const RING: u64 = 256 << 10;
 
 /// A ring that is full after a few batches: its end, its room and the tail come into play all the time.
-const SMALL_RING: u64 = 96 << 10;
+const SMALL_RING: u64 = 192 << 10;
 
 /// Nobody fails and nobody is replaced: everything is about the log.
 const fn steady(name: &'static str, shape: SimShape) -> Scenario {

@@ -80,8 +80,13 @@ pub struct Run {
     width: u16,
     spare_members: usize,
     stripe_sectors: u64,
+    /// Steps for which what happened to a member is still going through the array.
+    tense: u32,
     log: Vec<String>,
 }
+
+/// Steps after a member's fault, or an administrator's request, until all is recorded; roughly.
+const TENSE_STEPS: u32 = 120;
 
 /// What is remembered for the report of a violation.
 const LOG_MAX: usize = 400;
@@ -100,6 +105,7 @@ impl Run {
             width: geometry.width(),
             spare_members: usize::from(geometry.parity),
             stripe_sectors: geometry.stripe_bytes() / SECTOR_BYTES as u64,
+            tense: 0,
             log: Vec::new(),
         }
     }
@@ -108,6 +114,12 @@ impl Run {
     #[must_use]
     pub fn log(&self) -> &[String] {
         &self.log
+    }
+
+    /// Whether a member has just failed, or something was done about one.
+    #[must_use]
+    pub fn is_tense(&self) -> bool {
+        self.tense > 0
     }
 
     fn note(&mut self, what: String) {
@@ -155,6 +167,7 @@ impl Run {
             here
         });
         let before = (self.sim.changes(), self.oracle.now() + 1);
+        self.tense = self.tense.saturating_sub(1);
         match kind.unwrap_or(0) {
             0 => drop(self.sim.step()),
             at @ 1..=6 if self.pending.len() < w.depth => self.client(at),
@@ -325,6 +338,7 @@ impl Run {
         let word =
             ["dies", "dies and loses its cache", "fails its next flush", "becomes slow"][kind as usize];
         self.note(format!("member {member} {word}"));
+        self.tense = TENSE_STEPS;
         let seed = self.random.next_u64();
         let Some(disk) = self.sim.disks.get_mut(&id) else { return };
         match kind {
@@ -373,6 +387,7 @@ impl Run {
             MemberState::Online if self.random.below(4) > 0 => {
                 if let Some((member, _)) = self.victim() {
                     self.note(format!("member {member} is taken out"));
+                    self.tense = TENSE_STEPS;
                     let _ = self.sim.submit_admin(AdminRequest::Offline { member: MemberIndex(member) });
                 }
             }

@@ -2,7 +2,8 @@
 
 use calpe::daemon::superblocks::read_superblock;
 use calpe::format::{
-    COPY_BYTES, LOG_BLOCK_BYTES, LogKey, RegionKind, SegmentError, SegmentHeader, Superblock, all_copy_offsets,
+    COPY_BYTES, LOG_BLOCK_BYTES, LogKey, RegionKind, SegmentError, SegmentHeader, Superblock,
+    all_copy_offsets,
 };
 use calpe::member::{Access, Device};
 use calpe::testing::Random;
@@ -54,7 +55,10 @@ impl Image {
         let mut bytes = vec![0; region.len as usize];
         self.file.read_exact_at(&mut bytes, region.offset.0).expect("read");
         let used = bytes.chunks_exact(BLOCK as usize).map(|block| block.iter().any(|&byte| byte != 0));
-        used.enumerate().filter(|(_, used)| *used).map(|(at, _)| region.offset.0 + at as u64 * BLOCK).collect()
+        used.enumerate()
+            .filter(|(_, used)| *used)
+            .map(|(at, _)| region.offset.0 + at as u64 * BLOCK)
+            .collect()
     }
 
     pub fn read(&self, offset: u64, len: usize) -> Vec<u8> {
@@ -123,7 +127,9 @@ impl Image {
             }
         };
         let blocks = ring.len() / LOG_BLOCK_BYTES;
-        (0..blocks).filter_map(|block| Some((region.offset.0 + block as u64 * BLOCK, decode(block)?))).collect()
+        (0..blocks)
+            .filter_map(|block| Some((region.offset.0 + block as u64 * BLOCK, decode(block)?)))
+            .collect()
     }
 }
 

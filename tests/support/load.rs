@@ -59,7 +59,8 @@ impl Client {
 
     /// Sends a request, with the payload of a write.
     pub fn submit(&mut self, request: &Request, payload: &[u8]) -> io::Result<u64> {
-        let cookie = self.connection.submit(request, &mut self.out).expect("a request that the server offered");
+        let cookie =
+            self.connection.submit(request, &mut self.out).expect("a request that the server offered");
         if request.command == Command::Read {
             self.reads.insert(cookie, (request.offset, vec![0; request.length as usize]));
         }
@@ -73,7 +74,9 @@ impl Client {
         loop {
             while let Some(event) = self.connection.poll_event() {
                 match event {
-                    ClientEvent::Data { cookie, offset, length } => self.take_payload(cookie, offset, length)?,
+                    ClientEvent::Data { cookie, offset, length } => {
+                        self.take_payload(cookie, offset, length)?
+                    }
                     ClientEvent::Done { cookie, result } => {
                         let data = self.reads.remove(&cookie).map(|(_, data)| data).unwrap_or_default();
                         return Ok((cookie, result.map(|()| data)));
@@ -238,7 +241,10 @@ impl Load {
                 let mut possible = vec![block.now];
                 possible.extend(block.next.take());
                 let found = possible.iter().find(|content_of| bytes == content(at, **content_of));
-                *block = Block { now: *found.unwrap_or_else(|| panic!("{}", told(at, bytes, &possible))), ..*block };
+                *block = Block {
+                    now: *found.unwrap_or_else(|| panic!("{}", told(at, bytes, &possible))),
+                    ..*block
+                };
                 block.readers = 0;
             }
         }

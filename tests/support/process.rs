@@ -4,7 +4,8 @@
 use super::calpe;
 use super::load::Client;
 use calpe::control::{
-    ArrayReport, ArrayState, MAX_REPLY_BYTES, MemberRef, Reply, Request, ScrubAction, read_message, write_message,
+    ArrayReport, ArrayState, MAX_REPLY_BYTES, MemberRef, Reply, Request, ScrubAction, read_message,
+    write_message,
 };
 use std::fs;
 use std::io::BufReader;
@@ -51,7 +52,8 @@ pub struct Daemon {
 impl Daemon {
     /// Starts `calpe up` and waits until it answers.
     pub fn start(dir: &Path, setup: &Setup) -> Daemon {
-        let log = fs::File::options().create(true).append(true).open(dir.join("daemon.log")).expect("a log file");
+        let log =
+            fs::File::options().create(true).append(true).open(dir.join("daemon.log")).expect("a log file");
         let mut command = calpe();
         command.arg("up").arg("--dir").arg(dir.join("data"));
         command.args(["--data", &setup.data.to_string(), "--parity", &setup.parity.to_string()]);
@@ -63,7 +65,9 @@ impl Daemon {
             if let Some(status) = daemon.child.try_wait().expect("ours") {
                 panic!("the daemon ended: {status}\n{}", daemon.log());
             }
-            daemon.try_ask(&Request::Status { array: Some(NAME.into()) }).is_some_and(|reply| matches!(reply, Reply::Status(_)))
+            daemon
+                .try_ask(&Request::Status { array: Some(NAME.into()) })
+                .is_some_and(|reply| matches!(reply, Reply::Status(_)))
                 && Client::connect(&daemon.socket()).is_ok()
         });
         daemon

@@ -6,6 +6,7 @@
 
 use super::RecoveryError;
 use crate::array::geometry::Map;
+use crate::array::mutation::{Mutation, is_off};
 use crate::format::{Batch, BatchHash, LogRecord, LogStart, MemberSet, NO_PLACE, SegmentHeader};
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
 use std::collections::HashMap;
@@ -175,6 +176,7 @@ impl LogBatch {
 
 /// Whether a record can be in a log of an array of this shape.
 fn possible(record: &LogRecord, map: &Map) -> bool {
+    // What the format itself makes sure of is asked again: what follows relies on it.
     let rows = map.chunk / ROW_BYTES as usize;
     let slot = |slot: SlotIndex| slot.0 < map.slots;
     // There are never more stripes than slots.
@@ -228,7 +230,8 @@ impl Chain {
         for member in members.iter() {
             let bad = |batch: &LogBatch| {
                 let header = batch.piece(member).is_some_and(|piece| piece.header);
-                let payload = (0..batch.payload_blocks(member)).filter(|&at| !batch.holds(member, at)).count();
+                let payload =
+                    (0..batch.payload_blocks(member)).filter(|&at| !batch.holds(member, at)).count();
                 u64::from(!header) + payload as u64
             };
             let concerned = self.batches.iter().filter(noted).filter(|batch| batch.place(member).is_some());
@@ -338,11 +341,157 @@ impl Finds {
         if self.impossible.contains(&next) {
             return Err(RecoveryError::Impossible { sequence: next });
         }
-        if next < self.noted && !force {
+        let unchecked = is_off(Mutation::NoteNotChecked);
+        if next < self.noted && !force && !unchecked {
             return Err(RecoveryError::LogBroken { sequence: next, noted: self.noted });
         }
         // A ring has fewer than 2^32 blocks, so no more batches either.
-        let noted = self.noted.clamp(self.tail, next) - self.tail;
+        let noted = if unchecked { 0 } else { self.noted.clamp(self.tail, next) - self.tail };
         Ok(Chain { tail: self.tail, noted: noted as u32, batches, notes: self.notes })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::parts::{RING, batch, chain, fresh, hash, header, in_place, map};
+    use super::*;
+
+    fn find(start: LogStart, batches: &[Batch]) -> Finds {
+        let mut finds = Finds::new(start);
+        for batch in batches {
+            if finds.add(header(batch), &map(2, 1, 1), RING).is_some() {
+                let piece = Piece { member: MemberIndex(0), header: true, good: Bits::default() };
+                finds.set_piece(&header(batch).hash, piece);
+            }
+        }
+        finds
+    }
+
+    /// Batches from `sequence` on, in these epochs, each naming the one before.
+    fn line(sequence: u64, epochs: &[u64], mut previous: BatchHash) -> Vec<Batch> {
+        let mut all = Vec::new();
+        for (at, &epoch) in epochs.iter().enumerate() {
+            all.push(batch(
+                sequence + at as u64,
+                epoch,
+                previous,
+                vec![in_place(0, 0, 1, &[0, 2], epoch)],
+                3,
+            ));
+            previous = header(&all[at]).hash;
+        }
+        all
+    }
+
+    fn sequences(chain: &Chain) -> Vec<(u64, u64)> {
+        chain.batches.iter().map(|entry| (entry.batch.sequence, entry.batch.epoch.number)).collect()
+    }
+
+    const START: LogStart = LogStart { sequence: 5, epoch: 2 };
+
+    #[test]
+    fn the_chain_runs_over_epochs_and_ends_at_a_gap() {
+        let mut batches = line(5, &[2, 2, 3, 3, 3], BatchHash::default());
+        let whole = find(START, &batches).chain(false).unwrap();
+        assert_eq!(sequences(&whole), [(5, 2), (6, 2), (7, 3), (8, 3), (9, 3)]);
+        batches.remove(2);
+        assert_eq!(sequences(&find(START, &batches).chain(false).unwrap()), [(5, 2), (6, 2)]);
+    }
+
+    #[test]
+    fn a_batch_that_names_another_one_before_it_does_not_count() {
+        let mut batches = line(5, &[2, 2], BatchHash::default());
+        batches.extend(line(7, &[2], BatchHash([9; 32])));
+        assert_eq!(sequences(&find(START, &batches).chain(false).unwrap()), [(5, 2), (6, 2)]);
+    }
+
+    #[test]
+    fn of_two_batches_of_one_sequence_the_later_epoch_counts_with_what_follows_it() {
+        let old = line(5, &[2, 2, 2], BatchHash::default());
+        let new = line(6, &[4, 4], header(&old[0]).hash);
+        for order in [[old.clone(), new.clone()], [new, old]] {
+            let chain = find(START, &order.concat()).chain(false).unwrap();
+            assert_eq!(sequences(&chain), [(5, 2), (6, 4), (7, 4)]);
+        }
+    }
+
+    #[test]
+    fn pieces_of_epochs_before_the_log_start_and_below_the_tail_are_void() {
+        let mut old = line(5, &[1, 1], BatchHash::default());
+        old[1].durable_upto = 9;
+        let chain = find(START, &old).chain(false).unwrap();
+        assert_eq!((sequences(&chain), chain.noted), (vec![], 0));
+
+        let mut batches = line(5, &[2, 2, 2], BatchHash::default());
+        batches[2].tail = 7;
+        let chain = find(START, &batches).chain(false).unwrap();
+        assert_eq!((sequences(&chain), chain.tail), (vec![(7, 2)], 7));
+    }
+
+    #[test]
+    fn a_noted_batch_that_nobody_has_refuses_the_start_unless_forced() {
+        let mut batches = line(5, &[2, 2], BatchHash::default());
+        batches[1].durable_upto = 7;
+        assert_eq!(find(START, &batches).chain(false).unwrap().noted, 2);
+        batches[1].durable_upto = 8;
+        let broken = RecoveryError::LogBroken { sequence: 7, noted: 8 };
+        assert_eq!(find(START, &batches).chain(false).unwrap_err(), broken);
+        assert_eq!(find(START, &batches).chain(true).unwrap().noted, 2);
+    }
+
+    #[test]
+    fn a_batch_that_this_array_cannot_have_written_refuses_the_start() {
+        let map = map(2, 1, 1);
+        for record in [
+            in_place(8, 0, 1, &[0], 1),
+            in_place(0, 0, 2, &[0], 1),
+            in_place(0, 1, 1, &[0], 1),
+            fresh(0, 0, 9, &map, 1),
+            fresh(0, 9, 0, &map, 1),
+            LogRecord::Discard { stripe: StripeIndex(8), slot: SlotIndex(0) },
+        ] {
+            let batch = batch(5, 2, BatchHash::default(), vec![record.clone()], 3);
+            let impossible = Err(RecoveryError::Impossible { sequence: 5 });
+            assert_eq!(find(START, &[batch]).chain(false).map(drop), impossible, "{record:?}");
+        }
+        let mut outside = batch(5, 2, BatchHash::default(), vec![in_place(0, 0, 1, &[0], 1)], 3);
+        outside.places[1] = RING;
+        assert!(find(START, &[outside]).chain(false).is_err());
+    }
+
+    #[test]
+    fn what_a_note_vouches_for_and_a_member_does_not_hold_is_its_fault() {
+        let map = map(2, 1, 1);
+        let record = || vec![in_place(0, 0, 1, &[0, 2], 1)];
+        let bad = |batch, member, _| (member == 2 && batch < 2) || (batch == 3 && member == 0);
+        let mut chain = chain(&map, 3, vec![record(), record(), record(), record()], bad);
+        let all = MemberSet::first(3);
+        assert_eq!(chain.faults(all), [(MemberIndex(2), 2)], "the last batch may be torn");
+        assert_eq!(chain.faults(MemberSet::first(2)), []);
+        // A header alone is missing.
+        let piece = Piece { header: false, ..chain.batches[2].piece(MemberIndex(1)).unwrap().clone() };
+        chain.batches[2].set_piece(piece);
+        assert_eq!(chain.faults(all), [(MemberIndex(1), 1), (MemberIndex(2), 2)]);
+        // What a later epoch noted, a replay has found good enough.
+        chain.batches.iter_mut().for_each(|batch| batch.batch.epoch.id = 2);
+        assert_eq!(chain.faults(all), []);
+    }
+
+    #[test]
+    fn images_are_where_the_order_of_the_payload_puts_them() {
+        let map = map(2, 1, 4);
+        let mut records = vec![in_place(0, 1, 2, &[0, 2], 10), in_place(3, 0, 3, &[0, 1, 2], 20)];
+        if let LogRecord::InPlace(record) = &mut records[0] {
+            record.hashes[0] = BlockHash::UNWRITTEN;
+        }
+        let chain = chain(&map, 0, vec![records], |_, _, _| false);
+        let entry = &chain.batches[0];
+        // Slots 0 and 3 have the same rotation: column c is on member c.
+        let all = |member| entry.payload_hashes(&map, MemberIndex(member));
+        assert_eq!(all(0), [hash(11), hash(20), hash(21), hash(22)], "the unwritten block has no payload");
+        assert_eq!(all(1), [hash(23), hash(24), hash(25)]);
+        assert_eq!(all(2), [hash(12), hash(13), hash(26), hash(27), hash(28)]);
+        assert_eq!((entry.ordinal(0, 0), entry.ordinal(0, 1)), (0, 0));
+        assert_eq!((entry.ordinal(1, 0), entry.ordinal(1, 1), entry.ordinal(1, 2)), (1, 0, 2));
     }
 }

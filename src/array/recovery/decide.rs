@@ -7,6 +7,7 @@
 
 use super::chain::{Chain, LogBatch};
 use crate::array::geometry::Map;
+use crate::array::mutation::{Mutation, is_off};
 use crate::format::{InPlaceRecord, LogRecord, MapEntry, MemberSet};
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
 use std::collections::{BTreeMap, HashMap};
@@ -159,6 +160,10 @@ impl TileState {
                     for column in 0..self.width {
                         let hash = record.hashes[column * height + row];
                         let fresh = Cell::Fresh { hash, batch: touch.batch };
+                        let image = matches!(self.cell(row, column), Cell::Image { .. });
+                        if image && is_off(Mutation::FreshDoesNotVoid) {
+                            continue;
+                        }
                         self.set(row, column, if hash.is_stored() { fresh } else { Cell::Zero(hash) });
                     }
                 }
@@ -466,9 +471,287 @@ impl Decision {
             let at = at as u32;
             if at >= self.noted {
                 whole = if any == 0 { Some(at) } else { whole };
+                if any != 0 && is_off(Mutation::BatchByBatch) {
+                    break;
+                }
                 best = if avoidable == 0 { at } else { best };
             }
         }
+        if is_off(Mutation::NoPrefix) {
+            return self.changes.len() as u32 - 2;
+        }
         whole.unwrap_or(best)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::parts::{chain, fresh, hash, in_place, map};
+    use super::*;
+    use crate::testing::Random;
+
+    /// All tiles of a judge, of at most `rows_max` rows.
+    fn all_tiles(judge: &Judge, rows_max: usize) -> Vec<Tile> {
+        let (mut all, mut next) = (Vec::new(), 0);
+        while next < judge.touches.len() {
+            let (tiles, after) = judge.tiles(next, rows_max);
+            all.extend(tiles);
+            next = after;
+        }
+        all
+    }
+
+    /// The decision when every home block is what `home` says.
+    fn decide(judge: &Judge, rows_max: usize, home: impl Fn(u64, usize, usize) -> Option<BlockHash>) -> u32 {
+        let mut decision = Decision::new(&judge.chain);
+        for tile in all_tiles(judge, rows_max) {
+            let doubtful = judge.rows_in_doubt(&tile);
+            let mut homes = Homes::new();
+            for &row in &doubtful {
+                for column in 0..judge.map.width() {
+                    homes.insert((row, column), home(tile.slot.0, row, column));
+                }
+            }
+            let base = |row, column| Base::Hash(base_hash(tile.slot.0, row, column));
+            decision.add(&judge.weigh(&tile, &doubtful, &homes, base).bad);
+        }
+        decision.longest()
+    }
+
+    fn base_hash(slot: u64, row: usize, column: usize) -> BlockHash {
+        hash(1 << 30 | slot << 16 | (row << 8) as u64 | column as u64)
+    }
+
+    fn untouched(slot: u64, row: usize, column: usize) -> Option<BlockHash> {
+        Some(base_hash(slot, row, column))
+    }
+
+    fn judge(k: usize, m: usize, noted: u32, batches: Vec<Vec<LogRecord>>, missing: &[(u32, u16)]) -> Judge {
+        let map = map(k, m, 1);
+        let chain = chain(&map, noted, batches, |batch, member, _| missing.contains(&(batch, member)));
+        Judge::new(chain, map, MemberSet::first((k + m) as u16))
+    }
+
+    #[test]
+    fn a_missing_image_that_a_later_one_replaces_is_no_erasure() {
+        let batches = || vec![vec![in_place(0, 0, 1, &[0, 2], 1)], vec![in_place(0, 0, 1, &[0, 2], 11)]];
+        // Counted batch by batch the first would end the prefix.
+        assert_eq!(decide(&judge(2, 1, 0, batches(), &[(0, 0), (0, 2)]), 1, untouched), 2);
+        assert_eq!(decide(&judge(2, 1, 0, batches(), &[(1, 0), (1, 2)]), 1, untouched), 1);
+        assert_eq!(decide(&judge(2, 1, 0, batches(), &[(0, 0), (0, 2), (1, 0), (1, 2)]), 1, untouched), 0);
+        // Column 0 at the second, column 1 not touched, parity missing: one erasure.
+        assert_eq!(decide(&judge(2, 1, 0, batches(), &[(1, 2)]), 1, untouched), 2);
+    }
+
+    #[test]
+    fn erasures_are_counted_over_the_row_not_over_the_batch() {
+        // Each batch lacks one image; together the row has two erasures.
+        let batches = vec![vec![in_place(0, 0, 1, &[0, 2], 1)], vec![in_place(0, 0, 1, &[1, 2], 11)]];
+        assert_eq!(decide(&judge(2, 1, 0, batches, &[(0, 0), (1, 1)]), 1, untouched), 1);
+    }
+
+    #[test]
+    fn an_unusable_member_is_an_erasure_too() {
+        let batches = || vec![vec![in_place(0, 0, 1, &[0, 2], 1)]];
+        let mut judge = judge(2, 1, 0, batches(), &[(0, 2)]);
+        judge.usable.remove(MemberIndex(1));
+        assert_eq!(decide(&judge, 1, untouched), 0);
+        judge.usable.insert(MemberIndex(1));
+        assert_eq!(decide(&judge, 1, untouched), 1);
+    }
+
+    #[test]
+    fn an_image_that_is_in_place_already_counts() {
+        let batches = || vec![vec![in_place(0, 0, 1, &[0, 2], 1)]];
+        let judge = judge(2, 1, 0, batches(), &[(0, 0), (0, 2)]);
+        let redone =
+            |slot, row, column| if column == 0 { Some(hash(1)) } else { untouched(slot, row, column) };
+        assert_eq!(decide(&judge, 1, redone), 1);
+        // Then the untouched column must be good.
+        let rotten = |_, _, column| if column == 0 { Some(hash(1)) } else { None };
+        assert_eq!(decide(&judge, 1, rotten), 0);
+    }
+
+    #[test]
+    fn a_fresh_record_counts_when_k_columns_verify_and_voids_older_images() {
+        let map = map(2, 1, 1);
+        // The slot had an image that is missing; its stripe moves away and another one comes.
+        let batches = || {
+            vec![
+                vec![in_place(1, 0, 1, &[0, 2], 1)],
+                vec![fresh(1, 1, 2, &map, 100)],
+                vec![fresh(0, 0, 1, &map, 200)],
+            ]
+        };
+        let judge = judge(2, 1, 0, batches(), &[(0, 0), (0, 2)]);
+        let written = |good: &'static [(u64, usize)]| {
+            move |slot, _, column| {
+                let value = if slot == 2 { 100 } else { 200 };
+                good.contains(&(slot, column)).then(|| hash(value + column as u64))
+            }
+        };
+        assert_eq!(decide(&judge, 1, written(&[(1, 0), (1, 1), (2, 0), (2, 2)])), 3);
+        assert_eq!(decide(&judge, 1, written(&[(1, 0), (2, 0), (2, 2)])), 2);
+        assert_eq!(
+            decide(&judge, 1, written(&[(1, 0), (1, 1), (2, 0)])),
+            0,
+            "the first batch is bad without the second"
+        );
+    }
+
+    #[test]
+    fn what_is_lost_at_the_note_neither_shortens_the_prefix_nor_excuses_more() {
+        let batches = || {
+            vec![
+                vec![in_place(0, 0, 1, &[0, 2], 1)],
+                vec![in_place(1, 0, 1, &[0, 2], 11)],
+                vec![in_place(0, 0, 1, &[1, 2], 21)],
+            ]
+        };
+        // Slot 0 is on members 0, 1, 2; its row is lost at the note.
+        let lost = [(0, 0), (0, 2)];
+        assert_eq!(
+            decide(&judge(2, 1, 1, batches(), &lost), 1, untouched),
+            3,
+            "healed: parity is there again"
+        );
+        let still = [(0, 0), (0, 2), (2, 2)];
+        assert_eq!(decide(&judge(2, 1, 1, batches(), &still), 1, untouched), 3, "no worse than at the note");
+        let worse = [(0, 0), (0, 2), (2, 1)];
+        assert_eq!(decide(&judge(2, 1, 1, batches(), &worse), 1, untouched), 2, "column 1 would be lost too");
+        assert_eq!(decide(&judge(2, 1, 0, batches(), &worse), 1, untouched), 0, "nothing was noted");
+    }
+
+    #[test]
+    fn ranges_of_prefixes_give_the_same_decision_as_looking_at_every_prefix() {
+        for seed in 0..3000 {
+            let random = &mut Random::new(seed);
+            let (k, m) = [(2, 1), (1, 2), (2, 2), (3, 0)][random.below(4) as usize];
+            let map = Map { slots: 4, ..map(k, m, 5) };
+            let mut slots = [(0u64, 0u64), (1, 1)];
+            let mut free = vec![2u64, 3];
+            let mut batches = Vec::new();
+            for _ in 0..random.below(7) {
+                let mut records = Vec::new();
+                for _ in 0..1 + random.below(2) {
+                    let at = random.below(2) as usize;
+                    let (stripe, slot) = slots[at];
+                    let value = random.next_u64() >> 20;
+                    records.push(match random.below(5) {
+                        0 => {
+                            let to = free.remove(0);
+                            free.push(slot);
+                            slots[at].1 = to;
+                            fresh(stripe, slot, to, &map, value)
+                        }
+                        1 if random.one_in(2) => {
+                            LogRecord::Discard { stripe: StripeIndex(stripe), slot: SlotIndex(slot) }
+                        }
+                        _ => {
+                            let row = random.below(5) as u32;
+                            let rows = 1 + random.below(u64::from(5 - row)) as u32;
+                            let columns: Vec<u16> = (0..map.width() as u16)
+                                .filter(|&c| usize::from(c) >= k || random.one_in(2))
+                                .collect();
+                            let columns = if columns.is_empty() { vec![0] } else { columns };
+                            let mut record = in_place(slot, row, rows, &columns, value);
+                            if let LogRecord::InPlace(record) = &mut record {
+                                record.first = random.one_in(4);
+                            }
+                            record
+                        }
+                    });
+                }
+                batches.push(records);
+            }
+            let noted = random.below(batches.len() as u64 + 1) as u32;
+            let salt = random.next_u64();
+            let rare = 2 + random.below(6);
+            let missing = |batch: u32, member: u16, block: u32| {
+                let draw = salt ^ u64::from(batch) << 40 ^ u64::from(member) << 20 ^ u64::from(block);
+                Random::new(draw).one_in(rare)
+            };
+            let judge =
+                Judge::new(chain(&map, noted, batches, missing), map, MemberSet::first(map.width() as u16));
+            // Fresh blocks are what some record says or not there; all others are as before the log.
+            let fresh_hash = |slot: u64, row: usize, column: usize| {
+                let records = judge.chain.batches.iter().flat_map(|entry| &entry.batch.records);
+                let mut hashes = records.filter_map(|record| match record {
+                    LogRecord::Fresh(record) if record.slot.0 == slot => {
+                        Some(record.hashes[column * 5 + row])
+                    }
+                    _ => None,
+                });
+                hashes.next_back()
+            };
+            let home = |slot: u64, row: usize, column: usize| {
+                let draw = salt ^ slot << 50 ^ (row << 10) as u64 ^ column as u64;
+                let there = !Random::new(draw).one_in(5);
+                there.then(|| fresh_hash(slot, row, column).unwrap_or(base_hash(slot, row, column)))
+            };
+            let expected = brute_force(&judge, home);
+            for rows_max in [1, 2, 5] {
+                assert_eq!(decide(&judge, rows_max, home), expected, "seed {seed}, tiles of {rows_max} rows");
+            }
+        }
+    }
+
+    /// What is lost of the live rows after a prefix, looking at nothing but that prefix.
+    fn losses(
+        judge: &Judge,
+        prefix: u32,
+        home: impl Fn(u64, usize, usize) -> Option<BlockHash>,
+    ) -> HashMap<(u64, usize), Vec<usize>> {
+        let mut lost = HashMap::new();
+        for tile in all_tiles(judge, 5) {
+            let state = judge.state_at(&tile, prefix);
+            for row in state.touched_rows().filter(|_| state.live) {
+                let slot = tile.slot.0;
+                // Rows of which nothing is missing are not looked at: home blocks at rest are taken for good.
+                let mut doubt = false;
+                let mut bad = Vec::new();
+                for column in 0..judge.map.width() {
+                    let member = judge.member(&tile, column);
+                    let home = home(slot, row, column);
+                    let good = match state.cell(row, column) {
+                        Cell::Zero(_) => true,
+                        Cell::Untouched => home == Some(base_hash(slot, row, column)),
+                        Cell::Fresh { hash, batch } => {
+                            doubt |= batch >= judge.chain.noted;
+                            home == Some(hash)
+                        }
+                        Cell::Image { hash, batch, ordinal } => {
+                            let held = judge.chain.batches[batch as usize].holds(member, ordinal);
+                            doubt |= !held;
+                            held || home == Some(hash)
+                        }
+                    };
+                    if !good {
+                        bad.push(column);
+                    }
+                }
+                // A row in doubt at any prefix is looked at for all of them.
+                let doubtful = judge.rows_in_doubt(&tile).contains(&row);
+                assert!(doubtful || !doubt || prefix < judge.chain.noted);
+                if doubtful && bad.len() > judge.map.m {
+                    lost.insert((slot, row), bad);
+                }
+            }
+        }
+        lost
+    }
+
+    fn brute_force(judge: &Judge, home: impl Fn(u64, usize, usize) -> Option<BlockHash> + Copy) -> u32 {
+        let prefixes = judge.chain.noted..=judge.chain.batches.len() as u32;
+        if let Some(whole) = prefixes.clone().rev().find(|&prefix| losses(judge, prefix, home).is_empty()) {
+            return whole;
+        }
+        let noted = losses(judge, judge.chain.noted, home);
+        let no_worse = |prefix: &u32| {
+            losses(judge, *prefix, home).iter().all(|(row, bad)| {
+                bad.iter().all(|column| noted.get(row).is_some_and(|before| before.contains(column)))
+            })
+        };
+        prefixes.rev().find(no_worse).expect("the note itself is no worse")
     }
 }

@@ -7,6 +7,7 @@
 use super::decide::{Base, Cell, Homes, Judge, Tile, TileState};
 use super::{Building, Doing, Recovery, RecoveryContext, RecoveryError, Step};
 use crate::array::members::Which;
+use crate::array::mutation::{Mutation, is_off};
 use crate::array::page_copies::Torn;
 use crate::array::pages::{PageStore, Want};
 use crate::block_io::Buf;
@@ -103,13 +104,16 @@ impl Recovery {
         // Rows that it loses show when they are to be decoded, before anything in place is written.
         self.prefix = self.decision.longest();
         self.step = Step::Manifests { next: 0 };
+        if is_off(Mutation::NoRelog) {
+            self.step = Step::Note;
+        }
         true
     }
 
     /// R6: missing last images, and fresh columns that do not verify.
     pub(super) fn write_images(&mut self, mut next: usize, pages: &mut PageStore) -> bool {
         while self.job_bytes < JOBS_BYTES && self.outcome.is_none() && next < self.suspects.len() {
-            let (tile, suspects) = mem::replace(&mut self.suspects[next], (Tile::default(), Vec::new()));
+            let (tile, suspects) = mem::take(&mut self.suspects[next]);
             next += 1;
             let rows: BTreeSet<usize> = suspects.iter().map(|(row, _)| *row).collect();
             let bytes = rows.len() * self.cx.map.width() * BLOCK;
@@ -121,7 +125,10 @@ impl Recovery {
             return self.stay(Step::Images { next });
         }
         if !self.refuse_losses() {
-            self.flush(false);
+            let unflushed = is_off(Mutation::NoFlushBeforeDecide) && self.suspects.is_empty();
+            if !is_off(Mutation::NoteWithRelog) && !unflushed {
+                self.flush(false);
+            }
             self.step = Step::FlushLog;
         }
         true
@@ -544,6 +551,7 @@ fn wanted_again(
         let which = Which::Primary;
         match state.cell(row, column) {
             Cell::Untouched | Cell::Zero(_) => {}
+            Cell::Fresh { .. } if is_off(Mutation::RebuildAfterNote) => {}
             Cell::Fresh { .. } => {
                 all.push(Wanted { row, column, member, which, offset: home(cx, tile, row), mends: None });
             }
@@ -572,7 +580,7 @@ fn wanted_in_place(cx: &RecoveryContext, judge: &Judge, tile: &Tile, state: &Til
             let member = judge.member(tile, column);
             let (image, named) = match state.cell(row, column) {
                 Cell::Untouched => continue,
-                Cell::Fresh { .. } => (false, true),
+                Cell::Fresh { .. } => (is_off(Mutation::RebuildAfterNote), true),
                 Cell::Image { .. } => (true, true),
                 Cell::Zero(_) => (!cx.checksums, !cx.checksums),
             };

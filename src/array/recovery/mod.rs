@@ -22,6 +22,7 @@ mod tests;
 
 use super::geometry::Map;
 use super::members::Which;
+use super::mutation::{Mutation, is_off};
 use super::page_copies::{CopyFault, Torn};
 use super::pages::{Answer, LoadOutcome, Loaded, PageIo, PageRead, PageStore, PageWrite, Want};
 use crate::block_io::{Buf, BufMut, IoFault, IoValue, Pool};
@@ -422,15 +423,20 @@ impl Recovery {
         match std::mem::replace(&mut self.step, Step::Over) {
             Step::Start if self.cx.clean => self.step = Step::Map { next: 0 },
             Step::Start => {
-                self.flush(false);
+                if !is_off(Mutation::NoFlushBeforeDecide) {
+                    self.flush(false);
+                }
                 self.step = Step::FlushAll;
             }
             Step::FlushAll => {
                 if !self.io.is_idle() {
                     return self.stay(Step::FlushAll);
                 }
-                self.step =
-                    Step::Scan(Box::new((Scan::new(self.ring, self.cx.usable), Finds::new(self.cx.start))));
+                let mut start = self.cx.start;
+                if is_off(Mutation::OldEpochPiecesIgnored) {
+                    start.epoch = start.epoch.max(self.cx.epoch.number - 1);
+                }
+                self.step = Step::Scan(Box::new((Scan::new(self.ring, self.cx.usable), Finds::new(start))));
             }
             Step::Scan(mut scan) => {
                 self.read_rings(&mut scan.0);
@@ -476,6 +482,11 @@ impl Recovery {
                     return self.stay(Step::FlushNote);
                 }
                 for (stripe, entry) in final_map(&self.judge.chain, self.prefix, self.cx.epoch.number) {
+                    let known = pages.map_entry(stripe);
+                    let new = (known.slot, known.holds_data) != (entry.slot, entry.holds_data);
+                    if is_off(Mutation::PagesNotRewritten) && !new {
+                        continue;
+                    }
                     pages.set_map_entry(stripe, entry);
                 }
                 self.step = Step::Redo { next: 0 };
@@ -636,7 +647,11 @@ impl Recovery {
         self.result.previous = batches.last().map_or(BatchHash::default(), |last| last.hash);
         self.result.next_blocks = note::ends(batches, self.cx.map.width());
         self.step = Step::FlushNote;
-        if chain.batches.is_empty() || batches.last().is_some_and(|last| note::is_note(&last.batch)) {
+        let unnoted = is_off(Mutation::NoNoteBeforeRedo) || is_off(Mutation::EpochAfterRedoNorNote);
+        if unnoted
+            || chain.batches.is_empty()
+            || batches.last().is_some_and(|last| note::is_note(&last.batch))
+        {
             return;
         }
         let batch = match note::batch(chain, self.prefix, self.cx.usable, self.cx.epoch, self.ring.blocks) {

@@ -58,3 +58,51 @@ pub fn batch(
     }
     Ok(note)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::parts::{chain, in_place, map};
+    use super::*;
+
+    const EPOCH: EpochStamp = EpochStamp { number: 9, id: 9 };
+
+    /// Two batches of two blocks each on member 0, at these places.
+    fn log(first: u32, second: u32) -> Chain {
+        let map = map(1, 0, 1);
+        let records = |value| vec![in_place(0, 0, 1, &[0], value)];
+        let mut chain = chain(&map, 0, vec![records(1), records(2)], |_, _, _| false);
+        chain.batches[0].batch.places[0] = first;
+        chain.batches[1].batch.places[0] = second;
+        chain
+    }
+
+    fn place(chain: &Chain, prefix: u32, ring: u32) -> Result<u32, RecoveryError> {
+        batch(chain, prefix, MemberSet::first(1), EPOCH, ring).map(|note| note.places[0])
+    }
+
+    #[test]
+    fn the_note_goes_behind_the_prefix_and_wraps_where_the_ring_ends() {
+        assert_eq!(place(&log(0, 2), 2, 8), Ok(4));
+        assert_eq!(place(&log(0, 2), 1, 8), Ok(2), "over what is dropped");
+        assert_eq!(place(&log(4, 6), 2, 9), Ok(8));
+        assert_eq!(place(&log(4, 6), 2, 8), Ok(0));
+        assert_eq!(place(&log(4, 6), 0, 8), Ok(0));
+    }
+
+    #[test]
+    fn a_ring_without_room_is_told() {
+        let full = Err(RecoveryError::NoRoom { member: MemberIndex(0) });
+        assert_eq!(place(&log(0, 2), 2, 4), full);
+        assert_eq!(place(&log(3, 1), 2, 6), full);
+    }
+
+    #[test]
+    fn it_covers_the_prefix_and_continues_the_chain() {
+        let log = log(0, 2);
+        let note = batch(&log, 1, MemberSet::first(1), EPOCH, 8).unwrap();
+        assert_eq!((note.sequence, note.durable_upto, note.tail, note.epoch), (1, 1, 0, EPOCH));
+        assert_eq!(note.previous, log.batches[0].hash);
+        assert!(is_note(&note) && !is_note(&log.batches[0].batch));
+        assert!(!is_note(&Batch { durable_upto: 0, ..note }), "a tail carrier covers nothing");
+    }
+}

@@ -88,7 +88,7 @@ impl Scan {
     /// A scan of the rings of `members`, whole.
     #[must_use]
     pub fn new(ring: Ring, members: MemberSet) -> Scan {
-        let whole = || (ring.blocks > 0).then(|| 0..ring.blocks).into_iter().collect();
+        let whole = || (ring.blocks > 0).then_some(0..ring.blocks).into_iter().collect();
         let waiting = members.iter().map(|member| Reader::new(member, whole(), false)).collect();
         Scan { ring, waiting, reading: Vec::new() }
     }
@@ -323,5 +323,206 @@ impl Reader {
                 at += 1;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::parts::{HASHER, KEY, batch, fresh, in_place, map};
+    use super::*;
+    use crate::format::{Batch, LogRecord, LogStart};
+    use crate::testing::Random;
+
+    const ARRAY: Uuid = Uuid::from_u128(77);
+    /// Several reads, and the last one short.
+    const BLOCKS: u32 = 2 * READ_BLOCKS + 90;
+
+    fn ring(map: Map) -> Ring {
+        Ring { blocks: BLOCKS, key: KEY, array: ARRAY, hasher: HASHER, map }
+    }
+
+    /// A block whose hash is that of `in_place`'s value: the hashes of `parts` are of eight bytes, so the payload is
+    /// made first and the record after it.
+    fn payload(random: &mut Random) -> Vec<u8> {
+        let mut block = vec![0; LOG_BLOCK_BYTES];
+        random.fill(&mut block);
+        block
+    }
+
+    /// The rings of three members, with a log that went round: (rings, batches of the last lap, first sequence).
+    struct Rings {
+        map: Map,
+        bytes: Vec<Vec<u8>>,
+        batches: Vec<Batch>,
+    }
+
+    fn write_rings(random: &mut Random) -> Rings {
+        // Headers of several blocks: a fresh record has 64 rows times 3 columns of hashes.
+        let map = map(2, 1, 64);
+        let mut bytes = vec![vec![0; BLOCKS as usize * LOG_BLOCK_BYTES]; 3];
+        let mut at = [random.below(u64::from(BLOCKS)) as u32; 3];
+        let mut batches: Vec<Batch> = Vec::new();
+        for sequence in 0..60 {
+            let mut contents: Vec<Vec<u8>> = vec![Vec::new(); 3];
+            let mut records = Vec::new();
+            for _ in 0..random.below(9) {
+                if random.one_in(3) {
+                    records.push(fresh(0, 1, 2, &map, random.next_u64() >> 8));
+                    continue;
+                }
+                let mut record = in_place(random.below(8), 0, 1 + random.below(8) as u32, &[0, 2], 1);
+                let LogRecord::InPlace(inside) = &mut record else { unreachable!() };
+                for (place, &column) in inside.columns.iter().enumerate() {
+                    let member = map.member_of(inside.slot, crate::units::ColumnIndex(column));
+                    for row in 0..inside.rows as usize {
+                        let block = payload(random);
+                        inside.hashes[place * inside.rows as usize + row] = HASHER.hash(&block);
+                        contents[usize::from(member.0)].extend(block);
+                    }
+                }
+                records.push(record);
+            }
+            let previous = batches.last().map_or(BatchHash::default(), |last| last.hash(&KEY));
+            let mut batch = batch(sequence, 3, previous, records, 3);
+            let blocks: Vec<u32> = contents
+                .iter()
+                .map(|content| batch.header_blocks() + (content.len() / LOG_BLOCK_BYTES) as u32)
+                .collect();
+            for member in 0..3 {
+                if at[member] + blocks[member] > BLOCKS {
+                    at[member] = 0;
+                }
+                batch.places[member] = at[member];
+                at[member] += blocks[member];
+            }
+            let manifest = batch.manifest(&KEY, ARRAY);
+            for (member, content) in contents.into_iter().enumerate() {
+                let from = batch.places[member] as usize * LOG_BLOCK_BYTES;
+                let header = manifest.header_bytes();
+                let blocks = (content.len() / LOG_BLOCK_BYTES) as u32;
+                manifest.write_piece(
+                    MemberIndex(member as u16),
+                    blocks,
+                    &mut bytes[member][from..from + header],
+                );
+                bytes[member][from + header..from + header + content.len()].copy_from_slice(&content);
+            }
+            batches.push(batch);
+        }
+        Rings { map, bytes, batches }
+    }
+
+    fn read_all(
+        scan: &mut Scan,
+        rings: &[Vec<u8>],
+        bad: &[Vec<bool>],
+        found: &mut impl Found,
+        random: &mut Random,
+    ) -> u64 {
+        let (mut pending, mut blocks) = (Vec::new(), 0);
+        loop {
+            scan.poll(&mut pending);
+            if pending.is_empty() {
+                assert!(scan.is_over());
+                return blocks;
+            }
+            let read: RingRead = pending.swap_remove(random.below(pending.len() as u64) as usize);
+            blocks += read.blocks.len() as u64;
+            assert!(read.blocks.len() <= READ_BLOCKS as usize);
+            let member = usize::from(read.member.0);
+            let range = read.blocks.start as usize..read.blocks.end as usize;
+            let failed = bad[member][range.clone()].contains(&true);
+            let bytes = &rings[member][range.start * LOG_BLOCK_BYTES..range.end * LOG_BLOCK_BYTES];
+            scan.done(read, (!failed).then_some(bytes), found);
+        }
+    }
+
+    #[test]
+    fn what_the_members_hold_of_each_batch_is_found_whatever_is_stale_damaged_or_unreadable() {
+        for seed in 0..30 {
+            let random = &mut Random::new(seed);
+            let Rings { map, bytes: whole, batches } = write_rings(random);
+            let mut bytes = whole.clone();
+            let mut bad = vec![vec![false; BLOCKS as usize]; 3];
+            let mut hurt = vec![vec![false; BLOCKS as usize]; 3];
+            for member in 0..3 {
+                for _ in 0..random.below(30) {
+                    let at = random.below(u64::from(BLOCKS)) as usize;
+                    hurt[member][at] = true;
+                    if random.one_in(2) {
+                        bad[member][at] = true;
+                    } else {
+                        bytes[member][at * LOG_BLOCK_BYTES + random.below(4096) as usize] ^= 0x40;
+                    }
+                }
+            }
+            // The last batches are whole somewhere; those before them were overwritten in part.
+            let first = batches.len() - 8;
+            let start = LogStart { sequence: first as u64, epoch: 3 };
+            let mut finds = Finds::new(start);
+            let members = MemberSet::first(3);
+            read_all(&mut Scan::new(ring(map), members), &bytes, &bad, &mut finds, random);
+            let mut chain = finds.chain(true).unwrap();
+            let mut probe = Scan::probe(ring(map), members, &chain);
+            read_all(&mut probe, &bytes, &bad, &mut chain, random);
+            let mut expected = 0;
+            for entry in &chain.batches {
+                let batch = &batches[first + expected];
+                assert_eq!(entry.batch, *batch);
+                expected += 1;
+                for member in members.iter() {
+                    let (place, blocks) = (entry.place(member).unwrap(), entry.payload_blocks(member));
+                    let is_hurt = |block: u32| hurt[usize::from(member.0)][block as usize];
+                    // A byte of padding at a header's end is covered too: the format wants it zero.
+                    let header = !(place..place + entry.header_blocks).any(is_hurt);
+                    let piece = entry.piece(member);
+                    assert_eq!(
+                        piece.is_some_and(|piece| piece.header),
+                        header,
+                        "seed {seed} member {member}"
+                    );
+                    for ordinal in 0..blocks {
+                        let block = entry.image_block(member, ordinal).unwrap();
+                        assert_eq!(
+                            entry.holds(member, ordinal),
+                            !is_hurt(block),
+                            "seed {seed} block {block}"
+                        );
+                    }
+                }
+            }
+            let none_has = batches.get(first + expected).is_none_or(|batch| {
+                let blocks = batch.header_blocks();
+                (0..3)
+                    .all(|m| (batch.places[m]..batch.places[m] + blocks).any(|block| hurt[m][block as usize]))
+            });
+            assert!(none_has, "seed {seed}: the chain ends where no header is left");
+        }
+    }
+
+    #[test]
+    fn rings_that_can_be_read_are_read_once() {
+        let random = &mut Random::new(1);
+        let Rings { map, bytes, .. } = write_rings(random);
+        let fine = vec![vec![false; BLOCKS as usize]; 3];
+        let mut finds = Finds::new(LogStart { sequence: 52, epoch: 3 });
+        let mut scan = Scan::new(ring(map), MemberSet::first(3));
+        assert_eq!(read_all(&mut scan, &bytes, &fine, &mut finds, random), 3 * u64::from(BLOCKS));
+        let mut chain = finds.chain(false).unwrap();
+        assert_eq!(chain.batches.len(), 8);
+        let mut probe = Scan::probe(ring(map), MemberSet::first(3), &chain);
+        assert_eq!(read_all(&mut probe, &bytes, &fine, &mut chain, random), 0);
+    }
+
+    #[test]
+    fn one_bad_block_costs_a_few_reads_more() {
+        let random = &mut Random::new(2);
+        let Rings { map, bytes, .. } = write_rings(random);
+        let mut bad = vec![vec![false; BLOCKS as usize]; 3];
+        bad[1][100] = true;
+        let mut finds = Finds::new(LogStart { sequence: 52, epoch: 3 });
+        let mut scan = Scan::new(ring(map), MemberSet::first(3));
+        let blocks = read_all(&mut scan, &bytes, &bad, &mut finds, random);
+        assert!(blocks <= 3 * u64::from(BLOCKS) + 2 * u64::from(READ_BLOCKS), "{blocks}");
     }
 }

@@ -150,7 +150,8 @@ pub fn check(members: &[PathBuf], progress: &mut dyn FnMut(&Activity)) -> Result
         devices.extend(given[*key].device.take().map(|device| (DeviceId(*key as u32), device)));
     }
     let data = superblock.data_region();
-    let layer = Layer::new(devices, data.offset.0..data.offset.0 + data.len).map_err(system("start threads"))?;
+    let layer =
+        Layer::new(devices, data.offset.0..data.offset.0 + data.len).map_err(system("start threads"))?;
     let config = ArrayConfig { seed: 1, ..ArrayConfig::default() };
     let volume = PlainVolume::new(assembled, codec, pool, config);
     let mut run = Run { volume, layer, notices: Vec::new(), actions: Vec::new(), phase: Phase::Replay };

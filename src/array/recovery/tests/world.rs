@@ -5,23 +5,16 @@
 //! the power fails or the process dies, and every cached block is independently lost, kept or torn. What must hold
 //! afterwards is kept beside: the volume's content after every batch, and which batches were acknowledged.
 
+#[cfg(test)]
 use super::super::*;
-use crate::block_io::IoFaultKind;
-use crate::format::{
-    Batch, FreshRecord, Geometry, InPlaceRecord, LogRecord, MapEntry, NO_PLACE, PAGE_BYTES, Page, PageLayout,
-    RegionKind,
-};
+use super::disk::{BLOCK, Block, Disk, block_of};
+use crate::format::{Batch, FreshRecord, Geometry, InPlaceRecord, LogRecord, MapEntry, NO_PLACE, PageLayout};
 use crate::testing::Random;
 use crate::units::{BlockHash, ColumnIndex};
 use std::collections::{BTreeMap, HashMap};
 
-pub const BLOCK: usize = 4096;
-/// In place of the value of a block that cannot be read.
-const LOST: u64 = u64::MAX;
-/// Batches at which the writer makes room.
-const LOG_BATCHES_MAX: usize = 6;
-const ARRAY: Uuid = Uuid::from_u128(0x5eed);
-const KEY: LogKey = LogKey([7; 32]);
+pub const ARRAY: Uuid = Uuid::from_u128(0x5eed);
+pub const KEY: LogKey = LogKey([7; 32]);
 
 thread_local! {
     /// One for all worlds of a test: mapping memory costs more than a recovery.
@@ -31,83 +24,6 @@ thread_local! {
 /// The fuse has burnt out.
 #[derive(Debug)]
 pub struct Crash;
-
-pub type Block = Box<[u8; BLOCK]>;
-
-pub fn block_of(value: u64) -> Block {
-    let mut block = Box::new([0; BLOCK]);
-    if value != 0 {
-        Random::new(value).fill(&mut block[..]);
-    }
-    block
-}
-
-/// A member's device.
-#[derive(Clone, Default)]
-pub struct Disk {
-    stable: HashMap<u64, Block>,
-    /// Versions since the last flush, oldest first.
-    cached: BTreeMap<u64, Vec<Block>>,
-    pub unreadable: BTreeSet<u64>,
-    pub dead: bool,
-    noise: u64,
-}
-
-impl Disk {
-    pub fn peek(&self, block: u64) -> Block {
-        let cached = self.cached.get(&block).and_then(|versions| versions.last());
-        // A new device holds anything.
-        cached.or(self.stable.get(&block)).cloned().unwrap_or_else(|| block_of(self.noise + block))
-    }
-
-    fn read(&self, block: u64) -> Option<Block> {
-        (!self.dead && !self.unreadable.contains(&block)).then(|| self.peek(block))
-    }
-
-    fn write(&mut self, block: u64, bytes: &[u8]) {
-        self.unreadable.remove(&block);
-        self.cached.entry(block).or_default().push(Box::new(bytes.try_into().unwrap()));
-    }
-
-    fn flush(&mut self) {
-        for (block, mut versions) in std::mem::take(&mut self.cached) {
-            self.stable.insert(block, versions.pop().unwrap());
-        }
-    }
-
-    fn lose_power(&mut self, random: &mut Random) {
-        let mode = random.below(5);
-        for (block, versions) in std::mem::take(&mut self.cached) {
-            let pick = match mode {
-                0 => 0,
-                1 => versions.len(),
-                _ => random.below(versions.len() as u64 + 1) as usize,
-            };
-            let mut all = vec![self.peek(block)];
-            all.extend(versions);
-            let mut kept = all[pick].clone();
-            if mode == 4 && random.one_in(3) {
-                for sector in kept.chunks_mut(512).enumerate() {
-                    let other = &all[random.below(all.len() as u64) as usize];
-                    sector.1.copy_from_slice(&other[sector.0 * 512..(sector.0 + 1) * 512]);
-                }
-            }
-            self.stable.insert(block, kept);
-        }
-    }
-
-    /// The block reads as something else from now on, or not at all.
-    pub fn rot(&mut self, block: u64, random: &mut Random) {
-        let mut bytes = self.peek(block);
-        self.cached.remove(&block);
-        match random.below(3) {
-            0 => drop(self.unreadable.insert(block)),
-            1 => bytes.fill(0),
-            _ => bytes[random.below(BLOCK as u64) as usize] ^= 1 << random.below(8),
-        }
-        self.stable.insert(block, bytes);
-    }
-}
 
 /// Shape of the array.
 #[derive(Clone, Copy, Debug)]
@@ -132,7 +48,7 @@ impl Shape {
         self.k + self.m
     }
 
-    fn geometry(&self) -> Geometry {
+    pub fn geometry(&self) -> Geometry {
         Geometry {
             data: self.k as u16,
             parity: self.m as u16,
@@ -143,11 +59,11 @@ impl Shape {
         }
     }
 
-    fn pages_at(&self) -> u64 {
+    pub fn pages_at(&self) -> u64 {
         u64::from(self.ring)
     }
 
-    fn data_at(&self) -> u64 {
+    pub fn data_at(&self) -> u64 {
         self.pages_at() + PageLayout::new(self.geometry(), self.checksums).region_bytes() / BLOCK as u64
     }
 
@@ -191,39 +107,31 @@ pub enum Deed {
     Fail(usize),
 }
 
-/// How the array ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
-    PowerLoss,
-    /// The caches survive.
-    ProcessDeath,
-}
-
-type Content = Vec<u64>;
+pub type Content = Vec<u64>;
 
 /// What the array knows while it runs.
-struct Writer {
-    sequence: u64,
-    previous: BatchHash,
-    next_blocks: Vec<u32>,
-    tail: u64,
+pub struct Writer {
+    pub sequence: u64,
+    pub previous: BatchHash,
+    pub next_blocks: Vec<u32>,
+    pub tail: u64,
     /// Batches below are written on all live members, flushed there, noted there durably.
-    written: u64,
-    durable: u64,
-    noted: u64,
+    pub written: u64,
+    pub durable: u64,
+    pub noted: u64,
     /// For each member: batches below were flushed.
-    flushed: Vec<u64>,
+    pub flushed: Vec<u64>,
     /// Batches that are in the log.
-    log: Vec<Batch>,
-    pages: PageStore,
-    map: Vec<MapEntry>,
+    pub log: Vec<Batch>,
+    pub pages: PageStore,
+    pub map: Vec<MapEntry>,
     /// (slot, row, column) to hash and content.
-    blocks: HashMap<(u64, usize, usize), (BlockHash, Block)>,
+    pub blocks: HashMap<(u64, usize, usize), (BlockHash, Block)>,
     /// Every block of parity and data that was written in place, by its hash: the payload of records.
-    images: HashMap<BlockHash, Block>,
+    pub images: HashMap<BlockHash, Block>,
     /// Free slots, and the batch that must be durable before each is used.
-    free: Vec<(u64, u64)>,
-    content: Content,
+    pub free: Vec<(u64, u64)>,
+    pub content: Content,
 }
 
 /// See the head of this file.
@@ -241,14 +149,16 @@ pub struct World {
     pub codec: Codec,
     pub pool: Pool,
     pub force: bool,
-    writer: Option<Writer>,
-    values: u64,
+    /// Batches at which the writer makes room.
+    pub log_batches_max: usize,
+    pub writer: Option<Writer>,
+    pub values: u64,
     /// The volume's content when all batches below a sequence are done.
-    states: Vec<(u64, Content)>,
+    pub states: Vec<(u64, Content)>,
     /// Batches below must not be lost.
-    floor_process: u64,
-    floor_power: u64,
-    floor_noted: u64,
+    pub floor_process: u64,
+    pub floor_power: u64,
+    pub floor_noted: u64,
     /// The layout of everything the log held at the crash, for tests that damage it.
     pub last_log: Vec<Batch>,
     pub page_faults: usize,
@@ -257,7 +167,7 @@ pub struct World {
 impl World {
     pub fn new(shape: Shape, seed: u64) -> World {
         let n = shape.width();
-        let disks = (0..n).map(|at| Disk { noise: 1 << 40 | (at as u64) << 32, ..Disk::default() }).collect();
+        let disks = (0..n).map(|at| Disk::new(1 << 40 | (at as u64) << 32)).collect();
         let mut world = World {
             shape,
             disks,
@@ -271,6 +181,7 @@ impl World {
             codec: Codec::new(shape.k, shape.m).unwrap(),
             pool: POOL.with(Clone::clone),
             force: false,
+            log_batches_max: 6,
             writer: None,
             values: seed << 20,
             states: Vec::new(),
@@ -287,12 +198,12 @@ impl World {
         world
     }
 
-    fn page_store(&self) -> PageStore {
+    pub fn page_store(&self) -> PageStore {
         PageStore::new(self.shape.geometry(), self.shape.checksums, KEY, ARRAY, 4)
     }
 
     /// One event; a multi-block write that is cut off is done in part.
-    fn tick(&mut self) -> Result<(), Crash> {
+    pub fn tick(&mut self) -> Result<(), Crash> {
         self.burnt += 1;
         match &mut self.fuse {
             Some(0) => Err(Crash),
@@ -332,7 +243,7 @@ impl World {
 
     /// A device that is being built, with every slot below `bound` as it is now. Nothing may be in the log alone.
     pub fn build(&mut self, member: usize, which: Which, bound: u64) {
-        let mut disk = Disk { noise: 1 << 50, ..Disk::default() };
+        let mut disk = Disk::new(1 << 50);
         for (&(slot, row, column), (_, block)) in &self.writer.as_ref().unwrap().blocks {
             if slot < bound && self.member_of(slot, column) == member {
                 disk.write(self.shape.home(slot, row), &block[..]);
@@ -388,7 +299,7 @@ impl World {
 
     /// Does a deed; unless the fuse burns out.
     pub fn act(&mut self, deed: &Deed) -> Result<(), Crash> {
-        if self.writer.as_ref().unwrap().log.len() >= LOG_BATCHES_MAX {
+        if self.writer.as_ref().unwrap().log.len() >= self.log_batches_max {
             self.checkpoint()?;
         }
         match deed {
@@ -436,7 +347,7 @@ impl World {
         self.values
     }
 
-    fn content_at(&self, stripe: u64, row: usize, column: usize) -> usize {
+    pub fn content_at(&self, stripe: u64, row: usize, column: usize) -> usize {
         ((stripe as usize * self.shape.rows) + row) * self.shape.k + column
     }
 
@@ -732,7 +643,7 @@ impl World {
     }
 
     /// Loads and pins a page.
-    fn page(&self, pages: &mut PageStore, page: PageIndex) {
+    pub fn page(&self, pages: &mut PageStore, page: PageIndex) {
         let mut out = Vec::new();
         let live = self.live;
         let _ = pages.want(page, 0, Torn::Impossible, &|member| live.contains(member), &mut out);
@@ -748,302 +659,11 @@ impl World {
         }
     }
 
-    fn load_map(&self, pages: &mut PageStore) {
+    pub fn load_map(&self, pages: &mut PageStore) {
         for page in (0..pages.layout().map_pages()).map(PageIndex) {
             self.page(pages, page);
             pages.release(page);
         }
-    }
-
-    /// The array ends; what was acknowledged is what must be there again.
-    pub fn crash(&mut self, end: End) {
-        self.fuse = None;
-        if let Some(writer) = self.writer.take() {
-            self.last_log = writer.log;
-        }
-        if end == End::PowerLoss {
-            self.floor_process = self.floor_power;
-            for disk in self.disks.iter_mut().chain(self.building.iter_mut().map(|(_, disk)| disk)) {
-                disk.lose_power(&mut self.random);
-            }
-        }
-    }
-
-    /// What is damaged is beyond the budget: only noted batches must be there.
-    pub fn lower_floor_to_note(&mut self) {
-        (self.floor_process, self.floor_power) = (self.floor_noted, self.floor_noted);
-    }
-
-    pub fn kill(&mut self, member: usize) {
-        self.disks[member].dead = true;
-        self.live.remove(MemberIndex(member as u16));
-    }
-
-    fn context(&self) -> RecoveryContext {
-        let shape = &self.shape;
-        let bytes = |blocks: u64| ByteOffset(blocks * BLOCK as u64);
-        let start = self.live.iter().map(|m| self.starts[usize::from(m.0)]);
-        RecoveryContext {
-            map: Map::new(&shape.geometry()),
-            data_offset: bytes(shape.data_at()),
-            log: Region { kind: RegionKind::Log, offset: bytes(0), len: bytes(u64::from(shape.ring)).0 },
-            pages_offset: bytes(shape.pages_at()),
-            key: KEY,
-            array: ARRAY,
-            hasher: shape.hasher,
-            checksums: shape.checksums,
-            usable: self.live,
-            building: self.building.iter().map(|(device, _)| *device).collect(),
-            start: start.max_by_key(|start| (start.epoch, start.sequence)).unwrap(),
-            epoch: self.epoch,
-            clean: false,
-            force: self.force,
-            codec: self.codec.clone(),
-            pool: self.pool.clone(),
-        }
-    }
-
-    /// One recovery over the live members, up to its outcome or a burnt fuse. I/O ends in any order.
-    pub fn recover(&mut self, clean: bool) -> Result<(RecoveryOutcome, PageStore), Crash> {
-        // A4: complete before the log is acted on; superblocks are atomic here.
-        self.epoch = EpochStamp { number: self.epoch.number + 1, id: self.random.next_u64() };
-        let mut recovery = Recovery::new(RecoveryContext { clean, ..self.context() });
-        let mut pages = self.page_store();
-        let mut pending = Vec::new();
-        loop {
-            if let Some(outcome) = recovery.poll(&mut pages, &mut pending) {
-                return Ok((outcome, pages));
-            }
-            assert!(!pending.is_empty(), "the recovery waits for nothing");
-            let at = self.random.below(pending.len() as u64) as usize;
-            let (item, result) = self.execute(pending.swap_remove(at))?;
-            recovery.io_done(item, result);
-        }
-    }
-
-    fn execute(&mut self, io: RecoveryIo) -> Result<(usize, Result<IoValue, IoFault>), Crash> {
-        let gone = Err(IoFault { kind: IoFaultKind::Gone, errno: 19 });
-        let medium = Err(IoFault { kind: IoFaultKind::Medium, errno: 5 });
-        let from = |offset: ByteOffset| {
-            assert_eq!(offset.0 % BLOCK as u64, 0);
-            offset.0 / BLOCK as u64
-        };
-        let bound = self.shape.blocks();
-        Ok(match io {
-            RecoveryIo::Read { item, member, offset, mut buf } => {
-                assert!(self.live.contains(member), "member {member} may not be read");
-                let disk = &self.disks[usize::from(member.0)];
-                assert!(from(offset) + (buf.len() / BLOCK) as u64 <= bound);
-                let mut ok = !disk.dead;
-                for (at, target) in buf.chunks_exact_mut(BLOCK).enumerate() {
-                    match disk.read(from(offset) + at as u64) {
-                        Some(block) => target.copy_from_slice(&block[..]),
-                        None => ok = false,
-                    }
-                }
-                (item, if ok { Ok(IoValue::Data(buf)) } else { medium })
-            }
-            RecoveryIo::Write { item, member, which, offset, buf } => {
-                let crash = self.tick();
-                let block = from(offset);
-                assert!(block + (buf.len() / BLOCK) as u64 <= bound);
-                let keep: Vec<bool> =
-                    (0..buf.len() / BLOCK).map(|_| crash.is_ok() || self.random.one_in(2)).collect();
-                let disk = self.device(member, which);
-                if disk.dead {
-                    return Ok((item, gone));
-                }
-                for (at, bytes) in buf.chunks(BLOCK).enumerate().filter(|(at, _)| keep[*at]) {
-                    disk.write(block + at as u64, bytes);
-                }
-                crash?;
-                (item, Ok(IoValue::Done))
-            }
-            RecoveryIo::Flush { item, member, which } => {
-                self.tick()?;
-                let disk = self.device(member, which);
-                if disk.dead {
-                    return Ok((item, gone));
-                }
-                disk.flush();
-                (item, Ok(IoValue::Done))
-            }
-        })
-    }
-
-    fn device(&mut self, member: MemberIndex, which: Which) -> &mut Disk {
-        let built =
-            self.building.iter_mut().find(|(device, _)| device.member == member && device.which == which);
-        match built {
-            Some((_, disk)) => disk,
-            None => {
-                assert!(
-                    self.live.contains(member) && which == Which::Primary,
-                    "{member} {which:?} is not written"
-                );
-                &mut self.disks[usize::from(member.0)]
-            }
-        }
-    }
-
-    /// R9, which may be cut off; then the array serves.
-    pub fn start_log(&mut self, recovered: &Recovered) -> Result<(), Crash> {
-        for member in self.live.iter() {
-            self.tick()?;
-            self.starts[usize::from(member.0)] =
-                LogStart { sequence: recovered.next_sequence, epoch: self.epoch.number };
-        }
-        Ok(())
-    }
-
-    /// Checks what a recovery has left and goes on with it. Columns of `liars` may be bad.
-    pub fn serve(&mut self, recovered: Recovered, mut pages: PageStore, liars: &[usize]) {
-        self.check(&recovered, &mut pages, liars);
-        let (content, blocks, map) = self.read_all(&mut pages, liars, &recovered.lost);
-        let taken: Vec<u64> = map.iter().map(|entry| entry.slot.0).collect();
-        let next = recovered.next_sequence;
-        self.states = vec![(next, content.clone())];
-        (self.floor_process, self.floor_power, self.floor_noted) = (next, next, next);
-        self.writer = Some(Writer {
-            sequence: next,
-            previous: recovered.previous,
-            next_blocks: recovered.next_blocks,
-            tail: next,
-            written: next,
-            durable: next,
-            noted: next,
-            flushed: vec![next; self.shape.width()],
-            log: Vec::new(),
-            pages,
-            map,
-            blocks,
-            images: HashMap::new(),
-            free: (0..self.shape.slots).filter(|slot| !taken.contains(slot)).map(|slot| (slot, 0)).collect(),
-            content,
-        });
-    }
-
-    /// Promise 3: the content is that after some prefix of the batches, not below what was acknowledged; every row is
-    /// consistent over all columns; the copies of every page agree.
-    pub fn check(&mut self, recovered: &Recovered, pages: &mut PageStore, liars: &[usize]) {
-        let (content, _, _) = self.read_all(pages, liars, &recovered.lost);
-        self.page_faults += recovered.page_faults.len();
-        if self.states.is_empty() {
-            return;
-        }
-        let agrees = |state: &Content| state.iter().zip(&content).all(|(a, b)| a == b || *b == LOST);
-        let matching = self.states.iter().rev().find(|(_, state)| agrees(state)).map(|(end, _)| *end);
-        let Some(end) = matching else {
-            panic!("no prefix has this content: {content:x?}, states {:x?}", self.states);
-        };
-        assert!(end >= self.floor_process, "prefix {end} and {} was acknowledged", self.floor_process);
-        if liars.is_empty() {
-            self.check_page_copies(pages.layout());
-        }
-        // What a later start reads.
-        let mut cold = self.page_store();
-        self.load_map(&mut cold);
-        assert_eq!(self.read_all(&mut cold, liars, &recovered.lost).0, content);
-    }
-
-    fn check_page_copies(&self, layout: &PageLayout) {
-        for page in (0..layout.pages()).map(PageIndex) {
-            let mut newest = Vec::new();
-            for (member, offset) in layout.copies(page).filter(|(member, _)| self.live.contains(*member)) {
-                let from = self.shape.pages_at() + offset / BLOCK as u64;
-                let places = (from..from + 2).map(|block| self.disks[usize::from(member.0)].peek(block));
-                let pages =
-                    places.filter_map(|bytes| Page::decode(&KEY, ARRAY, page, &bytes[..PAGE_BYTES]).ok());
-                newest.push(pages.max_by_key(|page| (page.sequence, page.epoch)));
-            }
-            assert!(newest.windows(2).all(|pair| pair[0] == pair[1]), "copies of page {page:?} disagree");
-        }
-    }
-
-    /// Reads the whole volume as an array would that decodes what does not verify.
-    #[allow(clippy::type_complexity)]
-    fn read_all(
-        &mut self,
-        pages: &mut PageStore,
-        liars: &[usize],
-        lost: &[(SlotIndex, usize)],
-    ) -> (Content, HashMap<(u64, usize, usize), (BlockHash, Block)>, Vec<MapEntry>) {
-        let Shape { k, rows, hasher, .. } = self.shape;
-        let width = self.shape.width();
-        let mut content = vec![0; self.shape.stripes as usize * rows * k];
-        let mut blocks = HashMap::new();
-        let map: Vec<MapEntry> =
-            (0..self.shape.stripes).map(|stripe| pages.map_entry(StripeIndex(stripe))).collect();
-        for (stripe, entry) in map.iter().enumerate().filter(|(_, entry)| entry.holds_data) {
-            let slot = entry.slot.0;
-            for row in 0..rows {
-                let mut good: Vec<(usize, Block)> = Vec::new();
-                for column in 0..width {
-                    let hash = if self.shape.checksums {
-                        let page = pages.layout().hash_entry(entry.slot, row, column).0;
-                        self.page(pages, page);
-                        let hash = pages.hash(entry.slot, row, ColumnIndex(column as u16));
-                        pages.release(page);
-                        Some(hash)
-                    } else {
-                        None
-                    };
-                    let member = self.member_of(slot, column);
-                    if hash.is_some_and(|hash| !hash.is_stored()) {
-                        good.push((column, block_of(0)));
-                        blocks.insert((slot, row, column), (hash.unwrap(), block_of(0)));
-                        continue;
-                    }
-                    if !self.live.contains(MemberIndex(member as u16)) {
-                        continue;
-                    }
-                    let block = self.disks[member].read(self.shape.home(slot, row));
-                    match block.filter(|block| hash.is_none_or(|hash| hasher.hash(&block[..]) == hash)) {
-                        Some(block) => good.push((column, block)),
-                        None => assert!(
-                            liars.contains(&member) || lost.contains(&(entry.slot, row)),
-                            "stripe {stripe} slot {slot} row {row} column {column} on member {member} is bad"
-                        ),
-                    }
-                }
-                if good.len() < k {
-                    assert!(lost.contains(&(entry.slot, row)), "slot {slot} row {row} is lost and not told");
-                    for column in 0..k {
-                        let at = self.content_at(stripe as u64, row, column);
-                        let found = good.iter().find(|(c, _)| *c == column);
-                        content[at] = found.map_or(LOST, |(_, block)| self.recognise(block, at));
-                    }
-                    continue;
-                }
-                let columns: Vec<(usize, &[u8])> =
-                    good.iter().map(|(column, block)| (*column, &block[..])).collect();
-                assert!(self.codec.consistent(&columns), "stripe {stripe} row {row} is torn");
-                for column in 0..width {
-                    let mut block = block_of(0);
-                    match good.iter().find(|(c, _)| *c == column) {
-                        Some((_, found)) => block.clone_from(found),
-                        None => {
-                            self.codec.recover(&columns[..k], &mut [(column, &mut block[..])]).unwrap();
-                        }
-                    }
-                    if column < k {
-                        let at = self.content_at(stripe as u64, row, column);
-                        content[at] = self.recognise(&block, at);
-                    }
-                    let hash = hasher.hash(&block[..]);
-                    blocks.entry((slot, row, column)).or_insert((hash, block));
-                }
-            }
-        }
-        (content, blocks, map)
-    }
-
-    /// The value whose block this is.
-    fn recognise(&self, block: &Block, at: usize) -> u64 {
-        let mut values = self.states.iter().map(|(_, state)| state[at]).chain([0]);
-        values.find(|&value| block_of(value) == *block).unwrap_or_else(|| {
-            panic!("content {at} is garbage");
-        })
     }
 }
 

@@ -1,0 +1,128 @@
+//! Rules of the crash-safety design that a test can switch off, one at a time, to prove that breaking them is noticed.
+//!
+//! In a release build no rule can be broken: `is_off` is false at compile time and its branches vanish. In a build
+//! with debug assertions the choice is the thread's, so tests that run side by side do not disturb each other.
+//! Invariant: nothing but a test calls [`Mutation::with`].
+
+use std::cell::Cell;
+
+thread_local! {
+    static BROKEN: Cell<Option<Mutation>> = const { Cell::new(None) };
+}
+
+macro_rules! mutations {
+    ($($(#[$doc:meta])* $variant:ident $name:literal),* $(,)?) => {
+        /// A rule that is not kept.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Mutation { $($(#[$doc])* $variant),* }
+
+        impl Mutation {
+            /// All of them.
+            pub const ALL: &[Mutation] = &[$(Mutation::$variant),*];
+
+            /// Its name, that of the model where that has it.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Mutation::$variant => $name),* }
+            }
+        }
+    };
+}
+
+mutations! {
+    /// E4: pieces of epochs before the last complete one are ignored; writes acknowledged before a bump are lost.
+    OldEpochPiecesIgnored "old-epoch-pieces-ignored",
+    /// A1: only members that hold an epoch itself are usable; a bump that a crash cut short leaves too few.
+    EpochOnlyHighestNumber "epoch-only-highest-number",
+    /// E1: epochs are compared by number; two that were made apart from each other are taken for one.
+    EpochWithoutId "epoch-without-id",
+    /// A2: k members are enough; with k <= m two halves serve, and what one acknowledged the other does not have.
+    NoQuorum "no-quorum",
+    /// A2: more than half of the last live set is enough; members that were left out together outvote nobody.
+    DynamicMajority "dynamic-majority",
+    /// E2: the next epoch is begun before the last is complete; members that hold the one before fall out of the line.
+    BumpNotFinishedFirst "bump-not-finished-first",
+    /// A4: replay goes ahead of its new epoch; after a crash within it other members replay otherwise.
+    EpochAfterRedo "epoch-after-redo",
+    /// A4 and R7: neither the new epoch nor the note is durable before replay goes in place.
+    EpochAfterRedoNorNote "epoch-after-redo-nor-note",
+    /// E3: blocks go in place while a loss is not recorded; the member that missed them counts as current.
+    InPlaceBeforeBump "in-place-before-bump",
+    /// E3: writes are acknowledged while a loss is not recorded; the member that missed them may be all that returns.
+    AckBeforeBump "ack-before-bump",
+    /// R1: what is read before deciding may be in caches only; a power cut takes it after it was served.
+    NoFlushBeforeDecide "no-flush-before-decide",
+    /// R6: pieces that are missing on some members stay so; with other members gone next time the batch is lost half redone.
+    NoRelog "no-relog",
+    /// R4: the first prefix that cannot be recovered ends the log, though later images heal it; durable writes are lost.
+    BatchByBatch "batch-by-batch",
+    /// R3, R5: a batch that cannot be recovered does not end the log; rows it left undecodable are served.
+    NoPrefix "no-prefix",
+    /// R9: the log does not start anew; a batch that was dropped counts after the next crash.
+    NoCut "no-cut",
+    /// W2: blocks go in place before the note; if the log is damaged, rows that are half in place are rolled back.
+    NoNoteBeforeDestage "no-note-before-destage",
+    /// R7: replay goes in place before its decision is durable; if the log is damaged then, the next decides otherwise.
+    NoNoteBeforeRedo "no-note-before-redo",
+    /// R7: the note shares the flush of the pieces that it promises; it may survive without them.
+    NoteWithRelog "note-with-relog",
+    /// R6: missing columns of fresh slots are written with the redo; the note may survive without them.
+    RebuildAfterNote "rebuild-after-note",
+    /// R5: a log that breaks off before what was noted is served; durable writes are gone without a word.
+    NoteNotChecked "note-not-checked",
+    /// W4: log space is used again before the new tail is durable; a crash finds the old tail and no batch there.
+    OverwriteBeforeTailDurable "overwrite-before-tail-durable",
+    /// W2: blocks go in place before their batch is durable; a crash leaves torn rows and no log of them.
+    DestageBeforeDurable "destage-before-durable",
+    /// W4: the tail moves before what is in place is flushed; a crash loses it in both places.
+    TruncateBeforeFlush "truncate-before-flush",
+    /// W3: a slot is used again before the record that freed it is durable; a crash finds the new data under the old stripe.
+    ReuseBeforeDurable "reuse-before-durable",
+    /// R4: a fresh record leaves older images of its slot in force; replay overwrites the fresh data with them.
+    FreshDoesNotVoid "fresh-does-not-void",
+    /// W3: images of a slot go in place though it was given up since; they land in what was written there afresh.
+    DestageBySlotNumber "destage-by-slot-number",
+    /// R8: replay leaves copies of pages as they are; the next start reads the stripe map of before.
+    PagesNotRewritten "pages-not-rewritten",
+    /// W2: pages are written back before the batches they speak of are durable; a crash leaves a map to data that is not there.
+    PagesBeforeDurable "pages-before-durable",
+    /// Old parity enters new parity without being verified: damage of one block becomes damage of its row.
+    OldParityNotVerified "old-parity-not-verified",
+}
+
+impl Mutation {
+    /// Runs with this rule switched off in the calling thread. Has no effect in a release build.
+    pub fn with<T>(self, run: impl FnOnce() -> T) -> T {
+        struct Restore(Option<Mutation>);
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                BROKEN.set(self.0);
+            }
+        }
+        let _restore = Restore(BROKEN.replace(Some(self)));
+        run()
+    }
+}
+
+/// Whether a test has switched this rule off.
+#[inline]
+pub(super) fn is_off(rule: Mutation) -> bool {
+    cfg!(debug_assertions) && BROKEN.get() == Some(rule)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rule_is_off_while_a_test_says_so_and_in_its_thread_only() {
+        assert!(!is_off(Mutation::NoCut));
+        Mutation::NoCut.with(|| {
+            assert!(is_off(Mutation::NoCut) && !is_off(Mutation::NoRelog));
+            std::thread::scope(|scope| scope.spawn(|| assert!(!is_off(Mutation::NoCut))).join()).unwrap();
+        });
+        assert!(!is_off(Mutation::NoCut));
+        let panicked = std::panic::catch_unwind(|| Mutation::NoCut.with(|| panic!("as tests do")));
+        assert!(panicked.is_err() && !is_off(Mutation::NoCut));
+    }
+}
