@@ -4,179 +4,12 @@
 
 mod support;
 
-use calpe::control::{
-    ArrayReport, ArrayState, MAX_REPLY_BYTES, MemberRef, MemberState, Reply, Request, ScrubAction,
-    read_message, write_message,
-};
+use calpe::control::{ArrayState, MemberState};
 use calpe::testing::Random;
-use std::fs;
-use std::io::BufReader;
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use support::calpe;
 use support::load::{Client, Counts, Load};
-
-/// Longest that anything may take; only a hang gets there.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// How often one does not wait longer than this between two looks.
-const LOOK: Duration = Duration::from_millis(5);
-
-/// Name of the array of `calpe up`.
-const NAME: &str = "calpe";
-
-struct Setup {
-    data: usize,
-    parity: usize,
-    checksum: &'static str,
-    bytes: u64,
-    chunk: u64,
-}
-
-/// An array of `calpe up` in a directory, with the daemon that serves it.
-struct Daemon {
-    dir: PathBuf,
-    child: Child,
-}
-
-impl Daemon {
-    /// Starts `calpe up` and waits until it answers.
-    fn start(dir: &Path, setup: &Setup) -> Daemon {
-        let log =
-            fs::File::options().create(true).append(true).open(dir.join("daemon.log")).expect("a log file");
-        let mut command = calpe();
-        command.arg("up").arg("--dir").arg(dir.join("data"));
-        command.args(["--data", &setup.data.to_string(), "--parity", &setup.parity.to_string()]);
-        command.args(["--checksum", setup.checksum, "--size", &setup.bytes.to_string()]);
-        command.args(["--chunk", &setup.chunk.to_string()]);
-        command.stdin(Stdio::null()).stdout(log.try_clone().expect("a second handle")).stderr(log);
-        let mut daemon = Daemon { dir: dir.to_owned(), child: command.spawn().expect("the daemon starts") };
-        daemon.until("it answers", |daemon| {
-            if let Some(status) = daemon.child.try_wait().expect("ours") {
-                panic!("the daemon ended: {status}\n{}", daemon.log());
-            }
-            daemon
-                .try_ask(&Request::Status { array: Some(NAME.into()) })
-                .is_some_and(|reply| matches!(reply, Reply::Status(_)))
-                && Client::connect(&daemon.socket()).is_ok()
-        });
-        daemon
-    }
-
-    fn log(&self) -> String {
-        fs::read_to_string(self.dir.join("daemon.log")).unwrap_or_default()
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.dir.join("data/nbd.sock")
-    }
-
-    fn try_ask(&self, request: &Request) -> Option<Reply> {
-        let mut stream = UnixStream::connect(self.dir.join("data/control.sock")).ok()?;
-        write_message(&mut stream, request).ok()?;
-        read_message(&mut BufReader::new(stream), MAX_REPLY_BYTES).ok()?
-    }
-
-    #[track_caller]
-    fn done(&self, request: &Request) -> String {
-        match self.try_ask(request) {
-            Some(Reply::Done { message, .. }) => message,
-            other => panic!("{request:?}: {other:?}\n{}", self.log()),
-        }
-    }
-
-    #[track_caller]
-    fn report(&self) -> ArrayReport {
-        match self.try_ask(&Request::Status { array: Some(NAME.into()) }) {
-            Some(Reply::Status(mut status)) => status.arrays.remove(0),
-            other => panic!("{other:?}\n{}", self.log()),
-        }
-    }
-
-    #[track_caller]
-    fn until(&mut self, what: &str, mut reached: impl FnMut(&mut Daemon) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
-        while !reached(self) {
-            assert!(Instant::now() < deadline, "not reached: {what}\n{}", self.log());
-            std::thread::sleep(LOOK);
-        }
-    }
-
-    fn kill(mut self) {
-        self.child.kill().expect("killed");
-        self.child.wait().expect("reaped");
-    }
-
-    fn member(&self, index: usize) -> PathBuf {
-        member(&self.dir, index)
-    }
-
-    fn fail(&self, index: usize) {
-        self.done(&Request::Fail {
-            array: NAME.into(),
-            member: MemberRef::Index(index as u16),
-            dry_run: false,
-        });
-    }
-
-    /// Brings members back and waits until they are in service.
-    fn bring_back(&mut self, members: &[usize]) {
-        for &index in members {
-            self.done(&Request::Online {
-                array: NAME.into(),
-                member: MemberRef::Index(index as u16),
-                path: Some(self.member(index)),
-                dry_run: false,
-            });
-        }
-        self.until("all members are in service", |daemon| {
-            let report = daemon.report();
-            report.state == ArrayState::Online && report.scan.is_empty()
-        });
-    }
-
-    /// Scrubs; there must be nothing to find.
-    fn scrub(&mut self) {
-        let before = self.report().last_scrub;
-        self.done(&Request::Scrub { array: NAME.into(), action: ScrubAction::Start, dry_run: false });
-        // Two scrubs may end within a second.
-        self.until("the scrub is over", |daemon| {
-            let report = daemon.report();
-            report.scan.is_empty() && (report.last_scrub != before || before.is_some())
-        });
-        let report = self.report();
-        assert_eq!(report.last_scrub.expect("a scrub").errors, 0, "{report:?}\n{}", self.log());
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        // A test that failed leaves no daemon behind.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn member(dir: &Path, index: usize) -> PathBuf {
-    dir.join(format!("data/member-{index:02}.img"))
-}
-
-/// Takes the files of members away, or puts them back.
-fn hide(dir: &Path, members: &[usize]) {
-    fs::create_dir_all(dir.join("away")).expect("a directory");
-    for &index in members {
-        fs::rename(member(dir, index), dir.join(format!("away/{index}"))).expect("moved away");
-    }
-}
-
-fn unhide(dir: &Path, members: &[usize]) {
-    for &index in members {
-        fs::rename(dir.join(format!("away/{index}")), member(dir, index)).expect("moved back");
-    }
-}
+use support::process::{Daemon, Setup, hide, unhide};
 
 /// How many cycles: as many as asked for, or a few.
 fn cycles(few: u64) -> u64 {
@@ -190,10 +23,10 @@ fn cycles(few: u64) -> u64 {
 /// before the load, or lost during it, and as many more as there may be when the daemon comes back.
 fn kill_under_load(setup: &Setup, few: u64) {
     let dir = tempfile::tempdir().expect("a directory");
-    let (dir, width) = (dir.path(), setup.data + setup.parity);
+    let (dir, width) = (dir.path(), setup.width());
     let cycles = cycles(few);
     let mut random = Random::new(setup.data as u64 * 1000 + cycles);
-    let mut load = Load::new(setup.bytes, setup.chunk * setup.data as u64, random.next_u64());
+    let mut load = Load::new(setup.bytes, setup.stripe_bytes(), random.next_u64());
     let counts = Counts::default();
     let (mut degraded, began) = (0, Instant::now());
     let mut daemon = Daemon::start(dir, setup);
@@ -244,7 +77,7 @@ fn kill_under_load(setup: &Setup, few: u64) {
             daemon.bring_back(&lost);
         }
         if cycle % 8 == 7 {
-            daemon.scrub();
+            assert_eq!(daemon.scrub(), 0, "cycle {cycle}\n{}", daemon.log());
         }
         // Nobody was found wrong: nothing on the members was damaged.
         let report = daemon.report();
@@ -254,7 +87,7 @@ fn kill_under_load(setup: &Setup, few: u64) {
             daemon.log()
         );
     }
-    daemon.scrub();
+    assert_eq!(daemon.scrub(), 0, "{}", daemon.log());
     load.settle(&mut Client::connect(&daemon.socket()).expect("connected")).expect("all is read");
     println!(
         "{}+{} {}: {cycles} kills, {degraded} of them with members missing, {} writes, {} reads, {} flushes, {:.1} s",

@@ -5,7 +5,7 @@
 use super::members::Which;
 use super::page_copies::{CopyFault, Torn};
 use super::pages::{Answer, LoadOutcome, PageIo, PageRead, PageWrite, Want};
-use super::{Array, Inflight, NoticeLevel, Owner};
+use super::{ActivityKind, Array, Inflight, NoticeLevel, Owner};
 use crate::block_io::{IoFault, IoOp, IoValue};
 use crate::format::PageIndex;
 use crate::units::MemberIndex;
@@ -153,6 +153,12 @@ impl Array {
         let loaded = self.redo_mut().pages.read_done(read, answer, &mut more);
         self.send_page_io(more);
         let Some(loaded) = loaded else { return };
+        if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
+            // They are written anew with the next checkpoint, unless no copy tells what to write.
+            let repaired = if loaded.outcome == LoadOutcome::Lost { 0 } else { loaded.faults.len() as u64 };
+            scrub.errors += loaded.faults.len() as u64;
+            scrub.repaired += repaired;
+        }
         for (member, fault) in loaded.faults {
             self.member_mut(member).counters.checksum_errors += 1;
             self.notice_page_fault(member, read.page, fault);

@@ -286,6 +286,13 @@ impl Array {
         for (member, _) in &recovered.page_faults {
             self.member_mut(*member).counters.checksum_errors += 1;
         }
+        for &(member, blocks) in &recovered.log_faults {
+            self.member_mut(member).counters.checksum_errors += blocks;
+            let text = format!(
+                "{blocks} blocks of the redo log of member {member} were damaged or lost; what they held was taken from others"
+            );
+            self.notice(NoticeLevel::Warning, Some(member), text);
+        }
         if recovered.batches > 0 {
             let text = format!(
                 "the redo log was replayed: {} batches, {} rows brought up to date",

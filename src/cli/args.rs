@@ -105,6 +105,16 @@ Examples:
     Events(EventsArgs),
     /// Show the superblocks of a member; read-only, also beside a daemon that serves it
     Inspect(InspectArgs),
+    /// Prove offline that an array is good; read-only, its members must not be in use
+    #[command(after_help = "\
+Give every member of the array. The log is replayed in memory, then every block that is in use is read and compared with its
+checksum, parity with data, and the copies of metadata with each other.
+Exit codes: 0 only if all is proved good and every member is there and in service; 1 otherwise, also when what is there is
+consistent and members are missing (with --json, 'consistent' and 'whole' tell the two apart); 2 usage.
+Examples:
+  calpe check /srv/m*.img
+  calpe check --json /dev/disk/by-id/ata-{a,b,c,d,e,f} | jq .good")]
+    Check(CheckArgs),
     /// Measure parts of the program on this machine
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -349,6 +359,17 @@ pub struct InspectArgs {
     pub json: bool,
 }
 
+/// Options of `check`.
+#[derive(Debug, Clone, Args)]
+pub struct CheckArgs {
+    /// The block devices or files of all members
+    #[arg(required = true, value_name = "MEMBER")]
+    pub members: Vec<PathBuf>,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// What can be measured.
 #[derive(Debug, Clone, Subcommand)]
 pub enum BenchCommand {
@@ -429,6 +450,7 @@ mod tests {
             "calpe wait tank -t rebuild,scrub",
             "calpe events -f --json",
             "calpe inspect /dev/sdb --json",
+            "calpe check /dev/sdb /dev/sdc --json",
             "calpe bench codec --json",
             "calpe --socket /run/x --log-format json status",
             "calpe status --socket /run/x",

@@ -38,6 +38,7 @@ pub(super) fn run(cli: Cli) -> Outcome {
         Command::Serve(args) => run::serve(args, socket, log_format),
         Command::Create(args) => offline::create(args),
         Command::Inspect(args) => offline::inspect(&args),
+        Command::Check(args) => offline::check(&args),
         Command::Bench(BenchCommand::Codec(args)) => offline::bench_codec(args),
         Command::Status(args) => status(connect(), &args),
         Command::Import(args) => import(connect()?, args),

@@ -27,6 +27,9 @@ enum CliError {
     /// An array cannot be created.
     #[error(transparent)]
     Create(#[from] crate::daemon::create::CreateError),
+    /// Nothing can be said about an array.
+    #[error(transparent)]
+    Check(#[from] crate::daemon::check::CheckError),
     /// A device cannot be used.
     #[error(transparent)]
     Device(#[from] crate::member::DeviceError),

@@ -1,10 +1,13 @@
-//! The commands that need no daemon: create, inspect, bench.
+//! The commands that need no daemon: create, inspect, check, bench.
 
-use super::args::{BenchCodecArgs, CreateArgs, InspectArgs};
+use super::args::{BenchCodecArgs, CheckArgs, CreateArgs, InspectArgs};
+use super::wait::Progress;
 use super::{CliError, Outcome, say, say_json};
 use crate::codec::bench;
+use crate::daemon::check;
 use crate::daemon::clock;
 use crate::daemon::create::{CreatePlan, CreateRequest, default_checksum};
+use crate::daemon::report::Meters;
 use crate::daemon::superblocks;
 use crate::member::{Access, Device};
 use crate::units::HumanSize;
@@ -65,6 +68,30 @@ pub(super) fn inspect(args: &InspectArgs) -> Outcome {
         None => Ok(ExitCode::SUCCESS),
         Some(error) => Err(CliError::Outcome(format!("{}: {error}", args.member.display()))),
     }
+}
+
+/// `calpe check`. Fails unless all is proved good, after having told all that is known.
+pub(super) fn check(args: &CheckArgs) -> Outcome {
+    let mut bar = (!args.json).then(Progress::new);
+    let mut shown = Ok(());
+    let mut meters = Meters::default();
+    let result = check::check(&args.members, &mut |activity| {
+        meters.observe(clock::now(), std::slice::from_ref(activity));
+        if let (Some(bar), Ok(())) = (&mut bar, &shown) {
+            shown = bar.show(&meters.scan(activity));
+        }
+    });
+    if let Some(bar) = &bar {
+        bar.clear();
+    }
+    shown?;
+    let report = result?;
+    if args.json {
+        say_json(&report)?;
+    } else {
+        say(&report.to_string())?;
+    }
+    if report.good { Ok(ExitCode::SUCCESS) } else { Err(CliError::Outcome(report.verdict())) }
 }
 
 /// `calpe bench codec`.

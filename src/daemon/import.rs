@@ -3,9 +3,9 @@
 //! Invariants: identity is the uuid, a path is only where a device was found; nothing is written here; what was
 //! decided was decided on superblocks read under the lock. Must not know of running arrays.
 
-use super::superblocks::{check_length, read_superblock};
+use super::superblocks::{check_length, damaged_copies, read_copies, read_superblock};
 use crate::array::assembly::{Assembled, AssemblyError, Candidate, Seat, assemble};
-use crate::format::{NewestError, Superblock};
+use crate::format::{NewestError, Superblock, newest};
 use crate::member::{Access, Device, DeviceError};
 use std::collections::{BTreeMap, HashSet};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -164,7 +164,7 @@ impl Search {
         let named: Vec<Uuid> = self
             .arrays
             .iter()
-            .filter(|(_, members)| newest(members).is_some_and(|s| s.name == wanted))
+            .filter(|(_, members)| newest_found(members).is_some_and(|s| s.name == wanted))
             .map(|(uuid, _)| *uuid)
             .collect();
         match named[..] {
@@ -177,7 +177,7 @@ impl Search {
 
 /// The superblock that speaks for an array as far as names go: the newest of them.
 #[must_use]
-pub fn newest(members: &[Found]) -> Option<&Superblock> {
+pub fn newest_found(members: &[Found]) -> Option<&Superblock> {
     members.iter().map(|found| &found.superblock).max_by_key(|s| (s.epoch.number, s.sequence))
 }
 
@@ -201,6 +201,8 @@ pub struct Opened {
     pub assembled: Assembled<usize>,
     /// The devices that serve it; none where a device was refused.
     pub devices: Vec<Option<Device>>,
+    /// Damaged copies of the superblock, by device.
+    pub damaged: Vec<(Uuid, u64)>,
     /// What a person should know, a line each.
     pub warnings: Vec<String>,
 }
@@ -213,6 +215,7 @@ pub fn open(members: &[Found], force: bool) -> Result<Opened, ImportError> {
     let mut warnings = Vec::new();
     let mut devices = Vec::new();
     let mut candidates = Vec::new();
+    let mut damaged = Vec::new();
     for found in members {
         let device = match Device::open(&found.path, Access::Exclusive) {
             Ok(device) => device,
@@ -223,11 +226,20 @@ pub fn open(members: &[Found], force: bool) -> Result<Opened, ImportError> {
                 continue;
             }
         };
-        match read_superblock(&device) {
+        let copies = read_copies(&device);
+        let faults = damaged_copies(&copies);
+        match newest(copies.into_iter().flatten()) {
             Ok(superblock)
                 if superblock.array == found.superblock.array
                     && check_length(&device, &superblock).is_ok() =>
             {
+                if !faults.is_empty() {
+                    damaged.push((superblock.device, faults.len() as u64));
+                }
+                let path = found.path.display();
+                warnings.extend(faults.iter().map(|(place, why)| {
+                    format!("{path}: superblock copy {} is damaged: {why}; it is written anew", place.word())
+                }));
                 candidates.push(Candidate { key: devices.len(), superblock });
                 devices.push(Some(device));
             }
@@ -240,7 +252,7 @@ pub fn open(members: &[Found], force: bool) -> Result<Opened, ImportError> {
             warnings.push(format!("{}: not used: {reason}", device.path().display()));
         }
     }
-    Ok(Opened { assembled, devices, warnings })
+    Ok(Opened { assembled, devices, damaged, warnings })
 }
 
 /// The same verdict with other handles.
@@ -337,6 +349,34 @@ pub(super) mod tests {
         assert!(matches!(open(&members, false), Err(ImportError::Device(DeviceError::Locked { .. }))));
         drop(opened);
         open(&members, false).unwrap();
+    }
+
+    #[test]
+    fn damaged_superblock_copies_are_told_and_counted_and_the_array_opens() {
+        use std::os::unix::fs::FileExt;
+        let dir = tempfile::tempdir().unwrap();
+        let array = created_in(dir.path(), "tank", 2, 1);
+        let members = search(&[dir.path().into()]).arrays.remove(&array).unwrap();
+        let damage: [fn(&std::fs::File, u64); 2] = [
+            |file, _| file.write_all_at(b"x", 16384 + 77).unwrap(),
+            // A copy whose first sector was lost looks like none.
+            |file, bytes| file.write_all_at(&[0; 512], bytes - 16384).unwrap(),
+        ];
+        for (at, damage) in damage.into_iter().enumerate() {
+            let path = dir.path().join(format!("m{at}"));
+            let file = std::fs::File::options().write(true).open(&path).unwrap();
+            damage(&file, file.metadata().unwrap().len());
+        }
+        let opened = open(&members, false).unwrap();
+        let mut expected: Vec<_> = members[..2].iter().map(|found| (found.superblock.device, 1)).collect();
+        expected.sort();
+        let mut damaged = opened.damaged.clone();
+        damaged.sort();
+        assert_eq!(damaged, expected);
+        assert_eq!(opened.assembled.live.len(), 3);
+        let told = opened.warnings.join("\n");
+        assert!(told.contains("m0: superblock copy head B is damaged"), "{told}");
+        assert!(told.contains("m1: superblock copy tail B is damaged: it is not there"), "{told}");
     }
 
     #[test]

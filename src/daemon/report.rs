@@ -53,6 +53,8 @@ pub struct Names {
     pub seats: Vec<Place>,
     /// Every device handed to the array.
     pub devices: HashMap<DeviceId, Place>,
+    /// Copies of the superblock that were found damaged when the array was opened, by device.
+    pub damaged: HashMap<Uuid, u64>,
     /// Progress lately.
     pub meters: Meters,
 }
@@ -118,7 +120,8 @@ impl Names {
 
     fn member(&self, seat: &Place, member: &MemberStatus) -> MemberReport {
         let counters = member.counters;
-        let troubled = counters.read_errors + counters.write_errors + counters.checksum_errors > 0;
+        let wrong = counters.checksum_errors + self.damaged.get(&seat.uuid).copied().unwrap_or(0);
+        let troubled = counters.read_errors + counters.write_errors + wrong > 0;
         MemberReport {
             index: member.index.0,
             name: seat.name(),
@@ -133,7 +136,7 @@ impl Names {
             },
             read: counters.read_errors,
             write: counters.write_errors,
-            cksum: counters.checksum_errors,
+            cksum: wrong,
             repaired: counters.repaired,
             reason: member.reason.clone(),
             replacement: member.replacement.map(|device| match self.devices.get(&device) {
@@ -159,7 +162,8 @@ fn log_report(log: &LogState) -> LogReport {
 pub struct Meters(BTreeMap<ActivityKind, VecDeque<(Timestamp, u64)>>);
 
 impl Meters {
-    fn observe(&mut self, now: Timestamp, activities: &[Activity]) {
+    /// Takes note of how far passes are.
+    pub fn observe(&mut self, now: Timestamp, activities: &[Activity]) {
         self.0.retain(|kind, _| activities.iter().any(|activity| activity.kind == *kind && !activity.paused));
         for activity in activities.iter().filter(|activity| !activity.paused) {
             let samples = self.0.entry(activity.kind).or_default();
@@ -183,7 +187,9 @@ impl Meters {
         (nanos >= RATE_NANOS_MIN).then(|| (u128::from(to - from) * 1_000_000_000 / u128::from(nanos)) as u64)
     }
 
-    fn scan(&self, activity: &Activity) -> ScanReport {
+    /// A pass with its rate.
+    #[must_use]
+    pub fn scan(&self, activity: &Activity) -> ScanReport {
         let rate = self.rate(activity.kind).filter(|_| !activity.paused);
         let left = activity.total_bytes.saturating_sub(activity.done_bytes);
         ScanReport {

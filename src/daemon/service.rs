@@ -194,7 +194,7 @@ impl Daemon {
     /// # Errors
     /// When one of its name or identity is served, or it cannot be exported.
     pub fn serve(&self, opened: Opened, options: ServeOptions) -> Result<ArrayReport, RequestError> {
-        let Opened { assembled, devices, warnings } = opened;
+        let Opened { assembled, devices, damaged, warnings } = opened;
         let superblock = assembled.superblock.clone();
         if lock(&self.served).iter().any(|served| served.names.uuid == superblock.array) {
             return Err(refusal(
@@ -240,6 +240,7 @@ impl Daemon {
                     own.into_iter().chain(new)
                 })
                 .collect(),
+            damaged: damaged.into_iter().collect(),
             meters: Meters::default(),
         };
         let rotational = devices.iter().flatten().any(|(_, device)| device.facts().rotational);
@@ -601,7 +602,7 @@ pub fn served_line(report: &ArrayReport) -> String {
 }
 
 fn importable(members: &[Found]) -> Option<Importable> {
-    let superblock = import::newest(members)?;
+    let superblock = import::newest_found(members)?;
     let verdict = import::preview(members, false);
     let note = |path: &Path| match &verdict {
         Ok(assembled) => assembled

@@ -196,7 +196,8 @@ fn create(options: &UpOptions) -> Result<(Opened, Origin), RunError> {
     let candidates: Vec<_> =
         superblocks.into_iter().enumerate().map(|(key, superblock)| Candidate { key, superblock }).collect();
     let assembled = assemble(&candidates, false).map_err(import::ImportError::from)?;
-    Ok((Opened { assembled, devices: devices.into_iter().map(Some).collect(), warnings: Vec::new() }, origin))
+    let devices = devices.into_iter().map(Some).collect();
+    Ok((Opened { assembled, devices, damaged: Vec::new(), warnings: Vec::new() }, origin))
 }
 
 /// A line when the filesystem could not hold all that the members may grow to.

@@ -26,8 +26,17 @@ const DIRECT_ALIGN_UNKNOWN: u32 = 4096;
 pub enum Access {
     /// For reading and writing, locked against everybody else.
     Exclusive,
+    /// For looking only, locked against everybody else: nothing changes meanwhile.
+    Still,
     /// For looking only; works beside a daemon that serves it.
     ReadOnly,
+}
+
+impl Access {
+    /// Whether nobody else may have it open as a member.
+    fn locks(self) -> bool {
+        self != Access::ReadOnly
+    }
 }
 
 /// What kind of device it is.
@@ -199,10 +208,10 @@ impl Device {
         let meta = file.metadata().map_err(|e| fail("look at it", e))?;
         let kind = kind_of(path, &meta)?;
         let node = Node::of(&meta);
-        if access == Access::Exclusive {
+        if access.locks() {
             lock(&file, path, &node)?;
         }
-        if access == Access::Exclusive
+        if access.locks()
             && kind == DeviceKind::File
             && let Some(usage) = holder::file_usage(path)
         {
@@ -287,7 +296,7 @@ fn open_file(
         if direct {
             flags |= libc::O_DIRECT;
         }
-        if access == Access::Exclusive && kind == DeviceKind::Block {
+        if access.locks() && kind == DeviceKind::Block {
             flags |= libc::O_EXCL;
         }
         let file = OpenOptions::new()
@@ -494,6 +503,19 @@ mod tests {
         let _first = Device::open(&path, Access::Exclusive).unwrap();
         drop(Device::open(&path, Access::ReadOnly).unwrap());
         assert!(matches!(Device::open(&path, Access::Exclusive), Err(DeviceError::Locked { .. })));
+    }
+
+    #[test]
+    fn a_device_that_is_to_stay_as_it_is_keeps_others_out_and_cannot_be_written() {
+        let (_dir, path) = dir_with_member();
+        let still = Device::open(&path, Access::Still).unwrap();
+        for access in [Access::Exclusive, Access::Still] {
+            assert!(matches!(Device::open(&path, access), Err(DeviceError::Locked { .. })));
+        }
+        assert!(still.write_at(0, &[1; 4096]).is_err());
+        drop(still);
+        let _served = Device::open(&path, Access::Exclusive).unwrap();
+        assert!(matches!(Device::open(&path, Access::Still), Err(DeviceError::Locked { .. })));
     }
 
     #[test]

@@ -24,6 +24,11 @@ impl Device {
     pub fn read_at(&self, offset: u64, target: &mut [u8]) -> Result<(), DeviceError> {
         let sector = u64::from(self.facts().sector);
         let end = self.check_range(offset, target.len() as u64)?;
+        let aligned = offset.is_multiple_of(sector) && end.is_multiple_of(sector);
+        if aligned && target.as_ptr().addr().is_multiple_of(ALIGN) {
+            let result = self.file().read_exact_at(target, offset);
+            return result.map_err(|e| self.io_error(format!("read {} bytes at {offset}", target.len()), e));
+        }
         let first = offset - offset % sector;
         let last = end.next_multiple_of(sector);
         let mut bounce = Bounce::new((last - first) as usize);

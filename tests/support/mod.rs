@@ -2,7 +2,9 @@
 //! tests; each of them uses a part of it.
 #![allow(dead_code)]
 
+pub mod image;
 pub mod load;
+pub mod process;
 
 use std::fs;
 use std::path::{Path, PathBuf};

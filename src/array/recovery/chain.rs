@@ -7,7 +7,7 @@
 use super::RecoveryError;
 use crate::array::geometry::Map;
 use crate::array::mutation::{Mutation, is_off};
-use crate::format::{Batch, BatchHash, LogRecord, LogStart, NO_PLACE, SegmentHeader};
+use crate::format::{Batch, BatchHash, LogRecord, LogStart, MemberSet, NO_PLACE, SegmentHeader};
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
 use std::collections::HashMap;
 
@@ -213,6 +213,33 @@ pub struct Chain {
     pub noted: u32,
     /// The batches of sequences `tail`, `tail + 1`, ...
     pub batches: Vec<LogBatch>,
+    /// By epoch: batches below this sequence are covered by a note that was written in it.
+    pub notes: HashMap<u64, u64>,
+}
+
+impl Chain {
+    /// Blocks of the log that `members` must hold and that are missing or bad. A note says that every member with a part
+    /// in a batch holds all of it. Batches of an epoch before that of their note are left out: what a replay noted need
+    /// only be enough to be replayed again.
+    #[must_use]
+    pub fn faults(&self, members: MemberSet) -> Vec<(MemberIndex, u64)> {
+        let noted = |batch: &&LogBatch| {
+            self.notes.get(&batch.batch.epoch.id).is_some_and(|&noted| batch.batch.sequence < noted)
+        };
+        let mut faults = Vec::new();
+        for member in members.iter() {
+            let bad = |batch: &LogBatch| {
+                let header = batch.piece(member).is_some_and(|piece| piece.header);
+                let payload =
+                    (0..batch.payload_blocks(member)).filter(|&at| !batch.holds(member, at)).count();
+                u64::from(!header) + payload as u64
+            };
+            let concerned = self.batches.iter().filter(noted).filter(|batch| batch.place(member).is_some());
+            let count: u64 = concerned.map(bad).sum();
+            faults.extend((count > 0).then_some((member, count)));
+        }
+        faults
+    }
 }
 
 /// Everything that was found, before it is known what counts.
@@ -224,6 +251,8 @@ pub struct Finds {
     tail: u64,
     /// The highest note seen.
     noted: u64,
+    /// The highest note seen of each epoch.
+    notes: HashMap<u64, u64>,
     /// Sequences of batches that verify and are not possible.
     impossible: Vec<u64>,
     /// Batches at which those below the tail are dropped next.
@@ -242,6 +271,7 @@ impl Finds {
             batches: HashMap::new(),
             tail: start.sequence,
             noted: start.sequence,
+            notes: HashMap::new(),
             impossible: Vec::new(),
             prune_at: PRUNE_BATCHES_MIN,
         }
@@ -257,6 +287,8 @@ impl Finds {
         // What a header says of tail and note is true whatever becomes of its batch.
         self.tail = self.tail.max(header.batch.tail);
         self.noted = self.noted.max(header.batch.durable_upto);
+        let note = self.notes.entry(header.batch.epoch.id).or_default();
+        *note = header.batch.durable_upto.max(*note);
         if sequence < self.tail {
             return None;
         }
@@ -315,7 +347,7 @@ impl Finds {
         }
         // A ring has fewer than 2^32 blocks, so no more batches either.
         let noted = if unchecked { 0 } else { self.noted.clamp(self.tail, next) - self.tail };
-        Ok(Chain { tail: self.tail, noted: noted as u32, batches })
+        Ok(Chain { tail: self.tail, noted: noted as u32, batches, notes: self.notes })
     }
 }
 
@@ -425,6 +457,24 @@ mod tests {
         let mut outside = batch(5, 2, BatchHash::default(), vec![in_place(0, 0, 1, &[0], 1)], 3);
         outside.places[1] = RING;
         assert!(find(START, &[outside]).chain(false).is_err());
+    }
+
+    #[test]
+    fn what_a_note_vouches_for_and_a_member_does_not_hold_is_its_fault() {
+        let map = map(2, 1, 1);
+        let record = || vec![in_place(0, 0, 1, &[0, 2], 1)];
+        let bad = |batch, member, _| (member == 2 && batch < 2) || (batch == 3 && member == 0);
+        let mut chain = chain(&map, 3, vec![record(), record(), record(), record()], bad);
+        let all = MemberSet::first(3);
+        assert_eq!(chain.faults(all), [(MemberIndex(2), 2)], "the last batch may be torn");
+        assert_eq!(chain.faults(MemberSet::first(2)), []);
+        // A header alone is missing.
+        let piece = Piece { header: false, ..chain.batches[2].piece(MemberIndex(1)).unwrap().clone() };
+        chain.batches[2].set_piece(piece);
+        assert_eq!(chain.faults(all), [(MemberIndex(1), 1), (MemberIndex(2), 2)]);
+        // What a later epoch noted, a replay has found good enough.
+        chain.batches.iter_mut().for_each(|batch| batch.batch.epoch.id = 2);
+        assert_eq!(chain.faults(all), []);
     }
 
     #[test]

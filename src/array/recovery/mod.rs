@@ -34,7 +34,7 @@ use decide::{Decision, Judge, Tile, final_map};
 use jobs::{CellRead, Job};
 use scan::{Ring, RingRead, Scan};
 use slab::Slab;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use uuid::Uuid;
 
 /// Map pages that are being read at once: enough for the speed of a disk, 4 MiB of answers for one parity.
@@ -142,6 +142,8 @@ pub(super) struct Recovered {
     pub rows_redone: u64,
     /// Bad copies of pages, to be counted against their members.
     pub page_faults: Vec<(MemberIndex, CopyFault)>,
+    /// Blocks of the log that members should hold and do not, to be counted against them.
+    pub log_faults: Vec<(MemberIndex, u64)>,
 }
 
 /// Why an array cannot be recovered.
@@ -329,7 +331,7 @@ impl Recovery {
     pub fn new(cx: RecoveryContext) -> Recovery {
         let blocks = u32::try_from(cx.log.len / LOG_BLOCK_BYTES as u64).unwrap_or(u32::MAX);
         let ring = Ring { blocks, key: cx.key, array: cx.array, hasher: cx.hasher, map: cx.map };
-        let chain = Chain { tail: cx.start.sequence, noted: 0, batches: Vec::new() };
+        let chain = Chain { tail: cx.start.sequence, noted: 0, batches: Vec::new(), notes: HashMap::new() };
         let io = Io { pool: cx.pool.clone(), flights: Slab::new(), out: Vec::new() };
         Recovery {
             ring,
@@ -548,6 +550,7 @@ impl Recovery {
             self.named_map_pages.insert(pages.layout().map_entry(stripe.0).0);
         };
         final_map(&chain, chain.batches.len() as u32, 0).keys().for_each(&mut names);
+        self.result.log_faults = chain.faults(self.cx.usable);
         self.decision = Decision::new(&chain);
         self.judge = Judge::new(chain, self.cx.map, self.cx.usable);
     }

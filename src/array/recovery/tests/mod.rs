@@ -58,6 +58,9 @@ fn recover_through(world: &mut World, fuses: &[u64], liars: &[usize]) -> Recover
         let crashed = match world.recover(false) {
             Ok((RecoveryOutcome::Recovered(recovered), pages)) => match world.start_log(&recovered) {
                 Ok(()) => {
+                    // A crash is nobody's fault.
+                    let named = |(member, _): &(MemberIndex, u64)| usize::from(member.0);
+                    assert!(recovered.log_faults.iter().map(named).all(|at| liars.contains(&at)));
                     world.fuse = None;
                     world.serve(recovered.clone(), pages, liars);
                     return recovered;

@@ -183,6 +183,7 @@ impl World {
             pages,
             map,
             blocks,
+            images: HashMap::new(),
             free: (0..self.shape.slots).filter(|slot| !taken.contains(slot)).map(|slot| (slot, 0)).collect(),
             content,
         });

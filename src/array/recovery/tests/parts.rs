@@ -7,6 +7,7 @@ use crate::format::{
     Batch, BatchHash, EpochStamp, FreshRecord, InPlaceRecord, LogKey, LogRecord, SegmentHeader,
 };
 use crate::units::{BlockHash, MemberIndex, SlotIndex, StripeIndex};
+use std::collections::HashMap;
 
 pub const KEY: LogKey = LogKey([3; 32]);
 pub const HASHER: BlockHasher = BlockHasher::Crc32c;
@@ -71,7 +72,7 @@ pub fn chain(
     batches: Vec<Vec<LogRecord>>,
     missing: impl Fn(u32, u16, u32) -> bool,
 ) -> Chain {
-    let mut chain = Chain { tail: 0, noted, batches: Vec::new() };
+    let mut chain = Chain { tail: 0, noted, batches: Vec::new(), notes: HashMap::from([(1, noted.into())]) };
     let mut previous = BatchHash::default();
     for (at, records) in batches.into_iter().enumerate() {
         let batch = batch(at as u64, 1, previous, records, map.width());

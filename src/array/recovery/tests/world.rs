@@ -127,6 +127,8 @@ pub struct Writer {
     pub map: Vec<MapEntry>,
     /// (slot, row, column) to hash and content.
     pub blocks: HashMap<(u64, usize, usize), (BlockHash, Block)>,
+    /// Every block of parity and data that was written in place, by its hash: the payload of records.
+    pub images: HashMap<BlockHash, Block>,
     /// Free slots, and the batch that must be durable before each is used.
     pub free: Vec<(u64, u64)>,
     pub content: Content,
@@ -372,6 +374,7 @@ impl World {
                 let writer = self.writer.as_mut().unwrap();
                 writer.content[at] = value;
                 let block = block_of(value);
+                writer.images.insert(hasher.hash(&block[..]), block.clone());
                 writer.blocks.insert((slot, row, column), (hasher.hash(&block[..]), block));
             }
             let writer = self.writer.as_ref().unwrap();
@@ -380,6 +383,7 @@ impl World {
             let parity = self.parity(&data);
             let writer = self.writer.as_mut().unwrap();
             for (at, block) in parity.into_iter().enumerate() {
+                writer.images.insert(hasher.hash(&block[..]), block.clone());
                 writer.blocks.insert((slot, row, k + at), (hasher.hash(&block[..]), block));
             }
             for &column in &touched {
@@ -481,13 +485,11 @@ impl World {
         let mut payloads: Vec<Vec<u8>> = vec![Vec::new(); n];
         for record in &batch.records {
             let LogRecord::InPlace(record) = record else { continue };
-            for &column in &record.columns {
+            for (at, &column) in record.columns.iter().enumerate() {
                 let member = map.member_of(record.slot, ColumnIndex(column));
-                for row in record.row..record.row + record.rows {
-                    let (hash, block) = &writer.blocks[&(record.slot.0, row as usize, usize::from(column))];
-                    if hash.is_stored() {
-                        payloads[usize::from(member.0)].extend_from_slice(&block[..]);
-                    }
+                let hashes = (0..record.rows as usize).map(|row| record.hash(at, row));
+                for hash in hashes.filter(|hash| hash.is_stored()) {
+                    payloads[usize::from(member.0)].extend_from_slice(&writer.images[&hash][..]);
                 }
             }
         }

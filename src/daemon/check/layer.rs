@@ -1,0 +1,292 @@
+//! Members as a check sees them: what is read comes from their devices, what is written goes to memory. One thread
+//! for each device, so that all of them read at once.
+//!
+//! Invariants: no device is written, whatever is asked; a read returns what was written here before. Must not know what
+//! the bytes mean.
+
+use crate::block_io::{Completion, DeviceId, Extent, IoFault, IoFaultKind, IoOp, IoToken, IoValue};
+use crate::member::{Device, DeviceError};
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+/// What written bytes are kept in: whole blocks.
+const BLOCK: usize = 4096;
+
+/// Members over which an array runs without changing them.
+#[derive(Debug)]
+pub struct Layer {
+    workers: BTreeMap<DeviceId, Worker>,
+    done: Receiver<Completion>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Worker {
+    /// None when it is to end.
+    jobs: Option<Sender<(IoToken, IoOp)>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// Bytes of written blocks in memory.
+    kept: AtomicU64,
+    /// Writes to these bytes of any device are not kept any more.
+    forgets: AtomicBool,
+    forgotten: Range<u64>,
+}
+
+/// A device and what was written since.
+#[derive(Debug)]
+struct Covered {
+    device: Device,
+    /// By number; none for zeroes.
+    blocks: BTreeMap<u64, Option<Box<[u8; BLOCK]>>>,
+    shared: Arc<Shared>,
+}
+
+impl Layer {
+    /// Covers devices. `forgotten`: the bytes of every device that [`Layer::forget`] is about.
+    ///
+    /// # Errors
+    /// When there are no threads.
+    pub fn new(devices: Vec<(DeviceId, Device)>, forgotten: Range<u64>) -> io::Result<Layer> {
+        let (sender, done) = channel();
+        let shared = Arc::new(Shared { kept: AtomicU64::new(0), forgets: AtomicBool::new(false), forgotten });
+        let mut workers = BTreeMap::new();
+        for (id, device) in devices {
+            let (jobs, queue) = channel();
+            let (sender, shared) = (sender.clone(), Arc::clone(&shared));
+            let thread = std::thread::Builder::new().name("check".into()).spawn(move || {
+                let mut covered = Covered { device, blocks: BTreeMap::new(), shared };
+                for (token, op) in queue {
+                    // Nobody waits for it when the check has ended early.
+                    let _ = sender.send(Completion { token, result: covered.execute(op) });
+                }
+            })?;
+            workers.insert(id, Worker { jobs: Some(jobs), thread: Some(thread) });
+        }
+        Ok(Layer { workers, done, shared })
+    }
+
+    /// Starts an operation; its end comes out of [`Layer::done`].
+    ///
+    /// # Panics
+    /// When the device is not one of the layer's.
+    pub fn submit(&self, device: DeviceId, token: IoToken, op: IoOp) {
+        let jobs = self.workers[&device].jobs.as_ref().expect("taken away only by drop");
+        jobs.send((token, op)).expect("a worker outlives its queue");
+    }
+
+    /// Where operations end.
+    #[must_use]
+    pub fn done(&self) -> &Receiver<Completion> {
+        &self.done
+    }
+
+    /// Bytes of memory for what was written.
+    #[must_use]
+    pub fn kept_bytes(&self) -> u64 {
+        self.shared.kept.load(Ordering::Relaxed)
+    }
+
+    /// From now on, writes to the forgotten bytes are taken for done and not kept.
+    pub fn forget(&self) {
+        self.shared.forgets.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Layer {
+    fn drop(&mut self) {
+        for worker in self.workers.values_mut() {
+            worker.jobs = None;
+        }
+        for thread in self.workers.values_mut().filter_map(|worker| worker.thread.take()) {
+            // A panic was reported when it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Covered {
+    fn execute(&mut self, op: IoOp) -> Result<IoValue, IoFault> {
+        match op {
+            IoOp::Read { offset, mut buf } => {
+                self.read(offset.0, &mut buf)?;
+                Ok(IoValue::Data(buf))
+            }
+            IoOp::Write { offset, buf, .. } => {
+                self.write(offset.0, buf.len() as u64, Some(&buf))?;
+                Ok(IoValue::Done)
+            }
+            IoOp::Zero { offset, len, .. } => {
+                self.write(offset.0, len, None)?;
+                Ok(IoValue::Done)
+            }
+            IoOp::Flush => Ok(IoValue::Done),
+            // All data is a right answer.
+            IoOp::Extents { len, .. } => Ok(IoValue::Extents(vec![Extent { len, hole: false }])),
+        }
+    }
+
+    fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), IoFault> {
+        self.device.read_at(offset, target).map_err(|error| fault(&error))?;
+        let end = offset + target.len() as u64;
+        for (&number, block) in self.blocks.range(offset / BLOCK as u64..end.div_ceil(BLOCK as u64)) {
+            let start = number * BLOCK as u64;
+            let part = start.max(offset)..(start + BLOCK as u64).min(end);
+            let (from, to) = ((part.start - offset) as usize, (part.end - offset) as usize);
+            match block {
+                Some(bytes) => {
+                    let within = (part.start - start) as usize;
+                    target[from..to].copy_from_slice(&bytes[within..within + to - from]);
+                }
+                None => target[from..to].fill(0),
+            }
+        }
+        Ok(())
+    }
+
+    /// Without bytes: zeroes.
+    fn write(&mut self, offset: u64, len: u64, bytes: Option<&[u8]>) -> Result<(), IoFault> {
+        let end = offset + len;
+        let forgotten = &self.shared.forgotten;
+        if self.shared.forgets.load(Ordering::Relaxed) && offset >= forgotten.start && end <= forgotten.end {
+            return Ok(());
+        }
+        for number in offset / BLOCK as u64..end.div_ceil(BLOCK as u64) {
+            let start = number * BLOCK as u64;
+            let part = start.max(offset)..(start + BLOCK as u64).min(end);
+            let whole = part.end - part.start == BLOCK as u64;
+            if whole && bytes.is_none() {
+                self.keep(number, None);
+                continue;
+            }
+            let mut block = Box::new([0; BLOCK]);
+            if !whole {
+                let within_device = (self.device.facts().bytes - start).min(BLOCK as u64) as usize;
+                self.read(start, &mut block[..within_device])?;
+            }
+            let target = &mut block[(part.start - start) as usize..(part.end - start) as usize];
+            match bytes {
+                Some(bytes) => {
+                    let from = (part.start - offset) as usize;
+                    target.copy_from_slice(&bytes[from..from + target.len()]);
+                }
+                None => target.fill(0),
+            }
+            self.keep(number, Some(block));
+        }
+        Ok(())
+    }
+
+    fn keep(&mut self, number: u64, block: Option<Box<[u8; BLOCK]>>) {
+        let bytes = |block: &Option<Box<_>>| if block.is_some() { BLOCK as u64 } else { 0 };
+        let now = bytes(&block);
+        let before = self.blocks.insert(number, block).map_or(0, |block| bytes(&block));
+        self.shared.kept.fetch_add(now, Ordering::Relaxed);
+        self.shared.kept.fetch_sub(before, Ordering::Relaxed);
+    }
+}
+
+/// Whatever failed, the device is there: its fellows make up for what it cannot tell.
+fn fault(error: &DeviceError) -> IoFault {
+    let errno = match error {
+        DeviceError::Io { source, .. } => source.raw_os_error(),
+        _ => None,
+    };
+    IoFault { kind: IoFaultKind::Medium, errno: errno.unwrap_or(libc::EIO) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block_io::Pool;
+    use crate::member::Access;
+    use crate::units::ByteOffset;
+
+    const MIB: u64 = 1 << 20;
+    const ID: DeviceId = DeviceId(7);
+
+    struct Bench {
+        _dir: tempfile::TempDir,
+        path: std::path::PathBuf,
+        layer: Layer,
+        pool: Pool,
+    }
+
+    impl Bench {
+        /// A device of 1 MiB of sevens; its second half is forgotten when asked for.
+        fn new() -> Bench {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("m");
+            std::fs::write(&path, vec![7; MIB as usize]).unwrap();
+            let device = Device::open(&path, Access::Still).unwrap();
+            let layer = Layer::new(vec![(ID, device)], MIB / 2..MIB).unwrap();
+            Bench { _dir: dir, path, layer, pool: Pool::new(4 << 20).unwrap() }
+        }
+
+        fn run(&self, op: IoOp) -> Result<IoValue, IoFault> {
+            self.layer.submit(ID, IoToken(3), op);
+            let completion = self.layer.done().recv().unwrap();
+            assert_eq!(completion.token, IoToken(3));
+            completion.result
+        }
+
+        fn write(&self, offset: u64, byte: u8, len: usize) {
+            let mut buf = self.pool.alloc(len);
+            buf.fill(byte);
+            self.run(IoOp::Write { offset: ByteOffset(offset), buf: buf.freeze(), fua: true }).unwrap();
+        }
+
+        fn read(&self, offset: u64, len: usize) -> Vec<u8> {
+            match self.run(IoOp::Read { offset: ByteOffset(offset), buf: self.pool.alloc(len) }).unwrap() {
+                IoValue::Data(buf) => buf.to_vec(),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_back_and_the_device_stays_as_it_was() {
+        let bench = Bench::new();
+        bench.write(4096, 1, 8192);
+        bench.write(4096 + 512, 2, 512);
+        bench.run(IoOp::Zero { offset: ByteOffset(8192), len: 6144, may_unmap: true }).unwrap();
+        bench.run(IoOp::Flush).unwrap();
+        let mut expected = vec![7; 20480];
+        expected[4096..8192].fill(1);
+        expected[4608..5120].fill(2);
+        expected[8192..14336].fill(0);
+        assert!(bench.read(0, 20480) == expected);
+        assert!(bench.read(4096 + 512, 4096) == expected[4608..8704], "across blocks");
+        // The blocks written; a block of zeroes takes none, one that is zero in part does.
+        assert_eq!(bench.layer.kept_bytes(), 2 * 4096);
+        assert!(std::fs::read(&bench.path).unwrap() == vec![7; MIB as usize]);
+    }
+
+    #[test]
+    fn what_is_to_be_forgotten_takes_no_memory() {
+        let bench = Bench::new();
+        bench.write(MIB - 4096, 1, 4096);
+        bench.layer.forget();
+        bench.write(MIB / 2, 2, 65536);
+        bench.write(0, 3, 4096);
+        assert_eq!(bench.layer.kept_bytes(), 2 * 4096);
+        assert_eq!(bench.read(MIB / 2, 512), [7; 512]);
+        assert_eq!((bench.read(MIB - 4096, 512)[0], bench.read(0, 512)[0]), (1, 3));
+    }
+
+    #[test]
+    fn a_read_beyond_the_device_fails_and_nothing_else_does() {
+        let bench = Bench::new();
+        let read = IoOp::Read { offset: ByteOffset(MIB), buf: bench.pool.alloc(4096) };
+        assert_eq!(bench.run(read).unwrap_err().kind, IoFaultKind::Medium);
+        assert_eq!(bench.read(0, 4096), [7; 4096]);
+    }
+}

@@ -1,0 +1,373 @@
+//! `calpe check`: the proof, offline and read-only, that an array is good.
+//!
+//! The array that would serve the members is run over a layer that keeps in memory what it writes: so what is judged is
+//! what a start would make of them. The log is replayed, then a scrub reads every live row of every member, compares
+//! each block with its checksum, parity with data, and the copies of every page with each other.
+//!
+//! Invariants: the members are locked and never written; memory is bounded, see [`REPLAY_BYTES_MAX`]. What no start
+//! would look at (free slots, unused log, unwritten blocks) is not looked at either.
+
+mod layer;
+mod report;
+
+pub use report::{CheckReport, CheckedMember, LostPart};
+
+use super::clock;
+use super::config::DEFAULT_MEMORY;
+use super::import;
+use super::superblocks::{check_length, damaged_copies, read_copies};
+use crate::array::assembly::{Assembled, AssemblyError, Candidate, assemble};
+use crate::array::{ArrayConfig, OpenDevice};
+use crate::block_io::{DeviceId, Pool};
+use crate::codec::Codec;
+use crate::format::{MemberState, ScrubRecord, Superblock, VolumeKind, newest};
+use crate::member::{Access, Device, DeviceError};
+use crate::units::{HumanSize, Timestamp};
+use crate::volume::{
+    Activity, ActivityKind, AdminRequest, ArrayNotice, ArrayState, LogState, MemberStatus, NoticeLevel,
+    PlainVolume, RequestId, Volume, VolumeAction, VolumeEvent, VolumeStatus,
+};
+use layer::Layer;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Duration;
+
+/// Most bytes that replay may write, which are kept in memory. A running array holds at most 128 MiB of images that are
+/// not in place, and as much again of metadata pages; a log that yields more than this is not one of ours.
+pub const REPLAY_BYTES_MAX: u64 = 1 << 30;
+
+/// How often the volume is told that time passes, and looked at.
+const TICK: Duration = Duration::from_millis(100);
+
+/// Completions between two looks.
+const COMPLETIONS_PER_LOOK: usize = 4096;
+
+/// The one administrator's request.
+const SCRUB: RequestId = RequestId(1);
+
+/// Why nothing can be said about an array.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckError {
+    /// A device cannot be had. One that is served is in use: the array has to be stopped first.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// One device twice.
+    #[error("{} and {} are the same device", first.display(), second.display())]
+    Duplicate {
+        /// One path.
+        first: PathBuf,
+        /// The other.
+        second: PathBuf,
+    },
+    /// None of the devices is a member.
+    #[error("none of these is a member of an array:\n{}", .0.join("\n"))]
+    NoMembers(
+        /// What each of them is, a line each.
+        Vec<String>,
+    ),
+    /// Members of several arrays.
+    #[error(
+        "{} is a member of array '{first}', {} of array '{second}': check one array at a time",
+        first_path.display(),
+        second_path.display()
+    )]
+    SeveralArrays {
+        /// A member.
+        first_path: PathBuf,
+        /// Name of its array.
+        first: String,
+        /// Another.
+        second_path: PathBuf,
+        /// Name of its array.
+        second: String,
+    },
+    /// They do not make up an array.
+    #[error(transparent)]
+    Assembly(#[from] AssemblyError),
+    /// A kind of volume that is planned.
+    #[error("array '{name}' is a {kind} volume: a newer version of calpe is needed")]
+    Unsupported {
+        /// Its name.
+        name: String,
+        /// Its kind.
+        kind: VolumeKind,
+    },
+    /// Replay would write too much.
+    #[error(
+        "replay of the log would write more than {}, which is all that is kept in memory: import the array, which replays \
+         it on the members, export it, and check it then",
+        HumanSize(REPLAY_BYTES_MAX)
+    )]
+    TooMuch,
+    /// The system refuses what a check needs.
+    #[error("cannot {action}: {source}")]
+    System {
+        /// What was tried.
+        action: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// No codec for this shape.
+    #[error(transparent)]
+    Codec(#[from] crate::codec::CodecError),
+}
+
+/// A member that was given.
+struct Given {
+    path: PathBuf,
+    /// Until the layer has it.
+    device: Option<Device>,
+    superblock: Superblock,
+    damaged: u64,
+}
+
+/// Checks the array of these members. `progress` is told how far it is.
+///
+/// # Errors
+/// When nothing can be said: no members, in use, too few. What is wrong with the array is in the report.
+pub fn check(members: &[PathBuf], progress: &mut dyn FnMut(&Activity)) -> Result<CheckReport, CheckError> {
+    let mut problems = Vec::new();
+    let mut given = open(members, &mut problems)?;
+    let assembled = assembled(&given, &mut problems)?;
+    let superblock = assembled.superblock.clone();
+    if superblock.volume != VolumeKind::Plain {
+        return Err(CheckError::Unsupported { name: superblock.name, kind: superblock.volume });
+    }
+    let seats: Vec<Option<usize>> = assembled.seats.iter().map(|seat| seat.key).collect();
+    let uuids: Vec<_> = assembled.seats.iter().map(|seat| seat.uuid).collect();
+    let system = |action| move |source| CheckError::System { action, source };
+    let pool = Pool::new(DEFAULT_MEMORY as usize).map_err(system("allocate memory"))?;
+    let geometry = superblock.geometry;
+    let codec = Codec::new(usize::from(geometry.data), usize::from(geometry.parity))?;
+    let mut devices = Vec::new();
+    let open = |key: usize| {
+        let device = given[key].device.as_ref().expect("assembly seats what was opened");
+        OpenDevice { id: DeviceId(key as u32), bytes: device.facts().bytes }
+    };
+    let assembled = import::with_handles(assembled, open);
+    for key in seats.iter().flatten() {
+        devices.extend(given[*key].device.take().map(|device| (DeviceId(*key as u32), device)));
+    }
+    let data = superblock.data_region();
+    let layer =
+        Layer::new(devices, data.offset.0..data.offset.0 + data.len).map_err(system("start threads"))?;
+    let config = ArrayConfig { seed: 1, ..ArrayConfig::default() };
+    let volume = PlainVolume::new(assembled, codec, pool, config);
+    let mut run = Run { volume, layer, notices: Vec::new(), actions: Vec::new(), phase: Phase::Replay };
+    let status = run.to_the_end(progress)?;
+    problems.extend(run.problem(&status));
+    let member = |(index, key): (usize, &Option<usize>)| {
+        let found = key.map(|key| &given[key]);
+        let own = || given.iter().find(|given| given.superblock.device == uuids[index]);
+        let MemberStatus { counters, state, reason, .. } = status.members[index].clone();
+        CheckedMember {
+            index: index as u16,
+            path: found.or_else(own).map(|given| given.path.display().to_string()),
+            uuid: uuids[index],
+            verified: found.is_some() && state == MemberState::Online,
+            reason: (state != MemberState::Online).then(|| reason.unwrap_or_else(|| state.as_str().into())),
+            read: counters.read_errors,
+            cksum: counters.checksum_errors,
+            superblock: found.map_or(0, |given| given.damaged),
+        }
+    };
+    let scrub = status.last_scrub;
+    let report = CheckReport {
+        output_version: 0,
+        good: false,
+        consistent: false,
+        whole: false,
+        array: superblock.name.clone(),
+        uuid: superblock.array,
+        data: geometry.data,
+        parity: geometry.parity,
+        checksum: superblock.checksum.to_string(),
+        clean: superblock.clean,
+        members: seats.iter().enumerate().map(member).collect(),
+        errors: scrub.map(|scrub| scrub.errors),
+        repairable: scrub.map(|scrub| scrub.repaired),
+        lost: status.lost.iter().map(|&(at, bytes)| LostPart { offset: at.0, bytes }).collect(),
+        problems,
+        notices: run.notices,
+    };
+    Ok(report.concluded())
+}
+
+/// Opens and locks the members; what is no usable member is a problem.
+fn open(paths: &[PathBuf], problems: &mut Vec<String>) -> Result<Vec<Given>, CheckError> {
+    let mut given: Vec<Given> = Vec::new();
+    for path in paths {
+        let same = |given: &&Given| given.device.as_ref().is_some_and(|device| device.is_at(path));
+        if let Some(first) = given.iter().find(same) {
+            return Err(CheckError::Duplicate { first: first.path.clone(), second: path.clone() });
+        }
+        let device = Device::open(path, Access::Still)?;
+        match look_at(path, device, problems) {
+            Ok(member) => given.push(member),
+            Err(problem) => problems.push(problem),
+        }
+    }
+    let Some(first) = given.first() else { return Err(CheckError::NoMembers(std::mem::take(problems))) };
+    if let Some(other) = given.iter().find(|member| member.superblock.array != first.superblock.array) {
+        return Err(CheckError::SeveralArrays {
+            first_path: first.path.clone(),
+            first: first.superblock.name.clone(),
+            second_path: other.path.clone(),
+            second: other.superblock.name.clone(),
+        });
+    }
+    Ok(given)
+}
+
+/// Reads the superblock of a device; the error is why it is no member.
+fn look_at(path: &Path, device: Device, problems: &mut Vec<String>) -> Result<Given, String> {
+    let copies = read_copies(&device);
+    let faults = damaged_copies(&copies);
+    let superblock = newest(copies.into_iter().flatten())
+        .map_err(|error| format!("{}: {error}: it was not looked at", path.display()))?;
+    check_length(&device, &superblock).map_err(|error| error.to_string())?;
+    problems.extend(faults.iter().map(|(place, why)| {
+        format!("{}: superblock copy {} is damaged: {why}", path.display(), place.word())
+    }));
+    Ok(Given { path: path.into(), device: Some(device), superblock, damaged: faults.len() as u64 })
+}
+
+/// What a start would make of the members, without what it would do to them: nothing is built or resynced, and the scrub
+/// begins at the beginning.
+fn assembled(given: &[Given], problems: &mut Vec<String>) -> Result<Assembled<usize>, CheckError> {
+    let candidates: Vec<_> = given
+        .iter()
+        .enumerate()
+        .map(|(key, given)| Candidate { key, superblock: given.superblock.clone() })
+        .collect();
+    let mut assembled = match assemble(&candidates, false) {
+        Ok(assembled) => assembled,
+        Err(error @ (AssemblyError::NoMajority { .. } | AssemblyError::DirtyDegraded { .. })) => {
+            // To look is no harm.
+            let assembled = assemble(&candidates, true)?;
+            problems.push(error.to_string());
+            assembled
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let path = |key: usize| given[key].path.display();
+    for (key, reason) in &assembled.refused {
+        problems.push(format!("{}: would not be used: {reason}", path(*key)));
+    }
+    for (index, seat) in assembled.seats.iter_mut().enumerate() {
+        if let Some((key, ..)) = seat.replacement.take() {
+            problems.push(format!("{}: is being built as member {index}; it was not looked at", path(key)));
+        }
+        if seat.state == MemberState::Rebuilding {
+            seat.state = MemberState::Missing;
+            seat.key = None;
+            seat.reason = Some("is being rebuilt; it was not looked at".into());
+        }
+    }
+    assembled.superblock.scrub = ScrubRecord::default();
+    assembled.superblock.replacements.clear();
+    if assembled.superblock.redo.is_none() {
+        // Parity that a crash left behind is a finding, not something to make good first.
+        assembled.resynced.0 = assembled.superblock.geometry.slots;
+    }
+    Ok(assembled)
+}
+
+/// An array that runs over the layer.
+struct Run {
+    volume: PlainVolume,
+    layer: Layer,
+    notices: Vec<String>,
+    actions: Vec<VolumeAction>,
+    phase: Phase,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Until the log is replayed.
+    Replay,
+    Scrub,
+    /// It has ended, or cannot go on.
+    Over,
+}
+
+impl Run {
+    fn to_the_end(&mut self, progress: &mut dyn FnMut(&Activity)) -> Result<VolumeStatus, CheckError> {
+        let mut ticked = Timestamp(0);
+        let mut left = COMPLETIONS_PER_LOOK;
+        self.step(VolumeEvent::Tick);
+        while self.phase != Phase::Over {
+            match self.layer.done().recv_timeout(TICK) {
+                Ok(completion) => self.step(VolumeEvent::Io(completion)),
+                Err(RecvTimeoutError::Timeout) => left = 0,
+                Err(RecvTimeoutError::Disconnected) => unreachable!("the layer holds its workers"),
+            }
+            left = left.saturating_sub(1);
+            let now = clock::now();
+            if left == 0 || now.nanos_since(ticked) >= TICK.as_nanos() as u64 {
+                (ticked, left) = (now, COMPLETIONS_PER_LOOK);
+                self.step(VolumeEvent::Tick);
+                self.look(progress)?;
+            }
+        }
+        Ok(self.volume.status())
+    }
+
+    fn look(&mut self, progress: &mut dyn FnMut(&Activity)) -> Result<(), CheckError> {
+        if self.layer.kept_bytes() > REPLAY_BYTES_MAX {
+            return Err(CheckError::TooMuch);
+        }
+        let status = self.volume.status();
+        let refused = matches!(status.log, LogState::Refused(_)) || status.state == ArrayState::Failed;
+        match self.phase {
+            _ if refused => self.phase = Phase::Over,
+            Phase::Replay if matches!(status.log, LogState::None | LogState::Serving) => {
+                self.phase = Phase::Scrub;
+                // A scrub reads each block once: what it would rewrite need not be kept.
+                self.layer.forget();
+                self.step(VolumeEvent::Admin(SCRUB, AdminRequest::ScrubStart));
+            }
+            Phase::Scrub if status.last_scrub.is_some() => self.phase = Phase::Over,
+            Phase::Replay | Phase::Scrub | Phase::Over => {}
+        }
+        if let Some(scrub) = status.activities.iter().find(|activity| activity.kind == ActivityKind::Scrub) {
+            progress(scrub);
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, event: VolumeEvent) {
+        let mut actions = std::mem::take(&mut self.actions);
+        self.volume.step(clock::now(), event, &mut actions);
+        for action in actions.drain(..) {
+            match action {
+                VolumeAction::Io { device, token, op } => self.layer.submit(device, token, op),
+                VolumeAction::Notice(notice) => self.notices.extend(worth_telling(notice)),
+                VolumeAction::AdminDone(_, Err(error)) => {
+                    self.notices.push(error.to_string());
+                    self.phase = Phase::Over;
+                }
+                // A device that left service stays open: it is not to change before the end.
+                VolumeAction::AdminDone(_, Ok(_)) | VolumeAction::Release(_) => {}
+                VolumeAction::ClientDone(..) => unreachable!("there are no clients"),
+            }
+        }
+        self.actions = actions;
+    }
+
+    /// What kept the scrub from its end.
+    fn problem(&self, status: &VolumeStatus) -> Option<String> {
+        match &status.log {
+            LogState::Refused(reason) => Some(format!("the array could not be served: {reason}")),
+            _ if status.last_scrub.is_none() => Some("not everything could be read".into()),
+            _ => None,
+        }
+    }
+}
+
+/// Notices of an array that is served speak of what is done to its members; here nothing is.
+fn worth_telling(notice: ArrayNotice) -> Option<String> {
+    let scrub_summary = notice.level == NoticeLevel::Info && notice.text.starts_with("scrub");
+    (!scrub_summary).then_some(notice.text)
+}

@@ -1,0 +1,235 @@
+//! What a check found, as text and as JSON. The names of the fields are a contract with scripts.
+
+use crate::units::HumanSize;
+use serde::Serialize;
+use std::fmt;
+use uuid::Uuid;
+
+/// Version of the JSON fields; rises when one changes its meaning or goes.
+const OUTPUT_VERSION: u32 = 1;
+
+/// Lost parts of the volume that the text lists; the JSON has them all.
+const LOST_SHOWN: usize = 20;
+
+/// Everything that is known after a check.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CheckReport {
+    /// Version of these fields.
+    pub output_version: u32,
+    /// Everything is proved good, and no member is missing.
+    pub good: bool,
+    /// What is there is proved good, as far as its checksums and parity can prove it.
+    pub consistent: bool,
+    /// Every member is there and in service.
+    pub whole: bool,
+    /// Name of the array.
+    pub array: String,
+    /// Its identity.
+    pub uuid: Uuid,
+    /// Data chunks of a stripe.
+    pub data: u16,
+    /// Parity chunks of a stripe.
+    pub parity: u16,
+    /// "blake3", "crc32c" or "none".
+    pub checksum: String,
+    /// It was stopped cleanly; otherwise its log was replayed, in memory only.
+    pub clean: bool,
+    /// Every member, in order of index.
+    pub members: Vec<CheckedMember>,
+    /// Wrong or unreadable blocks, and rows whose parity does not match their data; none when it did not come to that.
+    pub errors: Option<u64>,
+    /// Of these, blocks that could be decoded from others.
+    pub repairable: Option<u64>,
+    /// Parts of the volume that are beyond repair.
+    pub lost: Vec<LostPart>,
+    /// What else is in the way of a proof.
+    pub problems: Vec<String>,
+    /// What was told on the way.
+    pub notices: Vec<String>,
+}
+
+/// One member.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CheckedMember {
+    /// Its place.
+    pub index: u16,
+    /// Where its device is, if it was given.
+    pub path: Option<String>,
+    /// Identity of the device that belongs here.
+    pub uuid: Uuid,
+    /// It is in service, and all of it was read.
+    pub verified: bool,
+    /// Why not.
+    pub reason: Option<String>,
+    /// Reads that failed.
+    pub read: u64,
+    /// Blocks found wrong: data, parity, metadata pages, log.
+    pub cksum: u64,
+    /// Copies of the superblock found damaged.
+    pub superblock: u64,
+}
+
+/// A part of the volume, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct LostPart {
+    /// Where it starts.
+    pub offset: u64,
+    /// How long it is.
+    pub bytes: u64,
+}
+
+impl CheckReport {
+    /// Draws the conclusions from all other fields.
+    #[must_use]
+    pub fn concluded(mut self) -> CheckReport {
+        self.output_version = OUTPUT_VERSION;
+        let faultless = |member: &CheckedMember| member.read + member.cksum + member.superblock == 0;
+        self.consistent = self.members.iter().all(faultless)
+            && self.errors == Some(0)
+            && self.lost.is_empty()
+            && self.problems.is_empty();
+        self.whole = self.members.iter().all(|member| member.verified);
+        self.good = self.consistent && self.whole;
+        self
+    }
+
+    /// The verdict in a sentence. The text form ends with it when it is good; otherwise it is the error of the command.
+    #[must_use]
+    pub fn verdict(&self) -> String {
+        let proof = match self.checksum.as_str() {
+            "none" => "every row's parity matches its data",
+            _ => "every block matches its checksum and every row's parity its data",
+        };
+        let absent = self.members.iter().filter(|member| !member.verified).count();
+        match (self.consistent, absent) {
+            (true, 0) => format!("array '{}' is good: {proof}", self.array),
+            (true, _) => format!(
+                "array '{}' is consistent, not whole: {absent} of {} members were not verified; of the others, {proof}",
+                self.array,
+                self.members.len()
+            ),
+            (false, _) => format!("array '{}' is not good", self.array),
+        }
+    }
+}
+
+impl fmt::Display for CheckReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "array {} ({})", self.array, self.uuid)?;
+        let stop = if self.clean { "stopped cleanly" } else { "not stopped cleanly" };
+        writeln!(f, "{} data + {} parity, checksum {}, {stop}\n", self.data, self.parity, self.checksum)?;
+        let name = |member: &CheckedMember| {
+            format!("{} {}", member.index, member.path.clone().unwrap_or_else(|| member.uuid.to_string()))
+        };
+        let width = self.members.iter().map(|m| name(m).chars().count()).max().unwrap_or(0);
+        writeln!(f, "  {:<width$}  {:>6}  {:>6}  {:>10}", "MEMBER", "READ", "CKSUM", "SUPERBLOCK")?;
+        for member in &self.members {
+            let CheckedMember { read, cksum, superblock, .. } = member;
+            let why = member.reason.as_ref().map(|reason| format!("  {reason}")).unwrap_or_default();
+            writeln!(f, "  {:<width$}  {read:>6}  {cksum:>6}  {superblock:>10}{why}", name(member))?;
+        }
+        writeln!(f)?;
+        for notice in &self.notices {
+            writeln!(f, "{notice}")?;
+        }
+        if !self.lost.is_empty() {
+            let bytes = self.lost.iter().map(|lost| lost.bytes).sum();
+            writeln!(f, "{} of the volume are beyond repair, at (offset, bytes):", HumanSize(bytes))?;
+            for lost in self.lost.iter().take(LOST_SHOWN) {
+                writeln!(f, "  {:>16} {:>10}", lost.offset, lost.bytes)?;
+            }
+            if self.lost.len() > LOST_SHOWN {
+                writeln!(f, "  and {} more: see --json", self.lost.len() - LOST_SHOWN)?;
+            }
+        }
+        if let Some(errors @ 1..) = self.errors {
+            let repairable = self.repairable.unwrap_or(0);
+            writeln!(f, "{errors} blocks or rows are wrong; {repairable} blocks can be decoded from others")?;
+        }
+        for problem in &self.problems {
+            writeln!(f, "{problem}")?;
+        }
+        if self.good { writeln!(f, "{}", self.verdict()) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    fn report() -> CheckReport {
+        let member = |index| CheckedMember {
+            index,
+            path: Some(format!("/srv/m{index}")),
+            uuid: Uuid::from_u128(u128::from(index)),
+            verified: true,
+            reason: None,
+            read: 0,
+            cksum: 0,
+            superblock: 0,
+        };
+        CheckReport {
+            output_version: 0,
+            good: false,
+            consistent: false,
+            whole: false,
+            array: "tank".into(),
+            uuid: Uuid::nil(),
+            data: 2,
+            parity: 1,
+            checksum: "blake3".into(),
+            clean: true,
+            members: (0..3).map(member).collect(),
+            errors: Some(0),
+            repairable: Some(0),
+            lost: Vec::new(),
+            problems: Vec::new(),
+            notices: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn only_what_is_whole_and_faultless_is_good() {
+        let good = report().concluded();
+        assert!(good.good && good.consistent && good.whole);
+        assert!(good.to_string().contains("array 'tank' is good: every block matches its checksum"));
+
+        let mut absent = report();
+        absent.members[1].verified = false;
+        let absent = absent.concluded();
+        assert!(!absent.good && absent.consistent && !absent.whole);
+        assert!(absent.verdict().contains("1 of 3 members were not verified"), "{absent}");
+
+        let faults: [fn(&mut CheckReport); 7] = [
+            |report| report.members[0].read = 1,
+            |report| report.members[0].cksum = 1,
+            |report| report.members[0].superblock = 1,
+            |report| report.errors = Some(1),
+            |report| report.errors = None,
+            |report| report.lost = vec![LostPart { offset: 0, bytes: 4096 }],
+            |report| report.problems = vec!["why".into()],
+        ];
+        for (at, fault) in faults.into_iter().enumerate() {
+            let mut report = report();
+            fault(&mut report);
+            let report = report.concluded();
+            assert!(!report.good && !report.consistent && report.whole, "fault {at}");
+            assert!(report.verdict().contains("not good"), "fault {at}");
+        }
+    }
+
+    #[test]
+    fn json_has_the_promised_names() {
+        let json = serde_json::to_value(report().concluded()).unwrap();
+        assert_eq!(json["output_version"], 1);
+        for field in ["good", "consistent", "whole", "array", "uuid", "data", "parity", "checksum", "clean"] {
+            assert!(!json[field].is_null(), "{field}");
+        }
+        for field in ["index", "path", "uuid", "verified", "read", "cksum", "superblock"] {
+            assert!(!json["members"][0][field].is_null(), "{field}");
+        }
+        for field in ["errors", "repairable", "lost", "problems", "notices"] {
+            assert!(json.get(field).is_some(), "{field}");
+        }
+    }
+}

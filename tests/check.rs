@@ -1,0 +1,246 @@
+//! `calpe check` through the real binary: what is good is proved good, whatever byte is wrong is named with its member,
+//! and no member is changed by looking.
+
+mod support;
+
+use calpe::format::RegionKind;
+use calpe::nbd::{Command, Request};
+use calpe::testing::Random;
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+use support::image::{BLOCK, Image, live_log};
+use support::load::{Client, Counts, Load};
+use support::process::{Daemon, Setup, member};
+use support::{calpe, run, try_run};
+
+const SETUP: Setup = Setup { data: 3, parity: 2, checksum: "blake3", bytes: 6 << 20, chunk: 16 << 10 };
+
+fn paths(dir: &Path, setup: &Setup) -> Vec<PathBuf> {
+    (0..setup.width()).map(|index| member(dir, index)).collect()
+}
+
+/// What the files hold.
+fn sums(paths: &[PathBuf]) -> Vec<blake3::Hash> {
+    paths.iter().map(|path| blake3::hash(&fs::read(path).expect("read"))).collect()
+}
+
+/// Runs a check. Returns its exit code and what it says.
+fn check(paths: &[PathBuf]) -> (i32, Value) {
+    let output = try_run(calpe().arg("check").arg("--json").args(paths));
+    let told = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
+    (output.status.code().expect("an exit code"), told)
+}
+
+/// The members that something is wrong with.
+fn named(told: &Value) -> Vec<usize> {
+    let members = told["members"].as_array().expect("members");
+    let wrong = |member: &Value| ["read", "cksum", "superblock"].iter().any(|field| member[field] != 0);
+    (0..members.len()).filter(|&at| wrong(&members[at])).collect()
+}
+
+#[track_caller]
+fn assert_good(paths: &[PathBuf]) -> Value {
+    let (code, told) = check(paths);
+    assert_eq!(code, 0, "{told:#}");
+    assert!(told["good"] == true && told["whole"] == true && named(&told).is_empty(), "{told:#}");
+    told
+}
+
+/// An array that was written once, whole, and stopped.
+fn written(dir: &Path, setup: &Setup) -> Vec<PathBuf> {
+    let daemon = Daemon::start(dir, setup);
+    let mut client = Client::connect(&daemon.socket()).expect("connected");
+    let mut data = vec![0; 1 << 20];
+    for offset in (0..setup.bytes).step_by(data.len()) {
+        Random::new(offset + 1).fill(&mut data);
+        let request = Request::new(Command::Write, offset, data.len() as u64);
+        client.call(&request, &data).expect("connected").expect("written");
+    }
+    drop(client);
+    daemon.stop();
+    paths(dir, setup)
+}
+
+fn some(all: Vec<u64>, count: usize, random: &mut Random) -> Vec<u64> {
+    random.choose(count, all.len()).into_iter().map(|at| all[at]).collect()
+}
+
+fn one_flipped_byte_is_named(checksum: &'static str, regions: &[RegionKind]) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let setup = Setup { checksum, ..SETUP };
+    let paths = written(dir.path(), &setup);
+    let before = sums(&paths);
+    assert_eq!(assert_good(&paths)["clean"], true);
+    let mut random = Random::new(checksum.len() as u64);
+    for (index, path) in paths.iter().enumerate().take(2) {
+        let image = Image::open(path);
+        let mut places = image.copies();
+        for &kind in regions {
+            let blocks = some(image.blocks(kind), 4, &mut random);
+            assert_eq!(blocks.len(), 4, "{kind} is in use");
+            places.extend(blocks.into_iter().map(|at| at..at + BLOCK));
+        }
+        for place in places {
+            let (at, bit) = image.flip(place.clone(), &mut random);
+            let (code, told) = check(&paths);
+            image.flip_at(at, bit);
+            assert_eq!(
+                (code, named(&told)),
+                (1, vec![index]),
+                "bit {bit} of byte {at} in {place:?}: {told:#}"
+            );
+            assert!(told["good"] == false && told["consistent"] == false && told["whole"] == true);
+            assert_eq!(told["lost"], Value::Array(Vec::new()), "{told:#}");
+        }
+    }
+    assert_good(&paths);
+    assert!(before == sums(&paths), "a check has changed a member");
+    // And in words.
+    let output = run(calpe().arg("check").args(&paths));
+    assert!(output.contains("is good"), "{output}");
+}
+
+#[test]
+fn one_flipped_byte_is_named_blake3() {
+    one_flipped_byte_is_named("blake3", &[RegionKind::Pages, RegionKind::Data]);
+}
+
+#[test]
+fn one_flipped_byte_is_named_crc32c() {
+    one_flipped_byte_is_named("crc32c", &[RegionKind::Pages, RegionKind::Data]);
+}
+
+#[test]
+fn one_flipped_byte_is_named_by_parity_alone() {
+    one_flipped_byte_is_named("none", &[RegionKind::Data]);
+}
+
+#[test]
+fn after_a_kill_the_log_is_replayed_in_memory_and_damage_in_it_is_named() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let dir = dir.path();
+    let (mut random, counts) = (Random::new(5), Counts::default());
+    let mut load = Load::new(SETUP.bytes, SETUP.stripe_bytes(), 6);
+    let paths = paths(dir, &SETUP);
+    let mut flipped = 0;
+    for round in 0..20 {
+        let daemon = Daemon::start(dir, &SETUP);
+        let mut client = Client::connect(&daemon.socket()).expect("connected");
+        // What the last round left behind was not changed by checks.
+        load.settle(&mut client).expect("all is read");
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let running = scope.spawn(|| load.run(&mut client, &stop, &counts));
+            std::thread::sleep(Duration::from_millis(100 + random.below(100)));
+            daemon.kill();
+            running.join().expect("the load saw nothing wrong").expect_err("the daemon is dead");
+        });
+        let before = sums(&paths);
+        let told = assert_good(&paths);
+        assert_eq!(told["clean"], false);
+        let images: Vec<Image> = paths.iter().map(|path| Image::open(path)).collect();
+        for (index, blocks) in live_log(&images).into_iter().enumerate() {
+            for at in some(blocks, 2, &mut random) {
+                let (at, bit) = images[index].flip(at..at + BLOCK, &mut random);
+                let (code, told) = check(&paths);
+                images[index].flip_at(at, bit);
+                assert_eq!((code, named(&told)), (1, vec![index]), "round {round}, byte {at}: {told:#}");
+                flipped += 1;
+            }
+        }
+        assert!(before == sums(&paths), "a check has changed a member");
+        if flipped >= 10 {
+            return;
+        }
+    }
+    panic!("the log was hardly ever in use: {flipped} flips");
+}
+
+#[test]
+fn missing_members_are_not_whole_and_too_much_damage_is_lost_not_wrong() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let paths = written(dir.path(), &SETUP);
+    let (code, told) = check(&paths[1..]);
+    assert_eq!(
+        (code, &told["consistent"], &told["whole"]),
+        (1, &Value::Bool(true), &Value::Bool(false)),
+        "{told:#}"
+    );
+    assert_eq!(told["members"][0]["verified"], false);
+    let output = try_run(calpe().arg("check").args(&paths[1..]));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("consistent, not whole") && said.contains("1 of 5 members"), "{said}");
+
+    // One block on each of m + 1 members, in one row: slot 0 is chunk 0 of all of them, and was written.
+    let mut random = Random::new(1);
+    let mut flips = Vec::new();
+    for path in &paths[..3] {
+        let image = Image::open(path);
+        let first = image.superblock.data_region().offset.0;
+        let (at, bit) = image.flip(first..first + BLOCK, &mut random);
+        flips.push((image, at, bit));
+    }
+    let (code, told) = check(&paths);
+    assert_eq!((code, named(&told)), (1, vec![0, 1, 2]), "{told:#}");
+    let lost: u64 = told["lost"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|part| part["bytes"].as_u64().expect("bytes"))
+        .sum();
+    assert!((BLOCK..=3 * BLOCK).contains(&lost), "{told:#}");
+    for (image, at, bit) in flips {
+        image.flip_at(at, bit);
+    }
+    assert_good(&paths);
+}
+
+#[test]
+fn what_cannot_be_checked_is_told_and_why() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let paths = written(dir.path(), &SETUP);
+    let refused = |paths: &[PathBuf], code: i32, word: &str| {
+        let output = try_run(calpe().arg("check").args(paths));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(code) && said.contains(word), "'{word}': {said}");
+    };
+    let other = |name: &str| dir.path().join(name);
+    fs::write(other("blank"), vec![0; 1 << 20]).expect("a file");
+    run(calpe().args(["create", "pond", "-k1", "-m1", "--size=1MiB"]).args([other("p0"), other("p1")]));
+    refused(&[], 2, "MEMBER");
+    refused(&[other("nowhere")], 1, "nowhere: no such file");
+    refused(&[other("blank")], 1, "none of these is a member");
+    refused(&[paths[0].clone(), other("p0")], 1, "check one array at a time");
+    refused(&[paths[0].clone(), dir.path().join("data/./member-00.img")], 1, "same device");
+    refused(&paths[..2], 1, "cannot start");
+    let with_blank: Vec<PathBuf> = paths.iter().cloned().chain([other("blank")]).collect();
+    let (code, told) = check(&with_blank);
+    assert_eq!((code, &told["whole"]), (1, &Value::Bool(true)));
+    assert!(told["problems"][0].as_str().expect("a line").contains("blank: no Calpe superblock"), "{told:#}");
+
+    let daemon = Daemon::start(dir.path(), &SETUP);
+    refused(&paths, 1, "is in use by process");
+    daemon.stop();
+    assert_good(&paths);
+}
+
+#[test]
+fn arrays_without_a_log_are_checked_too() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |index: usize| dir.path().join(format!("m{index}"));
+    let paths: Vec<PathBuf> = (0..3).map(path).collect();
+    let create = ["create", "tank", "-k2", "-m1", "--size=4MiB", "--no-log"];
+    let told = try_run(calpe().args(create).args(&paths));
+    assert!(String::from_utf8_lossy(&told.stderr).contains("the write hole is open"), "{told:?}");
+    let told = assert_good(&paths);
+    assert_eq!(told["checksum"], "none");
+    let image = Image::open(&paths[1]);
+    let at = image.superblock.data_region().offset.0;
+    image.write(at, &[1]);
+    let (code, told) = check(&paths);
+    assert!(code == 1 && told["errors"].as_u64() > Some(0), "{told:#}");
+}

@@ -1,0 +1,161 @@
+//! The file of a member as somebody who damages it sees it: where what lies, and what of it counts.
+
+use calpe::daemon::superblocks::read_superblock;
+use calpe::format::{
+    COPY_BYTES, LOG_BLOCK_BYTES, LogKey, RegionKind, SegmentError, SegmentHeader, Superblock,
+    all_copy_offsets,
+};
+use calpe::member::{Access, Device};
+use calpe::testing::Random;
+use std::collections::HashMap;
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// Bytes of a block of data, parity, log and pages.
+pub const BLOCK: u64 = 4096;
+const SECTOR: usize = 512;
+
+/// A way to damage a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Damage {
+    /// One bit of one byte.
+    Flip,
+    /// One sector reads as zeroes.
+    ZeroSector,
+    /// Two blocks change places.
+    Swap,
+}
+
+/// See the head of this file.
+pub struct Image {
+    pub path: PathBuf,
+    file: File,
+    bytes: u64,
+    pub superblock: Superblock,
+}
+
+impl Image {
+    pub fn open(path: &Path) -> Image {
+        let device = Device::open(path, Access::ReadOnly).expect("a member");
+        let superblock = read_superblock(&device).expect("a superblock");
+        let file = File::options().read(true).write(true).open(path).expect("opened");
+        Image { path: path.into(), file, bytes: device.facts().bytes, superblock }
+    }
+
+    /// The copies of the superblock.
+    pub fn copies(&self) -> Vec<Range<u64>> {
+        all_copy_offsets(self.bytes).iter().map(|at| at.0..at.0 + COPY_BYTES as u64).collect()
+    }
+
+    /// Offsets of the blocks of a region that are not zero.
+    pub fn blocks(&self, kind: RegionKind) -> Vec<u64> {
+        let region = self.superblock.region(kind).expect("a logged array");
+        let mut bytes = vec![0; region.len as usize];
+        self.file.read_exact_at(&mut bytes, region.offset.0).expect("read");
+        let used = bytes.chunks_exact(BLOCK as usize).map(|block| block.iter().any(|&byte| byte != 0));
+        used.enumerate()
+            .filter(|(_, used)| *used)
+            .map(|(at, _)| region.offset.0 + at as u64 * BLOCK)
+            .collect()
+    }
+
+    pub fn read(&self, offset: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.file.read_exact_at(&mut bytes, offset).expect("read");
+        bytes
+    }
+
+    /// Writes and flushes, so that it is seen beside the page cache.
+    pub fn write(&self, offset: u64, bytes: &[u8]) {
+        self.file.write_all_at(bytes, offset).expect("written");
+        self.file.sync_data().expect("flushed");
+    }
+
+    /// Flips one bit of a byte drawn from a range. Again it is as it was.
+    pub fn flip(&self, range: Range<u64>, random: &mut Random) -> (u64, u8) {
+        let at = range.start + random.below(range.end - range.start);
+        let bit = 1 << random.below(8);
+        self.flip_at(at, bit);
+        (at, bit)
+    }
+
+    pub fn flip_at(&self, at: u64, bit: u8) {
+        let byte = self.read(at, 1)[0];
+        self.write(at, &[byte ^ bit]);
+    }
+
+    /// Damages the block at an offset; `others`: with whom it may be swapped. Returns whether bytes have changed.
+    pub fn damage(&self, damage: Damage, offset: u64, others: &[u64], random: &mut Random) -> bool {
+        let before = self.read(offset, BLOCK as usize);
+        match damage {
+            Damage::Flip => {
+                self.flip(offset..offset + BLOCK, random);
+                true
+            }
+            Damage::ZeroSector => {
+                let sector = random.below(BLOCK / SECTOR as u64) as usize * SECTOR;
+                self.write(offset + sector as u64, &[0; SECTOR]);
+                before[sector..sector + SECTOR].iter().any(|&byte| byte != 0)
+            }
+            Damage::Swap => {
+                let other = others[random.below(others.len() as u64) as usize];
+                let theirs = self.read(other, BLOCK as usize);
+                self.write(offset, &theirs);
+                self.write(other, &before);
+                theirs != before
+            }
+        }
+    }
+
+    /// Every header of the log, with the block it starts at.
+    fn headers(&self) -> Vec<(u64, SegmentHeader)> {
+        let region = self.superblock.region(RegionKind::Log).expect("a logged array");
+        let key = LogKey::derive(self.superblock.array, self.superblock.redo.expect("a logged array").secret);
+        let ring = self.read(region.offset.0, region.len as usize);
+        let decode = |block: usize| {
+            let rest = &ring[block * LOG_BLOCK_BYTES..];
+            let decode = |blocks: usize| {
+                let bytes = rest.get(..blocks * LOG_BLOCK_BYTES).ok_or(SegmentError::None)?;
+                let Superblock { array, member, .. } = self.superblock;
+                SegmentHeader::decode(&key, array, member, block as u32, bytes)
+            };
+            match decode(1) {
+                Err(SegmentError::Longer { blocks }) => decode(blocks as usize).ok(),
+                other => other.ok(),
+            }
+        };
+        let blocks = ring.len() / LOG_BLOCK_BYTES;
+        (0..blocks)
+            .filter_map(|block| Some((region.offset.0 + block as u64 * BLOCK, decode(block)?)))
+            .collect()
+    }
+}
+
+/// For each member the blocks of its log that a replay needs and that a note vouches for.
+pub fn live_log(images: &[Image]) -> Vec<Vec<u64>> {
+    let headers: Vec<Vec<(u64, SegmentHeader)>> = images.iter().map(Image::headers).collect();
+    let start = images.iter().filter_map(|image| image.superblock.redo).map(|redo| redo.start).max();
+    let start = start.expect("a logged array");
+    let counts = |header: &&SegmentHeader| header.batch.epoch.number >= start.epoch;
+    let all = || headers.iter().flatten().map(|(_, header)| header).filter(counts);
+    let tail = all().map(|header| header.batch.tail).max().unwrap_or(0).max(start.sequence);
+    let mut notes: HashMap<u64, u64> = HashMap::new();
+    for header in all() {
+        let note = notes.entry(header.batch.epoch.id).or_default();
+        *note = header.batch.durable_upto.max(*note);
+    }
+    let live = |header: &SegmentHeader| {
+        let batch = &header.batch;
+        counts(&header) && batch.sequence >= tail && batch.sequence < notes[&batch.epoch.id]
+    };
+    let blocks = |(offset, header): &(u64, SegmentHeader)| {
+        let offset = *offset;
+        (0..u64::from(header.header_blocks + header.payload_blocks)).map(move |at| offset + at * BLOCK)
+    };
+    let of_member = |headers: &Vec<(u64, SegmentHeader)>| {
+        headers.iter().filter(|(_, header)| live(header)).flat_map(blocks).collect()
+    };
+    headers.iter().map(of_member).collect()
+}

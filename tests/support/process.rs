@@ -1,0 +1,202 @@
+//! `calpe up` as a process that a test kills, asks over its control socket and reads the members of, without running
+//! any other program: fast enough for hundreds of starts.
+
+use super::calpe;
+use super::load::Client;
+use calpe::control::{
+    ArrayReport, ArrayState, MAX_REPLY_BYTES, MemberRef, Reply, Request, ScrubAction, read_message,
+    write_message,
+};
+use std::fs;
+use std::io::BufReader;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longest that anything may take; only a hang gets there.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Between two looks at something that is waited for.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// Name of the array of `calpe up`.
+const NAME: &str = "calpe";
+
+/// What array.
+#[derive(Clone, Copy)]
+pub struct Setup {
+    pub data: usize,
+    pub parity: usize,
+    pub checksum: &'static str,
+    pub bytes: u64,
+    pub chunk: u64,
+}
+
+impl Setup {
+    pub fn width(&self) -> usize {
+        self.data + self.parity
+    }
+
+    pub fn stripe_bytes(&self) -> u64 {
+        self.data as u64 * self.chunk
+    }
+}
+
+/// An array of `calpe up` in a directory, with the daemon that serves it.
+pub struct Daemon {
+    dir: PathBuf,
+    child: Child,
+}
+
+impl Daemon {
+    /// Starts `calpe up` and waits until it answers.
+    pub fn start(dir: &Path, setup: &Setup) -> Daemon {
+        let log =
+            fs::File::options().create(true).append(true).open(dir.join("daemon.log")).expect("a log file");
+        let mut command = calpe();
+        command.arg("up").arg("--dir").arg(dir.join("data"));
+        command.args(["--data", &setup.data.to_string(), "--parity", &setup.parity.to_string()]);
+        command.args(["--checksum", setup.checksum, "--size", &setup.bytes.to_string()]);
+        command.args(["--chunk", &setup.chunk.to_string()]);
+        command.stdin(Stdio::null()).stdout(log.try_clone().expect("a second handle")).stderr(log);
+        let mut daemon = Daemon { dir: dir.to_owned(), child: command.spawn().expect("the daemon starts") };
+        daemon.until("it answers", |daemon| {
+            if let Some(status) = daemon.child.try_wait().expect("ours") {
+                panic!("the daemon ended: {status}\n{}", daemon.log());
+            }
+            daemon
+                .try_ask(&Request::Status { array: Some(NAME.into()) })
+                .is_some_and(|reply| matches!(reply, Reply::Status(_)))
+                && Client::connect(&daemon.socket()).is_ok()
+        });
+        daemon
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.dir.join("daemon.log")).unwrap_or_default()
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.dir.join("data/nbd.sock")
+    }
+
+    fn try_ask(&self, request: &Request) -> Option<Reply> {
+        let mut stream = UnixStream::connect(self.dir.join("data/control.sock")).ok()?;
+        write_message(&mut stream, request).ok()?;
+        read_message(&mut BufReader::new(stream), MAX_REPLY_BYTES).ok()?
+    }
+
+    #[track_caller]
+    pub fn done(&self, request: &Request) -> String {
+        match self.try_ask(request) {
+            Some(Reply::Done { message, .. }) => message,
+            other => panic!("{request:?}: {other:?}\n{}", self.log()),
+        }
+    }
+
+    #[track_caller]
+    pub fn report(&self) -> ArrayReport {
+        match self.try_ask(&Request::Status { array: Some(NAME.into()) }) {
+            Some(Reply::Status(mut status)) => status.arrays.remove(0),
+            other => panic!("{other:?}\n{}", self.log()),
+        }
+    }
+
+    #[track_caller]
+    pub fn until(&mut self, what: &str, mut reached: impl FnMut(&mut Daemon) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !reached(self) {
+            assert!(Instant::now() < deadline, "not reached: {what}\n{}", self.log());
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    pub fn kill(mut self) {
+        self.child.kill().expect("killed");
+        self.child.wait().expect("reaped");
+    }
+
+    pub fn member(&self, index: usize) -> PathBuf {
+        member(&self.dir, index)
+    }
+
+    pub fn fail(&self, index: usize) {
+        self.done(&Request::Fail {
+            array: NAME.into(),
+            member: MemberRef::Index(index as u16),
+            dry_run: false,
+        });
+    }
+
+    /// Brings members back and waits until they are in service.
+    pub fn bring_back(&mut self, members: &[usize]) {
+        for &index in members {
+            self.done(&Request::Online {
+                array: NAME.into(),
+                member: MemberRef::Index(index as u16),
+                path: Some(self.member(index)),
+                dry_run: false,
+            });
+        }
+        self.until("all members are in service", |daemon| {
+            let report = daemon.report();
+            report.state == ArrayState::Online && report.scan.is_empty()
+        });
+    }
+
+    /// Scrubs, and returns how many errors there were.
+    pub fn scrub(&mut self) -> u64 {
+        // The result of a scrub is told with a date in seconds.
+        let before = self.report().last_scrub.map_or(0, |last| last.finished_unix);
+        self.until("a second has passed", |_| unix_seconds() > before);
+        self.done(&Request::Scrub { array: NAME.into(), action: ScrubAction::Start, dry_run: false });
+        self.until("the scrub is over", |daemon| {
+            daemon.report().last_scrub.is_some_and(|last| last.finished_unix > before)
+        });
+        self.report().last_scrub.expect("a scrub").errors
+    }
+
+    /// Ends the daemon in order.
+    pub fn stop(mut self) {
+        self.done(&Request::Shutdown { dry_run: false });
+        self.until("the daemon has ended", |daemon| match daemon.child.try_wait().expect("ours") {
+            Some(status) => {
+                assert!(status.success(), "{status}\n{}", daemon.log());
+                true
+            }
+            None => false,
+        });
+    }
+}
+
+fn unix_seconds() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.expect("after 1970").as_secs()
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // A test that failed leaves no daemon behind.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub fn member(dir: &Path, index: usize) -> PathBuf {
+    dir.join(format!("data/member-{index:02}.img"))
+}
+
+/// Takes the files of members away, or puts them back.
+pub fn hide(dir: &Path, members: &[usize]) {
+    fs::create_dir_all(dir.join("away")).expect("a directory");
+    for &index in members {
+        fs::rename(member(dir, index), dir.join(format!("away/{index}"))).expect("moved away");
+    }
+}
+
+pub fn unhide(dir: &Path, members: &[usize]) {
+    for &index in members {
+        fs::rename(dir.join(format!("away/{index}")), member(dir, index)).expect("moved back");
+    }
+}
