@@ -158,6 +158,7 @@ impl Array {
             let repaired = if loaded.outcome == LoadOutcome::Lost { 0 } else { loaded.faults.len() as u64 };
             scrub.errors += loaded.faults.len() as u64;
             scrub.repaired += repaired;
+            scrub.owes_pages |= repaired > 0;
         }
         for (member, fault) in loaded.faults {
             self.member_mut(member).counters.checksum_errors += 1;

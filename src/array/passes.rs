@@ -30,11 +30,16 @@ pub(super) struct Pass {
     pub repaired: u64,
     /// Slots that could not be verified, because too few columns are there.
     pub skipped: u64,
+    /// Copies of metadata pages were found bad: the next checkpoint writes them, and the pass ends after it.
+    pub owes_pages: bool,
+    /// The checkpoint that is waited for.
+    settles: Option<u64>,
 }
 
 impl Pass {
     fn from(slot: u64) -> Pass {
-        Pass { progress: Progress::starting_at(slot, false), errors: 0, repaired: 0, skipped: 0 }
+        let progress = Progress::starting_at(slot, false);
+        Pass { progress, errors: 0, repaired: 0, skipped: 0, owes_pages: false, settles: None }
     }
 
     fn finished(&self, slots: u64) -> bool {
@@ -244,6 +249,7 @@ impl Array {
             self.supers.want();
         }
         if self.passes.scrub.as_ref().is_some_and(|pass| pass.finished(slots))
+            && self.scrub_has_settled()
             && let Some(pass) = self.passes.scrub.take()
         {
             let result = ScrubResult {
@@ -264,6 +270,16 @@ impl Array {
             self.end_finished_builds(MemberIndex(at as u16));
         }
         self.pump_supers();
+    }
+
+    /// Whether what a scrub that is through has found bad is good again on the members.
+    fn scrub_has_settled(&mut self) -> bool {
+        let (Some(pass), Some(redo)) = (self.passes.scrub.as_mut(), self.redo.as_mut()) else { return true };
+        if std::mem::take(&mut pass.owes_pages) {
+            pass.settles = Some(redo.checkpoint.begun + 1);
+            redo.checkpoint.want();
+        }
+        pass.settles.is_none_or(|checkpoint| redo.checkpoint.ended >= checkpoint)
     }
 
     fn end_finished_builds(&mut self, index: MemberIndex) {

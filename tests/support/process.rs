@@ -147,14 +147,21 @@ impl Daemon {
 
     /// Scrubs, and returns how many errors there were.
     pub fn scrub(&mut self) -> u64 {
-        // The result of a scrub is told with a date in seconds.
-        let before = self.report().last_scrub.map_or(0, |last| last.finished_unix);
-        self.until("a second has passed", |_| unix_seconds() > before);
+        // Several may end within a second, so the date of the last one does not tell them apart.
+        let (_, since) = self.events(0);
         self.done(&Request::Scrub { array: NAME.into(), action: ScrubAction::Start, dry_run: false });
         self.until("the scrub is over", |daemon| {
-            daemon.report().last_scrub.is_some_and(|last| last.finished_unix > before)
+            daemon.events(since).0.iter().any(|text| text.starts_with("scrub finished"))
         });
         self.report().last_scrub.expect("a scrub").errors
+    }
+
+    /// What has happened since an event, and which will be the next.
+    fn events(&self, since: u64) -> (Vec<String>, u64) {
+        match self.try_ask(&Request::Events { since }) {
+            Some(Reply::Events { events, next }) => (events.into_iter().map(|event| event.text).collect(), next),
+            other => panic!("{other:?}\n{}", self.log()),
+        }
     }
 
     /// Ends the daemon in order.
@@ -168,11 +175,6 @@ impl Daemon {
             None => false,
         });
     }
-}
-
-fn unix_seconds() -> u64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    now.expect("after 1970").as_secs()
 }
 
 impl Drop for Daemon {
