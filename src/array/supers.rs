@@ -204,7 +204,7 @@ impl Array {
             self.supers.wanted = true;
         }
         let marking_clean = self.supers.job.as_ref().is_some_and(|job| job.template.clean);
-        self.supers.durable_dirty && !marking_clean && self.acknowledgements_allowed()
+        self.supers.durable_dirty && !marking_clean && self.in_place_allowed()
     }
 
     /// Starts an update when one is wanted and none is running.
