@@ -177,6 +177,10 @@ enum Survivors {
 
 /// With no more undecided writes than this, every subset of them is tried.
 const SUBSETS_OF_MAX: usize = 4;
+/// Crashes within one recovery; a quarter within a recovery after a crash within one.
+const SWEEP_CRASHES_MAX: u32 = 6;
+/// Of the moments of such a recovery one in so many is tried: some hundred operations make one.
+const SWEEP_ONE_IN: u64 = 24;
 /// A recovery that takes more operations than this hangs.
 const STEPS_MAX: usize = 200_000;
 /// A recovery that waits for time more often than this, with nothing in flight, hangs.
@@ -350,8 +354,7 @@ impl Explorer<'_> {
         let plan = if past.depth >= self.scenario.depth_max { 0 } else { self.random.below(8) };
         let mut oracle = match plan {
             0..=3 => {
-                let bytes = self.read_all(&mut sim, STEPS_MAX, oracle, floor)?;
-                debug_assert!(bytes, "the reads ended");
+                self.read_all(&mut sim, oracle, floor)?;
                 return self.scrub_sometimes(&mut sim);
             }
             _ => oracle.clone(),
@@ -359,14 +362,9 @@ impl Explorer<'_> {
         let ruined = presence.ruined;
         let mut past = Past { impaired: 0, floor: Some(floor), depth: past.depth + 1, ruined };
         if plan <= 5 {
-            let steps = self.random.below(1 << self.random.clone().below(10)) as usize;
-            self.random.next_u64();
-            self.path.push(format!("crash again within {steps} operations"));
-            self.observe_all(&mut sim, steps, &mut oracle, floor)?;
-            past.impaired = self.not_live(&sim);
-            return self.crash_again(sim.wreck(), &oracle, past);
+            return self.sweep(&mut sim, oracle, floor, past);
         }
-        self.observe_all(&mut sim, STEPS_MAX, &mut oracle, floor)?;
+        self.observe_all(&mut sim, &mut oracle, floor)?;
         sim.disks.values_mut().filter(|disk| !disk.dead).for_each(|disk| disk.forgot = false);
         past.ruined = 0;
         if plan == 6 {
@@ -391,6 +389,44 @@ impl Explorer<'_> {
         past.floor = None;
         let wreck = load.sim.wreck();
         self.crash_again(wreck, &load.oracle, past)
+    }
+
+    /// Crashes again at some moments of a recovery, which goes on beside that as if nothing had been.
+    fn sweep(
+        &mut self,
+        sim: &mut SimArray,
+        mut oracle: Oracle,
+        floor: Floor,
+        past: Past,
+    ) -> Result<(), String> {
+        let mut crashes = SWEEP_CRASHES_MAX >> (2 * (past.depth - 1));
+        let before = self.path.len();
+        let mut reads = self.submit_reads(sim, oracle.blocks());
+        let mut changes = sim.changes();
+        for _ in 0..STEPS_MAX {
+            // Without a log only a flush makes what is read stay.
+            let observe = self.scenario.promise.logged;
+            reads.poll(sim, |first, bytes| {
+                oracle.check(first, bytes, floor).map_err(|wrong| format!("after the crash: {wrong}"))?;
+                if observe {
+                    oracle.observe(first, bytes);
+                }
+                Ok(())
+            })?;
+            if reads.are_over() {
+                return self.scrub_sometimes(sim);
+            }
+            if changes != sim.changes() && crashes > 0 && self.random.one_in(SWEEP_ONE_IN) {
+                crashes -= 1;
+                self.path.push("crash again within the recovery".into());
+                let past = Past { impaired: self.not_live(sim), ..past };
+                self.crash_again(sim.wreck(), &oracle, past)?;
+                self.path.truncate(before);
+            }
+            changes = sim.changes();
+            reads.step(sim)?;
+        }
+        Err(format!("the recovery goes on: {:?}", sim.status()))
     }
 
     fn crash_again(&mut self, wreck: Wreck, oracle: &Oracle, past: Past) -> Result<(), String> {
@@ -517,41 +553,23 @@ impl Explorer<'_> {
         !enough || (!self.scenario.promise.logged && current < width)
     }
 
-    /// Reads the volume within so many operations and checks what was read. True: all of it.
-    fn read_all(
-        &mut self,
-        sim: &mut SimArray,
-        steps_max: usize,
-        oracle: &Oracle,
-        floor: Floor,
-    ) -> Result<bool, String> {
-        self.read_blocks(sim, steps_max, oracle.blocks(), |first, bytes| {
+    /// Reads the volume and checks what was read.
+    fn read_all(&mut self, sim: &mut SimArray, oracle: &Oracle, floor: Floor) -> Result<(), String> {
+        self.read_blocks(sim, oracle.blocks(), |first, bytes| {
             oracle.check(first, bytes, floor).map_err(|wrong| format!("after the crash: {wrong}"))
         })
     }
 
     /// The same, and what was read is all that may be read from then on.
-    fn observe_all(
-        &mut self,
-        sim: &mut SimArray,
-        steps_max: usize,
-        oracle: &mut Oracle,
-        floor: Floor,
-    ) -> Result<bool, String> {
-        let mut observe = true;
+    fn observe_all(&mut self, sim: &mut SimArray, oracle: &mut Oracle, floor: Floor) -> Result<(), String> {
         if !self.scenario.promise.logged {
             // Without a log only a flush makes what is read stay.
             let flush = sim.submit(ClientRequest::Flush);
-            observe = steps_max == STEPS_MAX;
-            if observe && let Err(error) = sim.wait(flush) {
-                return Err(format!("a flush after the crash: {error}"));
-            }
+            sim.wait(flush).map_err(|error| format!("a flush after the crash: {error}"))?;
         }
-        self.read_blocks(sim, steps_max, oracle.blocks(), |first, bytes| {
+        self.read_blocks(sim, oracle.blocks(), |first, bytes| {
             oracle.check(first, bytes, floor).map_err(|wrong| format!("after the crash: {wrong}"))?;
-            if observe {
-                oracle.observe(first, bytes);
-            }
+            oracle.observe(first, bytes);
             Ok(())
         })
     }
@@ -559,55 +577,29 @@ impl Explorer<'_> {
     fn read_blocks(
         &mut self,
         sim: &mut SimArray,
-        steps_max: usize,
         blocks: usize,
         mut take: impl FnMut(usize, &[u8]) -> Result<(), String>,
-    ) -> Result<bool, String> {
+    ) -> Result<(), String> {
+        let mut reads = self.submit_reads(sim, blocks);
+        for _ in 0..STEPS_MAX {
+            reads.poll(sim, &mut take)?;
+            if reads.are_over() {
+                return Ok(());
+            }
+            reads.step(sim)?;
+        }
+        Err(format!("the recovery goes on: {:?}", sim.status()))
+    }
+
+    fn submit_reads(&self, sim: &mut SimArray, blocks: usize) -> Reads {
         // Requests as large as a stripe, odd to its borders, so that some end before others.
         let shape = self.scenario.shape;
         let piece = (usize::from(shape.data) * shape.chunk as usize / BLOCK_BYTES).max(2) + 1;
-        let mut pending: Vec<(u64, usize)> = (0..blocks)
-            .step_by(piece)
-            .map(|first| {
-                let len = piece.min(blocks - first) * BLOCK_BYTES;
-                (sim.submit_read((first * BLOCK_BYTES) as u64, len), first)
-            })
-            .collect();
-        let mut idle = 0;
-        for _ in 0..steps_max {
-            let mut at = 0;
-            while at < pending.len() {
-                let (id, first) = pending[at];
-                match sim.poll(id) {
-                    None => at += 1,
-                    Some(Ok(ClientReply::Data(bytes))) => {
-                        take(first, &bytes)?;
-                        pending.swap_remove(at);
-                    }
-                    Some(other) => {
-                        return Err(format!(
-                            "a read of block {first} after the crash: {other:?} with {:?}",
-                            sim.status()
-                        ));
-                    }
-                }
-            }
-            if pending.is_empty() {
-                return Ok(true);
-            }
-            if !sim.step() {
-                sim.sleep(100);
-                idle += 1;
-                if idle > IDLE_MAX {
-                    return Err(format!("the recovery hangs: {:?}", sim.status()));
-                }
-            }
-        }
-        if steps_max == STEPS_MAX {
-            Err(format!("the recovery goes on: {:?}", sim.status()))
-        } else {
-            Ok(false)
-        }
+        let read = |first: usize| {
+            let len = piece.min(blocks - first) * BLOCK_BYTES;
+            (sim.submit_read((first * BLOCK_BYTES) as u64, len), first)
+        };
+        Reads { pending: (0..blocks).step_by(piece).map(read).collect(), idle: 0 }
     }
 
     fn scrub_sometimes(&mut self, sim: &mut SimArray) -> Result<(), String> {
@@ -657,6 +649,57 @@ impl Survivors {
             },
         };
         if kept { Fate::Kept } else { Fate::Lost }
+    }
+}
+
+/// Reads of the whole volume after a start.
+struct Reads {
+    /// Requests with their first blocks.
+    pending: Vec<(u64, usize)>,
+    idle: usize,
+}
+
+impl Reads {
+    fn are_over(&self) -> bool {
+        self.pending.is_empty()
+    }
+
+    /// Hands over what has been read.
+    fn poll(
+        &mut self,
+        sim: &mut SimArray,
+        mut take: impl FnMut(usize, &[u8]) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let mut at = 0;
+        while at < self.pending.len() {
+            let (id, first) = self.pending[at];
+            match sim.poll(id) {
+                None => at += 1,
+                Some(Ok(ClientReply::Data(bytes))) => {
+                    take(first, &bytes)?;
+                    self.pending.swap_remove(at);
+                }
+                Some(other) => {
+                    let status = sim.status();
+                    return Err(format!(
+                        "a read of block {first} after the crash: {other:?} with {status:?}"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Executes one operation, or lets time pass.
+    fn step(&mut self, sim: &mut SimArray) -> Result<(), String> {
+        if !sim.step() {
+            sim.sleep(100);
+            self.idle += 1;
+            if self.idle > IDLE_MAX {
+                return Err(format!("the recovery hangs: {:?}", sim.status()));
+            }
+        }
+        Ok(())
     }
 }
 

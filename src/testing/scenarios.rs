@@ -32,11 +32,18 @@ const LOGGED: Promise = Promise { logged: true, force: false };
 const RING: u64 = 256 << 10;
 
 /// A ring that is full after a few batches: its end, its room and the tail come into play all the time.
-const SMALL_RING: u64 = 192 << 10;
+const SMALL_RING: u64 = 96 << 10;
 
 /// Nobody fails and nobody is replaced: everything is about the log.
 const fn steady(name: &'static str, shape: SimShape) -> Scenario {
     let workload = Workload { faults: 0, admin: 0, ..LOAD };
+    Scenario { workload, ..scenario(name, shape, LOGGED) }
+}
+
+/// Whole stripes all the time, and two free slots for them: slots go from stripe to stripe.
+const fn fresh(name: &'static str, shape: SimShape) -> Scenario {
+    let workload = Workload { stripe_writes: 20, small_writes: 10, faults: 0, admin: 0, ..LOAD };
+    let shape = SimShape { free_slots: Some(2), ..shape };
     Scenario { workload, ..scenario(name, shape, LOGGED) }
 }
 
@@ -53,6 +60,8 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("tight-2+2", SimShape::new(2, 2, SMALL, 4).logged(ChecksumKind::Crc32c, SMALL_RING), LOGGED),
     steady("steady-2+1", SimShape::new(2, 1, SMALL, 5).logged(ChecksumKind::None, SMALL_RING)),
     steady("steady-4+2", SimShape::new(4, 2, TWO_ROWS, 4).logged(ChecksumKind::Crc32c, SMALL_RING)),
+    fresh("fresh-2+1", SimShape::new(2, 1, SMALL, 3).logged(ChecksumKind::None, RING)),
+    fresh("fresh-3+2", SimShape::new(3, 2, SMALL, 3).logged(ChecksumKind::Crc32c, SMALL_RING)),
     scenario("plain-2+1", SimShape::new(2, 1, SMALL, 5), PLAIN),
     scenario("plain-3+2", SimShape::new(3, 2, TWO_ROWS, 4), PLAIN),
     scenario("plain-4+2", SimShape::new(4, 2, SMALL, 4), PLAIN),
