@@ -14,7 +14,7 @@ use super::{
 };
 use crate::block_io::DeviceId;
 use crate::format::{ChecksumKind, MemberState, RegionKind, Role, Superblock};
-use crate::volume::{ActivityKind, AdminRequest, ClientReply, ClientRequest};
+use crate::volume::{ActivityKind, AdminRequest, ClientReply, ClientRequest, MemberStatus};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -49,6 +49,10 @@ pub struct Scenario {
     pub variants: u64,
     /// Crashes in a row.
     pub depth_max: u32,
+    /// Of the moments of a recovery at which crashes are tried again, one in so many: it has some hundred.
+    pub sweep_one_in: u64,
+    /// After a crash any members at all are there, one time in so many; else as many current ones as are needed.
+    pub any_one_in: u64,
     /// After a recovery everything is scrubbed, one time in so many.
     pub scrub_one_in: u64,
 }
@@ -145,10 +149,12 @@ struct Explorer<'a> {
 }
 
 /// What the crashes so far have in common.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Past {
-    /// Members that are not known to be current: bit by index.
-    impaired: u64,
+    /// The disks of the members that were in service and in order at the crash.
+    seats: Vec<(u32, u16)>,
+    /// Members that have been so ever since the array was created: bit by index.
+    faithful: u64,
     /// What must have survived the crashes since something was served.
     floor: Option<Floor>,
     /// Crashes before this one.
@@ -179,8 +185,6 @@ enum Survivors {
 const SUBSETS_OF_MAX: usize = 4;
 /// Crashes within one recovery; a quarter within a recovery after a crash within one.
 const SWEEP_CRASHES_MAX: u32 = 6;
-/// Of the moments of such a recovery one in so many is tried: some hundred operations make one.
-const SWEEP_ONE_IN: u64 = 24;
 /// A recovery that takes more operations than this hangs.
 const STEPS_MAX: usize = 200_000;
 /// A recovery that waits for time more often than this, with nothing in flight, hangs.
@@ -259,7 +263,8 @@ impl Explorer<'_> {
             Some(_) => return Ok(()),
         };
         self.totals.moments += 1;
-        let past = Past { impaired: load.impaired(), floor: None, depth: 0, ruined: 0 };
+        let (seats, faithful) = (seats(&load.sim), load.faithful());
+        let past = Past { seats, faithful, floor: None, depth: 0, ruined: 0 };
         let undecided = load.sim.wreck().undecided(true);
         for variant in variants {
             self.at = Some((moment, variant));
@@ -274,7 +279,7 @@ impl Explorer<'_> {
             } else {
                 self.survivors(moment + variant, &wreck)
             };
-            self.crash(wreck, (power, survivors), &load.oracle, past)?;
+            self.crash(wreck, (power, survivors), &load.oracle, &past)?;
             self.at = None;
         }
         Ok(())
@@ -304,7 +309,7 @@ impl Explorer<'_> {
         wreck: Wreck,
         (power, survivors): (bool, Survivors),
         oracle: &Oracle,
-        past: Past,
+        past: &Past,
     ) -> Result<(), String> {
         self.totals.points += 1;
         self.totals.repeated += u64::from(past.depth > 0);
@@ -316,8 +321,8 @@ impl Explorer<'_> {
             Some(Floor::Flushed | Floor::Anything) => Floor::Flushed,
             Some(Floor::Answered(_)) | None => Floor::ALL_ANSWERED,
         };
-        let mut presence = self.choose_present(&mut disks, past.impaired);
-        presence.ruined = past.ruined | self.ruin_logs(&mut disks);
+        let mut presence = self.choose_present(&mut disks, past);
+        presence.ruined = past.ruined | self.ruin_logs(&mut disks, past.depth);
         let word = if power { "the power fails" } else { "the process dies" };
         self.path.push(format!(
             "{word}; of {undecided} undecided writes: {survivors:?}; {presence}; floor {floor:?}"
@@ -360,7 +365,9 @@ impl Explorer<'_> {
             _ => oracle.clone(),
         };
         let ruined = presence.ruined;
-        let mut past = Past { impaired: 0, floor: Some(floor), depth: past.depth + 1, ruined };
+        let faithful = presence.current & live;
+        let mut past =
+            Past { seats: Vec::new(), faithful, floor: Some(floor), depth: past.depth + 1, ruined };
         if plan <= 5 {
             return self.sweep(&mut sim, oracle, floor, past);
         }
@@ -368,9 +375,9 @@ impl Explorer<'_> {
         sim.disks.values_mut().filter(|disk| !disk.dead).for_each(|disk| disk.forgot = false);
         past.ruined = 0;
         if plan == 6 {
-            past.impaired = self.not_live(&sim);
+            past.seats = seats(&sim);
             self.path.push("all is read; crash again".into());
-            return self.crash_again(sim.wreck(), &oracle, past);
+            return self.crash_again(sim.wreck(), &oracle, &past);
         }
         let steps = self.random.below(60);
         let random = Random::new(self.random.next_u64());
@@ -385,10 +392,11 @@ impl Explorer<'_> {
         }
         self.path.extend_from_slice(load.log());
         result?;
-        past.impaired = load.impaired();
+        past.seats = seats(&load.sim);
+        past.faithful &= load.faithful();
         past.floor = None;
         let wreck = load.sim.wreck();
-        self.crash_again(wreck, &load.oracle, past)
+        self.crash_again(wreck, &load.oracle, &past)
     }
 
     /// Crashes again at some moments of a recovery, which goes on beside that as if nothing had been.
@@ -397,7 +405,7 @@ impl Explorer<'_> {
         sim: &mut SimArray,
         mut oracle: Oracle,
         floor: Floor,
-        past: Past,
+        mut past: Past,
     ) -> Result<(), String> {
         let mut crashes = SWEEP_CRASHES_MAX >> (2 * (past.depth - 1));
         let before = self.path.len();
@@ -416,11 +424,11 @@ impl Explorer<'_> {
             if reads.are_over() {
                 return self.scrub_sometimes(sim);
             }
-            if changes != sim.changes() && crashes > 0 && self.random.one_in(SWEEP_ONE_IN) {
+            if changes != sim.changes() && crashes > 0 && self.random.one_in(self.scenario.sweep_one_in) {
                 crashes -= 1;
                 self.path.push("crash again within the recovery".into());
-                let past = Past { impaired: self.not_live(sim), ..past };
-                self.crash_again(sim.wreck(), &oracle, past)?;
+                past.seats = seats(sim);
+                self.crash_again(sim.wreck(), &oracle, &past)?;
                 self.path.truncate(before);
             }
             changes = sim.changes();
@@ -429,19 +437,14 @@ impl Explorer<'_> {
         Err(format!("the recovery goes on: {:?}", sim.status()))
     }
 
-    fn crash_again(&mut self, wreck: Wreck, oracle: &Oracle, past: Past) -> Result<(), String> {
+    fn crash_again(&mut self, wreck: Wreck, oracle: &Oracle, past: &Past) -> Result<(), String> {
         let pick = self.random.below(8);
         let survivors = self.survivors(pick, &wreck);
         self.crash(wreck, survivors, oracle, past)
     }
 
-    fn not_live(&self, sim: &SimArray) -> u64 {
-        let all = (1u64 << self.scenario.shape.width()) - 1;
-        all & !live_members(sim).0
-    }
-
     /// Decides which disks are there at the next start: of the current ones all but some, of the others any.
-    fn choose_present(&mut self, disks: &mut BTreeMap<u32, SimDisk>, impaired: u64) -> Presence {
+    fn choose_present(&mut self, disks: &mut BTreeMap<u32, SimDisk>, past: &Past) -> Presence {
         let shape = self.scenario.shape;
         let known: Vec<(u32, Superblock)> =
             disks.iter().filter_map(|(id, disk)| Some((*id, superblocks::newest(disk)?))).collect();
@@ -457,17 +460,20 @@ impl Explorer<'_> {
                         && head.members[usize::from(s.member.0)].uuid == s.device
                 })
         };
-        let current = |id: u32| known.iter().find(|(other, s)| *other == id && is_current(s));
-        let mut good: Vec<(u32, u16)> = Vec::new();
-        for (id, disk) in disks.iter() {
-            let sound = !disk.dead && !disk.forgot;
-            if let Some((_, s)) = current(*id).filter(|(_, s)| sound && impaired >> s.member.0 & 1 == 0) {
-                good.push((*id, s.member.0));
-            }
-        }
+        // One that has always been in service is current whatever superblocks say; of one that was built meanwhile they
+        // must say so.
+        let good: Vec<(u32, u16)> = past
+            .seats
+            .iter()
+            .filter(|(id, member)| {
+                past.faithful >> member & 1 == 1
+                    || known.iter().any(|(other, superblock)| other == id && is_current(superblock))
+            })
+            .copied()
+            .collect();
         let spare = usize::from(shape.parity).saturating_sub(usize::from(shape.width()) - good.len());
         // Now and then any members at all: with stale ones in place of current ones the array must refuse, or be right.
-        let any = self.random.one_in(4);
+        let any = self.random.one_in(self.scenario.any_one_in);
         let loss = match self.random.below(3) {
             _ if any => self.random.below(usize::from(shape.parity).min(good.len()) as u64 + 1) as usize,
             0 => 0,
@@ -498,8 +504,9 @@ impl Explorer<'_> {
     }
 
     /// Damages the logs of some disks now and then. Returns whose: bits by index of member.
-    fn ruin_logs(&mut self, disks: &mut BTreeMap<u32, SimDisk>) -> u64 {
-        if !self.scenario.promise.logged || !self.random.one_in(6) {
+    fn ruin_logs(&mut self, disks: &mut BTreeMap<u32, SimDisk>, depth: u32) -> u64 {
+        let one_in = if depth > 0 { 3 } else { 6 };
+        if !self.scenario.promise.logged || !self.random.one_in(one_in) {
             return 0;
         }
         let mut ruined = 0;
@@ -735,6 +742,16 @@ fn live_members(sim: &SimArray) -> (u64, u64) {
         }
     }
     (live, forgot)
+}
+
+/// The disks of the members in service that are in order.
+fn seats(sim: &SimArray) -> Vec<(u32, u16)> {
+    let in_order = |member: &MemberStatus| {
+        let id = member.device.filter(|_| member.state == MemberState::Online)?.0;
+        let disk = sim.disks.get(&id).filter(|disk| !disk.dead && !disk.forgot)?;
+        (disk.failing_flushes == 0).then_some((id, member.index.0))
+    };
+    sim.status().members.iter().filter_map(in_order).collect()
 }
 
 /// Executes everything, and lets time pass, until `done`.

@@ -84,6 +84,8 @@ pub struct Run {
     width: u16,
     spare_members: usize,
     stripe_sectors: u64,
+    /// Members that have been in service and in order from the start: bit by index.
+    faithful: u64,
     /// Steps for which what happened to a member is still going through the array.
     tense: u32,
     log: Vec<String>,
@@ -111,6 +113,7 @@ impl Run {
             width: geometry.width(),
             spare_members: usize::from(geometry.parity),
             stripe_sectors: geometry.stripe_bytes() / SECTOR_BYTES as u64,
+            faithful: u64::MAX,
             tense: 0,
             log: Vec::new(),
         }
@@ -145,6 +148,12 @@ impl Run {
             impaired |= u64::from(!whole) << at;
         }
         impaired
+    }
+
+    /// Members that have been in service and in order from the start: bit by index.
+    #[must_use]
+    pub fn faithful(&self) -> u64 {
+        self.faithful
     }
 
     /// Takes one step. True: what a crash would leave, or what it must leave, may have changed.
@@ -185,6 +194,10 @@ impl Run {
             9 => self.unreadable(),
             10 => self.administrate(),
             _ => drop(self.sim.step()),
+        }
+        // Only then may something have happened to a member.
+        if self.tense > 0 {
+            self.faithful &= !self.impaired();
         }
         self.reap()?;
         Ok((self.sim.changes(), self.oracle.now()) != before)
@@ -457,6 +470,8 @@ impl Run {
             _ => {
                 let device = self.sim.add_blank_disk();
                 self.note(format!("member {member} ({:?}) is replaced", status.state));
+                self.faithful &= !(1 << member);
+                self.tense = TENSE_STEPS;
                 let _ = self.sim.submit_admin(AdminRequest::Replace { member: index, device });
             }
         }
