@@ -460,17 +460,15 @@ impl Explorer<'_> {
                         && head.members[usize::from(s.member.0)].uuid == s.device
                 })
         };
-        // One that has always been in service is current whatever superblocks say; of one that was built meanwhile they
+        // One that has always been in service is current whatever the others say; of one that was built meanwhile they
         // must say so.
-        let good: Vec<(u32, u16)> = past
-            .seats
-            .iter()
-            .filter(|(id, member)| {
-                past.faithful >> member & 1 == 1
-                    || known.iter().any(|(other, superblock)| other == id && is_current(superblock))
+        let is_good = |(id, member): &(u32, u16)| {
+            known.iter().any(|(other, s)| {
+                let named = s.role == Role::Member && s.epoch.live.contains(s.member);
+                other == id && (is_current(s) || (named && past.faithful >> member & 1 == 1))
             })
-            .copied()
-            .collect();
+        };
+        let good: Vec<(u32, u16)> = past.seats.iter().filter(|seat| is_good(seat)).copied().collect();
         let spare = usize::from(shape.parity).saturating_sub(usize::from(shape.width()) - good.len());
         // Now and then any members at all: with stale ones in place of current ones the array must refuse, or be right.
         let any = self.random.one_in(self.scenario.any_one_in);
