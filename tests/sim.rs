@@ -2,10 +2,11 @@
 //!
 //! CALPE_SIM_POINTS: crash points of a run (default: few, for an ordinary `cargo test`). CALPE_SIM_SEED: the first seed.
 //! CALPE_SIM_SCENARIO: only the scenarios of these names, separated by commas. CALPE_SIM_MINUTES: a soak of so long in place of a
-//! number of points. CALPE_SIM_REPLAY: the token of a violation, to see it again.
+//! number of points. CALPE_SIM_REPLAY: the token of a violation, to see it again; with CALPE_MUTATION
+//! one that a broken rule causes, in a build with debug assertions.
 
 use calpe::testing::{
-    SCENARIOS, Scenario, SimWorld, Totals, Violation, WRITE_HOLE, explore, replay, scenario_of,
+    Mutation, SCENARIOS, Scenario, SimWorld, Totals, Violation, WRITE_HOLE, explore, replay, scenario_of,
 };
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -122,7 +123,10 @@ fn a_violation_is_replayed() {
     let Ok(token) = std::env::var("CALPE_SIM_REPLAY") else { return };
     let scenario = scenario_of(&token).unwrap_or_else(|| panic!("'{token}' names no scenario"));
     let world = SimWorld::new(scenario.shape, POOL_BYTES);
-    match replay(&world, &scenario, &token) {
+    let again = || replay(&world, &scenario, &token);
+    let broken = std::env::var("CALPE_MUTATION").ok();
+    let broken = broken.and_then(|name| Mutation::ALL.iter().find(|mutation| mutation.name() == name));
+    match broken.map_or_else(again, |mutation| mutation.with(again)) {
         Some(violation) => panic!("{violation}"),
         None => println!("'{token}' is no violation any more"),
     }

@@ -73,6 +73,12 @@ enum Stage {
     FlushTail,
 }
 
+impl Stage {
+    fn is_flush(self) -> bool {
+        matches!(self, Stage::FlushData | Stage::FlushHead | Stage::FlushTail)
+    }
+}
+
 /// Progress of passes is recorded this often: what a restart has to do again.
 const SAVE_INTERVAL_NS: u64 = 5_000_000_000;
 
@@ -204,7 +210,7 @@ impl Array {
             self.supers.wanted = true;
         }
         let marking_clean = self.supers.job.as_ref().is_some_and(|job| job.template.clean);
-        self.supers.durable_dirty && !marking_clean && self.acknowledgements_allowed()
+        self.supers.durable_dirty && !marking_clean && self.in_place_allowed()
     }
 
     /// Starts an update when one is wanted and none is running.
@@ -301,6 +307,9 @@ impl Array {
         for participant in &job.devices {
             let &Participant { member, device, bytes, uuid, role } = participant;
             if self.find_device(device).is_none() {
+                continue;
+            }
+            if job.pending > 0 && job.stage.is_flush() && is_off(Mutation::NoFlushBeforeDecide) {
                 continue;
             }
             let op = match job.stage {

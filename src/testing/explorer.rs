@@ -14,7 +14,7 @@ use super::{
 };
 use crate::block_io::DeviceId;
 use crate::format::{ChecksumKind, MemberState, RegionKind, Role, Superblock};
-use crate::volume::{ActivityKind, AdminRequest, ClientReply, ClientRequest};
+use crate::volume::{ActivityKind, AdminRequest, ClientReply, ClientRequest, MemberStatus};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -49,6 +49,10 @@ pub struct Scenario {
     pub variants: u64,
     /// Crashes in a row.
     pub depth_max: u32,
+    /// Of the moments of a recovery at which crashes are tried again, one in so many: it has some hundred.
+    pub sweep_one_in: u64,
+    /// After a crash any members at all are there, one time in so many; else as many current ones as are needed.
+    pub any_one_in: u64,
     /// After a recovery everything is scrubbed, one time in so many.
     pub scrub_one_in: u64,
 }
@@ -145,10 +149,12 @@ struct Explorer<'a> {
 }
 
 /// What the crashes so far have in common.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Past {
-    /// Members that are not known to be current: bit by index.
-    impaired: u64,
+    /// The disks of the members that were in service and in order at the crash.
+    seats: Vec<(u32, u16)>,
+    /// Members that have been so ever since the array was created: bit by index.
+    faithful: u64,
     /// What must have survived the crashes since something was served.
     floor: Option<Floor>,
     /// Crashes before this one.
@@ -177,6 +183,8 @@ enum Survivors {
 
 /// With no more undecided writes than this, every subset of them is tried.
 const SUBSETS_OF_MAX: usize = 4;
+/// Crashes within one recovery; a quarter within a recovery after a crash within one.
+const SWEEP_CRASHES_MAX: u32 = 6;
 /// A recovery that takes more operations than this hangs.
 const STEPS_MAX: usize = 200_000;
 /// A recovery that waits for time more often than this, with nothing in flight, hangs.
@@ -255,7 +263,8 @@ impl Explorer<'_> {
             Some(_) => return Ok(()),
         };
         self.totals.moments += 1;
-        let past = Past { impaired: load.impaired(), floor: None, depth: 0, ruined: 0 };
+        let (seats, faithful) = (seats(&load.sim), load.faithful());
+        let past = Past { seats, faithful, floor: None, depth: 0, ruined: 0 };
         let undecided = load.sim.wreck().undecided(true);
         for variant in variants {
             self.at = Some((moment, variant));
@@ -270,7 +279,7 @@ impl Explorer<'_> {
             } else {
                 self.survivors(moment + variant, &wreck)
             };
-            self.crash(wreck, (power, survivors), &load.oracle, past)?;
+            self.crash(wreck, (power, survivors), &load.oracle, &past)?;
             self.at = None;
         }
         Ok(())
@@ -300,7 +309,7 @@ impl Explorer<'_> {
         wreck: Wreck,
         (power, survivors): (bool, Survivors),
         oracle: &Oracle,
-        past: Past,
+        past: &Past,
     ) -> Result<(), String> {
         self.totals.points += 1;
         self.totals.repeated += u64::from(past.depth > 0);
@@ -312,8 +321,8 @@ impl Explorer<'_> {
             Some(Floor::Flushed | Floor::Anything) => Floor::Flushed,
             Some(Floor::Answered(_)) | None => Floor::ALL_ANSWERED,
         };
-        let mut presence = self.choose_present(&mut disks, past.impaired);
-        presence.ruined = past.ruined | self.ruin_logs(&mut disks);
+        let mut presence = self.choose_present(&mut disks, past);
+        presence.ruined = past.ruined | self.ruin_logs(&mut disks, past.depth);
         let word = if power { "the power fails" } else { "the process dies" };
         self.path.push(format!(
             "{word}; of {undecided} undecided writes: {survivors:?}; {presence}; floor {floor:?}"
@@ -350,29 +359,25 @@ impl Explorer<'_> {
         let plan = if past.depth >= self.scenario.depth_max { 0 } else { self.random.below(8) };
         let mut oracle = match plan {
             0..=3 => {
-                let bytes = self.read_all(&mut sim, STEPS_MAX, oracle, floor)?;
-                debug_assert!(bytes, "the reads ended");
+                self.read_all(&mut sim, oracle, floor)?;
                 return self.scrub_sometimes(&mut sim);
             }
             _ => oracle.clone(),
         };
         let ruined = presence.ruined;
-        let mut past = Past { impaired: 0, floor: Some(floor), depth: past.depth + 1, ruined };
+        let faithful = presence.current & live;
+        let mut past =
+            Past { seats: Vec::new(), faithful, floor: Some(floor), depth: past.depth + 1, ruined };
         if plan <= 5 {
-            let steps = self.random.below(1 << self.random.clone().below(10)) as usize;
-            self.random.next_u64();
-            self.path.push(format!("crash again within {steps} operations"));
-            self.observe_all(&mut sim, steps, &mut oracle, floor)?;
-            past.impaired = self.not_live(&sim);
-            return self.crash_again(sim.wreck(), &oracle, past);
+            return self.sweep(&mut sim, oracle, floor, past);
         }
-        self.observe_all(&mut sim, STEPS_MAX, &mut oracle, floor)?;
+        self.observe_all(&mut sim, &mut oracle, floor)?;
         sim.disks.values_mut().filter(|disk| !disk.dead).for_each(|disk| disk.forgot = false);
         past.ruined = 0;
         if plan == 6 {
-            past.impaired = self.not_live(&sim);
+            past.seats = seats(&sim);
             self.path.push("all is read; crash again".into());
-            return self.crash_again(sim.wreck(), &oracle, past);
+            return self.crash_again(sim.wreck(), &oracle, &past);
         }
         let steps = self.random.below(60);
         let random = Random::new(self.random.next_u64());
@@ -387,25 +392,59 @@ impl Explorer<'_> {
         }
         self.path.extend_from_slice(load.log());
         result?;
-        past.impaired = load.impaired();
+        past.seats = seats(&load.sim);
+        past.faithful &= load.faithful();
         past.floor = None;
         let wreck = load.sim.wreck();
-        self.crash_again(wreck, &load.oracle, past)
+        self.crash_again(wreck, &load.oracle, &past)
     }
 
-    fn crash_again(&mut self, wreck: Wreck, oracle: &Oracle, past: Past) -> Result<(), String> {
+    /// Crashes again at some moments of a recovery, which goes on beside that as if nothing had been.
+    fn sweep(
+        &mut self,
+        sim: &mut SimArray,
+        mut oracle: Oracle,
+        floor: Floor,
+        mut past: Past,
+    ) -> Result<(), String> {
+        let mut crashes = SWEEP_CRASHES_MAX >> (2 * (past.depth - 1));
+        let before = self.path.len();
+        let mut reads = self.submit_reads(sim, oracle.blocks());
+        let mut changes = sim.changes();
+        for _ in 0..STEPS_MAX {
+            // Without a log only a flush makes what is read stay.
+            let observe = self.scenario.promise.logged;
+            reads.poll(sim, |first, bytes| {
+                oracle.check(first, bytes, floor).map_err(|wrong| format!("after the crash: {wrong}"))?;
+                if observe {
+                    oracle.observe(first, bytes);
+                }
+                Ok(())
+            })?;
+            if reads.are_over() {
+                return self.scrub_sometimes(sim);
+            }
+            if changes != sim.changes() && crashes > 0 && self.random.one_in(self.scenario.sweep_one_in) {
+                crashes -= 1;
+                self.path.push("crash again within the recovery".into());
+                past.seats = seats(sim);
+                self.crash_again(sim.wreck(), &oracle, &past)?;
+                self.path.truncate(before);
+            }
+            changes = sim.changes();
+            reads.step(sim)?;
+        }
+        Err(format!("the recovery goes on: {:?}", sim.status()))
+    }
+
+    fn crash_again(&mut self, wreck: Wreck, oracle: &Oracle, past: &Past) -> Result<(), String> {
         let pick = self.random.below(8);
         let survivors = self.survivors(pick, &wreck);
         self.crash(wreck, survivors, oracle, past)
     }
 
-    fn not_live(&self, sim: &SimArray) -> u64 {
-        let all = (1u64 << self.scenario.shape.width()) - 1;
-        all & !live_members(sim).0
-    }
-
     /// Decides which disks are there at the next start: of the current ones all but some, of the others any.
-    fn choose_present(&mut self, disks: &mut BTreeMap<u32, SimDisk>, impaired: u64) -> Presence {
+    fn choose_present(&mut self, disks: &mut BTreeMap<u32, SimDisk>, past: &Past) -> Presence {
         let shape = self.scenario.shape;
         let known: Vec<(u32, Superblock)> =
             disks.iter().filter_map(|(id, disk)| Some((*id, superblocks::newest(disk)?))).collect();
@@ -421,17 +460,18 @@ impl Explorer<'_> {
                         && head.members[usize::from(s.member.0)].uuid == s.device
                 })
         };
-        let current = |id: u32| known.iter().find(|(other, s)| *other == id && is_current(s));
-        let mut good: Vec<(u32, u16)> = Vec::new();
-        for (id, disk) in disks.iter() {
-            let sound = !disk.dead && !disk.forgot;
-            if let Some((_, s)) = current(*id).filter(|(_, s)| sound && impaired >> s.member.0 & 1 == 0) {
-                good.push((*id, s.member.0));
-            }
-        }
+        // One that has always been in service is current whatever the others say; of one that was built meanwhile they
+        // must say so.
+        let is_good = |(id, member): &(u32, u16)| {
+            known.iter().any(|(other, s)| {
+                let named = s.role == Role::Member && s.epoch.live.contains(s.member);
+                other == id && (is_current(s) || (named && past.faithful >> member & 1 == 1))
+            })
+        };
+        let good: Vec<(u32, u16)> = past.seats.iter().filter(|seat| is_good(seat)).copied().collect();
         let spare = usize::from(shape.parity).saturating_sub(usize::from(shape.width()) - good.len());
         // Now and then any members at all: with stale ones in place of current ones the array must refuse, or be right.
-        let any = self.random.one_in(4);
+        let any = self.random.one_in(self.scenario.any_one_in);
         let loss = match self.random.below(3) {
             _ if any => self.random.below(usize::from(shape.parity).min(good.len()) as u64 + 1) as usize,
             0 => 0,
@@ -462,8 +502,9 @@ impl Explorer<'_> {
     }
 
     /// Damages the logs of some disks now and then. Returns whose: bits by index of member.
-    fn ruin_logs(&mut self, disks: &mut BTreeMap<u32, SimDisk>) -> u64 {
-        if !self.scenario.promise.logged || !self.random.one_in(6) {
+    fn ruin_logs(&mut self, disks: &mut BTreeMap<u32, SimDisk>, depth: u32) -> u64 {
+        let one_in = if depth > 0 { 3 } else { 6 };
+        if !self.scenario.promise.logged || !self.random.one_in(one_in) {
             return 0;
         }
         let mut ruined = 0;
@@ -517,41 +558,23 @@ impl Explorer<'_> {
         !enough || (!self.scenario.promise.logged && current < width)
     }
 
-    /// Reads the volume within so many operations and checks what was read. True: all of it.
-    fn read_all(
-        &mut self,
-        sim: &mut SimArray,
-        steps_max: usize,
-        oracle: &Oracle,
-        floor: Floor,
-    ) -> Result<bool, String> {
-        self.read_blocks(sim, steps_max, oracle.blocks(), |first, bytes| {
+    /// Reads the volume and checks what was read.
+    fn read_all(&mut self, sim: &mut SimArray, oracle: &Oracle, floor: Floor) -> Result<(), String> {
+        self.read_blocks(sim, oracle.blocks(), |first, bytes| {
             oracle.check(first, bytes, floor).map_err(|wrong| format!("after the crash: {wrong}"))
         })
     }
 
     /// The same, and what was read is all that may be read from then on.
-    fn observe_all(
-        &mut self,
-        sim: &mut SimArray,
-        steps_max: usize,
-        oracle: &mut Oracle,
-        floor: Floor,
-    ) -> Result<bool, String> {
-        let mut observe = true;
+    fn observe_all(&mut self, sim: &mut SimArray, oracle: &mut Oracle, floor: Floor) -> Result<(), String> {
         if !self.scenario.promise.logged {
             // Without a log only a flush makes what is read stay.
             let flush = sim.submit(ClientRequest::Flush);
-            observe = steps_max == STEPS_MAX;
-            if observe && let Err(error) = sim.wait(flush) {
-                return Err(format!("a flush after the crash: {error}"));
-            }
+            sim.wait(flush).map_err(|error| format!("a flush after the crash: {error}"))?;
         }
-        self.read_blocks(sim, steps_max, oracle.blocks(), |first, bytes| {
+        self.read_blocks(sim, oracle.blocks(), |first, bytes| {
             oracle.check(first, bytes, floor).map_err(|wrong| format!("after the crash: {wrong}"))?;
-            if observe {
-                oracle.observe(first, bytes);
-            }
+            oracle.observe(first, bytes);
             Ok(())
         })
     }
@@ -559,55 +582,29 @@ impl Explorer<'_> {
     fn read_blocks(
         &mut self,
         sim: &mut SimArray,
-        steps_max: usize,
         blocks: usize,
         mut take: impl FnMut(usize, &[u8]) -> Result<(), String>,
-    ) -> Result<bool, String> {
+    ) -> Result<(), String> {
+        let mut reads = self.submit_reads(sim, blocks);
+        for _ in 0..STEPS_MAX {
+            reads.poll(sim, &mut take)?;
+            if reads.are_over() {
+                return Ok(());
+            }
+            reads.step(sim)?;
+        }
+        Err(format!("the recovery goes on: {:?}", sim.status()))
+    }
+
+    fn submit_reads(&self, sim: &mut SimArray, blocks: usize) -> Reads {
         // Requests as large as a stripe, odd to its borders, so that some end before others.
         let shape = self.scenario.shape;
         let piece = (usize::from(shape.data) * shape.chunk as usize / BLOCK_BYTES).max(2) + 1;
-        let mut pending: Vec<(u64, usize)> = (0..blocks)
-            .step_by(piece)
-            .map(|first| {
-                let len = piece.min(blocks - first) * BLOCK_BYTES;
-                (sim.submit_read((first * BLOCK_BYTES) as u64, len), first)
-            })
-            .collect();
-        let mut idle = 0;
-        for _ in 0..steps_max {
-            let mut at = 0;
-            while at < pending.len() {
-                let (id, first) = pending[at];
-                match sim.poll(id) {
-                    None => at += 1,
-                    Some(Ok(ClientReply::Data(bytes))) => {
-                        take(first, &bytes)?;
-                        pending.swap_remove(at);
-                    }
-                    Some(other) => {
-                        return Err(format!(
-                            "a read of block {first} after the crash: {other:?} with {:?}",
-                            sim.status()
-                        ));
-                    }
-                }
-            }
-            if pending.is_empty() {
-                return Ok(true);
-            }
-            if !sim.step() {
-                sim.sleep(100);
-                idle += 1;
-                if idle > IDLE_MAX {
-                    return Err(format!("the recovery hangs: {:?}", sim.status()));
-                }
-            }
-        }
-        if steps_max == STEPS_MAX {
-            Err(format!("the recovery goes on: {:?}", sim.status()))
-        } else {
-            Ok(false)
-        }
+        let read = |first: usize| {
+            let len = piece.min(blocks - first) * BLOCK_BYTES;
+            (sim.submit_read((first * BLOCK_BYTES) as u64, len), first)
+        };
+        Reads { pending: (0..blocks).step_by(piece).map(read).collect(), idle: 0 }
     }
 
     fn scrub_sometimes(&mut self, sim: &mut SimArray) -> Result<(), String> {
@@ -660,6 +657,57 @@ impl Survivors {
     }
 }
 
+/// Reads of the whole volume after a start.
+struct Reads {
+    /// Requests with their first blocks.
+    pending: Vec<(u64, usize)>,
+    idle: usize,
+}
+
+impl Reads {
+    fn are_over(&self) -> bool {
+        self.pending.is_empty()
+    }
+
+    /// Hands over what has been read.
+    fn poll(
+        &mut self,
+        sim: &mut SimArray,
+        mut take: impl FnMut(usize, &[u8]) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let mut at = 0;
+        while at < self.pending.len() {
+            let (id, first) = self.pending[at];
+            match sim.poll(id) {
+                None => at += 1,
+                Some(Ok(ClientReply::Data(bytes))) => {
+                    take(first, &bytes)?;
+                    self.pending.swap_remove(at);
+                }
+                Some(other) => {
+                    let status = sim.status();
+                    return Err(format!(
+                        "a read of block {first} after the crash: {other:?} with {status:?}"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Executes one operation, or lets time pass.
+    fn step(&mut self, sim: &mut SimArray) -> Result<(), String> {
+        if !sim.step() {
+            sim.sleep(100);
+            self.idle += 1;
+            if self.idle > IDLE_MAX {
+                return Err(format!("the recovery hangs: {:?}", sim.status()));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Who is there at a start.
 #[derive(Debug, Default)]
 struct Presence {
@@ -692,6 +740,16 @@ fn live_members(sim: &SimArray) -> (u64, u64) {
         }
     }
     (live, forgot)
+}
+
+/// The disks of the members in service that are in order.
+fn seats(sim: &SimArray) -> Vec<(u32, u16)> {
+    let in_order = |member: &MemberStatus| {
+        let id = member.device.filter(|_| member.state == MemberState::Online)?.0;
+        let disk = sim.disks.get(&id).filter(|disk| !disk.dead && !disk.forgot)?;
+        (disk.failing_flushes == 0).then_some((id, member.index.0))
+    };
+    sim.status().members.iter().filter_map(in_order).collect()
 }
 
 /// Executes everything, and lets time pass, until `done`.

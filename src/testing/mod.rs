@@ -1,6 +1,7 @@
 //! Simulated members and seeded workloads that drive the real array and volume code: no threads, no clocks, no
 //! files. Used by the project's own tests. May use every layer but `daemon` and `cli`.
 
+mod atlas;
 mod disk;
 mod explorer;
 mod oracle;
@@ -11,6 +12,7 @@ mod superblocks;
 mod workload;
 
 pub use crate::array::mutation::Mutation;
+pub use atlas::{Aim, AtlasTotals, Damage, Place, atlas};
 pub use disk::{DiskWrite, Fate, SimDisk, WriteFault};
 pub use explorer::{Promise, Scenario, Totals, Violation, explore, replay};
 pub use oracle::{Floor, Oracle, Written, Wrong};

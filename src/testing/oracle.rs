@@ -207,6 +207,22 @@ impl Oracle {
         }
     }
 
+    /// A write was answered with an error: it may have happened, or not.
+    pub fn fail_write(&mut self, written: &Written) {
+        let now = self.now();
+        for (block, _) in pieces(written.first, written.count) {
+            let failed = self.blocks[block].writes.iter_mut().rfind(|w| w.began == written.began);
+            if let Some(write) = failed {
+                (write.ended, write.optional) = (now, true);
+            }
+        }
+    }
+
+    /// No read is under way any more.
+    pub fn end_all_reads(&mut self) {
+        self.readers.clear();
+    }
+
     /// A flush that began at `began` was answered with success.
     pub fn end_flush(&mut self, began: u64) {
         let oldest = self.oldest_reader();

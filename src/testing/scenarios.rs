@@ -21,6 +21,8 @@ const fn scenario(name: &'static str, shape: SimShape, promise: Promise) -> Scen
         moments_one_in: 24,
         variants: 16,
         depth_max: 3,
+        sweep_one_in: 24,
+        any_one_in: 4,
         scrub_one_in: 4,
     }
 }
@@ -32,12 +34,46 @@ const LOGGED: Promise = Promise { logged: true, force: false };
 const RING: u64 = 256 << 10;
 
 /// A ring that is full after a few batches: its end, its room and the tail come into play all the time.
-const SMALL_RING: u64 = 192 << 10;
+const SMALL_RING: u64 = 96 << 10;
+
+/// The smallest ring that does.
+const FULL_RING: u64 = 64 << 10;
 
 /// Nobody fails and nobody is replaced: everything is about the log.
 const fn steady(name: &'static str, shape: SimShape) -> Scenario {
     let workload = Workload { faults: 0, admin: 0, ..LOAD };
     Scenario { workload, ..scenario(name, shape, LOGGED) }
+}
+
+/// Whole stripes all the time, and two free slots for them: slots go from stripe to stripe.
+const fn fresh(name: &'static str, shape: SimShape) -> Scenario {
+    let workload = Workload { stripe_writes: 20, small_writes: 10, faults: 0, admin: 0, ..LOAD };
+    let shape = SimShape { free_slots: Some(2), ..shape };
+    Scenario { workload, ..scenario(name, shape, LOGGED) }
+}
+
+/// More writes than the ring has room for: it is full all the time, and its space is used again as soon as it may be.
+const fn full(name: &'static str, shape: SimShape) -> Scenario {
+    let workload = Workload {
+        operations: 40,
+        small_writes: 30,
+        stripe_writes: 0,
+        flushes: 1,
+        fua_one_in: 12,
+        depth: 16,
+        faults: 0,
+        admin: 0,
+        ..LOAD
+    };
+    let shape = SimShape { log_bytes: Some(FULL_RING), ..shape };
+    Scenario { workload, ..scenario(name, shape, LOGGED) }
+}
+
+/// Members come and go, starts are cut short again and again, and it takes k members of as many others.
+const fn epochs(name: &'static str, shape: SimShape) -> Scenario {
+    let workload = Workload { operations: 40, small_writes: 6, faults: 2, admin: 2, ..LOAD };
+    let scenario = scenario(name, shape, LOGGED);
+    Scenario { workload, depth_max: 5, sweep_one_in: 6, any_one_in: 2, ..scenario }
 }
 
 /// The scenarios; a replay token begins with a name of these.
@@ -53,6 +89,12 @@ pub const SCENARIOS: &[Scenario] = &[
     scenario("tight-2+2", SimShape::new(2, 2, SMALL, 4).logged(ChecksumKind::Crc32c, SMALL_RING), LOGGED),
     steady("steady-2+1", SimShape::new(2, 1, SMALL, 5).logged(ChecksumKind::None, SMALL_RING)),
     steady("steady-4+2", SimShape::new(4, 2, TWO_ROWS, 4).logged(ChecksumKind::Crc32c, SMALL_RING)),
+    fresh("fresh-2+1", SimShape::new(2, 1, SMALL, 3).logged(ChecksumKind::None, RING)),
+    fresh("fresh-3+2", SimShape::new(3, 2, SMALL, 3).logged(ChecksumKind::Crc32c, SMALL_RING)),
+    full("full-2+1", SimShape::new(2, 1, SMALL, 5).logged(ChecksumKind::None, FULL_RING)),
+    full("full-3+2", SimShape::new(3, 2, SMALL, 4).logged(ChecksumKind::Crc32c, FULL_RING)),
+    epochs("epochs-2+2", SimShape::new(2, 2, SMALL, 2).logged(ChecksumKind::None, RING)),
+    epochs("epochs-2+1", SimShape::new(2, 1, SMALL, 2).logged(ChecksumKind::Crc32c, RING)),
     scenario("plain-2+1", SimShape::new(2, 1, SMALL, 5), PLAIN),
     scenario("plain-3+2", SimShape::new(3, 2, TWO_ROWS, 4), PLAIN),
     scenario("plain-4+2", SimShape::new(4, 2, SMALL, 4), PLAIN),

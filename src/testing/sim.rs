@@ -34,6 +34,8 @@ pub struct SimShape {
     pub checksum: ChecksumKind,
     /// Bytes of the log region in place of what `create` would give it: a ring that is soon full.
     pub log_bytes: Option<u64>,
+    /// Slots beyond those of the stripes in place of what `create` would give: slots that are soon used again.
+    pub free_slots: Option<u64>,
 }
 
 impl SimShape {
@@ -49,6 +51,7 @@ impl SimShape {
             redo: false,
             checksum: ChecksumKind::None,
             log_bytes: None,
+            free_slots: None,
         }
     }
 
@@ -95,10 +98,13 @@ impl SimWorld {
         let array_shape =
             ArrayShape { data: shape.data, parity: shape.parity, chunk: shape.chunk, sector: 512 };
         let bytes = member_bytes_for(shape.volume_bytes, array_shape).expect("a possible shape");
-        let (geometry, mut regions) =
+        let (mut geometry, mut regions) =
             geometry_for(bytes, array_shape, Some(shape.volume_bytes)).expect("a layout");
         for region in regions.iter_mut().filter(|region| region.kind == RegionKind::Log) {
             region.len = shape.log_bytes.unwrap_or(region.len).min(region.len);
+        }
+        if let Some(free) = shape.free_slots {
+            geometry.slots = geometry.slots.min(geometry.stripes() + free);
         }
         let uuids: Vec<Uuid> = (0..shape.width()).map(|_| new_uuid(random)).collect();
         let new = NewArray {

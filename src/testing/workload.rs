@@ -4,7 +4,7 @@
 //! `m` members are out of service or dead at a time, so every request must succeed. Deterministic.
 
 use super::oracle::{BLOCK_BYTES, SECTOR_BYTES};
-use super::{Fate, Floor, Oracle, Random, SimArray, SimDisk, Written};
+use super::{Fate, Floor, Oracle, Random, SimArray, SimDisk, SimWorld, Written};
 use crate::format::MemberState;
 use crate::units::{MemberIndex, VolumeOffset};
 use crate::volume::{AdminRequest, ClientError, ClientReply, ClientRequest};
@@ -74,12 +74,18 @@ pub struct Run {
     pub sim: SimArray,
     /// What its clients may see.
     pub oracle: Oracle,
+    /// More is damaged than the array survives: requests may fail.
+    pub errors_allowed: bool,
+    /// Requests that failed.
+    pub errors: u64,
     workload: Workload,
     random: Random,
     pending: Vec<(u64, Pending)>,
     width: u16,
     spare_members: usize,
     stripe_sectors: u64,
+    /// Members that have been in service and in order from the start: bit by index.
+    faithful: u64,
     /// Steps for which what happened to a member is still going through the array.
     tense: u32,
     log: Vec<String>,
@@ -99,12 +105,15 @@ impl Run {
         Run {
             sim,
             oracle,
+            errors_allowed: false,
+            errors: 0,
             workload,
             random,
             pending: Vec::new(),
             width: geometry.width(),
             spare_members: usize::from(geometry.parity),
             stripe_sectors: geometry.stripe_bytes() / SECTOR_BYTES as u64,
+            faithful: u64::MAX,
             tense: 0,
             log: Vec::new(),
         }
@@ -139,6 +148,12 @@ impl Run {
             impaired |= u64::from(!whole) << at;
         }
         impaired
+    }
+
+    /// Members that have been in service and in order from the start: bit by index.
+    #[must_use]
+    pub fn faithful(&self) -> u64 {
+        self.faithful
     }
 
     /// Takes one step. True: what a crash would leave, or what it must leave, may have changed.
@@ -180,6 +195,10 @@ impl Run {
             10 => self.administrate(),
             _ => drop(self.sim.step()),
         }
+        // Only then may something have happened to a member.
+        if self.tense > 0 {
+            self.faithful &= !self.impaired();
+        }
         self.reap()?;
         Ok((self.sim.changes(), self.oracle.now()) != before)
     }
@@ -213,6 +232,46 @@ impl Run {
         self.finish()?;
         self.read(0, self.oracle.sectors());
         self.finish()
+    }
+
+    /// Kills the process or cuts the power, when no clean stop has come before, starts again and checks what is there.
+    ///
+    /// # Errors
+    /// What is wrong with it, or why the array cannot be started.
+    pub fn restart(
+        mut self,
+        world: &SimWorld,
+        killed: bool,
+        power: bool,
+        random: &mut Random,
+    ) -> Result<Run, String> {
+        let disks = self.sim.wreck().settle(power, |_, _| match random.below(3) {
+            0 => Fate::Lost,
+            1 => Fate::Kept,
+            _ => Fate::Torn(random.next_u64()),
+        });
+        let seed = Random::new(random.next_u64());
+        self.sim = world.start(disks, false, seed).map_err(|error| format!("restart: {error}"))?;
+        self.pending.clear();
+        self.oracle.end_all_reads();
+        let floor = if power { Floor::Flushed } else { Floor::ALL_ANSWERED };
+        for block in 0..self.oracle.blocks() {
+            let id = self.sim.submit_read((block * BLOCK_BYTES) as u64, BLOCK_BYTES);
+            match self.sim.wait(id) {
+                Ok(ClientReply::Data(bytes)) => {
+                    let checked = self.oracle.check(block, &bytes, floor);
+                    checked.map_err(|wrong| format!("after a restart: {wrong}"))?;
+                    if killed || power {
+                        self.oracle.observe(block, &bytes);
+                    }
+                }
+                Err(_) if self.errors_allowed => self.errors += 1,
+                other => {
+                    return Err(format!("after a restart block {block}: {other:?}, {:?}", self.sim.status()));
+                }
+            }
+        }
+        Ok(self)
     }
 
     fn client(&mut self, kind: usize) {
@@ -301,7 +360,21 @@ impl Run {
     }
 
     fn ended(&mut self, pending: Pending, result: Result<ClientReply, ClientError>) -> Result<(), String> {
-        let reply = result.map_err(|error| format!("{error} within the budget: {:?}", self.sim.status()))?;
+        let reply = match result {
+            Ok(reply) => reply,
+            Err(error) if !self.errors_allowed => {
+                return Err(format!("{error} within the budget: {:?}", self.sim.status()));
+            }
+            Err(_) => {
+                self.errors += 1;
+                match pending {
+                    Pending::Write { written, .. } => self.oracle.fail_write(&written),
+                    Pending::Read { since, .. } => self.oracle.end_read(since),
+                    Pending::Flush { .. } => {}
+                }
+                return Ok(());
+            }
+        };
         match (pending, reply) {
             (Pending::Write { written, fua }, _) => self.oracle.end_write(&written, fua),
             (Pending::Flush { began }, _) => self.oracle.end_flush(began),
@@ -397,6 +470,8 @@ impl Run {
             _ => {
                 let device = self.sim.add_blank_disk();
                 self.note(format!("member {member} ({:?}) is replaced", status.state));
+                self.faithful &= !(1 << member);
+                self.tense = TENSE_STEPS;
                 let _ = self.sim.submit_admin(AdminRequest::Replace { member: index, device });
             }
         }
