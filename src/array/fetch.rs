@@ -213,15 +213,14 @@ impl Array {
         match (result, block) {
             (Ok(IoValue::Data(buf)), None) => {
                 fetch.parts[at].buf = Some(buf);
-                for block in 0..fetch.parts[at].blocks.len() {
-                    self.judge_block(fetch, at, block, entry.member);
-                }
+                let blocks = 0..fetch.parts[at].blocks.len();
+                self.judge_blocks(fetch, at, blocks, entry.member);
             }
             (Ok(IoValue::Data(bytes)), Some(block)) => {
                 if let Some(buf) = &mut fetch.parts[at].buf {
                     buf[block * BLOCK..(block + 1) * BLOCK].copy_from_slice(&bytes);
                 }
-                self.judge_block(fetch, at, block, entry.member);
+                self.judge_blocks(fetch, at, block..block + 1, entry.member);
             }
             (Ok(_), _) => unreachable!("a read yields data"),
             (Err(fault), None) if fetch.parts[at].blocks.len() > 1 => {
@@ -248,18 +247,21 @@ impl Array {
         if fetch.pending > 0 { Fetched::Wait } else { self.settle_fetch(key, fetch) }
     }
 
-    /// Whether a block that was read is what it should be.
-    fn judge_block(&mut self, fetch: &mut Fetch, at: usize, block: usize, member: MemberIndex) {
+    /// Whether blocks that were read are what they should be.
+    fn judge_blocks(&mut self, fetch: &mut Fetch, at: usize, blocks: Range<usize>, member: MemberIndex) {
         let part = &mut fetch.parts[at];
         let Some(bytes) = part.buf.as_deref() else { return };
-        let bytes = &bytes[block * BLOCK..(block + 1) * BLOCK];
-        let row = part.rows.start + block;
+        let bytes = &bytes[blocks.start * BLOCK..blocks.end * BLOCK];
+        let row = part.rows.start + blocks.start;
         let unverified = is_off(Mutation::OldParityNotVerified) && part.column >= self.map.k;
-        let good = unverified || self.redo().verifies(fetch.slot, row, part.column, bytes);
-        part.blocks[block] = if good { State::Good } else { State::Bad };
-        if !good {
-            self.member_mut(member).counters.checksum_errors += 1;
+        let verdicts = self.redo().verify_blocks(fetch.slot, row, part.column, bytes);
+        let mut wrong = 0;
+        for (state, good) in part.blocks[blocks].iter_mut().zip(verdicts) {
+            let good = unverified || good;
+            *state = if good { State::Good } else { State::Bad };
+            wrong += u64::from(!good);
         }
+        self.member_mut(member).counters.checksum_errors += wrong;
     }
 
     /// Nothing is in flight: decodes what is not good, from more columns if need be.

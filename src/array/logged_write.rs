@@ -430,17 +430,13 @@ impl Array {
             let mut columns: Vec<u16> = images.iter().map(|(column, _)| *column).collect();
             columns.extend(lost_here.filter(|c| !images.iter().any(|(other, _)| other == c)));
             columns.sort_unstable();
-            let hashes = columns
-                .iter()
-                .flat_map(|column| {
-                    let image = images.iter().find(|(c, _)| c == column).map(|(_, buf)| buf.clone());
-                    (0..piece.len()).map(move |row| (image.clone(), row))
-                })
-                .map(|(image, row)| match image {
-                    Some(buf) => self.redo().log_hash(&buf[row * BLOCK..(row + 1) * BLOCK]),
-                    None => BlockHash::LOST,
-                })
-                .collect();
+            let mut hashes = Vec::with_capacity(columns.len() * piece.len());
+            for column in &columns {
+                match images.iter().find(|(c, _)| c == column) {
+                    Some((_, image)) => self.redo().log_hashes(image, &mut hashes),
+                    None => hashes.extend(std::iter::repeat_n(BlockHash::LOST, piece.len())),
+                }
+            }
             let record = InPlaceRecord {
                 stripe,
                 slot,
@@ -503,7 +499,7 @@ impl Array {
             .collect();
         let mut hashes = Vec::with_capacity(images.len() * rows);
         for (_, image) in &images {
-            hashes.extend(image.chunks_exact(BLOCK).map(|block| self.redo().log_hash(block)));
+            self.redo().log_hashes(image, &mut hashes);
         }
         let record = FreshRecord { stripe: write.stripe, slot: target, old_slot: write.slot, hashes };
         write.records = vec![(LogRecord::Fresh(record), images)];

@@ -181,9 +181,18 @@ impl Redo {
             .is_none_or(|hasher| hasher.hash(bytes) == self.pages.hash(slot, row, ColumnIndex(column as u16)))
     }
 
-    /// The hash that goes into the log for a block.
-    pub fn log_hash(&self, block: &[u8]) -> BlockHash {
-        self.checksums.unwrap_or(BlockHasher::Crc32c).hash(block)
+    /// Which of the blocks of a column, from this row on, are what they should be.
+    pub fn verify_blocks(&self, slot: SlotIndex, row: usize, column: usize, bytes: &[u8]) -> Vec<bool> {
+        let Some(hasher) = self.checksums else { return vec![true; bytes.len() / ROW_BYTES as usize] };
+        let mut hashes = Vec::with_capacity(bytes.len() / ROW_BYTES as usize);
+        hasher.hash_blocks(bytes, &mut hashes);
+        let column = ColumnIndex(column as u16);
+        (row..).zip(hashes).map(|(row, hash)| hash == self.pages.hash(slot, row, column)).collect()
+    }
+
+    /// Appends the hashes that go into the log for whole blocks.
+    pub fn log_hashes(&self, bytes: &[u8], hashes: &mut Vec<BlockHash>) {
+        self.checksums.unwrap_or(BlockHasher::Crc32c).hash_blocks(bytes, hashes);
     }
 
     pub fn is_serving(&self) -> bool {
