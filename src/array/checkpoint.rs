@@ -120,7 +120,7 @@ impl Array {
     fn checkpoint_due(&self) -> bool {
         let redo = self.redo();
         redo.overlay.active_bytes() >= redo.overlay_max / 2
-            || redo.journal.fullness(&self.online()) >= 128
+            || redo.journal.fullness() >= 128
             || redo.fresh_bytes >= FRESH_BYTES_MAX
             || redo.pages.dirty_pages() >= redo.facts.cache_pages_max / 2
     }

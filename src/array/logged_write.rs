@@ -187,7 +187,7 @@ impl Array {
     fn admit_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         self.last_write = self.now;
         let share = self.share_of_write(write);
-        let used = self.redo().journal.used_blocks(&self.online());
+        let used = self.redo().journal.used_blocks();
         if !self.redo().waiting_for_room.is_empty() || !self.redo().has_room(share, used) {
             if self.is_starved() {
                 return self.end_logged_write(key, write, Err(ClientError::NoSpace));
@@ -616,25 +616,17 @@ impl Array {
                     if record.first {
                         redo.pages.clear_slot(record.slot);
                     }
-                    for (at, column) in record.columns.iter().enumerate() {
-                        for row in 0..record.rows as usize {
-                            let hash = record.hash(at, row);
-                            redo.pages.set_hash(
-                                record.slot,
-                                record.row as usize + row,
-                                ColumnIndex(*column),
-                                hash,
-                            );
-                        }
-                    }
+                    let first = record.row as usize;
+                    let columns = record.columns.iter().map(|column| ColumnIndex(*column));
+                    let rows = first..first + record.rows as usize;
+                    redo.pages.set_hashes(record.slot, rows, columns, &record.hashes);
                 }
                 redo.set_map_entry(record.stripe, MapEntry { slot: record.slot, holds_data: true, epoch });
             }
             LogRecord::Fresh(record) => {
                 if redo.checksums.is_some() {
-                    for (at, hash) in record.hashes.iter().enumerate() {
-                        redo.pages.set_hash(record.slot, at % rows, ColumnIndex((at / rows) as u16), *hash);
-                    }
+                    let columns = (0..record.hashes.len() / rows).map(|column| ColumnIndex(column as u16));
+                    redo.pages.set_hashes(record.slot, 0..rows, columns, &record.hashes);
                 }
                 redo.overlay.give_up(record.old_slot);
                 if record.slot == record.old_slot {

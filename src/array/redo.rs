@@ -186,8 +186,8 @@ impl Redo {
         let Some(hasher) = self.checksums else { return vec![true; bytes.len() / ROW_BYTES as usize] };
         let mut hashes = Vec::with_capacity(bytes.len() / ROW_BYTES as usize);
         hasher.hash_blocks(bytes, &mut hashes);
-        let column = ColumnIndex(column as u16);
-        (row..).zip(hashes).map(|(row, hash)| hash == self.pages.hash(slot, row, column)).collect()
+        let wanted = self.pages.hashes(slot, row..row + hashes.len(), ColumnIndex(column as u16));
+        wanted.zip(hashes).map(|(wanted, hash)| wanted == hash).collect()
     }
 
     /// Appends the hashes that go into the log for whole blocks.
@@ -331,8 +331,8 @@ impl Array {
         redo.is_stuck
             || !redo.waiting_for_room.is_empty()
             || !redo.waiting_for_slot.is_empty()
-            || (waiting >= reserve.div_ceil(4) && redo.stripes.free_slots() <= reserve / 2)
-            || (redo.journal.tail_is_news() && redo.journal.fullness(&self.online()) >= 64)
+            || (waiting >= reserve.div_ceil(4) && redo.stripes.free_slots() <= reserve / 4)
+            || (redo.journal.tail_is_news() && redo.journal.fullness() >= 64)
     }
 
     /// Issues an empty batch when its note or tail is waited for and no other batch will carry it.
