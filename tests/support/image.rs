@@ -1,5 +1,6 @@
 //! The file of a member as somebody who damages it sees it: where what lies, and what of it counts.
 
+use calpe::array::geometry::Map;
 use calpe::daemon::superblocks::read_superblock;
 use calpe::format::{
     COPY_BYTES, LOG_BLOCK_BYTES, LogKey, RegionKind, SegmentError, SegmentHeader, Superblock,
@@ -7,6 +8,7 @@ use calpe::format::{
 };
 use calpe::member::{Access, Device};
 use calpe::testing::Random;
+use calpe::units::SlotIndex;
 use std::collections::HashMap;
 use std::fs::File;
 use std::ops::Range;
@@ -62,6 +64,17 @@ impl Image {
             .filter(|(_, used)| *used)
             .map(|(at, _)| region.offset.0 + at as u64 * BLOCK)
             .collect()
+    }
+
+    /// Offsets of the blocks of the data region that are not zero and in columns that are wanted; `wanted` is told the
+    /// column and how many there are for data.
+    pub fn columns(&self, wanted: impl Fn(u16, u16) -> bool) -> Vec<u64> {
+        let Superblock { geometry, member, .. } = self.superblock;
+        let map = Map::new(&geometry);
+        let start = self.superblock.data_region().offset.0;
+        let column = |at: u64| map.column_of(SlotIndex((at - start) / u64::from(geometry.chunk)), member).0;
+        let blocks = self.blocks(RegionKind::Data).into_iter();
+        blocks.filter(|&at| wanted(column(at), geometry.data)).collect()
     }
 
     pub fn read(&self, offset: u64, len: usize) -> Vec<u8> {
