@@ -1,6 +1,9 @@
 //! Silent damage under load: bytes flipped, sectors zeroed, blocks swapped on up to m members, in every region of a
 //! member, while clients write and read. Every client gets right data, the damage is counted against the members that
 //! were damaged and no others, and a scrub leaves nothing to find.
+//!
+//! Superblocks are read at a start and the log after a kill only: they are damaged under load, and after the kill that
+//! ends it, and looked at with the restart that follows.
 
 mod support;
 
@@ -19,6 +22,9 @@ const DAMAGES: [Damage; 3] = [Damage::Flip, Damage::ZeroSector, Damage::Swap];
 
 /// Blocks damaged at a time on each member.
 const BLOCKS: usize = 40;
+
+/// Rounds of damage under load until it is seen on every member that was damaged; mostly one or two.
+const ROUNDS_MAX: usize = 40;
 
 struct Bench<'a> {
     dir: &'a Path,
@@ -50,9 +56,9 @@ impl Bench<'_> {
     /// Runs the load while something is done; with `kill` the daemon is killed at its end.
     fn under_load<T>(
         &mut self,
-        daemon: Daemon,
+        mut daemon: Daemon,
         kill: bool,
-        act: impl FnOnce(&mut Self) -> T,
+        act: impl FnOnce(&mut Self, &mut Daemon) -> T,
     ) -> (Option<Daemon>, T) {
         let mut client = Client::connect(&daemon.socket()).expect("connected");
         let (stop, counts) = (AtomicBool::new(false), Counts::default());
@@ -63,7 +69,7 @@ impl Bench<'_> {
                 assert_eq!(ended.is_err(), kill, "{ended:?}");
             });
             std::thread::sleep(Duration::from_millis(150));
-            let result = act(self);
+            let result = act(self, &mut daemon);
             std::thread::sleep(Duration::from_millis(150));
             let daemon = if kill {
                 daemon.kill();
@@ -93,6 +99,143 @@ impl Bench<'_> {
     }
 }
 
+/// Where blocks are damaged that count at any time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Data,
+    Parity,
+    Pages,
+}
+
+impl Place {
+    fn blocks(self, image: &Image) -> Vec<u64> {
+        match self {
+            Place::Data => image.columns(|column, data| column < data),
+            Place::Parity => image.columns(|column, data| column >= data),
+            Place::Pages => image.blocks(RegionKind::Pages),
+        }
+    }
+}
+
+impl Bench<'_> {
+    /// Blocks that are read sooner or later: under load, and then with nobody else at work.
+    fn damage_in_place(&mut self, damage: Damage, place: Place, mut daemon: Daemon) -> Daemon {
+        let what = format!("{damage:?} in {place:?}");
+        let mut found = 0;
+        // What is written under load is right again before anybody looks.
+        for round in 0.. {
+            assert!(round < ROUNDS_MAX, "{what}: nobody is blamed\n{}", daemon.log());
+            let (alive, errors) = self.under_load(daemon, false, |bench, daemon| {
+                let changed = bench.damage(damage, |image| place.blocks(image));
+                assert!(changed > 0, "{what} has changed nothing");
+                daemon.scrub()
+            });
+            daemon = alive.expect("alive");
+            found += errors + daemon.scrub();
+            let report = daemon.report();
+            self.assert_blame(&report, false, &what);
+            // The few pages of a small array are all written several times a second.
+            if place == Place::Pages || self.liars.iter().all(|&liar| report.members[liar].cksum > 0) {
+                break;
+            }
+        }
+        let changed = self.damage(damage, |image| place.blocks(image));
+        found += daemon.scrub();
+        self.assert_blame(&daemon.report(), true, &what);
+        assert!(found > 0, "{what}: the scrub did not count what it found in {changed} blocks");
+        assert_eq!(daemon.scrub(), 0, "{what}: {found} errors, not all of them repaired\n{}", daemon.log());
+        self.restart(daemon, &what)
+    }
+
+    /// Everything is right, and stays so over a restart, which reads all pages anew and counts from zero.
+    fn restart(&mut self, daemon: Daemon, what: &str) -> Daemon {
+        self.settle(&daemon);
+        daemon.stop();
+        let daemon = Daemon::start(self.dir, &self.setup);
+        self.settle(&daemon);
+        let report = daemon.report();
+        assert!(report.members.iter().all(|member| member.cksum == 0), "{what}: {report:?}");
+        self.assert_blame(&report, false, what);
+        daemon
+    }
+
+    /// Blocks of the log, which count after a kill only.
+    fn damage_in_log(&mut self, damage: Damage, mut daemon: Daemon) -> Daemon {
+        let mut blamed = 0;
+        for round in 0..5 {
+            let what = format!("{damage:?} in the log, round {round}");
+            // What nobody needs, mostly; whatever a replay needs of it is on others.
+            self.under_load(daemon, true, |bench, _| {
+                bench.damage(damage, |image| image.blocks(RegionKind::Log))
+            });
+            let live = live_log(&self.images());
+            let changed = self.damage(damage, |image| live[usize::from(image.superblock.member.0)].clone());
+            daemon = Daemon::start(self.dir, &self.setup);
+            self.settle(&daemon);
+            let report = daemon.report();
+            self.assert_blame(&report, false, &what);
+            let counted: u64 = report.members.iter().map(|member| member.cksum).sum();
+            assert!(counted > 0 || changed == 0, "{what}: {changed} blocks: {report:?}\n{}", daemon.log());
+            assert_eq!(daemon.scrub(), 0, "{what}\n{}", daemon.log());
+            blamed += counted;
+        }
+        assert!(blamed > 0, "the log was never in use");
+        daemon
+    }
+
+    /// One copy of four of the superblock of each liar, under load. Then the daemon is killed.
+    fn damage_superblocks(&mut self, damage: Damage) {
+        for &liar in &self.liars {
+            let image = Image::open(&member(self.dir, liar));
+            let copies = image.copies();
+            let copy = &copies[self.random.below(4) as usize];
+            match damage {
+                Damage::Flip => drop(image.flip(copy.clone(), &mut self.random)),
+                Damage::ZeroSector => image.write(copy.start, &[0; 512]),
+                Damage::Swap => {
+                    let (first, second) = (image.read(copy.start, 4096), image.read(copy.start + 4096, 4096));
+                    image.write(copy.start, &second);
+                    image.write(copy.start + 4096, &first);
+                }
+            }
+        }
+    }
+
+    fn damage_in_superblocks(&mut self, damage: Damage, daemon: Daemon) -> Daemon {
+        let what = format!("{damage:?} in a superblock");
+        self.under_load(daemon, true, |bench, _| bench.damage_superblocks(damage));
+        let mut daemon = Daemon::start(self.dir, &self.setup);
+        self.settle(&daemon);
+        self.assert_blame(&daemon.report(), true, &what);
+        assert_eq!(daemon.scrub(), 0, "{what}\n{}", daemon.log());
+        daemon
+    }
+
+    /// All of it at once, and a kill on top.
+    fn damage_everywhere(&mut self, damage: Damage, daemon: Daemon) -> Daemon {
+        let what = format!("{damage:?} everywhere");
+        self.under_load(daemon, true, |bench, _| {
+            for place in [Place::Data, Place::Parity, Place::Pages] {
+                bench.damage(damage, |image| place.blocks(image));
+            }
+            bench.damage_superblocks(damage);
+        });
+        let live = live_log(&self.images());
+        self.damage(damage, |image| live[usize::from(image.superblock.member.0)].clone());
+        let daemon = Daemon::start(self.dir, &self.setup);
+        self.settle(&daemon);
+        let mut daemon = self.under_load(daemon, false, |_, _| ()).0.expect("alive");
+        daemon.scrub();
+        self.assert_blame(&daemon.report(), true, &what);
+        assert_eq!(daemon.scrub(), 0, "{what}\n{}", daemon.log());
+        self.restart(daemon, &what)
+    }
+
+    fn settle(&mut self, daemon: &Daemon) {
+        self.load.settle(&mut Client::connect(&daemon.socket()).expect("connected")).expect("all is read");
+    }
+}
+
 fn every_region_of_a_member(checksum: &'static str) {
     let setup = Setup { data: 3, parity: 2, checksum, bytes: 8 << 20, chunk: 16 << 10 };
     let dir = tempfile::tempdir().expect("a directory");
@@ -102,83 +245,17 @@ fn every_region_of_a_member(checksum: &'static str) {
     let mut bench = Bench { dir: dir.path(), setup, random, load, liars };
     let mut daemon = Daemon::start(dir.path(), &setup);
     // Something to damage.
-    daemon =
-        bench.under_load(daemon, false, |_| std::thread::sleep(Duration::from_millis(500))).0.expect("alive");
-
+    daemon = bench
+        .under_load(daemon, false, |_, _| std::thread::sleep(Duration::from_millis(500)))
+        .0
+        .expect("alive");
     for damage in DAMAGES {
-        for kind in [RegionKind::Data, RegionKind::Pages] {
-            let what = format!("{damage:?} in {kind}");
-            let under_load =
-                bench.under_load(daemon, false, |bench| bench.damage(damage, |image| image.blocks(kind)));
-            daemon = under_load.0.expect("alive");
-            assert!(under_load.1 > 0, "{what} has changed nothing");
-            // Pages that are written all the time are right again before anybody looks.
-            let cold = kind == RegionKind::Data;
-            let found = daemon.scrub();
-            bench.assert_blame(&daemon.report(), cold, &what);
-            let changed = bench.damage(damage, |image| image.blocks(kind));
-            let found = found + daemon.scrub();
-            bench.assert_blame(&daemon.report(), true, &what);
-            assert!(found > 0, "{what}: the scrub did not count what it found in {changed} blocks");
-            assert_eq!(
-                daemon.scrub(),
-                0,
-                "{what}: {found} errors were found and not repaired\n{}",
-                daemon.log()
-            );
-            // Everything is right, and stays so over a restart, which reads all pages anew.
-            bench
-                .load
-                .settle(&mut Client::connect(&daemon.socket()).expect("connected"))
-                .expect("all is read");
-            daemon.stop();
-            daemon = Daemon::start(dir.path(), &setup);
-            bench
-                .load
-                .settle(&mut Client::connect(&daemon.socket()).expect("connected"))
-                .expect("all is read");
-            bench.assert_blame(&daemon.report(), false, &what);
+        for place in [Place::Data, Place::Parity, Place::Pages] {
+            daemon = bench.damage_in_place(damage, place, daemon);
         }
-        // The log counts only after a crash.
-        let mut blamed = 0;
-        for _ in 0..5 {
-            let what = format!("{damage:?} in the log");
-            bench.under_load(daemon, true, |_| ());
-            let live = live_log(&bench.images());
-            let changed = bench.damage(damage, |image| live[usize::from(image.superblock.member.0)].clone());
-            daemon = Daemon::start(dir.path(), &setup);
-            bench
-                .load
-                .settle(&mut Client::connect(&daemon.socket()).expect("connected"))
-                .expect("all is read");
-            let report = daemon.report();
-            bench.assert_blame(&report, false, &what);
-            let counted: u64 = report.members.iter().map(|member| member.cksum).sum();
-            assert!(counted > 0 || changed == 0, "{what}: {changed} blocks: {report:?}\n{}", daemon.log());
-            blamed += counted;
-        }
-        assert!(blamed > 0, "the log was never in use");
-        // Superblocks are read at the start. One copy of four is damaged, under load.
-        let what = format!("{damage:?} in a superblock");
-        bench.under_load(daemon, true, |_| ());
-        for &liar in &bench.liars {
-            let image = Image::open(&member(dir.path(), liar));
-            let copies = image.copies();
-            let copy = &copies[bench.random.below(4) as usize];
-            match damage {
-                Damage::Flip => drop(image.flip(copy.clone(), &mut bench.random)),
-                Damage::ZeroSector => image.write(copy.start, &[0; 512]),
-                Damage::Swap => {
-                    let (first, second) = (image.read(copy.start, 4096), image.read(copy.start + 4096, 4096));
-                    image.write(copy.start, &second);
-                    image.write(copy.start + 4096, &first);
-                }
-            }
-        }
-        daemon = Daemon::start(dir.path(), &setup);
-        bench.load.settle(&mut Client::connect(&daemon.socket()).expect("connected")).expect("all is read");
-        bench.assert_blame(&daemon.report(), true, &what);
-        assert_eq!(daemon.scrub(), 0, "{what}\n{}", daemon.log());
+        daemon = bench.damage_in_log(damage, daemon);
+        daemon = bench.damage_in_superblocks(damage, daemon);
+        daemon = bench.damage_everywhere(damage, daemon);
     }
     daemon.stop();
     let members = (0..setup.width()).map(|index| member(dir.path(), index));

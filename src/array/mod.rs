@@ -32,6 +32,7 @@ mod overlay;
 mod page_copies;
 mod page_hold;
 mod page_pass;
+mod page_scrub;
 mod pages;
 mod passes;
 mod plan;
@@ -67,6 +68,7 @@ use logged_write::LoggedWrite;
 use members::{Device, Member, Progress, Replacement};
 use page_hold::PageTask;
 use page_pass::PagePass;
+use page_scrub::PageScrub;
 use pages::PageStore;
 use passes::Passes;
 use read::ReadOp;
@@ -197,6 +199,7 @@ enum Op {
     LoggedWrite(Box<LoggedWrite>),
     LoggedPass(Box<LoggedPass>),
     PagePass(Box<PagePass>),
+    PageScrub(Box<PageScrub>),
     Extents(Box<ExtentsOp>),
     Rebuild(Box<RebuildOp>),
     Verify(Box<VerifyOp>),
@@ -546,6 +549,7 @@ impl Array {
             Op::LoggedWrite(write) => self.advance_logged_write(key, write),
             Op::LoggedPass(pass) => self.advance_logged_pass(key, pass),
             Op::PagePass(pass) => self.advance_page_pass(key, pass),
+            Op::PageScrub(scrub) => self.advance_page_scrub(key, scrub),
             Op::Extents(extents) => self.advance_extents(extents),
             Op::Rebuild(rebuild) => self.advance_rebuild(key, rebuild),
             Op::Verify(verify) => self.advance_verify(key, verify),
@@ -562,7 +566,7 @@ impl Array {
             Op::LoggedRead(read) => self.logged_read_io(key, read, item, entry, result),
             Op::LoggedWrite(write) => self.logged_write_io(key, write, item, entry, result),
             Op::LoggedPass(pass) => self.logged_pass_io(key, pass, item, entry, result),
-            Op::PagePass(_) => unreachable!("pages have I/O of their own"),
+            Op::PagePass(_) | Op::PageScrub(_) => unreachable!("pages have I/O of their own"),
             Op::Extents(extents) => self.extents_io(extents, item, result),
             Op::Rebuild(rebuild) => self.rebuild_io(key, rebuild, item, entry, result),
             Op::Verify(verify) => self.verify_io(key, verify, item, entry, result),

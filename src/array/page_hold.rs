@@ -17,12 +17,20 @@ pub(super) struct PageHold {
     pages: Range<u64>,
     /// Read the copies of cached pages too: a scrub.
     check: bool,
+    /// Pages to be checked that were being written, and how often they had been written when that was first found.
+    busy: Vec<(PageIndex, u64)>,
+    /// Of these, those to be asked for again after the checkpoint.
+    later: Vec<PageIndex>,
     asked: bool,
     /// Pinned for it.
     held: Vec<PageIndex>,
     loading: usize,
     life: u64,
 }
+
+/// A page under check that was written this often meanwhile was written in both places of every copy, from the
+/// beginning: the first write may have been under way when it was asked for, the last still is.
+const WRITES_THAT_REPLACE: u64 = 3;
 
 /// A page that was loaded for an operation.
 pub(super) struct Arrival {
@@ -58,6 +66,9 @@ impl Array {
                 self.ask_for_page(key, hold, PageIndex(page));
             }
         }
+        for page in std::mem::take(&mut hold.later) {
+            self.ask_for_page(key, hold, page);
+        }
         while hold.loading > 0 {
             let arrivals = &mut self.redo_mut().arrivals;
             let Some(at) = arrivals.iter().position(|arrival| arrival.key == key) else { return false };
@@ -84,10 +95,32 @@ impl Array {
         match want {
             Want::Cached => hold.held.push(page),
             Want::Loading => hold.loading += 1,
+            Want::BeingWritten => self.ask_later(key, hold, page),
             // The array has failed, and whoever asks ends for that.
             Want::Unavailable => {}
         }
         self.send_page_io(io);
+    }
+
+    /// A page to be checked is being written: it is asked for again when that is over, unless it was written so often
+    /// since that nothing is left to check.
+    fn ask_later(&mut self, key: usize, hold: &mut PageHold, page: PageIndex) {
+        let redo = self.redo_mut();
+        let written = redo.pages.snapshot(page).sequence;
+        let known = hold.busy.iter().find(|(other, _)| *other == page).map(|(_, first)| *first);
+        let first = known.unwrap_or(written);
+        if known.is_none() {
+            hold.busy.push((page, written));
+        }
+        if written >= first + WRITES_THAT_REPLACE {
+            redo.pages.pin(page);
+            hold.held.push(page);
+            return;
+        }
+        hold.later.push(page);
+        if !redo.waiting_for_drain.contains(&key) {
+            redo.waiting_for_drain.push(key);
+        }
     }
 
     /// Gives up the pages; those of an earlier life of the log went with it.

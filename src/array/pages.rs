@@ -76,6 +76,8 @@ pub(super) enum Want {
     Cached,
     /// The asker's key will be among the waiters of a [`Loaded`], and the page is then pinned for it.
     Loading,
+    /// It is to be checked, and being written: a check after [`PageStore::thaw`] can tell more. Nothing is pinned.
+    BeingWritten,
     /// No copy is on a usable member: the array has failed. Nothing is pinned.
     Unavailable,
 }
@@ -225,8 +227,8 @@ impl PageStore {
         }
     }
 
-    /// Like [`PageStore::want`], but reads the copies of a cached page too, to find those that are bad (scrub). A page
-    /// that is being written anyway is not read.
+    /// Like [`PageStore::want`], but reads the copies of a cached page too, to find those that are bad (scrub). If they
+    /// are written meanwhile, the askers have to ask again.
     pub fn check(
         &mut self,
         page: PageIndex,
@@ -234,15 +236,25 @@ impl PageStore {
         usable: &dyn Fn(MemberIndex) -> bool,
         out: &mut Vec<PageIo>,
     ) -> Want {
-        let being_written = self.frozen.contains_key(&page);
-        let checked = match self.cached.get_mut(&page) {
-            Some(cached) if being_written || cached.dirty || cached.lost => Want::Cached,
+        if self.frozen.contains_key(&page) {
+            return Want::BeingWritten;
+        }
+        let checked = match self.cached.get(&page) {
+            Some(cached) if cached.lost => Want::Cached,
             _ => self.load(page, key, Torn::Impossible, usable, out),
         };
-        if let (Some(cached), true) = (self.cached.get_mut(&page), checked != Want::Unavailable) {
-            cached.pins += 1;
+        if self.cached.contains_key(&page) && checked != Want::Unavailable {
+            self.pin(page);
         }
         checked
+    }
+
+    /// Pins a page that is in the cache, like [`PageStore::want`].
+    ///
+    /// # Panics
+    /// When it is not.
+    pub fn pin(&mut self, page: PageIndex) {
+        self.cached.get_mut(&page).expect("a page that is pinned is cached").pins += 1;
     }
 
     /// Undoes the pin of one [`PageStore::want`] or [`PageStore::check`].
@@ -598,25 +610,6 @@ impl PageStore {
         self.evict();
     }
 
-    #[cfg(test)]
-    /// Gives up the write-back, for an array that has failed and may come back: its pages are written, in a newer
-    /// version, by the next one, over the same places as now.
-    ///
-    /// # Panics
-    /// When writes are under way.
-    pub fn unfreeze(&mut self) {
-        assert_eq!(self.writes_pending, 0, "writes that are under way end first");
-        for (page, frozen) in std::mem::take(&mut self.frozen) {
-            if frozen.changed {
-                self.touch(page);
-            }
-            let due = frozen.due;
-            if !(due.heal.is_empty() && due.whole.is_empty() && due.replacement.is_empty()) {
-                self.due.entry(page).or_default().merge(due);
-            }
-        }
-    }
-
     fn at(&self, page: PageIndex) -> &Cached {
         self.cached.get(&page).expect("a page that is used is cached")
     }
@@ -672,7 +665,10 @@ impl PageStore {
 
     fn end_load(&mut self, page: PageIndex, load: Load) -> Loaded {
         let Load { waiters, torn, copies, newest, member_left, check, .. } = load;
-        if member_left {
+        let was_written = check.is_some_and(|version| {
+            version_of(&self.at(page).page) != version || self.frozen.contains_key(&page)
+        });
+        if member_left || was_written {
             // The pins that a check has taken go with it; a page in the cache that was only checked stays there.
             if check.is_some() {
                 self.cached.get_mut(&page).expect("a page under check is pinned").pins -=
@@ -681,17 +677,12 @@ impl PageStore {
             return Loaded { waiters, outcome: LoadOutcome::AskAgain, faults: Vec::new() };
         }
         if let Some(version) = check {
-            let was_written = version_of(&self.at(page).page) != version || self.frozen.contains_key(&page);
-            let faults = if was_written {
-                Vec::new()
-            } else {
-                let truth = (version != (0, 0)).then_some(version);
-                let next = &mut self.cached.get_mut(&page).expect("a page under check is pinned").next;
-                for (next, copy) in next.iter_mut().zip(&copies.0).filter(|(_, copy)| copy.places.is_some()) {
-                    *next = copy.next_write();
-                }
-                self.note_bad_copies(page, &copies, truth, Torn::Impossible)
-            };
+            let truth = (version != (0, 0)).then_some(version);
+            let next = &mut self.cached.get_mut(&page).expect("a page under check is pinned").next;
+            for (next, copy) in next.iter_mut().zip(&copies.0).filter(|(_, copy)| copy.places.is_some()) {
+                *next = copy.next_write();
+            }
+            let faults = self.note_bad_copies(page, &copies, truth, Torn::Impossible);
             return Loaded { waiters, outcome: LoadOutcome::Ready, faults };
         }
         let truth = newest.as_ref().map(version_of);
@@ -719,7 +710,8 @@ impl PageStore {
         Loaded { waiters, outcome, faults }
     }
 
-    /// Marks the copies that are not as they should be for writing; returns those that somebody is to blame for.
+    /// Marks the copies that are not as they should be for writing; returns those that somebody is to blame for and was
+    /// not blamed for yet.
     fn note_bad_copies(
         &mut self,
         page: PageIndex,
@@ -729,10 +721,11 @@ impl PageStore {
     ) -> Vec<(MemberIndex, CopyFault)> {
         let bad = copies.faults(truth, Torn::Impossible);
         let heal: MemberSet = bad.into_iter().map(|(member, _)| member).collect();
+        let known = self.due.get(&page).map(|due| due.heal).unwrap_or_default();
         if !heal.is_empty() {
             self.due.entry(page).or_default().merge(Due { heal, ..Due::default() });
         }
-        copies.faults(truth, torn)
+        copies.faults(truth, torn).into_iter().filter(|(member, _)| !known.contains(*member)).collect()
     }
 
     fn is_evictable(&self, page: PageIndex) -> bool {
@@ -1109,7 +1102,6 @@ pub(super) mod tests {
         Send(usize),
         Write(usize),
         Thaw,
-        Unfreeze,
         Check(u64),
     }
 
@@ -1122,7 +1114,6 @@ pub(super) mod tests {
             4 => (1usize..4).prop_map(Step::Send),
             6 => (0usize..8).prop_map(Step::Write),
             3 => Just(Step::Thaw),
-            1 => Just(Step::Unfreeze),
             1 => (0u64..14).prop_map(Step::Check),
         ]
     }
@@ -1187,14 +1178,14 @@ pub(super) mod tests {
                         store.thaw();
                         is_frozen = false;
                     }
-                    Step::Unfreeze if is_frozen && pending.is_empty() => {
-                        store.unfreeze();
-                        is_frozen = false;
-                    }
                     Step::Check(at) => {
                         let mut reads = Vec::new();
-                        if store.check(PageIndex(at), 7, &|_| true, &mut reads) == Want::Loading {
-                            prop_assert_eq!(disks.serve(&mut store, reads).pop().unwrap().faults, vec![]);
+                        match store.check(PageIndex(at), 7, &|_| true, &mut reads) {
+                            Want::Loading => {
+                                prop_assert_eq!(disks.serve(&mut store, reads).pop().unwrap().faults, vec![]);
+                            }
+                            Want::BeingWritten => continue,
+                            Want::Cached | Want::Unavailable => unreachable!("no page is lost"),
                         }
                         store.release(PageIndex(at));
                     }
@@ -1382,18 +1373,34 @@ pub(super) mod tests {
         assert_eq!(store.check(PAGE, 1, &|_| true, &mut reads), Want::Loading);
         fill(&mut store, PAGE, 7);
         let mut none = Vec::new();
-        assert_eq!(store.check(PAGE, 2, &|_| true, &mut none), Want::Cached);
         store.freeze(4);
-        assert_eq!(store.check(PAGE, 2, &|_| true, &mut none), Want::Cached);
+        assert_eq!(store.check(PAGE, 2, &|_| true, &mut none), Want::BeingWritten);
         assert!(none.is_empty());
         for io in disks.frozen_writes(&mut store) {
             let write = disks.write(&io, WHOLE);
             store.write_done(write, true);
         }
-        assert_eq!(disks.serve(&mut store, reads).pop().unwrap().faults, []);
+        let told = disks.serve(&mut store, reads).pop().unwrap();
+        assert_eq!((told.outcome, told.faults), (LoadOutcome::AskAgain, vec![]));
         store.thaw();
         assert_eq!(disks.check(&mut store, PAGE).faults, []);
         assert_eq!(store.dirty_pages(), 0);
+    }
+
+    #[test]
+    fn a_check_finds_what_went_bad_under_a_changed_page_and_blames_for_it_once() {
+        let (geometry, mut disks) = small(3);
+        for place in 0..2 {
+            let mut store = new_store(geometry, 4);
+            disks.load(&mut store, PAGE, Torn::Impossible);
+            fill(&mut store, PAGE, 7);
+            disks.mar(&store, PAGE, 0, place, Harm::Flip);
+            let fault = [(member_of(&store, PAGE, 0), CopyFault::Damaged)];
+            assert_eq!(disks.check(&mut store, PAGE).faults, fault);
+            assert_eq!(disks.check(&mut store, PAGE).faults, []);
+            disks.write_back(&mut store, 9);
+            assert_eq!(disks.check(&mut store, PAGE).faults, []);
+        }
     }
 
     #[test]
@@ -1500,35 +1507,6 @@ pub(super) mod tests {
         assert_eq!(store.unknown_on(member), []);
         disks.write_back(&mut store, 4);
         assert_eq!(disks.check(&mut store, PAGE).faults, []);
-    }
-
-    #[test]
-    fn a_write_back_that_was_given_up_goes_over_the_same_places_again() {
-        let (geometry, mut disks) = small(2);
-        let mut store = new_store(geometry, 4);
-        disks.load(&mut store, PAGE, Torn::Impossible);
-        fill(&mut store, PAGE, 8);
-        store.freeze(3);
-        let before = disks.members.clone();
-        // Written, and by no means known to be flushed.
-        for io in disks.frozen_writes(&mut store) {
-            let write = disks.write(&io, WHOLE);
-            store.write_done(write, true);
-        }
-        store.unfreeze();
-        assert_eq!(store.dirty_pages(), 1, "the changed page");
-        store.freeze(3);
-        disks.members = before;
-        for io in disks.frozen_writes(&mut store) {
-            disks.write(&io, 0x0f);
-        }
-        let mut after = new_store(geometry, 4);
-        disks.load(&mut after, PAGE, Torn::Possible);
-        assert_eq!(value(&after, PAGE), 2);
-        assert_eq!(after.dirty_pages(), 1, "what was torn is to be mended");
-        after.freeze(4);
-        after.unfreeze();
-        assert_eq!(after.dirty_pages(), 1);
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub(super) struct Passes {
     topped_up: Timestamp,
 }
 
-/// A pass that verifies slots in ascending order.
+/// A pass that verifies slots in ascending order; a scrub then goes on to metadata pages (page_scrub.rs).
 pub(super) struct Pass {
     progress: Progress,
     pub errors: u64,
@@ -42,8 +42,8 @@ impl Pass {
         Pass { progress, errors: 0, repaired: 0, skipped: 0, owes_pages: false, settles: None }
     }
 
-    fn finished(&self, slots: u64) -> bool {
-        self.progress.done() >= slots
+    fn finished(&self, turns: u64) -> bool {
+        self.progress.done() >= turns
     }
 }
 
@@ -105,7 +105,8 @@ impl Passes {
     pub fn scrub_record(&self) -> ScrubRecord {
         let last = self.last_scrub;
         ScrubRecord {
-            position: self.scrub.as_ref().map(|pass| SlotIndex(pass.progress.done())),
+            // The pages are looked at anew.
+            position: self.scrub.as_ref().map(|pass| SlotIndex(pass.progress.done().min(self.slots))),
             errors_so_far: self.scrub.as_ref().map_or(0, |pass| pass.errors),
             repaired_so_far: self.scrub.as_ref().map_or(0, |pass| pass.repaired),
             finished_unix: last.map_or(0, |l| l.finished_unix),
@@ -177,11 +178,12 @@ impl Array {
                 ActivityKind::Resync | ActivityKind::Scrub => {
                     let slots = self.map.slots;
                     let Some(pass) = self.passes.pass_mut(kind) else { return };
-                    debug_assert!(pass.progress.next < slots);
                     let slot = SlotIndex(pass.progress.next);
                     pass.progress.next += 1;
                     pass.progress.running.insert(slot.0);
-                    if self.redo.is_some() {
+                    if slot.0 >= slots {
+                        self.start_page_scrub(slot.0);
+                    } else if self.redo.is_some() {
                         self.start_logged_scrub(slot);
                     } else {
                         self.start_verify_slot(kind, slot);
@@ -201,7 +203,7 @@ impl Array {
             return self.next_build_slot().map(|_| ActivityKind::Rebuild);
         }
         let scrub = self.passes.scrub.as_ref().filter(|_| !self.passes.scrub_paused)?;
-        (scrub.progress.next < slots).then_some(ActivityKind::Scrub)
+        (scrub.progress.next < self.scrub_turns()).then_some(ActivityKind::Scrub)
     }
 
     /// Pacing: a token bucket whose rate depends on whether clients are busy.
@@ -248,7 +250,8 @@ impl Array {
             self.notice(NoticeLevel::Info, None, text);
             self.supers.want();
         }
-        if self.passes.scrub.as_ref().is_some_and(|pass| pass.finished(slots))
+        let turns = self.scrub_turns();
+        if self.passes.scrub.as_ref().is_some_and(|pass| pass.finished(turns))
             && self.scrub_has_settled()
             && let Some(pass) = self.passes.scrub.take()
         {
@@ -330,7 +333,7 @@ impl Array {
         let bytes = |slot: u64| slot * self.map.stripe_bytes() as u64;
         let activity = |kind, pass: &Pass, paused| Activity {
             kind,
-            done_bytes: bytes(pass.progress.done()),
+            done_bytes: bytes(pass.progress.done().min(slots)),
             total_bytes: bytes(slots),
             paused,
             errors: pass.errors,
@@ -370,7 +373,7 @@ impl Array {
                 Op::Rebuild(op) => op.waits_for_lock(),
                 Op::Verify(op) => op.waits_for_lock(),
                 Op::LoggedPass(op) => op.waits(),
-                Op::PagePass(_) => true,
+                Op::PagePass(_) | Op::PageScrub(_) => true,
                 _ => false,
             })
             .map(|(key, _)| key)
@@ -382,6 +385,7 @@ impl Array {
                 Op::Verify(op) => self.end_verify(key, op, false),
                 Op::LoggedPass(op) => self.end_logged_pass(key, op, false),
                 Op::PagePass(op) => self.end_page_pass(op, false),
+                Op::PageScrub(op) => self.end_page_scrub(op, false),
                 _ => unreachable!("just found to be one of these"),
             };
             self.put_back(key, op, flow);
@@ -390,9 +394,11 @@ impl Array {
 
     /// Whether operations other than those of clients are under way.
     pub(super) fn background_is_idle(&self) -> bool {
-        !self
-            .ops
-            .iter()
-            .any(|(_, op)| matches!(op, Op::Rebuild(_) | Op::Verify(_) | Op::LoggedPass(_) | Op::PagePass(_)))
+        !self.ops.iter().any(|(_, op)| {
+            matches!(
+                op,
+                Op::Rebuild(_) | Op::Verify(_) | Op::LoggedPass(_) | Op::PagePass(_) | Op::PageScrub(_)
+            )
+        })
     }
 }

@@ -561,13 +561,18 @@ impl Array {
 
     /// Tells the operator of blocks that cannot be had, and keeps them for the status.
     pub(super) fn note_lost(&mut self, stripe: StripeIndex, slot: SlotIndex, lost: &[(usize, usize)]) {
+        self.list_lost(stripe, lost);
+        self.notice_unreadable(slot);
+    }
+
+    /// Keeps blocks that cannot be had, (column, row), for the status.
+    pub(super) fn list_lost(&mut self, stripe: StripeIndex, lost: &[(usize, usize)]) {
         for &(column, row) in lost {
             self.lost.insert((stripe, column as u16, row as u32));
         }
         while self.lost.len() > LOST_MAX {
             self.lost.pop_last();
         }
-        self.notice_unreadable(slot);
     }
 
     pub(super) fn notice_repair(&mut self, member: MemberIndex, slot: SlotIndex, row: usize, rows: usize) {

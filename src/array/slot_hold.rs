@@ -18,9 +18,6 @@ pub(super) struct SlotHold {
     stripe: Option<StripeIndex>,
     stage: Stage,
     pages: PageHold,
-    /// The page with its stripe's entry of the map, for a scrub.
-    map_page: PageHold,
-    scrub: bool,
     life: u64,
 }
 
@@ -45,10 +42,8 @@ pub(super) enum Held {
 }
 
 impl SlotHold {
-    /// `scrub`: the pages of the slot are compared on all members.
-    pub fn new(slot: SlotIndex, scrub: bool, life: u64) -> SlotHold {
-        let (pages, map_page) = (PageHold::default(), PageHold::default());
-        SlotHold { slot, stripe: None, stage: Stage::New, pages, map_page, scrub, life }
+    pub fn new(slot: SlotIndex, life: u64) -> SlotHold {
+        SlotHold { slot, stripe: None, stage: Stage::New, pages: PageHold::default(), life }
     }
 
     pub fn waits(&self) -> bool {
@@ -100,12 +95,7 @@ impl Array {
                         return Held::Empty;
                     }
                     let pages = self.hash_pages(hold.slot, 0..self.map.chunk / ROW_BYTES as usize);
-                    hold.pages = PageHold::new(pages.clone(), hold.life);
-                    if hold.scrub {
-                        let (map_page, _) = self.redo().pages.layout().map_entry(stripe.0);
-                        hold.pages = PageHold::checked(pages, hold.life);
-                        hold.map_page = PageHold::checked(map_page.0..map_page.0 + 1, hold.life);
-                    }
+                    hold.pages = PageHold::new(pages, hold.life);
                     hold.stage = Stage::Drain;
                 }
                 Stage::Drain => {
@@ -115,7 +105,7 @@ impl Array {
                         redo.waiting_for_drain.push(key);
                         return Held::Wait;
                     }
-                    if !self.hold_pages(key, &mut hold.pages) || !self.hold_pages(key, &mut hold.map_page) {
+                    if !self.hold_pages(key, &mut hold.pages) {
                         return Held::Wait;
                     }
                     hold.stage = Stage::Held;
@@ -131,7 +121,6 @@ impl Array {
     /// Gives up what is held or waited for.
     pub(super) fn let_slot_go(&mut self, key: usize, hold: &mut SlotHold) {
         self.release_pages(&mut hold.pages);
-        self.release_pages(&mut hold.map_page);
         if let Some(stripe) = hold.stripe.take() {
             self.unlock(SlotIndex(stripe.0), key);
         }

@@ -8,7 +8,7 @@ use super::journal::Journal;
 use super::members::Which;
 use super::mutation::{Mutation, is_off};
 use super::pages::PageStore;
-use super::recovery::{Building, Recovered, Recovery, RecoveryContext, RecoveryIo, RecoveryOutcome};
+use super::recovery::{Building, LostRow, Recovered, Recovery, RecoveryContext, RecoveryIo, RecoveryOutcome};
 use super::redo::Redo;
 use super::stripe_map::StripeMap;
 use super::{Array, ArrayConfig, Inflight, LogState, NoticeLevel, Op, Owner};
@@ -301,6 +301,12 @@ impl Array {
             self.notice(NoticeLevel::Info, None, text);
         }
         if !recovered.lost.is_empty() {
+            for LostRow { slot, row, columns } in &recovered.lost {
+                if let Some(stripe) = stripes.stripe_at(*slot) {
+                    let blocks: Vec<(usize, usize)> = columns.iter().map(|&column| (column, *row)).collect();
+                    self.list_lost(stripe, &blocks);
+                }
+            }
             let text = format!(
                 "{} rows could not be replayed on enough members: their blocks read as errors until they are written \
                  again",

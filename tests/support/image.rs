@@ -1,5 +1,6 @@
 //! The file of a member as somebody who damages it sees it: where what lies, and what of it counts.
 
+use calpe::array::geometry::Map;
 use calpe::daemon::superblocks::read_superblock;
 use calpe::format::{
     COPY_BYTES, LOG_BLOCK_BYTES, LogKey, RegionKind, SegmentError, SegmentHeader, Superblock,
@@ -7,10 +8,11 @@ use calpe::format::{
 };
 use calpe::member::{Access, Device};
 use calpe::testing::Random;
+use calpe::units::SlotIndex;
 use std::collections::HashMap;
 use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Bytes of a block of data, parity, log and pages.
@@ -40,7 +42,11 @@ impl Image {
     pub fn open(path: &Path) -> Image {
         let device = Device::open(path, Access::ReadOnly).expect("a member");
         let superblock = read_superblock(&device).expect("a superblock");
-        let file = File::options().read(true).write(true).open(path).expect("opened");
+        let mut options = File::options();
+        options.read(true).write(true);
+        // Beside the page cache, as the daemon does: where the two meet, the kernel reports an error to both.
+        let direct = options.clone().custom_flags(libc::O_DIRECT).open(path);
+        let file = direct.or_else(|_| options.open(path)).expect("opened");
         Image { path: path.into(), file, bytes: device.facts().bytes, superblock }
     }
 
@@ -52,8 +58,7 @@ impl Image {
     /// Offsets of the blocks of a region that are not zero.
     pub fn blocks(&self, kind: RegionKind) -> Vec<u64> {
         let region = self.superblock.region(kind).expect("a logged array");
-        let mut bytes = vec![0; region.len as usize];
-        self.file.read_exact_at(&mut bytes, region.offset.0).expect("read");
+        let bytes = self.read(region.offset.0, region.len as usize);
         let used = bytes.chunks_exact(BLOCK as usize).map(|block| block.iter().any(|&byte| byte != 0));
         used.enumerate()
             .filter(|(_, used)| *used)
@@ -61,16 +66,38 @@ impl Image {
             .collect()
     }
 
-    pub fn read(&self, offset: u64, len: usize) -> Vec<u8> {
-        let mut bytes = vec![0; len];
-        self.file.read_exact_at(&mut bytes, offset).expect("read");
-        bytes
+    /// Offsets of the blocks of the data region that are not zero and in columns that are wanted; `wanted` is told the
+    /// column and how many there are for data.
+    pub fn columns(&self, wanted: impl Fn(u16, u16) -> bool) -> Vec<u64> {
+        let Superblock { geometry, member, .. } = self.superblock;
+        let map = Map::new(&geometry);
+        let start = self.superblock.data_region().offset.0;
+        let column = |at: u64| map.column_of(SlotIndex((at - start) / u64::from(geometry.chunk)), member).0;
+        let blocks = self.blocks(RegionKind::Data).into_iter();
+        blocks.filter(|&at| wanted(column(at), geometry.data)).collect()
     }
 
-    /// Writes and flushes, so that it is seen beside the page cache.
+    pub fn read(&self, offset: u64, len: usize) -> Vec<u8> {
+        let start = offset / BLOCK * BLOCK;
+        let whole = self.read_blocks(start, offset + len as u64);
+        let from = (offset - start) as usize;
+        whole.bytes()[from..from + len].to_vec()
+    }
+
+    /// Writes the blocks that the bytes are in, with what is in them beside.
     pub fn write(&self, offset: u64, bytes: &[u8]) {
-        self.file.write_all_at(bytes, offset).expect("written");
+        let start = offset / BLOCK * BLOCK;
+        let mut whole = self.read_blocks(start, offset + bytes.len() as u64);
+        let from = (offset - start) as usize;
+        whole.bytes_mut()[from..from + bytes.len()].copy_from_slice(bytes);
+        self.file.write_all_at(whole.bytes(), start).expect("written");
         self.file.sync_data().expect("flushed");
+    }
+
+    fn read_blocks(&self, start: u64, end: u64) -> Aligned {
+        let mut whole = Aligned::new((end - start).next_multiple_of(BLOCK) as usize);
+        self.file.read_exact_at(whole.bytes_mut(), start).expect("read");
+        whole
     }
 
     /// Flips one bit of a byte drawn from a range. Again it is as it was.
@@ -130,6 +157,29 @@ impl Image {
         (0..blocks)
             .filter_map(|block| Some((region.offset.0 + block as u64 * BLOCK, decode(block)?)))
             .collect()
+    }
+}
+
+/// Memory that the kernel can move blocks to and from.
+struct Aligned {
+    memory: Vec<u8>,
+    from: usize,
+    len: usize,
+}
+
+impl Aligned {
+    fn new(len: usize) -> Aligned {
+        let memory = vec![0; len + BLOCK as usize];
+        let from = memory.as_ptr().align_offset(BLOCK as usize);
+        Aligned { memory, from, len }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.memory[self.from..self.from + self.len]
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.memory[self.from..self.from + self.len]
     }
 }
 

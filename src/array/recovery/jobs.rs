@@ -181,6 +181,7 @@ impl Recovery {
                     Want::Unavailable => return self.refuse(RecoveryError::PageUnavailable { page: page.0 }),
                     Want::Loading => job.pending += 1,
                     Want::Cached => {}
+                    Want::BeingWritten => unreachable!("nothing is checked"),
                 }
                 job.pages.push(page);
                 self.page_io(more);
@@ -325,15 +326,19 @@ impl Recovery {
             if good >= self.cx.map.k {
                 decodable.push((row, columns));
             } else if asked == 0 {
-                self.lost.insert((job.tile.slot, row));
+                // Every column was asked for, and none can be decoded.
+                let width = self.cx.map.width();
+                let gone = (0..width).filter(|&column| !job.have.contains_key(&(row, column)));
+                self.lost.entry((job.tile.slot, row)).or_default().extend(gone);
             }
         }
         if !reads.is_empty() {
             return self.read_cells(key, reads);
         }
         for (row, columns) in decodable {
-            if !job.decode(&self.cx, row, &columns) {
-                self.lost.insert((job.tile.slot, row));
+            let wrong = job.decode(&self.cx, row, &columns);
+            if !wrong.is_empty() {
+                self.lost.entry((job.tile.slot, row)).or_default().extend(wrong);
             }
         }
         self.write_job(key, pages);
@@ -442,8 +447,8 @@ impl Job {
         }
     }
 
-    /// Computes missing columns of a row; false when the result is not what the log says.
-    fn decode(&mut self, cx: &RecoveryContext, row: usize, columns: &BTreeSet<usize>) -> bool {
+    /// Computes missing columns of a row; returns those whose result is not what the log says.
+    fn decode(&mut self, cx: &RecoveryContext, row: usize, columns: &BTreeSet<usize>) -> Vec<usize> {
         let width = cx.map.width();
         let present: Vec<(usize, &[u8])> = (0..width)
             .filter_map(|column| Some((column, &self.have.get(&(row, column))?[..])))
@@ -454,16 +459,16 @@ impl Job {
             bufs.iter_mut().map(|(column, buf)| (*column, &mut buf[..])).collect();
         cx.codec.recover(&present, &mut outputs).expect("k distinct present columns decode any other");
         let state = self.state.as_ref().expect("the state is known before rows are decoded");
-        let mut right = true;
+        let mut wrong = Vec::new();
         for (column, buf) in bufs {
             let expected = state.cell(row, column).logged_hash();
             if expected.is_none_or(|hash| cx.hasher.hash(&buf) == hash) {
                 self.have.insert((row, column), buf.freeze());
             } else {
-                right = false;
+                wrong.push(column);
             }
         }
-        right
+        wrong
     }
 
     /// Sets the hash of every block that the log names; for slots that hold nothing any more too, as R8 wants every

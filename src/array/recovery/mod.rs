@@ -34,7 +34,7 @@ use decide::{Decision, Judge, Tile, final_map};
 use jobs::{CellRead, Job};
 use scan::{Ring, RingRead, Scan};
 use slab::Slab;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use uuid::Uuid;
 
 /// Map pages that are being read at once: enough for the speed of a disk, 4 MiB of answers for one parity.
@@ -132,8 +132,8 @@ pub(super) struct Recovered {
     pub previous: BatchHash,
     /// For each member the block of its ring behind all that counts.
     pub next_blocks: Vec<u32>,
-    /// Rows that could not be decoded: some of their blocks no longer match their checksums.
-    pub lost: Vec<(SlotIndex, usize)>,
+    /// Rows that could not be decoded, in order of slot and row.
+    pub lost: Vec<LostRow>,
     /// Batches that were replayed.
     pub batches: u32,
     /// Batches that were dropped: never acknowledged as durable.
@@ -144,6 +144,15 @@ pub(super) struct Recovered {
     pub page_faults: Vec<(MemberIndex, CopyFault)>,
     /// Blocks of the log that members should hold and do not, to be counted against them.
     pub log_faults: Vec<(MemberIndex, u64)>,
+}
+
+/// A row with blocks that cannot be had: they no longer match their checksums, if there are any.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct LostRow {
+    pub slot: SlotIndex,
+    pub row: usize,
+    /// Columns of the lost blocks, data and parity.
+    pub columns: Vec<usize>,
 }
 
 /// Why an array cannot be recovered.
@@ -318,7 +327,8 @@ pub(super) struct Recovery {
     tiles: VecDeque<Tile>,
     /// Tiles with blocks that are missing or bad in some prefix.
     suspects: Vec<(Tile, Vec<(usize, usize)>)>,
-    lost: BTreeSet<(SlotIndex, usize)>,
+    /// Columns by slot and row.
+    lost: BTreeMap<(SlotIndex, usize), BTreeSet<usize>>,
     /// Map pages that the log names: copies may be behind.
     named_map_pages: BTreeSet<PageIndex>,
     result: Recovered,
@@ -345,7 +355,7 @@ impl Recovery {
             job_bytes: 0,
             tiles: VecDeque::new(),
             suspects: Vec::new(),
-            lost: BTreeSet::new(),
+            lost: BTreeMap::new(),
             named_map_pages: BTreeSet::new(),
             result: Recovered::default(),
             outcome: None,
@@ -567,6 +577,7 @@ impl Recovery {
             match pages.want(page, MAP_WAITER, torn, &|member| usable.contains(member), &mut more) {
                 Want::Cached => pages.release(page),
                 Want::Loading => self.page_io(more),
+                Want::BeingWritten => unreachable!("nothing is checked"),
                 Want::Unavailable => self.refuse(RecoveryError::PageUnavailable { page: page.0 }),
             }
         }
@@ -708,7 +719,13 @@ impl Recovery {
         if self.refuse_losses() {
             return;
         }
-        self.result.lost = self.lost.iter().copied().collect();
+        let lost = std::mem::take(&mut self.lost).into_iter();
+        let row = |((slot, row), columns): (_, BTreeSet<usize>)| LostRow {
+            slot,
+            row,
+            columns: columns.into_iter().collect(),
+        };
+        self.result.lost = lost.map(row).collect();
         self.result.batches = self.prefix;
         self.result.dropped = self.judge.chain.batches.len() as u32 - self.prefix;
         self.outcome = Some(RecoveryOutcome::Recovered(std::mem::take(&mut self.result)));
@@ -716,7 +733,7 @@ impl Recovery {
 
     /// Without checksums lost rows would be read as if they were right.
     fn refuse_losses(&mut self) -> bool {
-        let Some(&(slot, row)) = self.lost.first() else { return false };
+        let Some((&(slot, row), _)) = self.lost.first_key_value() else { return false };
         let refused = !self.cx.checksums && !self.cx.force;
         if refused {
             self.refuse(RecoveryError::RowsLost { rows: self.lost.len(), slot, row });

@@ -155,7 +155,7 @@ pub fn check(members: &[PathBuf], progress: &mut dyn FnMut(&Activity)) -> Result
     let config = ArrayConfig { seed: 1, ..ArrayConfig::default() };
     let volume = PlainVolume::new(assembled, codec, pool, config);
     let mut run = Run { volume, layer, notices: Vec::new(), actions: Vec::new(), phase: Phase::Replay };
-    let status = run.to_the_end(progress)?;
+    let status = run.finish(progress)?;
     problems.extend(run.problem(&status));
     let member = |(index, key): (usize, &Option<usize>)| {
         let found = key.map(|key| &given[key]);
@@ -293,7 +293,7 @@ enum Phase {
 }
 
 impl Run {
-    fn to_the_end(&mut self, progress: &mut dyn FnMut(&Activity)) -> Result<VolumeStatus, CheckError> {
+    fn finish(&mut self, progress: &mut dyn FnMut(&Activity)) -> Result<VolumeStatus, CheckError> {
         let mut ticked = Timestamp(0);
         let mut left = COMPLETIONS_PER_LOOK;
         self.step(VolumeEvent::Tick);

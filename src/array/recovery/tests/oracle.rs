@@ -232,7 +232,7 @@ impl World {
         &mut self,
         pages: &mut PageStore,
         liars: &[usize],
-        lost: &[(SlotIndex, usize)],
+        lost: &[LostRow],
     ) -> (Content, HashMap<(u64, usize, usize), (BlockHash, Block)>, Vec<MapEntry>) {
         let Shape { k, rows, hasher, .. } = self.shape;
         let width = self.shape.width();
@@ -243,6 +243,7 @@ impl World {
         for (stripe, entry) in map.iter().enumerate().filter(|(_, entry)| entry.holds_data) {
             let slot = entry.slot.0;
             for row in 0..rows {
+                let told = lost.iter().find(|lost| lost.slot == entry.slot && lost.row == row);
                 let mut good: Vec<(usize, Block)> = Vec::new();
                 for column in 0..width {
                     let hash = if self.shape.checksums {
@@ -267,13 +268,19 @@ impl World {
                     match block.filter(|block| hash.is_none_or(|hash| hasher.hash(&block[..]) == hash)) {
                         Some(block) => good.push((column, block)),
                         None => assert!(
-                            liars.contains(&member) || lost.contains(&(entry.slot, row)),
+                            liars.contains(&member) || told.is_some(),
                             "stripe {stripe} slot {slot} row {row} column {column} on member {member} is bad"
                         ),
                     }
                 }
                 if good.len() < k {
-                    assert!(lost.contains(&(entry.slot, row)), "slot {slot} row {row} is lost and not told");
+                    let is_good = |column: &usize| good.iter().any(|(c, _)| c == column);
+                    let gone: Vec<usize> = (0..width).filter(|column| !is_good(column)).collect();
+                    assert_eq!(
+                        told.map(|lost| &lost.columns),
+                        Some(&gone),
+                        "slot {slot} row {row} is lost and not told as it is"
+                    );
                     for column in 0..k {
                         let at = self.content_at(stripe as u64, row, column);
                         let found = good.iter().find(|(c, _)| *c == column);

@@ -1,0 +1,50 @@
+//! The last part of a scrub of a logged array: all copies of all metadata pages are read and compared, in turns of a
+//! few pages each. They come after the slots in the scrub's order, see [`Array::scrub_turns`].
+//!
+//! Nothing is locked: a page that is being written is looked at after that. What is found bad is written again with the
+//! next checkpoint, which the scrub waits for.
+
+use super::page_hold::PageHold;
+use super::{ActivityKind, Array, Flow, Op};
+use crate::units::SlotIndex;
+
+/// Pages of a turn: with all copies about as many bytes as a stripe.
+const PAGES_PER_TURN: u64 = 32;
+
+pub(super) struct PageScrub {
+    /// Where in the scrub's order.
+    turn: u64,
+    hold: PageHold,
+    life: u64,
+}
+
+impl Array {
+    /// How many turns a scrub has: one for each slot, then those of the pages.
+    pub(super) fn scrub_turns(&self) -> u64 {
+        let pages = self.redo.as_ref().map_or(0, |redo| redo.pages.layout().pages());
+        self.map.slots + pages.div_ceil(PAGES_PER_TURN)
+    }
+
+    pub(super) fn start_page_scrub(&mut self, turn: u64) {
+        let redo = self.redo();
+        let first = (turn - self.map.slots) * PAGES_PER_TURN;
+        let pages = first..(first + PAGES_PER_TURN).min(redo.pages.layout().pages());
+        let life = redo.lives;
+        let scrub = PageScrub { turn, hold: PageHold::checked(pages, life), life };
+        let key = self.ops.insert(Op::PageScrub(Box::new(scrub)));
+        self.ready.push_back(key);
+    }
+
+    pub(super) fn advance_page_scrub(&mut self, key: usize, scrub: &mut PageScrub) -> Flow {
+        if self.is_failed() || scrub.life != self.redo().lives || !self.redo().is_serving() {
+            return self.end_page_scrub(scrub, false);
+        }
+        if self.hold_pages(key, &mut scrub.hold) { self.end_page_scrub(scrub, true) } else { Flow::Wait }
+    }
+
+    pub(super) fn end_page_scrub(&mut self, scrub: &mut PageScrub, complete: bool) -> Flow {
+        self.release_pages(&mut scrub.hold);
+        self.verified(ActivityKind::Scrub, SlotIndex(scrub.turn), complete);
+        Flow::Finished
+    }
+}
