@@ -160,6 +160,20 @@ impl Wreck {
         cached + self.in_flight.len()
     }
 
+    /// The numbers, as [`Wreck::settle`] counts, of the last of them on every disk.
+    #[must_use]
+    pub fn newest(&self, power: bool) -> BTreeSet<usize> {
+        let mut number = 0;
+        let mut newest = BTreeSet::new();
+        for (id, disk) in &self.disks {
+            let cached = if power { disk.cached().len() } else { 0 };
+            let count = cached + self.in_flight.iter().filter(|(device, _)| device == id).count();
+            number += count;
+            newest.extend((count > 0).then(|| number - 1));
+        }
+        newest
+    }
+
     /// Settles every write that may be lost, and gives the disks as the next start finds them. `fate` is asked in the
     /// order of the disks, cached writes before those in flight, with a number that counts up and the disk.
     #[must_use]

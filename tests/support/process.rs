@@ -159,7 +159,9 @@ impl Daemon {
     /// What has happened since an event, and which will be the next.
     fn events(&self, since: u64) -> (Vec<String>, u64) {
         match self.try_ask(&Request::Events { since }) {
-            Some(Reply::Events { events, next }) => (events.into_iter().map(|event| event.text).collect(), next),
+            Some(Reply::Events { events, next }) => {
+                (events.into_iter().map(|event| event.text).collect(), next)
+            }
             other => panic!("{other:?}\n{}", self.log()),
         }
     }
