@@ -203,6 +203,8 @@ enum Survivors {
     Torn,
     /// One torn, the others there, or not.
     OneTorn(usize, bool),
+    /// All there but for their first sectors.
+    Headless,
     /// The newest of every disk torn, the others there, or not.
     NewestTorn(bool),
 }
@@ -321,7 +323,7 @@ impl Explorer<'_> {
         let power = !pick.is_multiple_of(4);
         let count = wreck.undecided(power).max(1);
         let one = self.random.below(count as u64) as usize;
-        let survivors = match self.random.below(11) {
+        let survivors = match self.random.below(12) {
             0 => Survivors::None,
             1 => Survivors::All,
             2 => Survivors::AllBut(one),
@@ -329,7 +331,8 @@ impl Explorer<'_> {
             4 => Survivors::Disks(self.random.next_u64()),
             5 => Survivors::OneTorn(one, self.random.one_in(2)),
             6 | 7 => Survivors::Random,
-            8 => Survivors::NewestTorn(self.random.one_in(2)),
+            8 => Survivors::Headless,
+            9 => Survivors::NewestTorn(self.random.one_in(2)),
             _ => Survivors::Torn,
         };
         (power, survivors)
@@ -668,6 +671,7 @@ impl Survivors {
             Survivors::Disks(bits) => bits >> (disk % 64) & 1 == 1,
             Survivors::Random => random.one_in(2),
             Survivors::OneTorn(one, _) if at == one => return Fate::Torn(random.next_u64()),
+            Survivors::Headless => return Fate::HEADLESS,
             Survivors::NewestTorn(_) if is_newest => return Fate::Torn(random.next_u64()),
             Survivors::OneTorn(_, others) | Survivors::NewestTorn(others) => others,
             Survivors::Torn => match random.below(3) {

@@ -64,6 +64,7 @@ const fn full(name: &'static str, shape: SimShape) -> Scenario {
         flushes: 1,
         fua_one_in: 12,
         depth: 16,
+        slow_flushes: true,
         faults: 0,
         admin: 0,
         ..LOAD
@@ -77,6 +78,26 @@ const fn epochs(name: &'static str, shape: SimShape) -> Scenario {
     let workload = Workload { operations: 40, small_writes: 6, faults: 2, admin: 2, ..LOAD };
     let scenario = scenario(name, shape, LOGGED);
     Scenario { workload, depth_max: 5, sweep_one_in: 6, any_one_in: 2, ..scenario }
+}
+
+/// One stripe written again and again while flushes take long: the ring goes round in caches alone.
+const fn round(name: &'static str, shape: SimShape) -> Scenario {
+    let workload = Workload {
+        operations: 40,
+        small_writes: 30,
+        stripe_writes: 0,
+        other_writes: 0,
+        zeroes: 0,
+        reads: 0,
+        flushes: 1,
+        fua_one_in: 30,
+        depth: 8,
+        slow_flushes: true,
+        faults: 0,
+        admin: 0,
+        ..LOAD
+    };
+    Scenario { workload, ..scenario(name, shape, LOGGED) }
 }
 
 /// The same blocks again and again, each write durable: nearly every image in the log is replaced by a newer one.
@@ -136,6 +157,8 @@ pub const SCENARIOS: &[Scenario] = &[
     full("full-3+2", SimShape::new(3, 2, SMALL, 4).logged(ChecksumKind::Crc32c, FULL_RING)),
     epochs("epochs-2+2", SimShape::new(2, 2, SMALL, 2).logged(ChecksumKind::None, RING)),
     epochs("epochs-2+1", SimShape::new(2, 1, SMALL, 2).logged(ChecksumKind::Crc32c, RING)),
+    round("round-2+1", SimShape::new(2, 1, SMALL, 2).logged(ChecksumKind::None, RING)),
+    round("round-2+2", SimShape::new(2, 2, SMALL, 2).logged(ChecksumKind::Crc32c, RING)),
     again("again-2+1", SimShape::new(2, 1, SMALL, 1).logged(ChecksumKind::None, SMALL_RING)),
     again("again-2+2", SimShape::new(2, 2, SMALL, 2).logged(ChecksumKind::Crc32c, SMALL_RING)),
     lost("lost-2+1", SimShape::new(2, 1, SMALL, 3).logged(ChecksumKind::None, SMALL_RING)),

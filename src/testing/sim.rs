@@ -548,7 +548,9 @@ impl SimArray {
     }
 
     fn is_slow(&self, at: usize) -> bool {
-        self.disks.get(&self.queue[at].0.0).is_some_and(|disk| disk.slow)
+        let (device, _, op, _) = &self.queue[at];
+        let is_flush = matches!(op, IoOp::Flush);
+        self.disks.get(&device.0).is_some_and(|disk| disk.slow || (disk.slow_flushes && is_flush))
     }
 
     /// Lets `milliseconds` pass with nothing executed but ticks.

@@ -42,6 +42,8 @@ pub struct Workload {
     pub admin: u64,
     /// Most client requests in flight.
     pub depth: usize,
+    /// Disks do everything else before they flush, so that much is in their caches.
+    pub slow_flushes: bool,
 }
 
 impl Workload {
@@ -60,6 +62,7 @@ impl Workload {
         unreadable: 0,
         admin: 1,
         depth: 5,
+        slow_flushes: false,
     };
 }
 
@@ -105,6 +108,8 @@ impl Run {
     #[must_use]
     pub fn new(sim: SimArray, oracle: Oracle, workload: Workload, random: Random) -> Run {
         let geometry = sim.status().geometry;
+        let mut sim = sim;
+        sim.disks.values_mut().for_each(|disk| disk.slow_flushes = workload.slow_flushes);
         Run {
             sim,
             oracle,
