@@ -712,8 +712,9 @@ impl Reads {
                 }
                 Some(other) => {
                     let status = sim.status();
+                    let said: Vec<&str> = sim.notices.iter().map(|notice| notice.text.as_str()).collect();
                     return Err(format!(
-                        "a read of block {first} after the crash: {other:?} with {status:?}"
+                        "a read of block {first} after the crash: {other:?} with {status:?}, which said {said:?}"
                     ));
                 }
             }

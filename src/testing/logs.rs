@@ -189,13 +189,14 @@ fn superseded(disks: &BTreeMap<u32, SimDisk>) -> Vec<(u32, u64)> {
     replaced
 }
 
-/// The batches from the tail on that every disk holds whole.
+/// The batches from the tail on that every disk holds whole, with the data of fresh records.
 fn whole_batches(logs: &[Log], start: LogStart, map: &Map) -> Vec<SegmentHeader> {
     let mut found: HashMap<BatchHash, (SegmentHeader, Vec<MemberIndex>)> = HashMap::new();
-    let mut tail = start.sequence;
+    let (mut tail, mut noted) = (start.sequence, start.sequence);
     for log in logs {
         for header in log.headers().into_iter().filter(|h| h.batch.epoch.number >= start.epoch) {
             tail = tail.max(header.batch.tail);
+            noted = noted.max(header.batch.durable_upto);
             let holders = &mut found.entry(header.hash).or_insert_with(|| (header, Vec::new())).1;
             holders.push(log.superblock.member);
         }
@@ -219,7 +220,9 @@ fn whole_batches(logs: &[Log], start: LogStart, map: &Map) -> Vec<SegmentHeader>
                 || (holders.contains(&member)
                     && payload.all(|image| log.holds(first + u64::from(image.ordinal), image.hash)))
         };
-        if !logs.iter().all(is_whole) {
+        // Whether the data of a fresh record is whole is not looked at; it is where the record is noted.
+        let is_fresh = header.batch.records.iter().any(|record| matches!(record, LogRecord::Fresh(_)));
+        if !logs.iter().all(is_whole) || (is_fresh && sequence >= noted) {
             return whole;
         }
         whole.push(header.clone());
