@@ -1,6 +1,9 @@
 //! A slot of a logged array held still for a pass: nobody moves a stripe into it or out of it, nobody writes its
 //! stripe, and none of its blocks has an image that is not in place. Rebuild and scrub work on slots so held.
 //!
+//! A slot that a stripe has left, or whose stripe was discarded, is empty only once a crash cannot bring that back: a
+//! device under construction that skipped it sooner would count as built and lack it.
+//!
 //! Where a stripe is in the slot, its lock is enough: nobody moves it without. A free slot is locked as such, as a
 //! whole-stripe write on its way into it does. Never both, so that nobody waits for the other here.
 
@@ -77,6 +80,9 @@ impl Array {
                     if !self.locks.is_held(slot_lock, key) {
                         return Held::Wait;
                     }
+                    if self.redo().stripes.is_retired(hold.slot) && !hold.scrub {
+                        return self.wait_for_checkpoint(key);
+                    }
                     if self.redo().stripes.stripe_at(hold.slot).is_none() {
                         return Held::Empty;
                     }
@@ -97,6 +103,9 @@ impl Array {
                         continue;
                     }
                     if !self.holds_data(stripe) {
+                        if self.redo().is_in_log(stripe) && !hold.scrub {
+                            return self.wait_for_checkpoint(key);
+                        }
                         return Held::Empty;
                     }
                     let pages = self.hash_pages(hold.slot, 0..self.map.chunk / ROW_BYTES as usize);
@@ -110,10 +119,7 @@ impl Array {
                 }
                 Stage::Drain => {
                     if self.redo().overlay.has_slot(hold.slot) {
-                        let redo = self.redo_mut();
-                        redo.checkpoint.want();
-                        redo.waiting_for_drain.push(key);
-                        return Held::Wait;
+                        return self.wait_for_checkpoint(key);
                     }
                     if !self.hold_pages(key, &mut hold.pages) || !self.hold_pages(key, &mut hold.map_page) {
                         return Held::Wait;
@@ -126,6 +132,13 @@ impl Array {
                 }
             }
         }
+    }
+
+    fn wait_for_checkpoint(&mut self, key: usize) -> Held {
+        let redo = self.redo_mut();
+        redo.checkpoint.want();
+        redo.waiting_for_drain.push(key);
+        Held::Wait
     }
 
     /// Gives up what is held or waited for.

@@ -531,6 +531,13 @@ impl SimArray {
         region.offset.0..region.offset.0 + region.len
     }
 
+    /// Where the redo log lies on every disk, in bytes; empty without one.
+    #[must_use]
+    pub fn log_region(&self) -> std::ops::Range<u64> {
+        let superblock = self.disks.values().find_map(superblocks::newest).expect("a disk with a superblock");
+        superblock.region(RegionKind::Log).map_or(0..0, |log| log.offset.0..log.offset.0 + log.len)
+    }
+
     /// Executes one queued operation, if there is one, and lets a little time pass.
     pub fn step(&mut self) -> bool {
         self.now.0 += 50_000;
