@@ -462,9 +462,6 @@ fn a_slot_whose_stripe_has_left_or_was_discarded_is_built_until_that_is_durable(
         let log = array.sim.log_region();
         array.sim.admin(AdminRequest::Fail { member: MemberIndex(0) }).expect("failed");
         array.sim.settle();
-        // The marks of the log's use are on disk before its writes are held up.
-        let id = array.submit(0, 9, BLOCK);
-        array.sim.wait(id).expect("written");
         let (start, len) = (2 * 2 * CHUNK, 2 * CHUNK);
         if discard {
             let (offset, len) = (VolumeOffset(start as u64), len as u64);
