@@ -152,6 +152,8 @@ impl Array {
         let remark = std::mem::take(&mut redo.checkpoint.remark);
         if redo.journal.is_drained() && remark.is_empty() && redo.pages.dirty_pages() == 0 {
             redo.checkpoint.begun += 1;
+            // A slot may be free by now that was not while a loss was to be recorded.
+            self.free_slots();
             self.checkpoint_ended();
             return;
         }

@@ -6,7 +6,6 @@
 //! of these rows change meanwhile. One block is the unit: an unreadable or wrong block costs its row one erasure, not
 //! the whole column. Must not know what the bytes are for.
 
-use super::mutation::{Mutation, is_off};
 use super::{Array, Inflight, Owner};
 use crate::block_io::{Buf, BufMut, DeviceId, IoFault, IoOp, IoValue};
 use crate::format::MemberState;
@@ -24,6 +23,8 @@ pub(super) struct Fetch {
     pub lost: Vec<(usize, usize)>,
     /// Blocks that were wrong or unreadable on a member in service, with what should be there.
     pub repairs: Vec<Repair>,
+    /// Wanted parity is taken as it comes. Never, unless a test breaks the rule.
+    pub believes_parity: bool,
 }
 
 /// A block to be rewritten.
@@ -71,7 +72,14 @@ const ITEM_ROW_BITS: u32 = 16;
 
 impl Fetch {
     pub fn new(slot: SlotIndex) -> Fetch {
-        Fetch { slot, parts: Vec::new(), pending: 0, lost: Vec::new(), repairs: Vec::new() }
+        Fetch {
+            slot,
+            parts: Vec::new(),
+            pending: 0,
+            lost: Vec::new(),
+            repairs: Vec::new(),
+            believes_parity: false,
+        }
     }
 
     /// Wants rows of a column in `buf`, which has their length.
@@ -253,11 +261,11 @@ impl Array {
         let Some(bytes) = part.buf.as_deref() else { return };
         let bytes = &bytes[blocks.start * BLOCK..blocks.end * BLOCK];
         let row = part.rows.start + blocks.start;
-        let unverified = is_off(Mutation::OldParityNotVerified) && part.column >= self.map.k;
+        let believed = fetch.believes_parity && part.wanted && part.column >= self.map.k;
         let verdicts = self.redo().verify_blocks(fetch.slot, row, part.column, bytes);
         let mut wrong = 0;
         for (state, good) in part.blocks[blocks].iter_mut().zip(verdicts) {
-            let good = unverified || good;
+            let good = believed || good;
             *state = if good { State::Good } else { State::Bad };
             wrong += u64::from(!good);
         }

@@ -8,6 +8,7 @@
 use super::fetch::{Fetch, Fetched};
 use super::journal::{record_bytes, stripe_of};
 use super::lock::LockMode;
+use super::mutation::{Mutation, is_off};
 use super::page_hold::PageHold;
 use super::plan::{self, Band, ParityPath};
 use super::redo::Share;
@@ -341,6 +342,7 @@ impl Array {
             }
             write.plans.push((band, path));
         }
+        write.fetch.believes_parity = is_off(Mutation::OldParityNotVerified);
         write.stage = Stage::Old;
         match self.fetch(key, &mut write.fetch) {
             Fetched::Wait => Flow::Wait,

@@ -257,6 +257,12 @@ impl Redo {
         self.checkpoint.remark(issued.chain(self.open.records.iter().map(stripe_of)));
     }
 
+    /// Whether records of a stripe wait to be issued, or are in the log and not in place.
+    pub fn is_in_log(&self, stripe: StripeIndex) -> bool {
+        self.open.records.iter().any(|record| stripe_of(record) == stripe)
+            || self.journal.stripes_not_in_place().any(|touched| touched == stripe)
+    }
+
     /// Changes what the map says of a stripe.
     pub fn set_map_entry(&mut self, stripe: StripeIndex, entry: MapEntry) {
         self.pages.set_map_entry(stripe, entry);
