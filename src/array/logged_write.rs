@@ -12,14 +12,15 @@ use super::mutation::{Mutation, is_off};
 use super::page_hold::PageHold;
 use super::plan::{self, Band, ParityPath};
 use super::redo::Share;
-use super::{Array, ClientError, Flow, Inflight, Op, Owner, PieceId, SlotReply};
-use crate::block_io::{Buf, BufMut, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
+use super::{Array, ClientError, Flow, Inflight, Op, PieceId, SlotReply};
+use crate::block_io::{Buf, BufMut, DeviceId, IoFault, IoFaultKind, IoValue};
 use crate::format::{FreshRecord, InPlaceRecord, LogRecord, MapEntry};
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
 use std::ops::Range;
 
 mod parity;
 mod room;
+mod stripe;
 
 const BLOCK: usize = ROW_BYTES as usize;
 
@@ -72,6 +73,8 @@ enum Stage {
     /// Waits for a free slot, and for the gate.
     Slot,
     SlotLock,
+    /// A whole stripe is being coded and hashed elsewhere.
+    Code,
     /// Writing a whole stripe.
     Stripe,
     /// Its records wait to get into a batch.
@@ -145,7 +148,7 @@ impl Array {
     /// Goes on as far as it goes: after a grant, a page, room, a free slot, a written batch, or a failure.
     pub(super) fn advance_logged_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         loop {
-            if matches!(write.stage, Stage::Edges | Stage::Old | Stage::Stripe) {
+            if matches!(write.stage, Stage::Edges | Stage::Old | Stage::Code | Stage::Stripe) {
                 return Flow::Wait;
             }
             if self.is_failed() || write.life != self.redo().lives {
@@ -160,14 +163,14 @@ impl Array {
                 Stage::Slot => self.choose_slot(key, write),
                 Stage::SlotLock => match write.target {
                     Some(target) if self.locks.is_held(SlotIndex(target.0 | SLOT_LOCK), key) => {
-                        self.write_stripe(key, write)
+                        self.code_stripe(key, write)
                     }
                     _ => Flow::Wait,
                 },
                 Stage::Join => self.join_write(key, write),
                 Stage::Logged if self.redo().is_waiting(key) => Flow::Wait,
                 Stage::Logged => return self.acknowledge_logged(key, write),
-                Stage::Edges | Stage::Old | Stage::Stripe => Flow::Wait,
+                Stage::Edges | Stage::Old | Stage::Code | Stage::Stripe => Flow::Wait,
             };
             if flow == Flow::Finished || write.stage == before {
                 return flow;
@@ -435,7 +438,7 @@ impl Array {
             let mut hashes = Vec::with_capacity(columns.len() * piece.len());
             for column in &columns {
                 match images.iter().find(|(c, _)| c == column) {
-                    Some((_, image)) => self.redo().log_hashes(image, &mut hashes),
+                    Some((_, image)) => self.redo().log_hasher().hash_blocks(image, &mut hashes),
                     None => hashes.extend(std::iter::repeat_n(BlockHash::LOST, piece.len())),
                 }
             }
@@ -450,100 +453,6 @@ impl Array {
             };
             records.push((LogRecord::InPlace(record), images));
         }
-    }
-
-    /// A whole stripe: finds the slot it goes to.
-    fn choose_slot(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        if !self.writes_allowed() {
-            self.gated.push(key);
-            return Flow::Wait;
-        }
-        let entry = self.redo().pages.map_entry(write.stripe);
-        let redo = self.redo_mut();
-        // The slot of a stripe that never held anything is as good as a free one.
-        let target =
-            if entry.epoch == 0 && !entry.holds_data { Some(entry.slot) } else { redo.stripes.take_free() };
-        let Some(target) = target else {
-            redo.waiting_for_slot.push(key);
-            if redo.journal.slots_waiting() == 0 {
-                redo.checkpoint.want();
-            }
-            return Flow::Wait;
-        };
-        write.target = Some(target);
-        write.pages = PageHold::new(self.hash_pages(target, 0..self.map.chunk / BLOCK), write.life);
-        write.stage = Stage::SlotLock;
-        let lock = SlotIndex(target.0 | SLOT_LOCK);
-        self.locks.acquire(lock, 0..self.map.chunk, LockMode::Exclusive, key);
-        Flow::Wait
-    }
-
-    /// Codes the stripe once and writes it once.
-    fn write_stripe(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        let (Work::Data { data, .. }, Some(target)) = (&write.work, write.target) else {
-            unreachable!("a whole stripe has data and a slot")
-        };
-        // The pages load while the data is written.
-        self.hold_pages(key, &mut write.pages);
-        let (k, chunk, rows) = (self.map.k, self.map.chunk, self.map.chunk / BLOCK);
-        let columns: Vec<Buf> =
-            (0..k).map(|column| data.slice(column * chunk..(column + 1) * chunk)).collect();
-        let mut parity: Vec<BufMut> = (0..self.map.m).map(|_| self.pool.alloc(chunk)).collect();
-        let sources: Vec<&[u8]> = columns.iter().map(|buf| &buf[..]).collect();
-        let mut outputs: Vec<(usize, &mut [u8])> =
-            parity.iter_mut().enumerate().map(|(p, buf)| (p, &mut buf[..])).collect();
-        self.codec.encode(&sources, &mut outputs);
-        let images: Vec<(u16, Buf)> = columns
-            .into_iter()
-            .chain(parity.into_iter().map(BufMut::freeze))
-            .zip(0..)
-            .map(|(b, c)| (c, b))
-            .collect();
-        let mut hashes = Vec::with_capacity(images.len() * rows);
-        for (_, image) in &images {
-            self.redo().log_hashes(image, &mut hashes);
-        }
-        let record = FreshRecord { stripe: write.stripe, slot: target, old_slot: write.slot, hashes };
-        write.records = vec![(LogRecord::Fresh(record), images)];
-        write.stage = Stage::Stripe;
-        self.redo_mut().fresh_bytes += self.map.width() * chunk;
-        self.redo_mut().stripes_in_progress += 1;
-        for column in 0..self.map.width() {
-            let member = self.member_at(target, column);
-            for device in self.targets(member, target).collect::<Vec<_>>() {
-                write.writes.push(StripeWrite { member, device, column, retried: false });
-            }
-        }
-        for item in 0..write.writes.len() {
-            self.send_stripe_write(key, write, item);
-        }
-        if write.pending == 0 { self.stripe_written(key, write) } else { Flow::Wait }
-    }
-
-    fn send_stripe_write(&mut self, key: usize, write: &mut LoggedWrite, item: usize) {
-        let StripeWrite { member, device, column, .. } = write.writes[item];
-        let (Some(target), Some((_, images))) = (write.target, write.records.first()) else { return };
-        let buf = images[column].1.clone();
-        let offset = self.map.device_offset(self.data_offset, target, 0);
-        write.pending += 1;
-        self.submit_io(Owner::Op { key, item }, member, device, IoOp::Write { offset, buf, fua: false });
-    }
-
-    fn stripe_written(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        if write.life == self.redo().lives {
-            self.redo_mut().stripes_in_progress -= 1;
-        }
-        if self.is_failed() || write.life != self.redo().lives {
-            return self.end_logged_write(key, write, Err(ClientError::Io));
-        }
-        if write.no_space {
-            let text =
-                "a member has no space left for a whole stripe; nothing was changed, the client got ENOSPC";
-            self.notice(super::NoticeLevel::Error, None, text.into());
-            return self.end_logged_write(key, write, Err(ClientError::NoSpace));
-        }
-        write.stage = Stage::Join;
-        Flow::Wait
     }
 
     /// Gets the records into the open batch and makes them what everybody reads.

@@ -21,6 +21,7 @@ mod create;
 mod fetch;
 mod flush;
 pub mod geometry;
+mod job;
 mod journal;
 mod lock;
 mod logged_passes;
@@ -60,6 +61,7 @@ use assembly::Assembled;
 pub use create::NewArray;
 use flush::{ExtentsOp, FlushGroup};
 use geometry::Map;
+pub use job::{CodedStripe, StripeJob};
 use journal::Journal;
 use lock::LockTable;
 use logged_passes::LoggedPass;
@@ -462,6 +464,20 @@ impl Array {
         if !self.releasing.is_empty() {
             self.release_idle_devices();
         }
+        self.run();
+    }
+
+    /// Takes the end of a job.
+    ///
+    /// # Panics
+    /// When this array gave out no such job.
+    pub fn coded(&mut self, now: Timestamp, coded: CodedStripe) {
+        self.now = now;
+        let key = coded.key;
+        let mut op = std::mem::replace(&mut self.ops[key], Op::Busy);
+        let Op::LoggedWrite(write) = &mut op else { unreachable!("only writes give jobs away") };
+        let flow = self.stripe_coded(key, write, coded);
+        self.put_back(key, op, flow);
         self.run();
     }
 

@@ -190,9 +190,9 @@ impl Redo {
         wanted.zip(hashes).map(|(wanted, hash)| wanted == hash).collect()
     }
 
-    /// Appends the hashes that go into the log for whole blocks.
-    pub fn log_hashes(&self, bytes: &[u8], hashes: &mut Vec<BlockHash>) {
-        self.checksums.unwrap_or(BlockHasher::Crc32c).hash_blocks(bytes, hashes);
+    /// What hashes the blocks that go into the log.
+    pub fn log_hasher(&self) -> BlockHasher {
+        self.checksums.unwrap_or(BlockHasher::Crc32c)
     }
 
     pub fn is_serving(&self) -> bool {

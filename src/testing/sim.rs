@@ -12,7 +12,7 @@ use crate::format::{ArrayShape, ChecksumKind, RegionKind, all_copy_offsets, geom
 use crate::units::{Timestamp, VolumeOffset};
 use crate::volume::{
     AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, ClientReply, ClientRequest, NewDevice,
-    PlainVolume, RequestId, Volume, VolumeAction, VolumeEvent, VolumeStatus,
+    PlainVolume, RequestId, StripeJob, Volume, VolumeAction, VolumeEvent, VolumeStatus,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use uuid::Uuid;
@@ -210,6 +210,8 @@ pub struct SimArray {
     pub released: BTreeSet<u32>,
     volume: PlainVolume,
     queue: Vec<(DeviceId, IoToken, IoOp, u64)>,
+    /// Work that the volume gave away.
+    jobs: Vec<StripeJob>,
     /// Operations executed so far, by all disks.
     executed: u64,
     /// Writes submitted, and writes and flushes executed.
@@ -270,6 +272,7 @@ impl SimArray {
             released: BTreeSet::new(),
             volume,
             queue: Vec::new(),
+            jobs: Vec::new(),
             executed,
             changes: 0,
             actions: Vec::new(),
@@ -292,7 +295,7 @@ impl SimArray {
     /// Operations in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.queue.len()
+        self.queue.len() + self.jobs.len()
     }
 
     /// What a crash at this moment would leave.
@@ -369,6 +372,9 @@ impl SimArray {
     /// Executes the oldest queued operation that `wanted` accepts; false: there is none.
     pub fn step_where(&mut self, mut wanted: impl FnMut(u32, &IoOp) -> bool) -> bool {
         self.now.0 += 50_000;
+        while let Some(last) = self.jobs.len().checked_sub(1) {
+            self.do_job(last);
+        }
         let fitting = (0..self.queue.len()).filter(|&at| wanted(self.queue[at].0.0, &self.queue[at].2));
         match fitting.min_by_key(|&at| self.queue[at].3) {
             Some(at) => {
@@ -485,7 +491,7 @@ impl SimArray {
     /// When the array cannot be assembled.
     pub fn stop_and_restart(mut self, force: bool) -> Result<SimArray, AssemblyError> {
         self.admin(AdminRequest::Stop).expect("a stop succeeds");
-        assert!(self.queue.is_empty(), "nothing is in flight after a stop");
+        assert_eq!(self.in_flight(), 0, "nothing is in flight after a stop");
         Self::start(self.world, self.disks, force, self.random)
     }
 
@@ -541,6 +547,11 @@ impl SimArray {
     /// Executes one queued operation, if there is one, and lets a little time pass.
     pub fn step(&mut self) -> bool {
         self.now.0 += 50_000;
+        if !self.jobs.is_empty() && (self.queue.is_empty() || self.random.one_in(2)) {
+            let at = self.random.below(self.jobs.len() as u64) as usize;
+            self.do_job(at);
+            return true;
+        }
         if self.queue.is_empty() {
             return false;
         }
@@ -552,6 +563,11 @@ impl SimArray {
         }
         self.execute_queued(at);
         true
+    }
+
+    fn do_job(&mut self, at: usize) {
+        let coded = self.jobs.swap_remove(at).run();
+        self.event(VolumeEvent::Coded(coded));
     }
 
     fn is_slow(&self, at: usize) -> bool {
@@ -619,6 +635,7 @@ impl SimArray {
                     self.changes += u64::from(matches!(op, IoOp::Write { .. } | IoOp::Zero { .. }));
                     self.queue.push((device, token, op, self.executed));
                 }
+                VolumeAction::Code(job) => self.jobs.push(job),
                 VolumeAction::ClientDone(id, result) => {
                     assert!(self.client_done.insert(id.0, result).is_none(), "answered twice");
                 }

@@ -3,6 +3,7 @@
 pub use crate::array::{
     AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, NewDevice, NoticeLevel, RequestId,
 };
+use crate::array::{CodedStripe, StripeJob};
 use crate::block_io::{Buf, BufMut, Completion, DeviceId, IoFault, IoOp, IoToken};
 use crate::units::VolumeOffset;
 
@@ -87,6 +88,8 @@ pub enum VolumeEvent {
     Admin(RequestId, AdminRequest),
     /// A member operation ended.
     Io(Completion),
+    /// A job ended.
+    Coded(CodedStripe),
     /// A device is known to be gone without an operation having failed (its file was deleted).
     DeviceGone(DeviceId, IoFault),
     /// Time passed. Due at least every 100 ms while anything is going on; cheap.
@@ -105,6 +108,8 @@ pub enum VolumeAction {
         /// What.
         op: IoOp,
     },
+    /// Do the work, at once or on another thread, and answer with [`VolumeEvent::Coded`].
+    Code(StripeJob),
     /// A client request ended.
     ClientDone(RequestId, Result<ClientReply, ClientError>),
     /// An administrator's request ended (a replacement was admitted, not: is complete).

@@ -8,7 +8,8 @@ mod api;
 mod plain;
 
 pub use crate::array::{
-    Activity, ActivityKind, ArrayState, LogState, MemberCounters, MemberStatus, ScrubResult, VolumeStatus,
+    Activity, ActivityKind, ArrayState, CodedStripe, LogState, MemberCounters, MemberStatus, ScrubResult,
+    StripeJob, VolumeStatus,
 };
 pub use api::{
     AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, ClientReply, ClientRequest, NewDevice,

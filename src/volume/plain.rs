@@ -250,6 +250,7 @@ impl PlainVolume {
             for action in actions.drain(..) {
                 match action {
                     ArrayAction::Io { device, token, op } => out.push(VolumeAction::Io { device, token, op }),
+                    ArrayAction::Code(job) => out.push(VolumeAction::Code(job)),
                     ArrayAction::Done(piece, result) => self.piece_done(now, piece, result, out),
                     ArrayAction::AdminDone(id, result) => out.push(VolumeAction::AdminDone(id, result)),
                     ArrayAction::Release(device) => out.push(VolumeAction::Release(device)),
@@ -325,6 +326,7 @@ impl Volume for PlainVolume {
         match event {
             VolumeEvent::Client(id, request) => self.client(now, id, request, out),
             VolumeEvent::Io(completion) => self.array.io_done(now, completion),
+            VolumeEvent::Coded(coded) => self.array.coded(now, coded),
             VolumeEvent::DeviceGone(device, fault) => self.array.device_gone(now, device, fault),
             VolumeEvent::Tick => self.array.tick(now),
             VolumeEvent::Admin(id, AdminRequest::Stop) if self.stopping => {

@@ -350,7 +350,7 @@ impl Run {
                 }
                 // A device that left service stays open: it is not to change before the end.
                 VolumeAction::AdminDone(_, Ok(_)) | VolumeAction::Release(_) => {}
-                VolumeAction::ClientDone(..) => unreachable!("there are no clients"),
+                VolumeAction::ClientDone(..) | VolumeAction::Code(_) => unreachable!("there are no clients"),
             }
         }
         self.actions = actions;

@@ -200,8 +200,10 @@ impl Reactor {
             _ => {}
         }
         array.volume.step(now, event, &mut actions);
+        let jobs = actions.iter().filter(|action| matches!(action, VolumeAction::Code(_))).count();
         for action in actions.drain(..) {
             match action {
+                VolumeAction::Code(job) => self.jobs.submit(id, job, jobs == 1),
                 VolumeAction::Io { device, token, op } => {
                     self.members.submit(&mut self.ring, id.0, device, token, op);
                 }

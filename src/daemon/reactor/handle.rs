@@ -94,7 +94,7 @@ pub(super) enum Command {
 /// Commands on their way, and the eventfd that wakes the reactor.
 #[derive(Debug)]
 pub(super) struct Mailbox {
-    commands: Mutex<VecDeque<Command>>,
+    pub(super) commands: Mutex<VecDeque<Command>>,
     pub(super) wake: EventFd,
 }
 

@@ -12,6 +12,7 @@ mod arrays;
 mod clients;
 mod connection;
 mod handle;
+mod jobs;
 mod listener;
 mod outgoing;
 mod sys;
@@ -32,6 +33,7 @@ use arrays::Hosted;
 use clients::ListenerState;
 use connection::Connection;
 use handle::{Command, Mailbox, Reply};
+use jobs::Jobs;
 use slab::Slab;
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -108,6 +110,7 @@ struct Reactor {
     ring: Ring,
     sockets: Sockets,
     members: MemberIo,
+    jobs: Jobs,
     config: ReactorConfig,
     events: EventLog,
     mailbox: Arc<Mailbox>,
@@ -150,6 +153,7 @@ impl Reactor {
             ring,
             sockets: Sockets::new(TAG_SOCKET),
             members: MemberIo::new(TAG_MEMBER, &config.pool),
+            jobs: Jobs::new(Arc::clone(&mailbox))?,
             config,
             events,
             mailbox,
@@ -179,7 +183,8 @@ impl Reactor {
         let mut events: Vec<RingEvent> = Vec::new();
         self.sockets.poll(&mut self.ring, &self.wake);
         loop {
-            let wait = if self.members.has_finished() || !self.dirty.is_empty() || !self.touched.is_empty() {
+            let more = self.members.has_finished() || self.jobs.has_done();
+            let wait = if more || !self.dirty.is_empty() || !self.touched.is_empty() {
                 None
             } else if self.is_busy() {
                 Some(TICK_BUSY)
@@ -233,6 +238,9 @@ impl Reactor {
             }
             if self.urgent {
                 break;
+            }
+            while let Some((array, coded)) = self.jobs.next_done() {
+                self.step(array, VolumeEvent::Coded(coded));
             }
             let Some(done) = self.members.next_finished() else { break };
             self.step(ArrayId(done.owner), VolumeEvent::Io(done.completion));

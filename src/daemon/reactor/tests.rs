@@ -75,6 +75,7 @@ impl Volume for PassThrough {
                 };
                 self.submit(id, Asked::Client, op, out);
             }
+            VolumeEvent::Coded(_) => unreachable!("it gives no work away"),
             VolumeEvent::Admin(id, AdminRequest::Stop) => {
                 self.stop = Some(id);
                 if self.device.is_some() {

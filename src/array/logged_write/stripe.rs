@@ -1,0 +1,122 @@
+//! Writes of whole stripes: to a free slot, coded and hashed as a job, written once, live by a record.
+
+use super::{Flow, LoggedWrite, SLOT_LOCK, Stage, StripeWrite, Work};
+use crate::array::job::{CodedStripe, StripeJob};
+use crate::array::lock::LockMode;
+use crate::array::page_hold::PageHold;
+use crate::array::{Array, ArrayAction, ClientError, NoticeLevel, Owner};
+use crate::block_io::IoOp;
+use crate::format::{FreshRecord, LogRecord};
+use crate::units::{ROW_BYTES, SlotIndex};
+
+const BLOCK: usize = ROW_BYTES as usize;
+
+impl Array {
+    /// A whole stripe: finds the slot it goes to.
+    pub(super) fn choose_slot(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        if !self.writes_allowed() {
+            self.gated.push(key);
+            return Flow::Wait;
+        }
+        let entry = self.redo().pages.map_entry(write.stripe);
+        let redo = self.redo_mut();
+        // The slot of a stripe that never held anything is as good as a free one.
+        let target =
+            if entry.epoch == 0 && !entry.holds_data { Some(entry.slot) } else { redo.stripes.take_free() };
+        let Some(target) = target else {
+            redo.waiting_for_slot.push(key);
+            if redo.journal.slots_waiting() == 0 {
+                redo.checkpoint.want();
+            }
+            return Flow::Wait;
+        };
+        write.target = Some(target);
+        write.pages = PageHold::new(self.hash_pages(target, 0..self.map.chunk / BLOCK), write.life);
+        write.stage = Stage::SlotLock;
+        let lock = SlotIndex(target.0 | SLOT_LOCK);
+        self.locks.acquire(lock, 0..self.map.chunk, LockMode::Exclusive, key);
+        Flow::Wait
+    }
+
+    /// Has the stripe coded and hashed, once.
+    pub(super) fn code_stripe(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        let Work::Data { data, .. } = &write.work else { unreachable!("a whole stripe has data") };
+        let data = data.clone();
+        // The pages load meanwhile.
+        self.hold_pages(key, &mut write.pages);
+        let (k, chunk) = (self.map.k, self.map.chunk);
+        let bytes = self.map.width() * chunk;
+        let redo = self.redo_mut();
+        redo.fresh_bytes += bytes;
+        redo.stripes_in_progress += 1;
+        write.stage = Stage::Code;
+        let job = StripeJob {
+            key,
+            codec: self.codec.clone(),
+            hasher: self.redo().log_hasher(),
+            data: (0..k).map(|column| data.slice(column * chunk..(column + 1) * chunk)).collect(),
+            parity: (0..self.map.m).map(|_| self.pool.alloc(chunk)).collect(),
+            alone: self.client_ops == 1,
+        };
+        self.actions.push(ArrayAction::Code(job));
+        Flow::Wait
+    }
+
+    /// Writes the stripe, once.
+    pub(in super::super) fn stripe_coded(
+        &mut self,
+        key: usize,
+        write: &mut LoggedWrite,
+        coded: CodedStripe,
+    ) -> Flow {
+        assert_eq!(write.stage, Stage::Code, "a stripe is coded once");
+        let Some(target) = write.target else { unreachable!("a whole stripe has a slot") };
+        write.stage = Stage::Stripe;
+        if !self.is_failed() && write.life == self.redo().lives {
+            let images = (0..).zip(coded.columns).collect();
+            let (stripe, old_slot, hashes) = (write.stripe, write.slot, coded.hashes);
+            let record = FreshRecord { stripe, slot: target, old_slot, hashes };
+            write.records = vec![(LogRecord::Fresh(record), images)];
+            for column in 0..self.map.width() {
+                let member = self.member_at(target, column);
+                for device in self.targets(member, target).collect::<Vec<_>>() {
+                    write.writes.push(StripeWrite { member, device, column, retried: false });
+                }
+            }
+            for item in 0..write.writes.len() {
+                self.send_stripe_write(key, write, item);
+            }
+            if write.pending > 0 {
+                return Flow::Wait;
+            }
+        }
+        let flow = self.stripe_written(key, write);
+        if flow == Flow::Finished { flow } else { self.advance_logged_write(key, write) }
+    }
+
+    pub(super) fn send_stripe_write(&mut self, key: usize, write: &mut LoggedWrite, item: usize) {
+        let StripeWrite { member, device, column, .. } = write.writes[item];
+        let (Some(target), Some((_, images))) = (write.target, write.records.first()) else { return };
+        let buf = images[column].1.clone();
+        let offset = self.map.device_offset(self.data_offset, target, 0);
+        write.pending += 1;
+        self.submit_io(Owner::Op { key, item }, member, device, IoOp::Write { offset, buf, fua: false });
+    }
+
+    pub(super) fn stripe_written(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        if write.life == self.redo().lives {
+            self.redo_mut().stripes_in_progress -= 1;
+        }
+        if self.is_failed() || write.life != self.redo().lives {
+            return self.end_logged_write(key, write, Err(ClientError::Io));
+        }
+        if write.no_space {
+            let text =
+                "a member has no space left for a whole stripe; nothing was changed, the client got ENOSPC";
+            self.notice(NoticeLevel::Error, None, text.into());
+            return self.end_logged_write(key, write, Err(ClientError::NoSpace));
+        }
+        write.stage = Stage::Join;
+        Flow::Wait
+    }
+}
