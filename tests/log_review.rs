@@ -443,3 +443,42 @@ fn nothing_is_lost_whatever_the_moment_of_a_loss_a_return_or_a_crash() {
     }
     assert!(ended > count * 4, "most runs come to their event: {ended}");
 }
+
+// ---- What a device under construction skips ----
+
+/// Executes everything but writes to the logs, and lets so much time pass that progress is recorded.
+fn run_without_log(sim: &mut SimArray, log: &std::ops::Range<u64>) {
+    let to_log = |op: &IoOp| matches!(op, IoOp::Write { offset, .. } if log.contains(&offset.0));
+    for _ in 0..120 {
+        while sim.step_where(|_, op| !to_log(op)) {}
+        sim.sleep(100);
+    }
+}
+
+#[test]
+fn a_slot_whose_stripe_has_left_or_was_discarded_is_built_until_that_is_durable() {
+    for discard in [false, true] {
+        let mut array = Checked::filled(shape(2, 1, 6, ChecksumKind::None), 5);
+        let log = array.sim.log_region();
+        array.sim.admin(AdminRequest::Fail { member: MemberIndex(0) }).expect("failed");
+        array.sim.settle();
+        let (start, len) = (2 * 2 * CHUNK, 2 * CHUNK);
+        if discard {
+            let (offset, len) = (VolumeOffset(start as u64), len as u64);
+            array.sim.submit(ClientRequest::Trim { offset, len, fua: false });
+        } else {
+            array.sim.submit_write(start as u64, &vec![7; len], false);
+        }
+        run_without_log(&mut array.sim, &log);
+        let device = array.sim.add_blank_disk();
+        array.sim.submit_admin(AdminRequest::Replace { member: MemberIndex(0), device });
+        run_without_log(&mut array.sim, &log);
+        // The record that the stripe has left its slot, or holds nothing, is lost; then another member is.
+        let mut sim = array.sim.kill_where(false, |_, _| false).expect("it assembles");
+        drain(&mut sim);
+        array.sim = sim;
+        array.verify();
+        array.sim.admin(AdminRequest::Fail { member: MemberIndex(1) }).expect("failed");
+        array.verify();
+    }
+}

@@ -1,7 +1,8 @@
 //! Rules of the crash-safety design are there for a reason: with one of them broken, the explorer finds a violation. A
 //! rule that can be broken unnoticed means that the explorer looks away.
 //!
-//! Rules can be broken in builds with debug assertions only. CALPE_MUTATION: only the mutation of this name.
+//! Rules can be broken in builds with debug assertions only. CALPE_MUTATION: only the mutation of this name;
+//! CALPE_SIM_SCENARIO: it is hunted in the scenarios of these names; CALPE_SIM_SEED: from this seed on.
 #![cfg(debug_assertions)]
 
 use calpe::testing::{Aim, Damage, Mutation, Place, SCENARIOS, Scenario, SimWorld, Totals, atlas, explore};
@@ -41,6 +42,7 @@ fn first_scenarios(mutation: Mutation) -> &'static [&'static str] {
         Mutation::InPlaceBeforeBump | Mutation::BumpNotFinishedFirst | Mutation::AckBeforeBump => {
             &["epochs-2+1", "epochs-2+2", "bare-2+1"]
         }
+        Mutation::BatchByBatch => &["again-2+1", "again-2+2"],
         Mutation::OverwriteBeforeTailDurable | Mutation::NoCut => &["full-2+1", "full-3+2"],
         _ => &["steady-2+1", "bare-2+1"],
     }
@@ -48,7 +50,7 @@ fn first_scenarios(mutation: Mutation) -> &'static [&'static str] {
 
 /// A block of data that was damaged does not damage its row.
 fn hunt_by_damage(mutation: Mutation) -> Result<String, String> {
-    let scenario = SCENARIOS.iter().find(|scenario| scenario.name == "logged-4+2").expect("a scenario");
+    let scenario = SCENARIOS.iter().find(|scenario| scenario.name == "logged-8+3").expect("a scenario");
     let world = SimWorld::new(scenario.shape, POOL_BYTES);
     let aim = Aim { place: Some(Place::Parity), damage: Some(Damage::Flip), beyond: false };
     for seed in 0..200 {
@@ -64,13 +66,15 @@ fn hunt(mutation: Mutation) -> Result<String, String> {
     if mutation == Mutation::OldParityNotVerified {
         return hunt_by_damage(mutation);
     }
-    let names = first_scenarios(mutation);
+    let wanted = std::env::var("CALPE_SIM_SCENARIO").ok();
+    let wanted: Option<Vec<&str>> = wanted.as_ref().map(|names| names.split(',').collect());
+    let names = wanted.as_deref().unwrap_or(first_scenarios(mutation));
     let scenarios: Vec<&Scenario> =
         names.iter().filter_map(|name| SCENARIOS.iter().find(|scenario| scenario.name == *name)).collect();
     let worlds: Vec<SimWorld> =
         scenarios.iter().map(|scenario| SimWorld::new(scenario.shape, POOL_BYTES)).collect();
     let mut totals = Totals::default();
-    let mut seed = 1;
+    let mut seed = std::env::var("CALPE_SIM_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
     while totals.points < POINTS_MAX {
         for (scenario, world) in scenarios.iter().zip(&worlds) {
             let (found, violation) = mutation.with(|| explore(world, scenario, seed, POINTS_OF_SEED_MAX));

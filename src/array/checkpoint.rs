@@ -120,7 +120,7 @@ impl Array {
     fn checkpoint_due(&self) -> bool {
         let redo = self.redo();
         redo.overlay.active_bytes() >= redo.overlay_max / 2
-            || redo.journal.fullness(&self.online()) >= 128
+            || redo.journal.fullness() >= 128
             || redo.fresh_bytes >= FRESH_BYTES_MAX
             || redo.pages.dirty_pages() >= redo.facts.cache_pages_max / 2
     }
@@ -152,6 +152,8 @@ impl Array {
         let remark = std::mem::take(&mut redo.checkpoint.remark);
         if redo.journal.is_drained() && remark.is_empty() && redo.pages.dirty_pages() == 0 {
             redo.checkpoint.begun += 1;
+            // A slot may be free by now that was not while a loss was to be recorded.
+            self.free_slots();
             self.checkpoint_ended();
             return;
         }

@@ -193,14 +193,14 @@ impl Journal {
         (self.next - self.written) as usize
     }
 
-    /// Blocks taken of the fullest ring.
-    pub fn used_blocks(&self, live: &MemberSet) -> u32 {
-        live.iter().map(|member| self.rings[usize::from(member.0)].used).max().unwrap_or(0)
+    /// Blocks taken of the fullest ring; that of a member out of service only empties.
+    pub fn used_blocks(&self) -> u32 {
+        self.rings.iter().map(|ring| ring.used).max().unwrap_or(0)
     }
 
     /// The part of the fullest ring that is taken, in 1/256.
-    pub fn fullness(&self, live: &MemberSet) -> u32 {
-        (u64::from(self.used_blocks(live)) * 256 / u64::from(self.ring_blocks)) as u32
+    pub fn fullness(&self) -> u32 {
+        (u64::from(self.used_blocks()) * 256 / u64::from(self.ring_blocks)) as u32
     }
 
     /// Blocks of every member's ring.

@@ -50,7 +50,7 @@ impl Array {
     }
 
     fn start_logged_pass(&mut self, slot: SlotIndex, work: Work) {
-        let hold = SlotHold::new(slot, self.redo().lives);
+        let hold = SlotHold::new(slot, !matches!(work, Work::Scrub), self.redo().lives);
         let pass = LoggedPass { hold, work, stage: Stage::Hold, fetch: Fetch::new(slot), writing: 0 };
         let key = self.ops.insert(Op::LoggedPass(Box::new(pass)));
         self.ready.push_back(key);

@@ -8,6 +8,7 @@
 use super::fetch::{Fetch, Fetched};
 use super::journal::{record_bytes, stripe_of};
 use super::lock::LockMode;
+use super::mutation::{Mutation, is_off};
 use super::page_hold::PageHold;
 use super::plan::{self, Band, ParityPath};
 use super::redo::Share;
@@ -187,7 +188,7 @@ impl Array {
     fn admit_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         self.last_write = self.now;
         let share = self.share_of_write(write);
-        let used = self.redo().journal.used_blocks(&self.online());
+        let used = self.redo().journal.used_blocks();
         if !self.redo().waiting_for_room.is_empty() || !self.redo().has_room(share, used) {
             if self.is_starved() {
                 return self.end_logged_write(key, write, Err(ClientError::NoSpace));
@@ -341,6 +342,7 @@ impl Array {
             }
             write.plans.push((band, path));
         }
+        write.fetch.believes_parity = is_off(Mutation::OldParityNotVerified);
         write.stage = Stage::Old;
         match self.fetch(key, &mut write.fetch) {
             Fetched::Wait => Flow::Wait,
@@ -430,17 +432,13 @@ impl Array {
             let mut columns: Vec<u16> = images.iter().map(|(column, _)| *column).collect();
             columns.extend(lost_here.filter(|c| !images.iter().any(|(other, _)| other == c)));
             columns.sort_unstable();
-            let hashes = columns
-                .iter()
-                .flat_map(|column| {
-                    let image = images.iter().find(|(c, _)| c == column).map(|(_, buf)| buf.clone());
-                    (0..piece.len()).map(move |row| (image.clone(), row))
-                })
-                .map(|(image, row)| match image {
-                    Some(buf) => self.redo().log_hash(&buf[row * BLOCK..(row + 1) * BLOCK]),
-                    None => BlockHash::LOST,
-                })
-                .collect();
+            let mut hashes = Vec::with_capacity(columns.len() * piece.len());
+            for column in &columns {
+                match images.iter().find(|(c, _)| c == column) {
+                    Some((_, image)) => self.redo().log_hashes(image, &mut hashes),
+                    None => hashes.extend(std::iter::repeat_n(BlockHash::LOST, piece.len())),
+                }
+            }
             let record = InPlaceRecord {
                 stripe,
                 slot,
@@ -503,7 +501,7 @@ impl Array {
             .collect();
         let mut hashes = Vec::with_capacity(images.len() * rows);
         for (_, image) in &images {
-            hashes.extend(image.chunks_exact(BLOCK).map(|block| self.redo().log_hash(block)));
+            self.redo().log_hashes(image, &mut hashes);
         }
         let record = FreshRecord { stripe: write.stripe, slot: target, old_slot: write.slot, hashes };
         write.records = vec![(LogRecord::Fresh(record), images)];
@@ -620,25 +618,17 @@ impl Array {
                     if record.first {
                         redo.pages.clear_slot(record.slot);
                     }
-                    for (at, column) in record.columns.iter().enumerate() {
-                        for row in 0..record.rows as usize {
-                            let hash = record.hash(at, row);
-                            redo.pages.set_hash(
-                                record.slot,
-                                record.row as usize + row,
-                                ColumnIndex(*column),
-                                hash,
-                            );
-                        }
-                    }
+                    let first = record.row as usize;
+                    let columns = record.columns.iter().map(|column| ColumnIndex(*column));
+                    let rows = first..first + record.rows as usize;
+                    redo.pages.set_hashes(record.slot, rows, columns, &record.hashes);
                 }
                 redo.set_map_entry(record.stripe, MapEntry { slot: record.slot, holds_data: true, epoch });
             }
             LogRecord::Fresh(record) => {
                 if redo.checksums.is_some() {
-                    for (at, hash) in record.hashes.iter().enumerate() {
-                        redo.pages.set_hash(record.slot, at % rows, ColumnIndex((at / rows) as u16), *hash);
-                    }
+                    let columns = (0..record.hashes.len() / rows).map(|column| ColumnIndex(column as u16));
+                    redo.pages.set_hashes(record.slot, 0..rows, columns, &record.hashes);
                 }
                 redo.overlay.give_up(record.old_slot);
                 if record.slot == record.old_slot {

@@ -24,6 +24,7 @@ use crate::format::{
 };
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use uuid::Uuid;
 
@@ -348,14 +349,64 @@ impl PageStore {
         self.set(page, entry, hash.0);
     }
 
+    /// The hashes of rows of a column.
+    pub fn hashes(
+        &self,
+        slot: SlotIndex,
+        rows: Range<usize>,
+        column: ColumnIndex,
+    ) -> impl Iterator<Item = BlockHash> + '_ {
+        let mut at: Option<(PageIndex, &Page)> = None;
+        rows.map(move |row| {
+            let (page, entry) = self.layout.hash_entry(slot, row, usize::from(column.0));
+            let entries = match at {
+                Some((same, entries)) if same == page => entries,
+                _ => &self.at(page).page,
+            };
+            at = Some((page, entries));
+            hash_of_entry(entries.entries[entry])
+        })
+    }
+
+    /// Sets the hashes of rows of columns: those of the first column, then those of the next. A page is looked up once,
+    /// not once for every block.
+    ///
+    /// # Panics
+    /// When there are not as many hashes as blocks.
+    pub fn set_hashes(
+        &mut self,
+        slot: SlotIndex,
+        rows: Range<usize>,
+        columns: impl ExactSizeIterator<Item = ColumnIndex> + Clone,
+        hashes: &[BlockHash],
+    ) {
+        assert_eq!(hashes.len(), rows.len() * columns.len(), "a hash for each block");
+        let layout = self.layout;
+        let (first, count) = (rows.start, rows.len());
+        let mut entries = rows
+            .flat_map(|row| columns.clone().enumerate().map(move |(nth, column)| (row, nth, column)))
+            .map(|(row, nth, column)| {
+                let (page, entry) = layout.hash_entry(slot, row, usize::from(column.0));
+                (page, entry, hashes[nth * count + row - first])
+            })
+            .peekable();
+        while let Some(&(page, _, _)) = entries.peek() {
+            self.touch(page);
+            let cached = self.cached.get_mut(&page).expect("it was just marked");
+            let image = Arc::make_mut(&mut cached.page);
+            while let Some((_, entry, hash)) = entries.next_if(|(other, _, _)| *other == page) {
+                image.entries[entry] = hash.0;
+            }
+        }
+    }
+
     /// Makes every block of a slot [`BlockHash::UNWRITTEN`]. Its pages hold entries of other slots too, so all of them
     /// must be cached.
     pub fn clear_slot(&mut self, slot: SlotIndex) {
-        for row in 0..(u64::from(self.geometry.chunk) / ROW_BYTES) as usize {
-            for column in 0..self.geometry.width() {
-                self.set_hash(slot, row, ColumnIndex(column), BlockHash::UNWRITTEN);
-            }
-        }
+        let rows = 0..(u64::from(self.geometry.chunk) / ROW_BYTES) as usize;
+        let columns = (0..self.geometry.width()).map(ColumnIndex);
+        let unwritten = vec![BlockHash::UNWRITTEN; rows.len() * columns.len()];
+        self.set_hashes(slot, rows, columns, &unwritten);
     }
 
     /// The stripe map's entry of a logical stripe. Its slot is below the number of slots if
@@ -1456,6 +1507,33 @@ pub(super) mod tests {
         assert_eq!(store.unknown_on(member), []);
         disks.write_back(&mut store, 4);
         assert_eq!(disks.check(&mut store, PAGE).faults, []);
+    }
+
+    #[test]
+    fn hashes_set_together_are_those_set_one_by_one() {
+        let geometry = geometry(2, 1);
+        let (mut one, mut together) = (new_store(geometry, 64), new_store(geometry, 64));
+        let rows = (u64::from(geometry.chunk) / ROW_BYTES) as usize;
+        let slot = SlotIndex(geometry.slots - 1);
+        for store in [&mut one, &mut together] {
+            let disks = Disks::new(store);
+            for page in store.layout().hash_pages(slot, 0..rows).map(PageIndex) {
+                disks.load(store, page, Torn::Impossible);
+            }
+        }
+        let columns = [2, 0].map(ColumnIndex);
+        let hashes: Vec<BlockHash> = (0..2 * (rows - 1)).map(|at| BlockHash([at as u8 + 1; 16])).collect();
+        together.set_hashes(slot, 1..rows, columns.into_iter(), &hashes);
+        for (nth, column) in columns.into_iter().enumerate() {
+            for row in 1..rows {
+                one.set_hash(slot, row, column, hashes[nth * (rows - 1) + row - 1]);
+            }
+        }
+        for column in (0..geometry.width()).map(ColumnIndex) {
+            let by_row: Vec<BlockHash> = (0..rows).map(|row| one.hash(slot, row, column)).collect();
+            assert_eq!(together.hashes(slot, 0..rows, column).collect::<Vec<_>>(), by_row, "{column:?}");
+        }
+        assert_eq!(together.dirty_pages(), one.dirty_pages());
     }
 
     #[test]

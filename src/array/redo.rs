@@ -181,9 +181,18 @@ impl Redo {
             .is_none_or(|hasher| hasher.hash(bytes) == self.pages.hash(slot, row, ColumnIndex(column as u16)))
     }
 
-    /// The hash that goes into the log for a block.
-    pub fn log_hash(&self, block: &[u8]) -> BlockHash {
-        self.checksums.unwrap_or(BlockHasher::Crc32c).hash(block)
+    /// Which of the blocks of a column, from this row on, are what they should be.
+    pub fn verify_blocks(&self, slot: SlotIndex, row: usize, column: usize, bytes: &[u8]) -> Vec<bool> {
+        let Some(hasher) = self.checksums else { return vec![true; bytes.len() / ROW_BYTES as usize] };
+        let mut hashes = Vec::with_capacity(bytes.len() / ROW_BYTES as usize);
+        hasher.hash_blocks(bytes, &mut hashes);
+        let wanted = self.pages.hashes(slot, row..row + hashes.len(), ColumnIndex(column as u16));
+        wanted.zip(hashes).map(|(wanted, hash)| wanted == hash).collect()
+    }
+
+    /// Appends the hashes that go into the log for whole blocks.
+    pub fn log_hashes(&self, bytes: &[u8], hashes: &mut Vec<BlockHash>) {
+        self.checksums.unwrap_or(BlockHasher::Crc32c).hash_blocks(bytes, hashes);
     }
 
     pub fn is_serving(&self) -> bool {
@@ -246,6 +255,12 @@ impl Redo {
     pub fn member_lost(&mut self) {
         let issued = self.journal.stripes_not_in_place();
         self.checkpoint.remark(issued.chain(self.open.records.iter().map(stripe_of)));
+    }
+
+    /// Whether records of a stripe wait to be issued, or are in the log and not in place.
+    pub fn is_in_log(&self, stripe: StripeIndex) -> bool {
+        self.open.records.iter().any(|record| stripe_of(record) == stripe)
+            || self.journal.stripes_not_in_place().any(|touched| touched == stripe)
     }
 
     /// Changes what the map says of a stripe.
@@ -325,8 +340,8 @@ impl Array {
         redo.is_stuck
             || !redo.waiting_for_room.is_empty()
             || !redo.waiting_for_slot.is_empty()
-            || (waiting >= reserve.div_ceil(4) && redo.stripes.free_slots() <= reserve / 2)
-            || (redo.journal.tail_is_news() && redo.journal.fullness(&self.online()) >= 64)
+            || (waiting >= reserve.div_ceil(4) && redo.stripes.free_slots() <= reserve / 4)
+            || (redo.journal.tail_is_news() && redo.journal.fullness() >= 64)
     }
 
     /// Issues an empty batch when its note or tail is waited for and no other batch will carry it.

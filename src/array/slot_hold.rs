@@ -1,6 +1,9 @@
 //! A slot of a logged array held still for a pass: nobody moves a stripe into it or out of it, nobody writes its
 //! stripe, and none of its blocks has an image that is not in place. Rebuild and scrub work on slots so held.
 //!
+//! A slot that a stripe has left, or whose stripe was discarded, is empty only once a crash cannot bring that back: a
+//! device under construction that skipped it sooner would count as built and lack it.
+//!
 //! Where a stripe is in the slot, its lock is enough: nobody moves it without. A free slot is locked as such, as a
 //! whole-stripe write on its way into it does. Never both, so that nobody waits for the other here.
 
@@ -18,6 +21,8 @@ pub(super) struct SlotHold {
     stripe: Option<StripeIndex>,
     stage: Stage,
     pages: PageHold,
+    /// For a device under construction.
+    builds: bool,
     life: u64,
 }
 
@@ -42,8 +47,9 @@ pub(super) enum Held {
 }
 
 impl SlotHold {
-    pub fn new(slot: SlotIndex, life: u64) -> SlotHold {
-        SlotHold { slot, stripe: None, stage: Stage::New, pages: PageHold::default(), life }
+    /// `builds`: an empty slot is one that a crash leaves empty.
+    pub fn new(slot: SlotIndex, builds: bool, life: u64) -> SlotHold {
+        SlotHold { slot, stripe: None, stage: Stage::New, pages: PageHold::default(), builds, life }
     }
 
     pub fn waits(&self) -> bool {
@@ -72,6 +78,9 @@ impl Array {
                     if !self.locks.is_held(slot_lock, key) {
                         return Held::Wait;
                     }
+                    if self.redo().stripes.is_retired(hold.slot) && hold.builds {
+                        return self.wait_for_checkpoint(key);
+                    }
                     if self.redo().stripes.stripe_at(hold.slot).is_none() {
                         return Held::Empty;
                     }
@@ -92,6 +101,9 @@ impl Array {
                         continue;
                     }
                     if !self.holds_data(stripe) {
+                        if self.redo().is_in_log(stripe) && hold.builds {
+                            return self.wait_for_checkpoint(key);
+                        }
                         return Held::Empty;
                     }
                     let pages = self.hash_pages(hold.slot, 0..self.map.chunk / ROW_BYTES as usize);
@@ -100,10 +112,7 @@ impl Array {
                 }
                 Stage::Drain => {
                     if self.redo().overlay.has_slot(hold.slot) {
-                        let redo = self.redo_mut();
-                        redo.checkpoint.want();
-                        redo.waiting_for_drain.push(key);
-                        return Held::Wait;
+                        return self.wait_for_checkpoint(key);
                     }
                     if !self.hold_pages(key, &mut hold.pages) {
                         return Held::Wait;
@@ -116,6 +125,13 @@ impl Array {
                 }
             }
         }
+    }
+
+    fn wait_for_checkpoint(&mut self, key: usize) -> Held {
+        let redo = self.redo_mut();
+        redo.checkpoint.want();
+        redo.waiting_for_drain.push(key);
+        Held::Wait
     }
 
     /// Gives up what is held or waited for.

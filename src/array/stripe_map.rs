@@ -125,6 +125,11 @@ impl StripeMap {
         (word & TAG == 0).then_some(StripeIndex(word))
     }
 
+    /// Whether its stripe has left a slot that must not be used again yet.
+    pub fn is_retired(&self, slot: SlotIndex) -> bool {
+        self.slots[slot.0 as usize] == RETIRED
+    }
+
     /// How many slots can be taken.
     pub fn free_slots(&self) -> u64 {
         self.free

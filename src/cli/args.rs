@@ -380,6 +380,23 @@ Examples:
   calpe bench codec --geometry 8+4 --block 64KiB --engine gfni --json
 The NBD server is measured against others by scripts/bench-nbd.")]
     Codec(BenchCodecArgs),
+    /// Checksums of blocks against the memory bandwidth of one core
+    #[command(after_help = "\
+Examples:
+  calpe bench hash
+  calpe bench hash --seconds 2 --json")]
+    Hash(BenchHashArgs),
+}
+
+/// Options of `bench hash`.
+#[derive(Debug, Clone, Args)]
+pub struct BenchHashArgs {
+    /// Seconds that the run should take
+    #[arg(long, default_value_t = 5.0)]
+    pub seconds: f64,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Options of `bench codec`.
@@ -452,6 +469,7 @@ mod tests {
             "calpe inspect /dev/sdb --json",
             "calpe check /dev/sdb /dev/sdc --json",
             "calpe bench codec --json",
+            "calpe bench hash --seconds 1 --json",
             "calpe --socket /run/x --log-format json status",
             "calpe status --socket /run/x",
         ] {

@@ -40,6 +40,7 @@ pub(super) fn run(cli: Cli) -> Outcome {
         Command::Inspect(args) => offline::inspect(&args),
         Command::Check(args) => offline::check(&args),
         Command::Bench(BenchCommand::Codec(args)) => offline::bench_codec(args),
+        Command::Bench(BenchCommand::Hash(args)) => offline::bench_hash(&args),
         Command::Status(args) => status(connect(), &args),
         Command::Import(args) => import(connect()?, args),
         Command::Export(args) => {

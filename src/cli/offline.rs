@@ -1,6 +1,6 @@
 //! The commands that need no daemon: create, inspect, check, bench.
 
-use super::args::{BenchCodecArgs, CheckArgs, CreateArgs, InspectArgs};
+use super::args::{BenchCodecArgs, BenchHashArgs, CheckArgs, CreateArgs, InspectArgs};
 use super::wait::Progress;
 use super::{CliError, Outcome, say, say_json};
 use crate::codec::bench;
@@ -92,6 +92,17 @@ pub(super) fn check(args: &CheckArgs) -> Outcome {
         say(&report.to_string())?;
     }
     if report.good { Ok(ExitCode::SUCCESS) } else { Err(CliError::Outcome(report.verdict())) }
+}
+
+/// `calpe bench hash`.
+pub(super) fn bench_hash(args: &BenchHashArgs) -> Outcome {
+    let report = bench::run_hash(args.seconds);
+    if args.json {
+        say_json(&report)?;
+    } else {
+        say(&report.render())?;
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// `calpe bench codec`.

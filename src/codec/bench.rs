@@ -4,6 +4,8 @@
 //! in turn over a buffer larger than caches (each column comes from memory and each output goes there). Invariant:
 //! copying and coding are interleaved, so that a busy neighbour slows both. Must not know how results are asked for.
 
+mod hash;
+
 use std::fmt::{self, Write as _};
 use std::hint::black_box;
 use std::str::FromStr;
@@ -13,6 +15,8 @@ use serde::Serialize;
 
 use super::{COLUMNS_MAX, Codec, Engine};
 use crate::units::HumanSize;
+
+pub use hash::{HashReport, HashRow, run_hash};
 
 /// Version of the JSON form of a report.
 pub const OUTPUT_VERSION: u32 = 1;

@@ -1,6 +1,8 @@
-//! Fingerprints of 4 KiB blocks. The same bytes give the same hash on every engine.
+//! Fingerprints of 4 KiB blocks. The same bytes give the same hash on every engine, one by one or many at once.
 
-use crate::units::BlockHash;
+mod lanes;
+
+use crate::units::{BlockHash, ROW_BYTES};
 
 /// How blocks are fingerprinted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,22 +16,49 @@ pub enum BlockHasher {
 /// Behind the four bytes of a CRC: keeps it apart from the hashes that are none.
 const CRC_MARK: [u8; 12] = *b"crc-32c\0\0\0\0\x01";
 
+const BLOCK: usize = ROW_BYTES as usize;
+
 impl BlockHasher {
     /// The fingerprint of a block.
     #[must_use]
     pub fn hash(self, block: &[u8]) -> BlockHash {
-        let mut hash = [0; 16];
-        match self {
-            BlockHasher::Crc32c => {
-                hash[..4].copy_from_slice(&crc32c::crc32c(block).to_le_bytes());
-                hash[4..].copy_from_slice(&CRC_MARK);
-            }
-            BlockHasher::Blake3 => hash.copy_from_slice(&blake3::hash(block).as_bytes()[..16]),
-        }
-        let hash = BlockHash(hash);
-        // A content that hashes to a value with another meaning gets a neighbour of it; 2^-127 of all do.
-        if hash.is_stored() { hash } else { BlockHash([0x5a; 16]) }
+        stored(match self {
+            BlockHasher::Crc32c => of_crc(block),
+            BlockHasher::Blake3 => first_half(blake3::hash(block).as_bytes()),
+        })
     }
+
+    /// Appends the fingerprints of blocks of 4 KiB that lie one behind the other. Where the processor has wide
+    /// registers this is several times as fast as one by one.
+    ///
+    /// # Panics
+    /// When `bytes` are not whole blocks.
+    pub fn hash_blocks(self, bytes: &[u8], hashes: &mut Vec<BlockHash>) {
+        let (blocks, rest) = bytes.as_chunks::<BLOCK>();
+        assert!(rest.is_empty(), "{} bytes are not whole blocks", bytes.len());
+        match self {
+            BlockHasher::Crc32c => hashes.extend(blocks.iter().map(|block| stored(of_crc(block)))),
+            BlockHasher::Blake3 => lanes::hash_each(blocks, |hash| hashes.push(stored(first_half(hash)))),
+        }
+    }
+}
+
+fn of_crc(block: &[u8]) -> [u8; 16] {
+    let mut hash = [0; 16];
+    hash[..4].copy_from_slice(&crc_fast::crc32_iscsi(block).to_le_bytes());
+    hash[4..].copy_from_slice(&CRC_MARK);
+    hash
+}
+
+fn first_half(hash: &[u8; 32]) -> [u8; 16] {
+    let [first, _] = hash.as_chunks::<16>().0 else { unreachable!("32 bytes are two halves") };
+    *first
+}
+
+/// A content that hashes to a value with another meaning gets a neighbour of it; 2^-127 of all do.
+fn stored(hash: [u8; 16]) -> BlockHash {
+    let hash = BlockHash(hash);
+    if hash.is_stored() { hash } else { BlockHash([0x5a; 16]) }
 }
 
 #[cfg(test)]
@@ -56,5 +85,27 @@ mod tests {
             }
             assert!(before.is_stored() && hasher.hash(&[0; 4096]).is_stored());
         }
+    }
+
+    #[test]
+    fn many_at_once_hash_as_they_do_one_by_one() {
+        // Every number of blocks that is left over beside the widths of registers.
+        for blocks in 0..=37 {
+            let bytes: Vec<u8> =
+                (0..blocks * BLOCK).map(|at| (at * 31 + at / 251 + at / BLOCK * 7) as u8).collect();
+            for hasher in [BlockHasher::Crc32c, BlockHasher::Blake3] {
+                let mut hashes = vec![BlockHash([9; 16])];
+                hasher.hash_blocks(&bytes, &mut hashes);
+                let one_by_one = bytes.chunks(BLOCK).map(|block| hasher.hash(block));
+                let wanted: Vec<BlockHash> = std::iter::once(BlockHash([9; 16])).chain(one_by_one).collect();
+                assert_eq!(hashes, wanted, "{blocks} blocks, {hasher:?}");
+            }
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "not whole blocks")]
+    fn half_a_block_is_refused() {
+        BlockHasher::Blake3.hash_blocks(&[0; 6000], &mut Vec::new());
     }
 }

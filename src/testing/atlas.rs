@@ -7,11 +7,12 @@
 use super::disk::BLOCK;
 use super::workload::Run;
 use super::{Oracle, Random, Scenario, SimArray, SimDisk, SimWorld, Workload, WriteFault, superblocks};
+use crate::array::assembly::AssemblyError;
 use crate::array::geometry::Map;
 use crate::block_io::DeviceId;
 use crate::format::{COPY_BYTES, MemberState, RegionKind, all_copy_offsets};
 use crate::units::{MemberIndex, SlotIndex};
-use crate::volume::{ActivityKind, AdminRequest};
+use crate::volume::{ActivityKind, AdminRequest, MemberStatus};
 use std::ops::Range;
 
 /// A part of a member.
@@ -255,18 +256,24 @@ impl Atlas<'_> {
                 return Ok(None);
             }
         }
-        let used: Vec<u32> =
-            load.sim.status().members.iter().filter_map(|m| m.device).map(|id| id.0).collect();
+        let status = load.sim.status();
+        let used: Vec<u32> = status.members.iter().filter_map(|m| m.device).map(|id| id.0).collect();
         load.sim.disks.retain(|id, _| used.contains(id));
+        let truthful = |member: &&MemberStatus| {
+            member.state == MemberState::Online && self.liars >> member.index.0 & 1 == 0
+        };
+        let truthful = status.members.iter().filter(truthful).count();
         let mut random = Random::new(self.random.next_u64());
-        let restarted = load.restart(self.world, kind == 1, kind == 2, &mut random);
-        match restarted {
+        match load.restart(self.world, kind == 1, kind == 2, &mut random)? {
             Ok(load) => {
                 self.totals.restarts += 1;
                 Ok(Some(load))
             }
             Err(_) if self.aim.beyond => Ok(None),
-            Err(error) => Err(error),
+            // Where k <= m the members whose superblocks are good need not be a majority, and half of them must not
+            // start on their own (A2).
+            Err(AssemblyError::NoMajority { .. }) if 2 * truthful <= status.members.len() => Ok(None),
+            Err(error) => Err(format!("a restart is refused: {error}")),
         }
     }
 

@@ -100,6 +100,13 @@ pub enum Fate {
     Torn(u64),
 }
 
+impl Fate {
+    /// All but the first sector is there: what follows a header has destroyed what was there, and the header is not there.
+    pub const HEADLESS: Fate = Fate::Torn(HEADLESS);
+}
+
+const HEADLESS: u64 = 0;
+
 /// What a disk does, just once, instead of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteFault {
@@ -155,6 +162,7 @@ impl DiskWrite {
         let kind = random.below(4);
         for sector in 0..sectors {
             let there = match kind {
+                _ if which == HEADLESS => sector > 0,
                 0 => sector < edge,
                 1 => sector >= edge,
                 // Whole blocks only: what a kernel that cuts a request does.
@@ -205,6 +213,8 @@ pub struct SimDisk {
     pub forgot: bool,
     /// Its operations are executed when no other disk has any.
     pub slow: bool,
+    /// So are its flushes.
+    pub slow_flushes: bool,
     /// What happens to the next write that starts within these bytes.
     pub write_fault: Option<(Range<u64>, WriteFault)>,
     /// Operations executed.

@@ -10,10 +10,10 @@
 use super::oracle::BLOCK_BYTES;
 use super::workload::Run;
 use super::{
-    Fate, Floor, Oracle, Random, SimArray, SimDisk, SimShape, SimWorld, Workload, Wreck, superblocks,
+    Fate, Floor, Oracle, Random, SimArray, SimDisk, SimShape, SimWorld, Workload, Wreck, logs, superblocks,
 };
 use crate::block_io::DeviceId;
-use crate::format::{ChecksumKind, MemberState, RegionKind, Role, Superblock};
+use crate::format::{ChecksumKind, MemberState, Role, Superblock};
 use crate::volume::{ActivityKind, AdminRequest, ClientReply, ClientRequest, MemberStatus};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -55,6 +55,30 @@ pub struct Scenario {
     pub any_one_in: u64,
     /// After a recovery everything is scrubbed, one time in so many.
     pub scrub_one_in: u64,
+    /// Images in the log that newer ones replace are damaged on all members, one time in so many.
+    pub spoil_one_in: u64,
+    /// A member is lost at some step below this one; none where it is 0.
+    pub loss_within: u64,
+    /// What comes after a crash: see [`Next`].
+    pub next: Next,
+}
+
+/// How often each thing comes after a start: the numbers are shares of their sum.
+#[derive(Clone, Copy, Debug)]
+pub struct Next {
+    /// Everything is read, and that is the end.
+    pub end: u64,
+    /// Crashes at moments of the recovery.
+    pub sweep: u64,
+    /// Everything is read; another crash.
+    pub crash: u64,
+    /// Everything is read, the load goes on for some steps; another crash.
+    pub load: u64,
+}
+
+impl Next {
+    /// As much crashing as recovering.
+    pub const MIXED: Next = Next { end: 4, sweep: 2, crash: 1, load: 1 };
 }
 
 /// What was done.
@@ -179,6 +203,10 @@ enum Survivors {
     Torn,
     /// One torn, the others there, or not.
     OneTorn(usize, bool),
+    /// All there but for their first sectors.
+    Headless,
+    /// The newest of every disk torn, the others there, or not.
+    NewestTorn(bool),
 }
 
 /// With no more undecided writes than this, every subset of them is tried.
@@ -229,7 +257,12 @@ impl Explorer<'_> {
         let oracle = Oracle::new(scenario.shape.volume_bytes, scenario.promise.logged);
         let mut load = Run::new(sim, oracle, scenario.workload, Random::new(self.seed ^ 0x5eed));
         let mut moment = 0;
-        for _ in 0..scenario.steps {
+        let mut loss = Random::new(self.seed ^ 0x1055);
+        let loss_at = scenario.loss_within.checked_sub(1).map(|within| loss.below(within + 1));
+        for step in 0..scenario.steps {
+            if loss_at == Some(step as u64) {
+                load.lose_member();
+            }
             if !load.step()? {
                 continue;
             }
@@ -290,7 +323,7 @@ impl Explorer<'_> {
         let power = !pick.is_multiple_of(4);
         let count = wreck.undecided(power).max(1);
         let one = self.random.below(count as u64) as usize;
-        let survivors = match self.random.below(10) {
+        let survivors = match self.random.below(12) {
             0 => Survivors::None,
             1 => Survivors::All,
             2 => Survivors::AllBut(one),
@@ -298,6 +331,8 @@ impl Explorer<'_> {
             4 => Survivors::Disks(self.random.next_u64()),
             5 => Survivors::OneTorn(one, self.random.one_in(2)),
             6 | 7 => Survivors::Random,
+            8 => Survivors::Headless,
+            9 => Survivors::NewestTorn(self.random.one_in(2)),
             _ => Survivors::Torn,
         };
         (power, survivors)
@@ -315,14 +350,17 @@ impl Explorer<'_> {
         self.totals.repeated += u64::from(past.depth > 0);
         let undecided = wreck.undecided(power);
         let mut random = Random::new(self.random.next_u64());
-        let mut disks = wreck.settle(power, |at, disk| survivors.fate(at, disk, &mut random));
+        let newest = wreck.newest(power);
+        let mut disks =
+            wreck.settle(power, |at, disk| survivors.fate((at, newest.contains(&at)), disk, &mut random));
         let floor = match past.floor {
             _ if power => Floor::Flushed,
             Some(Floor::Flushed | Floor::Anything) => Floor::Flushed,
             Some(Floor::Answered(_)) | None => Floor::ALL_ANSWERED,
         };
         let mut presence = self.choose_present(&mut disks, past);
-        presence.ruined = past.ruined | self.ruin_logs(&mut disks, past.depth);
+        let others = !presence.others.is_empty();
+        presence.ruined = past.ruined | self.damage_logs(&mut disks, others, past.depth);
         let word = if power { "the power fails" } else { "the process dies" };
         self.path.push(format!(
             "{word}; of {undecided} undecided writes: {survivors:?}; {presence}; floor {floor:?}"
@@ -356,25 +394,25 @@ impl Explorer<'_> {
         }
         let floor = if forgot == 0 || survives(presence.ruined | forgot) { floor } else { Floor::Flushed };
 
-        let plan = if past.depth >= self.scenario.depth_max { 0 } else { self.random.below(8) };
-        let mut oracle = match plan {
-            0..=3 => {
-                self.read_all(&mut sim, oracle, floor)?;
-                return self.scrub_sometimes(&mut sim);
-            }
-            _ => oracle.clone(),
-        };
+        let Next { end, sweep, crash, load } = self.scenario.next;
+        let last = past.depth >= self.scenario.depth_max;
+        let plan = if last { 0 } else { self.random.below(end + sweep + crash + load) };
+        if plan < end {
+            self.read_all(&mut sim, oracle, floor)?;
+            return self.scrub_sometimes(&mut sim);
+        }
+        let mut oracle = oracle.clone();
         let ruined = presence.ruined;
         let faithful = presence.current & live;
         let mut past =
             Past { seats: Vec::new(), faithful, floor: Some(floor), depth: past.depth + 1, ruined };
-        if plan <= 5 {
+        if plan < end + sweep {
             return self.sweep(&mut sim, oracle, floor, past);
         }
         self.observe_all(&mut sim, &mut oracle, floor)?;
         sim.disks.values_mut().filter(|disk| !disk.dead).for_each(|disk| disk.forgot = false);
         past.ruined = 0;
-        if plan == 6 {
+        if plan < end + sweep + crash {
             past.seats = seats(&sim);
             self.path.push("all is read; crash again".into());
             return self.crash_again(sim.wreck(), &oracle, &past);
@@ -501,36 +539,22 @@ impl Explorer<'_> {
         presence
     }
 
-    /// Damages the logs of some disks now and then. Returns whose: bits by index of member.
-    fn ruin_logs(&mut self, disks: &mut BTreeMap<u32, SimDisk>, depth: u32) -> u64 {
+    /// Damages logs now and then. Returns whose: bits by index of member; nobody's when it costs no row anything.
+    fn damage_logs(&mut self, disks: &mut BTreeMap<u32, SimDisk>, others: bool, depth: u32) -> u64 {
         let one_in = if depth > 0 { 3 } else { 6 };
-        if !self.scenario.promise.logged || !self.random.one_in(one_in) {
+        if !self.scenario.promise.logged {
             return 0;
         }
-        let mut ruined = 0;
-        let many = self.random.below(u64::from(self.scenario.shape.width())) + 1;
-        for disk in disks.values_mut().filter(|disk| !disk.dead) {
-            if self.random.below(u64::from(self.scenario.shape.width())) >= many {
-                continue;
-            }
-            let Some(superblock) = superblocks::newest(disk) else { continue };
-            let Some(region) = superblock.region(RegionKind::Log) else { continue };
-            let one_in = 1 + self.random.below(3);
-            let kind = self.random.below(3);
-            for block in disk.written_blocks(region.offset.0..region.offset.0 + region.len) {
-                if !self.random.one_in(one_in) {
-                    continue;
-                }
-                let at = block * BLOCK_BYTES as u64;
-                match kind {
-                    0 => drop(disk.bad_blocks.insert(block)),
-                    1 => disk.poke(at, &[0; BLOCK_BYTES]),
-                    _ => disk.flip(at + self.random.below(BLOCK_BYTES as u64), 1 << self.random.below(8)),
-                }
-            }
-            ruined |= 1 << superblock.member.0;
+        if self.random.one_in(one_in) {
+            return logs::ruin(disks, self.scenario.shape.width(), &mut self.random);
         }
-        ruined
+        if !others && self.random.one_in(self.scenario.spoil_one_in) {
+            let spoilt = logs::spoil_superseded(disks, &mut self.random);
+            if spoilt > 0 {
+                self.path.push(format!("{spoilt} images are damaged that newer ones replace"));
+            }
+        }
+        0
     }
 
     /// Reads what can be read when more is damaged than the array survives: errors are right, wrong data never is.
@@ -637,7 +661,7 @@ impl Explorer<'_> {
 }
 
 impl Survivors {
-    fn fate(self, at: usize, disk: u32, random: &mut Random) -> Fate {
+    fn fate(self, (at, is_newest): (usize, bool), disk: u32, random: &mut Random) -> Fate {
         let kept = match self {
             Survivors::Subset(bits) => bits >> at & 1 == 1,
             Survivors::None => false,
@@ -647,7 +671,9 @@ impl Survivors {
             Survivors::Disks(bits) => bits >> (disk % 64) & 1 == 1,
             Survivors::Random => random.one_in(2),
             Survivors::OneTorn(one, _) if at == one => return Fate::Torn(random.next_u64()),
-            Survivors::OneTorn(_, others) => others,
+            Survivors::Headless => return Fate::HEADLESS,
+            Survivors::NewestTorn(_) if is_newest => return Fate::Torn(random.next_u64()),
+            Survivors::OneTorn(_, others) | Survivors::NewestTorn(others) => others,
             Survivors::Torn => match random.below(3) {
                 0 => return Fate::Torn(random.next_u64()),
                 kept => kept == 1,
@@ -686,8 +712,9 @@ impl Reads {
                 }
                 Some(other) => {
                     let status = sim.status();
+                    let said: Vec<&str> = sim.notices.iter().map(|notice| notice.text.as_str()).collect();
                     return Err(format!(
-                        "a read of block {first} after the crash: {other:?} with {status:?}"
+                        "a read of block {first} after the crash: {other:?} with {status:?}, which said {said:?}"
                     ));
                 }
             }

@@ -4,6 +4,7 @@
 mod atlas;
 mod disk;
 mod explorer;
+mod logs;
 mod oracle;
 mod random;
 mod scenarios;
@@ -14,7 +15,7 @@ mod workload;
 pub use crate::array::mutation::Mutation;
 pub use atlas::{Aim, AtlasTotals, Damage, Place, atlas};
 pub use disk::{DiskWrite, Fate, SimDisk, WriteFault};
-pub use explorer::{Promise, Scenario, Totals, Violation, explore, replay};
+pub use explorer::{Next, Promise, Scenario, Totals, Violation, explore, replay};
 pub use oracle::{Floor, Oracle, Written, Wrong};
 pub use random::Random;
 pub use scenarios::{SCENARIOS, WRITE_HOLE, scenario_of};

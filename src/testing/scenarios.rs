@@ -1,6 +1,6 @@
 //! What is explored in every run of the tests: small arrays of several geometries under mixed loads.
 
-use super::{Promise, Scenario, SimShape, Workload};
+use super::{Next, Promise, Scenario, SimShape, Workload};
 use crate::format::ChecksumKind;
 
 const SMALL: u32 = 4096;
@@ -24,6 +24,9 @@ const fn scenario(name: &'static str, shape: SimShape, promise: Promise) -> Scen
         sweep_one_in: 24,
         any_one_in: 4,
         scrub_one_in: 4,
+        spoil_one_in: 8,
+        loss_within: 0,
+        next: Next::MIXED,
     }
 }
 
@@ -61,6 +64,7 @@ const fn full(name: &'static str, shape: SimShape) -> Scenario {
         flushes: 1,
         fua_one_in: 12,
         depth: 16,
+        slow_flushes: true,
         faults: 0,
         admin: 0,
         ..LOAD
@@ -74,6 +78,64 @@ const fn epochs(name: &'static str, shape: SimShape) -> Scenario {
     let workload = Workload { operations: 40, small_writes: 6, faults: 2, admin: 2, ..LOAD };
     let scenario = scenario(name, shape, LOGGED);
     Scenario { workload, depth_max: 5, sweep_one_in: 6, any_one_in: 2, ..scenario }
+}
+
+/// One stripe written again and again while flushes take long: the ring goes round in caches alone.
+const fn round(name: &'static str, shape: SimShape) -> Scenario {
+    let workload = Workload {
+        operations: 40,
+        small_writes: 30,
+        stripe_writes: 0,
+        other_writes: 0,
+        zeroes: 0,
+        reads: 0,
+        flushes: 1,
+        fua_one_in: 30,
+        depth: 8,
+        slow_flushes: true,
+        faults: 0,
+        admin: 0,
+        ..LOAD
+    };
+    Scenario { workload, ..scenario(name, shape, LOGGED) }
+}
+
+/// The same blocks again and again, each write durable: nearly every image in the log is replaced by a newer one.
+const fn again(name: &'static str, shape: SimShape) -> Scenario {
+    let workload =
+        Workload { small_writes: 10, stripe_writes: 0, other_writes: 0, zeroes: 0, fua_one_in: 2, ..LOAD };
+    let scenario = steady(name, shape);
+    Scenario {
+        workload: Workload { faults: 0, admin: 0, ..workload },
+        steps: 1000,
+        spoil_one_in: 2,
+        ..scenario
+    }
+}
+
+/// A member is lost soon, and that is what is looked at: runs are short, and every moment after the loss counts.
+const fn lost(name: &'static str, shape: SimShape) -> Scenario {
+    let workload = Workload { small_writes: 20, fua_one_in: 3, faults: 0, admin: 0, ..LOAD };
+    let scenario = scenario(name, shape, LOGGED);
+    Scenario { workload, steps: 320, loss_within: 240, moments_one_in: 96, any_one_in: 2, ..scenario }
+}
+
+/// Hardly any load, but members that are lost and starts that are cut short while their epochs are being written, with
+/// any members there the next time: it takes k members of as many others.
+const fn halves(name: &'static str, shape: SimShape) -> Scenario {
+    let workload = Workload { small_writes: 6, fua_one_in: 1, faults: 0, admin: 0, ..LOAD };
+    let next = Next { end: 1, sweep: 4, crash: 1, load: 2 };
+    let scenario = scenario(name, shape, LOGGED);
+    Scenario {
+        workload,
+        steps: 80,
+        loss_within: 40,
+        depth_max: 5,
+        sweep_one_in: 4,
+        any_one_in: 1,
+        next,
+        ..scenario
+    }
 }
 
 /// The scenarios; a replay token begins with a name of these.
@@ -95,6 +157,13 @@ pub const SCENARIOS: &[Scenario] = &[
     full("full-3+2", SimShape::new(3, 2, SMALL, 4).logged(ChecksumKind::Crc32c, FULL_RING)),
     epochs("epochs-2+2", SimShape::new(2, 2, SMALL, 2).logged(ChecksumKind::None, RING)),
     epochs("epochs-2+1", SimShape::new(2, 1, SMALL, 2).logged(ChecksumKind::Crc32c, RING)),
+    round("round-2+1", SimShape::new(2, 1, SMALL, 2).logged(ChecksumKind::None, RING)),
+    round("round-2+2", SimShape::new(2, 2, SMALL, 2).logged(ChecksumKind::Crc32c, RING)),
+    again("again-2+1", SimShape::new(2, 1, SMALL, 1).logged(ChecksumKind::None, SMALL_RING)),
+    again("again-2+2", SimShape::new(2, 2, SMALL, 2).logged(ChecksumKind::Crc32c, SMALL_RING)),
+    lost("lost-2+1", SimShape::new(2, 1, SMALL, 3).logged(ChecksumKind::None, SMALL_RING)),
+    lost("lost-3+2", SimShape::new(3, 2, SMALL, 3).logged(ChecksumKind::Crc32c, SMALL_RING)),
+    halves("halves-2+2", SimShape::new(2, 2, SMALL, 1).logged(ChecksumKind::None, RING)),
     scenario("plain-2+1", SimShape::new(2, 1, SMALL, 5), PLAIN),
     scenario("plain-3+2", SimShape::new(3, 2, TWO_ROWS, 4), PLAIN),
     scenario("plain-4+2", SimShape::new(4, 2, SMALL, 4), PLAIN),

@@ -160,6 +160,20 @@ impl Wreck {
         cached + self.in_flight.len()
     }
 
+    /// The numbers, as [`Wreck::settle`] counts, of the last of them on every disk.
+    #[must_use]
+    pub fn newest(&self, power: bool) -> BTreeSet<usize> {
+        let mut number = 0;
+        let mut newest = BTreeSet::new();
+        for (id, disk) in &self.disks {
+            let cached = if power { disk.cached().len() } else { 0 };
+            let count = cached + self.in_flight.iter().filter(|(device, _)| device == id).count();
+            number += count;
+            newest.extend((count > 0).then(|| number - 1));
+        }
+        newest
+    }
+
     /// Settles every write that may be lost, and gives the disks as the next start finds them. `fate` is asked in the
     /// order of the disks, cached writes before those in flight, with a number that counts up and the disk.
     #[must_use]
@@ -517,6 +531,13 @@ impl SimArray {
         region.offset.0..region.offset.0 + region.len
     }
 
+    /// Where the redo log lies on every disk, in bytes; empty without one.
+    #[must_use]
+    pub fn log_region(&self) -> std::ops::Range<u64> {
+        let superblock = self.disks.values().find_map(superblocks::newest).expect("a disk with a superblock");
+        superblock.region(RegionKind::Log).map_or(0..0, |log| log.offset.0..log.offset.0 + log.len)
+    }
+
     /// Executes one queued operation, if there is one, and lets a little time pass.
     pub fn step(&mut self) -> bool {
         self.now.0 += 50_000;
@@ -534,7 +555,9 @@ impl SimArray {
     }
 
     fn is_slow(&self, at: usize) -> bool {
-        self.disks.get(&self.queue[at].0.0).is_some_and(|disk| disk.slow)
+        let (device, _, op, _) = &self.queue[at];
+        let is_flush = matches!(op, IoOp::Flush);
+        self.disks.get(&device.0).is_some_and(|disk| disk.slow || (disk.slow_flushes && is_flush))
     }
 
     /// Lets `milliseconds` pass with nothing executed but ticks.

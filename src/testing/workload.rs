@@ -5,6 +5,7 @@
 
 use super::oracle::{BLOCK_BYTES, SECTOR_BYTES};
 use super::{Fate, Floor, Oracle, Random, SimArray, SimDisk, SimWorld, Written};
+use crate::array::assembly::AssemblyError;
 use crate::format::MemberState;
 use crate::units::{MemberIndex, VolumeOffset};
 use crate::volume::{AdminRequest, ClientError, ClientReply, ClientRequest};
@@ -41,6 +42,8 @@ pub struct Workload {
     pub admin: u64,
     /// Most client requests in flight.
     pub depth: usize,
+    /// Disks do everything else before they flush, so that much is in their caches.
+    pub slow_flushes: bool,
 }
 
 impl Workload {
@@ -59,6 +62,7 @@ impl Workload {
         unreadable: 0,
         admin: 1,
         depth: 5,
+        slow_flushes: false,
     };
 }
 
@@ -88,6 +92,8 @@ pub struct Run {
     faithful: u64,
     /// Steps for which what happened to a member is still going through the array.
     tense: u32,
+    /// Notices of the array that are in the log.
+    noticed: usize,
     log: Vec<String>,
 }
 
@@ -102,6 +108,8 @@ impl Run {
     #[must_use]
     pub fn new(sim: SimArray, oracle: Oracle, workload: Workload, random: Random) -> Run {
         let geometry = sim.status().geometry;
+        let mut sim = sim;
+        sim.disks.values_mut().for_each(|disk| disk.slow_flushes = workload.slow_flushes);
         Run {
             sim,
             oracle,
@@ -115,6 +123,7 @@ impl Run {
             stripe_sectors: geometry.stripe_bytes() / SECTOR_BYTES as u64,
             faithful: u64::MAX,
             tense: 0,
+            noticed: 0,
             log: Vec::new(),
         }
     }
@@ -200,6 +209,9 @@ impl Run {
             self.faithful &= !self.impaired();
         }
         self.reap()?;
+        for at in std::mem::replace(&mut self.noticed, self.sim.notices.len())..self.sim.notices.len() {
+            self.note(format!("the array: {}", self.sim.notices[at].text));
+        }
         Ok((self.sim.changes(), self.oracle.now()) != before)
     }
 
@@ -235,23 +247,28 @@ impl Run {
     }
 
     /// Kills the process or cuts the power, when no clean stop has come before, starts again and checks what is there.
+    /// When the array cannot be started, why.
     ///
     /// # Errors
-    /// What is wrong with it, or why the array cannot be started.
+    /// What is wrong with what is there.
     pub fn restart(
         mut self,
         world: &SimWorld,
         killed: bool,
         power: bool,
         random: &mut Random,
-    ) -> Result<Run, String> {
+    ) -> Result<Result<Run, AssemblyError>, String> {
         let disks = self.sim.wreck().settle(power, |_, _| match random.below(3) {
             0 => Fate::Lost,
             1 => Fate::Kept,
             _ => Fate::Torn(random.next_u64()),
         });
         let seed = Random::new(random.next_u64());
-        self.sim = world.start(disks, false, seed).map_err(|error| format!("restart: {error}"))?;
+        self.noticed = 0;
+        self.sim = match world.start(disks, false, seed) {
+            Ok(sim) => sim,
+            Err(error) => return Ok(Err(error)),
+        };
         self.pending.clear();
         self.oracle.end_all_reads();
         let floor = if power { Floor::Flushed } else { Floor::ALL_ANSWERED };
@@ -271,7 +288,7 @@ impl Run {
                 }
             }
         }
-        Ok(self)
+        Ok(Ok(self))
     }
 
     fn client(&mut self, kind: usize) {
@@ -405,9 +422,19 @@ impl Run {
         Some((member, self.sim.disk_of(member)?))
     }
 
+    /// A member dies, with or without its cache, or fails a flush, if one more may be lost.
+    pub fn lose_member(&mut self) {
+        let kind = self.random.below(3);
+        self.harm_member(kind);
+    }
+
     fn fault(&mut self) {
-        let Some((member, id)) = self.victim() else { return };
         let kind = self.random.below(4);
+        self.harm_member(kind);
+    }
+
+    fn harm_member(&mut self, kind: u64) {
+        let Some((member, id)) = self.victim() else { return };
         let word =
             ["dies", "dies and loses its cache", "fails its next flush", "becomes slow"][kind as usize];
         self.note(format!("member {member} {word}"));

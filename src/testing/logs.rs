@@ -1,0 +1,230 @@
+//! The redo logs of simulated disks: what they hold, and damage to them.
+//!
+//! Reads the format only: what a log means is the array's to say, and the explorer's to check.
+
+use super::disk::BLOCK;
+use super::{Random, SimDisk, superblocks};
+use crate::array::geometry::Map;
+use crate::codec::BlockHasher;
+use crate::format::{
+    Batch, BatchHash, ChecksumKind, LogKey, LogRecord, LogStart, NO_PLACE, Region, RegionKind, SegmentError,
+    SegmentHeader, Superblock,
+};
+use crate::units::{BlockHash, ColumnIndex, MemberIndex};
+use std::collections::{BTreeMap, HashMap};
+
+/// Headers in a simulated ring are far shorter, in blocks.
+const HEADER_BLOCKS_MAX: u32 = 64;
+
+/// Damages the logs of some disks, block by block. Returns whose: bits by index of member.
+pub(super) fn ruin(disks: &mut BTreeMap<u32, SimDisk>, width: u16, random: &mut Random) -> u64 {
+    let mut ruined = 0;
+    let many = random.below(u64::from(width)) + 1;
+    for disk in disks.values_mut().filter(|disk| !disk.dead) {
+        if random.below(u64::from(width)) >= many {
+            continue;
+        }
+        let Some(superblock) = superblocks::newest(disk) else { continue };
+        let Some(region) = superblock.region(RegionKind::Log) else { continue };
+        let one_in = 1 + random.below(3);
+        let kind = random.below(3);
+        for block in disk.written_blocks(region.offset.0..region.offset.0 + region.len) {
+            if random.one_in(one_in) {
+                harm(disk, block, kind, random);
+            }
+        }
+        ruined |= 1 << superblock.member.0;
+    }
+    ruined
+}
+
+/// Damages images that later batches replace, on any number of members: that costs no row anything, so nothing may be
+/// lost. Returns how many. All disks that are there must be current.
+pub(super) fn spoil_superseded(disks: &mut BTreeMap<u32, SimDisk>, random: &mut Random) -> usize {
+    let one_in = 1 + random.below(3);
+    let kind = random.below(3);
+    let mut spoilt = 0;
+    for (id, block) in superseded(disks) {
+        if let Some(disk) = disks.get_mut(&id).filter(|_| random.one_in(one_in)) {
+            harm(disk, block, kind, random);
+            spoilt += 1;
+        }
+    }
+    spoilt
+}
+
+fn harm(disk: &mut SimDisk, block: u64, kind: u64, random: &mut Random) {
+    match kind {
+        0 => drop(disk.bad_blocks.insert(block)),
+        1 => disk.poke(block * BLOCK, &[0; BLOCK as usize]),
+        _ => disk.flip(block * BLOCK + random.below(BLOCK), 1 << random.below(8)),
+    }
+}
+
+/// One disk's log.
+struct Log<'a> {
+    id: u32,
+    disk: &'a SimDisk,
+    superblock: Superblock,
+    region: Region,
+    key: LogKey,
+}
+
+impl Log<'_> {
+    fn block_of_disk(&self, place: u32) -> u64 {
+        self.region.offset.0 / BLOCK + u64::from(place)
+    }
+
+    /// A header that is there, and verifies.
+    fn header(&self, place: u32) -> Option<SegmentHeader> {
+        let block = self.block_of_disk(place);
+        let left = (self.region.len / BLOCK) as u32 - place;
+        let mut blocks = 1;
+        loop {
+            if (block..block + u64::from(blocks)).any(|block| self.disk.bad_blocks.contains(&block)) {
+                return None;
+            }
+            let bytes = self.disk.peek(block * BLOCK, blocks as usize * BLOCK as usize);
+            let Superblock { array, member, .. } = self.superblock;
+            match SegmentHeader::decode(&self.key, array, member, place, &bytes) {
+                Ok(header) => return Some(header),
+                Err(SegmentError::Longer { blocks: wanted }) if wanted <= left.min(HEADER_BLOCKS_MAX) => {
+                    blocks = wanted;
+                }
+                Err(_) => return None,
+            }
+        }
+    }
+
+    fn headers(&self) -> Vec<SegmentHeader> {
+        let range = self.region.offset.0..self.region.offset.0 + self.region.len;
+        let blocks = self.disk.written_blocks(range);
+        blocks.iter().filter_map(|block| self.header((block - self.block_of_disk(0)) as u32)).collect()
+    }
+
+    fn holds(&self, block: u64, hash: BlockHash) -> bool {
+        let hasher = match self.superblock.checksum {
+            ChecksumKind::Blake3 => BlockHasher::Blake3,
+            ChecksumKind::None | ChecksumKind::Crc32c => BlockHasher::Crc32c,
+        };
+        !self.disk.bad_blocks.contains(&block)
+            && hasher.hash(&self.disk.peek(block * BLOCK, BLOCK as usize)) == hash
+    }
+}
+
+/// An image in a batch: slot, row and column, the hash, the member and the block of its payload.
+struct Image {
+    cell: (u64, usize, u16),
+    hash: BlockHash,
+    member: MemberIndex,
+    ordinal: u32,
+}
+
+fn images(batch: &Batch, map: &Map) -> Vec<Image> {
+    let mut all = Vec::new();
+    let mut payload: HashMap<u16, u32> = HashMap::new();
+    for record in &batch.records {
+        let LogRecord::InPlace(record) = record else { continue };
+        for (at, &column) in record.columns.iter().enumerate() {
+            let member = map.member_of(record.slot, ColumnIndex(column));
+            for offset in 0..record.rows as usize {
+                let hash = record.hash(at, offset);
+                if hash.is_stored() {
+                    let ordinal = payload.entry(member.0).or_default();
+                    let cell = (record.slot.0, record.row as usize + offset, column);
+                    all.push(Image { cell, hash, member, ordinal: *ordinal });
+                    *ordinal += 1;
+                }
+            }
+        }
+    }
+    all
+}
+
+/// Blocks of disks with images that no recovery needs: some later batch replaces them, and it and all before it are
+/// whole on every disk that is there.
+fn superseded(disks: &BTreeMap<u32, SimDisk>) -> Vec<(u32, u64)> {
+    let log = |(id, disk): (&u32, _)| {
+        let disk: &SimDisk = disk;
+        let superblock = superblocks::newest(disk).filter(|_| !disk.dead)?;
+        let key = LogKey::derive(superblock.array, superblock.redo?.secret);
+        let region = superblock.region(RegionKind::Log)?;
+        Some(Log { id: *id, disk, superblock, region, key })
+    };
+    let logs: Vec<Log> = disks.iter().filter_map(log).collect();
+    let start = logs.iter().filter_map(|log| Some(log.superblock.redo?.start)).max();
+    let (Some(start), Some(first)) = (start, logs.first()) else { return Vec::new() };
+    let map = Map::new(&first.superblock.geometry);
+    let whole = whole_batches(&logs, start, &map);
+    let mut last: HashMap<(u64, usize, u16), Vec<(u32, u64)>> = HashMap::new();
+    let mut replaced = Vec::new();
+    for header in &whole {
+        let mut given_up = Vec::new();
+        for record in &header.batch.records {
+            match record {
+                LogRecord::InPlace(record) if record.first => given_up.push(record.slot.0),
+                LogRecord::InPlace(_) => {}
+                LogRecord::Fresh(record) => given_up.extend([record.slot.0, record.old_slot.0]),
+                LogRecord::Discard { slot, .. } => given_up.push(slot.0),
+            }
+        }
+        // A batch that gives a slot up and writes it, too, is left alone.
+        last.retain(|(slot, ..), at| {
+            let kept = !given_up.contains(slot);
+            if !kept {
+                replaced.append(at);
+            }
+            kept
+        });
+        for image in images(&header.batch, &map) {
+            let place = header.batch.places[usize::from(image.member.0)];
+            let holder = logs.iter().find(|log| log.superblock.member == image.member);
+            let at = holder
+                .filter(|_| place != NO_PLACE)
+                .map(|log| (log.id, log.block_of_disk(place + header.header_blocks + image.ordinal)));
+            let before = last.insert(image.cell, at.into_iter().collect());
+            replaced.extend(before.into_iter().flatten());
+        }
+    }
+    replaced
+}
+
+/// The batches from the tail on that every disk holds whole, with the data of fresh records.
+fn whole_batches(logs: &[Log], start: LogStart, map: &Map) -> Vec<SegmentHeader> {
+    let mut found: HashMap<BatchHash, (SegmentHeader, Vec<MemberIndex>)> = HashMap::new();
+    let (mut tail, mut noted) = (start.sequence, start.sequence);
+    for log in logs {
+        for header in log.headers().into_iter().filter(|h| h.batch.epoch.number >= start.epoch) {
+            tail = tail.max(header.batch.tail);
+            noted = noted.max(header.batch.durable_upto);
+            let holders = &mut found.entry(header.hash).or_insert_with(|| (header, Vec::new())).1;
+            holders.push(log.superblock.member);
+        }
+    }
+    let mut whole: Vec<SegmentHeader> = Vec::new();
+    loop {
+        let sequence = tail + whole.len() as u64;
+        let fits = |header: &&(SegmentHeader, _)| {
+            let batch = &header.0.batch;
+            batch.sequence == sequence && whole.last().is_none_or(|before| before.hash == batch.previous)
+        };
+        let next = found.values().filter(fits).max_by_key(|(header, _)| header.batch.epoch.number);
+        let Some((header, holders)) = next else { return whole };
+        let all = images(&header.batch, map);
+        let is_whole = |log: &Log| {
+            let member = log.superblock.member;
+            let place = header.batch.places[usize::from(member.0)];
+            let first = log.block_of_disk(0) + u64::from(place) + u64::from(header.header_blocks);
+            let mut payload = all.iter().filter(|image| image.member == member);
+            place == NO_PLACE
+                || (holders.contains(&member)
+                    && payload.all(|image| log.holds(first + u64::from(image.ordinal), image.hash)))
+        };
+        // Whether the data of a fresh record is whole is not looked at; it is where the record is noted.
+        let is_fresh = header.batch.records.iter().any(|record| matches!(record, LogRecord::Fresh(_)));
+        if !logs.iter().all(is_whole) || (is_fresh && sequence >= noted) {
+            return whole;
+        }
+        whole.push(header.clone());
+    }
+}
