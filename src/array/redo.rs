@@ -265,7 +265,10 @@ impl Redo {
 
     /// Changes what the map says of a stripe.
     pub fn set_map_entry(&mut self, stripe: StripeIndex, entry: MapEntry) {
-        self.pages.set_map_entry(stripe, entry);
+        // Most writes in place change nothing here, and a page that stays as it is need not be written.
+        if self.pages.map_entry(stripe) != entry {
+            self.pages.set_map_entry(stripe, entry);
+        }
     }
 
     /// Whether one more record fits the open batch.

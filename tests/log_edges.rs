@@ -1,0 +1,263 @@
+//! Edges of the redo log: what it writes for a lone small write, arrays without parity, members without room, and rows
+//! that a replay finds lost.
+
+use calpe::block_io::IoOp;
+use calpe::format::{COPY_BYTES, ChecksumKind, MemberState, RegionKind, Superblock};
+use calpe::testing::{Random, SimArray, SimShape};
+use calpe::units::VolumeOffset;
+use calpe::volume::{AdminRequest, ArrayState, ClientError};
+use std::ops::Range;
+
+const BLOCK: usize = 4096;
+const CHUNK: usize = 16384;
+const RING: u64 = 1 << 20;
+
+/// An array with a redo log and what its volume must read as.
+struct Checked {
+    sim: SimArray,
+    model: Vec<u8>,
+    log: Range<u64>,
+    pages: Range<u64>,
+}
+
+impl Checked {
+    /// A clean array full of random bytes.
+    fn filled(data: u16, parity: u16, checksum: ChecksumKind) -> Checked {
+        let shape = SimShape::new(data, parity, CHUNK as u32, 8).logged(checksum, RING);
+        let mut model = vec![0; shape.volume_bytes as usize];
+        Random::new(9).fill(&mut model);
+        let mut sim = SimArray::create(shape, 9);
+        sim.write(0, &model).expect("written");
+        sim.settle();
+        let superblock = Superblock::decode(&sim.disks[&0].peek(0, COPY_BYTES)).expect("a superblock");
+        let region = |kind| {
+            let region = superblock.region(kind).expect("a logged array");
+            region.offset.0..region.offset.0 + region.len
+        };
+        let (log, pages) = (region(RegionKind::Log), region(RegionKind::Pages));
+        Checked { sim, model, log, pages }
+    }
+
+    /// Executes the next operation and tells what it was: disk, offset and length of a write.
+    fn step(&mut self) -> Option<Option<(u32, u64, usize)>> {
+        let mut step = None;
+        let any = self.sim.step_where(|disk, op| {
+            let first = step.is_none();
+            if first {
+                step = Some(match op {
+                    IoOp::Write { offset, buf, .. } => Some((disk, offset.0, buf.len())),
+                    _ => None,
+                });
+            }
+            first
+        });
+        step.filter(|_| any)
+    }
+
+    /// Writes that are executed until nothing is left to do.
+    fn writes(&mut self) -> Vec<(u32, u64, usize)> {
+        let (mut writes, mut quiet) = (Vec::new(), 0);
+        while quiet < 40 {
+            match self.step() {
+                Some(write) => {
+                    quiet = 0;
+                    writes.extend(write);
+                }
+                None => {
+                    quiet += 1;
+                    self.sim.sleep(100);
+                }
+            }
+        }
+        writes
+    }
+
+    fn put(&mut self, offset: usize, byte: u8, len: usize) -> u64 {
+        self.model[offset..offset + len].fill(byte);
+        self.sim.submit_write(offset as u64, &vec![byte; len], true)
+    }
+
+    #[track_caller]
+    fn verify(&mut self) {
+        let read = self.sim.read(0, self.model.len()).expect("every byte can be read");
+        assert!(read == self.model, "{:?}", self.sim.notices);
+    }
+
+    #[track_caller]
+    fn assert_scrub_clean(&mut self) {
+        self.sim.settle();
+        self.sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
+        self.sim.settle();
+        let scrub = self.sim.status().last_scrub.expect("the scrub has ended");
+        assert_eq!((scrub.errors, scrub.repaired), (0, 0), "{:?}", self.sim.notices);
+    }
+
+    fn restarted(self) -> Checked {
+        let Checked { sim, model, log, pages } = self;
+        Checked { sim: sim.kill_and_restart(false).expect("it starts"), model, log, pages }
+    }
+}
+
+fn is_serving(sim: &mut SimArray) -> bool {
+    sim.settle();
+    sim.status().log == calpe::volume::LogState::Serving
+}
+
+#[test]
+fn a_lone_small_write_is_written_twice_on_each_column_that_it_changes() {
+    for (data, parity) in [(2, 1), (4, 2), (8, 3), (5, 5), (3, 0)] {
+        for checksum in [ChecksumKind::Blake3, ChecksumKind::Crc32c, ChecksumKind::None] {
+            let mut array = Checked::filled(data, parity, checksum);
+            // The array is marked dirty by the first write after a quiet time, which is not the one that counts.
+            array.put(5 * CHUNK, 1, BLOCK);
+            array.writes();
+            array.put(BLOCK, 2, BLOCK);
+            let writes = array.writes();
+            let within = |range: &Range<u64>| {
+                let all = writes.iter().filter(|(_, offset, _)| range.contains(offset));
+                all.map(|(_, _, len)| *len).collect::<Vec<usize>>()
+            };
+            let (log, in_place) = (within(&array.log), within(&array.sim.data_region()));
+            let pages = within(&array.pages);
+            // Every piece has a header of one block; what is behind it is payload.
+            let payload: usize = log.iter().map(|len| len - BLOCK).sum();
+            let (width, changed) = (usize::from(data + parity), 1 + usize::from(parity));
+            let what =
+                format!("{data}+{parity} {checksum}: log {log:?}, in place {in_place:?}, pages {pages:?}");
+            assert_eq!(payload, changed * BLOCK, "{what}");
+            assert_eq!(in_place.iter().sum::<usize>(), changed * BLOCK, "{what}");
+            assert_eq!(payload + in_place.iter().sum::<usize>(), 2 * changed * BLOCK, "{what}");
+            // The batch with the manifest, a note that it is durable, and the tail that frees it.
+            assert!(log.len() <= 3 * width && log.len().is_multiple_of(width), "{what}");
+            let checksummed = usize::from(checksum != ChecksumKind::None);
+            assert_eq!(pages.iter().sum::<usize>(), checksummed * changed * BLOCK, "{what}");
+            array.verify();
+        }
+    }
+}
+
+#[test]
+fn an_array_without_parity_keeps_what_was_acknowledged_over_kills_and_power_cuts() {
+    for checksum in [ChecksumKind::Crc32c, ChecksumKind::None] {
+        for seed in 0..40 {
+            let mut array = Checked::filled(3, 0, checksum);
+            let mut random = Random::new(seed);
+            for round in 0..4 {
+                for _ in 0..random.below(6) {
+                    let len = if random.one_in(3) { 3 * CHUNK } else { BLOCK };
+                    let at = random.below((array.model.len() / len) as u64) as usize * len;
+                    let id = array.put(at, round + 1, len);
+                    array.sim.wait(id).expect("written");
+                }
+                for _ in 0..random.below(40) {
+                    array.sim.step();
+                }
+                let Checked { sim, model, log, pages } = array;
+                let sim = if random.one_in(2) {
+                    sim.kill_and_restart(false)
+                } else {
+                    sim.power_cut_and_restart(false)
+                };
+                array = Checked { sim: sim.expect("it starts"), model, log, pages };
+                assert!(is_serving(&mut array.sim), "{:?}", array.sim.status());
+                array.verify();
+            }
+            array.assert_scrub_clean();
+        }
+    }
+}
+
+#[test]
+fn damage_that_no_parity_makes_up_for_is_an_error_where_checksums_tell_and_nowhere_else() {
+    let mut array = Checked::filled(3, 0, ChecksumKind::Crc32c);
+    let disk = array.sim.disk_of(1).expect("a disk");
+    let region = array.sim.data_region();
+    let held = array.sim.disks[&disk].written_blocks(region.start / BLOCK as u64..region.end / BLOCK as u64);
+    array.sim.disks.get_mut(&disk).expect("a disk").flip(held[0] * BLOCK as u64 + 7, 1);
+    let mut errors = 0;
+    for at in (0..array.model.len()).step_by(BLOCK) {
+        match array.sim.read(at as u64, BLOCK) {
+            Ok(read) => assert!(read == array.model[at..at + BLOCK]),
+            Err(error) => {
+                assert_eq!(error, ClientError::Io);
+                errors += 1;
+            }
+        }
+    }
+    assert!(errors <= 1, "{errors}");
+    assert_eq!(array.sim.status().lost.len(), errors);
+}
+
+#[test]
+fn a_log_without_room_is_a_write_error_of_its_member_and_the_others_serve() {
+    for checksum in [ChecksumKind::Crc32c, ChecksumKind::None] {
+        let mut array = Checked::filled(3, 1, checksum);
+        let disk = array.sim.disk_of(2).expect("a disk");
+        array.sim.disks.get_mut(&disk).expect("a disk").full = true;
+        let id = array.put(BLOCK, 7, BLOCK);
+        array.sim.wait(id).expect("within the budget");
+        array.sim.settle();
+        let status = array.sim.status();
+        assert_eq!(status.state, ArrayState::Degraded);
+        let member = &status.members[2];
+        assert_eq!((member.state, member.counters.write_errors), (MemberState::Faulted, 1));
+        let reason = member.reason.as_ref().expect("a reason");
+        assert!(reason.contains("redo log") && reason.contains("space"), "{reason}");
+        array.verify();
+    }
+}
+
+#[test]
+fn an_array_without_parity_whose_log_has_no_room_fails_and_is_back_when_there_is_room() {
+    let mut array = Checked::filled(2, 0, ChecksumKind::Crc32c);
+    let before = array.model.clone();
+    let disk = array.sim.disk_of(1).expect("a disk");
+    array.sim.disks.get_mut(&disk).expect("a disk").full = true;
+    let id = array.put(BLOCK, 7, BLOCK);
+    assert_eq!(array.sim.wait(id).map(|_| ()), Err(ClientError::Io));
+    assert_eq!(array.sim.status().state, ArrayState::Failed);
+    array.sim.disks.get_mut(&disk).expect("a disk").full = false;
+    let mut array = array.restarted();
+    assert!(is_serving(&mut array.sim), "{:?}", array.sim.status());
+    // What was not acknowledged has happened or not.
+    let read = array.sim.read(0, before.len()).expect("every byte can be read");
+    assert!(read == array.model || read == before);
+    array.assert_scrub_clean();
+}
+
+#[test]
+fn rows_that_a_replay_finds_lost_are_listed_at_once_and_heal_when_they_are_written() {
+    let mut array = Checked::filled(2, 1, ChecksumKind::Crc32c);
+    let at = 3 * 2 * CHUNK + BLOCK;
+    let id = array.put(at, 5, BLOCK);
+    // Up to the note that vouches for the write, and no further.
+    let mut images = Vec::new();
+    let mut notes = 0;
+    while notes < 3 {
+        match array.step() {
+            Some(Some((disk, offset, len))) if array.log.contains(&offset) => {
+                let payload = offset + BLOCK as u64..offset + len as u64;
+                notes += usize::from(payload.is_empty() && !images.is_empty());
+                images.extend((!payload.is_empty()).then_some((disk, payload.start)));
+            }
+            Some(Some((_, offset, _))) => assert!(!array.sim.data_region().contains(&offset), "in place"),
+            Some(None) => {}
+            None => array.sim.sleep(100),
+        }
+    }
+    assert!(matches!(array.sim.poll(id), Some(Ok(_))), "acknowledged");
+    assert_eq!(images.len(), 2, "data and parity");
+    for (disk, offset) in images {
+        array.sim.disks.get_mut(&disk).expect("a disk").flip(offset + 9, 4);
+    }
+    let mut array = array.restarted();
+    // Nobody has read anything.
+    assert!(is_serving(&mut array.sim), "{:?}", array.sim.status());
+    assert_eq!(array.sim.status().lost, [(VolumeOffset(at as u64), BLOCK as u64)], "{:?}", array.sim.notices);
+    assert_eq!(array.sim.read(at as u64, BLOCK), Err(ClientError::Io));
+    let id = array.put(at, 6, BLOCK);
+    array.sim.wait(id).expect("a write heals");
+    assert_eq!(array.sim.status().lost, []);
+    array.verify();
+    array.assert_scrub_clean();
+}
