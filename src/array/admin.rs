@@ -94,7 +94,7 @@ impl Array {
         let since = new.superblock.as_deref().and_then(|s| self.current_until(index, s));
         let member = self.member_mut(index);
         member.uuid = new.uuid;
-        member.device = Some(Device::new(new.device, new.bytes));
+        member.device = Some(new_device(&new));
         member.state = MemberState::Rebuilding;
         member.progress = Some(Progress { since, ..Progress::fresh(new.known_zero) });
         let how = if since.is_some() { "being caught up with what it missed" } else { "being rebuilt" };
@@ -113,7 +113,7 @@ impl Array {
             ));
         }
         let member = self.member_mut(index);
-        member.device = Some(Device::new(new.device, new.bytes));
+        member.device = Some(new_device(&new));
         member.state = MemberState::Online;
         member.reason = None;
         if self.is_failed() {
@@ -194,7 +194,7 @@ impl Array {
             self.resume_parked();
         }
         let member = self.member_mut(index);
-        let device = Device::new(new.device, new.bytes);
+        let device = new_device(&new);
         let progress = Progress::fresh(new.known_zero);
         match member.state {
             MemberState::Online => {
@@ -299,4 +299,9 @@ impl Array {
         }
         self.admin_done(id, Ok(AdminOutcome("stopped".into())));
     }
+}
+
+fn new_device(new: &NewDevice) -> Device {
+    let sequence = new.superblock.as_ref().map_or(0, |superblock| superblock.sequence);
+    Device::new(new.device, new.bytes, sequence)
 }

@@ -47,6 +47,8 @@ pub struct Assembled<K> {
     pub epoch_is_complete: bool,
     /// Highest superblock sequence seen on any device: the next one must be above.
     pub sequence: u64,
+    /// The sequence of the newest superblock of every device: the next one must not go over it.
+    pub sequences: HashMap<Uuid, u64>,
     /// Highest epoch number seen on any device.
     pub epoch_number: u64,
     /// Parity is consistent below this slot.
@@ -248,6 +250,7 @@ pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<As
         live,
         epoch_is_complete,
         sequence: candidates.iter().map(|c| c.superblock.sequence).max().unwrap_or(0),
+        sequences: candidates.iter().map(|c| (c.superblock.device, c.superblock.sequence)).collect(),
         epoch_number: candidates.iter().map(|c| c.superblock.epoch.number).max().unwrap_or(0),
         resynced: if clean { record.resynced } else { SlotIndex(0) },
         log_start: candidates

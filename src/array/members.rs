@@ -21,17 +21,19 @@ pub(super) struct Device {
     pub recorded: bool,
     /// It has refused to zero a range other than by writing.
     pub cannot_zero: bool,
+    /// The sequence of the newest superblock that is known to be whole on it. The next one goes to the other slot.
+    pub sequence: u64,
 }
 
 impl Device {
-    /// A device about whose cache nothing is known yet.
-    pub fn new(id: DeviceId, bytes: u64) -> Device {
-        Device { id, bytes, writes: 1, flushed: 0, recorded: false, cannot_zero: false }
+    /// A device about whose cache nothing is known yet; `sequence` is that of its superblock, 0 where it has none.
+    pub fn new(id: DeviceId, bytes: u64, sequence: u64) -> Device {
+        Device { id, bytes, writes: 1, flushed: 0, recorded: false, cannot_zero: false, sequence }
     }
 
     /// A device that assembly has found by its superblock.
-    pub fn found(id: DeviceId, bytes: u64) -> Device {
-        Device { recorded: true, ..Device::new(id, bytes) }
+    pub fn found(id: DeviceId, bytes: u64, sequence: u64) -> Device {
+        Device { recorded: true, ..Device::new(id, bytes, sequence) }
     }
 
     /// Whether a flush would make anything durable.

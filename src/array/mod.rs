@@ -283,6 +283,7 @@ impl Array {
             .expect("a decoded superblock has a data region")
             .offset;
         let clean = superblock.clean;
+        let sequence_of = |uuid| assembled.sequences.get(&uuid).copied().unwrap_or(0);
         let members = assembled
             .seats
             .into_iter()
@@ -290,9 +291,9 @@ impl Array {
                 uuid: seat.uuid,
                 state: seat.state,
                 progress: (seat.state == MemberState::Rebuilding).then(|| Progress::resumed(seat.rebuilt)),
-                device: seat.key.map(|open| Device::found(open.id, open.bytes)),
+                device: seat.key.map(|open| Device::found(open.id, open.bytes, sequence_of(seat.uuid))),
                 replacement: seat.replacement.map(|(open, uuid, rebuilt)| Replacement {
-                    device: Device::found(open.id, open.bytes),
+                    device: Device::found(open.id, open.bytes, sequence_of(uuid)),
                     uuid,
                     // After an unclean stop a write may have reached the old device or this one alone.
                     progress: Progress::resumed(if clean { rebuilt } else { SlotIndex(0) }),

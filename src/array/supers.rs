@@ -62,6 +62,8 @@ struct Participant {
     bytes: u64,
     uuid: Uuid,
     role: Role,
+    /// Of its superblock: not of the parity of the one it has, so that it goes to the other slot.
+    sequence: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -236,7 +238,7 @@ impl Array {
                 self.supers.durable_losses
             },
             losses_seen: self.supers.losses,
-            devices: self.participants(),
+            devices: self.participants(template.sequence),
             template: template.clone(),
             before,
         };
@@ -250,7 +252,9 @@ impl Array {
     /// The content of the next update: the present states and progress, in a new epoch when the live set differs.
     fn next_superblock(&mut self, online: MemberSet) -> Superblock {
         let mut next = self.supers.template.clone();
-        next.sequence += 1;
+        // Of each pair of numbers a device gets the one whose slot does not hold its newest superblock: one that has
+        // missed an update, or has it at one end only, would else be left with what is older when this one is torn.
+        next.sequence = next.sequence.saturating_add(2) & !1;
         let complete = self.supers.epoch_is_complete || is_off(Mutation::BumpNotFinishedFirst);
         if complete && (self.supers.bump_due || next.epoch.live != online) {
             self.supers.epoch_number += 1;
@@ -305,7 +309,7 @@ impl Array {
 
     fn issue_super(&mut self, job: &mut Job) {
         for participant in &job.devices {
-            let &Participant { member, device, bytes, uuid, role } = participant;
+            let &Participant { member, device, bytes, uuid, role, sequence } = participant;
             if self.find_device(device).is_none() {
                 continue;
             }
@@ -314,13 +318,14 @@ impl Array {
             }
             let op = match job.stage {
                 Stage::FlushData | Stage::FlushHead | Stage::FlushTail => IoOp::Flush,
-                // One end after the other: an update may go over the newest copy of a device that missed the one
-                // before, and torn at both ends it would leave only what is older.
+                // One end after the other: what a void update has left may be in this slot, and one end of it may be
+                // the newest that the device has.
                 Stage::WriteHead | Stage::WriteTail => {
-                    let superblock = Superblock { device: uuid, member, role, ..job.template.clone() };
+                    let superblock =
+                        Superblock { device: uuid, member, role, sequence, ..job.template.clone() };
                     let mut buf = self.pool.alloc(COPY_BYTES);
                     buf.copy_from_slice(&superblock.encode()[..]);
-                    let [head, tail] = superblock_offsets(bytes, job.template.sequence);
+                    let [head, tail] = superblock_offsets(bytes, sequence);
                     let offset = if job.stage == Stage::WriteHead { head } else { tail };
                     IoOp::Write { offset, buf: buf.freeze(), fua: false }
                 }
@@ -330,14 +335,16 @@ impl Array {
         }
     }
 
-    fn participants(&self) -> Vec<Participant> {
+    /// `pair`: the lower of the two sequences that the update may have on a device.
+    fn participants(&self, pair: u64) -> Vec<Participant> {
         let participant = |(index, which, device): (MemberIndex, Which, Device)| {
             let member = self.member(index);
             let (uuid, role) = match (which, &member.replacement) {
                 (Which::Replacement, Some(replacement)) => (replacement.uuid, Role::Replacement),
                 _ => (member.uuid, Role::Member),
             };
-            Participant { member: index, device: device.id, bytes: device.bytes, uuid, role }
+            let sequence = pair + u64::from(device.sequence.is_multiple_of(2));
+            Participant { member: index, device: device.id, bytes: device.bytes, uuid, role, sequence }
         };
         self.devices().into_iter().map(participant).collect()
     }
@@ -390,6 +397,7 @@ impl Array {
         for participant in &job.devices {
             if let Some(device) = self.device_mut(participant.member, participant.device) {
                 device.recorded = true;
+                device.sequence = participant.sequence;
             }
         }
         self.supers.epoch_is_complete = true;

@@ -272,6 +272,7 @@ pub fn with_handles<K: Clone>(assembled: Assembled<usize>, handle: impl Fn(usize
         live: assembled.live,
         epoch_is_complete: assembled.epoch_is_complete,
         sequence: assembled.sequence,
+        sequences: assembled.sequences,
         epoch_number: assembled.epoch_number,
         resynced: assembled.resynced,
         log_start: assembled.log_start,

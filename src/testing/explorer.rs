@@ -13,7 +13,7 @@ use super::{
     Fate, Floor, Oracle, Random, SimArray, SimDisk, SimShape, SimWorld, Workload, Wreck, logs, superblocks,
 };
 use crate::block_io::DeviceId;
-use crate::format::{ChecksumKind, MemberState, Role, Superblock};
+use crate::format::{MemberState, Role, Superblock};
 use crate::volume::{ActivityKind, AdminRequest, ClientReply, ClientRequest, MemberStatus};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -385,9 +385,8 @@ impl Explorer<'_> {
         };
         if presence.ruined & live != 0 && !survives(presence.ruined | forgot) {
             self.path.push("beyond what the array survives".into());
-            // With every log damaged nothing may be left that tells what went in place, and without checksums nothing
-            // tells a row that is half in place.
-            if self.scenario.shape.checksum == ChecksumKind::None && live & !presence.ruined == 0 {
+            // With every log damaged nothing may be left that tells where a stripe has moved to, or what went in place.
+            if live & !presence.ruined == 0 {
                 return Ok(());
             }
             return self.read_what_is_left(&mut sim, oracle);
