@@ -17,7 +17,9 @@ pub(super) struct PageHold {
     pages: Range<u64>,
     /// Read the copies of cached pages too: a scrub.
     check: bool,
-    asked: bool,
+    /// Names it towards the page store, once it has asked. The key of its operation would not do: that is another's
+    /// soon after an operation has ended, and pages that it was waiting for arrive all the same.
+    ticket: Option<usize>,
     /// Pinned for it.
     held: Vec<PageIndex>,
     loading: usize,
@@ -26,7 +28,7 @@ pub(super) struct PageHold {
 
 /// A page that was loaded for an operation.
 pub(super) struct Arrival {
-    pub key: usize,
+    pub ticket: usize,
     pub page: PageIndex,
     pub outcome: LoadOutcome,
 }
@@ -52,34 +54,43 @@ impl PageHold {
 impl Array {
     /// Whether all pages are here and held. Otherwise the operation `key` is advanced when that may have changed.
     pub(super) fn hold_pages(&mut self, key: usize, hold: &mut PageHold) -> bool {
-        if !hold.asked {
-            hold.asked = true;
-            for page in hold.pages.clone() {
-                self.ask_for_page(key, hold, PageIndex(page));
+        let ticket = match hold.ticket {
+            Some(ticket) => ticket,
+            None => {
+                let redo = self.redo_mut();
+                let ticket = redo.next_page_ticket;
+                redo.next_page_ticket += 1;
+                redo.page_tickets.insert(ticket, key);
+                hold.ticket = Some(ticket);
+                for page in hold.pages.clone() {
+                    self.ask_for_page(ticket, hold, PageIndex(page));
+                }
+                ticket
             }
-        }
+        };
         while hold.loading > 0 {
             let arrivals = &mut self.redo_mut().arrivals;
-            let Some(at) = arrivals.iter().position(|arrival| arrival.key == key) else { return false };
+            let Some(at) = arrivals.iter().position(|arrival| arrival.ticket == ticket) else { return false };
             let arrival = arrivals.swap_remove(at);
             hold.loading -= 1;
             match arrival.outcome {
                 LoadOutcome::Ready | LoadOutcome::Lost => hold.held.push(arrival.page),
-                LoadOutcome::AskAgain => self.ask_for_page(key, hold, arrival.page),
+                LoadOutcome::AskAgain => self.ask_for_page(ticket, hold, arrival.page),
             }
         }
+        self.redo_mut().page_tickets.remove(&ticket);
         hold.held.len() as u64 == hold.pages.end - hold.pages.start
     }
 
-    fn ask_for_page(&mut self, key: usize, hold: &mut PageHold, page: PageIndex) {
+    fn ask_for_page(&mut self, ticket: usize, hold: &mut PageHold, page: PageIndex) {
         let usable = self.online();
         let mut io = Vec::new();
         let pages = &mut self.redo_mut().pages;
         let usable = |member| usable.contains(member);
         let want = if hold.check {
-            pages.check(page, key, &usable, &mut io)
+            pages.check(page, ticket, &usable, &mut io)
         } else {
-            pages.want(page, key, Torn::Impossible, &usable, &mut io)
+            pages.want(page, ticket, Torn::Impossible, &usable, &mut io)
         };
         match want {
             Want::Cached => hold.held.push(page),
@@ -90,13 +101,20 @@ impl Array {
         self.send_page_io(io);
     }
 
-    /// Gives up the pages; those of an earlier life of the log went with it.
+    /// Gives up the pages, those too that are still on their way; those of an earlier life of the log went with it.
     pub(super) fn release_pages(&mut self, hold: &mut PageHold) {
         let hold = std::mem::take(hold);
         let redo = self.redo_mut();
         if redo.lives == hold.life {
             for page in hold.held {
                 redo.pages.release(page);
+            }
+            let Some(ticket) = hold.ticket else { return };
+            redo.page_tickets.remove(&ticket);
+            for arrival in redo.arrivals.extract_if(.., |arrival| arrival.ticket == ticket) {
+                if arrival.outcome != LoadOutcome::AskAgain {
+                    redo.pages.release(arrival.page);
+                }
             }
         }
     }
@@ -172,9 +190,17 @@ impl Array {
             );
             self.notice(NoticeLevel::Error, None, text);
         }
-        for key in loaded.waiters {
-            self.redo_mut().arrivals.push(Arrival { key, page: read.page, outcome: loaded.outcome });
-            self.ready.push_back(key);
+        for ticket in loaded.waiters {
+            let redo = self.redo_mut();
+            match redo.page_tickets.get(&ticket) {
+                Some(&key) => {
+                    redo.arrivals.push(Arrival { ticket, page: read.page, outcome: loaded.outcome });
+                    self.ready.push_back(key);
+                }
+                // Who asked has ended meanwhile.
+                None if loaded.outcome != LoadOutcome::AskAgain => redo.pages.release(read.page),
+                None => {}
+            }
         }
     }
 
