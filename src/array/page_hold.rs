@@ -173,10 +173,11 @@ impl Array {
         let Some(loaded) = loaded else { return };
         if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
             // They are written anew with the next checkpoint, unless no copy tells what to write.
-            let repaired = if loaded.outcome == LoadOutcome::Lost { 0 } else { loaded.faults.len() as u64 };
-            scrub.errors += loaded.faults.len() as u64;
-            scrub.repaired += repaired;
-            scrub.owes_pages |= repaired > 0;
+            match (loaded.faults.len() as u64, loaded.outcome) {
+                (0, _) => {}
+                (faults, LoadOutcome::Lost) => scrub.errors += faults,
+                (faults, _) => scrub.owe_pages(faults),
+            }
         }
         for (member, fault) in loaded.faults {
             self.member_mut(member).counters.checksum_errors += 1;

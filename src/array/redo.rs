@@ -645,6 +645,7 @@ impl Array {
         pieces.extend(redo.queued.drain(..).map(|(piece, _)| piece));
         redo.life = Life::Starting;
         redo.round = None;
+        self.passes.forget_owed_pages();
         self.ready.extend(waiting);
         for piece in pieces {
             self.done(piece, Err(ClientError::Io));
