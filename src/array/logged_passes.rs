@@ -161,6 +161,11 @@ impl Array {
             return self.end_logged_pass(key, pass, true);
         }
         let targets = std::mem::take(targets);
+        let lost = std::mem::take(&mut pass.fetch.lost);
+        if let Some(stripe) = self.redo().stripes.stripe_at(slot).filter(|_| !lost.is_empty()) {
+            // The device gets all that can be had; what cannot is lost with or without it.
+            self.note_lost(stripe, slot, &lost);
+        }
         let columns: Vec<(usize, Buf)> =
             pass.fetch.take().into_iter().map(|(column, _, buf)| (column, buf.freeze())).collect();
         pass.writing = self.send_repairs(key, &mut pass.fetch);
