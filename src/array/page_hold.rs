@@ -8,7 +8,7 @@ use super::pages::{Answer, LoadOutcome, PageIo, PageRead, PageWrite, Want};
 use super::{ActivityKind, Array, Inflight, NoticeLevel, Owner};
 use crate::block_io::{IoFault, IoOp, IoValue};
 use crate::format::PageIndex;
-use crate::units::MemberIndex;
+use crate::units::{MemberIndex, SlotIndex};
 use std::ops::Range;
 
 /// The pages of an operation.
@@ -170,7 +170,11 @@ impl Array {
         let mut more = Vec::new();
         let loaded = self.redo_mut().pages.read_done(read, answer, &mut more);
         self.send_page_io(more);
-        let Some(loaded) = loaded else { return };
+        let Some(mut loaded) = loaded else { return };
+        if loaded.outcome == LoadOutcome::Ready && self.is_blank_and_in_use(read.page) {
+            loaded.faults = self.redo_mut().pages.deny_blank(read.page);
+            loaded.outcome = LoadOutcome::Lost;
+        }
         if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
             // They are written anew with the next checkpoint, unless no copy tells what to write.
             match (loaded.faults.len() as u64, loaded.outcome) {
@@ -203,6 +207,14 @@ impl Array {
                 None => {}
             }
         }
+    }
+
+    /// Whether a page shows no version on any member although a stripe holds data in one of its slots. The hashes of a
+    /// stripe are written with the entry of the map that says it holds data, and before that they are in the cache.
+    fn is_blank_and_in_use(&self, page: PageIndex) -> bool {
+        let redo = self.redo();
+        let holds_data = |slot| redo.stripes.stripe_at(SlotIndex(slot)).is_some_and(|s| self.holds_data(s));
+        redo.pages.is_blank(page) && redo.pages.layout().slots_of(page).any(holds_data)
     }
 
     fn page_written(&mut self, write: PageWrite, succeeded: bool) {

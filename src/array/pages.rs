@@ -417,7 +417,22 @@ impl PageStore {
         pages.into_iter().collect()
     }
 
-    #[cfg(test)]
+    /// Slots of the stripes that hold data by the stripe map, all of which is cached.
+    pub fn slots_with_data(&self) -> impl Iterator<Item = SlotIndex> + '_ {
+        let entries = (0..self.geometry.stripes()).map(|stripe| self.map_entry(StripeIndex(stripe)));
+        entries.filter(|entry| entry.holds_data).map(|entry| entry.slot)
+    }
+
+    /// A page that shows no version on any member must have been written, as a stripe holds data in one of its slots: it
+    /// is lost. Otherwise its blocks would read as zeroes. Returns the copies that are at fault.
+    pub fn deny_blank(&mut self, page: PageIndex) -> Vec<(MemberIndex, CopyFault)> {
+        let cached = self.cached.get_mut(&page).expect("a page that was just loaded is cached");
+        Arc::make_mut(&mut cached.page).entries = Box::new([BlockHash::LOST.0; PAGE_ENTRIES]);
+        cached.lost = true;
+        let copies = self.layout.copies(page).zip(&cached.next);
+        copies.filter(|(_, next)| next.is_some()).map(|((member, _), _)| (member, CopyFault::Blank)).collect()
+    }
+
     /// Whether the page was never written.
     pub fn is_blank(&self, page: PageIndex) -> bool {
         let cached = self.at(page);
