@@ -370,6 +370,10 @@ impl Array {
             return;
         }
         checkpoint.starved_since = Some(now);
+        if !self.in_place_allowed() {
+            return;
+        }
+        let checkpoint = &mut self.redo_mut().checkpoint;
         for (member, device, op) in std::mem::take(&mut checkpoint.starved) {
             if self.find_device(device).is_none() {
                 continue;

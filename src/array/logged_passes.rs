@@ -30,6 +30,8 @@ enum Work {
 enum Stage {
     Hold,
     Fetch,
+    /// Has found blocks to repair while a loss was not recorded (E3).
+    Gate,
     Write,
 }
 
@@ -57,6 +59,9 @@ impl Array {
     }
 
     pub(super) fn advance_logged_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
+        if pass.stage == Stage::Gate {
+            return self.fetched_pass(key, pass);
+        }
         if pass.stage != Stage::Hold {
             return Flow::Wait;
         }
@@ -133,6 +138,11 @@ impl Array {
         if self.is_failed() || !self.redo().is_serving() {
             return self.end_logged_pass(key, pass, false);
         }
+        if !pass.fetch.repairs.is_empty() && !self.acknowledgements_allowed() {
+            pass.stage = Stage::Gate;
+            self.gated.push(key);
+            return Flow::Wait;
+        }
         pass.stage = Stage::Write;
         let rebuild = matches!(pass.work, Work::Rebuild(_));
         if rebuild { self.write_pass(key, pass) } else { self.judge_pass(key, pass) }
@@ -151,6 +161,11 @@ impl Array {
             return self.end_logged_pass(key, pass, true);
         }
         let targets = std::mem::take(targets);
+        let lost = std::mem::take(&mut pass.fetch.lost);
+        if let Some(stripe) = self.redo().stripes.stripe_at(slot).filter(|_| !lost.is_empty()) {
+            // The device gets all that can be had; what cannot is lost with or without it.
+            self.note_lost(stripe, slot, &lost);
+        }
         let columns: Vec<(usize, Buf)> =
             pass.fetch.take().into_iter().map(|(column, _, buf)| (column, buf.freeze())).collect();
         pass.writing = self.send_repairs(key, &mut pass.fetch);
@@ -173,6 +188,8 @@ impl Array {
     /// Counts what was wrong and repairs it; then data must agree with parity.
     fn judge_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
         let slot = pass.hold.slot;
+        // A member that has left service meanwhile needs none.
+        pass.fetch.repairs.retain(|repair| self.find_device(repair.device).is_some());
         let repairs = pass.fetch.repairs.len() as u64;
         let lost = std::mem::take(&mut pass.fetch.lost);
         if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {

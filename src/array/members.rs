@@ -283,8 +283,11 @@ impl Array {
             self.releasing.push(device.id);
         }
         self.supers.note_loss();
-        if let Some(redo) = self.redo.as_mut().filter(|redo| redo.is_serving()) {
-            redo.member_lost();
+        if let Some(redo) = self.redo.as_mut() {
+            redo.pages.left(index);
+            if redo.is_serving() {
+                redo.member_lost();
+            }
         }
         let word = to.as_str();
         if was == MemberState::Rebuilding {

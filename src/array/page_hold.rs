@@ -8,7 +8,7 @@ use super::pages::{Answer, LoadOutcome, PageIo, PageRead, PageWrite, Want};
 use super::{ActivityKind, Array, Inflight, NoticeLevel, Owner};
 use crate::block_io::{IoFault, IoOp, IoValue};
 use crate::format::PageIndex;
-use crate::units::MemberIndex;
+use crate::units::{MemberIndex, SlotIndex};
 use std::ops::Range;
 
 /// The pages of an operation.
@@ -21,7 +21,9 @@ pub(super) struct PageHold {
     busy: Vec<(PageIndex, u64)>,
     /// Of these, those to be asked for again after the checkpoint.
     later: Vec<PageIndex>,
-    asked: bool,
+    /// Names it towards the page store, once it has asked. The key of its operation would not do: that is another's
+    /// soon after an operation has ended, and pages that it was waiting for arrive all the same.
+    ticket: Option<usize>,
     /// Pinned for it.
     held: Vec<PageIndex>,
     loading: usize,
@@ -34,7 +36,7 @@ const WRITES_THAT_REPLACE: u64 = 3;
 
 /// A page that was loaded for an operation.
 pub(super) struct Arrival {
-    pub key: usize,
+    pub ticket: usize,
     pub page: PageIndex,
     pub outcome: LoadOutcome,
 }
@@ -60,42 +62,53 @@ impl PageHold {
 impl Array {
     /// Whether all pages are here and held. Otherwise the operation `key` is advanced when that may have changed.
     pub(super) fn hold_pages(&mut self, key: usize, hold: &mut PageHold) -> bool {
-        if !hold.asked {
-            hold.asked = true;
-            for page in hold.pages.clone() {
-                self.ask_for_page(key, hold, PageIndex(page));
+        let ticket = match hold.ticket {
+            Some(ticket) => ticket,
+            None => {
+                let redo = self.redo_mut();
+                let ticket = redo.next_page_ticket;
+                redo.next_page_ticket += 1;
+                redo.page_tickets.insert(ticket, key);
+                hold.ticket = Some(ticket);
+                for page in hold.pages.clone() {
+                    self.ask_for_page(ticket, hold, PageIndex(page));
+                }
+                ticket
             }
-        }
+        };
         for page in std::mem::take(&mut hold.later) {
-            self.ask_for_page(key, hold, page);
+            self.ask_for_page(ticket, hold, page);
         }
         while hold.loading > 0 {
             let arrivals = &mut self.redo_mut().arrivals;
-            let Some(at) = arrivals.iter().position(|arrival| arrival.key == key) else { return false };
+            let Some(at) = arrivals.iter().position(|arrival| arrival.ticket == ticket) else { return false };
             let arrival = arrivals.swap_remove(at);
             hold.loading -= 1;
             match arrival.outcome {
                 LoadOutcome::Ready | LoadOutcome::Lost => hold.held.push(arrival.page),
-                LoadOutcome::AskAgain => self.ask_for_page(key, hold, arrival.page),
+                LoadOutcome::AskAgain => self.ask_for_page(ticket, hold, arrival.page),
             }
+        }
+        if hold.later.is_empty() {
+            self.redo_mut().page_tickets.remove(&ticket);
         }
         hold.held.len() as u64 == hold.pages.end - hold.pages.start
     }
 
-    fn ask_for_page(&mut self, key: usize, hold: &mut PageHold, page: PageIndex) {
+    fn ask_for_page(&mut self, ticket: usize, hold: &mut PageHold, page: PageIndex) {
         let usable = self.online();
         let mut io = Vec::new();
         let pages = &mut self.redo_mut().pages;
         let usable = |member| usable.contains(member);
         let want = if hold.check {
-            pages.check(page, key, &usable, &mut io)
+            pages.check(page, ticket, &usable, &mut io)
         } else {
-            pages.want(page, key, Torn::Impossible, &usable, &mut io)
+            pages.want(page, ticket, Torn::Impossible, &usable, &mut io)
         };
         match want {
             Want::Cached => hold.held.push(page),
             Want::Loading => hold.loading += 1,
-            Want::BeingWritten => self.ask_later(key, hold, page),
+            Want::BeingWritten => self.ask_later(ticket, hold, page),
             // The array has failed, and whoever asks ends for that.
             Want::Unavailable => {}
         }
@@ -104,7 +117,7 @@ impl Array {
 
     /// A page to be checked is being written: it is asked for again when that is over, unless it was written so often
     /// since that nothing is left to check.
-    fn ask_later(&mut self, key: usize, hold: &mut PageHold, page: PageIndex) {
+    fn ask_later(&mut self, ticket: usize, hold: &mut PageHold, page: PageIndex) {
         let redo = self.redo_mut();
         let written = redo.pages.snapshot(page).sequence;
         let known = hold.busy.iter().find(|(other, _)| *other == page).map(|(_, first)| *first);
@@ -118,18 +131,26 @@ impl Array {
             return;
         }
         hold.later.push(page);
+        let key = redo.page_tickets[&ticket];
         if !redo.waiting_for_drain.contains(&key) {
             redo.waiting_for_drain.push(key);
         }
     }
 
-    /// Gives up the pages; those of an earlier life of the log went with it.
+    /// Gives up the pages, those too that are still on their way; those of an earlier life of the log went with it.
     pub(super) fn release_pages(&mut self, hold: &mut PageHold) {
         let hold = std::mem::take(hold);
         let redo = self.redo_mut();
         if redo.lives == hold.life {
             for page in hold.held {
                 redo.pages.release(page);
+            }
+            let Some(ticket) = hold.ticket else { return };
+            redo.page_tickets.remove(&ticket);
+            for arrival in redo.arrivals.extract_if(.., |arrival| arrival.ticket == ticket) {
+                if arrival.outcome != LoadOutcome::AskAgain {
+                    redo.pages.release(arrival.page);
+                }
             }
         }
     }
@@ -185,13 +206,18 @@ impl Array {
         let mut more = Vec::new();
         let loaded = self.redo_mut().pages.read_done(read, answer, &mut more);
         self.send_page_io(more);
-        let Some(loaded) = loaded else { return };
+        let Some(mut loaded) = loaded else { return };
+        if loaded.outcome == LoadOutcome::Ready && self.is_blank_and_in_use(read.page) {
+            loaded.faults = self.redo_mut().pages.deny_blank(read.page);
+            loaded.outcome = LoadOutcome::Lost;
+        }
         if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
             // They are written anew with the next checkpoint, unless no copy tells what to write.
-            let repaired = if loaded.outcome == LoadOutcome::Lost { 0 } else { loaded.faults.len() as u64 };
-            scrub.errors += loaded.faults.len() as u64;
-            scrub.repaired += repaired;
-            scrub.owes_pages |= repaired > 0;
+            match (loaded.faults.len() as u64, loaded.outcome) {
+                (0, _) => {}
+                (faults, LoadOutcome::Lost) => scrub.errors += faults,
+                (faults, _) => scrub.owe_pages(faults),
+            }
         }
         for (member, fault) in loaded.faults {
             self.member_mut(member).counters.checksum_errors += 1;
@@ -205,10 +231,26 @@ impl Array {
             );
             self.notice(NoticeLevel::Error, None, text);
         }
-        for key in loaded.waiters {
-            self.redo_mut().arrivals.push(Arrival { key, page: read.page, outcome: loaded.outcome });
-            self.ready.push_back(key);
+        for ticket in loaded.waiters {
+            let redo = self.redo_mut();
+            match redo.page_tickets.get(&ticket) {
+                Some(&key) => {
+                    redo.arrivals.push(Arrival { ticket, page: read.page, outcome: loaded.outcome });
+                    self.ready.push_back(key);
+                }
+                // Who asked has ended meanwhile.
+                None if loaded.outcome != LoadOutcome::AskAgain => redo.pages.release(read.page),
+                None => {}
+            }
         }
+    }
+
+    /// Whether a page shows no version on any member although a stripe holds data in one of its slots. The hashes of a
+    /// stripe are written with the entry of the map that says it holds data, and before that they are in the cache.
+    fn is_blank_and_in_use(&self, page: PageIndex) -> bool {
+        let redo = self.redo();
+        let holds_data = |slot| redo.stripes.stripe_at(SlotIndex(slot)).is_some_and(|s| self.holds_data(s));
+        redo.pages.is_blank(page) && redo.pages.layout().slots_of(page).any(holds_data)
     }
 
     fn page_written(&mut self, write: PageWrite, succeeded: bool) {

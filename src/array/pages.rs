@@ -90,7 +90,7 @@ pub(super) enum LoadOutcome {
     /// More copies are bad than the array survives. The page is in the cache with every entry [`BlockHash::LOST`];
     /// a lost page of the stripe map makes [`super::stripe_map::StripeMap::load`] fail.
     Lost,
-    /// A member left service meanwhile: nothing is in the cache or pinned, every waiter has to ask again.
+    /// A member left or joined service meanwhile: nothing is in the cache or pinned, every waiter has to ask again.
     AskAgain,
 }
 
@@ -110,7 +110,8 @@ struct Load {
     copies: Copies,
     pending: usize,
     newest: Option<Page>,
-    member_left: bool,
+    /// What it finds is not all that counts: a member has left service, or joined it.
+    is_void: bool,
     /// The page is in the cache with this version: its copies are to be compared with it.
     check: Option<Version>,
 }
@@ -169,6 +170,8 @@ pub(super) struct PageStore {
     clock: VecDeque<PageIndex>,
     dirty: Vec<PageIndex>,
     due: BTreeMap<PageIndex, Due>,
+    /// Members out of service.
+    away: MemberSet,
     frozen: BTreeMap<PageIndex, Frozen>,
     /// Frozen pages below this have had their writes given out.
     sent_below: PageIndex,
@@ -196,6 +199,7 @@ impl PageStore {
             clock: VecDeque::new(),
             dirty: Vec::new(),
             due: BTreeMap::new(),
+            away: MemberSet::new(),
             frozen: BTreeMap::new(),
             sent_below: PageIndex(0),
             writes_pending: 0,
@@ -285,7 +289,7 @@ impl PageStore {
         let load = self.loads.get_mut(&page).expect("a read belongs to a load");
         load.pending -= 1;
         match answer {
-            Answer::Gone => load.member_left = true,
+            Answer::Gone => load.is_void = true,
             // A bad sector in one place must not hide what the other holds.
             Answer::Unreadable if places == Places::Both => {
                 let (member, offset) =
@@ -476,7 +480,22 @@ impl PageStore {
         pages.into_iter().collect()
     }
 
-    #[cfg(test)]
+    /// Slots of the stripes that hold data by the stripe map, all of which is cached.
+    pub fn slots_with_data(&self) -> impl Iterator<Item = SlotIndex> + '_ {
+        let entries = (0..self.geometry.stripes()).map(|stripe| self.map_entry(StripeIndex(stripe)));
+        entries.filter(|entry| entry.holds_data).map(|entry| entry.slot)
+    }
+
+    /// A page that shows no version on any member must have been written, as a stripe holds data in one of its slots: it
+    /// is lost. Otherwise its blocks would read as zeroes. Returns the copies that are at fault.
+    pub fn deny_blank(&mut self, page: PageIndex) -> Vec<(MemberIndex, CopyFault)> {
+        let cached = self.cached.get_mut(&page).expect("a page that was just loaded is cached");
+        *Arc::make_mut(&mut cached.page).entries = [BlockHash::LOST.0; PAGE_ENTRIES];
+        cached.lost = true;
+        let copies = self.layout.copies(page).zip(&cached.next);
+        copies.filter(|(_, next)| next.is_some()).map(|((member, _), _)| (member, CopyFault::Blank)).collect()
+    }
+
     /// Whether the page was never written.
     pub fn is_blank(&self, page: PageIndex) -> bool {
         let cached = self.at(page);
@@ -488,6 +507,35 @@ impl PageStore {
     /// was never written.
     pub fn epoch_written(&self, page: PageIndex) -> u64 {
         self.at(page).page.epoch
+    }
+
+    /// A member is out of service: until it joins again, nothing is believed of what its copies hold, and what is
+    /// written to a device that is built in its stead goes to both places.
+    pub fn left(&mut self, member: MemberIndex) {
+        self.away.insert(member);
+        self.set_next(member, None);
+    }
+
+    /// A device that was built for a member is in service. Both places of every copy on it hold the newest version, see
+    /// [`PageStore::left`]: so the next write may go to one of them, and must, for a power cut in a write of both would
+    /// leave none. Loads that began without the member are asked for again.
+    pub fn joined(&mut self, member: MemberIndex) {
+        self.away.remove(member);
+        self.set_next(member, Some(Places::First));
+        let layout = self.layout;
+        for (&page, load) in &mut self.loads {
+            let copy = layout.copies(page).position(|(holder, _)| holder == member);
+            load.is_void |= copy.is_some_and(|copy| load.copies.0[copy].places.is_none());
+        }
+    }
+
+    fn set_next(&mut self, member: MemberIndex, next: Option<Places>) {
+        let layout = self.layout;
+        for (&page, cached) in &mut self.cached {
+            if let Some(copy) = layout.copies(page).position(|(holder, _)| holder == member) {
+                cached.next[copy] = next;
+            }
+        }
     }
 
     /// Pages that the next [`PageStore::freeze`] would take.
@@ -603,6 +651,7 @@ impl PageStore {
                 let due = frozen.due.heal.contains(member) || frozen.due.whole.contains(member);
                 if frozen.changed || due {
                     let written = frozen.written.iter().find(|(other, _)| usize::from(*other) == copy);
+                    let written = written.filter(|_| !self.away.contains(member));
                     next[copy] = written.map(|(_, places)| places.next());
                 }
             }
@@ -658,17 +707,17 @@ impl PageStore {
         let check = self.cached.get(&page).map(|cached| version_of(&cached.page));
         let waiters = vec![key];
         let load =
-            Load { waiters, torn, copies: Copies(copies), pending, newest: None, member_left: false, check };
+            Load { waiters, torn, copies: Copies(copies), pending, newest: None, is_void: false, check };
         self.loads.insert(page, load);
         Want::Loading
     }
 
     fn end_load(&mut self, page: PageIndex, load: Load) -> Loaded {
-        let Load { waiters, torn, copies, newest, member_left, check, .. } = load;
+        let Load { waiters, torn, copies, newest, is_void, check, .. } = load;
         let was_written = check.is_some_and(|version| {
             version_of(&self.at(page).page) != version || self.frozen.contains_key(&page)
         });
-        if member_left || was_written {
+        if is_void || was_written {
             // The pins that a check has taken go with it; a page in the cache that was only checked stays there.
             if check.is_some() {
                 self.cached.get_mut(&page).expect("a page under check is pinned").pins -=
@@ -679,7 +728,8 @@ impl PageStore {
         if let Some(version) = check {
             let truth = (version != (0, 0)).then_some(version);
             let next = &mut self.cached.get_mut(&page).expect("a page under check is pinned").next;
-            for (next, copy) in next.iter_mut().zip(&copies.0).filter(|(_, copy)| copy.places.is_some()) {
+            let read = |copy: &CopyFound| copy.places.is_some() && !self.away.contains(copy.member);
+            for (next, copy) in next.iter_mut().zip(&copies.0).filter(|(_, copy)| read(copy)) {
                 *next = copy.next_write();
             }
             let faults = self.note_bad_copies(page, &copies, truth, Torn::Impossible);
@@ -693,7 +743,11 @@ impl PageStore {
         }
         let cached = Cached {
             page: Arc::new(content),
-            next: copies.0.iter().map(CopyFound::next_write).collect(),
+            next: copies
+                .0
+                .iter()
+                .map(|copy| copy.next_write().filter(|_| !self.away.contains(copy.member)))
+                .collect(),
             pins: waiters.len() as u32,
             used: true,
             dirty: false,

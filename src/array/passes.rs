@@ -30,8 +30,9 @@ pub(super) struct Pass {
     pub repaired: u64,
     /// Slots that could not be verified, because too few columns are there.
     pub skipped: u64,
-    /// Copies of metadata pages were found bad: the next checkpoint writes them, and the pass ends after it.
-    pub owes_pages: bool,
+    /// Copies of metadata pages that were found bad, of `errors` and of `repaired`: the next checkpoint writes them,
+    /// and the pass ends after it.
+    owed_pages: u64,
     /// The checkpoint that is waited for.
     settles: Option<u64>,
 }
@@ -39,11 +40,19 @@ pub(super) struct Pass {
 impl Pass {
     fn from(slot: u64) -> Pass {
         let progress = Progress::starting_at(slot, false);
-        Pass { progress, errors: 0, repaired: 0, skipped: 0, owes_pages: false, settles: None }
+        Pass { progress, errors: 0, repaired: 0, skipped: 0, owed_pages: 0, settles: None }
     }
 
     fn finished(&self, turns: u64) -> bool {
         self.progress.done() >= turns
+    }
+
+    /// Copies of pages were found bad, and are due to be written.
+    pub fn owe_pages(&mut self, copies: u64) {
+        self.errors += copies;
+        self.repaired += copies;
+        self.owed_pages += copies;
+        self.settles = None;
     }
 }
 
@@ -95,6 +104,17 @@ impl Passes {
     pub fn restart_resync(&mut self) {
         self.resync = Some(Pass::from(0));
         self.draining = true;
+    }
+
+    /// The log begins a new life, which knows nothing of copies that were to be written: a scrub that has found some
+    /// begins anew, and finds them again.
+    pub fn forget_owed_pages(&mut self) {
+        let Some(pass) = self.scrub.as_mut().filter(|pass| pass.owed_pages > 0) else { return };
+        let owed = std::mem::take(&mut pass.owed_pages);
+        pass.errors -= owed;
+        pass.repaired -= owed;
+        pass.settles = None;
+        pass.progress = Progress::starting_at(0, false);
     }
 
     /// Nothing new starts until every slot operation under way has ended: they belong to positions that are void.
@@ -278,11 +298,15 @@ impl Array {
     /// Whether what a scrub that is through has found bad is good again on the members.
     fn scrub_has_settled(&mut self) -> bool {
         let (Some(pass), Some(redo)) = (self.passes.scrub.as_mut(), self.redo.as_mut()) else { return true };
-        if std::mem::take(&mut pass.owes_pages) {
-            pass.settles = Some(redo.checkpoint.begun + 1);
-            redo.checkpoint.want();
+        if pass.owed_pages == 0 {
+            return true;
         }
-        pass.settles.is_none_or(|checkpoint| redo.checkpoint.ended >= checkpoint)
+        let checkpoint = *pass.settles.get_or_insert_with(|| {
+            // Not one under way, which may have begun before.
+            redo.checkpoint.want();
+            redo.checkpoint.begun + 1
+        });
+        redo.checkpoint.ended >= checkpoint
     }
 
     fn end_finished_builds(&mut self, index: MemberIndex) {
@@ -296,7 +320,8 @@ impl Array {
             member.progress = None;
             member.state = MemberState::Online;
             member.reason = None;
-            if self.redo.is_some() {
+            if let Some(redo) = self.redo.as_mut() {
+                redo.pages.joined(index);
                 // No batch may be written before the epoch with this member is complete.
                 self.supers.note_exchange();
             }
@@ -317,6 +342,9 @@ impl Array {
             member.reason = None;
             // The old device stays until the exchange is on disk: until then it is what a restart would look for.
             self.exchanged.extend(old.map(|old| old.id));
+            if let Some(redo) = self.redo.as_mut() {
+                redo.pages.joined(index);
+            }
             // Recorded like a loss: the old device must not count as current once it misses a write.
             self.supers.note_exchange();
             self.notice(NoticeLevel::Info, Some(index), format!("member {index} is replaced and online"));

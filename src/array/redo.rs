@@ -23,7 +23,7 @@ use crate::units::{
     BlockHash, ByteOffset, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex, Timestamp,
     VolumeOffset,
 };
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Range;
 
 /// See the head of this file.
@@ -73,6 +73,9 @@ pub(super) struct Redo {
     pub held: bool,
     /// Pages that were loaded for operations which have not looked yet.
     pub arrivals: Vec<Arrival>,
+    /// By the ticket of their hold, the operations that wait for pages; see `page_hold.rs`.
+    pub page_tickets: HashMap<usize, usize>,
+    pub next_page_ticket: usize,
     /// Replay found no room to write in place, last at this time.
     pub no_room_since: Option<Timestamp>,
     /// Client requests that came before the log was replayed.
@@ -166,6 +169,8 @@ impl Redo {
             is_stuck: false,
             overlay_max,
             arrivals: Vec::new(),
+            page_tickets: HashMap::new(),
+            next_page_ticket: 0,
             facts,
         }
     }
@@ -654,6 +659,7 @@ impl Array {
         pieces.extend(redo.queued.drain(..).map(|(piece, _)| piece));
         redo.life = Life::Starting;
         redo.round = None;
+        self.passes.forget_owed_pages();
         self.ready.extend(waiting);
         for piece in pieces {
             self.done(piece, Err(ClientError::Io));

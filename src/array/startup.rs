@@ -167,13 +167,15 @@ impl Array {
             codec: self.codec.clone(),
             pool: self.pool.clone(),
         };
-        let pages = PageStore::new(
+        let mut pages = PageStore::new(
             self.geometry,
             facts.checksums.is_some(),
             facts.key,
             self.supers.template().array,
             facts.cache_pages_max,
         );
+        let members = (0..self.map.width()).map(|at| MemberIndex(at as u16));
+        members.filter(|member| !usable.contains(*member)).for_each(|member| pages.left(member));
         let losses = self.supers.losses();
         let lives = self.redo().lives;
         let mut redo = Redo::new(facts, pages, self.empty_journal());

@@ -202,6 +202,18 @@ impl PageLayout {
         (PageIndex(self.map_pages() + page), entry)
     }
 
+    /// The slots of which a page has hashes; none for a page of the stripe map.
+    #[must_use]
+    pub fn slots_of(&self, page: PageIndex) -> Range<u64> {
+        let Some(page) = page.0.checked_sub(self.map_pages()).filter(|_| self.checksums) else { return 0..0 };
+        let rows = match self.wide_pages() {
+            Some(pages) => page / pages..page / pages + 1,
+            None => page * self.rows_per_page()..(page + 1) * self.rows_per_page(),
+        };
+        let slots = self.geometry.slots;
+        (rows.start / self.rows()).min(slots)..rows.end.div_ceil(self.rows()).min(slots)
+    }
+
     /// The `m + 1` copies of a page: the member, and the offset in its pages region of the first of the copy's two
     /// places; the second follows it. Only for arrays whose [`PageLayout::region_bytes`] a device can have.
     pub fn copies(&self, page: PageIndex) -> impl Iterator<Item = (MemberIndex, u64)> + use<> {
@@ -315,6 +327,24 @@ pub(super) mod tests {
     }
 
     proptest! {
+        #[test]
+        fn the_slots_of_a_page_are_those_whose_hashes_it_has(geometry in geometries()) {
+            let layout = PageLayout::new(geometry, true);
+            let rows = (geometry.chunk / 4096) as usize;
+            let mut slots: std::collections::BTreeMap<u64, Vec<u64>> = std::collections::BTreeMap::new();
+            for slot in 0..geometry.slots.min(300) {
+                for page in layout.hash_pages(SlotIndex(slot), 0..rows) {
+                    slots.entry(page).or_default().push(slot);
+                }
+            }
+            // The last page may have more slots than were looked at.
+            slots.pop_last();
+            for (page, slots) in slots {
+                prop_assert_eq!(layout.slots_of(PageIndex(page)).collect::<Vec<_>>(), slots);
+            }
+            prop_assert!(layout.slots_of(PageIndex(0)).is_empty(), "a page of the map");
+        }
+
         #[test]
         fn every_page_reads_back_as_it_was_written(
             numbers in any::<[u64; 3]>(), entries in prop::collection::vec(any::<[u8; 16]>(), PAGE_ENTRIES),

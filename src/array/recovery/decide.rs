@@ -279,6 +279,18 @@ impl Judge {
         (tiles, touches.end)
     }
 
+    /// Whether a slot that holds data may have held none before the chain: the first that this says of it is not that
+    /// some of its blocks change.
+    #[must_use]
+    pub fn begins_in_log(&self, slot: SlotIndex) -> bool {
+        let first = self.touches.partition_point(|touch| touch.slot < slot.0);
+        let first = self.touches.get(first).filter(|touch| touch.slot == slot.0);
+        first.is_some_and(|touch| match self.record(*touch) {
+            LogRecord::InPlace(record) => record.first,
+            LogRecord::Fresh(_) | LogRecord::Discard { .. } => true,
+        })
+    }
+
     /// The rows of a tile after the first `prefix` batches.
     #[must_use]
     pub fn state_at(&self, tile: &Tile, prefix: u32) -> TileState {

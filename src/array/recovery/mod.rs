@@ -331,6 +331,8 @@ pub(super) struct Recovery {
     lost: BTreeMap<(SlotIndex, usize), BTreeSet<usize>>,
     /// Map pages that the log names: copies may be behind.
     named_map_pages: BTreeSet<PageIndex>,
+    /// Slots that hold data by the stripe map, once somebody has asked.
+    slots_with_data: Option<Vec<bool>>,
     result: Recovered,
     outcome: Option<RecoveryOutcome>,
 }
@@ -357,6 +359,7 @@ impl Recovery {
             suspects: Vec::new(),
             lost: BTreeMap::new(),
             named_map_pages: BTreeSet::new(),
+            slots_with_data: None,
             result: Recovered::default(),
             outcome: None,
             cx,
@@ -607,7 +610,11 @@ impl Recovery {
     }
 
     fn page_loaded(&mut self, page: PageIndex, loaded: Loaded, pages: &mut PageStore) {
-        let Loaded { waiters, outcome, faults } = loaded;
+        let Loaded { waiters, mut outcome, mut faults } = loaded;
+        if outcome == LoadOutcome::Ready && pages.is_blank(page) && self.must_be_written(page, pages) {
+            faults = pages.deny_blank(page);
+            outcome = LoadOutcome::Lost;
+        }
         self.result.page_faults.extend(faults);
         debug_assert_ne!(outcome, LoadOutcome::AskAgain, "no member leaves while a recovery goes on");
         for waiter in waiters {
@@ -620,6 +627,26 @@ impl Recovery {
             }
             pages.release(page);
         }
+    }
+
+    /// Whether a page has hashes of a slot that held data before the log began: it was written then. With the first
+    /// record of a stripe that the log has, its page may be as it was before the array was made.
+    fn must_be_written(&mut self, page: PageIndex, pages: &PageStore) -> bool {
+        let slots = pages.layout().slots_of(page);
+        if slots.is_empty() {
+            return false;
+        }
+        let count = self.cx.map.slots as usize;
+        let held = self.slots_with_data.get_or_insert_with(|| {
+            let mut held = vec![false; count];
+            for slot in pages.slots_with_data() {
+                if let Some(held) = held.get_mut(slot.0 as usize) {
+                    *held = true;
+                }
+            }
+            held
+        });
+        slots.into_iter().any(|slot| held[slot as usize] && !self.judge.begins_in_log(SlotIndex(slot)))
     }
 
     /// R6: manifests on the usable members that lack them.
