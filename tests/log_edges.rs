@@ -261,3 +261,41 @@ fn rows_that_a_replay_finds_lost_are_listed_at_once_and_heal_when_they_are_writt
     array.verify();
     array.assert_scrub_clean();
 }
+
+#[test]
+fn a_scrub_looks_at_pages_that_were_being_written_when_it_came_to_them() {
+    let mut array = Checked::filled(2, 1, ChecksumKind::Crc32c);
+    array.put(BLOCK, 3, BLOCK);
+    array.writes();
+    array.put(BLOCK, 4, BLOCK);
+    let page_write = |array: &Checked| {
+        let mut queued = array.sim.queued().filter_map(|(disk, op)| match op {
+            IoOp::Write { offset, .. } if array.pages.contains(&offset.0) => Some((disk, offset.0)),
+            _ => None,
+        });
+        queued.next()
+    };
+    let (disk, offset) = loop {
+        if let Some(write) = page_write(&array) {
+            break write;
+        }
+        if array.step().is_none() {
+            array.sim.sleep(100);
+        }
+    };
+    // The version before, which is in the other place of the copy.
+    let other = array.pages.start + ((offset - array.pages.start) ^ BLOCK as u64);
+    array.sim.disks.get_mut(&disk).expect("a disk").flip(other + 100, 1);
+    array.sim.submit_admin(AdminRequest::ScrubStart);
+    // Everything but that write: the scrub comes to the page first.
+    for _ in 0..200 {
+        if !array.sim.step_where(|_, op| !matches!(op, IoOp::Write { offset: at, .. } if at.0 == offset)) {
+            array.sim.sleep(100);
+        }
+    }
+    array.sim.settle();
+    let scrub = array.sim.status().last_scrub.expect("the scrub has ended");
+    assert_eq!((scrub.errors, scrub.repaired), (1, 1), "{:?}", array.sim.notices);
+    array.assert_scrub_clean();
+    array.verify();
+}
