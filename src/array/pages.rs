@@ -427,7 +427,7 @@ impl PageStore {
     /// is lost. Otherwise its blocks would read as zeroes. Returns the copies that are at fault.
     pub fn deny_blank(&mut self, page: PageIndex) -> Vec<(MemberIndex, CopyFault)> {
         let cached = self.cached.get_mut(&page).expect("a page that was just loaded is cached");
-        Arc::make_mut(&mut cached.page).entries = Box::new([BlockHash::LOST.0; PAGE_ENTRIES]);
+        *Arc::make_mut(&mut cached.page).entries = [BlockHash::LOST.0; PAGE_ENTRIES];
         cached.lost = true;
         let copies = self.layout.copies(page).zip(&cached.next);
         copies.filter(|(_, next)| next.is_some()).map(|((member, _), _)| (member, CopyFault::Blank)).collect()
