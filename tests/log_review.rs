@@ -2,10 +2,14 @@
 //! after what must hold.
 
 use calpe::block_io::IoOp;
-use calpe::format::{ChecksumKind, MemberState};
-use calpe::testing::{Random, SimArray, SimShape};
+use calpe::format::{
+    COPY_BYTES, ChecksumKind, MemberState, PAGE_BYTES, PageIndex, PageLayout, RegionKind, Superblock,
+    all_copy_offsets,
+};
+use calpe::testing::{Fate, Random, SimArray, SimShape, SimWorld};
 use calpe::units::{MemberIndex, VolumeOffset};
-use calpe::volume::{AdminRequest, ArrayState, ClientRequest};
+use calpe::volume::{AdminRequest, ArrayState, ClientError, ClientRequest, LogState};
+use std::ops::Range;
 
 const BLOCK: usize = 4096;
 const CHUNK: usize = 16384;
@@ -118,7 +122,7 @@ fn whole_stripes_whose_writing_lost_a_member_are_caught_up_when_that_returns() {
                 array.sim.step();
             }
             let disk = array.sim.disks.get_mut(&1).expect("a disk");
-            disk.cut_power(|_, _| calpe::testing::Fate::Lost);
+            disk.cut_power(|_, _| Fate::Lost);
             disk.dead = true;
             for id in ids {
                 array.sim.wait(id).expect("within the budget");
@@ -280,6 +284,273 @@ fn the_first_write_after_a_quiet_time_waits_for_no_tick() {
     assert!(array.sim.poll(id).is_some(), "nothing but a tick would bring it on");
 }
 
+// ---- Pages ----
+
+/// The newest superblock of a disk.
+fn superblock(sim: &SimArray, disk: u32) -> Superblock {
+    let disk = &sim.disks[&disk];
+    let copies = all_copy_offsets(disk.bytes()).map(|at| Superblock::decode(&disk.peek(at.0, COPY_BYTES)));
+    copies.into_iter().flatten().max_by_key(|copy| copy.sequence).expect("a member")
+}
+
+/// Where pages lie on every disk.
+fn pages_region(sim: &SimArray) -> Range<u64> {
+    let region = superblock(sim, 1).region(RegionKind::Pages).expect("a logged array");
+    region.offset.0..region.offset.0 + region.len
+}
+
+fn layout(sim: &SimArray) -> PageLayout {
+    let superblock = superblock(sim, 1);
+    PageLayout::new(superblock.geometry, superblock.checksum != ChecksumKind::None)
+}
+
+/// Where the copies of a page are: disk and bytes, of an array whose members are on the disks of their numbers.
+fn copies(sim: &SimArray, page: u64) -> Vec<(u32, Range<u64>)> {
+    let start = pages_region(sim).start;
+    let place = |(member, offset): (MemberIndex, u64)| {
+        (u32::from(member.0), start + offset..start + offset + 2 * PAGE_BYTES as u64)
+    };
+    layout(sim).copies(PageIndex(page)).map(place).collect()
+}
+
+fn touches(range: &Range<u64>, op: &IoOp) -> bool {
+    match op {
+        IoOp::Read { offset, .. } | IoOp::Write { offset, .. } => range.contains(&offset.0),
+        _ => false,
+    }
+}
+
+fn is_read(op: &IoOp) -> bool {
+    matches!(op, IoOp::Read { .. })
+}
+
+#[test]
+fn pages_that_arrive_for_a_write_that_has_ended_are_not_taken_for_those_of_the_next_operation() {
+    let array = Checked::filled(shape(2, 1, 200, ChecksumKind::Crc32c), 11);
+    let Checked { sim, model } = array;
+    // No page of hashes is in the cache of a new process.
+    let mut array = Checked { sim: sim.stop_and_restart(false).expect("it assembles"), model };
+    array.sim.settle();
+    // The array is marked dirty by a write whose page is that of the first stripes.
+    let id = array.submit(0, 1, BLOCK);
+    array.sim.wait(id).expect("written");
+    // A whole stripe goes to a free slot, whose page is another one, and a member is full.
+    array.sim.disks.get_mut(&0).expect("a disk").full = true;
+    let write = array.sim.submit_write(0, &vec![2; 2 * CHUNK], false);
+    while array.sim.step_where(|_, op| !is_read(op)) {}
+    assert!(matches!(array.sim.poll(write), Some(Err(ClientError::NoSpace))), "its pages are on their way");
+    array.sim.disks.get_mut(&0).expect("a disk").full = false;
+    // Reads that need pages of their own, in the middle of the volume.
+    let stripe = 2 * CHUNK;
+    let reads: Vec<(usize, u64)> =
+        (60..160).step_by(25).map(|n| (n, array.sim.submit_read((n * stripe) as u64, stripe))).collect();
+    while array.sim.step_where(|_, _| true) {}
+    for (n, id) in reads {
+        let read = array.sim.wait(id).expect("readable");
+        let calpe::volume::ClientReply::Data(bytes) = read else { panic!("a read yields data") };
+        assert!(bytes[..] == array.model[n * stripe..(n + 1) * stripe], "stripe {n}");
+    }
+    array.sim.settle();
+    array.verify();
+    array.assert_scrub_clean();
+}
+
+#[test]
+fn a_power_cut_after_a_device_has_joined_leaves_it_a_copy_of_every_page() {
+    let shape = shape(2, 1, 40, ChecksumKind::Crc32c);
+    let world = SimWorld::new(shape, 64 << 20);
+    // Its entry of the map is not in the sector of the page's head, so a torn page shows.
+    let last = 39 * 2 * CHUNK;
+    let mut cuts = 0;
+    for joins_as_replacement in [true, false] {
+        let mut model = vec![0; shape.volume_bytes as usize];
+        Random::new(13).fill(&mut model);
+        let mut sim = SimArray::create_in(&world, 13);
+        sim.write(0, &model).expect("written");
+        sim.settle();
+        // Member 0 has a copy of the first page of the map.
+        if !joins_as_replacement {
+            sim.admin(AdminRequest::Fail { member: MemberIndex(0) }).expect("failed");
+            sim.settle();
+        }
+        let device = sim.add_blank_disk();
+        let disk = device.device.0;
+        sim.admin(AdminRequest::Replace { member: MemberIndex(0), device }).expect("admitted");
+        if joins_as_replacement {
+            for _ in 0..30 {
+                sim.step();
+            }
+            sim.disks.get_mut(&0).expect("a disk").dead = true;
+        }
+        let mut value = 0;
+        while sim.status().members[0].state != MemberState::Online || sim.disk_of(0) != Some(disk) {
+            // Checkpoints that the old device misses.
+            value += 1;
+            model[last..last + BLOCK].fill(value);
+            let id = sim.submit_write(last as u64, &vec![value; BLOCK], false);
+            sim.wait(id).expect("within the budget");
+            if !sim.step() {
+                sim.sleep(100);
+            }
+        }
+        // From here on it counts: its copy of a page is all there is when another member is lost.
+        let region = pages_region(&sim);
+        value += 1;
+        model[last..last + BLOCK].fill(value);
+        let id = sim.submit_write(last as u64, &vec![value; BLOCK], true);
+        sim.wait(id).expect("written");
+        sim.sleep(300);
+        while !sim.queued().any(|(id, op)| id == disk && is_write(op) && touches(&region, op)) {
+            if !sim.step() {
+                sim.sleep(100);
+            }
+        }
+        let wreck = sim.wreck();
+        for tear in 0..400u64 {
+            let mut disks = wreck.clone().settle(true, |_, id| {
+                if id == disk { Fate::Torn(Random::new(tear).next_u64()) } else { Fate::Kept }
+            });
+            disks.get_mut(&1).expect("a disk").dead = true;
+            if joins_as_replacement {
+                disks.remove(&0);
+            }
+            let mut sim = world.start(disks, false, Random::new(tear)).expect("it assembles");
+            drain(&mut sim);
+            assert_eq!(sim.status().log, LogState::Serving, "tear {tear}");
+            let read = sim.read(0, model.len()).unwrap_or_else(|e| panic!("tear {tear}: {e:?}"));
+            assert!(read == model, "tear {tear}");
+            cuts += 1;
+        }
+    }
+    assert_eq!(cuts, 800);
+}
+
+#[test]
+fn blocks_whose_hashes_are_lost_on_all_members_read_as_errors_and_not_as_zeroes() {
+    for (crash, lost_by) in [(false, 0), (false, 1), (true, 0), (true, 1)] {
+        let mut array = Checked::filled(shape(2, 1, 40, ChecksumKind::Crc32c), 14);
+        if crash {
+            // The log names the page, so its copies may be torn.
+            let id = array.submit(2 * CHUNK, 7, BLOCK);
+            array.sim.wait(id).expect("written");
+        }
+        let page = layout(&array.sim).map_pages();
+        let places = copies(&array.sim, page);
+        let Checked { sim, model } = array;
+        let mut sim = if crash {
+            let mut sim = sim;
+            destroy(&mut sim, &places, lost_by);
+            sim.kill_where(false, |_, _| true).expect("it assembles")
+        } else {
+            let mut sim = sim.stop_and_restart(false).expect("it assembles");
+            sim.settle();
+            destroy(&mut sim, &places, lost_by);
+            sim
+        };
+        drain(&mut sim);
+        let first = sim.read(0, CHUNK);
+        assert!(
+            matches!(first, Err(ClientError::Io)) || first.as_ref().is_ok_and(|read| *read == model[..CHUNK]),
+            "crash {crash}, lost by {lost_by}: wrong bytes; {:?}",
+            sim.notices
+        );
+        // What another page vouches for is not affected.
+        assert!(sim.read((30 * 2 * CHUNK) as u64, CHUNK).expect("readable") == model[60 * CHUNK..61 * CHUNK]);
+    }
+}
+
+/// Every copy of a page is gone: zeroed as by a disk that lost its writes, or, on the first member, not legible any more.
+fn destroy(sim: &mut SimArray, places: &[(u32, Range<u64>)], lost_by: usize) {
+    for (at, (disk, range)) in places.iter().enumerate() {
+        let disk = sim.disks.get_mut(disk).expect("a disk");
+        for place in 0..2 {
+            let offset = range.start + place * PAGE_BYTES as u64;
+            let written = disk.peek(offset, PAGE_BYTES).iter().any(|&byte| byte != 0);
+            if at == 0 && lost_by == 1 && written {
+                disk.flip(offset + 100, 1);
+            } else {
+                disk.poke(offset, &[0; PAGE_BYTES]);
+            }
+        }
+    }
+}
+
+// ---- Scrubs ----
+
+#[test]
+fn a_scrub_ends_although_the_array_fails_and_returns_while_it_waits_for_pages() {
+    let mut waited = 0;
+    for moment in 0..60 {
+        let array = Checked::filled(shape(2, 1, 8, ChecksumKind::Crc32c), 15);
+        let Checked { mut sim, model } = array;
+        sim.admin(AdminRequest::Fail { member: MemberIndex(2) }).expect("failed");
+        sim.settle();
+        let mut sim = sim.stop_and_restart(false).expect("it assembles");
+        sim.settle();
+        for (disk, range) in copies(&sim, 0) {
+            // One copy of the map is wrong on a member that serves.
+            if disk == 1 {
+                let disk = sim.disks.get_mut(&disk).expect("a disk");
+                disk.flip(range.start + 100, 1);
+                disk.flip(range.start + PAGE_BYTES as u64 + 100, 1);
+            }
+        }
+        sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
+        for _ in 0..moment {
+            if !sim.step_where(|_, _| true) {
+                break;
+            }
+        }
+        let running = sim.status().activities.iter().any(|a| a.done_bytes == a.total_bytes);
+        waited += usize::from(running);
+        sim.disks.get_mut(&0).expect("a disk").dead = true;
+        // It is noticed when it is used.
+        let read = sim.submit_read(0, model.len());
+        drain(&mut sim);
+        assert!(sim.poll(read).is_some());
+        assert_eq!(sim.status().state, ArrayState::Failed);
+        online(&mut sim, 0, 0).expect("it is current");
+        drain(&mut sim);
+        assert_eq!(sim.status().activities, [], "moment {moment}: the scrub has ended");
+        assert!(sim.read(0, model.len()).expect("readable") == model);
+        // What it says was repaired is good.
+        sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
+        drain(&mut sim);
+        assert_eq!(sim.status().last_scrub.map(|scrub| scrub.errors), Some(0), "moment {moment}");
+    }
+    assert!(waited > 0, "some moment is in the wait");
+}
+
+#[test]
+fn what_a_scrub_says_it_repaired_is_good_whatever_is_lost_meanwhile() {
+    let mut found = 0;
+    for moment in 0..120 {
+        let array = Checked::filled(shape(2, 2, 4, ChecksumKind::Crc32c), 16);
+        let Checked { mut sim, .. } = array;
+        let data = sim.data_region();
+        let disk = sim.disks.get_mut(&1).expect("a disk");
+        let written = disk.written_blocks(data);
+        for block in [written[2], written[9]] {
+            disk.flip(block * BLOCK as u64 + 5, 1);
+        }
+        sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
+        for _ in 0..moment {
+            if !sim.step() {
+                break;
+            }
+        }
+        sim.submit_admin(AdminRequest::Fail { member: MemberIndex(3) });
+        drain(&mut sim);
+        let first = sim.status().last_scrub.expect("the scrub has ended");
+        sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
+        drain(&mut sim);
+        let second = sim.status().last_scrub.expect("the scrub has ended");
+        assert_eq!(second.errors, 0, "moment {moment}: {first:?} was said to have repaired it");
+        found += first.repaired;
+    }
+    assert!(found > 100, "scrubs found what was wrong: {found}");
+}
+
 // ---- Every moment ----
 
 /// What a run does at its moment.
@@ -329,7 +600,7 @@ fn run_to(event: Event, checksum: ChecksumKind, seed: u64, moment: usize) -> boo
             match event {
                 Event::Leave => {
                     let disk = array.sim.disks.get_mut(&1).expect("a disk");
-                    disk.cut_power(|_, _| calpe::testing::Fate::Lost);
+                    disk.cut_power(|_, _| Fate::Lost);
                     disk.dead = true;
                 }
                 Event::FailAndReturn => array.sim.disks.get_mut(&1).expect("a disk").dead = true,
