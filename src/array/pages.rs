@@ -15,16 +15,16 @@
 //!
 //! Must not know of devices, epochs beyond their number, the log, or who waits.
 
+mod hashes;
+
 use super::members::Which;
 use super::page_copies::{Copies, CopyFault, CopyFound, Place, Places, Torn, Version, version_of};
 use crate::block_io::{Buf, Pool};
 use crate::format::{
     Geometry, LogKey, MapEntry, MemberSet, PAGE_BYTES, PAGE_ENTRIES, Page, PageError, PageIndex, PageLayout,
-    hash_of_entry,
 };
-use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
+use crate::units::{BlockHash, MemberIndex, SlotIndex, StripeIndex};
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::ops::Range;
 use std::sync::Arc;
 use uuid::Uuid;
 
@@ -339,78 +339,6 @@ impl PageStore {
     /// Whether the page was lost when it was loaded.
     pub fn is_lost(&self, page: PageIndex) -> bool {
         self.at(page).lost
-    }
-
-    /// The hash of a block.
-    pub fn hash(&self, slot: SlotIndex, row: usize, column: ColumnIndex) -> BlockHash {
-        let (page, entry) = self.layout.hash_entry(slot, row, usize::from(column.0));
-        hash_of_entry(self.at(page).page.entries[entry])
-    }
-
-    /// Sets the hash of a block.
-    pub fn set_hash(&mut self, slot: SlotIndex, row: usize, column: ColumnIndex, hash: BlockHash) {
-        let (page, entry) = self.layout.hash_entry(slot, row, usize::from(column.0));
-        self.set(page, entry, hash.0);
-    }
-
-    /// The hashes of rows of a column.
-    pub fn hashes(
-        &self,
-        slot: SlotIndex,
-        rows: Range<usize>,
-        column: ColumnIndex,
-    ) -> impl Iterator<Item = BlockHash> + '_ {
-        let mut at: Option<(PageIndex, &Page)> = None;
-        rows.map(move |row| {
-            let (page, entry) = self.layout.hash_entry(slot, row, usize::from(column.0));
-            let entries = match at {
-                Some((same, entries)) if same == page => entries,
-                _ => &self.at(page).page,
-            };
-            at = Some((page, entries));
-            hash_of_entry(entries.entries[entry])
-        })
-    }
-
-    /// Sets the hashes of rows of columns: those of the first column, then those of the next. A page is looked up once,
-    /// not once for every block.
-    ///
-    /// # Panics
-    /// When there are not as many hashes as blocks.
-    pub fn set_hashes(
-        &mut self,
-        slot: SlotIndex,
-        rows: Range<usize>,
-        columns: impl ExactSizeIterator<Item = ColumnIndex> + Clone,
-        hashes: &[BlockHash],
-    ) {
-        assert_eq!(hashes.len(), rows.len() * columns.len(), "a hash for each block");
-        let layout = self.layout;
-        let (first, count) = (rows.start, rows.len());
-        let mut entries = rows
-            .flat_map(|row| columns.clone().enumerate().map(move |(nth, column)| (row, nth, column)))
-            .map(|(row, nth, column)| {
-                let (page, entry) = layout.hash_entry(slot, row, usize::from(column.0));
-                (page, entry, hashes[nth * count + row - first])
-            })
-            .peekable();
-        while let Some(&(page, _, _)) = entries.peek() {
-            self.touch(page);
-            let cached = self.cached.get_mut(&page).expect("it was just marked");
-            let image = Arc::make_mut(&mut cached.page);
-            while let Some((_, entry, hash)) = entries.next_if(|(other, _, _)| *other == page) {
-                image.entries[entry] = hash.0;
-            }
-        }
-    }
-
-    /// Makes every block of a slot [`BlockHash::UNWRITTEN`]. Its pages hold entries of other slots too, so all of them
-    /// must be cached.
-    pub fn clear_slot(&mut self, slot: SlotIndex) {
-        let rows = 0..(u64::from(self.geometry.chunk) / ROW_BYTES) as usize;
-        let columns = (0..self.geometry.width()).map(ColumnIndex);
-        let unwritten = vec![BlockHash::UNWRITTEN; rows.len() * columns.len()];
-        self.set_hashes(slot, rows, columns, &unwritten);
     }
 
     /// The stripe map's entry of a logical stripe. Its slot is below the number of slots if
@@ -810,6 +738,7 @@ impl PageStore {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::units::{ColumnIndex, ROW_BYTES};
     use proptest::prelude::*;
     use std::collections::BTreeSet;
 
