@@ -718,7 +718,7 @@ fn nothing_is_lost_whatever_the_moment_of_a_loss_a_return_or_a_crash() {
 // ---- What a device under construction skips ----
 
 /// Executes everything but writes to the logs, and lets so much time pass that progress is recorded.
-fn run_without_log(sim: &mut SimArray, log: &std::ops::Range<u64>) {
+fn run_without_log(sim: &mut SimArray, log: &Range<u64>) {
     let to_log = |op: &IoOp| matches!(op, IoOp::Write { offset, .. } if log.contains(&offset.0));
     for _ in 0..120 {
         while sim.step_where(|_, op| !to_log(op)) {}
