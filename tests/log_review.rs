@@ -4,7 +4,7 @@
 use calpe::block_io::IoOp;
 use calpe::format::{
     COPY_BYTES, ChecksumKind, MemberState, PAGE_BYTES, PageIndex, PageLayout, RegionKind, Superblock,
-    all_copy_offsets,
+    all_copy_offsets, newest,
 };
 use calpe::testing::{Fate, Random, SimArray, SimShape, SimWorld};
 use calpe::units::{MemberIndex, VolumeOffset};
@@ -752,4 +752,69 @@ fn a_slot_whose_stripe_has_left_or_was_discarded_is_built_until_that_is_durable(
         array.sim.admin(AdminRequest::Fail { member: MemberIndex(1) }).expect("failed");
         array.verify();
     }
+}
+
+/// The newest superblock of a disk.
+fn superblock(sim: &SimArray, disk: u32) -> Superblock {
+    let copies = all_copy_offsets(sim.disk_bytes(disk))
+        .map(|at| Superblock::decode(&sim.disks[&disk].peek(at.0, COPY_BYTES)));
+    newest(copies).expect("a superblock")
+}
+
+#[test]
+fn a_member_that_joins_while_another_is_built_needs_no_batch_from_before() {
+    let mut joins = 0;
+    for seed in 0..60 {
+        let mut array = Checked::filled(shape(2, 2, 4, ChecksumKind::None), seed);
+        let mut random = Random::new(seed);
+        for member in [0, 1] {
+            array.sim.admin(AdminRequest::Fail { member: MemberIndex(member) }).expect("failed");
+        }
+        array.sim.settle();
+        let mut live = [false; 2];
+        let mut replaced = 0;
+        let mut requests = Vec::new();
+        for step in 0.. {
+            assert!(step < 20_000, "they join: {:?}", array.sim.notices);
+            if replaced < 2 && random.one_in(60) {
+                let device = array.sim.add_blank_disk();
+                let member = MemberIndex(replaced);
+                array.sim.submit_admin(AdminRequest::Replace { member, device });
+                replaced += 1;
+            }
+            // Superblock updates are often under way, so that the one that a member joins with is made later.
+            if random.one_in(20) {
+                let start = random.one_in(2);
+                let scrub = if start { AdminRequest::ScrubStart } else { AdminRequest::ScrubStop };
+                array.sim.submit_admin(scrub);
+            }
+            if requests.is_empty() && random.one_in(10) {
+                requests.push(array.submit(0, step as u8, BLOCK));
+            }
+            requests.retain(|id| array.sim.poll(*id).is_none());
+            if !array.sim.step() {
+                array.sim.sleep(100);
+            }
+            for member in 0..2 {
+                let Some(disk) = array.sim.disk_of(member as u16).filter(|_| !live[member]) else { continue };
+                if !array.sim.disks[&disk].holds(0) {
+                    continue;
+                }
+                let superblock = superblock(&array.sim, disk);
+                live[member] = superblock.epoch.live.contains(MemberIndex(member as u16));
+                if live[member] {
+                    let start = superblock.redo.expect("a log").start;
+                    assert_eq!(
+                        start.epoch, superblock.epoch.number,
+                        "seed {seed}: it has no part in older batches"
+                    );
+                    joins += 1;
+                }
+            }
+            if live == [true; 2] {
+                break;
+            }
+        }
+    }
+    assert_eq!(joins, 120);
 }

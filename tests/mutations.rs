@@ -8,6 +8,7 @@
 use calpe::testing::{Aim, Damage, Mutation, Place, SCENARIOS, Scenario, SimWorld, Totals, atlas, explore};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 /// Crash points that may be needed at most to find a violation; most need a few hundred.
 const POINTS_MAX: u64 = 60_000;
@@ -15,36 +16,23 @@ const POINTS_MAX: u64 = 60_000;
 const POINTS_OF_SEED_MAX: u64 = 3_000;
 const POOL_BYTES: usize = 4 << 20;
 
-/// Rules whose breaking these loads do not show yet: their counterexamples in the model take moments that a mixed load
-/// rarely meets. They are hunted by name (CALPE_MUTATION) only.
-const UNNOTICED: &[Mutation] = &[
-    Mutation::BumpNotFinishedFirst,
-    Mutation::DynamicMajority,
-    Mutation::InPlaceBeforeBump,
-    Mutation::NoFlushBeforeDecide,
-    Mutation::BatchByBatch,
-    Mutation::NoNoteBeforeRedo,
-    Mutation::OverwriteBeforeTailDurable,
-    Mutation::FreshDoesNotVoid,
-    Mutation::DestageBySlotNumber,
-    Mutation::OldParityNotVerified,
-];
-
-/// Scenarios in which a mutation shows soonest; the others follow.
-fn first_scenarios(mutation: Mutation) -> &'static [&'static str] {
+/// Where a mutation shows soonest: the scenarios, and the seed that they begin with. If a change elsewhere makes another seed
+/// the first that shows it, those that follow find it.
+fn first(mutation: Mutation) -> (&'static [&'static str], u64) {
     match mutation {
-        Mutation::NoQuorum | Mutation::EpochWithoutId | Mutation::DynamicMajority => &["epochs-2+2"],
+        Mutation::NoQuorum => (&["epochs-2+2"], 1),
+        Mutation::EpochWithoutId => (&["epochs-2+2"], 1),
+        Mutation::DynamicMajority => (&["halves-2+2"], 54),
         Mutation::ReuseBeforeDurable
         | Mutation::FreshDoesNotVoid
         | Mutation::DestageBySlotNumber
         | Mutation::RebuildAfterNote
-        | Mutation::PagesNotRewritten => &["fresh-2+1", "fresh-3+2"],
-        Mutation::InPlaceBeforeBump | Mutation::BumpNotFinishedFirst | Mutation::AckBeforeBump => {
-            &["epochs-2+1", "epochs-2+2", "bare-2+1"]
-        }
-        Mutation::BatchByBatch => &["again-2+1", "again-2+2"],
-        Mutation::OverwriteBeforeTailDurable | Mutation::NoCut => &["full-2+1", "full-3+2"],
-        _ => &["steady-2+1", "bare-2+1"],
+        | Mutation::PagesNotRewritten => (&["fresh-2+1", "fresh-3+2"], 1),
+        Mutation::InPlaceBeforeBump | Mutation::AckBeforeBump => (&["lost-2+1", "lost-3+2"], 1),
+        Mutation::BumpNotFinishedFirst => (&["epochs-2+1", "epochs-2+2"], 1),
+        Mutation::BatchByBatch => (&["again-2+1", "again-2+2"], 1),
+        Mutation::OverwriteBeforeTailDurable => (&["round-2+1", "round-2+2"], 1),
+        _ => (&["steady-2+1", "bare-2+1"], 1),
     }
 }
 
@@ -68,13 +56,16 @@ fn hunt(mutation: Mutation) -> Result<String, String> {
     }
     let wanted = std::env::var("CALPE_SIM_SCENARIO").ok();
     let wanted: Option<Vec<&str>> = wanted.as_ref().map(|names| names.split(',').collect());
-    let names = wanted.as_deref().unwrap_or(first_scenarios(mutation));
+    let (names, first_seed) = first(mutation);
+    let names = wanted.as_deref().unwrap_or(names);
     let scenarios: Vec<&Scenario> =
         names.iter().filter_map(|name| SCENARIOS.iter().find(|scenario| scenario.name == *name)).collect();
     let worlds: Vec<SimWorld> =
         scenarios.iter().map(|scenario| SimWorld::new(scenario.shape, POOL_BYTES)).collect();
+    let started = Instant::now();
     let mut totals = Totals::default();
-    let mut seed = std::env::var("CALPE_SIM_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
+    let mut seed =
+        std::env::var("CALPE_SIM_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(first_seed);
     while totals.points < POINTS_MAX {
         for (scenario, world) in scenarios.iter().zip(&worlds) {
             let (found, violation) = mutation.with(|| explore(world, scenario, seed, POINTS_OF_SEED_MAX));
@@ -82,9 +73,10 @@ fn hunt(mutation: Mutation) -> Result<String, String> {
             if let Some(violation) = violation {
                 let what: String = violation.what.chars().take(160).collect();
                 return Ok(format!(
-                    "{}: after {} points, {}: {what}",
+                    "{}: after {} points, {:.1} s, {}: {what}",
                     mutation.name(),
                     totals.points,
+                    started.elapsed().as_secs_f64(),
                     violation.token
                 ));
             }
@@ -101,7 +93,7 @@ fn a_broken_rule_is_noticed() {
         .iter()
         .filter(|mutation| match &wanted {
             Some(wanted) => wanted == mutation.name(),
-            None => !UNNOTICED.contains(mutation),
+            None => true,
         })
         .copied()
         .collect();

@@ -1,8 +1,8 @@
 //! Crashes at every moment of seeded loads over small arrays, held against what clients may see.
 //!
 //! CALPE_SIM_POINTS: crash points of a run (default: few, for an ordinary `cargo test`). CALPE_SIM_SEED: the first seed.
-//! CALPE_SIM_SCENARIO: only the scenarios of these names, separated by commas. CALPE_SIM_MINUTES: a soak of so long in place of a
-//! number of points. CALPE_SIM_REPLAY: the token of a violation, to see it again; with CALPE_MUTATION
+//! CALPE_SIM_SCENARIO: only the scenarios of these names, separated by commas. CALPE_SIM_MINUTES: seed after seed for so
+//! long in place of a number of points. CALPE_SIM_REPLAY: the token of a violation, to see it again; with CALPE_MUTATION
 //! one that a broken rule causes, in a build with debug assertions.
 
 use calpe::testing::{
@@ -89,11 +89,12 @@ fn crashes_lose_nothing_and_mix_nothing() {
     if std::env::var_os("CALPE_SIM_REPLAY").is_some() {
         return;
     }
-    let minutes = number("CALPE_SIM_MINUTES", 0);
+    let minutes: f64 = std::env::var("CALPE_SIM_MINUTES")
+        .map_or(0.0, |text| text.parse().unwrap_or_else(|_| panic!("CALPE_SIM_MINUTES={text} is no number")));
     let wanted = number("CALPE_SIM_POINTS", POINTS);
     let started = Instant::now();
-    let until = started + Duration::from_secs(minutes * 60);
-    let enough = |points| if minutes > 0 { Instant::now() >= until } else { points >= wanted };
+    let until = started + Duration::from_secs_f64(minutes * 60.0);
+    let enough = |points| if minutes > 0.0 { Instant::now() >= until } else { points >= wanted };
     let (totals, violations) = campaign(&chosen(), number("CALPE_SIM_SEED", 1), enough);
     report(&totals, &violations, started.elapsed());
     assert!(violations.is_empty(), "{} violations", violations.len());

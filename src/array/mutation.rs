@@ -50,11 +50,13 @@ mutations! {
     InPlaceBeforeBump "in-place-before-bump",
     /// E3: writes are acknowledged while a loss is not recorded; the member that missed them may be all that returns.
     AckBeforeBump "ack-before-bump",
-    /// R1: what is read before deciding may be in caches only; a power cut takes it after it was served.
+    /// R1: what is read before deciding may be in caches only; a power cut takes it after it was served. The flushes of the
+    /// new epoch's superblocks and, where nothing is written again, that of R6 would do in its place: they are left out with it.
     NoFlushBeforeDecide "no-flush-before-decide",
     /// R6: pieces that are missing on some members stay so; with other members gone next time the batch is lost half redone.
     NoRelog "no-relog",
-    /// R4: the first prefix that cannot be recovered ends the log, though later images heal it; durable writes are lost.
+    /// R4: the first prefix that cannot be recovered ends the log, though later images heal it; durable writes are lost, where
+    /// images are damaged that no row needs any more.
     BatchByBatch "batch-by-batch",
     /// R3, R5: a batch that cannot be recovered does not end the log; rows it left undecodable are served.
     NoPrefix "no-prefix",

@@ -39,7 +39,7 @@ impl Array {
             Some(PagesBuilt::Done) => {}
         }
         self.redo_mut().held = true;
-        let drained = self.redo().promised == Share::default() && self.drained_log().is_some();
+        let drained = self.redo().promised == Share::default() && self.needless_log().is_some();
         if !drained {
             self.redo_mut().checkpoint.want();
         }

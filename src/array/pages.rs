@@ -466,7 +466,12 @@ impl PageStore {
         }
     }
 
-    /// Pages that the next [`PageStore::freeze`] would take.
+    /// Pages whose entries have changed since the last [`PageStore::freeze`].
+    pub fn changed_pages(&self) -> usize {
+        self.dirty.len()
+    }
+
+    /// Pages that the next [`PageStore::freeze`] would take: changed ones, and those with copies to be written again.
     pub fn dirty_pages(&self) -> usize {
         self.dirty.len() + self.due.len()
     }

@@ -637,14 +637,22 @@ impl Array {
         ranges
     }
 
-    /// The sequence of the next batch, when the log is empty and everything is in place and durable.
+    /// The sequence of the next batch, when the log is empty and everything is in place and durable, copies of pages that
+    /// have to be written again included.
     pub(super) fn drained_log(&self) -> Option<u64> {
+        self.needless_log().filter(|_| self.redo().pages.dirty_pages() == 0)
+    }
+
+    /// The sequence of the next batch, when a replay would find nothing below it to be done. Copies of pages may have to be
+    /// written again, which the log knows nothing of: they must not keep a member out of step that joins an array in which
+    /// another one is being built, for it has no part in the batches so far.
+    pub(super) fn needless_log(&self) -> Option<u64> {
         let redo = self.redo.as_ref().filter(|redo| redo.is_serving())?;
         let drained = redo.journal.is_drained()
             && redo.journal.in_flight() == 0
             && redo.open.is_empty()
             && redo.overlay.is_empty()
-            && redo.pages.dirty_pages() == 0
+            && redo.pages.changed_pages() == 0
             && redo.checkpoint.is_over();
         drained.then(|| redo.journal.next())
     }

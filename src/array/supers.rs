@@ -276,7 +276,7 @@ impl Array {
                 }
             }
         }
-        if let (Some(redo), Some(sequence)) = (&mut next.redo, self.drained_log()) {
+        if let (Some(redo), Some(sequence)) = (&mut next.redo, self.needless_log()) {
             redo.start = LogStart { sequence, epoch: next.epoch.number };
         }
         next.clean = !self.supers.dirty;

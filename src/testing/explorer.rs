@@ -14,7 +14,7 @@ use super::{
 };
 use crate::block_io::DeviceId;
 use crate::format::{MemberState, Role, Superblock};
-use crate::volume::{ActivityKind, AdminRequest, ClientReply, ClientRequest, MemberStatus};
+use crate::volume::{ActivityKind, AdminRequest, ClientReply, ClientRequest, LogState, MemberStatus};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -209,6 +209,8 @@ enum Survivors {
     NewestTorn(bool),
 }
 
+/// How an error begins that says that the array does not start, or does not serve: with too few members it may.
+const REFUSED: &str = "the start is refused";
 /// With no more undecided writes than this, every subset of them is tried.
 const SUBSETS_OF_MAX: usize = 4;
 /// Crashes within one recovery; a quarter within a recovery after a crash within one.
@@ -365,16 +367,29 @@ impl Explorer<'_> {
         self.path.push(format!(
             "{word}; of {undecided} undecided writes: {survivors:?}; {presence}; floor {floor:?}"
         ));
-        let seed = Random::new(self.random.next_u64());
-        let mut sim = match self.world.start(disks, self.scenario.promise.force, seed) {
-            Ok(sim) => sim,
-            Err(error) if self.may_refuse(&presence) => {
+        let may_refuse = self.may_refuse(&presence);
+        match self.start_again(disks, &presence, oracle, (floor, past)) {
+            Err(error) if error.starts_with(REFUSED) && may_refuse => {
                 self.totals.refused += 1;
-                self.path.push(format!("refused, as it may: {error}"));
-                return Ok(());
+                self.path.push(error);
+                Ok(())
             }
-            Err(error) => return Err(format!("refused within the budget: {error}")),
-        };
+            Err(error) if error.starts_with(REFUSED) => Err(format!("within the budget {error}")),
+            other => other,
+        }
+    }
+
+    /// What comes after one crash.
+    fn start_again(
+        &mut self,
+        disks: BTreeMap<u32, SimDisk>,
+        presence: &Presence,
+        oracle: &Oracle,
+        (floor, past): (Floor, &Past),
+    ) -> Result<(), String> {
+        let seed = Random::new(self.random.next_u64());
+        let started = self.world.start(disks, self.scenario.promise.force, seed);
+        let mut sim = started.map_err(|error| format!("{REFUSED}: {error}"))?;
         // A disk that forgot what it had acknowledged, or whose log is damaged, is an erasure beside those that are
         // missing.
         let (live, forgot) = live_members(&sim);
@@ -711,6 +726,9 @@ impl Reads {
                 }
                 Some(other) => {
                     let status = sim.status();
+                    if let LogState::Refused(reason) = status.log {
+                        return Err(format!("{REFUSED}: {reason}"));
+                    }
                     let said: Vec<&str> = sim.notices.iter().map(|notice| notice.text.as_str()).collect();
                     return Err(format!(
                         "a read of block {first} after the crash: {other:?} with {status:?}, which said {said:?}"
