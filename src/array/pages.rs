@@ -16,6 +16,7 @@
 //! Must not know of devices, epochs beyond their number, the log, or who waits.
 
 use super::members::Which;
+use super::mutation::{Mutation, is_off};
 use super::page_copies::{Copies, CopyFault, CopyFound, Place, Places, Torn, Version, version_of};
 use crate::block_io::{Buf, Pool};
 use crate::format::{
@@ -683,7 +684,8 @@ impl PageStore {
     ) -> Vec<(MemberIndex, CopyFault)> {
         let bad = copies.faults(truth, Torn::Impossible);
         let heal: MemberSet = bad.into_iter().map(|(member, _)| member).collect();
-        if !heal.is_empty() {
+        let left = torn == Torn::Possible && is_off(Mutation::PagesNotRewritten);
+        if !heal.is_empty() && !left {
             self.due.entry(page).or_default().merge(Due { heal, ..Due::default() });
         }
         copies.faults(truth, torn)
