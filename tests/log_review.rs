@@ -4,7 +4,7 @@
 use calpe::block_io::IoOp;
 use calpe::format::{
     COPY_BYTES, ChecksumKind, MemberState, PAGE_BYTES, PageIndex, PageLayout, RegionKind, Superblock,
-    all_copy_offsets, newest,
+    all_copy_offsets,
 };
 use calpe::testing::{Fate, Random, SimArray, SimShape, SimWorld};
 use calpe::units::{MemberIndex, VolumeOffset};
@@ -754,13 +754,6 @@ fn a_slot_whose_stripe_has_left_or_was_discarded_is_built_until_that_is_durable(
     }
 }
 
-/// The newest superblock of a disk.
-fn superblock(sim: &SimArray, disk: u32) -> Superblock {
-    let copies = all_copy_offsets(sim.disk_bytes(disk))
-        .map(|at| Superblock::decode(&sim.disks[&disk].peek(at.0, COPY_BYTES)));
-    newest(copies).expect("a superblock")
-}
-
 #[test]
 fn a_member_that_joins_while_another_is_built_needs_no_batch_from_before() {
     let mut joins = 0;
@@ -795,14 +788,14 @@ fn a_member_that_joins_while_another_is_built_needs_no_batch_from_before() {
             if !array.sim.step() {
                 array.sim.sleep(100);
             }
-            for member in 0..2 {
-                let Some(disk) = array.sim.disk_of(member as u16).filter(|_| !live[member]) else { continue };
+            for (member, live) in (0..).zip(&mut live) {
+                let Some(disk) = array.sim.disk_of(member).filter(|_| !*live) else { continue };
                 if !array.sim.disks[&disk].holds(0) {
                     continue;
                 }
                 let superblock = superblock(&array.sim, disk);
-                live[member] = superblock.epoch.live.contains(MemberIndex(member as u16));
-                if live[member] {
+                *live = superblock.epoch.live.contains(MemberIndex(member));
+                if *live {
                     let start = superblock.redo.expect("a log").start;
                     assert_eq!(
                         start.epoch, superblock.epoch.number,

@@ -307,10 +307,18 @@ fn choose_epoch<K>(candidates: &[Candidate<K>], name: &str, force: bool) -> Resu
     let geometry = candidates[0].superblock.geometry;
     let (k, width) = (usize::from(geometry.data), usize::from(geometry.data) + usize::from(geometry.parity));
     let mut choices: Vec<Choice> = Vec::new();
-    // An epoch that some device has left behind is not served any more, forced or not: what was acknowledged
-    // since would be rolled back without a word.
-    let newest = candidates.iter().map(|c| c.superblock.epoch.number).max().unwrap_or(0);
-    for epoch in candidates.iter().map(|c| c.superblock.epoch).filter(|epoch| epoch.number == newest) {
+    // What was acknowledged under an epoch must not be rolled back without a word, forced or not: nothing older is
+    // served than the newest that may have been complete. One that a device of its live set never held was not.
+    let may_be_complete = |s: &&Superblock| {
+        !candidates.iter().map(|c| &c.superblock).any(|other| {
+            s.epoch.live.contains(other.member)
+                && s.members.get(usize::from(other.member.0)).is_some_and(|m| m.uuid == other.device)
+                && other.epoch.number < s.epoch.number
+        })
+    };
+    let superblocks = candidates.iter().map(|c| &c.superblock);
+    let oldest = superblocks.filter(may_be_complete).map(|s| s.epoch.number).max().unwrap_or(0);
+    for epoch in candidates.iter().map(|c| c.superblock.epoch).filter(|epoch| epoch.number >= oldest) {
         if choices.iter().any(|c| c.epoch.id == epoch.id) {
             continue;
         }
@@ -509,6 +517,26 @@ mod tests {
             "2 and 4 hold the parent and are in the live set; 3 is not"
         );
         assert_eq!(assembled.superblock.epoch.id, 200);
+    }
+
+    #[test]
+    fn an_unfinished_epoch_on_a_device_that_was_away_does_not_stand_in_the_way() {
+        // The daemon died while it recorded the loss of member 0: only 1 has that. 2, 3 and 4 then served without 1.
+        let mut superblocks = fresh(3, 2);
+        let survivors: MemberSet = [1, 2, 3, 4].into_iter().map(MemberIndex).collect();
+        bump_partly(&mut superblocks, &[1], survivors, 300);
+        superblocks[1].epoch.number += 1;
+        bump(&mut superblocks, &[2, 3, 4], 200);
+        assert!(superblocks[1].epoch.number > superblocks[2].epoch.number);
+        let assembled = assemble(&candidates(&superblocks, &[0, 1, 2, 3, 4]), false).unwrap();
+        assert_eq!((assembled.superblock.epoch.id, live(&assembled)), (200, vec![2, 3, 4]));
+        assert!(assembled.epoch_number >= superblocks[1].epoch.number, "the next number is beyond all seen");
+        // Where nobody shows that it was not complete, nothing older is served.
+        let mut superblocks = fresh(2, 3);
+        bump(&mut superblocks, &[3, 4], 400);
+        for force in [false, true] {
+            assert!(assemble(&candidates(&superblocks, &[0, 1, 2, 3]), force).is_err());
+        }
     }
 
     #[test]

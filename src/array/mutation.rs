@@ -84,7 +84,8 @@ mutations! {
     FreshDoesNotVoid "fresh-does-not-void",
     /// W3: images of a slot go in place though it was given up since; they land in what was written there afresh.
     DestageBySlotNumber "destage-by-slot-number",
-    /// R8: replay leaves copies of pages as they are; the next start reads the stripe map of before.
+    /// R8: replay leaves copies of pages as they are; the next start reads the stripe map of before. That whoever loads a page
+    /// mends the copies that are behind would do in its place: it is left out with it.
     PagesNotRewritten "pages-not-rewritten",
     /// W2: pages are written back before the batches they speak of are durable; a crash leaves a map to data that is not there.
     PagesBeforeDurable "pages-before-durable",

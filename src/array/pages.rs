@@ -18,6 +18,7 @@
 mod hashes;
 
 use super::members::Which;
+use super::mutation::{Mutation, is_off};
 use super::page_copies::{Copies, CopyFault, CopyFound, Place, Places, Torn, Version, version_of};
 use crate::block_io::{Buf, Pool};
 use crate::format::{
@@ -709,7 +710,8 @@ impl PageStore {
         let bad = copies.faults(truth, Torn::Impossible);
         let heal: MemberSet = bad.into_iter().map(|(member, _)| member).collect();
         let known = self.due.get(&page).map(|due| due.heal).unwrap_or_default();
-        if !heal.is_empty() {
+        let left = torn == Torn::Possible && is_off(Mutation::PagesNotRewritten);
+        if !heal.is_empty() && !left {
             self.due.entry(page).or_default().merge(Due { heal, ..Due::default() });
         }
         copies.faults(truth, torn).into_iter().filter(|(member, _)| !known.contains(*member)).collect()

@@ -61,6 +61,8 @@ pub struct Scenario {
     pub loss_within: u64,
     /// What comes after a crash: see [`Next`].
     pub next: Next,
+    /// Steps of a load that goes on after a crash, at most.
+    pub steps_after: u64,
 }
 
 /// How often each thing comes after a start: the numbers are shares of their sum.
@@ -431,7 +433,7 @@ impl Explorer<'_> {
             self.path.push("all is read; crash again".into());
             return self.crash_again(sim.wreck(), &oracle, &past);
         }
-        let steps = self.random.below(60);
+        let steps = self.random.below(self.scenario.steps_after);
         let random = Random::new(self.random.next_u64());
         let mut load = Run::new(sim, oracle, self.scenario.workload, random);
         self.path.push("all is read; the load goes on".into());

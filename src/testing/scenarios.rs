@@ -27,6 +27,7 @@ const fn scenario(name: &'static str, shape: SimShape, promise: Promise) -> Scen
         spoil_one_in: 8,
         loss_within: 0,
         next: Next::MIXED,
+        steps_after: 60,
     }
 }
 
@@ -120,6 +121,20 @@ const fn lost(name: &'static str, shape: SimShape) -> Scenario {
     Scenario { workload, steps: 320, loss_within: 240, moments_one_in: 96, any_one_in: 2, ..scenario }
 }
 
+/// Recoveries that are cut short again and again, with damage to what they have done so far.
+const fn redone(name: &'static str, shape: SimShape) -> Scenario {
+    let scenario = steady(name, shape);
+    Scenario { next: Next { end: 1, sweep: 6, crash: 0, load: 1 }, sweep_one_in: 8, ..scenario }
+}
+
+/// Who was not there at a start comes back soon after it.
+const fn back(name: &'static str, shape: SimShape) -> Scenario {
+    let workload = Workload { small_writes: 10, faults: 0, admin: 4, ..LOAD };
+    let next = Next { end: 1, sweep: 0, crash: 1, load: 4 };
+    let scenario = scenario(name, shape, LOGGED);
+    Scenario { workload, steps: 400, next, steps_after: 400, any_one_in: 16, ..scenario }
+}
+
 /// Hardly any load, but members that are lost and starts that are cut short while their epochs are being written, with
 /// any members there the next time: it takes k members of as many others.
 const fn halves(name: &'static str, shape: SimShape) -> Scenario {
@@ -161,6 +176,10 @@ pub const SCENARIOS: &[Scenario] = &[
     round("round-2+2", SimShape::new(2, 2, SMALL, 2).logged(ChecksumKind::Crc32c, RING)),
     again("again-2+1", SimShape::new(2, 1, SMALL, 1).logged(ChecksumKind::None, SMALL_RING)),
     again("again-2+2", SimShape::new(2, 2, SMALL, 2).logged(ChecksumKind::Crc32c, SMALL_RING)),
+    redone("redone-2+1", SimShape::new(2, 1, SMALL, 3).logged(ChecksumKind::None, SMALL_RING)),
+    redone("redone-3+2", SimShape::new(3, 2, SMALL, 3).logged(ChecksumKind::Crc32c, SMALL_RING)),
+    back("back-2+1", SimShape::new(2, 1, SMALL, 3).logged(ChecksumKind::None, SMALL_RING)),
+    back("back-3+2", SimShape::new(3, 2, SMALL, 3).logged(ChecksumKind::Crc32c, SMALL_RING)),
     lost("lost-2+1", SimShape::new(2, 1, SMALL, 3).logged(ChecksumKind::None, SMALL_RING)),
     lost("lost-3+2", SimShape::new(3, 2, SMALL, 3).logged(ChecksumKind::Crc32c, SMALL_RING)),
     halves("halves-2+2", SimShape::new(2, 2, SMALL, 1).logged(ChecksumKind::None, RING)),

@@ -8,11 +8,14 @@ use crate::array::assembly::{AssemblyError, Candidate, assemble};
 use crate::array::{ArrayConfig, NewArray, OpenDevice};
 use crate::block_io::{Buf, Completion, DeviceId, IoFaultKind, IoOp, IoToken, Pool};
 use crate::codec::Codec;
-use crate::format::{ArrayShape, ChecksumKind, RegionKind, all_copy_offsets, geometry_for, member_bytes_for};
+use crate::format::{
+    ArrayShape, ChecksumKind, RegionKind, Role, all_copy_offsets, geometry_for, member_bytes_for,
+};
 use crate::units::{Timestamp, VolumeOffset};
 use crate::volume::{
-    AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, ClientReply, ClientRequest, NewDevice,
-    PlainVolume, RequestId, StripeJob, Volume, VolumeAction, VolumeEvent, VolumeStatus,
+    AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, ClientReply, ClientRequest,
+    MemberStatus, NewDevice, PlainVolume, RequestId, StripeJob, Volume, VolumeAction, VolumeEvent,
+    VolumeStatus,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use uuid::Uuid;
@@ -515,6 +518,22 @@ impl SimArray {
             NewDevice { device: DeviceId(id), uuid, bytes: disk.bytes(), superblock, known_zero: false };
         self.disks.insert(id, disk);
         device
+    }
+
+    /// The disk that says that it was this member last, if the array does not use it.
+    #[must_use]
+    pub fn disk_out_of_use(&self, member: u16) -> Option<u32> {
+        let status = self.status();
+        let in_use = |id: u32| {
+            let uses =
+                |m: &MemberStatus| m.device == Some(DeviceId(id)) || m.replacement == Some(DeviceId(id));
+            status.members.iter().any(uses) || self.queue.iter().any(|(device, _, _, _)| device.0 == id)
+        };
+        let superblock = |(id, disk): (&u32, &SimDisk)| Some((*id, superblocks::newest(disk)?));
+        let known = self.disks.iter().filter_map(superblock);
+        let candidates =
+            known.filter(|(id, s)| s.member.0 == member && s.role == Role::Member && !in_use(*id));
+        candidates.max_by_key(|(_, s)| (s.epoch.number, s.sequence)).map(|(id, _)| id)
     }
 
     /// The disk that serves a member now.

@@ -493,6 +493,19 @@ impl Run {
             }
             MemberState::Rebuilding => {}
             _ if status.replacement.is_some() => {}
+            // One that was out of service comes back, and needs only what it has missed.
+            state if state != MemberState::Online && self.random.one_in(2) => {
+                if let Some(id) = self.sim.disk_out_of_use(member) {
+                    self.note(format!("disk {id} of member {member} ({state:?}) comes back"));
+                    self.tense = TENSE_STEPS;
+                    let device = self.sim.reopen_disk(id);
+                    // What it may have forgotten is the array's to know.
+                    if let Some(disk) = self.sim.disks.get_mut(&device.device.0) {
+                        (disk.forgot, disk.failing_flushes, disk.slow) = (false, 0, false);
+                    }
+                    let _ = self.sim.submit_admin(AdminRequest::Online { member: index, device });
+                }
+            }
             // One that is in service is replaced, too.
             _ => {
                 let device = self.sim.add_blank_disk();
