@@ -27,6 +27,7 @@ fn first(mutation: Mutation) -> (&'static [&'static str], u64) {
         Mutation::InPlaceBeforeBump | Mutation::AckBeforeBump => (&["lost-2+1", "lost-3+2"], 1),
         Mutation::NoNoteBeforeRedo | Mutation::EpochAfterRedoNorNote => (&["redone-2+1", "redone-3+2"], 1),
         Mutation::BatchByBatch => (&["again-2+1", "again-2+2"], 1),
+        Mutation::NoCut => (&["again-2+1", "bare-2+1"], 7),
         Mutation::OverwriteBeforeTailDurable => (&["round-2+1", "round-2+2"], 3),
         Mutation::ReuseBeforeDurable
         | Mutation::FreshDoesNotVoid
