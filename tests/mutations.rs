@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 /// Crash points that may be needed at most to find a violation; most need a few hundred.
-const POINTS_MAX: u64 = 60_000;
+const POINTS_MAX: u64 = 300_000;
 /// Crash points of one seed.
 const POINTS_OF_SEED_MAX: u64 = 3_000;
 const POOL_BYTES: usize = 4 << 20;
@@ -20,18 +20,20 @@ const POOL_BYTES: usize = 4 << 20;
 /// the first that shows it, those that follow find it.
 fn first(mutation: Mutation) -> (&'static [&'static str], u64) {
     match mutation {
-        Mutation::NoQuorum => (&["epochs-2+2"], 1),
-        Mutation::EpochWithoutId => (&["epochs-2+2"], 1),
-        Mutation::DynamicMajority => (&["halves-2+2"], 54),
+        Mutation::DynamicMajority => (&["halves-2+2"], 2016),
+        Mutation::NoQuorum | Mutation::EpochWithoutId | Mutation::BumpNotFinishedFirst => {
+            (&["halves-2+2"], 1)
+        }
+        Mutation::InPlaceBeforeBump | Mutation::AckBeforeBump => (&["lost-2+1", "lost-3+2"], 1),
+        Mutation::NoNoteBeforeRedo | Mutation::EpochAfterRedoNorNote => (&["redone-2+1", "redone-3+2"], 1),
+        Mutation::BatchByBatch => (&["again-2+1", "again-2+2"], 1),
+        Mutation::NoCut => (&["again-2+1", "bare-2+1"], 7),
+        Mutation::OverwriteBeforeTailDurable => (&["round-2+1", "round-2+2"], 3),
         Mutation::ReuseBeforeDurable
         | Mutation::FreshDoesNotVoid
         | Mutation::DestageBySlotNumber
         | Mutation::RebuildAfterNote
         | Mutation::PagesNotRewritten => (&["fresh-2+1", "fresh-3+2"], 1),
-        Mutation::InPlaceBeforeBump | Mutation::AckBeforeBump => (&["lost-2+1", "lost-3+2"], 1),
-        Mutation::BumpNotFinishedFirst => (&["epochs-2+1", "epochs-2+2"], 1),
-        Mutation::BatchByBatch => (&["again-2+1", "again-2+2"], 1),
-        Mutation::OverwriteBeforeTailDurable => (&["round-2+1", "round-2+2"], 1),
         _ => (&["steady-2+1", "bare-2+1"], 1),
     }
 }

@@ -8,12 +8,12 @@
 //! happen to copies of the disks.
 
 use super::oracle::BLOCK_BYTES;
+use super::presence::Presence;
 use super::workload::Run;
 use super::{
-    Fate, Floor, Oracle, Random, SimArray, SimDisk, SimShape, SimWorld, Workload, Wreck, logs, superblocks,
+    Fate, Floor, Oracle, Random, SimArray, SimDisk, SimShape, SimWorld, Workload, Wreck, logs, presence,
 };
-use crate::block_io::DeviceId;
-use crate::format::{MemberState, Role, Superblock};
+use crate::format::MemberState;
 use crate::volume::{ActivityKind, AdminRequest, ClientReply, ClientRequest, LogState, MemberStatus};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -53,6 +53,9 @@ pub struct Scenario {
     pub sweep_one_in: u64,
     /// After a crash any members at all are there, one time in so many; else as many current ones as are needed.
     pub any_one_in: u64,
+    /// After a crash only those are there that hold the newest epoch, or only the others, one time in so many; never where
+    /// it is 0.
+    pub sides_one_in: u64,
     /// After a recovery everything is scrubbed, one time in so many.
     pub scrub_one_in: u64,
     /// Images in the log that newer ones replace are damaged on all members, one time in so many.
@@ -362,7 +365,8 @@ impl Explorer<'_> {
             Some(Floor::Flushed | Floor::Anything) => Floor::Flushed,
             Some(Floor::Answered(_)) | None => Floor::ALL_ANSWERED,
         };
-        let mut presence = self.choose_present(&mut disks, past);
+        let mut presence =
+            presence::choose(&mut disks, self.scenario, &past.seats, past.faithful, &mut self.random);
         let others = !presence.others.is_empty();
         presence.ruined = past.ruined | self.damage_logs(&mut disks, others, past.depth);
         let word = if power { "the power fails" } else { "the process dies" };
@@ -495,64 +499,6 @@ impl Explorer<'_> {
         let pick = self.random.below(8);
         let survivors = self.survivors(pick, &wreck);
         self.crash(wreck, survivors, oracle, past)
-    }
-
-    /// Decides which disks are there at the next start: of the current ones all but some, of the others any.
-    fn choose_present(&mut self, disks: &mut BTreeMap<u32, SimDisk>, past: &Past) -> Presence {
-        let shape = self.scenario.shape;
-        let known: Vec<(u32, Superblock)> =
-            disks.iter().filter_map(|(id, disk)| Some((*id, superblocks::newest(disk)?))).collect();
-        let newest = known.iter().map(|(_, s)| s.epoch.number).max().unwrap_or(0);
-        let heads: Vec<_> = known.iter().filter(|(_, s)| s.epoch.number == newest).map(|(_, s)| s).collect();
-        let is_current = |s: &Superblock| {
-            s.role == Role::Member
-                // One that was just built is in the live set of the newest epoch, which may be incomplete.
-                && s.epoch.live.contains(s.member)
-                && heads.iter().all(|head| {
-                    head.epoch.live.contains(s.member)
-                        && (head.epoch.id == s.epoch.id || head.epoch.parent == s.epoch.id)
-                        && head.members[usize::from(s.member.0)].uuid == s.device
-                })
-        };
-        // One that has always been in service is current whatever the others say; of one that was built meanwhile they
-        // must say so.
-        let is_good = |(id, member): &(u32, u16)| {
-            known.iter().any(|(other, s)| {
-                let named = s.role == Role::Member && s.epoch.live.contains(s.member);
-                other == id && (is_current(s) || (named && past.faithful >> member & 1 == 1))
-            })
-        };
-        let good: Vec<(u32, u16)> = past.seats.iter().filter(|seat| is_good(seat)).copied().collect();
-        let spare = usize::from(shape.parity).saturating_sub(usize::from(shape.width()) - good.len());
-        // Now and then any members at all: with stale ones in place of current ones the array must refuse, or be right.
-        let any = self.random.one_in(self.scenario.any_one_in);
-        let loss = match self.random.below(3) {
-            _ if any => self.random.below(usize::from(shape.parity).min(good.len()) as u64 + 1) as usize,
-            0 => 0,
-            1 => spare,
-            _ => self.random.below(spare as u64 + 1) as usize,
-        };
-        let lost = self.random.choose(loss, good.len());
-        let mut presence = Presence::default();
-        for (at, (id, member)) in good.iter().enumerate() {
-            if lost.contains(&at) {
-                if let Some(disk) = disks.get_mut(id) {
-                    disk.dead = true;
-                }
-                presence.lost |= 1 << member;
-            } else {
-                presence.current |= 1 << member;
-            }
-        }
-        for (id, disk) in disks.iter_mut().filter(|(id, _)| good.iter().all(|(other, _)| other != *id)) {
-            disk.failing_flushes = 0;
-            let there = if disk.dead && !any { self.random.one_in(3) } else { !self.random.one_in(4) };
-            disk.dead = !there;
-            if there {
-                presence.others.push(DeviceId(*id));
-            }
-        }
-        presence
     }
 
     /// Damages logs now and then. Returns whose: bits by index of member; nobody's when it costs no row anything.
@@ -751,27 +697,6 @@ impl Reads {
             }
         }
         Ok(())
-    }
-}
-
-/// Who is there at a start.
-#[derive(Debug, Default)]
-struct Presence {
-    /// Members that are there and known to be current: bit by index.
-    current: u64,
-    /// Members that were current and are gone.
-    lost: u64,
-    /// Disks that are there and perhaps stale.
-    others: Vec<DeviceId>,
-    /// Members whose logs are damaged.
-    ruined: u64,
-}
-
-impl fmt::Display for Presence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let others: Vec<u32> = self.others.iter().map(|id| id.0).collect();
-        write!(f, "current members {:#b}, lost {:#b}, other disks {others:?}", self.current, self.lost)?;
-        if self.ruined != 0 { write!(f, ", logs damaged {:#b}", self.ruined) } else { Ok(()) }
     }
 }
 

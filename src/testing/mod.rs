@@ -6,6 +6,7 @@ mod disk;
 mod explorer;
 mod logs;
 mod oracle;
+mod presence;
 mod random;
 mod scenarios;
 mod sim;

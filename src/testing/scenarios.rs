@@ -23,6 +23,7 @@ const fn scenario(name: &'static str, shape: SimShape, promise: Promise) -> Scen
         depth_max: 3,
         sweep_one_in: 24,
         any_one_in: 4,
+        sides_one_in: 0,
         scrub_one_in: 4,
         spoil_one_in: 8,
         loss_within: 0,
@@ -148,6 +149,7 @@ const fn halves(name: &'static str, shape: SimShape) -> Scenario {
         depth_max: 5,
         sweep_one_in: 4,
         any_one_in: 1,
+        sides_one_in: 2,
         next,
         ..scenario
     }

@@ -1,0 +1,108 @@
+//! Who is there at the start after a crash: what the explorer tries of losses, returns and stale members.
+
+use super::{Random, Scenario, SimDisk, superblocks};
+use crate::block_io::DeviceId;
+use crate::format::{Role, Superblock};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// Who is there at a start.
+#[derive(Debug, Default)]
+pub(super) struct Presence {
+    /// Members that are there and known to be current: bit by index.
+    pub current: u64,
+    /// Members that were current and are gone.
+    pub lost: u64,
+    /// Disks that are there and perhaps stale.
+    pub others: Vec<DeviceId>,
+    /// Members whose logs are damaged.
+    pub ruined: u64,
+}
+
+impl fmt::Display for Presence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let others: Vec<u32> = self.others.iter().map(|id| id.0).collect();
+        write!(f, "current members {:#b}, lost {:#b}, other disks {others:?}", self.current, self.lost)?;
+        if self.ruined != 0 { write!(f, ", logs damaged {:#b}", self.ruined) } else { Ok(()) }
+    }
+}
+
+/// Decides which disks are there at the next start: of the current ones all but some, of the others any. `seats` are the
+/// disks, with their members, that were in service and in order at the crash; `faithful` the members that have been so ever
+/// since the array was created: bit by index.
+pub(super) fn choose(
+    disks: &mut BTreeMap<u32, SimDisk>,
+    scenario: &Scenario,
+    seats: &[(u32, u16)],
+    faithful: u64,
+    random: &mut Random,
+) -> Presence {
+    let shape = scenario.shape;
+    let known: Vec<(u32, Superblock)> =
+        disks.iter().filter_map(|(id, disk)| Some((*id, superblocks::newest(disk)?))).collect();
+    let newest = known.iter().map(|(_, s)| s.epoch.number).max().unwrap_or(0);
+    let heads: Vec<_> = known.iter().filter(|(_, s)| s.epoch.number == newest).map(|(_, s)| s).collect();
+    let is_current = |s: &Superblock| {
+        s.role == Role::Member
+                // One that was just built is in the live set of the newest epoch, which may be incomplete.
+                && s.epoch.live.contains(s.member)
+                && heads.iter().all(|head| {
+                    head.epoch.live.contains(s.member)
+                        && (head.epoch.id == s.epoch.id || head.epoch.parent == s.epoch.id)
+                        && head.members[usize::from(s.member.0)].uuid == s.device
+                })
+    };
+    // One that has always been in service is current whatever the others say; of one that was built meanwhile they
+    // must say so.
+    let is_good = |(id, member): &(u32, u16)| {
+        known.iter().any(|(other, s)| {
+            let named = s.role == Role::Member && s.epoch.live.contains(s.member);
+            other == id && (is_current(s) || (named && faithful >> member & 1 == 1))
+        })
+    };
+    let good: Vec<(u32, u16)> = seats.iter().filter(|seat| is_good(seat)).copied().collect();
+    let spare = usize::from(shape.parity).saturating_sub(usize::from(shape.width()) - good.len());
+    // Now and then any members at all: with stale ones in place of current ones the array must refuse, or be right.
+    let any = random.one_in(scenario.any_one_in);
+    let loss = match random.below(3) {
+        _ if any => random.below(usize::from(shape.parity).min(good.len()) as u64 + 1) as usize,
+        0 => 0,
+        1 => spare,
+        _ => random.below(spare as u64 + 1) as usize,
+    };
+    let lost = random.choose(loss, good.len());
+    let side = random.below(scenario.sides_one_in.max(1)) == 0 && scenario.sides_one_in > 0;
+    let side = side.then(|| one_side(&known, newest, random));
+    let mut presence = Presence::default();
+    for (at, (id, member)) in good.iter().enumerate() {
+        if side.as_ref().map_or(lost.contains(&at), |side| !side.contains(id)) {
+            if let Some(disk) = disks.get_mut(id) {
+                disk.dead = true;
+            }
+            presence.lost |= 1 << member;
+        } else {
+            presence.current |= 1 << member;
+        }
+    }
+    for (id, disk) in disks.iter_mut().filter(|(id, _)| good.iter().all(|(other, _)| other != *id)) {
+        disk.failing_flushes = 0;
+        let there = if disk.dead && !any { random.one_in(3) } else { !random.one_in(4) };
+        let there = side.as_ref().map_or(there, |side| side.contains(id));
+        disk.dead = !there;
+        if there {
+            presence.others.push(DeviceId(*id));
+        }
+    }
+    presence
+}
+
+/// Those that hold one of the newest epochs, or all others: with epochs that were cut short on the one side, the other may
+/// look complete.
+fn one_side(known: &[(u32, Superblock)], newest: u64, random: &mut Random) -> BTreeSet<u32> {
+    let ids: BTreeSet<u64> =
+        known.iter().filter(|(_, s)| s.epoch.number == newest).map(|(_, s)| s.epoch.id).collect();
+    let which = random.below(ids.len().max(1) as u64) as usize;
+    let of = ids.into_iter().nth(which);
+    let holders = random.one_in(2);
+    known.iter().filter(|(_, s)| (Some(s.epoch.id) == of) == holders).map(|(id, _)| *id).collect()
+}
