@@ -368,7 +368,7 @@ impl Explorer<'_> {
         let mut presence =
             presence::choose(&mut disks, self.scenario, &past.seats, past.faithful, &mut self.random);
         let others = !presence.others.is_empty();
-        presence.ruined = past.ruined | self.damage_logs(&mut disks, others, past.depth);
+        presence.ruined = past.ruined | self.damage_logs(&mut disks, power && !others, past.depth);
         let word = if power { "the power fails" } else { "the process dies" };
         self.path.push(format!(
             "{word}; of {undecided} undecided writes: {survivors:?}; {presence}; floor {floor:?}"
@@ -502,7 +502,7 @@ impl Explorer<'_> {
     }
 
     /// Damages logs now and then. Returns whose: bits by index of member; nobody's when it costs no row anything.
-    fn damage_logs(&mut self, disks: &mut BTreeMap<u32, SimDisk>, others: bool, depth: u32) -> u64 {
+    fn damage_logs(&mut self, disks: &mut BTreeMap<u32, SimDisk>, may_spoil: bool, depth: u32) -> u64 {
         let one_in = if depth > 0 { 3 } else { 6 };
         if !self.scenario.promise.logged {
             return 0;
@@ -510,7 +510,8 @@ impl Explorer<'_> {
         if self.random.one_in(one_in) {
             return logs::ruin(disks, self.scenario.shape.width(), &mut self.random);
         }
-        if !others && self.random.one_in(self.scenario.spoil_one_in) {
+        // After a mere death of the process newer images may be in caches only, and another crash may take them.
+        if may_spoil && self.random.one_in(self.scenario.spoil_one_in) {
             let spoilt = logs::spoil_superseded(disks, &mut self.random);
             if spoilt > 0 {
                 self.path.push(format!("{spoilt} images are damaged that newer ones replace"));
