@@ -167,7 +167,9 @@ fn a_bump_that_a_failed_array_left_unfinished_does_not_cut_the_line_of_epochs() 
     assert_eq!(sim.status().state, ArrayState::Failed);
     // Member 2 comes back; the process is killed when half the members hold the next epoch.
     online(sim, 2, 2).expect("it is current");
-    while sim.step_where(|_, op| matches!(op, IoOp::Flush)) {}
+    while !sim.queued().any(|(d, op)| d == 3 && is_write(op)) {
+        assert!(sim.step(), "the next epoch is written");
+    }
     let restarted = array.sim.kill_where(false, |d, op| d == 3 && is_write(op));
     let sim = restarted.unwrap_or_else(|error| panic!("members 2 and 3 have every byte: {error}"));
     Checked { sim, model: array.model }.verify();
@@ -361,6 +363,46 @@ fn no_superblock_update_puts_a_newest_copy_of_a_device_at_risk() {
         }
         sim = sim.kill_where(false, |device, _| device == 0).expect("a majority");
     }
+}
+
+/// The superblock that is on its way to disk 0, with its offset.
+fn superblock_under_way(sim: &SimArray) -> Option<(u64, Vec<u8>)> {
+    sim.queued().find_map(|(device, op)| match op {
+        IoOp::Write { offset, buf, .. } if device == 0 && Superblock::decode(buf).is_ok() => {
+            Some((offset.0, buf.to_vec()))
+        }
+        _ => None,
+    })
+}
+
+#[test]
+fn what_a_torn_superblock_update_has_left_is_not_completed_by_the_next() {
+    let array = Checked::filled(2, 1, 8, 31);
+    let mut sim = array.sim;
+    let mut torn: Option<(u64, Vec<u8>)> = None;
+    for _ in 0..2 {
+        sim = sim.kill_where(false, |_, _| false).expect("the array is whole");
+        while superblock_under_way(&sim).is_none() {
+            assert!(sim.step(), "a start writes superblocks");
+        }
+        let (offset, bytes) = superblock_under_way(&sim).expect("just found");
+        let disk = disk(&mut sim, 0);
+        match &torn {
+            // The first sector alone is written, over something that none of its others is like.
+            None => {
+                disk.poke(offset, &vec![0x77; COPY_BYTES]);
+                disk.poke(offset, &bytes[..512]);
+            }
+            // All but the first sector.
+            Some((before, _)) => {
+                assert_eq!(*before, offset, "it goes where the torn one was");
+                disk.poke(offset + 512, &bytes[512..]);
+            }
+        }
+        torn = torn.or(Some((offset, bytes)));
+    }
+    let (offset, bytes) = torn.expect("an update was torn");
+    assert!(sim.disks[&0].peek(offset, COPY_BYTES) != bytes, "an epoch that was given up is back");
 }
 
 // ---- Rebuilds ----

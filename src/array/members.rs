@@ -23,12 +23,23 @@ pub(super) struct Device {
     pub cannot_zero: bool,
     /// The sequence of the newest superblock that is known to be whole on it. The next one goes to the other slot.
     pub sequence: u64,
+    /// The other slot holds nothing that a torn update of an earlier life has left.
+    pub cleared: bool,
 }
 
 impl Device {
     /// A device about whose cache nothing is known yet; `sequence` is that of its superblock, 0 where it has none.
     pub fn new(id: DeviceId, bytes: u64, sequence: u64) -> Device {
-        Device { id, bytes, writes: 1, flushed: 0, recorded: false, cannot_zero: false, sequence }
+        Device {
+            id,
+            bytes,
+            writes: 1,
+            flushed: 0,
+            recorded: false,
+            cannot_zero: false,
+            sequence,
+            cleared: false,
+        }
     }
 
     /// A device that assembly has found by its superblock.

@@ -64,11 +64,17 @@ struct Participant {
     role: Role,
     /// Of its superblock: not of the parity of the one it has, so that it goes to the other slot.
     sequence: u64,
+    /// Its slot is cleared first.
+    clear: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     FlushData,
+    /// The first update of a device: a torn one may have left its first sector there, and this one, torn as well, could
+    /// complete it with sectors that both have alike. An epoch that was given up would be back.
+    Clear,
+    FlushClear,
     WriteHead,
     FlushHead,
     WriteTail,
@@ -77,9 +83,12 @@ enum Stage {
 
 impl Stage {
     fn is_flush(self) -> bool {
-        matches!(self, Stage::FlushData | Stage::FlushHead | Stage::FlushTail)
+        matches!(self, Stage::FlushData | Stage::FlushClear | Stage::FlushHead | Stage::FlushTail)
     }
 }
+
+/// Fills a cleared slot: no sector of a superblock is like that, so a torn clearing completes nothing either.
+const CLEARED: u8 = 0xa5;
 
 /// Progress of passes is recorded this often: what a restart has to do again.
 const SAVE_INTERVAL_NS: u64 = 5_000_000_000;
@@ -309,15 +318,26 @@ impl Array {
 
     fn issue_super(&mut self, job: &mut Job) {
         for participant in &job.devices {
-            let &Participant { member, device, bytes, uuid, role, sequence } = participant;
-            if self.find_device(device).is_none() {
+            let &Participant { member, device, bytes, uuid, role, sequence, clear } = participant;
+            if self.find_device(device).is_none()
+                || (matches!(job.stage, Stage::Clear | Stage::FlushClear) && !clear)
+            {
                 continue;
             }
             if job.pending > 0 && job.stage.is_flush() && is_off(Mutation::NoFlushBeforeDecide) {
                 continue;
             }
             let op = match job.stage {
-                Stage::FlushData | Stage::FlushHead | Stage::FlushTail => IoOp::Flush,
+                Stage::FlushData | Stage::FlushClear | Stage::FlushHead | Stage::FlushTail => IoOp::Flush,
+                Stage::Clear => {
+                    let mut buf = self.pool.alloc(COPY_BYTES);
+                    buf.fill(CLEARED);
+                    let (buf, [head, tail]) = (buf.freeze(), superblock_offsets(bytes, sequence));
+                    let op = IoOp::Write { offset: head, buf: buf.clone(), fua: false };
+                    self.submit_io(Owner::Super, member, device, op);
+                    job.pending += 1;
+                    IoOp::Write { offset: tail, buf, fua: false }
+                }
                 // One end after the other: what a void update has left may be in this slot, and one end of it may be
                 // the newest that the device has.
                 Stage::WriteHead | Stage::WriteTail => {
@@ -344,7 +364,8 @@ impl Array {
                 _ => (member.uuid, Role::Member),
             };
             let sequence = pair + u64::from(device.sequence.is_multiple_of(2));
-            Participant { member: index, device: device.id, bytes: device.bytes, uuid, role, sequence }
+            let clear = !device.cleared;
+            Participant { member: index, device: device.id, bytes: device.bytes, uuid, role, sequence, clear }
         };
         self.devices().into_iter().map(participant).collect()
     }
@@ -368,7 +389,9 @@ impl Array {
                 return;
             }
             job.stage = match job.stage {
-                Stage::FlushData => Stage::WriteHead,
+                Stage::FlushData => Stage::Clear,
+                Stage::Clear => Stage::FlushClear,
+                Stage::FlushClear => Stage::WriteHead,
                 Stage::WriteHead => Stage::FlushHead,
                 Stage::FlushHead => Stage::WriteTail,
                 Stage::WriteTail => Stage::FlushTail,
@@ -398,6 +421,7 @@ impl Array {
             if let Some(device) = self.device_mut(participant.member, participant.device) {
                 device.recorded = true;
                 device.sequence = participant.sequence;
+                device.cleared = true;
             }
         }
         self.supers.epoch_is_complete = true;
