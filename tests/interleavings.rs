@@ -2,7 +2,7 @@
 //! and processes that are killed between two chosen operations. Each test is named after what must hold.
 
 use calpe::block_io::IoOp;
-use calpe::format::{COPY_BYTES, MemberState, Superblock, all_copy_offsets};
+use calpe::format::{COPY_BYTES, MemberState, Superblock, all_copy_offsets, damaged_copies};
 use calpe::testing::{Random, SimArray, SimShape};
 use calpe::units::{MemberIndex, VolumeOffset};
 use calpe::volume::{AdminRequest, ArrayState, ClientError, ClientRequest};
@@ -336,32 +336,58 @@ fn a_forced_start_does_not_prefer_members_that_are_known_to_be_stale() {
     }
 }
 
+/// That no write under way to a disk goes over its newest superblock.
+#[track_caller]
+fn assert_newest_is_not_at_risk(sim: &SimArray, id: u32) {
+    let sequence =
+        |at: u64| Superblock::decode(&sim.disks[&id].peek(at, COPY_BYTES)).map_or(0, |copy| copy.sequence);
+    let copies = all_copy_offsets(sim.disk_bytes(id)).map(|at| (at.0, sequence(at.0)));
+    let newest = copies.iter().map(|(_, sequence)| *sequence).max().expect("four copies");
+    let written = |at: u64| {
+        sim.queued()
+            .any(|(device, op)| device == id && matches!(op, IoOp::Write { offset, .. } if offset.0 == at))
+    };
+    assert!(
+        copies.iter().all(|&(at, sequence)| sequence != newest || !written(at)),
+        "an update torn by a crash leaves disk {id} with the superblock before its last"
+    );
+}
+
 #[test]
 fn no_superblock_update_puts_a_newest_copy_of_a_device_at_risk() {
     let array = Checked::filled(2, 1, 8, 24);
     let mut sim = array.sim.kill_where(false, |_, _| true).expect("the array is whole");
-    for round in 0..6 {
+    for _ in 0..6 {
         // Only disk 0 gets the update that is under way, the others keep what they have.
-        while sim.step_where(|_, op| matches!(op, IoOp::Flush)) {}
-        let bytes = sim.disk_bytes(0);
-        for id in 0..3 {
-            let sequence = |at: u64| {
-                Superblock::decode(&sim.disks[&id].peek(at, COPY_BYTES)).map_or(0, |copy| copy.sequence)
-            };
-            let copies = all_copy_offsets(bytes).map(|at| (at.0, sequence(at.0)));
-            let newest = copies.iter().map(|(_, sequence)| *sequence).max().expect("four copies");
-            let at_risk: Vec<u64> = sim
-                .queued()
-                .filter(|(device, _)| *device == id)
-                .filter_map(|(_, op)| if let IoOp::Write { offset, .. } = op { Some(offset.0) } else { None })
-                .collect();
-            assert!(!at_risk.is_empty(), "an update is under way");
-            assert!(
-                copies.iter().all(|(at, sequence)| *sequence != newest || !at_risk.contains(at)),
-                "round {round}: an update torn by a crash leaves disk {id} with the superblock before its last"
-            );
+        loop {
+            (0..3).for_each(|id| assert_newest_is_not_at_risk(&sim, id));
+            if superblock_under_way(&sim).is_some() {
+                break;
+            }
+            assert!(sim.step(), "a start writes superblocks");
         }
         sim = sim.kill_where(false, |device, _| device == 0).expect("a majority");
+    }
+}
+
+#[test]
+fn a_process_killed_in_a_superblock_update_has_not_damaged_a_copy() {
+    for steps in 0..60 {
+        let array = Checked::filled(2, 1, 8, 32);
+        // Twice, so that both slots have been written to.
+        let mut sim = array.sim;
+        for _ in 0..2 {
+            sim = sim.kill_where(false, |_, _| true).expect("the array is whole");
+            for _ in 0..steps {
+                sim.step();
+            }
+        }
+        let sim = sim.kill_where(false, |device, _| device != 1).expect("the array is whole");
+        for (id, disk) in &sim.disks {
+            let copies = all_copy_offsets(sim.disk_bytes(*id))
+                .map(|at| Ok(Superblock::decode(&disk.peek(at.0, COPY_BYTES))));
+            assert_eq!(damaged_copies(&copies), [], "disk {id} after {steps} steps");
+        }
     }
 }
 

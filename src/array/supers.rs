@@ -1,7 +1,8 @@
 //! Superblock updates: epochs, the dirty mark, progress; and the gate that writes and acknowledgements pass.
 //!
 //! One update at a time goes to every device in use: first a flush where progress is recorded, then both copies
-//! of the new sequence number, then a flush. Rules E1-E3 of the crash-safety design: while a loss is not yet
+//! of the new sequence number, one after the other, each with a flush; the slot of the first update after a start is
+//! cleared before. Rules E1-E3 of the crash-safety design: while a loss is not yet
 //! recorded durably on all remaining members, no write starts and none is acknowledged.
 
 use super::NoticeLevel;
@@ -10,8 +11,8 @@ use super::mutation::{Mutation, is_off};
 use super::{Array, Effect, Inflight, Owner, Stopping};
 use crate::block_io::{DeviceId, IoFault, IoOp, IoValue};
 use crate::format::{
-    COPY_BYTES, Epoch, LogStart, MemberRecord, MemberSet, MemberState, ReplacementRecord, Role, Superblock,
-    superblock_offsets,
+    CLEARED_BYTE, COPY_BYTES, Epoch, LogStart, MemberRecord, MemberSet, MemberState, ReplacementRecord, Role,
+    Superblock, superblock_offsets,
 };
 use crate::units::{MemberIndex, SlotIndex, Timestamp};
 use uuid::Uuid;
@@ -86,9 +87,6 @@ impl Stage {
         matches!(self, Stage::FlushData | Stage::FlushClear | Stage::FlushHead | Stage::FlushTail)
     }
 }
-
-/// Fills a cleared slot: no sector of a superblock is like that, so a torn clearing completes nothing either.
-const CLEARED: u8 = 0xa5;
 
 /// Progress of passes is recorded this often: what a restart has to do again.
 const SAVE_INTERVAL_NS: u64 = 5_000_000_000;
@@ -331,7 +329,7 @@ impl Array {
                 Stage::FlushData | Stage::FlushClear | Stage::FlushHead | Stage::FlushTail => IoOp::Flush,
                 Stage::Clear => {
                     let mut buf = self.pool.alloc(COPY_BYTES);
-                    buf.fill(CLEARED);
+                    buf.fill(CLEARED_BYTE);
                     let (buf, [head, tail]) = (buf.freeze(), superblock_offsets(bytes, sequence));
                     let op = IoOp::Write { offset: head, buf: buf.clone(), fua: false };
                     self.submit_io(Owner::Super, member, device, op);

@@ -3,9 +3,9 @@
 //! Invariants: identity is the uuid, a path is only where a device was found; nothing is written here; what was
 //! decided was decided on superblocks read under the lock. Must not know of running arrays.
 
-use super::superblocks::{check_length, damaged_copies, read_copies, read_superblock};
+use super::superblocks::{check_length, read_copies, read_superblock};
 use crate::array::assembly::{Assembled, AssemblyError, Candidate, Seat, assemble};
-use crate::format::{NewestError, Superblock, newest};
+use crate::format::{NewestError, Superblock, damaged_copies, newest};
 use crate::member::{Access, Device, DeviceError};
 use std::collections::{BTreeMap, HashSet};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};

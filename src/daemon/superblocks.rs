@@ -2,8 +2,8 @@
 //! share. Knows where bytes lie from `format`; must not know of arrays that run.
 
 use crate::format::{
-    COPY_BYTES, CopyPlace, FormatError, Inspection, NewestError, RegionKind, SIGNATURE_WINDOW, Signature,
-    Superblock, all_copy_offsets, newest, recognise, superblock_offsets,
+    COPY_BYTES, FormatError, Inspection, NewestError, RegionKind, SIGNATURE_WINDOW, Signature, Superblock,
+    all_copy_offsets, newest, recognise, superblock_offsets,
 };
 use crate::member::{Device, DeviceError};
 
@@ -17,23 +17,6 @@ pub fn read_copies(device: &Device) -> [Result<Result<Superblock, FormatError>, 
         device.read_at(offset.0, &mut copy).map_err(|error| error.to_string())?;
         Ok(Superblock::decode(&copy))
     })
-}
-
-/// Copies that should be whole and are not, and why: an update is written to both ends of a device, so a copy is
-/// missing where only the other end has it. One that is merely older than the other end's is what a crash leaves.
-#[must_use]
-pub fn damaged_copies(
-    copies: &[Result<Result<Superblock, FormatError>, String>; 4],
-) -> Vec<(CopyPlace, String)> {
-    let valid = |at: usize| matches!(copies[at], Ok(Ok(_)));
-    let fault = |at: usize| match &copies[at] {
-        Ok(Ok(_)) => None,
-        // Two slots at each end: the same slot at the other end is two further.
-        Ok(Err(FormatError::NoMagic)) => valid((at + 2) % 4).then(|| "it is not there".to_owned()),
-        Ok(Err(error)) => Some(error.to_string()),
-        Err(error) => Some(error.clone()),
-    };
-    (0..4).filter_map(|at| Some((CopyPlace::ALL[at], fault(at)?))).collect()
 }
 
 /// The superblock that counts. A copy that cannot be read is as good as not there; when no copy can be read, the

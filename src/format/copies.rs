@@ -117,7 +117,7 @@ pub fn newest(
                     best = Some(copy);
                 }
             }
-            Err(FormatError::NoMagic) => {}
+            Err(FormatError::NoMagic | FormatError::Cleared) => {}
             Err(error) => match error.refused_sequence() {
                 Some(sequence) => {
                     if refusal.as_ref().is_none_or(|(highest, _)| sequence > *highest) {
@@ -137,14 +137,32 @@ pub fn newest(
     }
 }
 
+/// Copies that should be whole and are not, and why, of a device's four as they were read: each with its I/O error as
+/// text, or decoded. An update is written to both ends of a device, so a copy is missing where only the other end has
+/// it. What a crash leaves is no damage: one that is merely older than the other end's, or that is cleared.
+#[must_use]
+pub fn damaged_copies(
+    copies: &[Result<Result<Superblock, FormatError>, String>; 4],
+) -> Vec<(CopyPlace, String)> {
+    let valid = |at: usize| matches!(copies[at], Ok(Ok(_)));
+    let fault = |at: usize| match &copies[at] {
+        Ok(Ok(_) | Err(FormatError::Cleared)) => None,
+        // Two slots at each end: the same slot at the other end is two further.
+        Ok(Err(FormatError::NoMagic)) => valid((at + 2) % 4).then(|| "it is not there".to_owned()),
+        Ok(Err(error)) => Some(error.to_string()),
+        Err(error) => Some(error.clone()),
+    };
+    (0..4).filter_map(|at| Some((CopyPlace::ALL[at], fault(at)?))).collect()
+}
+
 fn list(errors: &[FormatError]) -> String {
     errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Role;
     use super::super::superblock_bytes::tests::example;
+    use super::super::{CLEARED_BYTE, Role};
     use super::*;
 
     const DEVICE: u64 = 10 << 20;
@@ -202,6 +220,34 @@ mod tests {
                 assert!(got == *expected || got == new, "end {end}, torn at {torn}");
             }
         }
+    }
+
+    #[test]
+    fn a_first_update_cut_off_at_any_sector_is_no_damage() {
+        let (older, old, new) = (at_sequence(6), at_sequence(7), at_sequence(8));
+        let mut device = vec![0; DEVICE as usize];
+        update(&mut device, &older, &[0, 1]);
+        update(&mut device, &old, &[0, 1]);
+        let copies = |device: &[u8]| {
+            all_copy_offsets(DEVICE).map(|at| Ok(Superblock::decode(&device[at.0 as usize..][..COPY_BYTES])))
+        };
+        // Both ends are cleared, then each is written: every state that a crash can leave between two sectors.
+        for what in [&[CLEARED_BYTE; COPY_BYTES], &*new.encode()] {
+            for end in superblock_offsets(DEVICE, 8).map(|offset| offset.0 as usize) {
+                for sector in (0..COPY_BYTES).step_by(512) {
+                    device[end + sector..][..512].copy_from_slice(&what[sector..][..512]);
+                    let current = read(&device).expect("one of them is whole");
+                    assert!(current == old || current == new);
+                    assert_eq!(
+                        damaged_copies(&copies(&device)),
+                        [],
+                        "sector at {sector} of the copy at {end}"
+                    );
+                }
+            }
+        }
+        device[300] ^= 1;
+        assert_eq!(damaged_copies(&copies(&device)).len(), 1);
     }
 
     #[test]

@@ -12,7 +12,9 @@ mod superblock;
 mod superblock_bytes;
 mod words;
 
-pub use copies::{CopyPlace, Identity, NewestError, all_copy_offsets, newest, superblock_offsets};
+pub use copies::{
+    CopyPlace, Identity, NewestError, all_copy_offsets, damaged_copies, newest, superblock_offsets,
+};
 pub use inspect::{CopyReport, Inspection, RegionReport, SuperblockReport};
 pub use layout::{
     ArrayShape, LayoutError, MIN_REGION_OFFSET, REGION_ALIGN, geometry_for, leftover_bytes, member_bytes_for,
@@ -31,8 +33,9 @@ pub use superblock::{
 };
 use superblock_bytes::MAGIC;
 pub use superblock_bytes::{
-    COPY_BYTES, FORMAT_MAJOR, FORMAT_MINOR, FormatError, MAX_CHUNK_BYTES, MAX_DEVICE_BYTES, MAX_MEMBERS,
-    MAX_NAME_BYTES, MAX_REGIONS, MAX_REPLACEMENTS, MIN_CHUNK_BYTES, check_array_name, valid_name,
+    CLEARED_BYTE, COPY_BYTES, FORMAT_MAJOR, FORMAT_MINOR, FormatError, MAX_CHUNK_BYTES, MAX_DEVICE_BYTES,
+    MAX_MEMBERS, MAX_NAME_BYTES, MAX_REGIONS, MAX_REPLACEMENTS, MIN_CHUNK_BYTES, check_array_name,
+    valid_name,
 };
 pub use words::UnknownWord;
 

@@ -43,6 +43,13 @@ pub const MAX_DEVICE_BYTES: u64 = i64::MAX as u64 & !(ROW_BYTES - 1);
 /// First bytes of every copy. The last two bytes differ under newline translation and end a text display.
 pub(super) const MAGIC: [u8; 8] = *b"CALPE\x0d\x0a\x1a";
 
+/// What fills a copy that is cleared before an update. No sector of a superblock is like that, so that a torn clearing
+/// completes nothing, and is known for what it is.
+pub const CLEARED_BYTE: u8 = 0xa5;
+
+/// The least that a device writes whole.
+const SECTOR: usize = 512;
+
 /// Where the copy's own checksum lies; it is computed with this field zero. Fixed for all versions.
 const CHECKSUM_AT: std::ops::Range<usize> = 0x10..0x30;
 
@@ -67,6 +74,9 @@ pub enum FormatError {
     /// Wrong magic number: there is no superblock here.
     #[error("no Calpe superblock")]
     NoMagic,
+    /// No whole copy, and a sector of it is cleared: the power failed in a first update after a start.
+    #[error("cleared for an update that was cut off")]
+    Cleared,
     /// Fewer (or more) bytes than a copy has.
     #[error("a superblock copy has {COPY_BYTES} bytes, {found} were given")]
     Length {
@@ -124,9 +134,17 @@ impl FormatError {
             FormatError::NewerVersion { sequence, .. }
             | FormatError::IncompatFeatures { sequence, .. }
             | FormatError::Field { sequence, .. } => Some(*sequence),
-            FormatError::NoMagic | FormatError::Length { .. } | FormatError::Checksum { .. } => None,
+            FormatError::NoMagic
+            | FormatError::Cleared
+            | FormatError::Length { .. }
+            | FormatError::Checksum { .. } => None,
         }
     }
+}
+
+/// Whether a clearing of this copy, or an update of one that was cleared, was cut off.
+fn has_cleared_sector(copy: &[u8]) -> bool {
+    copy.chunks_exact(SECTOR).any(|sector| sector.iter().all(|&byte| byte == CLEARED_BYTE))
 }
 
 /// Whether a text can name an array: 1 to 64 of `A-Z a-z 0-9 . _ -`, the first a letter or digit. So a name is also
@@ -290,11 +308,14 @@ impl Superblock {
     /// What is wrong with it; nothing of a refused copy is to be used, save its sequence.
     pub fn decode(bytes: &[u8]) -> Result<Superblock, FormatError> {
         if bytes.len() >= MAGIC.len() && bytes[..MAGIC.len()] != MAGIC {
-            return Err(FormatError::NoMagic);
+            return Err(if has_cleared_sector(bytes) { FormatError::Cleared } else { FormatError::NoMagic });
         }
         let raw = RawCopy::ref_from_bytes(bytes).map_err(|_| FormatError::Length { found: bytes.len() })?;
         let expected = checksum(bytes);
         if expected != raw.checksum {
+            if has_cleared_sector(bytes) {
+                return Err(FormatError::Cleared);
+            }
             return Err(FormatError::Checksum { expected: hex(&expected), found: hex(&raw.checksum) });
         }
         let sequence = raw.sequence.get();

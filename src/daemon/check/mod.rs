@@ -15,12 +15,12 @@ pub use report::{CheckReport, CheckedMember, LostPart};
 use super::clock;
 use super::config::DEFAULT_MEMORY;
 use super::import;
-use super::superblocks::{check_length, damaged_copies, read_copies};
+use super::superblocks::{check_length, read_copies};
 use crate::array::assembly::{Assembled, AssemblyError, Candidate, assemble};
 use crate::array::{ArrayConfig, OpenDevice};
 use crate::block_io::{DeviceId, Pool};
 use crate::codec::Codec;
-use crate::format::{MemberState, ScrubRecord, Superblock, VolumeKind, newest};
+use crate::format::{MemberState, ScrubRecord, Superblock, VolumeKind, damaged_copies, newest};
 use crate::member::{Access, Device, DeviceError};
 use crate::units::{HumanSize, Timestamp};
 use crate::volume::{
