@@ -10,6 +10,8 @@ use crate::units::MemberIndex;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Places {
     First,
+    /// The first, as the only one: the second is blank.
+    Alone,
     Second,
     Both,
 }
@@ -21,7 +23,7 @@ impl Places {
 
     /// The place that the next write goes to once these hold the newest version.
     pub fn next(self) -> Places {
-        if self == Places::First { Places::Second } else { Places::First }
+        if matches!(self, Places::First | Places::Alone) { Places::Second } else { Places::First }
     }
 
     /// Bytes from the start of the copy.
@@ -65,6 +67,8 @@ pub(super) enum Place {
     Blank,
     Damaged,
     Valid(Version),
+    /// Valid, and the other place has never had a version.
+    Alone(Version),
 }
 
 /// A copy as a load has found it; none where its member is not usable.
@@ -85,6 +89,13 @@ impl Copies {
         !self.0.iter().any(|copy| copy.newest().is_some() || copy.may_be_unwritten(torn))
     }
 
+    /// Whether a newer version than `truth`, the newest that any copy shows, may have been there: each of the m + 1 is
+    /// missing or at fault, and what is unreadable in one may have been newer than what it shows.
+    pub fn may_be_behind(&self, truth: Version, torn: Torn) -> bool {
+        let is_witness = |copy: &CopyFound| copy.places.is_some() && copy.fault(Some(truth), torn).is_none();
+        torn == Torn::Impossible && !self.0.iter().any(is_witness)
+    }
+
     /// Those that are at fault when `truth` is the page's version, none for a page without one.
     pub fn faults(&self, truth: Option<Version>, torn: Torn) -> Vec<(MemberIndex, CopyFault)> {
         self.0.iter().filter_map(|copy| Some((copy.member, copy.fault(truth, torn)?))).collect()
@@ -94,10 +105,15 @@ impl Copies {
 impl CopyFound {
     fn newest(&self) -> Option<(Version, usize)> {
         let valid = |(at, place): (usize, &Place)| match place {
-            Place::Valid(version) => Some((*version, at)),
+            Place::Valid(version) | Place::Alone(version) => Some((*version, at)),
             _ => None,
         };
         self.places.iter().flatten().enumerate().filter_map(valid).max()
+    }
+
+    /// Whether a place that had a version, as the other one says, is blank: its beginning is gone.
+    fn has_lost_a_place(&self) -> bool {
+        matches!(self.places, Some([Place::Valid(_), Place::Blank] | [Place::Blank, Place::Valid(_)]))
     }
 
     fn count(&self, wanted: Place) -> usize {
@@ -120,7 +136,7 @@ impl CopyFound {
         Some(match (self.newest(), self.places?) {
             (Some((_, place)), _) => Places::one(1 - place),
             // Nothing was ever written whole here, and the second place, still blank, goes on saying so.
-            (None, [Place::Blank | Place::Damaged, Place::Blank]) => Places::First,
+            (None, [Place::Blank | Place::Damaged, Place::Blank]) => Places::Alone,
             // Something was, and is gone: there is nothing to lose.
             _ => Places::Both,
         })
@@ -129,7 +145,7 @@ impl CopyFound {
     /// What is wrong with this copy when `truth` is the page's version, none for a page without one.
     fn fault(&self, truth: Option<Version>, torn: Torn) -> Option<CopyFault> {
         self.places?;
-        let damaged = self.count(Place::Damaged);
+        let damaged = self.count(Place::Damaged) + usize::from(self.has_lost_a_place());
         let newest = self.newest().map(|(version, _)| version);
         if self.count(Place::Unreadable) > 0 {
             Some(CopyFault::Unreadable)

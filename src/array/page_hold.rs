@@ -85,7 +85,7 @@ impl Array {
             let arrival = arrivals.swap_remove(at);
             hold.loading -= 1;
             match arrival.outcome {
-                LoadOutcome::Ready | LoadOutcome::Lost => hold.held.push(arrival.page),
+                LoadOutcome::Ready | LoadOutcome::Lost | LoadOutcome::Behind => hold.held.push(arrival.page),
                 LoadOutcome::AskAgain => self.ask_for_page(ticket, hold, arrival.page),
             }
         }

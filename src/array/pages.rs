@@ -91,6 +91,10 @@ pub(super) enum LoadOutcome {
     /// More copies are bad than the array survives. The page is in the cache with every entry [`BlockHash::LOST`];
     /// a lost page of the stripe map makes [`super::stripe_map::StripeMap::load`] fail.
     Lost,
+    /// A page of the stripe map of which no copy is without a fault: it is in the cache as the newest copy shows it, and
+    /// may have been changed since. (In such a page of hashes what is old does not match its block; so only its blank
+    /// entries are not believed, and become [`BlockHash::LOST`].)
+    Behind,
     /// A member left or joined service meanwhile: nothing is in the cache or pinned, every waiter has to ask again.
     AskAgain,
 }
@@ -311,11 +315,11 @@ impl PageStore {
                         Err(PageError::Blank) => Place::Blank,
                         Err(PageError::Damaged) => Place::Damaged,
                         Ok(version) => {
-                            let found = version_of(&version);
+                            let (found, alone) = (version_of(&version), version.alone);
                             if load.newest.as_ref().is_none_or(|newest| version_of(newest) < found) {
                                 load.newest = Some(version);
                             }
-                            Place::Valid(found)
+                            if alone { Place::Alone(found) } else { Place::Valid(found) }
                         }
                     };
                 }
@@ -522,13 +526,20 @@ impl PageStore {
             let next = &self.cached.get(&page).expect("a frozen page is cached").next;
             let due = &frozen.due;
             // Version 0 is none: a bad or foreign copy of a page that was never written becomes zeroes.
-            let image = match frozen.image.sequence {
-                0 => [0; PAGE_BYTES],
-                _ => frozen.image.encode(&self.key, self.array, page),
+            let image_of = |alone: bool| {
+                let image = match frozen.image.sequence {
+                    0 => [0; PAGE_BYTES],
+                    _ if alone => {
+                        let image = Page { alone, ..(*frozen.image).clone() };
+                        image.encode(&self.key, self.array, page)
+                    }
+                    _ => frozen.image.encode(&self.key, self.array, page),
+                };
+                let mut bytes = pool.alloc(2 * PAGE_BYTES);
+                bytes.chunks_mut(PAGE_BYTES).for_each(|place| place.copy_from_slice(&image));
+                bytes.freeze()
             };
-            let mut bytes = pool.alloc(2 * PAGE_BYTES);
-            bytes.chunks_mut(PAGE_BYTES).for_each(|place| place.copy_from_slice(&image));
-            let bytes = bytes.freeze();
+            let mut images = [None, None];
             for (copy, (member, offset)) in self.layout.copies(page).enumerate() {
                 let own = next[copy].filter(|_| !due.whole.contains(member)).unwrap_or(Places::Both);
                 let primary = frozen.changed || due.heal.contains(member) || due.whole.contains(member);
@@ -539,7 +550,9 @@ impl PageStore {
                     if asked && targets(member, which) {
                         let write = PageWrite { page, copy: copy as u16, places, which };
                         let offset = offset + places.offset();
-                        let bytes = bytes.slice(0..places.len());
+                        let alone = places == Places::Alone;
+                        let image: &Buf = images[usize::from(alone)].get_or_insert_with(|| image_of(alone));
+                        let bytes = image.slice(0..places.len());
                         out.push(PageIo::Write { write, member, which, offset, bytes });
                         self.writes_pending += 1;
                     }
@@ -672,8 +685,15 @@ impl PageStore {
         let truth = newest.as_ref().map(version_of);
         let lost = copies.have_lost(torn);
         let mut content = newest.unwrap_or_else(Page::blank);
+        content.alone = false;
         if lost {
             content.entries = Box::new([BlockHash::LOST.0; PAGE_ENTRIES]);
+        }
+        let is_behind = truth.is_some_and(|truth| copies.may_be_behind(truth, torn));
+        let is_doubted = is_behind && !self.is_map_page(page);
+        if is_doubted {
+            let blank = content.entries.iter_mut().filter(|entry| **entry == BlockHash::UNWRITTEN.0);
+            blank.for_each(|entry| *entry = BlockHash::LOST.0);
         }
         let cached = Cached {
             page: Arc::new(content),
@@ -688,13 +708,21 @@ impl PageStore {
             lost,
         };
         self.cached.insert(page, cached);
+        if is_doubted {
+            // What was decided stays so, whichever copies the next load finds.
+            self.touch(page);
+        }
         if !self.is_map_page(page) {
             self.clock.push_back(page);
             self.evict();
         }
         let faults =
             if lost { copies.faults(None, torn) } else { self.note_bad_copies(page, &copies, truth, torn) };
-        let outcome = if lost { LoadOutcome::Lost } else { LoadOutcome::Ready };
+        let outcome = match is_behind {
+            _ if lost => LoadOutcome::Lost,
+            true if !is_doubted => LoadOutcome::Behind,
+            _ => LoadOutcome::Ready,
+        };
         Loaded { waiters, outcome, faults }
     }
 
@@ -1045,7 +1073,8 @@ pub(super) mod tests {
             for (copy, (places, harm)) in harms.iter().take(usize::from(parity)).enumerate() {
                 let store = new_store(geometry, 4);
                 let is_valid = |place: usize, disks: &mut Disks| {
-                    Page::decode(&KEY, ARRAY, page, disks.place(&store, page, copy, place)).ok().map(|page| version_of(&page))
+                    let page = Page::decode(&KEY, ARRAY, page, disks.place(&store, page, copy, place)).ok();
+                    page.map(|page| (version_of(&page), page.alone))
                 };
                 let versions = [is_valid(0, &mut disks), is_valid(1, &mut disks)];
                 let newest = if versions[0] > versions[1] { 0 } else { 1 };
@@ -1053,11 +1082,14 @@ pub(super) mod tests {
                 for place in (0..2).filter(|&place| places[place]) {
                     disks.mar(&store, page, copy, place, *harm);
                     let shows = places[newest] && place == newest || matches!(harm, Harm::BadSector);
-                    let damaged = matches!(harm, Harm::Flip) && versions[place].is_some();
+                    let other = versions[1 - place].filter(|_| !places[1 - place]);
+                    let missing = matches!(harm, Harm::Zero) && matches!(other, Some((_, false)));
+                    let damaged = versions[place].is_some() && (matches!(harm, Harm::Flip) || missing);
                     if shows || damaged {
                         sick = Some(match harm {
                             Harm::BadSector => CopyFault::Unreadable,
                             Harm::Flip => CopyFault::Damaged,
+                            Harm::Zero if missing => CopyFault::Damaged,
                             Harm::Zero if versions[1 - newest].is_some() && !places[1 - newest] => CopyFault::Stale,
                             Harm::Zero => CopyFault::Blank,
                         });
@@ -1246,6 +1278,45 @@ pub(super) mod tests {
             let back = matches!(harm, Harm::BadSector);
             assert_eq!(loaded.outcome, if back { LoadOutcome::Ready } else { LoadOutcome::Lost });
             assert_eq!(value(&store, PAGE), if back { versions } else { LOST });
+        }
+    }
+
+    #[test]
+    fn where_every_copy_is_at_fault_an_older_version_is_not_taken_for_the_newest() {
+        let geometry = geometry(2, 1);
+        for page in [PageIndex(0), PAGE] {
+            let mut disks = Disks::new(&new_store(geometry, 4));
+            for version in 1..=2 {
+                let mut store = new_store(geometry, 4);
+                disks.load(&mut store, page, Torn::Impossible);
+                (0..version).for_each(|at| store.set(page, at, [version as u8; 16]));
+                disks.write_back(&mut store, version as u64);
+            }
+            let mut store = new_store(geometry, 4);
+            disks.mar(&store, page, 0, 1, Harm::Flip);
+            disks.mar(&store, page, 1, 1, Harm::BadSector);
+            let loaded = disks.load(&mut store, page, Torn::Impossible);
+            assert_eq!(loaded.faults.len(), 2);
+            let entries = store.snapshot(page).entries.clone();
+            assert_eq!(entries[0], [1; 16], "what there is");
+            if page == PAGE {
+                assert_eq!(loaded.outcome, LoadOutcome::Ready);
+                assert!(
+                    entries[1..].iter().all(|entry| *entry == BlockHash::LOST.0),
+                    "a written block is not blank"
+                );
+                // That is so for good, whatever can be read later.
+                disks.write_back(&mut store, 3);
+                disks.unreadable.clear();
+            } else {
+                assert_eq!(loaded.outcome, LoadOutcome::Behind);
+                // Healed as it is, or with one copy mended, it is no question any more.
+                disks.write_back(&mut store, 3);
+            }
+            let mut again = new_store(geometry, 4);
+            let loaded = disks.load(&mut again, page, Torn::Impossible);
+            assert_eq!((loaded.outcome, loaded.faults), (LoadOutcome::Ready, vec![]));
+            assert_eq!(again.snapshot(page).entries, entries);
         }
     }
 

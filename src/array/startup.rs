@@ -295,6 +295,13 @@ impl Array {
             );
             self.notice(NoticeLevel::Warning, Some(member), text);
         }
+        for page in &recovered.old_map_pages {
+            let text = format!(
+                "page {page} of the stripe map may be behind: no copy of it is undamaged. The start was forced: stripes of it \
+                 may read as they were before"
+            );
+            self.notice(NoticeLevel::Error, None, text);
+        }
         if recovered.batches > 0 {
             let text = format!(
                 "the redo log was replayed: {} batches, {} rows brought up to date",

@@ -28,6 +28,9 @@ pub struct Page {
     pub sequence: u64,
     /// Number of the epoch in which this version was written.
     pub epoch: u64,
+    /// Nothing was ever written whole to the other place of this copy, which is blank. Without it a blank other place is
+    /// one that has been lost.
+    pub alone: bool,
     /// The entries: block hashes, or [`MapEntry`]s.
     pub entries: Box<[[u8; 16]; PAGE_ENTRIES]>,
 }
@@ -66,7 +69,7 @@ impl Page {
     /// A page that was never written.
     #[must_use]
     pub fn blank() -> Page {
-        Page { sequence: 0, epoch: 0, entries: Box::new([[0; 16]; PAGE_ENTRIES]) }
+        Page { sequence: 0, epoch: 0, alone: false, entries: Box::new([[0; 16]; PAGE_ENTRIES]) }
     }
 
     /// Its bytes.
@@ -78,7 +81,7 @@ impl Page {
             index: index.0.into(),
             sequence: self.sequence.into(),
             epoch: self.epoch.into(),
-            reserved: [0; 8],
+            flags: if self.alone { ALONE } else { 0 }.into(),
             entries: *self.entries,
         };
         raw.hash = page_hash(key, &raw);
@@ -98,7 +101,8 @@ impl Page {
             return Err(PageError::Damaged);
         }
         let entries = Box::new(raw.entries);
-        Ok(Page { sequence: raw.sequence.get(), epoch: raw.epoch.get(), entries })
+        let alone = raw.flags.get() & ALONE != 0;
+        Ok(Page { sequence: raw.sequence.get(), epoch: raw.epoch.get(), alone, entries })
     }
 }
 
@@ -260,6 +264,8 @@ pub fn hash_of_entry(entry: [u8; 16]) -> BlockHash {
 const SLOT_BITS: u32 = 56;
 /// Flag of a map entry: the stripe holds data.
 const HOLDS_DATA: u8 = 1;
+/// Flag of a page: see [`Page::alone`].
+const ALONE: u64 = 1;
 /// Flag of a map entry: it says something; without it the stripe was never written.
 const KNOWN_ENTRY: u8 = 2;
 
@@ -271,7 +277,7 @@ struct RawPage {
     index: U64,
     sequence: U64,
     epoch: U64,
-    reserved: [u8; 8],
+    flags: U64,
     entries: [[u8; 16]; PAGE_ENTRIES],
 }
 
@@ -347,10 +353,10 @@ pub(super) mod tests {
 
         #[test]
         fn every_page_reads_back_as_it_was_written(
-            numbers in any::<[u64; 3]>(), entries in prop::collection::vec(any::<[u8; 16]>(), PAGE_ENTRIES),
+            numbers in any::<[u64; 3]>(), alone in any::<bool>(), entries in prop::collection::vec(any::<[u8; 16]>(), PAGE_ENTRIES),
         ) {
             let [sequence, epoch, index] = numbers;
-            let page = Page { sequence, epoch, entries: entries.try_into().unwrap() };
+            let page = Page { sequence, epoch, alone, entries: entries.try_into().unwrap() };
             let bytes = page.encode(&key(), ARRAY, PageIndex(index));
             prop_assert_eq!(Page::decode(&key(), ARRAY, PageIndex(index), &bytes), Ok(page));
             prop_assert_eq!(Page::decode(&key(), ARRAY, PageIndex(index ^ 1), &bytes), Err(PageError::Damaged));

@@ -236,7 +236,9 @@ impl Atlas<'_> {
                 }
                 let Some(disk) = sim.disks.get_mut(&id) else { continue };
                 let old = self.old.iter().find(|(other, _)| *other == id).map(|(_, disk)| disk);
-                if let Some(what) = harm(disk, old, at as u16, place, damage, &mut self.random) {
+                // A page whose first sector is gone looks as if it had never been written.
+                let spare = if self.aim.beyond && place == Place::Pages { 1 } else { 0 };
+                if let Some(what) = harm(disk, old, at as u16, (place, spare), damage, &mut self.random) {
                     self.done.push(format!("member {at}: {what}"));
                     self.totals.damages += 1;
                 }
@@ -328,12 +330,12 @@ impl Atlas<'_> {
     }
 }
 
-/// Does damage to a disk; what, or none when there is nothing to damage.
+/// Does damage to a disk, in blocks but for their first sectors; what, or none when there is nothing to damage.
 fn harm(
     disk: &mut SimDisk,
     old: Option<&SimDisk>,
     member: u16,
-    place: Place,
+    (place, spared_sectors): (Place, u64),
     damage: Damage,
     random: &mut Random,
 ) -> Option<String> {
@@ -350,8 +352,14 @@ fn harm(
     let at = block * BLOCK;
     let within = ranges.iter().find(|range| range.contains(&at))?.clone();
     match damage {
-        Damage::Flip => disk.flip(at + random.below(BLOCK), 1 << random.below(8)),
-        Damage::ZeroSector => disk.poke(at + 512 * random.below(8), &[0; 512]),
+        Damage::Flip => {
+            let start = 512 * spared_sectors;
+            disk.flip(at + start + random.below(BLOCK - start), 1 << random.below(8));
+        }
+        Damage::ZeroSector => {
+            let sector = spared_sectors + random.below(8 - spared_sectors);
+            disk.poke(at + 512 * sector, &[0; 512]);
+        }
         Damage::ZeroBlock => disk.poke(at, &[0; BLOCK as usize]),
         Damage::Swap => disk.swap_blocks(block, other),
         Damage::Unreadable => drop(disk.bad_blocks.insert(block)),

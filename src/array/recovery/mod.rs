@@ -142,6 +142,8 @@ pub(super) struct Recovered {
     pub rows_redone: u64,
     /// Bad copies of pages, to be counted against their members.
     pub page_faults: Vec<(MemberIndex, CopyFault)>,
+    /// Pages of the stripe map that are used as their newest copy shows them, although there may have been newer ones.
+    pub old_map_pages: Vec<u64>,
     /// Blocks of the log that members should hold and do not, to be counted against them.
     pub log_faults: Vec<(MemberIndex, u64)>,
 }
@@ -210,6 +212,16 @@ pub(super) enum RecoveryError {
     /// A page of the stripe map is lost.
     #[error("page {page} of the stripe map is lost: more of its copies are bad than the array survives")]
     MapLost {
+        /// Which.
+        page: u64,
+    },
+    /// A page of the stripe map may be an old one.
+    #[error(
+        "page {page} of the stripe map may be behind: every copy of it is missing or damaged in one of its two places, and \
+         the newer version may have been there; bring back members that are missing, or force the start and have stripes \
+         read as they were before"
+    )]
+    MapBehind {
         /// Which.
         page: u64,
     },
@@ -622,8 +634,11 @@ impl Recovery {
                 self.job_page_loaded(waiter, pages);
                 continue;
             }
-            if outcome == LoadOutcome::Lost {
-                self.refuse(RecoveryError::MapLost { page: page.0 });
+            match outcome {
+                LoadOutcome::Lost => self.refuse(RecoveryError::MapLost { page: page.0 }),
+                LoadOutcome::Behind if self.cx.force => self.result.old_map_pages.push(page.0),
+                LoadOutcome::Behind => self.refuse(RecoveryError::MapBehind { page: page.0 }),
+                LoadOutcome::Ready | LoadOutcome::AskAgain => {}
             }
             pages.release(page);
         }

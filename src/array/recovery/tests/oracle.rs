@@ -220,7 +220,8 @@ impl World {
                 let places = (from..from + 2).map(|block| self.disks[usize::from(member.0)].peek(block));
                 let pages =
                     places.filter_map(|bytes| Page::decode(&KEY, ARRAY, page, &bytes[..PAGE_BYTES]).ok());
-                newest.push(pages.max_by_key(|page| (page.sequence, page.epoch)));
+                let page = pages.max_by_key(|page| (page.sequence, page.epoch));
+                newest.push(page.map(|page| Page { alone: false, ..page }));
             }
             assert!(newest.windows(2).all(|pair| pair[0] == pair[1]), "copies of page {page:?} disagree");
         }
