@@ -636,6 +636,8 @@ impl Recovery {
             }
             match outcome {
                 LoadOutcome::Lost => self.refuse(RecoveryError::MapLost { page: page.0 }),
+                // The marks that a loss of a member leaves on stripes are in no log: a crash may have cut off their page.
+                LoadOutcome::Behind if !self.cx.clean => {}
                 LoadOutcome::Behind if self.cx.force => self.result.old_map_pages.push(page.0),
                 LoadOutcome::Behind => self.refuse(RecoveryError::MapBehind { page: page.0 }),
                 LoadOutcome::Ready | LoadOutcome::AskAgain => {}
