@@ -66,9 +66,10 @@ pub(super) enum Place {
     Unreadable,
     Blank,
     Damaged,
+    /// Of the other place nothing is known.
     Valid(Version),
-    /// Valid, and the other place has never had a version.
-    Alone(Version),
+    /// Valid, and the other place had a version when this was written.
+    Paired(Version),
 }
 
 /// A copy as a load has found it; none where its member is not usable.
@@ -105,7 +106,7 @@ impl Copies {
 impl CopyFound {
     fn newest(&self) -> Option<(Version, usize)> {
         let valid = |(at, place): (usize, &Place)| match place {
-            Place::Valid(version) | Place::Alone(version) => Some((*version, at)),
+            Place::Valid(version) | Place::Paired(version) => Some((*version, at)),
             _ => None,
         };
         self.places.iter().flatten().enumerate().filter_map(valid).max()
@@ -113,7 +114,7 @@ impl CopyFound {
 
     /// Whether a place that had a version, as the other one says, is blank: its beginning is gone.
     fn has_lost_a_place(&self) -> bool {
-        matches!(self.places, Some([Place::Valid(_), Place::Blank] | [Place::Blank, Place::Valid(_)]))
+        matches!(self.places, Some([Place::Paired(_), Place::Blank] | [Place::Blank, Place::Paired(_)]))
     }
 
     fn count(&self, wanted: Place) -> usize {

@@ -315,11 +315,11 @@ impl PageStore {
                         Err(PageError::Blank) => Place::Blank,
                         Err(PageError::Damaged) => Place::Damaged,
                         Ok(version) => {
-                            let (found, alone) = (version_of(&version), version.alone);
+                            let (found, paired) = (version_of(&version), version.paired);
                             if load.newest.as_ref().is_none_or(|newest| version_of(newest) < found) {
                                 load.newest = Some(version);
                             }
-                            if alone { Place::Alone(found) } else { Place::Valid(found) }
+                            if paired { Place::Paired(found) } else { Place::Valid(found) }
                         }
                     };
                 }
@@ -446,7 +446,12 @@ impl PageStore {
     /// written to a device that is built in its stead goes to both places.
     pub fn left(&mut self, member: MemberIndex) {
         self.away.insert(member);
-        self.set_next(member, None);
+        let layout = self.layout;
+        for (&page, cached) in &mut self.cached {
+            if let Some(copy) = layout.copies(page).position(|(holder, _)| holder == member) {
+                cached.next[copy] = None;
+            }
+        }
     }
 
     /// A device that was built for a member is in service. Both places of every copy on it hold the newest version, see
@@ -454,20 +459,17 @@ impl PageStore {
     /// leave none. Loads that began without the member are asked for again.
     pub fn joined(&mut self, member: MemberIndex) {
         self.away.remove(member);
-        self.set_next(member, Some(Places::First));
-        let layout = self.layout;
-        for (&page, load) in &mut self.loads {
-            let copy = layout.copies(page).position(|(holder, _)| holder == member);
-            load.is_void |= copy.is_some_and(|copy| load.copies.0[copy].places.is_none());
-        }
-    }
-
-    fn set_next(&mut self, member: MemberIndex, next: Option<Places>) {
         let layout = self.layout;
         for (&page, cached) in &mut self.cached {
             if let Some(copy) = layout.copies(page).position(|(holder, _)| holder == member) {
-                cached.next[copy] = next;
+                // Of a page without a version both places are blank, and the next write is the first.
+                let is_blank = cached.page.sequence == 0;
+                cached.next[copy] = Some(if is_blank { Places::Alone } else { Places::First });
             }
+        }
+        for (&page, load) in &mut self.loads {
+            let copy = layout.copies(page).position(|(holder, _)| holder == member);
+            load.is_void |= copy.is_some_and(|copy| load.copies.0[copy].places.is_none());
         }
     }
 
@@ -526,14 +528,14 @@ impl PageStore {
             let next = &self.cached.get(&page).expect("a frozen page is cached").next;
             let due = &frozen.due;
             // Version 0 is none: a bad or foreign copy of a page that was never written becomes zeroes.
-            let image_of = |alone: bool| {
+            let image_of = |paired: bool| {
                 let image = match frozen.image.sequence {
                     0 => [0; PAGE_BYTES],
-                    _ if alone => {
-                        let image = Page { alone, ..(*frozen.image).clone() };
+                    _ if paired => frozen.image.encode(&self.key, self.array, page),
+                    _ => {
+                        let image = Page { paired, ..(*frozen.image).clone() };
                         image.encode(&self.key, self.array, page)
                     }
-                    _ => frozen.image.encode(&self.key, self.array, page),
                 };
                 let mut bytes = pool.alloc(2 * PAGE_BYTES);
                 bytes.chunks_mut(PAGE_BYTES).for_each(|place| place.copy_from_slice(&image));
@@ -550,8 +552,8 @@ impl PageStore {
                     if asked && targets(member, which) {
                         let write = PageWrite { page, copy: copy as u16, places, which };
                         let offset = offset + places.offset();
-                        let alone = places == Places::Alone;
-                        let image: &Buf = images[usize::from(alone)].get_or_insert_with(|| image_of(alone));
+                        let paired = places != Places::Alone;
+                        let image: &Buf = images[usize::from(paired)].get_or_insert_with(|| image_of(paired));
                         let bytes = image.slice(0..places.len());
                         out.push(PageIo::Write { write, member, which, offset, bytes });
                         self.writes_pending += 1;
@@ -599,7 +601,12 @@ impl PageStore {
                 if frozen.changed || due {
                     let written = frozen.written.iter().find(|(other, _)| usize::from(*other) == copy);
                     let written = written.filter(|_| !self.away.contains(member));
-                    next[copy] = written.map(|(_, places)| places.next());
+                    let is_blank = frozen.image.sequence == 0;
+                    next[copy] = written.map(|(_, places)| match places {
+                        // Both places are zeroes: the next write is still the first.
+                        Places::Alone | Places::Both if is_blank => Places::Alone,
+                        _ => places.next(),
+                    });
                 }
             }
         }
@@ -685,7 +692,7 @@ impl PageStore {
         let truth = newest.as_ref().map(version_of);
         let lost = copies.have_lost(torn);
         let mut content = newest.unwrap_or_else(Page::blank);
-        content.alone = false;
+        content.paired = true;
         if lost {
             content.entries = Box::new([BlockHash::LOST.0; PAGE_ENTRIES]);
         }
@@ -1074,7 +1081,7 @@ pub(super) mod tests {
                 let store = new_store(geometry, 4);
                 let is_valid = |place: usize, disks: &mut Disks| {
                     let page = Page::decode(&KEY, ARRAY, page, disks.place(&store, page, copy, place)).ok();
-                    page.map(|page| (version_of(&page), page.alone))
+                    page.map(|page| (version_of(&page), page.paired))
                 };
                 let versions = [is_valid(0, &mut disks), is_valid(1, &mut disks)];
                 let newest = if versions[0] > versions[1] { 0 } else { 1 };
@@ -1083,7 +1090,7 @@ pub(super) mod tests {
                     disks.mar(&store, page, copy, place, *harm);
                     let shows = places[newest] && place == newest || matches!(harm, Harm::BadSector);
                     let other = versions[1 - place].filter(|_| !places[1 - place]);
-                    let missing = matches!(harm, Harm::Zero) && matches!(other, Some((_, false)));
+                    let missing = matches!(harm, Harm::Zero) && matches!(other, Some((_, true)));
                     let damaged = versions[place].is_some() && (matches!(harm, Harm::Flip) || missing);
                     if shows || damaged {
                         sick = Some(match harm {
@@ -1514,6 +1521,81 @@ pub(super) mod tests {
                 assert_eq!(value(&after, PAGE), 3);
                 assert_eq!(disks.load(&mut after, pages[1].0, Torn::Impossible).faults, []);
                 assert!(after.is_blank(pages[1].0));
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_version_of_a_page_that_was_blank_when_a_device_joined_is_no_fault_of_the_device() {
+        let (geometry, mut disks) = small(0);
+        for page in [PageIndex(0), PAGE] {
+            let mut store = new_store(geometry, 4);
+            let (member, other) = (member_of(&store, page, 0), member_of(&store, page, 1));
+            disks.load(&mut store, page, Torn::Impossible);
+            // The member is out, and a new device is built for it: the page is blank.
+            store.left(member);
+            store.rebuild(page, member, Which::Primary);
+            disks.write_back(&mut store, 1);
+            store.joined(member);
+            store.set(page, 0, [1; 16]);
+            disks.write_back(&mut store, 2);
+            for dead in [None, Some(other)] {
+                disks.dead = dead.into_iter().collect();
+                let mut after = new_store(geometry, 4);
+                let loaded = disks.load(&mut after, page, Torn::Impossible);
+                assert_eq!(
+                    (loaded.outcome, loaded.faults),
+                    (LoadOutcome::Ready, vec![]),
+                    "{page:?} {dead:?}"
+                );
+                assert_eq!(after.snapshot(page).entries[1], [0; 16], "nothing was written there");
+            }
+            disks.dead = MemberSet::new();
+        }
+    }
+
+    #[test]
+    fn the_first_version_after_a_blank_page_was_healed_is_no_fault() {
+        for (places, harm) in [(vec![0], Harm::Flip), (vec![0], Harm::BadSector), (vec![1], Harm::BadSector)]
+        {
+            let (geometry, mut disks) = small(0);
+            let mut store = new_store(geometry, 4);
+            let other = member_of(&store, PAGE, 0);
+            for &place in &places {
+                disks.place(&store, PAGE, 1, place).copy_from_slice(&[0; PAGE_BYTES]);
+                if matches!(harm, Harm::Flip) {
+                    disks.place(&store, PAGE, 1, place)[..64].fill(0x34);
+                    disks.place(&store, PAGE, 1, place)[16..32].copy_from_slice(ARRAY.as_bytes());
+                } else {
+                    disks.mar(&store, PAGE, 1, place, harm);
+                }
+            }
+            disks.load(&mut store, PAGE, Torn::Impossible);
+            disks.write_back(&mut store, 1);
+            assert_eq!(disks.check(&mut store, PAGE).faults, []);
+            let mut store = new_store(geometry, 4);
+            // As it goes on in one life: healed, then written.
+            for &place in &places {
+                if matches!(harm, Harm::Flip) {
+                    disks.place(&store, PAGE, 1, place)[16..32].copy_from_slice(ARRAY.as_bytes());
+                } else {
+                    disks.mar(&store, PAGE, 1, place, harm);
+                }
+            }
+            disks.load(&mut store, PAGE, Torn::Impossible);
+            disks.write_back(&mut store, 1);
+            store.set(PAGE, 0, [1; 16]);
+            disks.write_back(&mut store, 2);
+            for dead in [None, Some(other)] {
+                disks.dead = dead.into_iter().collect();
+                let mut after = new_store(geometry, 4);
+                let loaded = disks.load(&mut after, PAGE, Torn::Impossible);
+                assert_eq!(
+                    (loaded.outcome, loaded.faults),
+                    (LoadOutcome::Ready, vec![]),
+                    "{places:?} {harm:?} {dead:?}"
+                );
+                assert_eq!(after.snapshot(PAGE).entries[1], [0; 16], "nothing was written there");
             }
         }
     }

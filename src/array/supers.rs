@@ -386,6 +386,14 @@ impl Array {
                 supers.wanted = true;
                 return;
             }
+            if job.stage == Stage::FlushClear {
+                // Also when the update comes to nothing: the next one finds in the slot what this one leaves there.
+                for participant in &job.devices {
+                    if let Some(device) = self.device_mut(participant.member, participant.device) {
+                        device.cleared = true;
+                    }
+                }
+            }
             job.stage = match job.stage {
                 Stage::FlushData => Stage::Clear,
                 Stage::Clear => Stage::FlushClear,
@@ -419,7 +427,6 @@ impl Array {
             if let Some(device) = self.device_mut(participant.member, participant.device) {
                 device.recorded = true;
                 device.sequence = participant.sequence;
-                device.cleared = true;
             }
         }
         self.supers.epoch_is_complete = true;

@@ -28,9 +28,8 @@ pub struct Page {
     pub sequence: u64,
     /// Number of the epoch in which this version was written.
     pub epoch: u64,
-    /// Nothing was ever written whole to the other place of this copy, which is blank. Without it a blank other place is
-    /// one that has been lost.
-    pub alone: bool,
+    /// The other place of this copy held a version as well, or got this one too: if it is blank, that has been lost.
+    pub paired: bool,
     /// The entries: block hashes, or [`MapEntry`]s.
     pub entries: Box<[[u8; 16]; PAGE_ENTRIES]>,
 }
@@ -69,7 +68,7 @@ impl Page {
     /// A page that was never written.
     #[must_use]
     pub fn blank() -> Page {
-        Page { sequence: 0, epoch: 0, alone: false, entries: Box::new([[0; 16]; PAGE_ENTRIES]) }
+        Page { sequence: 0, epoch: 0, paired: false, entries: Box::new([[0; 16]; PAGE_ENTRIES]) }
     }
 
     /// Its bytes.
@@ -81,7 +80,7 @@ impl Page {
             index: index.0.into(),
             sequence: self.sequence.into(),
             epoch: self.epoch.into(),
-            flags: if self.alone { ALONE } else { 0 }.into(),
+            flags: if self.paired { PAIRED } else { 0 }.into(),
             entries: *self.entries,
         };
         raw.hash = page_hash(key, &raw);
@@ -101,8 +100,8 @@ impl Page {
             return Err(PageError::Damaged);
         }
         let entries = Box::new(raw.entries);
-        let alone = raw.flags.get() & ALONE != 0;
-        Ok(Page { sequence: raw.sequence.get(), epoch: raw.epoch.get(), alone, entries })
+        let paired = raw.flags.get() & PAIRED != 0;
+        Ok(Page { sequence: raw.sequence.get(), epoch: raw.epoch.get(), paired, entries })
     }
 }
 
@@ -264,8 +263,8 @@ pub fn hash_of_entry(entry: [u8; 16]) -> BlockHash {
 const SLOT_BITS: u32 = 56;
 /// Flag of a map entry: the stripe holds data.
 const HOLDS_DATA: u8 = 1;
-/// Flag of a page: see [`Page::alone`].
-const ALONE: u64 = 1;
+/// Flag of a page: see [`Page::paired`].
+const PAIRED: u64 = 1;
 /// Flag of a map entry: it says something; without it the stripe was never written.
 const KNOWN_ENTRY: u8 = 2;
 
@@ -353,10 +352,10 @@ pub(super) mod tests {
 
         #[test]
         fn every_page_reads_back_as_it_was_written(
-            numbers in any::<[u64; 3]>(), alone in any::<bool>(), entries in prop::collection::vec(any::<[u8; 16]>(), PAGE_ENTRIES),
+            numbers in any::<[u64; 3]>(), paired in any::<bool>(), entries in prop::collection::vec(any::<[u8; 16]>(), PAGE_ENTRIES),
         ) {
             let [sequence, epoch, index] = numbers;
-            let page = Page { sequence, epoch, alone, entries: entries.try_into().unwrap() };
+            let page = Page { sequence, epoch, paired, entries: entries.try_into().unwrap() };
             let bytes = page.encode(&key(), ARRAY, PageIndex(index));
             prop_assert_eq!(Page::decode(&key(), ARRAY, PageIndex(index), &bytes), Ok(page));
             prop_assert_eq!(Page::decode(&key(), ARRAY, PageIndex(index ^ 1), &bytes), Err(PageError::Damaged));

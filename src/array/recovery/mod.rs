@@ -218,8 +218,7 @@ pub(super) enum RecoveryError {
     /// A page of the stripe map may be an old one.
     #[error(
         "page {page} of the stripe map may be behind: every copy of it is missing or damaged in one of its two places, and \
-         the newer version may have been there; bring back members that are missing, or force the start and have stripes \
-         read as they were before"
+         the newer version may have been there; force the start, and stripes may read as they were before"
     )]
     MapBehind {
         /// Which.

@@ -221,7 +221,7 @@ impl World {
                 let pages =
                     places.filter_map(|bytes| Page::decode(&KEY, ARRAY, page, &bytes[..PAGE_BYTES]).ok());
                 let page = pages.max_by_key(|page| (page.sequence, page.epoch));
-                newest.push(page.map(|page| Page { alone: false, ..page }));
+                newest.push(page.map(|page| Page { paired: true, ..page }));
             }
             assert!(newest.windows(2).all(|pair| pair[0] == pair[1]), "copies of page {page:?} disagree");
         }
