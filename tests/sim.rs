@@ -18,6 +18,8 @@ const POINTS: u64 = 20_000;
 const POINTS_OF_SEED_MAX: u64 = 20_000;
 /// Violations after which a run ends.
 const VIOLATIONS_MAX: usize = 5;
+/// Minutes after which a long run says how far it is.
+const PROGRESS_MINUTES: u64 = 5;
 /// Memory for the buffers of one array; what does not fit comes from the heap.
 const POOL_BYTES: usize = 4 << 20;
 
@@ -38,6 +40,7 @@ fn campaign(
     let points = AtomicU64::new(0);
     let over = AtomicBool::new(false);
     let result = Mutex::new((Totals::default(), Vec::new()));
+    let (started, told) = (Instant::now(), AtomicU64::new(0));
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..threads {
@@ -52,6 +55,11 @@ fn campaign(
                     let all = points.fetch_add(totals.points, Ordering::Relaxed) + totals.points;
                     let mut result = result.lock().expect("no thread panics with the result");
                     result.0.add(&totals);
+                    let minutes = started.elapsed().as_secs() / 60;
+                    if minutes >= told.load(Ordering::Relaxed) + PROGRESS_MINUTES {
+                        told.store(minutes, Ordering::Relaxed);
+                        println!("after {minutes} minutes: {all} points, {} violations", result.1.len());
+                    }
                     if let Some(violation) = violation {
                         println!("{violation}");
                         result.1.push(violation);

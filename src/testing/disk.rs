@@ -211,6 +211,9 @@ pub struct SimDisk {
     pub failing_flushes: u32,
     /// It has lost acknowledged writes that no flush had covered, while other disks kept theirs.
     pub forgot: bool,
+    /// The number of the epoch that it showed when it came back after it had forgotten. As long as it shows that one, its
+    /// array has not recorded that it was away, and only a log could tell what it lacks.
+    pub forgot_in: Option<u64>,
     /// Its operations are executed when no other disk has any.
     pub slow: bool,
     /// So are its flushes.

@@ -9,6 +9,7 @@
 
 use super::oracle::BLOCK_BYTES;
 use super::presence::Presence;
+use super::superblocks;
 use super::workload::Run;
 use super::{
     Fate, Floor, Oracle, Random, SimArray, SimDisk, SimShape, SimWorld, Workload, Wreck, logs, presence,
@@ -412,6 +413,7 @@ impl Explorer<'_> {
             }
             return self.read_what_is_left(&mut sim, oracle);
         }
+        let forgot = if self.scenario.promise.logged { forgot } else { forgot | unrecorded(&sim) };
         let floor = if forgot == 0 || survives(presence.ruined | forgot) { floor } else { Floor::Flushed };
 
         let Next { end, sweep, crash, load } = self.scenario.next;
@@ -430,7 +432,9 @@ impl Explorer<'_> {
             return self.sweep(&mut sim, oracle, floor, past);
         }
         self.observe_all(&mut sim, &mut oracle, floor)?;
-        sim.disks.values_mut().filter(|disk| !disk.dead).for_each(|disk| disk.forgot = false);
+        for disk in sim.disks.values_mut().filter(|disk| !disk.dead) {
+            (disk.forgot, disk.forgot_in) = (false, None);
+        }
         past.ruined = 0;
         if plan < end + sweep + crash {
             past.seats = seats(&sim);
@@ -712,6 +716,17 @@ fn live_members(sim: &SimArray) -> (u64, u64) {
         }
     }
     (live, forgot)
+}
+
+/// Members in service whose disks have forgotten something, and were taken back before that was recorded anywhere: without
+/// a log nothing tells. Right after a start.
+fn unrecorded(sim: &SimArray) -> u64 {
+    let status = sim.status();
+    let online = status.members.iter().filter(|member| member.state == MemberState::Online);
+    let shows = |disk: &SimDisk| superblocks::newest(disk).map(|superblock| superblock.epoch.number);
+    let forgot = |disk: &SimDisk| disk.forgot_in.is_some() && disk.forgot_in == shows(disk);
+    let disk = |member: &MemberStatus| member.device.and_then(|device| sim.disks.get(&device.0));
+    online.filter(|member| disk(member).is_some_and(forgot)).map(|member| 1 << member.index.0).sum()
 }
 
 /// The disks of the members in service that are in order.

@@ -4,6 +4,7 @@
 //! `m` members are out of service or dead at a time, so every request must succeed. Deterministic.
 
 use super::oracle::{BLOCK_BYTES, SECTOR_BYTES};
+use super::superblocks;
 use super::{Fate, Floor, Oracle, Random, SimArray, SimDisk, SimWorld, Written};
 use crate::array::assembly::AssemblyError;
 use crate::format::MemberState;
@@ -501,6 +502,10 @@ impl Run {
                     let device = self.sim.reopen_disk(id);
                     // What it may have forgotten is the array's to know.
                     if let Some(disk) = self.sim.disks.get_mut(&device.device.0) {
+                        if disk.forgot {
+                            disk.forgot_in =
+                                superblocks::newest(disk).map(|superblock| superblock.epoch.number);
+                        }
                         (disk.forgot, disk.failing_flushes, disk.slow) = (false, 0, false);
                     }
                     let _ = self.sim.submit_admin(AdminRequest::Online { member: index, device });
