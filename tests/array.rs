@@ -107,11 +107,7 @@ impl Checked {
 
     /// Every row's parity matches its data.
     fn assert_scrub_clean(&mut self) {
-        self.sim.settle();
-        self.sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
-        self.sim.settle();
-        let scrub = self.sim.status().last_scrub.expect("the scrub has ended");
-        assert_eq!((scrub.errors, scrub.repaired), (0, 0), "{:?}", self.sim.notices);
+        self.sim.assert_scrub_clean();
     }
 }
 

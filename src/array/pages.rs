@@ -372,7 +372,7 @@ impl PageStore {
 
     /// The next page from `from` on that has a copy on `member`: the walk of a rebuild.
     pub fn next_page_on(&self, member: MemberIndex, from: PageIndex) -> Option<PageIndex> {
-        let has_copy = |page: &PageIndex| self.layout.copies(*page).any(|(holder, _)| holder == member);
+        let has_copy = |page: &PageIndex| self.layout.copy_on(*page, member).is_some();
         (from.0..self.layout.pages()).map(PageIndex).find(has_copy)
     }
 
@@ -385,7 +385,7 @@ impl PageStore {
     /// When the page is not cached or has no copy on this member.
     pub fn rebuild(&mut self, page: PageIndex, member: MemberIndex, which: Which) {
         assert!(self.cached.contains_key(&page), "a page that is rebuilt is cached");
-        assert!(self.layout.copies(page).any(|(holder, _)| holder == member), "{member} has a copy");
+        assert!(self.layout.copy_on(page, member).is_some(), "{member} has a copy");
         let due = self.due.entry(page).or_default();
         match which {
             Which::Primary => due.whole.insert(member),
@@ -399,7 +399,7 @@ impl PageStore {
     /// usable again, or a write could go over the only valid version of its copy. A [`PageStore::check`] with this
     /// member among the usable ones tells what is there, unless the page is being written: then a write-back to it does.
     pub fn unknown_on(&self, member: MemberIndex) -> Vec<PageIndex> {
-        let copy_of = |page| self.layout.copies(page).position(|(holder, _)| holder == member);
+        let copy_of = |page| self.layout.copy_on(page, member);
         let cached = self.cached.iter().filter(|&(&page, cached)| {
             let copy = copy_of(page);
             copy.is_some_and(|copy| cached.next[copy].is_none())
@@ -446,12 +446,7 @@ impl PageStore {
     /// written to a device that is built in its stead goes to both places.
     pub fn left(&mut self, member: MemberIndex) {
         self.away.insert(member);
-        let layout = self.layout;
-        for (&page, cached) in &mut self.cached {
-            if let Some(copy) = layout.copies(page).position(|(holder, _)| holder == member) {
-                cached.next[copy] = None;
-            }
-        }
+        self.set_next(member, |_| None);
     }
 
     /// A device that was built for a member is in service. Both places of every copy on it hold the newest version, see
@@ -459,17 +454,22 @@ impl PageStore {
     /// leave none. Loads that began without the member are asked for again.
     pub fn joined(&mut self, member: MemberIndex) {
         self.away.remove(member);
+        // Of a page without a version both places are blank, and the next write is the first.
+        let next = |page: &Page| if page.sequence == 0 { Places::Alone } else { Places::First };
+        self.set_next(member, |page| Some(next(page)));
         let layout = self.layout;
-        for (&page, cached) in &mut self.cached {
-            if let Some(copy) = layout.copies(page).position(|(holder, _)| holder == member) {
-                // Of a page without a version both places are blank, and the next write is the first.
-                let is_blank = cached.page.sequence == 0;
-                cached.next[copy] = Some(if is_blank { Places::Alone } else { Places::First });
-            }
-        }
         for (&page, load) in &mut self.loads {
-            let copy = layout.copies(page).position(|(holder, _)| holder == member);
+            let copy = layout.copy_on(page, member);
             load.is_void |= copy.is_some_and(|copy| load.copies.0[copy].places.is_none());
+        }
+    }
+
+    /// Where the next write of each copy on `member` goes, of the cached pages.
+    fn set_next(&mut self, member: MemberIndex, next: impl Fn(&Page) -> Option<Places>) {
+        for (&page, cached) in &mut self.cached {
+            if let Some(copy) = self.layout.copy_on(page, member) {
+                cached.next[copy] = next(&cached.page);
+            }
         }
     }
 
@@ -1756,7 +1756,7 @@ pub(super) mod tests {
         }
         let all = (0..store.layout().pages()).map(PageIndex);
         let expected: Vec<PageIndex> =
-            all.filter(|&page| store.layout().copies(page).any(|(holder, _)| holder == member)).collect();
+            all.filter(|&page| store.layout().copy_on(page, member).is_some()).collect();
         assert!(expected.len() > 5);
         assert_eq!(walked, expected);
     }

@@ -65,8 +65,6 @@ struct Participant {
     role: Role,
     /// Of its superblock: not of the parity of the one it has, so that it goes to the other slot.
     sequence: u64,
-    /// Its slot is cleared first.
-    clear: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -316,10 +314,11 @@ impl Array {
 
     fn issue_super(&mut self, job: &mut Job) {
         for participant in &job.devices {
-            let &Participant { member, device, bytes, uuid, role, sequence, clear } = participant;
-            if self.find_device(device).is_none()
-                || (matches!(job.stage, Stage::Clear | Stage::FlushClear) && !clear)
-            {
+            let &Participant { member, device, bytes, uuid, role, sequence } = participant;
+            let Some(cleared) = self.device_mut(member, device).map(|device| device.cleared) else {
+                continue;
+            };
+            if cleared && matches!(job.stage, Stage::Clear | Stage::FlushClear) {
                 continue;
             }
             if job.pending > 0 && job.stage.is_flush() && is_off(Mutation::NoFlushBeforeDecide) {
@@ -362,8 +361,7 @@ impl Array {
                 _ => (member.uuid, Role::Member),
             };
             let sequence = pair + u64::from(device.sequence.is_multiple_of(2));
-            let clear = !device.cleared;
-            Participant { member: index, device: device.id, bytes: device.bytes, uuid, role, sequence, clear }
+            Participant { member: index, device: device.id, bytes: device.bytes, uuid, role, sequence }
         };
         self.devices().into_iter().map(participant).collect()
     }

@@ -129,6 +129,19 @@ pub struct Rate {
     pub of_memcpy: f64,
 }
 
+impl Rate {
+    /// What is said of copying, with buffers of so many bytes.
+    fn memcpy_line(self, buffer_bytes: usize) -> String {
+        format!(
+            "memcpy in this run: {:.1} GB/s copied ({:.1} to {:.1}), buffers of {}",
+            self.gb_per_s_median,
+            self.gb_per_s_min,
+            self.gb_per_s_max,
+            HumanSize(buffer_bytes as u64)
+        )
+    }
+}
+
 /// Where the columns of a measurement come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -226,18 +239,14 @@ impl BenchReport {
     #[must_use]
     pub fn render(&self) -> String {
         let mut text = String::new();
-        let memcpy = self.memcpy;
         // Writing to a String cannot fail.
         let _ = writeln!(
             text,
             "one core; GB/s of user data (10^9 bytes), median of {REPETITIONS}; fastest engine: {}\n\
-             memcpy in this run: {:.1} GB/s copied ({:.1} to {:.1}), buffers of {}\n\
+             {}\n\
              in cache: one stripe over and over; in memory: stripes in turn over {}; x: encoding / memcpy\n",
             self.fastest_engine,
-            memcpy.gb_per_s_median,
-            memcpy.gb_per_s_min,
-            memcpy.gb_per_s_max,
-            HumanSize(self.memory_bytes as u64 / 2),
+            self.memcpy.memcpy_line(self.memory_bytes / 2),
             HumanSize(self.memory_bytes as u64),
         );
         let _ = writeln!(text, "{:24}   {:^31}   {:^31}", "", "in cache", "in memory");

@@ -217,6 +217,12 @@ impl PageLayout {
         (rows.start / self.rows()).min(slots)..rows.end.div_ceil(self.rows()).min(slots)
     }
 
+    /// Which of a page's copies is on `member`, if any.
+    #[must_use]
+    pub fn copy_on(&self, page: PageIndex, member: MemberIndex) -> Option<usize> {
+        self.copies(page).position(|(holder, _)| holder == member)
+    }
+
     /// The `m + 1` copies of a page: the member, and the offset in its pages region of the first of the copy's two
     /// places; the second follows it. Only for arrays whose [`PageLayout::region_bytes`] a device can have.
     pub fn copies(&self, page: PageIndex) -> impl Iterator<Item = (MemberIndex, u64)> + use<> {

@@ -498,6 +498,19 @@ impl SimArray {
         Self::start(self.world, self.disks, force, self.random)
     }
 
+    /// Lets everything settle and scrubs, which must find nothing.
+    ///
+    /// # Panics
+    /// When it finds or repairs something, or cannot be started.
+    #[track_caller]
+    pub fn assert_scrub_clean(&mut self) {
+        self.settle();
+        self.admin(AdminRequest::ScrubStart).expect("a scrub starts");
+        self.settle();
+        let scrub = self.status().last_scrub.expect("the scrub has ended");
+        assert_eq!((scrub.errors, scrub.repaired), (0, 0), "{:?}", self.notices);
+    }
+
     /// A blank disk of the members' size, for a replacement; its handle.
     pub fn add_blank_disk(&mut self) -> NewDevice {
         let bytes = self.disks.values().map(|disk| disk.bytes()).min().expect("there are disks");

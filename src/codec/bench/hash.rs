@@ -115,17 +115,13 @@ impl HashReport {
     #[must_use]
     pub fn render(&self) -> String {
         let mut text = String::new();
-        let memcpy = self.memcpy;
         // Writing to a String cannot fail.
         let _ = writeln!(
             text,
             "one core; GB/s hashed in blocks of 4 KiB (10^9 bytes), median of {REPETITIONS} (lowest to highest)\n\
-             memcpy in this run: {:.1} GB/s copied ({:.1} to {:.1}), buffers of {}\n\
+             {}\n\
              in cache: {} over and over; in memory: {} in turn\n",
-            memcpy.gb_per_s_median,
-            memcpy.gb_per_s_min,
-            memcpy.gb_per_s_max,
-            HumanSize(self.memory_bytes as u64 / 2),
+            self.memcpy.memcpy_line(self.memory_bytes / 2),
             HumanSize(CACHED_BYTES as u64),
             HumanSize(self.memory_bytes as u64),
         );
