@@ -1,7 +1,7 @@
 //! Requests to an array and what it wants done: the vocabulary between an array and its volume, and, for what
 //! concerns administrators, between a volume and its driver. Plain data.
 
-use super::job::StripeJob;
+use super::job::Job;
 use crate::block_io::{Buf, BufMut, DeviceId, IoOp, IoToken};
 use crate::format::Superblock;
 use crate::units::{MemberIndex, SlotIndex};
@@ -87,7 +87,7 @@ pub enum ArrayAction {
         op: IoOp,
     },
     /// Do the work, here or elsewhere, and give its end to the array.
-    Code(StripeJob),
+    Code(Job),
     /// A slot request ended.
     Done(PieceId, Result<SlotReply, ClientError>),
     /// An administrator's request ended.

@@ -50,7 +50,7 @@ mod verify;
 mod write;
 
 use crate::block_io::{Completion, DeviceId, IoFault, IoOp, IoToken, IoValue, Pool};
-use crate::codec::Codec;
+use crate::codec::{Codec, Transform};
 use crate::format::{BatchHash, Geometry, MemberSet, MemberState, RegionKind};
 use crate::units::{ByteOffset, MemberIndex, SlotIndex, StripeIndex, Timestamp};
 pub use api::{
@@ -61,7 +61,7 @@ use assembly::Assembled;
 pub use create::NewArray;
 use flush::{ExtentsOp, FlushGroup};
 use geometry::Map;
-pub use job::{CodedStripe, StripeJob};
+pub use job::{Job, JobDone};
 use journal::Journal;
 use lock::LockTable;
 use logged_passes::LoggedPass;
@@ -144,6 +144,8 @@ pub struct Array {
     geometry: Geometry,
     data_offset: ByteOffset,
     codec: Codec,
+    /// All parities from all data columns.
+    encoding: Transform,
     pool: Pool,
     config: ArrayConfig,
     now: Timestamp,
@@ -332,6 +334,7 @@ impl Array {
             map,
             geometry,
             data_offset,
+            encoding: codec.encoding(),
             codec,
             pool,
             config,
@@ -472,12 +475,12 @@ impl Array {
     ///
     /// # Panics
     /// When this array gave out no such job.
-    pub fn coded(&mut self, now: Timestamp, coded: CodedStripe) {
+    pub fn coded(&mut self, now: Timestamp, done: JobDone) {
         self.now = now;
-        let key = coded.key;
+        let key = done.key;
         let mut op = std::mem::replace(&mut self.ops[key], Op::Busy);
         let Op::LoggedWrite(write) = &mut op else { unreachable!("only writes give jobs away") };
-        let flow = self.stripe_coded(key, write, coded);
+        let flow = self.stripe_coded(key, write, done.columns);
         self.put_back(key, op, flow);
         self.run();
     }

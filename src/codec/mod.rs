@@ -12,9 +12,11 @@ mod gf;
 #[cfg(all(test, not(miri)))]
 mod guarded;
 mod hash;
+mod job;
 mod matrix;
 #[cfg(test)]
 mod suite;
+mod transform;
 
 use std::sync::Arc;
 
@@ -23,6 +25,8 @@ use engine::{Kernel, LinearMap, Mode, Output};
 
 pub use engine::{Engine, UnknownEngine, xor, xor_into};
 pub use hash::BlockHasher;
+pub use job::{CodecJob, CodedColumns, Column, Outputs};
+pub use transform::{Form, Transform};
 
 /// Most columns of a code, data and parity: every column is an element of GF(2^8), and the on-disk format leaves 255
 /// free as "none".

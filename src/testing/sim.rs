@@ -13,9 +13,8 @@ use crate::format::{
 };
 use crate::units::{Timestamp, VolumeOffset};
 use crate::volume::{
-    AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, ClientReply, ClientRequest,
-    MemberStatus, NewDevice, PlainVolume, RequestId, StripeJob, Volume, VolumeAction, VolumeEvent,
-    VolumeStatus,
+    AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, ClientReply, ClientRequest, Job,
+    MemberStatus, NewDevice, PlainVolume, RequestId, Volume, VolumeAction, VolumeEvent, VolumeStatus,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use uuid::Uuid;
@@ -214,7 +213,7 @@ pub struct SimArray {
     volume: PlainVolume,
     queue: Vec<(DeviceId, IoToken, IoOp, u64)>,
     /// Work that the volume gave away.
-    jobs: Vec<StripeJob>,
+    jobs: Vec<Job>,
     /// Operations executed so far, by all disks.
     executed: u64,
     /// Writes submitted, and writes and flushes executed.

@@ -3,7 +3,7 @@
 pub use crate::array::{
     AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, NewDevice, NoticeLevel, RequestId,
 };
-use crate::array::{CodedStripe, StripeJob};
+use crate::array::{Job, JobDone};
 use crate::block_io::{Buf, BufMut, Completion, DeviceId, IoFault, IoOp, IoToken};
 use crate::units::VolumeOffset;
 
@@ -89,7 +89,7 @@ pub enum VolumeEvent {
     /// A member operation ended.
     Io(Completion),
     /// A job ended.
-    Coded(CodedStripe),
+    Coded(JobDone),
     /// A device is known to be gone without an operation having failed (its file was deleted).
     DeviceGone(DeviceId, IoFault),
     /// Time passed. Due at least every 100 ms while anything is going on; cheap.
@@ -109,7 +109,7 @@ pub enum VolumeAction {
         op: IoOp,
     },
     /// Do the work, at once or on another thread, and answer with [`VolumeEvent::Coded`].
-    Code(StripeJob),
+    Code(Job),
     /// A client request ended.
     ClientDone(RequestId, Result<ClientReply, ClientError>),
     /// An administrator's request ended (a replacement was admitted, not: is complete).

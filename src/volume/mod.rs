@@ -8,8 +8,8 @@ mod api;
 mod plain;
 
 pub use crate::array::{
-    Activity, ActivityKind, ArrayState, CodedStripe, LogState, MemberCounters, MemberStatus, ScrubResult,
-    StripeJob, VolumeStatus,
+    Activity, ActivityKind, ArrayState, Job, JobDone, LogState, MemberCounters, MemberStatus, ScrubResult,
+    VolumeStatus,
 };
 pub use api::{
     AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, ClientReply, ClientRequest, NewDevice,

@@ -1,11 +1,12 @@
 //! Writes of whole stripes: to a free slot, coded and hashed as a job, written once, live by a record.
 
 use super::{Flow, LoggedWrite, SLOT_LOCK, Stage, StripeWrite, Work};
-use crate::array::job::{CodedStripe, StripeJob};
+use crate::array::job::Job;
 use crate::array::lock::LockMode;
 use crate::array::page_hold::PageHold;
 use crate::array::{Array, ArrayAction, ClientError, NoticeLevel, Owner};
-use crate::block_io::IoOp;
+use crate::block_io::{BufMut, IoOp};
+use crate::codec::{CodecJob, CodedColumns, Column, Outputs};
 use crate::format::{FreshRecord, LogRecord};
 use crate::units::{ROW_BYTES, SlotIndex};
 
@@ -50,15 +51,14 @@ impl Array {
         redo.fresh_bytes += bytes;
         redo.stripes_in_progress += 1;
         write.stage = Stage::Code;
-        let job = StripeJob {
-            key,
-            codec: self.codec.clone(),
-            hasher: self.redo().log_hasher(),
-            data: (0..k).map(|column| data.slice(column * chunk..(column + 1) * chunk)).collect(),
-            parity: (0..self.map.m).map(|_| self.pool.alloc(chunk)).collect(),
-            alone: self.client_ops == 1,
+        let column = |column: usize| Column::Shared(data.slice(column * chunk..(column + 1) * chunk));
+        let work = CodecJob {
+            transform: Some(self.encoding.clone()),
+            hasher: Some(self.redo().log_hasher()),
+            inputs: (0..k).map(column).collect(),
+            outputs: Outputs::Into((0..self.map.m).map(|_| self.pool.alloc(chunk)).collect()),
         };
-        self.actions.push(ArrayAction::Code(job));
+        self.actions.push(ArrayAction::Code(Job { key, work, alone: self.client_ops == 1 }));
         Flow::Wait
     }
 
@@ -67,13 +67,14 @@ impl Array {
         &mut self,
         key: usize,
         write: &mut LoggedWrite,
-        coded: CodedStripe,
+        coded: CodedColumns,
     ) -> Flow {
         assert_eq!(write.stage, Stage::Code, "a stripe is coded once");
         let Some(target) = write.target else { unreachable!("a whole stripe has a slot") };
         write.stage = Stage::Stripe;
         if !self.is_failed() && write.life == self.redo().lives {
-            let images = (0..).zip(coded.columns).collect();
+            let columns = coded.inputs.into_iter().map(Column::into_shared);
+            let images = (0..).zip(columns.chain(coded.outputs.into_iter().map(BufMut::freeze))).collect();
             let (stripe, old_slot, hashes) = (write.stripe, write.slot, coded.hashes);
             let record = FreshRecord { stripe, slot: target, old_slot, hashes };
             write.records = vec![(LogRecord::Fresh(record), images)];

@@ -5,7 +5,7 @@
 
 use super::ArrayId;
 use super::handle::Mailbox;
-use crate::volume::{CodedStripe, StripeJob};
+use crate::volume::{Job, JobDone};
 use std::any::Any;
 use std::collections::VecDeque;
 use std::io;
@@ -16,7 +16,7 @@ use std::thread::JoinHandle;
 /// Threads of one reactor at most: with BLAKE3 and four parities these keep up with what one reactor can receive.
 const THREADS_MAX: usize = 4;
 
-type Outcome = Result<CodedStripe, Box<dyn Any + Send>>;
+type Outcome = Result<JobDone, Box<dyn Any + Send>>;
 
 /// The threads of a reactor, and what it has done itself.
 pub(super) struct Jobs {
@@ -24,7 +24,7 @@ pub(super) struct Jobs {
     threads: Vec<JoinHandle<()>>,
     /// Given to threads and not taken back.
     outstanding: usize,
-    done: VecDeque<(ArrayId, CodedStripe)>,
+    done: VecDeque<(ArrayId, JobDone)>,
 }
 
 struct Shared {
@@ -36,7 +36,7 @@ struct Shared {
 
 #[derive(Default)]
 struct Waiting {
-    jobs: VecDeque<(ArrayId, StripeJob)>,
+    jobs: VecDeque<(ArrayId, Job)>,
     closing: bool,
 }
 
@@ -63,7 +63,7 @@ impl Jobs {
     }
 
     /// Does a job here, or gives it to a thread. `only`: no other came with it.
-    pub(super) fn submit(&mut self, array: ArrayId, job: StripeJob, only: bool) {
+    pub(super) fn submit(&mut self, array: ArrayId, job: Job, only: bool) {
         if self.threads.is_empty() || (only && self.outstanding == 0 && job.alone) {
             self.done.push_back((array, job.run()));
             return;
@@ -82,7 +82,7 @@ impl Jobs {
     ///
     /// # Panics
     /// As the job did.
-    pub(super) fn next_done(&mut self) -> Option<(ArrayId, CodedStripe)> {
+    pub(super) fn next_done(&mut self) -> Option<(ArrayId, JobDone)> {
         if self.done.is_empty() && self.outstanding > 0 {
             let done = std::mem::take(&mut *lock(&self.shared.done));
             self.outstanding -= done.len();
@@ -123,7 +123,7 @@ impl Shared {
         }
     }
 
-    fn next(&self) -> Option<(ArrayId, StripeJob)> {
+    fn next(&self) -> Option<(ArrayId, Job)> {
         let mut waiting = lock(&self.waiting);
         loop {
             if waiting.closing {
@@ -145,7 +145,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
     use crate::block_io::Pool;
-    use crate::codec::{BlockHasher, Codec};
+    use crate::codec::{BlockHasher, Codec, CodecJob, Column, Outputs};
     use nix::sys::eventfd::{EfdFlags, EventFd};
     use std::time::{Duration, Instant};
 
@@ -154,17 +154,16 @@ mod tests {
         Arc::new(Mailbox { commands: Mutex::default(), wake })
     }
 
-    fn job(pool: &Pool, key: usize, alone: bool) -> StripeJob {
+    fn job(pool: &Pool, key: usize, alone: bool) -> Job {
         let mut column = pool.alloc(4096);
         column.fill(key as u8);
-        StripeJob {
-            key,
-            codec: Codec::new(1, 1).expect("a geometry"),
-            hasher: BlockHasher::Blake3,
-            data: vec![column.freeze()],
-            parity: vec![pool.alloc(4096)],
-            alone,
-        }
+        let work = CodecJob {
+            transform: Some(Codec::new(1, 1).expect("a geometry").encoding()),
+            hasher: Some(BlockHasher::Blake3),
+            inputs: vec![Column::Owned(column)],
+            outputs: Outputs::Into(vec![pool.alloc(4096)]),
+        };
+        Job { key, work, alone }
     }
 
     #[test]
@@ -179,7 +178,7 @@ mod tests {
             wakes += u64::from(mailbox.wake.read().is_ok());
             while let Some((array, coded)) = jobs.next_done() {
                 assert_eq!(array, ArrayId(coded.key as u32 % 2));
-                assert_eq!(coded.columns[1][..], [coded.key as u8; 4096][..], "1+1 is a mirror");
+                assert_eq!(coded.columns.outputs[0][..], [coded.key as u8; 4096][..], "1+1 is a mirror");
                 assert!(!std::mem::replace(&mut seen[coded.key], true), "done twice");
             }
             assert!(started.elapsed() < Duration::from_secs(60), "jobs are lost");

@@ -1,0 +1,209 @@
+//! Bulk work on columns: a transform of them, the fingerprints of their blocks, or both in one pass. A job depends on
+//! nothing but its bytes, so whoever holds it may do it at once, later, on another thread or on another device, and
+//! nothing but time tells which. Must not know who asks or what the columns mean.
+
+use std::fmt;
+use std::ops::Deref;
+
+use super::{BlockHasher, Transform};
+use crate::block_io::{Buf, BufMut};
+use crate::units::{BlockHash, ROW_BYTES};
+
+const BLOCK: usize = ROW_BYTES as usize;
+
+/// An input of a job: read by it, and handed back as it came.
+pub enum Column {
+    /// Others may read it too.
+    Shared(Buf),
+    /// Nobody else has it, and whoever gets it back may write it.
+    Owned(BufMut),
+}
+
+/// What becomes of the columns that a transform yields.
+#[derive(Debug)]
+pub enum Outputs {
+    /// They fill these buffers, which are as long as the inputs.
+    Into(Vec<BufMut>),
+    /// Only their fingerprints are wanted.
+    Hashed,
+}
+
+/// Work on some columns. See [`CodecJob::run`] for what it means.
+pub struct CodecJob {
+    /// What is computed from the first inputs; those beyond its own are only fingerprinted. Without one, inputs may have
+    /// any lengths; with one, all have the same.
+    pub transform: Option<Transform>,
+    /// What fingerprints every block of all inputs and outputs; None: there are no fingerprints.
+    pub hasher: Option<BlockHasher>,
+    /// The columns read.
+    pub inputs: Vec<Column>,
+    /// The columns written.
+    pub outputs: Outputs,
+}
+
+/// A job that is done.
+#[derive(Debug)]
+pub struct CodedColumns {
+    /// The job's inputs.
+    pub inputs: Vec<Column>,
+    /// The outputs it filled, in the order of the transform; none when only their fingerprints were wanted.
+    pub outputs: Vec<BufMut>,
+    /// The fingerprints of all blocks of 4 KiB, column after column, inputs before outputs. Empty without a hasher.
+    pub hashes: Vec<BlockHash>,
+}
+
+impl CodecJob {
+    /// Bytes of all inputs together.
+    #[must_use]
+    pub fn input_bytes(&self) -> usize {
+        self.inputs.iter().map(|column| column.len()).sum()
+    }
+
+    /// Does the work on this thread.
+    ///
+    /// # Panics
+    /// When the columns are not as described.
+    #[must_use]
+    pub fn run(self) -> CodedColumns {
+        let CodecJob { transform, hasher, inputs, outputs } = self;
+        let mut hashes = Vec::new();
+        if let Some(hasher) = hasher {
+            let blocks = inputs.iter().map(|column| column.len()).sum::<usize>() / BLOCK;
+            hashes.reserve(blocks);
+            for column in &inputs {
+                hasher.hash_blocks(column, &mut hashes);
+            }
+        }
+        let Some(transform) = transform else {
+            return CodedColumns { inputs, outputs: Vec::new(), hashes };
+        };
+        let sources: Vec<&[u8]> = inputs[..transform.inputs()].iter().map(|column| &column[..]).collect();
+        let outputs = match outputs {
+            Outputs::Into(mut outputs) => {
+                let mut filled: Vec<&mut [u8]> = outputs.iter_mut().map(|buf| &mut buf[..]).collect();
+                transform.apply(&sources, &mut filled);
+                if let Some(hasher) = hasher {
+                    outputs.iter().for_each(|output| hasher.hash_blocks(output, &mut hashes));
+                }
+                outputs
+            }
+            Outputs::Hashed => {
+                let length = sources.first().map_or(0, |source| source.len());
+                let mut scratch = vec![0; length * transform.outputs()];
+                if length > 0 {
+                    let mut filled: Vec<&mut [u8]> = scratch.chunks_mut(length).collect();
+                    transform.apply(&sources, &mut filled);
+                }
+                if let Some(hasher) = hasher {
+                    hasher.hash_blocks(&scratch, &mut hashes);
+                }
+                Vec::new()
+            }
+        };
+        CodedColumns { inputs, outputs, hashes }
+    }
+}
+
+impl Column {
+    /// The column for reading by anybody.
+    #[must_use]
+    pub fn into_shared(self) -> Buf {
+        match self {
+            Column::Shared(buf) => buf,
+            Column::Owned(buf) => buf.freeze(),
+        }
+    }
+}
+
+impl Deref for Column {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Column::Shared(buf) => buf,
+            Column::Owned(buf) => buf,
+        }
+    }
+}
+
+impl fmt::Debug for Column {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Column({} bytes)", self.len())
+    }
+}
+
+impl fmt::Debug for CodecJob {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CodecJob")
+            .field("transform", &self.transform)
+            .field("hasher", &self.hasher)
+            .field("inputs", &self.inputs)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Codec;
+    use super::*;
+    use crate::block_io::Pool;
+
+    fn column(pool: &Pool, nth: usize, length: usize) -> BufMut {
+        let mut buf = pool.alloc(length);
+        buf.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at * 7 + nth * 31) as u8);
+        buf
+    }
+
+    fn expected(hasher: BlockHasher, columns: &[&[u8]]) -> Vec<BlockHash> {
+        columns.iter().flat_map(|column| column.chunks(BLOCK)).map(|block| hasher.hash(block)).collect()
+    }
+
+    #[test]
+    fn a_stripe_is_coded_and_has_the_hashes_of_all_blocks_in_order() {
+        let (pool, hasher) = (Pool::new(1 << 20).expect("memory"), BlockHasher::Blake3);
+        let codec = Codec::new(3, 2).expect("a geometry");
+        let job = CodecJob {
+            transform: Some(codec.encoding()),
+            hasher: Some(hasher),
+            inputs: (0..3).map(|nth| Column::Shared(column(&pool, nth, 2 * BLOCK).freeze())).collect(),
+            outputs: Outputs::Into((0..2).map(|_| pool.alloc(2 * BLOCK)).collect()),
+        };
+        let coded = job.run();
+        let columns: Vec<&[u8]> =
+            coded.inputs.iter().map(|c| &c[..]).chain(coded.outputs.iter().map(|c| &c[..])).collect();
+        assert!(codec.consistent(&columns.iter().copied().enumerate().collect::<Vec<_>>()));
+        assert_eq!(coded.hashes, expected(hasher, &columns));
+    }
+
+    #[test]
+    fn columns_beyond_the_transforms_own_are_hashed_and_outputs_need_not_be_kept() {
+        let (pool, hasher) = (Pool::new(1 << 20).expect("memory"), BlockHasher::Blake3);
+        let codec = Codec::new(2, 1).expect("a geometry");
+        let mut inputs: Vec<BufMut> = (0..2).map(|nth| column(&pool, nth, BLOCK)).collect();
+        let mut parity = pool.alloc(BLOCK);
+        codec.encode(&[&inputs[0][..], &inputs[1][..]], &mut [(0, &mut parity[..])]);
+        inputs.push(parity);
+        let job = CodecJob {
+            transform: Some(codec.encoding()),
+            hasher: Some(hasher),
+            inputs: inputs.into_iter().map(Column::Owned).collect(),
+            outputs: Outputs::Hashed,
+        };
+        let coded = job.run();
+        assert!(coded.outputs.is_empty());
+        assert_eq!(coded.hashes.len(), 4);
+        assert_eq!(coded.hashes[2], coded.hashes[3], "the parity that is there is the parity that should be");
+    }
+
+    #[test]
+    fn columns_of_any_lengths_are_hashed_without_a_transform() {
+        let (pool, hasher) = (Pool::new(1 << 20).expect("memory"), BlockHasher::Crc32c);
+        let columns = [column(&pool, 1, 3 * BLOCK), column(&pool, 2, BLOCK)];
+        let bytes: Vec<Vec<u8>> = columns.iter().map(|column| column.to_vec()).collect();
+        let inputs = columns.into_iter().map(Column::Owned).collect();
+        let job = CodecJob { transform: None, hasher: Some(hasher), inputs, outputs: Outputs::Hashed };
+        assert_eq!(job.input_bytes(), 4 * BLOCK);
+        let coded = job.run();
+        assert_eq!(coded.hashes, expected(hasher, &[&bytes[0], &bytes[1]]));
+    }
+}

@@ -1,0 +1,148 @@
+//! What the runtime wants of a device: slots in which batches run one beside the other, each started without waiting and
+//! answered by a call from anywhere. CUDA is one implementation, a fake in memory another.
+//!
+//! Must not know of queues, policies or threads.
+#![allow(unsafe_code)] // a device is given addresses; each unsafe item says who keeps them valid
+
+use std::ptr::NonNull;
+
+use crate::block_io::Pool;
+use crate::codec::Transform;
+
+/// What a device is, for reports and as the key of its calibration.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct DeviceInfo {
+    /// Its number among the devices of the driver.
+    pub index: usize,
+    /// The vendor's name of it.
+    pub name: String,
+    /// What tells it from all others, for as long as it lives.
+    pub uuid: String,
+    /// The driver's version.
+    pub driver: String,
+    /// Its memory in bytes.
+    pub memory_bytes: u64,
+}
+
+/// Why a device did not do what it should.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DeviceError {
+    /// The device or its driver failed; nothing it yields from now on is believed.
+    #[error("{operation}: {text}")]
+    Failed {
+        /// What was asked of it.
+        operation: &'static str,
+        /// What the driver said.
+        text: String,
+    },
+    /// There is no driver, or no such device.
+    #[error("{0}")]
+    Absent(String),
+    /// A batch is larger than a slot, or not of the kind that this device computes. Nothing was started.
+    #[error("not for this device: {0}")]
+    Unsupported(&'static str),
+}
+
+/// Some bytes of a column in host memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece {
+    /// The column, inputs and outputs each counted from 0.
+    pub column: usize,
+    /// Where in the column, in bytes; a multiple of 4096.
+    pub offset: usize,
+    /// The first byte; a multiple of 16.
+    pub start: NonNull<u8>,
+    /// How many; a multiple of 4096.
+    pub bytes: usize,
+}
+
+// SAFETY: a piece is an address with a length; who reads or writes there is agreed in `Device::start`.
+unsafe impl Send for Piece {}
+
+/// A batch: columns put together from pieces, coded and hashed at once.
+#[derive(Clone, Debug)]
+pub struct Work {
+    /// Outputs from the first inputs; None: inputs are only hashed.
+    pub transform: Option<Transform>,
+    /// Whether every block of 4 KiB of inputs and outputs is hashed with BLAKE3.
+    pub hash: bool,
+    /// Number of input columns: at least those of the transform.
+    pub columns: usize,
+    /// Bytes of every column; a multiple of 4096.
+    pub column_bytes: usize,
+    /// What the input columns are made of: together every byte of every column once.
+    pub inputs: Vec<Piece>,
+    /// Where the output columns go. What has no place is computed and hashed only.
+    pub outputs: Vec<Piece>,
+}
+
+impl Work {
+    /// Number of output columns.
+    #[must_use]
+    pub fn output_columns(&self) -> usize {
+        self.transform.as_ref().map_or(0, Transform::outputs)
+    }
+
+    /// Bytes of all columns, in and out: what a slot must hold.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        (self.columns + self.output_columns()) * self.column_bytes
+    }
+}
+
+/// The first half of the BLAKE3 hash of a block.
+pub type Digest = [u8; 16];
+
+/// Called once when what runs in a slot has ended, well or not, from any thread, and so that it must not wait.
+pub type Wake = Box<dyn FnOnce() + Send>;
+
+/// A device with its memory, programs and slots. One thread has it.
+pub trait Device: Send {
+    /// What it is.
+    fn info(&self) -> &DeviceInfo;
+
+    /// How many batches can be under way at a time.
+    fn slots(&self) -> usize;
+
+    /// The most that [`Work::bytes`] of a batch may be.
+    fn slot_bytes(&self) -> usize;
+
+    /// Starts a batch in an idle slot and returns without waiting for it. `wake` is called when it has ended, unless this
+    /// returns an error; an error other than `Unsupported` leaves the device as after a failed `finish`.
+    ///
+    /// # Errors
+    /// See [`DeviceError`].
+    ///
+    /// # Safety
+    /// Until `finish` of this slot has returned Ok, or the device is dropped, every input piece must stay mapped and its
+    /// bytes unchanged, and every output piece must stay mapped and be neither read nor written by anybody else. After an
+    /// error or when the device is given to [`Device::abandon`], outputs must stay so for ever; what the inputs hold no
+    /// longer matters, but they must stay mapped.
+    unsafe fn start(&mut self, slot: usize, work: Work, wake: Wake) -> Result<(), DeviceError>;
+
+    /// Takes the result of a slot whose `wake` was called: the digests of all blocks, column after column, inputs before
+    /// outputs; empty without hashing. The slot is idle again.
+    ///
+    /// # Errors
+    /// When anything about the batch failed; nothing this device holds is believed then.
+    fn finish(&mut self, slot: usize) -> Result<Vec<Digest>, DeviceError>;
+
+    /// Gives up a device that failed or does not answer: never waits, and leaks what may still be in use.
+    fn abandon(self: Box<Self>);
+}
+
+/// Finds and opens devices.
+pub trait Driver: Send + Sync {
+    /// What devices there are.
+    ///
+    /// # Errors
+    /// `Absent` with the reason when there is no driver or it cannot be used.
+    fn devices(&self) -> Result<Vec<DeviceInfo>, DeviceError>;
+
+    /// Opens a device for batches whose pieces mostly lie in the slabs of `pools`, which it may register with the driver
+    /// and which it keeps alive. Pieces elsewhere are allowed, and slower.
+    ///
+    /// # Errors
+    /// When it cannot be opened.
+    fn open(&self, index: usize, pools: &[Pool]) -> Result<Box<dyn Device>, DeviceError>;
+}
