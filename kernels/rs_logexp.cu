@@ -21,7 +21,7 @@ struct Tables {
     // Powers t and t + 256 of the generator, low byte first; zero from 509 on.
     u16 power[256];
 
-    constexpr Tables() : log(), power() {
+    __device__ constexpr Tables() : log(), power() {
         u8 exp[512] = {};
         u32 x = 1;
         for (u32 t = 0; t < 509; t++) {
@@ -35,8 +35,10 @@ struct Tables {
 };
 
 __constant__ Tables tables = Tables();
-extern "C" __constant__ u8 rs_logexp_matrix[16384];
+// Written by the host before a launch: the matrix, row-major.
+extern "C" {
 __constant__ u8 rs_logexp_matrix[16384];
+}
 
 template <int ROWS>
 struct Staged {
