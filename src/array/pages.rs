@@ -1456,6 +1456,38 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn what_a_check_has_read_before_a_copy_was_healed_is_not_believed() {
+        // The copy is behind, or shows nothing: its heal is all it has.
+        for places in [vec![1], vec![0, 1]] {
+            let (geometry, mut disks) = small(2);
+            let mut store = new_store(geometry, 4);
+            let (member, other) = (member_of(&store, PAGE, 1), member_of(&store, PAGE, 0));
+            places.iter().for_each(|&place| disks.mar(&store, PAGE, 1, place, Harm::Zero));
+            assert_eq!(disks.load(&mut store, PAGE, Torn::Impossible).faults.len(), 1);
+            let mut reads = Vec::new();
+            assert_eq!(store.check(PAGE, 1, &|_| true, &mut reads), Want::Loading);
+            // One device has answered the check; the other takes its time, and a whole write-back goes by.
+            let at =
+                reads.iter().position(|io| matches!(io, PageIo::Read { member: of, .. } if *of == member));
+            let early = reads.remove(at.expect("a read of either copy"));
+            assert!(disks.serve(&mut store, vec![early]).is_empty());
+            disks.write_back(&mut store, 2);
+            let told = disks.serve(&mut store, reads).pop().unwrap();
+            assert_eq!(told.faults, [], "nobody is blamed for what is healed");
+            // A power cut in the next write leaves the version before on the copy.
+            fill(&mut store, PAGE, 9);
+            store.freeze(3);
+            for io in disks.frozen_writes(&mut store) {
+                disks.write(&io, 0b1111);
+            }
+            disks.dead = [other].into_iter().collect();
+            let mut after = new_store(geometry, 4);
+            disks.load(&mut after, PAGE, Torn::Possible);
+            assert_eq!(value(&after, PAGE), 2, "{places:?}");
+        }
+    }
+
+    #[test]
     fn a_check_finds_what_went_bad_under_a_changed_page_and_blames_for_it_once() {
         let (geometry, mut disks) = small(3);
         for place in 0..2 {
