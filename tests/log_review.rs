@@ -876,6 +876,41 @@ fn pages_of_an_earlier_build_are_served_with_a_member_missing() {
     }
 }
 
+#[test]
+fn a_log_that_was_written_on_the_other_side_of_a_divided_array_is_void_once_its_device_was_rebuilt() {
+    let world = SimWorld::new(shape(2, 2, 4, ChecksumKind::Crc32c), 64 << 20);
+    let mut sim = SimArray::create_in(&world, 92);
+    sim.write(0, &[1; BLOCK]).expect("written");
+    sim.settle();
+    sim.admin(AdminRequest::Stop).expect("it stops");
+    let (ours, theirs): (std::collections::BTreeMap<_, _>, _) =
+        sim.disks.into_iter().partition(|(id, _)| *id >= 2);
+    let mut other = world.start(theirs, true, Random::new(1)).expect("it is forced");
+    for round in 0..3u8 {
+        other = other.stop_and_restart(true).expect("it is forced");
+        for block in 0..20 {
+            other.write(block * BLOCK as u64, &[100 + round; BLOCK]).expect("written");
+            let flush = other.submit(ClientRequest::Flush);
+            other.wait(flush).expect("flushed");
+        }
+        other.settle();
+    }
+    let mut sim = world.start(ours, true, Random::new(2)).expect("it is forced");
+    sim.settle();
+    sim.disks.insert(0, other.disks.remove(&0).expect("a disk"));
+    online(&mut sim, 0, 0).expect("it is rebuilt");
+    sim.settle();
+    assert_eq!(states(&sim)[0], MemberState::Online);
+    sim.write(BLOCK as u64, &[2; BLOCK]).expect("written");
+    let flush = sim.submit(ClientRequest::Flush);
+    sim.wait(flush).expect("flushed");
+    let mut sim = sim.kill_where(false, |_, _| true).expect("it assembles");
+    sim.settle();
+    let read = sim.read(BLOCK as u64, BLOCK).unwrap_or_else(|e| panic!("{e:?} {:?}", sim.notices));
+    assert!(read == [2; BLOCK], "a flushed write reads {}; {:?}", read[0], sim.notices);
+    assert!(sim.read(0, BLOCK).expect("readable") == [1; BLOCK], "{:?}", sim.notices);
+}
+
 /// Crashes, losses, returns and replacements of sound disks: no copy of a page is at fault, whichever members are then
 /// missing within the budget.
 #[test]
