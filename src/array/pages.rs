@@ -95,7 +95,8 @@ pub(super) enum LoadOutcome {
     /// may have been changed since. (In such a page of hashes what is old does not match its block; so only its blank
     /// entries are not believed, and become [`BlockHash::LOST`].)
     Behind,
-    /// A member left or joined service meanwhile: nothing is in the cache or pinned, every waiter has to ask again.
+    /// A member left or joined service meanwhile, or a page under check was written: nothing was put into the cache, and
+    /// nothing is pinned; every waiter has to ask again.
     AskAgain,
 }
 
@@ -115,7 +116,7 @@ struct Load {
     copies: Copies,
     pending: usize,
     newest: Option<Page>,
-    /// What it finds is not all that counts: a member has left service, or joined it.
+    /// What it finds is not what counts: a member has left service or joined it, or the page was being written.
     is_void: bool,
     /// The page is in the cache with this version: its copies are to be compared with it.
     check: Option<Version>,
@@ -511,6 +512,12 @@ impl PageStore {
             let image = self.snapshot(index);
             self.frozen.insert(index, Frozen { image, changed: false, due, written: Vec::new() });
         }
+        // What a check has read of a copy tells nothing once that is written, also when the version stays.
+        for page in self.frozen.keys() {
+            if let Some(load) = self.loads.get_mut(page) {
+                load.is_void = true;
+            }
+        }
         self.sent_below = PageIndex(0);
     }
 
@@ -668,10 +675,7 @@ impl PageStore {
 
     fn end_load(&mut self, page: PageIndex, load: Load) -> Loaded {
         let Load { waiters, torn, copies, newest, is_void, check, .. } = load;
-        let was_written = check.is_some_and(|version| {
-            version_of(&self.at(page).page) != version || self.frozen.contains_key(&page)
-        });
-        if is_void || was_written {
+        if is_void {
             // The pins that a check has taken go with it; a page in the cache that was only checked stays there.
             if check.is_some() {
                 self.cached.get_mut(&page).expect("a page under check is pinned").pins -=
