@@ -140,6 +140,18 @@ impl Supers {
         self.note_loss();
     }
 
+    /// A device comes in that was in the array before, maybe on the other side of a divided one that was forced to start.
+    /// Whatever is left on it must be behind what is written from now on: its superblocks by their sequence, the pieces in
+    /// its ring by the epoch that it joins with. So that a restart knows as well, that number is passed at once.
+    pub fn note_return(&mut self, superblock: &Superblock) {
+        self.template.sequence = self.template.sequence.max(superblock.sequence);
+        if superblock.epoch.number > self.epoch_number {
+            self.epoch_number = superblock.epoch.number;
+            self.bump_due = true;
+        }
+        self.note_loss();
+    }
+
     /// The log is empty below `start`: recorded on every member before anything is served (R9).
     pub fn set_log_start(&mut self, start: LogStart) {
         if let Some(redo) = &mut self.template.redo {
