@@ -392,7 +392,10 @@ impl Array {
             // Nothing is written yet: what a flush has just shown to be lost must not be recorded as progress.
             if job.stage == Stage::FlushData && self.supers.losses != job.losses_seen {
                 let supers = &mut self.supers;
-                (supers.template.epoch, supers.epoch_is_complete, supers.bump_due) = job.before;
+                let bump_due;
+                (supers.template.epoch, supers.epoch_is_complete, bump_due) = job.before;
+                // What has come meanwhile, an exchange or the return of an array that had failed, needs its epoch too.
+                supers.bump_due |= bump_due;
                 supers.wanted = true;
                 return;
             }
