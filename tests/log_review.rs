@@ -186,6 +186,42 @@ fn an_array_that_had_failed_replays_in_a_new_epoch_whatever_update_was_under_way
 }
 
 #[test]
+fn an_epoch_that_a_returned_member_lacks_is_not_followed_by_another() {
+    let world = SimWorld::new(shape(2, 1, 8, ChecksumKind::Crc32c), 64 << 20);
+    let mut sim = SimArray::create_in(&world, 4);
+    sim.write(0, &[1; BLOCK]).expect("written");
+    sim.settle();
+    let before = sim.status().epoch;
+    // The loss of a member makes a new epoch; one of the others dies before it has it, while the second takes its time.
+    sim.submit_admin(AdminRequest::Fail { member: MemberIndex(2) });
+    let held = |disk: u32, op: &IoOp| disk == 0 && is_write(op);
+    while !sim.queued().any(|(disk, op)| held(disk, op)) {
+        assert!(sim.step_where(|disk, op| !held(disk, op)), "an update is written");
+    }
+    sim.disks.get_mut(&1).expect("a disk").dead = true;
+    while sim.step_where(|disk, op| !held(disk, op)) {}
+    assert_eq!(sim.status().state, ArrayState::Failed);
+    let device = sim.reopen_disk(1);
+    let request = sim.submit_admin(AdminRequest::Online { member: MemberIndex(1), device });
+    assert!(sim.poll_admin(request).expect("at once").is_ok(), "it is current");
+    assert!(sim.queued().any(|(disk, op)| held(disk, op)), "the update is still under way");
+    for step in 0..200 {
+        let mut disks = sim.wreck().settle(false, |_, _| Fate::Lost);
+        disks.remove(&2);
+        let started = world.start(disks, false, Random::new(step));
+        assert!(
+            started.is_ok(),
+            "step {step}, epoch {before} and now {}: {:?}",
+            sim.status().epoch,
+            started.err()
+        );
+        if !sim.step_where(|disk, _| disk == 0) && !sim.step() {
+            sim.sleep(100);
+        }
+    }
+}
+
+#[test]
 fn a_failed_array_in_which_a_flush_was_waited_for_can_be_stopped() {
     let mut array = Checked::filled(shape(2, 1, 8, ChecksumKind::Crc32c), 4);
     let id = array.submit(0, 1, BLOCK);
