@@ -442,6 +442,13 @@ impl Array {
                 device.sequence = participant.sequence;
             }
         }
+        // One that came back to a failed array meanwhile has not got it. No epoch may follow before that has (E2).
+        let holds = |id: DeviceId| job.devices.iter().any(|participant| participant.device == id);
+        let online = self.members.iter().filter(|member| member.state == MemberState::Online);
+        if online.filter_map(|member| member.device).any(|device| !holds(device.id)) {
+            self.supers.wanted = true;
+            return;
+        }
         self.supers.epoch_is_complete = true;
         self.supers.durable_losses = job.losses;
         if self.supers.bump_due || self.supers.live() != self.online() {
