@@ -99,7 +99,10 @@ impl Array {
         member.progress = Some(Progress { since, ..Progress::fresh(new.known_zero) });
         let how = if since.is_some() { "being caught up with what it missed" } else { "being rebuilt" };
         member.reason = Some(how.into());
-        self.supers.note_loss();
+        match new.superblock.as_deref() {
+            Some(superblock) => self.supers.note_return(superblock),
+            None => self.supers.note_loss(),
+        }
         Ok(format!("member {index} is REBUILDING ({how})"))
     }
 

@@ -95,7 +95,8 @@ pub(super) enum LoadOutcome {
     /// may have been changed since. (In such a page of hashes what is old does not match its block; so only its blank
     /// entries are not believed, and become [`BlockHash::LOST`].)
     Behind,
-    /// A member left or joined service meanwhile: nothing is in the cache or pinned, every waiter has to ask again.
+    /// A member left or joined service meanwhile, or a page under check was written: nothing was put into the cache, and
+    /// nothing is pinned; every waiter has to ask again.
     AskAgain,
 }
 
@@ -115,7 +116,7 @@ struct Load {
     copies: Copies,
     pending: usize,
     newest: Option<Page>,
-    /// What it finds is not all that counts: a member has left service, or joined it.
+    /// What it finds is not what counts: a member has left service or joined it, or the page was being written.
     is_void: bool,
     /// The page is in the cache with this version: its copies are to be compared with it.
     check: Option<Version>,
@@ -511,6 +512,12 @@ impl PageStore {
             let image = self.snapshot(index);
             self.frozen.insert(index, Frozen { image, changed: false, due, written: Vec::new() });
         }
+        // What a check has read of a copy tells nothing once that is written, also when the version stays.
+        for page in self.frozen.keys() {
+            if let Some(load) = self.loads.get_mut(page) {
+                load.is_void = true;
+            }
+        }
         self.sent_below = PageIndex(0);
     }
 
@@ -668,10 +675,7 @@ impl PageStore {
 
     fn end_load(&mut self, page: PageIndex, load: Load) -> Loaded {
         let Load { waiters, torn, copies, newest, is_void, check, .. } = load;
-        let was_written = check.is_some_and(|version| {
-            version_of(&self.at(page).page) != version || self.frozen.contains_key(&page)
-        });
-        if is_void || was_written {
+        if is_void {
             // The pins that a check has taken go with it; a page in the cache that was only checked stays there.
             if check.is_some() {
                 self.cached.get_mut(&page).expect("a page under check is pinned").pins -=
@@ -1453,6 +1457,38 @@ pub(super) mod tests {
         store.thaw();
         assert_eq!(disks.check(&mut store, PAGE).faults, []);
         assert_eq!(store.dirty_pages(), 0);
+    }
+
+    #[test]
+    fn what_a_check_has_read_before_a_copy_was_healed_is_not_believed() {
+        // The copy is behind, or shows nothing: its heal is all it has.
+        for places in [vec![1], vec![0, 1]] {
+            let (geometry, mut disks) = small(2);
+            let mut store = new_store(geometry, 4);
+            let (member, other) = (member_of(&store, PAGE, 1), member_of(&store, PAGE, 0));
+            places.iter().for_each(|&place| disks.mar(&store, PAGE, 1, place, Harm::Zero));
+            assert_eq!(disks.load(&mut store, PAGE, Torn::Impossible).faults.len(), 1);
+            let mut reads = Vec::new();
+            assert_eq!(store.check(PAGE, 1, &|_| true, &mut reads), Want::Loading);
+            // One device has answered the check; the other takes its time, and a whole write-back goes by.
+            let at =
+                reads.iter().position(|io| matches!(io, PageIo::Read { member: of, .. } if *of == member));
+            let early = reads.remove(at.expect("a read of either copy"));
+            assert!(disks.serve(&mut store, vec![early]).is_empty());
+            disks.write_back(&mut store, 2);
+            let told = disks.serve(&mut store, reads).pop().unwrap();
+            assert_eq!(told.faults, [], "nobody is blamed for what is healed");
+            // A power cut in the next write leaves the version before on the copy.
+            fill(&mut store, PAGE, 9);
+            store.freeze(3);
+            for io in disks.frozen_writes(&mut store) {
+                disks.write(&io, 0b1111);
+            }
+            disks.dead = [other].into_iter().collect();
+            let mut after = new_store(geometry, 4);
+            disks.load(&mut after, PAGE, Torn::Possible);
+            assert_eq!(value(&after, PAGE), 2, "{places:?}");
+        }
     }
 
     #[test]

@@ -297,8 +297,8 @@ impl Array {
         }
         for page in &recovered.old_map_pages {
             let text = format!(
-                "page {page} of the stripe map may be behind: no copy of it is undamaged. The start was forced: stripes of it \
-                 may read as they were before"
+                "page {page} of the stripe map may be behind: no copy of it is undamaged. Where a crash cut it off as it was \
+                 written, nothing is missing; after anything else stripes of it may read as they were before"
             );
             self.notice(NoticeLevel::Error, None, text);
         }

@@ -140,6 +140,18 @@ impl Supers {
         self.note_loss();
     }
 
+    /// A device comes in that was in the array before, maybe on the other side of a divided one that was forced to start.
+    /// Whatever is left on it must be behind what is written from now on: its superblocks by their sequence, the pieces in
+    /// its ring by the epoch that it joins with. So that a restart knows as well, that number is passed at once.
+    pub fn note_return(&mut self, superblock: &Superblock) {
+        self.template.sequence = self.template.sequence.max(superblock.sequence);
+        if superblock.epoch.number > self.epoch_number {
+            self.epoch_number = superblock.epoch.number;
+            self.bump_due = true;
+        }
+        self.note_loss();
+    }
+
     /// The log is empty below `start`: recorded on every member before anything is served (R9).
     pub fn set_log_start(&mut self, start: LogStart) {
         if let Some(redo) = &mut self.template.redo {
@@ -380,7 +392,10 @@ impl Array {
             // Nothing is written yet: what a flush has just shown to be lost must not be recorded as progress.
             if job.stage == Stage::FlushData && self.supers.losses != job.losses_seen {
                 let supers = &mut self.supers;
-                (supers.template.epoch, supers.epoch_is_complete, supers.bump_due) = job.before;
+                let bump_due;
+                (supers.template.epoch, supers.epoch_is_complete, bump_due) = job.before;
+                // What has come meanwhile, an exchange or the return of an array that had failed, needs its epoch too.
+                supers.bump_due |= bump_due;
                 supers.wanted = true;
                 return;
             }
@@ -426,6 +441,13 @@ impl Array {
                 device.recorded = true;
                 device.sequence = participant.sequence;
             }
+        }
+        // One that came back to a failed array meanwhile has not got it. No epoch may follow before that has (E2).
+        let holds = |id: DeviceId| job.devices.iter().any(|participant| participant.device == id);
+        let online = self.members.iter().filter(|member| member.state == MemberState::Online);
+        if online.filter_map(|member| member.device).any(|device| !holds(device.id)) {
+            self.supers.wanted = true;
+            return;
         }
         self.supers.epoch_is_complete = true;
         self.supers.durable_losses = job.losses;

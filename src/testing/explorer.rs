@@ -397,6 +397,7 @@ impl Explorer<'_> {
         let seed = Random::new(self.random.next_u64());
         let started = self.world.start(disks, self.scenario.promise.force, seed);
         let mut sim = started.map_err(|error| format!("{REFUSED}: {error}"))?;
+        mark_unrecorded(&mut sim);
         // A disk that forgot what it had acknowledged, or whose log is damaged, is an erasure beside those that are
         // missing.
         let (live, forgot) = live_members(&sim);
@@ -413,7 +414,6 @@ impl Explorer<'_> {
             }
             return self.read_what_is_left(&mut sim, oracle);
         }
-        let forgot = if self.scenario.promise.logged { forgot } else { forgot | unrecorded(&sim) };
         let floor = if forgot == 0 || survives(presence.ruined | forgot) { floor } else { Floor::Flushed };
 
         let Next { end, sweep, crash, load } = self.scenario.next;
@@ -516,7 +516,7 @@ impl Explorer<'_> {
         }
         // After a mere death of the process newer images may be in caches only, and another crash may take them.
         if may_spoil && self.random.one_in(self.scenario.spoil_one_in) {
-            let spoilt = logs::spoil_superseded(disks, &mut self.random);
+            let spoilt = logs::spoil_superseded(disks, self.scenario.shape.width(), &mut self.random);
             if spoilt > 0 {
                 self.path.push(format!("{spoilt} images are damaged that newer ones replace"));
             }
@@ -718,15 +718,18 @@ fn live_members(sim: &SimArray) -> (u64, u64) {
     (live, forgot)
 }
 
-/// Members in service whose disks have forgotten something, and were taken back before that was recorded anywhere: without
-/// a log nothing tells. Right after a start.
-fn unrecorded(sim: &SimArray) -> u64 {
+/// Disks of members in service that have forgotten something, and were taken back before that was recorded anywhere, count
+/// as disks that forgot until a recovery has made them whole: a log sees that through like any other erasure, and
+/// without one nothing tells. Right after a start.
+fn mark_unrecorded(sim: &mut SimArray) {
     let status = sim.status();
     let online = status.members.iter().filter(|member| member.state == MemberState::Online);
-    let shows = |disk: &SimDisk| superblocks::newest(disk).map(|superblock| superblock.epoch.number);
-    let forgot = |disk: &SimDisk| disk.forgot_in.is_some() && disk.forgot_in == shows(disk);
-    let disk = |member: &MemberStatus| member.device.and_then(|device| sim.disks.get(&device.0));
-    online.filter(|member| disk(member).is_some_and(forgot)).map(|member| 1 << member.index.0).sum()
+    for id in online.filter_map(|member| member.device) {
+        if let Some(disk) = sim.disks.get_mut(&id.0).filter(|disk| disk.forgot_in.is_some()) {
+            let shows = superblocks::newest(disk).map(|superblock| superblock.epoch.number);
+            disk.forgot |= disk.forgot_in == shows;
+        }
+    }
 }
 
 /// The disks of the members in service that are in order.

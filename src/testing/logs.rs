@@ -39,12 +39,13 @@ pub(super) fn ruin(disks: &mut BTreeMap<u32, SimDisk>, width: u16, random: &mut 
 }
 
 /// Damages images that later batches replace, on any number of members: that costs no row anything, so nothing may be
-/// lost. Returns how many. All disks that are there must be current.
-pub(super) fn spoil_superseded(disks: &mut BTreeMap<u32, SimDisk>, random: &mut Random) -> usize {
+/// lost. Returns how many. All disks that are there must be current, and nothing is damaged unless every member is: one that
+/// comes back at a later start may lack the newer batch, and with others lost meanwhile the older image would be needed.
+pub(super) fn spoil_superseded(disks: &mut BTreeMap<u32, SimDisk>, width: u16, random: &mut Random) -> usize {
     let one_in = 1 + random.below(3);
     let kind = random.below(3);
     let mut spoilt = 0;
-    for (id, block) in superseded(disks) {
+    for (id, block) in superseded(disks, width) {
         if let Some(disk) = disks.get_mut(&id).filter(|_| random.one_in(one_in)) {
             harm(disk, block, kind, random);
             spoilt += 1;
@@ -142,8 +143,8 @@ fn images(batch: &Batch, map: &Map) -> Vec<Image> {
 }
 
 /// Blocks of disks with images that no recovery needs: some later batch replaces them, and it and all before it are
-/// whole on every disk that is there.
-fn superseded(disks: &BTreeMap<u32, SimDisk>) -> Vec<(u32, u64)> {
+/// whole on every member, all of which are there.
+fn superseded(disks: &BTreeMap<u32, SimDisk>, width: u16) -> Vec<(u32, u64)> {
     let log = |(id, disk): (&u32, _)| {
         let disk: &SimDisk = disk;
         let superblock = superblocks::newest(disk).filter(|_| !disk.dead)?;
@@ -154,6 +155,9 @@ fn superseded(disks: &BTreeMap<u32, SimDisk>) -> Vec<(u32, u64)> {
     let logs: Vec<Log> = disks.iter().filter_map(log).collect();
     let start = logs.iter().filter_map(|log| Some(log.superblock.redo?.start)).max();
     let (Some(start), Some(first)) = (start, logs.first()) else { return Vec::new() };
+    if logs.len() != usize::from(width) {
+        return Vec::new();
+    }
     let map = Map::new(&first.superblock.geometry);
     let whole = whole_batches(&logs, start, &map);
     let mut last: HashMap<(u64, usize, u16), Vec<(u32, u64)>> = HashMap::new();

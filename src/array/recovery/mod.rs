@@ -636,8 +636,10 @@ impl Recovery {
             match outcome {
                 LoadOutcome::Lost => self.refuse(RecoveryError::MapLost { page: page.0 }),
                 // The marks that a loss of a member leaves on stripes are in no log: a crash may have cut off their page.
-                LoadOutcome::Behind if !self.cx.clean => {}
-                LoadOutcome::Behind if self.cx.force => self.result.old_map_pages.push(page.0),
+                // That it was this and not damage is likely, and not known: it is not passed over without a word.
+                LoadOutcome::Behind if self.cx.force || !self.cx.clean => {
+                    self.result.old_map_pages.push(page.0);
+                }
                 LoadOutcome::Behind => self.refuse(RecoveryError::MapBehind { page: page.0 }),
                 LoadOutcome::Ready | LoadOutcome::AskAgain => {}
             }
