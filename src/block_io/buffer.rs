@@ -206,6 +206,12 @@ impl BufMut {
         Buf { region: self.region, start: self.start, len: self.len }
     }
 
+    /// Keeps the whole allocation from ever being given back, whatever becomes of its handles: for memory that a
+    /// device that no longer answers may still read.
+    pub fn keep_mapped(&self) {
+        std::mem::forget(Arc::clone(&self.region));
+    }
+
     /// Address of the first byte, for a kernel that fills the range while this handle is kept in flight.
     #[must_use]
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
@@ -255,6 +261,11 @@ impl Buf {
         // SAFETY: inside this range by the assertion.
         let start = unsafe { self.start.add(range.start) };
         Buf { region: Arc::clone(&self.region), start, len: range.end - range.start }
+    }
+
+    /// As [`BufMut::keep_mapped`].
+    pub fn keep_mapped(&self) {
+        std::mem::forget(Arc::clone(&self.region));
     }
 }
 
@@ -380,6 +391,21 @@ mod tests {
         assert!(pool.contains(first.as_ptr(), 8192) && !pool.contains(second.as_ptr(), 4096));
         assert_eq!(second.as_ptr().addr() % PAGE, 0);
         assert_eq!(pool.overflows(), 1);
+    }
+
+    #[test]
+    fn what_is_kept_mapped_never_returns_to_the_slab() {
+        let pool = Pool::new(8192).unwrap();
+        let (shared, owned) = (pool.alloc(4096).freeze(), pool.alloc(4096));
+        let (first, second) = (shared.as_ptr(), owned.as_ptr());
+        shared.keep_mapped();
+        drop((shared, owned));
+        let again = pool.alloc(4096);
+        assert_eq!(again.as_ptr(), second);
+        again.keep_mapped();
+        drop(again);
+        let neither = pool.alloc(4096);
+        assert!(neither.as_ptr() != first && neither.as_ptr() != second && pool.overflows() == 1);
     }
 
     proptest! {

@@ -113,6 +113,14 @@ impl Column {
             Column::Owned(buf) => buf.freeze(),
         }
     }
+
+    /// As [`BufMut::keep_mapped`].
+    pub fn keep_mapped(&self) {
+        match self {
+            Column::Shared(buf) => buf.keep_mapped(),
+            Column::Owned(buf) => buf.keep_mapped(),
+        }
+    }
 }
 
 impl Deref for Column {

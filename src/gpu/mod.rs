@@ -5,4 +5,22 @@
 //! that a device may still touch is neither given back nor reused. All that is unsafe about CUDA is below this folder.
 //! Must not know of arrays, members or clients.
 
+mod batch;
+mod calibrate;
 pub mod device;
+pub mod fake;
+mod manager;
+mod metrics;
+mod policy;
+mod queue;
+mod rerun;
+mod runtime;
+mod self_test;
+mod shared;
+mod trial;
+mod watch;
+
+pub use calibrate::CalibrationSource;
+pub use metrics::{Decisions, DeviceReport, DeviceState, GpuEvent, GpuEventKind, GpuReport, Latency};
+pub use policy::{Class, ClassCosts, Costs, CpuLoad, Crossover, Point};
+pub use runtime::{Answer, GpuConfig, GpuError, GpuRuntime, Mode, Tag};

@@ -1,0 +1,334 @@
+//! The thread that has a device: it starts batches in idle slots, takes their results and answers, and opens the device
+//! again after a failure. Sleeps while there is nothing to do.
+//!
+//! Invariants: a batch is among the lane's running ones before its device hears of it, and until the device is through with
+//! it; so whoever gives the device up finds it there. A result counts only if its batch is still there.
+#![allow(unsafe_code)] // hands addresses to a device; the block argues for itself
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::PoisonError;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use super::calibrate;
+use super::device::{Device, DeviceError};
+use super::metrics::GpuEventKind;
+use super::policy::Costs;
+use super::rerun::{Finished, Task};
+use super::self_test;
+use super::shared::{Running, Shared};
+
+/// How many times longer than a batch at work one of a test may take: programs may be loaded at their first use.
+const TRIAL_FACTOR: u32 = 5;
+
+/// What a manager is told.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// There is something to do.
+    More,
+    /// A batch has ended.
+    Woken { generation: u64, serial: u64, slot: usize },
+    /// The device was given up by somebody else.
+    GivenUp,
+    /// Everything ends.
+    Close,
+}
+
+/// Why a device is no longer served.
+enum Stop {
+    /// Everything ends, and nothing is under way.
+    Closed,
+    /// It was given up by somebody else.
+    GivenUp,
+    /// It failed.
+    Failed(String),
+}
+
+/// Runs until the runtime ends. `first` hears of the first attempt to open the device.
+pub(super) fn run(
+    shared: &Arc<Shared>,
+    lane: usize,
+    inbox: &Receiver<Event>,
+    first: Sender<Result<(), String>>,
+) {
+    let config = &shared.settings.config;
+    let (mut pause, mut first) = (config.reopen_after, Some(first));
+    loop {
+        let opened = open(shared, lane);
+        let outcome = opened.as_ref().map(|_| ()).map_err(String::clone);
+        match opened {
+            Ok((device, costs)) => {
+                let opened_at = Instant::now();
+                let generation = shared.up(lane, costs, device.slots(), device.slot_bytes());
+                report_first(&mut first, outcome);
+                if serve(shared, lane, generation, device, inbox) {
+                    return;
+                }
+                if opened_at.elapsed() >= config.reopen_after_max {
+                    pause = config.reopen_after;
+                }
+            }
+            Err(reason) => {
+                shared.not_opened(lane, &reason);
+                report_first(&mut first, outcome);
+            }
+        }
+        shared.retry_at(lane, Some(Instant::now() + pause));
+        if !wait(shared, inbox, pause) {
+            return;
+        }
+        shared.retry_at(lane, None);
+        pause = (pause * 2).min(config.reopen_after_max);
+    }
+}
+
+fn report_first(first: &mut Option<Sender<Result<(), String>>>, outcome: Result<(), String>) {
+    if let Some(first) = first.take() {
+        // Nobody listens any more when it took too long.
+        let _ = first.send(outcome);
+    }
+}
+
+/// Waits before a device is opened again. False when everything ends.
+fn wait(shared: &Shared, inbox: &Receiver<Event>, pause: Duration) -> bool {
+    let until = Instant::now() + pause;
+    while !shared.is_closing() {
+        match inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(Event::Close) | Err(RecvTimeoutError::Disconnected) => return false,
+            // Late answers of what was given up mean nothing.
+            Ok(_) => {}
+            Err(RecvTimeoutError::Timeout) => return true,
+        }
+    }
+    false
+}
+
+/// A device that was opened, passed its self-test and has figures.
+fn open(shared: &Shared, lane: usize) -> Result<(Box<dyn Device>, Arc<Costs>), String> {
+    let settings = &shared.settings;
+    let index = shared.lanes[lane].info().index;
+    let mut device = guarded("opening", || settings.driver.open(index, &settings.pools))?;
+    match guarded("testing", || prepare(shared, lane, &mut *device)) {
+        Ok(costs) => Ok((device, costs)),
+        Err(reason) => {
+            abandon(device);
+            Err(reason)
+        }
+    }
+}
+
+fn prepare(shared: &Shared, lane: usize, device: &mut dyn Device) -> Result<Arc<Costs>, DeviceError> {
+    let settings = &shared.settings;
+    let hang_after = settings.config.hang_after * TRIAL_FACTOR;
+    if device.slots() == 0 {
+        return Err(DeviceError::Unsupported("it has no slots"));
+    }
+    self_test::run(device, &settings.pools[0], hang_after)?;
+    if let Some(costs) = shared.lanes[lane].lock().costs() {
+        return Ok(costs);
+    }
+    let alone = shared.measuring.lock().unwrap_or_else(PoisonError::into_inner);
+    let (costs, unkept) = calibrate::costs(&settings.calibration, device, &settings.pools[0], hang_after)?;
+    drop(alone);
+    if let Some(error) = unkept {
+        let text = format!("measurements cannot be kept for the next start: {error}");
+        shared.event(lane, GpuEventKind::Calibration, text);
+    }
+    Ok(Arc::new(costs))
+}
+
+/// Serves a device until it fails or everything ends, which it tells.
+fn serve(
+    shared: &Arc<Shared>,
+    lane: usize,
+    generation: u64,
+    device: Box<dyn Device>,
+    inbox: &Receiver<Event>,
+) -> bool {
+    let slots = device.slots();
+    let mut serving = Serving {
+        shared,
+        lane,
+        generation,
+        device,
+        idle: (0..slots).rev().collect(),
+        serials: vec![0; slots],
+        next_serial: 0,
+    };
+    let stop = catch_unwind(AssertUnwindSafe(|| serving.run(inbox)));
+    let stop =
+        stop.unwrap_or_else(|panic| Stop::Failed(format!("its manager panicked: {}", text_of(&*panic))));
+    let device = serving.device;
+    match stop {
+        Stop::Closed => {
+            // Whatever the end of a device does, others wait for it no longer.
+            let _ = catch_unwind(AssertUnwindSafe(|| drop(device)));
+            shared.closed(lane);
+            true
+        }
+        Stop::GivenUp => {
+            abandon(device);
+            false
+        }
+        Stop::Failed(reason) => {
+            shared.give_up(lane, generation, GpuEventKind::Failed, &reason);
+            abandon(device);
+            false
+        }
+    }
+}
+
+fn abandon(device: Box<dyn Device>) {
+    // It is not used any more, whatever its end is.
+    let _ = catch_unwind(AssertUnwindSafe(|| device.abandon()));
+}
+
+fn guarded<T>(what: &str, call: impl FnOnce() -> Result<T, DeviceError>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(panic) => Err(format!("{what} it panicked: {}", text_of(&*panic))),
+    }
+}
+
+fn text_of(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no text")
+}
+
+/// A device at work.
+struct Serving<'a> {
+    shared: &'a Arc<Shared>,
+    lane: usize,
+    generation: u64,
+    device: Box<dyn Device>,
+    idle: Vec<usize>,
+    /// What was last started in each slot.
+    serials: Vec<u64>,
+    next_serial: u64,
+}
+
+impl Serving<'_> {
+    fn run(&mut self, inbox: &Receiver<Event>) -> Stop {
+        loop {
+            match self.step(inbox) {
+                Ok(()) => {}
+                Err(stop) => return stop,
+            }
+        }
+    }
+
+    /// Starts what can be started, then waits for one event.
+    fn step(&mut self, inbox: &Receiver<Event>) -> Result<(), Stop> {
+        while let Some(&slot) = self.idle.last() {
+            if !self.launch(slot)? {
+                break;
+            }
+        }
+        if self.shared.is_closing() && self.idle.len() == self.serials.len() {
+            return Err(Stop::Closed);
+        }
+        match inbox.recv() {
+            Ok(Event::Woken { generation, serial, slot })
+                if generation == self.generation && self.serials[slot] == serial =>
+            {
+                self.finish(slot)
+            }
+            // What was started on a device that was given up.
+            Ok(Event::Woken { .. }) => Ok(()),
+            Ok(Event::More | Event::Close) => Ok(()),
+            Ok(Event::GivenUp) => {
+                let current = self.shared.lanes[self.lane].lock().generation;
+                if current == self.generation { Ok(()) } else { Err(Stop::GivenUp) }
+            }
+            Err(_) => Err(Stop::Failed("nobody can reach its manager any more".to_owned())),
+        }
+    }
+
+    /// Starts a batch in an idle slot if anything waits.
+    fn launch(&mut self, slot: usize) -> Result<bool, Stop> {
+        let (shared, lane) = (self.shared, &self.shared.lanes[self.lane]);
+        let Some(taken) = shared.take(self.lane) else { return Ok(false) };
+        let mut state = lane.lock();
+        if state.generation != self.generation {
+            drop(state);
+            shared.run_taken_on_cpu(taken, false);
+            return Err(Stop::GivenUp);
+        }
+        let running = state.running[slot].insert(Running { started: Instant::now(), taken });
+        let work = running.taken.batch.work();
+        drop(state);
+        shared.watch_over();
+
+        let (generation, serial) = (self.generation, self.next_serial);
+        self.next_serial += 1;
+        self.serials[slot] = serial;
+        let sender = lane.sender();
+        let wake = Box::new(move || {
+            // A manager that has ended needs to hear nothing.
+            let _ = sender.send(Event::Woken { generation, serial, slot });
+        });
+        // SAFETY: the addresses are those of buffers that only the batch holds, which lies among the running ones. It is
+        // taken from there after `finish` alone, or when the device is given up: then `part_from_device` leaks its outputs
+        // and keeps its inputs mapped, before anybody else sees them.
+        match unsafe { self.device.start(slot, work, wake) } {
+            Ok(()) => {
+                self.idle.pop();
+                Ok(true)
+            }
+            Err(DeviceError::Unsupported(_)) => {
+                let mut state = lane.lock();
+                if state.generation != self.generation {
+                    return Err(Stop::GivenUp);
+                }
+                let refused = state.running[slot].take();
+                state.counts.refused += 1;
+                drop(state);
+                if let Some(Running { taken, .. }) = refused {
+                    shared.queue().finished(self.lane, taken.class, taken.input_bytes);
+                    shared.run_taken_on_cpu(taken, false);
+                }
+                Ok(true)
+            }
+            Err(error) => Err(Stop::Failed(error.to_string())),
+        }
+    }
+
+    /// Takes the result of a batch and answers for its jobs, or has them compared first.
+    fn finish(&mut self, slot: usize) -> Result<(), Stop> {
+        let digests = self.device.finish(slot).map_err(|error| Stop::Failed(error.to_string()))?;
+        let (shared, lane) = (self.shared, &self.shared.lanes[self.lane]);
+        let mut state = lane.lock();
+        if state.generation != self.generation {
+            return Err(Stop::GivenUp);
+        }
+        let Some(running) = &state.running[slot] else {
+            return Err(Stop::Failed(format!("slot {slot} ended with no batch in it")));
+        };
+        let hashes = running.taken.batch.hashes(&digests);
+        let hashes = hashes.map_err(|expected| {
+            Stop::Failed(format!("{} digests of a batch that has {expected}", digests.len()))
+        })?;
+        let Some(Running { started, taken }) = state.running[slot].take() else { return Ok(()) };
+        let counts = &mut state.counts;
+        counts.batches += 1;
+        counts.jobs += taken.tickets.len() as u64;
+        counts.bytes += taken.input_bytes;
+        counts.latency.add(started.elapsed());
+        drop(state);
+        self.idle.push(slot);
+        shared.queue().finished(self.lane, taken.class, taken.input_bytes);
+
+        let jobs = taken.tickets.into_iter().zip(taken.batch.into_jobs()).zip(hashes);
+        let jobs =
+            jobs.map(|((ticket, job), hashes)| Finished { ticket, job, hashes, compare: shared.is_sample() });
+        let jobs: Vec<Finished> = jobs.collect();
+        if jobs.iter().any(|done| done.compare) {
+            shared.push_task(Task::Compare { lane: self.lane, generation: self.generation, jobs });
+        } else {
+            jobs.into_iter().for_each(|done| done.answer(shared));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,342 @@
+//! Whether a device does some work sooner than the CPU: by size, from tables that were measured, and by load, from what
+//! waits on either side. Pure arithmetic: must not know of queues, threads or clocks.
+
+use serde::{Deserialize, Serialize};
+
+use crate::codec::Form;
+
+use super::batch::Kind;
+
+/// Columns of the code that tables are measured with: k of 8+4.
+pub(super) const MEASURED_DATA: usize = 8;
+/// m of the code that tables are measured with.
+pub(super) const MEASURED_PARITY: usize = 4;
+/// Columns that the measured recovery computes.
+const MEASURED_WANTED: usize = 1;
+
+/// Numbers of CPU threads that crossovers are reported for.
+const REPORTED_THREADS: [usize; 3] = [1, 4, 16];
+
+/// Kinds of work that cost differently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Class {
+    /// Parities, and the hashes of all columns. Updates of parities count as this.
+    EncodeHash,
+    /// Columns from others, without hashes.
+    Encode,
+    /// Missing columns, and the hashes of all.
+    RecoverHash,
+    /// Hashes only.
+    Hash,
+}
+
+impl Class {
+    /// All of them, in the order of [`Costs::classes`].
+    pub const ALL: [Class; 4] = [Class::EncodeHash, Class::Encode, Class::RecoverHash, Class::Hash];
+}
+
+/// Bytes of input by class.
+pub(super) type Load = [u64; Class::ALL.len()];
+
+/// How long a batch takes.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// Bytes of all its inputs.
+    pub bytes: u64,
+    /// From the start of the batch until its results are in host memory.
+    pub seconds: f64,
+}
+
+/// What one class of work costs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ClassCosts {
+    /// Which.
+    pub class: Class,
+    /// On the device, by size, ascending. At least one.
+    pub batches: Vec<Point>,
+    /// On one thread of this CPU, by byte of input.
+    pub cpu_seconds_per_byte: f64,
+}
+
+/// What work costs on a device and on this CPU.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Costs {
+    /// One entry a class, in the order of [`Class::ALL`].
+    pub classes: [ClassCosts; Class::ALL.len()],
+}
+
+/// From which size on a device is as fast as some threads.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Crossover {
+    /// The class of work.
+    pub class: Class,
+    /// CPU threads it is compared with.
+    pub threads: usize,
+    /// The smallest measured or interpolated batch in bytes of input; None: the threads are faster at any.
+    pub bytes: Option<u64>,
+}
+
+impl Costs {
+    /// A device that takes `latency` seconds and then does `bytes_per_second`, beside a CPU thread that does
+    /// `cpu_bytes_per_second`, whatever the class.
+    #[must_use]
+    pub fn linear(latency: f64, bytes_per_second: f64, cpu_bytes_per_second: f64) -> Costs {
+        let point = |bytes: u64| Point { bytes, seconds: latency + bytes as f64 / bytes_per_second };
+        Costs {
+            classes: Class::ALL.map(|class| ClassCosts {
+                class,
+                batches: [4 << 10, 64 << 10, 1 << 20, 64 << 20].map(point).to_vec(),
+                cpu_seconds_per_byte: cpu_bytes_per_second.recip(),
+            }),
+        }
+    }
+
+    /// Whether estimates from them mean anything: one table a class, sizes ascending, all figures positive.
+    #[must_use]
+    pub fn are_usable(&self) -> bool {
+        let positive = |figure: f64| figure.is_finite() && figure > 0.0;
+        self.classes.iter().zip(Class::ALL).all(|(costs, class)| {
+            costs.class == class
+                && positive(costs.cpu_seconds_per_byte)
+                && costs.batches.first().is_some_and(|point| point.bytes > 0)
+                && costs.batches.windows(2).all(|pair| pair[0].bytes < pair[1].bytes)
+                && costs.batches.iter().all(|point| positive(point.seconds))
+        })
+    }
+
+    /// Estimated seconds of a batch on the device. Between two sizes it is a straight line, below the smallest it is as
+    /// long as the smallest, beyond the largest it is in proportion.
+    #[must_use]
+    pub fn device_seconds(&self, class: Class, bytes: u64) -> f64 {
+        let points = &self.classes[class as usize].batches;
+        let next = points.partition_point(|point| point.bytes < bytes);
+        match (next.checked_sub(1).map(|before| points[before]), points.get(next)) {
+            (None, Some(first)) => first.seconds,
+            (Some(before), Some(after)) => {
+                let share = (bytes - before.bytes) as f64 / (after.bytes - before.bytes) as f64;
+                before.seconds + share * (after.seconds - before.seconds)
+            }
+            (Some(last), None) => last.seconds * bytes as f64 / last.bytes as f64,
+            (None, None) => f64::INFINITY,
+        }
+    }
+
+    /// Bytes a second of a device that has enough of it to do.
+    fn device_rate(&self, class: Class) -> f64 {
+        self.classes[class as usize].batches.last().map_or(0.0, |point| point.bytes as f64 / point.seconds)
+    }
+
+    /// Estimated seconds by byte of input on one CPU thread: what was measured, corrected for the shape of the code as
+    /// far as coding goes with the number of outputs, and hashing with outputs by input.
+    fn cpu_seconds_per_byte(&self, demand: Demand) -> f64 {
+        let measured = |class: Class| self.classes[class as usize].cpu_seconds_per_byte;
+        let (parity, data) = (MEASURED_PARITY as f64, MEASURED_DATA as f64);
+        let outputs = demand.outputs as f64;
+        let ratio = outputs / demand.inputs.max(1) as f64;
+        let base = measured(demand.class);
+        let (coding, hashing) = match demand.class {
+            Class::EncodeHash => (outputs / parity - 1.0, ratio - parity / data),
+            Class::Encode => (outputs / parity - 1.0, 0.0),
+            Class::RecoverHash => {
+                let wanted = MEASURED_WANTED as f64;
+                ((outputs - wanted) / parity, ratio - wanted / data)
+            }
+            Class::Hash => (0.0, 0.0),
+        };
+        let corrected = base + coding * measured(Class::Encode) + hashing * measured(Class::Hash);
+        // Measurements that do not add up must not make work free.
+        corrected.max(base / 16.0)
+    }
+
+    /// From which size on the device is as fast as some threads, for every class.
+    #[must_use]
+    pub fn crossovers(&self) -> Vec<Crossover> {
+        let all = Class::ALL.iter().flat_map(|&class| REPORTED_THREADS.map(|threads| (class, threads)));
+        all.map(|(class, threads)| Crossover { class, threads, bytes: self.crossover(class, threads) })
+            .collect()
+    }
+
+    /// See [`Costs::crossovers`]. Steps of a quarter of the size, since tables need not cross only once.
+    fn crossover(&self, class: Class, threads: usize) -> Option<u64> {
+        let costs = &self.classes[class as usize];
+        let (first, last) = (costs.batches.first()?.bytes, costs.batches.last()?.bytes);
+        let cpu = costs.cpu_seconds_per_byte / threads.max(1) as f64;
+        let mut sizes = std::iter::successors(Some(first), |&bytes| {
+            (bytes < last).then(|| (bytes + (bytes / 4).max(4096)).min(last))
+        });
+        sizes.find(|&bytes| self.device_seconds(class, bytes) <= bytes as f64 * cpu)
+    }
+}
+
+/// What is asked for, as far as its cost depends on it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Demand {
+    pub(super) class: Class,
+    /// Columns that the outputs are made from.
+    pub(super) inputs: usize,
+    pub(super) outputs: usize,
+}
+
+impl Demand {
+    pub(super) fn of(kind: &Kind) -> Demand {
+        let Some(transform) = &kind.transform else {
+            return Demand { class: Class::Hash, inputs: 1, outputs: 0 };
+        };
+        let class = match (transform.form(), kind.hash) {
+            (_, false) => Class::Encode,
+            (Form::Recover { .. }, true) => Class::RecoverHash,
+            (Form::Encode | Form::Update { .. }, true) => Class::EncodeHash,
+        };
+        Demand { class, inputs: transform.inputs(), outputs: transform.outputs() }
+    }
+}
+
+/// What the CPU has to do already, and with how much.
+#[derive(Clone, Copy, Debug)]
+pub struct CpuLoad {
+    /// Threads that do jobs of this caller. None counts as one: the caller's own.
+    pub threads: usize,
+    /// Bytes of the jobs that wait for them.
+    pub waiting_bytes: usize,
+}
+
+/// Who does some work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Take,
+    /// Too little: an idle device would be slower too.
+    Small,
+    /// A device would be as fast, but has enough to do.
+    Spill,
+}
+
+/// Decides for one batch of `bytes`. `devices`: costs of all that run, with what each has under way; `waiting`: what waits
+/// for any of them.
+pub(super) fn decide<'a>(
+    devices: impl Iterator<Item = (&'a Costs, &'a Load)>,
+    waiting: &Load,
+    demand: Demand,
+    bytes: u64,
+    cpu: CpuLoad,
+) -> Verdict {
+    let (mut ahead, mut rates) = (*waiting, [0.0; Class::ALL.len()]);
+    let (mut alone, mut on_cpu) = (f64::INFINITY, f64::INFINITY);
+    let waiting_cpu = cpu.waiting_bytes as f64 + bytes as f64;
+    for (costs, load) in devices {
+        for class in Class::ALL {
+            ahead[class as usize] += load[class as usize];
+            rates[class as usize] += costs.device_rate(class);
+        }
+        alone = alone.min(costs.device_seconds(demand.class, bytes));
+        on_cpu = on_cpu.min(waiting_cpu * costs.cpu_seconds_per_byte(demand) / cpu.threads.max(1) as f64);
+    }
+    if alone.is_infinite() || alone > on_cpu {
+        return Verdict::Small;
+    }
+    let backlog: f64 = ahead
+        .iter()
+        .zip(rates)
+        .filter(|(bytes, _)| **bytes > 0)
+        .map(|(&bytes, rate)| bytes as f64 / rate)
+        .sum();
+    if backlog + alone <= on_cpu { Verdict::Take } else { Verdict::Spill }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const NOTHING: Load = [0; 4];
+
+    /// 1 ms and 10 GB/s beside threads of 1 GB/s.
+    fn costs() -> Costs {
+        Costs::linear(1e-3, 10e9, 1e9)
+    }
+
+    fn verdict(load: Load, waiting: Load, bytes: u64, threads: usize, waiting_bytes: usize) -> Verdict {
+        let demand = Demand { class: Class::EncodeHash, inputs: 8, outputs: 4 };
+        let cpu = CpuLoad { threads, waiting_bytes };
+        decide([(&costs(), &load)].into_iter(), &waiting, demand, bytes, cpu)
+    }
+
+    #[test]
+    fn small_batches_stay_on_the_cpu_and_large_ones_go() {
+        assert_eq!(verdict(NOTHING, NOTHING, 64 << 10, 1, 0), Verdict::Small);
+        assert_eq!(verdict(NOTHING, NOTHING, 16 * MIB, 1, 0), Verdict::Take);
+        // 16 threads do 16 GB/s: no size is worth it. None at all count as one.
+        assert_eq!(verdict(NOTHING, NOTHING, 64 * MIB, 16, 0), Verdict::Small);
+        assert_eq!(verdict(NOTHING, NOTHING, 16 * MIB, 0, 0), Verdict::Take);
+    }
+
+    #[test]
+    fn what_waits_for_the_cpu_sends_even_small_work_to_a_device() {
+        assert_eq!(verdict(NOTHING, NOTHING, 64 << 10, 1, 4 << 20), Verdict::Take);
+        assert_eq!(verdict(NOTHING, NOTHING, 64 << 10, 1, 512 << 10), Verdict::Small);
+    }
+
+    #[test]
+    fn a_device_with_more_to_do_than_the_cpu_would_take_is_spared() {
+        // 16 MiB take 16.8 ms on a thread and 2.7 ms here: 13 ms may lie ahead, 128 MiB, wherever they wait.
+        let ahead = |mib: u64| [0, 0, mib * MIB, 0];
+        assert_eq!(verdict(ahead(120), NOTHING, 16 * MIB, 1, 0), Verdict::Take);
+        assert_eq!(verdict(ahead(160), NOTHING, 16 * MIB, 1, 0), Verdict::Spill);
+        assert_eq!(verdict(ahead(80), ahead(80), 16 * MIB, 1, 0), Verdict::Spill);
+        assert_eq!(verdict(ahead(160), NOTHING, 16 * MIB, 1, 16 << 20), Verdict::Take);
+    }
+
+    #[test]
+    fn a_second_device_halves_what_lies_ahead() {
+        let (costs, demand) = (costs(), Demand { class: Class::Hash, inputs: 1, outputs: 0 });
+        let (busy, cpu) = ([160 * MIB, 0, 0, 0], CpuLoad { threads: 1, waiting_bytes: 0 });
+        let alone = decide([(&costs, &busy)].into_iter(), &NOTHING, demand, 16 * MIB, cpu);
+        let both = decide([(&costs, &busy), (&costs, &NOTHING)].into_iter(), &NOTHING, demand, 16 * MIB, cpu);
+        let none = decide(std::iter::empty(), &NOTHING, demand, 16 * MIB, cpu);
+        assert_eq!((alone, both, none), (Verdict::Spill, Verdict::Take, Verdict::Small));
+    }
+
+    #[test]
+    fn estimates_follow_the_table_between_below_and_beyond_its_sizes() {
+        let mut costs = costs();
+        let points = [(MIB, 1.0), (3 * MIB, 2.0)];
+        costs.classes[1].batches = points.map(|(bytes, seconds)| Point { bytes, seconds }).to_vec();
+        let seconds = |bytes| costs.device_seconds(Class::Encode, bytes);
+        assert_eq!((seconds(1), seconds(MIB), seconds(2 * MIB), seconds(6 * MIB)), (1.0, 1.0, 1.5, 4.0));
+    }
+
+    #[test]
+    fn more_outputs_cost_the_cpu_more() {
+        let mut costs = costs();
+        for (class, seconds) in [(Class::EncodeHash, 2.5), (Class::Encode, 1.0), (Class::Hash, 1.0)] {
+            costs.classes[class as usize].cpu_seconds_per_byte = seconds;
+        }
+        let seconds = |inputs, outputs| {
+            costs.cpu_seconds_per_byte(Demand { class: Class::EncodeHash, inputs, outputs })
+        };
+        assert!((seconds(8, 4) - 2.5).abs() < 1e-9);
+        assert!((seconds(4, 2) - 2.0).abs() < 1e-9, "half the coding, as much hashing by input");
+        assert!((seconds(8, 8) - 4.0).abs() < 1e-9, "twice the coding, half an input's hash more");
+    }
+
+    #[test]
+    fn the_crossover_is_where_the_device_begins_to_win() {
+        let crossovers = costs().crossovers();
+        assert_eq!(crossovers.len(), 4 * REPORTED_THREADS.len());
+        // 1 ms + n / 10 GB/s <= n / 1 GB/s from 1.11 MB on; against 16 threads never.
+        let one = crossovers[0].bytes.expect("it wins against one thread");
+        assert!((1_111_111..1_500_000).contains(&one), "{one}");
+        assert_eq!((crossovers[2].threads, crossovers[2].bytes), (16, None));
+    }
+
+    #[test]
+    fn tables_that_mean_nothing_are_told() {
+        assert!(costs().are_usable());
+        let mut wrong = [costs(), costs(), costs(), costs()];
+        wrong[0].classes[3].batches.clear();
+        wrong[1].classes[2].batches[1].seconds = f64::NAN;
+        wrong[2].classes[1].batches.swap(0, 1);
+        wrong[3].classes[0].cpu_seconds_per_byte = 0.0;
+        assert!(wrong.iter().all(|costs| !costs.are_usable()));
+    }
+}

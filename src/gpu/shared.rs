@@ -1,0 +1,520 @@
+//! What the threads of the runtime share: the queue, what each device has under way, work for the CPU, and counts.
+//!
+//! Invariants: every job taken is at any moment in exactly one place: the queue, a device's running batches, the tasks, or
+//! the stack of the thread that answers it. Of the locks here no two are held at once. Must not know of addresses.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::block_io::Pool;
+use crate::codec::{CodecJob, CodedColumns};
+
+use super::calibrate::CalibrationSource;
+use super::device::{DeviceInfo, Driver};
+use super::manager::Event;
+use super::metrics::{
+    Decisions, DeviceCounts, DeviceReport, DeviceState, Events, GpuEvent, GpuEventKind, GpuReport,
+};
+use super::policy::{Costs, Verdict};
+use super::queue::{Queue, Taken, Ticket};
+use super::rerun::Task;
+use super::runtime::GpuConfig;
+
+/// How long the end of the runtime waits, beyond a hang, for the CPU to do what was left. Threads go on without it.
+const CLOSE_MAX: Duration = Duration::from_secs(10);
+
+thread_local! {
+    /// Whether this thread is one of a runtime's, which must not wait for a runtime's threads.
+    static OWN_THREAD: Cell<bool> = const { Cell::new(false) };
+}
+
+/// What the runtime was started with.
+pub(super) struct Settings {
+    pub(super) config: GpuConfig,
+    pub(super) driver: Arc<dyn Driver>,
+    /// At least one; buffers are replaced from the first.
+    pub(super) pools: Vec<Pool>,
+    pub(super) calibration: CalibrationSource,
+}
+
+/// See the module's head.
+pub(super) struct Shared {
+    pub(super) settings: Settings,
+    pub(super) lanes: Vec<Lane>,
+    queue: Mutex<Queue>,
+    /// The most that a job may take of a slot; 0 while no device runs. A hint, to be told without the lock.
+    pub(super) slot_bytes: AtomicUsize,
+    pub(super) decisions: DecisionCounts,
+    /// Jobs taken and not answered.
+    pub(super) unanswered: AtomicUsize,
+    closing: AtomicBool,
+    tasks: Mutex<VecDeque<Task>>,
+    more_tasks: Condvar,
+    /// Whether the watchdog will look again by itself before anything that starts now can hang.
+    watch: Mutex<bool>,
+    look: Condvar,
+    ended: Mutex<()>,
+    end: Condvar,
+    events: Mutex<Events>,
+    /// Devices are measured one after the other, since they share links and cores.
+    pub(super) measuring: Mutex<()>,
+    pub(super) rerun_jobs: AtomicU64,
+    pub(super) verified_jobs: AtomicU64,
+    sampled: AtomicU64,
+}
+
+/// Jobs by decision, counted without a lock.
+#[derive(Default)]
+pub(super) struct DecisionCounts {
+    taken: AtomicU64,
+    small: AtomicU64,
+    spill: AtomicU64,
+    pub(super) hasher: AtomicU64,
+    pub(super) shape: AtomicU64,
+    pub(super) unavailable: AtomicU64,
+}
+
+impl DecisionCounts {
+    pub(super) fn count(&self, verdict: Verdict, jobs: u64) {
+        let counter = match verdict {
+            Verdict::Take => &self.taken,
+            Verdict::Small => &self.small,
+            Verdict::Spill => &self.spill,
+        };
+        counter.fetch_add(jobs, Ordering::Relaxed);
+    }
+
+    fn report(&self) -> Decisions {
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Decisions {
+            taken: count(&self.taken),
+            small: count(&self.small),
+            spill: count(&self.spill),
+            hasher: count(&self.hasher),
+            shape: count(&self.shape),
+            unavailable: count(&self.unavailable),
+        }
+    }
+}
+
+/// A device, its manager and what it has under way.
+pub(super) struct Lane {
+    info: DeviceInfo,
+    events: Sender<Event>,
+    state: Mutex<LaneState>,
+}
+
+/// What changes about a device.
+#[derive(Default)]
+pub(super) struct LaneState {
+    /// Counts how often it was given up: what was started before means nothing any more.
+    pub(super) generation: u64,
+    up: bool,
+    failure: Option<Failure>,
+    /// By slot.
+    pub(super) running: Vec<Option<Running>>,
+    pub(super) counts: DeviceCounts,
+    costs: Option<Arc<Costs>>,
+}
+
+struct Failure {
+    reason: String,
+    since: Instant,
+    retry: Option<Instant>,
+}
+
+/// A batch that a device has the addresses of.
+pub(super) struct Running {
+    pub(super) started: Instant,
+    pub(super) taken: Taken,
+}
+
+impl Lane {
+    pub(super) fn new(info: DeviceInfo, events: Sender<Event>) -> Lane {
+        Lane { info, events, state: Mutex::default() }
+    }
+
+    /// Tells the manager something; never waits.
+    pub(super) fn send(&self, event: Event) {
+        // A manager that has ended needs to hear nothing.
+        let _ = self.events.send(event);
+    }
+
+    pub(super) fn sender(&self) -> Sender<Event> {
+        self.events.clone()
+    }
+
+    pub(super) fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, LaneState> {
+        lock(&self.state)
+    }
+}
+
+impl LaneState {
+    /// When the batch began that has been under way longest.
+    pub(super) fn oldest(&self) -> Option<Instant> {
+        self.running.iter().flatten().map(|running| running.started).min()
+    }
+
+    pub(super) fn costs(&self) -> Option<Arc<Costs>> {
+        self.costs.clone()
+    }
+}
+
+impl Shared {
+    pub(super) fn new(settings: Settings, lanes: Vec<Lane>, queue: Queue) -> Shared {
+        Shared {
+            settings,
+            lanes,
+            queue: Mutex::new(queue),
+            slot_bytes: AtomicUsize::new(0),
+            decisions: DecisionCounts::default(),
+            unanswered: AtomicUsize::new(0),
+            closing: AtomicBool::new(false),
+            tasks: Mutex::default(),
+            more_tasks: Condvar::new(),
+            watch: Mutex::new(false),
+            look: Condvar::new(),
+            ended: Mutex::new(()),
+            end: Condvar::new(),
+            events: Mutex::default(),
+            measuring: Mutex::new(()),
+            rerun_jobs: AtomicU64::new(0),
+            verified_jobs: AtomicU64::new(0),
+            sampled: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn mark_own_thread() {
+        OWN_THREAD.set(true);
+    }
+
+    pub(super) fn queue(&self) -> MutexGuard<'_, Queue> {
+        lock(&self.queue)
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::SeqCst)
+    }
+
+    /// Whether nothing is left to do, and nothing can come.
+    fn is_over(&self) -> bool {
+        self.is_closing() && self.unanswered.load(Ordering::SeqCst) == 0
+    }
+
+    /// A device runs from now on: its generation.
+    pub(super) fn up(&self, lane: usize, costs: Arc<Costs>, slots: usize, slot_bytes: usize) -> u64 {
+        let mut state = self.lanes[lane].lock();
+        let reopened = state.failure.take().is_some();
+        state.counts.reopened += u64::from(reopened);
+        state.up = true;
+        state.costs = Some(Arc::clone(&costs));
+        state.running = (0..slots).map(|_| None).collect();
+        let generation = state.generation;
+        drop(state);
+        let mut queue = self.queue();
+        queue.up(lane, costs, slot_bytes);
+        self.slot_bytes.store(queue.slot_bytes(), Ordering::Relaxed);
+        drop(queue);
+        if reopened {
+            self.event(lane, GpuEventKind::Reopened, "opened again and tested".to_owned());
+        }
+        generation
+    }
+
+    /// A device could not be opened.
+    pub(super) fn not_opened(&self, lane: usize, reason: &str) {
+        let mut state = self.lanes[lane].lock();
+        let first = state.failure.is_none();
+        let since = state.failure.as_ref().map_or_else(Instant::now, |failure| failure.since);
+        state.failure = Some(Failure { reason: reason.to_owned(), since, retry: None });
+        state.counts.errors += u64::from(first);
+        drop(state);
+        // Later attempts fail too, as a rule: once is enough to hear of.
+        if first {
+            self.event(lane, GpuEventKind::Failed, reason.to_owned());
+        }
+    }
+
+    /// When a device that failed is tried again.
+    pub(super) fn retry_at(&self, lane: usize, retry: Option<Instant>) {
+        if let Some(failure) = &mut self.lanes[lane].lock().failure {
+            failure.retry = retry;
+        }
+    }
+
+    /// A device is closed, with nothing under way.
+    pub(super) fn closed(&self, lane: usize) {
+        self.lanes[lane].lock().up = false;
+        let left = self.queue().down(lane);
+        self.run_on_cpu(left, false);
+        self.notify_end();
+    }
+
+    /// A device of some generation is not believed any more: all that it has under way goes to the CPU, and so does what
+    /// waits when it was the last. False when that happened before.
+    pub(super) fn give_up(&self, lane: usize, generation: u64, kind: GpuEventKind, text: &str) -> bool {
+        let mut state = self.lanes[lane].lock();
+        let fresh = state.up && state.generation == generation;
+        let counts = &mut state.counts;
+        match kind {
+            GpuEventKind::Mismatch => counts.mismatches += 1,
+            GpuEventKind::Hung => counts.hangs += 1,
+            _ => {}
+        }
+        let mut batches = Vec::new();
+        if fresh {
+            counts.errors += u64::from(kind != GpuEventKind::Hung);
+            state.up = false;
+            state.generation += 1;
+            state.failure = Some(Failure { reason: text.to_owned(), since: Instant::now(), retry: None });
+            batches.extend(state.running.iter_mut().filter_map(Option::take));
+        }
+        drop(state);
+        for Running { taken, .. } in batches {
+            self.run_taken_on_cpu(taken, true);
+        }
+        if fresh {
+            let mut queue = self.queue();
+            let left = queue.down(lane);
+            self.slot_bytes.store(queue.slot_bytes(), Ordering::Relaxed);
+            drop(queue);
+            self.run_on_cpu(left, false);
+            // What it left may still be touched by it: no slab goes for as long as this process lives.
+            self.settings.pools.iter().for_each(|pool| std::mem::forget(pool.clone()));
+            self.lanes[lane].send(Event::GivenUp);
+            self.notify_end();
+        }
+        if fresh || kind == GpuEventKind::Mismatch {
+            self.event(lane, kind, text.to_owned());
+        }
+        fresh
+    }
+
+    /// Something to do for a device.
+    pub(super) fn take(&self, lane: usize) -> Option<Taken> {
+        let mut queue = self.queue();
+        let taken = queue.take(lane)?;
+        let next = queue.wake_one();
+        drop(queue);
+        if let Some(next) = next {
+            self.lanes[next].send(Event::More);
+        }
+        Some(taken)
+    }
+
+    /// Gives jobs of a batch to the CPU. `touched`: a device may still read or write their bytes.
+    pub(super) fn run_taken_on_cpu(&self, taken: Taken, touched: bool) {
+        let Taken { batch, tickets, .. } = taken;
+        self.run_on_cpu(tickets.into_iter().zip(batch.into_jobs()), touched);
+    }
+
+    fn run_on_cpu(&self, jobs: impl IntoIterator<Item = (Ticket, CodecJob)>, touched: bool) {
+        let mut tasks = lock(&self.tasks);
+        let before = tasks.len();
+        tasks.extend(jobs.into_iter().map(|(ticket, job)| Task::Run { ticket, job, touched }));
+        let more = tasks.len() > before;
+        drop(tasks);
+        if more {
+            self.more_tasks.notify_all();
+        }
+    }
+
+    /// Gives the CPU something to do.
+    pub(super) fn push_task(&self, task: Task) {
+        lock(&self.tasks).push_back(task);
+        self.more_tasks.notify_one();
+    }
+
+    /// The next thing for the CPU, waiting for it; None when there will be none.
+    pub(super) fn next_task(&self) -> Option<Task> {
+        let mut tasks = lock(&self.tasks);
+        loop {
+            if let Some(task) = tasks.pop_front() {
+                return Some(task);
+            }
+            if self.is_over() {
+                return None;
+            }
+            tasks = self.more_tasks.wait(tasks).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Tells who waits for a job.
+    pub(super) fn answer(&self, ticket: Ticket, columns: CodedColumns) {
+        let Ticket { tag, answer } = ticket;
+        let told = catch_unwind(AssertUnwindSafe(|| answer.done(tag, columns)));
+        // The answerer's end, should it hold the last handle of it, is part of its answer.
+        let dropped = catch_unwind(AssertUnwindSafe(|| drop(answer)));
+        if told.and(dropped).is_err() {
+            self.event(
+                0,
+                GpuEventKind::Answer,
+                format!("who waited for job {} panicked at its answer", tag.0),
+            );
+        }
+        self.release();
+    }
+
+    /// One job less that somebody waits for.
+    pub(super) fn release(&self) {
+        if self.unanswered.fetch_sub(1, Ordering::SeqCst) == 1 && self.is_closing() {
+            self.notify_end();
+        }
+    }
+
+    /// Rouses whoever waits for the end. Each lock is taken between what it decides on and the call, so that none misses it.
+    fn notify_end(&self) {
+        drop(lock(&self.tasks));
+        self.more_tasks.notify_all();
+        drop(lock(&self.watch));
+        self.look.notify_all();
+        drop(lock(&self.ended));
+        self.end.notify_all();
+    }
+
+    /// A batch was started: from now on somebody has to look after it.
+    pub(super) fn watch_over(&self) {
+        let mut awake = lock(&self.watch);
+        if !*awake {
+            *awake = true;
+            self.look.notify_one();
+        }
+    }
+
+    /// Before the watchdog looks: whatever starts from here on rouses it.
+    pub(super) fn watch_begins(&self) {
+        *lock(&self.watch) = false;
+    }
+
+    /// Sleeps until `deadline`, or until something starts if there is none. False when it is all over.
+    pub(super) fn watch_sleeps(&self, deadline: Option<Instant>) -> bool {
+        let mut awake = lock(&self.watch);
+        if let Some(deadline) = deadline {
+            // All that starts meanwhile can only hang later.
+            *awake = true;
+            let left = deadline.saturating_duration_since(Instant::now());
+            if !self.is_over() {
+                drop(self.look.wait_timeout(awake, left).unwrap_or_else(PoisonError::into_inner));
+            }
+        } else {
+            while !*awake && !self.is_over() {
+                awake = self.look.wait(awake).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+        !self.is_over()
+    }
+
+    /// Whether the next job is to be compared: a share of all, the same ones for the same seed.
+    pub(super) fn is_sample(&self) -> bool {
+        let config = &self.settings.config;
+        if config.verify <= 0.0 {
+            return false;
+        }
+        let nth = self.sampled.fetch_add(1, Ordering::Relaxed);
+        let fraction = mix(config.verify_seed ^ mix(nth)) as f64 / u64::MAX as f64;
+        config.verify >= 1.0 || fraction < config.verify
+    }
+
+    pub(super) fn event(&self, lane: usize, kind: GpuEventKind, text: String) {
+        let info = &self.lanes[lane].info;
+        lock(&self.events).push(GpuEvent { device: info.index, name: info.name.clone(), kind, text });
+    }
+
+    pub(super) fn take_events(&self) -> Vec<GpuEvent> {
+        lock(&self.events).take()
+    }
+
+    pub(super) fn report(&self) -> GpuReport {
+        let (waiting_jobs, waiting_bytes) = self.queue().waiting();
+        GpuReport {
+            devices: self.lanes.iter().map(Lane::report).collect(),
+            decisions: self.decisions.report(),
+            rerun_jobs: self.rerun_jobs.load(Ordering::Relaxed),
+            verified_jobs: self.verified_jobs.load(Ordering::Relaxed),
+            waiting_jobs: waiting_jobs as u64,
+            waiting_bytes,
+        }
+    }
+
+    /// Ends everything: what waits goes to the CPU, what is under way ends or hangs, all of it is answered. Waits for that
+    /// unless this is one of the threads that would have to do it.
+    pub(super) fn close(&self) {
+        let mut queue = self.queue();
+        queue.closing = true;
+        let left = queue.drain();
+        drop(queue);
+        self.closing.store(true, Ordering::SeqCst);
+        self.run_on_cpu(left, false);
+        self.lanes.iter().for_each(|lane| lane.send(Event::Close));
+        self.notify_end();
+        if OWN_THREAD.get() {
+            return;
+        }
+        let until = Instant::now() + self.settings.config.hang_after + CLOSE_MAX;
+        let mut ended = lock(&self.ended);
+        while !(self.is_over() && self.lanes.iter().all(|lane| !lane.lock().up)) {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            ended = self.end.wait_timeout(ended, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl Lane {
+    fn report(&self) -> DeviceReport {
+        let state = self.lock();
+        let now = Instant::now();
+        let device_state = match &state.failure {
+            _ if state.up => DeviceState::Running,
+            None => DeviceState::Failed {
+                reason: "not opened yet".to_owned(),
+                since_seconds: 0.0,
+                retry_seconds: None,
+            },
+            Some(Failure { reason, since, retry }) => DeviceState::Failed {
+                reason: reason.clone(),
+                since_seconds: now.duration_since(*since).as_secs_f64(),
+                retry_seconds: retry.map(|at| at.saturating_duration_since(now).as_secs_f64()),
+            },
+        };
+        let counts = &state.counts;
+        DeviceReport {
+            info: self.info.clone(),
+            state: device_state,
+            jobs: counts.jobs,
+            bytes: counts.bytes,
+            batches: counts.batches,
+            refused: counts.refused,
+            errors: counts.errors,
+            hangs: counts.hangs,
+            mismatches: counts.mismatches,
+            reopened: counts.reopened,
+            batch_latency: counts.latency.summary(),
+            crossovers: state.costs.as_ref().map_or(Vec::new(), |costs| costs.crossovers()),
+        }
+    }
+}
+
+/// SplitMix64's finisher: every bit of the result depends on every bit of `state`.
+fn mix(state: u64) -> u64 {
+    let mut z = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+/// What panics under a lock leaves nothing half done that matters here: moves of jobs cannot panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,42 @@
+//! One batch at a time on a device that nobody else uses yet, for its self-test and its calibration.
+//! Must not know of queues or of devices at work.
+#![allow(unsafe_code)] // hands addresses to a device; the block argues for itself
+
+use std::mem;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use super::batch::Batch;
+use super::device::{Device, DeviceError, Digest};
+
+/// Does a batch in the first slot. On an error the batch is leaked and the device is to be abandoned.
+pub(super) fn run(
+    device: &mut dyn Device,
+    mut batch: Batch,
+    hang_after: Duration,
+) -> Result<(Batch, Vec<Digest>, Duration), DeviceError> {
+    let (sender, woken) = mpsc::channel();
+    let work = batch.work();
+    let started = Instant::now();
+    let wake = Box::new(move || {
+        // Nobody listens any more when it took too long.
+        let _ = sender.send(());
+    });
+    // SAFETY: the addresses are those of buffers that only `batch` holds; it is handed out again after `finish` only,
+    // and leaked otherwise.
+    let begun = unsafe { device.start(0, work, wake) };
+    let ended = begun.and_then(|()| match woken.recv_timeout(hang_after) {
+        Ok(()) => device.finish(0),
+        Err(_) => Err(DeviceError::Failed {
+            operation: "wait for a test",
+            text: format!("no answer in {hang_after:?}"),
+        }),
+    });
+    match ended {
+        Ok(digests) => Ok((batch, digests, started.elapsed())),
+        Err(error) => {
+            mem::forget(batch);
+            Err(error)
+        }
+    }
+}
