@@ -3,8 +3,9 @@
 use crate::codec::Engine;
 use crate::codec::bench::Geometry as BenchGeometry;
 use crate::control::MemberRef;
-use crate::daemon::config::LogFormat;
+use crate::daemon::config::{LogFormat, gpu_mode};
 use crate::format::{ChecksumKind, VolumeKind};
+use crate::gpu::Mode;
 use crate::units::ByteCount;
 use clap::{ArgAction, Args, Parser, Subcommand};
 use std::path::PathBuf;
@@ -144,6 +145,9 @@ pub struct UpArgs {
     /// Without redo log, stripe map and checksums: the write hole is open
     #[arg(long)]
     pub no_log: bool,
+    /// Parity and hashes on GPUs: auto, off or require [default: auto]
+    #[arg(long, value_name = "MODE", value_parser = gpu_mode)]
+    pub gpu: Option<Mode>,
     /// Directory of the member files and sockets
     #[arg(long, value_name = "PATH", default_value = "calpe-data")]
     pub dir: PathBuf,

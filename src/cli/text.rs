@@ -1,6 +1,8 @@
 //! Text for people: how status, progress and events look. Pure: facts in, text out.
 
-use crate::control::{ArrayReport, Event, Importable, LastScrub, MemberReport, ScanReport, Verdict, verdict};
+use crate::control::{
+    ArrayReport, EngineReport, Event, Importable, LastScrub, MemberReport, ScanReport, Verdict, verdict,
+};
 use crate::units::HumanSize;
 use std::fmt::Write;
 
@@ -56,7 +58,7 @@ fn one_array(array: &ArrayReport, verbose: bool) -> String {
             &array.log.reason.as_ref().map_or(log.into(), |why| format!("{log}: {why}")),
         );
     }
-    labelled(&mut text, "engine", &array.engine.codec);
+    labelled(&mut text, "engine", &engine_lines(&array.engine, verbose));
     labelled(&mut text, "uri", &array.uris.join("\n"));
     let errors = match array.errors.client {
         0 => "none seen by clients".to_owned(),
@@ -69,6 +71,49 @@ fn one_array(array: &ArrayReport, verbose: bool) -> String {
         for lost in &array.lost {
             let _ = writeln!(text, "        {:>16}  {:>12}", lost.offset, lost.bytes);
         }
+    }
+    text
+}
+
+/// The CPU's engine, then a line for each GPU.
+fn engine_lines(engine: &EngineReport, verbose: bool) -> String {
+    let gpu = &engine.gpu;
+    let mut text = engine.codec.clone();
+    if let Some(reason) = gpu.reason.as_ref().filter(|_| verbose) {
+        let _ = write!(text, "\nno GPU: {reason}");
+    }
+    for device in &gpu.devices {
+        let _ = write!(text, "\nGPU {} {}: ", device.index, device.name);
+        let _ = match &device.failed {
+            None => write!(text, "{} jobs, {}", device.jobs, HumanSize(device.bytes)),
+            Some(reason) => write!(text, "not in use ({reason})"),
+        };
+        let trouble = device.errors + device.hangs;
+        if trouble > 0 {
+            let _ = write!(text, ", failed {trouble} times");
+        }
+        if verbose && device.batches > 0 {
+            let _ = write!(
+                text,
+                ", {} launches, {} us each (99 of 100 within {} us)",
+                device.batches, device.batch_us_p50, device.batch_us_p99
+            );
+        }
+        for crossover in device.crossovers.iter().filter(|_| verbose) {
+            let _ = write!(text, "\n    {} with {} threads: ", crossover.work, crossover.threads);
+            let _ = match crossover.bytes {
+                Some(bytes) => write!(text, "GPU from {} on", HumanSize(bytes)),
+                None => write!(text, "CPU at any size"),
+            };
+        }
+    }
+    if verbose && !gpu.devices.is_empty() {
+        let d = &gpu.decisions;
+        let _ = write!(
+            text,
+            "\njobs to GPUs {}; to the CPU: too small {}, GPUs busy {}, checksum {}, form {}, no GPU in use {}",
+            d.taken, d.small, d.spill, d.hasher, d.shape, d.unavailable
+        );
     }
     text
 }
@@ -292,8 +337,8 @@ pub fn timestamp(unix: u64) -> String {
 pub(super) mod tests {
     use super::*;
     use crate::control::{
-        ArrayState, EngineReport, ErrorReport, ImportableMember, LogReport, LogState, LostReport,
-        MemberState, ReplacementReport, ScanKind, Severity, VolumeReport,
+        ArrayState, ErrorReport, GpuReport, ImportableMember, LogReport, LogState, LostReport, MemberState,
+        ReplacementReport, ScanKind, Severity, VolumeReport,
     };
     use uuid::Uuid;
 
@@ -329,7 +374,7 @@ pub(super) mod tests {
                 .collect(),
             scan: vec![],
             last_scrub: None,
-            engine: EngineReport { codec: "gfni".into() },
+            engine: EngineReport { codec: "gfni".into(), gpu: GpuReport::default() },
             errors: ErrorReport::default(),
             lost: Vec::new(),
         }

@@ -52,6 +52,14 @@ pub struct CodedColumns {
     pub hashes: Vec<BlockHash>,
 }
 
+impl CodedColumns {
+    /// Bytes of all inputs together.
+    #[must_use]
+    pub fn input_bytes(&self) -> usize {
+        self.inputs.iter().map(|column| column.len()).sum()
+    }
+}
+
 impl CodecJob {
     /// Bytes of all inputs together.
     #[must_use]

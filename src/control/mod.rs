@@ -5,17 +5,19 @@
 //! with scripts, versioned by [`OUTPUT_VERSION`]. Pure types and rules: must not know of sockets, threads, clocks or
 //! terminals, nor of the layers that the facts come from (the daemon translates).
 
+mod engine;
 mod reply;
 mod request;
 mod status;
 mod verdict;
 mod wire;
 
+pub use engine::{EngineReport, GpuCrossover, GpuDecisions, GpuDeviceReport, GpuReport};
 pub use reply::{ErrorCode, Event, Importable, ImportableMember, Pong, Reply, RequestError, Severity};
 pub use request::{MemberRef, Request, ScrubAction};
 pub use status::{
-    ArrayReport, ArrayState, EngineReport, ErrorReport, LastScrub, LogReport, LogState, LostReport,
-    MemberReport, MemberState, OUTPUT_VERSION, ReplacementReport, ScanKind, ScanReport, Status, VolumeReport,
+    ArrayReport, ArrayState, ErrorReport, LastScrub, LogReport, LogState, LostReport, MemberReport,
+    MemberState, OUTPUT_VERSION, ReplacementReport, ScanKind, ScanReport, Status, VolumeReport,
 };
 pub use verdict::{Explanation, Verdict, explain, verdict};
 pub use wire::{MAX_REPLY_BYTES, MAX_REQUEST_BYTES, WireError, read_message, write_message};

@@ -63,8 +63,6 @@ pub struct ArrayReport {
     pub scan: Vec<ScanReport>,
     /// How the last complete scrub ended; none before the first.
     pub last_scrub: Option<LastScrub>,
-    /// What computes parity.
-    pub engine: EngineReport,
     /// What clients had to suffer.
     pub errors: ErrorReport,
     /// Parts of the volume that are beyond repair, ascending: reading them is an error until they are written.
@@ -338,7 +336,7 @@ pub(super) mod tests {
                 .collect(),
             scan: Vec::new(),
             last_scrub: None,
-            engine: EngineReport { codec: "gfni".into() },
+            engine: EngineReport { codec: "gfni".into(), gpu: GpuReport::default() },
             errors: ErrorReport::default(),
             lost: Vec::new(),
         }

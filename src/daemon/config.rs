@@ -7,6 +7,7 @@
 
 use super::reactor::SOCKET_PATH_MAX;
 use crate::array::FullStripe;
+use crate::gpu::{GpuConfig, Mode};
 use crate::units::{ByteCount, HumanSize};
 use std::collections::HashSet;
 use std::fmt;
@@ -50,12 +51,14 @@ const ARRAY_KEYS: [&str; 8] =
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// The whole configuration.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// The daemon as such.
     pub daemon: DaemonConfig,
     /// Where NBD clients connect.
     pub listen: ListenConfig,
+    /// Which GPUs are used, and how.
+    pub gpu: GpuConfig,
     /// Arrays to import at start.
     pub arrays: Vec<ArrayConfig>,
 }
@@ -247,12 +250,48 @@ type Value<'i> = Spanned<DeValue<'i>>;
 impl Reader<'_> {
     fn config(&mut self, root: &DeTable<'_>) -> Config {
         let root = Section { name: String::new(), table: root, at: 0 };
-        self.known(&root, &["daemon", "listen", "array"]);
+        self.known(&root, &["daemon", "listen", "gpu", "array"]);
         let daemon = self.section(&root, "daemon");
         let listen = self.section(&root, "listen");
         let daemon = self.daemon(daemon.as_ref());
         let listen = self.listen(listen.as_ref(), &daemon.runtime_dir);
-        Config { listen, daemon, arrays: self.arrays(&root) }
+        let gpu = self.section(&root, "gpu");
+        let gpu = self.gpu(gpu.as_ref());
+        Config { listen, daemon, gpu, arrays: self.arrays(&root) }
+    }
+
+    fn gpu(&mut self, section: Option<&Section<'_, '_>>) -> GpuConfig {
+        let mut gpu = GpuConfig::default();
+        let Some(section) = section else { return gpu };
+        self.known(section, &["mode", "devices", "verify"]);
+        if let Some(mode) = self.value(section, "mode", |value| gpu_mode(string(value)?)) {
+            gpu.mode = mode;
+        }
+        if let Some(devices) = self.value(section, "devices", |value| {
+            let list = value.as_array().ok_or_else(|| expected("a list of numbers like [0, 1]", value))?;
+            list.iter()
+                .map(|item| {
+                    let number = integer(item.get_ref())?;
+                    usize::try_from(number).map_err(|_| format!("{number} is not the number of a GPU"))
+                })
+                .collect::<Result<Vec<usize>, String>>()
+        }) {
+            gpu.devices = devices;
+        }
+        if let Some(share) = self.value(section, "verify", |value| {
+            let share = match value.as_float() {
+                Some(float) => float.as_str().parse().map_err(|_| format!("{float} is not a number"))?,
+                None => integer(value)? as f64,
+            };
+            if (0.0..=1.0).contains(&share) {
+                Ok(share)
+            } else {
+                Err(format!("{share} is out of range: it is a share, 0 to 1"))
+            }
+        }) {
+            gpu.verify = share;
+        }
+        gpu
     }
 
     fn daemon(&mut self, section: Option<&Section<'_, '_>>) -> DaemonConfig {
@@ -524,6 +563,19 @@ fn full_stripe(text: &str) -> Result<FullStripe, String> {
         "fresh" => Ok(FullStripe::Fresh),
         "logged" => Ok(FullStripe::Logged),
         other => Err(format!("'{other}' is no way to write whole stripes: write fresh or logged")),
+    }
+}
+
+/// Whether GPUs are used.
+///
+/// # Errors
+/// What would be right.
+pub fn gpu_mode(text: &str) -> Result<Mode, String> {
+    match text {
+        "auto" => Ok(Mode::Auto),
+        "off" => Ok(Mode::Off),
+        "require" => Ok(Mode::Require),
+        other => Err(format!("'{other}' is no way to use GPUs: write auto, off or require")),
     }
 }
 

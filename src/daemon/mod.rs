@@ -9,6 +9,7 @@ pub mod config;
 mod control_server;
 pub mod create;
 pub mod events;
+pub mod gpu;
 pub mod import;
 pub mod logging;
 mod members;

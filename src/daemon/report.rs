@@ -5,7 +5,7 @@
 use super::reactor::{ArrayFacts, ListenAddress};
 use crate::block_io::DeviceId;
 use crate::control::{
-    self, ArrayReport, EngineReport, ErrorReport, LastScrub, LogReport, LostReport, MemberReport,
+    self, ArrayReport, EngineReport, ErrorReport, GpuReport, LastScrub, LogReport, LostReport, MemberReport,
     ReplacementReport, ScanKind, ScanReport, VolumeReport, explain,
 };
 use crate::format::{MemberState, VolumeKind};
@@ -72,7 +72,7 @@ impl Names {
 
     /// The report of an array.
     #[must_use]
-    pub fn report(&self, facts: &ArrayFacts, addresses: &[ListenAddress]) -> ArrayReport {
+    pub fn report(&self, facts: &ArrayFacts, addresses: &[ListenAddress], gpu: &GpuReport) -> ArrayReport {
         let status = &facts.status;
         let mut report = ArrayReport {
             name: self.name.clone(),
@@ -108,7 +108,7 @@ impl Names {
                 errors: scrub.errors,
                 repaired: scrub.repaired,
             }),
-            engine: EngineReport { codec: status.engine.into() },
+            engine: EngineReport { codec: status.engine.into(), gpu: gpu.clone() },
             errors: ErrorReport { client: status.client_errors },
             lost: status.lost.iter().map(|&(at, bytes)| LostReport { offset: at.0, bytes }).collect(),
         };

@@ -92,6 +92,8 @@ pub fn run_serve(config: &Config) -> Result<(), RunError> {
             memory: config.daemon.memory,
             connections_max: config.listen.max_connections as usize,
             search,
+            gpu: config.gpu.clone(),
+            runtime_dir: Some(config.daemon.runtime_dir.clone()),
         })
         .map_err(system("start the reactor"))?,
     );

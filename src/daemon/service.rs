@@ -5,6 +5,7 @@
 
 use super::clock;
 use super::events::EventLog;
+use super::gpu::Gpus;
 use super::import::{self, Found, ImportError, Opened};
 use super::reactor::{
     ArrayFacts, ArrayId, ListenAddress, ListenError, Listener, NewArray, ReactorConfig, ReactorError,
@@ -19,6 +20,7 @@ use crate::control::{
     Request, RequestError, ScrubAction, Severity, Status,
 };
 use crate::format::{Superblock, VolumeKind};
+use crate::gpu::GpuConfig;
 use crate::units::HumanSize;
 use crate::volume::{AdminRequest, ArrayNotice, NoticeLevel, PlainVolume};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -33,7 +35,7 @@ const PAYLOAD_SHARE: u64 = 2;
 const FAILED: crate::volume::ArrayState = crate::volume::ArrayState::Failed;
 
 /// What a daemon is to be.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ServiceConfig {
     /// Bytes of memory for requests.
     pub memory: u64,
@@ -41,6 +43,10 @@ pub struct ServiceConfig {
     pub connections_max: usize,
     /// Where members are looked for when a request does not say.
     pub search: Vec<PathBuf>,
+    /// Which GPUs are used, and how.
+    pub gpu: GpuConfig,
+    /// Where what was measured is kept; none: nowhere.
+    pub runtime_dir: Option<PathBuf>,
 }
 
 /// How an array is to be served.
@@ -85,6 +91,7 @@ impl ServeOptions {
 pub struct Daemon {
     pub(super) reactor: ReactorHandle,
     pool: Pool,
+    gpus: Gpus,
     events: EventLog,
     search: Vec<PathBuf>,
     addresses: Mutex<Vec<ListenAddress>>,
@@ -152,22 +159,25 @@ impl Daemon {
     /// Starts a reactor that serves nothing yet.
     ///
     /// # Errors
-    /// When the system has no memory or no io_uring for it.
+    /// When the system has no memory or no io_uring for it, or a GPU is required and none can be used.
     pub fn start(config: ServiceConfig) -> io::Result<Daemon> {
         let memory = usize::try_from(config.memory).map_err(io::Error::other)?;
         let pool = Pool::new(memory)?;
+        let gpus = Gpus::start(&config.gpu, &pool, config.runtime_dir.as_deref())?;
         let events = EventLog::default();
         let reactor = ReactorHandle::spawn(
             ReactorConfig {
                 pool: pool.clone(),
                 payload_bytes: memory / PAYLOAD_SHARE as usize,
                 connections_max: config.connections_max,
+                gpu: gpus.runtime(),
             },
             events.clone(),
         )?;
         Ok(Daemon {
             reactor,
             pool,
+            gpus,
             events,
             search: config.search,
             addresses: Mutex::default(),
@@ -329,6 +339,7 @@ impl Daemon {
     /// Takes note of progress, for rates, and brings failed arrays back whose members are there again; to be called
     /// once a second or so.
     pub fn observe(&self) {
+        self.gpus.tell(&self.events);
         let ids: Vec<ArrayId> = lock(&self.served).iter().map(|served| served.id).collect();
         for id in ids {
             // An array that was just stopped has no facts, and needs none.
@@ -574,7 +585,8 @@ impl Daemon {
     pub(super) fn report_of(&self, id: ArrayId) -> Result<ArrayReport, RequestError> {
         let facts = self.facts(id)?;
         let addresses = lock(&self.addresses).clone();
-        self.with_names(id, |names| names.report(&facts, &addresses))
+        let gpu = self.gpus.report();
+        self.with_names(id, |names| names.report(&facts, &addresses, &gpu))
             .ok_or_else(|| ReactorError::NoSuchArray.into())
     }
 

@@ -15,6 +15,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
+fn gpu_off() -> crate::gpu::GpuConfig {
+    crate::gpu::GpuConfig { mode: crate::gpu::Mode::Off, ..Default::default() }
+}
+
 struct Bench {
     dir: TempDir,
     daemon: Daemon,
@@ -31,7 +35,13 @@ impl Bench {
     fn new() -> Bench {
         let dir = tempfile::tempdir().unwrap();
         created_in(dir.path(), "tank", 2, 2);
-        let config = ServiceConfig { memory: 64 << 20, connections_max: 10, search: vec![dir.path().into()] };
+        let config = ServiceConfig {
+            memory: 64 << 20,
+            connections_max: 10,
+            search: vec![dir.path().into()],
+            gpu: gpu_off(),
+            runtime_dir: None,
+        };
         let bench = Bench { dir, daemon: Daemon::start(config).unwrap() };
         let import =
             Request::Import { array: None, all: true, dirs: Vec::new(), force: false, dry_run: false };
@@ -262,8 +272,14 @@ fn a_scrub_ends_with_a_result() {
 fn a_read_only_array_is_served_under_its_options() {
     let dir = tempfile::tempdir().unwrap();
     let array = created_in(dir.path(), "tank", 1, 1);
-    let daemon =
-        Daemon::start(ServiceConfig { memory: 32 << 20, connections_max: 1, search: Vec::new() }).unwrap();
+    let daemon = Daemon::start(ServiceConfig {
+        memory: 32 << 20,
+        connections_max: 1,
+        search: Vec::new(),
+        gpu: gpu_off(),
+        runtime_dir: None,
+    })
+    .unwrap();
     let members = import::search(&[dir.path().into()]).arrays.remove(&array).unwrap();
     let options = ServeOptions { read_only: true, ..ServeOptions::default() };
     let report = daemon.serve(import::open(&members, false).unwrap(), options).unwrap();
@@ -276,7 +292,13 @@ fn a_read_only_array_is_served_under_its_options() {
 #[test]
 fn the_control_socket_answers_line_by_line_whatever_comes() {
     let dir = tempfile::tempdir().unwrap();
-    let config = ServiceConfig { memory: 32 << 20, connections_max: 1, search: vec![dir.path().into()] };
+    let config = ServiceConfig {
+        memory: 32 << 20,
+        connections_max: 1,
+        search: vec![dir.path().into()],
+        gpu: gpu_off(),
+        runtime_dir: None,
+    };
     let daemon = Arc::new(Daemon::start(config).unwrap());
     let path = dir.path().join("control.sock");
     let server = ControlServer::start(Arc::clone(&daemon), &path).unwrap();

@@ -15,6 +15,7 @@ use super::signals::Signals;
 use crate::array::assembly::{Candidate, assemble};
 use crate::control::{ArrayReport, MemberState};
 use crate::format::{ChecksumKind, Superblock, VolumeKind};
+use crate::gpu::{GpuConfig, Mode};
 use crate::units::{ByteCount, HumanSize};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -52,6 +53,8 @@ pub struct UpOptions {
     pub checksum: Option<ChecksumKind>,
     /// Without redo log.
     pub no_log: bool,
+    /// Whether GPUs are used.
+    pub gpu: Option<Mode>,
     /// Start even where the members cannot prove that they are the current ones.
     pub force: bool,
 }
@@ -79,6 +82,8 @@ pub fn run_up(options: &UpOptions, out: &mut dyn Write) -> Result<(), RunError> 
             memory: DEFAULT_MEMORY,
             connections_max: DEFAULT_CONNECTIONS as usize,
             search: vec![dir.clone()],
+            gpu: GpuConfig { mode: options.gpu.unwrap_or_default(), ..GpuConfig::default() },
+            runtime_dir: Some(dir.clone()),
         })
         .map_err(system("start the reactor"))?,
     );

@@ -34,6 +34,17 @@ pub enum Class {
 impl Class {
     /// All of them, in the order of [`Costs::classes`].
     pub const ALL: [Class; 4] = [Class::EncodeHash, Class::Encode, Class::RecoverHash, Class::Hash];
+
+    /// The name in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Class::EncodeHash => "encode_hash",
+            Class::Encode => "encode",
+            Class::RecoverHash => "recover_hash",
+            Class::Hash => "hash",
+        }
+    }
 }
 
 /// Bytes of input by class.

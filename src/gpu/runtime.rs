@@ -30,7 +30,7 @@ const OPEN_MAX: Duration = Duration::from_secs(60);
 const RERUN_THREADS: usize = 2;
 
 /// What is wanted of devices.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct GpuConfig {
     /// Whether they are used.
     pub mode: Mode,
@@ -117,6 +117,12 @@ pub struct GpuRuntime(Arc<Handle>);
 
 struct Handle {
     shared: Arc<Shared>,
+}
+
+impl std::fmt::Debug for GpuRuntime {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GpuRuntime").field("devices", &self.0.shared.lanes.len()).finish_non_exhaustive()
+    }
 }
 
 impl Drop for Handle {

@@ -1,11 +1,16 @@
-//! Threads for work that volumes give away, so that a reactor goes on serving while stripes are coded and hashed.
+//! Where the work goes that volumes give away, so that a reactor goes on serving while columns are coded and hashed: to
+//! GPUs what they do sooner, to threads the rest.
 //!
 //! A reactor with no core to spare does the work itself, and so does one whose volume serves a lone request: the way
-//! to a thread and back takes longer than a stripe. Must not know what the work is.
+//! to a thread and back takes longer than a stripe. What came in one turn is offered to GPUs at once, so that they can do it
+//! in one launch. Must not know what the work is.
 
 use super::ArrayId;
 use super::handle::Mailbox;
+use crate::codec::CodedColumns;
+use crate::gpu::{Answer, CpuLoad, GpuRuntime, Tag};
 use crate::volume::{Job, JobDone};
+use slab::Slab;
 use std::any::Any;
 use std::collections::VecDeque;
 use std::io;
@@ -16,21 +21,46 @@ use std::thread::JoinHandle;
 /// Threads of one reactor at most: with BLAKE3 and four parities these keep up with what one reactor can receive.
 const THREADS_MAX: usize = 4;
 
+/// What a thread has done, or what it panicked with.
 type Outcome = Result<JobDone, Box<dyn Any + Send>>;
+
+/// What came back from elsewhere.
+enum Returned {
+    Thread(ArrayId, Outcome),
+    Gpu(Tag, CodedColumns),
+}
 
 /// The threads of a reactor, and what it has done itself.
 pub(super) struct Jobs {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    /// Given to threads and not taken back.
+    gpu: Option<Gpu>,
+    /// Given away and not taken back.
     outstanding: usize,
+    /// Bytes of inputs that threads have and have not given back.
+    threads_bytes: usize,
     done: VecDeque<(ArrayId, JobDone)>,
+}
+
+struct Gpu {
+    runtime: GpuRuntime,
+    answer: Arc<dyn Answer>,
+    /// What came in this turn, to be offered at its end.
+    turn: Vec<(ArrayId, Job)>,
+    /// The jobs that were taken, by tag, without their work.
+    taken: Slab<Taken>,
+}
+
+struct Taken {
+    array: ArrayId,
+    key: usize,
+    alone: bool,
 }
 
 struct Shared {
     waiting: Mutex<Waiting>,
     more: Condvar,
-    done: Mutex<Vec<(ArrayId, Outcome)>>,
+    done: Mutex<Vec<Returned>>,
     mailbox: Arc<Mailbox>,
 }
 
@@ -41,19 +71,32 @@ struct Waiting {
 }
 
 impl Jobs {
-    /// As many threads as there are cores beside the reactor's own.
+    /// As many threads as there are cores beside the reactor's own, and GPUs where there are any.
     ///
     /// # Errors
     /// When the system has no thread to give.
-    pub(super) fn new(mailbox: Arc<Mailbox>) -> io::Result<Jobs> {
+    pub(super) fn new(mailbox: Arc<Mailbox>, gpu: Option<GpuRuntime>) -> io::Result<Jobs> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Self::with_threads((cores - 1).min(THREADS_MAX), mailbox)
+        Self::with_threads((cores - 1).min(THREADS_MAX), mailbox, gpu)
     }
 
-    fn with_threads(threads: usize, mailbox: Arc<Mailbox>) -> io::Result<Jobs> {
+    fn with_threads(threads: usize, mailbox: Arc<Mailbox>, gpu: Option<GpuRuntime>) -> io::Result<Jobs> {
         let (waiting, done) = (Mutex::default(), Mutex::default());
         let shared = Arc::new(Shared { waiting, more: Condvar::new(), done, mailbox });
-        let mut jobs = Jobs { shared, threads: Vec::new(), outstanding: 0, done: VecDeque::new() };
+        let gpu = gpu.map(|runtime| Gpu {
+            runtime,
+            answer: Arc::clone(&shared) as Arc<dyn Answer>,
+            turn: Vec::new(),
+            taken: Slab::new(),
+        });
+        let mut jobs = Jobs {
+            shared,
+            threads: Vec::new(),
+            gpu,
+            outstanding: 0,
+            threads_bytes: 0,
+            done: VecDeque::new(),
+        };
         for number in 0..threads {
             let shared = Arc::clone(&jobs.shared);
             let thread = std::thread::Builder::new().name(format!("job-{number}"));
@@ -62,13 +105,50 @@ impl Jobs {
         Ok(jobs)
     }
 
-    /// Does a job here, or gives it to a thread. `only`: no other came with it.
+    /// Does a job here, or has it done elsewhere: at the latest once this turn of the reactor [ends](Jobs::end_turn).
+    /// `only`: no other came with it.
     pub(super) fn submit(&mut self, array: ArrayId, job: Job, only: bool) {
-        if self.threads.is_empty() || (only && self.outstanding == 0 && job.alone) {
+        if only && self.outstanding == 0 && job.alone {
+            self.done.push_back((array, job.run()));
+            return;
+        }
+        match &mut self.gpu {
+            Some(gpu) => gpu.turn.push((array, job)),
+            None => self.to_threads(array, job),
+        }
+    }
+
+    /// Gives away what has come since the last turn.
+    pub(super) fn end_turn(&mut self) {
+        let cpu = CpuLoad { threads: self.threads.len(), waiting_bytes: self.threads_bytes };
+        let Some(gpu) = self.gpu.as_mut().filter(|gpu| !gpu.turn.is_empty()) else { return };
+        let turn = std::mem::take(&mut gpu.turn);
+        self.outstanding += turn.len();
+        let offered = turn.into_iter().map(|(array, Job { key, work, alone })| {
+            let tag = gpu.taken.insert(Taken { array, key, alone });
+            (Tag(tag as u64), work)
+        });
+        let rest = gpu.runtime.offer(offered.collect(), cpu, &gpu.answer);
+        self.outstanding -= rest.len();
+        let rest: Vec<(ArrayId, Job)> = rest
+            .into_iter()
+            .map(|(tag, work)| {
+                let Taken { array, key, alone } = gpu.taken.remove(tag.0 as usize);
+                (array, Job { key, work, alone })
+            })
+            .collect();
+        for (array, job) in rest {
+            self.to_threads(array, job);
+        }
+    }
+
+    fn to_threads(&mut self, array: ArrayId, job: Job) {
+        if self.threads.is_empty() {
             self.done.push_back((array, job.run()));
             return;
         }
         self.outstanding += 1;
+        self.threads_bytes += job.work.input_bytes();
         lock(&self.shared.waiting).jobs.push_back((array, job));
         self.shared.more.notify_one();
     }
@@ -86,8 +166,20 @@ impl Jobs {
         if self.done.is_empty() && self.outstanding > 0 {
             let done = std::mem::take(&mut *lock(&self.shared.done));
             self.outstanding -= done.len();
-            for (array, outcome) in done {
-                self.done.push_back((array, outcome.unwrap_or_else(|panic| resume_unwind(panic))));
+            for returned in done {
+                let done = match returned {
+                    Returned::Thread(array, outcome) => {
+                        let done = outcome.unwrap_or_else(|panic| resume_unwind(panic));
+                        self.threads_bytes -= done.columns.input_bytes();
+                        (array, done)
+                    }
+                    Returned::Gpu(tag, columns) => {
+                        let gpu = self.gpu.as_mut().expect("only a GPU gives back what it has taken");
+                        let Taken { array, key, .. } = gpu.taken.remove(tag.0 as usize);
+                        (array, JobDone { key, columns })
+                    }
+                };
+                self.done.push_back(done);
             }
         }
         self.done.pop_front()
@@ -112,14 +204,18 @@ impl Shared {
     fn work(&self) {
         while let Some((array, job)) = self.next() {
             let outcome = catch_unwind(AssertUnwindSafe(|| job.run()));
-            let mut done = lock(&self.done);
-            done.push((array, outcome));
-            let first = done.len() == 1;
-            drop(done);
-            // The reactor takes all that is there when it wakes. An error means that it was woken already.
-            if first {
-                let _ = self.mailbox.wake.write(1);
-            }
+            self.give_back(Returned::Thread(array, outcome));
+        }
+    }
+
+    fn give_back(&self, returned: Returned) {
+        let mut done = lock(&self.done);
+        done.push(returned);
+        let first = done.len() == 1;
+        drop(done);
+        // The reactor takes all that is there when it wakes. An error means that it was woken already.
+        if first {
+            let _ = self.mailbox.wake.write(1);
         }
     }
 
@@ -134,6 +230,12 @@ impl Shared {
             }
             waiting = self.more.wait(waiting).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+}
+
+impl Answer for Shared {
+    fn done(&self, tag: Tag, columns: CodedColumns) {
+        self.give_back(Returned::Gpu(tag, columns));
     }
 }
 
@@ -169,7 +271,7 @@ mod tests {
     #[test]
     fn every_job_is_done_once_and_the_reactor_is_woken() {
         let (pool, mailbox) = (Pool::new(8 << 20).expect("memory"), mailbox());
-        let mut jobs = Jobs::with_threads(3, Arc::clone(&mailbox)).expect("threads");
+        let mut jobs = Jobs::with_threads(3, Arc::clone(&mailbox), None).expect("threads");
         for key in 0..500 {
             jobs.submit(ArrayId(key as u32 % 2), job(&pool, key, false), false);
         }
@@ -189,12 +291,12 @@ mod tests {
     #[test]
     fn a_lone_job_and_any_without_threads_is_done_here() {
         let (pool, mailbox) = (Pool::new(1 << 20).expect("memory"), mailbox());
-        let mut jobs = Jobs::with_threads(1, Arc::clone(&mailbox)).expect("a thread");
+        let mut jobs = Jobs::with_threads(1, Arc::clone(&mailbox), None).expect("a thread");
         jobs.submit(ArrayId(1), job(&pool, 1, true), true);
         assert!(jobs.has_done() && jobs.outstanding == 0);
         jobs.submit(ArrayId(1), job(&pool, 2, true), false);
         assert_eq!(jobs.outstanding, 1);
-        let mut none = Jobs::with_threads(0, mailbox).expect("no thread");
+        let mut none = Jobs::with_threads(0, mailbox, None).expect("no thread");
         none.submit(ArrayId(1), job(&pool, 3, false), false);
         assert_eq!(none.next_done().map(|(_, coded)| coded.key), Some(3));
     }
@@ -202,7 +304,7 @@ mod tests {
     #[test]
     fn threads_end_with_their_owner_whatever_waits() {
         let pool = Pool::new(8 << 20).expect("memory");
-        let mut jobs = Jobs::with_threads(2, mailbox()).expect("threads");
+        let mut jobs = Jobs::with_threads(2, mailbox(), None).expect("threads");
         (0..200).for_each(|key| jobs.submit(ArrayId(0), job(&pool, key, false), false));
         drop(jobs);
     }

@@ -25,6 +25,7 @@ pub use listener::{ListenAddress, ListenError, Listener, SOCKET_PATH_MAX};
 
 use crate::block_io::{DeviceId, Pool};
 use crate::daemon::{clock, events::EventLog};
+use crate::gpu::GpuRuntime;
 use crate::member::{MemberIo, Ring, RingEvent};
 use crate::nbd::Request;
 use crate::units::Timestamp;
@@ -87,6 +88,8 @@ pub struct ReactorConfig {
     pub payload_bytes: usize,
     /// Clients at one time; more wait in the sockets' backlogs.
     pub connections_max: usize,
+    /// GPUs that bulk work may go to.
+    pub gpu: Option<GpuRuntime>,
 }
 
 /// A client's request inside a volume.
@@ -153,7 +156,7 @@ impl Reactor {
             ring,
             sockets: Sockets::new(TAG_SOCKET),
             members: MemberIo::new(TAG_MEMBER, &config.pool),
-            jobs: Jobs::new(Arc::clone(&mailbox))?,
+            jobs: Jobs::new(Arc::clone(&mailbox), config.gpu.clone())?,
             config,
             events,
             mailbox,
@@ -183,6 +186,7 @@ impl Reactor {
         let mut events: Vec<RingEvent> = Vec::new();
         self.sockets.poll(&mut self.ring, &self.wake);
         loop {
+            self.jobs.end_turn();
             let more = self.members.has_finished() || self.jobs.has_done();
             let wait = if more || !self.dirty.is_empty() || !self.touched.is_empty() {
                 None

@@ -164,7 +164,7 @@ impl Served {
             if memory { tempfile::tempdir_in("/dev/shm").unwrap() } else { tempfile::tempdir().unwrap() };
         let pool = Pool::new(64 << 20).unwrap();
         let handle = ReactorHandle::spawn(
-            ReactorConfig { pool, payload_bytes, connections_max: CLIENTS_MAX },
+            ReactorConfig { pool, payload_bytes, connections_max: CLIENTS_MAX, gpu: None },
             EventLog::default(),
         )
         .unwrap();

@@ -1,0 +1,99 @@
+//! What computes parity and hashes: the CPU's engine, and GPUs with what they did and why.
+
+use serde::{Deserialize, Serialize};
+
+/// What computes parity.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EngineReport {
+    /// Name of the CPU's engine ("gfni").
+    pub codec: String,
+    /// GPUs beside it.
+    #[serde(default)]
+    pub gpu: GpuReport,
+}
+
+/// The GPUs of a daemon; they serve all its arrays.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct GpuReport {
+    /// What was asked for: "auto", "off" or "require".
+    pub mode: String,
+    /// Why there are none.
+    pub reason: Option<String>,
+    /// One entry a device.
+    pub devices: Vec<GpuDeviceReport>,
+    /// What became of the jobs that were offered to them.
+    pub decisions: GpuDecisions,
+    /// Jobs taken that the CPU did, because a device failed.
+    pub rerun_jobs: u64,
+    /// Jobs that were recomputed on the CPU for comparison.
+    pub verified_jobs: u64,
+    /// Jobs that wait for a device.
+    pub waiting_jobs: u64,
+    /// Bytes of their inputs.
+    pub waiting_bytes: u64,
+}
+
+/// Jobs by what was decided.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuDecisions {
+    /// Taken for a device.
+    pub taken: u64,
+    /// Left to the CPU, which is faster at so little.
+    pub small: u64,
+    /// Left to the CPU, as the devices had enough to do.
+    pub spill: u64,
+    /// Left to the CPU, as no device computes that checksum.
+    pub hasher: u64,
+    /// Left to the CPU for their form.
+    pub shape: u64,
+    /// Left to the CPU, as no device ran.
+    pub unavailable: u64,
+}
+
+/// One GPU.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GpuDeviceReport {
+    /// Its number, from 0.
+    pub index: usize,
+    /// Its name.
+    pub name: String,
+    /// Its identity.
+    pub uuid: String,
+    /// The driver's version.
+    pub driver: String,
+    /// None while it runs; else why it does not.
+    pub failed: Option<String>,
+    /// Jobs done.
+    pub jobs: u64,
+    /// Bytes of their inputs.
+    pub bytes: u64,
+    /// Launches.
+    pub batches: u64,
+    /// Times that it failed, wrong results included.
+    pub errors: u64,
+    /// Times that it did not answer.
+    pub hangs: u64,
+    /// Times that it computed something else than the CPU.
+    pub mismatches: u64,
+    /// Times that it was opened again.
+    pub reopened: u64,
+    /// Half of the launches took no longer, in microseconds.
+    pub batch_us_p50: u64,
+    /// 99 of 100 took no longer.
+    pub batch_us_p99: u64,
+    /// The longest.
+    pub batch_us_max: u64,
+    /// From which size on it is worth it.
+    pub crossovers: Vec<GpuCrossover>,
+}
+
+/// From which size on a GPU is as fast as some CPU threads, measured when the daemon started.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuCrossover {
+    /// The work: "encode_hash", "encode", "recover_hash" or "hash".
+    pub work: String,
+    /// CPU threads it is compared with.
+    pub threads: usize,
+    /// Bytes of input of the smallest batch; None: the threads are faster at any.
+    pub bytes: Option<u64>,
+}

@@ -1,0 +1,179 @@
+//! The GPUs of a daemon: started once for all arrays, reported on, and their mishaps told as events.
+//!
+//! Invariant: without a GPU that works the daemon does all it does with one, unless told to require it. Must not know
+//! what jobs are.
+
+use crate::block_io::Pool;
+use crate::control::{GpuCrossover, GpuDecisions, GpuDeviceReport, GpuReport};
+use crate::daemon::events::EventLog;
+use crate::gpu::cuda::CudaDriver;
+use crate::gpu::{
+    CalibrationSource, DeviceReport, DeviceState, GpuConfig, GpuError, GpuEventKind, GpuRuntime, Mode,
+};
+use crate::volume::{ArrayNotice, NoticeLevel};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Name of the file with what was measured of GPUs, in the runtime directory.
+const CALIBRATION_NAME: &str = "gpu-calibration.json";
+
+/// What events about GPUs have in place of the name of an array.
+const EVENTS_OF: &str = "gpu";
+
+/// GPUs, or why there are none.
+#[derive(Clone, Debug)]
+pub struct Gpus {
+    mode: Mode,
+    runtime: Result<GpuRuntime, String>,
+}
+
+impl Gpus {
+    /// Opens and measures the GPUs that are asked for, which takes a second or so at the first start. `pool`: where the bytes
+    /// of jobs lie; `dir`: where measurements are kept.
+    ///
+    /// # Errors
+    /// When a GPU is required and none can be used, or one is named that does not exist.
+    pub fn start(config: &GpuConfig, pool: &Pool, dir: Option<&Path>) -> io::Result<Gpus> {
+        let mode = config.mode;
+        if mode == Mode::Off {
+            return Ok(Gpus { mode, runtime: Err("switched off".into()) });
+        }
+        let calibration = match dir {
+            Some(dir) => CalibrationSource::Cache(dir.join(CALIBRATION_NAME)),
+            None => CalibrationSource::Measure,
+        };
+        let driver = Arc::new(CudaDriver::new());
+        match GpuRuntime::start(config, driver, std::slice::from_ref(pool), calibration) {
+            Ok(runtime) => {
+                for device in runtime.report().devices {
+                    tracing::info!("GPU {}", describe(&device));
+                }
+                Ok(Gpus { mode, runtime: Ok(runtime) })
+            }
+            Err(GpuError::NoDevice(reason)) if mode == Mode::Auto => {
+                tracing::info!("no GPU is used: {reason}");
+                Ok(Gpus { mode, runtime: Err(reason) })
+            }
+            Err(error) => Err(io::Error::other(error)),
+        }
+    }
+
+    /// What reactors offer their work to.
+    #[must_use]
+    pub fn runtime(&self) -> Option<GpuRuntime> {
+        self.runtime.as_ref().ok().cloned()
+    }
+
+    /// Tells operators what has happened to devices since the last call.
+    pub fn tell(&self, events: &EventLog) {
+        let Ok(runtime) = &self.runtime else { return };
+        for event in runtime.events() {
+            let level = match event.kind {
+                GpuEventKind::Reopened => NoticeLevel::Info,
+                GpuEventKind::Failed | GpuEventKind::Hung | GpuEventKind::Calibration => NoticeLevel::Warning,
+                GpuEventKind::Mismatch | GpuEventKind::Answer => NoticeLevel::Error,
+            };
+            let text = format!("GPU {} ({}): {}", event.device, event.name, event.text);
+            events.push(EVENTS_OF, ArrayNotice { level, member: None, text });
+        }
+    }
+
+    /// What they do, for users.
+    #[must_use]
+    pub fn report(&self) -> GpuReport {
+        let mode = match self.mode {
+            Mode::Auto => "auto",
+            Mode::Off => "off",
+            Mode::Require => "require",
+        };
+        let runtime = match &self.runtime {
+            Ok(runtime) => runtime.report(),
+            Err(reason) => {
+                return GpuReport { mode: mode.into(), reason: Some(reason.clone()), ..GpuReport::default() };
+            }
+        };
+        let decisions = runtime.decisions;
+        GpuReport {
+            mode: mode.into(),
+            reason: None,
+            devices: runtime.devices.into_iter().map(device).collect(),
+            decisions: GpuDecisions {
+                taken: decisions.taken,
+                small: decisions.small,
+                spill: decisions.spill,
+                hasher: decisions.hasher,
+                shape: decisions.shape,
+                unavailable: decisions.unavailable,
+            },
+            rerun_jobs: runtime.rerun_jobs,
+            verified_jobs: runtime.verified_jobs,
+            waiting_jobs: runtime.waiting_jobs,
+            waiting_bytes: runtime.waiting_bytes,
+        }
+    }
+}
+
+fn device(device: DeviceReport) -> GpuDeviceReport {
+    let DeviceReport { info, state, batch_latency, .. } = device;
+    GpuDeviceReport {
+        index: info.index,
+        name: info.name,
+        uuid: info.uuid,
+        driver: info.driver,
+        failed: match state {
+            DeviceState::Running => None,
+            DeviceState::Failed { reason, .. } => Some(reason),
+        },
+        jobs: device.jobs,
+        bytes: device.bytes,
+        batches: device.batches,
+        errors: device.errors,
+        hangs: device.hangs,
+        mismatches: device.mismatches,
+        reopened: device.reopened,
+        batch_us_p50: batch_latency.us_p50,
+        batch_us_p99: batch_latency.us_p99,
+        batch_us_max: batch_latency.us_max,
+        crossovers: device
+            .crossovers
+            .into_iter()
+            .map(|crossover| GpuCrossover {
+                work: crossover.class.name().into(),
+                threads: crossover.threads,
+                bytes: crossover.bytes,
+            })
+            .collect(),
+    }
+}
+
+fn describe(device: &DeviceReport) -> String {
+    let info = &device.info;
+    let state = match &device.state {
+        DeviceState::Running => String::new(),
+        DeviceState::Failed { reason, .. } => format!(", not in use: {reason}"),
+    };
+    format!("{}: {}, driver {}{state}", info.index, info.name, info.driver)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn switched_off_there_is_none_and_the_report_says_so() {
+        let pool = Pool::new(1 << 20).expect("memory");
+        let config = GpuConfig { mode: Mode::Off, ..GpuConfig::default() };
+        let gpus = Gpus::start(&config, &pool, None).expect("nothing to fail");
+        assert!(gpus.runtime().is_none());
+        let report = gpus.report();
+        assert_eq!((report.mode.as_str(), report.reason.as_deref()), ("off", Some("switched off")));
+    }
+
+    #[test]
+    fn a_device_that_does_not_exist_is_refused_where_one_is_required() {
+        let pool = Pool::new(1 << 20).expect("memory");
+        let config = GpuConfig { mode: Mode::Require, devices: vec![4000], ..GpuConfig::default() };
+        assert!(Gpus::start(&config, &pool, None).is_err());
+    }
+}
