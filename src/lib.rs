@@ -7,6 +7,7 @@ pub mod codec;
 pub mod control;
 pub mod daemon;
 pub mod format;
+pub mod gpu;
 pub mod member;
 pub mod nbd;
 pub mod testing;

@@ -14,6 +14,7 @@ fn allowed() -> BTreeMap<&'static str, &'static [&'static str]> {
         ("block_io", &["units"]),
         ("format", &["units"]),
         ("codec", &["units"]),
+        ("gpu", &["units", "block_io", "codec"]),
         ("member", &["units", "block_io"]),
         ("nbd", &["units"]),
         ("array", &["units", "block_io", "format", "codec"]),
