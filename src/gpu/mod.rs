@@ -7,11 +7,13 @@
 
 mod batch;
 mod calibrate;
+pub mod cuda;
 pub mod device;
 pub mod fake;
 mod manager;
 mod metrics;
 mod policy;
+pub mod ptx;
 mod queue;
 mod rerun;
 mod runtime;
@@ -19,6 +21,7 @@ mod self_test;
 mod shared;
 mod trial;
 mod watch;
+pub mod xor_program;
 
 pub use calibrate::CalibrationSource;
 pub use metrics::{Decisions, DeviceReport, DeviceState, GpuEvent, GpuEventKind, GpuReport, Latency};
