@@ -95,8 +95,8 @@ fn config() -> GpuConfig {
 fn bench(config: &GpuConfig, devices: Vec<FakeDevice>, costs: Vec<Costs>) -> Bench {
     let (driver, pool) = (FakeDriver::new(devices), Pool::new(64 << 20).expect("memory"));
     let given = CalibrationSource::Given(costs);
-    let runtime =
-        GpuRuntime::start(config, Arc::new(driver.clone()), &[pool.clone()], given).expect("devices");
+    let runtime = GpuRuntime::start(config, Arc::new(driver.clone()), std::slice::from_ref(&pool), given)
+        .expect("devices");
     let answers = Arc::new(Answers::default());
     let answer: Arc<dyn Answer> = Arc::clone(&answers) as Arc<dyn Answer>;
     Bench { runtime, driver, pool, answers, answer }
@@ -568,8 +568,8 @@ fn an_answerer_that_panics_or_ends_the_runtime_itself_harms_nobody() {
 
     let driver = FakeDriver::new(vec![FakeDevice::default()]);
     let source = CalibrationSource::Given(eager());
-    let runtime =
-        GpuRuntime::start(&config(), Arc::new(driver), &[bench.pool.clone()], source).expect("a device");
+    let runtime = GpuRuntime::start(&config(), Arc::new(driver), std::slice::from_ref(&bench.pool), source)
+        .expect("a device");
     let (sender, told) = std::sync::mpsc::channel();
     let holds = Arc::new(Holds(Mutex::new(None), sender));
     let answer: Arc<dyn Answer> = Arc::clone(&holds) as Arc<dyn Answer>;
