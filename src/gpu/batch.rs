@@ -308,7 +308,7 @@ mod tests {
         let mut job = encode(&pool, None, 1);
         let Outputs::Into(outputs) = &job.outputs else { unreachable!() };
         let old = outputs[0].as_ptr();
-        part_from_device(&mut job, &[pool.clone()]);
+        part_from_device(&mut job, std::slice::from_ref(&pool));
         drop(job);
         let all: Vec<_> = (0..7).map(|_| pool.alloc(BLOCK)).collect();
         assert!(all.iter().all(|buf| buf.as_ptr() != old && pool.contains(buf.as_ptr(), BLOCK)));

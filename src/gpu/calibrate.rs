@@ -287,7 +287,7 @@ mod tests {
     #[test]
     fn what_fits_a_slot_is_measured_for_every_class() {
         let (driver, pool) = device(2 << 20);
-        let mut device = driver.open(0, &[pool.clone()]).expect("it opens");
+        let mut device = driver.open(0, std::slice::from_ref(&pool)).expect("it opens");
         let (costs, unkept) = costs(&CalibrationSource::Measure, &mut *device, &pool, LONG).expect("figures");
         assert!(costs.are_usable() && unkept.is_none());
         for class in &costs.classes {
@@ -302,7 +302,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let source = CalibrationSource::Cache(folder.path().join("below/gpu.json"));
         let (driver, pool) = device(200 << 10);
-        let mut device = driver.open(0, &[pool.clone()]).expect("it opens");
+        let mut device = driver.open(0, std::slice::from_ref(&pool)).expect("it opens");
         let mut costs = || costs(&source, &mut *device, &pool, LONG).expect("figures").0;
         let first = costs();
         let measured = driver.batches(0);
@@ -321,7 +321,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("gpu.json");
         let (driver, pool) = device(200 << 10);
-        let mut device = driver.open(0, &[pool.clone()]).expect("it opens");
+        let mut device = driver.open(0, std::slice::from_ref(&pool)).expect("it opens");
         fs::write(&path, "{\"form\": 1, \"entries\": [{}]}").expect("written");
         let source = CalibrationSource::Cache(path.clone());
         assert!(costs(&source, &mut *device, &pool, LONG).expect("figures").1.is_none());
@@ -335,7 +335,7 @@ mod tests {
         for (slot_bytes, fault) in [(200 << 10, Fault::Finish), (4096, Fault::None)] {
             let (driver, pool) = device(slot_bytes);
             driver.inject(0, 0, fault);
-            let mut device = driver.open(0, &[pool.clone()]).expect("it opens");
+            let mut device = driver.open(0, std::slice::from_ref(&pool)).expect("it opens");
             assert!(costs(&CalibrationSource::Measure, &mut *device, &pool, LONG).is_err());
         }
     }

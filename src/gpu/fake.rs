@@ -249,6 +249,10 @@ impl Device for Opened {
             self.shared.violation(format!("slot {slot} is finished though idle"));
             return Err(failed("finish"));
         };
+        if matches!(fault, Fault::Late(_)) {
+            self.failed = true;
+            return Err(failed("finish"));
+        }
         let digests = outcome.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(digests) = digests else {
             self.shared.violation(format!("slot {slot} is finished though it has not ended"));

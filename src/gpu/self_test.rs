@@ -93,7 +93,7 @@ mod tests {
         let pool = Pool::new(16 << 20).expect("memory");
         let driver = FakeDriver::new(vec![FakeDevice::default()]);
         driver.inject(0, nth, fault);
-        let mut device = driver.open(0, &[pool.clone()]).expect("it opens");
+        let mut device = driver.open(0, std::slice::from_ref(&pool)).expect("it opens");
         run(&mut *device, &pool, Duration::from_secs(5))
     }
 

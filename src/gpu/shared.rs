@@ -212,8 +212,12 @@ impl Shared {
 
     /// A device runs from now on: its generation.
     pub(super) fn up(&self, lane: usize, costs: Arc<Costs>, slots: usize, slot_bytes: usize) -> u64 {
+        let reopened = self.lanes[lane].lock().failure.is_some();
+        if reopened {
+            self.event(lane, GpuEventKind::Reopened, "opened again and tested".to_owned());
+        }
         let mut state = self.lanes[lane].lock();
-        let reopened = state.failure.take().is_some();
+        state.failure = None;
         state.counts.reopened += u64::from(reopened);
         state.up = true;
         state.costs = Some(Arc::clone(&costs));
@@ -223,10 +227,6 @@ impl Shared {
         let mut queue = self.queue();
         queue.up(lane, costs, slot_bytes);
         self.slot_bytes.store(queue.slot_bytes(), Ordering::Relaxed);
-        drop(queue);
-        if reopened {
-            self.event(lane, GpuEventKind::Reopened, "opened again and tested".to_owned());
-        }
         generation
     }
 
@@ -279,6 +279,9 @@ impl Shared {
             batches.extend(state.running.iter_mut().filter_map(Option::take));
         }
         drop(state);
+        if fresh || kind == GpuEventKind::Mismatch {
+            self.event(lane, kind, text.to_owned());
+        }
         for Running { taken, .. } in batches {
             self.run_taken_on_cpu(taken, true);
         }
@@ -292,9 +295,6 @@ impl Shared {
             self.settings.pools.iter().for_each(|pool| std::mem::forget(pool.clone()));
             self.lanes[lane].send(Event::GivenUp);
             self.notify_end();
-        }
-        if fresh || kind == GpuEventKind::Mismatch {
-            self.event(lane, kind, text.to_owned());
         }
         fresh
     }
@@ -351,16 +351,13 @@ impl Shared {
     /// Tells who waits for a job.
     pub(super) fn answer(&self, ticket: Ticket, columns: CodedColumns) {
         let Ticket { tag, answer } = ticket;
-        let told = catch_unwind(AssertUnwindSafe(|| answer.done(tag, columns)));
-        // The answerer's end, should it hold the last handle of it, is part of its answer.
-        let dropped = catch_unwind(AssertUnwindSafe(|| drop(answer)));
-        if told.and(dropped).is_err() {
-            self.event(
-                0,
-                GpuEventKind::Answer,
-                format!("who waited for job {} panicked at its answer", tag.0),
-            );
-        }
+        let panicked = || {
+            let text = format!("who waited for job {} panicked at its answer", tag.0);
+            self.event(0, GpuEventKind::Answer, text);
+        };
+        catch_unwind(AssertUnwindSafe(|| answer.done(tag, columns))).unwrap_or_else(|_| panicked());
+        // This may be the last that is held of it, and its end as bad.
+        catch_unwind(AssertUnwindSafe(|| drop(answer))).unwrap_or_else(|_| panicked());
         self.release();
     }
 

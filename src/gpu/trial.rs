@@ -2,7 +2,7 @@
 //! Must not know of queues or of devices at work.
 #![allow(unsafe_code)] // hands addresses to a device; the block argues for itself
 
-use std::mem;
+use std::mem::ManuallyDrop;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -12,10 +12,12 @@ use super::device::{Device, DeviceError, Digest};
 /// Does a batch in the first slot. On an error the batch is leaked and the device is to be abandoned.
 pub(super) fn run(
     device: &mut dyn Device,
-    mut batch: Batch,
+    batch: Batch,
     hang_after: Duration,
 ) -> Result<(Batch, Vec<Digest>, Duration), DeviceError> {
     let (sender, woken) = mpsc::channel();
+    // Whatever fails or panics below, the device may still have the addresses.
+    let mut batch = ManuallyDrop::new(batch);
     let work = batch.work();
     let started = Instant::now();
     let wake = Box::new(move || {
@@ -32,11 +34,5 @@ pub(super) fn run(
             text: format!("no answer in {hang_after:?}"),
         }),
     });
-    match ended {
-        Ok(digests) => Ok((batch, digests, started.elapsed())),
-        Err(error) => {
-            mem::forget(batch);
-            Err(error)
-        }
-    }
+    ended.map(|digests| (ManuallyDrop::into_inner(batch), digests, started.elapsed()))
 }
