@@ -6,3 +6,5 @@
 //! Must not know of arrays, members or clients.
 
 pub mod device;
+pub mod ptx;
+pub mod xor_program;
