@@ -5,6 +5,7 @@
 //! that a device may still touch is neither given back nor reused. All that is unsafe about CUDA is below this folder.
 //! Must not know of arrays, members or clients.
 
+pub mod cuda;
 pub mod device;
 pub mod ptx;
 pub mod xor_program;
