@@ -6,6 +6,7 @@
 // `in` is 16-byte aligned except for blake3_chunks, where it is 4-byte aligned and offsets are any.
 #include "blake3.cuh"
 
+// At least 64, the leaves of the longest block of blake3_blocks.
 #ifndef BLAKE3_THREADS
 #define BLAKE3_THREADS 256
 #endif
@@ -25,20 +26,6 @@
 #endif
 
 #define LEAF 1024u
-
-__device__ __forceinline__ void copy_async(void* shared, const u8* global) {
-    const u32 to = u32(__cvta_generic_to_shared(shared));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
-}
-
-__device__ __forceinline__ void commit_async() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Until all but the last LEFT groups of every lane of the warp have arrived.
-template <int LEFT>
-__device__ __forceinline__ void wait_async() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
-    __syncwarp();
-}
 
 __device__ __forceinline__ u32 leaf_flags(u32 k) {
     return (k == 0 ? CHUNK_START : 0) | (k == 15 ? CHUNK_END : 0);
@@ -76,6 +63,7 @@ __device__ __forceinline__ void hash_leaves(u32 (&cv)[8], Runs& runs, const u8* 
 #pragma unroll 1
     for (u32 k = 0; k < 16; k++) {
         wait_async<BLAKE3_DEPTH - 2>();
+        __syncwarp();
         u32 m[16];
         const uint4* run = runs.quarter[k % BLAKE3_DEPTH][lane];
         words_of(m, run[place(lane, 0)], run[place(lane, 1)], run[place(lane, 2)], run[place(lane, 3)]);
@@ -187,7 +175,7 @@ extern "C" __global__ void BLAKE3_BOUNDS blake3_blocks(const u8* in, u64 blocks,
 // Order in which a round reads the message, a nibble a word, lowest first: columns, then diagonals.
 __device__ __forceinline__ u32 schedule(int round, int half) {
     constexpr u32 order[7][2] = {{0x76543210u, 0xFEDCBA98u}, {0xD407A362u, 0x8FE95CB1u}, {0xE72DCA43u, 0x18FB0956u},
-                                 {0xFD3E9C7Au, 0x6185B204u}, {0x8EAFB9DCu, 0x46103527u}, {0x1FC85BE9u, 0x7462A03Du},
+                                 {0xFD3E9C7Au, 0x61852B04u}, {0x8EAFB9DCu, 0x46103527u}, {0x1FC85BE9u, 0x7462A03Du},
                                  {0x689105FBu, 0xD743C2AEu}};
     return order[round][half];
 }
@@ -268,6 +256,7 @@ extern "C" __global__ void __launch_bounds__(32) blake3_4k_lanes(const u8* in, u
     const u8* message = data + leaf * LANES_STRIDE;
     auto word = [&](const u8* block, u32 offset) { return *reinterpret_cast<const u32*>(block + offset); };
     wait_async<1>();
+    __syncwarp();
     // The words of round 0 are read a step ahead.
     u32 ahead[4];
 #pragma unroll
@@ -277,7 +266,10 @@ extern "C" __global__ void __launch_bounds__(32) blake3_4k_lanes(const u8* in, u
 #pragma unroll 1
     for (u32 step = 0; step < 18; step++) {
         u32 a = low, unrotated = high << 7 | high >> 25, c = iv_low, d = row_d;
-        if (step == 3) wait_async<0>();
+        if (step == 3) {
+            wait_async<0>();
+            __syncwarp();
+        }
         u32 m[7][4];
 #pragma unroll
         for (int round = 0; round < 7; round++)

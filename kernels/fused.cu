@@ -24,6 +24,9 @@ __device__ __forceinline__ uint4& quarter_of(Shared& shared, u32 leaf, u32 quart
     return shared.quarter[leaf][quarter ^ (leaf >> 1 & 3)];
 }
 
+// value / divisor for values below 65536, with reciprocal = 2^32 / divisor rounded up.
+__device__ __forceinline__ u32 divided(u32 value, u32 reciprocal) { return __umulhi(value, reciprocal); }
+
 __device__ __forceinline__ Products table_at(const u32* tables, u64 index) {
     const u32* t = tables + index * TABLE_WORDS;
     return Products{__ldg(t), __ldg(t + 1), __ldg(t + 2), __ldg(t + 3), __ldg(t + 4)};
@@ -50,6 +53,7 @@ __device__ __forceinline__ void encode_blake3(const u32* tables, const u8* in, u
         // Leaves of one column in this group; leaf `c * wide + i` is leaf i of column c.
         const u32 wide = here * 4;
         const u32 leaves = columns * wide;
+        const u32 reciprocal = 0xFFFFFFFFu / wide + 1;
         for (u32 leaf = threadIdx.x; leaf < leaves; leaf += blockDim.x) {
             u32 cv[8];
             start(cv);
@@ -59,15 +63,17 @@ __device__ __forceinline__ void encode_blake3(const u32* tables, const u8* in, u
         for (u32 k = 0; k < 16; k++) {
             const u64 base = row0 * 4096 + k * 64;
             for (u32 i = threadIdx.x; i < n * wide * 4; i += blockDim.x) {
-                const u32 leaf = i / 4, column = leaf / wide;
-                quarter_of(shared, leaf, i % 4) =
-                    load_once(in + column * in_ld + base + u64(leaf - column * wide) * 1024 + i % 4 * 16);
+                const u32 leaf = i / 4, column = divided(leaf, reciprocal);
+                copy_async(&quarter_of(shared, leaf, i % 4),
+                           in + column * in_ld + base + u64(leaf - column * wide) * 1024 + i % 4 * 16);
             }
+            commit_async();
+            wait_async<0>();
             __syncthreads();
             for (u32 i = threadIdx.x; i < wide * 4 * (ROWS / AT_ONCE); i += blockDim.x) {
                 // Neighbouring threads share the rows and so the tables' words.
-                const u32 place = i % (wide * 4), first = i / (wide * 4) * AT_ONCE;
-                const u32 leaf = place / 4, quarter = place % 4;
+                const u32 share = divided(i / 4, reciprocal), first = share * AT_ONCE;
+                const u32 leaf = i / 4 - share * wide, quarter = i % 4;
                 Split acc[AT_ONCE] = {};
 #pragma unroll 2
                 for (u32 column = 0; column < n; column++) {
@@ -117,7 +123,7 @@ __device__ __forceinline__ void encode_blake3(const u32* tables, const u8* in, u
 }
 
 #define KERNEL(ROWS)                                                                                              \
-    extern "C" __global__ void __launch_bounds__(256) encode_blake3_##ROWS(                                       \
+    extern "C" __global__ void __launch_bounds__(256, 4) encode_blake3_##ROWS(                                    \
         const u32* tables, const u8* in, u64 in_ld, u8* out, u64 out_ld, u64 len, u32 n, u8* in_hashes,           \
         u8* out_hashes) {                                                                                         \
         encode_blake3<ROWS>(tables, in, in_ld, out, out_ld, len, n, in_hashes, out_hashes);                       \

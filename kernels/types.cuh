@@ -17,3 +17,17 @@ __device__ __forceinline__ uint4 load_once(const u8* p) {
 __device__ __forceinline__ void store_once(u8* p, uint4 value) {
     __stcs(reinterpret_cast<uint4*>(p), value);
 }
+
+// Sixteen bytes to shared memory without a register in between; complete for this thread once its group was waited for.
+__device__ __forceinline__ void copy_async(void* shared, const u8* global) {
+    const u32 to = u32(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void commit_async() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until all but the last LEFT groups of this thread have arrived. The others that read them must synchronise afterwards.
+template <int LEFT>
+__device__ __forceinline__ void wait_async() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
