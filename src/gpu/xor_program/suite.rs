@@ -156,7 +156,8 @@ fn random_erasures_of_codes_up_to_255_columns_are_recovered() {
 #[test]
 fn any_matrix_is_applied_at_every_boundary_length() {
     let mut noise = Noise(5);
-    let shapes = [(1, 1), (1, 9), (2, 20), (3, 1), (5, 7), (12, 40), (40, 3), (70, 5), (255, 2)];
+    let shapes: [(usize, usize); 9] =
+        [(1, 1), (1, 9), (2, 20), (3, 1), (5, 7), (12, 40), (40, 3), (70, 5), (255, 2)];
     for (inputs, outputs) in shapes {
         for kind in 0..5 {
             let matrix: Vec<u8> = (0..inputs * outputs)
