@@ -1,0 +1,86 @@
+//! Faults on purpose, on a real device: the next batch of any device of a driver traps or hangs. For tests of what
+//! becomes of jobs then. Costs one load of an atomic a batch. Must not know what a batch computes.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// A kernel traps: every call about this device's context fails from then on.
+    Error,
+    /// A kernel does not end for [`HANG_SECONDS`].
+    Hang,
+}
+
+/// How long a hang lasts: longer than any watchdog waits, and it ends, lest it outlive the test.
+pub const HANG_SECONDS: u64 = 20;
+
+/// Names of the kernels in [`PTX`].
+pub(super) const ENTRIES: [&str; 2] = ["fault_error", "fault_hang"];
+
+/// The kernels: a trap, and one thread that sleeps until so many nanoseconds have gone.
+pub(super) const PTX: &str = "\
+.version 8.0
+.target sm_80
+.address_size 64
+
+.visible .entry fault_error(.param .u64 unused)
+{
+    trap;
+    ret;
+}
+
+.visible .entry fault_hang(.param .u64 nanoseconds)
+{
+    .reg .pred %more;
+    .reg .b64 %begun, %now, %spent, %limit;
+    ld.param.u64 %limit, [nanoseconds];
+    mov.u64 %begun, %globaltimer;
+again:
+    nanosleep.u32 100000;
+    mov.u64 %now, %globaltimer;
+    sub.u64 %spent, %now, %begun;
+    setp.lt.u64 %more, %spent, %limit;
+    @%more bra again;
+    ret;
+}
+";
+
+/// A fault that waits for the next batch. Shared by a driver and its devices.
+#[derive(Debug, Default)]
+pub struct Faults(AtomicU8);
+
+impl Faults {
+    /// Puts a fault into the next batch that is started.
+    pub fn put(&self, fault: Fault) {
+        self.0.store(fault as u8 + 1, Ordering::SeqCst);
+    }
+
+    /// Takes the fault that waits, if there is one.
+    pub(super) fn take(&self) -> Option<Fault> {
+        if self.0.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        match self.0.swap(0, Ordering::SeqCst) {
+            1 => Some(Fault::Error),
+            2 => Some(Fault::Hang),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_is_taken_once() {
+        let faults = Faults::default();
+        assert_eq!(faults.take(), None);
+        for fault in [Fault::Error, Fault::Hang] {
+            faults.put(fault);
+            assert_eq!(faults.take(), Some(fault));
+            assert_eq!(faults.take(), None);
+        }
+    }
+}

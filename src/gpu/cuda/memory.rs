@@ -1,0 +1,144 @@
+//! Host memory that the driver knows: slabs of pools, registered once for the whole process however many devices use
+//! them, and by whom they are used last.
+//!
+//! Invariants: a slab is unregistered when its last user is dropped and never before; who gives a device up is never
+//! dropped, so what it may still touch stays registered and mapped. A slab that cannot be registered is no error: its
+//! pieces are copied. Must not know of batches.
+#![allow(unsafe_code)] // registering is a promise about memory; see each block
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::api::{ALREADY_REGISTERED, Context, DevicePtr};
+use super::plan::Run;
+use crate::block_io::Pool;
+
+/// A slab that the driver knows, in whichever context that was said.
+struct Shared {
+    base: usize,
+    users: usize,
+    /// The context that registered it, which must live as long.
+    owner: Arc<Context>,
+}
+
+static SHARED: Mutex<Vec<Shared>> = Mutex::new(Vec::new());
+
+struct Region {
+    base: usize,
+    bytes: usize,
+    device: DevicePtr,
+    /// Keeps the slab mapped.
+    _pool: Pool,
+}
+
+/// The slabs that one device reaches.
+pub struct Slabs {
+    regions: Vec<Region>,
+    report: Registered,
+}
+
+/// What registering took.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Registered {
+    /// Bytes that this device reaches directly.
+    pub bytes: usize,
+    /// How long it took.
+    pub took: Duration,
+    /// Why some slabs are not registered.
+    pub refusals: Vec<String>,
+}
+
+impl Slabs {
+    /// Registers the slabs of all pools, each once.
+    #[must_use]
+    pub fn register(context: &Arc<Context>, pools: &[Pool]) -> Slabs {
+        let begun = Instant::now();
+        let mut slabs = Slabs { regions: Vec::new(), report: Registered::default() };
+        for pool in pools {
+            let (start, bytes) = pool.slab();
+            let base = start.as_ptr().expose_provenance();
+            if slabs.regions.iter().any(|region| region.base == base) {
+                continue;
+            }
+            match slab_pointer(context, start.as_ptr(), bytes) {
+                Ok(device) => {
+                    slabs.regions.push(Region { base, bytes, device, _pool: pool.clone() });
+                    slabs.report.bytes += bytes;
+                }
+                Err(why) => slabs.report.refusals.push(format!("{bytes} bytes: {why}")),
+            }
+        }
+        slabs.report.took = begun.elapsed();
+        slabs
+    }
+
+    /// What it took.
+    #[must_use]
+    pub fn report(&self) -> &Registered {
+        &self.report
+    }
+
+    /// The region that a range lies in, when it is also aligned for the kernels.
+    #[must_use]
+    pub fn region_of(&self, host: usize, bytes: usize) -> Option<usize> {
+        if !host.is_multiple_of(16) {
+            return None;
+        }
+        let inside = |region: &Region| host >= region.base && host + bytes <= region.base + region.bytes;
+        self.regions.iter().position(inside)
+    }
+
+    /// Where the device sees the first byte of a run in one of these regions.
+    ///
+    /// # Panics
+    /// When it lies in none.
+    #[must_use]
+    pub fn device_pointer(&self, run: &Run) -> DevicePtr {
+        let region = &self.regions[run.region.expect("a run in a region")];
+        region.device + (run.host - region.base) as u64
+    }
+}
+
+/// Registers a slab unless it is registered already, counts this user, and tells where the device sees it.
+fn slab_pointer(context: &Arc<Context>, start: *mut u8, bytes: usize) -> Result<DevicePtr, String> {
+    let base = start.addr();
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    if !shared.iter().any(|slab| slab.base == base) {
+        // SAFETY: every user keeps the pool, and so the mapping, until the last of them has unregistered it.
+        match unsafe { context.register(start, bytes) } {
+            Ok(()) => shared.push(Shared { base, users: 0, owner: Arc::clone(context) }),
+            // Somebody else in this process did so, and takes it back when he likes: usable, but not ours to count.
+            Err((ALREADY_REGISTERED, _)) => {}
+            Err((_, error)) => return Err(error.to_string()),
+        }
+    }
+    let found = context.device_pointer(start).map_err(|error| error.to_string());
+    if let Some(at) = shared.iter().position(|slab| slab.base == base) {
+        if found.is_ok() {
+            shared[at].users += 1;
+        } else if shared[at].users == 0 {
+            let slab = shared.swap_remove(at);
+            // SAFETY: just registered, used by nobody.
+            let _ = unsafe { slab.owner.unregister(start) };
+        }
+    }
+    found
+}
+
+impl Drop for Slabs {
+    fn drop(&mut self) {
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        for region in &self.regions {
+            let Some(at) = shared.iter().position(|slab| slab.base == region.base) else { continue };
+            shared[at].users -= 1;
+            if shared[at].users == 0 {
+                let slab = shared.swap_remove(at);
+                let start = std::ptr::with_exposed_provenance_mut(region.base);
+                // SAFETY: this was the last device that used it, and it waited for its work before it dropped this.
+                if let Err(error) = unsafe { slab.owner.unregister(start) } {
+                    tracing::warn!("{} bytes of memory stay pinned: {error}", region.bytes);
+                }
+            }
+        }
+    }
+}

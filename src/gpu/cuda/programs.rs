@@ -1,0 +1,249 @@
+//! Kernels made for one matrix: compiled on a thread of their own once a matrix comes again, kept while they are used.
+//! Nobody waits for them: until one is ready, other kernels compute the same bytes.
+//!
+//! Invariants: at most [`KEPT_MAX`] matrices are known at a time, the least recently used one goes; a program that a
+//! batch holds is not unloaded. Must not know of slots.
+#![allow(unsafe_code)] // kernels are given addresses
+
+use std::collections::HashMap;
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::api::{Context, Function, Module, Stream};
+use super::kernels::Columns;
+use crate::gpu::device::DeviceError;
+use crate::gpu::ptx;
+
+/// Matrices that are remembered. A module takes device memory; an array in use has one matrix for writing and one for
+/// each set of lost members.
+const KEPT_MAX: usize = 64;
+
+/// Most factors of a matrix that is compiled: larger ones take seconds, and their straight code outgrows the
+/// instruction caches.
+const FACTORS_MAX: usize = 2048;
+
+/// The kernels of one matrix.
+pub struct Program {
+    passes: Vec<Pass>,
+    /// How long compiling and assembling took.
+    pub took: Duration,
+    /// Operations on each word of a column.
+    pub operations: usize,
+}
+
+struct Pass {
+    function: Function,
+    row: usize,
+    threads: u32,
+    block_bytes: usize,
+    /// Behind the function, which must not outlive it.
+    _module: Module,
+}
+
+impl Program {
+    /// Compiles, prints and assembles a matrix of `outputs` rows of `inputs` factors.
+    ///
+    /// # Errors
+    /// When the driver does not take the kernels.
+    pub fn compile(
+        context: &Arc<Context>,
+        matrix: &[u8],
+        inputs: usize,
+        outputs: usize,
+    ) -> Result<Program, DeviceError> {
+        let begun = Instant::now();
+        let mut operations = 0;
+        let passes = ptx::kernels_for(matrix, inputs, outputs)
+            .into_iter()
+            .map(|pass| {
+                operations += pass.program.counts().operations();
+                let name = format!("rs_xor of {inputs} inputs, rows from {} of {outputs}", pass.row);
+                let module = Module::new(context, &name, &pass.text)?;
+                Ok(Pass {
+                    function: module.function(ptx::ENTRY)?,
+                    row: pass.row,
+                    threads: pass.shape.block as u32,
+                    block_bytes: pass.shape.block_bytes(),
+                    _module: module,
+                })
+            })
+            .collect::<Result<_, DeviceError>>()?;
+        Ok(Program { passes, took: begun.elapsed(), operations })
+    }
+
+    /// Computes all outputs. Lengths and distances are multiples of 16.
+    ///
+    /// # Errors
+    /// When it cannot be launched.
+    ///
+    /// # Safety
+    /// The columns must be valid and not otherwise written until it is done, and the program kept until then.
+    pub unsafe fn launch(&self, stream: &Stream, columns: &Columns) -> Result<(), DeviceError> {
+        if columns.bytes == 0 {
+            return Ok(());
+        }
+        for pass in &self.passes {
+            let output = columns.output + (pass.row * columns.output_ld) as u64;
+            let mut arguments = [
+                columns.input,
+                columns.input_ld as u64,
+                output,
+                columns.output_ld as u64,
+                columns.bytes as u64,
+            ];
+            let blocks = columns.bytes.div_ceil(pass.block_bytes) as u32;
+            // SAFETY: the parameters of every printed kernel, in order; the caller vouches for the columns.
+            unsafe { stream.launch(&pass.function, blocks, pass.threads, &mut arguments) }?;
+        }
+        Ok(())
+    }
+}
+
+/// Inputs, and the factors row by row.
+type Key = (usize, Arc<[u8]>);
+
+enum State {
+    /// In how many batches it was seen.
+    Seen(u32),
+    Asked,
+    Ready(Arc<Program>),
+    /// Not to be tried again.
+    Refused,
+}
+
+struct Known {
+    state: State,
+    used: u64,
+}
+
+#[derive(Default)]
+struct Cache {
+    known: HashMap<Key, Known>,
+    clock: u64,
+}
+
+impl Cache {
+    /// The entry of a key, new or old, and what had to go for it.
+    fn touch(&mut self, key: &Key) -> (&mut Known, Option<Known>) {
+        self.clock += 1;
+        let mut gone = None;
+        if !self.known.contains_key(key) {
+            if self.known.len() >= KEPT_MAX {
+                let oldest =
+                    self.known.iter().min_by_key(|(_, known)| known.used).map(|(key, _)| key.clone());
+                gone = oldest.and_then(|oldest| self.known.remove(&oldest));
+            }
+            self.known.insert(key.clone(), Known { state: State::Seen(0), used: 0 });
+        }
+        let known = self.known.get_mut(key).expect("inserted above");
+        known.used = self.clock;
+        (known, gone)
+    }
+}
+
+/// The programs of one context.
+pub struct Programs {
+    context: Arc<Context>,
+    cache: Arc<Mutex<Cache>>,
+    requests: Option<Sender<Key>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Programs {
+    /// None yet.
+    ///
+    /// # Errors
+    /// When no thread can be started.
+    pub fn new(context: &Arc<Context>) -> Result<Programs, DeviceError> {
+        let cache = Arc::new(Mutex::new(Cache::default()));
+        let (requests, received) = mpsc::channel::<Key>();
+        let (theirs, shared) = (Arc::clone(context), Arc::clone(&cache));
+        let work = move || {
+            for key in received {
+                let outputs = key.1.len() / key.0;
+                let state = match Program::compile(&theirs, &key.1, key.0, outputs) {
+                    Ok(program) => State::Ready(Arc::new(program)),
+                    Err(error) => {
+                        tracing::warn!("a matrix of {outputs} rows is computed by tables: {error}");
+                        State::Refused
+                    }
+                };
+                let mut cache = shared.lock().unwrap_or_else(PoisonError::into_inner);
+                // Forgotten meanwhile: whoever needs it again asks again.
+                if let Some(known) = cache.known.get_mut(&key) {
+                    known.state = state;
+                }
+            }
+        };
+        let thread =
+            std::thread::Builder::new().name("gpu-compile".to_owned()).spawn(work).map_err(|error| {
+                DeviceError::Failed { operation: "starting a thread", text: error.to_string() }
+            })?;
+        Ok(Programs { context: Arc::clone(context), cache, requests: Some(requests), thread: Some(thread) })
+    }
+
+    /// The program of a matrix if it is ready; asks for it when the matrix was seen `after` times before.
+    #[must_use]
+    pub fn get(&self, matrix: &[u8], inputs: usize, after: u32) -> Option<Arc<Program>> {
+        if matrix.is_empty() || matrix.len() > FACTORS_MAX {
+            return None;
+        }
+        let key: Key = (inputs, matrix.into());
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let (known, gone) = cache.touch(&key);
+        let mut ask = false;
+        let found = match &mut known.state {
+            State::Ready(program) => Some(Arc::clone(program)),
+            State::Seen(times) => {
+                *times += 1;
+                ask = *times > after;
+                None
+            }
+            State::Asked | State::Refused => None,
+        };
+        if ask {
+            let sent = self.requests.as_ref().is_some_and(|requests| requests.send(key).is_ok());
+            known.state = if sent { State::Asked } else { State::Refused };
+        }
+        drop(cache);
+        // Unloading calls the driver: not while the cache is locked.
+        drop(gone);
+        found
+    }
+
+    /// The program of a matrix, compiled here and now unless it is ready.
+    ///
+    /// # Errors
+    /// As [`Program::compile`].
+    pub fn get_now(&self, matrix: &[u8], inputs: usize) -> Result<Arc<Program>, DeviceError> {
+        let key: Key = (inputs, matrix.into());
+        {
+            let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+            if let State::Ready(program) = &cache.touch(&key).0.state {
+                return Ok(Arc::clone(program));
+            }
+        }
+        let program = Arc::new(Program::compile(&self.context, matrix, inputs, matrix.len() / inputs)?);
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        cache.touch(&key).0.state = State::Ready(Arc::clone(&program));
+        Ok(program)
+    }
+
+    /// Lets the thread end when it can, without waiting for it.
+    pub fn give_up(&mut self) {
+        self.requests = None;
+        self.thread = None;
+    }
+}
+
+impl Drop for Programs {
+    fn drop(&mut self) {
+        self.requests = None;
+        if let Some(thread) = self.thread.take() {
+            // It panics only where a matrix breaks an invariant, and has said so.
+            let _ = thread.join();
+        }
+    }
+}

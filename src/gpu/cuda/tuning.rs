@@ -1,0 +1,71 @@
+//! The numbers that decide how a device is driven, in one place, so that a bench can try others. Pure.
+
+/// How outputs are computed from inputs. All give the same bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Method {
+    /// By a program of the matrix once it is compiled, by product tables before.
+    Auto,
+    /// By product tables.
+    Table,
+    /// By a program; a batch with a new matrix waits for its compilation.
+    Xor,
+    /// By logarithms.
+    LogExp,
+    /// By product tables, hashing in the same pass; by tables alone where that kernel does not take the columns.
+    Fused,
+}
+
+/// How a device is driven.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tuning {
+    /// Batches that can be under way at a time: one coming in, one being computed, one going out, and one that waits,
+    /// so that none of the three ever does.
+    pub slots: usize,
+    /// Most bytes of a slot. A link delivers this much in 2 ms, beside which launches cost nothing; a smaller device gets
+    /// smaller slots.
+    pub slot_bytes_max: usize,
+    /// Share of the free device memory that slots may take.
+    pub memory_share: f64,
+    /// Pinned bytes of a slot for pieces in memory that the driver does not know; as much as the slot when slabs could
+    /// not be registered.
+    pub staging_bytes: usize,
+    /// Blocks of the kernel that reads scattered pieces from host memory.
+    pub gather_blocks: u32,
+    /// Blocks of the kernel that writes them.
+    pub scatter_blocks: u32,
+    /// What a warp of these kernels copies at a time, in bytes; a multiple of 4096.
+    pub chunk_bytes: usize,
+    /// Average bytes of a run of neighbours from which on the copy engine brings them in; 0: always, MAX: never.
+    pub engine_run_in: usize,
+    /// The same for bringing them out.
+    pub engine_run_out: usize,
+    /// Whether copies go before computing where both want the multiprocessors.
+    pub priorities: bool,
+    /// How outputs are computed.
+    pub method: Method,
+    /// Batches that a matrix must have been in before it is compiled: most sets of lost columns come once.
+    pub compile_after: u32,
+    /// Blocks of 4 KiB below which four lanes hash a leaf: too few to fill the device otherwise.
+    pub lanes_below: usize,
+}
+
+impl Default for Tuning {
+    fn default() -> Tuning {
+        Tuning {
+            slots: 4,
+            slot_bytes_max: 128 << 20,
+            memory_share: 0.5,
+            staging_bytes: 16 << 20,
+            gather_blocks: 64,
+            scatter_blocks: 32,
+            chunk_bytes: 16 << 10,
+            engine_run_in: 1 << 20,
+            engine_run_out: 1 << 20,
+            priorities: true,
+            method: Method::Auto,
+            compile_after: 2,
+            lanes_below: 2048,
+        }
+    }
+}
