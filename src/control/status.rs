@@ -1,5 +1,6 @@
 //! The state of arrays as users see it: the same facts for `status` as text, as JSON, and for `wait`.
 
+use super::engine::EngineReport;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use uuid::Uuid;
@@ -63,6 +64,8 @@ pub struct ArrayReport {
     pub scan: Vec<ScanReport>,
     /// How the last complete scrub ended; none before the first.
     pub last_scrub: Option<LastScrub>,
+    /// What computes parity.
+    pub engine: EngineReport,
     /// What clients had to suffer.
     pub errors: ErrorReport,
     /// Parts of the volume that are beyond repair, ascending: reading them is an error until they are written.
@@ -285,13 +288,6 @@ pub struct LastScrub {
     pub repaired: u64,
 }
 
-/// What computes parity.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EngineReport {
-    /// Name of the engine ("gfni").
-    pub codec: String,
-}
-
 /// What clients had to suffer since the daemon started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorReport {
@@ -301,6 +297,7 @@ pub struct ErrorReport {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use super::super::engine::GpuReport;
     use super::*;
 
     /// A healthy 4+2 array.

@@ -6,7 +6,7 @@
 use crate::block_io::Pool;
 use crate::control::{GpuCrossover, GpuDecisions, GpuDeviceReport, GpuReport};
 use crate::daemon::events::EventLog;
-use crate::gpu::cuda::CudaDriver;
+use crate::gpu::cuda::{CudaDriver, Tuning};
 use crate::gpu::{
     CalibrationSource, DeviceReport, DeviceState, GpuConfig, GpuError, GpuEventKind, GpuRuntime, Mode,
 };
@@ -43,7 +43,7 @@ impl Gpus {
             Some(dir) => CalibrationSource::Cache(dir.join(CALIBRATION_NAME)),
             None => CalibrationSource::Measure,
         };
-        let driver = Arc::new(CudaDriver::new());
+        let driver = Arc::new(CudaDriver::new(Tuning::default()));
         match GpuRuntime::start(config, driver, std::slice::from_ref(pool), calibration) {
             Ok(runtime) => {
                 for device in runtime.report().devices {
