@@ -10,8 +10,8 @@ use calpe::block_io::{BufMut, Pool};
 use calpe::codec::{BlockHasher, Codec, CodecJob, CodedColumns, Column, Outputs};
 use calpe::gpu::fake::{FakeDevice, FakeDriver, Fault};
 use calpe::gpu::{
-    Answer, CalibrationSource, Costs, CpuLoad, DeviceState, GpuConfig, GpuError, GpuEventKind, GpuRuntime,
-    Mode, Tag,
+    Answer, CalibrationSource, Costs, CpuLoad, DeviceReport, DeviceState, GpuConfig, GpuError, GpuEventKind,
+    GpuReport, GpuRuntime, Mode, Tag,
 };
 
 const BLOCK: usize = 4096;
@@ -225,7 +225,7 @@ fn jobs_of_all_kinds_and_lengths_are_done_in_batches_with_the_bytes_of_the_cpu()
 #[test]
 fn what_no_device_can_do_or_should_do_comes_back_in_order() {
     let _threads = THREADS.read();
-    let device = FakeDevice { slot_bytes: 1 << 20, ..slow(ms(300)) };
+    let device = FakeDevice { slot_bytes: 1 << 20, ..slow(ms(150)) };
     // Said to take 0.1 ms and do 1 GB/s beside a CPU of 100 MB/s; in truth so slow that nothing ends meanwhile.
     let bench = bench(&config(), vec![device], vec![Costs::linear(1e-4, 1e9, 1e8)]);
     let pool = &bench.pool;
@@ -525,6 +525,7 @@ fn the_end_of_the_runtime_answers_what_runs_waits_or_hangs() {
         let bench = bench(&config, vec![device], eager());
         bench.driver.inject(0, 0, fault);
         bench.give_at_once([7].into_iter().chain(100..130));
+        bench.until("one batch is under way", |bench| bench.driver.batches(0) > SELF_TEST_BATCHES);
         drop(bench.runtime.clone());
         let answers = Arc::clone(&bench.answers);
         drop(bench);
@@ -612,7 +613,7 @@ fn threads_sleep_while_there_is_nothing_to_do() {
 }
 
 /// Four threads offer jobs of all kinds while devices fail in all ways at once.
-fn storm(seed: u64) {
+fn storm(seed: u64) -> GpuReport {
     let mut state = seed;
     let config = GpuConfig { hang_after: ms(60), verify: 1.0, reopen_after: ms(2), ..config() };
     let device =
@@ -637,7 +638,7 @@ fn storm(seed: u64) {
     for _ in 0..24 {
         let fault = faults[random(&mut state) as usize % faults.len()];
         // Tests of devices that are opened again are hit too.
-        bench.driver.inject(random(&mut state) as usize % 2, random(&mut state) as usize % 60, fault);
+        bench.driver.inject(random(&mut state) as usize % 2, random(&mut state) as usize % 40, fault);
     }
     bench.driver.fail_opens(0, random(&mut state) as usize % 3);
     let (bench, on_cpu) = (&bench, &Mutex::new(Vec::new()));
@@ -671,12 +672,24 @@ fn storm(seed: u64) {
     // Late devices are through by now, and nothing of theirs is seen.
     thread::sleep(ms(120));
     answered.iter().for_each(|(tag, columns)| check(*tag, columns));
+    report
 }
 
 #[test]
 fn jobs_are_answered_once_and_rightly_whatever_fails_whenever() {
     let _threads = THREADS.read();
-    for seed in 1..=4 {
-        storm(seed);
-    }
+    let reports: Vec<GpuReport> = (1..=8).map(storm).collect();
+    let count = |of: fn(&DeviceReport) -> u64| -> u64 {
+        reports.iter().flat_map(|report| &report.devices).map(of).sum()
+    };
+    let counts = [
+        count(|device| device.errors),
+        count(|device| device.hangs),
+        count(|device| device.mismatches),
+        count(|device| device.reopened),
+        count(|device| device.jobs),
+        reports.iter().map(|report| report.rerun_jobs).sum(),
+    ];
+    println!("errors, hangs, mismatches, reopened, done, done by the CPU: {counts:?}");
+    assert!(counts.iter().all(|&count| count > 0), "{counts:?}");
 }
