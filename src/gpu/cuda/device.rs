@@ -1,5 +1,5 @@
 //! A device with its slots. A batch goes through three streams: in (the copy engine, or a kernel that gathers scattered
-//! pieces), compute, out; events order them, so that batches of different slots overlap in all three.
+//! pieces), compute, out; events order them, so that batches of different slots overlap in all three. A fourth calls back.
 //!
 //! In a slot's memory input columns and then output columns lie behind one another; beside it is what the kernels read
 //! beyond columns (tables or a matrix, lists of pieces), which comes in one copy, and the digests, which go out in one.
@@ -47,6 +47,8 @@ pub struct CudaDevice {
     input: Stream,
     compute: Stream,
     output: Stream,
+    /// Calls back: a stream waits for what it has called, and the other three have better to do.
+    notice: Stream,
     kernels: Kernels,
     programs: Programs,
     slabs: Slabs,
@@ -155,6 +157,7 @@ impl CudaDevice {
             input: Stream::new(&context, urgent)?,
             compute: Stream::new(&context, least)?,
             output: Stream::new(&context, urgent)?,
+            notice: Stream::new(&context, urgent)?,
             kernels,
             programs: Programs::new(&context)?,
             slabs,
@@ -263,7 +266,7 @@ impl CudaDevice {
         wake: Wake,
     ) -> Result<(), DeviceError> {
         let fault = self.faults.take();
-        let CudaDevice { tuning, slots, input, compute, output, kernels, slabs, .. } = self;
+        let CudaDevice { tuning, slots, input, compute, output, notice, kernels, slabs, .. } = self;
         let slot = &mut slots[slot];
         let columns_start = slot.columns.start();
 
@@ -347,7 +350,8 @@ impl CudaDevice {
             let program = if let Chosen::Program(program) = chosen { Some(program) } else { None };
             slot.batch = Some(Batch { digests: hashed, staged: copies.staged_out, _program: program });
         }
-        output.call(wake)
+        notice.wait(&slot.ended)?;
+        notice.call(wake)
     }
 }
 

@@ -103,24 +103,32 @@ impl Slabs {
 fn slab_pointer(context: &Arc<Context>, start: *mut u8, bytes: usize) -> Result<DevicePtr, String> {
     let base = start.addr();
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-    if !shared.iter().any(|slab| slab.base == base) {
-        // SAFETY: every user keeps the pool, and so the mapping, until the last of them has unregistered it.
-        match unsafe { context.register(start, bytes) } {
-            Ok(()) => shared.push(Shared { base, users: 0, owner: Arc::clone(context) }),
-            // Somebody else in this process did so, and takes it back when he likes: usable, but not ours to count.
-            Err((ALREADY_REGISTERED, _)) => {}
-            Err((_, error)) => return Err(error.to_string()),
-        }
+    let known = shared.iter().position(|slab| slab.base == base);
+    if let Some(slab) = known.map(|at| &mut shared[at])
+        && let Ok(pointer) = context.device_pointer(start)
+    {
+        slab.users += 1;
+        return Ok(pointer);
     }
+    // Not registered, or by a context that has failed and took that with it: those users never go.
+    // SAFETY: every user keeps the pool, and so the mapping, until the last of them has unregistered it.
+    let ours = match unsafe { context.register(start, bytes) } {
+        Ok(()) => true,
+        // Somebody else in this process did so, and takes it back when he likes: usable, but not ours to count.
+        Err((ALREADY_REGISTERED, _)) => false,
+        Err((_, error)) => return Err(error.to_string()),
+    };
     let found = context.device_pointer(start).map_err(|error| error.to_string());
-    if let Some(at) = shared.iter().position(|slab| slab.base == base) {
-        if found.is_ok() {
-            shared[at].users += 1;
-        } else if shared[at].users == 0 {
-            let slab = shared.swap_remove(at);
+    match (ours, found.is_ok()) {
+        (true, true) => match known {
+            Some(at) => shared[at].users += 1,
+            None => shared.push(Shared { base, users: 1, owner: Arc::clone(context) }),
+        },
+        (true, false) => {
             // SAFETY: just registered, used by nobody.
-            let _ = unsafe { slab.owner.unregister(start) };
+            let _ = unsafe { context.unregister(start) };
         }
+        (false, _) => {}
     }
     found
 }
