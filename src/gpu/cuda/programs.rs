@@ -231,10 +231,10 @@ impl Programs {
         Ok(program)
     }
 
-    /// Lets the thread end when it can, without waiting for it.
-    pub fn give_up(&mut self) {
+    /// Lets the thread end when it can, without waiting for it: that is left to who gets it.
+    pub fn give_up(&mut self) -> Option<JoinHandle<()>> {
         self.requests = None;
-        self.thread = None;
+        self.thread.take()
     }
 }
 
