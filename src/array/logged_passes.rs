@@ -8,6 +8,7 @@ use super::rebuild::Target;
 use super::slot_hold::{Held, SlotHold};
 use super::{ActivityKind, Array, Flow, Inflight, NoticeLevel, Op, Owner};
 use crate::block_io::{Buf, IoFault, IoOp, IoValue};
+use crate::codec::CodedColumns;
 use crate::format::MemberState;
 use crate::units::{ROW_BYTES, SlotIndex};
 
@@ -53,7 +54,9 @@ impl Array {
 
     fn start_logged_pass(&mut self, slot: SlotIndex, work: Work) {
         let hold = SlotHold::new(slot, !matches!(work, Work::Scrub), self.redo().lives);
-        let pass = LoggedPass { hold, work, stage: Stage::Hold, fetch: Fetch::new(slot), writing: 0 };
+        let mut fetch = Fetch::new(slot);
+        fetch.background = true;
+        let pass = LoggedPass { hold, work, stage: Stage::Hold, fetch, writing: 0 };
         let key = self.ops.insert(Op::LoggedPass(Box::new(pass)));
         self.ready.push_back(key);
     }
@@ -132,6 +135,19 @@ impl Array {
             (Err(fault), Work::Scrub) => self.write_fault(entry.member, entry.device, "repair", fault),
         }
         if pass.writing > 0 { Flow::Wait } else { self.end_logged_pass(key, pass, !self.is_failed()) }
+    }
+
+    /// Takes the end of a job: what was read is verified.
+    pub(super) fn logged_pass_coded(
+        &mut self,
+        key: usize,
+        pass: &mut LoggedPass,
+        coded: CodedColumns,
+    ) -> Flow {
+        match self.fetch_coded(key, &mut pass.fetch, coded) {
+            Fetched::Wait => Flow::Wait,
+            Fetched::Done => self.fetched_pass(key, pass),
+        }
     }
 
     fn fetched_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {

@@ -14,6 +14,7 @@ use super::plan::{self, Band, ParityPath};
 use super::redo::Share;
 use super::{Array, ClientError, Flow, Inflight, Op, PieceId, SlotReply};
 use crate::block_io::{Buf, BufMut, DeviceId, IoFault, IoFaultKind, IoValue};
+use crate::codec::CodedColumns;
 use crate::format::{FreshRecord, InPlaceRecord, LogRecord, MapEntry};
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
 use std::ops::Range;
@@ -606,17 +607,7 @@ impl Array {
     ) -> Flow {
         if write.stage != Stage::Stripe {
             let fetched = self.fetch_io(key, &mut write.fetch, item, entry, result);
-            if fetched == Fetched::Wait {
-                return Flow::Wait;
-            }
-            if self.is_failed() || write.life != self.redo().lives {
-                return self.end_logged_write(key, write, Err(ClientError::Io));
-            }
-            let flow = match write.stage {
-                Stage::Edges => self.merge_edges(key, write),
-                _ => self.fetched_old(key, write),
-            };
-            return if flow == Flow::Finished { flow } else { self.advance_logged_write(key, write) };
+            return self.go_on_fetched(key, write, fetched);
         }
         write.pending -= 1;
         if let Err(fault) = result {
@@ -634,6 +625,35 @@ impl Array {
             return Flow::Wait;
         }
         let flow = self.stripe_written(key, write);
+        if flow == Flow::Finished { flow } else { self.advance_logged_write(key, write) }
+    }
+
+    /// Takes the end of a job: a whole stripe is coded, or what was read is verified.
+    pub(super) fn logged_write_coded(
+        &mut self,
+        key: usize,
+        write: &mut LoggedWrite,
+        coded: CodedColumns,
+    ) -> Flow {
+        if write.stage == Stage::Code {
+            return self.stripe_coded(key, write, coded);
+        }
+        let fetched = self.fetch_coded(key, &mut write.fetch, coded);
+        self.go_on_fetched(key, write, fetched)
+    }
+
+    /// Goes on when what was fetched is there.
+    fn go_on_fetched(&mut self, key: usize, write: &mut LoggedWrite, fetched: Fetched) -> Flow {
+        if fetched == Fetched::Wait {
+            return Flow::Wait;
+        }
+        if self.is_failed() || write.life != self.redo().lives {
+            return self.end_logged_write(key, write, Err(ClientError::Io));
+        }
+        let flow = match write.stage {
+            Stage::Edges => self.merge_edges(key, write),
+            _ => self.fetched_old(key, write),
+        };
         if flow == Flow::Finished { flow } else { self.advance_logged_write(key, write) }
     }
 
