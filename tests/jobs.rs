@@ -490,3 +490,133 @@ fn jobs_that_are_out_at_a_crash_are_forgotten_with_it() {
         array.assert_whole();
     }
 }
+
+// ---- New parity ----
+
+impl Checked {
+    fn submit(&mut self, start: usize, bytes: &[u8]) -> u64 {
+        self.model[start..start + bytes.len()].copy_from_slice(bytes);
+        self.sim.submit_write(start as u64, bytes, false)
+    }
+
+    fn forms(&self) -> Vec<Option<Form>> {
+        self.work()
+            .iter()
+            .map(|job| job.transform.as_ref().map(|transform| transform.form().clone()))
+            .collect()
+    }
+}
+
+#[test]
+fn a_bulk_write_verifies_what_is_old_in_the_job_that_computes_new_parity() {
+    let cases = [
+        // One column of five: old data and parity. Four: the fifth. All: nothing is old.
+        (Checked::byte_of(1, 2, 0), CHUNK, Form::Update { columns: vec![2] }, 1 + 1 + M),
+        (Checked::byte_of(1, 0, 0), 4 * CHUNK, Form::Encode, K),
+        (Checked::byte_of(3, 1, 1), 2 * BLOCK, Form::Update { columns: vec![1] }, 1 + 1 + M),
+    ];
+    for checksum in [ChecksumKind::Blake3, ChecksumKind::Crc32c] {
+        for (start, len, form, inputs) in cases.clone() {
+            let mut array = Checked::filled(checksum, BLOCK, 30);
+            let id = array.submit(start, &vec![0xab; len]);
+            array.run_without_jobs();
+            assert_eq!(array.forms(), [Some(form)]);
+            assert_eq!(array.work()[0].inputs.len(), inputs);
+            assert!(array.sim.poll(id).is_none(), "nothing is logged with parity that is not there");
+            array.let_jobs_go();
+            array.sim.wait(id).expect("written");
+            array.verify();
+            array.assert_whole();
+        }
+    }
+}
+
+#[test]
+fn no_parity_comes_from_old_blocks_that_are_wrong() {
+    for checksum in [ChecksumKind::Blake3, ChecksumKind::Crc32c] {
+        for victim in 0..K + M {
+            let mut array = Checked::filled(checksum, BLOCK, 31);
+            let liar =
+                if victim < K { array.member_of(2, victim) } else { array.parity_members(2)[victim - K] };
+            array.damage(liar, 2, 1);
+            let id = array.submit(Checked::byte_of(2, 3, 0), &[0x5a; CHUNK]);
+            array.run_without_jobs();
+            assert_eq!(array.forms(), [Some(Form::Update { columns: vec![3] })]);
+            array.let_jobs_go();
+            array.sim.wait(id).expect("written");
+            let is_read = victim == 3 || victim >= K;
+            assert_eq!(array.wrong().iter().sum::<u64>(), u64::from(is_read), "column {victim}");
+            array.verify();
+            array.sim.settle();
+            array.sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
+            array.sim.settle();
+            array.assert_whole();
+        }
+    }
+}
+
+#[test]
+fn what_is_lost_before_a_bulk_write_stays_lost_and_nothing_else_is() {
+    let mut array = Checked::filled(ChecksumKind::Blake3, BLOCK, 32);
+    // Three blocks of a row are wrong: one more than parity makes up for.
+    for column in [0, 1] {
+        let member = array.member_of(4, column);
+        array.damage(member, 4, 2);
+    }
+    let parity = array.parity_members(4)[0];
+    array.damage(parity, 4, 2);
+    let id = array.submit(Checked::byte_of(4, 1, 0), &[0x77; CHUNK]);
+    array.sim.wait(id).expect("what is written is not lost");
+    array.sim.settle();
+    let gone = Checked::byte_of(4, 0, 2);
+    assert_eq!(array.sim.read(gone as u64, BLOCK).err(), Some(ClientError::Io));
+    let id = array.submit(gone, &[1; BLOCK]);
+    array.sim.wait(id).expect("written");
+    array.sim.settle();
+    array.verify();
+    array.sim.assert_scrub_clean();
+}
+
+#[test]
+fn writes_leave_the_same_with_jobs_and_without_whatever_is_lost_meanwhile() {
+    for checksum in [ChecksumKind::Blake3, ChecksumKind::Crc32c, ChecksumKind::None] {
+        for job_bytes in [BLOCK, 3 * CHUNK, NO_JOBS] {
+            for seed in 40..46 {
+                let mut array = Checked::filled(checksum, job_bytes, seed);
+                let mut random = Random::new(seed);
+                if seed % 2 == 0 {
+                    // Stripes that hold nothing are written in parts.
+                    let shape = SimShape::new(K as u16, M as u16, CHUNK as u32, STRIPES as u64)
+                        .logged(checksum, RING);
+                    array.sim = SimArray::create(SimShape { job_bytes: Some(job_bytes), ..shape }, seed);
+                    array.model.fill(0);
+                }
+                let mut pending = Vec::new();
+                for round in 0..24 {
+                    let slice = array.model.len() / 24;
+                    let start = round * slice + random.below(8) as usize * 512;
+                    let len = 512 * (1 + random.below((slice / 512 - 8) as u64) as usize);
+                    let mut bytes = vec![0; len];
+                    random.fill(&mut bytes);
+                    pending.push(array.submit(start, &bytes));
+                    for _ in 0..random.below(20) {
+                        array.sim.step();
+                    }
+                    if round == 8 || (round == 16 && seed % 3 == 0) {
+                        array.sim.submit_admin(AdminRequest::Fail { member: MemberIndex(round as u16 / 8) });
+                    }
+                }
+                for id in pending {
+                    array.sim.wait(id).expect("written");
+                }
+                array.verify();
+                array.sim.settle();
+                array.replace(1);
+                if seed % 3 == 0 {
+                    array.replace(2);
+                }
+                array.assert_whole();
+            }
+        }
+    }
+}
