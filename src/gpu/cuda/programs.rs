@@ -6,6 +6,7 @@
 #![allow(unsafe_code)] // kernels are given addresses
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -149,6 +150,8 @@ pub struct Programs {
     cache: Arc<Mutex<Cache>>,
     requests: Option<Sender<Key>>,
     thread: Option<JoinHandle<()>>,
+    /// Nobody wants what is still asked for.
+    over: Arc<AtomicBool>,
 }
 
 impl Programs {
@@ -159,9 +162,13 @@ impl Programs {
     pub fn new(context: &Arc<Context>) -> Result<Programs, DeviceError> {
         let cache = Arc::new(Mutex::new(Cache::default()));
         let (requests, received) = mpsc::channel::<Key>();
-        let (theirs, shared) = (Arc::clone(context), Arc::clone(&cache));
+        let over = Arc::new(AtomicBool::new(false));
+        let (theirs, shared, stop) = (Arc::clone(context), Arc::clone(&cache), Arc::clone(&over));
         let work = move || {
             for key in received {
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
                 let outputs = key.1.len() / key.0;
                 let state = match Program::compile(&theirs, &key.1, key.0, outputs) {
                     Ok(program) => State::Ready(Arc::new(program)),
@@ -181,7 +188,13 @@ impl Programs {
             std::thread::Builder::new().name("gpu-compile".to_owned()).spawn(work).map_err(|error| {
                 DeviceError::Failed { operation: "starting a thread", text: error.to_string() }
             })?;
-        Ok(Programs { context: Arc::clone(context), cache, requests: Some(requests), thread: Some(thread) })
+        Ok(Programs {
+            context: Arc::clone(context),
+            cache,
+            requests: Some(requests),
+            thread: Some(thread),
+            over,
+        })
     }
 
     /// The program of a matrix if it is ready; asks for it when the matrix was seen `after` times before.
@@ -233,6 +246,7 @@ impl Programs {
 
     /// Lets the thread end when it can, without waiting for it: that is left to who gets it.
     pub fn give_up(&mut self) -> Option<JoinHandle<()>> {
+        self.over.store(true, Ordering::Relaxed);
         self.requests = None;
         self.thread.take()
     }
@@ -240,6 +254,7 @@ impl Programs {
 
 impl Drop for Programs {
     fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
         self.requests = None;
         if let Some(thread) = self.thread.take() {
             // It panics only where a matrix breaks an invariant, and has said so.
