@@ -3,6 +3,7 @@
 use super::args::{BenchCodecArgs, BenchEngine, BenchHashArgs, CheckArgs, CreateArgs, InspectArgs};
 use super::wait::Progress;
 use super::{CliError, Outcome, say, say_json};
+use crate::block_io::Pool;
 use crate::codec::bench;
 use crate::daemon::check;
 use crate::daemon::clock;
@@ -157,13 +158,17 @@ struct GpuBench {
     crossovers: Vec<Crossover>,
 }
 
+/// Memory that crossovers are measured in, as much as a daemon has by default.
+const GPU_BENCH_MEMORY: usize = 256 << 20;
+
 fn bench_gpu(sweep: bool, json: bool) -> Outcome {
     let failed = |error: &dyn std::fmt::Display| CliError::Outcome(format!("no GPU was measured: {error}"));
     let options = gpu_bench::BenchOptions { sweep, ..gpu_bench::BenchOptions::default() };
     let report = gpu_bench::run(&options).map_err(|error| failed(&error))?;
     let config = GpuConfig { devices: vec![options.index], ..GpuConfig::default() };
     let driver = Arc::new(CudaDriver::new(Tuning::default()));
-    let runtime = GpuRuntime::start(&config, driver, &[], CalibrationSource::Measure);
+    let pool = Pool::new(GPU_BENCH_MEMORY).map_err(|error| failed(&error))?;
+    let runtime = GpuRuntime::start(&config, driver, &[pool], CalibrationSource::Measure);
     let devices = runtime.map_err(|error| failed(&error))?.report().devices;
     let crossovers = devices.into_iter().flat_map(|device| device.crossovers).collect();
     let bench = GpuBench { report, crossovers };

@@ -45,9 +45,6 @@ pub struct CudaDevice {
     failed: bool,
     slot_bytes: usize,
     slots: Vec<Slot>,
-    /// Brings lists and factors, ahead of the batch that needs them: a copy between two gathering kernels would leave the link
-    /// idle for as long as a launch takes.
-    lists: Stream,
     input: Stream,
     compute: Stream,
     output: Stream,
@@ -67,7 +64,6 @@ struct Slot {
     digests: DeviceMemory,
     digests_host: PinnedMemory,
     staging: PinnedMemory,
-    listed: Event,
     arrived: Event,
     computed: Event,
     ended: Event,
@@ -159,7 +155,6 @@ impl CudaDevice {
             failed: false,
             slot_bytes,
             slots,
-            lists: Stream::new(&context, urgent)?,
             input: Stream::new(&context, urgent)?,
             compute: Stream::new(&context, least)?,
             output: Stream::new(&context, urgent)?,
@@ -272,7 +267,7 @@ impl CudaDevice {
         wake: Wake,
     ) -> Result<(), DeviceError> {
         let fault = self.faults.take();
-        let CudaDevice { tuning, slots, lists, input, compute, output, notice, kernels, slabs, .. } = self;
+        let CudaDevice { tuning, slots, input, compute, output, notice, kernels, slabs, .. } = self;
         let slot = &mut slots[slot];
         let columns_start = slot.columns.start();
 
@@ -310,9 +305,8 @@ impl CudaDevice {
         unsafe {
             if !control.is_empty() {
                 slot.control_host.start().copy_from_nonoverlapping(control.as_ptr(), control.len());
-                lists.copy_in(slot.control.start(), slot.control_host.start(), control.len())?;
-                slot.listed.record(lists)?;
-                input.wait(&slot.listed)?;
+                // In the same stream: on one of its own it was slower, in competition with what the kernels read.
+                input.copy_in(slot.control.start(), slot.control_host.start(), control.len())?;
             }
             match gathered {
                 Some((list, count)) => {
@@ -441,7 +435,6 @@ impl Slot {
             digests: DeviceMemory::new(context, blocks * DIGEST_BYTES)?,
             digests_host: PinnedMemory::new(context, blocks * DIGEST_BYTES)?,
             staging: PinnedMemory::new(context, staging)?,
-            listed: Event::new(context, false)?,
             arrived: Event::new(context, false)?,
             computed: Event::new(context, false)?,
             ended: Event::new(context, false)?,
