@@ -531,7 +531,7 @@ mod tests {
         let tuning = Tuning::default();
         assert_eq!(slot_bytes(&tuning, 80 << 30), Ok(128 << 20));
         let small = slot_bytes(&tuning, 512 << 20).expect("half a GiB is enough");
-        assert!(small < 64 << 20 && small >= SLOT_BYTES_MIN && small % (1 << 20) == 0);
+        assert!((SLOT_BYTES_MIN..64 << 20).contains(&small) && small.is_multiple_of(1 << 20));
         assert!(slot_bytes(&tuning, 16 << 20).is_err());
     }
 }
