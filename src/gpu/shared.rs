@@ -289,7 +289,12 @@ impl Shared {
             let mut queue = self.queue();
             let left = queue.down(lane);
             self.slot_bytes.store(queue.slot_bytes(), Ordering::Relaxed);
+            // It may have been the one that was told of what waits, and never got to it.
+            let next = queue.wake_one();
             drop(queue);
+            if let Some(next) = next {
+                self.lanes[next].send(Event::More);
+            }
             self.run_on_cpu(left, false);
             // What it left may still be touched by it: no slab goes for as long as this process lives.
             self.settings.pools.iter().for_each(|pool| std::mem::forget(pool.clone()));
