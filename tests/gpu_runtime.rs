@@ -88,6 +88,7 @@ fn config() -> GpuConfig {
         hang_after: Duration::from_secs(20),
         reopen_after: ms(10),
         reopen_after_max: ms(80),
+        given_up_max: u32::MAX,
         ..GpuConfig::default()
     }
 }
@@ -395,6 +396,27 @@ fn a_device_is_tried_again_less_and_less_often_until_it_passes_its_test() {
     assert_eq!(bench.kinds(), [GpuEventKind::Failed, GpuEventKind::Reopened]);
     bench.give([2]);
     bench.expect(1);
+}
+
+#[test]
+fn a_device_that_fails_again_and_again_is_left_alone() {
+    let _threads = THREADS.read();
+    let config = GpuConfig { reopen_after: ms(2), reopen_after_max: ms(2), given_up_max: 3, ..config() };
+    let bench = bench(&config, vec![FakeDevice::default()], eager());
+    // At work, and then in two tests.
+    bench.driver.inject(0, 0, Fault::Finish);
+    bench.driver.inject(0, 1, Fault::WrongOutput);
+    bench.driver.inject(0, 2, Fault::WrongOutput);
+    bench.give([0]);
+    bench.expect(1);
+    bench.until("it is left alone", |bench| match &bench.runtime.report().devices[0].state {
+        DeviceState::Failed { reason, .. } => reason.contains("3 times"),
+        DeviceState::Running => false,
+    });
+    thread::sleep(ms(100));
+    assert_eq!(bench.driver.opens(0), 3);
+    assert_eq!(bench.kinds(), [GpuEventKind::Failed, GpuEventKind::Failed]);
+    assert_eq!(bench.offer(vec![(Tag(1), job(&bench.pool, 1))]).len(), 1);
 }
 
 #[test]

@@ -46,6 +46,9 @@ pub struct GpuConfig {
     pub reopen_after: Duration,
     /// The most that this becomes; it doubles with every failure until a device has run for as long.
     pub reopen_after_max: Duration,
+    /// How often a device may be given up before it is left alone until the next start: each time leaks what it may
+    /// still be using, which is pinned memory of the host and memory of the device.
+    pub given_up_max: u32,
 }
 
 /// Whether devices are used.
@@ -71,6 +74,7 @@ impl Default for GpuConfig {
             verify_seed: 0,
             reopen_after: Duration::from_secs(1),
             reopen_after_max: Duration::from_secs(60),
+            given_up_max: 16,
         }
     }
 }

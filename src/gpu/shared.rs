@@ -251,6 +251,18 @@ impl Shared {
         }
     }
 
+    /// A device that was given up too often is not opened again.
+    pub(super) fn leave_alone(&self, lane: usize, given_up: u32) {
+        let mut state = self.lanes[lane].lock();
+        let Some(failure) = &mut state.failure else { return };
+        failure.retry = None;
+        let reason = &mut failure.reason;
+        reason.push_str(&format!("; given up {given_up} times: not tried again until the next start"));
+        let text = reason.clone();
+        drop(state);
+        self.event(lane, GpuEventKind::Failed, text);
+    }
+
     /// A device is closed, with nothing under way.
     pub(super) fn closed(&self, lane: usize) {
         self.lanes[lane].lock().up = false;
