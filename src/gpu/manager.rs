@@ -112,11 +112,7 @@ fn wait(shared: &Shared, inbox: &Receiver<Event>, pause: Duration) -> bool {
 }
 
 /// A device that was opened, passed its self-test and has figures. One that did not is counted as given up.
-fn open(
-    shared: &Shared,
-    lane: usize,
-    given_up: &mut u32,
-) -> Result<(Box<dyn Device>, Arc<Costs>), String> {
+fn open(shared: &Shared, lane: usize, given_up: &mut u32) -> Result<(Box<dyn Device>, Arc<Costs>), String> {
     let settings = &shared.settings;
     let index = shared.lanes[lane].info().index;
     let mut device = guarded("opening", || settings.driver.open(index, &settings.pools))?;

@@ -112,6 +112,12 @@ pub struct Tag(pub u64);
 pub trait Answer: Send + Sync {
     /// A job is done. Called once for each job taken, from any thread, in any order; must not wait.
     fn done(&self, tag: Tag, columns: CodedColumns);
+
+    /// A job panicked on the CPU, as it would have anywhere, and its columns are gone: an invariant is broken. Called
+    /// instead of [`Answer::done`].
+    fn lost(&self, tag: Tag) {
+        let _ = tag;
+    }
 }
 
 /// All devices in use. Clones are the same; when the last one goes, what was taken is done and answered, and devices and
