@@ -6,6 +6,7 @@
 #![allow(unsafe_code)] // kernels are given addresses
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -148,6 +149,8 @@ pub struct Programs {
     context: Arc<Context>,
     cache: Arc<Mutex<Cache>>,
     requests: Option<Sender<Key>>,
+    /// Whether what is still asked for is not to be compiled any more.
+    enough: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -160,8 +163,14 @@ impl Programs {
         let cache = Arc::new(Mutex::new(Cache::default()));
         let (requests, received) = mpsc::channel::<Key>();
         let (theirs, shared) = (Arc::clone(context), Arc::clone(&cache));
+        let enough = Arc::new(AtomicBool::new(false));
+        let stop = Arc::clone(&enough);
         let work = move || {
             for key in received {
+                // Requests outlive their sender.
+                if stop.load(Ordering::Relaxed) {
+                    return;
+                }
                 let outputs = key.1.len() / key.0;
                 let state = match Program::compile(&theirs, &key.1, key.0, outputs) {
                     Ok(program) => State::Ready(Arc::new(program)),
@@ -181,7 +190,8 @@ impl Programs {
             std::thread::Builder::new().name("gpu-compile".to_owned()).spawn(work).map_err(|error| {
                 DeviceError::Failed { operation: "starting a thread", text: error.to_string() }
             })?;
-        Ok(Programs { context: Arc::clone(context), cache, requests: Some(requests), thread: Some(thread) })
+        let (context, requests, thread) = (Arc::clone(context), Some(requests), Some(thread));
+        Ok(Programs { context, cache, requests, enough, thread })
     }
 
     /// The program of a matrix if it is ready; asks for it when the matrix was seen `after` times before.
@@ -233,6 +243,7 @@ impl Programs {
 
     /// Lets the thread end when it can, without waiting for it.
     pub fn give_up(&mut self) {
+        self.enough.store(true, Ordering::Relaxed);
         self.requests = None;
         self.thread = None;
     }
@@ -240,6 +251,7 @@ impl Programs {
 
 impl Drop for Programs {
     fn drop(&mut self) {
+        self.enough.store(true, Ordering::Relaxed);
         self.requests = None;
         if let Some(thread) = self.thread.take() {
             // It panics only where a matrix breaks an invariant, and has said so.
