@@ -299,6 +299,8 @@ extern "C" __global__ void __launch_bounds__(32) blake3_4k_lanes(const u8* in, u
             const u32 node = step == 15 ? leaf : leaf / 2;
             u8* parent = folded[step - 15] + node / 2 * 64;
             u32* half = reinterpret_cast<u32*>(parent + node % 2 * 32);
+            // Words read ahead and never used may have come from here.
+            __syncwarp();
             half[q] = low;
             half[4 + q] = high;
             __syncwarp();

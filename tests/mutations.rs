@@ -53,7 +53,7 @@ fn hunt_by_damage(mutation: Mutation) -> Result<String, String> {
 }
 
 fn hunt(mutation: Mutation) -> Result<String, String> {
-    if mutation == Mutation::OldParityNotVerified {
+    if matches!(mutation, Mutation::OldParityNotVerified | Mutation::BlendNotVerified) {
         return hunt_by_damage(mutation);
     }
     let wanted = std::env::var("CALPE_SIM_SCENARIO").ok();

@@ -248,7 +248,7 @@ impl Array {
         let id = match self.stopping {
             Some(Stopping::Draining(id) | Stopping::Marking(id)) if self.is_failed() => {
                 // Nothing may be written; what is parked stays torn on the members that took it, and they stay dirty.
-                if self.inflight.is_empty() && self.client_ops == 0 {
+                if self.inflight.is_empty() && self.jobs_out == 0 && self.client_ops == 0 {
                     self.finish_stop(id);
                 }
                 return;
@@ -259,6 +259,7 @@ impl Array {
         self.end_waiting_passes();
         if self.client_ops > 0
             || !self.inflight.is_empty()
+            || self.jobs_out > 0
             || self.supers.is_busy()
             || !self.background_is_idle()
         {

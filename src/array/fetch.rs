@@ -4,12 +4,17 @@
 //!
 //! Runs under a lock on the rows, with their checksum pages loaded and pinned by the caller: neither hashes nor images
 //! of these rows change meanwhile. One block is the unit: an unreadable or wrong block costs its row one erasure, not
-//! the whole column. Must not know what the bytes are for.
+//! the whole column. What is read in bulk is judged, and decoded where it can be, as a job once all of it is there
+//! (`fetch/job.rs`); the rest here, block by block. Must not know what the bytes are for.
+
+mod job;
 
 use super::{Array, Inflight, Owner};
 use crate::block_io::{Buf, BufMut, DeviceId, IoFault, IoOp, IoValue};
 use crate::format::MemberState;
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex};
+use job::JobOut;
+pub(super) use job::{Blend, Blended, Ingredient};
 use std::ops::Range;
 
 const BLOCK: usize = ROW_BYTES as usize;
@@ -18,7 +23,17 @@ const BLOCK: usize = ROW_BYTES as usize;
 pub(super) struct Fetch {
     slot: SlotIndex,
     parts: Vec<Part>,
+    /// Reads in flight.
     pending: usize,
+    /// Bytes of parts that are read whole in this round; a round ends when nothing is in flight.
+    round_bytes: usize,
+    /// The job that is out.
+    job: Option<JobOut>,
+    /// What is to be computed on the way, and what it came to.
+    blend: Option<Blend>,
+    blended: Option<Blended>,
+    /// Nobody waits for it: whoever is served goes first.
+    pub background: bool,
     /// Blocks of wanted parts that cannot be had: (column, row).
     pub lost: Vec<(usize, usize)>,
     /// Blocks that were wrong or unreadable on a member in service, with what should be there.
@@ -44,11 +59,13 @@ struct Part {
     /// Filled block by block; away while one I/O reads it whole.
     buf: Option<BufMut>,
     blocks: Vec<State>,
+    /// The member that gave the bytes, while they wait to be judged with those of other parts.
+    unjudged: Option<MemberIndex>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Being read.
+    /// Being read, or not judged so far.
     Pending,
     /// As it should be.
     Good,
@@ -60,7 +77,7 @@ enum State {
     Bad,
 }
 
-/// Whether a fetch waits for I/O.
+/// Whether a fetch waits for I/O or for a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fetched {
     Wait,
@@ -76,6 +93,11 @@ impl Fetch {
             slot,
             parts: Vec::new(),
             pending: 0,
+            round_bytes: 0,
+            job: None,
+            blend: None,
+            blended: None,
+            background: false,
             lost: Vec::new(),
             repairs: Vec::new(),
             believes_parity: false,
@@ -85,8 +107,7 @@ impl Fetch {
     /// Wants rows of a column in `buf`, which has their length.
     pub fn want(&mut self, column: usize, rows: Range<usize>, buf: BufMut) {
         debug_assert_eq!(buf.len(), rows.len() * BLOCK);
-        let blocks = vec![State::Pending; rows.len()];
-        self.parts.push(Part { column, rows, wanted: true, buf: Some(buf), blocks });
+        self.parts.push(Part::new(column, rows, true, buf));
     }
 
     /// The wanted buffers, in the order they were wanted.
@@ -97,6 +118,14 @@ impl Fetch {
                 (part.column, part.rows, part.buf.expect("nothing is in flight when a fetch is done"))
             })
             .collect()
+    }
+
+    /// Rows in which some block is to be decoded, ascending.
+    fn broken_rows(&self) -> Vec<usize> {
+        let mut rows: Vec<usize> = self.parts.iter().flat_map(Part::broken_rows).collect();
+        rows.sort_unstable();
+        rows.dedup();
+        rows
     }
 
     fn state(&self, column: usize, row: usize) -> Option<State> {
@@ -136,13 +165,39 @@ impl Fetch {
     }
 }
 
+impl Part {
+    fn new(column: usize, rows: Range<usize>, wanted: bool, buf: BufMut) -> Part {
+        let blocks = vec![State::Pending; rows.len()];
+        Part { column, rows, wanted, buf: Some(buf), blocks, unjudged: None }
+    }
+
+    /// Rows in which a block is to be decoded if it can be.
+    fn broken_rows(&self) -> impl Iterator<Item = usize> + '_ {
+        self.rows.clone().zip(&self.blocks).filter(|(_, state)| self.is_broken(**state)).map(|(row, _)| row)
+    }
+
+    fn is_broken(&self, state: State) -> bool {
+        state == State::Bad || (state == State::Absent && self.wanted)
+    }
+}
+
 impl Array {
-    /// Starts to fetch what is wanted. Everything else goes through [`Array::fetch_io`].
+    /// Starts to fetch what is wanted. Everything else goes through [`Array::fetch_io`] and [`Array::fetch_coded`].
     pub(super) fn fetch(&mut self, key: usize, fetch: &mut Fetch) -> Fetched {
         for at in 0..fetch.parts.len() {
             self.issue_part(key, fetch, at);
         }
-        if fetch.pending > 0 { Fetched::Wait } else { self.settle_fetch(key, fetch) }
+        // What nobody has is decoded from others: they are read in the same round, and all can be done as one job.
+        let absent = fetch.broken_rows();
+        if !absent.is_empty() {
+            self.add_sources(key, fetch, &absent);
+        }
+        if fetch.pending > 0 { Fetched::Wait } else { self.end_fetch_round(key, fetch) }
+    }
+
+    /// Nothing is in flight any more.
+    fn end_fetch_round(&mut self, key: usize, fetch: &mut Fetch) -> Fetched {
+        if self.send_fetch_job(key, fetch) { Fetched::Wait } else { self.settle_fetch(key, fetch) }
     }
 
     /// Fills what is known without I/O and reads the rest.
@@ -184,6 +239,7 @@ impl Array {
             let item = at << ITEM_ROW_BITS;
             self.submit_io(Owner::Op { key, item }, member, device, IoOp::Read { offset, buf });
             fetch.pending += 1;
+            fetch.round_bytes += rows.len() * BLOCK;
             return;
         }
         let pending: Vec<usize> =
@@ -221,8 +277,12 @@ impl Array {
         match (result, block) {
             (Ok(IoValue::Data(buf)), None) => {
                 fetch.parts[at].buf = Some(buf);
-                let blocks = 0..fetch.parts[at].blocks.len();
-                self.judge_blocks(fetch, at, blocks, entry.member);
+                if self.is_bulk(fetch) {
+                    fetch.parts[at].unjudged = Some(entry.member);
+                } else {
+                    let blocks = 0..fetch.parts[at].blocks.len();
+                    self.judge_blocks(fetch, at, blocks, entry.member);
+                }
             }
             (Ok(IoValue::Data(bytes)), Some(block)) => {
                 if let Some(buf) = &mut fetch.parts[at].buf {
@@ -252,17 +312,30 @@ impl Array {
                 part.buf.get_or_insert_with(|| self.pool.alloc_zeroed(BLOCK));
             }
         }
-        if fetch.pending > 0 { Fetched::Wait } else { self.settle_fetch(key, fetch) }
+        if fetch.pending > 0 { Fetched::Wait } else { self.end_fetch_round(key, fetch) }
     }
 
     /// Whether blocks that were read are what they should be.
     fn judge_blocks(&mut self, fetch: &mut Fetch, at: usize, blocks: Range<usize>, member: MemberIndex) {
-        let part = &mut fetch.parts[at];
+        let part = &fetch.parts[at];
         let Some(bytes) = part.buf.as_deref() else { return };
         let bytes = &bytes[blocks.start * BLOCK..blocks.end * BLOCK];
         let row = part.rows.start + blocks.start;
-        let believed = fetch.believes_parity && part.wanted && part.column >= self.map.k;
         let verdicts = self.redo().verify_blocks(fetch.slot, row, part.column, bytes);
+        self.pass_verdicts(fetch, at, blocks, member, verdicts);
+    }
+
+    /// Blocks that a member gave are good or bad.
+    fn pass_verdicts(
+        &mut self,
+        fetch: &mut Fetch,
+        at: usize,
+        blocks: Range<usize>,
+        member: MemberIndex,
+        verdicts: Vec<bool>,
+    ) {
+        let part = &mut fetch.parts[at];
+        let believed = fetch.believes_parity && part.wanted && part.column >= self.map.k;
         let mut wrong = 0;
         for (state, good) in part.blocks[blocks].iter_mut().zip(verdicts) {
             let good = believed || good;
@@ -274,22 +347,12 @@ impl Array {
 
     /// Nothing is in flight: decodes what is not good, from more columns if need be.
     fn settle_fetch(&mut self, key: usize, fetch: &mut Fetch) -> Fetched {
+        assert!(
+            fetch.parts.iter().all(|part| !part.blocks.contains(&State::Pending)),
+            "every block is known, judged or cannot be had"
+        );
         fetch.share_good_blocks();
-        let mut broken: Vec<usize> = Vec::new();
-        for part in &fetch.parts {
-            let blocks = part.rows.clone().zip(&part.blocks);
-            let rows = blocks
-                .filter(|(_, state)| match state {
-                    State::Bad => true,
-                    State::Absent => part.wanted,
-                    State::Good | State::Lost => false,
-                    State::Pending => unreachable!("nothing is in flight"),
-                })
-                .map(|(row, _)| row);
-            broken.extend(rows);
-        }
-        broken.sort_unstable();
-        broken.dedup();
+        let broken = fetch.broken_rows();
         if !broken.is_empty() && self.add_sources(key, fetch, &broken) {
             return if fetch.pending > 0 { Fetched::Wait } else { self.settle_fetch(key, fetch) };
         }
@@ -306,11 +369,13 @@ impl Array {
         Fetched::Done
     }
 
-    /// Reads further columns of the broken rows, where fewer than k are good. False: there are enough, or no more.
+    /// Reads further columns of the broken rows, where fewer than k are good or may be. False: there are enough, or no
+    /// more.
     fn add_sources(&mut self, key: usize, fetch: &mut Fetch, broken: &[usize]) -> bool {
         let width = self.map.width();
-        let is_good =
-            |column: usize, row: usize| matches!(fetch.state(column, row), Some(State::Good | State::Lost));
+        let is_good = |column: usize, row: usize| {
+            matches!(fetch.state(column, row), Some(State::Good | State::Lost | State::Pending))
+        };
         let mut needed = 0;
         let mut window: Option<Range<usize>> = None;
         for &row in broken {
@@ -333,11 +398,9 @@ impl Array {
         });
         columns.truncate(needed);
         for &column in &columns {
-            let at = fetch.parts.len();
-            let buf = Some(self.pool.alloc(window.len() * BLOCK));
-            let blocks = vec![State::Pending; window.len()];
-            fetch.parts.push(Part { column, rows: window.clone(), wanted: false, buf, blocks });
-            self.issue_part(key, fetch, at);
+            let buf = self.pool.alloc(window.len() * BLOCK);
+            fetch.parts.push(Part::new(column, window.clone(), false, buf));
+            self.issue_part(key, fetch, fetch.parts.len() - 1);
         }
         !columns.is_empty()
     }
@@ -353,7 +416,7 @@ impl Array {
             .filter_map(|(at, part)| {
                 let block = row.checked_sub(part.rows.start).filter(|_| part.rows.contains(&row))?;
                 let state = part.blocks[block];
-                (state == State::Bad || (state == State::Absent && part.wanted)).then_some((at, block, state))
+                part.is_broken(state).then_some((at, block, state))
             })
             .collect();
         for (at, block, state) in targets {

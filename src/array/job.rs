@@ -1,6 +1,7 @@
 //! Work on bytes that an array gives away: coding, decoding and hashing in bulk. Whoever drives the array may do it
-//! at once, later, or on another thread or device. Must not know of members or locks.
+//! at once, later, or on another thread or device. An operation outlives its job. Must not know of members or locks.
 
+use super::{Array, ArrayAction};
 use crate::codec::{CodecJob, CodedColumns};
 
 /// Work to be done. Answered by a [`JobDone`] with the same key, sooner or later.
@@ -28,5 +29,13 @@ impl Job {
     #[must_use]
     pub fn run(self) -> JobDone {
         JobDone { key: self.key, columns: self.work.run() }
+    }
+}
+
+impl Array {
+    /// Gives work away for an operation, which waits for its end.
+    pub(super) fn give_away(&mut self, key: usize, work: CodecJob, alone: bool) {
+        self.jobs_out += 1;
+        self.actions.push(ArrayAction::Code(Job { key, work, alone }));
     }
 }

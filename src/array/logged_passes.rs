@@ -3,13 +3,14 @@
 //! Every block that goes to a device under construction was verified or decoded from verified blocks. A scrub knows by
 //! its checksum which block is wrong; without checksums it falls back to what parity can tell (`verify.rs`).
 
-use super::fetch::{Fetch, Fetched};
+use super::fetch::{Blend, Fetch, Fetched, Ingredient};
 use super::rebuild::Target;
 use super::slot_hold::{Held, SlotHold};
 use super::{ActivityKind, Array, Flow, Inflight, NoticeLevel, Op, Owner};
 use crate::block_io::{Buf, IoFault, IoOp, IoValue};
+use crate::codec::{BlockHasher, CodedColumns};
 use crate::format::MemberState;
-use crate::units::{ROW_BYTES, SlotIndex};
+use crate::units::{BlockHash, ColumnIndex, ROW_BYTES, SlotIndex};
 
 const BLOCK: usize = ROW_BYTES as usize;
 
@@ -53,7 +54,9 @@ impl Array {
 
     fn start_logged_pass(&mut self, slot: SlotIndex, work: Work) {
         let hold = SlotHold::new(slot, !matches!(work, Work::Scrub), self.redo().lives);
-        let pass = LoggedPass { hold, work, stage: Stage::Hold, fetch: Fetch::new(slot), writing: 0 };
+        let mut fetch = Fetch::new(slot);
+        fetch.background = true;
+        let pass = LoggedPass { hold, work, stage: Stage::Hold, fetch, writing: 0 };
         let key = self.ops.insert(Op::LoggedPass(Box::new(pass)));
         self.ready.push_back(key);
     }
@@ -93,6 +96,7 @@ impl Array {
         if columns.is_empty() {
             return self.end_logged_pass(key, pass, true);
         }
+        let mut wanted = 0;
         for column in columns {
             // A scrub of a degraded array verifies what is there.
             let slot = pass.hold.slot;
@@ -101,6 +105,16 @@ impl Array {
                 continue;
             }
             pass.fetch.want(column, rows.clone(), self.pool.alloc(self.map.chunk));
+            wanted += 1;
+        }
+        // Equal hashes prove equal bytes only where nobody can make them collide; a CRC is looked at again, below.
+        let proves = self.redo().checksums == Some(BlockHasher::Blake3);
+        if matches!(pass.work, Work::Scrub) && proves && self.map.m > 0 && wanted == self.map.width() {
+            pass.fetch.blend(Blend {
+                transform: self.encoding.clone(),
+                inputs: (0..self.map.k).map(Ingredient::Wanted).collect(),
+                keeps: false,
+            });
         }
         pass.stage = Stage::Fetch;
         match self.fetch(key, &mut pass.fetch) {
@@ -132,6 +146,19 @@ impl Array {
             (Err(fault), Work::Scrub) => self.write_fault(entry.member, entry.device, "repair", fault),
         }
         if pass.writing > 0 { Flow::Wait } else { self.end_logged_pass(key, pass, !self.is_failed()) }
+    }
+
+    /// Takes the end of a job: what was read is verified.
+    pub(super) fn logged_pass_coded(
+        &mut self,
+        key: usize,
+        pass: &mut LoggedPass,
+        coded: CodedColumns,
+    ) -> Flow {
+        match self.fetch_coded(key, &mut pass.fetch, coded) {
+            Fetched::Wait => Flow::Wait,
+            Fetched::Done => self.fetched_pass(key, pass),
+        }
     }
 
     fn fetched_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
@@ -202,10 +229,16 @@ impl Array {
                 self.note_lost(stripe, slot, &lost);
             }
         }
+        let encoded = pass.fetch.take_blended();
         let columns = pass.fetch.take();
         let present: Vec<(usize, &[u8])> =
             columns.iter().map(|(column, _, buf)| (*column, &buf[..])).collect();
-        let agree = !lost.is_empty() || present.len() <= self.map.k || self.codec.consistent(&present);
+        let agree = !lost.is_empty()
+            || present.len() <= self.map.k
+            || encoded.map_or_else(
+                || self.codec.consistent(&present),
+                |encoded| self.is_parity(slot, &encoded.output_hashes),
+            );
         if !agree && self.redo().checksums.is_none() {
             return self.judge_by_parity(key, pass, columns);
         }
@@ -221,6 +254,15 @@ impl Array {
         }
         pass.writing = self.send_repairs(key, &mut pass.fetch);
         if pass.writing > 0 { Flow::Wait } else { self.end_logged_pass(key, pass, true) }
+    }
+
+    /// Whether hashes of the parities of data that was found good, column after column, are those of the parities that
+    /// should be there. None of these is lost, so each is there, or was decoded, with the hash it should have.
+    fn is_parity(&self, slot: SlotIndex, hashes: &[BlockHash]) -> bool {
+        let rows = 0..self.map.chunk / BLOCK;
+        let parities = (self.map.k..self.map.width()).map(|column| ColumnIndex(column as u16));
+        let expected = parities.flat_map(|column| self.redo().pages.hashes(slot, rows.clone(), column));
+        expected.eq(hashes.iter().copied())
     }
 
     /// Without checksums: the one column without which a row is consistent is the liar.

@@ -5,6 +5,7 @@ use super::lock::LockMode;
 use super::page_hold::PageHold;
 use super::{Array, ClientError, Flow, Inflight, Op, PieceId, SlotReply};
 use crate::block_io::{BufMut, IoFault, IoValue};
+use crate::codec::CodedColumns;
 use crate::units::{ROW_BYTES, SlotIndex, StripeIndex};
 use std::ops::Range;
 
@@ -145,6 +146,19 @@ impl Array {
             return if read.repairing > 0 { Flow::Wait } else { self.release_logged_read(key, read) };
         }
         match self.fetch_io(key, &mut read.fetch, item, entry, result) {
+            Fetched::Wait => Flow::Wait,
+            Fetched::Done => self.answer_logged_read(key, read),
+        }
+    }
+
+    /// Takes the end of a job: what was read is verified.
+    pub(super) fn logged_read_coded(
+        &mut self,
+        key: usize,
+        read: &mut LoggedRead,
+        coded: CodedColumns,
+    ) -> Flow {
+        match self.fetch_coded(key, &mut read.fetch, coded) {
             Fetched::Wait => Flow::Wait,
             Fetched::Done => self.answer_logged_read(key, read),
         }

@@ -5,7 +5,7 @@
 //! on it is what everybody reads. Old data and old parity are verified before they enter a new parity (`fetch.rs`).
 //! A write that fails before it joined a batch has changed nothing.
 
-use super::fetch::{Fetch, Fetched};
+use super::fetch::{Blended, Fetch, Fetched};
 use super::journal::{record_bytes, stripe_of};
 use super::lock::LockMode;
 use super::mutation::{Mutation, is_off};
@@ -14,6 +14,7 @@ use super::plan::{self, Band, ParityPath};
 use super::redo::Share;
 use super::{Array, ClientError, Flow, Inflight, Op, PieceId, SlotReply};
 use crate::block_io::{Buf, BufMut, DeviceId, IoFault, IoFaultKind, IoValue};
+use crate::codec::CodedColumns;
 use crate::format::{FreshRecord, InPlaceRecord, LogRecord, MapEntry};
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
 use std::ops::Range;
@@ -346,11 +347,34 @@ impl Array {
             write.plans.push((band, path));
         }
         write.fetch.believes_parity = is_off(Mutation::OldParityNotVerified);
+        self.blend_parity(write);
         write.stage = Stage::Old;
         match self.fetch(key, &mut write.fetch) {
             Fetched::Wait => Flow::Wait,
             Fetched::Done => self.fetched_old(key, write),
         }
+    }
+
+    /// Where a write is one band and much, its parity is computed in the pass that verifies what it is computed from.
+    fn blend_parity(&self, write: &mut LoggedWrite) {
+        let (Work::Data { offset, data }, [(band, path)], false) =
+            (&write.work, &write.plans[..], write.healing)
+        else {
+            return;
+        };
+        let first = !self.holds_data(write.stripe);
+        let Some(columns) = parity::blended_columns(&self.codec, band, path, first) else { return };
+        if self.redo().checksums.is_some() && columns * band.rows.len() >= self.config.job_bytes_min {
+            let new_bytes = |column: usize| self.new_bytes(band, *offset, data, column);
+            let blend = parity::blend_of_band(&self.codec, band, path, new_bytes);
+            write.fetch.blend(blend);
+        }
+    }
+
+    /// What a write at `offset` has for a column of one of its bands.
+    fn new_bytes(&self, band: &Band, offset: usize, data: &Buf, column: usize) -> Buf {
+        let start = column * self.map.chunk + band.rows.start - offset;
+        data.slice(start..start + band.rows.len())
     }
 
     fn fetched_old(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
@@ -377,6 +401,7 @@ impl Array {
         let Work::Data { offset, data } = &write.work else { return };
         let first = !self.holds_data(write.stripe);
         let lost = std::mem::take(&mut write.fetch.lost);
+        let mut blended = write.fetch.take_blended();
         let mut old = write.fetch.take().into_iter();
         for (at, (band, path)) in write.plans.iter().enumerate() {
             let rows = band.rows.start / BLOCK..band.rows.end / BLOCK;
@@ -393,24 +418,39 @@ impl Array {
                     buf[(row - rows.start) * BLOCK..(row - rows.start + 1) * BLOCK].fill(0);
                 }
             }
-            let new_bytes = |column: usize| {
-                let start = column * self.map.chunk + band.rows.start - offset;
-                data.slice(start..start + band.rows.len())
+            let new_bytes = |column: usize| self.new_bytes(band, *offset, data, column);
+            let (parity, hashes) = match blended.take() {
+                Some(Blended { known_hashes, outputs, output_hashes }) => {
+                    (outputs, Some([known_hashes, output_hashes].concat()))
+                }
+                None => {
+                    let buf = |_| self.pool.alloc(band.rows.len());
+                    let mut parity: Vec<BufMut> = (0..self.map.m).map(buf).collect();
+                    let mut targets: Vec<(usize, &mut [u8])> =
+                        parity.iter_mut().enumerate().map(|(p, buf)| (p, &mut buf[..])).collect();
+                    parity::of_band(&self.codec, band, path, &mut olds, new_bytes, &mut targets);
+                    (parity, None)
+                }
             };
-            let mut parity: Vec<BufMut> = (0..self.map.m).map(|_| self.pool.alloc(band.rows.len())).collect();
-            let mut targets: Vec<(usize, &mut [u8])> =
-                parity.iter_mut().enumerate().map(|(p, buf)| (p, &mut buf[..])).collect();
-            parity::of_band(&self.codec, band, path, &mut olds, new_bytes, &mut targets);
             let mut images: Vec<(u16, Buf)> =
                 band.columns.clone().map(|c| (c as u16, new_bytes(c))).collect();
             let parities = parity.into_iter().enumerate();
             images.extend(parities.map(|(p, buf)| ((self.map.k + p) as u16, buf.freeze())));
             let first = first && at == 0;
-            self.add_records(write.stripe, write.slot, &rows, first, images, &lost, &mut write.records);
+            self.add_records(
+                write.stripe,
+                write.slot,
+                &rows,
+                first,
+                (images, hashes),
+                &lost,
+                &mut write.records,
+            );
         }
     }
 
-    /// The records of a band: one, or one for each row where blocks stay lost.
+    /// The records of a band: one, or one for each row where blocks stay lost. The hashes of its images are those given,
+    /// in the order of the images, which is that of their columns; none are given where blocks stay lost.
     #[expect(clippy::too_many_arguments, reason = "the fields of the records it makes")]
     fn add_records(
         &self,
@@ -418,7 +458,7 @@ impl Array {
         slot: SlotIndex,
         rows: &Range<usize>,
         first: bool,
-        images: Vec<(u16, Buf)>,
+        (images, hashed): (Vec<(u16, Buf)>, Option<Vec<BlockHash>>),
         lost: &[(usize, usize)],
         records: &mut Vec<(LogRecord, Vec<(u16, Buf)>)>,
     ) {
@@ -427,6 +467,10 @@ impl Array {
         } else {
             vec![rows.clone()]
         };
+        assert!(
+            hashed.is_none() || pieces.len() == 1,
+            "what is blended has no row with blocks that are lost"
+        );
         for (nth, piece) in pieces.into_iter().enumerate() {
             let bytes = (piece.start - rows.start) * BLOCK..(piece.end - rows.start) * BLOCK;
             let images: Vec<(u16, Buf)> =
@@ -435,13 +479,16 @@ impl Array {
             let mut columns: Vec<u16> = images.iter().map(|(column, _)| *column).collect();
             columns.extend(lost_here.filter(|c| !images.iter().any(|(other, _)| other == c)));
             columns.sort_unstable();
-            let mut hashes = Vec::with_capacity(columns.len() * piece.len());
-            for column in &columns {
-                match images.iter().find(|(c, _)| c == column) {
-                    Some((_, image)) => self.redo().log_hasher().hash_blocks(image, &mut hashes),
-                    None => hashes.extend(std::iter::repeat_n(BlockHash::LOST, piece.len())),
+            let hashes = hashed.clone().unwrap_or_else(|| {
+                let mut hashes = Vec::with_capacity(columns.len() * piece.len());
+                for column in &columns {
+                    match images.iter().find(|(c, _)| c == column) {
+                        Some((_, image)) => self.redo().log_hasher().hash_blocks(image, &mut hashes),
+                        None => hashes.extend(std::iter::repeat_n(BlockHash::LOST, piece.len())),
+                    }
                 }
-            }
+                hashes
+            });
             let record = InPlaceRecord {
                 stripe,
                 slot,
@@ -606,17 +653,7 @@ impl Array {
     ) -> Flow {
         if write.stage != Stage::Stripe {
             let fetched = self.fetch_io(key, &mut write.fetch, item, entry, result);
-            if fetched == Fetched::Wait {
-                return Flow::Wait;
-            }
-            if self.is_failed() || write.life != self.redo().lives {
-                return self.end_logged_write(key, write, Err(ClientError::Io));
-            }
-            let flow = match write.stage {
-                Stage::Edges => self.merge_edges(key, write),
-                _ => self.fetched_old(key, write),
-            };
-            return if flow == Flow::Finished { flow } else { self.advance_logged_write(key, write) };
+            return self.go_on_fetched(key, write, fetched);
         }
         write.pending -= 1;
         if let Err(fault) = result {
@@ -634,6 +671,35 @@ impl Array {
             return Flow::Wait;
         }
         let flow = self.stripe_written(key, write);
+        if flow == Flow::Finished { flow } else { self.advance_logged_write(key, write) }
+    }
+
+    /// Takes the end of a job: a whole stripe is coded, or what was read is verified.
+    pub(super) fn logged_write_coded(
+        &mut self,
+        key: usize,
+        write: &mut LoggedWrite,
+        coded: CodedColumns,
+    ) -> Flow {
+        if write.stage == Stage::Code {
+            return self.stripe_coded(key, write, coded);
+        }
+        let fetched = self.fetch_coded(key, &mut write.fetch, coded);
+        self.go_on_fetched(key, write, fetched)
+    }
+
+    /// Goes on when what was fetched is there.
+    fn go_on_fetched(&mut self, key: usize, write: &mut LoggedWrite, fetched: Fetched) -> Flow {
+        if fetched == Fetched::Wait {
+            return Flow::Wait;
+        }
+        if self.is_failed() || write.life != self.redo().lives {
+            return self.end_logged_write(key, write, Err(ClientError::Io));
+        }
+        let flow = match write.stage {
+            Stage::Edges => self.merge_edges(key, write),
+            _ => self.fetched_old(key, write),
+        };
         if flow == Flow::Finished { flow } else { self.advance_logged_write(key, write) }
     }
 

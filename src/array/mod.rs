@@ -114,6 +114,9 @@ pub struct ArrayConfig {
     pub rebuild_max: u64,
     /// What is done with writes of whole stripes; arrays without a redo log always write in place.
     pub full_stripe: FullStripe,
+    /// Bytes from which on what was read is verified and decoded, and new parity computed, as a job, in logged arrays with
+    /// checksums. Below, the way to a thread and back takes longer than the work.
+    pub job_bytes_min: usize,
     /// Bytes of memory for metadata pages: the checksums of this times 256 of data are at hand.
     pub page_cache: usize,
     /// Serve although a replay of the log finds rows that are lost and that nothing tells from good ones.
@@ -130,6 +133,7 @@ impl Default for ArrayConfig {
             rebuild_min: 32 << 20,
             rebuild_max: 0,
             full_stripe: FullStripe::Fresh,
+            job_bytes_min: 64 << 10,
             page_cache: 64 << 20,
             force: false,
             seed: 0,
@@ -171,6 +175,8 @@ pub struct Array {
     releasing: Vec<DeviceId>,
     /// Devices that were replaced, until that is on disk.
     exchanged: Vec<DeviceId>,
+    /// Jobs given away and not answered.
+    jobs_out: usize,
     client_ops: usize,
     last_client: Timestamp,
     write_ops: usize,
@@ -356,6 +362,7 @@ impl Array {
             returnable: MemberSet::default(),
             releasing: Vec::new(),
             exchanged: Vec::new(),
+            jobs_out: 0,
             client_ops: 0,
             last_client: Timestamp(0),
             write_ops: 0,
@@ -477,10 +484,19 @@ impl Array {
     /// When this array gave out no such job.
     pub fn coded(&mut self, now: Timestamp, done: JobDone) {
         self.now = now;
-        let key = done.key;
+        let JobDone { key, columns } = done;
+        self.jobs_out -= 1;
         let mut op = std::mem::replace(&mut self.ops[key], Op::Busy);
-        let Op::LoggedWrite(write) = &mut op else { unreachable!("only writes give jobs away") };
-        let flow = self.stripe_coded(key, write, done.columns);
+        let flow = match &mut op {
+            Op::LoggedRead(read) => self.logged_read_coded(key, read, columns),
+            Op::LoggedWrite(write) => self.logged_write_coded(key, write, columns),
+            Op::LoggedPass(pass) => self.logged_pass_coded(key, pass, columns),
+            Op::Busy | Op::Ended => unreachable!("an operation outlives its job"),
+            Op::Read(_) | Op::Write(_) | Op::Extents(_) | Op::Rebuild(_) | Op::Verify(_) => {
+                unreachable!("only logged arrays give jobs away")
+            }
+            Op::PagePass(_) | Op::PageScrub(_) => unreachable!("pages are no bulk work"),
+        };
         self.put_back(key, op, flow);
         self.run();
     }

@@ -91,6 +91,8 @@ mutations! {
     PagesBeforeDurable "pages-before-durable",
     /// Old parity enters new parity without being verified: damage of one block becomes damage of its row.
     OldParityNotVerified "old-parity-not-verified",
+    /// New parity that a job computed counts although old blocks that it was computed from turned out wrong.
+    BlendNotVerified "blend-not-verified",
 }
 
 impl Mutation {

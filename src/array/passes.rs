@@ -56,10 +56,11 @@ impl Pass {
     }
 }
 
-/// Memory that slot operations of passes may hold at one time, in bytes.
+/// Memory that slot operations of passes may hold at one time, in bytes: what a device that verifies and decodes in batches
+/// of 16 MiB takes to be kept full, with one batch on it, one waiting and two being read and written.
 const WINDOW_BYTES: usize = 64 << 20;
-/// Slots under way at one time at most: enough to keep every member busy.
-const WINDOW_SLOTS: usize = 16;
+/// Slots under way at one time at most, which is what small chunks come to: each has locks and pages of its own.
+const WINDOW_SLOTS: usize = 128;
 /// Clients count as busy for this long after their last request.
 const CLIENT_BUSY_NS: u64 = 5_000_000;
 /// Allowance that may pile up, in seconds of the rate: more than a tick, so that a slow tick does not cost rate.

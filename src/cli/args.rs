@@ -9,6 +9,7 @@ use crate::gpu::Mode;
 use crate::units::ByteCount;
 use clap::{ArgAction, Args, Parser, Subcommand};
 use std::path::PathBuf;
+use std::str::FromStr;
 
 /// Environment variable that names the daemon's control socket.
 pub const SOCKET_VARIABLE: &str = "CALPE_SOCKET";
@@ -382,19 +383,44 @@ pub enum BenchCommand {
 Examples:
   calpe bench codec
   calpe bench codec --geometry 8+4 --block 64KiB --engine gfni --json
+  calpe bench codec --engine cuda      the first GPU: on its own memory, from and to the host's, and from which size on it is worth it
 The NBD server is measured against others by scripts/bench-nbd.")]
     Codec(BenchCodecArgs),
     /// Checksums of blocks against the memory bandwidth of one core
     #[command(after_help = "\
 Examples:
   calpe bench hash
-  calpe bench hash --seconds 2 --json")]
+  calpe bench hash --seconds 2 --json
+  calpe bench hash --engine cuda       the first GPU; the same run as that of bench codec")]
     Hash(BenchHashArgs),
+}
+
+/// What `bench codec` measures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BenchEngine {
+    /// An engine of the CPU.
+    Cpu(Engine),
+    /// The first GPU.
+    Cuda,
+}
+
+impl FromStr for BenchEngine {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<BenchEngine, String> {
+        match text {
+            "cuda" => Ok(BenchEngine::Cuda),
+            engine => engine.parse().map(BenchEngine::Cpu).map_err(|error| format!("{error}, or cuda")),
+        }
+    }
 }
 
 /// Options of `bench hash`.
 #[derive(Debug, Clone, Args)]
 pub struct BenchHashArgs {
+    /// The CPU's, or 'cuda' for the first GPU
+    #[arg(long, value_name = "ENGINE", default_value = "cpu", value_parser = ["cpu", "cuda"])]
+    pub engine: String,
     /// Seconds that the run should take
     #[arg(long, default_value_t = 5.0)]
     pub seconds: f64,
@@ -406,9 +432,13 @@ pub struct BenchHashArgs {
 /// Options of `bench codec`.
 #[derive(Debug, Clone, Args)]
 pub struct BenchCodecArgs {
-    /// Only this engine; may be repeated [default: all]
+    /// Only this engine; may be repeated [default: all of the CPU]. 'cuda', by itself, is the first GPU; its geometries and sizes
+    /// are fixed
     #[arg(long = "engine", value_name = "ENGINE")]
-    pub engines: Vec<Engine>,
+    pub engines: Vec<BenchEngine>,
+    /// With --engine cuda: try other ways to drive it, too
+    #[arg(long)]
+    pub sweep: bool,
     /// This geometry, data+parity; may be repeated [default: five common ones]
     #[arg(long = "geometry", value_name = "K+M")]
     pub geometries: Vec<BenchGeometry>,

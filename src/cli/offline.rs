@@ -1,6 +1,6 @@
 //! The commands that need no daemon: create, inspect, check, bench.
 
-use super::args::{BenchCodecArgs, BenchHashArgs, CheckArgs, CreateArgs, InspectArgs};
+use super::args::{BenchCodecArgs, BenchEngine, BenchHashArgs, CheckArgs, CreateArgs, InspectArgs};
 use super::wait::Progress;
 use super::{CliError, Outcome, say, say_json};
 use crate::codec::bench;
@@ -9,9 +9,13 @@ use crate::daemon::clock;
 use crate::daemon::create::{CreatePlan, CreateRequest, default_checksum};
 use crate::daemon::report::Meters;
 use crate::daemon::superblocks;
+use crate::gpu::cuda::{CudaDriver, Tuning, bench as gpu_bench};
+use crate::gpu::{CalibrationSource, Crossover, GpuConfig, GpuRuntime};
 use crate::member::{Access, Device};
 use crate::units::HumanSize;
+use serde::Serialize;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 /// `calpe create`.
 pub(super) fn create(args: CreateArgs) -> Outcome {
@@ -96,6 +100,9 @@ pub(super) fn check(args: &CheckArgs) -> Outcome {
 
 /// `calpe bench hash`.
 pub(super) fn bench_hash(args: &BenchHashArgs) -> Outcome {
+    if args.engine == "cuda" {
+        return bench_gpu(false, args.json);
+    }
     let report = bench::run_hash(args.seconds);
     if args.json {
         say_json(&report)?;
@@ -108,8 +115,18 @@ pub(super) fn bench_hash(args: &BenchHashArgs) -> Outcome {
 /// `calpe bench codec`.
 pub(super) fn bench_codec(args: BenchCodecArgs) -> Outcome {
     let mut options = bench::BenchOptions { seconds: args.seconds, ..bench::BenchOptions::default() };
-    if !args.engines.is_empty() {
-        options.engines = args.engines;
+    if args.engines == [BenchEngine::Cuda] {
+        return bench_gpu(args.sweep, args.json);
+    }
+    let engines = args.engines.iter().map(|engine| match engine {
+        BenchEngine::Cpu(engine) => Ok(*engine),
+        BenchEngine::Cuda => {
+            Err(CliError::Outcome("cuda is measured by itself: leave out the other engines".into()))
+        }
+    });
+    let engines = engines.collect::<Result<Vec<_>, _>>()?;
+    if !engines.is_empty() {
+        options.engines = engines;
     }
     if !args.geometries.is_empty() {
         options.geometries = args.geometries;
@@ -127,6 +144,41 @@ pub(super) fn bench_codec(args: BenchCodecArgs) -> Outcome {
         say_json(&report)?;
     } else {
         say(&report.render())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What `calpe bench ... --engine cuda` prints.
+#[derive(Serialize)]
+struct GpuBench {
+    #[serde(flatten)]
+    report: gpu_bench::BenchReport,
+    /// From which size on it is worth it, against threads of this CPU.
+    crossovers: Vec<Crossover>,
+}
+
+fn bench_gpu(sweep: bool, json: bool) -> Outcome {
+    let failed = |error: &dyn std::fmt::Display| CliError::Outcome(format!("no GPU was measured: {error}"));
+    let options = gpu_bench::BenchOptions { sweep, ..gpu_bench::BenchOptions::default() };
+    let report = gpu_bench::run(&options).map_err(|error| failed(&error))?;
+    let config = GpuConfig { devices: vec![options.index], ..GpuConfig::default() };
+    let driver = Arc::new(CudaDriver::new(Tuning::default()));
+    let runtime = GpuRuntime::start(&config, driver, &[], CalibrationSource::Measure);
+    let devices = runtime.map_err(|error| failed(&error))?.report().devices;
+    let crossovers = devices.into_iter().flat_map(|device| device.crossovers).collect();
+    let bench = GpuBench { report, crossovers };
+    if json {
+        say_json(&bench)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    say(&format!(
+        "{}\nwhere the GPU is as fast as CPU threads, in bytes of input handed over at once:\n",
+        bench.report
+    ))?;
+    for Crossover { class, threads, bytes } in &bench.crossovers {
+        let from =
+            bytes.map_or("the CPU at any size".into(), |bytes| format!("from {} on", HumanSize(bytes)));
+        say(&format!("  {:<12} {threads:>2} threads: {from}\n", class.name()))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -77,6 +77,7 @@ impl ServeOptions {
             rebuild_min: self.rebuild_min.unwrap_or(defaults.rebuild_min),
             rebuild_max: self.rebuild_max.unwrap_or(defaults.rebuild_max),
             full_stripe: self.full_stripe.unwrap_or(suited),
+            job_bytes_min: defaults.job_bytes_min,
             page_cache: page_cache.unwrap_or(defaults.page_cache),
             force: self.force,
             seed: random(),

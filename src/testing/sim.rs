@@ -2,7 +2,7 @@
 //! the process can be killed with operations half done, and the power of all disks can fail. What a disk itself can
 //! do wrong is in `disk.rs`. Deterministic: the same seed and the same calls give the same run.
 
-use super::disk::{DiskWrite, Fate, SimDisk, fault};
+use super::disk::{BLOCK, DiskWrite, Fate, SimDisk, fault};
 use super::{Random, superblocks};
 use crate::array::assembly::{AssemblyError, Candidate, assemble};
 use crate::array::{ArrayConfig, NewArray, OpenDevice};
@@ -36,6 +36,9 @@ pub struct SimShape {
     pub checksum: ChecksumKind,
     /// Bytes of the log region in place of what `create` would give it: a ring that is soon full.
     pub log_bytes: Option<u64>,
+    /// Bytes from which on fetched blocks and new parity are given away as jobs; None: at random, by the seed, so that
+    /// half of all runs give away what is a block or a few, and the others next to nothing.
+    pub job_bytes: Option<usize>,
     /// Slots beyond those of the stripes in place of what `create` would give: slots that are soon used again.
     pub free_slots: Option<u64>,
 }
@@ -53,6 +56,7 @@ impl SimShape {
             redo: false,
             checksum: ChecksumKind::None,
             log_bytes: None,
+            job_bytes: None,
             free_slots: None,
         }
     }
@@ -214,6 +218,8 @@ pub struct SimArray {
     queue: Vec<(DeviceId, IoToken, IoOp, u64)>,
     /// Work that the volume gave away.
     jobs: Vec<Job>,
+    /// Nobody does any of it.
+    pub holds_jobs: bool,
     /// Operations executed so far, by all disks.
     executed: u64,
     /// Writes submitted, and writes and flushes executed.
@@ -263,7 +269,13 @@ impl SimArray {
             })
             .collect();
         let assembled = assemble(&candidates, force)?;
-        let config = ArrayConfig { seed: random.next_u64(), ..ArrayConfig::default() };
+        let defaults = ArrayConfig::default();
+        let seed = random.next_u64();
+        let job_bytes_min = world.shape.job_bytes.unwrap_or(match seed % 8 {
+            blocks @ 1..=4 => (blocks * BLOCK) as usize,
+            _ => defaults.job_bytes_min,
+        });
+        let config = ArrayConfig { seed, job_bytes_min, ..defaults };
         let volume = PlainVolume::new(assembled, world.codec.clone(), world.pool.clone(), config);
         // What an earlier life left in the caches is older than everything this one does.
         let executed = disks.values().map(SimDisk::newest_cached).max().unwrap_or(0);
@@ -275,6 +287,7 @@ impl SimArray {
             volume,
             queue: Vec::new(),
             jobs: Vec::new(),
+            holds_jobs: false,
             executed,
             changes: 0,
             actions: Vec::new(),
@@ -371,10 +384,16 @@ impl SimArray {
         self.queue.iter().map(|(device, _, op, _)| (device.0, op))
     }
 
+    /// The work that is out.
+    #[must_use]
+    pub fn jobs(&self) -> &[Job] {
+        &self.jobs
+    }
+
     /// Executes the oldest queued operation that `wanted` accepts; false: there is none.
     pub fn step_where(&mut self, mut wanted: impl FnMut(u32, &IoOp) -> bool) -> bool {
         self.now.0 += 50_000;
-        while let Some(last) = self.jobs.len().checked_sub(1) {
+        while let Some(last) = self.jobs.len().checked_sub(1).filter(|_| !self.holds_jobs) {
             self.do_job(last);
         }
         let fitting = (0..self.queue.len()).filter(|&at| wanted(self.queue[at].0.0, &self.queue[at].2));
@@ -578,7 +597,8 @@ impl SimArray {
     /// Executes one queued operation, if there is one, and lets a little time pass.
     pub fn step(&mut self) -> bool {
         self.now.0 += 50_000;
-        if !self.jobs.is_empty() && (self.queue.is_empty() || self.random.one_in(2)) {
+        let idle = self.holds_jobs || self.jobs.is_empty();
+        if !idle && (self.queue.is_empty() || self.random.one_in(2)) {
             let at = self.random.below(self.jobs.len() as u64) as usize;
             self.do_job(at);
             return true;

@@ -482,7 +482,12 @@ impl Bed {
 
     /// Starts a case that will fail, and says in which slot.
     pub fn doomed(&mut self, case: Case) -> Result<usize, DeviceError> {
-        self.try_start(case).map_err(|refused| refused.1)
+        self.try_start(case).map_err(|refused| {
+            let (case, error) = *refused;
+            // Some of it may have been queued.
+            std::mem::forget(case);
+            error
+        })
     }
 
     /// The slot that wakes within a time.

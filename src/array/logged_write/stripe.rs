@@ -1,10 +1,9 @@
 //! Writes of whole stripes: to a free slot, coded and hashed as a job, written once, live by a record.
 
 use super::{Flow, LoggedWrite, SLOT_LOCK, Stage, StripeWrite, Work};
-use crate::array::job::Job;
 use crate::array::lock::LockMode;
 use crate::array::page_hold::PageHold;
-use crate::array::{Array, ArrayAction, ClientError, NoticeLevel, Owner};
+use crate::array::{Array, ClientError, NoticeLevel, Owner};
 use crate::block_io::{BufMut, IoOp};
 use crate::codec::{CodecJob, CodedColumns, Column, Outputs};
 use crate::format::{FreshRecord, LogRecord};
@@ -58,7 +57,7 @@ impl Array {
             inputs: (0..k).map(column).collect(),
             outputs: Outputs::Into((0..self.map.m).map(|_| self.pool.alloc(chunk)).collect()),
         };
-        self.actions.push(ArrayAction::Code(Job { key, work, alone: self.client_ops == 1 }));
+        self.give_away(key, work, self.client_ops == 1);
         Flow::Wait
     }
 

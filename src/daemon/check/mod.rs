@@ -340,6 +340,7 @@ impl Run {
     fn step(&mut self, event: VolumeEvent) {
         let mut actions = std::mem::take(&mut self.actions);
         self.volume.step(clock::now(), event, &mut actions);
+        let mut jobs = Vec::new();
         for action in actions.drain(..) {
             match action {
                 VolumeAction::Io { device, token, op } => self.layer.submit(device, token, op),
@@ -350,10 +351,14 @@ impl Run {
                 }
                 // A device that left service stays open: it is not to change before the end.
                 VolumeAction::AdminDone(_, Ok(_)) | VolumeAction::Release(_) => {}
-                VolumeAction::ClientDone(..) | VolumeAction::Code(_) => unreachable!("there are no clients"),
+                VolumeAction::Code(job) => jobs.push(job),
+                VolumeAction::ClientDone(..) => unreachable!("there are no clients"),
             }
         }
         self.actions = actions;
+        for job in jobs {
+            self.step(VolumeEvent::Coded(job.run()));
+        }
     }
 
     /// What kept the scrub from its end.

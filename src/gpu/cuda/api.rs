@@ -285,6 +285,15 @@ impl Context {
     }
 }
 
+impl Context {
+    /// Ends a context that failed, although all that belongs to it is still there. Nothing of it may be used, or dropped,
+    /// from now on.
+    pub fn destroy(&self) {
+        // SAFETY: whoever calls this has forgotten all owners of what belongs to it, so no handle is used again.
+        unsafe { sys::cuCtxDestroy_v2(self.raw) };
+    }
+}
+
 impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: everything that belongs to the context held it, so this is the last use. Errors leave nothing to do.

@@ -170,21 +170,16 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport, DeviceError> {
     let open_seconds = opening.elapsed().as_secs_f64();
     let registered = opened.registered().clone();
     let pipeline = pipeline::measure(&mut opened, &mut memory, &ceilings, options.seconds)?;
-    let latency = pipeline::latencies(&mut opened, &mut memory)?;
     let mut sweep = Vec::new();
     if options.sweep {
         sweep.extend(pipeline::sweep(&mut opened, &mut memory, &ceilings, options.seconds)?);
-        drop(opened);
         let flat = CudaDriver::new(Tuning { priorities: false, ..Tuning::default() });
-        let mut opened = flat.open_cuda(options.index, std::slice::from_ref(&memory.pool))?;
-        sweep.extend(pipeline::sweep_one(
-            &mut opened,
-            &mut memory,
-            &ceilings,
-            options.seconds,
-            "no priorities",
-        )?);
+        let mut flat = flat.open_cuda(options.index, std::slice::from_ref(&memory.pool))?;
+        let name = "no priorities";
+        sweep.extend(pipeline::sweep_one(&mut flat, &mut memory, &ceilings, options.seconds, name)?);
     }
+    // Last, for it leaves the other thread with work.
+    let latency = pipeline::latencies(&mut opened, &mut memory)?;
     Ok(BenchReport {
         version: OUTPUT_VERSION,
         device,

@@ -11,6 +11,7 @@
 
 use std::ptr;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use super::api::{Context, DeviceMemory, Event, Gpu, PinnedMemory, Stream};
 use super::faults::Faults;
@@ -44,6 +45,9 @@ pub struct CudaDevice {
     failed: bool,
     slot_bytes: usize,
     slots: Vec<Slot>,
+    /// Brings lists and factors, ahead of the batch that needs them: a copy between two gathering kernels would leave the link
+    /// idle for as long as a launch takes.
+    lists: Stream,
     input: Stream,
     compute: Stream,
     output: Stream,
@@ -63,6 +67,7 @@ struct Slot {
     digests: DeviceMemory,
     digests_host: PinnedMemory,
     staging: PinnedMemory,
+    listed: Event,
     arrived: Event,
     computed: Event,
     ended: Event,
@@ -154,6 +159,7 @@ impl CudaDevice {
             failed: false,
             slot_bytes,
             slots,
+            lists: Stream::new(&context, urgent)?,
             input: Stream::new(&context, urgent)?,
             compute: Stream::new(&context, least)?,
             output: Stream::new(&context, urgent)?,
@@ -266,7 +272,7 @@ impl CudaDevice {
         wake: Wake,
     ) -> Result<(), DeviceError> {
         let fault = self.faults.take();
-        let CudaDevice { tuning, slots, input, compute, output, notice, kernels, slabs, .. } = self;
+        let CudaDevice { tuning, slots, lists, input, compute, output, notice, kernels, slabs, .. } = self;
         let slot = &mut slots[slot];
         let columns_start = slot.columns.start();
 
@@ -304,7 +310,9 @@ impl CudaDevice {
         unsafe {
             if !control.is_empty() {
                 slot.control_host.start().copy_from_nonoverlapping(control.as_ptr(), control.len());
-                input.copy_in(slot.control.start(), slot.control_host.start(), control.len())?;
+                lists.copy_in(slot.control.start(), slot.control_host.start(), control.len())?;
+                slot.listed.record(lists)?;
+                input.wait(&slot.listed)?;
             }
             match gathered {
                 Some((list, count)) => {
@@ -433,6 +441,7 @@ impl Slot {
             digests: DeviceMemory::new(context, blocks * DIGEST_BYTES)?,
             digests_host: PinnedMemory::new(context, blocks * DIGEST_BYTES)?,
             staging: PinnedMemory::new(context, staging)?,
+            listed: Event::new(context, false)?,
             arrived: Event::new(context, false)?,
             computed: Event::new(context, false)?,
             ended: Event::new(context, false)?,
@@ -496,7 +505,18 @@ impl Device for CudaDevice {
     }
 
     fn abandon(mut self: Box<Self>) {
-        self.programs.give_up();
+        let compiling = self.programs.give_up();
+        // In a context that failed nothing runs any more, and as long as it is there the driver makes no other one.
+        if self.slots.iter().any(|slot| slot.ended.is_done().is_err()) {
+            let context = Arc::clone(&self.context);
+            let end = move || {
+                // It panics only where a matrix breaks an invariant, and has said so.
+                compiling.map(JoinHandle::join);
+                context.destroy();
+            };
+            // Without a thread it stays, and so does the failure.
+            drop(std::thread::Builder::new().name("gpu-end".to_owned()).spawn(end));
+        }
         // Slots, context and registered slabs may be in use for as long as the process lives.
         std::mem::forget(self);
     }

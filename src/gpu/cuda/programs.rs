@@ -149,9 +149,9 @@ pub struct Programs {
     context: Arc<Context>,
     cache: Arc<Mutex<Cache>>,
     requests: Option<Sender<Key>>,
-    /// Whether what is still asked for is not to be compiled any more.
-    enough: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
+    /// Nobody wants what is still asked for.
+    over: Arc<AtomicBool>,
 }
 
 impl Programs {
@@ -162,14 +162,12 @@ impl Programs {
     pub fn new(context: &Arc<Context>) -> Result<Programs, DeviceError> {
         let cache = Arc::new(Mutex::new(Cache::default()));
         let (requests, received) = mpsc::channel::<Key>();
-        let (theirs, shared) = (Arc::clone(context), Arc::clone(&cache));
-        let enough = Arc::new(AtomicBool::new(false));
-        let stop = Arc::clone(&enough);
+        let over = Arc::new(AtomicBool::new(false));
+        let (theirs, shared, stop) = (Arc::clone(context), Arc::clone(&cache), Arc::clone(&over));
         let work = move || {
             for key in received {
-                // Requests outlive their sender.
                 if stop.load(Ordering::Relaxed) {
-                    return;
+                    break;
                 }
                 let outputs = key.1.len() / key.0;
                 let state = match Program::compile(&theirs, &key.1, key.0, outputs) {
@@ -190,8 +188,13 @@ impl Programs {
             std::thread::Builder::new().name("gpu-compile".to_owned()).spawn(work).map_err(|error| {
                 DeviceError::Failed { operation: "starting a thread", text: error.to_string() }
             })?;
-        let (context, requests, thread) = (Arc::clone(context), Some(requests), Some(thread));
-        Ok(Programs { context, cache, requests, enough, thread })
+        Ok(Programs {
+            context: Arc::clone(context),
+            cache,
+            requests: Some(requests),
+            thread: Some(thread),
+            over,
+        })
     }
 
     /// The program of a matrix if it is ready; asks for it when the matrix was seen `after` times before.
@@ -241,17 +244,17 @@ impl Programs {
         Ok(program)
     }
 
-    /// Lets the thread end when it can, without waiting for it.
-    pub fn give_up(&mut self) {
-        self.enough.store(true, Ordering::Relaxed);
+    /// Lets the thread end when it can, without waiting for it: that is left to who gets it.
+    pub fn give_up(&mut self) -> Option<JoinHandle<()>> {
+        self.over.store(true, Ordering::Relaxed);
         self.requests = None;
-        self.thread = None;
+        self.thread.take()
     }
 }
 
 impl Drop for Programs {
     fn drop(&mut self) {
-        self.enough.store(true, Ordering::Relaxed);
+        self.over.store(true, Ordering::Relaxed);
         self.requests = None;
         if let Some(thread) = self.thread.take() {
             // It panics only where a matrix breaks an invariant, and has said so.
