@@ -116,7 +116,7 @@ impl Jobs {
         }
         match &mut self.gpu {
             Some(gpu) => gpu.turn.push((array, job)),
-            None => self.to_threads(array, job),
+            None => self.give_threads(array, job),
         }
     }
 
@@ -140,11 +140,11 @@ impl Jobs {
             })
             .collect();
         for (array, job) in rest {
-            self.to_threads(array, job);
+            self.give_threads(array, job);
         }
     }
 
-    fn to_threads(&mut self, array: ArrayId, job: Job) {
+    fn give_threads(&mut self, array: ArrayId, job: Job) {
         if self.threads.is_empty() {
             self.done.push_back((array, job.run()));
             return;
