@@ -88,6 +88,7 @@ fn config() -> GpuConfig {
         hang_after: Duration::from_secs(20),
         reopen_after: ms(10),
         reopen_after_max: ms(80),
+        given_up_max: u32::MAX,
         ..GpuConfig::default()
     }
 }
@@ -398,6 +399,27 @@ fn a_device_is_tried_again_less_and_less_often_until_it_passes_its_test() {
 }
 
 #[test]
+fn a_device_that_fails_again_and_again_is_left_alone() {
+    let _threads = THREADS.read();
+    let config = GpuConfig { reopen_after: ms(2), reopen_after_max: ms(2), given_up_max: 3, ..config() };
+    let bench = bench(&config, vec![FakeDevice::default()], eager());
+    // At work, and then in two tests.
+    bench.driver.inject(0, 0, Fault::Finish);
+    bench.driver.inject(0, 1, Fault::WrongOutput);
+    bench.driver.inject(0, 2, Fault::WrongOutput);
+    bench.give([0]);
+    bench.expect(1);
+    bench.until("it is left alone", |bench| match &bench.runtime.report().devices[0].state {
+        DeviceState::Failed { reason, .. } => reason.contains("3 times"),
+        DeviceState::Running => false,
+    });
+    thread::sleep(ms(100));
+    assert_eq!(bench.driver.opens(0), 3);
+    assert_eq!(bench.kinds(), [GpuEventKind::Failed, GpuEventKind::Failed]);
+    assert_eq!(bench.offer(vec![(Tag(1), job(&bench.pool, 1))]).len(), 1);
+}
+
+#[test]
 fn a_wrong_result_is_found_by_comparing_and_never_answered() {
     let _threads = THREADS.read();
     for (fault, share) in [(Fault::WrongOutput, 1.0), (Fault::WrongDigest, 1.0), (Fault::WrongOutput, 0.0)] {
@@ -466,6 +488,24 @@ fn of_two_devices_the_slower_takes_less_and_one_can_be_lost() {
     let rest = bench.offer((0..3).map(|tag| (Tag(tag), job(&bench.pool, tag))).collect());
     assert_eq!(rest.iter().map(|(tag, _)| tag.0).collect::<Vec<_>>(), [0, 1, 2]);
     assert_eq!(bench.runtime.report().decisions.unavailable, 3);
+}
+
+#[test]
+fn what_was_left_to_a_device_that_is_lost_goes_to_another() {
+    let _threads = THREADS.read();
+    let config = GpuConfig { hang_after: ms(600), ..config() };
+    let costs = vec![Costs::linear(1e-9, 1e15, 1.0), Costs::linear(1e-3, 1e15, 1.0)];
+    let bench = bench(&config, vec![FakeDevice::default(), FakeDevice::default()], costs);
+    bench.driver.inject(0, 0, Fault::BlockFinish(ms(5000)));
+    bench.give([0]);
+    // The faster device has idle slots, but is stuck with the result of the first job when it is told of the second.
+    thread::sleep(ms(150));
+    bench.give([1]);
+    assert_eq!(bench.runtime.report().waiting_jobs, 1);
+    let started = Instant::now();
+    bench.expect(2);
+    assert!(started.elapsed() < ms(4000), "{:?}", started.elapsed());
+    assert_eq!(bench.runtime.report().devices[1].jobs, 1);
 }
 
 #[test]

@@ -54,9 +54,9 @@ pub(super) fn run(
     first: Sender<Result<(), String>>,
 ) {
     let config = &shared.settings.config;
-    let (mut pause, mut first) = (config.reopen_after, Some(first));
+    let (mut pause, mut first, mut given_up) = (config.reopen_after, Some(first), 0);
     loop {
-        let opened = open(shared, lane);
+        let opened = open(shared, lane, &mut given_up);
         let outcome = opened.as_ref().map(|_| ()).map_err(String::clone);
         match opened {
             Ok((device, costs)) => {
@@ -66,6 +66,7 @@ pub(super) fn run(
                 if serve(shared, lane, generation, device, inbox) {
                     return;
                 }
+                given_up += 1;
                 if opened_at.elapsed() >= config.reopen_after_max {
                     pause = config.reopen_after;
                 }
@@ -74,6 +75,11 @@ pub(super) fn run(
                 shared.not_opened(lane, &reason);
                 report_first(&mut first, outcome);
             }
+        }
+        if given_up >= config.given_up_max {
+            shared.leave_alone(lane, given_up);
+            while !shared.is_closing() && inbox.recv().is_ok() {}
+            return;
         }
         shared.retry_at(lane, Some(Instant::now() + pause));
         if !wait(shared, inbox, pause) {
@@ -105,14 +111,15 @@ fn wait(shared: &Shared, inbox: &Receiver<Event>, pause: Duration) -> bool {
     false
 }
 
-/// A device that was opened, passed its self-test and has figures.
-fn open(shared: &Shared, lane: usize) -> Result<(Box<dyn Device>, Arc<Costs>), String> {
+/// A device that was opened, passed its self-test and has figures. One that did not is counted as given up.
+fn open(shared: &Shared, lane: usize, given_up: &mut u32) -> Result<(Box<dyn Device>, Arc<Costs>), String> {
     let settings = &shared.settings;
     let index = shared.lanes[lane].info().index;
     let mut device = guarded("opening", || settings.driver.open(index, &settings.pools))?;
     match guarded("testing", || prepare(shared, lane, &mut *device)) {
         Ok(costs) => Ok((device, costs)),
         Err(reason) => {
+            *given_up += 1;
             abandon(device);
             Err(reason)
         }

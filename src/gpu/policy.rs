@@ -174,7 +174,7 @@ impl Costs {
         let (first, last) = (costs.batches.first()?.bytes, costs.batches.last()?.bytes);
         let cpu = costs.cpu_seconds_per_byte / threads.max(1) as f64;
         let mut sizes = std::iter::successors(Some(first), |&bytes| {
-            (bytes < last).then(|| (bytes + (bytes / 4).max(4096)).min(last))
+            (bytes < last).then(|| bytes.saturating_add((bytes / 4).max(4096)).min(last))
         });
         sizes.find(|&bytes| self.device_seconds(class, bytes) <= bytes as f64 * cpu)
     }
@@ -338,6 +338,17 @@ mod tests {
         let one = crossovers[0].bytes.expect("it wins against one thread");
         assert!((1_111_111..1_500_000).contains(&one), "{one}");
         assert_eq!((crossovers[2].threads, crossovers[2].bytes), (16, None));
+    }
+
+    #[test]
+    fn sizes_that_no_device_has_have_crossovers_too() {
+        let mut costs = costs();
+        for class in &mut costs.classes {
+            class.batches = vec![Point { bytes: 1, seconds: 1e9 }, Point { bytes: u64::MAX, seconds: 1e10 }];
+            class.cpu_seconds_per_byte = 1e-300;
+        }
+        assert!(costs.are_usable());
+        assert!(costs.crossovers().iter().all(|crossover| crossover.bytes.is_none()));
     }
 
     #[test]

@@ -60,10 +60,9 @@ pub(super) fn run(shared: &Arc<Shared>) {
 
 fn run_and_answer(shared: &Shared, ticket: Ticket, job: CodecJob) {
     shared.rerun_jobs.fetch_add(1, Ordering::Relaxed);
-    if let Some(columns) = guarded(shared, job) {
-        shared.answer(ticket, columns);
-    } else {
-        shared.release();
+    match guarded(shared, job) {
+        Some(columns) => shared.answer(ticket, columns),
+        None => shared.lost(ticket),
     }
 }
 
@@ -86,6 +85,11 @@ fn compare(shared: &Shared, lane: usize, generation: u64, jobs: Vec<Finished>) {
     let (mut compared, mut wrong) = (Vec::with_capacity(jobs.len()), None);
     for mut done in jobs {
         let expected = if done.compare { recompute(shared, &mut done.job) } else { None };
+        if done.compare && expected.is_none() {
+            // Its inputs went with it.
+            shared.lost(done.ticket);
+            continue;
+        }
         shared.verified_jobs.fetch_add(u64::from(expected.is_some()), Ordering::Relaxed);
         if let Some(expected) = &expected {
             wrong = wrong.or_else(|| difference(&done, expected));

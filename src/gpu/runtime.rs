@@ -46,6 +46,9 @@ pub struct GpuConfig {
     pub reopen_after: Duration,
     /// The most that this becomes; it doubles with every failure until a device has run for as long.
     pub reopen_after_max: Duration,
+    /// How often a device may be given up before it is left alone until the next start: each time leaks what it may
+    /// still be using, which is pinned memory of the host and memory of the device.
+    pub given_up_max: u32,
 }
 
 /// Whether devices are used.
@@ -71,6 +74,7 @@ impl Default for GpuConfig {
             verify_seed: 0,
             reopen_after: Duration::from_secs(1),
             reopen_after_max: Duration::from_secs(60),
+            given_up_max: 16,
         }
     }
 }
@@ -108,6 +112,12 @@ pub struct Tag(pub u64);
 pub trait Answer: Send + Sync {
     /// A job is done. Called once for each job taken, from any thread, in any order; must not wait.
     fn done(&self, tag: Tag, columns: CodedColumns);
+
+    /// A job panicked on the CPU, as it would have anywhere, and its columns are gone: an invariant is broken. Called
+    /// instead of [`Answer::done`].
+    fn lost(&self, tag: Tag) {
+        let _ = tag;
+    }
 }
 
 /// All devices in use. Clones are the same; when the last one goes, what was taken is done and answered, and devices and

@@ -23,7 +23,7 @@ use super::metrics::{
 use super::policy::{Costs, Verdict};
 use super::queue::{Queue, Taken, Ticket};
 use super::rerun::Task;
-use super::runtime::GpuConfig;
+use super::runtime::{Answer, GpuConfig, Tag};
 
 /// How long the end of the runtime waits, beyond a hang, for the CPU to do what was left. Threads go on without it.
 const CLOSE_MAX: Duration = Duration::from_secs(10);
@@ -251,6 +251,18 @@ impl Shared {
         }
     }
 
+    /// A device that was given up too often is not opened again.
+    pub(super) fn leave_alone(&self, lane: usize, given_up: u32) {
+        let mut state = self.lanes[lane].lock();
+        let Some(failure) = &mut state.failure else { return };
+        failure.retry = None;
+        let reason = &mut failure.reason;
+        reason.push_str(&format!("; given up {given_up} times: not tried again until the next start"));
+        let text = reason.clone();
+        drop(state);
+        self.event(lane, GpuEventKind::Failed, text);
+    }
+
     /// A device is closed, with nothing under way.
     pub(super) fn closed(&self, lane: usize) {
         self.lanes[lane].lock().up = false;
@@ -289,7 +301,12 @@ impl Shared {
             let mut queue = self.queue();
             let left = queue.down(lane);
             self.slot_bytes.store(queue.slot_bytes(), Ordering::Relaxed);
+            // It may have been the one that was told of what waits, and never got to it.
+            let next = queue.wake_one();
             drop(queue);
+            if let Some(next) = next {
+                self.lanes[next].send(Event::More);
+            }
             self.run_on_cpu(left, false);
             // What it left may still be touched by it: no slab goes for as long as this process lives.
             self.settings.pools.iter().for_each(|pool| std::mem::forget(pool.clone()));
@@ -350,19 +367,28 @@ impl Shared {
 
     /// Tells who waits for a job.
     pub(super) fn answer(&self, ticket: Ticket, columns: CodedColumns) {
+        self.tell(ticket, |tag, answer| answer.done(tag, columns));
+    }
+
+    /// Tells who waits for a job that there will be no answer.
+    pub(super) fn lost(&self, ticket: Ticket) {
+        self.tell(ticket, |tag, answer| answer.lost(tag));
+    }
+
+    fn tell(&self, ticket: Ticket, what: impl FnOnce(Tag, &dyn Answer)) {
         let Ticket { tag, answer } = ticket;
         let panicked = || {
             let text = format!("who waited for job {} panicked at its answer", tag.0);
             self.event(0, GpuEventKind::Answer, text);
         };
-        catch_unwind(AssertUnwindSafe(|| answer.done(tag, columns))).unwrap_or_else(|_| panicked());
+        catch_unwind(AssertUnwindSafe(|| what(tag, &*answer))).unwrap_or_else(|_| panicked());
         // This may be the last that is held of it, and its end as bad.
         catch_unwind(AssertUnwindSafe(|| drop(answer))).unwrap_or_else(|_| panicked());
         self.release();
     }
 
     /// One job less that somebody waits for.
-    pub(super) fn release(&self) {
+    fn release(&self) {
         if self.unanswered.fetch_sub(1, Ordering::SeqCst) == 1 && self.is_closing() {
             self.notify_end();
         }

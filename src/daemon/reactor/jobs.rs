@@ -28,6 +28,8 @@ type Outcome = Result<JobDone, Box<dyn Any + Send>>;
 enum Returned {
     Thread(ArrayId, Outcome),
     Gpu(Tag, CodedColumns),
+    /// A job that a GPU was given panicked on the CPU.
+    Lost(Tag),
 }
 
 /// The threads of a reactor, and what it has done itself.
@@ -114,7 +116,7 @@ impl Jobs {
         }
         match &mut self.gpu {
             Some(gpu) => gpu.turn.push((array, job)),
-            None => self.to_threads(array, job),
+            None => self.give_threads(array, job),
         }
     }
 
@@ -138,11 +140,11 @@ impl Jobs {
             })
             .collect();
         for (array, job) in rest {
-            self.to_threads(array, job);
+            self.give_threads(array, job);
         }
     }
 
-    fn to_threads(&mut self, array: ArrayId, job: Job) {
+    fn give_threads(&mut self, array: ArrayId, job: Job) {
         if self.threads.is_empty() {
             self.done.push_back((array, job.run()));
             return;
@@ -178,6 +180,7 @@ impl Jobs {
                         let Taken { array, key, .. } = gpu.taken.remove(tag.0 as usize);
                         (array, JobDone { key, columns })
                     }
+                    Returned::Lost(tag) => panic!("job {} panicked after a GPU had taken it", tag.0),
                 };
                 self.done.push_back(done);
             }
@@ -236,6 +239,10 @@ impl Shared {
 impl Answer for Shared {
     fn done(&self, tag: Tag, columns: CodedColumns) {
         self.give_back(Returned::Gpu(tag, columns));
+    }
+
+    fn lost(&self, tag: Tag) {
+        self.give_back(Returned::Lost(tag));
     }
 }
 
@@ -299,6 +306,15 @@ mod tests {
         let mut none = Jobs::with_threads(0, mailbox, None).expect("no thread");
         none.submit(ArrayId(1), job(&pool, 3, false), false);
         assert_eq!(none.next_done().map(|(_, coded)| coded.key), Some(3));
+    }
+
+    #[test]
+    #[should_panic(expected = "job 7 panicked")]
+    fn what_panicked_for_a_gpu_panics_here_as_what_threads_did_does() {
+        let mut jobs = Jobs::with_threads(0, mailbox(), None).expect("no threads");
+        jobs.outstanding = 1;
+        jobs.shared.lost(Tag(7));
+        jobs.next_done();
     }
 
     #[test]

@@ -440,18 +440,16 @@ impl Stream {
         Err(DeviceError::Failed { operation: "cuLaunchKernel", text })
     }
 
-    /// Calls `wake` when all that was queued has ended, well or not. When this fails, it is not called.
+    /// Calls `wake` when all that was queued has ended, well or not. When this fails, it is called at most once.
     ///
     /// # Errors
     /// When the driver fails.
     pub fn call(&self, wake: Box<dyn FnOnce() + Send>) -> Result<(), DeviceError> {
         let boxed = Box::into_raw(Box::new(wake));
-        // SAFETY: the driver calls it once, even after an error, and hands back the box that is made here.
+        // SAFETY: the driver calls it once, even after an error, and hands back the box that is made here. An error told
+        // here may be that of an earlier launch, with the call queued all the same: the box is leaked then, not freed.
         let code = unsafe { sys::cuStreamAddCallback(self.raw, Some(woken), boxed.cast(), 0) };
-        check("cuStreamAddCallback", code).inspect_err(|_| {
-            // SAFETY: the driver has refused it, so the box is still ours.
-            drop(unsafe { Box::from_raw(boxed) });
-        })
+        check("cuStreamAddCallback", code)
     }
 }
 

@@ -27,6 +27,8 @@ struct Region {
     base: usize,
     bytes: usize,
     device: DevicePtr,
+    /// Whether this device is among the slab's users in [`SHARED`].
+    counted: bool,
     /// Keeps the slab mapped.
     _pool: Pool,
 }
@@ -61,8 +63,8 @@ impl Slabs {
                 continue;
             }
             match slab_pointer(context, start.as_ptr(), bytes) {
-                Ok(device) => {
-                    slabs.regions.push(Region { base, bytes, device, _pool: pool.clone() });
+                Ok((device, counted)) => {
+                    slabs.regions.push(Region { base, bytes, device, counted, _pool: pool.clone() });
                     slabs.report.bytes += bytes;
                 }
                 Err(why) => slabs.report.refusals.push(format!("{bytes} bytes: {why}")),
@@ -99,8 +101,9 @@ impl Slabs {
     }
 }
 
-/// Registers a slab unless it is registered already, counts this user, and tells where the device sees it.
-fn slab_pointer(context: &Arc<Context>, start: *mut u8, bytes: usize) -> Result<DevicePtr, String> {
+/// Registers a slab unless it is registered already, counts this user, and tells where the device sees it and whether
+/// it was counted.
+fn slab_pointer(context: &Arc<Context>, start: *mut u8, bytes: usize) -> Result<(DevicePtr, bool), String> {
     let base = start.addr();
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     let known = shared.iter().position(|slab| slab.base == base);
@@ -108,35 +111,34 @@ fn slab_pointer(context: &Arc<Context>, start: *mut u8, bytes: usize) -> Result<
         && let Ok(pointer) = context.device_pointer(start)
     {
         slab.users += 1;
-        return Ok(pointer);
+        return Ok((pointer, true));
     }
     // Not registered, or by a context that has failed and took that with it: those users never go.
     // SAFETY: every user keeps the pool, and so the mapping, until the last of them has unregistered it.
     let ours = match unsafe { context.register(start, bytes) } {
         Ok(()) => true,
-        // Somebody else in this process did so, and takes it back when he likes: usable, but not ours to count.
+        // Unless a device is known that did so, somebody else in this process did, and takes it back when he likes:
+        // usable, but not ours to count.
         Err((ALREADY_REGISTERED, _)) => false,
         Err((_, error)) => return Err(error.to_string()),
     };
     let found = context.device_pointer(start).map_err(|error| error.to_string());
-    match (ours, found.is_ok()) {
-        (true, true) => match known {
-            Some(at) => shared[at].users += 1,
-            None => shared.push(Shared { base, users: 1, owner: Arc::clone(context) }),
-        },
-        (true, false) => {
+    match (found.is_ok(), known, ours) {
+        (true, Some(at), _) => shared[at].users += 1,
+        (true, None, true) => shared.push(Shared { base, users: 1, owner: Arc::clone(context) }),
+        (false, _, true) => {
             // SAFETY: just registered, used by nobody.
             let _ = unsafe { context.unregister(start) };
         }
-        (false, _) => {}
+        (_, _, false) => {}
     }
-    found
+    found.map(|pointer| (pointer, known.is_some() || ours))
 }
 
 impl Drop for Slabs {
     fn drop(&mut self) {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        for region in &self.regions {
+        for region in self.regions.iter().filter(|region| region.counted) {
             let Some(at) = shared.iter().position(|slab| slab.base == region.base) else { continue };
             shared[at].users -= 1;
             if shared[at].users == 0 {
