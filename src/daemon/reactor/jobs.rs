@@ -155,9 +155,10 @@ impl Jobs {
         self.shared.more.notify_one();
     }
 
-    /// Whether something is done that nobody is woken for.
+    /// Whether something is done that nobody is woken for: done here, or elsewhere, where only the first of what gathers
+    /// wakes the reactor, which may have been too busy to take it then.
     pub(super) fn has_done(&self) -> bool {
-        !self.done.is_empty()
+        !self.done.is_empty() || (self.outstanding > 0 && !lock(&self.shared.done).is_empty())
     }
 
     /// The next job that is done.
@@ -315,6 +316,21 @@ mod tests {
         jobs.outstanding = 1;
         jobs.shared.lost(Tag(7));
         jobs.next_done();
+    }
+
+    #[test]
+    fn what_the_reactor_was_woken_for_and_left_is_not_forgotten() {
+        let (pool, mailbox) = (Pool::new(1 << 20).expect("memory"), mailbox());
+        let mut jobs = Jobs::with_threads(1, Arc::clone(&mailbox), None).expect("a thread");
+        jobs.submit(ArrayId(1), job(&pool, 4, false), false);
+        let started = Instant::now();
+        while mailbox.wake.read().is_err() {
+            assert!(started.elapsed() < Duration::from_secs(60), "nobody is woken");
+            std::thread::yield_now();
+        }
+        assert!(jobs.has_done(), "nothing else would wake the reactor for it");
+        assert_eq!(jobs.next_done().map(|(_, done)| done.key), Some(4));
+        assert!(!jobs.has_done());
     }
 
     #[test]
