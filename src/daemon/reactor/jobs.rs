@@ -293,7 +293,12 @@ mod tests {
             }
             assert!(started.elapsed() < Duration::from_secs(60), "jobs are lost");
         }
-        assert!(wakes > 0 && jobs.outstanding == 0 && jobs.next_done().is_none());
+        assert!(jobs.outstanding == 0 && jobs.next_done().is_none());
+        // Where all were done between two looks, the wake comes after what it is for.
+        while wakes == 0 {
+            wakes += u64::from(mailbox.wake.read().is_ok());
+            assert!(started.elapsed() < Duration::from_secs(60), "nobody was woken");
+        }
     }
 
     #[test]
