@@ -245,6 +245,18 @@ pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<As
     if doubtful && !force && live.len() < record.members.len() {
         return Err(AssemblyError::DirtyDegraded { name, missing: describe_missing(record, &live) });
     }
+    let log_start = candidates
+        .iter()
+        .filter(|c| seated(c))
+        .filter_map(|c| c.superblock.redo.map(|redo| redo.start))
+        .max();
+    // What the next update records must be what the replay starts from. The newest superblock may be that of a device under
+    // construction, which alone got the mark of a replay that was over: with its start on all members and the replay cut
+    // off again, the next start would find an empty log and pages half written that nothing names.
+    let mut superblock = record.clone();
+    if let (Some(redo), Some(start)) = (&mut superblock.redo, log_start) {
+        redo.start = start;
+    }
     Ok(Assembled {
         seats,
         live,
@@ -253,13 +265,9 @@ pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<As
         sequences: candidates.iter().map(|c| (c.superblock.device, c.superblock.sequence)).collect(),
         epoch_number: candidates.iter().map(|c| c.superblock.epoch.number).max().unwrap_or(0),
         resynced: if clean { record.resynced } else { SlotIndex(0) },
-        log_start: candidates
-            .iter()
-            .filter(|c| seated(c))
-            .filter_map(|c| c.superblock.redo.map(|redo| redo.start))
-            .max(),
+        log_start,
         refused,
-        superblock: record.clone(),
+        superblock,
     })
 }
 

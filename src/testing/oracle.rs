@@ -17,8 +17,9 @@ pub const SECTOR_BYTES: usize = 512;
 const SECTORS: usize = BLOCK_BYTES / SECTOR_BYTES;
 
 /// Versions of a block that are remembered though newer ones are stable: a log that is damaged beyond what the array
-/// survives may bring them back.
-const VERSIONS_KEPT: usize = 12;
+/// survives may bring them back, as far back as the log goes. That is at most the 64 blocks of the largest ring that is
+/// damaged, an image in each, and what no ring has yet, no more than the 16 requests that a load has under way.
+const VERSIONS_KEPT: usize = 80;
 
 /// Write number of zeroes.
 const ZEROES: u64 = 0;
