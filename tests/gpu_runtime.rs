@@ -269,7 +269,6 @@ fn what_no_device_can_do_or_should_do_comes_back_in_order() {
 #[test]
 fn every_fault_costs_the_device_and_no_job() {
     let _threads = THREADS.read();
-    let config = GpuConfig { hang_after: ms(300), ..config() };
     let failing = [
         (Fault::Start, GpuEventKind::Failed),
         (Fault::Finish, GpuEventKind::Failed),
@@ -282,6 +281,9 @@ fn every_fault_costs_the_device_and_no_job() {
         (Fault::BlockFinish(ms(800)), GpuEventKind::Hung),
     ];
     for (fault, kind) in failing {
+        // What fails may take long to say so: a panic prints where it came from.
+        let hang_after = if kind == GpuEventKind::Hung { ms(300) } else { ms(30_000) };
+        let config = GpuConfig { hang_after, ..config() };
         let bench = bench(&config, vec![FakeDevice::default()], eager());
         bench.driver.inject(0, 1, fault);
         bench.give([0]);
