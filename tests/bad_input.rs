@@ -532,7 +532,7 @@ fn exit_codes_without_a_daemon_are_those_of_the_contract() {
 #[test]
 fn what_a_daemon_is_asked_wrongly_it_refuses_and_nothing_changes() {
     let dir = tempfile::tempdir().expect("a directory");
-    let up = Up::start(dir.path(), &["--data", "2", "--parity", "1", "--size", "16MiB"]);
+    let up = Up::start(dir.path(), &["--data", "2", "--parity", "1", "--size", "16MiB", "--gpu", "off"]);
     let before = up.status();
     let path = |name: &str| dir.path().join(name);
     let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
@@ -550,6 +550,8 @@ fn what_a_daemon_is_asked_wrongly_it_refuses_and_nothing_changes() {
         refused_by(&up, &args, &["no array 'nope'", "calpe"]);
     }
     assert_eq!(try_run(&mut up.command(&["status", "--test", "nope"])).status.code(), Some(4));
+    refused_by(&up, &["gpu", "drill", "hang"], &["no GPU is used", "switched off"]);
+    refused_by(&up, &["gpu", "drill", "error", "-n"], &["no GPU is used", "switched off"]);
     for wrong in ["3", "65535", "/no/such/member", "00000000-0000-0000-0000-000000000000"] {
         for command in ["fail", "offline", "online"] {
             refused_by(&up, &[command, "calpe", wrong], &["has no member", "0 to 2"]);

@@ -10,8 +10,8 @@ use calpe::block_io::{BufMut, Pool};
 use calpe::codec::{BlockHasher, Codec, CodecJob, CodedColumns, Column, Outputs};
 use calpe::gpu::fake::{FakeDevice, FakeDriver, Fault};
 use calpe::gpu::{
-    Answer, CalibrationSource, Costs, CpuLoad, DeviceReport, DeviceState, GpuConfig, GpuError, GpuEventKind,
-    GpuReport, GpuRuntime, Mode, Tag,
+    Answer, CalibrationSource, Costs, CpuLoad, DeviceReport, DeviceState, Drill, GpuConfig, GpuError,
+    GpuEventKind, GpuReport, GpuRuntime, Mode, Tag,
 };
 
 const BLOCK: usize = 4096;
@@ -362,6 +362,42 @@ fn a_hang_is_noticed_in_time_and_a_slow_batch_is_none() {
     let took = started.elapsed();
     assert!(took >= ms(400) && took < ms(3000), "{took:?}");
     assert_eq!(bench.kinds()[0], GpuEventKind::Hung);
+}
+
+#[test]
+fn a_drill_costs_one_device_once_no_job_and_no_longer_than_a_hang() {
+    let _threads = THREADS.read();
+    for (drill, kind) in [(Drill::Hang, GpuEventKind::Hung), (Drill::Error, GpuEventKind::Failed)] {
+        let config = GpuConfig { hang_after: ms(300), ..config() };
+        let bench = bench(&config, vec![FakeDevice::default(), FakeDevice::default()], eager());
+        assert!(bench.runtime.drill(drill));
+        bench.give(0..40);
+        bench.expect(40);
+        bench.until("both run again", |bench| bench.is_running(0) && bench.is_running(1));
+        bench.give(40..80);
+        bench.expect(40);
+        let events = bench.runtime.events();
+        let kinds: Vec<_> = events.iter().map(|event| event.kind).collect();
+        assert_eq!(kinds, [kind, GpuEventKind::Reopened], "{drill:?}");
+        assert!(events[0].text.contains("done by the CPU"), "{}", events[0].text);
+        let report = bench.runtime.report();
+        assert!(report.rerun_jobs > 0 && report.rerun_us_max > 0);
+        let waited = Duration::from_micros(report.rerun_us_max);
+        if drill == Drill::Hang {
+            assert!(waited >= ms(300) && waited < ms(3000), "{waited:?}");
+        }
+    }
+}
+
+#[test]
+fn without_a_device_that_runs_there_is_no_drill() {
+    let _threads = THREADS.read();
+    let config = GpuConfig { reopen_after: PATIENCE, reopen_after_max: PATIENCE, ..config() };
+    let bench = bench(&config, vec![FakeDevice::default()], eager());
+    bench.driver.inject(0, 0, Fault::Start);
+    bench.give([0]);
+    bench.expect(1);
+    assert!(!bench.runtime.drill(Drill::Error));
 }
 
 #[test]

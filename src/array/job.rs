@@ -11,8 +11,19 @@ pub struct Job {
     pub key: usize,
     /// What to do.
     pub work: CodecJob,
-    /// Nobody else is being served: whoever does it at once answers soonest.
-    pub alone: bool,
+    /// Who waits for it.
+    pub urgency: Urgency,
+}
+
+/// Who waits for a [`Job`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Urgency {
+    /// A client, and nobody else is being served: whoever does it at once answers soonest.
+    Alone,
+    /// A client among others.
+    Client,
+    /// A pass over the members, which takes what clients leave.
+    Background,
 }
 
 /// What became of a [`Job`].
@@ -33,9 +44,14 @@ impl Job {
 }
 
 impl Array {
+    /// Of a job that a client waits for.
+    pub(super) fn client_urgency(&self) -> Urgency {
+        if self.client_ops == 1 { Urgency::Alone } else { Urgency::Client }
+    }
+
     /// Gives work away for an operation, which waits for its end.
-    pub(super) fn give_away(&mut self, key: usize, work: CodecJob, alone: bool) {
+    pub(super) fn give_away(&mut self, key: usize, work: CodecJob, urgency: Urgency) {
         self.jobs_out += 1;
-        self.actions.push(ArrayAction::Code(Job { key, work, alone }));
+        self.actions.push(ArrayAction::Code(Job { key, work, urgency }));
     }
 }

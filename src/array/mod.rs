@@ -61,7 +61,7 @@ use assembly::Assembled;
 pub use create::NewArray;
 use flush::{ExtentsOp, FlushGroup};
 use geometry::Map;
-pub use job::{Job, JobDone};
+pub use job::{Job, JobDone, Urgency};
 use journal::Journal;
 use lock::LockTable;
 use logged_passes::LoggedPass;

@@ -117,9 +117,46 @@ Examples:
   calpe check /srv/m*.img
   calpe check --json /dev/disk/by-id/ata-{a,b,c,d,e,f} | jq .good")]
     Check(CheckArgs),
+    /// Try what happens when a GPU fails
+    #[command(subcommand)]
+    Gpu(GpuCommand),
     /// Measure parts of the program on this machine
     #[command(subcommand)]
     Bench(BenchCommand),
+}
+
+/// What can be done to GPUs.
+#[derive(Debug, Clone, Subcommand)]
+pub enum GpuCommand {
+    /// Make the next batch of work on a GPU go wrong, to see that clients notice nothing but a delay
+    #[command(after_help = "\
+The GPU is given up, what it had under way is done by the CPU, and it is opened again: nothing is lost, and nothing wrong is
+read. 'calpe events' tells what happened, 'calpe status -v' how long anybody waited for it.
+After an error the driver may refuse this GPU to the process that met it: then the CPU goes on alone until the daemon is started
+again.
+Examples:
+  calpe gpu drill hang          the GPU stops answering, for 20 seconds
+  calpe gpu drill error         a kernel traps")]
+    Drill(DrillArgs),
+}
+
+/// Options of `gpu drill`.
+#[derive(Debug, Clone, Args)]
+pub struct DrillArgs {
+    /// How it goes wrong
+    pub kind: DrillKind,
+    /// Only say what would be done
+    #[arg(long, short = 'n')]
+    pub dry_run: bool,
+}
+
+/// How a GPU goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum DrillKind {
+    /// A kernel traps
+    Error,
+    /// A kernel does not end
+    Hang,
 }
 
 /// Options of `up`. Those about the array count only when it is created.

@@ -1,13 +1,15 @@
 //! The commands that talk to a running daemon. Each asks, prints, and says how the process ends.
 
 use super::args::{
-    BenchCommand, Cli, Command, EventsArgs, ImportArgs, OnlineArgs, ReplaceArgs, ScrubArgs, StatusArgs,
-    WaitArgs, WaitKind,
+    BenchCommand, Cli, Command, DrillKind, EventsArgs, GpuCommand, ImportArgs, OnlineArgs, ReplaceArgs,
+    ScrubArgs, StatusArgs, WaitArgs, WaitKind,
 };
 use super::client::{Client, ClientError, Done};
 use super::wait::{Goal, Look, POLL, Progress, ScrubMark, Waiter};
 use super::{CliError, Outcome, complain, offline, run, say, say_json, text};
-use crate::control::{ArrayReport, MemberRef, Reply, Request, ScanKind, ScrubAction, Verdict, verdict};
+use crate::control::{
+    ArrayReport, GpuDrill, MemberRef, Reply, Request, ScanKind, ScrubAction, Verdict, verdict,
+};
 use crate::daemon::{clock, logging};
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
@@ -57,6 +59,13 @@ pub(super) fn run(cli: Cli) -> Outcome {
         Command::Online(args) => online(connect()?, args),
         Command::Replace(args) => replace(connect()?, args),
         Command::Scrub(args) => scrub(connect()?, args),
+        Command::Gpu(GpuCommand::Drill(args)) => {
+            let drill = match args.kind {
+                DrillKind::Error => GpuDrill::Error,
+                DrillKind::Hang => GpuDrill::Hang,
+            };
+            change(connect()?, &Request::GpuDrill { drill, dry_run: args.dry_run })
+        }
         Command::Wait(args) => wait(connect()?, args),
         Command::Events(args) => events(connect()?, &args),
     }

@@ -114,6 +114,14 @@ fn engine_lines(engine: &EngineReport, verbose: bool) -> String {
             "\njobs to GPUs {}; to the CPU: too small {}, GPUs busy {}, checksum {}, form {}, no GPU in use {}",
             d.taken, d.small, d.spill, d.hasher, d.shape, d.unavailable
         );
+        if gpu.rerun_jobs > 0 {
+            let _ = write!(
+                text,
+                "\njobs of failed GPUs done by the CPU {}, after {:.3} s at most",
+                gpu.rerun_jobs,
+                gpu.rerun_us_max as f64 / 1e6
+            );
+        }
     }
     text
 }

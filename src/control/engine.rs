@@ -25,6 +25,8 @@ pub struct GpuReport {
     pub decisions: GpuDecisions,
     /// Jobs taken that the CPU did, because a device failed.
     pub rerun_jobs: u64,
+    /// The longest that anybody waited for one of them, in microseconds.
+    pub rerun_us_max: u64,
     /// Jobs that were recomputed on the CPU for comparison.
     pub verified_jobs: u64,
     /// Jobs that wait for a device.

@@ -14,7 +14,7 @@ mod wire;
 
 pub use engine::{EngineReport, GpuCrossover, GpuDecisions, GpuDeviceReport, GpuReport};
 pub use reply::{ErrorCode, Event, Importable, ImportableMember, Pong, Reply, RequestError, Severity};
-pub use request::{MemberRef, Request, ScrubAction};
+pub use request::{GpuDrill, MemberRef, Request, ScrubAction};
 pub use status::{
     ArrayReport, ArrayState, ErrorReport, LastScrub, LogReport, LogState, LostReport, MemberReport,
     MemberState, OUTPUT_VERSION, ReplacementReport, ScanKind, ScanReport, Status, VolumeReport,

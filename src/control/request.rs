@@ -103,11 +103,28 @@ pub enum Request {
         /// Only tell.
         dry_run: bool,
     },
+    /// Make the next batch of a GPU go wrong. Answered by `Done`.
+    GpuDrill {
+        /// How.
+        drill: GpuDrill,
+        /// Only tell.
+        dry_run: bool,
+    },
     /// Stop the daemon, every array cleanly first. Answered by `Done` before it ends.
     Shutdown {
         /// Only tell.
         dry_run: bool,
     },
+}
+
+/// How a GPU goes wrong on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GpuDrill {
+    /// A kernel traps, and the device with it.
+    Error,
+    /// A kernel does not end before the device is given up.
+    Hang,
 }
 
 /// What to do with a scrub.

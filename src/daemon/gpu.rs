@@ -4,11 +4,11 @@
 //! what jobs are.
 
 use crate::block_io::Pool;
-use crate::control::{GpuCrossover, GpuDecisions, GpuDeviceReport, GpuReport};
+use crate::control::{GpuCrossover, GpuDecisions, GpuDeviceReport, GpuDrill, GpuReport};
 use crate::daemon::events::EventLog;
 use crate::gpu::cuda::{CudaDriver, Tuning};
 use crate::gpu::{
-    CalibrationSource, DeviceReport, DeviceState, GpuConfig, GpuError, GpuEventKind, GpuRuntime, Mode,
+    CalibrationSource, DeviceReport, DeviceState, Drill, GpuConfig, GpuError, GpuEventKind, GpuRuntime, Mode,
 };
 use crate::volume::{ArrayNotice, NoticeLevel};
 use std::io;
@@ -79,6 +79,29 @@ impl Gpus {
         }
     }
 
+    /// Makes the next batch go wrong, or says what would be done.
+    ///
+    /// # Errors
+    /// Why there is nothing that could go wrong.
+    pub fn drill(&self, drill: GpuDrill, dry_run: bool) -> Result<String, String> {
+        let runtime = self.runtime.as_ref().map_err(|reason| format!("no GPU is used: {reason}"))?;
+        let (how, drill) = match drill {
+            GpuDrill::Error => ("fails", Drill::Error),
+            GpuDrill::Hang => ("does not end", Drill::Hang),
+        };
+        let devices = runtime.report().devices;
+        let runs = devices.iter().any(|device| device.state == DeviceState::Running);
+        let done = dry_run || runtime.drill(drill);
+        if !runs || !done {
+            let reasons: Vec<String> = devices.iter().map(describe).collect();
+            return Err(format!("no GPU runs: {}", reasons.join("; ")));
+        }
+        let when = if dry_run { "would be made to go wrong" } else { "goes wrong" };
+        Ok(format!(
+            "the next batch on a GPU {when}: it {how}, the CPU does its work, and the GPU is opened again; 'calpe events' tells"
+        ))
+    }
+
     /// What they do, for users.
     #[must_use]
     pub fn report(&self) -> GpuReport {
@@ -107,6 +130,7 @@ impl Gpus {
                 unavailable: decisions.unavailable,
             },
             rerun_jobs: runtime.rerun_jobs,
+            rerun_us_max: runtime.rerun_us_max,
             verified_jobs: runtime.verified_jobs,
             waiting_jobs: runtime.waiting_jobs,
             waiting_bytes: runtime.waiting_bytes,
@@ -168,6 +192,10 @@ mod tests {
         assert!(gpus.runtime().is_none());
         let report = gpus.report();
         assert_eq!((report.mode.as_str(), report.reason.as_deref()), ("off", Some("switched off")));
+        for dry_run in [true, false] {
+            let refused = gpus.drill(GpuDrill::Hang, dry_run);
+            assert_eq!(refused, Err("no GPU is used: switched off".into()));
+        }
     }
 
     #[test]

@@ -315,6 +315,10 @@ impl Daemon {
                 self.change(|| self.replace(&array, &old, &new, force, dry_run))
             }
             Request::Scrub { array, action, dry_run } => self.change(|| self.scrub(&array, action, dry_run)),
+            Request::GpuDrill { drill, dry_run } => self.change(|| {
+                let done = self.gpus.drill(drill, dry_run);
+                done.map(Done::line).map_err(|reason| refusal(ErrorCode::Refused, reason))
+            }),
             Request::Shutdown { dry_run } => Ok(self.request_shutdown(dry_run)),
         };
         match outcome {

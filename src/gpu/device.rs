@@ -131,6 +131,16 @@ pub trait Device: Send {
     fn abandon(self: Box<Self>);
 }
 
+/// A failure on purpose, to see that nobody minds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Drill {
+    /// A batch fails, and the device with it.
+    Error,
+    /// A batch does not end before its device is given up.
+    Hang,
+}
+
 /// Finds and opens devices.
 pub trait Driver: Send + Sync {
     /// What devices there are.
@@ -145,4 +155,7 @@ pub trait Driver: Send + Sync {
     /// # Errors
     /// When it cannot be opened.
     fn open(&self, index: usize, pools: &[Pool]) -> Result<Box<dyn Device>, DeviceError>;
+
+    /// Makes the next batch that is started on any of its devices go wrong. A drill that no batch has met yet is replaced.
+    fn drill(&self, drill: Drill);
 }

@@ -5,6 +5,7 @@
 #![allow(unsafe_code)] // reads and writes at addresses; each block argues from the contract of `Device::start`
 
 use std::collections::BTreeMap;
+use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use std::time::Duration;
 use crate::block_io::Pool;
 use crate::codec::BlockHasher;
 
-use super::device::{Device, DeviceError, DeviceInfo, Digest, Driver, Piece, Wake, Work};
+use super::device::{Device, DeviceError, DeviceInfo, Digest, Drill, Driver, Piece, Wake, Work};
 
 /// What late devices write where nobody expects it.
 pub const LATE_BYTE: u8 = 0xee;
@@ -73,12 +74,15 @@ pub enum Fault {
 #[derive(Clone)]
 pub struct FakeDriver {
     devices: Arc<Vec<Arc<Shared>>>,
+    drill: Arc<Mutex<Fault>>,
 }
 
 struct Shared {
     info: DeviceInfo,
     shape: FakeDevice,
     state: Mutex<State>,
+    /// What happens to the next batch of any device of the driver.
+    drill: Arc<Mutex<Fault>>,
     /// Whoever has it computes.
     engine: Mutex<()>,
 }
@@ -97,12 +101,15 @@ impl FakeDriver {
     /// Some devices, numbered from 0.
     #[must_use]
     pub fn new(devices: Vec<FakeDevice>) -> FakeDriver {
+        let drill = Arc::new(Mutex::new(Fault::None));
         let shared = |(index, shape): (usize, FakeDevice)| {
             let (name, uuid) = (format!("Fake {index}"), format!("fake-{index}"));
             let info = DeviceInfo { index, name, uuid, driver: "fake".to_owned(), memory_bytes: 1 << 30 };
-            Arc::new(Shared { info, shape, state: Mutex::default(), engine: Mutex::new(()) })
+            let (state, drill) = (Mutex::default(), Arc::clone(&drill));
+            Arc::new(Shared { info, shape, state, drill, engine: Mutex::new(()) })
         };
-        FakeDriver { devices: Arc::new(devices.into_iter().enumerate().map(shared).collect()) }
+        let devices = Arc::new(devices.into_iter().enumerate().map(shared).collect());
+        FakeDriver { devices, drill }
     }
 
     /// Makes a fault happen to the batch of a device before which it starts `after` others from now on.
@@ -169,6 +176,14 @@ impl Driver for FakeDriver {
         let slots = (0..shared.shape.slots).map(|_| None).collect();
         Ok(Box::new(Opened { shared: Arc::clone(shared), slots, failed: false, pools: pools.to_vec() }))
     }
+
+    fn drill(&self, drill: Drill) {
+        let fault = match drill {
+            Drill::Error => Fault::Finish,
+            Drill::Hang => Fault::Never,
+        };
+        *self.drill.lock().unwrap_or_else(PoisonError::into_inner) = fault;
+    }
 }
 
 fn failed(operation: &'static str) -> DeviceError {
@@ -220,10 +235,13 @@ impl Device for Opened {
         }
         let mut state = self.shared.lock();
         let nth = state.batches;
-        let fault = state.faults.remove(&nth).unwrap_or(Fault::None);
+        let planned = state.faults.remove(&nth);
         state.batches += 1;
         state.bytes += work.bytes();
         drop(state);
+        let mut drill = self.shared.drill.lock().unwrap_or_else(PoisonError::into_inner);
+        let fault = planned.unwrap_or_else(|| mem::replace(&mut *drill, Fault::None));
+        drop(drill);
         match fault {
             Fault::Start => {
                 self.failed = true;
@@ -275,7 +293,7 @@ impl Device for Opened {
 
     fn abandon(mut self: Box<Self>) {
         // What still runs keeps its addresses: nothing of the pools may go.
-        std::mem::forget(std::mem::take(&mut self.pools));
+        mem::forget(mem::take(&mut self.pools));
         self.slots.clear();
     }
 }

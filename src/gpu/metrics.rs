@@ -26,6 +26,8 @@ pub struct GpuReport {
     pub decisions: Decisions,
     /// Jobs taken that the CPU did, because a device failed or was stopped.
     pub rerun_jobs: u64,
+    /// The longest that anybody waited for one of them, in microseconds.
+    pub rerun_us_max: u64,
     /// Jobs of devices that were recomputed for comparison.
     pub verified_jobs: u64,
     /// Jobs that wait for a device.

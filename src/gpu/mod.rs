@@ -24,6 +24,7 @@ mod watch;
 pub mod xor_program;
 
 pub use calibrate::CalibrationSource;
+pub use device::Drill;
 pub use metrics::{Decisions, DeviceReport, DeviceState, GpuEvent, GpuEventKind, GpuReport, Latency};
 pub use policy::{Class, ClassCosts, Costs, CpuLoad, Crossover, Point};
 pub use runtime::{Answer, GpuConfig, GpuError, GpuRuntime, Mode, Tag};

@@ -4,9 +4,9 @@
 //! 0..len of every column and no others; the same program and shape give the same text. Must not know of devices,
 //! launches or memory, nor where a program comes from.
 //!
-//! As assembled by ptxas 12.8 for compute capability 9.0, with the shape of [`shape`], nothing spilled (nor for 8.0
-//! and 10.0). "Logic" is the instructions of the pipe that XORs and byte permutes share, addresses included, per word of
-//! input; of a doubling's three operations one runs on the multiplier's pipe, beside it.
+//! As assembled by ptxas 12.9 for compute capability 9.0, with the shape of [`shape`], nothing spilled (nor for 8.0
+//! and 10.0, nor for 37 other codes of up to 250 columns, encoding and recovering). "Logic" is the instructions of the pipe that XORs and byte permutes share, addresses included, per word of
+//! input, of one strip; of a doubling's three operations one runs on the multiplier's pipe, beside it.
 //!
 //! | k+m | operations a word of input | live words | words a thread | registers | logic |
 //! |---|---|---|---|---|---|
@@ -29,6 +29,9 @@ use super::xor_program::{Op, Value, XorProgram};
 /// Name of the entry of every kernel.
 pub const ENTRY: &str = "rs_xor";
 
+/// Most bytes of every column that one block handles, for the shapes of [`shape`].
+pub const BLOCK_BYTES_MAX: usize = 4096;
+
 /// Columns are whole multiples of this many bytes; the caller pads.
 pub const LENGTH_GRAIN_BYTES: usize = 16;
 
@@ -39,11 +42,17 @@ pub const OPERATIONS_MAX: usize = 20_000;
 /// Most rows of one kernel: where columns are cut into chunks, each row is a word that stays alive.
 pub const ROWS_PER_PASS_MAX: usize = 64;
 
-/// Registers a thread should stay below: 512 threads of 128 fill the registers of a multiprocessor.
-const REGISTERS_PREFERRED: usize = 128;
+/// Registers a thread may have: 512 threads of 128 fill the registers of a multiprocessor.
+const REGISTERS_MAX: usize = 128;
 
 /// Registers beside live words: the position, the addresses, and what the assembler keeps for latency.
 const REGISTERS_BESIDE: usize = 16;
+
+/// The fewest of them with which nothing was spilled.
+const REGISTERS_BESIDE_AT_LEAST: usize = 6;
+
+/// The same where the words of a second strip are loaded while the first is computed.
+const REGISTERS_BESIDE_STRIPS: usize = 24;
 
 /// Most inputs whose addresses are computed independently of each other; two registers each until they are used.
 /// With more, the columns come in chunks, and the assembler must be kept from loading all of them at the start.
@@ -78,15 +87,33 @@ impl Shape {
 }
 
 /// The shape that suits a program: as wide accesses as its live words leave registers for.
+///
+/// Measured on an H200, TB/s moved: 24+8 with 256 threads a block 3.25, with 128 3.75, with 64 3.80; with two strips of 64 threads
+/// 4.05 to 4.26 for encoding and two ways of recovering, since the second one's words are on their way while the first is
+/// computed. 32+16 with no limit to its registers 2.70 to 3.18, with 128 of them 3.22 to 3.32: the assembler takes up to 164
+/// if it may, and gains nothing by them.
 #[must_use]
 pub fn shape(program: &XorProgram) -> Shape {
     let live = program.live_words();
-    let fits = |vector: &usize| vector * live + REGISTERS_BESIDE <= REGISTERS_PREFERRED;
+    let fits = |vector: &usize| vector * live + REGISTERS_BESIDE <= REGISTERS_MAX;
     let vector = [4, 2].into_iter().find(fits).unwrap_or(1);
-    // Small blocks waste fewer registers where only a few of them fit on a multiprocessor. Measured on an H200, 24+8: 256
-    // threads a block move 3.25 TB/s, 128 move 3.75, 64 move 3.80.
-    let block = if vector * live + REGISTERS_BESIDE > REGISTERS_PREFERRED / 2 { 64 } else { 256 };
-    Shape { vector, strips: 1, block, registers_max: None }
+    if vector * live + REGISTERS_BESIDE <= REGISTERS_MAX / 2 {
+        return Shape { vector, strips: 1, block: 256, registers_max: None };
+    }
+    // Where columns come in chunks the assembler would load those of a second strip at the start, and what a limit leaves no
+    // room for is spilled.
+    let whole = loads_first(program);
+    let limited = whole && live + REGISTERS_BESIDE_AT_LEAST <= REGISTERS_MAX;
+    let ahead = whole && live + program.inputs() + REGISTERS_BESIDE_STRIPS <= REGISTERS_MAX;
+    let strips = if vector == 1 && ahead { 2 } else { 1 };
+    // Small blocks waste fewer registers where only a few of them fit on a multiprocessor.
+    Shape { vector, strips, block: 64, registers_max: limited.then_some(REGISTERS_MAX) }
+}
+
+/// Whether all words are loaded before any is computed.
+fn loads_first(program: &XorProgram) -> bool {
+    let computes = |op: &&Op| !matches!(op, Op::Load(_));
+    program.ops().iter().skip_while(|op| !computes(op)).all(|op| computes(&op))
 }
 
 /// A kernel and the rows of the matrix that it computes.

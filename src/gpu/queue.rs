@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::codec::CodecJob;
 
@@ -16,6 +17,8 @@ use super::runtime::{Answer, Tag};
 pub(super) struct Ticket {
     pub(super) tag: Tag,
     pub(super) answer: Arc<dyn Answer>,
+    /// Since when.
+    pub(super) since: Instant,
 }
 
 /// See the module's head.
@@ -200,7 +203,7 @@ mod tests {
 
     fn push(queue: &mut Queue, tag: u64, job: CodecJob) {
         let place = queue.place(&Kind::of(&job).expect("fit"));
-        queue.push(place, Ticket { tag: Tag(tag), answer: Arc::new(Nobody) }, job);
+        queue.push(place, Ticket { tag: Tag(tag), answer: Arc::new(Nobody), since: Instant::now() }, job);
     }
 
     fn hash(pool: &Pool, blocks: usize) -> CodecJob {

@@ -59,9 +59,11 @@ pub(super) fn run(shared: &Arc<Shared>) {
 }
 
 fn run_and_answer(shared: &Shared, ticket: Ticket, job: CodecJob) {
-    shared.rerun_jobs.fetch_add(1, Ordering::Relaxed);
     match guarded(shared, job) {
-        Some(columns) => shared.answer(ticket, columns),
+        Some(columns) => {
+            shared.note_rerun(&ticket);
+            shared.answer(ticket, columns);
+        }
         None => shared.lost(ticket),
     }
 }
@@ -108,7 +110,7 @@ fn compare(shared: &Shared, lane: usize, generation: u64, jobs: Vec<Finished>) {
             run_and_answer(shared, done.ticket, done.job);
             continue;
         };
-        shared.rerun_jobs.fetch_add(1, Ordering::Relaxed);
+        shared.note_rerun(&done.ticket);
         shared.answer(done.ticket, CodedColumns { inputs: done.job.inputs, outputs, hashes });
     }
 }

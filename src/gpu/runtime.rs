@@ -7,14 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::block_io::Pool;
 use crate::codec::{CodecJob, CodedColumns};
 
 use super::batch::{Kind, Unfit};
 use super::calibrate::CalibrationSource;
-use super::device::{DeviceInfo, Driver};
+use super::device::{DeviceInfo, Drill, Driver};
 use super::manager::{self, Event};
 use super::metrics::{GpuEvent, GpuReport};
 use super::policy::{CpuLoad, Verdict};
@@ -200,10 +200,10 @@ impl GpuRuntime {
 
     /// Waits until every device has been tried once.
     fn await_devices(&self, opened: &mpsc::Receiver<Result<(), String>>) -> Result<(), GpuError> {
-        let until = std::time::Instant::now() + OPEN_MAX;
+        let until = Instant::now() + OPEN_MAX;
         let (mut any, mut reasons) = (false, Vec::new());
         for _ in &self.0.shared.lanes {
-            match opened.recv_timeout(until.saturating_duration_since(std::time::Instant::now())) {
+            match opened.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 Ok(Ok(())) => any = true,
                 Ok(Err(reason)) => reasons.push(reason),
                 Err(_) => reasons.push(format!("a device has not opened in {OPEN_MAX:?}")),
@@ -235,7 +235,7 @@ impl GpuRuntime {
             return jobs;
         }
 
-        let mut rest = Vec::new();
+        let (mut rest, since) = (Vec::new(), Instant::now());
         let mut queue = shared.queue();
         if !queue.is_up() || queue.closing {
             drop(queue);
@@ -262,7 +262,7 @@ impl GpuRuntime {
             });
             if verdict == Verdict::Take {
                 let place = *chunk.place.get_or_insert_with(|| queue.place(&chunk.kind));
-                queue.push(place, Ticket { tag, answer: Arc::clone(answer) }, job);
+                queue.push(place, Ticket { tag, answer: Arc::clone(answer), since }, job);
                 taken += 1;
             } else {
                 rest.push((tag, job));
@@ -275,6 +275,17 @@ impl GpuRuntime {
             shared.lanes[lane].send(Event::More);
         }
         rest
+    }
+
+    /// Makes the next batch of some device go wrong, as it might by itself: its jobs are done by the CPU, the device is given up
+    /// and opened again. False, and nothing happens, when no device runs.
+    pub fn drill(&self, drill: Drill) -> bool {
+        let shared = &*self.0.shared;
+        let runs = shared.slot_bytes.load(Ordering::Relaxed) > 0;
+        if runs {
+            shared.settings.driver.drill(drill);
+        }
+        runs
     }
 
     /// How everything is.

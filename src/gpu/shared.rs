@@ -63,7 +63,9 @@ pub(super) struct Shared {
     events: Mutex<Events>,
     /// Devices are measured one after the other, since they share links and cores.
     pub(super) measuring: Mutex<()>,
-    pub(super) rerun_jobs: AtomicU64,
+    rerun_jobs: AtomicU64,
+    /// The longest that anybody waited for one of them, in microseconds.
+    rerun_us_max: AtomicU64,
     pub(super) verified_jobs: AtomicU64,
     sampled: AtomicU64,
 }
@@ -188,6 +190,7 @@ impl Shared {
             events: Mutex::default(),
             measuring: Mutex::new(()),
             rerun_jobs: AtomicU64::new(0),
+            rerun_us_max: AtomicU64::new(0),
             verified_jobs: AtomicU64::new(0),
             sampled: AtomicU64::new(0),
         }
@@ -292,7 +295,7 @@ impl Shared {
         }
         drop(state);
         if fresh || kind == GpuEventKind::Mismatch {
-            self.event(lane, kind, text.to_owned());
+            self.event(lane, kind, told(text, &batches));
         }
         for Running { taken, .. } in batches {
             self.run_taken_on_cpu(taken, true);
@@ -365,6 +368,13 @@ impl Shared {
         }
     }
 
+    /// Counts a job that the CPU did after all, and how long it took until then.
+    pub(super) fn note_rerun(&self, ticket: &Ticket) {
+        self.rerun_jobs.fetch_add(1, Ordering::Relaxed);
+        let us = u64::try_from(ticket.since.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.rerun_us_max.fetch_max(us, Ordering::Relaxed);
+    }
+
     /// Tells who waits for a job.
     pub(super) fn answer(&self, ticket: Ticket, columns: CodedColumns) {
         self.tell(ticket, |tag, answer| answer.done(tag, columns));
@@ -376,7 +386,7 @@ impl Shared {
     }
 
     fn tell(&self, ticket: Ticket, what: impl FnOnce(Tag, &dyn Answer)) {
-        let Ticket { tag, answer } = ticket;
+        let Ticket { tag, answer, since: _ } = ticket;
         let panicked = || {
             let text = format!("who waited for job {} panicked at its answer", tag.0);
             self.event(0, GpuEventKind::Answer, text);
@@ -462,6 +472,7 @@ impl Shared {
             devices: self.lanes.iter().map(Lane::report).collect(),
             decisions: self.decisions.report(),
             rerun_jobs: self.rerun_jobs.load(Ordering::Relaxed),
+            rerun_us_max: self.rerun_us_max.load(Ordering::Relaxed),
             verified_jobs: self.verified_jobs.load(Ordering::Relaxed),
             waiting_jobs: waiting_jobs as u64,
             waiting_bytes,
@@ -538,6 +549,18 @@ fn mix(state: u64) -> u64 {
 }
 
 /// What panics under a lock leaves nothing half done that matters here: moves of jobs cannot panic.
+/// What operators are told of a device that is given up: how much was under way, and for how long.
+fn told(text: &str, batches: &[Running]) -> String {
+    let jobs: usize = batches.iter().map(|running| running.taken.tickets.len()).sum();
+    match batches.iter().map(|running| running.started.elapsed()).max() {
+        Some(longest) => {
+            let seconds = longest.as_secs_f64();
+            format!("{text}; {jobs} jobs begun up to {seconds:.3} s ago are done by the CPU")
+        }
+        None => text.to_owned(),
+    }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

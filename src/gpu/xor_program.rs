@@ -12,9 +12,9 @@ mod schedule;
 #[cfg(test)]
 mod suite;
 
-/// Live words per position that [`XorProgram::compile`] allows itself: an assembler fits those of 32+16 into 128
-/// registers, of which a GPU of the kind this is printed for has enough for 512 threads a multiprocessor.
-pub const LIVE_WORDS_MAX: usize = 144;
+/// Live words per position that [`XorProgram::compile`] allows itself: an assembler, which may order the list anew, fits those
+/// of 32+16 into 128 registers, of which a GPU of the kind this is printed for has enough for 512 threads a multiprocessor.
+pub const LIVE_WORDS_MAX: usize = 128;
 
 /// Arithmetic operations of one doubling, see [`Op::Double`].
 pub const DOUBLE_OPERATIONS: usize = 3;

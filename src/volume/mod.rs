@@ -9,7 +9,7 @@ mod plain;
 
 pub use crate::array::{
     Activity, ActivityKind, ArrayState, Job, JobDone, LogState, MemberCounters, MemberStatus, ScrubResult,
-    VolumeStatus,
+    Urgency, VolumeStatus,
 };
 pub use api::{
     AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, ClientReply, ClientRequest, NewDevice,

@@ -4,7 +4,9 @@
 
 use std::time::{Duration, Instant};
 
-use calpe::gpu::cuda::{Fault, Method};
+use calpe::gpu::Drill;
+use calpe::gpu::cuda::Method;
+use calpe::gpu::device::Driver;
 
 use super::bed::{Bed, Case, Noise};
 use super::{KIB, codec, small};
@@ -47,7 +49,7 @@ fn a_device_that_traps_fails_and_the_next_one_computes() {
     let transform = codec(8, 4).encoding();
     bed.submit(Case::of(&bed, Some(transform.clone()), 0, 64 * KIB, true, &mut noise));
     bed.drain();
-    bed.driver().faults().put(Fault::Error);
+    bed.driver().drill(Drill::Error);
     let case = Case::of(&bed, Some(transform), 0, 64 * KIB, true, &mut noise);
     match bed.doomed(case) {
         Ok(slot) => {
@@ -71,7 +73,7 @@ fn a_device_that_hangs_is_given_up_and_the_next_one_computes() {
     let Some(mut bed) = Bed::open(small(Method::Table)) else { return };
     let mut noise = Noise(21);
     let transform = codec(8, 4).encoding();
-    bed.driver().faults().put(Fault::Hang);
+    bed.driver().drill(Drill::Hang);
     let case = Case::of(&bed, Some(transform), 0, 64 * KIB, true, &mut noise);
     let slot = bed.doomed(case).unwrap_or_else(|error| panic!("starting does not wait: {error}"));
     assert_eq!(bed.woken_within(Duration::from_secs(2)), None, "slot {slot} hangs");

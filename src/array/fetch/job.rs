@@ -7,8 +7,8 @@
 //! it had not been computed. Must not know what the bytes are for.
 
 use super::{BLOCK, Fetch, Fetched, Part, State};
-use crate::array::Array;
 use crate::array::mutation::{Mutation, is_off};
+use crate::array::{Array, Urgency};
 use crate::block_io::{Buf, BufMut};
 use crate::codec::{BlockHasher, CodecJob, CodedColumns, Column, Outputs, Transform};
 use crate::units::{BlockHash, ColumnIndex};
@@ -124,8 +124,8 @@ impl Array {
             fetch.job = Some(JobOut { inputs: parts, sources: 0, yields: Yields::Nothing });
             CodecJob { transform: None, hasher: Some(hasher), inputs, outputs: Outputs::Hashed }
         });
-        let alone = !fetch.background && self.client_ops == 1;
-        self.give_away(key, work, alone);
+        let urgency = if fetch.background { Urgency::Background } else { self.client_urgency() };
+        self.give_away(key, work, urgency);
         true
     }
 

@@ -57,7 +57,7 @@ impl Array {
             inputs: (0..k).map(column).collect(),
             outputs: Outputs::Into((0..self.map.m).map(|_| self.pool.alloc(chunk)).collect()),
         };
-        self.give_away(key, work, self.client_ops == 1);
+        self.give_away(key, work, self.client_urgency());
         Flow::Wait
     }
 

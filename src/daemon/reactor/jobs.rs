@@ -9,7 +9,7 @@ use super::ArrayId;
 use super::handle::Mailbox;
 use crate::codec::CodedColumns;
 use crate::gpu::{Answer, CpuLoad, GpuRuntime, Tag};
-use crate::volume::{Job, JobDone};
+use crate::volume::{Job, JobDone, Urgency};
 use slab::Slab;
 use std::any::Any;
 use std::collections::VecDeque;
@@ -20,6 +20,9 @@ use std::thread::JoinHandle;
 
 /// Threads of one reactor at most: with BLAKE3 and four parities these keep up with what one reactor can receive.
 const THREADS_MAX: usize = 4;
+
+/// Jobs of clients that threads do before the next one of a rebuild or scrub, as long as there are any.
+const PASSED_OVER_MAX: u32 = 7;
 
 /// What a thread has done, or what it panicked with.
 type Outcome = Result<JobDone, Box<dyn Any + Send>>;
@@ -56,7 +59,7 @@ struct Gpu {
 struct Taken {
     array: ArrayId,
     key: usize,
-    alone: bool,
+    urgency: Urgency,
 }
 
 struct Shared {
@@ -68,8 +71,30 @@ struct Shared {
 
 #[derive(Default)]
 struct Waiting {
-    jobs: VecDeque<(ArrayId, Job)>,
+    clients: VecDeque<(ArrayId, Job)>,
+    background: VecDeque<(ArrayId, Job)>,
+    /// Jobs of clients taken since the last one of a pass.
+    passed_over: u32,
     closing: bool,
+}
+
+impl Waiting {
+    fn push(&mut self, array: ArrayId, job: Job) {
+        let line = if job.urgency == Urgency::Background { &mut self.background } else { &mut self.clients };
+        line.push_back((array, job));
+    }
+
+    /// Clients first, but not for ever: a pass has a rate that it is promised.
+    fn pop(&mut self) -> Option<(ArrayId, Job)> {
+        if self.passed_over < PASSED_OVER_MAX
+            && let Some(job) = self.clients.pop_front()
+        {
+            self.passed_over += u32::from(!self.background.is_empty());
+            return Some(job);
+        }
+        self.passed_over = 0;
+        self.background.pop_front().or_else(|| self.clients.pop_front())
+    }
 }
 
 impl Jobs {
@@ -110,7 +135,7 @@ impl Jobs {
     /// Does a job here, or has it done elsewhere: at the latest once this turn of the reactor [ends](Jobs::end_turn).
     /// `only`: no other came with it.
     pub(super) fn submit(&mut self, array: ArrayId, job: Job, only: bool) {
-        if only && self.outstanding == 0 && job.alone {
+        if only && self.outstanding == 0 && job.urgency == Urgency::Alone {
             self.done.push_back((array, job.run()));
             return;
         }
@@ -126,8 +151,8 @@ impl Jobs {
         let Some(gpu) = self.gpu.as_mut().filter(|gpu| !gpu.turn.is_empty()) else { return };
         let turn = std::mem::take(&mut gpu.turn);
         self.outstanding += turn.len();
-        let offered = turn.into_iter().map(|(array, Job { key, work, alone })| {
-            let tag = gpu.taken.insert(Taken { array, key, alone });
+        let offered = turn.into_iter().map(|(array, Job { key, work, urgency })| {
+            let tag = gpu.taken.insert(Taken { array, key, urgency });
             (Tag(tag as u64), work)
         });
         let rest = gpu.runtime.offer(offered.collect(), cpu, &gpu.answer);
@@ -135,8 +160,8 @@ impl Jobs {
         let rest: Vec<(ArrayId, Job)> = rest
             .into_iter()
             .map(|(tag, work)| {
-                let Taken { array, key, alone } = gpu.taken.remove(tag.0 as usize);
-                (array, Job { key, work, alone })
+                let Taken { array, key, urgency } = gpu.taken.remove(tag.0 as usize);
+                (array, Job { key, work, urgency })
             })
             .collect();
         for (array, job) in rest {
@@ -151,7 +176,7 @@ impl Jobs {
         }
         self.outstanding += 1;
         self.threads_bytes += job.work.input_bytes();
-        lock(&self.shared.waiting).jobs.push_back((array, job));
+        lock(&self.shared.waiting).push(array, job);
         self.shared.more.notify_one();
     }
 
@@ -194,7 +219,7 @@ impl Drop for Jobs {
     fn drop(&mut self) {
         let mut waiting = lock(&self.shared.waiting);
         waiting.closing = true;
-        waiting.jobs.clear();
+        (waiting.clients, waiting.background) = Default::default();
         drop(waiting);
         self.shared.more.notify_all();
         for thread in self.threads.drain(..) {
@@ -229,7 +254,7 @@ impl Shared {
             if waiting.closing {
                 return None;
             }
-            if let Some(job) = waiting.jobs.pop_front() {
+            if let Some(job) = waiting.pop() {
                 return Some(job);
             }
             waiting = self.more.wait(waiting).unwrap_or_else(PoisonError::into_inner);
@@ -264,7 +289,7 @@ mod tests {
         Arc::new(Mailbox { commands: Mutex::default(), wake })
     }
 
-    fn job(pool: &Pool, key: usize, alone: bool) -> Job {
+    fn job(pool: &Pool, key: usize, urgency: Urgency) -> Job {
         let mut column = pool.alloc(4096);
         column.fill(key as u8);
         let work = CodecJob {
@@ -273,7 +298,7 @@ mod tests {
             inputs: vec![Column::Owned(column)],
             outputs: Outputs::Into(vec![pool.alloc(4096)]),
         };
-        Job { key, work, alone }
+        Job { key, work, urgency }
     }
 
     #[test]
@@ -281,7 +306,7 @@ mod tests {
         let (pool, mailbox) = (Pool::new(8 << 20).expect("memory"), mailbox());
         let mut jobs = Jobs::with_threads(3, Arc::clone(&mailbox), None).expect("threads");
         for key in 0..500 {
-            jobs.submit(ArrayId(key as u32 % 2), job(&pool, key, false), false);
+            jobs.submit(ArrayId(key as u32 % 2), job(&pool, key, Urgency::Client), false);
         }
         let (started, mut seen, mut wakes) = (Instant::now(), vec![false; 500], 0);
         while !seen.iter().all(|done| *done) {
@@ -305,12 +330,12 @@ mod tests {
     fn a_lone_job_and_any_without_threads_is_done_here() {
         let (pool, mailbox) = (Pool::new(1 << 20).expect("memory"), mailbox());
         let mut jobs = Jobs::with_threads(1, Arc::clone(&mailbox), None).expect("a thread");
-        jobs.submit(ArrayId(1), job(&pool, 1, true), true);
+        jobs.submit(ArrayId(1), job(&pool, 1, Urgency::Alone), true);
         assert!(jobs.has_done() && jobs.outstanding == 0);
-        jobs.submit(ArrayId(1), job(&pool, 2, true), false);
+        jobs.submit(ArrayId(1), job(&pool, 2, Urgency::Alone), false);
         assert_eq!(jobs.outstanding, 1);
         let mut none = Jobs::with_threads(0, mailbox, None).expect("no thread");
-        none.submit(ArrayId(1), job(&pool, 3, false), false);
+        none.submit(ArrayId(1), job(&pool, 3, Urgency::Client), false);
         assert_eq!(none.next_done().map(|(_, coded)| coded.key), Some(3));
     }
 
@@ -327,7 +352,7 @@ mod tests {
     fn what_the_reactor_was_woken_for_and_left_is_not_forgotten() {
         let (pool, mailbox) = (Pool::new(1 << 20).expect("memory"), mailbox());
         let mut jobs = Jobs::with_threads(1, Arc::clone(&mailbox), None).expect("a thread");
-        jobs.submit(ArrayId(1), job(&pool, 4, false), false);
+        jobs.submit(ArrayId(1), job(&pool, 4, Urgency::Client), false);
         let started = Instant::now();
         while mailbox.wake.read().is_err() {
             assert!(started.elapsed() < Duration::from_secs(60), "nobody is woken");
@@ -339,10 +364,25 @@ mod tests {
     }
 
     #[test]
+    fn clients_go_first_and_a_pass_is_not_forgotten() {
+        let pool = Pool::new(8 << 20).expect("memory");
+        let mut waiting = Waiting::default();
+        for key in 0..4 {
+            waiting.push(ArrayId(0), job(&pool, 100 + key, Urgency::Background));
+        }
+        for key in 0..20 {
+            waiting.push(ArrayId(0), job(&pool, key, Urgency::Client));
+        }
+        let order: Vec<usize> = std::iter::from_fn(|| waiting.pop()).map(|(_, job)| job.key).collect();
+        let expected = (0..7).chain([100]).chain(7..14).chain([101]).chain(14..20).chain([102, 103]);
+        assert_eq!(order, expected.collect::<Vec<_>>());
+    }
+
+    #[test]
     fn threads_end_with_their_owner_whatever_waits() {
         let pool = Pool::new(8 << 20).expect("memory");
         let mut jobs = Jobs::with_threads(2, mailbox(), None).expect("threads");
-        (0..200).for_each(|key| jobs.submit(ArrayId(0), job(&pool, key, false), false));
+        (0..200).for_each(|key| jobs.submit(ArrayId(0), job(&pool, key, Urgency::Client), false));
         drop(jobs);
     }
 }

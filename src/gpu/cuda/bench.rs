@@ -173,10 +173,12 @@ pub fn run(options: &BenchOptions) -> Result<BenchReport, DeviceError> {
     let mut sweep = Vec::new();
     if options.sweep {
         sweep.extend(pipeline::sweep(&mut opened, &mut memory, &ceilings, options.seconds)?);
-        let flat = CudaDriver::new(Tuning { priorities: false, ..Tuning::default() });
-        let mut flat = flat.open_cuda(options.index, std::slice::from_ref(&memory.pool))?;
-        let name = "no priorities";
-        sweep.extend(pipeline::sweep_one(&mut flat, &mut memory, &ceilings, options.seconds, name)?);
+        // What is decided when a device is opened.
+        for (name, tuning) in pipeline::openings() {
+            let other = CudaDriver::new(tuning);
+            let mut other = other.open_cuda(options.index, std::slice::from_ref(&memory.pool))?;
+            sweep.extend(pipeline::sweep_one(&mut other, &mut memory, &ceilings, options.seconds, &name)?);
+        }
     }
     // Last, for it leaves the other thread with work.
     let latency = pipeline::latencies(&mut opened, &mut memory)?;
@@ -235,7 +237,7 @@ impl fmt::Display for BenchReport {
             writeln!(f, "{row}")?;
         }
         if !self.sweep.is_empty() {
-            writeln!(f, "\nother tunings (8+4 encode + hash, 64 stripes of 64 KiB chunks)")?;
+            writeln!(f, "\nother tunings (encode + hash, 64 stripes of 64 KiB chunks)")?;
             for row in &self.sweep {
                 writeln!(f, "{row}")?;
             }

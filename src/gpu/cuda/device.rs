@@ -45,11 +45,14 @@ pub struct CudaDevice {
     failed: bool,
     slot_bytes: usize,
     slots: Vec<Slot>,
-    input: Stream,
-    compute: Stream,
-    output: Stream,
-    /// Calls back: a stream waits for what it has called, and the other three have better to do.
+    /// Of each kind of stream one or more, in which batches follow one another in turn.
+    input: Vec<Stream>,
+    compute: Vec<Stream>,
+    output: Vec<Stream>,
+    /// Calls back: a stream waits for what it has called, and the others have better to do.
     notice: Stream,
+    /// Batches started.
+    started: usize,
     kernels: Kernels,
     programs: Programs,
     slabs: Slabs,
@@ -149,16 +152,20 @@ impl CudaDevice {
             .collect::<Result<Vec<Slot>, DeviceError>>()?;
         let (least, greatest) = context.priorities()?;
         let urgent = if tuning.priorities { greatest } else { least };
+        let streams = |count: usize, priority| {
+            (0..count.max(1)).map(|_| Stream::new(&context, priority)).collect::<Result<Vec<_>, _>>()
+        };
         Ok(CudaDevice {
             info,
             faults,
             failed: false,
             slot_bytes,
             slots,
-            input: Stream::new(&context, urgent)?,
-            compute: Stream::new(&context, least)?,
-            output: Stream::new(&context, urgent)?,
+            input: streams(tuning.input_streams, urgent)?,
+            compute: streams(tuning.compute_streams, least)?,
+            output: streams(tuning.output_streams, urgent)?,
             notice: Stream::new(&context, urgent)?,
+            started: 0,
             kernels,
             programs: Programs::new(&context)?,
             slabs,
@@ -186,8 +193,8 @@ impl CudaDevice {
         let _ = self.programs.get(transform.matrix(), transform.inputs(), 0);
     }
 
-    /// How it is driven from the next batch on, for comparisons. Number and size of slots, staging and priorities stay as
-    /// they were when it was opened.
+    /// How it is driven from the next batch on, for comparisons. Number and size of slots, staging, streams and priorities
+    /// stay as they were when it was opened.
     pub fn tuning_mut(&mut self) -> &mut Tuning {
         &mut self.tuning
     }
@@ -267,8 +274,13 @@ impl CudaDevice {
         wake: Wake,
     ) -> Result<(), DeviceError> {
         let fault = self.faults.take();
-        let CudaDevice { tuning, slots, input, compute, output, notice, kernels, slabs, .. } = self;
+        let CudaDevice { tuning, slots, input, compute, output, notice, started, kernels, slabs, .. } = self;
         let slot = &mut slots[slot];
+        let (input, output) = (&input[*started % input.len()], &output[*started % output.len()]);
+        // Logarithms have one matrix, which must not be replaced while another stream reads it.
+        let turn = if matches!(chosen, Chosen::LogExp) { 0 } else { *started % compute.len() };
+        let compute = &compute[turn];
+        *started += 1;
         let columns_start = slot.columns.start();
 
         // What kernels read beyond columns, in one block: factors, then both lists.

@@ -1,16 +1,10 @@
-//! Faults on purpose, on a real device: the next batch of any device of a driver traps or hangs. For tests of what
-//! becomes of jobs then. Costs one load of an atomic a batch. Must not know what a batch computes.
+//! Faults on purpose, on a real device: in the next batch of any device of a driver a kernel traps, after which every call
+//! about that device's context fails, or does not end for [`HANG_SECONDS`]. For drills of what becomes of jobs then. Costs
+//! one load of an atomic a batch. Must not know what a batch computes.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// What goes wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// A kernel traps: every call about this device's context fails from then on.
-    Error,
-    /// A kernel does not end for [`HANG_SECONDS`].
-    Hang,
-}
+use crate::gpu::device::Drill;
 
 /// How long a hang lasts: longer than any watchdog waits, and it ends, lest it outlive the test.
 pub const HANG_SECONDS: u64 = 20;
@@ -48,22 +42,22 @@ again:
 
 /// A fault that waits for the next batch. Shared by a driver and its devices.
 #[derive(Debug, Default)]
-pub struct Faults(AtomicU8);
+pub(super) struct Faults(AtomicU8);
 
 impl Faults {
     /// Puts a fault into the next batch that is started.
-    pub fn put(&self, fault: Fault) {
+    pub(super) fn put(&self, fault: Drill) {
         self.0.store(fault as u8 + 1, Ordering::SeqCst);
     }
 
     /// Takes the fault that waits, if there is one.
-    pub(super) fn take(&self) -> Option<Fault> {
+    pub(super) fn take(&self) -> Option<Drill> {
         if self.0.load(Ordering::Relaxed) == 0 {
             return None;
         }
         match self.0.swap(0, Ordering::SeqCst) {
-            1 => Some(Fault::Error),
-            2 => Some(Fault::Hang),
+            1 => Some(Drill::Error),
+            2 => Some(Drill::Hang),
             _ => None,
         }
     }
@@ -77,7 +71,7 @@ mod tests {
     fn a_fault_is_taken_once() {
         let faults = Faults::default();
         assert_eq!(faults.take(), None);
-        for fault in [Fault::Error, Fault::Hang] {
+        for fault in [Drill::Error, Drill::Hang] {
             faults.put(fault);
             assert_eq!(faults.take(), Some(fault));
             assert_eq!(faults.take(), None);

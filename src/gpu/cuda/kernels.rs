@@ -8,9 +8,9 @@
 use std::sync::Arc;
 
 use super::api::{Context, DevicePtr, Function, Gpu, Module, Stream};
-use super::faults::{self, Fault};
+use super::faults;
 use super::tables::{LOGEXP_PASSES, TABLE_BYTES, TABLE_PASSES, passes};
-use crate::gpu::device::DeviceError;
+use crate::gpu::device::{DeviceError, Drill};
 
 /// Threads of a block of every kernel but `blake3_4k_lanes`.
 const THREADS: u32 = 256;
@@ -159,7 +159,7 @@ impl Kernels {
     ///
     /// # Errors
     /// When it cannot be launched.
-    pub fn fault(&mut self, stream: &Stream, fault: Fault) -> Result<(), DeviceError> {
+    pub fn fault(&mut self, stream: &Stream, fault: Drill) -> Result<(), DeviceError> {
         if self.faults.is_none() {
             let names: Vec<String> = faults::ENTRIES.map(str::to_owned).to_vec();
             self.faults = Some(Family::load(&self.context, "faults.ptx", faults::PTX, &names)?);

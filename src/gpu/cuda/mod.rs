@@ -1,8 +1,8 @@
 //! Devices on NVIDIA's driver, which is loaded when it is first asked for: a machine without one runs the same binary.
 //!
 //! `api` is the driver's calls, `memory` the host memory it knows, `plan` how a batch becomes copies, `kernels` and
-//! `programs` what runs on the device, `device` the slots in which batches run, `raw` kernels one by one for tests, `bench`
-//! what all of that is measured with, `faults` how it is made to fail on purpose.
+//! `programs` what runs on the device, `device` the slots in which batches run, `known` answers that the CPU knows, `raw` kernels one by one for
+//! tests, `bench` what all of that is measured with, `faults` how it is made to fail on purpose.
 //!
 //! Invariants: a call that fails is an error with the driver's own words; only `device` and `raw` hold memory that the
 //! device writes. Must not know of queues, policies or jobs.
@@ -13,6 +13,7 @@ pub mod bench;
 mod device;
 mod faults;
 mod kernels;
+mod known;
 mod memory;
 mod plan;
 mod programs;
@@ -22,12 +23,13 @@ mod tuning;
 
 use std::sync::Arc;
 
-use super::device::{Device, DeviceError, DeviceInfo, Driver};
+use super::device::{Device, DeviceError, DeviceInfo, Drill, Driver};
 use crate::block_io::Pool;
 use api::Gpu;
 
 pub use device::CudaDevice;
-pub use faults::{Fault, Faults, HANG_SECONDS};
+use faults::Faults;
+pub use faults::HANG_SECONDS;
 pub use memory::Registered;
 pub use tuning::{Method, Tuning};
 
@@ -46,12 +48,6 @@ impl CudaDriver {
     #[must_use]
     pub fn new(tuning: Tuning) -> CudaDriver {
         CudaDriver { tuning, faults: Arc::default() }
-    }
-
-    /// Where a test puts a fault into the next batch of any device that this driver has opened.
-    #[must_use]
-    pub fn faults(&self) -> &Faults {
-        &self.faults
     }
 
     /// As [`Driver::open`], for who wants to know more of the device.
@@ -81,6 +77,10 @@ impl Driver for CudaDriver {
 
     fn open(&self, index: usize, pools: &[Pool]) -> Result<Box<dyn Device>, DeviceError> {
         Ok(Box::new(self.open_cuda(index, pools)?))
+    }
+
+    fn drill(&self, drill: Drill) {
+        self.faults.put(drill);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Kernels made for one matrix: compiled on a thread of their own once a matrix comes again, kept while they are used.
 //! Nobody waits for them: until one is ready, other kernels compute the same bytes.
 //!
-//! Invariants: at most [`KEPT_MAX`] matrices are known at a time, the least recently used one goes; a program that a
+//! Invariants: a program is ready once it has given answers that the CPU knows, and not before; at most [`KEPT_MAX`] matrices are known at a time, the least recently used one goes; a program that a
 //! batch holds is not unloaded. Must not know of slots.
 #![allow(unsafe_code)] // kernels are given addresses
 
@@ -12,8 +12,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::api::{Context, Function, Module, Stream};
+use super::api::{Context, DeviceMemory, Function, Module, Stream};
 use super::kernels::Columns;
+use super::known::{self, Layout};
 use crate::gpu::device::DeviceError;
 use crate::gpu::ptx;
 
@@ -61,7 +62,7 @@ impl Program {
             .map(|pass| {
                 operations += pass.program.counts().operations();
                 let name = format!("rs_xor of {inputs} inputs, rows from {} of {outputs}", pass.row);
-                let module = Module::new(context, &name, &pass.text)?;
+                let module = Module::assembled(context, &name, &pass.text)?;
                 Ok(Pass {
                     function: module.function(ptx::ENTRY)?,
                     row: pass.row,
@@ -99,6 +100,69 @@ impl Program {
             unsafe { stream.launch(&pass.function, blocks, pass.threads, &mut arguments) }?;
         }
         Ok(())
+    }
+}
+
+/// Bytes between the columns of a trial: what is written there is found.
+const TRIAL_GAP: usize = 16;
+
+/// What programs are tried on before they are used: memory of its own, so that nobody waits for an allocation.
+struct Trial {
+    stream: Stream,
+    inputs: DeviceMemory,
+    outputs: DeviceMemory,
+}
+
+impl Trial {
+    fn new(context: &Arc<Context>) -> Result<Trial, DeviceError> {
+        let (least, _) = context.priorities()?;
+        // Several blocks and a part of one, of as many columns as a code has.
+        let bytes = 255 * (2 * ptx::BLOCK_BYTES_MAX + 8 * TRIAL_GAP);
+        Ok(Trial {
+            stream: Stream::new(context, least)?,
+            inputs: DeviceMemory::new(context, bytes)?,
+            outputs: DeviceMemory::new(context, bytes)?,
+        })
+    }
+
+    /// Compares a program's answer with the CPU's, between and behind the columns too.
+    fn run(&self, program: &Program, matrix: &[u8], inputs: usize) -> Result<(), DeviceError> {
+        let block = program.passes.iter().map(|pass| pass.block_bytes).max().unwrap_or(0);
+        let bytes = 2 * block + 5 * TRIAL_GAP;
+        let ld = bytes + TRIAL_GAP;
+        let layout =
+            Layout { skip: 0, input_ld: ld, output_ld: ld, bytes, inputs, outputs: matrix.len() / inputs };
+        let mut state = 0x2545_F491u32;
+        let mut noise = || {
+            state ^= state << 13;
+            state ^= state >> 17;
+            state ^= state << 5;
+            (state >> 16) as u8
+        };
+        let given: Vec<u8> = (0..inputs * ld).map(|_| noise()).collect();
+        let expected = known::reference(matrix, &layout, &given);
+        known::upload(&self.stream, &self.inputs, &given)?;
+        known::poison(&self.stream, &self.outputs, expected.len())?;
+        let columns = Columns {
+            input: self.inputs.start(),
+            input_ld: ld,
+            output: self.outputs.start(),
+            output_ld: ld,
+            bytes,
+            inputs,
+            outputs: layout.outputs,
+        };
+        // SAFETY: all columns lie in the memory of this trial, as `upload` and `poison` have checked, and the program is
+        // kept until `download` has waited.
+        unsafe { program.launch(&self.stream, &columns) }?;
+        let found = known::download(&self.stream, &self.outputs, expected.len())?;
+        match found.iter().zip(&expected).position(|(is, should)| is != should) {
+            None => Ok(()),
+            Some(at) => {
+                let text = format!("output {} differs from the CPU's from byte {} on", at / ld, at % ld);
+                Err(DeviceError::Failed { operation: "trying a compiled matrix", text })
+            }
+        }
     }
 }
 
@@ -144,9 +208,23 @@ impl Cache {
     }
 }
 
+/// A program that has passed its trial.
+fn compiled(
+    context: &Arc<Context>,
+    trial: &Mutex<Trial>,
+    matrix: &[u8],
+    inputs: usize,
+) -> Result<Program, DeviceError> {
+    let program = Program::compile(context, matrix, inputs, matrix.len() / inputs)?;
+    trial.lock().unwrap_or_else(PoisonError::into_inner).run(&program, matrix, inputs)?;
+    Ok(program)
+}
+
 /// The programs of one context.
 pub struct Programs {
     context: Arc<Context>,
+    /// Whoever compiles has it.
+    trial: Arc<Mutex<Trial>>,
     cache: Arc<Mutex<Cache>>,
     requests: Option<Sender<Key>>,
     thread: Option<JoinHandle<()>>,
@@ -163,14 +241,16 @@ impl Programs {
         let cache = Arc::new(Mutex::new(Cache::default()));
         let (requests, received) = mpsc::channel::<Key>();
         let over = Arc::new(AtomicBool::new(false));
+        let trial = Arc::new(Mutex::new(Trial::new(context)?));
         let (theirs, shared, stop) = (Arc::clone(context), Arc::clone(&cache), Arc::clone(&over));
+        let tried = Arc::clone(&trial);
         let work = move || {
             for key in received {
                 if stop.load(Ordering::Relaxed) {
                     break;
                 }
                 let outputs = key.1.len() / key.0;
-                let state = match Program::compile(&theirs, &key.1, key.0, outputs) {
+                let state = match compiled(&theirs, &tried, &key.1, key.0) {
                     Ok(program) => State::Ready(Arc::new(program)),
                     Err(error) => {
                         tracing::warn!("a matrix of {outputs} rows is computed by tables: {error}");
@@ -190,6 +270,7 @@ impl Programs {
             })?;
         Ok(Programs {
             context: Arc::clone(context),
+            trial,
             cache,
             requests: Some(requests),
             thread: Some(thread),
@@ -229,7 +310,7 @@ impl Programs {
     /// The program of a matrix, compiled here and now unless it is ready.
     ///
     /// # Errors
-    /// As [`Program::compile`].
+    /// When the driver does not take the kernels, or they do not compute what the CPU does.
     pub fn get_now(&self, matrix: &[u8], inputs: usize) -> Result<Arc<Program>, DeviceError> {
         let key: Key = (inputs, matrix.into());
         {
@@ -238,7 +319,7 @@ impl Programs {
                 return Ok(Arc::clone(program));
             }
         }
-        let program = Arc::new(Program::compile(&self.context, matrix, inputs, matrix.len() / inputs)?);
+        let program = Arc::new(compiled(&self.context, &self.trial, matrix, inputs)?);
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         cache.touch(&key).0.state = State::Ready(Arc::clone(&program));
         Ok(program)

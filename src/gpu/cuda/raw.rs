@@ -6,33 +6,16 @@ use std::sync::Arc;
 
 use super::api::{Context, DeviceMemory, Gpu, Stream};
 use super::kernels::{Columns, Kernels};
+use super::known;
 use super::programs::Program;
-use super::tables::{product, push_tables};
+use super::tables::push_tables;
 use super::tuning::Method;
 use crate::gpu::device::DeviceError;
 
-/// What lies around outputs before they are computed.
-pub const POISON: u8 = 0xA5;
+pub use super::known::{Layout, POISON, reference};
 
 /// A digest of BLAKE3.
 pub type FullDigest = [u8; 32];
-
-/// How columns lie in a buffer.
-#[derive(Clone, Copy, Debug)]
-pub struct Layout {
-    /// Bytes before the first column, of inputs and of outputs.
-    pub skip: usize,
-    /// From an input to the next, in bytes.
-    pub input_ld: usize,
-    /// From an output to the next, in bytes.
-    pub output_ld: usize,
-    /// Bytes of a column.
-    pub bytes: usize,
-    /// Number of inputs.
-    pub inputs: usize,
-    /// Number of outputs.
-    pub outputs: usize,
-}
 
 /// A device on which kernels are run one by one.
 pub struct RawKernels {
@@ -57,31 +40,18 @@ impl RawKernels {
 
     fn uploaded(&self, bytes: &[u8]) -> Result<DeviceMemory, DeviceError> {
         let memory = DeviceMemory::new(&self.context, bytes.len())?;
-        if !bytes.is_empty() {
-            // SAFETY: the memory is as long; waited for before either goes.
-            unsafe { self.stream.copy_in(memory.start(), bytes.as_ptr(), bytes.len()) }?;
-            self.stream.synchronise()?;
-        }
+        known::upload(&self.stream, &memory, bytes)?;
         Ok(memory)
     }
 
     fn poisoned(&self, bytes: usize) -> Result<DeviceMemory, DeviceError> {
         let memory = DeviceMemory::new(&self.context, bytes)?;
-        // SAFETY: exactly this memory; waited for.
-        unsafe { self.stream.fill(memory.start(), POISON, bytes.max(1)) }?;
-        self.stream.synchronise()?;
+        known::poison(&self.stream, &memory, bytes)?;
         Ok(memory)
     }
 
     fn downloaded(&self, memory: &DeviceMemory) -> Result<Vec<u8>, DeviceError> {
-        let mut bytes = vec![0; memory.bytes()];
-        self.stream.synchronise()?;
-        if !bytes.is_empty() {
-            // SAFETY: as long as the memory; waited for.
-            unsafe { self.stream.copy_out(bytes.as_mut_ptr(), memory.start(), bytes.len()) }?;
-            self.stream.synchronise()?;
-        }
-        Ok(bytes)
+        known::download(&self.stream, memory, memory.bytes())
     }
 
     /// The outputs by a kernel of this method (`Auto` and `Fused` are not of one kernel: `Table`), in a buffer of
@@ -190,23 +160,4 @@ impl RawKernels {
         }?;
         Ok(self.downloaded(&target)?.as_chunks::<32>().0.to_vec())
     }
-}
-
-/// What [`RawKernels::code`] should return, computed on this CPU by definition.
-#[must_use]
-pub fn reference(matrix: &[u8], layout: &Layout, input: &[u8]) -> Vec<u8> {
-    let &Layout { skip, input_ld, output_ld, bytes, inputs, outputs } = layout;
-    let mut target = vec![POISON; 2 * skip + outputs * output_ld];
-    let products: Vec<[u8; 256]> =
-        (0..=255u8).map(|factor| std::array::from_fn(|byte| product(factor, byte as u8))).collect();
-    for row in 0..outputs {
-        let output = &mut target[skip + row * output_ld..][..bytes];
-        output.fill(0);
-        for column in 0..inputs {
-            let table = &products[usize::from(matrix[row * inputs + column])];
-            let source = &input[skip + column * input_ld..][..bytes];
-            output.iter_mut().zip(source).for_each(|(sum, &byte)| *sum ^= table[usize::from(byte)]);
-        }
-    }
-    target
 }

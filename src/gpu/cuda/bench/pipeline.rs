@@ -25,7 +25,10 @@ const CHUNK: usize = 64 << 10;
 const STRIPES: usize = 64;
 
 /// Different batches in turn: more than there are slots.
-const BATCHES: usize = 6;
+const BATCHES: usize = 10;
+
+/// Codes for which tunings are compared.
+const SWEPT: [(usize, usize); 3] = [(4, 2), (8, 4), (32, 16)];
 
 /// Longer than any batch takes.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -67,6 +70,8 @@ pub struct Latency {
 pub struct SweepRow {
     /// What is different.
     pub tuning: String,
+    /// Data and parity columns.
+    pub geometry: String,
     /// How the bytes lie in host memory.
     pub layout: &'static str,
     /// Bytes of inputs.
@@ -326,17 +331,33 @@ pub(super) fn sweep_one(
     seconds: f64,
     tuning: &str,
 ) -> Result<Vec<SweepRow>, DeviceError> {
-    let transform = codec(8, 4).encoding();
-    device.prepare(&transform)?;
     let mut rows = Vec::new();
-    for layout in [Layout::Chunks, Layout::Stripes] {
-        let column_bytes = largest_column(device, 12).min(STRIPES * CHUNK);
-        let works = batches(memory, Some(&transform), true, 8, column_bytes, layout);
-        let input = rate(device, &works, seconds)?;
-        let of_link = input.gb_per_s_median / ceilings.link(0.5);
-        rows.push(SweepRow { tuning: tuning.to_owned(), layout: layout.name(), input, of_link });
+    for (data, parity) in SWEPT {
+        let transform = codec(data, parity).encoding();
+        device.prepare(&transform)?;
+        let column_bytes = largest_column(device, data + parity).min(STRIPES * CHUNK);
+        for layout in [Layout::Chunks, Layout::Stripes] {
+            let works = batches(memory, Some(&transform), true, data, column_bytes, layout);
+            let input = rate(device, &works, seconds)?;
+            let of_link = input.gb_per_s_median / ceilings.link(parity as f64 / data as f64);
+            let (tuning, geometry) = (tuning.to_owned(), format!("{data}+{parity}"));
+            rows.push(SweepRow { tuning, geometry, layout: layout.name(), input, of_link });
+        }
     }
     Ok(rows)
+}
+
+/// Tunings that count when a device is opened.
+pub(super) fn openings() -> Vec<(String, Tuning)> {
+    let tuning = Tuning::default;
+    let mut tried = vec![("no priorities".to_owned(), Tuning { priorities: false, ..tuning() })];
+    for (inputs, computes, outputs) in [(1, 1, 1), (1, 4, 2), (2, 4, 1)] {
+        let streams =
+            Tuning { input_streams: inputs, compute_streams: computes, output_streams: outputs, ..tuning() };
+        tried.push((format!("{inputs}, {computes}, {outputs} streams"), streams));
+    }
+    tried.push(("6 slots".to_owned(), Tuning { slots: 6, ..tuning() }));
+    tried
 }
 
 pub(super) fn sweep(
@@ -347,16 +368,13 @@ pub(super) fn sweep(
 ) -> Result<Vec<SweepRow>, DeviceError> {
     let before = device.tuning_mut().clone();
     let mut tried: Vec<(String, Tuning)> = vec![("as it is".to_owned(), before.clone())];
-    for blocks in [16, 32, 48, 64, 96, 128] {
-        let tuning = Tuning { gather_blocks: blocks, engine_run_in: usize::MAX, ..before.clone() };
-        tried.push((format!("in by {blocks} blocks"), tuning));
-    }
-    for blocks in [16, 32, 48, 64, 96, 128] {
-        let tuning = Tuning { scatter_blocks: blocks, engine_run_out: usize::MAX, ..before.clone() };
-        tried.push((format!("out by {blocks} blocks"), tuning));
-    }
-    for chunk_bytes in [4 << 10, 8 << 10, 32 << 10, 64 << 10] {
-        tried.push((format!("{} KiB a warp", chunk_bytes >> 10), Tuning { chunk_bytes, ..before.clone() }));
+    for kib in [16, 32, 64] {
+        for (gather_blocks, scatter_blocks) in
+            [(16, 6), (16, 12), (24, 6), (24, 12), (32, 6), (32, 12), (48, 16)]
+        {
+            let tuning = Tuning { chunk_bytes: kib << 10, gather_blocks, scatter_blocks, ..before.clone() };
+            tried.push((format!("{kib} KiB, {gather_blocks} in, {scatter_blocks} out"), tuning));
+        }
     }
     tried.push(("in by the copy engine".to_owned(), Tuning { engine_run_in: 0, ..before.clone() }));
     tried.push(("out by the copy engine".to_owned(), Tuning { engine_run_out: 0, ..before.clone() }));
@@ -393,8 +411,8 @@ impl fmt::Display for Latency {
 
 impl fmt::Display for SweepRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let SweepRow { tuning, layout, input, of_link } = self;
-        write!(f, "{tuning:<26} {layout:<18} {input:<24} {of_link:>5.3}")
+        let SweepRow { tuning, geometry, layout, input, of_link } = self;
+        write!(f, "{tuning:<26} {geometry:>6} {layout:<18} {input:<24} {of_link:>5.3}")
     }
 }
 

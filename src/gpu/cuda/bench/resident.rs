@@ -18,8 +18,14 @@ use crate::gpu::device::DeviceError;
 /// Bytes of all columns of a computation: many times the caches.
 const COLUMNS_BYTES: usize = 1 << 30;
 
-/// Launches of one measurement.
+/// Launches of one measurement at least.
 const LAUNCHES: usize = 3;
+
+/// Bytes of one measurement at least: the first launch of an idle device takes longer than the next.
+const MEASURED_BYTES: usize = 64 << 20;
+
+/// Streams between which batches that are hashed take turns, as a device's do.
+const HASH_STREAMS: [usize; 2] = [1, 4];
 
 /// Bytes hashed at a time.
 const HASHED: [usize; 5] = [1 << 30, 64 << 20, 16 << 20, 4 << 20, 1 << 20];
@@ -55,6 +61,8 @@ pub struct HashRow {
     pub bytes: usize,
     /// The kernel.
     pub kernel: &'static str,
+    /// Launches under way at a time.
+    pub streams: usize,
     /// Bytes hashed.
     pub rate: Rate,
 }
@@ -63,6 +71,8 @@ struct Bench {
     context: Arc<Context>,
     kernels: Kernels,
     stream: Stream,
+    /// For launches beside those of `stream`, and when they are done.
+    beside: Vec<(Stream, Event)>,
     begin: Event,
     end: Event,
     columns: DeviceMemory,
@@ -78,6 +88,9 @@ pub(super) fn measure(index: usize, copy: f64) -> Result<(Vec<ResidentRow>, Vec<
     let bench = Bench {
         kernels,
         stream: Stream::new(&context, 0)?,
+        beside: (1..HASH_STREAMS[1])
+            .map(|_| Ok((Stream::new(&context, 0)?, Event::new(&context, false)?)))
+            .collect::<Result<_, DeviceError>>()?,
         begin: Event::new(&context, true)?,
         end: Event::new(&context, true)?,
         columns: DeviceMemory::new(&context, COLUMNS_BYTES)?,
@@ -106,32 +119,54 @@ pub(super) fn measure(index: usize, copy: f64) -> Result<(Vec<ResidentRow>, Vec<
     let mut hashed = Vec::new();
     for bytes in HASHED {
         for (kernel, lanes) in [("blake3_4k", false), ("blake3_4k_lanes", true)] {
-            let blocks = bytes / 4096;
-            let rate = bench.timed(bytes, &|| {
-                // SAFETY: so many blocks lie in the columns, and their digests have room.
-                unsafe {
-                    let (input, digests) = (bench.columns.start(), bench.digests.start());
-                    bench.kernels.blake3_4k(&bench.stream, input, blocks, digests, lanes)
-                }
-            })?;
-            hashed.push(HashRow { bytes, kernel, rate });
+            for streams in HASH_STREAMS {
+                let blocks = bytes / 4096;
+                let rate = bench.timed(bytes, streams, &|stream, nth| {
+                    // Other bytes each time: caches do not have them.
+                    let offset = (nth * bytes % COLUMNS_BYTES) as u64;
+                    let (input, digests) =
+                        (bench.columns.start() + offset, bench.digests.start() + offset / 256);
+                    // SAFETY: so many blocks lie in the columns from there on, and their digests have room.
+                    unsafe { bench.kernels.blake3_4k(stream, input, blocks, digests, lanes) }
+                })?;
+                hashed.push(HashRow { bytes, kernel, streams, rate });
+            }
         }
     }
     Ok((coded, hashed))
 }
 
 impl Bench {
-    fn timed(&self, bytes: usize, queue: &dyn Fn() -> Result<(), DeviceError>) -> Result<Rate, DeviceError> {
+    /// Measures launches that take turns between so many streams. Each is given its stream and its number.
+    fn timed(
+        &self,
+        bytes: usize,
+        streams: usize,
+        queue: &dyn Fn(&Stream, usize) -> Result<(), DeviceError>,
+    ) -> Result<Rate, DeviceError> {
+        let launches = LAUNCHES.max(MEASURED_BYTES / bytes);
+        let beside = &self.beside[..streams - 1];
         let mut rates = Vec::new();
         for repetition in 0..=REPETITIONS {
             self.begin.record(&self.stream)?;
-            for _ in 0..LAUNCHES {
-                queue()?;
+            for (stream, _) in beside {
+                stream.wait(&self.begin)?;
+            }
+            for nth in 0..launches {
+                let stream = match nth % streams {
+                    0 => &self.stream,
+                    other => &beside[other - 1].0,
+                };
+                queue(stream, nth)?;
+            }
+            for (stream, done) in beside {
+                done.record(stream)?;
+                self.stream.wait(done)?;
             }
             self.end.record(&self.stream)?;
             self.stream.synchronise()?;
             if repetition > 0 {
-                rates.push((bytes * LAUNCHES) as f64 / self.begin.seconds_to(&self.end)?);
+                rates.push((bytes * launches) as f64 / self.begin.seconds_to(&self.end)?);
             }
         }
         Ok(Rate::of(rates))
@@ -161,16 +196,16 @@ impl Bench {
             Method::Xor => Some(Program::compile(&self.context, transform.matrix(), inputs, outputs)?),
             _ => None,
         };
-        let moved = self.timed((inputs + outputs) * bytes, &|| {
+        let moved = self.timed((inputs + outputs) * bytes, 1, &|stream, _| {
             let control = self.control.start();
             // SAFETY: all columns lie in this bench's memory, and program and factors stay until it has been waited for.
             unsafe {
                 match &program {
-                    Some(program) => program.launch(&self.stream, &columns),
+                    Some(program) => program.launch(stream, &columns),
                     None if method == Method::LogExp => {
-                        self.kernels.logexp(&self.stream, &columns, control, transform.matrix().len())
+                        self.kernels.logexp(stream, &columns, control, transform.matrix().len())
                     }
-                    None => self.kernels.table(&self.stream, &columns, control),
+                    None => self.kernels.table(stream, &columns, control),
                 }
             }
         })?;
@@ -203,6 +238,7 @@ impl fmt::Display for ResidentRow {
 
 impl fmt::Display for HashRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:>6} MiB {:<16} {}", self.bytes >> 20, self.kernel, self.rate)
+        let HashRow { bytes, kernel, streams, rate } = self;
+        write!(f, "{:>6} MiB {kernel:<16} {streams} at a time   {rate}", bytes >> 20)
     }
 }
