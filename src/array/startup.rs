@@ -46,7 +46,7 @@ pub(super) struct LogFacts {
     pub pages_offset: ByteOffset,
     pub overlay_max: usize,
     pub cache_pages_max: usize,
-    /// The newest log start of the members, and whether the log was empty when they were last written.
+    /// The newest log start of the members when this life of the log began, and whether the log was empty then.
     pub start: LogStart,
     pub clean: bool,
     /// Serve although replay finds rows lost that nothing would tell from good ones.
@@ -135,7 +135,12 @@ impl Array {
             return;
         }
         let epoch = self.supers.epoch();
-        let facts = self.redo().facts.clone();
+        let mut facts = self.redo().facts.clone();
+        // The newest that was recorded (R2), as a restart would find it: not where the log started when this process did. What
+        // rings hold from before is void, also what a device has brought along that joined since.
+        if let Some(recorded) = &self.supers.template().redo {
+            facts.start = recorded.start;
+        }
         let usable = self.online();
         let building = self.members.iter().enumerate().flat_map(|(at, member)| {
             let index = MemberIndex(at as u16);
