@@ -940,6 +940,20 @@ fn pages_of_an_earlier_build_are_served_with_a_member_missing() {
     }
 }
 
+/// The newest version of the first page of the stripe map rots on every disk that has a copy but `spared`.
+fn rot_map_page(sim: &mut SimArray, spared: u32) {
+    let sb = superblock(sim, 1);
+    let key = calpe::format::LogKey::derive(sb.array, sb.redo.as_ref().expect("a log").secret);
+    for (disk, range) in copies(sim, 0).into_iter().filter(|(disk, _)| *disk != spared) {
+        let disk = sim.disks.get_mut(&disk).expect("a disk");
+        let newest = (range.start..range.end).step_by(PAGE_BYTES).max_by_key(|&at| {
+            let page = calpe::format::Page::decode(&key, sb.array, PageIndex(0), &disk.peek(at, PAGE_BYTES));
+            page.map_or(0, |page| page.sequence)
+        });
+        disk.flip(newest.expect("two places") + 2000, 1);
+    }
+}
+
 /// More is damaged than the array survives: that may cost errors, or the start, and never brings back what a write that
 /// was flushed long ago has replaced.
 #[test]
@@ -962,24 +976,53 @@ fn a_stripe_is_never_served_as_it_was_before_without_a_word_whatever_the_stop() 
             // What is under way concerns another page of the map.
             sim.write(((stripes - 1) * stripe) as u64, &[9; BLOCK]).expect("written");
         }
-        // On every copy of the page the newer version rots.
-        let sb = superblock(&sim, 1);
-        let key = calpe::format::LogKey::derive(sb.array, sb.redo.as_ref().expect("a log").secret);
-        for (disk, range) in copies(&sim, 0) {
-            let disk = sim.disks.get_mut(&disk).expect("a disk");
-            let newest = (range.start..range.end).step_by(PAGE_BYTES).max_by_key(|&at| {
-                let page =
-                    calpe::format::Page::decode(&key, sb.array, PageIndex(0), &disk.peek(at, PAGE_BYTES));
-                page.map_or(0, |page| page.sequence)
-            });
-            disk.flip(newest.expect("two places") + 2000, 1);
-        }
+        rot_map_page(&mut sim, u32::MAX);
         let mut sim = sim.kill_where(false, |_, _| true).expect("it assembles");
         drain(&mut sim);
         if let Ok(read) = sim.read(0, stripe) {
             let told = sim.notices.iter().any(|notice| notice.text.contains("may be behind"));
             assert!(told || read == vec![3; stripe], "clean {clean}: reads {}; {:?}", read[0], sim.notices);
         }
+    }
+}
+
+/// What a start that is refused would need is on a member that is missing: nothing was written that would make it stale.
+#[test]
+fn a_start_that_is_refused_without_a_member_succeeds_when_that_is_back() {
+    let stripe = 2 * CHUNK;
+    for stopped_before in [false, true] {
+        let world = SimWorld::new(shape(2, 1, 8, ChecksumKind::Crc32c), 64 << 20);
+        let mut sim = SimArray::create_in(&world, 82);
+        for round in 1..4u8 {
+            sim.write(0, &vec![round; stripe]).expect("written");
+            sim.settle();
+        }
+        sim.admin(AdminRequest::Stop).expect("it stops");
+        let away = copies(&sim, 0)[0].0;
+        rot_map_page(&mut sim, away);
+        let mut disks = sim.disks.clone();
+        disks.get_mut(&away).expect("a disk").dead = true;
+        let mut without = world.start(disks, false, Random::new(1)).expect("it assembles");
+        drain(&mut without);
+        assert!(matches!(without.status().log, LogState::Refused(_)), "{:?}", without.status().log);
+        assert!(without.read(0, stripe).is_err());
+        let device = without.reopen_disk(away);
+        let returned = device.device.0;
+        let online = AdminRequest::Online { member: MemberIndex(away as u16), device };
+        let refusal = without.admin(online).expect_err("it has to be there when the array is started");
+        assert!(refusal.0.contains("start it with them"), "{refusal:?}");
+        if stopped_before {
+            without.admin(AdminRequest::Stop).expect("it stops");
+        }
+        drain(&mut without);
+        let disk = without.disks.remove(&returned).expect("a disk");
+        without.disks.insert(away, disk);
+        let disks = without.wreck().settle(true, |_, _| Fate::Kept);
+        let mut sim = world.start(disks, false, Random::new(2)).expect("it assembles");
+        sim.settle();
+        assert_eq!(states(&sim), [MemberState::Online; 3]);
+        let read = sim.read(0, stripe).unwrap_or_else(|e| panic!("{e:?} {:?}", sim.notices));
+        assert!(read == vec![3; stripe], "reads {}", read[0]);
     }
 }
 
@@ -1072,9 +1115,9 @@ fn a_quiet_array_that_fails_and_returns_writes_nothing_that_a_power_cut_could_le
     assert!(sim.read(0, model.len()).expect("readable") == model);
 }
 
-/// An array of 2+2 that was divided and forced to start on both sides: disks 2 and 3 serve, and disk 0, whose side has come
-/// further, was rebuilt from them. Block 0 holds ones.
-fn rejoined(world: &SimWorld) -> SimArray {
+/// An array of 2+2 that was divided and forced to start on both sides: disks 2 and 3 serve, disk 0 is one of the other side,
+/// which has come further. Block 0 holds ones.
+fn divided(world: &SimWorld) -> SimArray {
     let mut sim = SimArray::create_in(world, 92);
     sim.write(0, &[1; BLOCK]).expect("written");
     sim.settle();
@@ -1094,6 +1137,12 @@ fn rejoined(world: &SimWorld) -> SimArray {
     let mut sim = world.start(ours, true, Random::new(2)).expect("it is forced");
     sim.settle();
     sim.disks.insert(0, other.disks.remove(&0).expect("a disk"));
+    sim
+}
+
+/// The same, with disk 0 rebuilt.
+fn rejoined(world: &SimWorld) -> SimArray {
+    let mut sim = divided(world);
     online(&mut sim, 0, 0).expect("it is rebuilt");
     sim.settle();
     assert_eq!(states(&sim)[0], MemberState::Online);

@@ -237,7 +237,7 @@ impl Array {
         if !self.supers.wanted || self.supers.job.is_some() || self.is_failed() || self.is_stopped() {
             return;
         }
-        if self.is_epoch_late() {
+        if self.is_epoch_late() || self.is_unjudged() {
             return;
         }
         self.supers.wanted = false;
