@@ -1026,6 +1026,38 @@ fn a_start_that_is_refused_without_a_member_succeeds_when_that_is_back() {
     }
 }
 
+/// Whether an array can be served without a member is seen by reading alone; if another is lost meanwhile, it is seen anew.
+#[test]
+fn a_start_without_a_member_serves_whenever_another_is_lost() {
+    let world = SimWorld::new(shape(2, 2, 4, ChecksumKind::Crc32c), 64 << 20);
+    let mut sim = SimArray::create_in(&world, 83);
+    sim.write(0, &[1; BLOCK]).expect("written");
+    sim.settle();
+    sim.write(0, &[2; 3 * BLOCK]).expect("written");
+    let flush = sim.submit(ClientRequest::Flush);
+    sim.wait(flush).expect("flushed");
+    let before = sim.status().epoch;
+    let mut disks = sim.wreck().settle(true, |_, _| Fate::Lost);
+    disks.get_mut(&3).expect("a disk").dead = true;
+    let mut judged = 0;
+    for moment in 0..120 {
+        let mut sim = world.start(disks.clone(), false, Random::new(moment)).expect("it assembles");
+        let changes = sim.changes();
+        for _ in 0..moment {
+            if sim.in_flight() > 0 && sim.queued().all(|(_, op)| is_read(op)) && sim.changes() == changes {
+                judged += 1;
+            }
+            sim.step();
+        }
+        sim.disks.get_mut(&1).expect("a disk").dead = true;
+        let read = sim.read(0, 3 * BLOCK).unwrap_or_else(|e| panic!("{moment}: {e:?} {:?}", sim.notices));
+        assert!(read == [2; 3 * BLOCK], "{moment}: {:?}", sim.notices);
+        drain(&mut sim);
+        assert!(sim.status().epoch > before, "{moment}: an epoch was made");
+    }
+    assert!(judged > 100, "{judged} steps of nothing but reads");
+}
+
 /// The mark that a replay is over has reached a device under construction alone: members replay again, and until they
 /// are through they say that there is something to replay, or a crash within leaves pages half written for good.
 #[test]
