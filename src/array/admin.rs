@@ -77,6 +77,7 @@ impl Array {
     fn bring_in(&mut self, index: MemberIndex, new: NewDevice) -> Result<String, String> {
         self.known(index)?;
         self.check_size(&new)?;
+        self.check_written()?;
         let state = self.member(index).state;
         if matches!(state, MemberState::Online | MemberState::Rebuilding) {
             return Err(format!(
@@ -174,6 +175,7 @@ impl Array {
     fn replace(&mut self, index: MemberIndex, new: NewDevice) -> Result<String, String> {
         self.known(index)?;
         self.check_size(&new)?;
+        self.check_written()?;
         if self.is_failed() {
             return Err("the array has FAILED; bring its members back before replacing one".into());
         }
@@ -221,6 +223,16 @@ impl Array {
         self.supers.note_loss();
         self.release_idle_devices();
         Ok(format!("member {index} is REBUILDING onto the new device"))
+    }
+
+    /// Nothing is built in an array that was refused for what is missing.
+    fn check_written(&self) -> Result<(), String> {
+        if self.is_refused_unwritten() {
+            return Err("the array cannot be served as it was started, and nothing was written: stop it, bring back members that \
+                        are missing, and start it with them"
+                .into());
+        }
+        Ok(())
     }
 
     /// The new device must hold what every other member holds, and its tail superblocks behind it.
@@ -273,6 +285,7 @@ impl Array {
             match redo.life {
                 Life::Starting if no_room => {}
                 Life::Starting | Life::Recovering { .. } | Life::Marking(_) => return,
+                Life::Refused(_) if redo.unjudged => return self.finish_stop(id),
                 Life::Refused(_) => {}
                 Life::Serving if self.drained_log().is_some() => {}
                 Life::Serving if self.is_starved() => emptied = false,
@@ -292,7 +305,7 @@ impl Array {
 
     /// The last update of the superblocks has been written, or cannot be.
     pub(super) fn finish_stop(&mut self, id: RequestId) {
-        if !self.is_failed() && !self.acknowledgements_allowed() {
+        if !self.is_failed() && !self.acknowledgements_allowed() && !self.is_refused_unwritten() {
             // A member failed during the last update; the next one records that.
             return;
         }

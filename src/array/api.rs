@@ -163,7 +163,7 @@ pub struct NewDevice {
     pub uuid: Uuid,
     /// Size of the device in bytes, rounded down to its sector.
     pub bytes: u64,
-    /// Its valid superblock of this array, if it has one.
+    /// Its valid superblock of this array, if it has one. Without one nothing of this array is in its log region either.
     pub superblock: Option<Box<Superblock>>,
     /// The data region is known to read as zeroes (a new sparse file, or just discarded).
     pub known_zero: bool,

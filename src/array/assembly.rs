@@ -427,7 +427,9 @@ fn refusal(superblock: &Superblock, record: &Superblock, epoch: &Epoch) -> Strin
 mod tests {
     use super::*;
     use crate::array::NewArray;
-    use crate::format::{ArrayShape, ChecksumKind, geometry_for, member_bytes_for};
+    use crate::format::{
+        ArrayShape, ChecksumKind, RedoRecord, ReplacementRecord, geometry_for, member_bytes_for,
+    };
     use proptest::prelude::*;
 
     /// The first superblocks of a k+m array.
@@ -488,6 +490,82 @@ mod tests {
         assert_eq!(live(&assembled), [0, 1, 2, 3, 4, 5]);
         assert!(assembled.refused.is_empty());
         assert!(assembled.seats.iter().enumerate().all(|(at, seat)| seat.key == Some(at)));
+    }
+
+    /// The superblocks of a logged array whose log starts here by all of them.
+    fn logged(data: u16, parity: u16, start: LogStart) -> Vec<Superblock> {
+        let mut superblocks = fresh(data, parity);
+        for superblock in &mut superblocks {
+            superblock.redo = Some(RedoRecord { secret: [3; 16], start });
+        }
+        superblocks
+    }
+
+    /// Has member 0 replaced: all record that, and the superblock of the device under construction comes last.
+    fn add_replacement(superblocks: &mut Vec<Superblock>, rebuilt: u64) {
+        let uuid = Uuid::from_u128(5000);
+        let record = ReplacementRecord { uuid, rebuilt: SlotIndex(rebuilt), member: MemberIndex(0) };
+        superblocks.iter_mut().for_each(|superblock| superblock.replacements = vec![record]);
+        superblocks.push(Superblock { device: uuid, role: Role::Replacement, ..superblocks[0].clone() });
+    }
+
+    #[test]
+    fn the_log_starts_where_the_newest_of_the_members_in_service_says_and_nobody_else() {
+        let start = |epoch, sequence| LogStart { epoch, sequence };
+        let mut superblocks = logged(2, 1, start(1, 5));
+        add_replacement(&mut superblocks, 0);
+        // The mark of a replay that was over has reached the device under construction alone.
+        superblocks[3].sequence += 2;
+        superblocks[3].redo.as_mut().unwrap().start = start(2, 50);
+        let begins = |superblocks: &[Superblock], present: &[usize]| {
+            let assembled = assemble(&candidates(superblocks, present), false).unwrap();
+            let recorded = assembled.superblock.redo.unwrap().start;
+            assert_eq!(assembled.log_start, Some(recorded), "a start records what it replays from");
+            recorded
+        };
+        assert_eq!(begins(&superblocks, &[0, 1, 2, 3]), start(1, 5));
+        // It has reached a member as well, the last of all.
+        superblocks[1].redo.as_mut().unwrap().start = start(2, 7);
+        superblocks[1].sequence += 2;
+        assert_eq!(begins(&superblocks, &[0, 1, 2, 3]), start(2, 7));
+        assert_eq!(begins(&superblocks, &[2, 1, 0]), start(2, 7));
+        assert_eq!(begins(&superblocks, &[0, 2, 3]), start(1, 5), "that member is missing");
+        // A stale member's says nothing, nor that of a device that was replaced.
+        bump(&mut superblocks, &[0, 2], 200);
+        superblocks[1].redo.as_mut().unwrap().start = start(9, 9);
+        assert_eq!(begins(&superblocks, &[0, 1, 2]), start(1, 5));
+    }
+
+    #[test]
+    fn what_is_true_once_it_is_written_anywhere_comes_from_the_newest_superblock_of_the_epoch() {
+        let mut superblocks = logged(2, 1, LogStart { epoch: 1, sequence: 5 });
+        superblocks.iter_mut().for_each(|superblock| superblock.clean = false);
+        add_replacement(&mut superblocks, 0);
+        // Everything was flushed before this update, which only the device under construction has.
+        let newest = &mut superblocks[3];
+        newest.sequence += 3;
+        newest.clean = true;
+        newest.replacements[0].rebuilt = SlotIndex(7);
+        let sequence = newest.sequence;
+        let assembled = assemble(&candidates(&superblocks, &[0, 1, 2, 3]), false).unwrap();
+        assert!(assembled.superblock.clean);
+        assert_eq!(
+            assembled.seats[0].replacement,
+            Some((3, superblocks[3].device, SlotIndex(7))),
+            "progress counts that was recorded"
+        );
+        assert_eq!(assembled.seats[0].key, Some(0), "the old device serves");
+        assert_eq!((assembled.sequence, live(&assembled)), (sequence, vec![0, 1, 2]));
+        // Without that device nothing is known of the update.
+        assert!(!assemble(&candidates(&superblocks, &[0, 1, 2]), false).unwrap().superblock.clean);
+        // Of another epoch nothing counts, however new its superblock is, but its numbers, which are passed.
+        bump(&mut superblocks, &[0, 1, 2], 200);
+        superblocks[3].sequence += 100;
+        superblocks[3].epoch.id = 300;
+        let assembled = assemble(&candidates(&superblocks, &[0, 1, 2, 3]), false).unwrap();
+        assert!(!assembled.superblock.clean && assembled.seats[0].replacement.is_none());
+        assert_eq!(assembled.sequence, superblocks[3].sequence);
+        assert_eq!(assembled.sequences[&superblocks[1].device], superblocks[1].sequence);
     }
 
     #[test]

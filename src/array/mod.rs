@@ -324,7 +324,9 @@ impl Array {
                 start.sequence,
                 BatchHash::default(),
             );
-            Box::new(Redo::new(facts, pages, journal))
+            let mut redo = Box::new(Redo::new(facts, pages, journal));
+            redo.unjudged = !config.force && assembled.live != superblock.epoch.live;
+            redo
         });
         // What the log replays is consistent, and a stripe that was never written is known as such.
         let resynced = if redo.is_some() { geometry.slots } else { assembled.resynced.0 };

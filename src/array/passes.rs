@@ -321,10 +321,11 @@ impl Array {
             member.progress = None;
             member.state = MemberState::Online;
             member.reason = None;
+            let next = self.needless_log();
             if let Some(redo) = self.redo.as_mut() {
                 redo.pages.joined(index);
                 // No batch may be written before the epoch with this member is complete.
-                self.supers.note_exchange();
+                self.supers.note_join(next);
             }
             self.supers.want();
             self.notice(NoticeLevel::Info, Some(index), format!("member {index} is rebuilt and online"));
@@ -343,11 +344,12 @@ impl Array {
             member.reason = None;
             // The old device stays until the exchange is on disk: until then it is what a restart would look for.
             self.exchanged.extend(old.map(|old| old.id));
+            let next = self.needless_log();
             if let Some(redo) = self.redo.as_mut() {
                 redo.pages.joined(index);
             }
             // Recorded like a loss: the old device must not count as current once it misses a write.
-            self.supers.note_exchange();
+            self.supers.note_join(next);
             self.notice(NoticeLevel::Info, Some(index), format!("member {index} is replaced and online"));
             self.notice_if_whole();
         }

@@ -29,6 +29,9 @@ use std::ops::Range;
 /// See the head of this file.
 pub(super) struct Redo {
     pub life: Life,
+    /// A member that the last epoch had in service is missing, and whether the others can be served without it is not known:
+    /// until it is, nothing is written, or its return would not help.
+    pub unjudged: bool,
     /// Counts starts of the log: an operation that began in an earlier life ends with an error.
     pub lives: u64,
     pub journal: Journal,
@@ -137,6 +140,7 @@ impl Redo {
         let overlay_max = facts.overlay_max.min(ring_bytes / 4);
         Redo {
             life: Life::Starting,
+            unjudged: false,
             lives: 1,
             journal,
             overlay: Overlay::default(),

@@ -24,7 +24,7 @@ use crate::units::{ByteOffset, MemberIndex, SlotIndex};
 pub(super) enum Life {
     /// Nothing is known of it; waits until the epoch is complete and nothing is in flight.
     Starting,
-    /// Being replayed; how many losses of members there were when that began.
+    /// Being replayed, or only judged; how many losses of members there were when that began.
     Recovering {
         recovery: Box<Recovery>,
         losses: u64,
@@ -46,7 +46,7 @@ pub(super) struct LogFacts {
     pub pages_offset: ByteOffset,
     pub overlay_max: usize,
     pub cache_pages_max: usize,
-    /// The newest log start of the members, and whether the log was empty when they were last written.
+    /// The newest log start of the members when this life of the log began, and whether the log was empty then.
     pub start: LogStart,
     pub clean: bool,
     /// Serve although replay finds rows lost that nothing would tell from good ones.
@@ -122,6 +122,25 @@ impl Array {
                 .is_some_and(|redo| matches!(redo.life, Life::Starting | Life::Recovering { .. }))
     }
 
+    /// Whether it is not known yet that the array can be served by the members that are here. No epoch is made until it is: a
+    /// start that is refused leaves those that are missing as current as they were.
+    pub(super) fn is_unjudged(&self) -> bool {
+        self.redo.as_ref().is_some_and(|redo| redo.unjudged)
+    }
+
+    /// Whether it was judged that it cannot, and nothing was written.
+    pub(super) fn is_refused_unwritten(&self) -> bool {
+        self.redo.as_ref().is_some_and(|redo| redo.unjudged && matches!(redo.life, Life::Refused(_)))
+    }
+
+    /// The members that are here can be served: their epoch is made, and the log replayed in it.
+    fn judged(&mut self) {
+        let redo = self.redo_mut();
+        redo.unjudged = false;
+        redo.life = Life::Starting;
+        self.pump_supers();
+    }
+
     fn begin_recovery(&mut self) {
         let quiet = self.inflight.is_empty() && self.ops.iter().all(|(_, op)| matches!(op, Op::Ended));
         let waits =
@@ -130,12 +149,17 @@ impl Array {
             || self.stopping.is_some() && self.redo().no_room_since.is_some()
             || self.is_failed()
             || !quiet
-            || !(self.acknowledgements_allowed() || self.is_epoch_late())
+            || !(self.acknowledgements_allowed() || self.is_epoch_late() || self.is_unjudged())
         {
             return;
         }
         let epoch = self.supers.epoch();
-        let facts = self.redo().facts.clone();
+        let mut facts = self.redo().facts.clone();
+        // The newest that was recorded (R2), as a restart would find it: not where the log started when this process did. What
+        // rings hold from before is void, also what a device has brought along that joined since.
+        if let Some(recorded) = &self.supers.template().redo {
+            facts.start = recorded.start;
+        }
         let usable = self.online();
         let building = self.members.iter().enumerate().flat_map(|(at, member)| {
             let index = MemberIndex(at as u16);
@@ -163,6 +187,7 @@ impl Array {
             start: facts.start,
             clean: facts.clean,
             force: facts.force,
+            judge_only: self.is_unjudged(),
             epoch: EpochStamp { number: epoch.number, id: epoch.id },
             codec: self.codec.clone(),
             pool: self.pool.clone(),
@@ -177,9 +202,9 @@ impl Array {
         let members = (0..self.map.width()).map(|at| MemberIndex(at as u16));
         members.filter(|member| !usable.contains(*member)).for_each(|member| pages.left(member));
         let losses = self.supers.losses();
-        let lives = self.redo().lives;
+        let (lives, unjudged) = (self.redo().lives, self.redo().unjudged);
         let mut redo = Redo::new(facts, pages, self.empty_journal());
-        redo.lives = lives;
+        (redo.lives, redo.unjudged) = (lives, unjudged);
         redo.no_room_since = self.redo().no_room_since;
         redo.queued = std::mem::take(&mut self.redo_mut().queued);
         redo.life = Life::Recovering { recovery: Box::new(Recovery::new(context)), losses };
@@ -210,6 +235,7 @@ impl Array {
         }
         match outcome {
             None => {}
+            Some(RecoveryOutcome::Recovered(_)) if self.is_unjudged() => self.judged(),
             Some(RecoveryOutcome::Recovered(recovered)) => self.recovered(recovered),
             Some(RecoveryOutcome::Failed { member, fault, .. }) if fault.kind == IoFaultKind::NoSpace => {
                 self.wait_for_room(member, fault);

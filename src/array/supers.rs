@@ -140,6 +140,16 @@ impl Supers {
         self.note_loss();
     }
 
+    /// A device that was built is in service; where there is a log it is empty, and `next` its next batch. What the device
+    /// has in its ring from before is void from here on, whichever update tells of the device: that may be one of the log's
+    /// next life, which knows no more that it was empty.
+    pub fn note_join(&mut self, next: Option<u64>) {
+        if let (Some(redo), Some(sequence)) = (&mut self.template.redo, next) {
+            redo.start = LogStart { sequence, epoch: self.epoch_number + 1 };
+        }
+        self.note_exchange();
+    }
+
     /// A device comes in that was in the array before, maybe on the other side of a divided one that was forced to start.
     /// Whatever is left on it must be behind what is written from now on: its superblocks by their sequence, the pieces in
     /// its ring by the epoch that it joins with. So that a restart knows as well, that number is passed at once.
@@ -237,7 +247,7 @@ impl Array {
         if !self.supers.wanted || self.supers.job.is_some() || self.is_failed() || self.is_stopped() {
             return;
         }
-        if self.is_epoch_late() {
+        if self.is_epoch_late() || self.is_unjudged() {
             return;
         }
         self.supers.wanted = false;

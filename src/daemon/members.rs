@@ -8,7 +8,7 @@ use super::import;
 use super::reactor::{ArrayFacts, ArrayId};
 use super::report::Place;
 use super::service::{Daemon, Done, Outcome, refusal};
-use super::superblocks::{read_superblock, reserve_regions, signatures, wipe_ends};
+use super::superblocks::{read_superblock, reserve_regions, signatures, wipe_ends, wipe_log};
 use crate::control::{ErrorCode, MemberRef, RequestError};
 use crate::format::{MemberState, NewestError, Role, Superblock};
 use crate::member::{Access, Device, DeviceError, DeviceKind};
@@ -149,6 +149,7 @@ impl Daemon {
                 let zero = device.discard_all()?;
                 if !zero {
                     wipe_ends(&device)?;
+                    wipe_log(&device, &target.superblock)?;
                 }
                 (device, zero)
             }

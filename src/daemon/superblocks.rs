@@ -10,6 +10,9 @@ use crate::member::{Device, DeviceError};
 /// Bytes that are zeroed at each end of a device whose content is given up: every place where a signature can be.
 const WIPED_BYTES: u64 = SIGNATURE_WINDOW;
 
+/// Bytes of a log that are zeroed with one write.
+const WIPED_AT_ONCE: u64 = 1 << 20;
+
 /// The four copies as they can be read and decoded; an I/O error as its text.
 pub fn read_copies(device: &Device) -> [Result<Result<Superblock, FormatError>, String>; 4] {
     all_copy_offsets(device.facts().bytes).map(|offset| {
@@ -78,6 +81,24 @@ pub fn wipe_ends(device: &Device) -> Result<(), DeviceError> {
     device.flush()
 }
 
+/// Zeroes the log region of a device that is to become a member, and flushes. A device that was that member before, maybe
+/// on the other side of a divided array, holds pieces that verify and may be of a later epoch than the array is at: once the
+/// device is in service they would count. A rebuild writes all of the device but this.
+///
+/// # Errors
+/// When the device fails.
+pub fn wipe_log(device: &Device, superblock: &Superblock) -> Result<(), DeviceError> {
+    let Some(log) = superblock.redo.and_then(|_| superblock.region(RegionKind::Log)) else { return Ok(()) };
+    let zeroes = vec![0; WIPED_AT_ONCE.min(log.len) as usize];
+    let mut done = 0;
+    while done < log.len {
+        let len = (log.len - done).min(WIPED_AT_ONCE) as usize;
+        device.write_at(log.offset.0 + done, &zeroes[..len])?;
+        done += len as u64;
+    }
+    device.flush()
+}
+
 /// What is recognised on a device.
 ///
 /// # Errors
@@ -95,4 +116,50 @@ pub fn signatures(device: &Device) -> Result<Vec<Signature>, DeviceError> {
 #[must_use]
 pub fn inspect(device: &Device) -> Inspection {
     Inspection::new(device.path().display().to_string(), device.facts().bytes, read_copies(device))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::array::NewArray;
+    use crate::format::{ArrayShape, ChecksumKind, geometry_for, member_bytes_for};
+    use crate::member::Access;
+    use uuid::Uuid;
+
+    #[test]
+    fn of_a_log_that_is_wiped_nothing_is_left_and_what_is_beside_it_stays() {
+        let shape = ArrayShape { data: 2, parity: 1, chunk: 65536, sector: 512 };
+        let bytes = member_bytes_for(1 << 24, shape).unwrap();
+        let (geometry, mut regions) = geometry_for(bytes, shape, Some(1 << 24)).unwrap();
+        // Not a multiple of what is written at once.
+        let log = regions.iter_mut().find(|region| region.kind == RegionKind::Log).unwrap();
+        log.len = WIPED_AT_ONCE + (12 << 10);
+        let log = *log;
+        let new = |redo| NewArray {
+            name: "rock".into(),
+            uuid: Uuid::from_u128(7),
+            created_unix: 1,
+            epoch_id: 100,
+            geometry,
+            regions: regions.clone(),
+            checksum: ChecksumKind::None,
+            redo,
+            members_are_zero: false,
+        };
+        let uuids: Vec<Uuid> = (1..4).map(Uuid::from_u128).collect();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m0");
+        let content: Vec<u8> = (0..bytes).map(|at| (at % 251) as u8 | 1).collect();
+        for (redo, wiped) in [(None, false), (Some([3; 16]), true)] {
+            std::fs::write(&path, &content).unwrap();
+            let device = Device::open(&path, Access::Exclusive).unwrap();
+            wipe_log(&device, &new(redo).superblocks(&uuids)[0]).unwrap();
+            drop(device);
+            let mut expected = content.clone();
+            if wiped {
+                expected[log.offset.0 as usize..(log.offset.0 + log.len) as usize].fill(0);
+            }
+            assert!(std::fs::read(&path).unwrap() == expected, "wiped {wiped}");
+        }
+    }
 }

@@ -84,6 +84,8 @@ pub(super) struct RecoveryContext {
     pub clean: bool,
     /// Go on where something noted is lost and no checksum would tell.
     pub force: bool,
+    /// Only see whether log and map can be read: nothing is written, and the outcome says no more than that.
+    pub judge_only: bool,
     pub codec: Codec,
     pub pool: Pool,
 }
@@ -218,7 +220,8 @@ pub(super) enum RecoveryError {
     /// A page of the stripe map may be an old one.
     #[error(
         "page {page} of the stripe map may be behind: every copy of it is missing or damaged in one of its two places, and \
-         the newer version may have been there; force the start, and stripes may read as they were before"
+         the newer version may have been there; bring back members that are missing, or force the start, and stripes may \
+         read as they were before"
     )]
     MapBehind {
         /// Which.
@@ -447,7 +450,7 @@ impl Recovery {
         match std::mem::replace(&mut self.step, Step::Over) {
             Step::Start if self.cx.clean => self.step = Step::Map { next: 0 },
             Step::Start => {
-                if !is_off(Mutation::NoFlushBeforeDecide) {
+                if !is_off(Mutation::NoFlushBeforeDecide) && !self.cx.judge_only {
                     self.flush(false);
                 }
                 self.step = Step::FlushAll;
@@ -528,9 +531,7 @@ impl Recovery {
                     self.finish();
                 }
             }
-            Step::Over => {
-                return false;
-            }
+            Step::Over => return false,
         }
         true
     }
@@ -598,7 +599,7 @@ impl Recovery {
         if next < pages.layout().map_pages() || !self.io.is_idle() {
             return self.stay(Step::Map { next });
         }
-        if self.cx.clean {
+        if self.cx.clean || self.cx.judge_only {
             self.finish();
         } else {
             self.step = Step::Weigh { next: 0 };
