@@ -2,7 +2,7 @@
 //! and processes that are killed between two chosen operations. Each test is named after what must hold.
 
 use calpe::block_io::IoOp;
-use calpe::format::{COPY_BYTES, MemberState, Superblock, all_copy_offsets, damaged_copies};
+use calpe::format::{COPY_BYTES, ChecksumKind, MemberState, Superblock, all_copy_offsets, damaged_copies};
 use calpe::testing::{Random, SimArray, SimShape};
 use calpe::units::{MemberIndex, VolumeOffset};
 use calpe::volume::{AdminRequest, ArrayState, ClientError, ClientRequest};
@@ -315,6 +315,61 @@ fn an_array_with_too_few_current_members_is_refused_even_if_a_replaced_disk_is_t
     if let Ok(sim) = array.sim.kill_where(false, |_, _| false) {
         panic!("started with one current member of 2+1: {:?}", states(&sim));
     }
+}
+
+/// One update tells of a replacement that is complete and of a member that leaves: the two devices that are out know
+/// neither, and in 2+1 they are k, and a majority.
+#[test]
+fn a_replaced_disk_and_a_member_that_left_at_that_moment_are_no_array() {
+    for log in [false, true] {
+        let shape = shape(2, 1, 8);
+        let shape = if log { shape.logged(ChecksumKind::Crc32c, 64 * 4096) } else { shape };
+        let mut sim = SimArray::create(shape, 21);
+        sim.write(0, &vec![1; 4096]).expect("written");
+        sim.settle();
+        let new = replace(&mut sim, 2);
+        // Between the exchange and the first word of it on any disk.
+        while sim.disk_of(2) != Some(new) {
+            if !sim.step() {
+                sim.sleep(100);
+            }
+        }
+        sim.admin(AdminRequest::Offline { member: MemberIndex(0) }).expect("a member can leave");
+        sim.settle();
+        let id = sim.submit_write(0, &vec![2; 4096], true);
+        sim.wait(id).expect("a degraded array takes writes");
+        for id in [1, new] {
+            disk(&mut sim, id).dead = true;
+        }
+        let started = sim.kill_where(false, |_, _| false);
+        assert!(
+            started.is_err(),
+            "log {log}: a flushed write is rolled back: {:?}",
+            started.map(|sim| states(&sim))
+        );
+    }
+}
+
+#[test]
+fn a_replaced_disk_that_cannot_be_marked_is_let_go_and_told() {
+    let mut array = Checked::filled(2, 1, 8, 22);
+    let new = replace(&mut array.sim, 2);
+    while array.sim.disk_of(2) != Some(new) {
+        if !array.sim.step() {
+            array.sim.sleep(100);
+        }
+    }
+    disk(&mut array.sim, 2).dead = true;
+    array.sim.settle();
+    array.write(0, &[3; 4096]);
+    array.verify();
+    assert!(states(&array.sim).iter().all(|state| *state == MemberState::Online), "{:?}", states(&array.sim));
+    assert_eq!(array.sim.status().members[2].counters.write_errors, 0, "they are not the new device's");
+    assert!(
+        array.sim.notices.iter().any(|notice| notice.text.contains("keep it away")),
+        "{:?}",
+        array.sim.notices
+    );
 }
 
 #[test]

@@ -311,6 +311,7 @@ impl Array {
         }
         self.stopping = Some(Stopping::Stopped);
         let exchanged = std::mem::take(&mut self.exchanged);
+        let exchanged = exchanged.into_iter().map(|replaced| replaced.device.id);
         for device in self.devices().into_iter().map(|(_, _, device)| device.id).chain(exchanged) {
             self.actions.push(ArrayAction::Release(device));
         }

@@ -180,9 +180,11 @@ pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<As
         };
         // A replacement that the epoch counts as the member is complete: it only lacks word of that.
         let device = candidates.iter().position(|c| {
+            let role = c.superblock.role;
             c.superblock.device == member.uuid
                 && c.superblock.member == index
-                && (c.superblock.role == Role::Member || epoch.live.contains(index))
+                && role != Role::Replaced
+                && (role == Role::Member || epoch.live.contains(index))
         });
         match device {
             Some(at) if epoch.live.contains(index) && holds(&candidates[at].superblock, &epoch) => {
@@ -341,7 +343,7 @@ fn choose_epoch<K>(candidates: &[Candidate<K>], name: &str, force: bool) -> Resu
             candidates
                 .iter()
                 .map(|c| &c.superblock)
-                .filter(|s| epoch.live.contains(s.member) && test(s))
+                .filter(|s| epoch.live.contains(s.member) && s.role != Role::Replaced && test(s))
                 .filter(|s| record.members.get(usize::from(s.member.0)).is_some_and(|m| m.uuid == s.device))
                 .map(|s| s.member)
                 .collect()

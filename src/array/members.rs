@@ -8,6 +8,14 @@ use crate::units::{MemberIndex, SlotIndex};
 use std::collections::BTreeSet;
 use uuid::Uuid;
 
+/// A device that another has taken the place of: held until that is on disk, and on itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Replaced {
+    pub member: MemberIndex,
+    pub uuid: Uuid,
+    pub device: Device,
+}
+
 /// A device in the hands of the array.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Device {

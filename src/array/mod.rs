@@ -67,7 +67,7 @@ use lock::LockTable;
 use logged_passes::LoggedPass;
 use logged_read::LoggedRead;
 use logged_write::LoggedWrite;
-use members::{Device, Member, Progress, Replacement};
+use members::{Device, Member, Progress, Replaced, Replacement};
 use page_hold::PageTask;
 use page_pass::PagePass;
 use page_scrub::PageScrub;
@@ -174,7 +174,7 @@ pub struct Array {
     returnable: MemberSet,
     releasing: Vec<DeviceId>,
     /// Devices that were replaced, until that is on disk.
-    exchanged: Vec<DeviceId>,
+    exchanged: Vec<Replaced>,
     /// Jobs given away and not answered.
     jobs_out: usize,
     client_ops: usize,

@@ -3,7 +3,7 @@
 //! Resync before rebuild before scrub; the others wait. While clients are busy a pass keeps to the floor
 //! `rebuild_min`, otherwise to the ceiling `rebuild_max`.
 
-use super::members::{Progress, Which};
+use super::members::{Progress, Replaced, Which};
 use super::{Activity, ActivityKind, NoticeLevel, ScrubResult};
 use super::{Array, Op};
 use crate::format::{MemberState, ScrubRecord};
@@ -338,12 +338,12 @@ impl Array {
         let member = self.member_mut(index);
         if let Some(replacement) = member.replacement.take_if(|_| may_join) {
             let old = member.device.replace(replacement.device);
-            member.uuid = replacement.uuid;
+            let uuid = std::mem::replace(&mut member.uuid, replacement.uuid);
             member.state = MemberState::Online;
             member.progress = None;
             member.reason = None;
             // The old device stays until the exchange is on disk: until then it is what a restart would look for.
-            self.exchanged.extend(old.map(|old| old.id));
+            self.exchanged.extend(old.map(|device| Replaced { member: index, uuid, device }));
             let next = self.needless_log();
             if let Some(redo) = self.redo.as_mut() {
                 redo.pages.joined(index);

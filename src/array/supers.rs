@@ -2,11 +2,12 @@
 //!
 //! One update at a time goes to every device in use: first a flush where progress is recorded, then both copies
 //! of the new sequence number, one after the other, each with a flush; the slot of the first update after a start is
-//! cleared before. Rules E1-E3 of the crash-safety design: while a loss is not yet
+//! cleared before. A device that was replaced gets the update that tells of it, as its last: with others that have not
+//! heard of it, it could otherwise pass for the array. Rules E1-E3 of the crash-safety design: while a loss is not yet
 //! recorded durably on all remaining members, no write starts and none is acknowledged.
 
 use super::NoticeLevel;
-use super::members::{Device, Which};
+use super::members::{Device, Replaced, Which};
 use super::mutation::{Mutation, is_off};
 use super::{Array, Effect, Inflight, Owner, Stopping};
 use crate::block_io::{DeviceId, IoFault, IoOp, IoValue};
@@ -337,7 +338,7 @@ impl Array {
     fn issue_super(&mut self, job: &mut Job) {
         for participant in &job.devices {
             let &Participant { member, device, bytes, uuid, role, sequence } = participant;
-            let Some(cleared) = self.device_mut(member, device).map(|device| device.cleared) else {
+            let Some(cleared) = self.super_device_mut(member, device).map(|device| device.cleared) else {
                 continue;
             };
             if cleared && matches!(job.stage, Stage::Clear | Stage::FlushClear) {
@@ -385,16 +386,48 @@ impl Array {
             let sequence = pair + u64::from(device.sequence.is_multiple_of(2));
             Participant { member: index, device: device.id, bytes: device.bytes, uuid, role, sequence }
         };
-        self.devices().into_iter().map(participant).collect()
+        let replaced = self.exchanged.iter().map(|&Replaced { member, uuid, device }| Participant {
+            member,
+            device: device.id,
+            bytes: device.bytes,
+            uuid,
+            role: Role::Replaced,
+            sequence: pair + u64::from(device.sequence.is_multiple_of(2)),
+        });
+        self.devices().into_iter().map(participant).chain(replaced).collect()
+    }
+
+    /// A device that an update goes to: in use, or replaced and not told yet.
+    fn super_device_mut(&mut self, member: MemberIndex, id: DeviceId) -> Option<&mut Device> {
+        if let Some(at) = self.exchanged.iter().position(|replaced| replaced.device.id == id) {
+            return Some(&mut self.exchanged[at].device);
+        }
+        self.device_mut(member, id)
+    }
+
+    /// An update has failed on a device.
+    fn super_fault(&mut self, entry: &Inflight, fault: IoFault) {
+        if let Some(at) = self.exchanged.iter().position(|replaced| replaced.device.id == entry.device) {
+            let Replaced { member, uuid, device } = self.exchanged.swap_remove(at);
+            self.releasing.push(device.id);
+            let text = format!(
+                "the old device of member {member} (uuid {uuid}) could not be marked as replaced: {fault}; keep it away from \
+                 this array, or wipe it"
+            );
+            self.notice(NoticeLevel::Warning, Some(member), text);
+            self.release_idle_devices();
+            return;
+        }
+        // E2: finish this update on the others; the loss makes the next one.
+        match entry.effect {
+            Effect::Flush(_) => self.flush_fault(entry.member, entry.device, fault),
+            _ => self.write_fault(entry.member, entry.device, "superblock update", fault),
+        }
     }
 
     pub(super) fn super_io(&mut self, entry: Inflight, result: Result<IoValue, IoFault>) {
         if let Err(fault) = result {
-            // E2: finish this update on the others; the loss makes the next one.
-            match entry.effect {
-                Effect::Flush(_) => self.flush_fault(entry.member, entry.device, fault),
-                _ => self.write_fault(entry.member, entry.device, "superblock update", fault),
-            }
+            self.super_fault(&entry, fault);
         }
         let Some(mut job) = self.supers.job.take() else { unreachable!("superblock I/O belongs to a job") };
         job.pending -= 1;
@@ -412,7 +445,7 @@ impl Array {
             if job.stage == Stage::FlushClear {
                 // Also when the update comes to nothing: the next one finds in the slot what this one leaves there.
                 for participant in &job.devices {
-                    if let Some(device) = self.device_mut(participant.member, participant.device) {
+                    if let Some(device) = self.super_device_mut(participant.member, participant.device) {
                         device.cleared = true;
                     }
                 }
@@ -447,7 +480,7 @@ impl Array {
             return;
         }
         for participant in &job.devices {
-            if let Some(device) = self.device_mut(participant.member, participant.device) {
+            if let Some(device) = self.super_device_mut(participant.member, participant.device) {
                 device.recorded = true;
                 device.sequence = participant.sequence;
             }
@@ -468,7 +501,7 @@ impl Array {
         self.supers.durable_log_start = job.template.redo.map(|redo| redo.start);
         if self.acknowledgements_allowed() {
             let exchanged = std::mem::take(&mut self.exchanged);
-            self.releasing.extend(exchanged);
+            self.releasing.extend(exchanged.into_iter().map(|replaced| replaced.device.id));
             self.release_idle_devices();
             let held = std::mem::take(&mut self.unacknowledged);
             self.ready.extend(held);

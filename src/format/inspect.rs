@@ -312,9 +312,13 @@ impl fmt::Display for SuperblockReport {
                 self.members.get(usize::from(self.member_index)).is_some_and(|m| m.state == state.as_str())
             })
             .map_or("-", |state| state.as_str());
-        match self.role == Role::Member.word() {
-            true => line(f, "member", format_args!("{} {member}", self.member_index))?,
-            false => line(f, "member", format_args!("being built as member {}", self.member_index))?,
+        let index = self.member_index;
+        if self.role == Role::Member.word() {
+            line(f, "member", format_args!("{index} {member}"))?;
+        } else if self.role == Role::Replaced.word() {
+            line(f, "member", format_args!("was member {index} until it was replaced"))?;
+        } else {
+            line(f, "member", format_args!("being built as member {index}"))?;
         }
         line(f, "device uuid", self.device_uuid)?;
         line(

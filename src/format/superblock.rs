@@ -134,9 +134,11 @@ pub enum Role {
     Member,
     /// Being built as the replacement of `Superblock::member`.
     Replacement,
+    /// It was the device of `Superblock::member` until it was replaced. It counts for nothing, and says of which epoch on.
+    Replaced,
 }
 
-worded!(Role, "role", Member = 1 "member", Replacement = 2 "replacement");
+worded!(Role, "role", Member = 1 "member", Replacement = 2 "replacement", Replaced = 3 "replaced");
 
 /// One row of the member table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]

@@ -514,7 +514,16 @@ impl Superblock {
                 "different for each device",
             )?;
         }
+        if self.role == Role::Replaced {
+            return ensure(
+                !devices.contains(&self.device),
+                "device uuid",
+                self.device,
+                "no record to have it, as it was replaced".to_owned(),
+            );
+        }
         let listed = match self.role {
+            Role::Replaced => true,
             Role::Member => self.members[usize::from(self.member.0)].uuid == self.device,
             Role::Replacement => {
                 self.replacements.iter().any(|r| r.member == self.member && r.uuid == self.device)
@@ -801,7 +810,11 @@ pub(super) mod tests {
             array: uuid(1000),
             name: "tank".into(),
             created_unix: 1_750_000_000,
-            device: if role == Role::Member { uuid(2) } else { uuid(99) },
+            device: match role {
+                Role::Member => uuid(2),
+                Role::Replacement => uuid(99),
+                Role::Replaced => uuid(55),
+            },
             member: MemberIndex(if role == Role::Member { 2 } else { 5 }),
             role,
             geometry,
@@ -867,7 +880,11 @@ pub(super) mod tests {
                         rebuilt: pick(numbers[1].rotate_left(i as u32)),
                     })
                     .collect();
-                let role = if count > 0 && clean { Role::Replacement } else { Role::Member };
+                let role = match count {
+                    _ if !clean && numbers[0] % 5 == 0 => Role::Replaced,
+                    1.. if clean => Role::Replacement,
+                    _ => Role::Member,
+                };
                 let member = MemberIndex((numbers[2] % (count.max(1) as u64)) as u16);
                 let capacity = u128::from(slots) * u128::from(chunk) * u128::from(data);
                 let capacity = u64::try_from(capacity).unwrap_or(u64::MAX).min(MAX_DEVICE_BYTES);
@@ -899,6 +916,7 @@ pub(super) mod tests {
                     device: uuid(match role {
                         Role::Member => u128::from(member.0),
                         Role::Replacement => 1000 + u128::from(member.0),
+                        Role::Replaced => 6000,
                     }),
                     member,
                     role,
@@ -1012,10 +1030,20 @@ pub(super) mod tests {
 
     #[test]
     fn golden_images_are_written_and_read_byte_for_byte() {
-        for role in [Role::Member, Role::Replacement] {
+        for role in [Role::Member, Role::Replacement, Role::Replaced] {
             let name = format!("superblock-redo-{role}.bin");
             let bytes = golden(&name, example(role).encode().as_slice());
             assert_eq!(Superblock::decode(&bytes), Ok(example(role)), "{role}");
+        }
+    }
+
+    #[test]
+    fn a_device_that_was_replaced_is_in_no_record() {
+        let replaced = example(Role::Replaced);
+        for device in [replaced.members[2].uuid, replaced.replacements[0].uuid] {
+            let copy = forged(&replaced, 0x60, device.as_bytes());
+            let error = Superblock::decode(&copy[..]).expect_err("it is no member any more");
+            assert!(error.to_string().contains("it was replaced"), "{error}");
         }
     }
 
