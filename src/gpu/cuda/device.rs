@@ -45,10 +45,10 @@ pub struct CudaDevice {
     failed: bool,
     slot_bytes: usize,
     slots: Vec<Slot>,
-    /// Of each kind of stream one or more, in which batches follow one another in turn.
-    input: Vec<Stream>,
+    input: Stream,
+    /// Batches take turns between these.
     compute: Vec<Stream>,
-    output: Vec<Stream>,
+    output: Stream,
     /// Calls back: a stream waits for what it has called, and the others have better to do.
     notice: Stream,
     /// Batches started.
@@ -152,18 +152,17 @@ impl CudaDevice {
             .collect::<Result<Vec<Slot>, DeviceError>>()?;
         let (least, greatest) = context.priorities()?;
         let urgent = if tuning.priorities { greatest } else { least };
-        let streams = |count: usize, priority| {
-            (0..count.max(1)).map(|_| Stream::new(&context, priority)).collect::<Result<Vec<_>, _>>()
-        };
         Ok(CudaDevice {
             info,
             faults,
             failed: false,
             slot_bytes,
             slots,
-            input: streams(tuning.input_streams, urgent)?,
-            compute: streams(tuning.compute_streams, least)?,
-            output: streams(tuning.output_streams, urgent)?,
+            input: Stream::new(&context, urgent)?,
+            compute: (0..tuning.compute_streams.max(1))
+                .map(|_| Stream::new(&context, least))
+                .collect::<Result<_, _>>()?,
+            output: Stream::new(&context, urgent)?,
             notice: Stream::new(&context, urgent)?,
             started: 0,
             kernels,
@@ -276,7 +275,6 @@ impl CudaDevice {
         let fault = self.faults.take();
         let CudaDevice { tuning, slots, input, compute, output, notice, started, kernels, slabs, .. } = self;
         let slot = &mut slots[slot];
-        let (input, output) = (&input[*started % input.len()], &output[*started % output.len()]);
         // Logarithms have one matrix, which must not be replaced while another stream reads it.
         let turn = if matches!(chosen, Chosen::LogExp) { 0 } else { *started % compute.len() };
         let compute = &compute[turn];

@@ -25,13 +25,9 @@ pub struct Tuning {
     /// Most bytes of a slot. A link delivers this much in 2 ms, beside which launches cost nothing; a smaller device gets
     /// smaller slots.
     pub slot_bytes_max: usize,
-    /// Streams of each kind, between which batches take turns. With more than one, copies of neighbouring batches overlap,
-    /// and so do their computations; with one each waits for the one before.
-    pub input_streams: usize,
-    /// See `input_streams`.
+    /// Streams for computing, between which batches take turns: small ones, which leave most of the device idle, then run side by
+    /// side.
     pub compute_streams: usize,
-    /// See `input_streams`.
-    pub output_streams: usize,
     /// Share of the free device memory that slots may take.
     pub memory_share: f64,
     /// Pinned bytes of a slot for pieces in memory that the driver does not know; as much as the slot when slabs could
@@ -62,9 +58,7 @@ impl Default for Tuning {
         Tuning {
             slots: 4,
             slot_bytes_max: 128 << 20,
-            input_streams: 1,
             compute_streams: 4,
-            output_streams: 1,
             memory_share: 0.5,
             staging_bytes: 16 << 20,
             gather_blocks: 32,

@@ -351,12 +351,10 @@ pub(super) fn sweep_one(
 pub(super) fn openings() -> Vec<(String, Tuning)> {
     let tuning = Tuning::default;
     let mut tried = vec![("no priorities".to_owned(), Tuning { priorities: false, ..tuning() })];
-    for (inputs, computes, outputs) in [(1, 1, 1), (1, 4, 2), (2, 4, 1)] {
-        let streams =
-            Tuning { input_streams: inputs, compute_streams: computes, output_streams: outputs, ..tuning() };
-        tried.push((format!("{inputs}, {computes}, {outputs} streams"), streams));
+    tried.push(("1 stream for computing".to_owned(), Tuning { compute_streams: 1, ..tuning() }));
+    for slots in [3, 6] {
+        tried.push((format!("{slots} slots"), Tuning { slots, ..tuning() }));
     }
-    tried.push(("6 slots".to_owned(), Tuning { slots: 6, ..tuning() }));
     tried
 }
 
@@ -369,9 +367,7 @@ pub(super) fn sweep(
     let before = device.tuning_mut().clone();
     let mut tried: Vec<(String, Tuning)> = vec![("as it is".to_owned(), before.clone())];
     for kib in [16, 32, 64] {
-        for (gather_blocks, scatter_blocks) in
-            [(16, 6), (16, 12), (24, 6), (24, 12), (32, 6), (32, 12), (48, 16)]
-        {
+        for (gather_blocks, scatter_blocks) in [(16, 6), (24, 6), (32, 6), (32, 12), (48, 16)] {
             let tuning = Tuning { chunk_bytes: kib << 10, gather_blocks, scatter_blocks, ..before.clone() };
             tried.push((format!("{kib} KiB, {gather_blocks} in, {scatter_blocks} out"), tuning));
         }
