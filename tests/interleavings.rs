@@ -396,6 +396,54 @@ fn a_kill_before_its_successor_counts_leaves_a_replaced_disk_what_it_was() {
     }
 }
 
+/// A crash may come between the record of an exchange and the mark on the device that is out: the next start writes it.
+#[test]
+fn a_replaced_disk_is_marked_by_the_next_start_where_a_crash_came_between() {
+    for log in [false, true] {
+        let mut between = 0;
+        for n in 0.. {
+            let shape = shape(2, 1, 8);
+            let shape = if log { shape.logged(ChecksumKind::Crc32c, 64 * 4096) } else { shape };
+            let mut sim = SimArray::create(shape, 21);
+            sim.write(0, &[1; 4096]).expect("written");
+            sim.settle();
+            let new = replace(&mut sim, 2);
+            while sim.disk_of(2) != Some(new) {
+                if !sim.step() {
+                    sim.sleep(100);
+                }
+            }
+            let _ = sim.admin(AdminRequest::Offline { member: MemberIndex(0) });
+            for _ in 0..n {
+                sim.step();
+            }
+            if sim.released.contains(&2) {
+                break;
+            }
+            // What is on its way to the others happens.
+            let sim = sim.kill_where(true, |disk, _| disk != 2);
+            let mut sim = sim.unwrap_or_else(|error| panic!("log {log}, {n} steps: {error}"));
+            between += u32::from(sim.disk_of(2) == Some(new) && sim.disk_of(0).is_none());
+            // The next start may be cut short as well.
+            for _ in 0..n % 7 {
+                sim.step();
+            }
+            let sim = sim.kill_where(true, |disk, _| disk != 2);
+            let mut sim = sim.unwrap_or_else(|error| panic!("log {log}, {n} steps, again: {error}"));
+            let write = sim.submit_write(0, &[2; 4096], true);
+            sim.wait(write).expect("a degraded array takes writes");
+            for id in [1, new] {
+                disk(&mut sim, id).dead = true;
+            }
+            if let Ok(mut sim) = sim.kill_where(false, |_, _| false) {
+                let read = sim.read(0, 4096).expect("readable");
+                assert!(read == [2; 4096], "log {log}, {n} steps: a flushed write is rolled back");
+            }
+        }
+        assert!(between > 3, "log {log}: {between} times the exchange was recorded");
+    }
+}
+
 #[test]
 fn a_replaced_disk_is_marked_also_where_its_array_fails_meanwhile_and_returns() {
     for log in [false, true] {
