@@ -331,7 +331,7 @@ impl Array {
                 BatchHash::default(),
             );
             let mut redo = Box::new(Redo::new(facts, pages, journal));
-            redo.unjudged = !config.force && assembled.live != superblock.epoch.live;
+            redo.unjudged = assembled.live != superblock.epoch.live;
             redo
         });
         // What the log replays is consistent, and a stripe that was never written is known as such.
