@@ -493,6 +493,27 @@ fn a_replaced_disk_is_marked_also_where_its_array_fails_meanwhile_and_returns() 
 }
 
 #[test]
+fn a_replaced_disk_does_not_come_back_before_it_is_marked() {
+    let mut array = Checked::filled(2, 1, 8, 25);
+    let new = replace(&mut array.sim, 2);
+    while array.sim.disk_of(2) != Some(new) {
+        if !array.sim.step() {
+            array.sim.sleep(100);
+        }
+    }
+    fail(&mut array.sim, 2);
+    let refused = online(&mut array.sim, 2, 2).expect_err("it is not released");
+    assert!(refused.contains("try again"), "{refused}");
+    array.sim.settle();
+    // The handle that the disk has by now.
+    let old = *array.sim.disks.keys().max().expect("disks");
+    online(&mut array.sim, 2, old).expect("it is built anew");
+    array.sim.settle();
+    assert_eq!(states(&array.sim), [MemberState::Online; 3]);
+    array.verify();
+}
+
+#[test]
 fn a_replaced_disk_that_cannot_be_marked_is_let_go_and_told() {
     let mut array = Checked::filled(2, 1, 8, 22);
     let new = replace(&mut array.sim, 2);
