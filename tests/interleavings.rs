@@ -71,6 +71,13 @@ fn disk(sim: &mut SimArray, id: u32) -> &mut calpe::testing::SimDisk {
     sim.disks.get_mut(&id).expect("a disk")
 }
 
+/// What a disk says of itself.
+fn newest(sim: &SimArray, id: u32) -> Superblock {
+    let disk = &sim.disks[&id];
+    let copies = all_copy_offsets(disk.bytes()).map(|at| Superblock::decode(&disk.peek(at.0, COPY_BYTES)));
+    copies.into_iter().flatten().max_by_key(|copy| copy.sequence).expect("a superblock")
+}
+
 fn states(sim: &SimArray) -> Vec<MemberState> {
     sim.status().members.iter().map(|m| m.state).collect()
 }
@@ -348,6 +355,162 @@ fn a_replaced_disk_and_a_member_that_left_at_that_moment_are_no_array() {
             started.map(|sim| states(&sim))
         );
     }
+}
+
+/// Until its successor counts, a replaced disk does: a mark that came first would take it from a start without the new one.
+#[test]
+fn a_kill_before_its_successor_counts_leaves_a_replaced_disk_what_it_was() {
+    for log in [false, true] {
+        let (mut marks, mut starts) = (0, 0);
+        for n in 0.. {
+            let shape = shape(1, 1, 8);
+            let shape = if log { shape.logged(ChecksumKind::Crc32c, 64 * 4096) } else { shape };
+            let mut sim = SimArray::create(shape, 23);
+            sim.write(0, &[1; 4096]).expect("written");
+            sim.settle();
+            let new = replace(&mut sim, 1);
+            while sim.disk_of(1) != Some(new) {
+                if !sim.step() {
+                    sim.sleep(100);
+                }
+            }
+            for _ in 0..n {
+                sim.step();
+            }
+            if sim.released.contains(&1) {
+                break;
+            }
+            marks += sim.queued().filter(|(disk, op)| *disk == 1 && is_write(op)).count();
+            let recorded = |sim: &SimArray| newest(sim, 0).members[1].uuid != newest(sim, 1).device;
+            if recorded(&sim) {
+                continue;
+            }
+            // What is on its way to the old disk happens, and nothing else; the new one is gone.
+            disk(&mut sim, new).dead = true;
+            let started = sim.kill_where(false, |disk, _| disk == 1);
+            let mut sim = started.unwrap_or_else(|error| panic!("log {log}, {n} steps: {error}"));
+            assert_eq!(sim.read(0, 4096).expect("readable"), [1; 4096]);
+            starts += 1;
+        }
+        assert!(marks > 0 && starts > 3, "log {log}: {marks} marks, {starts} starts");
+    }
+}
+
+/// A crash may come between the record of an exchange and the mark on the device that is out: the next start writes it.
+#[test]
+fn a_replaced_disk_is_marked_by_the_next_start_where_a_crash_came_between() {
+    for log in [false, true] {
+        let mut between = 0;
+        for n in 0.. {
+            let shape = shape(2, 1, 8);
+            let shape = if log { shape.logged(ChecksumKind::Crc32c, 64 * 4096) } else { shape };
+            let mut sim = SimArray::create(shape, 21);
+            sim.write(0, &[1; 4096]).expect("written");
+            sim.settle();
+            let new = replace(&mut sim, 2);
+            while sim.disk_of(2) != Some(new) {
+                if !sim.step() {
+                    sim.sleep(100);
+                }
+            }
+            let _ = sim.admin(AdminRequest::Offline { member: MemberIndex(0) });
+            for _ in 0..n {
+                sim.step();
+            }
+            if sim.released.contains(&2) {
+                break;
+            }
+            // What is on its way to the others happens.
+            let sim = sim.kill_where(true, |disk, _| disk != 2);
+            let mut sim = sim.unwrap_or_else(|error| panic!("log {log}, {n} steps: {error}"));
+            between += u32::from(sim.disk_of(2) == Some(new) && sim.disk_of(0).is_none());
+            // The next start may be cut short as well.
+            for _ in 0..n % 7 {
+                sim.step();
+            }
+            let sim = sim.kill_where(true, |disk, _| disk != 2);
+            let mut sim = sim.unwrap_or_else(|error| panic!("log {log}, {n} steps, again: {error}"));
+            let write = sim.submit_write(0, &[2; 4096], true);
+            sim.wait(write).expect("a degraded array takes writes");
+            for id in [1, new] {
+                disk(&mut sim, id).dead = true;
+            }
+            if let Ok(mut sim) = sim.kill_where(false, |_, _| false) {
+                let read = sim.read(0, 4096).expect("readable");
+                assert!(read == [2; 4096], "log {log}, {n} steps: a flushed write is rolled back");
+            }
+        }
+        assert!(between > 3, "log {log}: {between} times the exchange was recorded");
+    }
+}
+
+#[test]
+fn a_replaced_disk_is_marked_also_where_its_array_fails_meanwhile_and_returns() {
+    for log in [false, true] {
+        let mut failures = 0;
+        for n in 0..60 {
+            let shape = shape(2, 1, 8);
+            let shape = if log { shape.logged(ChecksumKind::Crc32c, 64 * 4096) } else { shape };
+            let mut sim = SimArray::create(shape, 24);
+            sim.write(0, &[1; 4096]).expect("written");
+            sim.settle();
+            let new = replace(&mut sim, 2);
+            while sim.disk_of(2) != Some(new) {
+                if !sim.step() {
+                    sim.sleep(100);
+                }
+            }
+            for _ in 0..n {
+                sim.step();
+            }
+            failures += u32::from(!sim.released.contains(&2));
+            for id in [0, 1] {
+                disk(&mut sim, id).dead = true;
+            }
+            while sim.status().state != ArrayState::Failed {
+                let _ = sim.read(0, 2 * CHUNK);
+            }
+            drain(&mut sim);
+            let lost = if online(&mut sim, 1, 1).is_ok() { 0 } else { 1 };
+            if lost == 1 {
+                let last = sim.disk_of(0).is_none();
+                assert!(last && online(&mut sim, 0, 0).is_ok(), "log {log}, {n} steps: the last is current");
+            }
+            sim.settle();
+            let write = sim.submit_write(0, &[2; 4096], true);
+            sim.wait(write).expect("a degraded array takes writes");
+            let lost = if sim.disks.contains_key(&lost) { lost } else { 1 - lost };
+            for (id, disk) in &mut sim.disks {
+                disk.dead = ![lost, 2].contains(id);
+            }
+            if let Ok(mut sim) = sim.kill_where(false, |_, _| false) {
+                let read = sim.read(0, 4096).expect("readable");
+                assert!(read == [2; 4096], "log {log}, {n} steps: a flushed write is rolled back");
+            }
+        }
+        assert!(failures > 5, "log {log}: {failures} failures before the mark");
+    }
+}
+
+#[test]
+fn a_replaced_disk_does_not_come_back_before_it_is_marked() {
+    let mut array = Checked::filled(2, 1, 8, 25);
+    let new = replace(&mut array.sim, 2);
+    while array.sim.disk_of(2) != Some(new) {
+        if !array.sim.step() {
+            array.sim.sleep(100);
+        }
+    }
+    fail(&mut array.sim, 2);
+    let refused = online(&mut array.sim, 2, 2).expect_err("it is not released");
+    assert!(refused.contains("try again"), "{refused}");
+    array.sim.settle();
+    // The handle that the disk has by now.
+    let old = *array.sim.disks.keys().max().expect("disks");
+    online(&mut array.sim, 2, old).expect("it is built anew");
+    array.sim.settle();
+    assert_eq!(states(&array.sim), [MemberState::Online; 3]);
+    array.verify();
 }
 
 #[test]

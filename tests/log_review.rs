@@ -1058,6 +1058,51 @@ fn a_start_without_a_member_serves_whenever_another_is_lost() {
     assert!(judged > 100, "{judged} steps of nothing but reads");
 }
 
+/// Where force does not help either, or the member is already on its way back, nothing is written all the same.
+#[test]
+fn a_start_that_is_refused_forced_or_not_leaves_who_is_missing_current() {
+    let stripe = 2 * CHUNK;
+    for (force, brought_back) in [(false, true), (true, false), (true, true)] {
+        let world = SimWorld::new(shape(2, 1, 8, ChecksumKind::Crc32c), 64 << 20);
+        let mut sim = SimArray::create_in(&world, 82);
+        for round in 1..4u8 {
+            sim.write(0, &vec![round; stripe]).expect("written");
+            sim.settle();
+        }
+        sim.admin(AdminRequest::Stop).expect("it stops");
+        let away = copies(&sim, 0)[0].0;
+        // Neither version is left of the others' copies.
+        for (disk, range) in copies(&sim, 0).into_iter().filter(|(disk, _)| *disk != away) {
+            let disk = sim.disks.get_mut(&disk).expect("a disk");
+            (range.start..range.end).step_by(PAGE_BYTES).for_each(|at| disk.flip(at + 2000, 1));
+        }
+        let mut disks = sim.disks.clone();
+        disks.get_mut(&away).expect("a disk").dead = true;
+        let mut without = world.start(disks, force, Random::new(1)).expect("it assembles");
+        let mut returned = away;
+        if brought_back {
+            let device = without.reopen_disk(away);
+            returned = device.device.0;
+            let online = AdminRequest::Online { member: MemberIndex(away as u16), device };
+            without.admin(online).expect("it is to be rebuilt");
+        }
+        drain(&mut without);
+        let LogState::Refused(reason) = without.status().log else { panic!("{:?}", without.status().log) };
+        assert!(reason.contains("is lost"), "{reason}");
+        without.admin(AdminRequest::Stop).expect("it stops");
+        drain(&mut without);
+        let disk = without.disks.remove(&returned).expect("a disk");
+        without.disks.insert(away, disk);
+        without.disks.get_mut(&away).expect("a disk").dead = false;
+        let disks = without.wreck().settle(true, |_, _| Fate::Kept);
+        let mut sim = world.start(disks, false, Random::new(2)).expect("it assembles");
+        sim.settle();
+        assert_eq!(states(&sim), [MemberState::Online; 3], "force {force}, brought back {brought_back}");
+        let read = sim.read(0, stripe).unwrap_or_else(|e| panic!("{e:?} {:?}", sim.notices));
+        assert!(read == vec![3; stripe], "reads {}", read[0]);
+    }
+}
+
 /// The mark that a replay is over has reached a device under construction alone: members replay again, and until they
 /// are through they say that there is something to replay, or a crash within leaves pages half written for good.
 #[test]

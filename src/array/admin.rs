@@ -78,6 +78,12 @@ impl Array {
         self.known(index)?;
         self.check_size(&new)?;
         self.check_written()?;
+        // Its superblock would be both that of a member and that of a device that was replaced.
+        if self.exchanged.iter().any(|replaced| replaced.uuid == new.uuid) {
+            return Err(
+                "this device was replaced just now, and that is still being recorded: try again".into()
+            );
+        }
         let state = self.member(index).state;
         if matches!(state, MemberState::Online | MemberState::Rebuilding) {
             return Err(format!(

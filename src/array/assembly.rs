@@ -42,8 +42,8 @@ pub struct Assembled<K> {
     pub seats: Vec<Seat<K>>,
     /// The members in service now.
     pub live: MemberSet,
-    /// Every member in service has the chosen epoch already; otherwise it is to be written on them before the next
-    /// one is made (A4).
+    /// Every member in service has the chosen epoch already, and who it replaced is marked; otherwise that is to be written
+    /// before the next one is made (A4).
     pub epoch_is_complete: bool,
     /// Highest superblock sequence seen on any device: the next one must be above.
     pub sequence: u64,
@@ -57,6 +57,9 @@ pub struct Assembled<K> {
     pub log_start: Option<LogStart>,
     /// Devices of the array that must not be used, and why.
     pub refused: Vec<(K, String)>,
+    /// Of these, devices that the chosen epoch has replaced and that have no word of it, with what they were: a crash came
+    /// before they were marked.
+    pub replaced: Vec<(K, MemberIndex, Uuid)>,
 }
 
 /// Why an array cannot be served.
@@ -230,6 +233,19 @@ pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<As
         .map(|(c, _)| (c.key.clone(), refusal(&c.superblock, record, &epoch)))
         .collect();
 
+    // Of the parent alone: what holds anything else may be of another line, and that is not for a start to end.
+    let is_unmarked = |s: &Superblock| {
+        s.role == Role::Member
+            && epoch.parent != 0
+            && s.epoch.id == epoch.parent
+            && s.epoch.live.contains(s.member)
+            && record.members[usize::from(s.member.0)].uuid != s.device
+            && record.replacements.iter().all(|r| r.uuid != s.device)
+    };
+    let unmarked = candidates.iter().filter(|c| is_unmarked(&c.superblock));
+    let replaced: Vec<_> =
+        unmarked.map(|c| (c.key.clone(), c.superblock.member, c.superblock.device)).collect();
+
     // After an unclean stop nothing is known about parity; `resynced` counts only after a clean one. The newest
     // superblock decides: the dirty mark is everywhere before the first write, and the clean one is written
     // nowhere before everything is flushed.
@@ -241,7 +257,8 @@ pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<As
     let epoch_is_complete = candidates
         .iter()
         .filter(|c| seated(c))
-        .all(|c| c.superblock.epoch.id == epoch.id && c.superblock.role == Role::Member);
+        .all(|c| c.superblock.epoch.id == epoch.id && c.superblock.role == Role::Member)
+        && replaced.is_empty();
     // Above the cursor of a resync parity is as doubtful as after an unclean stop. A log makes up for either.
     let doubtful = record.redo.is_none() && (!clean || record.resynced.0 < record.geometry.slots);
     if doubtful && !force && live.len() < record.members.len() {
@@ -269,6 +286,7 @@ pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<As
         resynced: if clean { record.resynced } else { SlotIndex(0) },
         log_start,
         refused,
+        replaced,
         superblock,
     })
 }
@@ -678,6 +696,13 @@ mod tests {
         let assembled = assemble(&all, false).unwrap();
         assert_eq!(assembled.seats[1].key, Some(1));
         assert!(assembled.refused.iter().any(|(key, why)| *key == 9 && why.contains("replaced")));
+        // A crash came before it was marked.
+        assert_eq!(assembled.replaced, [(9, MemberIndex(1), Uuid::from_u128(1001))]);
+        assert!(!assembled.epoch_is_complete);
+        // One that holds something else is left as it is: it may be of another line.
+        all[3].superblock.epoch.id = 77;
+        let assembled = assemble(&all, false).unwrap();
+        assert!(assembled.replaced.is_empty() && assembled.epoch_is_complete);
     }
 
     #[test]

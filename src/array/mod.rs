@@ -310,6 +310,12 @@ impl Array {
                 reason: seat.reason,
             })
             .collect();
+        let exchanged = assembled.replaced.into_iter().map(|(open, member, uuid)| Replaced {
+            member,
+            uuid,
+            device: Device::found(open.id, open.bytes, sequence_of(uuid)),
+        });
+        let exchanged = exchanged.collect();
         let scrub = superblock.scrub;
         let redo = assembled.log_start.map(|start| {
             let facts = LogFacts::new(&superblock, start, &config, &pool);
@@ -325,7 +331,7 @@ impl Array {
                 BatchHash::default(),
             );
             let mut redo = Box::new(Redo::new(facts, pages, journal));
-            redo.unjudged = !config.force && assembled.live != superblock.epoch.live;
+            redo.unjudged = assembled.live != superblock.epoch.live;
             redo
         });
         // What the log replays is consistent, and a stripe that was never written is known as such.
@@ -363,7 +369,7 @@ impl Array {
             last_parked_retry: Timestamp(0),
             returnable: MemberSet::default(),
             releasing: Vec::new(),
-            exchanged: Vec::new(),
+            exchanged,
             jobs_out: 0,
             client_ops: 0,
             last_client: Timestamp(0),

@@ -3,7 +3,7 @@
 //! One update at a time goes to every device in use: first a flush where progress is recorded, then both copies
 //! of the new sequence number, one after the other, each with a flush; the slot of the first update after a start is
 //! cleared before. A device that was replaced gets the update that tells of it, as its last: with others that have not
-//! heard of it, it could otherwise pass for the array. Rules E1-E3 of the crash-safety design: while a loss is not yet
+//! heard of it, it could otherwise pass for the array. It gets it when the others have it, for until then it counts. Rules E1-E3 of the crash-safety design: while a loss is not yet
 //! recorded durably on all remaining members, no write starts and none is acknowledged.
 
 use super::NoticeLevel;
@@ -47,6 +47,8 @@ pub(super) struct Supers {
 
 struct Job {
     stage: Stage,
+    /// All devices in use have the update, and those that were replaced get it.
+    marks: bool,
     pending: usize,
     /// The losses that this update records, and those there were when it began.
     losses: u64,
@@ -66,6 +68,13 @@ struct Participant {
     role: Role,
     /// Of its superblock: not of the parity of the one it has, so that it goes to the other slot.
     sequence: u64,
+}
+
+impl Participant {
+    /// Whether it was replaced, and the update is to tell it so.
+    fn is_marked(&self) -> bool {
+        self.role == Role::Replaced
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -258,6 +267,7 @@ impl Array {
         // What the update says of progress, cleanness and new devices must be true of the media.
         let mut job = Job {
             stage: Stage::FlushData,
+            marks: false,
             pending: 0,
             // An update that only finishes an earlier epoch records no loss.
             losses: if template.epoch.live == online && !self.supers.bump_due {
@@ -336,7 +346,7 @@ impl Array {
     }
 
     fn issue_super(&mut self, job: &mut Job) {
-        for participant in &job.devices {
+        for participant in job.devices.iter().filter(|participant| participant.is_marked() == job.marks) {
             let &Participant { member, device, bytes, uuid, role, sequence } = participant;
             let Some(cleared) = self.super_device_mut(member, device).map(|device| device.cleared) else {
                 continue;
@@ -444,7 +454,7 @@ impl Array {
             }
             if job.stage == Stage::FlushClear {
                 // Also when the update comes to nothing: the next one finds in the slot what this one leaves there.
-                for participant in &job.devices {
+                for participant in job.devices.iter().filter(|other| other.is_marked() == job.marks) {
                     if let Some(device) = self.super_device_mut(participant.member, participant.device) {
                         device.cleared = true;
                     }
@@ -457,6 +467,10 @@ impl Array {
                 Stage::WriteHead => Stage::FlushHead,
                 Stage::FlushHead => Stage::WriteTail,
                 Stage::WriteTail => Stage::FlushTail,
+                Stage::FlushTail if !job.marks && job.devices.iter().any(Participant::is_marked) => {
+                    job.marks = true;
+                    Stage::Clear
+                }
                 Stage::FlushTail => {
                     self.super_written(&job);
                     return;

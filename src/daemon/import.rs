@@ -199,7 +199,7 @@ pub fn preview(members: &[Found], force: bool) -> Result<Assembled<usize>, Assem
 pub struct Opened {
     /// The verdict; keys are places in `devices`.
     pub assembled: Assembled<usize>,
-    /// The devices that serve it; none where a device was refused.
+    /// The devices that serve it, or are to be marked as replaced; none where a device was refused.
     pub devices: Vec<Option<Device>>,
     /// Damaged copies of the superblock, by device.
     pub damaged: Vec<(Uuid, u64)>,
@@ -248,8 +248,11 @@ pub fn open(members: &[Found], force: bool) -> Result<Opened, ImportError> {
     }
     let assembled = assemble(&candidates, force)?;
     for (key, reason) in &assembled.refused {
-        if let Some(device) = devices[*key].take() {
+        if let Some(device) = &devices[*key] {
             warnings.push(format!("{}: not used: {reason}", device.path().display()));
+        }
+        if assembled.replaced.iter().all(|(replaced, ..)| replaced != key) {
+            devices[*key] = None;
         }
     }
     Ok(Opened { assembled, devices, damaged, warnings })
@@ -276,8 +279,13 @@ pub fn with_handles<K: Clone>(assembled: Assembled<usize>, handle: impl Fn(usize
         epoch_number: assembled.epoch_number,
         resynced: assembled.resynced,
         log_start: assembled.log_start,
-        // Their devices are closed already.
+        // Their devices are closed already, but for those that were replaced.
         refused: Vec::new(),
+        replaced: assembled
+            .replaced
+            .into_iter()
+            .map(|(key, member, uuid)| (handle(key), member, uuid))
+            .collect(),
     }
 }
 

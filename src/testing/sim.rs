@@ -275,7 +275,7 @@ impl SimArray {
             blocks @ 1..=4 => (blocks * BLOCK) as usize,
             _ => defaults.job_bytes_min,
         });
-        let config = ArrayConfig { seed, job_bytes_min, ..defaults };
+        let config = ArrayConfig { seed, job_bytes_min, force, ..defaults };
         let volume = PlainVolume::new(assembled, world.codec.clone(), world.pool.clone(), config);
         // What an earlier life left in the caches is older than everything this one does.
         let executed = disks.values().map(SimDisk::newest_cached).max().unwrap_or(0);

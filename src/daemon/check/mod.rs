@@ -267,6 +267,8 @@ fn assembled(given: &[Given], problems: &mut Vec<String>) -> Result<Assembled<us
     }
     assembled.superblock.scrub = ScrubRecord::default();
     assembled.superblock.replacements.clear();
+    // Who was replaced is told above, and not marked.
+    assembled.replaced.clear();
     if assembled.superblock.redo.is_none() {
         // Parity that a crash left behind is a finding, not something to make good first.
         assembled.resynced.0 = assembled.superblock.geometry.slots;
