@@ -324,23 +324,33 @@ fn an_array_with_too_few_current_members_is_refused_even_if_a_replaced_disk_is_t
     }
 }
 
+/// Ones in the first block of an array of which a member has just been replaced: between the exchange and the first word of it
+/// on any disk. Returns the new disk, too.
+fn exchanged(data: u16, parity: u16, log: bool, member: u16, seed: u64) -> (SimArray, u32) {
+    let shape = shape(data, parity, 8);
+    let shape = if log { shape.logged(ChecksumKind::Crc32c, 64 * 4096) } else { shape };
+    let mut sim = SimArray::create(shape, seed);
+    sim.write(0, &[1; 4096]).expect("written");
+    sim.settle();
+    let new = replace(&mut sim, member);
+    until_exchanged(&mut sim, member, new);
+    (sim, new)
+}
+
+fn until_exchanged(sim: &mut SimArray, member: u16, new: u32) {
+    while sim.disk_of(member) != Some(new) {
+        if !sim.step() {
+            sim.sleep(100);
+        }
+    }
+}
+
 /// One update tells of a replacement that is complete and of a member that leaves: the two devices that are out know
 /// neither, and in 2+1 they are k, and a majority.
 #[test]
 fn a_replaced_disk_and_a_member_that_left_at_that_moment_are_no_array() {
     for log in [false, true] {
-        let shape = shape(2, 1, 8);
-        let shape = if log { shape.logged(ChecksumKind::Crc32c, 64 * 4096) } else { shape };
-        let mut sim = SimArray::create(shape, 21);
-        sim.write(0, &vec![1; 4096]).expect("written");
-        sim.settle();
-        let new = replace(&mut sim, 2);
-        // Between the exchange and the first word of it on any disk.
-        while sim.disk_of(2) != Some(new) {
-            if !sim.step() {
-                sim.sleep(100);
-            }
-        }
+        let (mut sim, new) = exchanged(2, 1, log, 2, 21);
         sim.admin(AdminRequest::Offline { member: MemberIndex(0) }).expect("a member can leave");
         sim.settle();
         let id = sim.submit_write(0, &vec![2; 4096], true);
@@ -363,17 +373,7 @@ fn a_kill_before_its_successor_counts_leaves_a_replaced_disk_what_it_was() {
     for log in [false, true] {
         let (mut marks, mut starts) = (0, 0);
         for n in 0.. {
-            let shape = shape(1, 1, 8);
-            let shape = if log { shape.logged(ChecksumKind::Crc32c, 64 * 4096) } else { shape };
-            let mut sim = SimArray::create(shape, 23);
-            sim.write(0, &[1; 4096]).expect("written");
-            sim.settle();
-            let new = replace(&mut sim, 1);
-            while sim.disk_of(1) != Some(new) {
-                if !sim.step() {
-                    sim.sleep(100);
-                }
-            }
+            let (mut sim, new) = exchanged(1, 1, log, 1, 23);
             for _ in 0..n {
                 sim.step();
             }
@@ -402,17 +402,7 @@ fn a_replaced_disk_is_marked_by_the_next_start_where_a_crash_came_between() {
     for log in [false, true] {
         let mut between = 0;
         for n in 0.. {
-            let shape = shape(2, 1, 8);
-            let shape = if log { shape.logged(ChecksumKind::Crc32c, 64 * 4096) } else { shape };
-            let mut sim = SimArray::create(shape, 21);
-            sim.write(0, &[1; 4096]).expect("written");
-            sim.settle();
-            let new = replace(&mut sim, 2);
-            while sim.disk_of(2) != Some(new) {
-                if !sim.step() {
-                    sim.sleep(100);
-                }
-            }
+            let (mut sim, new) = exchanged(2, 1, log, 2, 21);
             let _ = sim.admin(AdminRequest::Offline { member: MemberIndex(0) });
             for _ in 0..n {
                 sim.step();
@@ -449,17 +439,7 @@ fn a_replaced_disk_is_marked_also_where_its_array_fails_meanwhile_and_returns() 
     for log in [false, true] {
         let mut failures = 0;
         for n in 0..60 {
-            let shape = shape(2, 1, 8);
-            let shape = if log { shape.logged(ChecksumKind::Crc32c, 64 * 4096) } else { shape };
-            let mut sim = SimArray::create(shape, 24);
-            sim.write(0, &[1; 4096]).expect("written");
-            sim.settle();
-            let new = replace(&mut sim, 2);
-            while sim.disk_of(2) != Some(new) {
-                if !sim.step() {
-                    sim.sleep(100);
-                }
-            }
+            let (mut sim, _) = exchanged(2, 1, log, 2, 24);
             for _ in 0..n {
                 sim.step();
             }
@@ -496,11 +476,7 @@ fn a_replaced_disk_is_marked_also_where_its_array_fails_meanwhile_and_returns() 
 fn a_replaced_disk_does_not_come_back_before_it_is_marked() {
     let mut array = Checked::filled(2, 1, 8, 25);
     let new = replace(&mut array.sim, 2);
-    while array.sim.disk_of(2) != Some(new) {
-        if !array.sim.step() {
-            array.sim.sleep(100);
-        }
-    }
+    until_exchanged(&mut array.sim, 2, new);
     fail(&mut array.sim, 2);
     let refused = online(&mut array.sim, 2, 2).expect_err("it is not released");
     assert!(refused.contains("try again"), "{refused}");
@@ -517,11 +493,7 @@ fn a_replaced_disk_does_not_come_back_before_it_is_marked() {
 fn a_replaced_disk_that_cannot_be_marked_is_let_go_and_told() {
     let mut array = Checked::filled(2, 1, 8, 22);
     let new = replace(&mut array.sim, 2);
-    while array.sim.disk_of(2) != Some(new) {
-        if !array.sim.step() {
-            array.sim.sleep(100);
-        }
-    }
+    until_exchanged(&mut array.sim, 2, new);
     disk(&mut array.sim, 2).dead = true;
     array.sim.settle();
     array.write(0, &[3; 4096]);

@@ -3,8 +3,9 @@
 //! One update at a time goes to every device in use: first a flush where progress is recorded, then both copies
 //! of the new sequence number, one after the other, each with a flush; the slot of the first update after a start is
 //! cleared before. A device that was replaced gets the update that tells of it, as its last: with others that have not
-//! heard of it, it could otherwise pass for the array. It gets it when the others have it, for until then it counts. Rules E1-E3 of the crash-safety design: while a loss is not yet
-//! recorded durably on all remaining members, no write starts and none is acknowledged.
+//! heard of it, it could otherwise pass for the array. It gets it when the others have it, for until then it counts.
+//! Rules E1-E3 of the crash-safety design: while a loss is not yet recorded durably on all remaining members, no write
+//! starts and none is acknowledged.
 
 use super::NoticeLevel;
 use super::members::{Device, Replaced, Which};

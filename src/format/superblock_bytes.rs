@@ -514,27 +514,18 @@ impl Superblock {
                 "different for each device",
             )?;
         }
-        if self.role == Role::Replaced {
-            return ensure(
-                !devices.contains(&self.device),
-                "device uuid",
-                self.device,
-                "no record to have it, as it was replaced".to_owned(),
-            );
-        }
-        let listed = match self.role {
-            Role::Replaced => true,
-            Role::Member => self.members[usize::from(self.member.0)].uuid == self.device,
+        let its_record = || format!("the {} record of member {} to have it", self.role, self.member);
+        let (right, rule) = match self.role {
+            Role::Member => (self.members[usize::from(self.member.0)].uuid == self.device, its_record()),
             Role::Replacement => {
-                self.replacements.iter().any(|r| r.member == self.member && r.uuid == self.device)
+                let named = |r: &ReplacementRecord| r.member == self.member && r.uuid == self.device;
+                (self.replacements.iter().any(named), its_record())
+            }
+            Role::Replaced => {
+                (!devices.contains(&self.device), "no record to have it, as it was replaced".to_owned())
             }
         };
-        ensure(
-            listed,
-            "device uuid",
-            self.device,
-            format!("the {} record of member {} to have it", self.role, self.member),
-        )
+        ensure(right, "device uuid", self.device, rule)
     }
 
     fn validate_regions(&self) -> Result<(), Fault> {
