@@ -27,6 +27,8 @@ pub(super) struct Fetch {
     pending: usize,
     /// Bytes of parts that are read whole in this round; a round ends when nothing is in flight.
     round_bytes: usize,
+    /// Even a little is judged as a job: it is fingerprinted beside what others have read.
+    in_company: bool,
     /// The job that is out.
     job: Option<JobOut>,
     /// What is to be computed on the way, and what it came to.
@@ -94,6 +96,7 @@ impl Fetch {
             parts: Vec::new(),
             pending: 0,
             round_bytes: 0,
+            in_company: false,
             job: None,
             blend: None,
             blended: None,
@@ -184,6 +187,7 @@ impl Part {
 impl Array {
     /// Starts to fetch what is wanted. Everything else goes through [`Array::fetch_io`] and [`Array::fetch_coded`].
     pub(super) fn fetch(&mut self, key: usize, fetch: &mut Fetch) -> Fetched {
+        fetch.in_company = !fetch.background && self.gains_from_company();
         for at in 0..fetch.parts.len() {
             self.issue_part(key, fetch, at);
         }

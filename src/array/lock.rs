@@ -4,7 +4,8 @@
 //! nobody starves and requests on one row run in the order they came. Knows nothing of what the holders do.
 
 use crate::units::SlotIndex;
-use std::collections::{HashMap, VecDeque};
+use rustc_hash::FxHashMap;
+use std::collections::VecDeque;
 use std::ops::Range;
 
 /// Names the operation that holds or waits.
@@ -43,7 +44,7 @@ struct SlotLocks {
 /// The locks of all slots.
 #[derive(Debug, Default)]
 pub struct LockTable {
-    slots: HashMap<u64, SlotLocks>,
+    slots: FxHashMap<u64, SlotLocks>,
     /// Emptied entries, kept so that a lone writer does not allocate.
     spare: Vec<SlotLocks>,
 }

@@ -364,7 +364,8 @@ impl Array {
         };
         let first = !self.holds_data(write.stripe);
         let Some(columns) = parity::blended_columns(&self.codec, band, path, first) else { return };
-        if self.redo().checksums.is_some() && columns * band.rows.len() >= self.config.job_bytes_min {
+        let is_much = columns * band.rows.len() >= self.config.job_bytes_min || self.gains_from_company();
+        if self.redo().checksums.is_some() && is_much {
             let new_bytes = |column: usize| self.new_bytes(band, *offset, data, column);
             let blend = parity::blend_of_band(&self.codec, band, path, new_bytes);
             write.fetch.blend(blend);

@@ -115,7 +115,8 @@ pub struct ArrayConfig {
     /// What is done with writes of whole stripes; arrays without a redo log always write in place.
     pub full_stripe: FullStripe,
     /// Bytes from which on what was read is verified and decoded, and new parity computed, as a job, in logged arrays with
-    /// checksums. Below, the way to a thread and back takes longer than the work.
+    /// checksums. Below, the way to a thread and back takes longer than the work; where fingerprints gain from company and
+    /// several clients' requests are under way, there are small jobs too, to be done together.
     pub job_bytes_min: usize,
     /// Bytes of memory for metadata pages: the checksums of this times 256 of data are at hand.
     pub page_cache: usize,

@@ -6,7 +6,8 @@
 use super::mutation::{Mutation, is_off};
 use crate::block_io::Buf;
 use crate::units::{ROW_BYTES, SlotIndex};
-use std::collections::{BTreeMap, HashMap};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
 
 /// See the head of this file.
 #[derive(Default)]
@@ -17,7 +18,7 @@ pub(super) struct Overlay {
 
 #[derive(Default)]
 struct Generation {
-    slots: HashMap<u64, Images>,
+    slots: FxHashMap<u64, Images>,
     bytes: usize,
 }
 

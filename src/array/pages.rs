@@ -25,7 +25,8 @@ use crate::format::{
     Geometry, LogKey, MapEntry, MemberSet, PAGE_BYTES, PAGE_ENTRIES, Page, PageError, PageIndex, PageLayout,
 };
 use crate::units::{BlockHash, MemberIndex, SlotIndex, StripeIndex};
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use rustc_hash::FxHashMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use uuid::Uuid;
 
@@ -170,8 +171,8 @@ pub(super) struct PageStore {
     array: Uuid,
     /// Bound of the pages of hashes; pages of the stripe map come on top.
     cache_pages_max: usize,
-    cached: HashMap<PageIndex, Cached>,
-    loads: HashMap<PageIndex, Load>,
+    cached: FxHashMap<PageIndex, Cached>,
+    loads: FxHashMap<PageIndex, Load>,
     /// The cached pages of hashes in the order in which eviction looks at them.
     clock: VecDeque<PageIndex>,
     dirty: Vec<PageIndex>,
@@ -200,8 +201,8 @@ impl PageStore {
             key,
             array,
             cache_pages_max,
-            cached: HashMap::new(),
-            loads: HashMap::new(),
+            cached: FxHashMap::default(),
+            loads: FxHashMap::default(),
             clock: VecDeque::new(),
             dirty: Vec::new(),
             due: BTreeMap::new(),

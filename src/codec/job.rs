@@ -5,6 +5,7 @@
 use std::fmt;
 use std::ops::Deref;
 
+use super::hash::blocks_of;
 use super::{BlockHasher, Transform};
 use crate::block_io::{Buf, BufMut};
 use crate::units::{BlockHash, ROW_BYTES};
@@ -73,27 +74,46 @@ impl CodecJob {
     /// When the columns are not as described.
     #[must_use]
     pub fn run(self) -> CodedColumns {
-        let CodecJob { transform, hasher, inputs, outputs } = self;
-        let mut hashes = Vec::new();
-        if let Some(hasher) = hasher {
-            let blocks = inputs.iter().map(|column| column.len()).sum::<usize>() / BLOCK;
-            hashes.reserve(blocks);
-            for column in &inputs {
-                hasher.hash_blocks(column, &mut hashes);
-            }
+        CodecJob::run_together(vec![self]).pop().expect("every job comes to something")
+    }
+
+    /// Does several jobs on this thread; what they come to is in their order. Blocks of all of them are fingerprinted
+    /// side by side, which for small jobs costs a fraction of what it costs one by one.
+    ///
+    /// # Panics
+    /// When the columns are not as described.
+    #[must_use]
+    pub fn run_together(jobs: Vec<CodecJob>) -> Vec<CodedColumns> {
+        let coded: Vec<Coded> = jobs.into_iter().map(CodecJob::transformed).collect();
+        let mut hashes: Vec<Vec<BlockHash>> = coded.iter().map(|_| Vec::new()).collect();
+        for hasher in [BlockHasher::Crc32c, BlockHasher::Blake3] {
+            let chosen = || coded.iter().enumerate().filter(|(_, coded)| coded.hasher == Some(hasher));
+            let owners = chosen().flat_map(|(nth, coded)| coded.blocks().map(move |block| (nth, block)));
+            let (owners, blocks): (Vec<usize>, Vec<&[u8; BLOCK]>) = owners.unzip();
+            let mut owners = owners.into_iter();
+            hasher.hash_each(blocks.into_iter(), |hash| {
+                hashes[owners.next().expect("a hash for each block")].push(hash);
+            });
         }
+        coded
+            .into_iter()
+            .zip(hashes)
+            .map(|(Coded { inputs, outputs, .. }, hashes)| CodedColumns { inputs, outputs, hashes })
+            .collect()
+    }
+
+    /// Everything but the fingerprints.
+    fn transformed(self) -> Coded {
+        let CodecJob { transform, hasher, inputs, outputs } = self;
         let Some(transform) = transform else {
-            return CodedColumns { inputs, outputs: Vec::new(), hashes };
+            return Coded { hasher, inputs, outputs: Vec::new(), scratch: Vec::new() };
         };
         let sources: Vec<&[u8]> = inputs[..transform.inputs()].iter().map(|column| &column[..]).collect();
-        let outputs = match outputs {
+        match outputs {
             Outputs::Into(mut outputs) => {
                 let mut filled: Vec<&mut [u8]> = outputs.iter_mut().map(|buf| &mut buf[..]).collect();
                 transform.apply(&sources, &mut filled);
-                if let Some(hasher) = hasher {
-                    outputs.iter().for_each(|output| hasher.hash_blocks(output, &mut hashes));
-                }
-                outputs
+                Coded { hasher, inputs, outputs, scratch: Vec::new() }
             }
             Outputs::Hashed => {
                 let length = sources.first().map_or(0, |source| source.len());
@@ -102,13 +122,27 @@ impl CodecJob {
                     let mut filled: Vec<&mut [u8]> = scratch.chunks_mut(length).collect();
                     transform.apply(&sources, &mut filled);
                 }
-                if let Some(hasher) = hasher {
-                    hasher.hash_blocks(&scratch, &mut hashes);
-                }
-                Vec::new()
+                Coded { hasher, inputs, outputs: Vec::new(), scratch }
             }
-        };
-        CodedColumns { inputs, outputs, hashes }
+        }
+    }
+}
+
+/// A job of which only the fingerprints are missing.
+struct Coded {
+    hasher: Option<BlockHasher>,
+    inputs: Vec<Column>,
+    outputs: Vec<BufMut>,
+    /// Outputs of which only the fingerprints are wanted.
+    scratch: Vec<u8>,
+}
+
+impl Coded {
+    /// All blocks in the order of their fingerprints.
+    fn blocks(&self) -> impl Iterator<Item = &[u8; BLOCK]> {
+        let inputs = self.inputs.iter().map(|column| &column[..]);
+        let outputs = self.outputs.iter().map(|buf| &buf[..]).chain([&self.scratch[..]]);
+        inputs.chain(outputs).flat_map(blocks_of)
     }
 }
 
@@ -209,6 +243,35 @@ mod tests {
         assert!(coded.outputs.is_empty());
         assert_eq!(coded.hashes.len(), 4);
         assert_eq!(coded.hashes[2], coded.hashes[3], "the parity that is there is the parity that should be");
+    }
+
+    #[test]
+    fn jobs_done_together_come_to_what_each_comes_to_alone() {
+        let pool = Pool::new(4 << 20).expect("memory");
+        let codec = Codec::new(2, 1).expect("a geometry");
+        let job = |nth: usize| {
+            let blocks = 1 + nth % 3;
+            let coded = nth % 2 == 0;
+            let output = || Outputs::Into(vec![pool.alloc(blocks * BLOCK)]);
+            CodecJob {
+                transform: coded.then(|| codec.encoding()),
+                hasher: [Some(BlockHasher::Blake3), Some(BlockHasher::Crc32c), None][nth / 2 % 3],
+                inputs: (0..2).map(|n| Column::Owned(column(&pool, 5 * nth + n, blocks * BLOCK))).collect(),
+                outputs: if nth % 4 == 0 { output() } else { Outputs::Hashed },
+            }
+        };
+        let together = CodecJob::run_together((0..40).map(job).collect());
+        assert_eq!(together.len(), 40);
+        for (nth, together) in together.iter().enumerate() {
+            let alone = job(nth).run();
+            assert_eq!(together.hashes, alone.hashes, "job {nth}");
+            let bytes = |coded: &CodedColumns| -> Vec<Vec<u8>> {
+                let outputs = coded.outputs.iter().map(|buf| buf.to_vec());
+                coded.inputs.iter().map(|column| column.to_vec()).chain(outputs).collect()
+            };
+            assert_eq!(bytes(together), bytes(&alone), "job {nth}");
+        }
+        assert!(CodecJob::run_together(Vec::new()).is_empty());
     }
 
     #[test]

@@ -100,7 +100,14 @@ impl Array {
     /// Whether what this round reads whole is judged as a job.
     pub(super) fn is_bulk(&self, fetch: &Fetch) -> bool {
         let bytes = fetch.round_bytes + fetch.blend.as_ref().map_or(0, Blend::known_bytes);
-        self.redo().checksums.is_some() && bytes > 0 && bytes >= self.config.job_bytes_min
+        let is_much = fetch.in_company || bytes >= self.config.job_bytes_min;
+        self.redo().checksums.is_some() && bytes > 0 && is_much
+    }
+
+    /// Whether blocks of several clients' requests are there to be fingerprinted side by side, and that is worth a job for
+    /// each of them.
+    pub(in super::super) fn gains_from_company(&self) -> bool {
+        self.client_ops > 1 && self.redo().checksums.is_some_and(BlockHasher::gains_from_company)
     }
 
     /// Gives away what the round has read, if it was much. False: all that was read is judged.

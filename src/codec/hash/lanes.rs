@@ -33,23 +33,25 @@ const ROOT: u8 = 8;
 static PLATFORM: LazyLock<Platform> = LazyLock::new(Platform::detect);
 
 /// Tells the hash of each block, in order.
-pub fn hash_each(blocks: &[[u8; BLOCK]], mut tell: impl FnMut(&[u8; VALUE])) {
-    let mut rest = blocks;
-    while !rest.is_empty() {
+pub fn hash_each<'a>(
+    mut blocks: impl ExactSizeIterator<Item = &'a [u8; BLOCK]>,
+    mut tell: impl FnMut(&[u8; VALUE]),
+) {
+    while blocks.len() > 0 {
         // The kernel goes on with half the lanes for what is left, so numbers between powers of two are cut.
-        let lanes = if rest.len() >= LANES { LANES } else { 1 << rest.len().ilog2() };
-        let (now, later) = rest.split_at(lanes);
-        rest = later;
+        let lanes = if blocks.len() >= LANES { LANES } else { 1 << blocks.len().ilog2() };
         if lanes < LANES_MIN {
-            now.iter().for_each(|block| tell(blake3::hash(block).as_bytes()));
-        } else {
-            hash_lanes(now).iter().take(lanes).for_each(&mut tell);
+            blocks.by_ref().take(lanes).for_each(|block| tell(blake3::hash(block).as_bytes()));
+            continue;
         }
+        let mut now = [&[0; BLOCK]; LANES];
+        now.iter_mut().zip(blocks.by_ref().take(lanes)).for_each(|(lane, block)| *lane = block);
+        hash_lanes(&now[..lanes]).iter().take(lanes).for_each(&mut tell);
     }
 }
 
 /// At most [`LANES`] blocks; what is beyond their number is of no meaning.
-fn hash_lanes(blocks: &[[u8; BLOCK]]) -> [[u8; VALUE]; LANES] {
+fn hash_lanes(blocks: &[&[u8; BLOCK]]) -> [[u8; VALUE]; LANES] {
     let lanes = blocks.len();
     let mut chunks = [[[0; VALUE]; LANES]; CHUNKS];
     for (nth, values) in chunks.iter_mut().enumerate() {

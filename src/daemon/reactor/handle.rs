@@ -2,7 +2,7 @@
 //! what the reactor owns.
 
 use super::listener::Listener;
-use super::{ArrayFacts, ArrayId, Reactor, ReactorConfig};
+use super::{ArrayFacts, ArrayId, Reactor, ReactorConfig, sys};
 use crate::block_io::DeviceId;
 use crate::daemon::events::EventLog;
 use crate::member::Device;
@@ -129,6 +129,7 @@ impl ReactorHandle {
         let (started, start) = sync_channel(1);
         let in_thread = Arc::clone(&mailbox);
         let thread = std::thread::Builder::new().name("reactor".into()).spawn(move || {
+            sys::go_first();
             match Reactor::new(config, in_thread, events) {
                 Ok(reactor) => {
                     // Whoever waits for this may have given up: that is their affair.

@@ -3,12 +3,15 @@
 //!
 //! A reactor with no core to spare does the work itself, and so does one whose volume serves a lone request: the way
 //! to a thread and back takes longer than a stripe. What came in one turn is offered to GPUs at once, so that they can do it
-//! in one launch. Must not know what the work is.
+//! in one launch. Small jobs of clients gather until there are enough to fill the processor's registers side by side, or nothing
+//! else to do. Must not know what the work is.
 
 use super::ArrayId;
 use super::handle::Mailbox;
-use crate::codec::CodedColumns;
+use super::sys;
+use crate::codec::{CodecJob, CodedColumns};
 use crate::gpu::{Answer, CpuLoad, GpuRuntime, Tag};
+use crate::units::ROW_BYTES;
 use crate::volume::{Job, JobDone, Urgency};
 use slab::Slab;
 use std::any::Any;
@@ -20,6 +23,12 @@ use std::thread::JoinHandle;
 
 /// Threads of one reactor at most: with BLAKE3 and four parities these keep up with what one reactor can receive.
 const THREADS_MAX: usize = 4;
+
+/// Jobs of clients with less input than this are done here, together: the way to a thread and back takes longer.
+const SMALL_BYTES: usize = 64 << 10;
+
+/// Bytes of small jobs that are done at once: two rounds of the widest registers, sixteen blocks each.
+const GATHERED_BYTES_MAX: usize = 32 * ROW_BYTES as usize;
 
 /// Jobs of clients that threads do before the next one of a rebuild or scrub, as long as there are any.
 const PASSED_OVER_MAX: u32 = 7;
@@ -40,6 +49,9 @@ pub(super) struct Jobs {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     gpu: Option<Gpu>,
+    /// Small jobs, to be done here together.
+    small: Vec<(ArrayId, Job)>,
+    small_bytes: usize,
     /// Given away and not taken back.
     outstanding: usize,
     /// Bytes of inputs that threads have and have not given back.
@@ -120,6 +132,8 @@ impl Jobs {
             shared,
             threads: Vec::new(),
             gpu,
+            small: Vec::new(),
+            small_bytes: 0,
             outstanding: 0,
             threads_bytes: 0,
             done: VecDeque::new(),
@@ -127,22 +141,47 @@ impl Jobs {
         for number in 0..threads {
             let shared = Arc::clone(&jobs.shared);
             let thread = std::thread::Builder::new().name(format!("job-{number}"));
-            jobs.threads.push(thread.spawn(move || shared.work())?);
+            jobs.threads.push(thread.spawn(move || {
+                sys::go_like_others();
+                shared.work();
+            })?);
         }
         Ok(jobs)
     }
 
     /// Does a job here, or has it done elsewhere: at the latest once this turn of the reactor [ends](Jobs::end_turn).
     /// `only`: no other came with it.
+    /// A small one waits for [`Jobs::do_small`] at most.
     pub(super) fn submit(&mut self, array: ArrayId, job: Job, only: bool) {
         if only && self.outstanding == 0 && job.urgency == Urgency::Alone {
             self.done.push_back((array, job.run()));
+            return;
+        }
+        let bytes = job.work.input_bytes();
+        if bytes < SMALL_BYTES && job.urgency != Urgency::Background {
+            self.small.push((array, job));
+            self.small_bytes += bytes;
+            if self.small_bytes >= GATHERED_BYTES_MAX {
+                self.do_small();
+            }
             return;
         }
         match &mut self.gpu {
             Some(gpu) => gpu.turn.push((array, job)),
             None => self.give_threads(array, job),
         }
+    }
+
+    /// Does the small jobs that have gathered. Returns whether there were any.
+    pub(super) fn do_small(&mut self) -> bool {
+        self.small_bytes = 0;
+        let small = std::mem::take(&mut self.small);
+        let any = !small.is_empty();
+        let (who, work): (Vec<(ArrayId, usize)>, Vec<CodecJob>) =
+            small.into_iter().map(|(array, Job { key, work, .. })| ((array, key), work)).unzip();
+        let done = who.into_iter().zip(CodecJob::run_together(work));
+        self.done.extend(done.map(|((array, key), columns)| (array, JobDone { key, columns })));
+        any
     }
 
     /// Gives away what has come since the last turn.
@@ -183,7 +222,9 @@ impl Jobs {
     /// Whether something is done that nobody is woken for: done here, or elsewhere, where only the first of what gathers
     /// wakes the reactor, which may have been too busy to take it then.
     pub(super) fn has_done(&self) -> bool {
-        !self.done.is_empty() || (self.outstanding > 0 && !lock(&self.shared.done).is_empty())
+        !self.done.is_empty()
+            || !self.small.is_empty()
+            || (self.outstanding > 0 && !lock(&self.shared.done).is_empty())
     }
 
     /// The next job that is done.
@@ -290,20 +331,24 @@ mod tests {
     }
 
     fn job(pool: &Pool, key: usize, urgency: Urgency) -> Job {
-        let mut column = pool.alloc(4096);
+        job_of(pool, SMALL_BYTES, key, urgency)
+    }
+
+    fn job_of(pool: &Pool, bytes: usize, key: usize, urgency: Urgency) -> Job {
+        let mut column = pool.alloc(bytes);
         column.fill(key as u8);
         let work = CodecJob {
             transform: Some(Codec::new(1, 1).expect("a geometry").encoding()),
             hasher: Some(BlockHasher::Blake3),
             inputs: vec![Column::Owned(column)],
-            outputs: Outputs::Into(vec![pool.alloc(4096)]),
+            outputs: Outputs::Into(vec![pool.alloc(bytes)]),
         };
         Job { key, work, urgency }
     }
 
     #[test]
     fn every_job_is_done_once_and_the_reactor_is_woken() {
-        let (pool, mailbox) = (Pool::new(8 << 20).expect("memory"), mailbox());
+        let (pool, mailbox) = (Pool::new(80 << 20).expect("memory"), mailbox());
         let mut jobs = Jobs::with_threads(3, Arc::clone(&mailbox), None).expect("threads");
         for key in 0..500 {
             jobs.submit(ArrayId(key as u32 % 2), job(&pool, key, Urgency::Client), false);
@@ -313,7 +358,7 @@ mod tests {
             wakes += u64::from(mailbox.wake.read().is_ok());
             while let Some((array, coded)) = jobs.next_done() {
                 assert_eq!(array, ArrayId(coded.key as u32 % 2));
-                assert_eq!(coded.columns.outputs[0][..], [coded.key as u8; 4096][..], "1+1 is a mirror");
+                assert_eq!(coded.columns.outputs[0][..4096], [coded.key as u8; 4096][..], "1+1 is a mirror");
                 assert!(!std::mem::replace(&mut seen[coded.key], true), "done twice");
             }
             assert!(started.elapsed() < Duration::from_secs(60), "jobs are lost");
@@ -324,6 +369,28 @@ mod tests {
             wakes += u64::from(mailbox.wake.read().is_ok());
             assert!(started.elapsed() < Duration::from_secs(60), "nobody was woken");
         }
+    }
+
+    #[test]
+    fn small_jobs_of_clients_gather_and_are_done_here() {
+        let pool = Pool::new(8 << 20).expect("memory");
+        let mut jobs = Jobs::with_threads(1, mailbox(), None).expect("threads");
+        let enough = GATHERED_BYTES_MAX / 4096;
+        for key in 0..enough - 1 {
+            jobs.submit(ArrayId(1), job_of(&pool, 4096, key, Urgency::Client), false);
+            assert!(jobs.next_done().is_none(), "they wait for company");
+        }
+        assert!(jobs.has_done(), "but nobody sleeps over them");
+        jobs.submit(ArrayId(2), job_of(&pool, 4096, enough - 1, Urgency::Client), false);
+        assert!(!jobs.do_small(), "enough are done at once");
+        for key in 0..enough {
+            let (array, done) = jobs.next_done().expect("done");
+            assert_eq!((array, done.key), (ArrayId(if key == enough - 1 { 2 } else { 1 }), key));
+            assert_eq!(done.columns.outputs[0][..], [key as u8; 4096][..], "1+1 is a mirror");
+        }
+        jobs.submit(ArrayId(1), job_of(&pool, 4096, 7, Urgency::Client), false);
+        assert!(jobs.do_small() && jobs.next_done().is_some_and(|(_, done)| done.key == 7));
+        assert!(jobs.outstanding == 0 && jobs.next_done().is_none());
     }
 
     #[test]

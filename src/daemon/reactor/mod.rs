@@ -246,8 +246,11 @@ impl Reactor {
             while let Some((array, coded)) = self.jobs.next_done() {
                 self.step(array, VolumeEvent::Coded(coded));
             }
-            let Some(done) = self.members.next_finished() else { break };
-            self.step(ArrayId(done.owner), VolumeEvent::Io(done.completion));
+            match self.members.next_finished() {
+                Some(done) => self.step(ArrayId(done.owner), VolumeEvent::Io(done.completion)),
+                None if self.jobs.do_small() => {}
+                None => break,
+            }
         }
         let mut touched = std::mem::take(&mut self.touched);
         for key in touched.drain(..) {
