@@ -5,7 +5,7 @@
 //! zeroing request of any length holds a bounded number of pieces. Must not know of members.
 
 use super::api::{
-    AdminError, AdminRequest, ClientError, ClientReply, ClientRequest, RequestId, VolumeAction, VolumeEvent,
+    AdminError, AdminRequest, ClientError, ClientReply, ClientRequest, Health, ReadRun, RequestId, VolumeAction, VolumeEvent,
     VolumeExtent,
 };
 use super::{Volume, VolumeStatus};
@@ -40,8 +40,8 @@ struct Request {
 }
 
 enum Kind {
-    /// The pieces of the reply, by place.
-    Read(Vec<Option<BufMut>>),
+    /// The pieces of the reply, by place, and whether zeroes may stay out of it.
+    Read { parts: Vec<Option<Part>>, sparse: bool },
     Write,
     Flush,
     /// What is left to zero, and how.
@@ -53,13 +53,24 @@ enum Kind {
     },
     /// The asked range.
     Extents(Range<u64>),
+    /// The asked range.
+    Health(Range<u64>),
 }
+
+/// A piece of a read: its bytes, and what of them is zeroes and not filled in.
+type Part = (BufMut, Vec<Range<usize>>);
+
+/// Runs of data in one answer. What is split further costs more to send than the zeroes in between.
+const SPARSE_RUNS_MAX: usize = 16;
 
 /// Pieces of one zeroing request under way at one time.
 const ZERO_PIECES_MAX: usize = 4;
 
 /// Slots that one question for extents covers: bounds the answer's size and the time it takes.
 const EXTENT_SLOTS_MAX: u64 = 1024;
+
+/// Slots that one question for health covers: it needs no I/O, and takes a few milliseconds.
+const HEALTH_SLOTS_MAX: u64 = 16 << 10;
 
 /// Piece numbers carry their place in the request in these low bits; a request of 32 MiB in the smallest
 /// stripes (one 4 KiB chunk) has 2^13 pieces.
@@ -115,7 +126,8 @@ impl PlainVolume {
             return;
         }
         match request {
-            ClientRequest::Read { offset, buf } => self.read(now, id, offset, buf),
+            ClientRequest::Read { offset, buf } => self.read(now, id, offset, buf, false),
+            ClientRequest::ReadSparse { offset, buf } => self.read(now, id, offset, buf, true),
             ClientRequest::Write { offset, data, fua } => self.write(now, id, offset, &data, fua),
             ClientRequest::Flush => {
                 let request = self.start(id, Kind::Flush);
@@ -133,6 +145,11 @@ impl PlainVolume {
                 self.zero(now, id, offset, len, Zeroing::Write { may_unmap, fua });
             }
             ClientRequest::BlockStatus { offset, len } => self.block_status(now, id, offset, len),
+            ClientRequest::Health { offset, len } => {
+                let (range, first, count) = self.slots_of(offset, len, HEALTH_SLOTS_MAX);
+                let request = self.start(id, Kind::Health(range));
+                self.submit(now, request, 0, SlotRequest::Health { first, count });
+            }
         }
     }
 
@@ -146,14 +163,14 @@ impl PlainVolume {
         self.array.submit(now, piece, slot_request);
     }
 
-    fn read(&mut self, now: Timestamp, id: RequestId, offset: VolumeOffset, buf: BufMut) {
+    fn read(&mut self, now: Timestamp, id: RequestId, offset: VolumeOffset, buf: BufMut, sparse: bool) {
         let pieces = self.pieces(offset.0, buf.len() as u64);
-        let request = self.start(id, Kind::Read(Vec::new()));
+        let request = self.start(id, Kind::Read { parts: Vec::new(), sparse });
         let mut rest = buf;
         for (place, (slot, within, len)) in pieces.enumerate() {
             let tail = rest.split_off(len);
             let buf = std::mem::replace(&mut rest, tail);
-            if let Kind::Read(parts) = &mut self.requests[request].kind {
+            if let Kind::Read { parts, .. } = &mut self.requests[request].kind {
                 parts.push(None);
             }
             self.submit(now, request, place, SlotRequest::Read { slot, offset: within, buf });
@@ -233,12 +250,17 @@ impl PlainVolume {
     }
 
     fn block_status(&mut self, now: Timestamp, id: RequestId, offset: VolumeOffset, len: u64) {
-        let first = offset.0 / self.stripe_bytes;
-        let end = (offset.0 + len).div_ceil(self.stripe_bytes).min(first + EXTENT_SLOTS_MAX);
-        let range = offset.0..(offset.0 + len).min(end * self.stripe_bytes);
+        let (range, first, count) = self.slots_of(offset, len, EXTENT_SLOTS_MAX);
         let request = self.start(id, Kind::Extents(range));
-        let first = self.slot_of(StripeIndex(first));
-        self.submit(now, request, 0, SlotRequest::Extents { first, count: end - first.0 });
+        self.submit(now, request, 0, SlotRequest::Extents { first, count });
+    }
+
+    /// The first slots of a range, at most `most`, and the part of the range that lies in them.
+    fn slots_of(&self, offset: VolumeOffset, len: u64, most: u64) -> (Range<u64>, SlotIndex, u64) {
+        let first = offset.0 / self.stripe_bytes;
+        let end = (offset.0 + len).div_ceil(self.stripe_bytes).min(first + most);
+        let range = offset.0..(offset.0 + len).min(end * self.stripe_bytes);
+        (range, self.slot_of(StripeIndex(first)), end - first)
     }
 
     /// Takes what the array wants done and passes it on, until it wants nothing more.
@@ -275,13 +297,17 @@ impl PlainVolume {
         let place = (piece.0 & ((1 << PLACE_BITS) - 1)) as usize;
         let request = &mut self.requests[key];
         request.pending -= 1;
-        let mut holes = None;
+        let (mut holes, mut health) = (None, Vec::new());
         match (result, &mut request.kind) {
             (Err(error), _) => {
                 request.error.get_or_insert(error);
             }
-            (Ok(SlotReply::Data(buf)), Kind::Read(parts)) => parts[place] = Some(buf),
+            (Ok(SlotReply::Data(buf)), Kind::Read { parts, .. }) => parts[place] = Some((buf, Vec::new())),
+            (Ok(SlotReply::Sparse(buf, zeroes)), Kind::Read { parts, .. }) => {
+                parts[place] = Some((buf, zeroes))
+            }
             (Ok(SlotReply::Holes(found)), Kind::Extents(_)) => holes = Some(found),
+            (Ok(SlotReply::Health(found)), Kind::Health(_)) => health = found,
             (Ok(_), _) => {}
         }
         if matches!(request.kind, Kind::Zero { .. }) && request.error.is_none() {
@@ -300,7 +326,10 @@ impl PlainVolume {
         let request = self.requests.remove(key);
         let reply = match (request.error, request.kind) {
             (Some(error), _) => Err(error),
-            (None, Kind::Read(parts)) => Ok(ClientReply::Data(join(&self.pool, parts))),
+            (None, Kind::Read { parts, sparse }) => Ok(read_reply(&self.pool, parts, sparse)),
+            (None, Kind::Health(range)) => {
+                Ok(ClientReply::Health(clip(&health, range.start % self.stripe_bytes, range.end - range.start)))
+            }
             (None, Kind::Extents(range)) => {
                 let chunk = u64::from(self.array.geometry().chunk);
                 Ok(ClientReply::Extents(extents(
@@ -355,11 +384,70 @@ impl Volume for PlainVolume {
     }
 }
 
+/// The answer to a read: runs of data and of zeroes where they may and where that pays, else one buffer.
+fn read_reply(pool: &Pool, parts: Vec<Option<Part>>, sparse: bool) -> ClientReply {
+    let mut parts: Vec<Part> = parts.into_iter().flatten().collect();
+    if parts.iter().all(|(_, zeroes)| zeroes.is_empty()) {
+        return ClientReply::Data(join(pool, parts.into_iter().map(|(buf, _)| buf)));
+    }
+    // Each run of zeroes ends a run of data at most.
+    let runs: usize = parts.iter().map(|(_, zeroes)| zeroes.len() + 1).sum();
+    if !sparse || runs > SPARSE_RUNS_MAX && data_runs(&parts) > SPARSE_RUNS_MAX {
+        for (buf, zeroes) in &mut parts {
+            zeroes.drain(..).for_each(|zeroes| buf[zeroes].fill(0));
+        }
+        return ClientReply::Data(join(pool, parts.into_iter().map(|(buf, _)| buf)));
+    }
+    let mut runs: Vec<ReadRun> = Vec::new();
+    for (mut buf, zeroes) in parts {
+        let mut at = 0;
+        for zeroes in zeroes {
+            let mut rest = buf.split_off(zeroes.start - at);
+            push_data(&mut runs, buf);
+            match runs.last_mut() {
+                Some(ReadRun::Zeroes(len)) => *len += zeroes.len() as u64,
+                _ => runs.push(ReadRun::Zeroes(zeroes.len() as u64)),
+            }
+            buf = rest.split_off(zeroes.len());
+            at = zeroes.end;
+        }
+        push_data(&mut runs, buf);
+    }
+    ClientReply::Sparse(runs)
+}
+
+/// Runs of data between the zeroes of the pieces of a read, which touch one another.
+fn data_runs(parts: &[Part]) -> usize {
+    let (mut count, mut in_data) = (0, false);
+    for (buf, zeroes) in parts {
+        let mut at = 0;
+        for range in zeroes.iter().cloned().chain([buf.len()..buf.len()]) {
+            let data = range.start > at;
+            count += usize::from(data && !in_data);
+            in_data = if range.is_empty() { in_data || data } else { false };
+            at = range.end;
+        }
+    }
+    count
+}
+
+/// Appends data, to what is there if memory allows.
+fn push_data(runs: &mut Vec<ReadRun>, buf: BufMut) {
+    if buf.is_empty() {
+        return;
+    }
+    let rest = match runs.last_mut() {
+        Some(ReadRun::Data(last)) => last.try_unsplit(buf).err(),
+        _ => Some(buf),
+    };
+    runs.extend(rest.map(ReadRun::Data));
+}
+
 /// The pieces of a read as one buffer again. A piece that the array had to read anew lies elsewhere in memory;
 /// only then are bytes copied.
-fn join(pool: &Pool, parts: Vec<Option<BufMut>>) -> BufMut {
+fn join(pool: &Pool, parts: impl Iterator<Item = BufMut>) -> BufMut {
     let mut runs: Vec<BufMut> = Vec::with_capacity(1);
-    for part in parts.into_iter().flatten() {
+    for part in parts {
         let rest = match runs.last_mut() {
             Some(run) => run.try_unsplit(part).err(),
             None => Some(part),
@@ -376,6 +464,21 @@ fn join(pool: &Pool, parts: Vec<Option<BufMut>>) -> BufMut {
         at += run.len();
     }
     whole
+}
+
+/// `len` bytes of the runs from `skip` on.
+fn clip(runs: &[(u64, Health)], skip: u64, len: u64) -> Vec<(u64, Health)> {
+    let mut start = 0;
+    let mut clipped = Vec::new();
+    for &(bytes, health) in runs {
+        let end = start + bytes;
+        let (low, high) = (start.max(skip), end.min(skip + len));
+        if low < high {
+            clipped.push((high - low, health));
+        }
+        start = end;
+    }
+    clipped
 }
 
 /// Runs of equal allocation over `range` of the volume, from one flag for each chunk of its slots.

@@ -95,7 +95,10 @@ fn server_stream() -> Vec<u8> {
                 connection.reply_read_header(&request, out);
                 out.extend(vec![0x11; request.length as usize]);
             }
-            Command::BlockStatus => connection.reply_block_status(&request, &[(512, 3), (512, 0)], out),
+            Command::BlockStatus => {
+                let extents = Extents { allocation: &[(512, 3), (512, 0)], health: &[] };
+                connection.reply_block_status(&request, extents, out);
+            }
             Command::Trim => connection.reply_error(&request, Errno::Io, "no", out),
             _ => connection.reply_done(&request, out),
         }
