@@ -205,8 +205,7 @@ impl Array {
         let reply = reply.expect("a read has at least one byte");
         read.answered = true;
         self.client_ops -= 1;
-        let reply =
-            if zeroes.is_empty() { SlotReply::Data(reply) } else { SlotReply::Sparse(reply, zeroes) };
+        let reply = if zeroes.is_empty() { SlotReply::Data(reply) } else { SlotReply::Sparse(reply, zeroes) };
         self.done(read.piece, Ok(reply));
         read.fetch.repairs = repairs;
         read.stage = Stage::Repair;

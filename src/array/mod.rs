@@ -55,8 +55,8 @@ use crate::codec::{Codec, Transform};
 use crate::format::{BatchHash, Geometry, MemberSet, MemberState, RegionKind};
 use crate::units::{ByteOffset, MemberIndex, SlotIndex, StripeIndex, Timestamp};
 pub use api::{
-    AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, Health, NewDevice, NoticeLevel,
-    PieceId, RequestId, SlotReply, SlotRequest, ZERO_RUN_SLOTS,
+    AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, Health, NewDevice,
+    NoticeLevel, PieceId, RequestId, SlotReply, SlotRequest, ZERO_RUN_SLOTS,
 };
 use assembly::Assembled;
 pub use create::NewArray;
@@ -397,6 +397,12 @@ impl Array {
     #[must_use]
     pub fn map(&self) -> &Map {
         &self.map
+    }
+
+    /// Whether zeroing whole stripes writes nothing but the stripe map.
+    #[must_use]
+    pub fn discards_stripes(&self) -> bool {
+        self.redo.is_some()
     }
 
     /// Moves what is to be done now into `out`.

@@ -76,7 +76,8 @@ pub use export::{
 };
 pub use handshake::{OPTION_BYTES_MAX, OPTIONS_MAX};
 pub use server::{
-    CONNECTIONS_MAX, Extents, Fatal, HANDSHAKE_NANOS_MAX, Incoming, ReadPart, ServerConnection, UNREAD_BYTES_MAX,
+    CONNECTIONS_MAX, Extents, Fatal, HANDSHAKE_NANOS_MAX, Incoming, ReadPart, ServerConnection,
+    UNREAD_BYTES_MAX,
 };
 pub use transmission::{BLOCK_STATUS_EXTENTS_MAX, ERROR_MESSAGE_BYTES_MAX, WRITE_DRAIN_BYTES_MAX};
 pub use uri::{NbdAddress, NbdUri, UriError};

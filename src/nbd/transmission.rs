@@ -10,8 +10,8 @@ use super::export::ExportInfo;
 use super::handshake::{BASE_ALLOCATION_ID, CALPE_HEALTH_ID, Negotiated};
 use super::server::{Extents, Fatal, Incoming, ReadPart};
 use super::wire::{
-    self, CHUNK_FLAG_DONE, COMMAND_DISC, ChunkHeader, Command, Contexts, Gather, Headers, Request, RequestHeader,
-    chunk, clip, command_flag,
+    self, CHUNK_FLAG_DONE, COMMAND_DISC, ChunkHeader, Command, Contexts, Gather, Headers, Request,
+    RequestHeader, chunk, clip, command_flag,
 };
 
 /// The longest payload of a refused WRITE that is drained. Twice the advertised maximum forgives a client that
@@ -187,9 +187,8 @@ impl Transmission {
             return None;
         }
         // More contexts than were negotiated must contain one twice, or an unknown one.
-        (1..=self.contexts.count()).find(|&count| {
-            header.length == FILTER_LENGTH_BYTES + FILTER_CONTEXT_BYTES * u64::from(count)
-        })
+        (1..=self.contexts.count())
+            .find(|&count| header.length == FILTER_LENGTH_BYTES + FILTER_CONTEXT_BYTES * u64::from(count))
     }
 
     /// The contexts that were named, each once and each negotiated.
@@ -202,7 +201,10 @@ impl Transmission {
                 _ => return refuse(Errno::Inval, "block status of an unknown context"),
             };
             if !negotiated || std::mem::replace(place, true) {
-                return refuse(Errno::Inval, "block status of a context twice, or of one that was not negotiated");
+                return refuse(
+                    Errno::Inval,
+                    "block status of a context twice, or of one that was not negotiated",
+                );
             }
         }
         Ok(chosen)
@@ -225,7 +227,10 @@ impl Transmission {
                     return refuse(Errno::Inval, "a write without the flag PAYLOAD_LEN");
                 }
                 Command::BlockStatus if paid => {
-                    return refuse(Errno::Inval, "a payload that does not name negotiated contexts, each once");
+                    return refuse(
+                        Errno::Inval,
+                        "a payload that does not name negotiated contexts, each once",
+                    );
                 }
                 Command::Write => {}
                 _ if paid => return refuse(Errno::Inval, "this command takes no payload"),
@@ -325,7 +330,8 @@ impl Transmission {
 
     fn append_chunk(&self, request: &Request, kind: u16, last: bool, length: u64, out: &mut Vec<u8>) {
         let flags = if last { CHUNK_FLAG_DONE } else { 0 };
-        let length = u32::try_from(length).expect("a chunk holds at most a maximum block, or bounded extents");
+        let length =
+            u32::try_from(length).expect("a chunk holds at most a maximum block, or bounded extents");
         let header = ChunkHeader { flags, kind, cookie: request.cookie, offset: request.offset, length };
         header.encode(self.headers, out);
     }
@@ -336,7 +342,11 @@ impl Transmission {
             wire::encode_simple_reply(request.cookie, None, out);
             return;
         }
-        self.reply_read_data(request, ReadPart { offset: request.offset, length: request.length, last: true }, out);
+        self.reply_read_data(
+            request,
+            ReadPart { offset: request.offset, length: request.length, last: true },
+            out,
+        );
     }
 
     pub fn takes_parts(&self, request: &Request) -> bool {
@@ -379,7 +389,14 @@ impl Transmission {
         }
     }
 
-    fn append_extents(&self, request: &Request, id: u32, extents: &[(u64, u32)], last: bool, out: &mut Vec<u8>) {
+    fn append_extents(
+        &self,
+        request: &Request,
+        id: u32,
+        extents: &[(u64, u32)],
+        last: bool,
+        out: &mut Vec<u8>,
+    ) {
         let extended = self.headers == Headers::Extended;
         let kind = if extended { chunk::BLOCK_STATUS_EXT } else { chunk::BLOCK_STATUS };
         let merged = merged(request, extents);

@@ -5,8 +5,8 @@
 //! zeroing request of any length holds a bounded number of pieces. Must not know of members.
 
 use super::api::{
-    AdminError, AdminRequest, ClientError, ClientReply, ClientRequest, Health, ReadRun, RequestId, VolumeAction, VolumeEvent,
-    VolumeExtent,
+    AdminError, AdminRequest, ClientError, ClientReply, ClientRequest, Health, ReadRun, RequestId,
+    VolumeAction, VolumeEvent, VolumeExtent,
 };
 use super::{Volume, VolumeStatus};
 use crate::array::assembly::Assembled;
@@ -41,7 +41,10 @@ struct Request {
 
 enum Kind {
     /// The pieces of the reply, by place, and whether zeroes may stay out of it.
-    Read { parts: Vec<Option<Part>>, sparse: bool },
+    Read {
+        parts: Vec<Option<Part>>,
+        sparse: bool,
+    },
     Write,
     Flush,
     /// What is left to zero, and how.
@@ -137,8 +140,9 @@ impl PlainVolume {
             ClientRequest::Trim { offset, len, fua } => {
                 self.zero(now, id, offset, len, Zeroing::Trim { fua })
             }
-            // Whether a member zeroes faster than it writes is not known beforehand.
-            ClientRequest::WriteZeroes { fast_only: true, .. } => {
+            ClientRequest::WriteZeroes { offset, len, may_unmap, fast_only: true, .. }
+                if !(may_unmap && self.zeroes_fast(offset, len)) =>
+            {
                 out.push(VolumeAction::ClientDone(id, Err(ClientError::NotSupported)));
             }
             ClientRequest::WriteZeroes { offset, len, may_unmap, fua, .. } => {
@@ -151,6 +155,12 @@ impl PlainVolume {
                 self.submit(now, request, 0, SlotRequest::Health { first, count });
             }
         }
+    }
+
+    /// Whether zeroes here are a matter of the stripe map alone. How fast members zero is not known beforehand.
+    fn zeroes_fast(&self, offset: VolumeOffset, len: u64) -> bool {
+        let whole = |bytes: u64| bytes.is_multiple_of(self.stripe_bytes);
+        self.array.discards_stripes() && whole(offset.0) && whole(len)
     }
 
     fn start(&mut self, id: RequestId, kind: Kind) -> usize {
@@ -327,9 +337,11 @@ impl PlainVolume {
         let reply = match (request.error, request.kind) {
             (Some(error), _) => Err(error),
             (None, Kind::Read { parts, sparse }) => Ok(read_reply(&self.pool, parts, sparse)),
-            (None, Kind::Health(range)) => {
-                Ok(ClientReply::Health(clip(&health, range.start % self.stripe_bytes, range.end - range.start)))
-            }
+            (None, Kind::Health(range)) => Ok(ClientReply::Health(clip(
+                &health,
+                range.start % self.stripe_bytes,
+                range.end - range.start,
+            ))),
             (None, Kind::Extents(range)) => {
                 let chunk = u64::from(self.array.geometry().chunk);
                 Ok(ClientReply::Extents(extents(
@@ -497,4 +509,78 @@ fn extents(range: &Range<u64>, stripe_bytes: u64, chunk: u64, holes: &[bool]) ->
         }
     }
     extents
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A piece of a read: `bytes` long, with zeroes in these ranges and sevens, or rubbish in the zeroes, elsewhere.
+    fn piece(buf: &mut BufMut, bytes: usize, zeroes: &[Range<usize>]) -> Part {
+        let tail = buf.split_off(bytes);
+        let mut piece = std::mem::replace(buf, tail);
+        piece.fill(7);
+        zeroes.iter().for_each(|zeroes| piece[zeroes.clone()].fill(0xbb));
+        (piece, zeroes.to_vec())
+    }
+
+    /// Runs as (bytes, whether they are data).
+    fn shape(reply: &ClientReply) -> Vec<(u64, bool)> {
+        match reply {
+            ClientReply::Data(buf) => vec![(buf.len() as u64, true)],
+            ClientReply::Sparse(runs) => runs
+                .iter()
+                .map(|run| match run {
+                    ReadRun::Zeroes(len) => (*len, false),
+                    ReadRun::Data(buf) => {
+                        assert!(buf.iter().all(|&byte| byte == 7), "only what was read is sent");
+                        (buf.len() as u64, true)
+                    }
+                })
+                .collect(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A read of 64 KiB in pieces of 16 KiB with these zeroes.
+    fn reply(sparse: bool, zeroes: [&[Range<usize>]; 4]) -> ClientReply {
+        let pool = Pool::new(1 << 20).expect("address space");
+        let mut buf = pool.alloc(65536);
+        let parts = zeroes.map(|zeroes| Some(piece(&mut buf, 16384, zeroes))).into();
+        read_reply(&pool, parts, sparse)
+    }
+
+    #[test]
+    fn zeroes_of_neighbouring_pieces_are_one_run_and_data_too() {
+        let whole = || 0..16384usize;
+        let none: &[Range<usize>] = &[];
+        assert_eq!(shape(&reply(true, [none; 4])), [(65536, true)]);
+        assert!(matches!(reply(true, [none; 4]), ClientReply::Data(_)));
+        assert_eq!(shape(&reply(true, [&[whole()]; 4])), [(65536, false)]);
+        assert_eq!(
+            shape(&reply(true, [none, &[0..4096, 12288..16384], &[whole()], none])),
+            [(16384, true), (4096, false), (8192, true), (20480, false), (16384, true)]
+        );
+    }
+
+    #[test]
+    fn who_takes_no_parts_gets_bytes_and_so_does_who_would_get_too_many() {
+        let some: &[Range<usize>] = &[0..4096, 8192..12288];
+        let ClientReply::Data(bytes) = reply(false, [some; 4]) else { panic!("bytes") };
+        for (at, block) in bytes.chunks(4096).enumerate() {
+            assert!(block.iter().all(|&byte| byte == if at % 2 == 0 { 0 } else { 7 }), "block {at}");
+        }
+        let many: Vec<Range<usize>> = (0..16).map(|at| at * 1024..at * 1024 + 512).collect();
+        let ClientReply::Data(bytes) = reply(true, [&many, &[], &[], &[]]) else { panic!("bytes") };
+        assert!(bytes[..16384].chunks(512).enumerate().all(|(at, block)| block[0] == 7 * (at as u8 % 2)));
+        let ClientReply::Sparse(_) = reply(true, [&many[..15], &[], &[], &[]]) else { panic!("15 + 1 runs") };
+    }
+
+    #[test]
+    fn health_is_cut_to_what_was_asked_about() {
+        let runs = [(100, Health::Clean), (50, Health::Lost), (850, Health::Degraded)];
+        assert_eq!(clip(&runs, 0, 1000), runs);
+        assert_eq!(clip(&runs, 100, 10), [(10, Health::Lost)]);
+        assert_eq!(clip(&runs, 90, 100), [(10, Health::Clean), (50, Health::Lost), (40, Health::Degraded)]);
+    }
 }

@@ -52,6 +52,11 @@ impl Client {
         Ok(client)
     }
 
+    /// What the server said about its export.
+    pub fn export(&self) -> &calpe::nbd::RemoteExport {
+        self.connection.export().expect("connected")
+    }
+
     /// Bytes of the export.
     pub fn size(&self) -> u64 {
         self.connection.export().expect("connected").size

@@ -392,7 +392,8 @@ impl Reactor {
                 nbd.reply_block_status(&request, Extents { allocation: &extents, health: &[] }, head);
             }
             Ok(ClientReply::Health(runs)) => {
-                let health: Vec<(u64, u32)> = runs.iter().map(|&(len, health)| (len, health_flags(health))).collect();
+                let health: Vec<(u64, u32)> =
+                    runs.iter().map(|&(len, health)| (len, health_flags(health))).collect();
                 nbd.reply_block_status(&request, Extents { allocation: &allocation, health: &health }, head);
             }
             Err(error) => {
@@ -489,7 +490,12 @@ impl Reactor {
 }
 
 /// Appends what a read found, in parts; says how many bytes of payload are sent.
-fn append_runs(nbd: &ServerConnection, request: &Request, runs: Vec<ReadRun>, filling: &mut Outgoing) -> usize {
+fn append_runs(
+    nbd: &ServerConnection,
+    request: &Request,
+    runs: Vec<ReadRun>,
+    filling: &mut Outgoing,
+) -> usize {
     let end = request.offset + request.length;
     let (mut offset, mut sent) = (request.offset, 0);
     for run in runs {

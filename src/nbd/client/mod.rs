@@ -14,7 +14,9 @@ pub use self::replies::IN_FLIGHT_MAX;
 use self::replies::Transmission;
 use super::errno::Errno;
 use super::server::HANDSHAKE_NANOS_MAX;
-use super::wire::{self, Command, Headers, Request, RequestHeader, StringFault, check_string, clip, option, reply};
+use super::wire::{
+    self, Command, Headers, Request, RequestHeader, StringFault, check_string, clip, option, reply,
+};
 use crate::units::Timestamp;
 
 /// A server's message or description is cut to this many bytes before it is shown to anybody.

@@ -210,7 +210,13 @@ impl Transmission {
     }
 
     /// Takes a chunk's header: goes into its body, or yields the slot whose reply ends with it.
-    fn chunk(&mut self, flags: u16, kind: u16, cookie: u64, length: u64) -> Result<Option<usize>, ClientFatal> {
+    fn chunk(
+        &mut self,
+        flags: u16,
+        kind: u16,
+        cookie: u64,
+        length: u64,
+    ) -> Result<Option<usize>, ClientFatal> {
         let slot = self.find(cookie)?;
         let last = flags & CHUNK_FLAG_DONE != 0;
         match self.admit(slot, kind, length, last)? {

@@ -136,7 +136,8 @@ fn every_command_without_payload_takes_lengths_beyond_32_bits() {
 
 #[test]
 fn ranges_beyond_the_end_are_refused_whatever_they_add_up_to() {
-    for (command, errno) in [(READ, EINVAL), (TRIM, EINVAL), (CACHE, EINVAL), (STATUS, EINVAL), (ZEROES, 28)] {
+    for (command, errno) in [(READ, EINVAL), (TRIM, EINVAL), (CACHE, EINVAL), (STATUS, EINVAL), (ZEROES, 28)]
+    {
         for (offset, length) in [
             (512, SIZE),
             (SIZE, 512),
@@ -245,7 +246,9 @@ fn every_reply_has_the_extended_header_with_the_offset_of_its_request() {
 fn status_of(replies: &[Reply]) -> Vec<(u32, Vec<(u64, u64)>)> {
     let last = replies.len() - 1;
     let each = replies.iter().enumerate().map(|(at, reply)| {
-        let Reply::Wide { done, kind: chunk::BLOCK_STATUS_EXT, payload, .. } = reply else { panic!("{reply:?}") };
+        let Reply::Wide { done, kind: chunk::BLOCK_STATUS_EXT, payload, .. } = reply else {
+            panic!("{reply:?}")
+        };
         assert_eq!(*done, at == last);
         let mut reader = Reader(payload);
         let (id, count) = (reader.u32().expect("id"), reader.u32().expect("count"));
@@ -262,7 +265,8 @@ fn status_of(replies: &[Reply]) -> Vec<(u32, Vec<(u64, u64)>)> {
 
 #[test]
 fn block_status_answers_for_each_context_that_was_negotiated_or_named() {
-    let (allocation, health) = ([(SIZE, STATE_HOLE | STATE_ZERO)], [(4096, HEALTH_LOST), (SIZE, HEALTH_DEGRADED)]);
+    let (allocation, health) =
+        ([(SIZE, STATE_HOLE | STATE_ZERO)], [(4096, HEALTH_LOST), (SIZE, HEALTH_DEGRADED)]);
     let full = vec![(1u32, vec![(SIZE, 3u64)]), (2, vec![(4096, 2), (SIZE - 4096, 1)])];
     let named = |ids: &[u32]| {
         let length = 8 + 4 * ids.len() as u64;
@@ -331,7 +335,8 @@ fn payloads_that_name_no_set_of_negotiated_contexts_are_drained_and_refused() {
     ];
     for (contexts, payload) in cases {
         let mut server = Server::agreed("vol", Headers::Extended, contexts);
-        let replies = server.replies(&[ext(PAID, STATUS, 1, 512, payload.len() as u64), payload.clone()].concat());
+        let replies =
+            server.replies(&[ext(PAID, STATUS, 1, 512, payload.len() as u64), payload.clone()].concat());
         assert_eq!((replies.len(), replies[0].error()), (1, EINVAL), "{contexts:?} {} bytes", payload.len());
         server.feed(&ext(0, READ, 2, 0, 512));
         assert_eq!(server.seen.len(), 1, "in step");
@@ -443,7 +448,13 @@ fn a_client_understands_extended_replies() {
     for count in [0, 2] {
         let mut client = self::client();
         assert_eq!(client.submit(&Request::new(Command::BlockStatus, 4096, 1 << 36)), ask);
-        client.feed(&wide(1, chunk::BLOCK_STATUS_EXT, ask, 4096, &status(7, count, &[(1 << 35, 3), (1 << 40, 0)])));
+        client.feed(&wide(
+            1,
+            chunk::BLOCK_STATUS_EXT,
+            ask,
+            4096,
+            &status(7, count, &[(1 << 35, 3), (1 << 40, 0)]),
+        ));
         let extents = vec![(1 << 35, 3), (1 << 35, 0)];
         let done = ClientEvent::Done { cookie: ask, result: Ok(()) };
         assert_eq!(client.got, [ClientEvent::Extents { cookie: ask, extents }, done].map(Got::Event));

@@ -9,8 +9,8 @@ mod obligations;
 mod properties;
 
 use super::wire::{
-    self, CHUNK_HEADER_BYTES, Headers, MAGIC_CHUNK, MAGIC_EXTENDED_CHUNK, MAGIC_SIMPLE_REPLY, Reader, chunk, option,
-    reply,
+    self, CHUNK_HEADER_BYTES, Headers, MAGIC_CHUNK, MAGIC_EXTENDED_CHUNK, MAGIC_SIMPLE_REPLY, Reader, chunk,
+    option, reply,
 };
 use super::*;
 use crate::units::Timestamp;
@@ -255,16 +255,32 @@ fn option_replies(bytes: &[u8]) -> Vec<(u32, u32, Vec<u8>)> {
 /// A reply without read payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Reply {
-    Simple { error: u32, cookie: u64 },
-    Chunk { done: bool, kind: u16, cookie: u64, payload: Vec<u8> },
+    Simple {
+        error: u32,
+        cookie: u64,
+    },
+    Chunk {
+        done: bool,
+        kind: u16,
+        cookie: u64,
+        payload: Vec<u8>,
+    },
     /// With an extended header.
-    Wide { done: bool, kind: u16, cookie: u64, offset: u64, payload: Vec<u8> },
+    Wide {
+        done: bool,
+        kind: u16,
+        cookie: u64,
+        offset: u64,
+        payload: Vec<u8>,
+    },
 }
 
 impl Reply {
     fn cookie(&self) -> u64 {
         match self {
-            Reply::Simple { cookie, .. } | Reply::Chunk { cookie, .. } | Reply::Wide { cookie, .. } => *cookie,
+            Reply::Simple { cookie, .. } | Reply::Chunk { cookie, .. } | Reply::Wide { cookie, .. } => {
+                *cookie
+            }
         }
     }
 

@@ -474,8 +474,7 @@ fn flags_reach_the_driver() {
         Request { cookie: 1, no_hole: true, fast_zero: true, ..Request::new(Command::WriteZeroes, 0, 512) };
     let read = Request { cookie: 2, df: true, ..Request::new(Command::Read, 0, 512) };
     let contexts = Contexts { allocation: true, health: false };
-    let status =
-        Request { cookie: 3, req_one: true, contexts, ..Request::new(Command::BlockStatus, 0, 512) };
+    let status = Request { cookie: 3, req_one: true, contexts, ..Request::new(Command::BlockStatus, 0, 512) };
     assert_eq!(server.seen, [Seen::Request(zeroes), Seen::Request(read), Seen::Request(status)]);
 }
 
