@@ -62,12 +62,16 @@ fn served_read_only(dir: &Path) -> Up {
     Up::serve(dir, &config)
 }
 
-/// What the data, log and page regions of the members hold: all but the superblocks, which count starts.
+/// Where the log region starts, and the superblocks at the end, in bytes from there.
+const HEAD_BYTES: usize = 1 << 20;
+const TAIL_BYTES: usize = 32 << 10;
+
+/// What the log, page and data regions of the members hold: all but the superblocks, which count starts.
 fn members(dir: &Path) -> Vec<Vec<u8>> {
     (0..3)
         .map(|index| {
             let bytes = fs::read(dir.join(format!("member-{index}.img"))).expect("a member");
-            bytes[1 << 20..].to_vec()
+            bytes[HEAD_BYTES..bytes.len() - TAIL_BYTES].to_vec()
         })
         .collect()
 }

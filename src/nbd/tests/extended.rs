@@ -154,19 +154,20 @@ fn ranges_beyond_the_end_are_refused_whatever_they_add_up_to() {
 }
 
 #[test]
-fn a_write_announces_its_payload_or_has_none() {
-    let mut server = serving();
-    server.feed(&[ext(PAID, WRITE, 1, 0, 512), vec![7; 512]].concat());
-    let want = Request { cookie: 1, ..Request::new(Command::Write, 0, 512) };
-    assert_eq!(server.seen, [Seen::Write(want, vec![7; 512])]);
-    // Without the flag the length is no payload's: what follows is the next request.
-    let replies = server.replies(&[ext(0, WRITE, 2, 0, 512), ext(0, TRIM, 3, 1, 512)].concat());
-    let answers: Vec<_> = replies.iter().map(|reply| (reply.cookie(), reply.error())).collect();
-    assert_eq!(answers, [(2, EINVAL), (3, EINVAL)]);
-    for flags in [0, PAID] {
+fn a_write_has_its_payload_also_from_clients_that_forget_to_announce_it() {
+    for flags in [PAID, 0] {
+        let mut server = serving();
+        server.feed(&[ext(flags, WRITE, 1, 0, 512), vec![7; 512]].concat());
+        let want = Request { cookie: 1, ..Request::new(Command::Write, 0, 512) };
+        assert_eq!(server.seen, [Seen::Write(want, vec![7; 512])]);
+        let refused = [ext(flags, WRITE, 2, 3, 512), vec![7; 512], ext(0, TRIM, 3, 1, 512)].concat();
+        let replies = server.replies(&refused);
+        let answers: Vec<_> = replies.iter().map(|reply| (reply.cookie(), reply.error())).collect();
+        assert_eq!(answers, [(2, EINVAL), (3, EINVAL)], "drained");
         assert_eq!(server.replies(&ext(flags, WRITE, 4, 0, 0))[0].error(), 0, "an empty write does no harm");
+        server.feed(&ext(flags, WRITE, 5, 0, u64::from(BLOCK_BYTES_MAX) + 512));
+        assert!(matches!(server.fatal, Some(Fatal::PayloadLength { .. })));
     }
-    assert_eq!(server.seen.len(), 1);
 }
 
 #[test]
