@@ -2,8 +2,8 @@
 //! bytes the stream is cut; nothing may come out otherwise than of the stream in one piece.
 
 use calpe::nbd::{
-    ClientConnection, ClientEvent, ClientOptions, Command, ExportInfo, Exports, Incoming, Request,
-    STATE_ZERO, ServerConnection,
+    ClientConnection, ClientEvent, ClientOptions, Command, ExportInfo, Exports, Extents, HEALTH_DEGRADED, Incoming,
+    ReadPart, Request, STATE_ZERO, ServerConnection,
 };
 use calpe::units::Timestamp;
 
@@ -12,9 +12,9 @@ pub const EXPORT_BYTES: u64 = 1 << 30;
 
 /// Longest payload with which a read is answered here: what the seeds ask for. More would only be copied.
 const READ_PAYLOAD_MAX: usize = 1024;
-/// What a server may append for each byte it receives: for a request of 28 bytes, the chunk of a read's data, or an
-/// error chunk of 20 + 6 + 256 bytes at most; the longest answer to an option of 16, LIST, has fewer than 256.
-const OUT_PER_BYTE_MAX: usize = (READ_PAYLOAD_MAX + 282).div_ceil(28);
+/// What a server may append for each byte it receives: for a request of 28 bytes, the chunks of a read's data, or an
+/// error chunk of 32 + 6 + 256 bytes at most; the longest answer to an option of 16, LIST, has fewer than 256.
+const OUT_PER_BYTE_MAX: usize = (READ_PAYLOAD_MAX + 294).div_ceil(28);
 /// Bytes of the greeting.
 const GREETING_BYTES: usize = 18;
 
@@ -78,6 +78,17 @@ pub fn requests() -> [Request; 6] {
 /// What a server sends in answer to a stream.
 #[must_use]
 pub fn serve(stream: &[u8], cut: u8) -> Vec<u8> {
+    serve_counting(stream, cut).0
+}
+
+/// How many sound requests a client's stream holds.
+#[must_use]
+pub fn requests_in(stream: &[u8]) -> usize {
+    serve_counting(stream, 0).1
+}
+
+fn serve_counting(stream: &[u8], cut: u8) -> (Vec<u8>, usize) {
+    let mut count = 0;
     let mut connection = ServerConnection::new(Timestamp(0));
     let mut out = Vec::new();
     connection.start(&mut out);
@@ -98,25 +109,27 @@ pub fn serve(stream: &[u8], cut: u8) -> Vec<u8> {
                 continue;
             }
             let Ok((consumed, incoming)) = connection.receive(rest, &TwoExports, &mut out) else {
-                return out;
+                return (out, count);
             };
             assert!((1..=rest.len()).contains(&consumed));
             rest = &rest[consumed..];
             match incoming {
                 None | Some(Incoming::Selected) => {}
-                Some(Incoming::Disconnect) => return out,
+                Some(Incoming::Disconnect) => return (out, count),
                 Some(Incoming::Request(request)) => {
                     check_request(&connection, &request);
+                    count += 1;
                     answer(&connection, &request, &mut out);
                 }
                 Some(Incoming::Write { request }) => {
                     check_request(&connection, &request);
+                    count += 1;
                     taking = Some((request, request.length as usize));
                 }
             }
         }
     }
-    out
+    (out, count)
 }
 
 /// A request that is handed on must be one the export can serve.
@@ -125,18 +138,33 @@ fn check_request(connection: &ServerConnection, request: &Request) {
     assert!(request.offset + request.length <= export.size);
     assert!(request.offset.is_multiple_of(512) && request.length.is_multiple_of(512));
     assert!(request.length > 0 || request.command == Command::Flush);
+    assert!(request.contexts.is_empty() == (request.command != Command::BlockStatus));
     assert!(!(request.command.modifies() && export.read_only));
 }
 
 fn answer(connection: &ServerConnection, request: &Request, out: &mut Vec<u8>) {
     match request.command {
+        // Half of it as a hole, where that is allowed.
+        Command::Read if connection.takes_parts(request) && request.length == READ_PAYLOAD_MAX as u64 => {
+            let (offset, length) = (request.offset, request.length / 2);
+            connection.reply_read_hole(request, ReadPart { offset, length, last: false }, out);
+            let offset = offset + length;
+            connection.reply_read_data(request, ReadPart { offset, length, last: true }, out);
+            out.extend(std::iter::repeat_n(0x11, length as usize));
+        }
         Command::Read => {
             connection.reply_read_header(request, out);
             if request.length <= READ_PAYLOAD_MAX as u64 {
                 out.extend(std::iter::repeat_n(0x11, request.length as usize));
             }
         }
-        Command::BlockStatus => connection.reply_block_status(request, &[(512, STATE_ZERO), (512, 0)], out),
+        Command::BlockStatus => {
+            let extents = Extents {
+                allocation: &[(512, STATE_ZERO), (512, 0)],
+                health: &[(512, 0), (512, HEALTH_DEGRADED)],
+            };
+            connection.reply_block_status(request, extents, out);
+        }
         _ => connection.reply_done(request, out),
     }
 }

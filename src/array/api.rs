@@ -5,6 +5,7 @@ use super::job::Job;
 use crate::block_io::{Buf, BufMut, DeviceId, IoOp, IoToken};
 use crate::format::Superblock;
 use crate::units::{MemberIndex, SlotIndex};
+use std::ops::Range;
 use uuid::Uuid;
 
 /// Names one client or admin request in its completion; chosen by the driver, opaque here.
@@ -58,6 +59,24 @@ pub enum SlotRequest {
         /// How many.
         count: u64,
     },
+    /// How well these slots are kept. Answered by an array that has failed as well.
+    Health {
+        /// First slot.
+        first: SlotIndex,
+        /// How many.
+        count: u64,
+    },
+}
+
+/// How well bytes are kept, as far as the array knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// Readable, with full redundancy.
+    Clean,
+    /// Readable, with less than full redundancy: members are missing, being rebuilt or behind, or parity is doubtful.
+    Degraded,
+    /// Reads fail.
+    Lost,
 }
 
 /// Slots that one zero request may cover: bounds the locks it takes and the zeroes it may have to write.
@@ -70,8 +89,13 @@ pub enum SlotReply {
     Done,
     /// The filled buffer.
     Data(BufMut),
+    /// The buffer, filled but for these ranges of it (ascending, disjoint, never empty), which read as zeroes whatever
+    /// it holds there.
+    Sparse(BufMut, Vec<Range<usize>>),
     /// Per slot and data column, in stripe order: whether the chunk is a hole.
     Holes(Vec<bool>),
+    /// Runs of user data, in stripe order: (bytes, health).
+    Health(Vec<(u64, Health)>),
 }
 
 /// What an array wants done. Same meaning as the volume's actions of these names.
@@ -205,7 +229,9 @@ impl PartialEq for SlotReply {
         match (self, other) {
             (SlotReply::Done, SlotReply::Done) => true,
             (SlotReply::Data(a), SlotReply::Data(b)) => a[..] == b[..],
+            (SlotReply::Sparse(a, i), SlotReply::Sparse(b, j)) => a[..] == b[..] && i == j,
             (SlotReply::Holes(a), SlotReply::Holes(b)) => a == b,
+            (SlotReply::Health(a), SlotReply::Health(b)) => a == b,
             _ => false,
         }
     }

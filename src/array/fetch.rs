@@ -38,6 +38,8 @@ pub(super) struct Fetch {
     pub background: bool,
     /// Blocks of wanted parts that cannot be had: (column, row).
     pub lost: Vec<(usize, usize)>,
+    /// Blocks of wanted parts that were never written, and thus are zeroes: (column, row).
+    pub unwritten: Vec<(usize, usize)>,
     /// Blocks that were wrong or unreadable on a member in service, with what should be there.
     pub repairs: Vec<Repair>,
     /// Wanted parity is taken as it comes. Never, unless a test breaks the rule.
@@ -102,6 +104,7 @@ impl Fetch {
             blended: None,
             background: false,
             lost: Vec::new(),
+            unwritten: Vec::new(),
             repairs: Vec::new(),
             believes_parity: false,
         }
@@ -220,6 +223,9 @@ impl Array {
                 Some(BlockHash::UNWRITTEN) => {
                     bytes.fill(0);
                     *state = State::Good;
+                    if part.wanted {
+                        fetch.unwritten.push((part.column, row));
+                    }
                 }
                 Some(BlockHash::LOST) => {
                     bytes.fill(0);

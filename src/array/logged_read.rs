@@ -7,6 +7,7 @@ use super::{Array, ClientError, Flow, Inflight, Op, PieceId, SlotReply};
 use crate::block_io::{BufMut, IoFault, IoValue};
 use crate::codec::CodedColumns;
 use crate::units::{ROW_BYTES, SlotIndex, StripeIndex};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 const BLOCK: usize = ROW_BYTES as usize;
@@ -93,9 +94,9 @@ impl Array {
             }
             read.slot = self.slot_of(read.stripe);
             if !self.holds_data(read.stripe) {
-                let mut buf = read.buf.take().expect("nothing reads into it yet");
-                buf.fill(0);
-                return self.end_logged_read(key, read, Ok(SlotReply::Data(buf)));
+                let buf = read.buf.take().expect("nothing reads into it yet");
+                let whole = 0..buf.len();
+                return self.end_logged_read(key, read, Ok(SlotReply::Sparse(buf, vec![whole])));
             }
             read.stage = Stage::Pages;
             let rows = self.rows_of(read.offset, read.len);
@@ -173,11 +174,23 @@ impl Array {
         }
         let repairs = std::mem::take(&mut read.fetch.repairs);
         let aligned = read.offset.is_multiple_of(BLOCK) && read.len.is_multiple_of(BLOCK);
+        let unwritten: BTreeSet<(usize, usize)> = read.fetch.unwritten.drain(..).collect();
+        let mut zeroes: Vec<Range<usize>> = Vec::new();
         let parts = read.fetch.take();
         let mut reply = if aligned { None } else { read.buf.take() };
         let mut at = 0;
-        for (range, (_, rows, part)) in self.map.columns(read.offset, read.len).zip(parts) {
+        for (range, (column, rows, part)) in self.map.columns(read.offset, read.len).zip(parts) {
             if aligned {
+                if !unwritten.is_empty() {
+                    let of_part = rows.clone().filter(|&row| unwritten.contains(&(column, row)));
+                    for start in of_part.map(|row| at + (row - rows.start) * BLOCK) {
+                        match zeroes.last_mut() {
+                            Some(last) if last.end == start => last.end += BLOCK,
+                            _ => zeroes.push(start..start + BLOCK),
+                        }
+                    }
+                    at += part.len();
+                }
                 match reply.take() {
                     None => reply = Some(part),
                     Some(whole) => reply = Some(self.join(whole, part)),
@@ -192,7 +205,8 @@ impl Array {
         let reply = reply.expect("a read has at least one byte");
         read.answered = true;
         self.client_ops -= 1;
-        self.done(read.piece, Ok(SlotReply::Data(reply)));
+        let reply = if zeroes.is_empty() { SlotReply::Data(reply) } else { SlotReply::Sparse(reply, zeroes) };
+        self.done(read.piece, Ok(reply));
         read.fetch.repairs = repairs;
         read.stage = Stage::Repair;
         read.repairing = self.send_repairs(key, &mut read.fetch);

@@ -21,6 +21,7 @@ mod create;
 mod fetch;
 mod flush;
 pub mod geometry;
+mod health;
 mod job;
 mod journal;
 mod lock;
@@ -54,8 +55,8 @@ use crate::codec::{Codec, Transform};
 use crate::format::{BatchHash, Geometry, MemberSet, MemberState, RegionKind};
 use crate::units::{ByteOffset, MemberIndex, SlotIndex, StripeIndex, Timestamp};
 pub use api::{
-    AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, NewDevice, NoticeLevel,
-    PieceId, RequestId, SlotReply, SlotRequest, ZERO_RUN_SLOTS,
+    AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, Health, NewDevice,
+    NoticeLevel, PieceId, RequestId, SlotReply, SlotRequest, ZERO_RUN_SLOTS,
 };
 use assembly::Assembled;
 pub use create::NewArray;
@@ -399,6 +400,12 @@ impl Array {
         &self.map
     }
 
+    /// Whether zeroing whole stripes writes nothing but the stripe map.
+    #[must_use]
+    pub fn discards_stripes(&self) -> bool {
+        self.redo.is_some()
+    }
+
     /// Moves what is to be done now into `out`.
     pub fn take_actions(&mut self, out: &mut Vec<ArrayAction>) {
         out.append(&mut self.actions);
@@ -410,6 +417,8 @@ impl Array {
         self.last_client = now;
         if self.stopping.is_some() {
             self.done(piece, Err(ClientError::Stopping));
+        } else if let (SlotRequest::Health { first, count }, true) = (&request, self.is_failed()) {
+            self.start_health(piece, *first, *count);
         } else if self.is_failed() {
             self.done(piece, Err(ClientError::Io));
         } else if self.redo.is_some() {
@@ -428,6 +437,7 @@ impl Array {
                 }
                 SlotRequest::Flush => self.start_flush(piece),
                 SlotRequest::Extents { first, count } => self.start_extents(piece, first, count),
+                SlotRequest::Health { first, count } => self.start_health(piece, first, count),
             }
         }
         self.run();
@@ -437,7 +447,10 @@ impl Array {
     fn submit_logged(&mut self, piece: PieceId, request: SlotRequest) {
         let redo = self.redo_mut();
         if matches!(redo.life, Life::Refused(_)) {
-            self.done(piece, Err(ClientError::Io));
+            match request {
+                SlotRequest::Health { first, count } => self.start_health(piece, first, count),
+                _ => self.done(piece, Err(ClientError::Io)),
+            }
             return;
         }
         if !redo.is_serving() {
@@ -455,6 +468,7 @@ impl Array {
             SlotRequest::Zero { first, count, .. } => self.start_discard(piece, StripeIndex(first.0), count),
             SlotRequest::Flush => self.start_logged_flush(piece),
             SlotRequest::Extents { first, count } => self.logged_extents(piece, StripeIndex(first.0), count),
+            SlotRequest::Health { first, count } => self.start_health(piece, first, count),
         }
     }
 

@@ -3,7 +3,7 @@
 //! Invariant: an export that passes [`ExportInfo::check`] can be described to any client without breaking the
 //! protocol's rules on names and block sizes. It must not know what stores the bytes.
 
-use super::wire::{StringFault, can, check_string};
+use super::wire::{Headers, StringFault, can, check_string};
 
 /// The largest READ reply and WRITE payload, in bytes: what clients assume when nothing is advertised, and what
 /// one request may pin in buffers.
@@ -112,9 +112,10 @@ impl ExportInfo {
         Ok(())
     }
 
-    /// The transmission flags. DF may be announced only to clients that negotiated structured replies. What would
-    /// be refused on a read-only export is not announced there.
-    pub(super) fn transmission_flags(&self, structured: bool) -> u16 {
+    /// The transmission flags. DF may be announced only to clients that negotiated structured replies, and
+    /// BLOCK_STATUS with a payload (`filter`) only to those with extended headers. What would be refused on a
+    /// read-only export is not announced there.
+    pub(super) fn transmission_flags(&self, headers: Headers, filter: bool) -> u16 {
         let writable = !self.read_only;
         [
             (true, can::HAS_FLAGS | can::FLUSH | can::FUA),
@@ -123,7 +124,8 @@ impl ExportInfo {
             (self.trim && writable, can::TRIM),
             (self.write_zeroes && writable, can::WRITE_ZEROES),
             (self.fast_zero && self.write_zeroes && writable, can::FAST_ZERO),
-            (structured, can::DF),
+            (headers >= Headers::Structured, can::DF),
+            (headers == Headers::Extended && filter, can::BLOCK_STATUS_PAYLOAD),
             (self.multi_conn, can::MULTI_CONN),
             (self.cache, can::CACHE),
         ]
@@ -192,10 +194,12 @@ mod tests {
 
     #[test]
     fn flags_say_what_the_export_can_do_and_df_only_with_structured_replies() {
-        let flags = export().transmission_flags(false);
+        let flags = export().transmission_flags(Headers::Simple, true);
         assert_eq!(flags, 0b1101_0110_1101);
-        assert_eq!(export().transmission_flags(true), flags | 1 << 7);
+        assert_eq!(export().transmission_flags(Headers::Structured, true), flags | 1 << 7);
+        assert_eq!(export().transmission_flags(Headers::Extended, false), flags | 1 << 7);
+        assert_eq!(export().transmission_flags(Headers::Extended, true), flags | 1 << 7 | 1 << 12);
         let read_only = ExportInfo { read_only: true, rotational: true, ..export() };
-        assert_eq!(read_only.transmission_flags(true), 0b0101_1001_1111);
+        assert_eq!(read_only.transmission_flags(Headers::Structured, true), 0b0101_1001_1111);
     }
 }

@@ -6,7 +6,7 @@
 
 use super::export::{BLOCK_MIN_BYTES_ASSUMED, ExportInfo, Exports};
 use super::server::Fatal;
-use super::wire::{self, Gather, Reader, StringFault, check_string, info, option, reply};
+use super::wire::{self, Contexts, Gather, Headers, Reader, StringFault, check_string, info, option, reply};
 
 /// Option data that is kept to be understood: two strings of the maximum length and as much again in lists.
 pub(super) const OPTION_KEPT_BYTES_MAX: u32 = 16 << 10;
@@ -22,8 +22,8 @@ pub const OPTIONS_MAX: u32 = 1024;
 #[derive(Debug)]
 pub(super) struct Negotiated {
     pub export: ExportInfo,
-    pub structured: bool,
-    pub base_allocation: bool,
+    pub headers: Headers,
+    pub contexts: Contexts,
 }
 
 /// What one call of [`Handshake::receive`] came to.
@@ -88,9 +88,9 @@ pub(super) struct Handshake {
     options_seen: u32,
     fixed_newstyle: bool,
     no_zeroes: bool,
-    structured: bool,
-    /// The export for which base:allocation was selected; void for any other.
-    base_allocation_for: Option<String>,
+    headers: Headers,
+    /// The export for which metadata contexts were selected, and which; void for any other.
+    contexts_for: Option<(String, Contexts)>,
     /// The export whose block sizes the client asked for, and thus knows.
     block_size_told_for: Option<String>,
     pub stopping: bool,
@@ -105,8 +105,8 @@ impl Handshake {
             options_seen: 0,
             fixed_newstyle: false,
             no_zeroes: false,
-            structured: false,
-            base_allocation_for: None,
+            headers: Headers::Simple,
+            contexts_for: None,
             block_size_told_for: None,
             stopping: false,
         }
@@ -204,19 +204,20 @@ impl Handshake {
         }
         let drain = |kind, message| State::Drain { option, left: length, refusal: refuse(kind, message) };
         Ok(match option {
-            option::LIST | option::STRUCTURED_REPLY if length > 0 => {
+            option::LIST | option::STRUCTURED_REPLY | option::EXTENDED_HEADERS if length > 0 => {
                 drain(reply::ERR_INVALID, "the option takes no data")
             }
             option::ABORT
             | option::LIST
             | option::STRUCTURED_REPLY
+            | option::EXTENDED_HEADERS
             | option::INFO
             | option::GO
             | option::LIST_META_CONTEXT
             | option::SET_META_CONTEXT => {
                 if option == option::SET_META_CONTEXT {
                     // The option replaces what was selected before even if it fails.
-                    self.base_allocation_for = None;
+                    self.contexts_for = None;
                 }
                 if length > OPTION_KEPT_BYTES_MAX {
                     drain(reply::ERR_TOO_BIG, "the option has more than 16 KiB of data")
@@ -247,8 +248,16 @@ impl Handshake {
                 list(exports, out);
                 Ok(())
             }
+            // They take precedence, and there is no way back.
+            option::STRUCTURED_REPLY if self.headers == Headers::Extended => {
+                Err(refuse(reply::ERR_EXT_HEADER_REQD, "extended headers are negotiated already"))
+            }
             option::STRUCTURED_REPLY => {
-                self.structured = true;
+                self.headers = Headers::Structured;
+                Ok(())
+            }
+            option::EXTENDED_HEADERS => {
+                self.headers = Headers::Extended;
                 Ok(())
             }
             option::INFO | option::GO => match self.info(option, data, exports, out) {
@@ -278,12 +287,15 @@ impl Handshake {
         if self.stopping {
             return Err(Fatal::Stopping);
         }
+        if self.headers == Headers::Extended {
+            return Err(Fatal::ExportNameAfterExtendedHeaders);
+        }
         let export = find(exports, name).ok_or_else(|| Fatal::UnknownExport { name: name.to_owned() })?;
         if self.must_be_told_block_size(&export) {
             return Err(Fatal::BlockSizeUnknown { block_min: export.block_min });
         }
         out.extend_from_slice(&export.size.to_be_bytes());
-        out.extend_from_slice(&export.transmission_flags(self.structured).to_be_bytes());
+        out.extend_from_slice(&export.transmission_flags(self.headers, false).to_be_bytes());
         if !self.no_zeroes {
             out.extend_from_slice(&[0; wire::EXPORT_NAME_PADDING_BYTES]);
         }
@@ -317,7 +329,9 @@ impl Handshake {
         }
         let untold = self.must_be_told_block_size(&export);
 
-        let flags = export.transmission_flags(self.structured);
+        // Before anything is chosen, INFO says what could be had.
+        let filter = option == option::INFO || !self.contexts_of(&export).is_empty();
+        let flags = export.transmission_flags(self.headers, filter);
         let mut put = |kind: u16, parts: [&[u8]; 3]| {
             let [a, b, c] = parts;
             wire::encode_option_reply(option, reply::INFO, &[&kind.to_be_bytes(), a, b, c], out);
@@ -350,32 +364,51 @@ impl Handshake {
         exports: &dyn Exports,
         out: &mut Vec<u8>,
     ) -> Result<(), Refusal> {
-        if !self.structured {
-            return Err(refuse(reply::ERR_INVALID, "negotiate structured replies first"));
+        if self.headers == Headers::Simple {
+            return Err(refuse(reply::ERR_INVALID, "negotiate structured replies or extended headers first"));
         }
         let setting = option == option::SET_META_CONTEXT;
         let mut reader = Reader(data);
         let name = counted_string(&mut reader)?;
         let count = reader.u32().ok_or(MALFORMED)?;
-        // No queries at all select everything when listing, nothing when setting.
-        let mut matched = count == 0 && !setting;
+        // No queries at all select everything when listing, nothing when setting. A namespace lists its contexts.
+        let everything = count == 0 && !setting;
+        let mut contexts = Contexts { allocation: everything, health: everything };
         for _ in 0..count {
-            let query = counted_string(&mut reader)?;
-            matched |= query == wire::BASE_ALLOCATION || (query == "base:" && !setting);
+            match counted_string(&mut reader)? {
+                wire::BASE_ALLOCATION => contexts.allocation = true,
+                wire::CALPE_HEALTH => contexts.health = true,
+                "base:" if !setting => contexts.allocation = true,
+                "calpe:" if !setting => contexts.health = true,
+                _ => {}
+            }
         }
         if !reader.is_empty() {
             return Err(MALFORMED);
         }
         let export = find(exports, name).ok_or(NO_EXPORT)?;
-        if matched {
-            let id: u32 = if setting { BASE_ALLOCATION_ID } else { 0 };
-            let context = wire::BASE_ALLOCATION.as_bytes();
-            wire::encode_option_reply(option, reply::META_CONTEXT, &[&id.to_be_bytes(), context], out);
-            if setting {
-                self.base_allocation_for = Some(export.name);
+        for (chosen, id, context) in [
+            (contexts.allocation, BASE_ALLOCATION_ID, wire::BASE_ALLOCATION),
+            (contexts.health, CALPE_HEALTH_ID, wire::CALPE_HEALTH),
+        ] {
+            if chosen {
+                let id = if setting { id } else { 0 };
+                let parts: [&[u8]; 2] = [&id.to_be_bytes(), context.as_bytes()];
+                wire::encode_option_reply(option, reply::META_CONTEXT, &parts, out);
             }
         }
+        if setting {
+            self.contexts_for = Some((export.name, contexts));
+        }
         Ok(())
+    }
+
+    /// The contexts selected for an export.
+    fn contexts_of(&self, export: &ExportInfo) -> Contexts {
+        match &self.contexts_for {
+            Some((name, contexts)) if *name == export.name => *contexts,
+            _ => Contexts::default(),
+        }
     }
 
     /// Whether the client would send requests too small for the export because nobody told it better.
@@ -384,13 +417,14 @@ impl Handshake {
     }
 
     fn select(&mut self, export: ExportInfo) -> Progress {
-        let base_allocation = self.base_allocation_for.as_ref() == Some(&export.name);
-        Progress::Selected(Box::new(Negotiated { export, structured: self.structured, base_allocation }))
+        let contexts = self.contexts_of(&export);
+        Progress::Selected(Box::new(Negotiated { export, headers: self.headers, contexts }))
     }
 }
 
-/// The identifier under which base:allocation travels after SET_META_CONTEXT.
+/// The identifiers under which contexts travel after SET_META_CONTEXT.
 pub(super) const BASE_ALLOCATION_ID: u32 = 1;
+pub(super) const CALPE_HEALTH_ID: u32 = 2;
 
 /// An export that cannot be described by the protocol's rules counts as absent rather than mislead a client.
 fn find(exports: &dyn Exports, name: &str) -> Option<ExportInfo> {

@@ -51,9 +51,9 @@
 //!
 //! # What is left out, and where it would go
 //!
-//! STARTTLS and extended headers are options in `handshake` (refused there as unsupported); lengths are 64 bits
-//! wide in [`Request`] already, and `transmission` alone knows that headers are compact. More metadata contexts
-//! are more names beside [`BASE_ALLOCATION`]. Replies with holes are another chunk beside `reply_read_header`.
+//! STARTTLS is an option in `handshake`. More metadata contexts are more names beside [`BASE_ALLOCATION`] and
+//! [`CALPE_HEALTH`]. The client half never names contexts in a BLOCK_STATUS, and asks for base:allocation alone.
+//! docs/nbd-support.md lists what is served, each with the test that shows it.
 
 mod client;
 mod errno;
@@ -75,9 +75,13 @@ pub use export::{
     BLOCK_BYTES_MAX, BLOCK_MIN_BYTES_ASSUMED, BLOCK_MIN_BYTES_MAX, ExportFault, ExportInfo, Exports,
 };
 pub use handshake::{OPTION_BYTES_MAX, OPTIONS_MAX};
-pub use server::{CONNECTIONS_MAX, Fatal, HANDSHAKE_NANOS_MAX, Incoming, ServerConnection, UNREAD_BYTES_MAX};
+pub use server::{
+    CONNECTIONS_MAX, Extents, Fatal, HANDSHAKE_NANOS_MAX, Incoming, ReadPart, ServerConnection,
+    UNREAD_BYTES_MAX,
+};
 pub use transmission::{BLOCK_STATUS_EXTENTS_MAX, ERROR_MESSAGE_BYTES_MAX, WRITE_DRAIN_BYTES_MAX};
 pub use uri::{NbdAddress, NbdUri, UriError};
 pub use wire::{
-    BASE_ALLOCATION, Command, DEFAULT_PORT, Request, STATE_HOLE, STATE_ZERO, STRING_BYTES_MAX, StringFault,
+    BASE_ALLOCATION, CALPE_HEALTH, Command, Contexts, DEFAULT_PORT, HEALTH_DEGRADED, HEALTH_LOST, Request,
+    STATE_HOLE, STATE_ZERO, STRING_BYTES_MAX, StringFault,
 };

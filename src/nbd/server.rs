@@ -93,6 +93,9 @@ pub enum Fatal {
         /// The export's minimum block, bytes.
         block_min: u32,
     },
+    /// EXPORT_NAME from a client that negotiated extended headers, which demand GO.
+    #[error("the client chose an export by EXPORT_NAME although it negotiated extended headers")]
+    ExportNameAfterExtendedHeaders,
     /// EXPORT_NAME while the server is shutting down.
     #[error("the server is shutting down")]
     Stopping,
@@ -102,14 +105,35 @@ pub enum Fatal {
         /// What stood there.
         found: u32,
     },
-    /// A refused WRITE with more payload than is drained.
-    #[error("a refused write announces {length} bytes of payload; at most {limit} are drained")]
+    /// A refused request with more payload than is drained.
+    #[error("a refused request announces {length} bytes of payload; at most {limit} are drained")]
     PayloadLength {
         /// Bytes announced.
         length: u64,
         /// Bytes drained.
         limit: u64,
     },
+}
+
+/// A part of a READ's answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadPart {
+    /// Absolute in the export, bytes; a multiple of the minimum block, like the length.
+    pub offset: u64,
+    /// Bytes, never zero.
+    pub length: u64,
+    /// Nothing of the answer follows.
+    pub last: bool,
+}
+
+/// What BLOCK_STATUS is answered with, as (bytes, flags) from its offset on; see
+/// [`ServerConnection::reply_block_status`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Extents<'a> {
+    /// For base:allocation.
+    pub allocation: &'a [(u64, u32)],
+    /// For calpe:health.
+    pub health: &'a [(u64, u32)],
 }
 
 #[derive(Debug)]
@@ -230,10 +254,30 @@ impl ServerConnection {
         self.transmission().reply_read_header(request, out);
     }
 
-    /// Appends the reply to BLOCK_STATUS. `extents` are (bytes, [`super::STATE_HOLE`] | [`super::STATE_ZERO`]) from
-    /// `request.offset` on; neighbours of one state are merged, what lies beyond the request is cut off, one extent
-    /// is sent for REQ_ONE. They may end before the request does. None at all reads as data of unknown state.
-    pub fn reply_block_status(&self, request: &Request, extents: &[(u64, u32)], out: &mut Vec<u8>) {
+    /// Whether a READ may be answered in parts, by [`ServerConnection::reply_read_data`] and
+    /// [`ServerConnection::reply_read_hole`]. Parts cover the request, do not overlap, and the last one is said to
+    /// be so.
+    #[must_use]
+    pub fn takes_parts(&self, request: &Request) -> bool {
+        self.transmission().takes_parts(request)
+    }
+
+    /// Appends the header of one part of a READ; its bytes must follow it on the stream.
+    pub fn reply_read_data(&self, request: &Request, part: ReadPart, out: &mut Vec<u8>) {
+        self.transmission().reply_read_data(request, part, out);
+    }
+
+    /// Appends one part of a READ that is all zeroes; nothing follows it.
+    pub fn reply_read_hole(&self, request: &Request, part: ReadPart, out: &mut Vec<u8>) {
+        self.transmission().reply_read_hole(request, part, out);
+    }
+
+    /// Appends the reply to BLOCK_STATUS: one chunk for each of `request.contexts`. Extents are (bytes, flags) from
+    /// `request.offset` on, flags being [`super::STATE_HOLE`] and [`super::STATE_ZERO`], or
+    /// [`super::HEALTH_DEGRADED`] and [`super::HEALTH_LOST`]; neighbours of one state are merged, what lies beyond the
+    /// request is cut off, one extent is sent for REQ_ONE. They may end before the request does. None at all reads as
+    /// data of unknown state, or as clean.
+    pub fn reply_block_status(&self, request: &Request, extents: Extents, out: &mut Vec<u8>) {
         self.transmission().reply_block_status(request, extents, out);
     }
 

@@ -18,8 +18,48 @@ pub const STATE_HOLE: u32 = 1 << 0;
 /// `base:allocation` flag: the extent reads as zeroes.
 pub const STATE_ZERO: u32 = 1 << 1;
 
-/// Name of the one metadata context served.
+/// Name of the metadata context that says where space is allocated.
 pub const BASE_ALLOCATION: &str = "base:allocation";
+/// Name of the metadata context that says how well the array can keep what is stored.
+pub const CALPE_HEALTH: &str = "calpe:health";
+
+/// `calpe:health` flag: readable, with less than full redundancy.
+pub const HEALTH_DEGRADED: u32 = 1 << 0;
+/// `calpe:health` flag: reads fail.
+pub const HEALTH_LOST: u32 = 1 << 1;
+
+/// Metadata contexts of a server: what was negotiated, or what one BLOCK_STATUS is to be answered with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Contexts {
+    /// [`BASE_ALLOCATION`].
+    pub allocation: bool,
+    /// [`CALPE_HEALTH`].
+    pub health: bool,
+}
+
+impl Contexts {
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self == Contexts::default()
+    }
+
+    pub(super) fn count(self) -> u32 {
+        u32::from(self.allocation) + u32::from(self.health)
+    }
+}
+
+/// The forms that messages of the transmission phase take, as agreed in the handshake.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Headers {
+    /// Requests of 28 bytes, simple replies.
+    #[default]
+    Simple,
+    /// Requests of 28 bytes; replies in chunks where they have a payload.
+    Structured,
+    /// Requests and chunks with headers of 32 bytes and lengths of 64 bits; no simple replies.
+    Extended,
+}
 
 /// First magic of a server's greeting, "NBDMAGIC".
 pub(super) const MAGIC_GREETING: u64 = 0x4e42_444d_4147_4943;
@@ -35,6 +75,10 @@ pub(super) const MAGIC_REQUEST: u32 = 0x2560_9513;
 pub(super) const MAGIC_SIMPLE_REPLY: u32 = 0x6744_6698;
 /// Starts every chunk of a structured reply.
 pub(super) const MAGIC_CHUNK: u32 = 0x668e_33ef;
+/// Starts every request with an extended header.
+pub(super) const MAGIC_EXTENDED_REQUEST: u32 = 0x21e4_1c71;
+/// Starts every chunk with an extended header.
+pub(super) const MAGIC_EXTENDED_CHUNK: u32 = 0x6e8a_278c;
 
 /// Flags of the greeting and of the client's answer to it: bit 0 fixed newstyle, bit 1 no padding zeroes.
 pub(super) const HANDSHAKE_FIXED_NEWSTYLE: u16 = 1 << 0;
@@ -53,6 +97,7 @@ pub(super) mod option {
     pub const STRUCTURED_REPLY: u32 = 8;
     pub const LIST_META_CONTEXT: u32 = 9;
     pub const SET_META_CONTEXT: u32 = 10;
+    pub const EXTENDED_HEADERS: u32 = 11;
 }
 
 /// Option reply codes of the handshake. Errors have bit 31 set.
@@ -70,6 +115,7 @@ pub(super) mod reply {
     pub const ERR_SHUTDOWN: u32 = ERROR_BIT | 7;
     pub const ERR_BLOCK_SIZE_REQD: u32 = ERROR_BIT | 8;
     pub const ERR_TOO_BIG: u32 = ERROR_BIT | 9;
+    pub const ERR_EXT_HEADER_REQD: u32 = ERROR_BIT | 10;
 }
 
 /// Kinds of information in an INFO or GO exchange.
@@ -93,6 +139,7 @@ pub(super) mod can {
     pub const MULTI_CONN: u16 = 1 << 8;
     pub const CACHE: u16 = 1 << 10;
     pub const FAST_ZERO: u16 = 1 << 11;
+    pub const BLOCK_STATUS_PAYLOAD: u16 = 1 << 12;
 }
 
 /// Command flags of a request.
@@ -102,6 +149,7 @@ pub(super) mod command_flag {
     pub const DF: u16 = 1 << 2;
     pub const REQ_ONE: u16 = 1 << 3;
     pub const FAST_ZERO: u16 = 1 << 4;
+    pub const PAYLOAD_LEN: u16 = 1 << 5;
 }
 
 /// The command code that ends a connection; it has no reply and is therefore not a [`Command`].
@@ -116,6 +164,7 @@ pub(super) mod chunk {
     pub const OFFSET_DATA: u16 = 1;
     pub const OFFSET_HOLE: u16 = 2;
     pub const BLOCK_STATUS: u16 = 5;
+    pub const BLOCK_STATUS_EXT: u16 = 6;
     pub const ERROR_BIT: u16 = 1 << 15;
     pub const ERROR: u16 = ERROR_BIT | 1;
     pub const ERROR_OFFSET: u16 = ERROR_BIT | 2;
@@ -195,7 +244,7 @@ pub struct Request {
     pub command: Command,
     /// Where; zero for FLUSH.
     pub offset: u64,
-    /// How many bytes; zero for FLUSH. At most 2^32-1 until extended headers exist.
+    /// How many bytes; zero for FLUSH. At most 2^32-1 without extended headers.
     pub length: u64,
     /// Answer only when what this request wrote is on stable storage. Meaningless, and harmless, on reads.
     pub fua: bool,
@@ -207,6 +256,9 @@ pub struct Request {
     pub df: bool,
     /// BLOCK_STATUS: one extent is enough.
     pub req_one: bool,
+    /// BLOCK_STATUS as a server hands it on: the contexts to answer for, at least one. A client's is not looked at: it
+    /// always asks for all that it negotiated.
+    pub contexts: Contexts,
 }
 
 impl Request {
@@ -223,6 +275,7 @@ impl Request {
             fast_zero: false,
             df: false,
             req_one: false,
+            contexts: Contexts::default(),
         }
     }
 
@@ -239,12 +292,13 @@ impl Request {
             cookie: header.cookie,
             command,
             offset: header.offset,
-            length: u64::from(header.length),
+            length: header.length,
             fua: has(command_flag::FUA),
             no_hole: has(command_flag::NO_HOLE),
             fast_zero: has(command_flag::FAST_ZERO),
             df: has(command_flag::DF),
             req_one: has(command_flag::REQ_ONE),
+            contexts: Contexts::default(),
         }
     }
 
@@ -261,8 +315,10 @@ impl Request {
     }
 }
 
-/// Size of a request header.
+/// Size of a compact request header.
 pub(super) const REQUEST_HEADER_BYTES: usize = 28;
+/// Size of an extended request header.
+pub(super) const EXTENDED_REQUEST_HEADER_BYTES: usize = 32;
 
 /// A request header as it stands on the wire, magic checked, meaning not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -271,14 +327,28 @@ pub(super) struct RequestHeader {
     pub command: u16,
     pub cookie: u64,
     pub offset: u64,
-    pub length: u32,
+    /// Of 32 bits in a compact header.
+    pub length: u64,
 }
 
 impl RequestHeader {
     /// The error is the magic that was found instead.
     pub fn decode(bytes: &[u8; REQUEST_HEADER_BYTES]) -> Result<RequestHeader, u32> {
+        Self::fields(bytes, MAGIC_REQUEST, |bytes| u64::from(u32_at(bytes, 24)))
+    }
+
+    /// The same of an extended header.
+    pub fn decode_extended(bytes: &[u8; EXTENDED_REQUEST_HEADER_BYTES]) -> Result<RequestHeader, u32> {
+        Self::fields(bytes, MAGIC_EXTENDED_REQUEST, |bytes| u64_at(bytes, 24))
+    }
+
+    fn fields<const N: usize>(
+        bytes: &[u8; N],
+        expected: u32,
+        length: impl Fn(&[u8; N]) -> u64,
+    ) -> Result<RequestHeader, u32> {
         let magic = u32_at(bytes, 0);
-        if magic != MAGIC_REQUEST {
+        if magic != expected {
             return Err(magic);
         }
         Ok(RequestHeader {
@@ -286,19 +356,26 @@ impl RequestHeader {
             command: u16_at(bytes, 6),
             cookie: u64_at(bytes, 8),
             offset: u64_at(bytes, 16),
-            length: u32_at(bytes, 24),
+            length: length(bytes),
         })
     }
 
-    pub fn encode(&self, out: &mut Vec<u8>) {
-        let mut bytes = [0; REQUEST_HEADER_BYTES];
-        bytes[..4].copy_from_slice(&MAGIC_REQUEST.to_be_bytes());
-        bytes[4..6].copy_from_slice(&self.flags.to_be_bytes());
-        bytes[6..8].copy_from_slice(&self.command.to_be_bytes());
-        bytes[8..16].copy_from_slice(&self.cookie.to_be_bytes());
-        bytes[16..24].copy_from_slice(&self.offset.to_be_bytes());
-        bytes[24..].copy_from_slice(&self.length.to_be_bytes());
-        out.extend_from_slice(&bytes);
+    /// # Panics
+    /// When a compact header is to hold a length of more than 32 bits.
+    pub fn encode(&self, headers: Headers, out: &mut Vec<u8>) {
+        let extended = headers == Headers::Extended;
+        let magic = if extended { MAGIC_EXTENDED_REQUEST } else { MAGIC_REQUEST };
+        out.extend_from_slice(&magic.to_be_bytes());
+        out.extend_from_slice(&self.flags.to_be_bytes());
+        out.extend_from_slice(&self.command.to_be_bytes());
+        out.extend_from_slice(&self.cookie.to_be_bytes());
+        out.extend_from_slice(&self.offset.to_be_bytes());
+        if extended {
+            out.extend_from_slice(&self.length.to_be_bytes());
+        } else {
+            let length = u32::try_from(self.length).expect("checked before it is to be sent");
+            out.extend_from_slice(&length.to_be_bytes());
+        }
     }
 }
 
@@ -314,28 +391,40 @@ pub(super) fn encode_simple_reply(cookie: u64, error: Option<Errno>, out: &mut V
     out.extend_from_slice(&bytes);
 }
 
-/// Size of a chunk header.
+/// Size of a compact chunk header.
 pub(super) const CHUNK_HEADER_BYTES: usize = 20;
+/// Size of an extended chunk header.
+pub(super) const EXTENDED_CHUNK_HEADER_BYTES: usize = 32;
 
-/// Header of one chunk of a structured reply.
+/// Header of one chunk of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ChunkHeader {
     pub flags: u16,
     pub kind: u16,
     pub cookie: u64,
+    /// Of the request; travels in extended headers only.
+    pub offset: u64,
     /// Bytes of payload that follow.
     pub length: u32,
 }
 
 impl ChunkHeader {
-    pub fn encode(&self, out: &mut Vec<u8>) {
-        let mut bytes = [0; CHUNK_HEADER_BYTES];
-        bytes[..4].copy_from_slice(&MAGIC_CHUNK.to_be_bytes());
+    pub fn encode(&self, headers: Headers, out: &mut Vec<u8>) {
+        let extended = headers == Headers::Extended;
+        let magic = if extended { MAGIC_EXTENDED_CHUNK } else { MAGIC_CHUNK };
+        let mut bytes = [0; EXTENDED_CHUNK_HEADER_BYTES];
+        bytes[..4].copy_from_slice(&magic.to_be_bytes());
         bytes[4..6].copy_from_slice(&self.flags.to_be_bytes());
         bytes[6..8].copy_from_slice(&self.kind.to_be_bytes());
         bytes[8..16].copy_from_slice(&self.cookie.to_be_bytes());
-        bytes[16..].copy_from_slice(&self.length.to_be_bytes());
-        out.extend_from_slice(&bytes);
+        if extended {
+            bytes[16..24].copy_from_slice(&self.offset.to_be_bytes());
+            bytes[24..].copy_from_slice(&u64::from(self.length).to_be_bytes());
+            out.extend_from_slice(&bytes);
+        } else {
+            bytes[16..20].copy_from_slice(&self.length.to_be_bytes());
+            out.extend_from_slice(&bytes[..CHUNK_HEADER_BYTES]);
+        }
     }
 }
 
@@ -534,11 +623,16 @@ mod tests {
         fn request_headers_round_trip(
             flags: u16, command: u16, cookie: u64, offset: u64, length: u32
         ) {
-            let header = RequestHeader { flags, command, cookie, offset, length };
+            let header = RequestHeader { flags, command, cookie, offset, length: u64::from(length) };
             let mut bytes = Vec::new();
-            header.encode(&mut bytes);
+            header.encode(Headers::Structured, &mut bytes);
             let bytes: [u8; REQUEST_HEADER_BYTES] = bytes.try_into().expect("28 bytes");
             prop_assert_eq!(RequestHeader::decode(&bytes), Ok(header));
+            let header = RequestHeader { length: header.length << 32 | cookie & 0xffff, ..header };
+            let mut bytes = Vec::new();
+            header.encode(Headers::Extended, &mut bytes);
+            let bytes: [u8; EXTENDED_REQUEST_HEADER_BYTES] = bytes.try_into().expect("32 bytes");
+            prop_assert_eq!(RequestHeader::decode_extended(&bytes), Ok(header));
         }
 
         #[test]

@@ -1,7 +1,8 @@
 //! Events and actions of a volume. See the folder's head page.
 
 pub use crate::array::{
-    AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, NewDevice, NoticeLevel, RequestId,
+    AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, Health, NewDevice, NoticeLevel,
+    RequestId,
 };
 use crate::array::{Job, JobDone};
 use crate::block_io::{Buf, BufMut, Completion, DeviceId, IoFault, IoOp, IoToken};
@@ -15,6 +16,13 @@ pub enum ClientRequest {
         /// Where in the volume.
         offset: VolumeOffset,
         /// Filled whole on success.
+        buf: BufMut,
+    },
+    /// The same, where [`ClientReply::Sparse`] may come back: what is known to be zeroes is not filled in.
+    ReadSparse {
+        /// Where in the volume.
+        offset: VolumeOffset,
+        /// As many bytes as are asked for.
         buf: BufMut,
     },
     /// Write `data` at `offset`.
@@ -57,6 +65,13 @@ pub enum ClientRequest {
         /// Bytes.
         len: u64,
     },
+    /// How well the range is kept.
+    Health {
+        /// Where in the volume.
+        offset: VolumeOffset,
+        /// Bytes.
+        len: u64,
+    },
 }
 
 /// The good end of a client request.
@@ -66,8 +81,22 @@ pub enum ClientReply {
     Done,
     /// The buffer of a read, filled.
     Data(BufMut),
+    /// What a read found, in runs that cover the asked range; one of them at least is of zeroes.
+    Sparse(Vec<ReadRun>),
     /// Extents that cover the asked range from its start, at least one, perhaps not to its end.
     Extents(Vec<VolumeExtent>),
+    /// Runs of equal health, (bytes, health), that cover the asked range from its start, at least one, perhaps not to its
+    /// end.
+    Health(Vec<(u64, Health)>),
+}
+
+/// A run of what a read found.
+#[derive(Debug)]
+pub enum ReadRun {
+    /// So many bytes of zeroes.
+    Zeroes(u64),
+    /// These bytes.
+    Data(BufMut),
 }
 
 /// A run of a volume with one allocation state.

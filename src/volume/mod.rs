@@ -12,8 +12,8 @@ pub use crate::array::{
     Urgency, VolumeStatus,
 };
 pub use api::{
-    AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, ClientReply, ClientRequest, NewDevice,
-    NoticeLevel, RequestId, VolumeAction, VolumeEvent, VolumeExtent,
+    AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, ClientReply, ClientRequest, Health,
+    NewDevice, NoticeLevel, ReadRun, RequestId, VolumeAction, VolumeEvent, VolumeExtent,
 };
 pub use plain::PlainVolume;
 

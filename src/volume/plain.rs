@@ -5,8 +5,8 @@
 //! zeroing request of any length holds a bounded number of pieces. Must not know of members.
 
 use super::api::{
-    AdminError, AdminRequest, ClientError, ClientReply, ClientRequest, RequestId, VolumeAction, VolumeEvent,
-    VolumeExtent,
+    AdminError, AdminRequest, ClientError, ClientReply, ClientRequest, Health, ReadRun, RequestId,
+    VolumeAction, VolumeEvent, VolumeExtent,
 };
 use super::{Volume, VolumeStatus};
 use crate::array::assembly::Assembled;
@@ -40,8 +40,11 @@ struct Request {
 }
 
 enum Kind {
-    /// The pieces of the reply, by place.
-    Read(Vec<Option<BufMut>>),
+    /// The pieces of the reply, by place, and whether zeroes may stay out of it.
+    Read {
+        parts: Vec<Option<Part>>,
+        sparse: bool,
+    },
     Write,
     Flush,
     /// What is left to zero, and how.
@@ -53,13 +56,24 @@ enum Kind {
     },
     /// The asked range.
     Extents(Range<u64>),
+    /// The asked range.
+    Health(Range<u64>),
 }
+
+/// A piece of a read: its bytes, and what of them is zeroes and not filled in.
+type Part = (BufMut, Vec<Range<usize>>);
+
+/// Runs of data in one answer. What is split further costs more to send than the zeroes in between.
+const SPARSE_RUNS_MAX: usize = 16;
 
 /// Pieces of one zeroing request under way at one time.
 const ZERO_PIECES_MAX: usize = 4;
 
 /// Slots that one question for extents covers: bounds the answer's size and the time it takes.
 const EXTENT_SLOTS_MAX: u64 = 1024;
+
+/// Slots that one question for health covers: it needs no I/O, and takes a few milliseconds.
+const HEALTH_SLOTS_MAX: u64 = 16 << 10;
 
 /// Piece numbers carry their place in the request in these low bits; a request of 32 MiB in the smallest
 /// stripes (one 4 KiB chunk) has 2^13 pieces.
@@ -115,7 +129,8 @@ impl PlainVolume {
             return;
         }
         match request {
-            ClientRequest::Read { offset, buf } => self.read(now, id, offset, buf),
+            ClientRequest::Read { offset, buf } => self.read(now, id, offset, buf, false),
+            ClientRequest::ReadSparse { offset, buf } => self.read(now, id, offset, buf, true),
             ClientRequest::Write { offset, data, fua } => self.write(now, id, offset, &data, fua),
             ClientRequest::Flush => {
                 let request = self.start(id, Kind::Flush);
@@ -125,15 +140,27 @@ impl PlainVolume {
             ClientRequest::Trim { offset, len, fua } => {
                 self.zero(now, id, offset, len, Zeroing::Trim { fua })
             }
-            // Whether a member zeroes faster than it writes is not known beforehand.
-            ClientRequest::WriteZeroes { fast_only: true, .. } => {
+            ClientRequest::WriteZeroes { offset, len, may_unmap, fast_only: true, .. }
+                if !(may_unmap && self.zeroes_fast(offset, len)) =>
+            {
                 out.push(VolumeAction::ClientDone(id, Err(ClientError::NotSupported)));
             }
             ClientRequest::WriteZeroes { offset, len, may_unmap, fua, .. } => {
                 self.zero(now, id, offset, len, Zeroing::Write { may_unmap, fua });
             }
             ClientRequest::BlockStatus { offset, len } => self.block_status(now, id, offset, len),
+            ClientRequest::Health { offset, len } => {
+                let (range, first, count) = self.slots_of(offset, len, HEALTH_SLOTS_MAX);
+                let request = self.start(id, Kind::Health(range));
+                self.submit(now, request, 0, SlotRequest::Health { first, count });
+            }
         }
+    }
+
+    /// Whether zeroes here are a matter of the stripe map alone. How fast members zero is not known beforehand.
+    fn zeroes_fast(&self, offset: VolumeOffset, len: u64) -> bool {
+        let whole = |bytes: u64| bytes.is_multiple_of(self.stripe_bytes);
+        self.array.discards_stripes() && whole(offset.0) && whole(len)
     }
 
     fn start(&mut self, id: RequestId, kind: Kind) -> usize {
@@ -146,14 +173,14 @@ impl PlainVolume {
         self.array.submit(now, piece, slot_request);
     }
 
-    fn read(&mut self, now: Timestamp, id: RequestId, offset: VolumeOffset, buf: BufMut) {
+    fn read(&mut self, now: Timestamp, id: RequestId, offset: VolumeOffset, buf: BufMut, sparse: bool) {
         let pieces = self.pieces(offset.0, buf.len() as u64);
-        let request = self.start(id, Kind::Read(Vec::new()));
+        let request = self.start(id, Kind::Read { parts: Vec::new(), sparse });
         let mut rest = buf;
         for (place, (slot, within, len)) in pieces.enumerate() {
             let tail = rest.split_off(len);
             let buf = std::mem::replace(&mut rest, tail);
-            if let Kind::Read(parts) = &mut self.requests[request].kind {
+            if let Kind::Read { parts, .. } = &mut self.requests[request].kind {
                 parts.push(None);
             }
             self.submit(now, request, place, SlotRequest::Read { slot, offset: within, buf });
@@ -233,12 +260,17 @@ impl PlainVolume {
     }
 
     fn block_status(&mut self, now: Timestamp, id: RequestId, offset: VolumeOffset, len: u64) {
-        let first = offset.0 / self.stripe_bytes;
-        let end = (offset.0 + len).div_ceil(self.stripe_bytes).min(first + EXTENT_SLOTS_MAX);
-        let range = offset.0..(offset.0 + len).min(end * self.stripe_bytes);
+        let (range, first, count) = self.slots_of(offset, len, EXTENT_SLOTS_MAX);
         let request = self.start(id, Kind::Extents(range));
-        let first = self.slot_of(StripeIndex(first));
-        self.submit(now, request, 0, SlotRequest::Extents { first, count: end - first.0 });
+        self.submit(now, request, 0, SlotRequest::Extents { first, count });
+    }
+
+    /// The first slots of a range, at most `most`, and the part of the range that lies in them.
+    fn slots_of(&self, offset: VolumeOffset, len: u64, most: u64) -> (Range<u64>, SlotIndex, u64) {
+        let first = offset.0 / self.stripe_bytes;
+        let end = (offset.0 + len).div_ceil(self.stripe_bytes).min(first + most);
+        let range = offset.0..(offset.0 + len).min(end * self.stripe_bytes);
+        (range, self.slot_of(StripeIndex(first)), end - first)
     }
 
     /// Takes what the array wants done and passes it on, until it wants nothing more.
@@ -275,13 +307,17 @@ impl PlainVolume {
         let place = (piece.0 & ((1 << PLACE_BITS) - 1)) as usize;
         let request = &mut self.requests[key];
         request.pending -= 1;
-        let mut holes = None;
+        let (mut holes, mut health) = (None, Vec::new());
         match (result, &mut request.kind) {
             (Err(error), _) => {
                 request.error.get_or_insert(error);
             }
-            (Ok(SlotReply::Data(buf)), Kind::Read(parts)) => parts[place] = Some(buf),
+            (Ok(SlotReply::Data(buf)), Kind::Read { parts, .. }) => parts[place] = Some((buf, Vec::new())),
+            (Ok(SlotReply::Sparse(buf, zeroes)), Kind::Read { parts, .. }) => {
+                parts[place] = Some((buf, zeroes))
+            }
             (Ok(SlotReply::Holes(found)), Kind::Extents(_)) => holes = Some(found),
+            (Ok(SlotReply::Health(found)), Kind::Health(_)) => health = found,
             (Ok(_), _) => {}
         }
         if matches!(request.kind, Kind::Zero { .. }) && request.error.is_none() {
@@ -300,7 +336,12 @@ impl PlainVolume {
         let request = self.requests.remove(key);
         let reply = match (request.error, request.kind) {
             (Some(error), _) => Err(error),
-            (None, Kind::Read(parts)) => Ok(ClientReply::Data(join(&self.pool, parts))),
+            (None, Kind::Read { parts, sparse }) => Ok(read_reply(&self.pool, parts, sparse)),
+            (None, Kind::Health(range)) => Ok(ClientReply::Health(clip(
+                &health,
+                range.start % self.stripe_bytes,
+                range.end - range.start,
+            ))),
             (None, Kind::Extents(range)) => {
                 let chunk = u64::from(self.array.geometry().chunk);
                 Ok(ClientReply::Extents(extents(
@@ -355,11 +396,70 @@ impl Volume for PlainVolume {
     }
 }
 
+/// The answer to a read: runs of data and of zeroes where they may and where that pays, else one buffer.
+fn read_reply(pool: &Pool, parts: Vec<Option<Part>>, sparse: bool) -> ClientReply {
+    let mut parts: Vec<Part> = parts.into_iter().flatten().collect();
+    if parts.iter().all(|(_, zeroes)| zeroes.is_empty()) {
+        return ClientReply::Data(join(pool, parts.into_iter().map(|(buf, _)| buf)));
+    }
+    // Each run of zeroes ends a run of data at most.
+    let runs: usize = parts.iter().map(|(_, zeroes)| zeroes.len() + 1).sum();
+    if !sparse || runs > SPARSE_RUNS_MAX && data_runs(&parts) > SPARSE_RUNS_MAX {
+        for (buf, zeroes) in &mut parts {
+            zeroes.drain(..).for_each(|zeroes| buf[zeroes].fill(0));
+        }
+        return ClientReply::Data(join(pool, parts.into_iter().map(|(buf, _)| buf)));
+    }
+    let mut runs: Vec<ReadRun> = Vec::new();
+    for (mut buf, zeroes) in parts {
+        let mut at = 0;
+        for zeroes in zeroes {
+            let mut rest = buf.split_off(zeroes.start - at);
+            push_data(&mut runs, buf);
+            match runs.last_mut() {
+                Some(ReadRun::Zeroes(len)) => *len += zeroes.len() as u64,
+                _ => runs.push(ReadRun::Zeroes(zeroes.len() as u64)),
+            }
+            buf = rest.split_off(zeroes.len());
+            at = zeroes.end;
+        }
+        push_data(&mut runs, buf);
+    }
+    ClientReply::Sparse(runs)
+}
+
+/// Runs of data between the zeroes of the pieces of a read, which touch one another.
+fn data_runs(parts: &[Part]) -> usize {
+    let (mut count, mut in_data) = (0, false);
+    for (buf, zeroes) in parts {
+        let mut at = 0;
+        for range in zeroes.iter().cloned().chain([buf.len()..buf.len()]) {
+            let data = range.start > at;
+            count += usize::from(data && !in_data);
+            in_data = if range.is_empty() { in_data || data } else { false };
+            at = range.end;
+        }
+    }
+    count
+}
+
+/// Appends data, to what is there if memory allows.
+fn push_data(runs: &mut Vec<ReadRun>, buf: BufMut) {
+    if buf.is_empty() {
+        return;
+    }
+    let rest = match runs.last_mut() {
+        Some(ReadRun::Data(last)) => last.try_unsplit(buf).err(),
+        _ => Some(buf),
+    };
+    runs.extend(rest.map(ReadRun::Data));
+}
+
 /// The pieces of a read as one buffer again. A piece that the array had to read anew lies elsewhere in memory;
 /// only then are bytes copied.
-fn join(pool: &Pool, parts: Vec<Option<BufMut>>) -> BufMut {
+fn join(pool: &Pool, parts: impl Iterator<Item = BufMut>) -> BufMut {
     let mut runs: Vec<BufMut> = Vec::with_capacity(1);
-    for part in parts.into_iter().flatten() {
+    for part in parts {
         let rest = match runs.last_mut() {
             Some(run) => run.try_unsplit(part).err(),
             None => Some(part),
@@ -378,6 +478,21 @@ fn join(pool: &Pool, parts: Vec<Option<BufMut>>) -> BufMut {
     whole
 }
 
+/// `len` bytes of the runs from `skip` on.
+fn clip(runs: &[(u64, Health)], skip: u64, len: u64) -> Vec<(u64, Health)> {
+    let mut start = 0;
+    let mut clipped = Vec::new();
+    for &(bytes, health) in runs {
+        let end = start + bytes;
+        let (low, high) = (start.max(skip), end.min(skip + len));
+        if low < high {
+            clipped.push((high - low, health));
+        }
+        start = end;
+    }
+    clipped
+}
+
 /// Runs of equal allocation over `range` of the volume, from one flag for each chunk of its slots.
 fn extents(range: &Range<u64>, stripe_bytes: u64, chunk: u64, holes: &[bool]) -> Vec<VolumeExtent> {
     let base = range.start / stripe_bytes * stripe_bytes;
@@ -394,4 +509,78 @@ fn extents(range: &Range<u64>, stripe_bytes: u64, chunk: u64, holes: &[bool]) ->
         }
     }
     extents
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A piece of a read: `bytes` long, with zeroes in these ranges and sevens, or rubbish in the zeroes, elsewhere.
+    fn piece(buf: &mut BufMut, bytes: usize, zeroes: &[Range<usize>]) -> Part {
+        let tail = buf.split_off(bytes);
+        let mut piece = std::mem::replace(buf, tail);
+        piece.fill(7);
+        zeroes.iter().for_each(|zeroes| piece[zeroes.clone()].fill(0xbb));
+        (piece, zeroes.to_vec())
+    }
+
+    /// Runs as (bytes, whether they are data).
+    fn shape(reply: &ClientReply) -> Vec<(u64, bool)> {
+        match reply {
+            ClientReply::Data(buf) => vec![(buf.len() as u64, true)],
+            ClientReply::Sparse(runs) => runs
+                .iter()
+                .map(|run| match run {
+                    ReadRun::Zeroes(len) => (*len, false),
+                    ReadRun::Data(buf) => {
+                        assert!(buf.iter().all(|&byte| byte == 7), "only what was read is sent");
+                        (buf.len() as u64, true)
+                    }
+                })
+                .collect(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A read of 64 KiB in pieces of 16 KiB with these zeroes.
+    fn reply(sparse: bool, zeroes: [&[Range<usize>]; 4]) -> ClientReply {
+        let pool = Pool::new(1 << 20).expect("address space");
+        let mut buf = pool.alloc(65536);
+        let parts = zeroes.map(|zeroes| Some(piece(&mut buf, 16384, zeroes))).into();
+        read_reply(&pool, parts, sparse)
+    }
+
+    #[test]
+    fn zeroes_of_neighbouring_pieces_are_one_run_and_data_too() {
+        let whole = || 0..16384usize;
+        let none: &[Range<usize>] = &[];
+        assert_eq!(shape(&reply(true, [none; 4])), [(65536, true)]);
+        assert!(matches!(reply(true, [none; 4]), ClientReply::Data(_)));
+        assert_eq!(shape(&reply(true, [&[whole()]; 4])), [(65536, false)]);
+        assert_eq!(
+            shape(&reply(true, [none, &[0..4096, 12288..16384], &[whole()], none])),
+            [(16384, true), (4096, false), (8192, true), (20480, false), (16384, true)]
+        );
+    }
+
+    #[test]
+    fn who_takes_no_parts_gets_bytes_and_so_does_who_would_get_too_many() {
+        let some: &[Range<usize>] = &[0..4096, 8192..12288];
+        let ClientReply::Data(bytes) = reply(false, [some; 4]) else { panic!("bytes") };
+        for (at, block) in bytes.chunks(4096).enumerate() {
+            assert!(block.iter().all(|&byte| byte == if at % 2 == 0 { 0 } else { 7 }), "block {at}");
+        }
+        let many: Vec<Range<usize>> = (0..16).map(|at| at * 1024..at * 1024 + 512).collect();
+        let ClientReply::Data(bytes) = reply(true, [&many, &[], &[], &[]]) else { panic!("bytes") };
+        assert!(bytes[..16384].chunks(512).enumerate().all(|(at, block)| block[0] == 7 * (at as u8 % 2)));
+        let ClientReply::Sparse(_) = reply(true, [&many[..15], &[], &[], &[]]) else { panic!("15 + 1 runs") };
+    }
+
+    #[test]
+    fn health_is_cut_to_what_was_asked_about() {
+        let runs = [(100, Health::Clean), (50, Health::Lost), (850, Health::Degraded)];
+        assert_eq!(clip(&runs, 0, 1000), runs);
+        assert_eq!(clip(&runs, 100, 10), [(10, Health::Lost)]);
+        assert_eq!(clip(&runs, 90, 100), [(10, Health::Clean), (50, Health::Lost), (40, Health::Degraded)]);
+    }
 }

@@ -29,6 +29,7 @@ pub struct Client {
     out: Vec<u8>,
     /// Reads on their way: where they start, and what has come.
     reads: HashMap<u64, (u64, Vec<u8>)>,
+    received: u64,
 }
 
 /// The end of a request: its cookie, and what came of it, for a read with the bytes.
@@ -44,12 +45,23 @@ impl Client {
             input: Vec::new(),
             out: Vec::new(),
             reads: HashMap::new(),
+            received: 0,
         };
         while client.connection.export().is_none() {
             client.receive()?;
             while client.connection.poll_event().is_some() {}
         }
         Ok(client)
+    }
+
+    /// What the server said about its export.
+    pub fn export(&self) -> &calpe::nbd::RemoteExport {
+        self.connection.export().expect("connected")
+    }
+
+    /// Bytes that came over the socket so far.
+    pub fn received(&self) -> u64 {
+        self.received
     }
 
     /// Bytes of the export.
@@ -121,6 +133,7 @@ impl Client {
         match self.stream.read(&mut buffer)? {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
             count => {
+                self.received += count as u64;
                 self.input.extend_from_slice(&buffer[..count]);
                 Ok(())
             }

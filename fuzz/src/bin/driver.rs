@@ -5,7 +5,7 @@
 //!     driver replay TARGET FILE               one input
 //!     driver seeds                            rewrites fuzz/seeds
 
-use calpe_fuzz::{TARGETS, Target, seed_folder};
+use calpe_fuzz::{TARGETS, Target, recorded, seed_folder};
 use std::error::Error;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -50,7 +50,8 @@ fn write_seeds() -> Result<(), Box<dyn Error>> {
 }
 
 fn mutate(target: &Target, time: Duration, crashes: &Path) -> Result<(), Box<dyn Error>> {
-    let seeds: Vec<Vec<u8>> = (target.seeds)().into_iter().map(|(_, seed)| seed).collect();
+    let mut seeds: Vec<Vec<u8>> = (target.seeds)().into_iter().map(|(_, seed)| seed).collect();
+    seeds.extend(recorded(target)?.into_iter().map(|(_, stream)| stream));
     let started = Instant::now();
     let mut random = Random(SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos() as u64 | 1);
     let mut inputs = 0u64;

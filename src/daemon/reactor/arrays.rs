@@ -147,8 +147,8 @@ impl Reactor {
             rotational: devices.iter().any(|(_, device)| device.facts().rotational),
             trim: true,
             write_zeroes: true,
-            // Whether a member zeroes faster than it writes is not known beforehand.
-            fast_zero: false,
+            // Whole stripes of logged arrays; the volume refuses what it would have to write.
+            fast_zero: true,
             multi_conn: true,
             cache: true,
         };

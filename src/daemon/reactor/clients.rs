@@ -10,9 +10,14 @@ use super::listener::Listener;
 use super::outgoing::Outgoing;
 use super::{ArrayId, FAREWELL_NANOS, Pending, Reactor};
 use crate::block_io::BufMut;
-use crate::nbd::{Command, Errno, Request, STATE_HOLE, STATE_ZERO};
+use crate::nbd::{
+    Command, Errno, Extents, HEALTH_DEGRADED, HEALTH_LOST, ReadPart, Request, STATE_HOLE, STATE_ZERO,
+    ServerConnection,
+};
 use crate::units::VolumeOffset;
-use crate::volume::{ClientError, ClientReply, ClientRequest, RequestId, VolumeEvent, VolumeExtent};
+use crate::volume::{
+    ClientError, ClientReply, ClientRequest, Health, ReadRun, RequestId, VolumeEvent, VolumeExtent,
+};
 use nix::sys::socket::{Shutdown, setsockopt, shutdown, sockopt};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -162,7 +167,7 @@ impl Reactor {
     }
 
     pub(super) fn on_sent(&mut self, key: usize, mut message: Box<Outgoing>, result: io::Result<()>) {
-        self.free_payload(message.payload_bytes());
+        self.free_payload(message.held_bytes());
         message.recycle();
         self.mark(key);
         let connection = &mut self.connections[key];
@@ -267,7 +272,12 @@ impl Reactor {
         let len = request.length;
         let client_request = match (request.command, payload) {
             (Command::Read, _) => {
-                ClientRequest::Read { offset, buf: self.config.pool.alloc(request.length as usize) }
+                let buf = self.config.pool.alloc(request.length as usize);
+                if connection.nbd.takes_parts(&request) {
+                    ClientRequest::ReadSparse { offset, buf }
+                } else {
+                    ClientRequest::Read { offset, buf }
+                }
             }
             (Command::Write, Some(buf)) => {
                 ClientRequest::Write { offset, data: buf.freeze(), fua: request.fua }
@@ -282,7 +292,10 @@ impl Reactor {
                 fast_only: request.fast_zero,
                 fua: request.fua,
             },
-            (Command::BlockStatus, _) => ClientRequest::BlockStatus { offset, len },
+            (Command::BlockStatus, _) if request.contexts.allocation => {
+                ClientRequest::BlockStatus { offset, len }
+            }
+            (Command::BlockStatus, _) => ClientRequest::Health { offset, len },
             (Command::Cache, _) => {
                 // Advisory, and there is no cache to fill.
                 connection.nbd.reply_done(&request, &mut connection.filling.head);
@@ -304,13 +317,25 @@ impl Reactor {
         if let Some(hosted) = self.hosted(array) {
             hosted.in_flight += 1;
         }
-        let id = self.requests.insert(Pending { connection: key, array, request });
+        let id = self.requests.insert(Pending { connection: key, array, request, allocation: Vec::new() });
         self.step(array, VolumeEvent::Client(RequestId(id as u64), client_request));
     }
 
     /// Takes a volume's answer.
     pub(super) fn client_done(&mut self, id: RequestId, result: Result<ClientReply, ClientError>) {
-        let Pending { connection: key, array, request } = self.requests.remove(id.0 as usize);
+        let Pending { connection: key, array, request, allocation } = self.requests.remove(id.0 as usize);
+        let result = match result {
+            // Asked about both contexts: the other is another question, to the same volume.
+            Ok(ClientReply::Extents(extents)) if request.contexts.health => {
+                let allocation = extents.iter().map(|e| (e.len, allocation_flags(e))).collect();
+                let id = self.requests.insert(Pending { connection: key, array, request, allocation });
+                let question =
+                    ClientRequest::Health { offset: VolumeOffset(request.offset), len: request.length };
+                self.step(array, VolumeEvent::Client(RequestId(id as u64), question));
+                return;
+            }
+            result => result,
+        };
         let succeeded = result.is_ok();
         if let Some(hosted) = self.hosted(array) {
             hosted.in_flight -= 1;
@@ -351,11 +376,25 @@ impl Reactor {
                 }
                 return;
             }
+            Ok(ClientReply::Sparse(runs)) => {
+                let sent = append_runs(nbd, &request, runs, &mut connection.filling);
+                let held = if sent > 0 { payload_len(&request) } else { 0 };
+                connection.filling.hold(held - sent);
+                if connection.sending.is_none() && connection.filling.bytes() >= EARLY_SEND_BYTES {
+                    self.urgent = true;
+                }
+                self.free_payload(payload_len(&request) - held);
+                return;
+            }
             Ok(ClientReply::Done) => nbd.reply_done(&request, head),
             Ok(ClientReply::Extents(extents)) => {
-                let state = |e: &VolumeExtent| if e.hole { STATE_HOLE | STATE_ZERO } else { 0 };
-                let extents: Vec<(u64, u32)> = extents.iter().map(|e| (e.len, state(e))).collect();
-                nbd.reply_block_status(&request, &extents, head);
+                let extents: Vec<(u64, u32)> = extents.iter().map(|e| (e.len, allocation_flags(e))).collect();
+                nbd.reply_block_status(&request, Extents { allocation: &extents, health: &[] }, head);
+            }
+            Ok(ClientReply::Health(runs)) => {
+                let health: Vec<(u64, u32)> =
+                    runs.iter().map(|&(len, health)| (len, health_flags(health))).collect();
+                nbd.reply_block_status(&request, Extents { allocation: &allocation, health: &health }, head);
             }
             Err(error) => {
                 let errno = match error {
@@ -388,7 +427,7 @@ impl Reactor {
             return;
         }
         if connection.broken && !connection.filling.is_empty() {
-            let bytes = connection.filling.payload_bytes();
+            let bytes = connection.filling.held_bytes();
             connection.filling.recycle();
             self.free_payload(bytes);
         }
@@ -447,6 +486,47 @@ impl Reactor {
             connection.dismissed.get_or_insert(self.now);
             self.mark(key);
         }
+    }
+}
+
+/// Appends what a read found, in parts; says how many bytes of payload are sent.
+fn append_runs(
+    nbd: &ServerConnection,
+    request: &Request,
+    runs: Vec<ReadRun>,
+    filling: &mut Outgoing,
+) -> usize {
+    let end = request.offset + request.length;
+    let (mut offset, mut sent) = (request.offset, 0);
+    for run in runs {
+        let length = match &run {
+            ReadRun::Zeroes(length) => *length,
+            ReadRun::Data(buf) => buf.len() as u64,
+        };
+        let part = ReadPart { offset, length, last: offset + length == end };
+        offset += length;
+        match run {
+            ReadRun::Zeroes(_) => nbd.reply_read_hole(request, part, &mut filling.head),
+            ReadRun::Data(buf) => {
+                nbd.reply_read_data(request, part, &mut filling.head);
+                sent += buf.len();
+                filling.push_payload(buf);
+            }
+        }
+    }
+    assert_eq!(offset, end, "a volume answered with another length");
+    sent
+}
+
+fn allocation_flags(extent: &VolumeExtent) -> u32 {
+    if extent.hole { STATE_HOLE | STATE_ZERO } else { 0 }
+}
+
+fn health_flags(health: Health) -> u32 {
+    match health {
+        Health::Clean => 0,
+        Health::Degraded => HEALTH_DEGRADED,
+        Health::Lost => HEALTH_LOST,
     }
 }
 

@@ -98,6 +98,8 @@ struct Pending {
     connection: usize,
     array: ArrayId,
     request: Request,
+    /// What is known already of a question about two contexts: (bytes, flags) of base:allocation.
+    allocation: Vec<(u64, u32)>,
 }
 
 /// An administrator's request inside a volume.

@@ -3,11 +3,11 @@
 //! Invariants: bytes leave in the order they were appended; payload buffers stay here until sent. Once sealed,
 //! nothing is appended, and the message header stays valid until the message is recycled. Must not know NBD.
 
-use super::sys::MessageHeader;
+use super::sys::{IOVECS_MAX, MessageHeader};
 use crate::block_io::BufMut;
 
-/// Most parts of one message: IOV_MAX of Linux.
-const PARTS_MAX: usize = 1024;
+/// Most parts of a message that leaves in one system call.
+const PARTS_MAX: usize = IOVECS_MAX;
 
 /// One message, being filled or being sent.
 #[derive(Debug)]
@@ -18,6 +18,8 @@ pub(super) struct Outgoing {
     /// Where in `head` the next head part starts.
     head_taken: usize,
     payload_bytes: usize,
+    /// Bytes of memory for payloads that are free again when this is sent.
+    held_bytes: usize,
     /// The pointers of a sealed message.
     pointers: MessageHeader,
 }
@@ -35,6 +37,7 @@ impl Outgoing {
             parts: Vec::new(),
             head_taken: 0,
             payload_bytes: 0,
+            held_bytes: 0,
             pointers: MessageHeader::new(),
         }
     }
@@ -43,7 +46,13 @@ impl Outgoing {
     pub(super) fn push_payload(&mut self, payload: BufMut) {
         self.close_head();
         self.payload_bytes += payload.len();
+        self.held_bytes += payload.len();
         self.parts.push(Part::Payload(payload));
+    }
+
+    /// Counts memory that is held by payloads without being sent: they are parts of a larger buffer.
+    pub(super) fn hold(&mut self, bytes: usize) {
+        self.held_bytes += bytes;
     }
 
     /// Bytes of headers and payloads.
@@ -51,9 +60,9 @@ impl Outgoing {
         self.head.len() + self.payload_bytes
     }
 
-    /// Bytes of payloads.
-    pub(super) fn payload_bytes(&self) -> usize {
-        self.payload_bytes
+    /// Bytes of memory for payloads that are free again when this is sent.
+    pub(super) fn held_bytes(&self) -> usize {
+        self.held_bytes
     }
 
     /// Whether there is nothing to send.
@@ -61,7 +70,8 @@ impl Outgoing {
         self.head.is_empty() && self.parts.is_empty()
     }
 
-    /// Whether one more reply may be appended after those of `expected` requests.
+    /// Whether one more reply may be appended after those of `expected` requests. Replies in several parts may go
+    /// beyond; they cost a second send.
     pub(super) fn has_room_for(&self, expected: usize) -> bool {
         // A reply adds a head part and a payload; sealing may add one more part.
         self.parts.len() + 2 * (expected + 1) < PARTS_MAX
@@ -95,6 +105,7 @@ impl Outgoing {
         self.parts.clear();
         self.head_taken = 0;
         self.payload_bytes = 0;
+        self.held_bytes = 0;
         self.pointers.clear();
     }
 
@@ -112,6 +123,30 @@ mod tests {
     use crate::block_io::Pool;
 
     #[test]
+    fn more_parts_than_one_system_call_takes_leave_in_several() {
+        let pool = Pool::new(1 << 16).unwrap();
+        let mut message = Outgoing::new();
+        let parts = 3 * PARTS_MAX / 2;
+        for part in 0..parts {
+            message.head.push(part as u8);
+            let mut payload = pool.alloc(1);
+            payload[0] = !part as u8;
+            message.push_payload(payload);
+        }
+        message.seal();
+        let (mut sent, mut calls) = (0, 0);
+        loop {
+            let count = message.pointers.vectors();
+            assert!(count <= PARTS_MAX);
+            (sent, calls) = (sent + count, calls + 1);
+            if message.advance(count) {
+                break;
+            }
+        }
+        assert_eq!((sent, calls), (2 * parts, 3));
+    }
+
+    #[test]
     fn headers_and_payloads_keep_their_order_across_short_sends() {
         let pool = Pool::new(1 << 16).unwrap();
         let mut message = Outgoing::new();
@@ -127,7 +162,7 @@ mod tests {
             }
             message.head.push(round);
             expected.push(round);
-            assert_eq!((message.bytes(), message.payload_bytes()), (expected.len(), 500));
+            assert_eq!((message.bytes(), message.held_bytes()), (expected.len(), 500));
             message.seal();
             let mut seen = Vec::new();
             loop {

@@ -84,6 +84,9 @@ pub(super) struct MessageHeader {
     header: libc::msghdr,
 }
 
+/// Most vectors that one send may have: IOV_MAX of Linux.
+pub(super) const IOVECS_MAX: usize = 1024;
+
 impl MessageHeader {
     pub(super) fn new() -> MessageHeader {
         // SAFETY: all zeroes is a valid msghdr: no address, no vectors, no control data.
@@ -107,7 +110,8 @@ impl MessageHeader {
 
     /// The header of what is still to be sent. Points into this value, which must stay where it is.
     pub(super) fn header(&mut self) -> *const libc::msghdr {
-        let rest = &mut self.iovecs[self.sent..];
+        let end = self.iovecs.len().min(self.sent + IOVECS_MAX);
+        let rest = &mut self.iovecs[self.sent..end];
         self.header.msg_iov = rest.as_mut_ptr();
         self.header.msg_iovlen = rest.len();
         &raw const self.header
@@ -125,6 +129,13 @@ impl MessageHeader {
             self.sent += 1;
         }
         true
+    }
+
+    /// Vectors that the next send has.
+    #[cfg(test)]
+    pub(super) fn vectors(&mut self) -> usize {
+        self.header();
+        self.header.msg_iovlen
     }
 
     /// The bytes that the kernel would send now.

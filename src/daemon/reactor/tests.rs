@@ -60,7 +60,10 @@ impl Volume for PassThrough {
             }
             VolumeEvent::Client(id, request) => {
                 let op = match request {
-                    ClientRequest::Read { offset, buf } => IoOp::Read { offset: at(offset), buf },
+                    ClientRequest::Read { offset, buf } | ClientRequest::ReadSparse { offset, buf } => {
+                        IoOp::Read { offset: at(offset), buf }
+                    }
+                    ClientRequest::Health { .. } => unreachable!("no client here asks for it"),
                     ClientRequest::Write { offset, data, fua } => {
                         IoOp::Write { offset: at(offset), buf: data, fua }
                     }

@@ -131,7 +131,11 @@ impl Handshake {
         self.no_zeroes = flags & wire::HANDSHAKE_NO_ZEROES != 0;
         let answer = flags & (wire::HANDSHAKE_FIXED_NEWSTYLE | wire::HANDSHAKE_NO_ZEROES);
         out.extend_from_slice(&u32::from(answer).to_be_bytes());
-        let first = if self.wanted.structured { option::STRUCTURED_REPLY } else { option::GO };
+        let first = match (self.wanted.extended, self.wanted.structured) {
+            (true, _) => option::EXTENDED_HEADERS,
+            (false, true) => option::STRUCTURED_REPLY,
+            (false, false) => option::GO,
+        };
         self.send(first, out);
         Ok(())
     }
@@ -167,8 +171,9 @@ impl Handshake {
         }
         match (self.option, kind) {
             (_, reply::ACK) if !data.is_empty() => Err(malformed),
-            (option::STRUCTURED_REPLY, reply::ACK) => {
+            (option::EXTENDED_HEADERS | option::STRUCTURED_REPLY, reply::ACK) => {
                 self.export.structured = true;
+                self.export.extended = self.option == option::EXTENDED_HEADERS;
                 let next = if self.wanted.base_allocation { option::SET_META_CONTEXT } else { option::GO };
                 self.send(next, out);
                 Ok(None)
@@ -200,12 +205,17 @@ impl Handshake {
         let reason = Refusal::from_code(kind);
         let hopeless = matches!(reason, Refusal::TlsRequired | Refusal::Shutdown);
         match self.option {
+            option::EXTENDED_HEADERS if !hopeless => {
+                let next = if self.wanted.structured { option::STRUCTURED_REPLY } else { option::GO };
+                self.send(next, out);
+            }
             option::STRUCTURED_REPLY if !hopeless => self.send(option::GO, out),
             option::SET_META_CONTEXT if !hopeless => {
                 self.export.base_allocation = None;
                 self.send(option::GO, out);
             }
-            option::GO if reason == Refusal::Unsupported && !self.described => {
+            // With extended headers there must be GO, and EXPORT_NAME may not be used.
+            option::GO if reason == Refusal::Unsupported && !self.described && !self.export.extended => {
                 self.send(option::EXPORT_NAME, out);
                 self.state = State::ExportName;
             }

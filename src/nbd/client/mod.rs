@@ -14,7 +14,9 @@ pub use self::replies::IN_FLIGHT_MAX;
 use self::replies::Transmission;
 use super::errno::Errno;
 use super::server::HANDSHAKE_NANOS_MAX;
-use super::wire::{self, Command, Request, RequestHeader, StringFault, check_string, clip, option, reply};
+use super::wire::{
+    self, Command, Headers, Request, RequestHeader, StringFault, check_string, clip, option, reply,
+};
 use crate::units::Timestamp;
 
 /// A server's message or description is cut to this many bytes before it is shown to anybody.
@@ -27,6 +29,8 @@ pub struct ClientOptions {
     pub export: String,
     /// Ask for structured replies.
     pub structured: bool,
+    /// Ask for extended headers first, which bring all that structured replies do, and lengths of 64 bits.
+    pub extended: bool,
     /// Ask for base:allocation, which BLOCK_STATUS needs; takes effect only with structured replies.
     pub base_allocation: bool,
 }
@@ -38,7 +42,7 @@ impl ClientOptions {
     /// When the name cannot travel.
     pub fn for_export(name: &str) -> Result<ClientOptions, StringFault> {
         check_string(name.as_bytes())?;
-        Ok(ClientOptions { export: name.to_owned(), structured: true, base_allocation: true })
+        Ok(ClientOptions { export: name.to_owned(), structured: true, extended: true, base_allocation: true })
     }
 }
 
@@ -71,8 +75,10 @@ pub struct RemoteExport {
     pub cache: bool,
     /// Honours DF.
     pub df: bool,
-    /// Structured replies were negotiated.
+    /// Structured replies were negotiated, by themselves or as part of extended headers.
     pub structured: bool,
+    /// Extended headers were negotiated: requests without payload may have any length.
+    pub extended: bool,
     /// The id under which base:allocation was negotiated.
     pub base_allocation: Option<u32>,
     /// Alignment of every offset and length, bytes: a power of two up to 64 KiB.
@@ -135,6 +141,14 @@ pub enum SubmitError {
 }
 
 impl RemoteExport {
+    fn headers(&self) -> Headers {
+        match (self.extended, self.structured) {
+            (true, _) => Headers::Extended,
+            (false, true) => Headers::Structured,
+            (false, false) => Headers::Simple,
+        }
+    }
+
     /// Whether a request keeps within what the server offered.
     fn accepts(&self, request: &Request) -> Result<(), SubmitError> {
         let &Request { command, offset, length, .. } = request;
@@ -249,6 +263,9 @@ pub enum Refusal {
     /// It wants its block size obeyed.
     #[error("it demands that its block size be asked for")]
     BlockSizeRequired,
+    /// It wants extended headers, which it does not offer.
+    #[error("it demands extended headers")]
+    ExtendedHeadersRequired,
     /// Anything else.
     #[error("error reply {0:#x}")]
     Other(u32),
@@ -264,6 +281,7 @@ impl Refusal {
             reply::ERR_UNKNOWN => Refusal::UnknownExport,
             reply::ERR_SHUTDOWN => Refusal::Shutdown,
             reply::ERR_BLOCK_SIZE_REQD => Refusal::BlockSizeRequired,
+            reply::ERR_EXT_HEADER_REQD => Refusal::ExtendedHeadersRequired,
             other => Refusal::Other(other),
         }
     }
@@ -363,7 +381,17 @@ pub enum ClientFatal {
         /// The chunk's type.
         kind: u16,
         /// Of its payload, bytes.
-        length: u32,
+        length: u64,
+    },
+    /// An extended header with another offset than its request has.
+    #[error("a chunk for request {cookie:#x} names offset {offset}, and the request {expected}")]
+    ReplyOffset {
+        /// The request.
+        cookie: u64,
+        /// As sent.
+        offset: u64,
+        /// Of the request.
+        expected: u64,
     },
     /// Content outside of the request, twice, or in more pieces than allowed.
     #[error("content of {length} bytes at {offset} is not a new part of read {cookie:#x}")]
@@ -492,9 +520,10 @@ impl ClientConnection {
         }
         match &self.phase {
             Phase::Handshake(_) => handshake::encode_option(option::ABORT, &[], out),
-            Phase::Transmission(_) => {
+            Phase::Transmission(transmission) => {
                 let command = wire::COMMAND_DISC;
-                RequestHeader { flags: 0, command, cookie: 0, offset: 0, length: 0 }.encode(out);
+                RequestHeader { flags: 0, command, cookie: 0, offset: 0, length: 0 }
+                    .encode(transmission.export().headers(), out);
             }
         }
     }

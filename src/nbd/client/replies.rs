@@ -8,7 +8,9 @@ use std::collections::VecDeque;
 
 use super::{ClientEvent, ClientFatal, Failure, RemoteExport, SubmitError, printable};
 use crate::nbd::errno::Errno;
-use crate::nbd::wire::{self, CHUNK_FLAG_DONE, Command, Gather, Reader, Request, RequestHeader, chunk};
+use crate::nbd::wire::{
+    self, CHUNK_FLAG_DONE, Command, Gather, Headers, Reader, Request, RequestHeader, chunk, command_flag,
+};
 
 /// Requests in flight on one connection; servers queue far fewer.
 pub const IN_FLIGHT_MAX: usize = 4096;
@@ -20,13 +22,17 @@ const PIECES_MAX: usize = 4096;
 const EXTENTS_KEPT_MAX: usize = 32 << 10;
 
 /// The longest error chunk: a message of the maximum length, an offset, and room for what may be defined later.
-const ERROR_CHUNK_BYTES_MAX: u32 = 8 << 10;
+const ERROR_CHUNK_BYTES_MAX: u64 = 8 << 10;
+
+/// The longest payload of any chunk: what a compact header can say. Servers have no use for more.
+const CHUNK_BYTES_MAX: u64 = u32::MAX as u64;
 
 #[derive(Debug)]
 enum State {
     Magic,
     Simple,
     Chunk,
+    ExtendedChunk,
     /// Inside a chunk that answers the request in `slot`.
     Body {
         slot: usize,
@@ -49,14 +55,14 @@ enum Body {
     Hole,
     Error {
         kind: u16,
-        length: u32,
+        length: u64,
     },
-    /// Context id of a block status chunk with that many extents.
+    /// Context id of a block status chunk with that many extents; an extended one says their number again.
     Context {
-        extents: u32,
+        extents: u64,
     },
     Extents {
-        left: u32,
+        left: u64,
     },
 }
 
@@ -79,7 +85,7 @@ struct Slot {
 pub(super) struct Transmission {
     export: Box<RemoteExport>,
     state: State,
-    header: Gather<16>,
+    header: Gather<28>,
     error: Vec<u8>,
     slots: Vec<Slot>,
     free: Vec<usize>,
@@ -107,8 +113,11 @@ impl Transmission {
 
     pub fn submit(&mut self, request: &Request, out: &mut Vec<u8>) -> Result<u64, SubmitError> {
         self.export.accepts(request)?;
-        let length = u32::try_from(request.length)
-            .map_err(|_| SubmitError::TooLong { length: request.length, limit: u64::from(u32::MAX) })?;
+        let (length, limit) = (request.length, u64::from(u32::MAX));
+        if !self.export.extended && length > limit {
+            return Err(SubmitError::TooLong { length, limit });
+        }
+        let paid = self.export.extended && request.command == Command::Write;
         let index = match self.free.pop() {
             Some(index) => index,
             None if self.slots.len() < IN_FLIGHT_MAX => {
@@ -123,13 +132,13 @@ impl Transmission {
         let cookie = u64::from(slot.generation) << 32 | index as u64;
         slot.request = Some(Request { cookie, ..*request });
         RequestHeader {
-            flags: request.flag_bits(),
+            flags: request.flag_bits() | if paid { command_flag::PAYLOAD_LEN } else { 0 },
             command: request.command.code(),
             cookie,
             offset: request.offset,
             length,
         }
-        .encode(out);
+        .encode(self.export.headers(), out);
         Ok(cookie)
     }
 
@@ -149,10 +158,11 @@ impl Transmission {
             match self.state {
                 State::Magic => {
                     let Some(bytes) = self.header.take::<4>(input) else { return Ok(()) };
-                    self.state = match u32::from_be_bytes(bytes) {
-                        wire::MAGIC_SIMPLE_REPLY => State::Simple,
-                        wire::MAGIC_CHUNK if self.export.structured => State::Chunk,
-                        found => return Err(ClientFatal::ReplyMagic { found }),
+                    self.state = match (u32::from_be_bytes(bytes), self.export.headers()) {
+                        (wire::MAGIC_SIMPLE_REPLY, Headers::Simple | Headers::Structured) => State::Simple,
+                        (wire::MAGIC_CHUNK, Headers::Structured) => State::Chunk,
+                        (wire::MAGIC_EXTENDED_CHUNK, Headers::Extended) => State::ExtendedChunk,
+                        (found, _) => return Err(ClientFatal::ReplyMagic { found }),
                     };
                 }
                 State::Simple => {
@@ -164,14 +174,20 @@ impl Transmission {
                     let Some(bytes) = self.header.take::<16>(input) else { return Ok(()) };
                     let (flags, kind) = (wire::u16_at(&bytes, 0), wire::u16_at(&bytes, 2));
                     let (cookie, length) = (wire::u64_at(&bytes, 4), wire::u32_at(&bytes, 12));
-                    let slot = self.find(cookie)?;
-                    let last = flags & CHUNK_FLAG_DONE != 0;
-                    match self.admit(slot, kind, length, last)? {
-                        Some(body) => self.state = State::Body { slot, last, body },
-                        None => {
-                            self.state = State::Magic;
-                            return self.finish(slot, events);
-                        }
+                    if let Some(slot) = self.chunk(flags, kind, cookie, u64::from(length))? {
+                        return self.finish(slot, events);
+                    }
+                }
+                State::ExtendedChunk => {
+                    let Some(bytes) = self.header.take::<28>(input) else { return Ok(()) };
+                    let (flags, kind) = (wire::u16_at(&bytes, 0), wire::u16_at(&bytes, 2));
+                    let (cookie, offset) = (wire::u64_at(&bytes, 4), wire::u64_at(&bytes, 12));
+                    let expected = self.request(self.find(cookie)?).offset;
+                    if offset != expected {
+                        return Err(ClientFatal::ReplyOffset { cookie, offset, expected });
+                    }
+                    if let Some(slot) = self.chunk(flags, kind, cookie, wire::u64_at(&bytes, 20))? {
+                        return self.finish(slot, events);
                     }
                 }
                 State::Body { slot, last, body } => {
@@ -189,6 +205,28 @@ impl Transmission {
                     }
                 }
                 State::Payload { .. } => panic!("the driver must take the payload before it feeds more"),
+            }
+        }
+    }
+
+    /// Takes a chunk's header: goes into its body, or yields the slot whose reply ends with it.
+    fn chunk(
+        &mut self,
+        flags: u16,
+        kind: u16,
+        cookie: u64,
+        length: u64,
+    ) -> Result<Option<usize>, ClientFatal> {
+        let slot = self.find(cookie)?;
+        let last = flags & CHUNK_FLAG_DONE != 0;
+        match self.admit(slot, kind, length, last)? {
+            Some(body) => {
+                self.state = State::Body { slot, last, body };
+                Ok(None)
+            }
+            None => {
+                self.state = State::Magic;
+                Ok(Some(slot))
             }
         }
     }
@@ -221,22 +259,28 @@ impl Transmission {
     }
 
     /// Checks the header of a chunk against the request; none if the chunk has no body and ends the reply.
-    fn admit(&self, slot: usize, kind: u16, length: u32, last: bool) -> Result<Option<Body>, ClientFatal> {
+    fn admit(&self, slot: usize, kind: u16, length: u64, last: bool) -> Result<Option<Body>, ClientFatal> {
         let request = self.request(slot);
         let malformed = ClientFatal::ChunkMalformed { cookie: request.cookie, kind, length };
+        if length > CHUNK_BYTES_MAX {
+            return Err(malformed);
+        }
+        // Context id and count, and the size of an extent.
+        let (status, head, each) =
+            if self.export.extended { (chunk::BLOCK_STATUS_EXT, 8, 16) } else { (chunk::BLOCK_STATUS, 4, 8) };
         let body = match kind {
             chunk::NONE if length == 0 && last => return Ok(None),
             chunk::OFFSET_DATA if request.command == Command::Read && length > 8 => {
-                Body::DataOffset { length: u64::from(length - 8) }
+                Body::DataOffset { length: length - 8 }
             }
             chunk::OFFSET_HOLE if request.command == Command::Read && length == 12 => Body::Hole,
-            chunk::BLOCK_STATUS
-                if request.command == Command::BlockStatus
-                    && length >= 12
-                    && (length - 4).is_multiple_of(8)
-                    && !self.slots[slot].status_seen =>
+            _ if kind == status
+                && request.command == Command::BlockStatus
+                && length >= head + each
+                && (length - head).is_multiple_of(each)
+                && !self.slots[slot].status_seen =>
             {
-                let extents = (length - 4) / 8;
+                let extents = (length - head) / each;
                 if request.req_one && extents > 1 {
                     return Err(malformed);
                 }
@@ -290,8 +334,16 @@ impl Transmission {
                 Ok(Some(Next::End))
             }
             Body::Context { extents } => {
-                let Some(bytes) = self.header.take::<4>(input) else { return Ok(None) };
-                if Some(u32::from_be_bytes(bytes)) != self.export.base_allocation {
+                let (id, count) = if self.export.extended {
+                    let Some(bytes) = self.header.take::<8>(input) else { return Ok(None) };
+                    (wire::u32_at(&bytes, 0), u64::from(wire::u32_at(&bytes, 4)))
+                } else {
+                    let Some(bytes) = self.header.take::<4>(input) else { return Ok(None) };
+                    (u32::from_be_bytes(bytes), extents)
+                };
+                // Servers of the extension's first drafts may leave the count out.
+                let counted = count == extents || count == 0;
+                if Some(id) != self.export.base_allocation || !counted {
                     return Err(ClientFatal::Extents { cookie });
                 }
                 self.slots[index].status_seen = true;
@@ -299,8 +351,15 @@ impl Transmission {
             }
             Body::Extents { left: 0 } => Ok(Some(Next::End)),
             Body::Extents { left } => {
-                let Some(bytes) = self.header.take::<8>(input) else { return Ok(None) };
-                self.slots[index].extent(&request, wire::u32_at(&bytes, 0), wire::u32_at(&bytes, 4), left)?;
+                let (length, flags) = if self.export.extended {
+                    let Some(bytes) = self.header.take::<16>(input) else { return Ok(None) };
+                    // The flags of base:allocation have 32 bits; what another version may add above is not for us.
+                    (wire::u64_at(&bytes, 0), wire::u32_at(&bytes, 12))
+                } else {
+                    let Some(bytes) = self.header.take::<8>(input) else { return Ok(None) };
+                    (u64::from(wire::u32_at(&bytes, 0)), wire::u32_at(&bytes, 4))
+                };
+                self.slots[index].extent(&request, length, flags, left)?;
                 Ok(Some(Next::Body(Body::Extents { left: left - 1 })))
             }
         }
@@ -393,9 +452,8 @@ impl Slot {
 
     /// Notes one extent; `left` counts it and those that follow it. Only the very last may reach beyond the
     /// request, and only if more than one was asked for; the excess is cut off.
-    fn extent(&mut self, request: &Request, length: u32, flags: u32, left: u32) -> Result<(), ClientFatal> {
+    fn extent(&mut self, request: &Request, length: u64, flags: u32, left: u64) -> Result<(), ClientFatal> {
         let room = request.length - self.extents_total;
-        let length = u64::from(length);
         let beyond = length > room;
         if length == 0 || room == 0 || (beyond && (left > 1 || request.req_one)) {
             return Err(ClientFatal::Extents { cookie: request.cookie });

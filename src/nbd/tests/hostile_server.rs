@@ -5,8 +5,9 @@ use crate::nbd::wire::info;
 
 const SIZE_SMALL: u64 = 1 << 20;
 
+/// Without extended headers: `extended` has what is different about them.
 fn options() -> ClientOptions {
-    ClientOptions::for_export("vol").expect("a sound name")
+    ClientOptions { extended: false, ..ClientOptions::for_export("vol").expect("a sound name") }
 }
 
 const GREETING: &[u8] = b"NBDMAGICIHAVEOPT\0\x03";
@@ -65,7 +66,7 @@ fn simple(error: u32, cookie: u64) -> Vec<u8> {
 fn chunk_of(flags: u16, kind: u16, cookie: u64, payload: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     let length = u32::try_from(payload.len()).expect("small");
-    wire::ChunkHeader { flags, kind, cookie, length }.encode(&mut bytes);
+    wire::ChunkHeader { flags, kind, cookie, offset: 0, length }.encode(Headers::Structured, &mut bytes);
     bytes.extend_from_slice(payload);
     bytes
 }

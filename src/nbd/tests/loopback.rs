@@ -12,6 +12,8 @@ struct Pair {
     server: Server,
     disk: Vec<u8>,
     flushes: usize,
+    /// Reads are answered in parts where that is allowed.
+    in_parts: bool,
 }
 
 impl Pair {
@@ -20,7 +22,8 @@ impl Pair {
         for export in &mut server.exports.0 {
             export.size = DISK_BYTES as u64;
         }
-        let mut pair = Pair { client: Client::new(options), server, disk: vec![0; DISK_BYTES], flushes: 0 };
+        let client = Client::new(options);
+        let mut pair = Pair { client, server, disk: vec![0; DISK_BYTES], flushes: 0, in_parts: false };
         pair.settle();
         pair
     }
@@ -51,8 +54,12 @@ impl Pair {
         let Server { connection, out, .. } = &mut self.server;
         match request.command {
             Command::Read => {
-                connection.reply_read_header(&request, out);
-                out.extend_from_slice(&self.disk[range]);
+                if self.in_parts && connection.takes_parts(&request) {
+                    read_in_parts(connection, &request, &self.disk[range], out);
+                } else {
+                    connection.reply_read_header(&request, out);
+                    out.extend_from_slice(&self.disk[range]);
+                }
                 return;
             }
             Command::BlockStatus => {
@@ -60,7 +67,7 @@ impl Pair {
                     .chunks(512)
                     .map(|block| (512, if block.iter().all(|&byte| byte == 0) { 3 } else { 0 }))
                     .collect();
-                connection.reply_block_status(&request, &extents, out);
+                connection.reply_block_status(&request, Extents { allocation: &extents, health: &[] }, out);
                 return;
             }
             Command::WriteZeroes if request.fast_zero => {
@@ -82,11 +89,29 @@ impl Pair {
     }
 }
 
-fn all_options() -> [ClientOptions; 3] {
+/// Blocks of zeroes as holes, others as data, as a volume does that knows which are.
+fn read_in_parts(connection: &ServerConnection, request: &Request, bytes: &[u8], out: &mut Vec<u8>) {
+    let mut offset = request.offset;
+    for block in bytes.chunks(512) {
+        let length = block.len() as u64;
+        let part = ReadPart { offset, length, last: offset + length == request.offset + request.length };
+        offset += length;
+        if block.iter().all(|&byte| byte == 0) {
+            connection.reply_read_hole(request, part, out);
+        } else {
+            connection.reply_read_data(request, part, out);
+            out.extend_from_slice(block);
+        }
+    }
+}
+
+fn all_options() -> [ClientOptions; 5] {
     let full = ClientOptions::for_export("vol").expect("a sound name");
     [
-        ClientOptions { structured: false, ..full.clone() },
-        ClientOptions { base_allocation: false, export: String::new(), ..full.clone() },
+        ClientOptions { structured: false, extended: false, ..full.clone() },
+        ClientOptions { extended: false, base_allocation: false, export: String::new(), ..full.clone() },
+        ClientOptions { extended: false, ..full.clone() },
+        ClientOptions { base_allocation: false, ..full.clone() },
         full,
     ]
 }
@@ -109,6 +134,7 @@ fn both_halves_agree_on_the_export() {
             cache: true,
             df: options.structured,
             structured: options.structured,
+            extended: options.extended,
             base_allocation: (options.structured && options.base_allocation).then_some(1),
             block_min: 512,
             block_preferred: 65536,
@@ -198,6 +224,46 @@ fn every_command_does_what_it_says_pipelined_and_answered_in_reverse() {
         }
         assert_eq!(pair.client.fatal, None);
         assert_eq!(pair.client.connection.in_flight(), 0);
+    }
+}
+
+#[test]
+fn reads_in_parts_say_the_same_and_send_no_zeroes() {
+    for options in all_options() {
+        let mut pair = Pair::new(options.clone());
+        pair.in_parts = true;
+        pair.write(1024, &[5; 1024]);
+        pair.write(16384, &[6; 512]);
+        pair.settle();
+        for (offset, length, df) in
+            [(0, 32768, false), (0, 32768, true), (1024, 1024, false), (4096, 8192, false)]
+        {
+            pair.client.got.clear();
+            if df && !options.structured {
+                continue;
+            }
+            let cookie = pair.client.submit(&Request { df, ..Request::new(Command::Read, offset, length) });
+            pair.settle();
+            let (mut bytes, mut sent) = (vec![0xee; length as usize], 0);
+            for got in &pair.client.got {
+                match got {
+                    Got::Data { offset: at, bytes: data, .. } => {
+                        let at = (at - offset) as usize;
+                        bytes[at..at + data.len()].copy_from_slice(data);
+                        sent += data.len();
+                    }
+                    Got::Event(ClientEvent::Hole { offset: at, length, .. }) => {
+                        bytes[(at - offset) as usize..(at - offset + length) as usize].fill(0);
+                    }
+                    got => assert_eq!(*got, Got::Event(ClientEvent::Done { cookie, result: Ok(()) })),
+                }
+            }
+            let range = offset as usize..(offset + length) as usize;
+            assert!(bytes == pair.disk[range.clone()], "{options:?} {offset} {length}");
+            let nonzero = pair.disk[range].iter().filter(|&&byte| byte != 0).count();
+            assert_eq!(sent, if options.structured && !df { nonzero } else { length as usize });
+        }
+        assert_eq!(pair.client.fatal, None);
     }
 }
 

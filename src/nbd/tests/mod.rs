@@ -1,13 +1,17 @@
 //! Tests of the protocol as a whole, and the drivers they share: a server and a client that are fed bytes, take
 //! payloads off the stream as a reactor would, and record what they saw.
 
+mod extended;
 mod hostile_client;
 mod hostile_server;
 mod loopback;
 mod obligations;
 mod properties;
 
-use super::wire::{self, CHUNK_HEADER_BYTES, MAGIC_CHUNK, MAGIC_SIMPLE_REPLY, Reader, chunk, option, reply};
+use super::wire::{
+    self, CHUNK_HEADER_BYTES, Headers, MAGIC_CHUNK, MAGIC_EXTENDED_CHUNK, MAGIC_SIMPLE_REPLY, Reader, chunk,
+    option, reply,
+};
 use super::*;
 use crate::units::Timestamp;
 
@@ -110,12 +114,23 @@ impl Server {
         server
     }
 
-    /// A server whose client chose `export`; nothing left to send or to see.
+    /// A server whose client chose `export`; nothing left to send or to see. base:allocation comes with
+    /// structured replies.
     fn serving(export: &str, structured: bool) -> Server {
+        let headers = if structured { Headers::Structured } else { Headers::Simple };
+        Server::agreed(export, headers, &["base:allocation"])
+    }
+
+    /// The same with these headers and, unless they are simple, these contexts.
+    fn agreed(export: &str, headers: Headers, contexts: &[&str]) -> Server {
         let mut server = Server::haggling();
-        if structured {
-            server.feed(&opt(option::STRUCTURED_REPLY, &[]));
-            server.feed(&opt(option::SET_META_CONTEXT, &meta(export, &["base:allocation"])));
+        match headers {
+            Headers::Simple => {}
+            Headers::Structured => server.feed(&opt(option::STRUCTURED_REPLY, &[])),
+            Headers::Extended => server.feed(&opt(option::EXTENDED_HEADERS, &[])),
+        }
+        if headers != Headers::Simple {
+            server.feed(&opt(option::SET_META_CONTEXT, &meta(export, contexts)));
         }
         server.feed(&opt(option::GO, &go(export, &[3])));
         assert_eq!(server.seen, [Seen::Selected(export.into())], "{:?}", server.fatal);
@@ -213,7 +228,15 @@ fn meta(export: &str, queries: &[&str]) -> Vec<u8> {
 /// A request header, sound or not.
 fn raw(flags: u16, command: u16, cookie: u64, offset: u64, length: u32) -> Vec<u8> {
     let mut bytes = Vec::new();
-    wire::RequestHeader { flags, command, cookie, offset, length }.encode(&mut bytes);
+    let length = u64::from(length);
+    wire::RequestHeader { flags, command, cookie, offset, length }.encode(Headers::Structured, &mut bytes);
+    bytes
+}
+
+/// A request with an extended header, sound or not.
+fn ext(flags: u16, command: u16, cookie: u64, offset: u64, length: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    wire::RequestHeader { flags, command, cookie, offset, length }.encode(Headers::Extended, &mut bytes);
     bytes
 }
 
@@ -232,14 +255,32 @@ fn option_replies(bytes: &[u8]) -> Vec<(u32, u32, Vec<u8>)> {
 /// A reply without read payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Reply {
-    Simple { error: u32, cookie: u64 },
-    Chunk { done: bool, kind: u16, cookie: u64, payload: Vec<u8> },
+    Simple {
+        error: u32,
+        cookie: u64,
+    },
+    Chunk {
+        done: bool,
+        kind: u16,
+        cookie: u64,
+        payload: Vec<u8>,
+    },
+    /// With an extended header.
+    Wide {
+        done: bool,
+        kind: u16,
+        cookie: u64,
+        offset: u64,
+        payload: Vec<u8>,
+    },
 }
 
 impl Reply {
     fn cookie(&self) -> u64 {
         match self {
-            Reply::Simple { cookie, .. } | Reply::Chunk { cookie, .. } => *cookie,
+            Reply::Simple { cookie, .. } | Reply::Chunk { cookie, .. } | Reply::Wide { cookie, .. } => {
+                *cookie
+            }
         }
     }
 
@@ -247,7 +288,9 @@ impl Reply {
     fn error(&self) -> u32 {
         match self {
             Reply::Simple { error, .. } => *error,
-            Reply::Chunk { kind, payload, .. } if kind & chunk::ERROR_BIT != 0 => {
+            Reply::Chunk { kind, payload, .. } | Reply::Wide { kind, payload, .. }
+                if kind & chunk::ERROR_BIT != 0 =>
+            {
                 let mut reader = Reader(payload);
                 let error = reader.u32().expect("error number");
                 let message = reader.u16().map(usize::from).and_then(|length| reader.bytes(length));
@@ -255,7 +298,7 @@ impl Reply {
                 assert!(reader.is_empty());
                 error
             }
-            Reply::Chunk { .. } => 0,
+            Reply::Chunk { .. } | Reply::Wide { .. } => 0,
         }
     }
 }
@@ -274,6 +317,14 @@ fn replies(bytes: &[u8]) -> Vec<Reply> {
                 let cookie = reader.u64().expect("cookie");
                 let payload = reader.counted().expect("payload").to_vec();
                 replies.push(Reply::Chunk { done: flags == wire::CHUNK_FLAG_DONE, kind, cookie, payload });
+            }
+            MAGIC_EXTENDED_CHUNK => {
+                let (flags, kind) = (reader.u16().expect("flags"), reader.u16().expect("type"));
+                let (cookie, offset) = (reader.u64().expect("cookie"), reader.u64().expect("offset"));
+                let length = usize::try_from(reader.u64().expect("length")).expect("a small chunk");
+                let payload = reader.bytes(length).expect("payload").to_vec();
+                let done = flags == wire::CHUNK_FLAG_DONE;
+                replies.push(Reply::Wide { done, kind, cookie, offset, payload });
             }
             magic => panic!("{magic:#x} starts no reply"),
         }

@@ -3,7 +3,6 @@
 use super::*;
 
 const STARTTLS: u32 = 5;
-const EXTENDED_HEADERS: u32 = 11;
 const EINVAL: u32 = 22;
 
 /// Kinds of the replies, in order.
@@ -28,7 +27,7 @@ fn unknown_client_flags_close() {
 #[test]
 fn unknown_options_are_drained_and_answered_with_err_unsup() {
     let mut server = Server::haggling();
-    for option in [0, 4, STARTTLS, EXTENDED_HEADERS, 12, u32::MAX] {
+    for option in [0, 4, STARTTLS, 12, u32::MAX] {
         for length in [0, 1, 4096, OPTION_BYTES_MAX as usize] {
             let mut bytes = opt(option, &vec![0xee; length]);
             bytes.extend(opt(option::STRUCTURED_REPLY, &[]));
@@ -221,24 +220,38 @@ fn metadata_contexts_need_structured_replies() {
 
 #[test]
 fn contexts_are_listed_by_wildcard_and_set_by_full_name_once() {
-    let mut server = Server::haggling();
-    server.feed(&opt(option::STRUCTURED_REPLY, &[]));
-    server.out.clear();
-    let named = |id: u8| [&[0, 0, 0, id][..], b"base:allocation"].concat();
-    for (queries, listed, set) in [
-        (&[][..], true, false),
-        (&["base:"], true, false),
-        (&["base:allocation"], true, true),
-        (&["x-other:a", "base:allocation", "base:allocation"], true, true),
-        (&["base:alloc", "qemu:dirty-bitmap:x", "nonsense", ""], false, false),
-    ] {
-        let replies = server.options(&opt(option::LIST_META_CONTEXT, &meta("vol", queries)));
-        let want = [reply::META_CONTEXT, reply::ACK];
-        assert_eq!(kinds(&replies), want[usize::from(!listed)..], "{queries:?}");
-        assert!(!listed || replies[0].2 == named(0));
-        let replies = server.options(&opt(option::SET_META_CONTEXT, &meta("vol", queries)));
-        assert_eq!(kinds(&replies), want[usize::from(!set)..], "{queries:?}");
-        assert!(!set || replies[0].2 == named(1));
+    let (base, health) = ("base:allocation", "calpe:health");
+    for negotiation in [option::STRUCTURED_REPLY, option::EXTENDED_HEADERS] {
+        let mut server = Server::haggling();
+        server.feed(&opt(negotiation, &[]));
+        server.out.clear();
+        for (queries, listed, set) in [
+            (&[][..], &[base, health][..], &[][..]),
+            (&["base:"], &[base], &[]),
+            (&["calpe:"], &[health], &[]),
+            (&["calpe:", "base:"], &[base, health], &[]),
+            (&["base:allocation"], &[base], &[base]),
+            (&["calpe:health"], &[health], &[health]),
+            (&["calpe:health", "base:allocation"], &[base, health], &[base, health]),
+            (&["calpe:", "base:allocation"], &[base, health], &[base]),
+            (&["x-other:a", "base:allocation", "base:allocation"], &[base], &[base]),
+            (&["base:alloc", "calpe:healthy", "calpe", "qemu:dirty-bitmap:x", "nonsense", ""], &[], &[]),
+        ] {
+            for (option, want) in [(option::LIST_META_CONTEXT, listed), (option::SET_META_CONTEXT, set)] {
+                let mut replies = server.options(&opt(option, &meta("vol", queries)));
+                assert_eq!(replies.pop().map(|reply| reply.1), Some(reply::ACK), "{queries:?}");
+                let named: Vec<_> = replies.into_iter().map(|(_, kind, data)| (kind, data)).collect();
+                let want: Vec<_> = want
+                    .iter()
+                    .map(|name| {
+                        let id = u32::from(*name == health) + 1;
+                        let id = if option == option::SET_META_CONTEXT { id } else { 0 };
+                        (reply::META_CONTEXT, [&id.to_be_bytes()[..], name.as_bytes()].concat())
+                    })
+                    .collect();
+                assert_eq!(named, want, "{queries:?}");
+            }
+        }
     }
 }
 
@@ -460,7 +473,8 @@ fn flags_reach_the_driver() {
     let zeroes =
         Request { cookie: 1, no_hole: true, fast_zero: true, ..Request::new(Command::WriteZeroes, 0, 512) };
     let read = Request { cookie: 2, df: true, ..Request::new(Command::Read, 0, 512) };
-    let status = Request { cookie: 3, req_one: true, ..Request::new(Command::BlockStatus, 0, 512) };
+    let contexts = Contexts { allocation: true, health: false };
+    let status = Request { cookie: 3, req_one: true, contexts, ..Request::new(Command::BlockStatus, 0, 512) };
     assert_eq!(server.seen, [Seen::Request(zeroes), Seen::Request(read), Seen::Request(status)]);
 }
 
@@ -573,6 +587,7 @@ fn extents_sent(flags: u16, length: u32, extents: &[(u64, u32)]) -> Vec<(u32, u3
     let mut server = Server::serving("vol", true);
     server.feed(&raw(flags, 7, 1, 0, length));
     let Seen::Request(request) = server.seen[0] else { panic!("{:?}", server.seen) };
+    let extents = Extents { allocation: extents, health: &[] };
     server.connection.reply_block_status(&request, extents, &mut server.out);
     let replies = replies_of(&mut server);
     let [Reply::Chunk { done: true, kind: chunk::BLOCK_STATUS, cookie: 1, payload }] = &replies[..] else {

@@ -9,25 +9,37 @@ use proptest::prelude::*;
 const OUT_PER_BYTE_MAX: usize = 16;
 
 /// One message from a client, sound or not.
-fn client_message() -> impl Strategy<Value = Vec<u8>> {
+fn client_message(extended: bool) -> impl Strategy<Value = Vec<u8>> {
     let option = prop_oneof![1u32..13, any::<u32>()];
     let data = prop_oneof![
         prop::collection::vec(any::<u8>(), 0..80),
         (prop::sample::select(vec!["vol", "ro", "4k", "", "nope"]), prop::collection::vec(0u16..5, 0..5))
             .prop_map(|(name, infos)| go(name, &infos)),
-        prop::sample::select(vec!["vol", "ro"]).prop_map(|name| meta(name, &["base:allocation"])),
+        prop::sample::select(vec!["vol", "ro"])
+            .prop_map(|name| meta(name, &["base:allocation", "calpe:health"])),
         Just(Vec::new()),
     ];
     let block = prop_oneof![0u64..4, Just(SIZE / 512 - 1), any::<u64>()];
     let offset = (block, prop_oneof![9 => Just(0u64), 1 => 0u64..512])
         .prop_map(|(block, rest)| block.wrapping_mul(512).wrapping_add(rest));
     let length = prop_oneof![8 => (0u32..5).prop_map(|blocks| blocks * 512), 1 => any::<u32>()];
-    let flags = prop_oneof![4 => Just(0u16), 2 => 0u16..32, 1 => any::<u16>()];
+    let flags = prop_oneof![4 => Just(0u16), 2 => 0u16..64, 1 => any::<u16>()];
     prop_oneof![
         4 => (option, data).prop_map(|(option, data)| opt(option, &data)),
         8 => (flags, 0u16..9, any::<u64>(), offset, length, any::<bool>()).prop_map(
-            |(flags, command, cookie, offset, length, paid)| {
-                let mut bytes = raw(flags, command, cookie, offset, length);
+            move |(flags, command, cookie, offset, length, paid)| {
+                if extended && command == 7 && paid {
+                    // Contexts 1 and 2, or 2 and 3.
+                    let first = u32::from(cookie.is_multiple_of(2)) + 1;
+                    let payload = [&u64::from(length).to_be_bytes()[..], &first.to_be_bytes(), &[0, 0, 0, 2]];
+                    return [ext(1 << 5, command, cookie, offset, 16), payload.concat()].concat();
+                }
+                let flags = if extended && command == 1 && paid { flags | 1 << 5 } else { flags };
+                let mut bytes = if extended {
+                    ext(flags, command, cookie, offset, u64::from(length) << (cookie % 3 * 8))
+                } else {
+                    raw(flags, command, cookie, offset, length)
+                };
                 if command == 1 && paid {
                     bytes.extend(vec![0x5a; length.min(4096) as usize]);
                 }
@@ -39,14 +51,19 @@ fn client_message() -> impl Strategy<Value = Vec<u8>> {
 }
 
 fn client_stream() -> impl Strategy<Value = Vec<u8>> {
-    let messages = prop::collection::vec(client_message(), 0..30);
+    any::<bool>().prop_flat_map(client_stream_with)
+}
+
+fn client_stream_with(extended: bool) -> impl Strategy<Value = Vec<u8>> {
+    let messages = prop::collection::vec(client_message(extended), 0..30);
+    let headers = if extended { option::EXTENDED_HEADERS } else { option::STRUCTURED_REPLY };
     let start = prop_oneof![
         1 => Just(0u32.to_be_bytes().to_vec()),
         4 => Just(3u32.to_be_bytes().to_vec()),
         12 => Just([
             3u32.to_be_bytes().to_vec(),
-            opt(option::STRUCTURED_REPLY, &[]),
-            opt(option::SET_META_CONTEXT, &meta("vol", &["base:allocation"])),
+            opt(headers, &[]),
+            opt(option::SET_META_CONTEXT, &meta("vol", &["base:allocation", "calpe:health"])),
             opt(option::GO, &go("vol", &[3])),
         ].concat()),
     ];
@@ -69,11 +86,12 @@ fn damaged(stream: impl Strategy<Value = Vec<u8>>) -> impl Strategy<Value = Vec<
 
 /// What this server answers to a client that asks for everything and then sends requests: a stream that the
 /// client half understands, before it is damaged.
-fn server_stream() -> Vec<u8> {
+fn server_stream(extended: bool) -> Vec<u8> {
+    let headers = if extended { option::EXTENDED_HEADERS } else { option::STRUCTURED_REPLY };
     let mut server = Server::greeted();
     let mut stream = std::mem::take(&mut server.out);
     for option in [
-        opt(option::STRUCTURED_REPLY, &[]),
+        opt(headers, &[]),
         opt(option::SET_META_CONTEXT, &meta("vol", &["base:allocation"])),
         opt(option::GO, &go("vol", &[1, 2, 3])),
     ] {
@@ -83,7 +101,7 @@ fn server_stream() -> Vec<u8> {
         server.feed(&option);
         stream.append(&mut server.out);
     }
-    let mut client = ready_client();
+    let mut client = ready_client(extended);
     submit_some(&mut client);
     server.seen.clear();
     server.feed(&client.out);
@@ -92,10 +110,16 @@ fn server_stream() -> Vec<u8> {
         let Server { connection, out, .. } = &mut server;
         match request.command {
             Command::Read => {
-                connection.reply_read_header(&request, out);
-                out.extend(vec![0x11; request.length as usize]);
+                let (offset, length) = (request.offset, 512);
+                connection.reply_read_hole(&request, ReadPart { offset, length, last: false }, out);
+                let offset = offset + length;
+                connection.reply_read_data(&request, ReadPart { offset, length, last: true }, out);
+                out.extend([0x11; 512]);
             }
-            Command::BlockStatus => connection.reply_block_status(&request, &[(512, 3), (512, 0)], out),
+            Command::BlockStatus => {
+                let extents = Extents { allocation: &[(512, 3), (512, 0)], health: &[] };
+                connection.reply_block_status(&request, extents, out);
+            }
             Command::Trim => connection.reply_error(&request, Errno::Io, "no", out),
             _ => connection.reply_done(&request, out),
         }
@@ -105,8 +129,8 @@ fn server_stream() -> Vec<u8> {
 }
 
 /// A client that has seen the whole handshake of this server; nothing left to send.
-fn ready_client() -> Client {
-    let mut client = Client::new(ClientOptions::for_export("vol").expect("a sound name"));
+fn ready_client(extended: bool) -> Client {
+    let mut client = Client::new(options(extended));
     let mut server = Server::greeted();
     while client.got.is_empty() {
         client.feed(&std::mem::take(&mut server.out));
@@ -114,6 +138,10 @@ fn ready_client() -> Client {
     }
     client.got.clear();
     client
+}
+
+fn options(extended: bool) -> ClientOptions {
+    ClientOptions { extended, ..ClientOptions::for_export("vol").expect("a sound name") }
 }
 
 fn submit_some(client: &mut Client) {
@@ -126,8 +154,8 @@ fn submit_some(client: &mut Client) {
 }
 
 /// Feeds a server's stream to a client in pieces of the given sizes, submitting requests once it is ready.
-fn run_client(stream: &[u8], cuts: &[usize]) -> (Vec<Got>, Option<ClientFatal>, Vec<u8>) {
-    let mut client = Client::new(ClientOptions::for_export("vol").expect("a sound name"));
+fn run_client(extended: bool, stream: &[u8], cuts: &[usize]) -> (Vec<Got>, Option<ClientFatal>, Vec<u8>) {
+    let mut client = Client::new(options(extended));
     let mut sent = Vec::new();
     let mut rest = stream;
     let mut cuts = cuts.iter().cycle();
@@ -173,10 +201,12 @@ fn run_server(stream: &[u8], cuts: &[usize]) -> (Vec<Seen>, Option<Fatal>, Vec<u
 
 #[test]
 fn the_streams_used_here_reach_every_phase() {
-    let (got, fatal, _) = run_client(&server_stream(), &[7]);
-    assert_eq!(fatal, None);
-    let ends = got.iter().filter(|got| matches!(got, Got::Event(ClientEvent::Done { .. }))).count();
-    assert_eq!(ends, 5);
+    for extended in [false, true] {
+        let (got, fatal, _) = run_client(extended, &server_stream(extended), &[7]);
+        assert_eq!(fatal, None);
+        let ends = got.iter().filter(|got| matches!(got, Got::Event(ClientEvent::Done { .. }))).count();
+        assert_eq!(ends, 5);
+    }
 }
 
 proptest! {
@@ -215,9 +245,12 @@ proptest! {
     }
 
     #[test]
-    fn random_bytes_never_harm_a_client(stream in prop::collection::vec(any::<u8>(), 0..2000)) {
-        run_client(&stream, &[usize::MAX]);
-        let mut client = ready_client();
+    fn random_bytes_never_harm_a_client(
+        stream in prop::collection::vec(any::<u8>(), 0..2000),
+        extended: bool,
+    ) {
+        run_client(extended, &stream, &[usize::MAX]);
+        let mut client = ready_client(extended);
         submit_some(&mut client);
         client.feed(&stream);
         prop_assert!(client.got.len() <= stream.len());
@@ -225,12 +258,13 @@ proptest! {
 
     #[test]
     fn damaged_streams_never_harm_a_client_and_cutting_changes_nothing(
-        stream in damaged(Just(server_stream())),
+        (extended, stream) in any::<bool>()
+            .prop_flat_map(|extended| (Just(extended), damaged(Just(server_stream(extended))))),
         cuts in prop::collection::vec(1usize..60, 1..20),
     ) {
-        let whole = run_client(&stream, &[usize::MAX]);
-        prop_assert_eq!(&run_client(&stream, &[1]), &whole);
-        prop_assert_eq!(&run_client(&stream, &cuts), &whole);
+        let whole = run_client(extended, &stream, &[usize::MAX]);
+        prop_assert_eq!(&run_client(extended, &stream, &[1]), &whole);
+        prop_assert_eq!(&run_client(extended, &stream, &cuts), &whole);
         prop_assert!(whole.2.len() < 1000, "a client sends a bounded handshake and its requests");
     }
 }

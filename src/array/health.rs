@@ -1,0 +1,70 @@
+//! What an array knows of the health of its stripes: which are kept with full redundancy, which with less, and which
+//! blocks are beyond repair.
+//!
+//! Answered from memory, without I/O: the state of the members, how far rebuilds and a resync have come, and the
+//! blocks that reads, scrubs and replays found lost since the start. Damage that nobody has met so far is not in it; a
+//! scrub finds it. Must not know who asks.
+
+use super::api::Health;
+use super::startup::Life;
+use super::{Array, PieceId, SlotReply};
+use crate::units::{MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
+use std::collections::BTreeSet;
+
+impl Array {
+    /// Answers for `count` slots of a plain array, or stripes of a logged one.
+    pub(super) fn start_health(&mut self, piece: PieceId, first: SlotIndex, count: u64) {
+        assert!(count > 0 && first.0 + count <= self.map.slots, "health out of bounds");
+        let stripe_bytes = self.map.stripe_bytes() as u64;
+        let mut runs: Vec<(u64, Health)> = Vec::new();
+        let mut add = |len: u64, health: Health| match runs.last_mut() {
+            Some(last) if last.1 == health => last.0 += len,
+            _ => runs.push((len, health)),
+        };
+        let unserved = self.is_failed() || self.log_is_refused();
+        for stripe in (first.0..first.0 + count).map(StripeIndex) {
+            if unserved {
+                add(stripe_bytes, Health::Lost);
+                continue;
+            }
+            let of_stripe = self.stripe_health(stripe);
+            let broken = self.lost.range((stripe, 0, 0)..(StripeIndex(stripe.0 + 1), 0, 0));
+            let broken: BTreeSet<(u16, u32)> = broken.map(|&(_, column, row)| (column, row)).collect();
+            if broken.is_empty() {
+                add(stripe_bytes, of_stripe);
+                continue;
+            }
+            // A block that is gone leaves the others of its row with less to be decoded from.
+            let rows: BTreeSet<u32> = broken.iter().map(|&(_, row)| row).collect();
+            for column in 0..self.map.k as u16 {
+                for row in 0..(self.map.chunk as u64 / ROW_BYTES) as u32 {
+                    let health = match (broken.contains(&(column, row)), rows.contains(&row)) {
+                        (true, _) => Health::Lost,
+                        (false, true) => Health::Degraded,
+                        (false, false) => of_stripe,
+                    };
+                    add(ROW_BYTES, health);
+                }
+            }
+        }
+        self.done(piece, Ok(SlotReply::Health(runs)));
+    }
+
+    /// What members, rebuilds and a resync make of a stripe.
+    fn stripe_health(&self, stripe: StripeIndex) -> Health {
+        let slot = if self.redo.is_some() { self.slot_of(stripe) } else { SlotIndex(stripe.0) };
+        let members = (0..self.map.width()).map(|at| MemberIndex(at as u16));
+        let missing = members.filter(|&member| self.readable(member, slot).is_none()).count();
+        if missing > self.map.m {
+            Health::Lost
+        } else if missing > 0 || !self.passes.parity_is_trusted(slot) {
+            Health::Degraded
+        } else {
+            Health::Clean
+        }
+    }
+
+    fn log_is_refused(&self) -> bool {
+        self.redo.as_ref().is_some_and(|redo| matches!(redo.life, Life::Refused(_)))
+    }
+}
