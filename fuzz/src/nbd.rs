@@ -104,6 +104,8 @@ pub fn serve(stream: &[u8], cut: u8) -> Vec<u8> {
             rest = &rest[consumed..];
             match incoming {
                 None | Some(Incoming::Selected) => {}
+                // Never offered here.
+                Some(Incoming::StartTls) => panic!("TLS was granted"),
                 Some(Incoming::Disconnect) => return out,
                 Some(Incoming::Request(request)) => {
                     check_request(&connection, &request);

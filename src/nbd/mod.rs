@@ -31,6 +31,8 @@
 //!             connection.payload_taken(); // when all of it came
 //!             connection.reply_done(&request, &mut out); // when it is written
 //!         }
+//!         // Send `out`, end here, swap the stream, go on with `tls_started` and what comes out of TLS.
+//!         Some(Incoming::StartTls) => break,
 //!         Some(Incoming::Disconnect) => break, // answer what is in flight, send, close
 //!     }
 //! }
@@ -51,7 +53,7 @@
 //!
 //! # What is left out, and where it would go
 //!
-//! STARTTLS and extended headers are options in `handshake` (refused there as unsupported); lengths are 64 bits
+//! Extended headers are an option in `handshake` (refused there as unsupported); lengths are 64 bits
 //! wide in [`Request`] already, and `transmission` alone knows that headers are compact. More metadata contexts
 //! are more names beside [`BASE_ALLOCATION`]. Replies with holes are another chunk beside `reply_read_header`.
 
@@ -74,7 +76,7 @@ pub use errno::Errno;
 pub use export::{
     BLOCK_BYTES_MAX, BLOCK_MIN_BYTES_ASSUMED, BLOCK_MIN_BYTES_MAX, ExportFault, ExportInfo, Exports,
 };
-pub use handshake::{OPTION_BYTES_MAX, OPTIONS_MAX};
+pub use handshake::{OPTION_BYTES_MAX, OPTIONS_MAX, TlsMode};
 pub use server::{CONNECTIONS_MAX, Fatal, HANDSHAKE_NANOS_MAX, Incoming, ServerConnection, UNREAD_BYTES_MAX};
 pub use transmission::{BLOCK_STATUS_EXTENTS_MAX, ERROR_MESSAGE_BYTES_MAX, WRITE_DRAIN_BYTES_MAX};
 pub use uri::{NbdAddress, NbdUri, UriError};

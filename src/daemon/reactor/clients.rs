@@ -229,6 +229,7 @@ impl Reactor {
                     connection.payload_since = self.now;
                     self.receive_payload(key, request, buf, have);
                 }
+                Next::StartTls => connection.starting_tls = true,
                 Next::Leave => {
                     connection.read_closed = true;
                     connection.discard_input();

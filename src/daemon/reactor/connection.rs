@@ -61,6 +61,9 @@ pub(super) struct Connection {
     pub(super) broken: bool,
     /// Told to leave at this time: its last replies are all it still gets.
     pub(super) dismissed: Option<Timestamp>,
+    /// The socket is to be handed to TLS as soon as nothing of it is in the kernel and everything was sent: nothing is
+    /// received from it any more.
+    pub(super) starting_tls: bool,
     /// Listed to be parsed.
     pub(super) dirty: bool,
     /// Listed to be settled.
@@ -105,6 +108,8 @@ pub(super) enum Next {
     Write(Request, BufMut),
     /// A write whose payload is to be received from `have` on.
     Payload { request: Request, buf: BufMut, have: usize },
+    /// The client gets TLS once what there is for it was sent.
+    StartTls,
     /// The client says goodbye.
     Leave,
     /// It broke the protocol.
@@ -132,6 +137,7 @@ impl Connection {
             read_closed: false,
             broken: false,
             dismissed: None,
+            starting_tls: false,
             dirty: false,
             touched: false,
             bulk: false,
@@ -164,6 +170,7 @@ impl Connection {
             match incoming {
                 None => {}
                 Some(Incoming::Selected) => return Next::Selected,
+                Some(Incoming::StartTls) => return Next::StartTls,
                 Some(Incoming::Disconnect) => return Next::Leave,
                 Some(Incoming::Request(request) | Incoming::Write { request }) => {
                     return self.admit(request, pool, room);
@@ -207,6 +214,7 @@ impl Connection {
             && self.inbox.is_none()
             && !self.read_closed
             && !self.broken
+            && !self.starting_tls
             && !self.is_full();
         may.then(|| pool.alloc(if self.bulk { INBOX_BYTES_BULK } else { INBOX_BYTES }))
     }
