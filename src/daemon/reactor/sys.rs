@@ -11,7 +11,7 @@ use crate::member::Ring;
 use io_uring::{opcode, squeue, types};
 use slab::Slab;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
 
 /// The outcome of one socket operation, with what it owned.
@@ -25,6 +25,14 @@ pub(super) enum SocketEvent {
     Accepted { owner: usize, result: io::Result<OwnedFd> },
     /// The descriptor became readable (or failed: reading it tells).
     Readable,
+}
+
+/// A descriptor that this process was started with, to own from now on; none when it is not open.
+pub(super) fn inherited(descriptor: RawFd) -> Option<OwnedFd> {
+    // SAFETY: the call only asks for the flags of a number, valid or not.
+    let open = unsafe { libc::fcntl(descriptor, libc::F_GETFD) } >= 0;
+    // SAFETY: it is open, and the caller says that the supervisor passed it for this process to own.
+    open.then(|| unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
 /// Socket operations in the kernel.
