@@ -11,5 +11,6 @@ pub mod gpu;
 pub mod member;
 pub mod nbd;
 pub mod testing;
+pub mod tls;
 pub mod units;
 pub mod volume;

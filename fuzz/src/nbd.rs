@@ -115,6 +115,8 @@ fn serve_counting(stream: &[u8], cut: u8) -> (Vec<u8>, usize) {
             rest = &rest[consumed..];
             match incoming {
                 None | Some(Incoming::Selected) => {}
+                // Never offered here.
+                Some(Incoming::StartTls) => panic!("TLS was granted"),
                 Some(Incoming::Disconnect) => return (out, count),
                 Some(Incoming::Request(request)) => {
                     check_request(&connection, &request);

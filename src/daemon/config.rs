@@ -3,11 +3,16 @@
 //! Every problem is reported with file, line, column and key, all of them at once, so that one edit mends the file.
 //! Unknown keys are problems: a mistyped limit must not be a limit that silently does not hold. Relative paths are
 //! relative to the file. conf/calpe.toml is the commented example, and a test keeps it true. Pure but for reading
-//! the file: whether sockets can be bound and arrays be found is not known here.
+//! the file and those of TLS that it names: whether sockets can be bound and arrays be found is not known here.
+
+mod tls;
+
+pub use tls::ListenTlsConfig;
 
 use super::reactor::SOCKET_PATH_MAX;
 use crate::array::FullStripe;
 use crate::gpu::{GpuConfig, Mode};
+use crate::tls::ClientFiles;
 use crate::units::{ByteCount, HumanSize};
 use std::collections::HashSet;
 use std::fmt;
@@ -59,6 +64,8 @@ pub struct Config {
     pub listen: ListenConfig,
     /// Which GPUs are used, and how.
     pub gpu: GpuConfig,
+    /// What is shown to, and demanded of, remote members under TLS.
+    pub remote: Option<ClientFiles>,
     /// Arrays to import at start.
     pub arrays: Vec<ArrayConfig>,
 }
@@ -83,6 +90,10 @@ pub struct ListenConfig {
     pub unix: Option<PathBuf>,
     /// A TCP address.
     pub tcp: Option<SocketAddr>,
+    /// TCP that is not loopback may go without TLS and client certificates.
+    pub plaintext: bool,
+    /// TLS of the clients; none without a certificate.
+    pub tls: Option<ListenTlsConfig>,
     /// NBD connections at one time.
     pub max_connections: u32,
 }
@@ -211,15 +222,20 @@ impl Config {
         let text = std::fs::read_to_string(file).map_err(unreadable)?;
         let absolute = std::path::absolute(file).map_err(unreadable)?;
         let dir = absolute.parent().unwrap_or(Path::new("/"));
-        Config::parse(&text, dir).map_err(|problems| ConfigError::Invalid { file: file.into(), problems })
+        let invalid = |problems| ConfigError::Invalid { file: file.into(), problems };
+        Config::read(&text, dir, true).map_err(invalid)
     }
 
-    /// Validates a text; relative paths are relative to `dir`.
+    /// Validates a text, but not the files that it names; relative paths are relative to `dir`.
     ///
     /// # Errors
     /// Everything that is wrong, in order of place.
     pub fn parse(text: &str, dir: &Path) -> Result<Config, Vec<Problem>> {
-        let mut reader = Reader { text, dir, problems: Vec::new() };
+        Config::read(text, dir, false)
+    }
+
+    fn read(text: &str, dir: &Path, open_files: bool) -> Result<Config, Vec<Problem>> {
+        let mut reader = Reader { text, dir, open_files, problems: Vec::new() };
         let (root, errors) = DeTable::parse_recoverable(text);
         for error in errors {
             reader.problem(error.span().unwrap_or_default().start, "", error.message());
@@ -235,6 +251,8 @@ impl Config {
 struct Reader<'a> {
     text: &'a str,
     dir: &'a Path,
+    /// Whether the files of TLS are read, too.
+    open_files: bool,
     problems: Vec<Problem>,
 }
 
@@ -250,14 +268,15 @@ type Value<'i> = Spanned<DeValue<'i>>;
 impl Reader<'_> {
     fn config(&mut self, root: &DeTable<'_>) -> Config {
         let root = Section { name: String::new(), table: root, at: 0 };
-        self.known(&root, &["daemon", "listen", "gpu", "array"]);
+        self.known(&root, &["daemon", "listen", "gpu", "remote", "array"]);
         let daemon = self.section(&root, "daemon");
         let listen = self.section(&root, "listen");
         let daemon = self.daemon(daemon.as_ref());
         let listen = self.listen(listen.as_ref(), &daemon.runtime_dir);
         let gpu = self.section(&root, "gpu");
         let gpu = self.gpu(gpu.as_ref());
-        Config { listen, daemon, gpu, arrays: self.arrays(&root) }
+        let remote = self.section(&root, "remote").and_then(|section| self.remote(&section));
+        Config { listen, daemon, gpu, remote, arrays: self.arrays(&root) }
     }
 
     fn gpu(&mut self, section: Option<&Section<'_, '_>>) -> GpuConfig {
@@ -321,21 +340,30 @@ impl Reader<'_> {
 
     fn listen(&mut self, section: Option<&Section<'_, '_>>, runtime_dir: &Path) -> ListenConfig {
         let default_unix = runtime_dir.join(NBD_SOCKET_NAME);
-        let mut listen = ListenConfig { unix: None, tcp: None, max_connections: DEFAULT_CONNECTIONS };
+        let mut listen = ListenConfig {
+            unix: None,
+            tcp: None,
+            plaintext: false,
+            tls: None,
+            max_connections: DEFAULT_CONNECTIONS,
+        };
         if let Some(section) = section {
-            self.known(section, &["unix", "tcp", "plaintext", "max_connections"]);
+            self.known(section, &tls::LISTEN_KEYS);
+            listen.tls = self.listen_tls(section);
             listen.unix = self.socket_path(section, "unix");
             let plaintext = self.value(section, "plaintext", boolean).unwrap_or(false);
+            let safe = listen.tls.as_ref().is_some_and(ListenTlsConfig::is_safe_beyond_loopback);
+            listen.plaintext = plaintext;
             listen.tcp = self.value(section, "tcp", |value| {
                 let text = string(value)?;
                 let address: SocketAddr = text.parse().map_err(|_| {
                     format!("'{text}' is not an address and port: write it like 127.0.0.1:10809 or [::1]:10809")
                 })?;
-                if address.ip().is_loopback() || plaintext {
+                if address.ip().is_loopback() || plaintext || safe {
                     Ok(address)
                 } else {
                     Err(format!(
-                        "{address} is not a loopback address, and everybody who reaches it could read and write every volume: listen on loopback, or allow it with plaintext = true"
+                        "{address} is not a loopback address, and everybody who reaches it could read and write every volume: listen on loopback, or demand TLS with client certificates (tls_certificate, tls_key, tls_client_ca), or allow it with plaintext = true"
                     ))
                 }
             });

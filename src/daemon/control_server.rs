@@ -38,9 +38,19 @@ impl ControlServer {
     /// # Errors
     /// When the socket cannot be had.
     pub fn start(daemon: Arc<Daemon>, path: &Path) -> Result<ControlServer, ListenError> {
-        let address = ListenAddress::Unix(path.into());
+        ControlServer::on(daemon, Listener::bind(&ListenAddress::Unix(path.into()))?)
+    }
+
+    /// Serves `daemon` on a unix socket that is there.
+    ///
+    /// # Errors
+    /// When the system is out of descriptors or threads.
+    ///
+    /// # Panics
+    /// When it is not a unix socket.
+    pub fn on(daemon: Arc<Daemon>, listener: Listener) -> Result<ControlServer, ListenError> {
+        let address = listener.address().clone();
         let fail = |source: io::Error| ListenError::Io { address: address.clone(), source };
-        let listener = Listener::bind(&address)?;
         let socket = listener.unix_listener().map_err(fail)?;
         let accepting = socket.try_clone().map_err(fail)?;
         let thread = std::thread::Builder::new()

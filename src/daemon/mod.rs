@@ -3,6 +3,7 @@
 //! A reactor thread drives clients and members; control threads open devices, answer administrators and talk to
 //! the reactor through a mailbox. Everything below this folder is told the time and handed its bytes.
 
+mod activation;
 pub mod check;
 pub mod clock;
 pub mod config;

@@ -9,6 +9,7 @@ use crate::control::{
     ReplacementReport, ScanKind, ScanReport, VolumeReport, explain,
 };
 use crate::format::{MemberState, VolumeKind};
+use crate::nbd::TlsMode;
 use crate::units::Timestamp;
 use crate::volume::{Activity, ActivityKind, ArrayState, LogState, MemberStatus};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -72,7 +73,12 @@ impl Names {
 
     /// The report of an array.
     #[must_use]
-    pub fn report(&self, facts: &ArrayFacts, addresses: &[ListenAddress], gpu: &GpuReport) -> ArrayReport {
+    pub fn report(
+        &self,
+        facts: &ArrayFacts,
+        addresses: &[(ListenAddress, TlsMode)],
+        gpu: &GpuReport,
+    ) -> ArrayReport {
         let status = &facts.status;
         let mut report = ArrayReport {
             name: self.name.clone(),
@@ -100,7 +106,7 @@ impl Names {
             log: log_report(&status.log),
             epoch: status.epoch,
             dirty: status.dirty,
-            uris: addresses.iter().map(|address| uri(address, &self.name)).collect(),
+            uris: addresses.iter().map(|(address, tls)| uri(address, *tls, &self.name)).collect(),
             members: self.seats.iter().zip(&status.members).map(|(s, m)| self.member(s, m)).collect(),
             scan: status.activities.iter().map(|activity| self.meters.scan(activity)).collect(),
             last_scrub: status.last_scrub.map(|scrub| LastScrub {
@@ -212,13 +218,14 @@ impl Meters {
 
 /// The NBD URI of an export.
 #[must_use]
-pub fn uri(address: &ListenAddress, export: &str) -> String {
+pub fn uri(address: &ListenAddress, tls: TlsMode, export: &str) -> String {
+    let scheme = if tls == TlsMode::Required { "nbds" } else { "nbd" };
     match address {
         ListenAddress::Unix(path) => {
             let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
-            format!("nbd+unix:///{}?socket={}", escape(Path::new(export)), escape(&path))
+            format!("{scheme}+unix:///{}?socket={}", escape(Path::new(export)), escape(&path))
         }
-        ListenAddress::Tcp(address) => format!("nbd://{address}/{}", escape(Path::new(export))),
+        ListenAddress::Tcp(address) => format!("{scheme}://{address}/{}", escape(Path::new(export))),
     }
 }
 
@@ -284,8 +291,9 @@ mod tests {
     #[test]
     fn uris_escape_what_is_not_plain() {
         let unix = ListenAddress::Unix("/tmp/a dir/n&d.sock".into());
-        assert_eq!(uri(&unix, "tank"), "nbd+unix:///tank?socket=/tmp/a%20dir/n%26d.sock");
+        assert_eq!(uri(&unix, TlsMode::Optional, "tank"), "nbd+unix:///tank?socket=/tmp/a%20dir/n%26d.sock");
         let tcp = ListenAddress::Tcp("[::1]:10809".parse().unwrap());
-        assert_eq!(uri(&tcp, "tank"), "nbd://[::1]:10809/tank");
+        assert_eq!(uri(&tcp, TlsMode::Off, "tank"), "nbd://[::1]:10809/tank");
+        assert_eq!(uri(&tcp, TlsMode::Required, "tank"), "nbds://[::1]:10809/tank");
     }
 }

@@ -2,14 +2,18 @@
 //!
 //! Invariant: nothing is left running or bound when it returns. Must not know of command lines.
 
-use super::config::{ArrayConfig, Config};
+use super::activation::{Activated, ActivationError};
+use super::config::{ArrayConfig, Config, ListenConfig};
 use super::control_server::ControlServer;
 use super::import;
-use super::reactor::{ListenAddress, ListenError};
+use super::reactor::{ListenAddress, ListenError, ListenTls, Listener};
 use super::service::{Daemon, ServeOptions, ServiceConfig, served_line};
 use super::signals::{Signals, Woken};
 use crate::control::RequestError;
+use crate::nbd::TlsMode;
+use crate::tls::{ServerTls, TlsFileError};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::signal::Signal;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,6 +32,20 @@ pub enum RunError {
     /// A socket cannot be had.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// What a supervisor handed over cannot be used.
+    #[error(transparent)]
+    Activation(#[from] ActivationError),
+    /// A file of TLS cannot be used.
+    #[error("TLS: {0}")]
+    Tls(#[from] TlsFileError),
+    /// A socket of a supervisor would be open to everybody.
+    #[error(
+        "the supervisor listens on {address}, which is not loopback, and everybody who reaches it could read and write every volume: demand TLS with client certificates (tls_certificate, tls_key, tls_client_ca in [listen]), or allow it with plaintext = true"
+    )]
+    Exposed {
+        /// Its address.
+        address: ListenAddress,
+    },
     /// A directory cannot be created.
     #[error("{}: cannot create the directory: {source}: choose another place, or remove what is in the way", path.display())]
     Directory {
@@ -74,9 +92,16 @@ pub(super) fn system(action: &'static str) -> impl Fn(io::Error) -> RunError {
 /// # Errors
 /// When it cannot start, or could not stop cleanly.
 pub fn run_serve(config: &Config) -> Result<(), RunError> {
+    // First of all: no descriptor of our own may have one of these numbers.
+    let activated = Activated::take()?;
     let signals = Signals::take().map_err(system("take over signals"))?;
+    let tls = Tls::load(&config.listen)?;
+    for listener in &activated.nbd {
+        tls.check_exposure(&config.listen, listener.address())?;
+    }
     create_dir(&config.daemon.runtime_dir)?;
-    for socket in [Some(&config.daemon.control_socket), config.listen.unix.as_ref()].into_iter().flatten() {
+    let own_unix = config.listen.unix.as_ref().filter(|_| activated.nbd.is_empty());
+    for socket in [Some(&config.daemon.control_socket), own_unix].into_iter().flatten() {
         if let Some(parent) = socket.parent() {
             create_dir(parent)?;
         }
@@ -97,30 +122,88 @@ pub fn run_serve(config: &Config) -> Result<(), RunError> {
         })
         .map_err(system("start the reactor"))?,
     );
-    let control = ControlServer::start(Arc::clone(&daemon), &config.daemon.control_socket)?;
-    tracing::info!(socket = %config.daemon.control_socket.display(), "listening for administrators");
-    for address in
-        [config.listen.unix.clone().map(ListenAddress::Unix), config.listen.tcp.map(ListenAddress::Tcp)]
-            .into_iter()
-            .flatten()
-    {
-        let address = daemon.listen(&address)?;
-        tracing::info!(%address, "listening for NBD clients");
+    let control = match activated.control {
+        Some(listener) => ControlServer::on(Arc::clone(&daemon), listener)?,
+        None => ControlServer::start(Arc::clone(&daemon), &config.daemon.control_socket)?,
+    };
+    tracing::info!(socket = %control.address(), "listening for administrators");
+    let own =
+        [config.listen.unix.clone().map(ListenAddress::Unix), config.listen.tcp.map(ListenAddress::Tcp)];
+    if activated.nbd.is_empty() {
+        for address in own.into_iter().flatten() {
+            tls.listen(&daemon, Listener::bind(&address)?);
+        }
     }
     let mut waiting: Vec<Waiting> = config.arrays.iter().map(Waiting::new).collect();
     waiting.retain_mut(|array| !array.try_import(&daemon));
-    until_stopped(&daemon, &signals, control, |second| {
+    // Whoever connected to a socket that was there before us waits for the arrays, not for an answer without them.
+    for listener in activated.nbd {
+        tls.listen(&daemon, listener);
+    }
+    until_stopped(&daemon, &signals, control, Some(&|| tls.reload()), |second| {
         if second % RETRY_SECONDS == 0 {
             waiting.retain_mut(|array| !array.try_import(&daemon));
         }
     })
 }
 
-/// Waits for the order to stop, then stops everything. `every_second` is told how many have passed.
+/// What TLS means to the listeners of this daemon.
+struct Tls {
+    tcp: ListenTls,
+    unix: ListenTls,
+    server: Option<Arc<ServerTls>>,
+}
+
+impl Tls {
+    fn load(config: &ListenConfig) -> Result<Tls, TlsFileError> {
+        let Some(tls) = &config.tls else {
+            return Ok(Tls { tcp: ListenTls::default(), unix: ListenTls::default(), server: None });
+        };
+        let server = Some(Arc::new(ServerTls::load(&tls.files)?));
+        let with = |mode| ListenTls { mode, server: server.clone() };
+        Ok(Tls { tcp: with(tls.tcp), unix: with(tls.unix), server })
+    }
+
+    /// Refuses an address that others than this host can reach without proving who they are.
+    fn check_exposure(&self, config: &ListenConfig, address: &ListenAddress) -> Result<(), RunError> {
+        let ListenAddress::Tcp(tcp) = address else { return Ok(()) };
+        let proven = self.tcp.mode == TlsMode::Required
+            && self.server.as_ref().is_some_and(|server| server.demands_certificates());
+        if tcp.ip().is_loopback() || proven || config.plaintext {
+            return Ok(());
+        }
+        Err(RunError::Exposed { address: address.clone() })
+    }
+
+    fn listen(&self, daemon: &Daemon, listener: Listener) {
+        let tls = match listener.address() {
+            ListenAddress::Tcp(_) => &self.tcp,
+            ListenAddress::Unix(_) => &self.unix,
+        };
+        let mode = tls.mode;
+        let address = daemon.accept_on(listener.with_tls(tls.clone()));
+        tracing::info!(%address, tls = ?mode, "listening for NBD clients");
+    }
+
+    /// Reads the files again, for connections to come.
+    fn reload(&self) {
+        match self.server.as_ref().map(|server| server.reload()) {
+            None => tracing::info!("asked to read the files of TLS again, and there are none"),
+            Some(Ok(())) => tracing::info!("read the files of TLS again; new connections use them"),
+            Some(Err(error)) => {
+                tracing::error!("cannot use the files of TLS, those of before stay in use: {error}");
+            }
+        }
+    }
+}
+
+/// Waits for the order to stop, then stops everything. SIGHUP is such an order, unless there is something to `reload`.
+/// `every_second` is told how many have passed.
 pub(super) fn until_stopped(
     daemon: &Arc<Daemon>,
     signals: &Signals,
     control: ControlServer,
+    reload: Option<&dyn Fn()>,
     mut every_second: impl FnMut(u32),
 ) -> Result<(), RunError> {
     // Nobody listens unless a supervisor started us.
@@ -128,6 +211,11 @@ pub(super) fn until_stopped(
     let mut seconds = 0;
     loop {
         match signals.wait(daemon.stop_requested(), 1000).map_err(system("wait for signals"))? {
+            Woken::Signal(Signal::SIGHUP) if reload.is_some() => {
+                if let Some(reload) = reload {
+                    reload();
+                }
+            }
             Woken::Signal(signal) => {
                 tracing::info!(%signal, "stopping; signal again to stop at once");
                 break;

@@ -21,6 +21,7 @@ use crate::control::{
 };
 use crate::format::{Superblock, VolumeKind};
 use crate::gpu::GpuConfig;
+use crate::nbd::TlsMode;
 use crate::units::HumanSize;
 use crate::volume::{AdminRequest, ArrayNotice, NoticeLevel, PlainVolume};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -95,7 +96,7 @@ pub struct Daemon {
     gpus: Gpus,
     events: EventLog,
     search: Vec<PathBuf>,
-    addresses: Mutex<Vec<ListenAddress>>,
+    addresses: Mutex<Vec<(ListenAddress, TlsMode)>>,
     served: Mutex<Vec<Served>>,
     /// Held while something is changed.
     changes: Mutex<()>,
@@ -193,11 +194,15 @@ impl Daemon {
     /// # Errors
     /// When it is taken or not allowed.
     pub fn listen(&self, address: &ListenAddress) -> Result<ListenAddress, ListenError> {
-        let listener = Listener::bind(address)?;
+        Ok(self.accept_on(Listener::bind(address)?))
+    }
+
+    /// Accepts NBD clients on a listener, by its rules for TLS. Returns its address.
+    pub fn accept_on(&self, listener: Listener) -> ListenAddress {
         let address = listener.address().clone();
-        lock(&self.addresses).push(address.clone());
+        lock(&self.addresses).push((address.clone(), listener.tls().mode));
         self.reactor.listen(listener);
-        Ok(address)
+        address
     }
 
     /// Begins to serve an opened array.

@@ -105,7 +105,7 @@ pub fn run_up(options: &UpOptions, out: &mut dyn Write) -> Result<(), RunError> 
         let _ = daemon.shutdown();
         return Err(error);
     }
-    until_stopped(&daemon, &signals, control, |_| {})?;
+    until_stopped(&daemon, &signals, control, None, |_| {})?;
     writeln!(out, "Stopped cleanly. 'calpe up' picks it up again.").map_err(system("print"))
 }
 

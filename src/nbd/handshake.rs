@@ -2,7 +2,9 @@
 //!
 //! Invariants: an option's data is kept only up to [`OPTION_KEPT_BYTES_MAX`] and drained beyond; lengths inside it
 //! are checked against what was received before anything is copied; every option is answered exactly once, or the
-//! connection is closed. It must not know of requests: [`Negotiated`] is all that outlives it.
+//! connection is closed. What was said before TLS is forgotten with it, and nothing that arrived before it is taken
+//! for what came under its protection. It must not know of requests: [`Negotiated`] is all that outlives it, nor of
+//! cryptography: the driver swaps the stream.
 
 use super::export::{BLOCK_MIN_BYTES_ASSUMED, ExportInfo, Exports};
 use super::server::Fatal;
@@ -17,6 +19,27 @@ pub const OPTION_BYTES_MAX: u32 = 64 << 10;
 
 /// Options per handshake. Clients send about five; a listing tool some per export.
 pub const OPTIONS_MAX: u32 = 1024;
+
+/// What a server makes of TLS on one listener.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum TlsMode {
+    /// There is none (NOTLS in the protocol's words).
+    #[default]
+    Off,
+    /// Clients may have it (SELECTIVETLS, with no export that demands it).
+    Optional,
+    /// Nothing is told to a client, and nothing taken from it, before it (FORCEDTLS).
+    Required,
+}
+
+/// How far TLS has come on one connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tls {
+    Plain(TlsMode),
+    /// STARTTLS was acknowledged: what is received belongs to TLS until the driver says that it stands.
+    Starting,
+    Secured,
+}
 
 /// What the handshake settled.
 #[derive(Debug)]
@@ -35,6 +58,8 @@ pub(super) enum Progress {
     Selected(Box<Negotiated>),
     /// The client said goodbye.
     Aborted,
+    /// The client gets TLS; the next bytes of the stream are not for this layer.
+    StartTls,
 }
 
 #[derive(Debug)]
@@ -78,11 +103,16 @@ impl From<StringFault> for Refusal {
 const MALFORMED: Refusal = refuse(reply::ERR_INVALID, "the lengths inside the option contradict its size");
 const NO_EXPORT: Refusal = refuse(reply::ERR_UNKNOWN, "no export of that name");
 const STOPPING: Refusal = refuse(reply::ERR_SHUTDOWN, "the server is shutting down");
+const TLS_REQUIRED: Refusal =
+    refuse(reply::ERR_TLS_REQD, "this server serves nothing without TLS: send STARTTLS first");
+const NO_TLS: Refusal = refuse(reply::ERR_UNSUP, "this server is not configured for TLS");
+const TLS_TWICE: Refusal = refuse(reply::ERR_INVALID, "the connection has TLS already");
 
 /// State of one handshake.
 #[derive(Debug)]
 pub(super) struct Handshake {
     state: State,
+    tls: Tls,
     header: Gather<{ wire::OPTION_HEADER_BYTES }>,
     data: Vec<u8>,
     options_seen: u32,
@@ -97,9 +127,10 @@ pub(super) struct Handshake {
 }
 
 impl Handshake {
-    pub fn new() -> Handshake {
+    pub fn new(tls: TlsMode) -> Handshake {
         Handshake {
             state: State::ClientFlags,
+            tls: Tls::Plain(tls),
             header: Gather::new(),
             data: Vec::new(),
             options_seen: 0,
@@ -127,6 +158,9 @@ impl Handshake {
         exports: &dyn Exports,
         out: &mut Vec<u8>,
     ) -> Result<Progress, Fatal> {
+        if self.tls == Tls::Starting {
+            return Err(Fatal::BytesBeforeTls);
+        }
         loop {
             match &mut self.state {
                 State::ClientFlags => {
@@ -155,6 +189,9 @@ impl Handshake {
                     }
                     self.state = State::Header;
                     let data = std::mem::take(&mut self.data);
+                    if option == option::STARTTLS {
+                        return self.start_tls(!input.is_empty(), out);
+                    }
                     return self.option(option, &data, exports, out);
                 }
                 State::Drain { option, left, refusal } => {
@@ -189,7 +226,11 @@ impl Handshake {
         if self.options_seen > OPTIONS_MAX {
             return Err(Fatal::TooManyOptions { limit: OPTIONS_MAX });
         }
+        let locked = self.tls == Tls::Plain(TlsMode::Required);
         if option == option::EXPORT_NAME {
+            if locked {
+                return Err(Fatal::TlsRequired);
+            }
             // The one option that has no error reply: what cannot be granted ends the connection.
             if length as usize > wire::STRING_BYTES_MAX {
                 return Err(Fatal::ExportName { fault: StringFault::TooLong });
@@ -203,7 +244,17 @@ impl Handshake {
             return Err(Fatal::OptionLength { option, length, limit: OPTION_BYTES_MAX });
         }
         let drain = |kind, message| State::Drain { option, left: length, refusal: refuse(kind, message) };
+        let refused = |Refusal { kind, message }| drain(kind, message);
         Ok(match option {
+            option::STARTTLS => match self.tls {
+                Tls::Plain(TlsMode::Off) => refused(NO_TLS),
+                Tls::Secured | Tls::Starting => refused(TLS_TWICE),
+                Tls::Plain(_) if length > 0 => drain(reply::ERR_INVALID, "the option takes no data"),
+                Tls::Plain(_) if self.stopping => refused(STOPPING),
+                Tls::Plain(_) => State::Data { option, length },
+            },
+            option::ABORT if locked && length <= OPTION_KEPT_BYTES_MAX => State::Data { option, length },
+            _ if locked => refused(TLS_REQUIRED),
             option::LIST | option::STRUCTURED_REPLY | option::EXTENDED_HEADERS if length > 0 => {
                 drain(reply::ERR_INVALID, "the option takes no data")
             }
@@ -227,6 +278,30 @@ impl Handshake {
             }
             _ => drain(reply::ERR_UNSUP, "the option is not supported"),
         })
+    }
+
+    /// Grants STARTTLS, forgetting everything that was said in the clear, where anybody on the way could have said it.
+    /// `followed`: bytes came right behind the option, which an honest client sends only after the answer.
+    fn start_tls(&mut self, followed: bool, out: &mut Vec<u8>) -> Result<Progress, Fatal> {
+        if followed {
+            return Err(Fatal::BytesBeforeTls);
+        }
+        let kept = Handshake {
+            options_seen: self.options_seen,
+            fixed_newstyle: self.fixed_newstyle,
+            no_zeroes: self.no_zeroes,
+            stopping: self.stopping,
+            ..Handshake::new(TlsMode::Off)
+        };
+        *self = Handshake { state: State::Header, tls: Tls::Starting, ..kept };
+        wire::encode_option_reply(option::STARTTLS, reply::ACK, &[], out);
+        Ok(Progress::StartTls)
+    }
+
+    /// What is received from now on came through TLS.
+    pub fn tls_started(&mut self) {
+        assert!(self.tls == Tls::Starting, "TLS that nobody asked for");
+        self.tls = Tls::Secured;
     }
 
     /// Executes an option whose data is whole.

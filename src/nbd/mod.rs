@@ -31,6 +31,8 @@
 //!             connection.payload_taken(); // when all of it came
 //!             connection.reply_done(&request, &mut out); // when it is written
 //!         }
+//!         // Send `out`, end here, swap the stream, go on with `tls_started` and what comes out of TLS.
+//!         Some(Incoming::StartTls) => break,
 //!         Some(Incoming::Disconnect) => break, // answer what is in flight, send, close
 //!     }
 //! }
@@ -51,7 +53,7 @@
 //!
 //! # What is left out, and where it would go
 //!
-//! STARTTLS is an option in `handshake`. More metadata contexts are more names beside [`BASE_ALLOCATION`] and
+//! More metadata contexts are more names beside [`BASE_ALLOCATION`] and
 //! [`CALPE_HEALTH`]. The client half never names contexts in a BLOCK_STATUS, and asks for base:allocation alone.
 //! docs/nbd-support.md lists what is served, each with the test that shows it.
 
@@ -74,7 +76,7 @@ pub use errno::Errno;
 pub use export::{
     BLOCK_BYTES_MAX, BLOCK_MIN_BYTES_ASSUMED, BLOCK_MIN_BYTES_MAX, ExportFault, ExportInfo, Exports,
 };
-pub use handshake::{OPTION_BYTES_MAX, OPTIONS_MAX};
+pub use handshake::{OPTION_BYTES_MAX, OPTIONS_MAX, TlsMode};
 pub use server::{
     CONNECTIONS_MAX, Extents, Fatal, HANDSHAKE_NANOS_MAX, Incoming, ReadPart, ServerConnection,
     UNREAD_BYTES_MAX,

@@ -7,7 +7,7 @@
 
 use super::errno::Errno;
 use super::export::{ExportInfo, Exports};
-use super::handshake::{Handshake, Progress};
+use super::handshake::{Handshake, Progress, TlsMode};
 use super::transmission::Transmission;
 use super::wire::{Request, StringFault};
 use crate::units::Timestamp;
@@ -34,6 +34,9 @@ pub enum Incoming {
         /// The request.
         request: Request,
     },
+    /// The client gets TLS. Send all of `out` first; then the stream is to be swapped for what comes out of TLS, and
+    /// [`ServerConnection::tls_started`] be called. Nothing received before counts.
+    StartTls,
     /// The client is leaving: finish what is in flight, send what is in `out`, close.
     Disconnect,
 }
@@ -99,6 +102,13 @@ pub enum Fatal {
     /// EXPORT_NAME while the server is shutting down.
     #[error("the server is shutting down")]
     Stopping,
+    /// EXPORT_NAME, which has no error reply, without the TLS that is demanded.
+    #[error("the client chose an export without the TLS that is demanded here")]
+    TlsRequired,
+    /// Bytes came behind STARTTLS before it was answered. No client does that; somebody on the way would, so that they
+    /// be taken for what the client said under TLS.
+    #[error("bytes arrived between STARTTLS and its answer")]
+    BytesBeforeTls,
     /// Something else than a request arrived: the stream is out of step.
     #[error("a request starts with {found:#010x} instead of the request magic")]
     RequestMagic {
@@ -155,7 +165,17 @@ impl ServerConnection {
     /// A connection accepted at `now`.
     #[must_use]
     pub fn new(now: Timestamp) -> ServerConnection {
-        ServerConnection { opened: now, phase: Phase::Handshake(Box::new(Handshake::new())), closed: false }
+        ServerConnection::with_tls(now, TlsMode::Off)
+    }
+
+    /// A connection accepted at `now` on a listener that offers or demands TLS.
+    #[must_use]
+    pub fn with_tls(now: Timestamp, tls: TlsMode) -> ServerConnection {
+        ServerConnection {
+            opened: now,
+            phase: Phase::Handshake(Box::new(Handshake::new(tls))),
+            closed: false,
+        }
     }
 
     /// Appends the greeting, the first bytes to send.
@@ -190,6 +210,7 @@ impl ServerConnection {
                     self.phase = Phase::Transmission(Box::new(transmission));
                     Ok(Some(Incoming::Selected))
                 }
+                Ok(Progress::StartTls) => Ok(Some(Incoming::StartTls)),
                 Ok(Progress::Aborted) => Ok(Some(Incoming::Disconnect)),
                 Err(fatal) => Err(fatal),
             },
@@ -197,6 +218,18 @@ impl ServerConnection {
         };
         self.closed = matches!(outcome, Err(_) | Ok(Some(Incoming::Disconnect)));
         outcome.map(|incoming| (input.len() - rest.len(), incoming))
+    }
+
+    /// The driver swapped the stream after [`Incoming::StartTls`]: what is received from now on came through TLS. The
+    /// time for the handshake goes on running.
+    ///
+    /// # Panics
+    /// When TLS was not to be started.
+    pub fn tls_started(&mut self) {
+        match &mut self.phase {
+            Phase::Handshake(handshake) => handshake.tls_started(),
+            Phase::Transmission(_) => panic!("TLS begins in the handshake"),
+        }
     }
 
     /// The driver took the whole payload of the last [`Incoming::Write`] off the stream.

@@ -1,4 +1,4 @@
-//! NBD URIs: `nbd://host[:port]/export` and `nbd+unix:///export?socket=/path`.
+//! NBD URIs: `nbd://host[:port]/export` and `nbd+unix:///export?socket=/path`, and `nbds` for the same under TLS.
 //!
 //! Invariant: what [`NbdUri`] prints parses to the same value. It must not know how to connect.
 //!
@@ -16,6 +16,10 @@ pub struct NbdUri {
     pub address: NbdAddress,
     /// The export's name; "" for the server's default.
     pub export: String,
+    /// TLS is demanded.
+    pub tls: bool,
+    /// The name that the server's certificate must have, where that is not the host; only with TLS.
+    pub server_name: Option<String>,
 }
 
 /// A server's address.
@@ -39,14 +43,16 @@ pub enum NbdAddress {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UriError {
     /// No scheme, or not one of NBD's.
-    #[error("'{uri}' does not start with nbd:// or nbd+unix://")]
+    #[error("'{uri}' does not start with nbd://, nbds://, nbd+unix:// or nbds+unix://")]
     Scheme {
         /// The text.
         uri: String,
     },
-    /// A scheme that demands TLS.
-    #[error("'{uri}' demands TLS, which is not supported: use nbd:// or nbd+unix://")]
-    Tls {
+    /// A user, which only TLS with pre-shared keys has.
+    #[error(
+        "'{uri}' names a user, as for TLS with pre-shared keys, which is not supported: use certificates, and no 'USER@'"
+    )]
+    User {
         /// The text.
         uri: String,
     },
@@ -77,7 +83,9 @@ pub enum UriError {
         uri: String,
     },
     /// A parameter that means nothing here, or comes twice.
-    #[error("'{uri}': parameter '{parameter}' is unknown or repeated; only one socket=PATH, of nbd+unix, is")]
+    #[error(
+        "'{uri}': parameter '{parameter}' is unknown or repeated; known are socket=PATH, of nbd+unix and nbds+unix, and tls-hostname=NAME, of nbds and nbds+unix"
+    )]
     Parameter {
         /// The text.
         uri: String,
@@ -118,10 +126,11 @@ impl FromStr for NbdUri {
     fn from_str(text: &str) -> Result<NbdUri, UriError> {
         let uri = || text.to_owned();
         let (scheme, rest) = text.split_once("://").ok_or_else(|| UriError::Scheme { uri: uri() })?;
-        let unix = match scheme.to_ascii_lowercase().as_str() {
-            "nbd" => false,
-            "nbd+unix" => true,
-            "nbds" | "nbds+unix" => return Err(UriError::Tls { uri: uri() }),
+        let (unix, tls) = match scheme.to_ascii_lowercase().as_str() {
+            "nbd" => (false, false),
+            "nbd+unix" => (true, false),
+            "nbds" => (false, true),
+            "nbds+unix" => (true, true),
             _ => return Err(UriError::Scheme { uri: uri() }),
         };
         let bad = |c: &char| c.is_control() || c.is_whitespace() || *c == '#';
@@ -136,13 +145,15 @@ impl FromStr for NbdUri {
         let decoder = Decoder { text };
         let export = decoder.decode(path, "export name")?;
 
-        let mut socket = None;
+        let (mut socket, mut server_name) = (None, None);
         for pair in query.unwrap_or("").split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            if !unix || name != "socket" || socket.is_some() {
-                return Err(UriError::Parameter { uri: uri(), parameter: name.to_owned() });
-            }
-            socket = Some(decoder.decode(value, "socket path")?);
+            let (slot, what) = match name {
+                "socket" if unix && socket.is_none() => (&mut socket, "socket path"),
+                "tls-hostname" if tls && server_name.is_none() => (&mut server_name, "server name"),
+                _ => return Err(UriError::Parameter { uri: uri(), parameter: name.to_owned() }),
+            };
+            *slot = Some(decoder.decode(value, what)?);
         }
         let address = if unix {
             if !authority.is_empty() {
@@ -154,7 +165,7 @@ impl FromStr for NbdUri {
         } else {
             decoder.tcp(authority)?
         };
-        Ok(NbdUri { address, export })
+        Ok(NbdUri { address, export, tls, server_name })
     }
 }
 
@@ -167,9 +178,9 @@ impl Decoder<'_> {
     fn tcp(&self, authority: &str) -> Result<NbdAddress, UriError> {
         let uri = || self.text.to_owned();
         let no_host = || UriError::Host { uri: uri() };
-        // A user name would only matter to TLS.
+        // A user name would only matter to pre-shared keys.
         if authority.contains('@') {
-            return Err(UriError::Tls { uri: uri() });
+            return Err(UriError::User { uri: uri() });
         }
         let (host, port) = if let Some(bracketed) = authority.strip_prefix('[') {
             let (host, after) = bracketed.split_once(']').ok_or_else(no_host)?;
@@ -227,27 +238,34 @@ impl Decoder<'_> {
 
 impl fmt::Display for NbdUri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.tls { "nbds" } else { "nbd" };
         match &self.address {
             NbdAddress::Tcp { host, port } => {
                 if host.contains(':') {
-                    write!(f, "nbd://[{host}]")?;
+                    write!(f, "{scheme}://[{host}]")?;
                 } else {
-                    f.write_str("nbd://")?;
+                    write!(f, "{scheme}://")?;
                     encode(host, "", f)?;
                 }
                 if *port != DEFAULT_PORT {
                     write!(f, ":{port}")?;
                 }
                 f.write_str("/")?;
-                encode(&self.export, "/", f)
+                encode(&self.export, "/", f)?;
             }
             NbdAddress::Unix { path } => {
-                f.write_str("nbd+unix:///")?;
+                write!(f, "{scheme}+unix:///")?;
                 encode(&self.export, "/", f)?;
                 f.write_str("?socket=")?;
-                encode(path, "/", f)
+                encode(path, "/", f)?;
             }
         }
+        if let Some(name) = &self.server_name {
+            let first = matches!(self.address, NbdAddress::Tcp { .. });
+            f.write_str(if first { "?tls-hostname=" } else { "&tls-hostname=" })?;
+            encode(name, "", f)?;
+        }
+        Ok(())
     }
 }
 
@@ -270,11 +288,17 @@ mod tests {
     use proptest::prelude::*;
 
     fn tcp(host: &str, port: u16, export: &str) -> NbdUri {
-        NbdUri { address: NbdAddress::Tcp { host: host.into(), port }, export: export.into() }
+        let address = NbdAddress::Tcp { host: host.into(), port };
+        NbdUri { address, export: export.into(), tls: false, server_name: None }
     }
 
     fn unix(path: &str, export: &str) -> NbdUri {
-        NbdUri { address: NbdAddress::Unix { path: path.into() }, export: export.into() }
+        let address = NbdAddress::Unix { path: path.into() };
+        NbdUri { address, export: export.into(), tls: false, server_name: None }
+    }
+
+    fn secured(uri: NbdUri, server_name: Option<&str>) -> NbdUri {
+        NbdUri { tls: true, server_name: server_name.map(str::to_owned), ..uri }
     }
 
     #[test]
@@ -289,6 +313,9 @@ mod tests {
             ("nbd://[::1]:123/a", tcp("::1", 123, "a")),
             ("NBD://h:/x", tcp("h", 10809, "x")),
             ("nbd+unix:///export?socket=nbd.sock", unix("nbd.sock", "export")),
+            ("nbds://example.com/disk", secured(tcp("example.com", 10809, "disk"), None)),
+            ("nbds://10.0.0.1/?tls-hostname=store", secured(tcp("10.0.0.1", 10809, ""), Some("store"))),
+            ("nbds+unix:///a?tls-hostname=h&socket=/s", secured(unix("/s", "a"), Some("h"))),
             ("nbd+unix://?socket=/run/s", unix("/run/s", "")),
             ("nbd+unix:///gr%C3%B6%c3%9fe?socket=/a%26b", unix("/a&b", "größe")),
         ] {
@@ -304,8 +331,8 @@ mod tests {
         for text in ["", "nbd:", "/dev/sda", "http://h/", "nbd:/h"] {
             assert!(matches!(parse(text), UriError::Scheme { .. }), "{text}");
         }
-        for text in ["nbds://h/", "nbds+unix:///?socket=/s", "nbd://user@h/"] {
-            assert!(matches!(parse(text), UriError::Tls { .. }), "{text}");
+        for text in ["nbds://user@h/", "nbd://user@h/"] {
+            assert!(matches!(parse(text), UriError::User { .. }), "{text}");
         }
         for text in ["nbd:///x", "nbd://:99/x", "nbd://[::1/x", "nbd://[zz]/x"] {
             assert!(matches!(parse(text), UriError::Host { .. }), "{text}");
@@ -319,7 +346,13 @@ mod tests {
         for text in ["nbd+unix:///x", "nbd+unix:///x?socket=", "nbd+unix:///x?"] {
             assert!(matches!(parse(text), UriError::Socket { .. }), "{text}");
         }
-        for text in ["nbd+unix:///?socket=a&socket=b", "nbd://h/?socket=/s", "nbd+unix:///?sock=/s"] {
+        for text in [
+            "nbd+unix:///?socket=a&socket=b",
+            "nbd://h/?socket=/s",
+            "nbd+unix:///?sock=/s",
+            "nbd://h/?tls-hostname=h",
+            "nbds://h/?tls-psk-file=f",
+        ] {
             assert!(matches!(parse(text), UriError::Parameter { .. }), "{text}");
         }
         assert_eq!(parse("nbd://h/a%2"), UriError::Percent { uri: "nbd://h/a%2".into(), part: "a%2".into() });
@@ -344,6 +377,8 @@ mod tests {
         #[test]
         fn what_is_printed_parses_to_the_same(host in "[a-z0-9.é-]{1,20}", port in 1u16.., export in "[^\0]{0,40}", path in "[^\0]{1,40}") {
             for uri in [tcp(&host, port, &export), tcp("fe80::1", port, &export), unix(&path, &export)] {
+                prop_assert_eq!(uri.to_string().parse(), Ok(uri.clone()));
+                let uri = secured(uri, Some(&host));
                 prop_assert_eq!(uri.to_string().parse(), Ok(uri));
             }
         }

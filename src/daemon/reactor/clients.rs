@@ -101,7 +101,8 @@ impl Reactor {
             Ok(socket) => {
                 let now = self.now;
                 tune(&socket, &self.listeners[key].listener);
-                let connection = self.connections.insert(Connection::new(socket, now));
+                let tls = self.listeners[key].listener.tls();
+                let connection = self.connections.insert(Connection::new(socket, now, tls));
                 tracing::debug!(connection, address = %self.listeners[key].listener.address(), "client connected");
                 self.mark(connection);
                 self.resume_listeners();
@@ -179,6 +180,24 @@ impl Reactor {
         }
     }
 
+    /// Hands a connection's socket to TLS, and goes on with the plain end of it.
+    fn start_tls(&mut self, key: usize) {
+        let connection = &mut self.connections[key];
+        let tls = connection.tls.as_ref().expect("TLS is granted only where there is a certificate");
+        // The pump gets a descriptor of its own: entries of this turn may still name the other one.
+        let tunnel = connection.socket.try_clone().and_then(|socket| self.pumps.serve(socket, tls));
+        match tunnel {
+            Ok(tunnel) => {
+                set_send_buffer(&tunnel.socket);
+                connection.swap_socket(tunnel.socket);
+            }
+            Err(error) => {
+                tracing::warn!(connection = key, %error, "cannot start TLS");
+                connection.broken = true;
+            }
+        }
+    }
+
     /// Sends what there is for a connection, receives more, and sees whether it is over.
     pub(super) fn settle(&mut self, key: usize) {
         let now = self.now;
@@ -187,6 +206,10 @@ impl Reactor {
         if let Some(message) = connection.message_to_send(now) {
             self.sockets.send(&mut self.ring, key, &connection.socket, message);
         }
+        if connection.may_swap_socket() {
+            self.start_tls(key);
+        }
+        let connection = &mut self.connections[key];
         if let Some(buf) = connection.buffer_to_receive(&self.config.pool) {
             connection.receiving = Receiving::Inbox;
             self.sockets.receive(&mut self.ring, key, &connection.socket, buf, 0, false);
@@ -234,6 +257,7 @@ impl Reactor {
                     connection.payload_since = self.now;
                     self.receive_payload(key, request, buf, have);
                 }
+                Next::StartTls => connection.starting_tls = true,
                 Next::Leave => {
                     connection.read_closed = true;
                     connection.discard_input();
@@ -536,6 +560,10 @@ fn tune(socket: &OwnedFd, listener: &Listener) {
         let _ = setsockopt(socket, sockopt::TcpNoDelay, &true);
         let _ = setsockopt(socket, sockopt::KeepAlive, &true);
     }
+    set_send_buffer(socket);
+}
+
+fn set_send_buffer(socket: &OwnedFd) {
     // The privileged form is not bound by the system's default maximum.
     if setsockopt(socket, sockopt::SndBufForce, &SEND_BUFFER_BYTES).is_err() {
         let _ = setsockopt(socket, sockopt::SndBuf, &SEND_BUFFER_BYTES);

@@ -6,12 +6,15 @@
 
 use super::ArrayId;
 use super::clients::payload_len;
+use super::listener::ListenTls;
 use super::outgoing::Outgoing;
 use crate::block_io::{BufMut, Pool};
 use crate::nbd::{Command, Exports, Fatal, Incoming, Request, ServerConnection, UNREAD_BYTES_MAX};
+use crate::tls::ServerTls;
 use crate::units::Timestamp;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Bytes received at once: some thousand headers, or a dozen small writes.
 const INBOX_BYTES: usize = 64 << 10;
@@ -61,6 +64,11 @@ pub(super) struct Connection {
     pub(super) broken: bool,
     /// Told to leave at this time: its last replies are all it still gets.
     pub(super) dismissed: Option<Timestamp>,
+    /// What TLS is done with, where there is any.
+    pub(super) tls: Option<Arc<ServerTls>>,
+    /// The socket is to be handed to TLS as soon as nothing of it is in the kernel and everything was sent: nothing is
+    /// received from it any more.
+    pub(super) starting_tls: bool,
     /// Listed to be parsed.
     pub(super) dirty: bool,
     /// Listed to be settled.
@@ -105,6 +113,8 @@ pub(super) enum Next {
     Write(Request, BufMut),
     /// A write whose payload is to be received from `have` on.
     Payload { request: Request, buf: BufMut, have: usize },
+    /// The client gets TLS once what there is for it was sent.
+    StartTls,
     /// The client says goodbye.
     Leave,
     /// It broke the protocol.
@@ -112,9 +122,9 @@ pub(super) enum Next {
 }
 
 impl Connection {
-    pub(super) fn new(socket: OwnedFd, now: Timestamp) -> Connection {
+    pub(super) fn new(socket: OwnedFd, now: Timestamp, tls: &ListenTls) -> Connection {
         let mut filling = Box::new(Outgoing::new());
-        let mut nbd = ServerConnection::new(now);
+        let mut nbd = ServerConnection::with_tls(now, tls.mode);
         nbd.start(&mut filling.head);
         Connection {
             socket: Rc::new(socket),
@@ -132,6 +142,8 @@ impl Connection {
             read_closed: false,
             broken: false,
             dismissed: None,
+            tls: tls.server.clone(),
+            starting_tls: false,
             dirty: false,
             touched: false,
             bulk: false,
@@ -164,6 +176,7 @@ impl Connection {
             match incoming {
                 None => {}
                 Some(Incoming::Selected) => return Next::Selected,
+                Some(Incoming::StartTls) => return Next::StartTls,
                 Some(Incoming::Disconnect) => return Next::Leave,
                 Some(Incoming::Request(request) | Incoming::Write { request }) => {
                     return self.admit(request, pool, room);
@@ -207,6 +220,7 @@ impl Connection {
             && self.inbox.is_none()
             && !self.read_closed
             && !self.broken
+            && !self.starting_tls
             && !self.is_full();
         may.then(|| pool.alloc(if self.bulk { INBOX_BYTES_BULK } else { INBOX_BYTES }))
     }
@@ -263,6 +277,25 @@ impl Connection {
         let payload = matches!(self.receiving, Receiving::Payload { .. }).then_some(self.payload_since);
         let replies = self.sending.is_some().then_some(self.sending_since);
         payload.into_iter().chain(replies).min()
+    }
+
+    /// Whether the socket can be handed to TLS now: the acknowledgement has left it, and nothing of what arrives behind
+    /// it was or will be received here.
+    pub(super) fn may_swap_socket(&self) -> bool {
+        self.starting_tls
+            && !self.broken
+            && !self.read_closed
+            && self.is_idle_in_kernel()
+            && self.filling.is_empty()
+            && self.inbox.is_none()
+    }
+
+    /// Goes on with the plain end of TLS.
+    pub(super) fn swap_socket(&mut self, socket: OwnedFd) {
+        assert!(self.may_swap_socket(), "a socket was swapped under an operation");
+        self.socket = Rc::new(socket);
+        self.starting_tls = false;
+        self.nbd.tls_started();
     }
 
     /// Whether it has said all it will say.

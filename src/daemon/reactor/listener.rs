@@ -1,18 +1,23 @@
-//! Listening sockets: unix sockets of mode 0600, and TCP. Must not know what is spoken on them.
+//! Listening sockets: unix sockets of mode 0600, TCP, and what a supervisor hands over. Must not know what is spoken on
+//! them, but that it may be under TLS.
 //!
 //! Invariants: a path is taken over only from a socket nobody answers on; the socket file is removed with the
-//! listener if it is still this one.
+//! listener if it is still this one. The file of a socket that was handed over is its giver's.
 
+use super::sys;
+use crate::nbd::TlsMode;
+use crate::tls::ServerTls;
 use nix::errno::Errno;
-use nix::sys::socket::{Backlog, UnixAddr, getsockopt, sockopt};
+use nix::sys::socket::{Backlog, SockType, UnixAddr, getsockopt, sockopt};
 use nix::unistd::Pid;
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Most bytes of a socket's path: what `sockaddr_un` holds, less its end.
 pub const SOCKET_PATH_MAX: usize = 107;
@@ -56,6 +61,14 @@ pub enum ListenError {
         /// The path.
         path: PathBuf,
     },
+    /// A supervisor handed over something that cannot be used.
+    #[error("descriptor {descriptor} of the supervisor {fault}")]
+    Unfit {
+        /// Its number.
+        descriptor: RawFd,
+        /// What is wrong with it.
+        fault: &'static str,
+    },
     /// Any other error of the operating system.
     #[error("cannot listen on {address}: {source}")]
     Io {
@@ -66,13 +79,23 @@ pub enum ListenError {
     },
 }
 
+/// What TLS means to the clients of a listener.
+#[derive(Clone, Debug, Default)]
+pub struct ListenTls {
+    /// Whether they may or must use it.
+    pub mode: TlsMode,
+    /// With what; there unless the mode is off.
+    pub server: Option<Arc<ServerTls>>,
+}
+
 /// A bound, listening socket. Dropping it removes its socket file.
 #[derive(Debug)]
 pub struct Listener {
     address: ListenAddress,
     socket: OwnedFd,
-    /// Inode of the socket file.
+    /// Inode of the socket file, when it is to be removed.
     file: Option<(u64, u64)>,
+    tls: ListenTls,
 }
 
 impl Listener {
@@ -88,9 +111,53 @@ impl Listener {
                 let listener = TcpListener::bind(wanted).map_err(fail)?;
                 // The port may have been left to the system.
                 let address = ListenAddress::Tcp(listener.local_addr().map_err(fail)?);
-                Ok(Listener { address, socket: listener.into(), file: None })
+                Ok(Listener { address, socket: listener.into(), file: None, tls: ListenTls::default() })
             }
         }
+    }
+
+    /// Takes over a descriptor that a supervisor bound and handed to this process. Call it once for each.
+    ///
+    /// # Errors
+    /// When it is not a listening stream socket, or its address is none that is served.
+    pub fn adopt(descriptor: RawFd) -> Result<Listener, ListenError> {
+        let unfit = |fault| ListenError::Unfit { descriptor, fault };
+        let socket = sys::inherited(descriptor).ok_or_else(|| unfit("is not open"))?;
+        match getsockopt(&socket, sockopt::SockType) {
+            Ok(SockType::Stream) => {}
+            Ok(_) => return Err(unfit("is not a stream socket")),
+            Err(_) => return Err(unfit("is not a socket")),
+        }
+        if getsockopt(&socket, sockopt::AcceptConn) != Ok(true) {
+            return Err(unfit("does not listen: pass listening sockets (Accept=no), not connections"));
+        }
+        let copy = || socket.try_clone().map_err(|_| unfit("cannot be duplicated"));
+        let unix = UnixListener::from(copy()?).local_addr();
+        let address = match (unix, TcpListener::from(copy()?).local_addr()) {
+            // Every user of the host may connect to a socket without a file.
+            (Ok(name), _) => ListenAddress::Unix(
+                name.as_pathname()
+                    .ok_or_else(|| unfit("is a unix socket without a path, open to every user"))?
+                    .into(),
+            ),
+            (_, Ok(address)) => ListenAddress::Tcp(address),
+            _ => return Err(unfit("is neither a unix nor a TCP socket")),
+        };
+        Ok(Listener { address, socket, file: None, tls: ListenTls::default() })
+    }
+
+    /// The same listener, with what TLS means to its clients.
+    #[must_use]
+    pub fn with_tls(mut self, tls: ListenTls) -> Listener {
+        assert!(tls.mode == TlsMode::Off || tls.server.is_some(), "TLS without a certificate");
+        self.tls = tls;
+        self
+    }
+
+    /// What TLS means to its clients.
+    #[must_use]
+    pub fn tls(&self) -> &ListenTls {
+        &self.tls
     }
 
     /// Whether the address could be had as far as what is there now goes; binds nothing.
@@ -173,7 +240,7 @@ fn bind_unix(path: &Path, fail: impl Fn(io::Error) -> ListenError) -> Result<Lis
     let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)
         .map_err(|e| fail(e.into()))?;
     let address = UnixAddr::new(path).map_err(|e| fail(e.into()))?;
-    bind(std::os::fd::AsRawFd::as_raw_fd(&fd), &address).map_err(|e| fail(e.into()))?;
+    bind(fd.as_raw_fd(), &address).map_err(|e| fail(e.into()))?;
     // Nobody can connect before `listen`, so there is no moment in which others could.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(&fail)?;
     listen(&fd, Backlog::MAXCONN).map_err(|e| fail(e.into()))?;
@@ -182,6 +249,7 @@ fn bind_unix(path: &Path, fail: impl Fn(io::Error) -> ListenError) -> Result<Lis
         address: ListenAddress::Unix(path.into()),
         socket: fd,
         file: Some((meta.dev(), meta.ino())),
+        tls: ListenTls::default(),
     })
 }
 

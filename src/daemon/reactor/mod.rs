@@ -21,13 +21,14 @@ mod tests;
 
 pub use arrays::{ArrayFacts, Traffic};
 pub use handle::{NewArray, ReactorError, ReactorHandle};
-pub use listener::{ListenAddress, ListenError, Listener, SOCKET_PATH_MAX};
+pub use listener::{ListenAddress, ListenError, ListenTls, Listener, SOCKET_PATH_MAX};
 
 use crate::block_io::{DeviceId, Pool};
 use crate::daemon::{clock, events::EventLog};
 use crate::gpu::GpuRuntime;
 use crate::member::{MemberIo, Ring, RingEvent};
 use crate::nbd::Request;
+use crate::tls::Pumps;
 use crate::units::Timestamp;
 use crate::volume::{AdminOutcome, RequestId, VolumeAction, VolumeEvent};
 use arrays::Hosted;
@@ -116,6 +117,8 @@ struct Reactor {
     sockets: Sockets,
     members: MemberIo,
     jobs: Jobs,
+    /// TLS of clients; cryptography never happens on this thread.
+    pumps: Pumps,
     config: ReactorConfig,
     events: EventLog,
     mailbox: Arc<Mailbox>,
@@ -159,6 +162,7 @@ impl Reactor {
             sockets: Sockets::new(TAG_SOCKET),
             members: MemberIo::new(TAG_MEMBER, &config.pool),
             jobs: Jobs::new(Arc::clone(&mailbox), config.gpu.clone())?,
+            pumps: Pumps::default(),
             config,
             events,
             mailbox,
@@ -207,6 +211,8 @@ impl Reactor {
             self.work();
             self.progress_stops();
             if self.stopping.is_some_and(|since| self.may_end(since)) {
+                // Last replies may still be on their way through TLS.
+                self.pumps.wait(Duration::from_nanos(FAREWELL_NANOS));
                 let unclean = std::mem::take(&mut self.unclean);
                 return if unclean.is_empty() { Ok(()) } else { Err(io::Error::other(unclean.join("; "))) };
             }

@@ -11,7 +11,7 @@ use crate::member::Ring;
 use io_uring::{opcode, squeue, types};
 use slab::Slab;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
 
 /// Payloads of at least this many bytes are copied to and from sockets by a worker of the kernel's, where there is another
@@ -48,6 +48,14 @@ pub(super) enum SocketEvent {
     Accepted { owner: usize, result: io::Result<OwnedFd> },
     /// The descriptor became readable (or failed: reading it tells).
     Readable,
+}
+
+/// A descriptor that this process was started with, to own from now on; none when it is not open.
+pub(super) fn inherited(descriptor: RawFd) -> Option<OwnedFd> {
+    // SAFETY: the call only asks for the flags of a number, valid or not.
+    let open = unsafe { libc::fcntl(descriptor, libc::F_GETFD) } >= 0;
+    // SAFETY: it is open, and the caller says that the supervisor passed it for this process to own.
+    open.then(|| unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
 /// Socket operations in the kernel.

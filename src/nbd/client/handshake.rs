@@ -1,8 +1,9 @@
 //! The client's half of the fixed newstyle handshake: from the server's greeting to a described export.
 //!
 //! Invariants: the server is hostile input: every length is checked before anything is kept, replies must answer
-//! the option that was sent, and their number is bounded. One option is under way at a time. It must not know of
-//! requests.
+//! the option that was sent, and their number is bounded. One option is under way at a time. TLS that is wanted comes
+//! before everything else or the connection ends, and nothing that arrived before it is taken for what came under its
+//! protection. It must not know of requests, nor of cryptography.
 
 use super::{ClientFatal, ClientOptions, Refusal, RemoteExport, printable};
 use crate::nbd::export::{BLOCK_BYTES_MAX, BLOCK_MIN_BYTES_ASSUMED, BLOCK_MIN_BYTES_MAX};
@@ -22,6 +23,16 @@ const EXPORT_NAME_REPLY_BYTES: usize = 10;
 
 const OPTION_REPLY_HEADER_BYTES: usize = 20;
 
+/// How far TLS has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tls {
+    /// Not wanted, or not asked for yet.
+    Plain,
+    /// Granted: what is received belongs to TLS until the driver says that it stands.
+    Starting,
+    Secured,
+}
+
 #[derive(Debug)]
 enum State {
     Greeting,
@@ -36,6 +47,7 @@ enum State {
 pub(super) struct Handshake {
     wanted: ClientOptions,
     state: State,
+    tls: Tls,
     /// The option whose replies are awaited.
     option: u32,
     replies_seen: u32,
@@ -58,6 +70,7 @@ impl Handshake {
         Handshake {
             wanted,
             state: State::Greeting,
+            tls: Tls::Plain,
             option: 0,
             replies_seen: 0,
             header: Gather::new(),
@@ -74,6 +87,9 @@ impl Handshake {
         input: &mut &[u8],
         out: &mut Vec<u8>,
     ) -> Result<Option<Box<RemoteExport>>, ClientFatal> {
+        if self.tls == Tls::Starting {
+            return Err(ClientFatal::BytesBeforeTls);
+        }
         loop {
             match &mut self.state {
                 State::Greeting => {
@@ -97,6 +113,11 @@ impl Handshake {
                     }
                     self.state = State::ReplyHeader;
                     let data = std::mem::take(&mut self.data);
+                    let granted = self.option == option::STARTTLS && kind == reply::ACK;
+                    if granted && !input.is_empty() {
+                        // The server speaks only when spoken to, and under TLS from here on.
+                        return Err(ClientFatal::BytesBeforeTls);
+                    }
                     return self.reply(kind, &data, out);
                 }
                 State::ExportName => {
@@ -131,13 +152,34 @@ impl Handshake {
         self.no_zeroes = flags & wire::HANDSHAKE_NO_ZEROES != 0;
         let answer = flags & (wire::HANDSHAKE_FIXED_NEWSTYLE | wire::HANDSHAKE_NO_ZEROES);
         out.extend_from_slice(&u32::from(answer).to_be_bytes());
+        if self.wanted.tls {
+            self.send(option::STARTTLS, out);
+        } else {
+            self.begin(out);
+        }
+        Ok(())
+    }
+
+    /// Sends the first option that asks for something else than TLS.
+    fn begin(&mut self, out: &mut Vec<u8>) {
         let first = match (self.wanted.extended, self.wanted.structured) {
             (true, _) => option::EXTENDED_HEADERS,
             (false, true) => option::STRUCTURED_REPLY,
             (false, false) => option::GO,
         };
         self.send(first, out);
-        Ok(())
+    }
+
+    /// Whether the server has granted TLS, and the driver has not set it up.
+    pub fn is_starting_tls(&self) -> bool {
+        self.tls == Tls::Starting
+    }
+
+    /// What is received from now on came through TLS.
+    pub fn tls_started(&mut self, out: &mut Vec<u8>) {
+        assert!(self.tls == Tls::Starting, "TLS that the server did not grant");
+        self.tls = Tls::Secured;
+        self.begin(out);
     }
 
     /// Checks the header of an option reply.
@@ -171,6 +213,10 @@ impl Handshake {
         }
         match (self.option, kind) {
             (_, reply::ACK) if !data.is_empty() => Err(malformed),
+            (option::STARTTLS, reply::ACK) => {
+                self.tls = Tls::Starting;
+                Ok(None)
+            }
             (option::EXTENDED_HEADERS | option::STRUCTURED_REPLY, reply::ACK) => {
                 self.export.structured = true;
                 self.export.extended = self.option == option::EXTENDED_HEADERS;
@@ -205,6 +251,11 @@ impl Handshake {
         let reason = Refusal::from_code(kind);
         let hopeless = matches!(reason, Refusal::TlsRequired | Refusal::Shutdown);
         match self.option {
+            // Whoever can answer for the server could also pretend that it has no TLS: there is no going on without.
+            option::STARTTLS => {
+                encode_option(option::ABORT, &[], out);
+                return Err(ClientFatal::TlsRefused { reason, message: printable(data) });
+            }
             option::EXTENDED_HEADERS if !hopeless => {
                 let next = if self.wanted.structured { option::STRUCTURED_REPLY } else { option::GO };
                 self.send(next, out);

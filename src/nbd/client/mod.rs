@@ -33,16 +33,24 @@ pub struct ClientOptions {
     pub extended: bool,
     /// Ask for base:allocation, which BLOCK_STATUS needs; takes effect only with structured replies.
     pub base_allocation: bool,
+    /// Insist on TLS before anything else is said.
+    pub tls: bool,
 }
 
 impl ClientOptions {
-    /// Everything that this client can use, of the export called `name`.
+    /// Everything that this client can use, without TLS, of the export called `name`.
     ///
     /// # Errors
     /// When the name cannot travel.
     pub fn for_export(name: &str) -> Result<ClientOptions, StringFault> {
         check_string(name.as_bytes())?;
-        Ok(ClientOptions { export: name.to_owned(), structured: true, extended: true, base_allocation: true })
+        Ok(ClientOptions {
+            export: name.to_owned(),
+            structured: true,
+            extended: true,
+            base_allocation: true,
+            tls: false,
+        })
     }
 }
 
@@ -202,6 +210,8 @@ pub struct Failure {
 /// What a driver is told about a connection, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientEvent {
+    /// The server grants TLS. Swap the stream for what comes out of TLS, then call [`ClientConnection::tls_started`].
+    StartTls,
     /// The handshake is over: [`ClientConnection::export`] describes the export, requests may be submitted.
     Ready,
     /// The next `length` bytes of the stream are the read's bytes from `offset` of the export on. The driver takes
@@ -309,6 +319,18 @@ pub enum ClientFatal {
         /// The server's words; may be empty.
         message: String,
     },
+    /// TLS was asked for and refused.
+    #[error("the server refused TLS, which is demanded here: {reason}{}{message}", if message.is_empty() { "" } else { ": " })]
+    TlsRefused {
+        /// Why.
+        reason: Refusal,
+        /// The server's words; may be empty.
+        message: String,
+    },
+    /// Bytes came behind the answer to STARTTLS. No server sends them; somebody on the way would, so that they be taken
+    /// for what the server said under TLS.
+    #[error("bytes arrived in the clear behind the answer to STARTTLS")]
+    BytesBeforeTls,
     /// Something else than an option reply arrived.
     #[error("an option reply starts with {found:#018x} instead of its magic")]
     OptionReplyMagic {
@@ -472,7 +494,12 @@ impl ClientConnection {
                     self.events.push_back(ClientEvent::Ready);
                     Ok(())
                 }
-                Ok(None) => Ok(()),
+                Ok(None) => {
+                    if handshake.is_starting_tls() {
+                        self.events.push_back(ClientEvent::StartTls);
+                    }
+                    Ok(())
+                }
                 Err(fatal) => Err(fatal),
             },
             Phase::Transmission(transmission) => transmission.receive(&mut rest, &mut self.events),
@@ -484,6 +511,18 @@ impl ClientConnection {
     /// The next event, in the order in which they happened.
     pub fn poll_event(&mut self) -> Option<ClientEvent> {
         self.events.pop_front()
+    }
+
+    /// The driver swapped the stream after [`ClientEvent::StartTls`]: what is received from now on came through TLS.
+    /// Appends what goes into it first.
+    ///
+    /// # Panics
+    /// When the server granted no TLS.
+    pub fn tls_started(&mut self, out: &mut Vec<u8>) {
+        match &mut self.phase {
+            Phase::Handshake(handshake) => handshake.tls_started(out),
+            Phase::Transmission(_) => panic!("TLS begins in the handshake"),
+        }
     }
 
     /// The driver took the whole payload of the last [`ClientEvent::Data`] off the stream. May yield an event.

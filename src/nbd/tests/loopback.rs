@@ -48,7 +48,7 @@ impl Pair {
         let (request, payload) = match seen {
             Seen::Request(request) => (request, Vec::new()),
             Seen::Write(request, payload) => (request, payload),
-            Seen::Selected(_) | Seen::Disconnect => return,
+            Seen::Selected(_) | Seen::StartTls | Seen::Disconnect => return,
         };
         let range = request.offset as usize..(request.offset + request.length) as usize;
         let Server { connection, out, .. } = &mut self.server;

@@ -7,6 +7,7 @@ mod hostile_server;
 mod loopback;
 mod obligations;
 mod properties;
+mod tls;
 
 use super::wire::{
     self, CHUNK_HEADER_BYTES, Headers, MAGIC_CHUNK, MAGIC_EXTENDED_CHUNK, MAGIC_SIMPLE_REPLY, Reader, chunk,
@@ -77,6 +78,7 @@ enum Seen {
     Selected(String),
     Request(Request),
     Write(Request, Vec<u8>),
+    StartTls,
     Disconnect,
 }
 
@@ -94,8 +96,12 @@ struct Server {
 impl Server {
     /// A server that has sent its greeting.
     fn greeted() -> Server {
+        Server::greeted_with_tls(TlsMode::Off)
+    }
+
+    fn greeted_with_tls(tls: TlsMode) -> Server {
         let mut server = Server {
-            connection: ServerConnection::new(Timestamp(0)),
+            connection: ServerConnection::with_tls(Timestamp(0), tls),
             exports: exports(),
             out: Vec::new(),
             seen: Vec::new(),
@@ -168,6 +174,7 @@ impl Server {
                         }
                         Some(Incoming::Request(request)) => self.seen.push(Seen::Request(request)),
                         Some(Incoming::Write { request }) => self.taking = Some((request, Vec::new())),
+                        Some(Incoming::StartTls) => self.seen.push(Seen::StartTls),
                         Some(Incoming::Disconnect) => self.seen.push(Seen::Disconnect),
                     }
                 }

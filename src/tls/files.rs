@@ -1,0 +1,214 @@
+//! Certificates, keys and revocation lists from PEM files.
+//!
+//! Invariants: every error names the file and what is wrong with it; a key that others than its owner and group may
+//! read is not used. Must not know what the files are for.
+
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use x509_cert::der::Decode;
+
+/// Longest file that is read: a revocation list of a hundred thousand certificates has half of that.
+const FILE_BYTES_MAX: u64 = 16 << 20;
+
+/// What a file is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FileRole {
+    /// The own certificate, with those that lead from it to the root.
+    Certificate,
+    /// The private key of the own certificate.
+    Key,
+    /// The certificates that are trusted to sign those of peers.
+    Ca,
+    /// Certificates of peers that are trusted no more.
+    Crl,
+}
+
+/// A file that cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {fault}", file.display())]
+pub struct TlsFileError {
+    /// What it was to be used for.
+    pub role: FileRole,
+    /// Its path.
+    pub file: PathBuf,
+    /// What is wrong with it.
+    pub fault: FileFault,
+}
+
+/// What is wrong with a file.
+#[derive(Debug, thiserror::Error)]
+pub enum FileFault {
+    /// It cannot be read.
+    #[error("cannot be read: {0}")]
+    Unreadable(io::Error),
+    /// It is longer than anything it should be.
+    #[error("is longer than {} MiB, which no such file is", FILE_BYTES_MAX >> 20)]
+    TooLong,
+    /// It is not PEM, or damaged.
+    #[error("is not sound PEM: {0}")]
+    Pem(String),
+    /// It is PEM, or anything else, without what is needed.
+    #[error("holds no {what} in PEM form ('-----BEGIN {label}-----')")]
+    Nothing {
+        /// What was looked for.
+        what: &'static str,
+        /// How it is labelled.
+        label: &'static str,
+    },
+    /// The key needs a passphrase.
+    #[error(
+        "the key is encrypted with a passphrase, which a daemon cannot be asked for: store it decrypted, with mode 0600"
+    )]
+    Encrypted,
+    /// Others may read the key.
+    #[error("the key has mode {mode:04o}, so that every user of this host may use it: chmod 0600 (or 0640)")]
+    Exposed {
+        /// Its permissions.
+        mode: u32,
+    },
+    /// A certificate, key or list that is damaged or of an unknown kind.
+    #[error("{0}")]
+    Unusable(String),
+    /// The key belongs to another certificate.
+    #[error("the key does not belong to the certificate in {}", certificate.display())]
+    Mismatch {
+        /// The certificate's file.
+        certificate: PathBuf,
+    },
+    /// The certificate is past its time.
+    #[error("the certificate expired {} ago: renew it", Ago(*seconds))]
+    Expired {
+        /// Since when.
+        seconds: u64,
+    },
+    /// The certificate is ahead of its time.
+    #[error("the certificate becomes valid only in {}: check this host's clock", Ago(*seconds))]
+    NotYetValid {
+        /// Until when.
+        seconds: u64,
+    },
+}
+
+/// Seconds as people count them.
+struct Ago(u64);
+
+impl fmt::Display for Ago {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            seconds @ ..120 => write!(f, "{seconds} s"),
+            seconds @ ..7200 => write!(f, "{} min", seconds / 60),
+            seconds @ ..172_800 => write!(f, "{} h", seconds / 3600),
+            seconds => write!(f, "{} days", seconds / 86_400),
+        }
+    }
+}
+
+/// A file with its role, for errors.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Source<'a> {
+    pub role: FileRole,
+    pub file: &'a Path,
+}
+
+impl Source<'_> {
+    pub(super) fn fault(self, fault: FileFault) -> TlsFileError {
+        TlsFileError { role: self.role, file: self.file.into(), fault }
+    }
+
+    pub(super) fn unusable(self, what: impl fmt::Display) -> TlsFileError {
+        self.fault(FileFault::Unusable(what.to_string()))
+    }
+
+    /// The certificates in the file, in its order; at least one.
+    pub(super) fn certificates(self) -> Result<Vec<CertificateDer<'static>>, TlsFileError> {
+        self.all("certificate", "CERTIFICATE", &self.read()?)
+    }
+
+    /// The revocation lists in the file; at least one.
+    pub(super) fn revocation_lists(self) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsFileError> {
+        self.all("certificate revocation list", "X509 CRL", &self.read()?)
+    }
+
+    /// The private key in the file.
+    pub(super) fn private_key(self) -> Result<PrivateKeyDer<'static>, TlsFileError> {
+        let bytes = self.read()?;
+        match PrivateKeyDer::from_pem_slice(&bytes) {
+            Ok(key) => Ok(key),
+            Err(pem::Error::NoItemsFound) => {
+                let encrypted = b"-----BEGIN ENCRYPTED PRIVATE KEY-----";
+                Err(self.fault(if bytes.windows(encrypted.len()).any(|window| window == encrypted) {
+                    FileFault::Encrypted
+                } else {
+                    FileFault::Nothing { what: "private key", label: "PRIVATE KEY" }
+                }))
+            }
+            Err(error) => Err(self.damaged(error)),
+        }
+    }
+
+    /// Refuses a certificate that no peer would accept at this time.
+    pub(super) fn check_validity(self, certificate: &CertificateDer<'_>) -> Result<(), TlsFileError> {
+        let parsed = x509_cert::Certificate::from_der(certificate)
+            .map_err(|error| self.unusable(format_args!("the certificate is damaged: {error}")))?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        let validity = parsed.tbs_certificate.validity;
+        let (from, until) = (validity.not_before.to_unix_duration(), validity.not_after.to_unix_duration());
+        if now > until {
+            return Err(self.fault(FileFault::Expired { seconds: (now - until).as_secs() }));
+        }
+        if now < from {
+            return Err(self.fault(FileFault::NotYetValid { seconds: (from - now).as_secs() }));
+        }
+        Ok(())
+    }
+
+    fn all<T: PemObject>(
+        self,
+        what: &'static str,
+        label: &'static str,
+        bytes: &[u8],
+    ) -> Result<Vec<T>, TlsFileError> {
+        let items =
+            T::pem_slice_iter(bytes).collect::<Result<Vec<T>, _>>().map_err(|error| self.damaged(error))?;
+        if items.is_empty() { Err(self.fault(FileFault::Nothing { what, label })) } else { Ok(items) }
+    }
+
+    fn damaged(self, error: pem::Error) -> TlsFileError {
+        let text =
+            |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).trim().chars().take(80).collect::<String>();
+        self.fault(FileFault::Pem(match error {
+            pem::Error::MissingSectionEnd { end_marker } => {
+                format!("the line '{}' is missing", text(end_marker))
+            }
+            pem::Error::IllegalSectionStart { line } => format!("a section starts with '{}'", text(line)),
+            // What the line says may be a part of a key.
+            pem::Error::Base64Decode(_) => "a section is damaged (base64)".into(),
+            other => other.to_string(),
+        }))
+    }
+
+    fn read(self) -> Result<Vec<u8>, TlsFileError> {
+        let unreadable = |error| self.fault(FileFault::Unreadable(error));
+        let file = File::open(self.file).map_err(unreadable)?;
+        let metadata = file.metadata().map_err(unreadable)?;
+        if !metadata.is_file() {
+            return Err(unreadable(io::Error::other("it is not a file")));
+        }
+        let mode = metadata.permissions().mode() & 0o7777;
+        if self.role == FileRole::Key && mode & 0o007 != 0 {
+            return Err(self.fault(FileFault::Exposed { mode }));
+        }
+        let mut bytes = Vec::new();
+        file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+        if bytes.len() as u64 > FILE_BYTES_MAX {
+            return Err(self.fault(FileFault::TooLong));
+        }
+        Ok(bytes)
+    }
+}

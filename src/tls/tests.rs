@@ -1,0 +1,455 @@
+//! Both halves against each other over real sockets, and against peers that lie, stall or vanish.
+
+#[path = "../../tests/support/pki.rs"]
+mod pki;
+
+use super::*;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use pki::{Ca, Identity};
+use std::fs;
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Longest that anything may take; only a hang gets there.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+struct World {
+    dir: tempfile::TempDir,
+    ca: Ca,
+    server: Identity,
+    client: Identity,
+}
+
+impl World {
+    fn new() -> World {
+        let dir = tempfile::tempdir().expect("a folder");
+        let ca = Ca::new(dir.path());
+        let (server, client) = (ca.issue("server", 1), ca.issue("client", 2));
+        World { dir, ca, server, client }
+    }
+
+    fn server_files(&self) -> ServerFiles {
+        ServerFiles {
+            certificate: self.server.certificate.clone(),
+            key: self.server.key.clone(),
+            client_ca: Some(self.ca.certificate()),
+            crl: None,
+        }
+    }
+
+    fn client_files(&self) -> ClientFiles {
+        let identity = Some((self.client.certificate.clone(), self.client.key.clone()));
+        ClientFiles { ca: self.ca.certificate(), identity, server_name: None }
+    }
+}
+
+fn plain(tunnel: &Tunnel) -> UnixStream {
+    let stream = UnixStream::from(tunnel.socket.try_clone().expect("a descriptor"));
+    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    stream.set_write_timeout(Some(PATIENCE)).expect("a timeout");
+    stream
+}
+
+/// A client's and a server's pump over one socket pair.
+struct Link {
+    pumps: Pumps,
+    client: Tunnel,
+    server: Tunnel,
+}
+
+impl Link {
+    fn new(server: &ServerFiles, client: &ClientFiles) -> Link {
+        Link::to("localhost", server, client)
+    }
+
+    fn to(host: &str, server: &ServerFiles, client: &ClientFiles) -> Link {
+        let (near, far) = UnixStream::pair().expect("a pair");
+        let pumps = Pumps::default();
+        let tls = ServerTls::load(server).expect("sound files");
+        let server = pumps.serve(far.into(), &tls).expect("a pump");
+        let tls = ClientTls::load(client).expect("sound files");
+        let client = pumps.connect(near.into(), &tls, host).expect("a pump");
+        Link { pumps, client, server }
+    }
+
+    /// Sends a word each way and sees it arrive.
+    fn works(&self) {
+        for (from, to) in [(&self.client, &self.server), (&self.server, &self.client)] {
+            plain(from).write_all(b"word").expect("sent");
+            let mut word = [0; 4];
+            plain(to).read_exact(&mut word).expect("a word");
+            assert_eq!(&word, b"word");
+        }
+    }
+
+    /// Sees that not a byte gets through, and returns why at the server and at the client.
+    fn refused(&self) -> (String, String) {
+        let _ = plain(&self.client).write_all(b"secret");
+        let mut seen = Vec::new();
+        let _ = plain(&self.server).read_to_end(&mut seen);
+        let _ = plain(&self.client).read_to_end(&mut seen);
+        assert_eq!(seen, b"", "nothing gets through");
+        assert!(self.pumps.wait(PATIENCE), "the pumps end");
+        let why = |tunnel: &Tunnel| tunnel.failure().map(ToString::to_string).unwrap_or_default();
+        (why(&self.server), why(&self.client))
+    }
+}
+
+#[test]
+fn megabytes_pass_both_ways_at_once_and_each_half_ends_by_itself() {
+    let world = World::new();
+    let link = Link::new(&world.server_files(), &world.client_files());
+    let bytes: Vec<u8> = (0..20u32 << 20).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    std::thread::scope(|scope| {
+        for (tunnel, reverse) in [(&link.client, false), (&link.server, true)] {
+            let want: Vec<u8> = bytes.iter().map(|byte| byte ^ u8::from(!reverse)).collect();
+            let send: Vec<u8> = bytes.iter().map(|byte| byte ^ u8::from(reverse)).collect();
+            let mut stream = plain(tunnel);
+            let mut writing = stream.try_clone().expect("a descriptor");
+            scope.spawn(move || {
+                writing.write_all(&send).expect("sent");
+                writing.shutdown(Shutdown::Write).expect("half closed");
+            });
+            scope.spawn(move || {
+                let mut got = Vec::new();
+                stream.read_to_end(&mut got).expect("received");
+                assert!(got == want, "what arrived is not what was sent");
+            });
+        }
+    });
+    assert!(link.pumps.wait(PATIENCE), "the pumps end");
+    assert_eq!((link.client.failure(), link.server.failure()), (None, None));
+}
+
+#[test]
+fn a_client_that_ends_its_half_still_gets_its_answers() {
+    let world = World::new();
+    let link = Link::new(&world.server_files(), &world.client_files());
+    let (mut client, mut server) = (plain(&link.client), plain(&link.server));
+    client.write_all(b"ask").expect("sent");
+    client.shutdown(Shutdown::Write).expect("half closed");
+    let mut asked = String::new();
+    server.read_to_string(&mut asked).expect("the end arrives");
+    assert_eq!(asked, "ask");
+    server.write_all(&[7; 3 << 20]).expect("answered");
+    drop(server);
+    let Link { client: tunnel, server, pumps } = link;
+    drop(server);
+    let mut answer = Vec::new();
+    client.read_to_end(&mut answer).expect("answered");
+    assert!(answer == [7; 3 << 20]);
+    drop((client, tunnel));
+    assert!(pumps.wait(PATIENCE));
+}
+
+#[test]
+fn peers_must_prove_who_they_are() {
+    let world = World::new();
+    Link::new(&world.server_files(), &world.client_files()).works();
+    Link::to("::1", &world.server_files(), &world.client_files()).works();
+    let named = ClientFiles { server_name: Some("localhost".into()), ..world.client_files() };
+    Link::to("10.0.0.1", &world.server_files(), &named).works();
+    let anybody = ServerFiles { client_ca: None, ..world.server_files() };
+    let nobody = ClientFiles { identity: None, ..world.client_files() };
+    Link::new(&anybody, &nobody).works();
+
+    let other = Ca::new(&world.dir.path().join("other"));
+    let stranger = other.issue("client", 2);
+    let as_stranger = ClientFiles {
+        identity: Some((stranger.certificate.clone(), stranger.key.clone())),
+        ..world.client_files()
+    };
+    let expired = world.ca.issue_until("late", 3, 2021);
+    let as_expired = ServerFiles { client_ca: Some(world.ca.certificate()), ..world.server_files() };
+    let (server, client) = Link::new(&world.server_files(), &nobody).refused();
+    assert!(server.contains("no certificates"), "{server}");
+    assert!(client.contains("CertificateRequired"), "{client}");
+    let (server, _) = Link::new(&world.server_files(), &as_stranger).refused();
+    assert!(server.contains("UnknownIssuer"), "{server}");
+    let distrusting = ClientFiles { ca: other.certificate(), ..world.client_files() };
+    let (server, client) = Link::new(&world.server_files(), &distrusting).refused();
+    assert!(client.contains("UnknownIssuer"), "{client}");
+    assert!(server.contains("UnknownCA"), "{server}");
+    let (_, client) = Link::to("elsewhere.example", &world.server_files(), &world.client_files()).refused();
+    assert!(client.contains("elsewhere.example"), "{client}");
+    // An own certificate that is past its time is not even loaded.
+    let files = ServerFiles { certificate: expired.certificate, key: expired.key, ..as_expired };
+    let error = ServerTls::load(&files).expect_err("expired").to_string();
+    assert!(
+        error.contains("late-cert.pem") && error.contains("expired") && error.contains("days"),
+        "{error}"
+    );
+}
+
+#[test]
+fn revoked_certificates_are_refused_also_after_a_reload() {
+    let world = World::new();
+    let crl = world.ca.revoke(&[77]);
+    let files = ServerFiles { crl: Some(crl), ..world.server_files() };
+    Link::new(&files, &world.client_files()).works();
+    let tls = ServerTls::load(&files).expect("sound files");
+    let link_with = |tls: &ServerTls| {
+        let (near, far) = UnixStream::pair().expect("a pair");
+        let pumps = Pumps::default();
+        let server = pumps.serve(far.into(), tls).expect("a pump");
+        let client = ClientTls::load(&world.client_files()).expect("sound files");
+        let client = pumps.connect(near.into(), &client, "localhost").expect("a pump");
+        Link { pumps, client, server }
+    };
+    let before = link_with(&tls);
+    before.works();
+    world.ca.revoke(&[77, 2]);
+    link_with(&tls).works();
+    tls.reload().expect("sound files");
+    let (server, _) = link_with(&tls).refused();
+    assert!(server.contains("Revoked"), "{server}");
+    before.works();
+    // A bad file changes nothing.
+    fs::write(&files.certificate, "nonsense").expect("written");
+    let error = tls.reload().expect_err("no certificate").to_string();
+    assert!(error.contains("server-cert.pem: holds no certificate"), "{error}");
+    world.ca.revoke(&[]);
+    let (server, _) = link_with(&tls).refused();
+    assert!(server.contains("Revoked"), "the old configuration is whole: {server}");
+}
+
+#[test]
+fn every_unusable_file_is_named_with_what_is_wrong() {
+    let world = World::new();
+    let dir = world.dir.path();
+    let put = |name: &str, bytes: &[u8], mode: u32| {
+        fs::write(dir.join(name), bytes).expect("written");
+        fs::set_permissions(dir.join(name), fs::Permissions::from_mode(mode)).expect("ours");
+        dir.join(name)
+    };
+    let key = fs::read(&world.server.key).expect("ours");
+    let certificate = fs::read_to_string(&world.server.certificate).expect("ours");
+    let damaged = certificate.replacen("MII", "!!!", 1);
+    let short = certificate.replace("-----END CERTIFICATE-----", "");
+    let later = "-----BEGIN CERTIFICATE-----\nMAAA\n-----END CERTIFICATE-----\n";
+    let good = world.server_files();
+    let with_key = |key: &Path| ServerFiles { key: key.into(), ..world.server_files() };
+    let with_certificate =
+        |certificate: &Path| ServerFiles { certificate: certificate.into(), ..world.server_files() };
+    let with_ca = |ca: &Path| ServerFiles { client_ca: Some(ca.into()), ..world.server_files() };
+    let with_crl = |crl: &Path| ServerFiles { crl: Some(crl.into()), ..world.server_files() };
+    let encrypted = b"-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n";
+    let cases = [
+        (with_key(&world.client.key), FileRole::Key, "client-key.pem: the key does not belong to"),
+        (with_key(&put("open.pem", &key, 0o644)), FileRole::Key, "open.pem: the key has mode 0644"),
+        (with_key(&put("secret.pem", encrypted, 0o600)), FileRole::Key, "encrypted with a passphrase"),
+        (with_key(&good.certificate), FileRole::Key, "holds no private key in PEM form"),
+        (with_key(&dir.join("none.pem")), FileRole::Key, "none.pem: cannot be read: No such file"),
+        (with_key(dir), FileRole::Key, "cannot be read: it is not a file"),
+        (with_certificate(&good.key), FileRole::Certificate, "server-key.pem: holds no certificate"),
+        (with_certificate(&put("x", damaged.as_bytes(), 0o644)), FileRole::Certificate, "is not sound PEM"),
+        (with_certificate(&put("y", short.as_bytes(), 0o644)), FileRole::Certificate, "is missing"),
+        (with_ca(&good.key), FileRole::Ca, "server-key.pem: holds no certificate"),
+        (with_ca(&put("z", later.as_bytes(), 0o644)), FileRole::Ca, "z: certificate 1 cannot be trusted"),
+        (with_crl(&good.certificate), FileRole::Crl, "holds no certificate revocation list"),
+    ];
+    fs::set_permissions(&good.certificate, fs::Permissions::from_mode(0o600)).expect("ours");
+    for (files, role, text) in cases {
+        let error = ServerTls::load(&files).expect_err(text);
+        assert_eq!(error.role, role, "{error}");
+        assert!(error.to_string().contains(text), "{error}");
+        assert!(!format!("{error:?}").contains("BEGIN"), "{error:?}");
+    }
+    put("group.pem", &key, 0o640);
+    ServerTls::load(&with_key(&dir.join("group.pem"))).expect("a group may be trusted");
+    let name = ClientFiles { server_name: Some("no name".into()), ..world.client_files() };
+    let tls = ClientTls::load(&name).expect("sound files");
+    let (near, _far) = UnixStream::pair().expect("a pair");
+    let error = Pumps::default().connect(near.into(), &tls, "h").expect_err("no name").to_string();
+    assert!(error.contains("'no name' is neither"), "{error}");
+}
+
+/// A server's pump with a raw socket in place of the network.
+fn raw_server(world: &World) -> (UnixStream, Tunnel, Pumps) {
+    let (near, far) = UnixStream::pair().expect("a pair");
+    near.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    let pumps = Pumps::default();
+    let tls = ServerTls::load(&world.server_files()).expect("sound files");
+    let server = pumps.serve(far.into(), &tls).expect("a pump");
+    (near, server, pumps)
+}
+
+#[test]
+fn garbage_and_plain_text_are_refused_and_nothing_of_them_gets_through() {
+    let world = World::new();
+    let plain_nbd = [b"IHAVEOPT\0\0\0\x07\0\0\0\0".to_vec(), vec![0x55; 100 << 10], vec![0x16; 100 << 10]];
+    for garbage in plain_nbd {
+        let (mut raw, server, pumps) = raw_server(&world);
+        let _ = raw.write_all(&garbage);
+        let mut seen = Vec::new();
+        plain(&server).read_to_end(&mut seen).expect("the end");
+        assert_eq!(seen, b"");
+        assert!(pumps.wait(PATIENCE));
+        let failure = server.failure().expect("a reason").to_string();
+        assert!(failure.contains("handshake failed"), "{failure}");
+    }
+}
+
+#[test]
+fn a_peer_that_leaves_in_the_handshake_or_never_finishes_it_costs_nothing() {
+    let world = World::new();
+    let (raw, server, pumps) = raw_server(&world);
+    drop(raw);
+    assert!(pumps.wait(PATIENCE));
+    assert_eq!(server.failure(), Some(&TlsFailure::HandshakeClosed));
+    // A record that never ends; the plain side gives up.
+    let (mut raw, server, pumps) = raw_server(&world);
+    raw.write_all(&[0x16, 3, 1, 2, 0, 1]).expect("sent");
+    drop(server);
+    assert!(pumps.wait(Duration::from_secs(1)), "the pump ends with its plain side");
+    // Nobody gives up: the pump does.
+    let (raw, server, pumps) = raw_server(&world);
+    assert!(!pumps.wait(Duration::from_secs(8)));
+    assert!(pumps.wait(Duration::from_secs(4)));
+    assert_eq!(server.failure(), Some(&TlsFailure::HandshakeOverdue));
+    drop(raw);
+}
+
+/// Carries bytes between the network ends of two pumps until told to stop.
+struct Wire {
+    client: Tunnel,
+    server: Tunnel,
+    pumps: Pumps,
+    near: UnixStream,
+    far: UnixStream,
+}
+
+impl Wire {
+    /// Two pumps with a gap in between, past the handshake.
+    fn new(world: &World) -> Wire {
+        let (near, client_end) = UnixStream::pair().expect("a pair");
+        let (far, server_end) = UnixStream::pair().expect("a pair");
+        let pumps = Pumps::default();
+        let tls = ServerTls::load(&world.server_files()).expect("sound files");
+        let server = pumps.serve(server_end.into(), &tls).expect("a pump");
+        let tls = ClientTls::load(&world.client_files()).expect("sound files");
+        let client = pumps.connect(client_end.into(), &tls, "localhost").expect("a pump");
+        for stream in [&near, &far] {
+            stream.set_read_timeout(Some(Duration::from_millis(300))).expect("a timeout");
+        }
+        let mut wire = Wire { client, server, pumps, near, far };
+        plain(&wire.client).write_all(b"hello").expect("sent");
+        wire.carry(|bytes| bytes.to_vec());
+        let mut hello = [0; 5];
+        plain(&wire.server).read_exact(&mut hello).expect("through");
+        wire
+    }
+
+    /// Carries what there is both ways until both are silent, changing what the client sent.
+    fn carry(&mut self, change: impl Fn(&[u8]) -> Vec<u8>) {
+        let mut buf = vec![0; 64 << 10];
+        loop {
+            let up = self.near.read(&mut buf).unwrap_or(0);
+            let _ = self.far.write_all(&change(&buf[..up]));
+            let down = self.far.read(&mut buf).unwrap_or(0);
+            let _ = self.near.write_all(&buf[..down]);
+            if up == 0 && down == 0 {
+                return;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_stream_that_is_cut_ends_the_plain_side_with_what_was_whole() {
+    let world = World::new();
+    let mut wire = Wire::new(&world);
+    plain(&wire.client).write_all(b"whole").expect("sent");
+    wire.carry(|bytes| bytes.to_vec());
+    plain(&wire.client).write_all(b"half").expect("sent");
+    let mut buf = [0; 1024];
+    let count = wire.near.read(&mut buf).expect("a record");
+    wire.far.write_all(&buf[..count / 2]).expect("half a record");
+    wire.far.shutdown(Shutdown::Both).expect("cut");
+    let mut seen = Vec::new();
+    plain(&wire.server).read_to_end(&mut seen).expect("the end");
+    assert_eq!(seen, b"whole");
+    drop((wire.near, wire.far));
+    assert!(wire.pumps.wait(PATIENCE));
+    assert!(
+        matches!(wire.server.failure(), Some(TlsFailure::Truncated | TlsFailure::Lost(_))),
+        "{:?}",
+        wire.server.failure()
+    );
+}
+
+#[test]
+fn a_changed_byte_ends_the_connection_and_is_not_delivered() {
+    let world = World::new();
+    let mut wire = Wire::new(&world);
+    plain(&wire.client).write_all(b"precious").expect("sent");
+    wire.carry(|bytes| {
+        let mut bytes = bytes.to_vec();
+        if let Some(last) = bytes.last_mut() {
+            *last ^= 1;
+        }
+        bytes
+    });
+    let mut seen = Vec::new();
+    plain(&wire.server).read_to_end(&mut seen).expect("the end");
+    assert_eq!(seen, b"");
+    assert!(matches!(wire.server.failure(), Some(TlsFailure::Stream(_))), "{:?}", wire.server.failure());
+}
+
+#[test]
+fn back_pressure_passes_through_and_a_lost_peer_is_told_although_nobody_reads() {
+    let world = World::new();
+    let link = Link::new(&world.server_files(), &world.client_files());
+    link.works();
+    let client = plain(&link.client);
+    client.set_nonblocking(true).expect("ours");
+    let mut taken = 0u64;
+    let begun = Instant::now();
+    // The server's side reads nothing: the client's is stopped after the buffers on the way.
+    while begun.elapsed() < Duration::from_secs(2) {
+        match (&client).write(&[9; 64 << 10]) {
+            Ok(count) => taken += count as u64,
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+        }
+    }
+    assert!((64 << 10..12 << 20).contains(&taken), "{taken} bytes are on their way");
+    assert!((&client).write(&[9; 64 << 10]).is_err(), "still stopped");
+    let server = plain(&link.server);
+    let hung_up = |patience: u16| {
+        let mut fds = [PollFd::new(server.as_fd(), PollFlags::empty())];
+        poll(&mut fds, PollTimeout::from(patience)).expect("polled") == 1
+    };
+    assert!(!hung_up(200), "a slow peer is not a lost one");
+    // The client's process ends.
+    let Link { client: tunnel, server: at_server, pumps } = link;
+    client.shutdown(Shutdown::Both).expect("ours");
+    drop((client, tunnel));
+    assert!(hung_up(5000), "the plain side learns of it");
+    assert!(pumps.wait(Duration::from_secs(5)), "the pumps end");
+    let mut rest = Vec::new();
+    (&server).read_to_end(&mut rest).expect("what was delivered stays");
+    assert!(!rest.is_empty() && rest.len() as u64 <= taken && rest.iter().all(|&byte| byte == 9));
+    drop(at_server);
+}
+
+#[test]
+fn a_peer_that_never_reads_cannot_keep_a_pump_whose_plain_side_is_gone() {
+    let world = World::new();
+    let wire = Wire::new(&world);
+    let server = plain(&wire.server);
+    server.set_nonblocking(true).expect("ours");
+    for _ in 0..200 {
+        let _ = (&server).write(&[1; 64 << 10]);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(wire.pumps.running(), 2);
+    let Wire { client, server: tunnel, pumps, near, far } = wire;
+    drop((server, tunnel, client));
+    assert!(pumps.wait(Duration::from_secs(8)), "the pumps end");
+    drop((near, far));
+}

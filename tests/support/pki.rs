@@ -1,0 +1,91 @@
+//! Certificate authorities and certificates for tests, as PEM files.
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer, DnType,
+    ExtendedKeyUsagePurpose, IsCa, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber,
+    date_time_ymd,
+};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+/// A certificate authority with a folder to put files into.
+pub struct Ca {
+    dir: PathBuf,
+    issuer: CertifiedIssuer<'static, KeyPair>,
+}
+
+/// The files of one identity.
+#[derive(Clone)]
+pub struct Identity {
+    pub certificate: PathBuf,
+    pub key: PathBuf,
+}
+
+impl Ca {
+    /// Makes a CA, with its certificate at `DIR/ca-cert.pem`.
+    pub fn new(dir: &Path) -> Ca {
+        fs::create_dir_all(dir).expect("a folder");
+        let mut params = CertificateParams::new(vec![]).expect("no names");
+        params.distinguished_name.push(DnType::CommonName, "test CA");
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        (params.not_before, params.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(2090, 1, 1));
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key")).expect("a CA");
+        fs::write(dir.join("ca-cert.pem"), issuer.pem()).expect("written");
+        Ca { dir: dir.into(), issuer }
+    }
+
+    pub fn certificate(&self) -> PathBuf {
+        self.dir.join("ca-cert.pem")
+    }
+
+    /// Signs a certificate and writes `NAME-cert.pem` and `NAME-key.pem`, names as libnbd and qemu want them.
+    pub fn issue(&self, name: &str, serial: u64) -> Identity {
+        self.issue_until(name, serial, 2090)
+    }
+
+    /// The same, valid until the first of January of a year.
+    pub fn issue_until(&self, name: &str, serial: u64, year: i32) -> Identity {
+        let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()];
+        let mut params = CertificateParams::new(names).expect("sound names");
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.serial_number = Some(SerialNumber::from(serial));
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        (params.not_before, params.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(year, 1, 1));
+        params.use_authority_key_identifier_extension = true;
+        let key = KeyPair::generate().expect("a key");
+        let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");
+        let files = Identity {
+            certificate: self.dir.join(format!("{name}-cert.pem")),
+            key: self.dir.join(format!("{name}-key.pem")),
+        };
+        fs::write(&files.certificate, certificate.pem()).expect("written");
+        fs::write(&files.key, key.serialize_pem()).expect("written");
+        fs::set_permissions(&files.key, fs::Permissions::from_mode(0o600)).expect("ours");
+        files
+    }
+
+    /// Revokes certificates by their serial numbers; writes `crl.pem`.
+    pub fn revoke(&self, serials: &[u64]) -> PathBuf {
+        let revoked = |serial: &u64| RevokedCertParams {
+            serial_number: SerialNumber::from(*serial),
+            revocation_time: date_time_ymd(2021, 1, 1),
+            reason_code: None,
+            invalidity_date: None,
+        };
+        let params = CertificateRevocationListParams {
+            this_update: date_time_ymd(2021, 1, 1),
+            next_update: date_time_ymd(2090, 1, 1),
+            crl_number: SerialNumber::from(1),
+            issuing_distribution_point: None,
+            revoked_certs: serials.iter().map(revoked).collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        let path = self.dir.join("crl.pem");
+        let list = params.signed_by(&self.issuer).expect("a list");
+        fs::write(&path, list.pem().expect("PEM")).expect("written");
+        path
+    }
+}
