@@ -112,12 +112,12 @@ class Rig:
         return state, [state for _, state in members]
 
     def attach(self):
-        self.sh(f"nbd-client -unix /run/calpe/nbd.sock -name {ARRAY} {DEVICE} -C 4 -persist -timeout 60")
+        self.sh(f"calpe attach {ARRAY} {DEVICE} --connections 4 2>> /tmp/attach.log")
         # The capacity is set by the driver after it has answered.
         self.vm.until(f"test $(cat /sys/block/nbd0/size) -gt 0", what="the device has its size")
 
     def detach(self):
-        self.sh(f"nbd-client -d {DEVICE}")
+        self.sh(f"calpe detach {DEVICE} 2>&1")
 
     def scrub(self):
         """A scrub that must find nothing wrong, of an array that must be whole."""
