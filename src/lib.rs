@@ -1,6 +1,7 @@
 //! Calpe: a software RAID in user space. See ARCHITECTURE.md for the map of the layers.
 
 pub mod array;
+pub mod attach;
 pub mod block_io;
 pub mod cli;
 pub mod codec;
@@ -10,6 +11,7 @@ pub mod format;
 pub mod gpu;
 pub mod member;
 pub mod nbd;
+pub mod reclaim;
 pub mod testing;
 pub mod units;
 pub mod volume;

@@ -117,12 +117,82 @@ Examples:
   calpe check /srv/m*.img
   calpe check --json /dev/disk/by-id/ata-{a,b,c,d,e,f} | jq .good")]
     Check(CheckArgs),
+    /// Make an array a block device of this machine, /dev/nbdN; alone: list what is attached
+    #[command(after_help = "\
+A keeper stays in the background and connects the device again when the daemon was restarted: requests wait meanwhile. Needs root
+and the kernel's NBD driver ('modprobe nbd'). docs/attach.md tells about mounting at boot, swap and upgrades.
+Examples:
+  calpe attach tank /dev/nbd0
+  calpe attach nbd://10.0.0.7/tank /dev/nbd1 --read-only
+  calpe attach                                  what is attached")]
+    Attach(AttachArgs),
+    /// Take a block device away again: flushes it first, refuses while it is in use
+    #[command(after_help = "\
+Examples:
+  calpe detach /dev/nbd0")]
+    Detach(DetachArgs),
     /// Try what happens when a GPU fails
     #[command(subcommand)]
     Gpu(GpuCommand),
     /// Measure parts of the program on this machine
     #[command(subcommand)]
     Bench(BenchCommand),
+}
+
+/// Options of `attach`.
+#[derive(Debug, Clone, Args)]
+pub struct AttachArgs {
+    /// Name or uuid of the array, or an nbd:// or nbd+unix:// URI
+    #[arg(requires = "device")]
+    pub name: Option<String>,
+    /// /dev/nbd0, /dev/nbd1, ...
+    pub device: Option<PathBuf>,
+    /// Connections [default: 4, or 1 where the server does not keep several coherent]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub connections: Option<u32>,
+    /// Seconds without an answer after which a connection is given up and its requests are sent again
+    #[arg(long, value_name = "SECS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    pub timeout: u64,
+    /// Seconds that requests wait for the daemon to come back before they fail
+    #[arg(long, value_name = "SECS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=31536000))]
+    pub dead_timeout: u64,
+    /// Refuse writes
+    #[arg(long)]
+    pub read_only: bool,
+    /// Logical block of the device [default: the smallest that the array serves]
+    #[arg(long, value_name = "SIZE")]
+    pub block_size: Option<ByteCount>,
+    /// Seconds to wait until the array is served
+    #[arg(long, value_name = "SECS", default_value_t = 0)]
+    pub wait: u64,
+    /// Stay and keep the device, instead of leaving a process in the background (systemd Type=notify)
+    #[arg(long)]
+    pub foreground: bool,
+    /// Only say what would be done
+    #[arg(long, short = 'n', requires = "name")]
+    pub dry_run: bool,
+    /// List as JSON
+    #[arg(long, conflicts_with = "name")]
+    pub json: bool,
+    /// Where keepers leave their state
+    #[arg(long, value_name = "PATH", hide = true, default_value = crate::attach::STATE_DIR)]
+    pub state_dir: PathBuf,
+    /// Started by `attach` itself: how it went is written to standard output as JSON
+    #[arg(long, hide = true)]
+    pub keeper: bool,
+}
+
+/// Options of `detach`.
+#[derive(Debug, Clone, Args)]
+pub struct DetachArgs {
+    /// /dev/nbd0, /dev/nbd1, ...
+    pub device: PathBuf,
+    /// Only say what would be done
+    #[arg(long, short = 'n')]
+    pub dry_run: bool,
+    /// Where keepers leave their state
+    #[arg(long, value_name = "PATH", hide = true, default_value = crate::attach::STATE_DIR)]
+    pub state_dir: PathBuf,
 }
 
 /// What can be done to GPUs.
@@ -532,6 +602,13 @@ mod tests {
             "calpe offline tank /dev/sdb",
             "calpe online tank 3 --path /srv/m3",
             "calpe replace tank 3 /dev/sdc -w",
+            "calpe attach",
+            "calpe attach --json",
+            "calpe attach tank /dev/nbd0",
+            "calpe attach tank /dev/nbd0 --connections 4 --timeout 30 --dead-timeout 600 --read-only -n --foreground",
+            "calpe attach nbd+unix:///tank?socket=/run/s /dev/nbd0 --block-size 4096 --wait 10",
+            "calpe detach /dev/nbd0",
+            "calpe detach /dev/nbd0 -n",
             "calpe scrub tank -w",
             "calpe scrub tank -p",
             "calpe scrub tank -s",
@@ -564,6 +641,11 @@ mod tests {
             "calpe wait tank -t lunch",
             "calpe status --watch --test",
             "calpe bench",
+            "calpe attach tank",
+            "calpe attach tank /dev/nbd0 --connections 0",
+            "calpe attach tank /dev/nbd0 --json",
+            "calpe attach -n",
+            "calpe detach",
         ] {
             let error = parse(line).expect_err(line);
             assert_eq!(error.exit_code(), 2, "{line}");

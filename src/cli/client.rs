@@ -110,6 +110,11 @@ impl Client {
         }
     }
 
+    /// Where the daemon was found.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
     /// Asks, and takes any answer but a refusal.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use super::args::{
 };
 use super::client::{Client, ClientError, Done};
 use super::wait::{Goal, Look, POLL, Progress, ScrubMark, Waiter};
-use super::{CliError, Outcome, complain, offline, run, say, say_json, text};
+use super::{CliError, Outcome, attach, complain, offline, run, say, say_json, text};
 use crate::control::{
     ArrayReport, GpuDrill, MemberRef, Reply, Request, ScanKind, ScrubAction, Verdict, verdict,
 };
@@ -26,7 +26,7 @@ const CLEAR: &str = "\x1b[H\x1b[2J\x1b[3J";
 /// Runs a command.
 pub(super) fn run(cli: Cli) -> Outcome {
     let Cli { socket, log_format, command } = cli;
-    if !matches!(command, Command::Up(_) | Command::Serve(_)) {
+    if !matches!(&command, Command::Up(_) | Command::Serve(_) | Command::Attach(_)) {
         logging::start(log_format.unwrap_or_default(), LevelFilter::WARN);
     }
     let connect = || Client::connect(socket.as_deref());
@@ -66,6 +66,8 @@ pub(super) fn run(cli: Cli) -> Outcome {
             };
             change(connect()?, &Request::GpuDrill { drill, dry_run: args.dry_run })
         }
+        Command::Attach(args) => attach::attach(args, socket, log_format),
+        Command::Detach(args) => attach::detach(&args),
         Command::Wait(args) => wait(connect()?, args),
         Command::Events(args) => events(connect()?, &args),
     }

@@ -2,6 +2,7 @@
 //! done, 1 error, 2 usage, and those of `status --test`. Must not know how arrays work.
 
 mod args;
+mod attach;
 mod client;
 mod commands;
 mod offline;
@@ -39,6 +40,9 @@ enum CliError {
     /// The daemon could not start, or not stop cleanly.
     #[error(transparent)]
     Run(#[from] crate::daemon::serve::RunError),
+    /// A device was not attached or detached.
+    #[error(transparent)]
+    Attach(#[from] crate::attach::AttachError),
     /// What was waited for did not end well, or was not there.
     #[error("{0}")]
     Outcome(String),

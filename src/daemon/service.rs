@@ -259,6 +259,7 @@ impl Daemon {
         let assembled = import::with_handles(assembled, open);
         let volume = Box::new(PlainVolume::new(assembled, codec, self.pool.clone(), config));
         let id = self.reactor.add_array(NewArray {
+            array: superblock.array,
             name: names.name.clone(),
             volume,
             devices: devices.into_iter().flatten().collect(),

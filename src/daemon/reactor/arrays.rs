@@ -128,7 +128,7 @@ impl Reactor {
     }
 
     pub(super) fn add_array(&mut self, id: ArrayId, array: NewArray) -> Result<(), ReactorError> {
-        let NewArray { name, volume, devices, read_only } = array;
+        let NewArray { array, name, volume, devices, read_only } = array;
         if self.stopping.is_some() {
             return Err(ReactorError::Gone);
         }
@@ -138,7 +138,7 @@ impl Reactor {
         let geometry = volume.status().geometry;
         let export = ExportInfo {
             name: name.clone(),
-            description: format!("Calpe array {}+{}", geometry.data, geometry.parity),
+            description: format!("Calpe array {}+{}, {array}", geometry.data, geometry.parity),
             size: geometry.volume_bytes,
             read_only,
             block_min: geometry.sector,

@@ -17,6 +17,8 @@ use std::thread::JoinHandle;
 
 /// An array to be served.
 pub struct NewArray {
+    /// Its identity; clients read it in the description of its export.
+    pub array: uuid::Uuid,
     /// Its name, which is its export's name.
     pub name: String,
     /// Its volume, assembled on `devices`.

@@ -213,7 +213,13 @@ fn add(handle: &ReactorHandle, name: &str, path: &std::path::Path) -> Result<Arr
     };
     let id = handle.next_device_id();
     let volume = Box::new(PassThrough::new(id));
-    handle.add_array(NewArray { name: name.into(), volume, devices: vec![(id, device)], read_only: false })
+    handle.add_array(NewArray {
+        array: uuid::Uuid::nil(),
+        name: name.into(),
+        volume,
+        devices: vec![(id, device)],
+        read_only: false,
+    })
 }
 
 /// A minimal NBD client: EXPORT_NAME, simple replies, so that what it sends is plain to see.

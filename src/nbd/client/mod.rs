@@ -40,6 +40,16 @@ impl ClientOptions {
         check_string(name.as_bytes())?;
         Ok(ClientOptions { export: name.to_owned(), structured: true, base_allocation: true })
     }
+
+    /// The export called `name` with simple replies and compact headers alone: what the Linux driver speaks. Every
+    /// option is written out here, so that a new one has to be decided upon.
+    ///
+    /// # Errors
+    /// When the name cannot travel.
+    pub fn simple_replies(name: &str) -> Result<ClientOptions, StringFault> {
+        check_string(name.as_bytes())?;
+        Ok(ClientOptions { export: name.to_owned(), structured: false, base_allocation: false })
+    }
 }
 
 /// What the server said about its export.

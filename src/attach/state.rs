@@ -1,0 +1,229 @@
+//! What keepers leave in the runtime directory: who keeps which device, attached to what.
+//!
+//! Invariants: a device has at most one keeper: it holds the lock of its file, which the kernel takes away when it
+//! ends, however it ends. A file is replaced as a whole. Must not know netlink or servers.
+
+use super::device::DeviceIndex;
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Version of the files; another one is not read.
+const VERSION: u32 = 1;
+
+/// Where keepers leave their files when nobody says otherwise.
+pub const STATE_DIR: &str = "/run/calpe/attached";
+
+/// Why the runtime directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// A keeper is there already.
+    #[error("{device}: a keeper runs for it{}: 'calpe detach {device}' ends it", named(pid))]
+    Kept {
+        /// Which device.
+        device: DeviceIndex,
+        /// The keeper, if it can be said.
+        pid: Option<u32>,
+    },
+    /// The system refuses.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// What was to be read or written.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+fn named(pid: &Option<u32>) -> String {
+    pid.map(|pid| format!(" (process {pid})")).unwrap_or_default()
+}
+
+/// What a keeper says about its device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kept {
+    /// [`VERSION`] of whoever wrote it.
+    pub version: u32,
+    /// Which device.
+    pub device: DeviceIndex,
+    /// The array's name, or the URI.
+    pub target: String,
+    /// What the kernel was told.
+    pub backend: String,
+    /// Bytes.
+    pub size: u64,
+    /// It refuses writes.
+    pub read_only: bool,
+    /// Connections that the kernel was given.
+    pub connections: u32,
+    /// The keeper's process.
+    pub keeper: u32,
+    /// Connections are missing.
+    pub waiting: bool,
+}
+
+impl Kept {
+    /// With the version of this program.
+    #[must_use]
+    pub fn version() -> u32 {
+        VERSION
+    }
+}
+
+/// The runtime directory of the keepers.
+#[derive(Clone, Debug)]
+pub struct StateDir {
+    path: PathBuf,
+}
+
+/// The right to keep a device. Ends with this value, or with the process.
+#[derive(Debug)]
+pub struct KeeperLock {
+    _file: Flock<File>,
+    dir: StateDir,
+    device: DeviceIndex,
+}
+
+impl StateDir {
+    /// The directory at `path`, which need not exist.
+    #[must_use]
+    pub fn new(path: &Path) -> StateDir {
+        StateDir { path: path.to_owned() }
+    }
+
+    /// Where the keeper of a device writes its log, when it has no other.
+    #[must_use]
+    pub fn log(&self, device: DeviceIndex) -> PathBuf {
+        self.path.join(format!("{}.log", device.name()))
+    }
+
+    /// Makes the directory.
+    ///
+    /// # Errors
+    /// When that is not possible.
+    pub fn create(&self) -> Result<(), StateError> {
+        fs::create_dir_all(&self.path).map_err(|source| self.io(&self.path, source))
+    }
+
+    /// Becomes the keeper of a device.
+    ///
+    /// # Errors
+    /// When there is one.
+    pub fn lock(&self, device: DeviceIndex) -> Result<KeeperLock, StateError> {
+        self.create()?;
+        let path = self.path.join(format!("{}.lock", device.name()));
+        let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
+        let file = file.map_err(|source| self.io(&path, source))?;
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(file) => Ok(KeeperLock { _file: file, dir: self.clone(), device }),
+            Err((_, Errno::EWOULDBLOCK)) => {
+                let pid = self.read(device).ok().flatten().map(|kept| kept.keeper);
+                Err(StateError::Kept { device, pid })
+            }
+            Err((_, errno)) => Err(self.io(&path, errno.into())),
+        }
+    }
+
+    /// Whether a keeper runs for a device.
+    #[must_use]
+    pub fn is_kept(&self, device: DeviceIndex) -> bool {
+        self.path.exists() && matches!(self.lock(device), Err(StateError::Kept { .. }))
+    }
+
+    /// What the last keeper of a device said; none when there was none, or one of another version.
+    ///
+    /// # Errors
+    /// When the file is there and cannot be read.
+    pub fn read(&self, device: DeviceIndex) -> Result<Option<Kept>, StateError> {
+        let path = self.file(device);
+        let text = match fs::read_to_string(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            other => other.map_err(|source| self.io(&path, source))?,
+        };
+        Ok(serde_json::from_str::<Kept>(&text).ok().filter(|kept| kept.version == VERSION))
+    }
+
+    /// Forgets a device.
+    pub fn remove(&self, device: DeviceIndex) {
+        // What stays says that its keeper is gone: the lock tells.
+        let _ = fs::remove_file(self.file(device));
+    }
+
+    fn file(&self, device: DeviceIndex) -> PathBuf {
+        self.path.join(format!("{}.json", device.name()))
+    }
+
+    fn io(&self, path: &Path, source: io::Error) -> StateError {
+        StateError::Io { path: path.to_owned(), source }
+    }
+}
+
+impl KeeperLock {
+    /// Tells everybody.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn write(&self, kept: &Kept) -> Result<(), StateError> {
+        let path = self.dir.file(self.device);
+        let new = path.with_extension("new");
+        let text = serde_json::to_string_pretty(kept).expect("plain fields") + "\n";
+        fs::write(&new, text).map_err(|source| self.dir.io(&new, source))?;
+        fs::rename(&new, &path).map_err(|source| self.dir.io(&path, source))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEVICE: DeviceIndex = DeviceIndex(3);
+
+    fn kept() -> Kept {
+        Kept {
+            version: VERSION,
+            device: DEVICE,
+            target: "tank".into(),
+            backend: "uuid/tank".into(),
+            size: 1 << 30,
+            read_only: false,
+            connections: 4,
+            keeper: 77,
+            waiting: false,
+        }
+    }
+
+    #[test]
+    fn a_device_has_one_keeper_and_the_next_one_after_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::new(&dir.path().join("attached"));
+        assert!(!state.is_kept(DEVICE));
+        let lock = state.lock(DEVICE).unwrap();
+        lock.write(&kept()).unwrap();
+        assert!(state.is_kept(DEVICE));
+        assert!(!state.is_kept(DeviceIndex(4)));
+        let error = state.lock(DEVICE).unwrap_err().to_string();
+        assert!(error.contains("process 77") && error.contains("detach /dev/nbd3"), "{error}");
+        drop(lock);
+        assert!(!state.is_kept(DEVICE));
+        state.lock(DEVICE).unwrap();
+    }
+
+    #[test]
+    fn what_was_written_is_read_and_other_versions_are_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::new(dir.path());
+        assert_eq!(state.read(DEVICE).unwrap(), None);
+        let lock = state.lock(DEVICE).unwrap();
+        lock.write(&kept()).unwrap();
+        assert_eq!(state.read(DEVICE).unwrap(), Some(kept()));
+        lock.write(&Kept { version: 2, ..kept() }).unwrap();
+        assert_eq!(state.read(DEVICE).unwrap(), None);
+        fs::write(dir.path().join("nbd3.json"), "{").unwrap();
+        assert_eq!(state.read(DEVICE).unwrap(), None);
+        state.remove(DEVICE);
+        assert!(!dir.path().join("nbd3.json").exists());
+    }
+}
