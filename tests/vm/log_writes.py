@@ -202,15 +202,15 @@ def record(run, geometry, degraded, filesystem, changes):
         for index in range(width):
             del rig.disks[f"m{index}"]
         rig.boot()
-        rig.sh(f"dmsetup create lw --noudevsync --table '0 {big // SECTOR} log-writes /dev/disk/big /dev/disk/log'")
+        rig.sh(f"dmsetup create lw --table '0 {big // SECTOR} log-writes /dev/disk/big /dev/disk/log'")
         absent = absent_members(rig, degraded)
         for index in range(width):
             start = (LEAD_BYTES + index * MEMBER_BYTES) // SECTOR
-            rig.sh(f"dmsetup create d{index} --noudevsync --table '0 {MEMBER_BYTES // SECTOR} linear /dev/mapper/lw {start}'")
+            rig.sh(f"dmsetup create d{index} --table '0 {MEMBER_BYTES // SECTOR} linear /dev/mapper/lw {start}'")
             rig.name_member(index, f"/dev/mapper/d{index}")
         rig.create(options="--chunk 16KiB")
         for name in absent:
-            rig.sh(f"rm /dev/members/{name}; dmsetup remove --noudevsync d{name[1:]}")
+            rig.sh(f"rm /dev/members/{name}; dmsetup remove d{name[1:]}")
         rig.serve()
         expect_state(rig, "DEGRADED" if degraded else "ONLINE")
         rig.attach()
@@ -227,7 +227,7 @@ def record(run, geometry, degraded, filesystem, changes):
             rig.unmount()
         rig.detach()
         rig.stop()
-        rig.sh("for d in /dev/mapper/d*; do dmsetup remove --noudevsync $d; done; dmsetup remove --noudevsync lw; sync")
+        rig.sh("for d in /dev/mapper/d*; do dmsetup remove $d; done; dmsetup remove --noudevsync lw; sync")
         rig.end()
     return rig.path("log"), history, absent
 

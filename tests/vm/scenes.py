@@ -147,7 +147,7 @@ def members(run, geometry, filesystem, degraded):
         rig.boot()
         sectors = rig.member_bytes // 512
         for index in erring:
-            rig.sh(f"dmsetup create e{index} --noudevsync --table '0 {sectors} linear /dev/disk/m{index} 0'")
+            rig.sh(f"dmsetup create e{index} --table '0 {sectors} linear /dev/disk/m{index} 0'")
             rig.name_member(index, f"/dev/mapper/e{index}")
         rig.create()
         rig.serve()
@@ -183,7 +183,7 @@ def members(run, geometry, filesystem, degraded):
             whole()
 
         def table(index, text):
-            rig.sh(f"echo '0 {sectors} {text}' | dmsetup load --noudevsync e{index}; dmsetup resume --noudevsync e{index}")
+            rig.sh(f"echo '0 {sectors} {text}' | dmsetup load e{index}; dmsetup resume --noudevsync e{index}")
 
         gone(erring, lambda index: table(index, "error"))
         for index in erring:
