@@ -38,6 +38,8 @@ class Entry:
 
     def __init__(self, sector, sectors, flags, mark, data):
         self.sector, self.sectors, self.flags, self.mark, self.data = sector, sectors, flags, mark, data
+        # A change of the load; the kernel and the scene make marks of their own.
+        self.change = mark[:1].isdigit()
 
 
 def read_log(path):
@@ -54,7 +56,7 @@ def read_log(path):
             sector, sectors, flags, length = struct.unpack_from("<QQQQ", head)
             if flags >= 32 or length > size - 32:
                 raise ValueError(f"{path}: entry {number} at byte {at} makes no sense: flags {flags:x}, {length} bytes of mark")
-            mark = head[32:32 + length].rstrip(b"\0").decode() if flags & MARK else None
+            mark = head[32:32 + length].rstrip(b"\0").decode() if flags & MARK else ""
             at += size
             entries.append(Entry(sector, sectors, flags, mark, at))
             if not flags & (DISCARD | MARK):
@@ -238,8 +240,8 @@ def replay(run, geometry, degraded, changes, sample, look, filesystem=False):
     size, entries = read_log(path)
     oracle = Oracle(history)
     first = next(number for number, entry in enumerate(entries) if entry.mark == "ready")
-    last = max(number for number, entry in enumerate(entries) if entry.mark)
-    marked = sum(1 for entry in entries[first + 1:last + 1] if entry.mark)
+    last = max(number for number, entry in enumerate(entries) if entry.change)
+    marked = sum(entry.change for entry in entries)
     check(marked == changes, f"{marked} marks of {changes} changes are in the log")
     # A point is after an entry: each flush and FUA, each mark; and one write between two of them, which may have been lost.
     durable = [n for n in range(first, last + 1) if entries[n].flags & (FLUSH | FUA | MARK)]
@@ -271,8 +273,7 @@ def replay(run, geometry, degraded, changes, sample, look, filesystem=False):
 
         for number, entry in enumerate(entries[:last + 1]):
             disks.apply(entry)
-            if number > first and entry.mark:
-                marks += 1
+            marks += entry.change
             if number in chosen:
                 directory = os.path.join(base, f"p{number}")
                 members = disks.copy(directory, absent)

@@ -1,6 +1,7 @@
 """The virtual-machine suite: chooses scenes, runs them, prints a table. Started by scripts/vm-test, which builds what it needs."""
 
 import argparse
+import concurrent.futures
 import os
 import random
 import shutil
@@ -39,14 +40,15 @@ CASES = [
 class Run:
     """What a scene is given: where things are, how much to do, and chances that a seed repeats."""
 
-    def __init__(self, arguments, base):
+    def __init__(self, arguments, base, label):
         self.image, self.calpe, self.load = arguments.image, arguments.calpe, arguments.vm_load
         self.quick, self.cycles, self.seed = arguments.quick, arguments.cycles, arguments.seed
-        self.base = base
-        self.random = random.Random(self.seed)
+        self.base, self.directories = base, []
+        self.random = random.Random(f"{self.seed} {label}")
 
     def directory(self):
-        return tempfile.mkdtemp(prefix="scene-", dir=self.base)
+        self.directories.append(tempfile.mkdtemp(prefix="scene-", dir=self.base))
+        return self.directories[-1]
 
     def few(self, full, quick):
         return quick if self.quick else full
@@ -58,6 +60,7 @@ def main():
     parser.add_argument("--quick", action="store_true", help="one short case of each scene")
     parser.add_argument("--cycles", type=int, default=0, help="power cuts of each case [default: 5; quick: 2]")
     parser.add_argument("--seed", type=int, default=None, help="of the loads and the moments [default: from the clock]")
+    parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="machines at a time, a core each [default: 2]")
     parser.add_argument("--keep", action="store_true", help="keep the disks of scenes that fail")
     parser.add_argument("--image", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--calpe", required=True, help=argparse.SUPPRESS)
@@ -72,11 +75,13 @@ def main():
         arguments.seed = int(time.time()) % 1_000_000
     base = tempfile.mkdtemp(prefix="calpe-vm-", dir=arguments.disks or roomy(arguments.image))
     wanted = [case for case in CASES if (not arguments.scenes or case[0] in arguments.scenes) and (case[5] or not arguments.quick)]
-    print(f"{len(wanted)} cases, seed {arguments.seed}, disks in {base}", flush=True)
+    print(f"{len(wanted)} cases, {arguments.jobs} at a time, seed {arguments.seed}, disks in {base}", flush=True)
     rows, began = [], time.monotonic()
-    for name, scene, geometry, filesystem, degraded, _ in wanted:
+
+    def one(case):
+        name, scene, geometry, filesystem, degraded, _ = case
         label = (name, str(geometry), filesystem, "degraded" if degraded else "whole")
-        run, start = Run(arguments, base), time.monotonic()
+        run, start = Run(arguments, base, " ".join(label)), time.monotonic()
         try:
             good, counts = True, scene(run, geometry, filesystem, degraded)
         except (Failed, VmError) as error:
@@ -86,8 +91,11 @@ def main():
         rows.append((label, good, time.monotonic() - start, counts))
         print(line(rows[-1]), flush=True)
         if good or not arguments.keep:
-            for directory in os.listdir(base):
-                shutil.rmtree(os.path.join(base, directory), ignore_errors=True)
+            for directory in run.directories:
+                shutil.rmtree(directory, ignore_errors=True)
+
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        list(pool.map(one, wanted))
     failed = [row for row in rows if not row[1]]
     print(f"\n{len(rows) - len(failed)} of {len(rows)} cases passed, {Vm.booted} boots, {time.monotonic() - began:.0f} s")
     if failed:

@@ -43,7 +43,8 @@ class Vm:
             if os.path.exists(self._path(name)):
                 os.unlink(self._path(name))
         arguments = [
-            "qemu-system-x86_64", "-M", "pc", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", self.memory,
+            # One thread for both processors: with two, qemu may run kernel text that the other is patching.
+            "qemu-system-x86_64", "-M", "pc", "-accel", "tcg,thread=single", "-cpu", "max", "-smp", "2", "-m", self.memory,
             "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
             "-kernel", os.path.join(self.image, "vmlinuz"), "-initrd", os.path.join(self.image, "initramfs"),
             "-append", "console=ttyS0 loglevel=5 panic=-1 oops=panic mitigations=off random.trust_cpu=on "
