@@ -112,7 +112,9 @@ class Rig:
         return state, [state for _, state in members]
 
     def attach(self):
-        self.sh(f"calpe attach {ARRAY} {DEVICE} --connections 4 2>> /tmp/attach.log")
+        # The driver sends again what a dead connection had under way when the request's time is up, not sooner: a short time
+        # makes short scenes.
+        self.sh(f"calpe attach {ARRAY} {DEVICE} --connections 4 --timeout 10 2>> /tmp/attach.log")
         # The capacity is set by the driver after it has answered.
         self.vm.until(f"test $(cat /sys/block/nbd0/size) -gt 0", what="the device has its size")
 
