@@ -436,7 +436,16 @@ impl Reader<'_> {
             let message = format!("'{which}' is configured twice");
             self.problem(section.at, section.name.trim_end_matches('.'), &message);
         }
-        Some(ArrayConfig { which, search, read_only, rebuild_min, rebuild_max, full_stripe, page_cache, remote })
+        Some(ArrayConfig {
+            which,
+            search,
+            read_only,
+            rebuild_min,
+            rebuild_max,
+            full_stripe,
+            page_cache,
+            remote,
+        })
     }
 
     fn remote(&mut self, section: &Section<'_, '_>) -> RemoteLimits {
@@ -619,7 +628,9 @@ pub fn gpu_mode(text: &str) -> Result<Mode, String> {
 fn seconds(value: &DeValue<'_>) -> Result<Duration, String> {
     match integer(value)? {
         number @ 1..=MAX_REMOTE_SECONDS => Ok(Duration::from_secs(number as u64)),
-        other => Err(format!("{other} is out of range: it is a number of seconds, 1 to {MAX_REMOTE_SECONDS}")),
+        other => {
+            Err(format!("{other} is out of range: it is a number of seconds, 1 to {MAX_REMOTE_SECONDS}"))
+        }
     }
 }
 

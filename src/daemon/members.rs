@@ -114,7 +114,8 @@ impl Daemon {
             known_zero: false,
         };
         let path = device.path().to_owned();
-        let done = self.hand_over(target, new, device, |member, device| AdminRequest::Online { member, device })?;
+        let done =
+            self.hand_over(target, new, device, |member, device| AdminRequest::Online { member, device })?;
         self.returns().back(target.superblock.array, target.index);
         member::forget_lost(&path);
         Ok(done)
@@ -294,7 +295,9 @@ impl Daemon {
                 names.seats.iter().chain(names.devices.values()).filter_map(|place| place.path.as_ref());
             let mut parents: Vec<PathBuf> = known
                 .filter(|path| !member::is_remote(path))
-                .filter_map(|path| path.parent()).map(Path::to_path_buf).collect();
+                .filter_map(|path| path.parent())
+                .map(Path::to_path_buf)
+                .collect();
             parents.sort();
             parents.dedup();
             parents

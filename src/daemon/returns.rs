@@ -26,7 +26,7 @@ use uuid::Uuid;
 /// Wait after the first attempt that failed; doubled with each further one, ...
 const BACKOFF_FIRST: Duration = Duration::from_secs(1);
 /// ... up to this.
-const BACKOFF_MAX: Duration = Duration::from_secs(60);
+const BACKOFF_MAX: Duration = Duration::from_secs(15);
 
 /// A member of an array.
 type Seat = (Uuid, u16);
@@ -75,7 +75,9 @@ impl Daemon {
     /// Takes an attempt or a return further, for every remote member of an array that is away; to be called once a second
     /// or so, while nothing else is changed.
     pub(super) fn return_members(&self, array: ArrayId, facts: &ArrayFacts) {
-        let Some((uuid, away)) = self.with_served(array, |served| self.find_away(served, facts)) else { return };
+        let Some((uuid, away)) = self.with_served(array, |served| self.find_away(served, facts)) else {
+            return;
+        };
         for member in away {
             if let Some(device) = self.attempt(array, uuid, &member) {
                 self.take_back(array, uuid, &member, device);

@@ -221,8 +221,9 @@ impl Device {
     pub fn vanished(&self) -> Option<IoFault> {
         match &self.backing {
             Backing::Remote { device, .. } => device.given_up(),
-            Backing::Local { file, node } => (self.facts.kind == DeviceKind::File && self.is_file_gone(file, *node))
-                .then_some(IoFault { kind: IoFaultKind::Gone, errno: libc::ENOENT }),
+            Backing::Local { file, node } => (self.facts.kind == DeviceKind::File
+                && self.is_file_gone(file, *node))
+            .then_some(IoFault { kind: IoFaultKind::Gone, errno: libc::ENOENT }),
         }
     }
 

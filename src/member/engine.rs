@@ -594,7 +594,7 @@ mod tests {
                 if memory { tempfile::tempdir_in("/dev/shm").unwrap() } else { tempfile::tempdir().unwrap() };
             let device = Device::create_sparse(&dir.path().join("m.img"), BYTES).unwrap();
             assert!(!memory || device.facts().memory);
-            let ring = Ring::new().unwrap();
+            let mut ring = Ring::new().unwrap();
             let pool = Pool::new(4 << 20).unwrap();
             let mut members = MemberIo::new(TAG, &pool);
             members.add(&mut ring, ID, OWNER, device);

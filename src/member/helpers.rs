@@ -112,7 +112,9 @@ impl Device {
     /// [`DeviceError::NoSpace`] when there is no room, or when the device fails.
     pub fn preallocate(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
         self.check_range(offset, len)?;
-        let (DeviceKind::File, Ok(file), true) = (self.facts().kind, self.file(), len > 0) else { return Ok(()) };
+        let (DeviceKind::File, Ok(file), true) = (self.facts().kind, self.file(), len > 0) else {
+            return Ok(());
+        };
         let signed = |value| libc::off_t::try_from(value).map_err(|_| self.bad_range(offset, len));
         match fallocate(file, FallocateFlags::FALLOC_FL_KEEP_SIZE, signed(offset)?, signed(len)?) {
             Ok(()) | Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => Ok(()),

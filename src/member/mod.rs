@@ -15,5 +15,7 @@ mod ring;
 pub use device::{Access, Device, DeviceFacts, DeviceKind};
 pub use engine::{MemberCompletion, MemberIo};
 pub use error::DeviceError;
-pub use remote::{Lost, ReadAt, RemoteError, RemoteLimits, Witness, forget_lost, is_remote, lost, same_remote};
+pub use remote::{
+    Lost, ReadAt, RemoteError, RemoteLimits, Witness, forget_lost, is_remote, lost, same_remote,
+};
 pub use ring::{Ring, RingEvent};

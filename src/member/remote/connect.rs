@@ -119,8 +119,8 @@ fn connect_one(uri: &NbdUri, limits: &RemoteLimits, deadline: &Deadline) -> Resu
         NbdAddress::Tcp { host, port } => tcp(host, *port, limits, deadline)?,
         NbdAddress::Unix { path } => unix(path, deadline)?,
     };
-    let options =
-        ClientOptions::for_export(&uri.export).map_err(|fault| RemoteError::Connect(io::Error::other(fault)))?;
+    let options = ClientOptions::for_export(&uri.export)
+        .map_err(|fault| RemoteError::Connect(io::Error::other(fault)))?;
     // The deadline is kept here, so the connection needs no clock.
     let nbd = ClientConnection::new(options, Timestamp(0))
         .map_err(|fault| RemoteError::Connect(io::Error::other(fault)))?;
@@ -151,7 +151,9 @@ fn drive<S: Sink>(
     over: impl Fn(&S) -> bool,
 ) -> Result<(), RemoteError> {
     let fail = |error| match error {
-        LinkError::Closed => RemoteError::Lost(io::Error::from(io::ErrorKind::UnexpectedEof)),
+        LinkError::Closed | LinkError::Stopping => {
+            RemoteError::Lost(io::Error::from(io::ErrorKind::UnexpectedEof))
+        }
         LinkError::Io(source) => RemoteError::Lost(source),
         LinkError::Protocol(fatal) => RemoteError::Protocol(fatal),
     };

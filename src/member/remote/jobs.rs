@@ -63,6 +63,8 @@ pub(super) struct Jobs {
     writes: u64,
     /// Of these, so many had completed when a FLUSH was sent that succeeded.
     flushed: u64,
+    /// A request was refused because the server ends; it waits to be sent again.
+    stopping: bool,
 }
 
 impl Jobs {
@@ -163,8 +165,19 @@ impl Jobs {
         }
     }
 
+    /// Whether the server has said, since the last question, that it ends.
+    pub fn server_stops(&mut self) -> bool {
+        std::mem::take(&mut self.stopping)
+    }
+
     /// The end of a request.
     pub fn done(&mut self, part: &Part, result: Result<(), Failure>) {
+        if matches!(&result, Err(failure) if failure.errno == Errno::Shutdown) {
+            // It was answered, so it cannot land later, and may be sent again.
+            self.stopping = true;
+            self.waiting.push_front(part.clone());
+            return;
+        }
         let job = self.jobs.get_mut(&part.job).expect("a job outlives its requests");
         let request = &part.request;
         match result {

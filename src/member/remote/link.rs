@@ -36,6 +36,8 @@ pub(super) trait Sink {
 pub(super) enum LinkError {
     /// The server has closed it.
     Closed,
+    /// The server has said that it ends.
+    Stopping,
     /// The system says that it is broken.
     Io(io::Error),
     /// The server does not keep to the protocol.
@@ -46,6 +48,7 @@ impl std::fmt::Display for LinkError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             LinkError::Closed => f.write_str("the server closed the connection"),
+            LinkError::Stopping => f.write_str("the server shuts down"),
             LinkError::Io(error) => write!(f, "the connection broke: {error}"),
             LinkError::Protocol(fatal) => write!(f, "the server broke the protocol: {fatal}"),
         }

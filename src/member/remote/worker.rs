@@ -149,9 +149,7 @@ impl Worker {
         while self.jobs.has_waiting() {
             let free = lanes
                 .iter_mut()
-                .filter(|lane| {
-                    lane.link.in_flight() < UNDER_WAY_MAX && lane.link.out_bytes() < OUT_BYTES_MAX
-                })
+                .filter(|lane| lane.link.in_flight() < UNDER_WAY_MAX && lane.link.out_bytes() < OUT_BYTES_MAX)
                 .min_by_key(|lane| (lane.link.out_bytes(), lane.link.in_flight()));
             let Some(lane) = free else { break };
             let Some((part, payload)) = self.jobs.next_part() else { break };
@@ -172,10 +170,8 @@ impl Worker {
                 }
             }
         }
-        let error = lanes
-            .iter_mut()
-            .filter(|lane| lane.link.out_bytes() > 0)
-            .find_map(|lane| lane.link.send().err());
+        let error =
+            lanes.iter_mut().filter(|lane| lane.link.out_bytes() > 0).find_map(|lane| lane.link.send().err());
         if let Some(error) = error {
             self.lost(&error);
         }
@@ -241,6 +237,8 @@ impl Worker {
                 let error = lanes.iter_mut().find_map(|lane| lane.receive(&mut self.jobs).err());
                 if let Some(error) = error {
                     self.lost(&error);
+                } else if self.jobs.server_stops() {
+                    self.lost(&LinkError::Stopping);
                 }
             }
             Phase::Leaving { lanes, lost, .. } => {
