@@ -12,6 +12,8 @@ pub use tls::ListenTlsConfig;
 use super::reactor::SOCKET_PATH_MAX;
 use crate::array::FullStripe;
 use crate::gpu::{GpuConfig, Mode};
+use crate::member::{RemoteLimits, is_remote};
+use crate::nbd::NbdUri;
 use crate::tls::ClientFiles;
 use crate::units::{ByteCount, HumanSize};
 use std::collections::HashSet;
@@ -19,6 +21,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 use uuid::Uuid;
@@ -49,8 +52,21 @@ pub const MIN_REBUILD_RATE: u64 = 1 << 20;
 pub const MIN_PAGE_CACHE: u64 = 1 << 20;
 
 /// Keys of a section `[[array]]`.
-const ARRAY_KEYS: [&str; 8] =
-    ["name", "uuid", "search", "read_only", "rebuild_min", "rebuild_max", "full_stripe", "page_cache"];
+const ARRAY_KEYS: [&str; 10] = [
+    "name",
+    "uuid",
+    "search",
+    "read_only",
+    "rebuild_min",
+    "rebuild_max",
+    "full_stripe",
+    "page_cache",
+    "remote_timeout",
+    "remote_grace",
+];
+
+/// Longest time, in seconds, that a request to a remote member may be given: clients give up before.
+const MAX_REMOTE_SECONDS: i128 = 600;
 
 /// Longest file that is read: nobody writes a longer one on purpose.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -103,7 +119,7 @@ pub struct ListenConfig {
 pub struct ArrayConfig {
     /// Which array.
     pub which: ArrayChoice,
-    /// Directories and devices to look for its members in.
+    /// Directories, devices and URIs to look for its members in.
     pub search: Vec<PathBuf>,
     /// Offer it to clients for reading only.
     pub read_only: bool,
@@ -115,6 +131,8 @@ pub struct ArrayConfig {
     pub full_stripe: Option<FullStripe>,
     /// Bytes of memory for checksums and stripe map; none for the built-in amount.
     pub page_cache: Option<u64>,
+    /// How patient to be with the servers of remote members.
+    pub remote: RemoteLimits,
 }
 
 /// How an array is chosen.
@@ -440,12 +458,36 @@ impl Reader<'_> {
         }
         let full_stripe = self.value(section, "full_stripe", |value| full_stripe(string(value)?));
         let page_cache = self.size(section, "page_cache", MIN_PAGE_CACHE, MAX_MEMORY);
+        let remote = self.remote_limits(section);
         let which = name.or(uuid)?;
         if !seen.insert(which.clone()) {
             let message = format!("'{which}' is configured twice");
             self.problem(section.at, section.name.trim_end_matches('.'), &message);
         }
-        Some(ArrayConfig { which, search, read_only, rebuild_min, rebuild_max, full_stripe, page_cache })
+        Some(ArrayConfig {
+            which,
+            search,
+            read_only,
+            rebuild_min,
+            rebuild_max,
+            full_stripe,
+            page_cache,
+            remote,
+        })
+    }
+
+    fn remote_limits(&mut self, section: &Section<'_, '_>) -> RemoteLimits {
+        let defaults = RemoteLimits::default();
+        let request = self.value(section, "remote_timeout", seconds).unwrap_or(defaults.request);
+        let grace = self.value(section, "remote_grace", seconds);
+        if grace.is_some_and(|grace| grace >= request) {
+            let at = section.table.get("remote_grace").map(Spanned::span).unwrap_or_default().start;
+            let message = format!("must be shorter than remote_timeout, which is {} s", request.as_secs());
+            self.problem(at, &format!("{}remote_grace", section.name), &message);
+        }
+        // Unless it was given, it keeps its share of a shorter limit.
+        let grace = grace.unwrap_or(defaults.grace.min(request / 2));
+        RemoteLimits { request, grace, connect: defaults.connect.min(request) }
     }
 
     fn search(&mut self, section: &Section<'_, '_>) -> Vec<PathBuf> {
@@ -467,7 +509,10 @@ impl Reader<'_> {
         let mut paths = Vec::new();
         for item in items.iter() {
             let path = string(item.get_ref()).and_then(|text| {
-                if text.contains(['*', '?']) {
+                if is_remote(Path::new(text)) {
+                    let uri: Result<NbdUri, _> = text.parse();
+                    uri.map(|_| PathBuf::from(text)).map_err(|error| error.to_string())
+                } else if text.contains(['*', '?']) {
                     Err(format!("'{text}': patterns are not expanded, name the directory instead"))
                 } else {
                     absolute(self.dir, text)
@@ -607,6 +652,16 @@ pub fn gpu_mode(text: &str) -> Result<Mode, String> {
     }
 }
 
+/// A whole number of seconds.
+fn seconds(value: &DeValue<'_>) -> Result<Duration, String> {
+    match integer(value)? {
+        number @ 1..=MAX_REMOTE_SECONDS => Ok(Duration::from_secs(number as u64)),
+        other => {
+            Err(format!("{other} is out of range: it is a number of seconds, 1 to {MAX_REMOTE_SECONDS}"))
+        }
+    }
+}
+
 fn integer(value: &DeValue<'_>) -> Result<i128, String> {
     let number = value.as_integer().ok_or_else(|| expected("a whole number", value))?;
     i128::from_str_radix(number.as_str(), number.radix()).map_err(|_| format!("{number} is out of range"))
@@ -672,12 +727,14 @@ mod tests {
             max_connections = 7
             [[array]]
             uuid = "01234567-89ab-4def-8000-0000000003e8"
-            search = ["/dev/disk/by-id", "members"]
+            search = ["/dev/disk/by-id", "members", "nbd+unix:///x?socket=/run/x"]
             read_only = true
             rebuild_min = "10MiB"
             rebuild_max = "1GiB"
             full_stripe = "logged"
             page_cache = "16MiB"
+            remote_timeout = 10
+            remote_grace = 3
             "#,
         )
         .unwrap();
@@ -686,7 +743,9 @@ mod tests {
         assert_eq!(config.listen.unix, None, "tcp alone was asked for");
         assert_eq!(config.listen.tcp.unwrap().to_string(), "[::1]:10809");
         let array = &config.arrays[0];
-        assert_eq!(array.search, [Path::new("/dev/disk/by-id"), Path::new("/etc/calpe/members")]);
+        let search = ["/dev/disk/by-id", "/etc/calpe/members", "nbd+unix:///x?socket=/run/x"];
+        assert_eq!(array.search, search.map(PathBuf::from));
+        assert_eq!((array.remote.request.as_secs(), array.remote.grace.as_secs()), (10, 3));
         assert_eq!((array.rebuild_min, array.rebuild_max), (Some(10 << 20), Some(1 << 30)));
         assert_eq!((array.full_stripe, array.page_cache), (Some(FullStripe::Logged), Some(16 << 20)));
     }
@@ -741,6 +800,7 @@ mod tests {
         assert!(search("[]").contains("list of at least one"));
         assert!(search("[\"/dev/sd*\"]").contains("patterns are not expanded"));
         assert!(search("[\"\"]").contains("not a path"));
+        assert!(search("[\"nbd://h:0/x\"]").contains("'0' is not a port"));
         assert!(search("[7]").contains("expected a text in quotes, found an integer"));
     }
 

@@ -5,13 +5,13 @@
 //! makes its devices look like members; no device holds a superblock of the new array while an older copy of
 //! another life could outrank it. Must not know of running arrays.
 
-use super::superblocks::{reserve_regions, signatures, wipe_ends, write_superblock};
+use super::superblocks::{read_superblock, reserve_regions, signatures, wipe_ends, write_superblock};
 use crate::array::NewArray;
 use crate::format::{
     ArrayShape, ChecksumKind, Geometry, LayoutError, Region, Signature, Superblock, VolumeKind,
     check_array_name, geometry_for, leftover_bytes, member_bytes_for,
 };
-use crate::member::{Access, Device, DeviceError};
+use crate::member::{Access, Device, DeviceError, DeviceKind, RemoteError};
 use crate::units::{HumanSize, SECTOR_BYTES};
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
@@ -305,6 +305,9 @@ impl CreatePlan {
             reserve_regions(device, superblock)?;
             write_superblock(device, superblock)?;
         }
+        for (device, superblock) in devices.iter().zip(&superblocks) {
+            check_own(device, superblock)?;
+        }
         Ok((superblocks, !consistent))
     }
 }
@@ -453,6 +456,16 @@ fn random_secret() -> [u8; 16] {
 }
 
 /// After a failure: nothing that looks like a member stays. Best effort, since the device may be what failed.
+/// Whether a remote device still holds what was written to it: two URIs that lead to one export are not known as such before.
+fn check_own(device: &Device, superblock: &Superblock) -> Result<(), DeviceError> {
+    let is_own = || read_superblock(device).is_ok_and(|found| found.device == superblock.device);
+    if device.facts().kind != DeviceKind::Remote || is_own() {
+        return Ok(());
+    }
+    let what = "another member was written over it, so both URIs lead to one export";
+    Err(DeviceError::Remote { path: device.path().into(), source: RemoteError::Changed(what.into()) })
+}
+
 fn take_back(device: Device, existed: bool) {
     let path = device.path().to_owned();
     let result = if existed {
@@ -467,7 +480,7 @@ fn take_back(device: Device, existed: bool) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::superblocks::{inspect, read_superblock};
+    use super::super::superblocks::inspect;
     use super::*;
     use crate::format::{MemberSet, region_end};
     use std::fs::{self, File};

@@ -3,17 +3,22 @@
 //! Invariants: identity is the uuid, a path is only where a device was found; nothing is written here; what was
 //! decided was decided on superblocks read under the lock. Must not know of running arrays.
 
-use super::superblocks::{check_length, read_copies, read_superblock};
+use super::superblocks::{check_length, read_copies, read_superblock, witness};
 use crate::array::assembly::{Assembled, AssemblyError, Candidate, Seat, assemble};
 use crate::format::{NewestError, Superblock, damaged_copies, newest};
-use crate::member::{Access, Device, DeviceError};
+use crate::member::{Access, Device, DeviceError, is_remote, same_remote};
 use std::collections::{BTreeMap, HashSet};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use uuid::Uuid;
 
 /// Where members are looked for when nobody says where.
 pub const DEFAULT_SEARCH: &str = "/dev/disk/by-id";
+
+/// How long a remote member has been reachable before what is on it is believed to stay: a daemon that was killed leaves
+/// requests in the hands of its members' servers, which a new connection does not wait for. Milliseconds are what servers take.
+pub(super) const SETTLE: Duration = Duration::from_secs(2);
 
 /// Most entries of a directory that are looked at: a directory with more is not one of members.
 const ENTRIES_MAX: usize = 16 << 10;
@@ -81,13 +86,21 @@ fn list(places: &[PathBuf]) -> String {
     places.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// Looks at every path; of a directory at the regular files and block devices directly in it. A device that several
+/// Looks at every path and URI; of a directory at the regular files and block devices directly in it. A device that several
 /// paths lead to counts once, under the first.
 #[must_use]
 pub fn search(places: &[PathBuf]) -> Search {
     let mut search = Search::default();
     let mut seen = HashSet::new();
+    let mut uris: Vec<PathBuf> = Vec::new();
     for place in places {
+        if is_remote(place) {
+            if !uris.iter().any(|other| same_remote(other, place)) {
+                uris.push(place.clone());
+                look_at_device(place, true, &mut search);
+            }
+            continue;
+        }
         match std::fs::metadata(place) {
             Ok(meta) if meta.is_dir() => {
                 let mut entries: Vec<PathBuf> = match std::fs::read_dir(place) {
@@ -120,6 +133,10 @@ fn look_at(path: &Path, named: bool, seen: &mut HashSet<(u64, u64, u64)>, search
     if !seen.insert(node) {
         return;
     }
+    look_at_device(path, named, search);
+}
+
+fn look_at_device(path: &Path, named: bool, search: &mut Search) {
     let device = match Device::open(path, Access::ReadOnly) {
         Ok(device) => device,
         Err(error) => {
@@ -216,16 +233,22 @@ pub fn open(members: &[Found], force: bool) -> Result<Opened, ImportError> {
     let mut devices = Vec::new();
     let mut candidates = Vec::new();
     let mut damaged = Vec::new();
+    let mut open = Vec::new();
     for found in members {
-        let device = match Device::open(&found.path, Access::Exclusive) {
-            Ok(device) => device,
+        match Device::open(&found.path, Access::Exclusive) {
+            Ok(device) => open.push((found, device)),
             // In use: by another daemon perhaps, which serves the array.
             Err(error @ (DeviceError::Locked { .. } | DeviceError::Busy { .. })) => return Err(error.into()),
             Err(error) => {
                 warnings.push(format!("{error}; the array starts without it"));
-                continue;
             }
-        };
+        }
+    }
+    let unclean = members.iter().any(|found| !found.superblock.clean);
+    if unclean && open.iter().any(|(found, _)| is_remote(&found.path)) {
+        std::thread::sleep(SETTLE);
+    }
+    for (found, device) in open {
         let copies = read_copies(&device);
         let faults = damaged_copies(&copies);
         match newest(copies.into_iter().flatten()) {
@@ -236,6 +259,7 @@ pub fn open(members: &[Found], force: bool) -> Result<Opened, ImportError> {
                 if !faults.is_empty() {
                     damaged.push((superblock.device, faults.len() as u64));
                 }
+                device.set_remote_witness(witness(device.facts().bytes, superblock.array, superblock.device));
                 let path = found.path.display();
                 warnings.extend(faults.iter().map(|(place, why)| {
                     format!("{path}: superblock copy {} is damaged: {why}; it is written anew", place.word())

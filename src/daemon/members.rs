@@ -8,22 +8,23 @@ use super::import;
 use super::reactor::{ArrayFacts, ArrayId};
 use super::report::Place;
 use super::service::{Daemon, Done, Outcome, refusal};
-use super::superblocks::{read_superblock, reserve_regions, signatures, wipe_ends, wipe_log};
+use super::superblocks::{read_superblock, reserve_regions, signatures, wipe_ends, wipe_log, witness};
 use crate::control::{ErrorCode, MemberRef, RequestError};
 use crate::format::{MemberState, NewestError, Role, Superblock};
-use crate::member::{Access, Device, DeviceError, DeviceKind};
+use crate::member::{self, Access, Device, DeviceError, DeviceKind, RemoteLimits};
 use crate::units::MemberIndex;
 use crate::volume::{AdminRequest, ArrayState, NewDevice};
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
 /// A member that a request is about.
-struct Target {
+pub(super) struct Target {
     array: ArrayId,
     name: String,
     superblock: Superblock,
     index: MemberIndex,
     seat: Place,
+    remote: RemoteLimits,
 }
 
 impl Target {
@@ -49,6 +50,16 @@ impl Daemon {
         let (word, member) = (if failed { "fail" } else { "take offline" }, target.index);
         if dry_run {
             return Ok(Done::line(format!("would {word} {}", target.describe())));
+        }
+        let state = self.state_of(&target)?;
+        let remote = target.seat.path.as_deref().is_some_and(member::is_remote);
+        if remote && matches!(state, MemberState::Missing | MemberState::Faulted) {
+            self.returns().keep_out(target.superblock.array, member);
+            return Ok(Done::line(format!(
+                "{} is {} and stays away until it is brought back with 'calpe online'",
+                target.describe(),
+                state.as_str()
+            )));
         }
         let request = if failed { AdminRequest::Fail { member } } else { AdminRequest::Offline { member } };
         let outcome = self.reactor.admin(target.array, request, Vec::new())?;
@@ -83,11 +94,17 @@ impl Daemon {
         };
         let access = if dry_run { Access::ReadOnly } else { Access::Exclusive };
         let device = Device::open(&path, access)?;
-        let superblock = own_superblock(&target, &device)?;
+        let superblock = target.own_superblock(&device)?;
         check_fit(&target, &device)?;
         if dry_run {
             return Ok(Done::line(format!("would bring back {} from {}", target.describe(), path.display())));
         }
+        self.bring_online(&target, device, superblock)
+    }
+
+    /// Hands a member's own device to its array again.
+    pub(super) fn bring_online(&self, target: &Target, device: Device, superblock: Superblock) -> Outcome {
+        check_fit(target, &device)?;
         let id = self.reactor.next_device_id();
         let new = NewDevice {
             device: id,
@@ -96,7 +113,12 @@ impl Daemon {
             superblock: Some(Box::new(superblock)),
             known_zero: false,
         };
-        self.hand_over(&target, new, device, |member, device| AdminRequest::Online { member, device })
+        let path = device.path().to_owned();
+        let done =
+            self.hand_over(target, new, device, |member, device| AdminRequest::Online { member, device })?;
+        self.returns().back(target.superblock.array, target.index);
+        member::forget_lost(&path);
+        Ok(done)
     }
 
     pub(super) fn replace(
@@ -213,13 +235,15 @@ impl Daemon {
     ) -> Outcome {
         let id = new.device;
         let path = device.path().to_owned();
+        device.set_remote_limits(target.remote);
+        device.set_remote_witness(witness(device.facts().bytes, target.superblock.array, new.uuid));
         let place = Place { uuid: new.uuid, path: Some(path.clone()) };
         let outcome = self.reactor.admin(target.array, request(target.index, new), vec![(id, device)])?;
         self.with_names(target.array, |names| names.devices.insert(id, place));
         Ok(Done::line(format!("array '{}': {} ({})", target.name, outcome.0, path.display())))
     }
 
-    fn target(&self, array: &str, member: &MemberRef) -> Result<Target, RequestError> {
+    pub(super) fn target(&self, array: &str, member: &MemberRef) -> Result<Target, RequestError> {
         let id = self.find(array, |served| served.id)?;
         let facts = self.facts(id)?;
         self.find(array, |served| {
@@ -255,6 +279,7 @@ impl Daemon {
                 superblock: served.superblock.clone(),
                 index: MemberIndex(index as u16),
                 seat: current(index).clone(),
+                remote: served.remote,
             })
         })?
     }
@@ -268,13 +293,16 @@ impl Daemon {
         let fellows = self.with_names(target.array, |names| {
             let known =
                 names.seats.iter().chain(names.devices.values()).filter_map(|place| place.path.as_ref());
-            let mut parents: Vec<PathBuf> =
-                known.filter_map(|path| path.parent()).map(Path::to_path_buf).collect();
+            let mut parents: Vec<PathBuf> = known
+                .filter(|path| !member::is_remote(path))
+                .filter_map(|path| path.parent())
+                .map(Path::to_path_buf)
+                .collect();
             parents.sort();
             parents.dedup();
             parents
         });
-        let own = target.seat.path.clone().filter(|path| path.exists());
+        let own = target.seat.path.clone().filter(|path| member::is_remote(path) || path.exists());
         let wider = fellows.unwrap_or_default().into_iter().chain(self.search_places().iter().cloned());
         // All of /dev is not searched only because a member is there.
         let wider: Vec<PathBuf> = wider.filter(|place| place != Path::new("/dev")).collect();
@@ -340,12 +368,21 @@ fn name_of(member: &MemberRef) -> String {
 }
 
 fn same_path(known: &Path, given: &Path) -> bool {
+    if member::is_remote(known) || member::is_remote(given) {
+        return known.as_os_str() == given.as_os_str() || member::same_remote(known, given);
+    }
     let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| absolute(path));
     absolute(known) == absolute(given) || real(known) == real(given)
 }
 
-/// The superblock of a device that must be the target's own.
+impl Target {
+    /// The superblock of a device that must be the target's own.
+    pub(super) fn own_superblock(&self, device: &Device) -> Result<Superblock, RequestError> {
+        own_superblock(self, device)
+    }
+}
+
 fn own_superblock(target: &Target, device: &Device) -> Result<Superblock, RequestError> {
     let path = device.path().display();
     let refuse = |what: String| {
@@ -376,7 +413,11 @@ fn check_fit(target: &Target, device: &Device) -> Result<(), RequestError> {
         return Err(DeviceError::TooShort { path: device.path().into(), bytes: facts.bytes, needed }.into());
     }
     if facts.sector > sector {
-        let what = if facts.kind == DeviceKind::Block { "device" } else { "filesystem" };
+        let what = match facts.kind {
+            DeviceKind::Block => "device",
+            DeviceKind::File => "filesystem",
+            DeviceKind::Remote => "server",
+        };
         return Err(refusal(
             ErrorCode::Device,
             format!(

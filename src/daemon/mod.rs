@@ -16,6 +16,7 @@ pub mod logging;
 mod members;
 pub mod reactor;
 pub mod report;
+mod returns;
 pub mod serve;
 pub mod service;
 mod signals;

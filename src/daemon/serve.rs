@@ -315,6 +315,7 @@ impl Waiting {
             rebuild_max: self.config.rebuild_max,
             full_stripe: self.config.full_stripe,
             page_cache: self.config.page_cache,
+            remote: self.config.remote,
             force: false,
         };
         Ok(served_line(&daemon.serve(opened, options)?))

@@ -12,6 +12,7 @@ use super::reactor::{
     ReactorHandle,
 };
 use super::report::{Meters, Names, Place};
+use super::returns::Returns;
 use crate::array::{ArrayConfig, FullStripe, OpenDevice};
 use crate::block_io::Pool;
 use crate::codec::Codec;
@@ -21,8 +22,9 @@ use crate::control::{
 };
 use crate::format::{Superblock, VolumeKind};
 use crate::gpu::GpuConfig;
+use crate::member::RemoteLimits;
 use crate::nbd::TlsMode;
-use crate::units::HumanSize;
+use crate::units::{HumanSize, MemberIndex};
 use crate::volume::{AdminRequest, ArrayNotice, NoticeLevel, PlainVolume};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
@@ -63,6 +65,8 @@ pub struct ServeOptions {
     pub full_stripe: Option<FullStripe>,
     /// Bytes of memory for metadata pages; none for the built-in amount.
     pub page_cache: Option<u64>,
+    /// How patient to be with the servers of remote members.
+    pub remote: RemoteLimits,
     /// Serve although a replay of the log finds rows lost that nothing would tell from good ones.
     pub force: bool,
 }
@@ -98,6 +102,7 @@ pub struct Daemon {
     search: Vec<PathBuf>,
     addresses: Mutex<Vec<(ListenAddress, TlsMode)>>,
     served: Mutex<Vec<Served>>,
+    returns: Mutex<Returns>,
     /// Held while something is changed.
     changes: Mutex<()>,
     /// Rings when the daemon is to end.
@@ -110,6 +115,7 @@ pub(super) struct Served {
     /// One of its superblocks, for what never changes.
     pub(super) superblock: Superblock,
     pub(super) names: Names,
+    pub(super) remote: RemoteLimits,
 }
 
 /// What a request that changes something leads to.
@@ -184,6 +190,7 @@ impl Daemon {
             search: config.search,
             addresses: Mutex::default(),
             served: Mutex::default(),
+            returns: Mutex::default(),
             changes: Mutex::default(),
             stop: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
         })
@@ -259,6 +266,7 @@ impl Daemon {
             damaged: damaged.into_iter().collect(),
             meters: Meters::default(),
         };
+        devices.iter().flatten().for_each(|(_, device)| device.set_remote_limits(options.remote));
         let rotational = devices.iter().flatten().any(|(_, device)| device.facts().rotational);
         let config = options.array_config(rotational);
         let assembled = import::with_handles(assembled, open);
@@ -270,7 +278,7 @@ impl Daemon {
             devices: devices.into_iter().flatten().collect(),
             read_only: options.read_only,
         })?;
-        lock(&self.served).push(Served { id, superblock, names });
+        lock(&self.served).push(Served { id, superblock, names, remote: options.remote });
         let report = self.report_of(id)?;
         let level = if report.state == ArrayState::Online { NoticeLevel::Info } else { NoticeLevel::Warning };
         self.notice(&report.name, level, format!("imported, {}", report.state));
@@ -347,18 +355,20 @@ impl Daemon {
         Ok(reports)
     }
 
-    /// Takes note of progress, for rates, and brings failed arrays back whose members are there again; to be called
-    /// once a second or so.
+    /// Takes note of progress, for rates, and brings members back that are there again: of failed arrays, and remote ones; to
+    /// be called once a second or so.
     pub fn observe(&self) {
         self.gpus.tell(&self.events);
         let ids: Vec<ArrayId> = lock(&self.served).iter().map(|served| served.id).collect();
         for id in ids {
             // An array that was just stopped has no facts, and needs none.
-            if let Ok(facts) = self.facts(id)
-                && facts.status.state == FAILED
-            {
+            let Ok(facts) = self.facts(id) else { continue };
+            if facts.status.state != crate::volume::ArrayState::Online {
                 let _changes = lock(&self.changes);
-                self.bring_back(id, &facts);
+                if facts.status.state == FAILED {
+                    self.bring_back(id, &facts);
+                }
+                self.return_members(id, &facts);
             }
         }
     }
@@ -605,6 +615,21 @@ impl Daemon {
     pub(super) fn with_names<T>(&self, id: ArrayId, action: impl FnOnce(&mut Names) -> T) -> Option<T> {
         let mut served = lock(&self.served);
         served.iter_mut().find(|served| served.id == id).map(|served| action(&mut served.names))
+    }
+
+    /// As [`Daemon::with_names`], with all that is known.
+    pub(super) fn with_served<T>(&self, id: ArrayId, action: impl FnOnce(&Served) -> T) -> Option<T> {
+        lock(&self.served).iter().find(|served| served.id == id).map(action)
+    }
+
+    pub(super) fn returns(&self) -> MutexGuard<'_, Returns> {
+        lock(&self.returns)
+    }
+
+    pub(super) fn notice_member(&self, id: ArrayId, level: NoticeLevel, member: MemberIndex, text: String) {
+        if let Some(name) = self.with_served(id, |served| served.names.name.clone()) {
+            self.events.push(&name, ArrayNotice { level, member: Some(member), text });
+        }
     }
 
     pub(super) fn search_places(&self) -> &[PathBuf] {

@@ -5,7 +5,9 @@ use crate::format::{
     COPY_BYTES, FormatError, Inspection, NewestError, RegionKind, SIGNATURE_WINDOW, Signature, Superblock,
     all_copy_offsets, newest, recognise, superblock_offsets,
 };
-use crate::member::{Device, DeviceError};
+use crate::member::{Device, DeviceError, ReadAt, RemoteError, Witness};
+use std::sync::Arc;
+use uuid::Uuid;
 
 /// Bytes that are zeroed at each end of a device whose content is given up: every place where a signature can be.
 const WIPED_BYTES: u64 = SIGNATURE_WINDOW;
@@ -99,6 +101,27 @@ pub fn wipe_log(device: &Device, superblock: &Superblock) -> Result<(), DeviceEr
     device.flush()
 }
 
+/// What tells, when the connection to a remote device is there again, that it is that device still: a superblock of it.
+#[must_use]
+pub fn witness(device_bytes: u64, array: Uuid, device: Uuid) -> Arc<Witness> {
+    Arc::new(move |read: ReadAt<'_>| {
+        let mut copies = Vec::new();
+        for offset in all_copy_offsets(device_bytes) {
+            let mut copy = vec![0; COPY_BYTES];
+            read(offset.0, &mut copy)?;
+            copies.push(Superblock::decode(&copy));
+        }
+        match newest(copies) {
+            Ok(superblock) if superblock.array == array && superblock.device == device => Ok(()),
+            Ok(other) => Err(RemoteError::Changed(format!(
+                "it holds device {} of array '{}' now, not {device}",
+                other.device, other.name
+            ))),
+            Err(error) => Err(RemoteError::Changed(format!("its superblock: {error}"))),
+        }
+    })
+}
+
 /// What is recognised on a device.
 ///
 /// # Errors
@@ -124,7 +147,6 @@ mod tests {
     use crate::array::NewArray;
     use crate::format::{ArrayShape, ChecksumKind, geometry_for, member_bytes_for};
     use crate::member::Access;
-    use uuid::Uuid;
 
     #[test]
     fn of_a_log_that_is_wiped_nothing_is_left_and_what_is_beside_it_stays() {

@@ -1,11 +1,13 @@
-//! One member device: a regular file or block device, open and locked.
+//! One member device: a regular file, a block device or a remote export, open and locked.
 //!
 //! Invariants: an exclusively opened device is locked (flock, and O_EXCL on a block device) until dropped, so
 //! no second daemon or command writes to it; its size and sector do not change while it is open; the path is
 //! for people, the inode is what counts. Must not know what is stored on it.
 #![allow(unsafe_code)] // ioctl, fcntl and statx; each block argues for itself
 
+use super::remote::{self, RemoteDevice, RemoteLimits, Witness};
 use super::{DeviceError, holder};
+use crate::block_io::{IoFault, IoFaultKind};
 use crate::units::SECTOR_BYTES;
 use std::fs::{File, Metadata, OpenOptions, TryLockError};
 use std::io;
@@ -13,6 +15,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Largest direct-I/O alignment that is accepted in bytes: what the buffers are aligned to.
@@ -34,7 +37,7 @@ pub enum Access {
 
 impl Access {
     /// Whether nobody else may have it open as a member.
-    fn locks(self) -> bool {
+    pub(super) fn locks(self) -> bool {
         self != Access::ReadOnly
     }
 }
@@ -46,6 +49,8 @@ pub enum DeviceKind {
     File,
     /// A block device.
     Block,
+    /// An export of an NBD server.
+    Remote,
 }
 
 /// What is known of an open device; constant while it is open.
@@ -69,9 +74,15 @@ pub struct DeviceFacts {
 #[derive(Debug)]
 pub struct Device {
     path: PathBuf,
-    file: File,
-    node: Node,
+    backing: Backing,
     facts: DeviceFacts,
+}
+
+/// What is behind a device.
+#[derive(Debug)]
+enum Backing {
+    Local { file: File, node: Node },
+    Remote { device: RemoteDevice, writable: bool },
 }
 
 /// Identity of what a path leads to.
@@ -103,7 +114,9 @@ impl Device {
     /// # Errors
     /// Everything that makes it unusable, in a form fit for a person.
     pub fn open(path: &Path, access: Access) -> Result<Device, DeviceError> {
-        refuse_remote(path)?;
+        if remote::is_remote(path) {
+            return Device::connect(path, access);
+        }
         let meta = std::fs::metadata(path).map_err(|e| DeviceError::from_io(path, "look at it", e))?;
         let kind = kind_of(path, &meta)?;
         let memory = kind == DeviceKind::File && lives_in_memory(path);
@@ -122,7 +135,9 @@ impl Device {
     /// When the file exists, its directory does not, or the filesystem cannot hold a file of this size. A file
     /// that was created is removed again.
     pub fn create_sparse(path: &Path, bytes: u64) -> Result<Device, DeviceError> {
-        refuse_remote(path)?;
+        if remote::is_remote(path) {
+            return Err(DeviceError::NotFound { path: path.into() });
+        }
         let fail = |action: &str, e: io::Error| match e.raw_os_error() {
             Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG | libc::EINVAL) => {
                 DeviceError::NoSpace { path: path.into(), bytes }
@@ -164,37 +179,100 @@ impl Device {
     /// Whether both are the same file or block device.
     #[must_use]
     pub fn same_device(&self, other: &Device) -> bool {
-        self.node.same_device(other.node)
+        match (&self.backing, &other.backing) {
+            (Backing::Local { node, .. }, Backing::Local { node: other, .. }) => node.same_device(*other),
+            (Backing::Remote { device, .. }, Backing::Remote { device: other, .. }) => {
+                device.uri() == other.uri()
+            }
+            _ => false,
+        }
     }
 
     /// Whether `path` leads to this very device now.
     #[must_use]
     pub fn is_at(&self, path: &Path) -> bool {
-        std::fs::metadata(path).is_ok_and(|meta| self.node.same_device(Node::of(&meta)))
+        match &self.backing {
+            Backing::Local { node, .. } => {
+                std::fs::metadata(path).is_ok_and(|meta| node.same_device(Node::of(&meta)))
+            }
+            Backing::Remote { .. } => remote::same_remote(&self.path, path),
+        }
+    }
+
+    /// How patient to be with the server of a remote device, from now on. Nothing for others.
+    pub fn set_remote_limits(&self, limits: RemoteLimits) {
+        if let Some(device) = self.remote() {
+            device.set_limits(limits);
+        }
+    }
+
+    /// How to tell, when a lost connection is there again, that it leads to the same storage: without, a remote device is
+    /// given up when its connection is lost. Nothing for others.
+    pub fn set_remote_witness(&self, witness: Arc<Witness>) {
+        if let Some(device) = self.remote() {
+            device.set_witness(witness);
+        }
     }
 
     /// Whether this file was deleted, moved away, cut off or replaced by another since it was opened: its path does
-    /// not lead to it any more, or not to all of it. Block devices report by failing instead. False when it cannot be told.
+    /// not lead to it any more, or not to all of it. Or whether a remote device was given up. Block devices report by failing
+    /// instead. None when it cannot be told.
     #[must_use]
-    pub fn vanished(&self) -> bool {
-        if self.facts.kind != DeviceKind::File {
-            return false;
+    pub fn vanished(&self) -> Option<IoFault> {
+        match &self.backing {
+            Backing::Remote { device, .. } => device.given_up(),
+            Backing::Local { file, node } => (self.facts.kind == DeviceKind::File
+                && self.is_file_gone(file, *node))
+            .then_some(IoFault { kind: IoFaultKind::Gone, errno: libc::ENOENT }),
         }
-        if self.file.metadata().is_ok_and(|meta| meta.nlink() == 0 || meta.len() < self.facts.bytes) {
+    }
+
+    fn is_file_gone(&self, file: &File, node: Node) -> bool {
+        if file.metadata().is_ok_and(|meta| meta.nlink() == 0 || meta.len() < self.facts.bytes) {
             return true;
         }
         match std::fs::metadata(&self.path) {
-            Ok(meta) => !self.node.same_device(Node::of(&meta)),
+            Ok(meta) => !node.same_device(Node::of(&meta)),
             Err(e) => matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)),
         }
     }
 
-    pub(super) fn file(&self) -> &File {
-        &self.file
+    /// The file of a local device, or the other one.
+    pub(super) fn file(&self) -> Result<&File, &RemoteDevice> {
+        match &self.backing {
+            Backing::Local { file, .. } => Ok(file),
+            Backing::Remote { device, .. } => Err(device),
+        }
     }
 
+    pub(super) fn remote(&self) -> Option<&RemoteDevice> {
+        self.file().err()
+    }
+
+    /// Of a local device.
     pub(super) fn raw_fd(&self) -> RawFd {
-        self.file.as_raw_fd()
+        self.file().expect("remote devices have no descriptor").as_raw_fd()
+    }
+
+    /// Whether a remote device was opened for looking only; files see to that themselves.
+    pub(super) fn refuses_writes(&self) -> bool {
+        matches!(self.backing, Backing::Remote { writable: false, .. })
+    }
+
+    fn connect(path: &Path, access: Access) -> Result<Device, DeviceError> {
+        let device = RemoteDevice::open(path, access)?;
+        let export = device.export();
+        let sector = export.block_min.max(SECTOR_BYTES as u32);
+        let facts = DeviceFacts {
+            kind: DeviceKind::Remote,
+            bytes: export.size - export.size % u64::from(sector),
+            sector,
+            rotational: export.rotational,
+            memory: false,
+            direct: false,
+        };
+        let backing = Backing::Remote { device, writable: access == Access::Exclusive };
+        Ok(Device { path: path.to_path_buf(), backing, facts })
     }
 
     fn with_file(
@@ -223,7 +301,7 @@ impl Device {
                 let unknown = if direct { DIRECT_ALIGN_UNKNOWN } else { SECTOR_BYTES as u32 };
                 (meta.len(), align.unwrap_or(unknown), false)
             }
-            DeviceKind::Block => {
+            DeviceKind::Block | DeviceKind::Remote => {
                 let bytes = block_bytes(&file).map_err(|e| fail("find out its size", e))?;
                 let sector = block_sector(&file).map_err(|e| fail("find out its sector", e))?;
                 if access == Access::Exclusive
@@ -237,14 +315,8 @@ impl Device {
         let sector = sector.max(SECTOR_BYTES as u32);
         let bytes = bytes - bytes % u64::from(sector);
         let facts = DeviceFacts { kind, bytes, sector, rotational, memory, direct };
-        Ok(Device { path: path.to_path_buf(), file, node, facts })
+        Ok(Device { path: path.to_path_buf(), backing: Backing::Local { file, node }, facts })
     }
-}
-
-fn refuse_remote(path: &Path) -> Result<(), DeviceError> {
-    let text = path.to_string_lossy();
-    let remote = ["nbd://", "nbds://", "nbd+unix://", "nbds+unix://"].iter().any(|p| text.starts_with(p));
-    if remote { Err(DeviceError::Remote { uri: text.into_owned() }) } else { Ok(()) }
 }
 
 /// How long a lock without a living holder is waited for: a daemon that was killed lets go of its members only
@@ -544,8 +616,9 @@ mod tests {
     fn missing_paths_and_remote_members_say_what_to_do() {
         let missing = Device::open(Path::new("/nonexistent/x.img"), Access::Exclusive).unwrap_err();
         assert!(missing.to_string().starts_with("/nonexistent/x.img: no such file"), "{missing}");
-        let remote = Device::open(Path::new("nbd://host/disk"), Access::Exclusive).unwrap_err();
-        assert!(matches!(remote, DeviceError::Remote { .. }));
+        let remote = Device::open(Path::new("nbds://host/disk"), Access::Exclusive).unwrap_err();
+        let text = remote.to_string();
+        assert!(text.starts_with("nbds://host/disk: ") && text.contains("TLS"), "{text}");
     }
 
     #[test]
@@ -574,9 +647,9 @@ mod tests {
         for change in change {
             let (_dir, path) = dir_with_member();
             let device = Device::open(&path, Access::Exclusive).unwrap();
-            assert!(!device.vanished());
+            assert!(device.vanished().is_none());
             change(&path);
-            assert!(device.vanished());
+            assert!(device.vanished().is_some());
         }
     }
 

@@ -1,6 +1,7 @@
 //! Why a member device cannot be used: what failed, on which path, and what to do about it. Must not know why
 //! the caller wanted the device.
 
+use super::RemoteError;
 use crate::units::HumanSize;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -36,11 +37,13 @@ pub enum DeviceError {
         /// What it is ("a directory").
         found: &'static str,
     },
-    /// A URI of a remote member.
-    #[error("{uri}: remote members are not supported by this version: use a file or a block device")]
+    /// A remote member cannot be used.
+    #[error("{}: {source}", path.display())]
     Remote {
-        /// The member as given.
-        uri: String,
+        /// The URI as given.
+        path: PathBuf,
+        /// Why.
+        source: RemoteError,
     },
     /// Another process, or another array of this one, has it open as a member.
     #[error("{}: is in use by {holder}: stop that first (a member serves one array at a time)", path.display())]

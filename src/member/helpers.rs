@@ -6,6 +6,7 @@ use crate::block_io::Extent;
 use nix::errno::Errno;
 use nix::fcntl::{FallocateFlags, fallocate};
 use nix::unistd::{Whence, lseek};
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
@@ -25,15 +26,19 @@ impl Device {
         let sector = u64::from(self.facts().sector);
         let end = self.check_range(offset, target.len() as u64)?;
         let aligned = offset.is_multiple_of(sector) && end.is_multiple_of(sector);
+        let read = |target: &mut [u8], from: u64| match self.file() {
+            Ok(file) => file.read_exact_at(target, from),
+            Err(remote) => remote.read_at(from, target),
+        };
         if aligned && target.as_ptr().addr().is_multiple_of(ALIGN) {
-            let result = self.file().read_exact_at(target, offset);
+            let result = read(target, offset);
             return result.map_err(|e| self.io_error(format!("read {} bytes at {offset}", target.len()), e));
         }
         let first = offset - offset % sector;
         let last = end.next_multiple_of(sector);
         let mut bounce = Bounce::new((last - first) as usize);
         let action = || format!("read {} bytes at {offset}", target.len());
-        self.file().read_exact_at(bounce.bytes(), first).map_err(|e| self.io_error(action(), e))?;
+        read(bounce.bytes(), first).map_err(|e| self.io_error(action(), e))?;
         let skip = (offset - first) as usize;
         let len = target.len();
         target.copy_from_slice(&bounce.bytes()[skip..skip + len]);
@@ -51,10 +56,17 @@ impl Device {
         if !offset.is_multiple_of(sector) || !len.is_multiple_of(sector) {
             return Err(self.bad_range(offset, len));
         }
+        let action = || format!("write {len} bytes at {offset}");
+        if self.refuses_writes() {
+            return Err(self.io_error(action(), Errno::EBADF.into()));
+        }
+        let file = match self.file() {
+            Ok(file) => file,
+            Err(remote) => return remote.write_at(offset, source).map_err(|e| self.io_error(action(), e)),
+        };
         let mut bounce = Bounce::new(source.len());
         bounce.bytes().copy_from_slice(source);
-        let action = || format!("write {len} bytes at {offset}");
-        self.file().write_all_at(bounce.bytes(), offset).map_err(|e| self.io_error(action(), e))
+        file.write_all_at(bounce.bytes(), offset).map_err(|e| self.io_error(action(), e))
     }
 
     /// Waits until everything written is on stable storage.
@@ -62,37 +74,49 @@ impl Device {
     /// # Errors
     /// When the device fails.
     pub fn flush(&self) -> Result<(), DeviceError> {
-        self.file().sync_data().map_err(|e| self.io_error("flush it".into(), e))
+        let result = match self.file() {
+            Ok(file) => file.sync_data(),
+            Err(remote) => remote.flush(),
+        };
+        result.map_err(|e| self.io_error("flush it".into(), e))
     }
 
     /// Makes the whole device read as zeroes by giving its space back, if it can do that. Returns whether it
-    /// did; when not, nothing was changed.
+    /// did; when not, nothing was changed, or a remote device may have given back a part.
     ///
     /// # Errors
     /// When the device fails on the way.
     pub fn discard_all(&self) -> Result<bool, DeviceError> {
+        let file = match self.file() {
+            Ok(file) => file,
+            Err(_) if self.refuses_writes() => return Ok(false),
+            Err(remote) => {
+                let result = remote.discard(self.facts().bytes);
+                return result.map_err(|e| self.io_error("discard its content".into(), e));
+            }
+        };
         let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         let len =
             libc::off_t::try_from(self.facts().bytes).map_err(|_| self.bad_range(0, self.facts().bytes))?;
-        match fallocate(self.file(), flags, 0, len) {
+        match fallocate(file, flags, 0, len) {
             Ok(()) => Ok(true),
             Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL | Errno::EPERM) => Ok(false),
             Err(other) => Err(self.io_error("discard its content".into(), other.into())),
         }
     }
 
-    /// Makes sure that writes to a range of a file find room; what is there stays. Does nothing on a block device, and
-    /// where the filesystem cannot.
+    /// Makes sure that writes to a range of a file find room; what is there stays. Does nothing on a block device, on a
+    /// remote one, and where the filesystem cannot.
     ///
     /// # Errors
     /// [`DeviceError::NoSpace`] when there is no room, or when the device fails.
     pub fn preallocate(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
         self.check_range(offset, len)?;
-        if self.facts().kind == DeviceKind::Block || len == 0 {
+        let (DeviceKind::File, Ok(file), true) = (self.facts().kind, self.file(), len > 0) else {
             return Ok(());
-        }
+        };
         let signed = |value| libc::off_t::try_from(value).map_err(|_| self.bad_range(offset, len));
-        match fallocate(self.file(), FallocateFlags::FALLOC_FL_KEEP_SIZE, signed(offset)?, signed(len)?) {
+        match fallocate(file, FallocateFlags::FALLOC_FL_KEEP_SIZE, signed(offset)?, signed(len)?) {
             Ok(()) | Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => Ok(()),
             Err(Errno::ENOSPC | Errno::EDQUOT) => {
                 Err(DeviceError::NoSpace { path: self.path().into(), bytes: len })
@@ -105,12 +129,16 @@ impl Device {
     /// always add up to `len`.
     #[must_use]
     pub fn extents(&self, offset: u64, len: u64) -> Vec<Extent> {
+        let file = match self.file() {
+            Ok(file) => file,
+            Err(remote) => return remote.extents(offset, len),
+        };
         let end = offset.saturating_add(len);
         let mut extents: Vec<Extent> = Vec::new();
         let mut at = offset;
         while at < end && extents.len() < EXTENTS_MAX {
             // The next data at or after `at`; ENXIO means that only a hole follows.
-            let data = match self.seek(at, Whence::SeekData) {
+            let data = match seek(file, at, Whence::SeekData) {
                 Ok(data) => data.clamp(at, end),
                 Err(Errno::ENXIO) => end,
                 Err(_) => break,
@@ -120,7 +148,7 @@ impl Device {
                 at = data;
                 continue;
             }
-            let Ok(hole) = self.seek(at, Whence::SeekHole) else { break };
+            let Ok(hole) = seek(file, at, Whence::SeekHole) else { break };
             let hole = hole.min(end);
             if hole <= at {
                 break;
@@ -135,11 +163,6 @@ impl Device {
             }
         }
         extents
-    }
-
-    fn seek(&self, at: u64, whence: Whence) -> Result<u64, Errno> {
-        let at = libc::off_t::try_from(at).map_err(|_| Errno::EOVERFLOW)?;
-        lseek(self.file(), at, whence).map(|found| u64::try_from(found).unwrap_or(0))
     }
 
     /// Checks that a range is inside the device; returns its end.
@@ -157,6 +180,11 @@ impl Device {
     fn io_error(&self, action: String, source: io::Error) -> DeviceError {
         DeviceError::Io { path: self.path().into(), action, source }
     }
+}
+
+fn seek(file: &File, at: u64, whence: Whence) -> Result<u64, Errno> {
+    let at = libc::off_t::try_from(at).map_err(|_| Errno::EOVERFLOW)?;
+    lseek(file, at, whence).map(|found| u64::try_from(found).unwrap_or(0))
 }
 
 /// A zeroed buffer whose bytes start on an aligned address.

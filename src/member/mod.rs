@@ -1,7 +1,7 @@
-//! Member devices: opening, locking and sizing them, and executing [`crate::block_io`] operations on them.
+//! Member devices, local and remote: opening, locking and sizing them, and executing [`crate::block_io`] operations on them.
 //!
 //! Owns every file descriptor of a member and every buffer that the kernel is working on. A device is locked
-//! against other daemons and other commands from opening to closing. Must not know what is stored on a device,
+//! against other daemons and other commands from opening to closing; a remote one against others of this process only. Must not know what is stored on a device,
 //! of arrays or of clients.
 
 mod device;
@@ -9,9 +9,13 @@ mod engine;
 mod error;
 mod helpers;
 mod holder;
+mod remote;
 mod ring;
 
 pub use device::{Access, Device, DeviceFacts, DeviceKind};
 pub use engine::{MemberCompletion, MemberIo};
 pub use error::DeviceError;
+pub use remote::{
+    Lost, ReadAt, RemoteError, RemoteLimits, Witness, forget_lost, is_remote, lost, same_remote,
+};
 pub use ring::{Ring, RingEvent};

@@ -94,6 +94,7 @@ impl Client {
                         return Ok((cookie, result.map(|()| data)));
                     }
                     // The buffer of a read starts as zeroes.
+                    ClientEvent::StartTls => unreachable!("it was not asked for"),
                     ClientEvent::Ready | ClientEvent::Hole { .. } | ClientEvent::Extents { .. } => {}
                 }
             }

@@ -68,7 +68,7 @@ impl Up {
     }
 
     #[track_caller]
-    fn spawn(dir: &Path, mut command: Command) -> Up {
+    pub fn spawn(dir: &Path, mut command: Command) -> Up {
         let log = fs::File::create(dir.join("daemon.log")).expect("a log file");
         let child = command
             .stdin(Stdio::null())

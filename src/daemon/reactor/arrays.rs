@@ -5,7 +5,7 @@
 
 use super::handle::{NewArray, ReactorError, Reply};
 use super::{AdminPending, ArrayId, BUSY_NANOS, Reactor};
-use crate::block_io::{DeviceId, IoFault, IoFaultKind};
+use crate::block_io::DeviceId;
 use crate::member::Device;
 use crate::nbd::{BLOCK_BYTES_MAX, ExportInfo, Exports};
 use crate::units::Timestamp;
@@ -154,7 +154,7 @@ impl Reactor {
         };
         export.check().map_err(|fault| ReactorError::Export { name: name.clone(), fault })?;
         for (device_id, device) in devices {
-            self.members.add(&self.ring, device_id, id.0, device);
+            self.members.add(&mut self.ring, device_id, id.0, device);
         }
         let index = id.0 as usize;
         if self.arrays.len() <= index {
@@ -230,17 +230,16 @@ impl Reactor {
         }
         let ids = devices.iter().map(|(device_id, _)| *device_id).collect();
         for (device_id, device) in devices {
-            self.members.add(&self.ring, device_id, id.0, device);
+            self.members.add(&mut self.ring, device_id, id.0, device);
         }
         let request_id = self.next_admin_id();
         self.admin.insert(request_id, AdminPending { array: id, devices: ids, reply });
         self.step(id, VolumeEvent::Admin(request_id, request));
     }
 
-    /// Tells volumes of member files that are gone.
+    /// Tells volumes of members that are gone.
     pub(super) fn report_vanished(&mut self) {
-        for (owner, device) in self.members.vanished() {
-            let fault = IoFault { kind: IoFaultKind::Gone, errno: libc::ENOENT };
+        for (owner, device, fault) in self.members.vanished() {
             self.step(ArrayId(owner), VolumeEvent::DeviceGone(device, fault));
         }
     }

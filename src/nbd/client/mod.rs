@@ -60,7 +60,13 @@ impl ClientOptions {
     /// When the name cannot travel.
     pub fn simple_replies(name: &str) -> Result<ClientOptions, StringFault> {
         check_string(name.as_bytes())?;
-        Ok(ClientOptions { export: name.to_owned(), structured: false, base_allocation: false })
+        Ok(ClientOptions {
+            export: name.to_owned(),
+            structured: false,
+            extended: false,
+            base_allocation: false,
+            tls: false,
+        })
     }
 }
 

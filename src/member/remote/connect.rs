@@ -1,0 +1,252 @@
+//! From a URI to connections on which requests may be submitted. Waits, with a limit, and is therefore called by threads
+//! that may.
+//!
+//! The way is: address -> connected stream -> handshake -> [`Link`]. A stream is any descriptor that carries bytes both
+//! ways, so that a layer which encrypts can take the place of the socket between the first step and the second, or in the
+//! middle of the handshake. Must not know what the connections are for.
+
+use super::link::{Link, LinkError, Sink};
+use super::{RemoteError, RemoteLimits};
+use crate::nbd::{
+    ClientConnection, ClientEvent, ClientOptions, Command, NbdAddress, NbdUri, RemoteExport, Request,
+};
+use crate::units::Timestamp;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, UnixAddr, connect as connect_socket, setsockopt, socket, sockopt,
+};
+use std::io;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// Connections to a server that says that several are one: more let it work on more cores, and TCP use more of a wide
+/// network; a single one is enough for most.
+const CONNECTIONS: usize = 4;
+
+/// A TCP connection on which nothing moves is tried after so many seconds, ...
+const KEEPALIVE_IDLE_SECONDS: u32 = 5;
+/// ... again at this distance, ...
+const KEEPALIVE_INTERVAL_SECONDS: u32 = 2;
+/// ... and given up after so many.
+const KEEPALIVE_PROBES: u32 = 3;
+
+/// Between two attempts at a unix socket whose backlog is full.
+const BACKLOG_WAIT: Duration = Duration::from_millis(10);
+
+/// What answers the first connection is looked at with this before the others are made.
+pub(super) type Look<'a> = &'a mut dyn FnMut(&mut Reader<'_>) -> Result<(), RemoteError>;
+
+/// Connects, as often as the server makes it worth it. All connections describe one export.
+pub(super) fn connect(uri: &NbdUri, limits: &RemoteLimits, look: Look<'_>) -> Result<Vec<Link>, RemoteError> {
+    let deadline = Deadline::after(limits.connect);
+    let mut first = connect_one(uri, limits, &deadline)?;
+    look(&mut Reader { link: &mut first, deadline: &deadline })?;
+    let export = first.export().expect("ready").clone();
+    let mut links = vec![first];
+    while export.multi_conn && links.len() < CONNECTIONS {
+        match connect_one(uri, limits, &deadline) {
+            Ok(link) if same_export(link.export().expect("ready"), &export) => links.push(link),
+            Ok(_) => {
+                let what = "its connections describe different exports";
+                return Err(RemoteError::Changed(what.into()));
+            }
+            // A server may serve fewer at a time.
+            Err(error) => {
+                tracing::debug!(%uri, %error, connections = links.len(), "no further connection");
+                break;
+            }
+        }
+    }
+    Ok(links)
+}
+
+/// Whether two descriptions, of two connections, are of one export. What a connection has negotiated is its own.
+fn same_export(one: &RemoteExport, other: &RemoteExport) -> bool {
+    let facts = |e: &RemoteExport| (e.size, e.read_only, e.flush, e.fua, e.multi_conn, e.block_min);
+    facts(one) == facts(other)
+}
+
+/// Reads on a connection that nothing else uses, waiting.
+pub(super) struct Reader<'a> {
+    link: &'a mut Link,
+    deadline: &'a Deadline,
+}
+
+impl Reader<'_> {
+    pub fn export(&self) -> &RemoteExport {
+        self.link.export().expect("the handshake is over")
+    }
+
+    /// Fills `target` from `offset`; both keep to the blocks of the export.
+    pub fn read(&mut self, offset: u64, target: &mut [u8]) -> Result<(), RemoteError> {
+        let request = Request::new(Command::Read, offset, target.len() as u64);
+        let refused = |source| RemoteError::Request { doing: "a read", source };
+        self.link.submit(&request, None).map_err(|error| refused(io::Error::other(error)))?;
+        let mut sink = OneRead { offset, target, done: None };
+        drive(self.link, self.deadline, "reading from it", &mut sink, |sink| sink.done.is_some())?;
+        let result = sink.done.expect("that is what was waited for");
+        result.map_err(|text| refused(io::Error::other(text)))
+    }
+}
+
+struct OneRead<'a> {
+    offset: u64,
+    target: &'a mut [u8],
+    done: Option<Result<(), String>>,
+}
+
+impl Sink for OneRead<'_> {
+    fn target(&mut self, _cookie: u64, offset: u64, len: usize) -> &mut [u8] {
+        let at = (offset - self.offset) as usize;
+        &mut self.target[at..at + len]
+    }
+
+    fn event(&mut self, event: ClientEvent) {
+        match event {
+            ClientEvent::Hole { cookie, offset, length } => {
+                self.target(cookie, offset, length as usize).fill(0);
+            }
+            ClientEvent::Done { result, .. } => self.done = Some(result.map_err(|e| e.to_string())),
+            _ => {}
+        }
+    }
+}
+
+fn connect_one(uri: &NbdUri, limits: &RemoteLimits, deadline: &Deadline) -> Result<Link, RemoteError> {
+    let stream = match &uri.address {
+        NbdAddress::Tcp { host, port } => tcp(host, *port, limits, deadline)?,
+        NbdAddress::Unix { path } => unix(path, deadline)?,
+    };
+    let options = ClientOptions::for_export(&uri.export)
+        .map_err(|fault| RemoteError::Connect(io::Error::other(fault)))?;
+    // The deadline is kept here, so the connection needs no clock.
+    let nbd = ClientConnection::new(options, Timestamp(0))
+        .map_err(|fault| RemoteError::Connect(io::Error::other(fault)))?;
+    let mut link = Link::new(stream, nbd);
+    let mut greeted = Greeted(false);
+    drive(&mut link, deadline, "greeting it", &mut greeted, |greeted| greeted.0)?;
+    Ok(link)
+}
+
+struct Greeted(bool);
+
+impl Sink for Greeted {
+    fn target(&mut self, _: u64, _: u64, _: usize) -> &mut [u8] {
+        unreachable!("a handshake has no payload")
+    }
+
+    fn event(&mut self, event: ClientEvent) {
+        self.0 |= event == ClientEvent::Ready;
+    }
+}
+
+/// Sends and receives until `over`.
+fn drive<S: Sink>(
+    link: &mut Link,
+    deadline: &Deadline,
+    doing: &'static str,
+    sink: &mut S,
+    over: impl Fn(&S) -> bool,
+) -> Result<(), RemoteError> {
+    let fail = |error| match error {
+        LinkError::Closed | LinkError::Stopping => {
+            RemoteError::Lost(io::Error::from(io::ErrorKind::UnexpectedEof))
+        }
+        LinkError::Io(source) => RemoteError::Lost(source),
+        LinkError::Protocol(fatal) => RemoteError::Protocol(fatal),
+    };
+    loop {
+        link.send().map_err(fail)?;
+        if over(sink) {
+            return Ok(());
+        }
+        let left = deadline.left(doing)?;
+        let mut events = PollFlags::POLLIN;
+        if link.out_bytes() > 0 {
+            events |= PollFlags::POLLOUT;
+        }
+        match poll(&mut [PollFd::new(link.fd(), events)], poll_timeout(left)) {
+            Ok(0) | Err(Errno::EINTR) => continue,
+            Ok(_) => {}
+            Err(errno) => return Err(RemoteError::Lost(errno.into())),
+        }
+        link.receive(sink).map_err(fail)?;
+    }
+}
+
+/// Rounded up, so that what is waited for is over when the wait is.
+pub(super) fn poll_timeout(left: Duration) -> PollTimeout {
+    let millis = left.as_millis().saturating_add(1);
+    PollTimeout::from(u16::try_from(millis).unwrap_or(u16::MAX))
+}
+
+fn tcp(host: &str, port: u16, limits: &RemoteLimits, deadline: &Deadline) -> Result<OwnedFd, RemoteError> {
+    let resolve = |source| RemoteError::Resolve { host: host.into(), source };
+    let addresses: Vec<_> = (host, port).to_socket_addrs().map_err(resolve)?.collect();
+    let mut last = resolve(io::Error::from(io::ErrorKind::NotFound));
+    for (at, address) in addresses.iter().enumerate() {
+        // Each gets a fair part of the time: one that swallows packets must not hide the next.
+        let left = deadline.left("connecting")? / (addresses.len() - at) as u32;
+        match TcpStream::connect_timeout(address, left) {
+            Ok(stream) => {
+                stream.set_nonblocking(true).map_err(RemoteError::Connect)?;
+                tune(&stream, limits).map_err(RemoteError::Connect)?;
+                return Ok(stream.into());
+            }
+            Err(source) => last = RemoteError::Connect(source),
+        }
+    }
+    Err(last)
+}
+
+/// Small requests leave at once, and a peer that is gone is noticed.
+fn tune(stream: &TcpStream, limits: &RemoteLimits) -> io::Result<()> {
+    setsockopt(stream, sockopt::TcpNoDelay, &true)?;
+    setsockopt(stream, sockopt::KeepAlive, &true)?;
+    setsockopt(stream, sockopt::TcpKeepIdle, &KEEPALIVE_IDLE_SECONDS)?;
+    setsockopt(stream, sockopt::TcpKeepInterval, &KEEPALIVE_INTERVAL_SECONDS)?;
+    setsockopt(stream, sockopt::TcpKeepCount, &KEEPALIVE_PROBES)?;
+    let millis = u32::try_from(limits.unacknowledged().as_millis()).unwrap_or(u32::MAX);
+    setsockopt(stream, sockopt::TcpUserTimeout, &millis)?;
+    Ok(())
+}
+
+/// Connects without waiting in the kernel: a listener whose backlog is full would hold us for ever.
+fn unix(path: &str, deadline: &Deadline) -> Result<OwnedFd, RemoteError> {
+    let fail = |errno: Errno| RemoteError::Connect(errno.into());
+    let address = UnixAddr::new(path).map_err(fail)?;
+    loop {
+        let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+        let stream = socket(AddressFamily::Unix, SockType::Stream, flags, None).map_err(fail)?;
+        match connect_socket(stream.as_fd().as_raw_fd(), &address) {
+            Ok(()) => return Ok(stream),
+            Err(Errno::EAGAIN | Errno::EINTR) => {
+                std::thread::sleep(BACKLOG_WAIT.min(deadline.left("connecting")?));
+            }
+            Err(errno) => return Err(fail(errno)),
+        }
+    }
+}
+
+/// Until when something may take.
+#[derive(Debug)]
+pub(super) struct Deadline {
+    at: Instant,
+    whole: Duration,
+}
+
+impl Deadline {
+    pub fn after(whole: Duration) -> Deadline {
+        Deadline { at: Instant::now() + whole, whole }
+    }
+
+    fn left(&self, doing: &'static str) -> Result<Duration, RemoteError> {
+        let left = self.at.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(RemoteError::Timeout { doing, seconds: self.whole.as_secs().max(1) });
+        }
+        Ok(left)
+    }
+}

@@ -1,0 +1,77 @@
+//! Why a remote export cannot be a member, or is none any more. Must not know which member it would be.
+
+use crate::nbd::{ClientFatal, UriError};
+use std::io;
+
+/// Why a remote device cannot be used. The message goes behind its URI.
+#[derive(Debug, thiserror::Error)]
+pub enum RemoteError {
+    /// The URI will not do.
+    #[error(transparent)]
+    Uri(#[from] UriError),
+    /// The host has no address.
+    #[error("the address of '{host}' cannot be found: {source}: check the name and the resolver")]
+    Resolve {
+        /// Name of the host.
+        host: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Nobody accepts connections there.
+    #[error("cannot connect: {0}: check that the server runs there and may be reached")]
+    Connect(
+        /// What the system said.
+        io::Error,
+    ),
+    /// The server did not answer in time.
+    #[error("no answer within {seconds} s while {doing}: check the server")]
+    Timeout {
+        /// What was waited for.
+        doing: &'static str,
+        /// How long.
+        seconds: u64,
+    },
+    /// The server broke the protocol, or refused the export.
+    #[error("{0}")]
+    Protocol(
+        /// How.
+        ClientFatal,
+    ),
+    /// The connection ended.
+    #[error("the connection was lost: {0}")]
+    Lost(
+        /// What the system said.
+        io::Error,
+    ),
+    /// What it holds could never be known to be durable.
+    #[error("the server offers no FLUSH, so that nothing on it could be made durable: use one that does")]
+    NoFlush,
+    /// Its blocks are larger than any sector that arrays have.
+    #[error("the server takes only blocks of {block_min} bytes or more, at most 4096 are possible")]
+    BlockSize {
+        /// The least it takes, bytes.
+        block_min: u32,
+    },
+    /// A request was refused, or the server failed in it.
+    #[error("{doing} failed: {source}")]
+    Request {
+        /// What was asked.
+        doing: &'static str,
+        /// What the server said.
+        source: io::Error,
+    },
+    /// After a connection that was lost with writes under way these may still land for a while.
+    #[error(
+        "the last connection to it was lost with writes under way, which may still land: try again in {seconds} s"
+    )]
+    Quarantine {
+        /// How long still.
+        seconds: u64,
+    },
+    /// What answers now is not what was opened.
+    #[error("is not what it was: {0}")]
+    Changed(
+        /// What is different.
+        String,
+    ),
+}

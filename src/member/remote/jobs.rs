@@ -1,0 +1,346 @@
+//! Operations on a remote device and the requests they are cut into.
+//!
+//! Invariants: a job ends exactly once, when none of its requests is waiting or under way any more; its buffer is owned
+//! by it until then; a write that has to be durable ends only after a FUA write or a FLUSH has. Must not know connections.
+
+use super::link::Sink;
+use super::{INTERNAL_ERRNO, Submission, To};
+use crate::block_io::{Buf, Extent, IoFault, IoFaultKind, IoOp, IoValue};
+use crate::nbd::{ClientEvent, Command, Errno, Failure, RemoteExport, Request, STATE_HOLE, STATE_ZERO};
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Instant;
+
+/// Bytes zeroed with one request. Servers that zero by writing need a while for more, and a request that takes too long
+/// costs the member.
+const ZEROED_AT_ONCE: u64 = 64 << 20;
+
+/// Bytes asked about with one request: what a 32-bit length can hold, in round numbers.
+const STATUS_AT_ONCE: u64 = 1 << 30;
+
+/// Requests are cut at multiples of this where possible: a server would have to read what surrounds a smaller piece.
+const PAGE: u32 = 4096;
+
+/// Most extents one question is answered with; the rest of the range is called data.
+const EXTENTS_MAX: usize = 4096;
+
+/// One request of a job.
+#[derive(Clone, Debug)]
+pub(super) struct Part {
+    job: u64,
+    pub request: Request,
+    /// Writes that had completed when it was sent; for a FLUSH.
+    writes: u64,
+}
+
+struct Job {
+    op: IoOp,
+    to: To,
+    began: Instant,
+    /// Requests waiting or under way.
+    parts: usize,
+    fault: Option<IoFault>,
+    /// A FLUSH has to follow the writes.
+    flush_after: bool,
+    extents: Vec<Extent>,
+    covered: u64,
+    /// The server would not say more.
+    extents_refused: bool,
+}
+
+/// A finished operation.
+pub(super) type Finished = (To, Result<IoValue, IoFault>);
+
+/// The operations of a device.
+#[derive(Default)]
+pub(super) struct Jobs {
+    /// In the order in which they came.
+    jobs: BTreeMap<u64, Job>,
+    next: u64,
+    /// Requests to be sent.
+    waiting: VecDeque<Part>,
+    pub finished: Vec<Finished>,
+    /// Writes that completed and are not known to be durable by themselves, ever.
+    writes: u64,
+    /// Of these, so many had completed when a FLUSH was sent that succeeded.
+    flushed: u64,
+    /// A request was refused because the server ends; it waits to be sent again.
+    stopping: bool,
+}
+
+impl Jobs {
+    pub fn is_empty(&self) -> bool {
+        self.jobs.is_empty()
+    }
+
+    /// Since when the oldest has waited.
+    pub fn oldest(&self) -> Option<Instant> {
+        self.jobs.first_key_value().map(|(_, job)| job.began)
+    }
+
+    /// Whether completed writes would be lost with a server that loses its memory.
+    pub fn has_unflushed(&self) -> bool {
+        self.flushed < self.writes
+    }
+
+    /// Cuts an operation into requests that the export takes.
+    pub fn add(&mut self, submission: Submission, export: &RemoteExport, now: Instant) {
+        let Submission { op, to } = submission;
+        let block_max = block_max(export);
+        let mut job = Job {
+            to,
+            began: now,
+            parts: 0,
+            fault: None,
+            flush_after: false,
+            extents: Vec::new(),
+            covered: 0,
+            extents_refused: false,
+            op: IoOp::Flush,
+        };
+        let key = self.next;
+        let mut parts: Vec<Request> = Vec::new();
+        match &op {
+            IoOp::Read { offset, buf } => {
+                parts.extend(cut(Command::Read, offset.0, buf.len() as u64, block_max));
+            }
+            IoOp::Write { offset, buf, fua } => {
+                parts.extend(cut(Command::Write, offset.0, buf.len() as u64, block_max));
+                parts.iter_mut().for_each(|request| request.fua = *fua && export.fua);
+                job.flush_after = *fua && !export.fua;
+            }
+            IoOp::Flush => parts.push(Request::new(Command::Flush, 0, 0)),
+            IoOp::Zero { offset, len, may_unmap } => {
+                if !export.write_zeroes {
+                    job.fault = Some(UNSUPPORTED);
+                } else {
+                    parts.extend(cut(Command::WriteZeroes, offset.0, *len, ZEROED_AT_ONCE));
+                    parts.iter_mut().for_each(|request| request.no_hole = !may_unmap);
+                }
+            }
+            IoOp::Extents { offset, len } => {
+                if export.base_allocation.is_some() && *len > 0 {
+                    parts.push(Request::new(Command::BlockStatus, offset.0, (*len).min(STATUS_AT_ONCE)));
+                }
+            }
+        }
+        job.op = op;
+        job.parts = parts.len();
+        self.next += 1;
+        self.jobs.insert(key, job);
+        self.waiting.extend(parts.into_iter().map(|request| Part { job: key, request, writes: 0 }));
+        self.finish_if_over(key);
+    }
+
+    /// Zeroes fast or not at all: one request of its own, for whoever asks whether that works.
+    pub fn make_fast(&mut self) {
+        if let Some(part) = self.waiting.back_mut()
+            && part.request.command == Command::WriteZeroes
+        {
+            part.request.fast_zero = true;
+        }
+    }
+
+    /// The next request to be sent, with its payload.
+    pub fn next_part(&mut self) -> Option<(Part, Option<Buf>)> {
+        let mut part = self.waiting.pop_front()?;
+        part.writes = self.writes;
+        let payload = match &self.jobs[&part.job].op {
+            IoOp::Write { offset, buf, .. } if part.request.command == Command::Write => {
+                let from = (part.request.offset - offset.0) as usize;
+                Some(buf.slice(from..from + part.request.length as usize))
+            }
+            _ => None,
+        };
+        Some((part, payload))
+    }
+
+    pub fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Puts requests back that a lost connection has not answered.
+    pub fn send_again(&mut self, parts: Vec<Part>) {
+        for part in parts.into_iter().rev() {
+            self.waiting.push_front(part);
+        }
+    }
+
+    /// Whether the server has said, since the last question, that it ends.
+    pub fn server_stops(&mut self) -> bool {
+        std::mem::take(&mut self.stopping)
+    }
+
+    /// The end of a request.
+    pub fn done(&mut self, part: &Part, result: Result<(), Failure>) {
+        if matches!(&result, Err(failure) if failure.errno == Errno::Shutdown) {
+            // It was answered, so it cannot land later, and may be sent again.
+            self.stopping = true;
+            self.waiting.push_front(part.clone());
+            return;
+        }
+        let job = self.jobs.get_mut(&part.job).expect("a job outlives its requests");
+        let request = &part.request;
+        match result {
+            Ok(()) if request.command == Command::Flush => self.flushed = self.flushed.max(part.writes),
+            Ok(()) => self.writes += u64::from(request.command.modifies() && !request.fua),
+            // Where holes are is a help only: what the server cannot tell is data.
+            Err(_) if request.command == Command::BlockStatus => job.extents_refused = true,
+            Err(failure) => {
+                tracing::debug!(?request, %failure, "a remote request failed");
+                job.fault.get_or_insert(fault_of(request, &failure));
+            }
+        }
+        job.parts -= 1;
+        if job.parts == 0 && job.fault.is_none() {
+            self.go_on(part.job);
+        }
+        self.finish_if_over(part.job);
+    }
+
+    /// What an operation needs after the requests that it began with.
+    fn go_on(&mut self, key: u64) {
+        let job = self.jobs.get_mut(&key).expect("checked by the caller");
+        let next = match &job.op {
+            IoOp::Write { .. } if std::mem::take(&mut job.flush_after) => Request::new(Command::Flush, 0, 0),
+            IoOp::Extents { offset, len }
+                if !job.extents_refused && job.covered < *len && job.extents.len() < EXTENTS_MAX =>
+            {
+                let left = len - job.covered;
+                Request::new(Command::BlockStatus, offset.0 + job.covered, left.min(STATUS_AT_ONCE))
+            }
+            _ => return,
+        };
+        job.parts = 1;
+        self.waiting.push_back(Part { job: key, request: next, writes: 0 });
+    }
+
+    /// Ends everything with a fault.
+    pub fn fail_all(&mut self, fault: IoFault) {
+        self.waiting.clear();
+        let jobs = std::mem::take(&mut self.jobs);
+        self.finished.extend(jobs.into_values().map(|job| (job.to, Err(fault))));
+    }
+
+    fn finish_if_over(&mut self, key: u64) {
+        if self.jobs[&key].parts > 0 {
+            return;
+        }
+        let job = self.jobs.remove(&key).expect("looked up just now");
+        let result = match (job.fault, job.op) {
+            (Some(fault), _) => Err(fault),
+            (None, IoOp::Read { buf, .. }) => Ok(IoValue::Data(buf)),
+            (None, IoOp::Extents { len, .. }) => Ok(IoValue::Extents(whole(job.extents, job.covered, len))),
+            (None, _) => Ok(IoValue::Done),
+        };
+        self.finished.push((job.to, result));
+    }
+
+    fn extents(&mut self, part: &Part, extents: Vec<(u64, u32)>) {
+        let Some(job) = self.jobs.get_mut(&part.job) else { return };
+        for (len, flags) in extents {
+            if job.extents.len() >= EXTENTS_MAX {
+                break;
+            }
+            let hole = flags & STATE_HOLE != 0 && flags & STATE_ZERO != 0;
+            match job.extents.last_mut() {
+                Some(last) if last.hole == hole => last.len += len,
+                _ => job.extents.push(Extent { len, hole }),
+            }
+            job.covered += len;
+        }
+    }
+
+    fn target(&mut self, part: &Part, at: u64, len: usize) -> &mut [u8] {
+        match &mut self.jobs.get_mut(&part.job).expect("a job outlives its requests").op {
+            IoOp::Read { offset, buf } => {
+                let from = (at - offset.0) as usize;
+                &mut buf[from..from + len]
+            }
+            other => unreachable!("only reads have content: {other:?}"),
+        }
+    }
+}
+
+/// Takes the replies of one connection.
+pub(super) struct Replies<'a> {
+    pub jobs: &'a mut Jobs,
+    /// The requests under way on it, by the low half of their cookies.
+    pub under_way: &'a mut Vec<Option<Part>>,
+}
+
+impl Replies<'_> {
+    fn part(&self, cookie: u64) -> Part {
+        self.under_way[index_of(cookie)].clone().expect("the protocol half knows the cookie")
+    }
+}
+
+/// The low half of a cookie is a dense index.
+pub(super) fn index_of(cookie: u64) -> usize {
+    (cookie & u64::from(u32::MAX)) as usize
+}
+
+impl Sink for Replies<'_> {
+    fn target(&mut self, cookie: u64, offset: u64, len: usize) -> &mut [u8] {
+        let part = self.part(cookie);
+        self.jobs.target(&part, offset, len)
+    }
+
+    fn event(&mut self, event: ClientEvent) {
+        match event {
+            ClientEvent::Hole { cookie, offset, length } => {
+                self.target(cookie, offset, length as usize).fill(0);
+            }
+            ClientEvent::Extents { cookie, extents } => {
+                let part = self.part(cookie);
+                self.jobs.extents(&part, extents);
+            }
+            ClientEvent::Done { cookie, result } => {
+                let part = self.under_way[index_of(cookie)].take().expect("the protocol half knows it");
+                self.jobs.done(&part, result);
+            }
+            _ => {}
+        }
+    }
+}
+
+const UNSUPPORTED: IoFault = IoFault { kind: IoFaultKind::Unsupported, errno: libc::EOPNOTSUPP };
+
+/// The longest READ or WRITE: whole pages where the server takes that much.
+fn block_max(export: &RemoteExport) -> u64 {
+    let unit = if export.block_max >= PAGE { PAGE.max(export.block_min) } else { export.block_min };
+    u64::from(export.block_max - export.block_max % unit)
+}
+
+fn cut(command: Command, offset: u64, len: u64, at_once: u64) -> impl Iterator<Item = Request> {
+    (0..len.div_ceil(at_once)).map(move |index| {
+        let from = index * at_once;
+        Request::new(command, offset + from, (len - from).min(at_once))
+    })
+}
+
+/// The extents of a whole range: what was not told is data.
+fn whole(mut extents: Vec<Extent>, covered: u64, len: u64) -> Vec<Extent> {
+    if covered < len {
+        match extents.last_mut() {
+            Some(last) if !last.hole => last.len += len - covered,
+            _ => extents.push(Extent { len: len - covered, hole: false }),
+        }
+    }
+    extents
+}
+
+fn fault_of(request: &Request, failure: &Failure) -> IoFault {
+    let zero = request.command == Command::WriteZeroes;
+    let (kind, errno) = match failure.errno {
+        Errno::NoSpc => (IoFaultKind::NoSpace, libc::ENOSPC),
+        Errno::Shutdown => (IoFaultKind::Gone, libc::ESHUTDOWN),
+        Errno::NotSup => (IoFaultKind::Unsupported, libc::EOPNOTSUPP),
+        Errno::Inval | Errno::Perm if zero => (IoFaultKind::Unsupported, libc::EINVAL),
+        Errno::Inval => (IoFaultKind::Medium, INTERNAL_ERRNO),
+        Errno::Perm => (IoFaultKind::Medium, libc::EPERM),
+        Errno::NoMem => (IoFaultKind::Medium, libc::ENOMEM),
+        Errno::Overflow => (IoFaultKind::Medium, libc::EOVERFLOW),
+        Errno::Io => (IoFaultKind::Medium, libc::EIO),
+    };
+    IoFault { kind, errno }
+}

@@ -1,0 +1,278 @@
+//! One connection to a server: a non-blocking socket and the client's half of the protocol on it.
+//!
+//! Invariants: nothing here blocks; what is kept for sending is what was submitted, what is kept of what arrives is one
+//! buffer of a fixed size; payloads are sent from, and received into, the buffers of the requests. Must not know what
+//! requests are for, or what happens when a connection ends.
+
+use crate::block_io::Buf;
+use crate::nbd::{ClientConnection, ClientEvent, ClientFatal, RemoteExport, Request, SubmitError};
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, UnixAddr, sendmsg};
+use nix::sys::uio::readv;
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+/// Bytes received at once beside payloads: hundreds of replies, or a few small reads with them.
+const INPUT_BYTES: usize = 64 << 10;
+
+/// Pieces handed to the kernel with one call.
+const PIECES_PER_SEND: usize = 64;
+
+/// Bytes received before the caller gets its turn: other connections and submissions wait meanwhile.
+const RECEIVED_AT_ONCE: usize = 4 << 20;
+
+/// What takes the replies of a connection.
+pub(super) trait Sink {
+    /// Where `len` bytes from `offset` of the export go, which the read `cookie` has asked for.
+    fn target(&mut self, cookie: u64, offset: u64, len: usize) -> &mut [u8];
+
+    /// Takes any event but [`ClientEvent::Data`].
+    fn event(&mut self, event: ClientEvent);
+}
+
+/// Why a connection is over.
+#[derive(Debug)]
+pub(super) enum LinkError {
+    /// The server has closed it.
+    Closed,
+    /// The server has said that it ends.
+    Stopping,
+    /// The system says that it is broken.
+    Io(io::Error),
+    /// The server does not keep to the protocol.
+    Protocol(ClientFatal),
+}
+
+impl std::fmt::Display for LinkError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            LinkError::Closed => f.write_str("the server closed the connection"),
+            LinkError::Stopping => f.write_str("the server shuts down"),
+            LinkError::Io(error) => write!(f, "the connection broke: {error}"),
+            LinkError::Protocol(fatal) => write!(f, "the server broke the protocol: {fatal}"),
+        }
+    }
+}
+
+impl From<ClientFatal> for LinkError {
+    fn from(fatal: ClientFatal) -> LinkError {
+        LinkError::Protocol(fatal)
+    }
+}
+
+/// Something to be sent.
+enum Piece {
+    Bytes(Vec<u8>),
+    Payload(Buf),
+}
+
+impl Piece {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Piece::Bytes(bytes) => bytes,
+            Piece::Payload(buf) => buf,
+        }
+    }
+}
+
+/// Payload of a read that is arriving.
+struct Payload {
+    cookie: u64,
+    offset: u64,
+    left: usize,
+}
+
+/// A connection.
+pub(super) struct Link {
+    socket: OwnedFd,
+    nbd: ClientConnection,
+    out: VecDeque<Piece>,
+    /// Bytes of the first piece that are sent.
+    sent: usize,
+    out_bytes: usize,
+    input: Box<[u8]>,
+    /// What of `input` was received and not looked at.
+    start: usize,
+    end: usize,
+    payload: Option<Payload>,
+}
+
+impl Link {
+    /// Over a connected, non-blocking stream.
+    pub fn new(socket: OwnedFd, nbd: ClientConnection) -> Link {
+        Link {
+            socket,
+            nbd,
+            out: VecDeque::new(),
+            sent: 0,
+            out_bytes: 0,
+            input: vec![0; INPUT_BYTES].into_boxed_slice(),
+            start: 0,
+            end: 0,
+            payload: None,
+        }
+    }
+
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    pub fn export(&self) -> Option<&RemoteExport> {
+        self.nbd.export()
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.nbd.in_flight()
+    }
+
+    /// Bytes that wait to be sent.
+    pub fn out_bytes(&self) -> usize {
+        self.out_bytes
+    }
+
+    /// Queues a request, with the payload of a write. Returns its cookie.
+    pub fn submit(&mut self, request: &Request, payload: Option<Buf>) -> Result<u64, SubmitError> {
+        let mut header = Vec::new();
+        let cookie = self.nbd.submit(request, &mut header)?;
+        self.queue_bytes(header);
+        if let Some(payload) = payload {
+            self.out_bytes += payload.len();
+            self.out.push_back(Piece::Payload(payload));
+        }
+        Ok(cookie)
+    }
+
+    /// Says goodbye, if the connection takes it at once. For when nothing is in flight.
+    pub fn farewell(&mut self) {
+        let mut bytes = Vec::new();
+        self.nbd.disconnect(&mut bytes);
+        self.queue_bytes(bytes);
+        // A server that does not hear it sees the connection end.
+        let _ = self.send();
+    }
+
+    /// Sends what the socket takes.
+    pub fn send(&mut self) -> Result<(), LinkError> {
+        while !self.out.is_empty() {
+            let mut slices = Vec::with_capacity(self.out.len().min(PIECES_PER_SEND));
+            let mut skip = self.sent;
+            for piece in self.out.iter().take(PIECES_PER_SEND) {
+                slices.push(IoSlice::new(&piece.bytes()[skip..]));
+                skip = 0;
+            }
+            let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+            match sendmsg::<UnixAddr>(self.socket.as_raw_fd(), &slices, &[], flags, None) {
+                Ok(count) => self.note_sent(count),
+                Err(Errno::EAGAIN) => return Ok(()),
+                Err(Errno::EINTR) => {}
+                Err(errno) => return Err(LinkError::Io(errno.into())),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what has arrived, up to a limit.
+    pub fn receive(&mut self, sink: &mut impl Sink) -> Result<(), LinkError> {
+        let mut received = 0;
+        while received < RECEIVED_AT_ONCE {
+            // What is in `input` was parsed, or the payload that it belonged to was not complete.
+            debug_assert!(self.start == self.end);
+            (self.start, self.end) = (0, 0);
+            let mut input = IoSliceMut::new(&mut self.input);
+            let (result, room) = match &self.payload {
+                Some(payload) => {
+                    let target = sink.target(payload.cookie, payload.offset, payload.left);
+                    let room = target.len() + input.len();
+                    (readv(&self.socket, &mut [IoSliceMut::new(target), input]), room)
+                }
+                None => {
+                    let room = input.len();
+                    (readv(&self.socket, std::slice::from_mut(&mut input)), room)
+                }
+            };
+            let count = match result {
+                Ok(0) => return Err(LinkError::Closed),
+                Ok(count) => count,
+                Err(Errno::EAGAIN) => return Ok(()),
+                Err(Errno::EINTR) => continue,
+                Err(errno) => return Err(LinkError::Io(errno.into())),
+            };
+            received += count;
+            let payload = self.payload.as_mut().map_or(0, |payload| {
+                let here = count.min(payload.left);
+                payload.left -= here;
+                payload.offset += here as u64;
+                here
+            });
+            self.end = count - payload;
+            self.parse(sink)?;
+            if count < room {
+                // The socket is empty; if not, whoever polls is told.
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    fn parse(&mut self, sink: &mut impl Sink) -> Result<(), LinkError> {
+        loop {
+            if let Some(payload) = &mut self.payload {
+                let here = payload.left.min(self.end - self.start);
+                if here > 0 {
+                    let from = &self.input[self.start..self.start + here];
+                    sink.target(payload.cookie, payload.offset, here).copy_from_slice(from);
+                    self.start += here;
+                    payload.left -= here;
+                    payload.offset += here as u64;
+                }
+                if payload.left > 0 {
+                    return Ok(());
+                }
+                self.payload = None;
+                self.nbd.payload_taken()?;
+            } else {
+                if self.start == self.end {
+                    return Ok(());
+                }
+                let mut answer = Vec::new();
+                self.start += self.nbd.receive(&self.input[self.start..self.end], &mut answer)?;
+                self.queue_bytes(answer);
+            }
+            while let Some(event) = self.nbd.poll_event() {
+                match event {
+                    ClientEvent::Data { cookie, offset, length } => {
+                        let left = usize::try_from(length).expect("a part of a request");
+                        self.payload = Some(Payload { cookie, offset, left });
+                    }
+                    other => sink.event(other),
+                }
+            }
+        }
+    }
+
+    fn queue_bytes(&mut self, bytes: Vec<u8>) {
+        if bytes.is_empty() {
+            return;
+        }
+        self.out_bytes += bytes.len();
+        match self.out.back_mut() {
+            Some(Piece::Bytes(last)) => last.extend_from_slice(&bytes),
+            _ => self.out.push_back(Piece::Bytes(bytes)),
+        }
+    }
+
+    fn note_sent(&mut self, mut count: usize) {
+        self.out_bytes -= count;
+        while let Some(first) = self.out.front() {
+            let left = first.bytes().len() - self.sent;
+            if count < left {
+                self.sent += count;
+                return;
+            }
+            count -= left;
+            self.sent = 0;
+            self.out.pop_front();
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Plain, waiting I/O on a remote device, for the control plane. Must not know what the bytes mean.
+
+use super::RemoteDevice;
+use crate::block_io::{BufMut, Extent, IoFault, IoFaultKind, IoOp, IoValue, Pool};
+use crate::units::ByteOffset;
+use std::io;
+use std::sync::LazyLock;
+
+/// Bytes zeroed with one call, so that each gets the whole time that a request may take.
+const ZEROED_PER_CALL: u64 = 1 << 30;
+
+/// Superblocks and the like are read so seldom that ordinary memory will do: nothing larger than a page fits into this.
+static POOL: LazyLock<io::Result<Pool>> = LazyLock::new(|| Pool::new(1));
+
+fn alloc(len: usize) -> io::Result<BufMut> {
+    let pool = POOL.as_ref().map_err(|error| io::Error::new(error.kind(), error.to_string()))?;
+    Ok(pool.alloc(len))
+}
+
+fn error(fault: IoFault) -> io::Error {
+    io::Error::from_raw_os_error(fault.errno)
+}
+
+impl RemoteDevice {
+    /// Fills `target` from `offset`; both keep to the sectors.
+    pub fn read_at(&self, offset: u64, target: &mut [u8]) -> io::Result<()> {
+        if target.is_empty() {
+            return Ok(());
+        }
+        let op = IoOp::Read { offset: ByteOffset(offset), buf: alloc(target.len())? };
+        match self.call(op, false).map_err(error)? {
+            IoValue::Data(buf) => target.copy_from_slice(&buf),
+            other => unreachable!("a read gives data, not {other:?}"),
+        }
+        Ok(())
+    }
+
+    /// Writes `source` at `offset`; both keep to the sectors.
+    pub fn write_at(&self, offset: u64, source: &[u8]) -> io::Result<()> {
+        if source.is_empty() {
+            return Ok(());
+        }
+        let mut buf = alloc(source.len())?;
+        buf.copy_from_slice(source);
+        let op = IoOp::Write { offset: ByteOffset(offset), buf: buf.freeze(), fua: false };
+        self.call(op, false).map(drop).map_err(error)
+    }
+
+    /// Waits until everything written is durable.
+    pub fn flush(&self) -> io::Result<()> {
+        if !self.export().flush {
+            return Ok(());
+        }
+        self.call(IoOp::Flush, false).map(drop).map_err(error)
+    }
+
+    /// Makes `bytes` from the start read as zeroes, if they do already or that is fast. Where it is refused on the way, what
+    /// comes before reads as zeroes.
+    pub fn discard(&self, bytes: u64) -> io::Result<bool> {
+        if self.extents(0, bytes).iter().all(|extent| extent.hole) {
+            return Ok(true);
+        }
+        if !self.export().fast_zero {
+            return Ok(false);
+        }
+        let mut at = 0;
+        while at < bytes {
+            let len = (bytes - at).min(ZEROED_PER_CALL);
+            match self.call(IoOp::Zero { offset: ByteOffset(at), len, may_unmap: true }, true) {
+                Ok(_) => at += len,
+                Err(IoFault { kind: IoFaultKind::Unsupported, .. }) => return Ok(false),
+                Err(fault) => return Err(error(fault)),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Which parts of a range are holes; all data where that cannot be told.
+    pub fn extents(&self, offset: u64, len: u64) -> Vec<Extent> {
+        match self.call(IoOp::Extents { offset: ByteOffset(offset), len }, false) {
+            Ok(IoValue::Extents(extents)) => extents,
+            _ => vec![Extent { len, hole: false }],
+        }
+    }
+}

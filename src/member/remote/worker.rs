@@ -1,0 +1,477 @@
+//! The thread of one remote device: its connections, the requests under way on them, and what happens when they are lost.
+//!
+//! Invariants: the thread waits in one poll and nowhere else; a request is sent again only when that cannot do harm (see
+//! [`Worker::resume_or_give_up`]); a device that was given up stays so, and everything asked of it fails at once. Must not
+//! know arrays.
+//!
+//! # What is sent again, and what never
+//!
+//! A request that a lost connection has not answered may be executed at any time until its server has finished with that
+//! connection, and nothing on the wire proves when that is: a server that closes may still have requests in its block layer
+//! (qemu's does), or be a proxy. So a write, once begun to be sent, is never sent again. When a connection is lost with
+//! a write unanswered, the device is given up: its member leaves service, and is caught up after a quarantine. The same
+//! when writes were answered and not flushed since: the server may have lost them with its memory, and a FLUSH on a new
+//! connection would not tell. What is left is replayed: reads, questions, flushes of nothing, and what was not
+//! handed to a connection yet.
+
+use super::connect::{connect, poll_timeout};
+use super::jobs::{Jobs, Part, Replies, index_of};
+use super::link::{Link, LinkError};
+use super::registry::{self, Hold};
+use super::{Lost, RemoteError, RemoteLimits, Shared, To, Witness, check_export};
+use crate::block_io::{IoFault, IoFaultKind};
+use crate::nbd::{NbdUri, RemoteExport};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{setsockopt, sockopt};
+use std::hash::{BuildHasher, RandomState};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use std::time::{Duration, Instant};
+
+/// Requests under way on one connection.
+const UNDER_WAY_MAX: usize = 256;
+
+/// Bytes handed to one connection before the server takes some: a few of the largest writes.
+const OUT_BYTES_MAX: usize = 4 << 20;
+
+/// How long answers are waited for on a connection that is lost, at most: what they answer need not be given up.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
+
+/// Wait before the first attempt to connect again, and the longest between two.
+const BACKOFF_FIRST: Duration = Duration::from_millis(50);
+const BACKOFF_MAX: Duration = Duration::from_secs(1);
+
+/// One connection, and what is under way on it.
+struct Lane {
+    link: Link,
+    /// By the low half of their cookies.
+    under_way: Vec<Option<Part>>,
+}
+
+enum Phase {
+    Up(Vec<Lane>),
+    /// Lost; what was answered before that is still taken.
+    Leaving {
+        lanes: Vec<Lane>,
+        until: Instant,
+        lost: Vec<Part>,
+        why: String,
+    },
+    /// Lost, and nothing stands against going on.
+    Reconnecting {
+        until: Instant,
+        next: Instant,
+        attempt: u32,
+        result: Option<Receiver<Result<Vec<Link>, RemoteError>>>,
+        why: String,
+    },
+    GivenUp(IoFault),
+}
+
+/// What the thread owns.
+pub(super) struct Worker {
+    uri: NbdUri,
+    /// As it was when the device was opened, which it must stay.
+    export: RemoteExport,
+    limits: RemoteLimits,
+    witness: Option<Arc<Witness>>,
+    shared: Arc<Shared>,
+    jobs: Jobs,
+    phase: Phase,
+    /// None for a device that is only looked at.
+    hold: Option<Hold>,
+}
+
+impl Worker {
+    pub fn new(
+        uri: NbdUri,
+        links: Vec<Link>,
+        limits: RemoteLimits,
+        shared: Arc<Shared>,
+        hold: Option<Hold>,
+    ) -> Worker {
+        let export = links[0].export().expect("connected").clone();
+        Worker {
+            uri,
+            export,
+            limits,
+            witness: None,
+            shared,
+            jobs: Jobs::default(),
+            phase: Phase::Up(lanes(links)),
+            hold,
+        }
+    }
+
+    /// Runs until the device is closed.
+    pub fn run(mut self) {
+        loop {
+            let closing = self.take_submissions();
+            self.send();
+            self.hand_back();
+            if closing {
+                return self.close();
+            }
+            self.wait();
+            self.receive();
+            self.keep_time();
+        }
+    }
+
+    /// Returns whether the device is closed.
+    fn take_submissions(&mut self) -> bool {
+        let queue = std::mem::take(&mut *self.shared.queue());
+        if let Some(limits) = queue.limits {
+            self.limits = limits;
+        }
+        if let Some(witness) = queue.witness {
+            self.witness = Some(witness);
+        }
+        let now = Instant::now();
+        for (submission, fast) in queue.submissions {
+            if let Phase::GivenUp(fault) = self.phase {
+                self.jobs.finished.push((submission.to, Err(fault)));
+                continue;
+            }
+            self.jobs.add(submission, &self.export, now);
+            if fast {
+                self.jobs.make_fast();
+            }
+        }
+        queue.closing
+    }
+
+    /// Hands requests to the connection with the least to do, as long as there is one with room.
+    fn send(&mut self) {
+        let Phase::Up(lanes) = &mut self.phase else { return };
+        while self.jobs.has_waiting() {
+            let free = lanes
+                .iter_mut()
+                .filter(|lane| lane.link.in_flight() < UNDER_WAY_MAX && lane.link.out_bytes() < OUT_BYTES_MAX)
+                .min_by_key(|lane| (lane.link.out_bytes(), lane.link.in_flight()));
+            let Some(lane) = free else { break };
+            let Some((part, payload)) = self.jobs.next_part() else { break };
+            match lane.link.submit(&part.request, payload) {
+                Ok(cookie) => {
+                    let index = index_of(cookie);
+                    if lane.under_way.len() <= index {
+                        lane.under_way.resize(index + 1, None);
+                    }
+                    lane.under_way[index] = Some(part);
+                }
+                // Ranges and alignment were checked before: the server would not take it, so it cannot be done.
+                Err(error) => {
+                    tracing::error!(uri = %self.uri, %error, "a request that cannot be sent");
+                    let failure =
+                        crate::nbd::Failure { errno: crate::nbd::Errno::Inval, message: error.to_string() };
+                    self.jobs.done(&part, Err(failure));
+                }
+            }
+        }
+        let error =
+            lanes.iter_mut().filter(|lane| lane.link.out_bytes() > 0).find_map(|lane| lane.link.send().err());
+        if let Some(error) = error {
+            self.lost(&error);
+        }
+    }
+
+    fn hand_back(&mut self) {
+        let mut group = Vec::new();
+        for (to, result) in self.jobs.finished.drain(..) {
+            match to {
+                To::Engine { owner, device, token } => group.push((owner, device, token, result)),
+                // Whoever asked may have given up waiting.
+                To::Caller(reply) => drop(reply.send(result)),
+            }
+        }
+        if !group.is_empty() {
+            self.shared.give_back(group);
+        }
+    }
+
+    fn wait(&mut self) {
+        let timeout = self.until_due().map_or(PollTimeout::NONE, poll_timeout);
+        let mut fds = vec![PollFd::new(self.shared.wake.as_fd(), PollFlags::POLLIN)];
+        if let Phase::Up(lanes) | Phase::Leaving { lanes, .. } = &self.phase {
+            fds.extend(lanes.iter().map(|lane| {
+                let mut events = PollFlags::POLLIN;
+                if lane.link.out_bytes() > 0 && matches!(self.phase, Phase::Up(_)) {
+                    events |= PollFlags::POLLOUT;
+                }
+                PollFd::new(lane.link.fd(), events)
+            }));
+        }
+        match poll(&mut fds, timeout) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            // Short of memory for a list of five: nothing to do but to try again.
+            Err(error) => {
+                tracing::error!(%error, "poll failed");
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+        if fds[0].any() == Some(true) {
+            // An error means that there was nothing to read, which is just as well.
+            let _ = self.shared.wake.read();
+        }
+    }
+
+    /// The time until something has to be done although nothing arrives.
+    fn until_due(&self) -> Option<Duration> {
+        let now = Instant::now();
+        let requests = self.jobs.oldest().map(|began| began + self.limits.request);
+        let phase = match &self.phase {
+            Phase::Up(_) | Phase::GivenUp(_) => None,
+            Phase::Leaving { until, .. } => Some(*until),
+            Phase::Reconnecting { until, next, result, .. } => {
+                Some(if result.is_some() { *until } else { (*next).min(*until) })
+            }
+        };
+        requests.into_iter().chain(phase).min().map(|at| at.saturating_duration_since(now))
+    }
+
+    fn receive(&mut self) {
+        match &mut self.phase {
+            Phase::Up(lanes) => {
+                let error = lanes.iter_mut().find_map(|lane| lane.receive(&mut self.jobs).err());
+                if let Some(error) = error {
+                    self.lost(&error);
+                } else if self.jobs.server_stops() {
+                    self.lost(&LinkError::Stopping);
+                }
+            }
+            Phase::Leaving { lanes, lost, .. } => {
+                let jobs = &mut self.jobs;
+                lanes.retain_mut(|lane| {
+                    let over = lane.receive(jobs).is_err() || lane.link.in_flight() == 0;
+                    if over {
+                        lost.extend(lane.under_way.drain(..).flatten());
+                    }
+                    !over
+                });
+                if lanes.is_empty() {
+                    self.resume_or_give_up();
+                }
+            }
+            Phase::Reconnecting { .. } | Phase::GivenUp(_) => {}
+        }
+    }
+
+    fn keep_time(&mut self) {
+        let now = Instant::now();
+        if let Some(began) = self.jobs.oldest()
+            && now.duration_since(began) >= self.limits.request
+        {
+            let seconds = self.limits.request.as_secs();
+            self.give_up(libc::ETIMEDOUT, format!("a request was not answered for {seconds} s"));
+        }
+        match &mut self.phase {
+            Phase::Leaving { until, lanes, lost, .. } if now >= *until => {
+                lost.extend(lanes.drain(..).flat_map(|lane| lane.under_way).flatten());
+                self.resume_or_give_up();
+            }
+            Phase::Reconnecting { .. } => self.reconnect(now),
+            _ => {}
+        }
+    }
+
+    /// A connection is over: no more is sent on any, and what they still answer is taken.
+    fn lost(&mut self, error: &LinkError) {
+        let Phase::Up(lanes) = &mut self.phase else { return };
+        let lanes = std::mem::take(lanes);
+        let why = error.to_string();
+        tracing::warn!(uri = %self.uri, "{why}");
+        let until = match error {
+            // What it sends cannot be believed.
+            LinkError::Protocol(_) => {
+                self.phase = Phase::Leaving { lanes, until: Instant::now(), lost: Vec::new(), why };
+                return self.keep_time();
+            }
+            _ => Instant::now() + LAST_ANSWERS.min(self.limits.grace / 2),
+        };
+        for lane in &lanes {
+            // One that is broken is found to be so by the next receive.
+            let socket = std::os::fd::AsRawFd::as_raw_fd(&lane.link.fd());
+            let _ = nix::sys::socket::shutdown(socket, nix::sys::socket::Shutdown::Write);
+        }
+        self.phase = Phase::Leaving { lanes, until, lost: Vec::new(), why };
+        self.receive();
+    }
+
+    /// All connections are gone. Goes on with new ones if nothing that was sent can do harm, see the head of this file.
+    fn resume_or_give_up(&mut self) {
+        let Phase::Leaving { lost, why, .. } = &mut self.phase else { return };
+        let (lost, why) = (std::mem::take(lost), std::mem::take(why));
+        let writes = lost.iter().filter(|part| part.request.command.modifies()).count();
+        self.jobs.send_again(lost);
+        let reason = if writes > 0 {
+            format!("{why}, with {writes} writes unanswered")
+        } else if self.jobs.has_unflushed() {
+            format!("{why}, with writes not yet flushed")
+        } else if self.witness.is_none() {
+            why
+        } else {
+            let now = Instant::now();
+            self.phase = Phase::Reconnecting {
+                until: now + self.limits.grace,
+                next: now,
+                attempt: 0,
+                result: None,
+                why,
+            };
+            return self.reconnect(now);
+        };
+        self.finish_giving_up(libc::ENOTCONN, reason, writes > 0);
+    }
+
+    /// Begins an attempt that is due, or takes the result of one.
+    fn reconnect(&mut self, now: Instant) {
+        let Phase::Reconnecting { until, next, attempt, result, why } = &mut self.phase else { return };
+        let outcome = match result.as_ref().map(Receiver::try_recv) {
+            Some(Ok(outcome)) => Some(outcome),
+            Some(Err(TryRecvError::Disconnected)) => {
+                Some(Err(RemoteError::Lost(std::io::Error::other("no thread to connect"))))
+            }
+            Some(Err(TryRecvError::Empty)) | None => None,
+        };
+        match outcome {
+            Some(Ok(links)) => {
+                tracing::info!(uri = %self.uri, "connected again");
+                self.phase = Phase::Up(lanes(links));
+                self.send();
+                return;
+            }
+            Some(Err(error @ RemoteError::Changed(_))) => {
+                return self.finish_giving_up(libc::ESTALE, error.to_string(), false);
+            }
+            Some(Err(error)) => {
+                *result = None;
+                *next = now + backoff(*attempt);
+                *attempt += 1;
+                tracing::debug!(uri = %self.uri, %error, attempt, "not connected again");
+                *why = error.to_string();
+            }
+            None => {}
+        }
+        if now >= *until {
+            let reason = format!("not reached again within {} s: {why}", self.limits.grace.as_secs());
+            return self.finish_giving_up(libc::ENOTCONN, reason, false);
+        }
+        if result.is_none() && now >= *next {
+            let begun = self.begin_attempt();
+            if let Phase::Reconnecting { result, .. } = &mut self.phase {
+                *result = Some(begun);
+            }
+        }
+    }
+}
+
+impl Worker {
+    /// Connects on a thread of its own: names take their time to be found, and requests must not wait longer for it than
+    /// they are promised.
+    fn begin_attempt(&self) -> Receiver<Result<Vec<Link>, RemoteError>> {
+        let (sender, receiver) = channel();
+        let (uri, expected, limits) = (self.uri.clone(), self.export.clone(), self.limits);
+        let (witness, shared) = (self.witness.clone(), Arc::clone(&self.shared));
+        let spawned = std::thread::Builder::new().name("remote-connect".into()).spawn(move || {
+            let result = connect(&uri, &limits, &mut |reader| {
+                check_same(&expected, reader.export())?;
+                check_export(reader.export(), false)?;
+                match &witness {
+                    Some(witness) => witness(&mut |offset, target| reader.read(offset, target)),
+                    None => Ok(()),
+                }
+            });
+            // Whoever wanted it may be gone: then it is closed again.
+            let _ = sender.send(result);
+            shared.ring();
+        });
+        if let Err(error) = spawned {
+            tracing::warn!(%error, "no thread to connect");
+        }
+        receiver
+    }
+
+    fn give_up(&mut self, errno: i32, reason: String) {
+        let lanes = match &mut self.phase {
+            Phase::Up(lanes) | Phase::Leaving { lanes, .. } => std::mem::take(lanes),
+            Phase::Reconnecting { .. } | Phase::GivenUp(_) => Vec::new(),
+        };
+        let gathered = match &self.phase {
+            Phase::Leaving { lost, .. } => lost.iter().any(|part| part.request.command.modifies()),
+            _ => false,
+        };
+        let under_way = lanes.iter().flat_map(|lane| lane.under_way.iter().flatten());
+        let writes = gathered || under_way.into_iter().any(|part| part.request.command.modifies());
+        for lane in &lanes {
+            // What was not sent yet must never be: closing resets the connection. Unix sockets know no such thing.
+            let _ = setsockopt(&lane.link.fd(), sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 0 });
+        }
+        drop(lanes);
+        self.finish_giving_up(errno, reason, writes);
+    }
+
+    fn finish_giving_up(&mut self, errno: i32, reason: String, writes_unanswered: bool) {
+        if let Phase::GivenUp(_) = self.phase {
+            return;
+        }
+        tracing::warn!(uri = %self.uri, "given up: {reason}");
+        if self.hold.is_some() {
+            let quarantine = if writes_unanswered { self.limits.quarantine() } else { Duration::ZERO };
+            let not_before = Instant::now() + quarantine;
+            registry::note_lost(&self.uri, Lost { reason, not_before, returns: true });
+        }
+        let fault = IoFault { kind: IoFaultKind::Gone, errno };
+        self.phase = Phase::GivenUp(fault);
+        self.jobs.fail_all(fault);
+        self.shared.note_given_up(errno);
+        self.hand_back();
+    }
+
+    fn close(mut self) {
+        if let Phase::Up(lanes) = &mut self.phase
+            && self.jobs.is_empty()
+        {
+            lanes.iter_mut().for_each(|lane| lane.link.farewell());
+        } else if !self.jobs.is_empty() {
+            self.give_up(libc::ECANCELED, "it was closed with requests under way".into());
+        }
+        // The connections end before others in this process may have the export.
+        self.phase = Phase::GivenUp(IoFault { kind: IoFaultKind::Gone, errno: libc::ESHUTDOWN });
+        drop(self.hold.take());
+        self.hand_back();
+    }
+}
+
+impl Lane {
+    fn receive(&mut self, jobs: &mut Jobs) -> Result<(), LinkError> {
+        self.link.receive(&mut Replies { jobs, under_way: &mut self.under_way })
+    }
+}
+
+fn lanes(links: Vec<Link>) -> Vec<Lane> {
+    links.into_iter().map(|link| Lane { link, under_way: Vec::new() }).collect()
+}
+
+/// Whether what answers is what was opened, as far as its description goes.
+fn check_same(was: &RemoteExport, is: &RemoteExport) -> Result<(), RemoteError> {
+    let changed = [
+        ("size", was.size, is.size),
+        ("least block", was.block_min.into(), is.block_min.into()),
+        ("read-only flag", was.read_only.into(), is.read_only.into()),
+        ("FLUSH", was.flush.into(), is.flush.into()),
+        ("FUA", was.fua.into(), is.fua.into()),
+    ];
+    match changed.into_iter().find(|(_, was, is)| was != is) {
+        Some((what, was, is)) => Err(RemoteError::Changed(format!("its {what} was {was} and is {is}"))),
+        None => Ok(()),
+    }
+}
+
+/// Doubles with every attempt, up to a limit, and spreads: a server that comes back is not met by all at once.
+fn backoff(attempt: u32) -> Duration {
+    let whole = BACKOFF_FIRST.saturating_mul(1 << attempt.min(10)).min(BACKOFF_MAX);
+    let share = RandomState::new().hash_one(attempt) % 1000;
+    whole / 2 + whole.mul_f64(share as f64 / 2000.0)
+}
