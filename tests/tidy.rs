@@ -15,7 +15,7 @@ fn allowed() -> BTreeMap<&'static str, &'static [&'static str]> {
         ("format", &["units"]),
         ("codec", &["units", "block_io"]),
         ("gpu", &["units", "block_io", "codec"]),
-        ("member", &["units", "block_io", "nbd"]),
+        ("member", &["units", "block_io", "nbd", "tls"]),
         ("nbd", &["units"]),
         ("array", &["units", "block_io", "format", "codec"]),
         ("volume", &["units", "block_io", "format", "codec", "array"]),

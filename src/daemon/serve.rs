@@ -10,8 +10,9 @@ use super::reactor::{ListenAddress, ListenError, ListenTls, Listener};
 use super::service::{Daemon, ServeOptions, ServiceConfig, served_line};
 use super::signals::{Signals, Woken};
 use crate::control::RequestError;
+use crate::member::set_remote_tls;
 use crate::nbd::TlsMode;
-use crate::tls::{ServerTls, TlsFileError};
+use crate::tls::{ClientFiles, ClientTls, ServerTls, TlsFileError};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::Signal;
 use std::io;
@@ -95,7 +96,7 @@ pub fn run_serve(config: &Config) -> Result<(), RunError> {
     // First of all: no descriptor of our own may have one of these numbers.
     let activated = Activated::take()?;
     let signals = Signals::take().map_err(system("take over signals"))?;
-    let tls = Tls::load(&config.listen)?;
+    let tls = Tls::load(config)?;
     for listener in &activated.nbd {
         tls.check_exposure(&config.listen, listener.address())?;
     }
@@ -152,16 +153,20 @@ struct Tls {
     tcp: ListenTls,
     unix: ListenTls,
     server: Option<Arc<ServerTls>>,
+    /// What remote members are shown.
+    client: Option<ClientFiles>,
 }
 
 impl Tls {
-    fn load(config: &ListenConfig) -> Result<Tls, TlsFileError> {
-        let Some(tls) = &config.tls else {
-            return Ok(Tls { tcp: ListenTls::default(), unix: ListenTls::default(), server: None });
+    fn load(config: &Config) -> Result<Tls, TlsFileError> {
+        let client = config.remote.clone();
+        set_remote_tls(client.as_ref().map(ClientTls::load).transpose()?);
+        let Some(tls) = &config.listen.tls else {
+            return Ok(Tls { tcp: ListenTls::default(), unix: ListenTls::default(), server: None, client });
         };
         let server = Some(Arc::new(ServerTls::load(&tls.files)?));
         let with = |mode| ListenTls { mode, server: server.clone() };
-        Ok(Tls { tcp: with(tls.tcp), unix: with(tls.unix), server })
+        Ok(Tls { tcp: with(tls.tcp), unix: with(tls.unix), server, client })
     }
 
     /// Refuses an address that others than this host can reach without proving who they are.
@@ -187,7 +192,10 @@ impl Tls {
 
     /// Reads the files again, for connections to come.
     fn reload(&self) {
-        match self.server.as_ref().map(|server| server.reload()) {
+        let server = self.server.as_ref().map(|server| server.reload());
+        let client =
+            self.client.as_ref().map(|files| ClientTls::load(files).map(|tls| set_remote_tls(Some(tls))));
+        match [server, client].into_iter().flatten().reduce(Result::and) {
             None => tracing::info!("asked to read the files of TLS again, and there are none"),
             Some(Ok(())) => tracing::info!("read the files of TLS again; new connections use them"),
             Some(Err(error)) => {

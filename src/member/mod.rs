@@ -17,5 +17,6 @@ pub use engine::{MemberCompletion, MemberIo};
 pub use error::DeviceError;
 pub use remote::{
     Lost, ReadAt, RemoteError, RemoteLimits, Witness, forget_lost, is_remote, lost, same_remote,
+    set_remote_tls,
 };
 pub use ring::{Ring, RingEvent};

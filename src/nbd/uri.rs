@@ -20,6 +20,9 @@ pub struct NbdUri {
     pub tls: bool,
     /// The name that the server's certificate must have, where that is not the host; only with TLS.
     pub server_name: Option<String>,
+    /// A directory with ca-cert.pem, and with client-cert.pem and client-key.pem where clients have to show who they are; only
+    /// with TLS.
+    pub certificates: Option<String>,
 }
 
 /// A server's address.
@@ -84,7 +87,7 @@ pub enum UriError {
     },
     /// A parameter that means nothing here, or comes twice.
     #[error(
-        "'{uri}': parameter '{parameter}' is unknown or repeated; known are socket=PATH, of nbd+unix and nbds+unix, and tls-hostname=NAME, of nbds and nbds+unix"
+        "'{uri}': parameter '{parameter}' is unknown or repeated; known are socket=PATH, of nbd+unix and nbds+unix, and tls-hostname=NAME and tls-certificates=DIR, of nbds and nbds+unix"
     )]
     Parameter {
         /// The text.
@@ -145,12 +148,13 @@ impl FromStr for NbdUri {
         let decoder = Decoder { text };
         let export = decoder.decode(path, "export name")?;
 
-        let (mut socket, mut server_name) = (None, None);
+        let (mut socket, mut server_name, mut certificates) = (None, None, None);
         for pair in query.unwrap_or("").split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             let (slot, what) = match name {
                 "socket" if unix && socket.is_none() => (&mut socket, "socket path"),
                 "tls-hostname" if tls && server_name.is_none() => (&mut server_name, "server name"),
+                "tls-certificates" if tls && certificates.is_none() => (&mut certificates, "directory"),
                 _ => return Err(UriError::Parameter { uri: uri(), parameter: name.to_owned() }),
             };
             *slot = Some(decoder.decode(value, what)?);
@@ -165,7 +169,7 @@ impl FromStr for NbdUri {
         } else {
             decoder.tcp(authority)?
         };
-        Ok(NbdUri { address, export, tls, server_name })
+        Ok(NbdUri { address, export, tls, server_name, certificates })
     }
 }
 
@@ -260,10 +264,13 @@ impl fmt::Display for NbdUri {
                 encode(path, "/", f)?;
             }
         }
-        if let Some(name) = &self.server_name {
-            let first = matches!(self.address, NbdAddress::Tcp { .. });
-            f.write_str(if first { "?tls-hostname=" } else { "&tls-hostname=" })?;
-            encode(name, "", f)?;
+        let mut separator = if matches!(self.address, NbdAddress::Tcp { .. }) { '?' } else { '&' };
+        for (name, value) in [("tls-hostname", &self.server_name), ("tls-certificates", &self.certificates)] {
+            if let Some(value) = value {
+                write!(f, "{separator}{name}=")?;
+                encode(value, "/", f)?;
+                separator = '&';
+            }
         }
         Ok(())
     }
@@ -289,12 +296,12 @@ mod tests {
 
     fn tcp(host: &str, port: u16, export: &str) -> NbdUri {
         let address = NbdAddress::Tcp { host: host.into(), port };
-        NbdUri { address, export: export.into(), tls: false, server_name: None }
+        NbdUri { address, export: export.into(), tls: false, server_name: None, certificates: None }
     }
 
     fn unix(path: &str, export: &str) -> NbdUri {
         let address = NbdAddress::Unix { path: path.into() };
-        NbdUri { address, export: export.into(), tls: false, server_name: None }
+        NbdUri { address, export: export.into(), tls: false, server_name: None, certificates: None }
     }
 
     fn secured(uri: NbdUri, server_name: Option<&str>) -> NbdUri {

@@ -104,6 +104,12 @@ impl ClientTls {
         Ok(ClientTls { config: Arc::new(config), server_name: files.server_name.clone() })
     }
 
+    /// The same, for a server whose certificate has this name.
+    #[must_use]
+    pub fn for_server(&self, name: &str) -> ClientTls {
+        ClientTls { config: Arc::clone(&self.config), server_name: Some(name.to_owned()) }
+    }
+
     pub(super) fn config(&self) -> Arc<ClientConfig> {
         Arc::clone(&self.config)
     }

@@ -6,7 +6,7 @@
 //! middle of the handshake. Must not know what the connections are for.
 
 use super::link::{Link, LinkError, Sink};
-use super::{RemoteError, RemoteLimits};
+use super::{RemoteError, RemoteLimits, secure};
 use crate::nbd::{
     ClientConnection, ClientEvent, ClientOptions, Command, NbdAddress, NbdUri, RemoteExport, Request,
 };
@@ -115,22 +115,35 @@ impl Sink for OneRead<'_> {
 }
 
 fn connect_one(uri: &NbdUri, limits: &RemoteLimits, deadline: &Deadline) -> Result<Link, RemoteError> {
+    let tls = secure::tls_of(uri)?;
     let stream = match &uri.address {
         NbdAddress::Tcp { host, port } => tcp(host, *port, limits, deadline)?,
         NbdAddress::Unix { path } => unix(path, deadline)?,
     };
-    let options = ClientOptions::for_export(&uri.export)
+    let mut options = ClientOptions::for_export(&uri.export)
         .map_err(|fault| RemoteError::Connect(io::Error::other(fault)))?;
+    options.tls = tls.is_some();
     // The deadline is kept here, so the connection needs no clock.
     let nbd = ClientConnection::new(options, Timestamp(0))
         .map_err(|fault| RemoteError::Connect(io::Error::other(fault)))?;
     let mut link = Link::new(stream, nbd);
-    let mut greeted = Greeted(false);
-    drive(&mut link, deadline, "greeting it", &mut greeted, |greeted| greeted.0)?;
+    let mut greeted = Greeted::default();
+    drive(&mut link, deadline, "greeting it", &mut greeted, |greeted| greeted.ready || greeted.tls)?;
+    if let (false, Some(tls)) = (greeted.ready, &tls) {
+        link = link.secure(|stream| secure::start(uri, tls, stream))?;
+        drive(&mut link, deadline, "setting up TLS with it", &mut greeted, |greeted| greeted.ready)?;
+    }
     Ok(link)
 }
 
-struct Greeted(bool);
+/// How far a handshake has come.
+#[derive(Default)]
+struct Greeted {
+    /// The server grants TLS.
+    tls: bool,
+    /// It is over.
+    ready: bool,
+}
 
 impl Sink for Greeted {
     fn target(&mut self, _: u64, _: u64, _: usize) -> &mut [u8] {
@@ -138,7 +151,8 @@ impl Sink for Greeted {
     }
 
     fn event(&mut self, event: ClientEvent) {
-        self.0 |= event == ClientEvent::Ready;
+        self.ready |= event == ClientEvent::Ready;
+        self.tls |= event == ClientEvent::StartTls;
     }
 }
 
@@ -150,15 +164,8 @@ fn drive<S: Sink>(
     sink: &mut S,
     over: impl Fn(&S) -> bool,
 ) -> Result<(), RemoteError> {
-    let fail = |error| match error {
-        LinkError::Closed | LinkError::Stopping => {
-            RemoteError::Lost(io::Error::from(io::ErrorKind::UnexpectedEof))
-        }
-        LinkError::Io(source) => RemoteError::Lost(source),
-        LinkError::Protocol(fatal) => RemoteError::Protocol(fatal),
-    };
     loop {
-        link.send().map_err(fail)?;
+        link.send().map_err(|error| lost(link, error))?;
         if over(sink) {
             return Ok(());
         }
@@ -172,7 +179,18 @@ fn drive<S: Sink>(
             Ok(_) => {}
             Err(errno) => return Err(RemoteError::Lost(errno.into())),
         }
-        link.receive(sink).map_err(fail)?;
+        link.receive(sink).map_err(|error| lost(link, error))?;
+    }
+}
+
+fn lost(link: &Link, error: LinkError) -> RemoteError {
+    match (error, link.tls_failure()) {
+        (LinkError::Protocol(fatal), _) => RemoteError::Protocol(fatal),
+        (_, Some(failure)) => RemoteError::Tls(failure),
+        (LinkError::Closed | LinkError::Stopping, None) => {
+            RemoteError::Lost(io::Error::from(io::ErrorKind::UnexpectedEof))
+        }
+        (LinkError::Io(source), None) => RemoteError::Lost(source),
     }
 }
 

@@ -37,6 +37,18 @@ pub enum RemoteError {
         /// How.
         ClientFatal,
     ),
+    /// TLS is demanded, and there is nothing to prove or check who is who.
+    #[error("certificates: {0}")]
+    Certificates(
+        /// What is wrong with them.
+        String,
+    ),
+    /// TLS ended the connection.
+    #[error("TLS: {0}")]
+    Tls(
+        /// Why.
+        String,
+    ),
     /// The connection ended.
     #[error("the connection was lost: {0}")]
     Lost(

@@ -6,6 +6,7 @@
 
 use crate::block_io::Buf;
 use crate::nbd::{ClientConnection, ClientEvent, ClientFatal, RemoteExport, Request, SubmitError};
+use crate::tls::Tunnel;
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, UnixAddr, sendmsg};
 use nix::sys::uio::readv;
@@ -61,6 +62,21 @@ impl From<ClientFatal> for LinkError {
     }
 }
 
+/// What carries the bytes.
+enum Stream {
+    Plain(OwnedFd),
+    Tls(Tunnel),
+}
+
+impl Stream {
+    fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Stream::Plain(socket) => socket.as_fd(),
+            Stream::Tls(tunnel) => tunnel.socket.as_fd(),
+        }
+    }
+}
+
 /// Something to be sent.
 enum Piece {
     Bytes(Vec<u8>),
@@ -85,7 +101,7 @@ struct Payload {
 
 /// A connection.
 pub(super) struct Link {
-    socket: OwnedFd,
+    stream: Stream,
     nbd: ClientConnection,
     out: VecDeque<Piece>,
     /// Bytes of the first piece that are sent.
@@ -102,7 +118,7 @@ impl Link {
     /// Over a connected, non-blocking stream.
     pub fn new(socket: OwnedFd, nbd: ClientConnection) -> Link {
         Link {
-            socket,
+            stream: Stream::Plain(socket),
             nbd,
             out: VecDeque::new(),
             sent: 0,
@@ -114,8 +130,28 @@ impl Link {
         }
     }
 
+    /// Goes on under TLS, which `start` begins on the socket. For the moment after [`ClientEvent::StartTls`].
+    pub fn secure<E>(self, start: impl FnOnce(OwnedFd) -> Result<Tunnel, E>) -> Result<Link, E> {
+        assert!(self.out.is_empty() && self.start == self.end, "nothing is said beside STARTTLS");
+        let Stream::Plain(socket) = self.stream else { unreachable!("TLS is started once") };
+        let stream = Stream::Tls(start(socket)?);
+        let mut link = Link { stream, ..self };
+        let mut bytes = Vec::new();
+        link.nbd.tls_started(&mut bytes);
+        link.queue_bytes(bytes);
+        Ok(link)
+    }
+
+    /// Why the connection ended, when TLS was the reason.
+    pub fn tls_failure(&self) -> Option<String> {
+        match &self.stream {
+            Stream::Plain(_) => None,
+            Stream::Tls(tunnel) => tunnel.failure().map(ToString::to_string),
+        }
+    }
+
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.stream.fd()
     }
 
     pub fn export(&self) -> Option<&RemoteExport> {
@@ -162,7 +198,7 @@ impl Link {
                 skip = 0;
             }
             let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
-            match sendmsg::<UnixAddr>(self.socket.as_raw_fd(), &slices, &[], flags, None) {
+            match sendmsg::<UnixAddr>(self.stream.fd().as_raw_fd(), &slices, &[], flags, None) {
                 Ok(count) => self.note_sent(count),
                 Err(Errno::EAGAIN) => return Ok(()),
                 Err(Errno::EINTR) => {}
@@ -184,11 +220,11 @@ impl Link {
                 Some(payload) => {
                     let target = sink.target(payload.cookie, payload.offset, payload.left);
                     let room = target.len() + input.len();
-                    (readv(&self.socket, &mut [IoSliceMut::new(target), input]), room)
+                    (readv(self.stream.fd(), &mut [IoSliceMut::new(target), input]), room)
                 }
                 None => {
                     let room = input.len();
-                    (readv(&self.socket, std::slice::from_mut(&mut input)), room)
+                    (readv(self.stream.fd(), std::slice::from_mut(&mut input)), room)
                 }
             };
             let count = match result {

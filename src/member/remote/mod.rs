@@ -11,11 +11,13 @@ mod jobs;
 mod link;
 mod plain;
 mod registry;
+mod secure;
 #[cfg(test)]
 mod tests;
 mod worker;
 
 pub use error::RemoteError;
+pub use secure::set_remote_tls;
 
 use super::{Access, DeviceError};
 use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoOp, IoToken, IoValue};

@@ -1,0 +1,69 @@
+//! TLS to the servers of remote members: which certificates, and the stream that comes out of it.
+//!
+//! Invariant: a URI that demands TLS is never connected to without. Must not know what is said on the stream.
+
+use super::RemoteError;
+use crate::nbd::{NbdAddress, NbdUri};
+use crate::tls::{ClientFiles, ClientTls, Pumps, Tunnel};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::{LazyLock, PoisonError, RwLock};
+
+/// The name in the certificate of a server behind a unix socket, unless the URI says another.
+const LOCAL_NAME: &str = "localhost";
+
+static CONFIGURED: RwLock<Option<ClientTls>> = RwLock::new(None);
+
+static PUMPS: LazyLock<Pumps> = LazyLock::new(Pumps::default);
+
+/// What this process shows to servers, and believes of them, where a URI does not say it.
+pub fn set_remote_tls(tls: Option<ClientTls>) {
+    *CONFIGURED.write().unwrap_or_else(PoisonError::into_inner) = tls;
+}
+
+/// The certificates for a URI. None where it demands no TLS.
+pub(super) fn tls_of(uri: &NbdUri) -> Result<Option<ClientTls>, RemoteError> {
+    if !uri.tls {
+        return Ok(None);
+    }
+    let tls = match &uri.certificates {
+        Some(directory) => ClientTls::load(&files_in(Path::new(directory)))
+            .map_err(|error| RemoteError::Certificates(error.to_string()))?,
+        None => CONFIGURED.read().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(|| {
+            let what = "there are none for it: add '?tls-certificates=DIR' to the URI, or set tls_ca in section [remote] of the \
+                        daemon's configuration";
+            RemoteError::Certificates(what.to_owned())
+        })?,
+    };
+    Ok(Some(match &uri.server_name {
+        Some(name) => tls.for_server(name),
+        None => tls,
+    }))
+}
+
+/// The names that libnbd and nbdkit look for, so that one directory serves all.
+fn files_in(directory: &Path) -> ClientFiles {
+    let (certificate, key) = (directory.join("client-cert.pem"), directory.join("client-key.pem"));
+    ClientFiles {
+        ca: directory.join("ca-cert.pem"),
+        identity: certificate.exists().then_some((certificate, key)),
+        server_name: None,
+    }
+}
+
+/// Starts TLS on a connected stream.
+pub(super) fn start(uri: &NbdUri, tls: &ClientTls, stream: OwnedFd) -> Result<Tunnel, RemoteError> {
+    let host = match &uri.address {
+        NbdAddress::Tcp { host, .. } => host,
+        NbdAddress::Unix { .. } => LOCAL_NAME,
+    };
+    let tunnel = PUMPS.connect(stream, tls, host).map_err(RemoteError::Connect)?;
+    set_nonblocking(&tunnel.socket).map_err(|errno| RemoteError::Connect(errno.into()))?;
+    Ok(tunnel)
+}
+
+fn set_nonblocking(socket: &OwnedFd) -> nix::Result<()> {
+    let flags = OFlag::from_bits_retain(fcntl(socket, FcntlArg::F_GETFL)?);
+    fcntl(socket, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK)).map(|_| ())
+}
