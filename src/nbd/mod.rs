@@ -40,6 +40,8 @@
 //! # }
 //! ```
 //!
+//! A READ may also be answered in parts, some of them holes: [`ServerConnection::takes_parts`].
+//!
 //! The driver also closes a connection whose handshake is overdue, stops calling `receive` while more than
 //! [`UNREAD_BYTES_MAX`] wait to be sent, and accepts at most [`CONNECTIONS_MAX`]. A connection that vanishes needs
 //! nothing but to be dropped.
