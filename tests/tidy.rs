@@ -17,12 +17,16 @@ fn allowed() -> BTreeMap<&'static str, &'static [&'static str]> {
         ("gpu", &["units", "block_io", "codec"]),
         ("member", &["units", "block_io"]),
         ("nbd", &["units"]),
+        ("tls", &[]),
         ("array", &["units", "block_io", "format", "codec"]),
         ("volume", &["units", "block_io", "format", "codec", "array"]),
         ("control", &["units"]),
         (
             "daemon",
-            &["units", "block_io", "format", "codec", "gpu", "member", "nbd", "array", "volume", "control"],
+            &[
+                "units", "block_io", "format", "codec", "gpu", "member", "nbd", "tls", "array", "volume",
+                "control",
+            ],
         ),
         // The command line opens members for create and inspect and runs the daemon.
         (

@@ -140,7 +140,9 @@ pub fn run_serve(config: &Config) -> Result<(), RunError> {
     for listener in activated.nbd {
         tls.listen(&daemon, listener);
     }
-    until_stopped(&daemon, &signals, control, Some(&|| tls.reload()), |second| {
+    let reload = || tls.reload();
+    let reload = tls.server.is_some().then_some(&reload as &dyn Fn());
+    until_stopped(&daemon, &signals, control, reload, |second| {
         if second % RETRY_SECONDS == 0 {
             waiting.retain_mut(|array| !array.try_import(&daemon));
         }
@@ -188,7 +190,7 @@ impl Tls {
     /// Reads the files again, for connections to come.
     fn reload(&self) {
         match self.server.as_ref().map(|server| server.reload()) {
-            None => tracing::info!("asked to read the files of TLS again, and there are none"),
+            None => {}
             Some(Ok(())) => tracing::info!("read the files of TLS again; new connections use them"),
             Some(Err(error)) => {
                 tracing::error!("cannot use the files of TLS, those of before stay in use: {error}");

@@ -82,7 +82,10 @@ impl Client {
                         return Ok((cookie, result.map(|()| data)));
                     }
                     // The buffer of a read starts as zeroes.
-                    ClientEvent::Ready | ClientEvent::Hole { .. } | ClientEvent::Extents { .. } => {}
+                    ClientEvent::Ready
+                    | ClientEvent::StartTls
+                    | ClientEvent::Hole { .. }
+                    | ClientEvent::Extents { .. } => {}
                 }
             }
             self.receive()?;
