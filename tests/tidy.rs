@@ -17,6 +17,7 @@ fn allowed() -> BTreeMap<&'static str, &'static [&'static str]> {
         ("gpu", &["units", "block_io", "codec"]),
         ("member", &["units", "block_io", "nbd", "tls"]),
         ("nbd", &["units"]),
+        ("tls", &[]),
         ("array", &["units", "block_io", "format", "codec"]),
         ("volume", &["units", "block_io", "format", "codec", "array"]),
         ("control", &["units"]),
@@ -25,8 +26,8 @@ fn allowed() -> BTreeMap<&'static str, &'static [&'static str]> {
         (
             "daemon",
             &[
-                "units", "block_io", "format", "codec", "gpu", "member", "nbd", "array", "volume", "control",
-                "reclaim",
+                "units", "block_io", "format", "codec", "gpu", "member", "nbd", "tls", "array", "volume",
+                "control", "reclaim",
             ],
         ),
         // The command line opens members for create and inspect and runs the daemon.

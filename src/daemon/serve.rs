@@ -141,7 +141,9 @@ pub fn run_serve(config: &Config) -> Result<(), RunError> {
     for listener in activated.nbd {
         tls.listen(&daemon, listener);
     }
-    until_stopped(&daemon, &signals, control, Some(&|| tls.reload()), |second| {
+    let reload = || tls.reload();
+    let reload = tls.server.is_some().then_some(&reload as &dyn Fn());
+    until_stopped(&daemon, &signals, control, reload, |second| {
         if second % RETRY_SECONDS == 0 {
             waiting.retain_mut(|array| !array.try_import(&daemon));
         }
@@ -196,7 +198,7 @@ impl Tls {
         let client =
             self.client.as_ref().map(|files| ClientTls::load(files).map(|tls| set_remote_tls(Some(tls))));
         match [server, client].into_iter().flatten().reduce(Result::and) {
-            None => tracing::info!("asked to read the files of TLS again, and there are none"),
+            None => {}
             Some(Ok(())) => tracing::info!("read the files of TLS again; new connections use them"),
             Some(Err(error)) => {
                 tracing::error!("cannot use the files of TLS, those of before stay in use: {error}");

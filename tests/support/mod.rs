@@ -4,6 +4,7 @@
 
 pub mod image;
 pub mod load;
+pub mod pki;
 pub mod process;
 
 use std::fs;

@@ -27,7 +27,8 @@ impl Ca {
     pub fn new(dir: &Path) -> Ca {
         fs::create_dir_all(dir).expect("a folder");
         let mut params = CertificateParams::new(vec![]).expect("no names");
-        params.distinguished_name.push(DnType::CommonName, "test CA");
+        let name = dir.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        params.distinguished_name.push(DnType::CommonName, format!("test CA {name}"));
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         (params.not_before, params.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(2090, 1, 1));

@@ -130,3 +130,73 @@ impl Reader<'_> {
         self.problem(at, &format!("{}{key}", section.name), message);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::config::Config;
+    use std::path::Path;
+
+    const IDENTITY: &str = "tls_certificate = \"c.pem\"\ntls_key = \"k.pem\"\n";
+
+    fn parse(text: &str) -> Result<Config, Vec<String>> {
+        Config::parse(text, Path::new("/etc/calpe")).map_err(|problems| {
+            problems.iter().map(|p| format!("{}:{}: {}", p.line, p.key, p.message)).collect()
+        })
+    }
+
+    fn listen(text: &str) -> Result<Config, Vec<String>> {
+        parse(&format!("[listen]\n{text}"))
+    }
+
+    #[track_caller]
+    fn problem(result: Result<Config, Vec<String>>, want: &str) {
+        let problems = result.expect_err("a problem");
+        assert!(problems.len() == 1 && problems[0].contains(want), "{problems:?}");
+    }
+
+    #[test]
+    fn a_certificate_makes_tls_required_on_tcp_and_optional_on_unix_sockets() {
+        assert_eq!(listen("").unwrap().listen.tls, None);
+        let tls = listen(IDENTITY).unwrap().listen.tls.unwrap();
+        assert_eq!((tls.tcp, tls.unix), (TlsMode::Required, TlsMode::Optional));
+        assert_eq!(tls.files.certificate, Path::new("/etc/calpe/c.pem"));
+        let chosen = format!("{IDENTITY}tls = \"off\"\ntls_unix = \"required\"");
+        let tls = listen(&chosen).unwrap().listen.tls.unwrap();
+        assert_eq!((tls.tcp, tls.unix), (TlsMode::Off, TlsMode::Required));
+        assert_eq!(listen("tls = \"off\"").unwrap().listen.tls, None);
+    }
+
+    #[test]
+    fn keys_that_need_others_say_which() {
+        problem(listen("tls_certificate = \"c\""), "2:listen.tls_certificate: needs tls_key");
+        problem(listen("tls_key = \"k\""), "listen.tls_key: needs tls_certificate");
+        problem(listen("tls = \"required\""), "listen.tls: needs tls_certificate and tls_key");
+        problem(listen("tls_unix = \"optional\""), "listen.tls_unix: needs tls_certificate");
+        problem(listen("tls_client_ca = \"ca\""), "listen.tls_client_ca: needs tls_certificate");
+        problem(listen(&format!("{IDENTITY}tls_crl = \"crl\"")), "listen.tls_crl: needs tls_client_ca");
+        problem(listen(&format!("{IDENTITY}tls = \"on\"")), "'on' is not a mode of TLS");
+        problem(parse("[remote]\n"), "1:remote: needs tls_ca");
+        problem(parse("[remote]\ntls_ca = \"a\"\ntls_key = \"k\""), "remote.tls_key: needs tls_certificate");
+        problem(parse("[remote]\ntls_ca = \"a\"\ntls_crl = \"k\""), "remote.tls_crl: unknown key");
+        let text = "[remote]\ntls_ca = \"a\"\ntls_server_name = \"store\"";
+        let remote = parse(text).unwrap().remote.unwrap();
+        assert_eq!(
+            (remote.ca.as_path(), remote.server_name.as_deref()),
+            (Path::new("/etc/calpe/a"), Some("store"))
+        );
+    }
+
+    #[test]
+    fn tcp_beyond_loopback_needs_tls_with_client_certificates_or_an_explicit_word() {
+        let with = |more: &str| listen(&format!("tcp = \"192.0.2.7:10809\"\n{more}"));
+        let ca = format!("{IDENTITY}tls_client_ca = \"ca\"\n");
+        with(&ca).expect("everybody has to prove who it is");
+        problem(with(""), "not a loopback address");
+        problem(with(IDENTITY), "not a loopback address");
+        problem(with(&format!("{ca}tls = \"optional\"")), "not a loopback address");
+        problem(with(&format!("{ca}tls = \"off\"")), "not a loopback address");
+        let open = with(&format!("{IDENTITY}plaintext = true")).expect("asked for");
+        assert!(open.listen.plaintext);
+    }
+}
