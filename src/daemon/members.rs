@@ -237,7 +237,8 @@ impl Daemon {
         let path = device.path().to_owned();
         device.set_remote_limits(target.remote);
         device.set_remote_witness(witness(device.facts().bytes, target.superblock.array, new.uuid));
-        let place = Place { uuid: new.uuid, path: Some(path.clone()) };
+        let cached = !device.facts().direct;
+        let place = Place { uuid: new.uuid, path: Some(path.clone()), cached };
         let outcome = self.reactor.admin(target.array, request(target.index, new), vec![(id, device)])?;
         self.with_names(target.array, |names| names.devices.insert(id, place));
         Ok(Done::line(format!("array '{}': {} ({})", target.name, outcome.0, path.display())))

@@ -12,6 +12,7 @@ use super::signals::{Signals, Woken};
 use crate::control::RequestError;
 use crate::member::set_remote_tls;
 use crate::nbd::TlsMode;
+use crate::reclaim;
 use crate::tls::{ClientFiles, ClientTls, ServerTls, TlsFileError};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::Signal;
@@ -72,6 +73,11 @@ pub enum RunError {
         /// What is there, and what to do.
         what: String,
     },
+    /// The daemon was to be protected, and is not.
+    #[error(
+        "reclaim_safe is true, and the system grants {0}: see conf/calpe.service for what it needs, or write \"auto\""
+    )]
+    Unprotected(reclaim::Protection),
     /// The system refuses what a daemon needs.
     #[error("cannot {action}: {source}")]
     System {
@@ -96,6 +102,8 @@ pub fn run_serve(config: &Config) -> Result<(), RunError> {
     // First of all: no descriptor of our own may have one of these numbers.
     let activated = Activated::take()?;
     let signals = Signals::take().map_err(system("take over signals"))?;
+    // Before there are threads and rings: they inherit it.
+    let resident = protect(config.daemon.reclaim_safe)?;
     let tls = Tls::load(config)?;
     for listener in &activated.nbd {
         tls.check_exposure(&config.listen, listener.address())?;
@@ -116,6 +124,7 @@ pub fn run_serve(config: &Config) -> Result<(), RunError> {
     let daemon = Arc::new(
         Daemon::start(ServiceConfig {
             memory: config.daemon.memory,
+            resident,
             connections_max: config.listen.max_connections as usize,
             search,
             gpu: config.gpu.clone(),
@@ -209,6 +218,23 @@ impl Tls {
 
 /// Waits for the order to stop, then stops everything. SIGHUP is such an order, unless there is something to `reload`.
 /// `every_second` is told how many have passed.
+/// Protects this process against waiting for itself when memory is short. Whether its memory stays where it is.
+fn protect(mode: reclaim::Mode) -> Result<bool, RunError> {
+    if mode == reclaim::Mode::Off {
+        return Ok(false);
+    }
+    let protection = reclaim::protect();
+    if protection.missing.is_empty() {
+        return Ok(true);
+    }
+    if mode == reclaim::Mode::Require {
+        return Err(RunError::Unprotected(protection));
+    }
+    tracing::info!("memory reclaim may wait for a block device that is attached on this host: {protection}");
+    Ok(protection.locked)
+}
+
+/// Waits for the order to stop, then stops everything. `every_second` is told how many have passed.
 pub(super) fn until_stopped(
     daemon: &Arc<Daemon>,
     signals: &Signals,
