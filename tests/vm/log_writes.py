@@ -108,7 +108,7 @@ class Oracle:
         self.begun = [line for line in self.lines if line.startswith("b ")]
 
     def after(self, marks):
-        """The first `marks` changes are durable, one more may be under way. `marks` beyond the truth makes a false claim."""
+        """The first `marks` changes are durable, one more may be under way. A number beyond the truth is a false claim."""
         done = self.begun[:marks]
         lines = []
         for line in done:
@@ -166,10 +166,10 @@ def compare(run, point, of, oracle, marks):
 
 
 def look_raw(run, point, oracle):
-    """The raw volume; counts whether one change too many would have been noticed."""
+    """The raw volume; also whether the claim that the change under way is durable is refuted."""
     def look(volume):
         wrong = compare(run, point, volume, oracle, point.marks)
-        point.refuted = compare(run, point, volume, oracle, point.marks + 2) is not None
+        point.refuted = compare(run, point, volume, oracle, point.marks + 1) is not None
         return wrong
     return look
 
@@ -190,7 +190,7 @@ def look_filesystem(run, point, oracle):
         files = os.path.join(tree, "files")
         os.makedirs(files, exist_ok=True)
         wrong = compare(run, point, files, oracle, point.marks)
-        point.refuted = compare(run, point, files, oracle, point.marks + 2) is not None
+        point.refuted = compare(run, point, files, oracle, point.marks + 1) is not None
         return wrong
     return look
 
@@ -287,7 +287,8 @@ def replay(run, geometry, degraded, changes, sample, look, filesystem=False):
         settle(0)
     flushes = sum(1 for entry in entries[first:last + 1] if entry.flags & FLUSH)
     fuas = sum(1 for entry in entries[first:last + 1] if entry.flags & FUA)
-    check(counts["refuted"] > 0, "the comparison believes whatever it is told")
+    # Some states do hold the change that is under way. Where a state does not, as on a disk that ignores flushes, it shows.
+    check(counts["refuted"] * 4 > counts["points"], f"the comparison believes what it is told: {counts}")
     return (f"{changes} changes, {last - first} entries, {flushes} flushes, {fuas} FUA; {counts['points']} states checked and served, "
             f"{counts['torn']} of them torn, {counts['refuted']} false claims refuted")
 
@@ -310,12 +311,12 @@ def tear(run, entries, number, disks, directory, absent):
 
 def raw(run, geometry, filesystem, degraded):
     """Changes of the raw device, each made durable; a short log whose every point is checked, and a long one by samples."""
-    short = replay(run, geometry, degraded, run.few(25, 10), 0 if not run.quick else 40, look_raw)
+    short = replay(run, geometry, degraded, run.few(12, 8), run.few(0, 40), look_raw)
     if run.quick:
         return short
-    return short + "; " + replay(run, geometry, degraded, 200, 150, look_raw)
+    return short + "; " + replay(run, geometry, degraded, 200, 100, look_raw)
 
 
 def filesystem(run, geometry, filesystem, degraded):
     """Files on ext4, replayed on the host by e2fsck."""
-    return replay(run, geometry, degraded, run.few(120, 20), run.few(120, 20), look_filesystem, filesystem=True)
+    return replay(run, geometry, degraded, run.few(120, 20), run.few(100, 20), look_filesystem, filesystem=True)

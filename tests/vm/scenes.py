@@ -274,7 +274,7 @@ def boasting(history):
 def memory(run, geometry, filesystem, degraded):
     """More dirty pages than there is memory, and swap on the array: the machine must not wait for itself."""
     size = run.few(600, 420)
-    with begin(run, geometry, filesystem, degraded, memory="448M") as rig:
+    with begin(run, geometry, filesystem, degraded, memory="448M", member_bytes=480 * MIB) as rig:
         rig.make_filesystem()
         rig.mount()
         began = time.monotonic()
