@@ -113,11 +113,9 @@ impl Daemon {
             superblock: Some(Box::new(superblock)),
             known_zero: false,
         };
-        let path = device.path().to_owned();
         let done =
             self.hand_over(target, new, device, |member, device| AdminRequest::Online { member, device })?;
         self.returns().back(target.superblock.array, target.index);
-        member::forget_lost(&path);
         Ok(done)
     }
 
@@ -240,6 +238,7 @@ impl Daemon {
         let place = Place { uuid: new.uuid, path: Some(path.clone()) };
         let outcome = self.reactor.admin(target.array, request(target.index, new), vec![(id, device)])?;
         self.with_names(target.array, |names| names.devices.insert(id, place));
+        member::forget_lost(&path);
         Ok(Done::line(format!("array '{}': {} ({})", target.name, outcome.0, path.display())))
     }
 

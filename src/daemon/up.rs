@@ -17,6 +17,7 @@ use crate::control::{ArrayReport, MemberState};
 use crate::format::{ChecksumKind, Superblock, VolumeKind};
 use crate::gpu::{GpuConfig, Mode};
 use crate::units::{ByteCount, HumanSize};
+use std::collections::HashMap;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -202,7 +203,10 @@ fn create(options: &UpOptions) -> Result<(Opened, Origin), RunError> {
         superblocks.into_iter().enumerate().map(|(key, superblock)| Candidate { key, superblock }).collect();
     let assembled = assemble(&candidates, false).map_err(import::ImportError::from)?;
     let devices = devices.into_iter().map(Some).collect();
-    Ok((Opened { assembled, devices, damaged: Vec::new(), warnings: Vec::new() }, origin))
+    Ok((
+        Opened { assembled, devices, damaged: Vec::new(), warnings: Vec::new(), elsewhere: HashMap::new() },
+        origin,
+    ))
 }
 
 /// A line when the filesystem could not hold all that the members may grow to.
