@@ -157,7 +157,7 @@ fn wrong_geometries_and_sizes_are_refused_with_a_way_out_and_create_nothing() {
         ("-k 1 -m 1 m0 m1", 1, "m0: does not exist"),
         ("-k 1 -m 1 --size 1MiB m0 no/where", 1, "no/where: no such file"),
         ("-k 1 -m 1 --size 1MiB m0 /dev/calpe-nothing", 1, "no file is created under /dev"),
-        ("-k 1 -m 1 --size 1MiB m0 nbd://host/x", 1, "remote members are not supported"),
+        ("-k 1 -m 1 --size 1MiB m0 nbd+unix:///?socket=none", 1, "cannot connect"),
         ("-k 1 -m 1 --volume cas --size 1MiB m0 m1", 1, "not supported by this version"),
         ("-k 1 -m 1 --checksum blake3 --no-log --size 1MiB m0 m1", 1, "needs the redo log"),
         ("-k 1 -m 1 --checksum md5 --size 1MiB m0 m1", 2, "blake3"),
@@ -581,7 +581,8 @@ fn what_a_daemon_is_asked_wrongly_it_refuses_and_nothing_changes() {
         ("/dev/null", &["is a character device"]),
         ("/dev/calpe-nothing", &["no such file or device"]),
         (&text(&path("no/where")), &["no such file or device"]),
-        ("nbd://host/x", &["remote members are not supported"]),
+        ("nbd+unix:///?socket=none", &["cannot connect"]),
+        ("nbd+unix:///x", &["socket="]),
     ] {
         refused_by(&up, &["replace", "calpe", "0", new], words);
         refused_by(&up, &["replace", "calpe", "0", new, "-n"], &[]);

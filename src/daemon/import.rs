@@ -7,7 +7,7 @@ use super::superblocks::{check_length, read_copies, read_superblock, witness};
 use crate::array::assembly::{Assembled, AssemblyError, Candidate, Seat, assemble};
 use crate::format::{NewestError, Superblock, damaged_copies, newest};
 use crate::member::{Access, Device, DeviceError, is_remote, same_remote};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -97,7 +97,6 @@ pub fn search(places: &[PathBuf]) -> Search {
         if is_remote(place) {
             if !uris.iter().any(|other| same_remote(other, place)) {
                 uris.push(place.clone());
-                look_at_device(place, true, &mut search);
             }
             continue;
         }
@@ -119,6 +118,22 @@ pub fn search(places: &[PathBuf]) -> Search {
             Err(error) => search.warnings.push(format!("{}: {error}", place.display())),
         }
     }
+    // At the same time: hosts that do not answer cost their time once, not one after the other.
+    std::thread::scope(|scope| {
+        let look = |uri: &Path| {
+            let mut seen = Search::default();
+            look_at_device(uri, true, &mut seen);
+            seen
+        };
+        let looking: Vec<_> = uris.iter().map(|uri| scope.spawn(move || look(uri))).collect();
+        for thread in looking {
+            let found = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            search.warnings.extend(found.warnings);
+            for (array, members) in found.arrays {
+                search.arrays.entry(array).or_default().extend(members);
+            }
+        }
+    });
     search
 }
 
@@ -222,6 +237,8 @@ pub struct Opened {
     pub damaged: Vec<(Uuid, u64)>,
     /// What a person should know, a line each.
     pub warnings: Vec<String>,
+    /// Where the devices are that were found and could not be opened.
+    pub elsewhere: HashMap<Uuid, PathBuf>,
 }
 
 /// Opens, locks and assembles the array of these members.
@@ -234,6 +251,7 @@ pub fn open(members: &[Found], force: bool) -> Result<Opened, ImportError> {
     let mut candidates = Vec::new();
     let mut damaged = Vec::new();
     let mut open = Vec::new();
+    let mut elsewhere = HashMap::new();
     for found in members {
         match Device::open(&found.path, Access::Exclusive) {
             Ok(device) => open.push((found, device)),
@@ -241,6 +259,7 @@ pub fn open(members: &[Found], force: bool) -> Result<Opened, ImportError> {
             Err(error @ (DeviceError::Locked { .. } | DeviceError::Busy { .. })) => return Err(error.into()),
             Err(error) => {
                 warnings.push(format!("{error}; the array starts without it"));
+                elsewhere.insert(found.superblock.device, found.path.clone());
             }
         }
     }
@@ -279,7 +298,7 @@ pub fn open(members: &[Found], force: bool) -> Result<Opened, ImportError> {
             devices[*key] = None;
         }
     }
-    Ok(Opened { assembled, devices, damaged, warnings })
+    Ok(Opened { assembled, devices, damaged, warnings, elsewhere })
 }
 
 /// The same verdict with other handles.

@@ -113,11 +113,9 @@ impl Daemon {
             superblock: Some(Box::new(superblock)),
             known_zero: false,
         };
-        let path = device.path().to_owned();
         let done =
             self.hand_over(target, new, device, |member, device| AdminRequest::Online { member, device })?;
         self.returns().back(target.superblock.array, target.index);
-        member::forget_lost(&path);
         Ok(done)
     }
 
@@ -237,10 +235,11 @@ impl Daemon {
         let path = device.path().to_owned();
         device.set_remote_limits(target.remote);
         device.set_remote_witness(witness(device.facts().bytes, target.superblock.array, new.uuid));
-        let cached = !device.facts().direct;
+        let cached = device.facts().is_cached();
         let place = Place { uuid: new.uuid, path: Some(path.clone()), cached };
         let outcome = self.reactor.admin(target.array, request(target.index, new), vec![(id, device)])?;
         self.with_names(target.array, |names| names.devices.insert(id, place));
+        member::forget_lost(&path);
         Ok(Done::line(format!("array '{}': {} ({})", target.name, outcome.0, path.display())))
     }
 

@@ -224,7 +224,7 @@ impl Daemon {
     /// # Errors
     /// When one of its name or identity is served, or it cannot be exported.
     pub fn serve(&self, opened: Opened, options: ServeOptions) -> Result<ArrayReport, RequestError> {
-        let Opened { assembled, devices, damaged, warnings } = opened;
+        let Opened { assembled, devices, damaged, warnings, elsewhere } = opened;
         let superblock = assembled.superblock.clone();
         if lock(&self.served).iter().any(|served| served.names.uuid == superblock.array) {
             return Err(refusal(
@@ -250,12 +250,12 @@ impl Daemon {
         };
         let place = |key: &usize, uuid: Uuid| {
             let (id, device) = devices[*key].as_ref().expect("assembly seats only devices that are open");
-            let cached = !device.facts().direct;
+            let cached = device.facts().is_cached();
             (*id, Place { uuid, path: Some(device.path().to_owned()), cached })
         };
         let seats = assembled.seats.iter().map(|seat| match &seat.key {
             Some(key) => place(key, seat.uuid).1,
-            None => Place { uuid: seat.uuid, path: None, cached: false },
+            None => Place { uuid: seat.uuid, path: elsewhere.get(&seat.uuid).cloned(), cached: false },
         });
         let names = Names {
             name: superblock.name.clone(),
@@ -274,7 +274,10 @@ impl Daemon {
             damaged: damaged.into_iter().collect(),
             meters: Meters::default(),
         };
-        devices.iter().flatten().for_each(|(_, device)| device.set_remote_limits(options.remote));
+        for (_, device) in devices.iter().flatten() {
+            device.set_remote_limits(options.remote);
+            crate::member::forget_lost(device.path());
+        }
         let rotational = devices.iter().flatten().any(|(_, device)| device.facts().rotational);
         let config = options.array_config(rotational);
         let assembled = import::with_handles(assembled, open);

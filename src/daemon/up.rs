@@ -18,6 +18,7 @@ use crate::format::{ChecksumKind, Superblock, VolumeKind};
 use crate::gpu::{GpuConfig, Mode};
 use crate::reclaim;
 use crate::units::{ByteCount, HumanSize};
+use std::collections::HashMap;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -208,7 +209,10 @@ fn create(options: &UpOptions) -> Result<(Opened, Origin), RunError> {
         superblocks.into_iter().enumerate().map(|(key, superblock)| Candidate { key, superblock }).collect();
     let assembled = assemble(&candidates, false).map_err(import::ImportError::from)?;
     let devices = devices.into_iter().map(Some).collect();
-    Ok((Opened { assembled, devices, damaged: Vec::new(), warnings: Vec::new() }, origin))
+    Ok((
+        Opened { assembled, devices, damaged: Vec::new(), warnings: Vec::new(), elsewhere: HashMap::new() },
+        origin,
+    ))
 }
 
 /// A line when the filesystem could not hold all that the members may grow to.

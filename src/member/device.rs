@@ -70,6 +70,14 @@ pub struct DeviceFacts {
     pub direct: bool,
 }
 
+impl DeviceFacts {
+    /// Whether transfers go through this host's page cache.
+    #[must_use]
+    pub fn is_cached(&self) -> bool {
+        self.kind != DeviceKind::Remote && !self.direct
+    }
+}
+
 /// An open member device. Dropping it closes and unlocks it.
 #[derive(Debug)]
 pub struct Device {

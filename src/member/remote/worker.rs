@@ -122,13 +122,8 @@ impl Worker {
 
     /// Returns whether the device is closed.
     fn take_submissions(&mut self) -> bool {
+        self.take_settings();
         let queue = std::mem::take(&mut *self.shared.queue());
-        if let Some(limits) = queue.limits {
-            self.limits = limits;
-        }
-        if let Some(witness) = queue.witness {
-            self.witness = Some(witness);
-        }
         let now = Instant::now();
         for (submission, fast) in queue.submissions {
             if let Phase::GivenUp(fault) = self.phase {
@@ -141,6 +136,12 @@ impl Worker {
             }
         }
         queue.closing
+    }
+
+    fn take_settings(&mut self) {
+        let mut queue = self.shared.queue();
+        self.limits = queue.limits.take().unwrap_or(self.limits);
+        self.witness = queue.witness.take().or_else(|| self.witness.take());
     }
 
     /// Hands requests to the connection with the least to do, as long as there is one with room.
@@ -301,6 +302,8 @@ impl Worker {
 
     /// All connections are gone. Goes on with new ones if nothing that was sent can do harm, see the head of this file.
     fn resume_or_give_up(&mut self) {
+        // What was set just now counts.
+        self.take_settings();
         let Phase::Leaving { lost, why, .. } = &mut self.phase else { return };
         let (lost, why) = (std::mem::take(lost), std::mem::take(why));
         let writes = lost.iter().filter(|part| part.request.command.modifies()).count();
