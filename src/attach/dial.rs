@@ -57,6 +57,15 @@ pub enum DialError {
         /// How many.
         bytes: usize,
     },
+    /// The kernel's driver has no TLS, and what was asked for is never weakened.
+    #[error(
+        "{uri}: devices cannot be attached by TLS, which the kernel's driver does not have: attach over a unix socket or plain TCP, \
+         through a tunnel of this host's where the way is not to be trusted"
+    )]
+    Tls {
+        /// Where.
+        uri: NbdUri,
+    },
     /// The export's name cannot travel.
     #[error("{uri}: the export's name is {fault}")]
     Name {
@@ -87,8 +96,11 @@ impl Address {
     /// Looks up whom the URI names.
     ///
     /// # Errors
-    /// When the name is unknown.
+    /// When the name is unknown, or TLS is demanded.
     pub fn resolve(uri: &NbdUri) -> Result<Address, DialError> {
+        if uri.tls {
+            return Err(DialError::Tls { uri: uri.clone() });
+        }
         let tcp = match &uri.address {
             NbdAddress::Tcp { host, port } => (host.as_str(), *port)
                 .to_socket_addrs()
@@ -256,9 +268,15 @@ mod tests {
     }
 
     fn dial(path: &std::path::Path, name: &str) -> Result<Dialled, DialError> {
-        let uri =
-            NbdUri { address: NbdAddress::Unix { path: path.to_str().unwrap().into() }, export: name.into() };
+        let uri = format!("nbd+unix:///{name}?socket={}", path.display()).parse().unwrap();
         Address::resolve(&uri).unwrap().dial(30)
+    }
+
+    #[test]
+    fn tls_that_was_asked_for_is_not_left_out() {
+        for uri in ["nbds://localhost/a", "nbds+unix:///a?socket=/nowhere"] {
+            assert!(matches!(Address::resolve(&uri.parse().unwrap()), Err(DialError::Tls { .. })), "{uri}");
+        }
     }
 
     #[test]
