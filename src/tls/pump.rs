@@ -519,17 +519,27 @@ impl Pump {
         let flag = |set: bool, flag| if set { flag } else { PollFlags::empty() };
         let network_flags = flag(from_network, PollFlags::IN)
             | flag(self.tls.wants_write(), PollFlags::OUT)
-            | flag(!from_network && !self.peer_done && !self.network_end, PollFlags::RDHUP);
+            | flag(!from_network && !self.peer_done && !self.said_all, PollFlags::RDHUP);
         let plain_flags = flag(from_plain, PollFlags::IN)
             | flag(!self.opened.is_empty() && !self.plain_gone, PollFlags::OUT);
-        let mut fds = [PollFd::new(&self.network.0, network_flags), PollFd::new(&self.plain.0, plain_flags)];
-        // The plain side's hang-up is not to be told again and again.
-        let watched = if self.plain_gone && plain_flags.is_empty() { 1 } else { 2 };
-        match poll(&mut fds[..watched], end.map(|end| timespec(end - now)).as_ref()) {
+        let mut fds = Vec::with_capacity(2);
+        // What is known already is not to be told again and again: that the plain side hung up, or that the peer did
+        // after all was said to it, while the last of what it said is being delivered.
+        let watch_plain = !self.plain_gone || !plain_flags.is_empty();
+        let watch_network = !self.said_all || !network_flags.is_empty();
+        if watch_plain {
+            fds.push(PollFd::new(&self.plain.0, plain_flags));
+        }
+        if watch_network {
+            fds.push(PollFd::new(&self.network.0, network_flags));
+        }
+        match poll(&mut fds, end.map(|end| timespec(end - now)).as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => return Err(self.lost(Errno::from_raw(errno.raw_os_error()))),
         }
-        let (network, plain) = (fds[0].revents(), fds[1].revents());
+        let mut seen = fds.iter().map(PollFd::revents);
+        let mut of = |watched: bool| watched.then(|| seen.next()).flatten().unwrap_or(PollFlags::empty());
+        let (plain, network) = (of(watch_plain), of(watch_network));
         if plain.intersects(PollFlags::HUP | PollFlags::ERR) {
             self.plain_is_gone();
         }
@@ -537,10 +547,6 @@ impl Pump {
         if network.intersects(cut) && !from_network && !self.said_all {
             // Nobody is there any more, while the plain side has not taken what came before: it is told at once.
             return Err(self.lost(Errno::EPIPE));
-        }
-        if network.intersects(PollFlags::HUP | PollFlags::ERR) && !from_network {
-            self.network_end = true;
-            self.peer_done_told = true;
         }
         let readable = PollFlags::IN | PollFlags::HUP | PollFlags::ERR;
         Ok((network.intersects(readable), plain.intersects(readable)))
