@@ -146,7 +146,10 @@ impl Daemon {
                     let (places, device) = (member.places.clone(), member.uuid);
                     let thread = std::thread::Builder::new().name("remote-return".into());
                     // Without a thread the receiver tells of no sender, which is a failure.
-                    let _ = thread.spawn(move || sender.send(look_for(&places, uuid, device)));
+                    let _ = thread.spawn(move || {
+                        // Who waits for it may have lost interest: then it is closed again.
+                        let _ = sender.send(look_for(&places, uuid, device));
+                    });
                     attempt.running = Some(receiver);
                 }
             }
