@@ -123,6 +123,21 @@ impl Plan {
     }
 }
 
+impl Plan {
+    /// What to know about it, a line each.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        let cached = &self.server.cached;
+        let line = format!(
+            "{} is in this host's page cache: when memory is short, writing it back may need memory; use members with \
+             O_DIRECT, and no swap on {}",
+            cached.join(", "),
+            self.options.device
+        );
+        if cached.is_empty() { Vec::new() } else { vec![line] }
+    }
+}
+
 /// A device that is attached, and the right to keep it.
 #[derive(Debug)]
 pub struct Attachment {
@@ -166,6 +181,12 @@ impl Attachment {
     #[must_use]
     pub fn describe(&self) -> String {
         self.plan.describe(true)
+    }
+
+    /// What to know about it, a line each.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        self.plan.warnings()
     }
 }
 
@@ -281,11 +302,10 @@ impl Attachment {
 
     /// Offers the driver a fresh socket for each connection.
     fn reconnect(&mut self, directory: &mut dyn Directory) -> Result<(), AttachError> {
-        let server = self.plan.server.again(directory)?;
+        let (server, line) = self.plan.server.again(self.plan.connections, directory)?;
         if server.backend != self.plan.server.backend {
             return Err(server.stranger(format!("it is {} now", server.backend)));
         }
-        let line = server.connect(self.plan.connections)?;
         if line.export.size != self.plan.line.export.size {
             return Err(server.stranger(format!(
                 "it has {} bytes, the device {}",
@@ -338,7 +358,7 @@ impl Attachment {
 fn find(options: &Options, directory: &mut dyn Directory) -> Result<Server, AttachError> {
     let begun = Instant::now();
     loop {
-        let found = Server::find(&options.target, directory).and_then(|server| {
+        let found = Server::find(&options.target, options.timeout_s, directory).and_then(|server| {
             // It is there when its export is.
             server.connect(1).map(|_| server)
         });

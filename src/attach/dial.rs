@@ -99,11 +99,11 @@ impl Address {
         Ok(Address { uri: uri.clone(), tcp })
     }
 
-    /// Connects and negotiates.
+    /// Connects and negotiates. `timeout_s`: after so many seconds without an answer the kernel gives the connection up.
     ///
     /// # Errors
     /// When nobody answers in time, or the export is not granted.
-    pub fn dial(&self) -> Result<Dialled, DialError> {
+    pub fn dial(&self, timeout_s: u64) -> Result<Dialled, DialError> {
         let lost = |source| DialError::Connect { uri: self.uri.clone(), source };
         match &self.uri.address {
             NbdAddress::Unix { path } => {
@@ -113,6 +113,10 @@ impl Address {
             }
             NbdAddress::Tcp { .. } => {
                 let mut stream = self.connect_tcp().map_err(lost)?;
+                // What the other side has not acknowledged by then is not sent any more: no write is delivered after the
+                // kernel has sent it again elsewhere.
+                let half_ms = u32::try_from(timeout_s.saturating_mul(500)).unwrap_or(u32::MAX);
+                setsockopt(&stream, sockopt::TcpUserTimeout, &half_ms).map_err(|errno| lost(errno.into()))?;
                 let export = self.negotiate(&mut stream)?;
                 Ok(Dialled { socket: ready(stream.into()).map_err(lost)?, export })
             }
@@ -254,7 +258,7 @@ mod tests {
     fn dial(path: &std::path::Path, name: &str) -> Result<Dialled, DialError> {
         let uri =
             NbdUri { address: NbdAddress::Unix { path: path.to_str().unwrap().into() }, export: name.into() };
-        Address::resolve(&uri).unwrap().dial()
+        Address::resolve(&uri).unwrap().dial(30)
     }
 
     #[test]

@@ -67,7 +67,11 @@ pub(super) struct Server {
     array: Option<Uuid>,
     /// The array's bytes, likewise.
     bytes: Option<u64>,
+    /// Members whose transfers go through this host's page cache.
+    pub cached: Vec<String>,
     address: Address,
+    /// Seconds after which the kernel gives a connection up.
+    timeout_s: u64,
 }
 
 /// An export, connected to.
@@ -79,28 +83,47 @@ pub(super) struct Line {
 
 impl Server {
     /// Finds what is named.
-    pub fn find(target: &Target, directory: &mut dyn Directory) -> Result<Server, AttachError> {
+    pub fn find(
+        target: &Target,
+        timeout_s: u64,
+        directory: &mut dyn Directory,
+    ) -> Result<Server, AttachError> {
         match target {
-            Target::Array(name) => Server::of(&directory.find(name)?),
+            Target::Array(name) => Server::of(&directory.find(name)?, timeout_s),
             Target::Uri(uri) => Ok(Server {
                 name: uri.to_string(),
                 backend: format!("{PREFIX}{uri}"),
                 array: None,
                 bytes: None,
+                cached: Vec::new(),
                 address: Address::resolve(uri)?,
+                timeout_s,
             }),
         }
     }
 
-    /// Finds it again: by its identity, wherever the daemon serves it now.
-    pub fn again(&self, directory: &mut dyn Directory) -> Result<Server, AttachError> {
-        match self.array {
-            Some(uuid) => Server::of(&directory.find(&uuid.to_string())?),
-            None => Ok(self.clone()),
-        }
+    /// Connects to it again: where it was, and else, by its identity, wherever the daemon serves it now. A daemon that was
+    /// upgraded may not understand our questions any more, but its exports still say which array they are.
+    pub fn again(
+        &self,
+        connections: u32,
+        directory: &mut dyn Directory,
+    ) -> Result<(Server, Line), AttachError> {
+        let there = match self.connect(connections) {
+            Ok(line) => return Ok((self.clone(), line)),
+            Err(error) => error,
+        };
+        let Some(server) = self.array.and_then(|uuid| {
+            let report = directory.find(&uuid.to_string()).ok()?;
+            Server::of(&report, self.timeout_s).ok()
+        }) else {
+            return Err(there);
+        };
+        let line = server.connect(connections)?;
+        Ok((server, line))
     }
 
-    fn of(report: &ArrayReport) -> Result<Server, AttachError> {
+    fn of(report: &ArrayReport, timeout_s: u64) -> Result<Server, AttachError> {
         let mut uris = Vec::new();
         for text in &report.uris {
             uris.push(text.parse::<NbdUri>()?);
@@ -113,17 +136,19 @@ impl Server {
             backend: format!("{PREFIX}{}/{}", report.uuid, report.name),
             array: Some(report.uuid),
             bytes: Some(report.volume.bytes),
+            cached: report.members.iter().filter(|m| m.cached).map(|m| m.name.clone()).collect(),
             address: Address::resolve(uri)?,
+            timeout_s,
         })
     }
 
     /// Opens `connections` connections to it.
     pub fn connect(&self, connections: u32) -> Result<Line, AttachError> {
-        let Dialled { socket, export } = self.address.dial()?;
+        let Dialled { socket, export } = self.address.dial(self.timeout_s)?;
         self.check(&export)?;
         let mut line = Line { sockets: vec![socket], export };
         for _ in 1..connections {
-            let next = self.address.dial()?;
+            let next = self.address.dial(self.timeout_s)?;
             if next.export != line.export {
                 return Err(self.stranger("its connections describe different exports".into()));
             }

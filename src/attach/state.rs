@@ -10,12 +10,17 @@ use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Version of the files; another one is not read.
 const VERSION: u32 = 1;
 
 /// Where keepers leave their files when nobody says otherwise.
 pub const STATE_DIR: &str = "/run/calpe/attached";
+
+/// How often a lock is tried, and how long between two tries: a look takes microseconds.
+const LOOKS: u32 = 10;
+const LOOK: Duration = Duration::from_millis(10);
 
 /// Why the runtime directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -114,23 +119,39 @@ impl StateDir {
     /// When there is one.
     pub fn lock(&self, device: DeviceIndex) -> Result<KeeperLock, StateError> {
         self.create()?;
-        let path = self.path.join(format!("{}.lock", device.name()));
+        let path = self.lock_file(device);
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
         let file = file.map_err(|source| self.io(&path, source))?;
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(file) => Ok(KeeperLock { _file: file, dir: self.clone(), device }),
-            Err((_, Errno::EWOULDBLOCK)) => {
-                let pid = self.read(device).ok().flatten().map(|kept| kept.keeper);
-                Err(StateError::Kept { device, pid })
+        let mut file = file;
+        let mut looks_left = LOOKS;
+        loop {
+            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(file) => return Ok(KeeperLock { _file: file, dir: self.clone(), device }),
+                // Somebody may merely look whether there is a keeper.
+                Err((same, Errno::EWOULDBLOCK)) if looks_left > 0 => {
+                    looks_left -= 1;
+                    file = same;
+                    std::thread::sleep(LOOK);
+                }
+                Err((_, Errno::EWOULDBLOCK)) => {
+                    let pid = self.read(device).ok().flatten().map(|kept| kept.keeper);
+                    return Err(StateError::Kept { device, pid });
+                }
+                Err((_, errno)) => return Err(self.io(&path, errno.into())),
             }
-            Err((_, errno)) => Err(self.io(&path, errno.into())),
         }
     }
 
     /// Whether a keeper runs for a device.
     #[must_use]
     pub fn is_kept(&self, device: DeviceIndex) -> bool {
-        self.path.exists() && matches!(self.lock(device), Err(StateError::Kept { .. }))
+        let Ok(file) = File::open(self.lock_file(device)) else { return false };
+        // Shared: those who look do not see each other.
+        matches!(Flock::lock(file, FlockArg::LockSharedNonblock), Err((_, Errno::EWOULDBLOCK)))
+    }
+
+    fn lock_file(&self, device: DeviceIndex) -> PathBuf {
+        self.path.join(format!("{}.lock", device.name()))
     }
 
     /// What the last keeper of a device said; none when there was none, or one of another version.

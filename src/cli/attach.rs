@@ -48,8 +48,13 @@ impl Directory for Daemons {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Begun {
-    /// Well: the line to print.
-    Done(String),
+    /// Well.
+    Done {
+        /// The line to print.
+        line: String,
+        /// More to know, a line each.
+        warnings: Vec<String>,
+    },
     /// Not at all: the error.
     Failed(String),
 }
@@ -83,6 +88,7 @@ pub(super) fn attach(args: AttachArgs, socket: Option<PathBuf>, log_format: Opti
     let mut directory = Daemons { socket };
     if args.dry_run {
         let plan = devices::plan(&host, &options, &mut directory)?;
+        tell_warnings(&plan.warnings());
         say(&format!("{}\n", plan.describe(false)))?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -93,11 +99,11 @@ pub(super) fn attach(args: AttachArgs, socket: Option<PathBuf>, log_format: Opti
         // Away from the terminal and its signals. Fails only for what leads a group already.
         let _ = nix::unistd::setsid();
     }
-    let missing = reclaim::protect();
+    let protection = reclaim::protect();
     let begun = Attachment::start(&host, &state, &options, &mut directory);
     if args.keeper {
         let word = match &begun {
-            Ok(attachment) => Begun::Done(attachment.describe()),
+            Ok(attachment) => Begun::Done { line: attachment.describe(), warnings: attachment.warnings() },
             Err(error) => Begun::Failed(error.to_string()),
         };
         say(&(serde_json::to_string(&word).map_err(io::Error::from)? + "\n"))?;
@@ -105,8 +111,9 @@ pub(super) fn attach(args: AttachArgs, socket: Option<PathBuf>, log_format: Opti
     }
     let attachment = begun?;
     tracing::info!("{}", attachment.describe());
-    for what in &missing.0 {
-        tracing::warn!("without {what}");
+    attachment.warnings().iter().for_each(|warning| tracing::warn!("{warning}"));
+    if !protection.missing.is_empty() {
+        tracing::warn!("memory reclaim may wait for this keeper: {protection}");
     }
     if args.foreground {
         say(&format!("{}\n", attachment.describe()))?;
@@ -115,6 +122,12 @@ pub(super) fn attach(args: AttachArgs, socket: Option<PathBuf>, log_format: Opti
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     devices::keep(attachment, &mut directory)?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn tell_warnings(warnings: &[String]) {
+    for warning in warnings {
+        eprintln!("calpe: {warning}");
+    }
 }
 
 /// Lets go of the pipe to whoever started this keeper.
@@ -147,7 +160,8 @@ fn in_background(state: &StateDir, device: DeviceIndex) -> Outcome {
         BufReader::new(stdout).read_line(&mut line)?;
     }
     match serde_json::from_str(&line) {
-        Ok(Begun::Done(line)) => {
+        Ok(Begun::Done { line, warnings }) => {
+            tell_warnings(&warnings);
             say(&format!("{line}\n"))?;
             Ok(ExitCode::SUCCESS)
         }
@@ -255,7 +269,7 @@ mod tests {
             users: vec!["mounted on /srv".into()],
         };
         let text = table(&[device(Some(7), false)]);
-        assert_eq!(text, "/dev/nbd0    calpe:uuid/tank  1GiB  kept by process 7  mounted on /srv\n");
+        assert_eq!(text, "/dev/nbd0    calpe:uuid/tank  1 GiB  kept by process 7  mounted on /srv\n");
         assert!(table(&[device(Some(7), true)]).contains("waiting for the daemon"));
         assert!(table(&[device(None, false)]).contains("no keeper"));
         assert_eq!(table(&[]), "nothing is attached\n");

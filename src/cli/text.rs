@@ -377,6 +377,7 @@ pub(super) mod tests {
                     cksum: 0,
                     repaired: 0,
                     reason: None,
+                    cached: false,
                     replacement: None,
                 })
                 .collect(),

@@ -209,6 +209,10 @@ pub struct MemberReport {
     pub repaired: u64,
     /// Why it is not online.
     pub reason: Option<String>,
+    /// Its transfers go through the page cache of the daemon's host: with a block device of the array on the same host,
+    /// writing memory back may need memory.
+    #[serde(default)]
+    pub cached: bool,
     /// What is being built in its place.
     pub replacement: Option<ReplacementReport>,
 }
@@ -328,6 +332,7 @@ pub(super) mod tests {
                     cksum: 0,
                     repaired: 0,
                     reason: None,
+                    cached: false,
                     replacement: None,
                 })
                 .collect(),

@@ -8,6 +8,7 @@
 use super::reactor::SOCKET_PATH_MAX;
 use crate::array::FullStripe;
 use crate::gpu::{GpuConfig, Mode};
+use crate::reclaim;
 use crate::units::{ByteCount, HumanSize};
 use std::collections::HashSet;
 use std::fmt;
@@ -72,6 +73,8 @@ pub struct DaemonConfig {
     pub control_socket: PathBuf,
     /// Bytes of memory for requests in flight.
     pub memory: u64,
+    /// Whether the daemon is protected against waiting for itself when memory is short.
+    pub reclaim_safe: reclaim::Mode,
     /// Form of the log; none when the file does not say.
     pub log_format: Option<LogFormat>,
 }
@@ -300,10 +303,11 @@ impl Reader<'_> {
             control_socket: runtime_dir.join(CONTROL_SOCKET_NAME),
             runtime_dir,
             memory: DEFAULT_MEMORY,
+            reclaim_safe: reclaim::Mode::default(),
             log_format: None,
         };
         let Some(section) = section else { return daemon };
-        self.known(section, &["runtime_dir", "control_socket", "memory", "log_format"]);
+        self.known(section, &["runtime_dir", "control_socket", "memory", "reclaim_safe", "log_format"]);
         if let Some(dir) = self.path(section, "runtime_dir") {
             daemon.control_socket = dir.join(CONTROL_SOCKET_NAME);
             daemon.runtime_dir = dir;
@@ -313,6 +317,9 @@ impl Reader<'_> {
         }
         if let Some(bytes) = self.size(section, "memory", MIN_MEMORY, MAX_MEMORY) {
             daemon.memory = bytes;
+        }
+        if let Some(mode) = self.value(section, "reclaim_safe", reclaim_safe) {
+            daemon.reclaim_safe = mode;
         }
         daemon.log_format =
             self.value(section, "log_format", |value| string(value).and_then(|text| text.parse()));
@@ -558,6 +565,14 @@ fn boolean(value: &DeValue<'_>) -> Result<bool, String> {
     value.as_bool().ok_or_else(|| expected("true or false", value))
 }
 
+fn reclaim_safe(value: &DeValue<'_>) -> Result<reclaim::Mode, String> {
+    match value.as_bool() {
+        Some(true) => Ok(reclaim::Mode::Require),
+        Some(false) => Ok(reclaim::Mode::Off),
+        None => value.as_str().ok_or_else(|| expected("\"auto\", true or false", value))?.parse(),
+    }
+}
+
 fn full_stripe(text: &str) -> Result<FullStripe, String> {
     match text {
         "fresh" => Ok(FullStripe::Fresh),
@@ -638,6 +653,7 @@ mod tests {
             [daemon]
             runtime_dir = "run"
             memory = 67108864
+            reclaim_safe = false
             log_format = "json"
             [listen]
             tcp = "[::1]:10809"
@@ -655,6 +671,13 @@ mod tests {
         .unwrap();
         assert_eq!(config.daemon.control_socket, Path::new("/etc/calpe/run/control.sock"));
         assert_eq!((config.daemon.memory, config.daemon.log_format), (64 << 20, Some(LogFormat::Json)));
+        assert_eq!(config.daemon.reclaim_safe, reclaim::Mode::Off);
+        let reclaim_safe = |value: &str| parse(&format!("[daemon]\nreclaim_safe = {value}\n"));
+        assert_eq!(reclaim_safe("true").unwrap().daemon.reclaim_safe, reclaim::Mode::Require);
+        assert_eq!(reclaim_safe("\"auto\"").unwrap().daemon.reclaim_safe, reclaim::Mode::Auto);
+        for wrong in ["\"yes\"", "1"] {
+            assert!(reclaim_safe(wrong).is_err(), "{wrong}");
+        }
         assert_eq!(config.listen.unix, None, "tcp alone was asked for");
         assert_eq!(config.listen.tcp.unwrap().to_string(), "[::1]:10809");
         let array = &config.arrays[0];

@@ -213,7 +213,8 @@ impl Daemon {
     ) -> Outcome {
         let id = new.device;
         let path = device.path().to_owned();
-        let place = Place { uuid: new.uuid, path: Some(path.clone()) };
+        let cached = !device.facts().direct;
+        let place = Place { uuid: new.uuid, path: Some(path.clone()), cached };
         let outcome = self.reactor.admin(target.array, request(target.index, new), vec![(id, device)])?;
         self.with_names(target.array, |names| names.devices.insert(id, place));
         Ok(Done::line(format!("array '{}': {} ({})", target.name, outcome.0, path.display())))

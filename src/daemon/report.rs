@@ -30,6 +30,8 @@ pub struct Place {
     pub uuid: Uuid,
     /// Where it is, or was last; none if it was not seen since the daemon started.
     pub path: Option<PathBuf>,
+    /// Its transfers go through this host's page cache.
+    pub cached: bool,
 }
 
 impl Place {
@@ -139,6 +141,7 @@ impl Names {
             cksum: wrong,
             repaired: counters.repaired,
             reason: member.reason.clone(),
+            cached: member.device.and_then(|id| self.devices.get(&id)).is_some_and(|place| place.cached),
             replacement: member.replacement.map(|device| match self.devices.get(&device) {
                 Some(place) => ReplacementReport { name: place.name(), uuid: Some(place.uuid) },
                 None => ReplacementReport { name: format!("device {}", device.0), uuid: None },

@@ -9,6 +9,7 @@ use super::reactor::{ListenAddress, ListenError};
 use super::service::{Daemon, ServeOptions, ServiceConfig, served_line};
 use super::signals::{Signals, Woken};
 use crate::control::RequestError;
+use crate::reclaim;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -53,6 +54,11 @@ pub enum RunError {
         /// What is there, and what to do.
         what: String,
     },
+    /// The daemon was to be protected, and is not.
+    #[error(
+        "reclaim_safe is true, and the system grants {0}: see conf/calpe.service for what it needs, or write \"auto\""
+    )]
+    Unprotected(reclaim::Protection),
     /// The system refuses what a daemon needs.
     #[error("cannot {action}: {source}")]
     System {
@@ -75,6 +81,8 @@ pub(super) fn system(action: &'static str) -> impl Fn(io::Error) -> RunError {
 /// When it cannot start, or could not stop cleanly.
 pub fn run_serve(config: &Config) -> Result<(), RunError> {
     let signals = Signals::take().map_err(system("take over signals"))?;
+    // Before there are threads and rings: they inherit it.
+    let resident = protect(config.daemon.reclaim_safe)?;
     create_dir(&config.daemon.runtime_dir)?;
     for socket in [Some(&config.daemon.control_socket), config.listen.unix.as_ref()].into_iter().flatten() {
         if let Some(parent) = socket.parent() {
@@ -90,6 +98,7 @@ pub fn run_serve(config: &Config) -> Result<(), RunError> {
     let daemon = Arc::new(
         Daemon::start(ServiceConfig {
             memory: config.daemon.memory,
+            resident,
             connections_max: config.listen.max_connections as usize,
             search,
             gpu: config.gpu.clone(),
@@ -114,6 +123,22 @@ pub fn run_serve(config: &Config) -> Result<(), RunError> {
             waiting.retain_mut(|array| !array.try_import(&daemon));
         }
     })
+}
+
+/// Protects this process against waiting for itself when memory is short. Whether its memory stays where it is.
+fn protect(mode: reclaim::Mode) -> Result<bool, RunError> {
+    if mode == reclaim::Mode::Off {
+        return Ok(false);
+    }
+    let protection = reclaim::protect();
+    if protection.missing.is_empty() {
+        return Ok(true);
+    }
+    if mode == reclaim::Mode::Require {
+        return Err(RunError::Unprotected(protection));
+    }
+    tracing::info!("memory reclaim may wait for a block device that is attached on this host: {protection}");
+    Ok(protection.locked)
 }
 
 /// Waits for the order to stop, then stops everything. `every_second` is told how many have passed.

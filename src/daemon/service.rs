@@ -39,6 +39,8 @@ const FAILED: crate::volume::ArrayState = crate::volume::ArrayState::Failed;
 pub struct ServiceConfig {
     /// Bytes of memory for requests.
     pub memory: u64,
+    /// Takes all of it at the start.
+    pub resident: bool,
     /// Clients at one time.
     pub connections_max: usize,
     /// Where members are looked for when a request does not say.
@@ -164,6 +166,11 @@ impl Daemon {
     pub fn start(config: ServiceConfig) -> io::Result<Daemon> {
         let memory = usize::try_from(config.memory).map_err(io::Error::other)?;
         let pool = Pool::new(memory)?;
+        if config.resident
+            && let Err(error) = pool.make_resident()
+        {
+            tracing::warn!(%error, "cannot take all memory for requests at the start");
+        }
         let gpus = Gpus::start(&config.gpu, &pool, config.runtime_dir.as_deref())?;
         let events = EventLog::default();
         let reactor = ReactorHandle::spawn(
@@ -231,11 +238,12 @@ impl Daemon {
         };
         let place = |key: &usize, uuid: Uuid| {
             let (id, device) = devices[*key].as_ref().expect("assembly seats only devices that are open");
-            (*id, Place { uuid, path: Some(device.path().to_owned()) })
+            let cached = !device.facts().direct;
+            (*id, Place { uuid, path: Some(device.path().to_owned()), cached })
         };
         let seats = assembled.seats.iter().map(|seat| match &seat.key {
             Some(key) => place(key, seat.uuid).1,
-            None => Place { uuid: seat.uuid, path: None },
+            None => Place { uuid: seat.uuid, path: None, cached: false },
         });
         let names = Names {
             name: superblock.name.clone(),

@@ -36,6 +36,7 @@ impl Bench {
         let dir = tempfile::tempdir().unwrap();
         created_in(dir.path(), "tank", 2, 2);
         let config = ServiceConfig {
+            resident: false,
             memory: 64 << 20,
             connections_max: 10,
             search: vec![dir.path().into()],
@@ -273,6 +274,7 @@ fn a_read_only_array_is_served_under_its_options() {
     let dir = tempfile::tempdir().unwrap();
     let array = created_in(dir.path(), "tank", 1, 1);
     let daemon = Daemon::start(ServiceConfig {
+        resident: false,
         memory: 32 << 20,
         connections_max: 1,
         search: Vec::new(),
@@ -293,6 +295,7 @@ fn a_read_only_array_is_served_under_its_options() {
 fn the_control_socket_answers_line_by_line_whatever_comes() {
     let dir = tempfile::tempdir().unwrap();
     let config = ServiceConfig {
+        resident: false,
         memory: 32 << 20,
         connections_max: 1,
         search: vec![dir.path().into()],

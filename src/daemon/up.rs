@@ -16,6 +16,7 @@ use crate::array::assembly::{Candidate, assemble};
 use crate::control::{ArrayReport, MemberState};
 use crate::format::{ChecksumKind, Superblock, VolumeKind};
 use crate::gpu::{GpuConfig, Mode};
+use crate::reclaim;
 use crate::units::{ByteCount, HumanSize};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -65,6 +66,10 @@ pub struct UpOptions {
 /// When it cannot be created or served, or could not be stopped cleanly.
 pub fn run_up(options: &UpOptions, out: &mut dyn Write) -> Result<(), RunError> {
     let signals = Signals::take().map_err(system("take over signals"))?;
+    // No more than that: it is to run anywhere, and take no more memory than it needs.
+    if !reclaim::mark() {
+        tracing::debug!("not marked as a process that memory reclaim depends on");
+    }
     let missing = missing_dirs(&options.dir);
     create_dir(&options.dir)?;
     let dir = options.dir.canonicalize().map_err(system("find the directory"))?;
@@ -80,6 +85,7 @@ pub fn run_up(options: &UpOptions, out: &mut dyn Write) -> Result<(), RunError> 
     let daemon = Arc::new(
         Daemon::start(ServiceConfig {
             memory: DEFAULT_MEMORY,
+            resident: false,
             connections_max: DEFAULT_CONNECTIONS as usize,
             search: vec![dir.clone()],
             gpu: GpuConfig { mode: options.gpu.unwrap_or_default(), ..GpuConfig::default() },
@@ -250,7 +256,7 @@ fn print(
     dir: &Path,
 ) -> io::Result<()> {
     let uri = report.uris.first().map_or("", String::as_str);
-    let socket = dir.join(NBD_SOCKET_NAME);
+    let control = dir.join(CONTROL_SOCKET_NAME);
     writeln!(
         out,
         "Array '{}': {} data + {} parity, {} volume, {}",
@@ -268,7 +274,7 @@ fn print(
     writeln!(out, "  nbdinfo '{uri}'")?;
     writeln!(out, "  nbdcopy disk.img '{uri}'")?;
     writeln!(out, "  qemu-img convert -n -O raw disk.qcow2 '{uri}'")?;
-    writeln!(out, "  sudo nbd-client -unix {} -name {} /dev/nbd0", socket.display(), report.name)?;
+    writeln!(out, "  sudo calpe --socket {} attach {} /dev/nbd0", control.display(), report.name)?;
     writeln!(out, "\nMembers:")?;
     for member in &report.members {
         let reason = member.reason.as_ref().map(|reason| format!("  ({reason})")).unwrap_or_default();

@@ -396,7 +396,7 @@ mod tests {
         #[rustfmt::skip]
         let expected = [
             // length, family, request and acknowledge, sequence, port
-            0x98, 0, 0, 0,  0x21, 0, 5, 0,  7, 0, 0, 0,  0, 0, 0, 0,
+            0x88, 0, 0, 0,  0x21, 0, 5, 0,  7, 0, 0, 0,  0, 0, 0, 0,
             // command, version, reserved
             1, 1, 0, 0,
             8, 0, 1, 0,  3, 0, 0, 0,

@@ -59,6 +59,8 @@ pub(super) struct Hosted {
     pub(super) traffic: Traffic,
     /// Client requests inside the volume.
     pub(super) in_flight: usize,
+    /// Those of them that the volume has and that modify.
+    pub(super) modifying: usize,
     last_request: Timestamp,
     /// As of the last tick: something runs by itself.
     active: bool,
@@ -167,6 +169,7 @@ impl Reactor {
             life: Life::Serving,
             traffic: Traffic::default(),
             in_flight: 0,
+            modifying: 0,
             last_request: self.now,
             active: true,
             stop_replies: Vec::new(),
@@ -260,9 +263,7 @@ impl Reactor {
             return;
         }
         array.life = Life::Draining(now);
-        for (_, connection) in self.connections.iter_mut().filter(|(_, c)| c.array == Some(id)) {
-            connection.nbd.begin_shutdown();
-        }
+        self.close_clients_of(id);
     }
 
     /// Moves arrays that are being stopped on to the next stage.
@@ -317,9 +318,13 @@ impl Reactor {
             self.requests.iter().filter(|(_, pending)| pending.array == id).map(|(key, _)| key).collect();
         for key in lost {
             let pending = self.requests.remove(key);
+            if pending.request.command.modifies() {
+                self.modifies_less(pending.connection, id);
+            }
             self.connections[pending.connection].in_flight -= 1;
             self.payload_bytes -= super::clients::payload_len(&pending.request);
         }
+        self.drop_fenced(id);
         self.close_clients_of(id);
         self.admin.retain(|_, pending| pending.array != id);
         if let (Err(error), true) = (&result, array.stop_replies.is_empty()) {

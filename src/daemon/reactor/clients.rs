@@ -6,6 +6,7 @@
 
 use super::arrays::ExportView;
 use super::connection::{Connection, Next, Receiving};
+use super::fence::hangup_bits;
 use super::listener::Listener;
 use super::outgoing::Outgoing;
 use super::{ArrayId, FAREWELL_NANOS, Pending, Reactor};
@@ -95,8 +96,9 @@ impl Reactor {
         match result {
             Ok(socket) => {
                 let now = self.now;
-                tune(&socket, &self.listeners[key].listener);
-                let connection = self.connections.insert(Connection::new(socket, now));
+                let tcp = matches!(self.listeners[key].listener.address(), super::ListenAddress::Tcp(_));
+                tune(&socket, tcp);
+                let connection = self.connections.insert(Connection::new(socket, hangup_bits(tcp), now));
                 tracing::debug!(connection, address = %self.listeners[key].listener.address(), "client connected");
                 self.mark(connection);
                 self.resume_listeners();
@@ -148,7 +150,7 @@ impl Reactor {
                     self.receive_payload(key, request, buf, have);
                 } else {
                     connection.nbd.payload_taken();
-                    self.start(key, request, Some(buf));
+                    self.begin(key, request, Some(buf), &mut false);
                 }
             }
             Receiving::Inbox | Receiving::Nothing => {
@@ -195,6 +197,7 @@ impl Reactor {
     /// Takes the requests that a connection has received, as far as it may start them.
     pub(super) fn parse(&mut self, key: usize) {
         self.connections[key].dirty = false;
+        let mut looked = false;
         loop {
             let connection = &mut self.connections[key];
             if connection.broken || connection.read_closed || connection.receiving != Receiving::Nothing {
@@ -218,11 +221,11 @@ impl Reactor {
                 Next::Selected => self.selected(key),
                 Next::Request(request) => {
                     self.payload_bytes += payload_len(&request);
-                    self.start(key, request, None);
+                    self.begin(key, request, None, &mut looked);
                 }
                 Next::Write(request, buf) => {
                     self.payload_bytes += payload_len(&request);
-                    self.start(key, request, Some(buf));
+                    self.begin(key, request, Some(buf), &mut looked);
                 }
                 Next::Payload { request, buf, have } => {
                     self.payload_bytes += payload_len(&request);
@@ -251,17 +254,16 @@ impl Reactor {
     fn selected(&mut self, key: usize) {
         let name = self.connections[key].nbd.export().map(|export| export.name.clone()).unwrap_or_default();
         let array = self.array_of_export(&name);
-        let connection = &mut self.connections[key];
-        connection.array = array;
+        self.connections[key].array = array;
         if array.is_none() {
             // It was stopped since the client asked for it.
-            connection.nbd.begin_shutdown();
+            self.dismiss(key);
         }
         tracing::debug!(connection = key, export = %name, "client attached");
     }
 
     /// Hands a request to its volume.
-    fn start(&mut self, key: usize, request: Request, payload: Option<BufMut>) {
+    pub(super) fn start(&mut self, key: usize, request: Request, payload: Option<BufMut>) {
         let connection = &mut self.connections[key];
         let offset = VolumeOffset(request.offset);
         let len = request.length;
@@ -291,18 +293,16 @@ impl Reactor {
         };
         let array = connection.array.filter(|id| self.arrays[id.0 as usize].is_some());
         let Some(array) = array else {
-            connection.nbd.reply_error(
-                &request,
-                Errno::Shutdown,
-                "the array is not served any more",
-                &mut connection.filling.head,
-            );
             self.payload_bytes -= payload_len(&request);
+            self.dismiss(key);
             return;
         };
         connection.in_flight += 1;
         if let Some(hosted) = self.hosted(array) {
             hosted.in_flight += 1;
+        }
+        if request.command.modifies() {
+            self.modifies_more(key, array);
         }
         let id = self.requests.insert(Pending { connection: key, array, request });
         self.step(array, VolumeEvent::Client(RequestId(id as u64), client_request));
@@ -326,8 +326,17 @@ impl Reactor {
                 _ => {}
             }
         }
+        if request.command.modifies() {
+            self.modifies_less(key, array);
+        }
+        if matches!(result, Err(ClientError::Stopping)) {
+            self.dismiss(key);
+        }
+        let now = self.now;
         let connection = &mut self.connections[key];
         connection.in_flight -= 1;
+        // The time to take the last replies begins with the last reply.
+        connection.dismissed = connection.dismissed.map(|_| now);
         if connection.waits_for_room() {
             self.mark(key)
         } else {
@@ -357,12 +366,13 @@ impl Reactor {
                 let extents: Vec<(u64, u32)> = extents.iter().map(|e| (e.len, state(e))).collect();
                 nbd.reply_block_status(&request, &extents, head);
             }
+            // Dismissed: it learns by the end of the connection that its request was not served.
+            Err(ClientError::Stopping) => {}
             Err(error) => {
                 let errno = match error {
-                    ClientError::Io => Errno::Io,
+                    ClientError::Io | ClientError::Stopping => Errno::Io,
                     ClientError::NoSpace => Errno::NoSpc,
                     ClientError::NotSupported => Errno::NotSup,
-                    ClientError::Stopping => Errno::Shutdown,
                 };
                 nbd.reply_error(&request, errno, &error.to_string(), head);
             }
@@ -371,7 +381,7 @@ impl Reactor {
     }
 
     /// Payload memory is free again: lets those go on who waited for it.
-    fn free_payload(&mut self, bytes: usize) {
+    pub(super) fn free_payload(&mut self, bytes: usize) {
         self.payload_bytes -= bytes;
         if self.payload_bytes <= self.config.payload_bytes {
             while let Some(key) = self.starved.pop_front() {
@@ -413,7 +423,8 @@ impl Reactor {
         let now = self.now;
         let scarce = self.connections.iter().any(|(_, c)| c.is_parked());
         let is_overdue = |connection: &Connection| {
-            let dismissed = connection.dismissed.is_some_and(|since| now.nanos_since(since) > FAREWELL_NANOS);
+            let dismissed = connection.in_flight == 0
+                && connection.dismissed.is_some_and(|since| now.nanos_since(since) > FAREWELL_NANOS);
             let hoards =
                 || connection.keeps_memory_since().is_some_and(|at| now.nanos_since(at) > HOARD_NANOS_MAX);
             !connection.broken && (dismissed || connection.nbd.handshake_overdue(now) || scarce && hoards())
@@ -440,19 +451,24 @@ impl Reactor {
     fn close_where(&mut self, which: impl Fn(&Connection) -> bool) {
         let keys: Vec<usize> =
             self.connections.iter().filter(|(_, c)| which(c)).map(|(key, _)| key).collect();
-        for key in keys {
-            let connection = &mut self.connections[key];
-            connection.read_closed = true;
-            connection.discard_input();
-            connection.dismissed.get_or_insert(self.now);
-            self.mark(key);
-        }
+        keys.into_iter().for_each(|key| self.dismiss(key));
+    }
+
+    /// Takes no more requests of a client, and closes its connection once it has its replies. What it asked for and does
+    /// not get is not answered with an error: a filesystem would take that for a broken disk, where the end of the
+    /// connection makes its driver wait for the next daemon, and ask again.
+    fn dismiss(&mut self, key: usize) {
+        let connection = &mut self.connections[key];
+        connection.read_closed = true;
+        connection.discard_input();
+        connection.dismissed.get_or_insert(self.now);
+        self.mark(key);
     }
 }
 
 /// Socket options of a client; none of them is vital.
-fn tune(socket: &OwnedFd, listener: &Listener) {
-    if matches!(listener.address(), super::ListenAddress::Tcp(_)) {
+fn tune(socket: &OwnedFd, tcp: bool) {
+    if tcp {
         let _ = setsockopt(socket, sockopt::TcpNoDelay, &true);
         let _ = setsockopt(socket, sockopt::KeepAlive, &true);
     }

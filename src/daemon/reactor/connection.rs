@@ -7,6 +7,7 @@
 use super::ArrayId;
 use super::clients::payload_len;
 use super::outgoing::Outgoing;
+use super::sys::PollBits;
 use crate::block_io::{BufMut, Pool};
 use crate::nbd::{Command, Exports, Fatal, Incoming, Request, ServerConnection, UNREAD_BYTES_MAX};
 use crate::units::Timestamp;
@@ -53,13 +54,19 @@ pub(super) struct Connection {
     pub(super) sending: Option<usize>,
     /// An empty message to fill next.
     pub(super) spare: Option<Box<Outgoing>>,
-    /// Requests given to the volume and not answered.
+    /// Requests given to the volume, or waiting for orphans, and not answered.
     pub(super) in_flight: usize,
+    /// Those given to the volume that modify.
+    pub(super) modifying: usize,
+    /// Its client was seen to have hung up.
+    pub(super) hung_up: bool,
+    /// What of its socket says so.
+    pub(super) hangup: PollBits,
     /// No more requests will come: goodbye, end of stream, or a protocol error.
     pub(super) read_closed: bool,
     /// The socket is of no use any more: replies are dropped.
     pub(super) broken: bool,
-    /// Told to leave at this time: its last replies are all it still gets.
+    /// Told to leave, and given its latest reply at this time: its last replies are all it still gets.
     pub(super) dismissed: Option<Timestamp>,
     /// Listed to be parsed.
     pub(super) dirty: bool,
@@ -112,7 +119,8 @@ pub(super) enum Next {
 }
 
 impl Connection {
-    pub(super) fn new(socket: OwnedFd, now: Timestamp) -> Connection {
+    /// `hangup`: what of the socket says that the client has hung up.
+    pub(super) fn new(socket: OwnedFd, hangup: PollBits, now: Timestamp) -> Connection {
         let mut filling = Box::new(Outgoing::new());
         let mut nbd = ServerConnection::new(now);
         nbd.start(&mut filling.head);
@@ -129,6 +137,9 @@ impl Connection {
             sending: None,
             spare: None,
             in_flight: 0,
+            modifying: 0,
+            hung_up: false,
+            hangup,
             read_closed: false,
             broken: false,
             dismissed: None,

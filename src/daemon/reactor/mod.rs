@@ -11,6 +11,7 @@
 mod arrays;
 mod clients;
 mod connection;
+mod fence;
 mod handle;
 mod jobs;
 mod listener;
@@ -33,6 +34,7 @@ use crate::volume::{AdminOutcome, RequestId, VolumeAction, VolumeEvent};
 use arrays::Hosted;
 use clients::ListenerState;
 use connection::Connection;
+use fence::Fenced;
 use handle::{Command, Mailbox, Reply};
 use jobs::Jobs;
 use slab::Slab;
@@ -137,6 +139,12 @@ struct Reactor {
     urgent: bool,
     /// Connections that wait for payload memory.
     starved: VecDeque<usize>,
+    /// Requests that modify, in volumes, of clients that hung up.
+    orphans: usize,
+    /// Requests that wait for such, in the order in which they came.
+    fenced: Vec<Fenced>,
+    /// An orphan is done: some of them may go on.
+    unfence: bool,
     /// What the last step of a volume asked for.
     actions: Vec<VolumeAction>,
     last_tick: Timestamp,
@@ -174,6 +182,9 @@ impl Reactor {
             touched: Vec::new(),
             urgent: false,
             starved: VecDeque::new(),
+            orphans: 0,
+            fenced: Vec::new(),
+            unfence: false,
             actions: Vec::new(),
             last_tick: now,
             last_vanished: now,
@@ -187,7 +198,7 @@ impl Reactor {
         self.sockets.poll(&mut self.ring, &self.wake);
         loop {
             self.jobs.end_turn();
-            let more = self.members.has_finished() || self.jobs.has_done();
+            let more = self.members.has_finished() || self.jobs.has_done() || self.unfence;
             let wait = if more || !self.dirty.is_empty() || !self.touched.is_empty() {
                 None
             } else if self.is_busy() {
@@ -237,6 +248,7 @@ impl Reactor {
     fn work(&mut self) {
         self.urgent = false;
         for _ in 0..COMPLETIONS_PER_TURN {
+            self.begin_fenced();
             while let Some(key) = self.dirty.pop_front() {
                 self.parse(key);
             }

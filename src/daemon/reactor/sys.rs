@@ -11,7 +11,7 @@ use crate::member::Ring;
 use io_uring::{opcode, squeue, types};
 use slab::Slab;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::rc::Rc;
 
 /// The outcome of one socket operation, with what it owned.
@@ -112,6 +112,24 @@ impl MessageHeader {
             .copied()
             .collect()
     }
+}
+
+/// What poll says of a socket: `libc::POLLHUP` and its like.
+pub(super) type PollBits = libc::c_short;
+
+/// What has happened to sockets at their other ends, in their order: POLLHUP, POLLERR, POLLRDHUP. Waits for nothing.
+/// Not by way of `nix`, which knows no POLLRDHUP.
+pub(super) fn hang_ups(sockets: &[BorrowedFd<'_>]) -> Vec<PollBits> {
+    let entry = |socket: &BorrowedFd<'_>| libc::pollfd {
+        fd: socket.as_raw_fd(),
+        events: libc::POLLRDHUP,
+        revents: 0,
+    };
+    let mut entries: Vec<libc::pollfd> = sockets.iter().map(entry).collect();
+    // SAFETY: the pointer and the number describe `entries`, which outlives the call.
+    let result = unsafe { libc::poll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, 0) };
+    // It fails for want of memory alone: then nobody is known to be there.
+    entries.iter().map(|entry| if result < 0 { libc::POLLERR } else { entry.revents }).collect()
 }
 
 impl Sockets {

@@ -13,8 +13,11 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 use tempfile::TempDir;
+
+mod fencing;
 
 const MIB: u64 = 1 << 20;
 const BYTES: u64 = 64 * MIB;
@@ -23,6 +26,9 @@ const CLIENTS_MAX: usize = 40;
 /// One device as a volume. Requests fail once the device is gone; each stop waits for what is in flight.
 struct PassThrough {
     device: Option<DeviceId>,
+    /// Keeps the first write back as long as it is set.
+    gate: Arc<AtomicBool>,
+    kept: Option<(RequestId, IoOp)>,
     tokens: Slab<(RequestId, Asked)>,
     stop: Option<RequestId>,
     /// Refuses every administrator's request but stopping.
@@ -37,7 +43,15 @@ enum Asked {
 
 impl PassThrough {
     fn new(device: DeviceId) -> PassThrough {
-        PassThrough { device: Some(device), tokens: Slab::new(), stop: None, stubborn: true }
+        let gate = Arc::default();
+        PassThrough {
+            device: Some(device),
+            gate,
+            kept: None,
+            tokens: Slab::new(),
+            stop: None,
+            stubborn: true,
+        }
     }
 
     fn submit(&mut self, id: RequestId, asked: Asked, op: IoOp, out: &mut Vec<VolumeAction>) {
@@ -73,7 +87,12 @@ impl Volume for PassThrough {
                     }
                     ClientRequest::BlockStatus { offset, len } => IoOp::Extents { offset: at(offset), len },
                 };
-                self.submit(id, Asked::Client, op, out);
+                if self.gate.load(Ordering::SeqCst) && self.kept.is_none() && matches!(op, IoOp::Write { .. })
+                {
+                    self.kept = Some((id, op));
+                } else {
+                    self.submit(id, Asked::Client, op, out);
+                }
             }
             VolumeEvent::Coded(_) => unreachable!("it gives no work away"),
             VolumeEvent::Admin(id, AdminRequest::Stop) => {
@@ -109,6 +128,11 @@ impl Volume for PassThrough {
             VolumeEvent::DeviceGone(device, _) => {
                 self.device = None;
                 out.push(VolumeAction::Release(device));
+            }
+            VolumeEvent::Tick if !self.gate.load(Ordering::SeqCst) => {
+                if let Some((id, op)) = self.kept.take() {
+                    self.submit(id, Asked::Client, op, out);
+                }
             }
             VolumeEvent::Tick => {}
         }
@@ -152,6 +176,8 @@ struct Served {
     handle: ReactorHandle,
     array: ArrayId,
     port: u16,
+    /// Keeps the first write from now on in the volume, as long as it is set.
+    gate: Arc<AtomicBool>,
 }
 
 impl Served {
@@ -168,13 +194,14 @@ impl Served {
             EventLog::default(),
         )
         .unwrap();
-        let array = add(&handle, "disk", &dir.path().join("member.img")).unwrap();
+        let gate = Arc::default();
+        let array = add_gated(&handle, "disk", &dir.path().join("member.img"), Arc::clone(&gate)).unwrap();
         handle.listen(Listener::bind(&ListenAddress::Unix(dir.path().join("nbd.sock"))).unwrap());
         let tcp = Listener::bind(&ListenAddress::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
         let ListenAddress::Tcp(address) = tcp.address() else { unreachable!("bound to TCP") };
         let port = address.port();
         handle.listen(tcp);
-        Served { dir, handle, array, port }
+        Served { dir, handle, array, port, gate }
     }
 
     fn socket(&self) -> PathBuf {
@@ -207,12 +234,21 @@ impl Drop for Served {
 }
 
 fn add(handle: &ReactorHandle, name: &str, path: &std::path::Path) -> Result<ArrayId, ReactorError> {
+    add_gated(handle, name, path, Arc::default())
+}
+
+fn add_gated(
+    handle: &ReactorHandle,
+    name: &str,
+    path: &std::path::Path,
+    gate: Arc<AtomicBool>,
+) -> Result<ArrayId, ReactorError> {
     let device = match Device::create_sparse(path, BYTES) {
         Ok(device) => device,
         Err(_) => Device::open(path, Access::Exclusive).unwrap(),
     };
     let id = handle.next_device_id();
-    let volume = Box::new(PassThrough::new(id));
+    let volume = Box::new(PassThrough { gate, ..PassThrough::new(id) });
     handle.add_array(NewArray {
         array: uuid::Uuid::nil(),
         name: name.into(),

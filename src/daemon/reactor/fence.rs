@@ -1,0 +1,162 @@
+//! Fencing: what a client asked for before it hung up never comes after what is asked for later.
+//!
+//! A client that gives a connection up sends its requests again on another one, and goes on. A write of the old
+//! connection that still lies here unread, or that its volume is still working on, must not land on top of
+//! what was written since. The Linux driver does this whenever a connection is too slow for it.
+//!
+//! Invariants:
+//! - A request that modifies is handed to its volume only after its client was seen not to have hung up, in this very
+//!   parse run and after its payload was complete. What a client that hung up has left behind is dropped: nobody waits
+//!   for the replies.
+//! - A request waits while it overlaps an orphan, that is a modifying request that a volume still has of a client that
+//!   hung up. Whether others have hung up is asked before the request is looked at; and whoever sends a request
+//!   again has hung up before.
+//!
+//! One thread parses for all, so what was handed over before the look was handed over before anything that is read
+//! later. On a unix socket, closing is told from closing one half. On TCP it is not, before something is sent: there an
+//! ended stream counts as hung up. A hang-up that the network has not delivered cannot be seen.
+//!
+//! Cost: one poll without waiting for each parse run with a request that modifies, or while others modify. Must not
+//! know what volumes do.
+
+use super::sys::{PollBits, hang_ups};
+use super::{ArrayId, Reactor};
+use crate::block_io::BufMut;
+use crate::daemon::reactor::clients::payload_len;
+use crate::nbd::Request;
+use std::os::fd::AsFd;
+
+/// A request that waits for orphans. Its connection and its array count it as in flight.
+#[derive(Debug)]
+pub(super) struct Fenced {
+    connection: usize,
+    array: ArrayId,
+    request: Request,
+    payload: Option<BufMut>,
+}
+
+/// What on a socket says that nobody waits for replies any more.
+pub(super) const fn hangup_bits(tcp: bool) -> PollBits {
+    let always = libc::POLLHUP | libc::POLLERR | libc::POLLNVAL;
+    if tcp { always | libc::POLLRDHUP } else { always }
+}
+
+fn overlap(a: &Request, b: &Request) -> bool {
+    a.offset < b.offset.saturating_add(b.length) && b.offset < a.offset.saturating_add(a.length)
+}
+
+impl Reactor {
+    /// Hands a request to its volume, unless its client has hung up, or after the orphans that it overlaps. `looked`:
+    /// it was seen in this run who has hung up.
+    pub(super) fn begin(&mut self, key: usize, request: Request, payload: Option<BufMut>, looked: &mut bool) {
+        let connection = &self.connections[key];
+        let modifies = request.command.modifies();
+        if let Some(array) = connection.array {
+            let mine = connection.modifying;
+            let others = self.hosted(array).is_some_and(|hosted| hosted.modifying > mine);
+            if !*looked && (modifies || others) {
+                *looked = true;
+                self.look(key, array);
+            }
+            if modifies && self.connections[key].hung_up {
+                tracing::debug!(connection = key, "client hung up: what it left behind is dropped");
+                self.connections[key].broken = true;
+                self.free_payload(payload_len(&request));
+                return;
+            }
+            if self.orphans > 0 && self.meets_orphan(key, array, &request) {
+                self.connections[key].in_flight += 1;
+                if let Some(hosted) = self.hosted(array) {
+                    hosted.in_flight += 1;
+                }
+                self.fenced.push(Fenced { connection: key, array, request, payload });
+                return;
+            }
+        }
+        self.start(key, request, payload);
+    }
+
+    /// Sees who of an array's clients has hung up: this one, and those of whom it has something to do that modifies.
+    fn look(&mut self, key: usize, array: ArrayId) {
+        let mut others = Vec::new();
+        let mut sockets = Vec::new();
+        for (other, connection) in &self.connections {
+            let matters = other == key || connection.modifying > 0;
+            if matters && connection.array == Some(array) && !connection.hung_up {
+                others.push((other, connection.broken, connection.hangup));
+                sockets.push(connection.socket.as_fd());
+            }
+        }
+        let seen = hang_ups(&sockets);
+        for ((other, broken, hangup), seen) in others.into_iter().zip(seen) {
+            if broken || seen & hangup != 0 {
+                let connection = &mut self.connections[other];
+                connection.hung_up = true;
+                self.orphans += connection.modifying;
+            }
+        }
+    }
+
+    /// Whether a request overlaps one that a volume has of another client, which has hung up.
+    fn meets_orphan(&self, key: usize, array: ArrayId, request: &Request) -> bool {
+        self.requests.iter().any(|(_, pending)| {
+            pending.array == array
+                && pending.connection != key
+                && pending.request.command.modifies()
+                && self.connections[pending.connection].hung_up
+                && overlap(&pending.request, request)
+        })
+    }
+
+    /// Notes that a volume was given a request that modifies.
+    pub(super) fn modifies_more(&mut self, key: usize, array: ArrayId) {
+        self.connections[key].modifying += 1;
+        if let Some(hosted) = self.hosted(array) {
+            hosted.modifying += 1;
+        }
+    }
+
+    /// Notes that a volume is done with one.
+    pub(super) fn modifies_less(&mut self, key: usize, array: ArrayId) {
+        let connection = &mut self.connections[key];
+        connection.modifying -= 1;
+        if connection.hung_up {
+            self.orphans -= 1;
+            self.unfence = !self.fenced.is_empty();
+        }
+        if let Some(hosted) = self.hosted(array) {
+            hosted.modifying -= 1;
+        }
+    }
+
+    /// Tries those again that waited for orphans, in the order in which they came.
+    pub(super) fn begin_fenced(&mut self) {
+        if !std::mem::take(&mut self.unfence) {
+            return;
+        }
+        for Fenced { connection: key, array, request, payload } in std::mem::take(&mut self.fenced) {
+            self.connections[key].in_flight -= 1;
+            if let Some(hosted) = self.hosted(array) {
+                hosted.in_flight -= 1;
+            }
+            if self.connections[key].broken {
+                self.free_payload(payload_len(&request));
+            } else {
+                self.begin(key, request, payload, &mut false);
+            }
+            // It may have been the last thing that its connection waited for.
+            self.mark(key);
+        }
+    }
+
+    /// Forgets those that wait for orphans of an array that is gone.
+    pub(super) fn drop_fenced(&mut self, array: ArrayId) {
+        let (gone, stay): (Vec<Fenced>, _) =
+            std::mem::take(&mut self.fenced).into_iter().partition(|fenced| fenced.array == array);
+        self.fenced = stay;
+        for fenced in gone {
+            self.connections[fenced.connection].in_flight -= 1;
+            self.free_payload(payload_len(&fenced.request));
+        }
+    }
+}
