@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use support::load::{Client, Counts, Load};
+use support::pki::Ca;
 use support::{Up, calpe, run, signal, try_run};
 
 const VOLUME: u64 = 48 << 20;
@@ -224,6 +225,69 @@ fn two_uris_of_one_export_are_no_two_members_and_errors_of_a_server_cost_its_mem
     assert_eq!(up.scrub().0, 0);
     up.stop();
     drop(servers);
+}
+
+#[test]
+fn members_by_tls_are_who_they_should_be_or_none() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name);
+    let ca = Ca::new(&path("pki"));
+    ["server", "client"].iter().zip(1..).for_each(|(name, serial)| drop(ca.issue(name, serial)));
+    let stranger = Ca::new(&path("stranger"));
+    stranger.issue("client", 1);
+    let _servers: Vec<Process> = (0..3)
+        .map(|at| {
+            sparse(&path(&format!("disk{at}")), DISK);
+            let mut command = Command::new("nbdkit");
+            command.args(["-f", "--tls=require", "--tls-verify-peer"]);
+            command.arg(format!("--tls-certificates={}", path("pki").display()));
+            Process::start(
+                command.arg("-U").arg(path(&format!("s{at}"))).arg("file").arg(path(&format!("disk{at}"))),
+            )
+        })
+        .collect();
+    let uri = |at: usize, parameters: &str| {
+        format!("nbds+unix:///?socket={}{parameters}", path(&format!("s{at}")).display())
+    };
+    let by = |folder: &str| format!("&tls-certificates={}", path(folder).display());
+    until("the servers listen", || (0..3).all(|at| path(&format!("s{at}")).exists()));
+    let refused = |uri: &str, why: &str| {
+        let output = try_run(calpe().arg("inspect").arg(uri));
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(1) && told.contains(why), "{uri}: {told}");
+    };
+    refused(&uri(0, ""), "tls-certificates=DIR");
+    refused(&uri(0, &by("nowhere")), "ca-cert.pem");
+    // A CA that did not sign the server's certificate; a name that is not in it; no TLS at all.
+    refused(&uri(0, &by("stranger")), "TLS");
+    refused(&uri(0, &format!("{}&tls-hostname=elsewhere", by("pki"))), "TLS");
+    refused(&unix_uri(&path("s0")), "it demands TLS");
+    // The client's certificate is checked, too.
+    fs::create_dir(path("anonymous")).expect("a directory");
+    fs::copy(ca.certificate(), path("anonymous/ca-cert.pem")).expect("copied");
+    refused(&uri(0, &by("anonymous")), "");
+
+    let uris: Vec<String> = (0..3).map(|at| uri(at, &by("pki"))).collect();
+    create(&uris, 2);
+    let up = Up::serve(dir.path(), &configure(dir.path(), &uris, ""));
+    let working = Working::start(&up.socket(), load());
+    working.go_on(1000);
+    let mut load = working.end();
+    up.stop();
+    run(calpe().arg("check").args(&uris));
+    // The same certificates from the configuration, for URIs that name none.
+    let bare: Vec<String> = (0..3).map(|at| uri(at, "")).collect();
+    let file = |name: &str| path("pki").join(name).display().to_string();
+    let section = format!(
+        "[remote]\ntls_ca = \"{}\"\ntls_certificate = \"{}\"\ntls_key = \"{}\"\n",
+        file("ca-cert.pem"),
+        file("client-cert.pem"),
+        file("client-key.pem")
+    );
+    let up = Up::serve(dir.path(), &configure(dir.path(), &bare, &section));
+    load.settle(&mut Client::connect(&up.socket()).expect("a client")).expect("all can be read");
+    assert!(is_whole(&up));
+    up.stop();
 }
 
 /// Four hosts and one for the daemon, as network namespaces with a cable from each to the daemon's.
