@@ -29,7 +29,7 @@ pub enum DialError {
     #[error("cannot connect to {uri}: {source}")]
     Connect {
         /// Where.
-        uri: NbdUri,
+        uri: Box<NbdUri>,
         /// What the system said.
         source: io::Error,
     },
@@ -37,7 +37,7 @@ pub enum DialError {
     #[error("{uri}: the server hung up while the export was negotiated: {source}")]
     Lost {
         /// Where.
-        uri: NbdUri,
+        uri: Box<NbdUri>,
         /// What the system said.
         source: io::Error,
     },
@@ -45,7 +45,7 @@ pub enum DialError {
     #[error("{uri}: {source}")]
     Server {
         /// Where.
-        uri: NbdUri,
+        uri: Box<NbdUri>,
         /// How.
         source: ClientFatal,
     },
@@ -53,7 +53,7 @@ pub enum DialError {
     #[error("{uri}: the server sent {bytes} bytes that nobody asked for")]
     Chatter {
         /// Where.
-        uri: NbdUri,
+        uri: Box<NbdUri>,
         /// How many.
         bytes: usize,
     },
@@ -64,13 +64,13 @@ pub enum DialError {
     )]
     Tls {
         /// Where.
-        uri: NbdUri,
+        uri: Box<NbdUri>,
     },
     /// The export's name cannot travel.
     #[error("{uri}: the export's name is {fault}")]
     Name {
         /// Where.
-        uri: NbdUri,
+        uri: Box<NbdUri>,
         /// What is wrong with it.
         fault: crate::nbd::StringFault,
     },
@@ -99,12 +99,12 @@ impl Address {
     /// When the name is unknown, or TLS is demanded.
     pub fn resolve(uri: &NbdUri) -> Result<Address, DialError> {
         if uri.tls {
-            return Err(DialError::Tls { uri: uri.clone() });
+            return Err(DialError::Tls { uri: Box::new(uri.clone()) });
         }
         let tcp = match &uri.address {
             NbdAddress::Tcp { host, port } => (host.as_str(), *port)
                 .to_socket_addrs()
-                .map_err(|source| DialError::Connect { uri: uri.clone(), source })?
+                .map_err(|source| DialError::Connect { uri: Box::new(uri.clone()), source })?
                 .collect(),
             NbdAddress::Unix { .. } => Vec::new(),
         };
@@ -116,7 +116,7 @@ impl Address {
     /// # Errors
     /// When nobody answers in time, or the export is not granted.
     pub fn dial(&self, timeout_s: u64) -> Result<Dialled, DialError> {
-        let lost = |source| DialError::Connect { uri: self.uri.clone(), source };
+        let lost = |source| DialError::Connect { uri: Box::new(self.uri.clone()), source };
         match &self.uri.address {
             NbdAddress::Unix { path } => {
                 let mut stream = UnixStream::connect(path).map_err(lost)?;
@@ -151,7 +151,7 @@ impl Address {
     }
 
     fn negotiate<S: Read + Write + AsFd>(&self, stream: &mut S) -> Result<RemoteExport, DialError> {
-        let uri = || self.uri.clone();
+        let uri = || Box::new(self.uri.clone());
         let lost = |source| DialError::Lost { uri: uri(), source };
         limit(stream, STEP_SECONDS).map_err(lost)?;
         let options = ClientOptions::simple_replies(&self.uri.export)

@@ -39,7 +39,9 @@ fn tcp(served: &Served) -> Client<Box<dyn Stream>> {
     Client::attach(Box::new(TcpStream::connect(("127.0.0.1", served.port)).unwrap()))
 }
 
-const KINDS: [fn(&Served) -> Client<Box<dyn Stream>>; 2] = [unix, tcp];
+type Connect = fn(&Served) -> Client<Box<dyn Stream>>;
+
+const KINDS: [Connect; 2] = [unix, tcp];
 
 /// Large enough to wait for payload memory, small enough to lie in a unix socket's buffer and the inbox.
 const LARGE: usize = 300 << 10;
@@ -50,10 +52,7 @@ fn ends_unanswered(client: &mut Client<Box<dyn Stream>>) {
 }
 
 /// Sends a write that cannot start because another client takes all payload memory, hangs up, writes anew.
-fn stale_write(
-    kind: fn(&Served) -> Client<Box<dyn Stream>>,
-    how: Shutdown,
-) -> (Served, Client<Box<dyn Stream>>) {
+fn stale_write(kind: Connect, how: Shutdown) -> (Served, Client<Box<dyn Stream>>) {
     let served = Served::with_payload(false, 1 << 20);
     let mut greedy = served.client();
     greedy.send(WRITE, 1, 32 * MIB, 32 << 20);
