@@ -37,6 +37,9 @@ CASES = [
     ("swap", scenes.swap, SMALL, "none", False, False),
 ]
 
+# Run only when named: what is known not to hold, and documented so (docs/attach.md).
+BY_NAME_ONLY = {"swap"}
+
 
 class Run:
     """What a scene is given: where things are, how much to do, and chances that a seed repeats."""
@@ -57,7 +60,7 @@ class Run:
 
 def main():
     parser = argparse.ArgumentParser(prog="scripts/vm-test", description=__doc__)
-    parser.add_argument("scenes", nargs="*", metavar="SCENE", help="attach kill members power log-writes memory swap [default: all]")
+    parser.add_argument("scenes", nargs="*", metavar="SCENE", help="attach kill members power log-writes memory swap [default: all but swap]")
     parser.add_argument("--quick", action="store_true", help="one short case of each scene")
     parser.add_argument("--cycles", type=int, default=0, help="power cuts of each case [default: 5; quick: 2]")
     parser.add_argument("--seed", type=int, default=None, help="of the loads and the moments [default: from the clock]")
@@ -75,7 +78,8 @@ def main():
     if arguments.seed is None:
         arguments.seed = int(time.time()) % 1_000_000
     base = tempfile.mkdtemp(prefix="calpe-vm-", dir=arguments.disks or roomy(arguments.image))
-    wanted = [case for case in CASES if (not arguments.scenes or case[0] in arguments.scenes) and (case[5] or not arguments.quick)]
+    chosen = set(arguments.scenes) or known - BY_NAME_ONLY
+    wanted = [case for case in CASES if case[0] in chosen and (case[5] or not arguments.quick)]
     print(f"{len(wanted)} cases, {arguments.jobs} at a time, seed {arguments.seed}, disks in {base}", flush=True)
     rows, began = [], time.monotonic()
 
