@@ -32,4 +32,4 @@ mod tests;
 
 pub use files::{FileFault, FileRole, TlsFileError};
 pub use identity::{ClientFiles, ClientTls, ServerFiles, ServerTls};
-pub use pump::{Pumps, TlsFailure, Tunnel};
+pub use pump::{Goodbye, Pumps, TlsFailure, Tunnel};
