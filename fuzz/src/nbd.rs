@@ -2,8 +2,8 @@
 //! bytes the stream is cut; nothing may come out otherwise than of the stream in one piece.
 
 use calpe::nbd::{
-    ClientConnection, ClientEvent, ClientOptions, Command, ExportInfo, Exports, Extents, HEALTH_DEGRADED, Incoming,
-    ReadPart, Request, STATE_ZERO, ServerConnection,
+    ClientConnection, ClientEvent, ClientOptions, Command, ExportInfo, Exports, Extents, HEALTH_DEGRADED,
+    Incoming, ReadPart, Request, STATE_ZERO, ServerConnection,
 };
 use calpe::units::Timestamp;
 
@@ -201,7 +201,10 @@ pub fn talk(stream: &[u8], cut: u8) -> (Vec<String>, Vec<u8>) {
                 match &event {
                     ClientEvent::Ready => submit(&mut connection, &mut out),
                     ClientEvent::Data { length, .. } => {
-                        assert!(taking == 0 && *length <= READ_PAYLOAD_MAX as u64, "more payload than was asked for");
+                        assert!(
+                            taking == 0 && *length <= READ_PAYLOAD_MAX as u64,
+                            "more payload than was asked for"
+                        );
                         taking = *length as usize;
                     }
                     _ => {}

@@ -379,6 +379,7 @@ fn same_path(known: &Path, given: &Path) -> bool {
 impl Target {
     /// The superblock of a device that must be the target's own.
     pub(super) fn own_superblock(&self, device: &Device) -> Result<Superblock, RequestError> {
+        device.set_remote_limits(self.remote);
         own_superblock(self, device)
     }
 }

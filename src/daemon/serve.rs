@@ -99,6 +99,8 @@ pub(super) fn system(action: &'static str) -> impl Fn(io::Error) -> RunError {
 /// # Errors
 /// When it cannot start, or could not stop cleanly.
 pub fn run_serve(config: &Config) -> Result<(), RunError> {
+    // Whoever supervises us reloads by SIGHUP, and stops by another signal; to all others it says that the terminal is gone.
+    let supervised = std::env::var_os("NOTIFY_SOCKET").is_some();
     // First of all: no descriptor of our own may have one of these numbers.
     let activated = Activated::take()?;
     let signals = Signals::take().map_err(system("take over signals"))?;
@@ -151,7 +153,7 @@ pub fn run_serve(config: &Config) -> Result<(), RunError> {
         tls.listen(&daemon, listener);
     }
     let reload = || tls.reload();
-    let reload = tls.server.is_some().then_some(&reload as &dyn Fn());
+    let reload = (supervised || tls.has_files()).then_some(&reload as &dyn Fn());
     until_stopped(&daemon, &signals, control, reload, |second| {
         if second % RETRY_SECONDS == 0 {
             waiting.retain_mut(|array| !array.try_import(&daemon));
@@ -201,13 +203,17 @@ impl Tls {
         tracing::info!(%address, tls = ?mode, "listening for NBD clients");
     }
 
+    fn has_files(&self) -> bool {
+        self.server.is_some() || self.client.is_some()
+    }
+
     /// Reads the files again, for connections to come.
     fn reload(&self) {
         let server = self.server.as_ref().map(|server| server.reload());
         let client =
             self.client.as_ref().map(|files| ClientTls::load(files).map(|tls| set_remote_tls(Some(tls))));
         match [server, client].into_iter().flatten().reduce(Result::and) {
-            None => {}
+            None => tracing::info!("asked to read the files of TLS again, and there are none"),
             Some(Ok(())) => tracing::info!("read the files of TLS again; new connections use them"),
             Some(Err(error)) => {
                 tracing::error!("cannot use the files of TLS, those of before stay in use: {error}");
@@ -216,7 +222,7 @@ impl Tls {
     }
 }
 
-/// Waits for the order to stop, then stops everything. SIGHUP is such an order, unless there is something to `reload`.
+/// Waits for the order to stop, then stops everything. SIGHUP is such an order, unless it may mean to `reload`.
 /// `every_second` is told how many have passed.
 /// Protects this process against waiting for itself when memory is short. Whether its memory stays where it is.
 fn protect(mode: reclaim::Mode) -> Result<bool, RunError> {

@@ -34,6 +34,7 @@ CASES = [
     ("log-writes", log_writes.raw, LARGE, "raw", True, False),
     ("log-writes", log_writes.filesystem, LARGE, "ext4", False, False),
     ("memory", scenes.memory, SMALL, "ext4", False, True),
+    ("swap", scenes.swap, SMALL, "none", False, False),
 ]
 
 
@@ -56,7 +57,7 @@ class Run:
 
 def main():
     parser = argparse.ArgumentParser(prog="scripts/vm-test", description=__doc__)
-    parser.add_argument("scenes", nargs="*", metavar="SCENE", help="attach kill members power log-writes memory [default: all]")
+    parser.add_argument("scenes", nargs="*", metavar="SCENE", help="attach kill members power log-writes memory swap [default: all]")
     parser.add_argument("--quick", action="store_true", help="one short case of each scene")
     parser.add_argument("--cycles", type=int, default=0, help="power cuts of each case [default: 5; quick: 2]")
     parser.add_argument("--seed", type=int, default=None, help="of the loads and the moments [default: from the clock]")

@@ -48,7 +48,7 @@ class Vm:
             "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
             "-kernel", os.path.join(self.image, "vmlinuz"), "-initrd", os.path.join(self.image, "initramfs"),
             "-append", "console=ttyS0 loglevel=5 panic=-1 oops=panic mitigations=off random.trust_cpu=on "
-                       "tsc=reliable no_timer_check hung_task_panic=0",
+                       "tsc=reliable no_timer_check hung_task_panic=0 nowatchdog",
             "-chardev", f"file,id=console,path={self.console},append=on", "-serial", "chardev:console",
             "-qmp", f"unix:{self._path('qmp')},server=on,wait=off",
             "-device", "virtio-serial-pci",

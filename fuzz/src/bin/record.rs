@@ -26,7 +26,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         ["proxy", listen, server, folder, name] => proxy(listen, server, Path::new(folder), name),
         ["client", server, export, folder, name] => client(server, export, Path::new(folder), name),
         _ => {
-            Err("usage: record proxy LISTEN SERVER FOLDER NAME | record client SERVER EXPORT FOLDER NAME".into())
+            Err("usage: record proxy LISTEN SERVER FOLDER NAME | record client SERVER EXPORT FOLDER NAME"
+                .into())
         }
     }
 }

@@ -38,7 +38,7 @@ pub enum RemoteError {
         ClientFatal,
     ),
     /// TLS is demanded, and there is nothing to prove or check who is who.
-    #[error("certificates: {0}")]
+    #[error("certificates for TLS: {0}")]
     Certificates(
         /// What is wrong with them.
         String,

@@ -282,18 +282,15 @@ impl Worker {
 
     /// A connection is over: no more is sent on any, and what they still answer is taken.
     fn lost(&mut self, error: &LinkError) {
+        let why = error.to_string();
+        if let LinkError::Protocol(_) = error {
+            // What it sends cannot be believed, on no connection.
+            return self.give_up(libc::EPROTO, why);
+        }
         let Phase::Up(lanes) = &mut self.phase else { return };
         let lanes = std::mem::take(lanes);
-        let why = error.to_string();
         tracing::warn!(uri = %self.uri, "{why}");
-        let until = match error {
-            // What it sends cannot be believed.
-            LinkError::Protocol(_) => {
-                self.phase = Phase::Leaving { lanes, until: Instant::now(), lost: Vec::new(), why };
-                return self.keep_time();
-            }
-            _ => Instant::now() + LAST_ANSWERS.min(self.limits.grace / 2),
-        };
+        let until = Instant::now() + LAST_ANSWERS.min(self.limits.grace / 2);
         for lane in &lanes {
             // One that is broken is found to be so by the next receive.
             let socket = std::os::fd::AsRawFd::as_raw_fd(&lane.link.fd());

@@ -186,7 +186,8 @@ fn a_client_says_nothing_before_tls_and_everything_after() {
     assert!(client.out.is_empty());
     client.got.clear();
     client.connection.tls_started(&mut client.out);
-    assert_eq!(client.out, opt(option::STRUCTURED_REPLY, &[]));
+    assert_eq!(client.out, opt(option::EXTENDED_HEADERS, &[]));
+    client.feed(&answer(option::EXTENDED_HEADERS, reply::ERR_UNSUP, &[]));
     client.feed(&answer(option::STRUCTURED_REPLY, reply::ERR_UNSUP, &[]));
     let export = [&info::EXPORT.to_be_bytes()[..], &(1u64 << 20).to_be_bytes(), &1u16.to_be_bytes()].concat();
     client.feed(&answer(option::GO, reply::INFO, &export));
@@ -235,7 +236,7 @@ fn bytes_behind_the_grant_end_a_client_and_are_never_parsed() {
 fn a_client_without_tls_says_why_it_gives_up_where_tls_is_demanded() {
     let mut client = Client::new(ClientOptions::for_export("vol").expect("a sound name"));
     client.feed(GREETING);
-    client.feed(&answer(option::STRUCTURED_REPLY, reply::ERR_TLS_REQD, &[]));
+    client.feed(&answer(option::EXTENDED_HEADERS, reply::ERR_TLS_REQD, &[]));
     let refused = matches!(&client.fatal, Some(ClientFatal::Refused { reason: Refusal::TlsRequired, .. }));
     assert!(refused, "{:?}", client.fatal);
 }
