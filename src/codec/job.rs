@@ -251,13 +251,13 @@ mod tests {
         let codec = Codec::new(2, 1).expect("a geometry");
         let job = |nth: usize| {
             let blocks = 1 + nth % 3;
-            let coded = nth % 2 == 0;
+            let coded = nth.is_multiple_of(2);
             let output = || Outputs::Into(vec![pool.alloc(blocks * BLOCK)]);
             CodecJob {
                 transform: coded.then(|| codec.encoding()),
                 hasher: [Some(BlockHasher::Blake3), Some(BlockHasher::Crc32c), None][nth / 2 % 3],
                 inputs: (0..2).map(|n| Column::Owned(column(&pool, 5 * nth + n, blocks * BLOCK))).collect(),
-                outputs: if nth % 4 == 0 { output() } else { Outputs::Hashed },
+                outputs: if nth.is_multiple_of(4) { output() } else { Outputs::Hashed },
             }
         };
         let together = CodecJob::run_together((0..40).map(job).collect());

@@ -28,7 +28,7 @@ mod files;
 mod identity;
 mod pump;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use files::{FileFault, FileRole, TlsFileError};
 pub use identity::{ClientFiles, ClientTls, ServerFiles, ServerTls};

@@ -433,7 +433,7 @@ fn data_runs(parts: &[Part]) -> usize {
     let (mut count, mut in_data) = (0, false);
     for (buf, zeroes) in parts {
         let mut at = 0;
-        for range in zeroes.iter().cloned().chain([buf.len()..buf.len()]) {
+        for range in zeroes.iter().cloned().chain(std::iter::once(buf.len()..buf.len())) {
             let data = range.start > at;
             count += usize::from(data && !in_data);
             in_data = if range.is_empty() { in_data || data } else { false };

@@ -1,11 +1,8 @@
 //! Clients that hang up and go on over another connection: nothing of the old one comes after what the new one does.
 
-#[path = "../../../../tests/support/pki.rs"]
-#[allow(dead_code)] // nothing is revoked here
-mod pki;
-
 use super::*;
 use crate::nbd::TlsMode;
+use crate::tls::tests::pki;
 use crate::tls::{ClientFiles, ClientTls, Pumps, ServerFiles, ServerTls};
 use nix::sys::socket::{setsockopt, sockopt};
 use std::net::Shutdown;
@@ -111,7 +108,9 @@ fn tcp(served: &Served) -> Client<Box<dyn Stream>> {
     Client::attach(Box::new(TcpStream::connect(("127.0.0.1", served.port)).unwrap()))
 }
 
-const KINDS: [fn(&Served) -> Client<Box<dyn Stream>>; 3] = [unix, tcp, tls];
+type Kind = fn(&Served) -> Client<Box<dyn Stream>>;
+
+const KINDS: [Kind; 3] = [unix, tcp, tls];
 
 /// Large enough to wait for payload memory, small enough to lie in a unix socket's buffer and the inbox.
 const LARGE: usize = 300 << 10;
@@ -122,10 +121,7 @@ fn ends_unanswered(client: &mut Client<Box<dyn Stream>>) {
 }
 
 /// Sends a write that cannot start because another client takes all payload memory, hangs up, writes anew.
-fn stale_write(
-    kind: fn(&Served) -> Client<Box<dyn Stream>>,
-    how: Shutdown,
-) -> (Served, Client<Box<dyn Stream>>) {
+fn stale_write(kind: Kind, how: Shutdown) -> (Served, Client<Box<dyn Stream>>) {
     let served = Served::with_payload(false, 1 << 20);
     let mut greedy = served.client();
     greedy.send(WRITE, 1, 32 * MIB, 32 << 20);
