@@ -9,7 +9,9 @@ use super::device::{Attached, DeviceIndex, Host};
 use super::keeper::{Action, End, Event, Identity, Keeper, Tell};
 use super::netlink::message::{Connect, Reply, Request};
 use super::netlink::{Driver, NetlinkError, Notice, Notices};
-use super::server::{Directory, Line, PREFIX, Server, Target, block_size, flag, may_come, server_flags};
+use super::server::{
+    Directory, Line, PREFIX, Server, Target, block_size, flag, identity, may_come, server_flags,
+};
 use super::state::{KeeperLock, Kept, StateDir};
 use super::{AttachError, system};
 use crate::units::{HumanSize, Timestamp};
@@ -148,6 +150,8 @@ pub struct Attachment {
     signals: SignalFd,
     lock: KeeperLock,
     state: StateDir,
+    /// The kernel shows what is attached to the device.
+    shown: bool,
 }
 
 impl Attachment {
@@ -174,7 +178,9 @@ impl Attachment {
         if !plan.adopt {
             connect(host, &mut driver, &plan)?;
         }
-        Ok(Attachment { plan, host: host.clone(), driver, notices, signals, lock, state: state.clone() })
+        let shown = host.attached(options.device).is_some_and(|found| found.backend.is_some());
+        let (host, state) = (host.clone(), state.clone());
+        Ok(Attachment { plan, host, driver, notices, signals, lock, state, shown })
     }
 
     /// What was done, in one line.
@@ -197,8 +203,11 @@ impl Attachment {
 pub fn keep(attachment: Attachment, directory: &mut dyn Directory) -> Result<(), AttachError> {
     let clock = Instant::now();
     let now = move || Timestamp(u64::try_from(clock.elapsed().as_nanos()).unwrap_or(u64::MAX));
-    let identity =
-        Identity { backend: attachment.plan.server.backend.clone(), size: attachment.plan.line.export.size };
+    let identity = Identity {
+        backend: attachment.plan.server.backend.clone(),
+        size: attachment.plan.line.export.size,
+        shown: attachment.shown,
+    };
     let mut keeper = Keeper::new(identity, attachment.plan.adopt, now());
     let mut attachment = attachment;
     attachment.publish(keeper.is_down());
@@ -302,6 +311,11 @@ impl Attachment {
 
     /// Offers the driver a fresh socket for each connection.
     fn reconnect(&mut self, directory: &mut dyn Directory) -> Result<(), AttachError> {
+        // The kernel compares what it was told with what it is told now, but not where it was told nothing.
+        let found = self.host.attached(self.plan.options.device);
+        if self.shown && found.is_none_or(|found| found.backend.is_none()) {
+            return Err(self.plan.server.stranger("the device is somebody else's now".into()));
+        }
         let (server, line) = self.plan.server.again(self.plan.connections, directory)?;
         if server.backend != self.plan.server.backend {
             return Err(server.stranger(format!("it is {} now", server.backend)));
@@ -312,9 +326,14 @@ impl Attachment {
                 line.export.size, self.plan.line.export.size
             )));
         }
+        if identity(&line.export) != identity(&self.plan.line.export) {
+            return Err(server.stranger(format!("it is another array: '{}'", line.export.description)));
+        }
         // What the driver was told once it will not ask again.
         let promised = self.plan.flags & !flag::ROTATIONAL;
-        if server_flags(&line.export, self.plan.options.read_only) & promised != promised
+        let offered = server_flags(&line.export, self.plan.options.read_only);
+        if offered & promised != promised
+            || (offered ^ promised) & flag::READ_ONLY != 0
             || u64::from(line.export.block_min) > self.plan.block
         {
             return Err(server.stranger("it offers less than when it was attached".into()));

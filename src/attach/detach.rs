@@ -97,9 +97,8 @@ fn end_keeper(state: &StateDir, device: DeviceIndex) -> Result<(), AttachError> 
     if !state.is_kept(device) {
         return Ok(());
     }
-    if let Some(kept) = state.read(device)? {
-        let pid = Pid::from_raw(i32::try_from(kept.keeper).unwrap_or(0));
-        match kill(pid, Signal::SIGTERM) {
+    if let Some(pid) = state.keeper(device).and_then(|pid| i32::try_from(pid).ok()) {
+        match kill(Pid::from_raw(pid), Signal::SIGTERM) {
             Ok(()) | Err(Errno::ESRCH) => {}
             Err(errno) => return Err(system("end the keeper")(errno.into())),
         }

@@ -88,7 +88,7 @@ pub struct Dialled {
 /// A server's address, with names resolved: names are not looked up again while a device waits for its server.
 #[derive(Clone, Debug)]
 pub struct Address {
-    uri: NbdUri,
+    uri: Box<NbdUri>,
     tcp: Vec<SocketAddr>,
 }
 
@@ -98,17 +98,20 @@ impl Address {
     /// # Errors
     /// When the name is unknown, or TLS is demanded.
     pub fn resolve(uri: &NbdUri) -> Result<Address, DialError> {
-        if uri.tls {
-            return Err(DialError::Tls { uri: Box::new(uri.clone()) });
+        let tls = uri.tls;
+        let address = &uri.address;
+        let uri = || Box::new(uri.clone());
+        if tls {
+            return Err(DialError::Tls { uri: uri() });
         }
-        let tcp = match &uri.address {
+        let tcp = match address {
             NbdAddress::Tcp { host, port } => (host.as_str(), *port)
                 .to_socket_addrs()
-                .map_err(|source| DialError::Connect { uri: Box::new(uri.clone()), source })?
+                .map_err(|source| DialError::Connect { uri: uri(), source })?
                 .collect(),
             NbdAddress::Unix { .. } => Vec::new(),
         };
-        Ok(Address { uri: uri.clone(), tcp })
+        Ok(Address { uri: uri(), tcp })
     }
 
     /// Connects and negotiates. `timeout_s`: after so many seconds without an answer the kernel gives the connection up.

@@ -34,6 +34,8 @@ pub struct Identity {
     pub backend: String,
     /// Bytes.
     pub size: u64,
+    /// The kernel shows what it was told: without it, something else is attached.
+    pub shown: bool,
 }
 
 /// What happened.
@@ -226,6 +228,9 @@ impl Keeper {
             Some(Attached { backend: Some(backend), .. }) if backend != self.identity.backend => {
                 End::TakenOver { backend }
             }
+            Some(Attached { backend: None, pid, .. }) if self.identity.shown => {
+                End::TakenOver { backend: format!("something, by process {pid}") }
+            }
             Some(found) if found.size != self.identity.size => End::Resized { size: found.size },
             Some(_) => return,
         };
@@ -246,7 +251,7 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     fn identity() -> Identity {
-        Identity { backend: "uuid/tank".into(), size: 1 << 30 }
+        Identity { backend: "uuid/tank".into(), size: 1 << 30, shown: true }
     }
 
     fn attached(backend: &str) -> Option<Attached> {
@@ -424,6 +429,11 @@ mod tests {
         for (device, end) in [
             (None, End::Detached),
             (attached("uuid/other"), End::TakenOver { backend: "uuid/other".into() }),
+            // As nbd-client does it.
+            (
+                attached("uuid/tank").map(|found| Attached { backend: None, ..found }),
+                End::TakenOver { backend: "something, by process 1".into() },
+            ),
             (attached("uuid/tank").map(|found| Attached { size: 7, ..found }), End::Resized { size: 7 }),
         ] {
             let mut world = World::new(1);

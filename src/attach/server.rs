@@ -177,6 +177,11 @@ impl Server {
     }
 }
 
+/// Which array an export says it is, if it is one; also of a daemon that cannot be asked.
+pub(super) fn identity(export: &RemoteExport) -> Option<Uuid> {
+    export.description.split([' ', ',']).find_map(|word| Uuid::try_parse(word).ok())
+}
+
 /// The size of a block for the driver: what was wished, or what the export demands.
 pub(super) fn block_size(what: &str, export: &RemoteExport, wished: Option<u64>) -> Result<u64, AttachError> {
     let unfit = |why: String| Err(AttachError::Unfit { what: what.to_owned(), why });
@@ -249,6 +254,14 @@ mod tests {
         let spinning = RemoteExport { rotational: true, read_only: true, ..export() };
         assert_eq!(server_flags(&spinning, false), 0b1_0001_1111);
         assert_eq!(server_flags(&RemoteExport::default(), false), 1);
+    }
+
+    #[test]
+    fn an_export_of_an_array_is_known_by_what_it_says() {
+        let uuid = Uuid::from_u128(0x1234_5678);
+        let says = |description: String| RemoteExport { description, ..export() };
+        assert_eq!(identity(&says(format!("Calpe array 4+2, {uuid}"))), Some(uuid));
+        assert_eq!(identity(&says("nbdkit file".into())), None);
     }
 
     #[test]

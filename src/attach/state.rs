@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -126,7 +126,12 @@ impl StateDir {
         let mut looks_left = LOOKS;
         loop {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-                Ok(file) => return Ok(KeeperLock { _file: file, dir: self.clone(), device }),
+                Ok(mut file) => {
+                    // Before anything is attached: what an earlier keeper left may name a process of somebody else's now.
+                    let written = file.set_len(0).and_then(|()| write!(file, "{}", std::process::id()));
+                    written.map_err(|source| self.io(&path, source))?;
+                    return Ok(KeeperLock { _file: file, dir: self.clone(), device });
+                }
                 // Somebody may merely look whether there is a keeper.
                 Err((same, Errno::EWOULDBLOCK)) if looks_left > 0 => {
                     looks_left -= 1;
@@ -134,8 +139,7 @@ impl StateDir {
                     std::thread::sleep(LOOK);
                 }
                 Err((_, Errno::EWOULDBLOCK)) => {
-                    let pid = self.read(device).ok().flatten().map(|kept| kept.keeper);
-                    return Err(StateError::Kept { device, pid });
+                    return Err(StateError::Kept { device, pid: self.keeper(device) });
                 }
                 Err((_, errno)) => return Err(self.io(&path, errno.into())),
             }
@@ -148,6 +152,15 @@ impl StateDir {
         let Ok(file) = File::open(self.lock_file(device)) else { return false };
         // Shared: those who look do not see each other.
         matches!(Flock::lock(file, FlockArg::LockSharedNonblock), Err((_, Errno::EWOULDBLOCK)))
+    }
+
+    /// The process that keeps a device, if one does and it can be said.
+    #[must_use]
+    pub fn keeper(&self, device: DeviceIndex) -> Option<u32> {
+        let text = fs::read_to_string(self.lock_file(device)).unwrap_or_default();
+        let written = text.trim().parse().ok();
+        let said = written.or_else(|| self.read(device).ok().flatten().map(|kept| kept.keeper));
+        said.filter(|pid| *pid > 1 && self.is_kept(device))
     }
 
     fn lock_file(&self, device: DeviceIndex) -> PathBuf {
@@ -226,10 +239,29 @@ mod tests {
         assert!(state.is_kept(DEVICE));
         assert!(!state.is_kept(DeviceIndex(4)));
         let error = state.lock(DEVICE).unwrap_err().to_string();
-        assert!(error.contains("process 77") && error.contains("detach /dev/nbd3"), "{error}");
+        let own = format!("process {}", std::process::id());
+        assert!(error.contains(&own) && error.contains("detach /dev/nbd3"), "{error}");
         drop(lock);
         assert!(!state.is_kept(DEVICE));
         state.lock(DEVICE).unwrap();
+    }
+
+    #[test]
+    fn a_process_that_an_earlier_keeper_named_is_not_taken_for_the_keeper() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = StateDir::new(dir.path());
+        let lock = state.lock(DEVICE).unwrap();
+        lock.write(&kept()).unwrap();
+        drop(lock);
+        assert_eq!(state.keeper(DEVICE), None, "nobody keeps it");
+        // The next one has not said yet what it keeps.
+        let lock = state.lock(DEVICE).unwrap();
+        assert_eq!(state.keeper(DEVICE), Some(std::process::id()));
+        // Of a keeper of an earlier version.
+        fs::write(dir.path().join("nbd3.lock"), "").unwrap();
+        assert_eq!(state.keeper(DEVICE), Some(77));
+        lock.write(&Kept { keeper: 0, ..kept() }).unwrap();
+        assert_eq!(state.keeper(DEVICE), None, "that would be everybody");
     }
 
     #[test]

@@ -278,7 +278,12 @@ pub fn open(members: &[Found], force: bool) -> Result<Opened, ImportError> {
                 if !faults.is_empty() {
                     damaged.push((superblock.device, faults.len() as u64));
                 }
-                device.set_remote_witness(witness(device.facts().bytes, superblock.array, superblock.device));
+                device.set_remote_witness(witness(
+                    device.facts().bytes,
+                    superblock.array,
+                    superblock.device,
+                    superblock.sequence,
+                ));
                 let path = found.path.display();
                 warnings.extend(faults.iter().map(|(place, why)| {
                     format!("{path}: superblock copy {} is damaged: {why}; it is written anew", place.word())

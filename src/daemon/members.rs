@@ -234,7 +234,7 @@ impl Daemon {
         let id = new.device;
         let path = device.path().to_owned();
         device.set_remote_limits(target.remote);
-        device.set_remote_witness(witness(device.facts().bytes, target.superblock.array, new.uuid));
+        device.set_remote_witness(witness(device.facts().bytes, target.superblock.array, new.uuid, 0));
         let cached = device.facts().is_cached();
         let place = Place { uuid: new.uuid, path: Some(path.clone()), cached };
         let outcome = self.reactor.admin(target.array, request(target.index, new), vec![(id, device)])?;

@@ -2,11 +2,12 @@
 //! share. Knows where bytes lie from `format`; must not know of arrays that run.
 
 use crate::format::{
-    COPY_BYTES, FormatError, Inspection, NewestError, RegionKind, SIGNATURE_WINDOW, Signature, Superblock,
-    all_copy_offsets, newest, recognise, superblock_offsets,
+    COPY_BYTES, FormatError, Inspection, NewestError, RegionKind, Role, SIGNATURE_WINDOW, Signature,
+    Superblock, all_copy_offsets, newest, recognise, superblock_offsets,
 };
 use crate::member::{Device, DeviceError, ReadAt, RemoteError, Witness};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use uuid::Uuid;
 
 /// Bytes that are zeroed at each end of a device whose content is given up: every place where a signature can be.
@@ -101,9 +102,11 @@ pub fn wipe_log(device: &Device, superblock: &Superblock) -> Result<(), DeviceEr
     device.flush()
 }
 
-/// What tells, when the connection to a remote device is there again, that it is that device still: a superblock of it.
+/// What tells, when the connection to a remote device is there again, that it is that device still: a superblock of it, not
+/// older than the one numbered `sequence`, nor than any that it was shown before.
 #[must_use]
-pub fn witness(device_bytes: u64, array: Uuid, device: Uuid) -> Arc<Witness> {
+pub fn witness(device_bytes: u64, array: Uuid, device: Uuid, sequence: u64) -> Arc<Witness> {
+    let newest_seen = AtomicU64::new(sequence);
     Arc::new(move |read: ReadAt<'_>| {
         let mut copies = Vec::new();
         for offset in all_copy_offsets(device_bytes) {
@@ -112,7 +115,19 @@ pub fn witness(device_bytes: u64, array: Uuid, device: Uuid) -> Arc<Witness> {
             copies.push(Superblock::decode(&copy));
         }
         match newest(copies) {
-            Ok(superblock) if superblock.array == array && superblock.device == device => Ok(()),
+            Ok(superblock) if superblock.array == array && superblock.device == device => {
+                let seen = newest_seen.fetch_max(superblock.sequence, Ordering::Relaxed);
+                if superblock.role == Role::Replaced {
+                    return Err(RemoteError::Changed("it was replaced by another device".into()));
+                }
+                if superblock.sequence < seen {
+                    return Err(RemoteError::Changed(format!(
+                        "it is in an older state than it was: superblock {} after {seen}, as of a snapshot or a copy",
+                        superblock.sequence
+                    )));
+                }
+                Ok(())
+            }
             Ok(other) => Err(RemoteError::Changed(format!(
                 "it holds device {} of array '{}' now, not {device}",
                 other.device, other.name
@@ -183,5 +198,48 @@ mod tests {
             }
             assert!(std::fs::read(&path).unwrap() == expected, "wiped {wiped}");
         }
+    }
+
+    #[test]
+    fn a_device_that_is_back_in_an_older_state_is_not_the_one_that_was_lost() {
+        let shape = ArrayShape { data: 2, parity: 1, chunk: 65536, sector: 512 };
+        let bytes = member_bytes_for(1 << 24, shape).unwrap();
+        let (geometry, regions) = geometry_for(bytes, shape, Some(1 << 24)).unwrap();
+        let new = NewArray {
+            name: "rock".into(),
+            uuid: Uuid::from_u128(7),
+            created_unix: 1,
+            epoch_id: 100,
+            geometry,
+            regions,
+            checksum: ChecksumKind::None,
+            redo: Some([3; 16]),
+            members_are_zero: false,
+        };
+        let uuids: Vec<Uuid> = (1..4).map(Uuid::from_u128).collect();
+        let superblock = new.superblocks(&uuids).swap_remove(0);
+        // A superblock leaves half of the copies of the one before: each state is on a device of its own.
+        let look = |witness: &Witness, sequence: u64, role: Role| {
+            let dir = tempfile::tempdir().unwrap();
+            let device = Device::create_sparse(&dir.path().join("m0"), bytes).unwrap();
+            let mut shown = Superblock { sequence, role, ..superblock.clone() };
+            if role == Role::Replaced {
+                shown.members[0].uuid = Uuid::from_u128(50);
+            }
+            write_superblock(&device, &shown).unwrap();
+            witness(&mut |offset, target| {
+                device.read_at(offset, target).unwrap();
+                Ok(())
+            })
+            .map_err(|error| error.to_string())
+        };
+        let lost = witness(bytes, superblock.array, superblock.device, 5);
+        assert!(look(&*lost, 4, Role::Member).unwrap_err().contains("older state"));
+        assert_eq!(look(&*lost, 5, Role::Member), Ok(()));
+        assert_eq!(look(&*lost, 9, Role::Member), Ok(()));
+        assert!(look(&*lost, 8, Role::Member).unwrap_err().contains("superblock 8 after 9"));
+        assert!(look(&*lost, 10, Role::Replaced).unwrap_err().contains("was replaced"));
+        let other = witness(bytes, superblock.array, Uuid::from_u128(99), 0);
+        assert!(look(&*other, 11, Role::Member).is_err());
     }
 }

@@ -28,8 +28,8 @@ mod files;
 mod identity;
 mod pump;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use files::{FileFault, FileRole, TlsFileError};
 pub use identity::{ClientFiles, ClientTls, ServerFiles, ServerTls};
-pub use pump::{Pumps, TlsFailure, Tunnel};
+pub use pump::{Goodbye, Pumps, TlsFailure, Tunnel};

@@ -16,6 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustls::{ClientConnection, Connection, ServerConnection};
 use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -75,6 +76,20 @@ pub struct Tunnel {
     /// A connected unix stream socket; what is written to it arrives at the peer, and the other way round.
     pub socket: OwnedFd,
     failure: Arc<OnceLock<TlsFailure>>,
+    goodbye: Goodbye,
+}
+
+/// Whether the peer has said that nothing more comes from it, though what it said before may still be on its way to the
+/// plain end.
+#[derive(Clone, Debug, Default)]
+pub struct Goodbye(Arc<AtomicBool>);
+
+impl Goodbye {
+    /// Whether it has.
+    #[must_use]
+    pub fn was_said(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
 }
 
 impl Tunnel {
@@ -82,6 +97,12 @@ impl Tunnel {
     #[must_use]
     pub fn failure(&self) -> Option<&TlsFailure> {
         self.failure.get()
+    }
+
+    /// What tells of the peer's goodbye.
+    #[must_use]
+    pub fn goodbye(&self) -> Goodbye {
+        self.goodbye.clone()
     }
 }
 
@@ -147,10 +168,11 @@ impl Pumps {
             }
         }
         let failure = Arc::new(OnceLock::new());
-        let tunnel = Tunnel { socket: theirs, failure: Arc::clone(&failure) };
+        let goodbye = Goodbye::default();
+        let tunnel = Tunnel { socket: theirs, failure: Arc::clone(&failure), goodbye: goodbye.clone() };
         *self.0.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         let guard = Guard(Arc::clone(&self.0));
-        let pump = Pump::new(network, ours, tls);
+        let pump = Pump::new(network, ours, tls, goodbye);
         std::thread::Builder::new().name(thread.into()).stack_size(STACK_BYTES).spawn(move || {
             // Dropped last, and also by a panic.
             let _guard = guard;
@@ -267,6 +289,8 @@ struct Pump {
     established: bool,
     /// The peer's goodbye was authenticated: nothing more comes from it.
     peer_done: bool,
+    /// Tells so at once.
+    goodbye: Goodbye,
     /// The plain side has been told so.
     peer_done_told: bool,
     /// The network has no more bytes.
@@ -282,7 +306,7 @@ struct Pump {
 }
 
 impl Pump {
-    fn new(network: OwnedFd, plain: OwnedFd, mut tls: Connection) -> Pump {
+    fn new(network: OwnedFd, plain: OwnedFd, mut tls: Connection, goodbye: Goodbye) -> Pump {
         // What is given to it is one chunk at a time, and only when the last one has left.
         tls.set_buffer_limit(None);
         Pump {
@@ -295,6 +319,7 @@ impl Pump {
             begun: Instant::now(),
             established: false,
             peer_done: false,
+            goodbye,
             peer_done_told: false,
             network_end: false,
             plain_end: false,
@@ -410,6 +435,7 @@ impl Pump {
             }
         }
         if self.peer_done {
+            self.goodbye.0.store(true, Ordering::Release);
             self.arrived.clear();
         }
         Ok(())

@@ -192,7 +192,7 @@ impl Reactor {
         match tunnel {
             Ok(tunnel) => {
                 set_send_buffer(&tunnel.socket);
-                connection.swap_socket(tunnel.socket);
+                connection.swap_socket(tunnel);
             }
             Err(error) => {
                 tracing::warn!(connection = key, %error, "cannot start TLS");

@@ -11,7 +11,7 @@ use super::outgoing::Outgoing;
 use super::sys::PollBits;
 use crate::block_io::{BufMut, Pool};
 use crate::nbd::{Command, Exports, Fatal, Incoming, Request, ServerConnection, UNREAD_BYTES_MAX};
-use crate::tls::ServerTls;
+use crate::tls::{Goodbye, ServerTls, Tunnel};
 use crate::units::Timestamp;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -71,6 +71,8 @@ pub(super) struct Connection {
     pub(super) broken: bool,
     /// Told to leave, and given its latest reply at this time: its last replies are all it still gets.
     pub(super) dismissed: Option<Timestamp>,
+    /// The network behind `socket`, once there is TLS between them.
+    pub(super) network: Option<NetworkEnd>,
     /// What TLS is done with, where there is any.
     pub(super) tls: Option<Arc<ServerTls>>,
     /// The socket is to be handed to TLS as soon as nothing of it is in the kernel and everything was sent: nothing is
@@ -82,6 +84,20 @@ pub(super) struct Connection {
     pub(super) touched: bool,
     /// The last write was a large one.
     bulk: bool,
+}
+
+/// What tells of a client under TLS before its pump has passed on what came before.
+#[derive(Debug)]
+pub(super) struct NetworkEnd {
+    pub(super) socket: Rc<OwnedFd>,
+    goodbye: Goodbye,
+}
+
+impl NetworkEnd {
+    /// Whether the client has ended TLS.
+    pub(super) fn said_goodbye(&self) -> bool {
+        self.goodbye.was_said()
+    }
 }
 
 #[derive(Debug)]
@@ -154,6 +170,7 @@ impl Connection {
             read_closed: false,
             broken: false,
             dismissed: None,
+            network: None,
             tls: tls.server.clone(),
             starting_tls: false,
             dirty: false,
@@ -303,9 +320,11 @@ impl Connection {
     }
 
     /// Goes on with the plain end of TLS.
-    pub(super) fn swap_socket(&mut self, socket: OwnedFd) {
+    pub(super) fn swap_socket(&mut self, tunnel: Tunnel) {
         assert!(self.may_swap_socket(), "a socket was swapped under an operation");
-        self.socket = Rc::new(socket);
+        let goodbye = tunnel.goodbye();
+        let socket = std::mem::replace(&mut self.socket, Rc::new(tunnel.socket));
+        self.network = Some(NetworkEnd { socket, goodbye });
         self.starting_tls = false;
         self.nbd.tls_started();
     }

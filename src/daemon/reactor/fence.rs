@@ -14,13 +14,15 @@
 //!
 //! One thread parses for all, so what was handed over before the look was handed over before anything that is read
 //! later. On a unix socket, closing is told from closing one half. On TCP it is not, before something is sent: there an
-//! ended stream counts as hung up. A hang-up that the network has not delivered cannot be seen.
+//! ended stream counts as hung up. Under TLS the network's socket is looked at too, and the goodbye that TLS has: what the
+//! pump still holds must not look like what a client says that is there. A hang-up that the network has not delivered
+//! cannot be seen.
 //!
 //! Cost: one poll without waiting for each parse run with a request that modifies, or while others modify. Must not
 //! know what volumes do.
 
 use super::sys::{PollBits, hang_ups};
-use super::{ArrayId, Reactor};
+use super::{ArrayId, Pending, Reactor};
 use crate::block_io::BufMut;
 use crate::daemon::reactor::clients::payload_len;
 use crate::nbd::Request;
@@ -33,6 +35,8 @@ pub(super) struct Fenced {
     array: ArrayId,
     request: Request,
     payload: Option<BufMut>,
+    /// The key of an orphan that it overlaps.
+    behind: usize,
 }
 
 /// What on a socket says that nobody waits for replies any more.
@@ -64,12 +68,12 @@ impl Reactor {
                 self.free_payload(payload_len(&request));
                 return;
             }
-            if self.orphans > 0 && self.meets_orphan(key, array, &request) {
+            if let Some(behind) = self.find_orphan(key, array, &request) {
                 self.connections[key].in_flight += 1;
                 if let Some(hosted) = self.hosted(array) {
                     hosted.in_flight += 1;
                 }
-                self.fenced.push(Fenced { connection: key, array, request, payload });
+                self.fenced.push(Fenced { connection: key, array, request, payload, behind });
                 return;
             }
         }
@@ -83,29 +87,45 @@ impl Reactor {
         for (other, connection) in &self.connections {
             let matters = other == key || connection.modifying > 0;
             if matters && connection.array == Some(array) && !connection.hung_up {
-                others.push((other, connection.broken, connection.hangup));
-                sockets.push(connection.socket.as_fd());
+                // As with TCP itself, and for the same reason.
+                let half = connection.hangup & libc::POLLRDHUP != 0;
+                let goodbye = connection.network.as_ref().is_some_and(|end| half && end.said_goodbye());
+                let ended = connection.broken || goodbye;
+                // What the pump has in its hands comes behind the end of the network: that counts, not what came out.
+                let network = connection.network.as_ref().map(|end| end.socket.as_fd());
+                for socket in [Some(connection.socket.as_fd()), network].into_iter().flatten() {
+                    others.push((other, ended, connection.hangup));
+                    sockets.push(socket);
+                }
             }
         }
         let seen = hang_ups(&sockets);
-        for ((other, broken, hangup), seen) in others.into_iter().zip(seen) {
-            if broken || seen & hangup != 0 {
-                let connection = &mut self.connections[other];
+        for ((other, ended, hangup), seen) in others.into_iter().zip(seen) {
+            let connection = &mut self.connections[other];
+            if !connection.hung_up && (ended || seen & hangup != 0) {
                 connection.hung_up = true;
                 self.orphans += connection.modifying;
             }
         }
     }
 
-    /// Whether a request overlaps one that a volume has of another client, which has hung up.
-    fn meets_orphan(&self, key: usize, array: ArrayId, request: &Request) -> bool {
-        self.requests.iter().any(|(_, pending)| {
-            pending.array == array
-                && pending.connection != key
-                && pending.request.command.modifies()
-                && self.connections[pending.connection].hung_up
-                && overlap(&pending.request, request)
-        })
+    /// An orphan that a request overlaps, by its key.
+    fn find_orphan(&self, key: usize, array: ArrayId, request: &Request) -> Option<usize> {
+        if self.orphans == 0 {
+            return None;
+        }
+        let mut orphans =
+            self.requests.iter().filter(|(_, pending)| self.must_wait_for(pending, key, array, request));
+        orphans.next().map(|(behind, _)| behind)
+    }
+
+    /// Whether a request overlaps this one, which a volume has of another client that has hung up.
+    fn must_wait_for(&self, pending: &Pending, key: usize, array: ArrayId, request: &Request) -> bool {
+        pending.array == array
+            && pending.connection != key
+            && pending.request.command.modifies()
+            && self.connections[pending.connection].hung_up
+            && overlap(&pending.request, request)
     }
 
     /// Notes that a volume was given a request that modifies.
@@ -134,7 +154,15 @@ impl Reactor {
         if !std::mem::take(&mut self.unfence) {
             return;
         }
-        for Fenced { connection: key, array, request, payload } in std::mem::take(&mut self.fenced) {
+        for fenced in std::mem::take(&mut self.fenced) {
+            let Fenced { connection: key, array, request, behind, .. } = &fenced;
+            let blocks = |pending| self.must_wait_for(pending, *key, *array, request);
+            if !self.connections[*key].broken && self.requests.get(*behind).is_some_and(blocks) {
+                // Nothing has changed for it. To look for another each time would cost the square of all that wait.
+                self.fenced.push(fenced);
+                continue;
+            }
+            let Fenced { connection: key, array, request, payload, .. } = fenced;
             self.connections[key].in_flight -= 1;
             if let Some(hosted) = self.hosted(array) {
                 hosted.in_flight -= 1;

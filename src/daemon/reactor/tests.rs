@@ -279,8 +279,13 @@ impl<S: Read + Write> Client<S> {
         let mut greeting = [0; 18];
         stream.read_exact(&mut greeting).unwrap();
         assert_eq!(&greeting[..16], b"NBDMAGICIHAVEOPT");
-        let mut hello = 3u32.to_be_bytes().to_vec();
-        hello.extend_from_slice(b"IHAVEOPT");
+        stream.write_all(&3u32.to_be_bytes()).unwrap();
+        Client::choose(stream, export)
+    }
+
+    /// Chooses an export, after the greetings.
+    fn choose(mut stream: S, export: &str) -> Client<S> {
+        let mut hello = b"IHAVEOPT".to_vec();
         hello.extend_from_slice(&1u32.to_be_bytes());
         hello.extend_from_slice(&(export.len() as u32).to_be_bytes());
         hello.extend_from_slice(export.as_bytes());

@@ -64,7 +64,8 @@ pub(super) fn connect(uri: &NbdUri, limits: &RemoteLimits, look: Look<'_>) -> Re
 
 /// Whether two descriptions, of two connections, are of one export. What a connection has negotiated is its own.
 fn same_export(one: &RemoteExport, other: &RemoteExport) -> bool {
-    let facts = |e: &RemoteExport| (e.size, e.read_only, e.flush, e.fua, e.multi_conn, e.block_min);
+    let facts =
+        |e: &RemoteExport| (e.size, e.read_only, e.flush, e.fua, e.multi_conn, e.block_min, e.block_max);
     facts(one) == facts(other)
 }
 

@@ -131,12 +131,11 @@ impl Jobs {
         self.finish_if_over(key);
     }
 
-    /// Zeroes fast or not at all: one request of its own, for whoever asks whether that works.
+    /// Has the operation that was added last zero fast or not at all.
     pub fn make_fast(&mut self) {
-        if let Some(part) = self.waiting.back_mut()
-            && part.request.command == Command::WriteZeroes
-        {
-            part.request.fast_zero = true;
+        let last = self.next.checked_sub(1);
+        for part in self.waiting.iter_mut().rev().take_while(|part| Some(part.job) == last) {
+            part.request.fast_zero = part.request.command == Command::WriteZeroes;
         }
     }
 
@@ -158,8 +157,10 @@ impl Jobs {
         !self.waiting.is_empty()
     }
 
-    /// Puts requests back that a lost connection has not answered.
+    /// Puts requests back that lost connections have not answered. What those said of their server's end is over with
+    /// them.
     pub fn send_again(&mut self, parts: Vec<Part>) {
+        self.stopping = false;
         for part in parts.into_iter().rev() {
             self.waiting.push_front(part);
         }

@@ -26,7 +26,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use registry::Hold;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -174,6 +174,8 @@ struct Shared {
     inbox: OnceLock<Arc<Inbox>>,
     /// Not zero: the device was given up, and why.
     given_up: AtomicI32,
+    /// How long a request may take, in milliseconds.
+    request_ms: AtomicU64,
 }
 
 #[derive(Default)]
@@ -251,6 +253,7 @@ impl RemoteDevice {
             wake,
             inbox: OnceLock::new(),
             given_up: AtomicI32::new(0),
+            request_ms: AtomicU64::new(whole_millis(limits.request)),
         });
         let worker = Worker::new(uri.clone(), links, limits, Arc::clone(&shared), hold);
         let thread = std::thread::Builder::new().name("remote".into());
@@ -273,6 +276,7 @@ impl RemoteDevice {
     }
 
     pub fn set_limits(&self, limits: RemoteLimits) {
+        self.shared.request_ms.store(whole_millis(limits.request), Ordering::Relaxed);
         self.shared.queue().limits = Some(limits);
         self.shared.ring();
     }
@@ -296,7 +300,9 @@ impl RemoteDevice {
     pub fn call(&self, op: IoOp, fast: bool) -> Result<IoValue, IoFault> {
         let (reply, answer) = sync_channel(1);
         self.push(Submission { op, to: To::Caller(reply) }, fast);
-        let patience = RemoteLimits::default().request + CALLER_PATIENCE;
+        // Whoever gave up sooner than the thread would be told of a failure, and the bytes would land later.
+        let limit = Duration::from_millis(self.shared.request_ms.load(Ordering::Relaxed));
+        let patience = limit.max(RemoteLimits::default().request) + CALLER_PATIENCE;
         let timed_out = IoFault { kind: IoFaultKind::Gone, errno: libc::ETIMEDOUT };
         answer.recv_timeout(patience).unwrap_or(Err(timed_out))
     }
@@ -327,6 +333,10 @@ fn run(worker: Worker) {
         tracing::error!("the thread of a remote member panicked");
         std::process::abort();
     }
+}
+
+fn whole_millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Takes the export for this process; one that is being closed is waited for.

@@ -644,3 +644,60 @@ fn closing_says_goodbye_and_forgets_nothing_that_was_asked() {
         sleep(Duration::from_millis(5));
     }
 }
+
+#[test]
+fn what_a_lost_connection_said_of_its_end_does_not_end_the_next_one() {
+    let device = Device::open(&Server::new(FLAGS).uri(), Access::ReadOnly).unwrap();
+    let export = device.remote().unwrap().export();
+    let (mut jobs, pool) = (jobs::Jobs::default(), Pool::new(1 << 20).unwrap());
+    let (reply, _answer) = sync_channel(1);
+    let op = IoOp::Read { offset: ByteOffset(0), buf: pool.alloc(4096) };
+    jobs.add(Submission { op, to: To::Caller(reply) }, export, Instant::now());
+    let (part, _) = jobs.next_part().unwrap();
+    let stopping = crate::nbd::Failure { errno: crate::nbd::Errno::Shutdown, message: String::new() };
+    jobs.done(&part, Err(stopping));
+    // Nobody asked before the connection was lost for another reason.
+    jobs.send_again(Vec::new());
+    assert!(jobs.has_waiting() && !jobs.server_stops());
+}
+
+#[test]
+fn a_large_range_is_zeroed_fast_or_not_at_all() {
+    let export = RemoteExport {
+        size: 1 << 40,
+        block_min: 512,
+        block_max: 1 << 25,
+        write_zeroes: true,
+        fast_zero: true,
+        ..RemoteExport::default()
+    };
+    let mut jobs = jobs::Jobs::default();
+    let add = |jobs: &mut jobs::Jobs, at: u64, len: u64| {
+        let op = IoOp::Zero { offset: ByteOffset(at), len, may_unmap: true };
+        jobs.add(Submission { op, to: To::Caller(sync_channel(1).0) }, &export, Instant::now());
+    };
+    add(&mut jobs, 0, 4096);
+    add(&mut jobs, 1 << 20, 1 << 30);
+    jobs.make_fast();
+    let parts: Vec<_> = std::iter::from_fn(|| jobs.next_part()).map(|(part, _)| part.request).collect();
+    assert!(parts.len() > 2);
+    assert!(parts.iter().all(|part| part.fast_zero == (part.offset > 0)), "{parts:?}");
+}
+
+#[test]
+fn settings_that_come_among_requests_are_not_lost() {
+    let mut bench = Bench::new(Server::new(FLAGS), limits(20_000, 5000));
+    let witnessed = Arc::new(AtomicUsize::new(0));
+    for round in 1..=20 {
+        let seen = Arc::clone(&witnessed);
+        (0..8).for_each(|n| bench.submit(n, bench.read_op(0, 4096)));
+        bench.members.device(ID).unwrap().set_remote_witness(Arc::new(move |_: ReadAt<'_>| {
+            seen.store(round, Ordering::SeqCst);
+            Ok(())
+        }));
+        (0..8).for_each(|_| assert!(bench.next().1.is_ok()));
+        bench.server.hang_up();
+        bench.assert_read(0, 4096, 0);
+        assert_eq!(witnessed.load(Ordering::SeqCst), round, "an older one was asked");
+    }
+}

@@ -122,8 +122,10 @@ impl Worker {
 
     /// Returns whether the device is closed.
     fn take_submissions(&mut self) -> bool {
-        self.take_settings();
+        // All of it at once: what came between two looks would be lost with the rest.
         let queue = std::mem::take(&mut *self.shared.queue());
+        self.limits = queue.limits.unwrap_or(self.limits);
+        self.witness = queue.witness.or_else(|| self.witness.take());
         let now = Instant::now();
         for (submission, fast) in queue.submissions {
             if let Phase::GivenUp(fault) = self.phase {
@@ -269,6 +271,7 @@ impl Worker {
         }
         match &mut self.phase {
             Phase::Leaving { until, lanes, lost, .. } if now >= *until => {
+                lanes.iter().for_each(Lane::cut);
                 lost.extend(lanes.drain(..).flat_map(|lane| lane.under_way).flatten());
                 self.resume_or_give_up();
             }
@@ -404,10 +407,7 @@ impl Worker {
         };
         let under_way = lanes.iter().flat_map(|lane| lane.under_way.iter().flatten());
         let writes = gathered || under_way.into_iter().any(|part| part.request.command.modifies());
-        for lane in &lanes {
-            // What was not sent yet must never be: closing resets the connection. Unix sockets know no such thing.
-            let _ = setsockopt(&lane.link.fd(), sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 0 });
-        }
+        lanes.iter().for_each(Lane::cut);
         drop(lanes);
         self.finish_giving_up(errno, reason, writes);
     }
@@ -448,6 +448,12 @@ impl Lane {
     fn receive(&mut self, jobs: &mut Jobs) -> Result<(), LinkError> {
         self.link.receive(&mut Replies { jobs, under_way: &mut self.under_way })
     }
+
+    /// What was not sent yet must never be: has closing reset the connection. Unix sockets know no such thing.
+    fn cut(&self) {
+        // An error means that it is dead already.
+        let _ = setsockopt(&self.link.fd(), sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 0 });
+    }
 }
 
 fn lanes(links: Vec<Link>) -> Vec<Lane> {
@@ -459,6 +465,7 @@ fn check_same(was: &RemoteExport, is: &RemoteExport) -> Result<(), RemoteError> 
     let changed = [
         ("size", was.size, is.size),
         ("least block", was.block_min.into(), is.block_min.into()),
+        ("largest block", was.block_max.into(), is.block_max.into()),
         ("read-only flag", was.read_only.into(), is.read_only.into()),
         ("FLUSH", was.flush.into(), is.flush.into()),
         ("FUA", was.fua.into(), is.fua.into()),

@@ -1,9 +1,13 @@
 //! Clients that hang up and go on over another connection: nothing of the old one comes after what the new one does.
 
 use super::*;
+use crate::nbd::TlsMode;
+use crate::tls::tests::pki;
+use crate::tls::{ClientFiles, ClientTls, Pumps, ServerFiles, ServerTls};
 use nix::sys::socket::{setsockopt, sockopt};
 use std::net::Shutdown;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::LazyLock;
 
 /// What unix and TCP clients have in common.
 trait Stream: Read + Write + AsFd {
@@ -31,6 +35,71 @@ impl Stream for TcpStream {
     }
 }
 
+/// The plain end of TLS.
+struct Secured(UnixStream);
+
+impl Read for Secured {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        self.0.read(buf)
+    }
+}
+
+impl Write for Secured {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.0.write(buf)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl AsFd for Secured {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Stream for Secured {
+    fn hang_up(&self, how: Shutdown) {
+        self.0.shutdown(how).unwrap();
+        // It is passed on by a thread.
+        std::thread::sleep(Duration::from_millis(100));
+    }
+
+    fn patience(&self, time: Duration) {
+        self.0.set_read_timeout(Some(time)).unwrap();
+    }
+}
+
+static CERTIFICATES: LazyLock<(Arc<ServerTls>, ClientTls)> = LazyLock::new(|| {
+    let dir = tempfile::tempdir().unwrap();
+    let ca = pki::Ca::new(dir.path());
+    let (server, client) = (ca.issue("server", 1), ca.issue("client", 2));
+    let identity = Some((client.certificate, client.key));
+    let (certificate, key, client_ca) = (server.certificate, server.key, Some(ca.certificate()));
+    let server = ServerTls::load(&ServerFiles { certificate, key, client_ca, crl: None }).unwrap();
+    let client = ClientTls::load(&ClientFiles { ca: ca.certificate(), identity, server_name: None }).unwrap();
+    (Arc::new(server), client)
+});
+
+/// TLS over TCP, on a listener of its own.
+fn tls(served: &Served) -> Client<Box<dyn Stream>> {
+    let (server, client) = &*CERTIFICATES;
+    let listener = Listener::bind(&ListenAddress::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
+    let ListenAddress::Tcp(address) = *listener.address() else { unreachable!("bound to TCP") };
+    let tls = ListenTls { mode: TlsMode::Required, server: Some(Arc::clone(server)) };
+    served.handle.listen(listener.with_tls(tls));
+    let mut stream = TcpStream::connect(address).unwrap();
+    let (mut greeting, mut granted) = ([0; 18], [0; 20]);
+    stream.read_exact(&mut greeting).unwrap();
+    stream.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x05\0\0\0\0").unwrap();
+    stream.read_exact(&mut granted).unwrap();
+    assert_eq!(granted[8..], [0, 0, 0, 5, 0, 0, 0, 1, 0, 0, 0, 0], "STARTTLS is granted");
+    let tunnel = Pumps::default().connect(stream.into(), client, "localhost").unwrap();
+    Client::choose(Box::new(Secured(tunnel.socket.into())), "disk")
+}
+
 fn unix(served: &Served) -> Client<Box<dyn Stream>> {
     Client::attach(Box::new(UnixStream::connect(served.socket()).unwrap()))
 }
@@ -39,9 +108,9 @@ fn tcp(served: &Served) -> Client<Box<dyn Stream>> {
     Client::attach(Box::new(TcpStream::connect(("127.0.0.1", served.port)).unwrap()))
 }
 
-type Connect = fn(&Served) -> Client<Box<dyn Stream>>;
+type Kind = fn(&Served) -> Client<Box<dyn Stream>>;
 
-const KINDS: [Connect; 2] = [unix, tcp];
+const KINDS: [Kind; 3] = [unix, tcp, tls];
 
 /// Large enough to wait for payload memory, small enough to lie in a unix socket's buffer and the inbox.
 const LARGE: usize = 300 << 10;
@@ -52,7 +121,7 @@ fn ends_unanswered(client: &mut Client<Box<dyn Stream>>) {
 }
 
 /// Sends a write that cannot start because another client takes all payload memory, hangs up, writes anew.
-fn stale_write(kind: Connect, how: Shutdown) -> (Served, Client<Box<dyn Stream>>) {
+fn stale_write(kind: Kind, how: Shutdown) -> (Served, Client<Box<dyn Stream>>) {
     let served = Served::with_payload(false, 1 << 20);
     let mut greedy = served.client();
     greedy.send(WRITE, 1, 32 * MIB, 32 << 20);
@@ -174,6 +243,35 @@ fn a_request_that_waits_for_an_orphan_is_dropped_when_its_own_client_hangs_up() 
     served.wait_for_clients(1);
     assert!(third.read(0, 4096).unwrap() == [1; 4096]);
     assert!(third.read(4096, 4096).unwrap() == [3; 4096]);
+}
+
+/// Many requests wait for many orphans: each is looked at again when its own orphan is done, in the order of their coming.
+#[test]
+fn hundreds_of_requests_that_wait_for_orphans_all_end() {
+    const EACH: u64 = 200;
+    let served = Served::new(false);
+    served.gate.store(true, Ordering::SeqCst);
+    let write = |client: &mut Client<Box<dyn Stream>>, nth: u64, byte: u8| {
+        let at = nth * 4096;
+        client.send(WRITE, nth, at, 4096);
+        client.0.write_all(&[byte; 4096]).unwrap();
+    };
+    // The first is kept in the volume and overlaps all that come later; the others are orphans for a moment only.
+    let mut old = unix(&served);
+    old.send(WRITE, 999, 0, (EACH * 4096) as u32);
+    old.0.write_all(&vec![1; (EACH * 4096) as usize]).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    old.0.hang_up(Shutdown::Both);
+    let mut new = unix(&served);
+    let begun = Instant::now();
+    (0..EACH).for_each(|nth| write(&mut new, nth, 2));
+    std::thread::sleep(Duration::from_millis(200));
+    served.gate.store(false, Ordering::SeqCst);
+    for _ in 0..EACH {
+        assert_eq!(new.reply().1, 0);
+    }
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert!(new.read(0, (EACH * 4096) as u32).unwrap().iter().all(|byte| *byte == 2), "the old write won");
 }
 
 #[test]
