@@ -119,7 +119,7 @@ impl Address {
     /// # Errors
     /// When nobody answers in time, or the export is not granted.
     pub fn dial(&self, timeout_s: u64) -> Result<Dialled, DialError> {
-        let lost = |source| DialError::Connect { uri: Box::new(self.uri.clone()), source };
+        let lost = |source| DialError::Connect { uri: self.uri.clone(), source };
         match &self.uri.address {
             NbdAddress::Unix { path } => {
                 let mut stream = UnixStream::connect(path).map_err(lost)?;
@@ -154,7 +154,7 @@ impl Address {
     }
 
     fn negotiate<S: Read + Write + AsFd>(&self, stream: &mut S) -> Result<RemoteExport, DialError> {
-        let uri = || Box::new(self.uri.clone());
+        let uri = || self.uri.clone();
         let lost = |source| DialError::Lost { uri: uri(), source };
         limit(stream, STEP_SECONDS).map_err(lost)?;
         let options = ClientOptions::simple_replies(&self.uri.export)
