@@ -454,35 +454,22 @@ fn a_peer_that_never_reads_cannot_keep_a_pump_whose_plain_side_is_gone() {
     drop((near, far));
 }
 
-/// Whoever must know that a peer is gone cannot wait until all it said before was taken.
 #[test]
-fn a_goodbye_is_told_before_what_came_before_it_is_taken() {
+fn a_goodbye_is_told_although_nobody_reads_what_came_before_it() {
     let world = World::new();
-    // How much the sockets in between hold, and in which pieces, is the system's affair.
-    for kib in (1024..4096).step_by(16) {
-        let link = Link::new(&world.server_files(), &world.client_files());
-        link.works();
-        assert!(!link.server.goodbye().was_said());
-        let mut client = plain(&link.client);
-        client.set_write_timeout(Some(Duration::from_secs(1))).expect("a timeout");
-        if client.write_all(&vec![7; kib << 10]).is_err() {
-            break;
-        }
-        client.shutdown(Shutdown::Write).expect("half closed");
-        let over = || link.server.goodbye().was_said() || link.server.failure().is_some();
-        let begun = Instant::now();
-        while !over() && begun.elapsed() < Duration::from_secs(1) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        // Where there is room for all of it, the end follows at once.
-        std::thread::sleep(Duration::from_millis(10));
-        let mut fds = [PollFd::new(link.server.socket.as_fd(), PollFlags::from_bits_retain(libc::POLLRDHUP))];
-        if poll(&mut fds, PollTimeout::ZERO).expect("polled") == 0 && link.server.goodbye().was_said() {
-            let mut got = Vec::new();
-            plain(&link.server).read_to_end(&mut got).expect("received");
-            assert!(got == vec![7; kib << 10], "{} of {kib} KiB", got.len());
-            return;
-        }
+    let link = Link::new(&world.server_files(), &world.client_files());
+    link.works();
+    assert!(!link.server.goodbye().was_said());
+    let mut client = plain(&link.client);
+    client.write_all(&[7; 4096]).expect("sent");
+    client.shutdown(Shutdown::Write).expect("half closed");
+    let begun = Instant::now();
+    while !link.server.goodbye().was_said() {
+        assert!(begun.elapsed() < PATIENCE, "nobody was told");
+        std::thread::sleep(Duration::from_millis(1));
     }
-    panic!("there was always room for all of it");
+    assert!(!link.client.goodbye().was_said(), "the other half goes on");
+    let mut got = Vec::new();
+    plain(&link.server).read_to_end(&mut got).expect("received");
+    assert_eq!(got, [7; 4096]);
 }
