@@ -18,6 +18,10 @@ use std::rc::Rc;
 /// core for it: the copying takes the time of a hundred small requests.
 const COPIED_ELSEWHERE_BYTES_MIN: usize = 256 << 10;
 
+/// Cores from which on there is one for that. With two, clients have the other: 1 MiB reads lost a tenth of their rate there,
+/// and gained half with sixteen.
+const COPYING_CORES_MIN: usize = 3;
+
 /// How much sooner than its clients the reactor gets a core, where the system allows it: as a nice value. All of them wait
 /// for this one thread, and where cores are few, a fair share would be one client's.
 const NICE: i32 = -10;
@@ -63,7 +67,7 @@ pub(super) fn inherited(descriptor: RawFd) -> Option<OwnedFd> {
 pub(super) struct Sockets {
     tag: u64,
     flights: Slab<Flight>,
-    /// There is another core for the kernel's workers.
+    /// There is a core for the kernel's workers.
     may_offload: bool,
 }
 
@@ -180,7 +184,7 @@ impl Sockets {
     /// A table whose ring entries carry `tag` in the upper 32 bits of their `user_data`.
     pub(super) fn new(tag: u32) -> Sockets {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Sockets { tag: u64::from(tag) << 32, flights: Slab::new(), may_offload: cores > 1 }
+        Sockets { tag: u64::from(tag) << 32, flights: Slab::new(), may_offload: cores >= COPYING_CORES_MIN }
     }
 
     /// Receives into `buf` from `filled` on: what there is, or, if `whole`, until it is full.

@@ -4,11 +4,12 @@
 //! buffer of a fixed size; payloads are sent from, and received into, the buffers of the requests. Must not know what
 //! requests are for, or what happens when a connection ends.
 
+use super::RemoteError;
 use crate::block_io::Buf;
 use crate::nbd::{ClientConnection, ClientEvent, ClientFatal, RemoteExport, Request, SubmitError};
 use crate::tls::Tunnel;
 use nix::errno::Errno;
-use nix::sys::socket::{MsgFlags, UnixAddr, sendmsg};
+use nix::sys::socket::{MsgFlags, Shutdown, UnixAddr, sendmsg, setsockopt, shutdown, sockopt};
 use nix::sys::uio::readv;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -65,14 +66,18 @@ impl From<ClientFatal> for LinkError {
 /// What carries the bytes.
 enum Stream {
     Plain(OwnedFd),
-    Tls(Tunnel),
+    Tls {
+        tunnel: Tunnel,
+        /// The socket that TLS runs over, to be cut.
+        network: OwnedFd,
+    },
 }
 
 impl Stream {
     fn fd(&self) -> BorrowedFd<'_> {
         match self {
             Stream::Plain(socket) => socket.as_fd(),
-            Stream::Tls(tunnel) => tunnel.socket.as_fd(),
+            Stream::Tls { tunnel, .. } => tunnel.socket.as_fd(),
         }
     }
 }
@@ -131,10 +136,14 @@ impl Link {
     }
 
     /// Goes on under TLS, which `start` begins on the socket. For the moment after [`ClientEvent::StartTls`].
-    pub fn secure<E>(self, start: impl FnOnce(OwnedFd) -> Result<Tunnel, E>) -> Result<Link, E> {
+    pub fn secure(
+        self,
+        start: impl FnOnce(OwnedFd) -> Result<Tunnel, RemoteError>,
+    ) -> Result<Link, RemoteError> {
         assert!(self.out.is_empty() && self.start == self.end, "nothing is said beside STARTTLS");
         let Stream::Plain(socket) = self.stream else { unreachable!("TLS is started once") };
-        let stream = Stream::Tls(start(socket)?);
+        let network = socket.try_clone().map_err(RemoteError::Connect)?;
+        let stream = Stream::Tls { tunnel: start(socket)?, network };
         let mut link = Link { stream, ..self };
         let mut bytes = Vec::new();
         link.nbd.tls_started(&mut bytes);
@@ -146,7 +155,22 @@ impl Link {
     pub fn tls_failure(&self) -> Option<String> {
         match &self.stream {
             Stream::Plain(_) => None,
-            Stream::Tls(tunnel) => tunnel.failure().map(ToString::to_string),
+            Stream::Tls { tunnel, .. } => tunnel.failure().map(ToString::to_string),
+        }
+    }
+
+    /// What was not sent yet must never be: has closing reset the connection. Unix sockets know no such thing. For a
+    /// connection that is dropped next.
+    pub fn cut(&self) {
+        // Errors mean that it is dead already.
+        let reset = libc::linger { l_onoff: 1, l_linger: 0 };
+        match &self.stream {
+            Stream::Plain(socket) => drop(setsockopt(socket, sockopt::Linger, &reset)),
+            Stream::Tls { network, .. } => {
+                let _ = setsockopt(network, sockopt::Linger, &reset);
+                // Ends TLS at once, and with it what it still has in hand.
+                let _ = shutdown(network.as_raw_fd(), Shutdown::Both);
+            }
         }
     }
 

@@ -23,7 +23,6 @@ use crate::block_io::{IoFault, IoFaultKind};
 use crate::nbd::{NbdUri, RemoteExport};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{setsockopt, sockopt};
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -271,7 +270,7 @@ impl Worker {
         }
         match &mut self.phase {
             Phase::Leaving { until, lanes, lost, .. } if now >= *until => {
-                lanes.iter().for_each(Lane::cut);
+                lanes.iter().for_each(|lane| lane.link.cut());
                 lost.extend(lanes.drain(..).flat_map(|lane| lane.under_way).flatten());
                 self.resume_or_give_up();
             }
@@ -407,7 +406,7 @@ impl Worker {
         };
         let under_way = lanes.iter().flat_map(|lane| lane.under_way.iter().flatten());
         let writes = gathered || under_way.into_iter().any(|part| part.request.command.modifies());
-        lanes.iter().for_each(Lane::cut);
+        lanes.iter().for_each(|lane| lane.link.cut());
         drop(lanes);
         self.finish_giving_up(errno, reason, writes);
     }
@@ -447,12 +446,6 @@ impl Worker {
 impl Lane {
     fn receive(&mut self, jobs: &mut Jobs) -> Result<(), LinkError> {
         self.link.receive(&mut Replies { jobs, under_way: &mut self.under_way })
-    }
-
-    /// What was not sent yet must never be: has closing reset the connection. Unix sockets know no such thing.
-    fn cut(&self) {
-        // An error means that it is dead already.
-        let _ = setsockopt(&self.link.fd(), sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 0 });
     }
 }
 
