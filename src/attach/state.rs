@@ -50,7 +50,7 @@ fn named(pid: &Option<u32>) -> String {
 /// What a keeper says about its device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kept {
-    /// [`VERSION`] of whoever wrote it.
+    /// Of whoever wrote it.
     pub version: u32,
     /// Which device.
     pub device: DeviceIndex,
