@@ -18,7 +18,7 @@ use std::rc::Rc;
 /// core for it: the copying takes the time of a hundred small requests.
 const COPIED_ELSEWHERE_BYTES_MIN: usize = 256 << 10;
 
-/// Cores from which on there is one for that. With two, clients have the other: 1 MiB reads lost a tenth of their rate there,
+/// Cores from which on there is one for that. With two, clients have the other: 1 MiB reads lost a sixth of their rate there,
 /// and gained half with sixteen.
 const COPYING_CORES_MIN: usize = 3;
 
