@@ -440,6 +440,8 @@ fn an_array_over_four_hosts_survives_the_loss_of_two_and_catches_them_up() {
         let begun = Instant::now();
         until("both are back", || {
             assert!(!working.thread.is_finished(), "the load has failed:\n{}", up.log());
+            let is_late = begun.elapsed() > PATIENCE * 3 / 4;
+            assert!(!is_late, "{word}: not back: {:?}\n{}", up.status(), up.log());
             is_whole(&up)
         });
         eprintln!("hosts {lost:?} are caught up after {:?}", begun.elapsed());
