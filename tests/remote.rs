@@ -359,8 +359,10 @@ impl Network {
     #[track_caller]
     fn serve_disk(&self, host: usize, disk: &Path) -> Process {
         let address = format!("10.77.{host}.2");
-        let process =
-            Process::start(self.command(Some(host), "nbdkit").args(["-f", "-i", &address, "file"]).arg(disk));
+        // Not nbdkit: 1.32 ends by an assertion (raw_send_socket) when a client leaves with several requests unanswered,
+        // which is what clients of hosts that stand still do.
+        let options = ["-t", "-e", "0", "-f", "raw", "--discard=unmap", "-b", &address];
+        let process = Process::start(self.command(Some(host), "qemu-nbd").args(options).arg(disk));
         until("the host serves", || {
             try_run(self.command(Some(host), "nbdinfo").arg("--size").arg(Network::uri(host)))
                 .status
@@ -380,7 +382,6 @@ impl Drop for Network {
 }
 
 #[test]
-#[ignore = "known bug: a stopped host is at times not taken back by itself; no data is wrong (run with --ignored)"]
 fn an_array_over_four_hosts_survives_the_loss_of_two_and_catches_them_up() {
     let Some(network) = Network::new() else { return };
     let dir = tempfile::tempdir().expect("a directory");

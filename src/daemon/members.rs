@@ -237,9 +237,11 @@ impl Daemon {
         device.set_remote_witness(witness(device.facts().bytes, target.superblock.array, new.uuid, 0));
         let cached = device.facts().is_cached();
         let place = Place { uuid: new.uuid, path: Some(path.clone()), cached };
+        let since = device.since();
         let outcome = self.reactor.admin(target.array, request(target.index, new), vec![(id, device)])?;
         self.with_names(target.array, |names| names.devices.insert(id, place));
-        member::forget_lost(&path);
+        // It may have been lost again meanwhile, which is no reason to keep it out.
+        member::forget_lost(&path, since);
         Ok(Done::line(format!("array '{}': {} ({})", target.name, outcome.0, path.display())))
     }
 

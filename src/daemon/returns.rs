@@ -12,7 +12,7 @@ use super::service::{Daemon, Done, Served};
 use super::superblocks::read_superblock;
 use crate::control::{MemberRef, RequestError};
 use crate::format::{MemberState, Role, Superblock};
-use crate::member::{self, Access, Device};
+use crate::member::{self, Access, Device, RemoteLimits};
 use crate::units::MemberIndex;
 use crate::volume::{MemberStatus, NoticeLevel};
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,6 +55,8 @@ struct Away {
     places: Vec<PathBuf>,
     /// Why it went, as far as the connection tells, and until when it must stay away.
     lost: Option<member::Lost>,
+    /// How patient to be with its server.
+    limits: RemoteLimits,
 }
 
 impl Returns {
@@ -111,7 +113,7 @@ impl Daemon {
                 (Some(_), None) => Vec::new(),
             };
             if may && !places.is_empty() && !returns.kept_out.contains(&key) {
-                away.push(Away { index: *index, uuid: seat.uuid, places, lost });
+                away.push(Away { index: *index, uuid: seat.uuid, places, lost, limits: served.remote });
             }
         }
         (names.uuid, away)
@@ -143,12 +145,12 @@ impl Daemon {
                 let due = member.lost.as_ref().map_or(attempt.next, |lost| attempt.next.max(lost.not_before));
                 if now >= due {
                     let (sender, receiver) = channel();
-                    let (places, device) = (member.places.clone(), member.uuid);
+                    let (places, device, limits) = (member.places.clone(), member.uuid, member.limits);
                     let thread = std::thread::Builder::new().name("remote-return".into());
                     // Without a thread the receiver tells of no sender, which is a failure.
                     let _ = thread.spawn(move || {
                         // Who waits for it may have lost interest: then it is closed again.
-                        let _ = sender.send(look_for(&places, uuid, device));
+                        let _ = sender.send(look_for(&places, limits, uuid, device));
                     });
                     attempt.running = Some(receiver);
                 }
@@ -190,13 +192,16 @@ impl Attempt {
 }
 
 /// Opens the device of a member, wherever it is.
-fn look_for(places: &[PathBuf], array: Uuid, uuid: Uuid) -> Result<Device, String> {
+fn look_for(places: &[PathBuf], limits: RemoteLimits, array: Uuid, uuid: Uuid) -> Result<Device, String> {
     let is_own = |s: &Superblock| s.array == array && s.device == uuid && s.role == Role::Member;
     let mut last = String::new();
     for place in places {
         // Looked at first: what belongs to others is not opened for writing.
         let found = Device::open(place, Access::ReadOnly).map_err(|error| error.to_string());
-        let superblock = found.and_then(|device| read_superblock(&device).map_err(|error| error.to_string()));
+        let superblock = found.and_then(|device| {
+            device.set_remote_limits(limits);
+            read_superblock(&device).map_err(|error| error.to_string())
+        });
         match superblock {
             Ok(superblock) if is_own(&superblock) => {
                 let device = Device::open(place, Access::Exclusive).map_err(|error| error.to_string())?;

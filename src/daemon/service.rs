@@ -276,7 +276,7 @@ impl Daemon {
         };
         for (_, device) in devices.iter().flatten() {
             device.set_remote_limits(options.remote);
-            crate::member::forget_lost(device.path());
+            crate::member::forget_lost(device.path(), device.since());
         }
         let rotational = devices.iter().flatten().any(|(_, device)| device.facts().rotational);
         let config = options.array_config(rotational);

@@ -84,6 +84,7 @@ pub struct Device {
     path: PathBuf,
     backing: Backing,
     facts: DeviceFacts,
+    since: Instant,
 }
 
 /// What is behind a device.
@@ -184,6 +185,12 @@ impl Device {
         self.facts
     }
 
+    /// When it was opened, or rather that this began.
+    #[must_use]
+    pub fn since(&self) -> Instant {
+        self.since
+    }
+
     /// Whether both are the same file or block device.
     #[must_use]
     pub fn same_device(&self, other: &Device) -> bool {
@@ -268,6 +275,7 @@ impl Device {
     }
 
     fn connect(path: &Path, access: Access) -> Result<Device, DeviceError> {
+        let since = Instant::now();
         let device = RemoteDevice::open(path, access)?;
         let export = device.export();
         let sector = export.block_min.max(SECTOR_BYTES as u32);
@@ -280,7 +288,7 @@ impl Device {
             direct: false,
         };
         let backing = Backing::Remote { device, writable: access == Access::Exclusive };
-        Ok(Device { path: path.to_path_buf(), backing, facts })
+        Ok(Device { path: path.to_path_buf(), backing, facts, since })
     }
 
     fn with_file(
@@ -323,7 +331,8 @@ impl Device {
         let sector = sector.max(SECTOR_BYTES as u32);
         let bytes = bytes - bytes % u64::from(sector);
         let facts = DeviceFacts { kind, bytes, sector, rotational, memory, direct };
-        Ok(Device { path: path.to_path_buf(), backing: Backing::Local { file, node }, facts })
+        let backing = Backing::Local { file, node };
+        Ok(Device { path: path.to_path_buf(), backing, facts, since: Instant::now() })
     }
 }
 

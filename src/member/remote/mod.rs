@@ -88,6 +88,8 @@ impl RemoteLimits {
 pub struct Lost {
     /// For people.
     pub reason: String,
+    /// When.
+    pub at: Instant,
     /// Writes of the lost connection may land until then.
     pub not_before: Instant,
     /// Nobody has taken note of it, or decided against its return.
@@ -118,10 +120,10 @@ pub fn lost(path: &Path) -> Option<Lost> {
     registry::lost(&parse(path).ok()?).filter(|lost| lost.returns)
 }
 
-/// The export is a member again, or its loss is no reason to bring it back.
-pub fn forget_lost(path: &Path) {
+/// The export is a member again, opened at that time, or what was lost until then is no reason to bring it back.
+pub fn forget_lost(path: &Path, until: Instant) {
     if let Ok(uri) = parse(path) {
-        registry::forget(&uri);
+        registry::forget(&uri, until);
     }
 }
 

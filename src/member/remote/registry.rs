@@ -58,10 +58,13 @@ pub(super) fn lost(uri: &NbdUri) -> Option<Lost> {
     entries().get(uri)?.lost.clone()
 }
 
-/// The export is in service again, or shall not come back by itself. What may still land on it is not forgotten.
-pub(super) fn forget(uri: &NbdUri) {
+/// What was lost until then is in service again, or shall not come back by itself; what was lost since is another story.
+/// What may still land on it is not forgotten.
+pub(super) fn forget(uri: &NbdUri, until: Instant) {
     let mut entries = entries();
-    if let Some(entry) = entries.get_mut(uri) {
+    if let Some(entry) = entries.get_mut(uri)
+        && entry.lost.as_ref().is_none_or(|lost| lost.at <= until)
+    {
         entry.lost = entry.lost.take().filter(|lost| lost.not_before > Instant::now());
         if let Some(lost) = &mut entry.lost {
             lost.returns = false;

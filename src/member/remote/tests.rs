@@ -485,6 +485,7 @@ fn reads_wait_for_a_new_connection_and_are_sent_again() {
 
 #[test]
 fn a_write_without_an_answer_is_never_sent_again_and_the_export_is_kept_away() {
+    let begun = Instant::now();
     let mut bench = Bench::new(Server::new(FLAGS), limits(10_000, 5000));
     bench.server.script(|seen| if seen.command == WRITE { Act::HangUp } else { Act::Serve });
     assert!(gone(bench.run(bench.write_op(0, 4096, 5, false))));
@@ -495,7 +496,9 @@ fn a_write_without_an_answer_is_never_sent_again_and_the_export_is_kept_away() {
     bench.members.release(ID);
     let error = Device::open(&bench.server.uri(), Access::Exclusive).unwrap_err().to_string();
     assert!(error.contains("may still land: try again in"), "{error}");
-    forget_lost(&bench.server.uri());
+    forget_lost(&bench.server.uri(), begun);
+    assert!(lost(&bench.server.uri()).is_some(), "that was lost before");
+    forget_lost(&bench.server.uri(), Instant::now());
     assert!(lost(&bench.server.uri()).is_none(), "it shall not come back by itself");
     let error = Device::open(&bench.server.uri(), Access::Exclusive);
     assert!(error.is_err(), "nor by hand before the time is over");

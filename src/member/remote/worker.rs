@@ -418,8 +418,8 @@ impl Worker {
         tracing::warn!(uri = %self.uri, "given up: {reason}");
         if self.hold.is_some() {
             let quarantine = if writes_unanswered { self.limits.quarantine() } else { Duration::ZERO };
-            let not_before = Instant::now() + quarantine;
-            registry::note_lost(&self.uri, Lost { reason, not_before, returns: true });
+            let at = Instant::now();
+            registry::note_lost(&self.uri, Lost { reason, at, not_before: at + quarantine, returns: true });
         }
         let fault = IoFault { kind: IoFaultKind::Gone, errno };
         self.phase = Phase::GivenUp(fault);
