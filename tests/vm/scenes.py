@@ -38,6 +38,21 @@ def expect_state(rig, wanted):
     check(state == wanted, f"the array is {state}, not {wanted}; members {members}")
 
 
+def end_and_compare(rig, seed):
+    """Ends the load and detaches the device: what was durable is there, then and in a clean filesystem that is mounted again.
+    (changes, files, blocks)"""
+    rig.end_load()
+    changes = rig.durable()
+    files, blocks = rig.verify(seed)
+    rig.unmount()
+    rig.fsck()
+    rig.mount()
+    rig.verify(seed)
+    rig.unmount()
+    rig.detach()
+    return changes, files, blocks
+
+
 def attach(run, geometry, filesystem, degraded):
     """Attach, look at what the kernel was told, make and fill a filesystem, check it, detach, attach again, compare."""
     with begin(run, geometry, filesystem, degraded) as rig:
@@ -121,15 +136,7 @@ def kill(run, geometry, filesystem, degraded):
             rig.serve()
             rig.progress()
         seconds = (time.monotonic() - began) / (kills + upgrades)
-        rig.end_load()
-        changes = rig.durable()
-        files, blocks = rig.verify(run.seed)
-        rig.unmount()
-        rig.fsck()
-        rig.mount()
-        rig.verify(run.seed)
-        rig.unmount()
-        rig.detach()
+        changes, files, blocks = end_and_compare(rig, run.seed)
         if not degraded:
             rig.scrub()
         rig.end()
@@ -191,15 +198,7 @@ def members(run, geometry, filesystem, degraded):
             rig.sh(f"calpe online {ARRAY} {index} --path /dev/mapper/e{index} 2>&1")
         whole()
 
-        rig.end_load()
-        changes = rig.durable()
-        files, blocks = rig.verify(run.seed)
-        rig.unmount()
-        rig.fsck()
-        rig.mount()
-        rig.verify(run.seed)
-        rig.unmount()
-        rig.detach()
+        changes, files, blocks = end_and_compare(rig, run.seed)
         rig.scrub()
         # The kernel complains about the disks that erred, rightly; about the array it must not.
         rig.end()
