@@ -7,6 +7,7 @@
 //! begins (0 blocks: the file is removed), and `d THREAD FILE VERSION` when it is durable. A change is announced while the one
 //! before it is still under way, so that a log whose last line is lost in a crash has still announced all that can have reached a disk.
 
+use calpe::testing::Random;
 use clap::{Parser, Subcommand};
 use nix::fcntl::{FallocateFlags, fallocate};
 use std::collections::BTreeMap;
@@ -94,32 +95,15 @@ fn main() -> ExitCode {
     }
 }
 
-/// A generator of Steele, Lea and Flood (SplitMix64): enough to choose and to fill.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-}
-
 /// A file: (thread, file).
 type Name = (u64, u64);
 
 /// What block `index` of a version of a file holds.
 fn fill(block: &mut [u8], seed: u64, (thread, file): Name, version: u64, index: u64) {
     let head = [u64::from_le_bytes(*b"vm-load\0"), seed, thread, file, version, index];
-    let mut random = Random(head.iter().fold(0, |state, word| Random(state ^ word).next()));
+    let mut random = Random::new(head.iter().fold(0, |state, word| Random::new(state ^ word).next_u64()));
     for (at, word) in block.chunks_exact_mut(8).enumerate() {
-        let value = head.get(at).copied().unwrap_or_else(|| random.next());
+        let value = head.get(at).copied().unwrap_or_else(|| random.next_u64());
         word.copy_from_slice(&value.to_le_bytes());
     }
 }
@@ -265,7 +249,7 @@ fn write(args: &WriteArgs) -> Result<String, String> {
     let run = |thread: u64| -> io::Result<()> {
         let mut plan = Plan {
             thread,
-            random: Random(args.seed ^ (thread << 32)),
+            random: Random::new(args.seed ^ (thread << 32)),
             state: vec![(0, 0); args.files as usize],
         };
         if matches!(place, Place::Directory(_)) {
