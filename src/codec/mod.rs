@@ -15,6 +15,8 @@ mod hash;
 mod job;
 mod matrix;
 #[cfg(test)]
+pub(crate) mod noise;
+#[cfg(test)]
 mod suite;
 mod transform;
 

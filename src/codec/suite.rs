@@ -7,6 +7,7 @@ use sha2::{Digest, Sha256};
 
 #[cfg(not(miri))]
 use super::guarded::{Edge, Guarded};
+use super::noise::Noise;
 use super::{COLUMNS_MAX, Codec, CodecError, Engine, xor, xor_into};
 
 /// Empty, one byte, around one vector of either width and around a 4 KiB row, and tails of every kind of step.
@@ -21,33 +22,6 @@ const MARGIN: usize = 80;
 
 fn engines() -> impl Iterator<Item = Engine> {
     Engine::ALL.into_iter().filter(|engine| engine.is_available())
-}
-
-/// Reproducible bytes without a pattern that the code could hide (splitmix64).
-struct Noise(u64);
-
-impl Noise {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
-    }
-
-    fn bytes(&mut self, length: usize) -> Vec<u8> {
-        (0..length).map(|_| self.next() as u8).collect()
-    }
-
-    fn shuffle<T>(&mut self, items: &mut [T]) {
-        for last in (1..items.len()).rev() {
-            items.swap(last, self.below(last + 1));
-        }
-    }
 }
 
 /// An output at a chosen misalignment, poisoned inside and around.
@@ -83,7 +57,7 @@ impl Canvas {
 
 /// All columns of one codeword, data first, coded by the reference crate.
 fn reference_codeword(data: usize, parity: usize, length: usize, noise: &mut Noise) -> Vec<Vec<u8>> {
-    let mut columns: Vec<Vec<u8>> = (0..data).map(|_| noise.bytes(length)).collect();
+    let mut columns = noise.columns(data, length);
     columns.resize(data + parity, vec![0; length]);
     encode_by_reference(data, &mut columns);
     columns

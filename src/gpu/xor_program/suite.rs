@@ -2,36 +2,10 @@
 //! multiplication for any matrix, at boundary lengths; and the operations and live words that kernels count on.
 
 use super::{Op, XorProgram, double};
+use crate::codec::noise::Noise;
 use crate::codec::{COLUMNS_MAX, Codec, Engine};
 
 const POISON: u8 = 0xA5;
-
-/// Reproducible numbers (splitmix64).
-struct Noise(u64);
-
-impl Noise {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
-    }
-
-    fn columns(&mut self, count: usize, length: usize) -> Vec<Vec<u8>> {
-        (0..count).map(|_| (0..length).map(|_| self.next() as u8).collect()).collect()
-    }
-
-    fn shuffle<T>(&mut self, items: &mut [T]) {
-        for last in (1..items.len()).rev() {
-            items.swap(last, self.below(last + 1));
-        }
-    }
-}
 
 /// Multiplication straight from the definition: shift, add, reduce.
 fn multiply(a: u8, b: u8) -> u8 {
