@@ -447,31 +447,14 @@ fn refusal(superblock: &Superblock, record: &Superblock, epoch: &Epoch) -> Strin
 mod tests {
     use super::*;
     use crate::array::NewArray;
-    use crate::format::{
-        ArrayShape, ChecksumKind, RedoRecord, ReplacementRecord, geometry_for, member_bytes_for,
-    };
+    use crate::format::{RedoRecord, ReplacementRecord};
     use proptest::prelude::*;
 
     /// The first superblocks of a k+m array.
     fn fresh(data: u16, parity: u16) -> Vec<Superblock> {
-        let shape = ArrayShape { data, parity, chunk: 65536, sector: 512 };
-        let volume_bytes = 1 << 24;
-        let bytes = member_bytes_for(volume_bytes, shape).unwrap();
-        let (geometry, regions) = geometry_for(bytes, shape, Some(volume_bytes)).unwrap();
-        let array = NewArray {
-            name: "rock".into(),
-            uuid: Uuid::from_u128(7),
-            created_unix: 1,
-            epoch_id: 100,
-            geometry,
-            regions,
-            checksum: ChecksumKind::None,
-            redo: None,
-            members_are_zero: true,
-        };
         let devices: Vec<Uuid> =
             (0..data + parity).map(|at| Uuid::from_u128(1000 + u128::from(at))).collect();
-        array.superblocks(&devices)
+        NewArray::small(data, parity).superblocks(&devices)
     }
 
     /// Moves `members` to a new epoch whose live set they are.

@@ -75,3 +75,26 @@ impl NewArray {
         devices.iter().enumerate().map(superblock).collect()
     }
 }
+
+#[cfg(test)]
+impl NewArray {
+    /// A small array for the tests of those who handle superblocks: 16 MiB, without a log.
+    pub(crate) fn small(data: u16, parity: u16) -> NewArray {
+        use crate::format::{ArrayShape, geometry_for, member_bytes_for};
+        let shape = ArrayShape { data, parity, chunk: 65536, sector: 512 };
+        let volume_bytes = 1 << 24;
+        let bytes = member_bytes_for(volume_bytes, shape).unwrap();
+        let (geometry, regions) = geometry_for(bytes, shape, Some(volume_bytes)).unwrap();
+        NewArray {
+            name: "rock".into(),
+            uuid: Uuid::from_u128(7),
+            created_unix: 1,
+            epoch_id: 100,
+            geometry,
+            regions,
+            checksum: ChecksumKind::None,
+            redo: None,
+            members_are_zero: true,
+        }
+    }
+}

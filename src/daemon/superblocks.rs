@@ -160,37 +160,29 @@ pub fn inspect(device: &Device) -> Inspection {
 mod tests {
     use super::*;
     use crate::array::NewArray;
-    use crate::format::{ArrayShape, ChecksumKind, geometry_for, member_bytes_for};
     use crate::member::Access;
+
+    fn first_superblock(array: &NewArray) -> Superblock {
+        let devices: Vec<Uuid> = (1..4).map(Uuid::from_u128).collect();
+        array.superblocks(&devices).swap_remove(0)
+    }
 
     #[test]
     fn of_a_log_that_is_wiped_nothing_is_left_and_what_is_beside_it_stays() {
-        let shape = ArrayShape { data: 2, parity: 1, chunk: 65536, sector: 512 };
-        let bytes = member_bytes_for(1 << 24, shape).unwrap();
-        let (geometry, mut regions) = geometry_for(bytes, shape, Some(1 << 24)).unwrap();
+        let mut array = NewArray::small(2, 1);
         // Not a multiple of what is written at once.
-        let log = regions.iter_mut().find(|region| region.kind == RegionKind::Log).unwrap();
+        let log = array.regions.iter_mut().find(|region| region.kind == RegionKind::Log).unwrap();
         log.len = WIPED_AT_ONCE + (12 << 10);
         let log = *log;
-        let new = |redo| NewArray {
-            name: "rock".into(),
-            uuid: Uuid::from_u128(7),
-            created_unix: 1,
-            epoch_id: 100,
-            geometry,
-            regions: regions.clone(),
-            checksum: ChecksumKind::None,
-            redo,
-            members_are_zero: false,
-        };
-        let uuids: Vec<Uuid> = (1..4).map(Uuid::from_u128).collect();
+        let superblock = |redo| first_superblock(&NewArray { redo, ..array.clone() });
+        let bytes = superblock(None).device_bytes_min();
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("m0");
         let content: Vec<u8> = (0..bytes).map(|at| (at % 251) as u8 | 1).collect();
         for (redo, wiped) in [(None, false), (Some([3; 16]), true)] {
             std::fs::write(&path, &content).unwrap();
             let device = Device::open(&path, Access::Exclusive).unwrap();
-            wipe_log(&device, &new(redo).superblocks(&uuids)[0]).unwrap();
+            wipe_log(&device, &superblock(redo)).unwrap();
             drop(device);
             let mut expected = content.clone();
             if wiped {
@@ -202,22 +194,8 @@ mod tests {
 
     #[test]
     fn a_device_that_is_back_in_an_older_state_is_not_the_one_that_was_lost() {
-        let shape = ArrayShape { data: 2, parity: 1, chunk: 65536, sector: 512 };
-        let bytes = member_bytes_for(1 << 24, shape).unwrap();
-        let (geometry, regions) = geometry_for(bytes, shape, Some(1 << 24)).unwrap();
-        let new = NewArray {
-            name: "rock".into(),
-            uuid: Uuid::from_u128(7),
-            created_unix: 1,
-            epoch_id: 100,
-            geometry,
-            regions,
-            checksum: ChecksumKind::None,
-            redo: Some([3; 16]),
-            members_are_zero: false,
-        };
-        let uuids: Vec<Uuid> = (1..4).map(Uuid::from_u128).collect();
-        let superblock = new.superblocks(&uuids).swap_remove(0);
+        let superblock = first_superblock(&NewArray { redo: Some([3; 16]), ..NewArray::small(2, 1) });
+        let bytes = superblock.device_bytes_min();
         // A superblock leaves half of the copies of the one before: each state is on a device of its own.
         let look = |witness: &Witness, sequence: u64, role: Role| {
             let dir = tempfile::tempdir().unwrap();
