@@ -421,10 +421,8 @@ fn inspect_tells_what_is_damaged_and_fails_only_when_nothing_is_left() {
 #[test]
 fn a_member_that_was_cut_off_does_not_serve() {
     let dir = tempfile::tempdir().expect("a directory");
-    let image = dir.path().join("image");
-    disk_image(&image, 16 << 20, 5);
-    let up = Up::start(dir.path(), &["--data", "2", "--parity", "1", "--size", "16MiB"]);
-    run(Command::new("nbdcopy").arg("--flush").arg(&image).arg(up.uri()));
+    let (up, image) =
+        Up::start_with_image(dir.path(), &["--data", "2", "--parity", "1", "--size", "16MiB"], 16 << 20, 5);
     let (first, second) = (up.member(0), up.member(1));
     up.stop();
     let cut = |path: &Path| {
@@ -656,10 +654,8 @@ for at, call in enumerate(calls):
 #[test]
 fn an_array_that_loses_more_than_m_members_fails_writes_nothing_and_comes_back_with_them() {
     let dir = tempfile::tempdir().expect("a directory");
-    let image = dir.path().join("image");
-    disk_image(&image, 32 << 20, 6);
-    let up = Up::start(dir.path(), &["--data", "2", "--parity", "2", "--size", "32MiB"]);
-    run(Command::new("nbdcopy").arg("--flush").arg(&image).arg(up.uri()));
+    let (up, image) =
+        Up::start_with_image(dir.path(), &["--data", "2", "--parity", "2", "--size", "32MiB"], 32 << 20, 6);
     let members: Vec<PathBuf> = (0..4).map(|index| up.member(index)).collect();
     let away = |index: usize| dir.path().join(format!("away-{index}"));
     for (gone, member) in members.iter().enumerate().take(3) {
@@ -771,10 +767,8 @@ h.trim(1 << 20, 1 << 20)
 #[test]
 fn a_signal_under_load_or_during_a_rebuild_ends_cleanly_and_the_next_start_picks_up() {
     let dir = tempfile::tempdir().expect("a directory");
-    let image = dir.path().join("image");
-    disk_image(&image, 64 << 20, 8);
-    let mut up = Up::start(dir.path(), &["--data", "2", "--parity", "2", "--size", "256MiB"]);
-    run(Command::new("nbdcopy").arg("--flush").arg(&image).arg(up.uri()));
+    let (mut up, image) =
+        Up::start_with_image(dir.path(), &["--data", "2", "--parity", "2", "--size", "256MiB"], 64 << 20, 8);
     for name in ["TERM", "INT"] {
         let mut load = Command::new("fio")
             .args(["--name=load", "--ioengine=nbd", &format!("--uri={}", up.uri())])

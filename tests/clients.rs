@@ -130,11 +130,9 @@ fn too_few_members_are_refused_and_named_and_nothing_is_changed() {
 #[test]
 fn a_daemon_killed_under_load_keeps_what_was_flushed_and_resyncs() {
     let dir = tempfile::tempdir().expect("a directory");
-    let image = dir.path().join("disk.img");
-    disk_image(&image, 64 << 20, 4);
-    let mut up = Up::start(dir.path(), &["--data", "4", "--parity", "2", "--size", "128MiB"]);
     // The first half is flushed data; the load is on the second half.
-    run(Command::new("nbdcopy").arg("--flush").arg(&image).arg(up.uri()));
+    let (mut up, image) =
+        Up::start_with_image(dir.path(), &["--data", "4", "--parity", "2", "--size", "128MiB"], 64 << 20, 4);
     for round in 0..5 {
         let load = Command::new("fio")
             .args([
@@ -366,10 +364,8 @@ fn our_client_serves_itself_at_qemu_nbd_and_nbdkit() {
 #[test]
 fn a_read_only_export_serves_readers_and_refuses_writers() {
     let dir = tempfile::tempdir().expect("a directory");
-    let image = dir.path().join("disk.img");
-    disk_image(&image, 32 << 20, 5);
-    let up = Up::start(dir.path(), &["--data", "2", "--parity", "1", "--size", "32MiB"]);
-    run(Command::new("nbdcopy").arg("--flush").arg(&image).arg(up.uri()));
+    let (up, image) =
+        Up::start_with_image(dir.path(), &["--data", "2", "--parity", "1", "--size", "32MiB"], 32 << 20, 5);
     let name = up.name();
     up.stop();
     let data = dir.path().join("data");

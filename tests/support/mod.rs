@@ -60,6 +60,16 @@ impl Up {
         Up::spawn(dir, command)
     }
 
+    /// Starts `calpe up` as [`Up::start`] does and copies a disk image to the volume, flushed. The image stays in `dir`.
+    #[track_caller]
+    pub fn start_with_image(dir: &Path, extra: &[&str], bytes: usize, seed: u64) -> (Up, PathBuf) {
+        let image = dir.join("image");
+        disk_image(&image, bytes, seed);
+        let up = Up::start(dir, extra);
+        run(Command::new("nbdcopy").arg("--flush").arg(&image).arg(up.uri()));
+        (up, image)
+    }
+
     /// Starts `calpe serve` with a configuration whose runtime directory is DIR/data, and waits until it answers.
     #[track_caller]
     pub fn serve(dir: &Path, config: &Path) -> Up {
