@@ -84,20 +84,9 @@ impl Jobs {
 
     /// Cuts an operation into requests that the export takes.
     pub fn add(&mut self, submission: Submission, export: &RemoteExport, now: Instant) {
-        let Submission { op, to } = submission;
+        let Submission { op, to, fast } = submission;
         let block_max = block_max(export);
-        let mut job = Job {
-            to,
-            began: now,
-            parts: 0,
-            fault: None,
-            flush_after: false,
-            extents: Vec::new(),
-            covered: 0,
-            extents_refused: false,
-            op: IoOp::Flush,
-        };
-        let key = self.next;
+        let (mut fault, mut flush_after) = (None, false);
         let mut parts: Vec<Request> = Vec::new();
         match &op {
             IoOp::Read { offset, buf } => {
@@ -106,15 +95,17 @@ impl Jobs {
             IoOp::Write { offset, buf, fua } => {
                 parts.extend(cut(Command::Write, offset.0, buf.len() as u64, block_max));
                 parts.iter_mut().for_each(|request| request.fua = *fua && export.fua);
-                job.flush_after = *fua && !export.fua;
+                flush_after = *fua && !export.fua;
             }
             IoOp::Flush => parts.push(Request::new(Command::Flush, 0, 0)),
             IoOp::Zero { offset, len, may_unmap } => {
                 if !export.write_zeroes {
-                    job.fault = Some(UNSUPPORTED);
+                    fault = Some(UNSUPPORTED);
                 } else {
                     parts.extend(cut(Command::WriteZeroes, offset.0, *len, ZEROED_AT_ONCE));
-                    parts.iter_mut().for_each(|request| request.no_hole = !may_unmap);
+                    for request in &mut parts {
+                        (request.no_hole, request.fast_zero) = (!may_unmap, fast);
+                    }
                 }
             }
             IoOp::Extents { offset, len } => {
@@ -123,20 +114,22 @@ impl Jobs {
                 }
             }
         }
-        job.op = op;
-        job.parts = parts.len();
+        let job = Job {
+            op,
+            to,
+            began: now,
+            parts: parts.len(),
+            fault,
+            flush_after,
+            extents: Vec::new(),
+            covered: 0,
+            extents_refused: false,
+        };
+        let key = self.next;
         self.next += 1;
         self.jobs.insert(key, job);
         self.waiting.extend(parts.into_iter().map(|request| Part { job: key, request, writes: 0 }));
         self.finish_if_over(key);
-    }
-
-    /// Has the operation that was added last zero fast or not at all.
-    pub fn make_fast(&mut self) {
-        let last = self.next.checked_sub(1);
-        for part in self.waiting.iter_mut().rev().take_while(|part| Some(part.job) == last) {
-            part.request.fast_zero = part.request.command == Command::WriteZeroes;
-        }
     }
 
     /// The next request to be sent, with its payload.

@@ -135,6 +135,8 @@ fn parse(path: &Path) -> Result<NbdUri, RemoteError> {
 struct Submission {
     op: IoOp,
     to: To,
+    /// For a zeroing: fast or not at all.
+    fast: bool,
 }
 
 /// Who wants the outcome.
@@ -182,8 +184,7 @@ struct Shared {
 
 #[derive(Default)]
 struct Queue {
-    /// The flag: zero fast or not at all.
-    submissions: Vec<(Submission, bool)>,
+    submissions: Vec<Submission>,
     limits: Option<RemoteLimits>,
     witness: Option<Arc<Witness>>,
     closing: bool,
@@ -295,13 +296,13 @@ impl RemoteDevice {
 
     /// Starts an operation of the engine.
     pub fn submit(&self, owner: u32, device: DeviceId, token: IoToken, op: IoOp) {
-        self.push(Submission { op, to: To::Engine { owner, device, token } }, false);
+        self.push(Submission { op, to: To::Engine { owner, device, token }, fast: false });
     }
 
     /// Runs an operation to its end; `fast`: a zeroing that is not fast is refused.
     pub fn call(&self, op: IoOp, fast: bool) -> Result<IoValue, IoFault> {
         let (reply, answer) = sync_channel(1);
-        self.push(Submission { op, to: To::Caller(reply) }, fast);
+        self.push(Submission { op, to: To::Caller(reply), fast });
         // Whoever gave up sooner than the thread would be told of a failure, and the bytes would land later.
         let limit = Duration::from_millis(self.shared.request_ms.load(Ordering::Relaxed));
         let patience = limit.max(RemoteLimits::default().request) + CALLER_PATIENCE;
@@ -309,10 +310,10 @@ impl RemoteDevice {
         answer.recv_timeout(patience).unwrap_or(Err(timed_out))
     }
 
-    fn push(&self, submission: Submission, fast: bool) {
+    fn push(&self, submission: Submission) {
         let mut queue = self.shared.queue();
         let first = queue.submissions.is_empty();
-        queue.submissions.push((submission, fast));
+        queue.submissions.push(submission);
         drop(queue);
         // Otherwise the thread was woken, and has not looked yet.
         if first {

@@ -655,7 +655,7 @@ fn what_a_lost_connection_said_of_its_end_does_not_end_the_next_one() {
     let (mut jobs, pool) = (jobs::Jobs::default(), Pool::new(1 << 20).unwrap());
     let (reply, _answer) = sync_channel(1);
     let op = IoOp::Read { offset: ByteOffset(0), buf: pool.alloc(4096) };
-    jobs.add(Submission { op, to: To::Caller(reply) }, export, Instant::now());
+    jobs.add(Submission { op, to: To::Caller(reply), fast: false }, export, Instant::now());
     let (part, _) = jobs.next_part().unwrap();
     let stopping = crate::nbd::Failure { errno: crate::nbd::Errno::Shutdown, message: String::new() };
     jobs.done(&part, Err(stopping));
@@ -675,13 +675,12 @@ fn a_large_range_is_zeroed_fast_or_not_at_all() {
         ..RemoteExport::default()
     };
     let mut jobs = jobs::Jobs::default();
-    let add = |jobs: &mut jobs::Jobs, at: u64, len: u64| {
+    let add = |jobs: &mut jobs::Jobs, at: u64, len: u64, fast: bool| {
         let op = IoOp::Zero { offset: ByteOffset(at), len, may_unmap: true };
-        jobs.add(Submission { op, to: To::Caller(sync_channel(1).0) }, &export, Instant::now());
+        jobs.add(Submission { op, to: To::Caller(sync_channel(1).0), fast }, &export, Instant::now());
     };
-    add(&mut jobs, 0, 4096);
-    add(&mut jobs, 1 << 20, 1 << 30);
-    jobs.make_fast();
+    add(&mut jobs, 0, 4096, false);
+    add(&mut jobs, 1 << 20, 1 << 30, true);
     let parts: Vec<_> = std::iter::from_fn(|| jobs.next_part()).map(|(part, _)| part.request).collect();
     assert!(parts.len() > 2);
     assert!(parts.iter().all(|part| part.fast_zero == (part.offset > 0)), "{parts:?}");

@@ -126,15 +126,12 @@ impl Worker {
         self.limits = queue.limits.unwrap_or(self.limits);
         self.witness = queue.witness.or_else(|| self.witness.take());
         let now = Instant::now();
-        for (submission, fast) in queue.submissions {
+        for submission in queue.submissions {
             if let Phase::GivenUp(fault) = self.phase {
                 self.jobs.finished.push((submission.to, Err(fault)));
                 continue;
             }
             self.jobs.add(submission, &self.export, now);
-            if fast {
-                self.jobs.make_fast();
-            }
         }
         queue.closing
     }
