@@ -159,6 +159,12 @@ impl Link {
         }
     }
 
+    /// Lets the server know that nothing more is asked; what it answers still arrives.
+    pub fn end_asking(&self) {
+        // One that is broken is found to be so by the next receive.
+        let _ = shutdown(self.fd().as_raw_fd(), Shutdown::Write);
+    }
+
     /// What was not sent yet must never be: has closing reset the connection. Unix sockets know no such thing. For a
     /// connection that is dropped next.
     pub fn cut(&self) {

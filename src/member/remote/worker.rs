@@ -287,11 +287,7 @@ impl Worker {
         let lanes = std::mem::take(lanes);
         tracing::warn!(uri = %self.uri, "{why}");
         let until = Instant::now() + LAST_ANSWERS.min(self.limits.grace / 2);
-        for lane in &lanes {
-            // One that is broken is found to be so by the next receive.
-            let socket = std::os::fd::AsRawFd::as_raw_fd(&lane.link.fd());
-            let _ = nix::sys::socket::shutdown(socket, nix::sys::socket::Shutdown::Write);
-        }
+        lanes.iter().for_each(|lane| lane.link.end_asking());
         self.phase = Phase::Leaving { lanes, until, lost: Vec::new(), why };
         self.receive();
     }
