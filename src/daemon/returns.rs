@@ -16,7 +16,6 @@ use crate::member::{self, Access, Device, RemoteLimits};
 use crate::units::MemberIndex;
 use crate::volume::{MemberStatus, NoticeLevel};
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::thread::sleep;
@@ -183,9 +182,7 @@ impl Daemon {
 
 impl Attempt {
     fn fail(&mut self, now: Instant) {
-        let whole = BACKOFF_FIRST.saturating_mul(1 << self.failures.min(10)).min(BACKOFF_MAX);
-        let share = RandomState::new().hash_one(self.failures) % 1000;
-        self.next = now + whole / 2 + whole.mul_f64(share as f64 / 2000.0);
+        self.next = now + member::backoff(BACKOFF_FIRST, BACKOFF_MAX, self.failures);
         self.failures += 1;
         self.running = None;
     }

@@ -16,7 +16,7 @@ pub use device::{Access, Device, DeviceFacts, DeviceKind};
 pub use engine::{MemberCompletion, MemberIo};
 pub use error::DeviceError;
 pub use remote::{
-    Lost, ReadAt, RemoteError, RemoteLimits, Witness, forget_lost, is_remote, lost, same_remote,
+    Lost, ReadAt, RemoteError, RemoteLimits, Witness, backoff, forget_lost, is_remote, lost, same_remote,
     set_remote_tls,
 };
 pub use ring::{Ring, RingEvent};

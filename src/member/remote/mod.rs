@@ -24,6 +24,7 @@ use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoOp, IoToken, IoValue};
 use crate::nbd::{NbdUri, RemoteExport};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use registry::Hold;
+use std::hash::{BuildHasher, RandomState};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
@@ -336,6 +337,15 @@ fn run(worker: Worker) {
         tracing::error!("the thread of a remote member panicked");
         std::process::abort();
     }
+}
+
+/// How long to wait after attempt number `attempt`, counted from 0, has failed: doubles from `first` up to `max`, and spreads: a
+/// server that comes back is not met by all at once.
+#[must_use]
+pub fn backoff(first: Duration, max: Duration, attempt: u32) -> Duration {
+    let whole = first.saturating_mul(1 << attempt.min(10)).min(max);
+    let share = RandomState::new().hash_one(attempt) % 1000;
+    whole / 2 + whole.mul_f64(share as f64 / 2000.0)
 }
 
 fn whole_millis(time: Duration) -> u64 {

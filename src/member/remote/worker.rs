@@ -18,12 +18,11 @@ use super::connect::{connect, poll_timeout};
 use super::jobs::{Jobs, Part, Replies, index_of};
 use super::link::{Link, LinkError};
 use super::registry::{self, Hold};
-use super::{Lost, RemoteError, RemoteLimits, Shared, To, Witness, check_export};
+use super::{Lost, RemoteError, RemoteLimits, Shared, To, Witness, backoff, check_export};
 use crate::block_io::{IoFault, IoFaultKind};
 use crate::nbd::{NbdUri, RemoteExport};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use std::hash::{BuildHasher, RandomState};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
@@ -342,7 +341,7 @@ impl Worker {
             }
             Some(Err(error)) => {
                 *result = None;
-                *next = now + backoff(*attempt);
+                *next = now + backoff(BACKOFF_FIRST, BACKOFF_MAX, *attempt);
                 *attempt += 1;
                 tracing::debug!(uri = %self.uri, %error, attempt, "not connected again");
                 *why = error.to_string();
@@ -460,11 +459,4 @@ fn check_same(was: &RemoteExport, is: &RemoteExport) -> Result<(), RemoteError> 
         Some((what, was, is)) => Err(RemoteError::Changed(format!("its {what} was {was} and is {is}"))),
         None => Ok(()),
     }
-}
-
-/// Doubles with every attempt, up to a limit, and spreads: a server that comes back is not met by all at once.
-fn backoff(attempt: u32) -> Duration {
-    let whole = BACKOFF_FIRST.saturating_mul(1 << attempt.min(10)).min(BACKOFF_MAX);
-    let share = RandomState::new().hash_one(attempt) % 1000;
-    whole / 2 + whole.mul_f64(share as f64 / 2000.0)
 }
