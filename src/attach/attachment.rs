@@ -14,6 +14,7 @@ use super::server::{
 };
 use super::state::{KeeperLock, Kept, StateDir};
 use super::{AttachError, system};
+use crate::nbd::RemoteExport;
 use crate::units::{HumanSize, Timestamp};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -55,7 +56,8 @@ pub struct Options {
 pub struct Plan {
     options: Options,
     server: Server,
-    line: Line,
+    /// What the server said about it.
+    export: RemoteExport,
     connections: u32,
     block: u64,
     flags: u64,
@@ -70,7 +72,8 @@ pub struct Plan {
 pub fn plan(host: &Host, options: &Options, directory: &mut dyn Directory) -> Result<Plan, AttachError> {
     let device = options.device;
     host.exists(device)?;
-    let server = find(options, directory)?;
+    // A look is free of charge; the connections that the driver gets are opened when they are wanted.
+    let (server, export) = find(options, directory)?;
     let attached = host.attached(device);
     let adopt = match &attached {
         None => false,
@@ -82,14 +85,13 @@ pub fn plan(host: &Host, options: &Options, directory: &mut dyn Directory) -> Re
     {
         return Err(AttachError::Twin { what: server.name, other: *other });
     }
-    let mut line = server.connect(1)?;
-    let connections = connections(options, &server, &line)?;
-    let block = block_size(&server.name, &line.export, options.block_size)?;
-    let flags = server_flags(&line.export, options.read_only);
+    let connections = connections(options, &server, &export)?;
+    let block = block_size(&server.name, &export, options.block_size)?;
+    let flags = server_flags(&export, options.read_only);
     if let Some(found) = attached {
         let differs = |differs: String| Err(AttachError::Differs { device, differs });
-        if found.size != line.export.size {
-            return differs(format!("{} bytes instead of {}", found.size, line.export.size));
+        if found.size != export.size {
+            return differs(format!("{} bytes instead of {}", found.size, export.size));
         }
         if found.read_only != (flags & flag::READ_ONLY != 0) {
             return differs(if found.read_only { "no writes allowed" } else { "writes allowed" }.into());
@@ -98,16 +100,14 @@ pub fn plan(host: &Host, options: &Options, directory: &mut dyn Directory) -> Re
         // Nothing is attached, and still somebody may hold the node.
         drop(host.claim(device, false)?);
     }
-    // The first look at the export was free of charge; what the driver gets is opened when it is wanted.
-    line.sockets.clear();
-    Ok(Plan { options: options.clone(), server, line, connections, block, flags, adopt })
+    Ok(Plan { options: options.clone(), server, export, connections, block, flags, adopt })
 }
 
 impl Plan {
     /// What will be done, in one line; `done` when it is.
     #[must_use]
     pub fn describe(&self, done: bool) -> String {
-        let Plan { options, server, line, .. } = self;
+        let Plan { options, server, export, .. } = self;
         let what = match (done, self.adopt) {
             (true, true) => "keeping again",
             (true, false) => "attached",
@@ -118,14 +118,12 @@ impl Plan {
             "{what} {} as {}: {}, {} connections{}",
             server.name,
             options.device,
-            HumanSize(line.export.size),
+            HumanSize(export.size),
             self.connections,
             if self.flags & flag::READ_ONLY != 0 { ", read-only" } else { "" }
         )
     }
-}
 
-impl Plan {
     /// What to know about it, a line each.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
@@ -205,7 +203,7 @@ pub fn keep(attachment: Attachment, directory: &mut dyn Directory) -> Result<(),
     let now = move || Timestamp(u64::try_from(clock.elapsed().as_nanos()).unwrap_or(u64::MAX));
     let identity = Identity {
         backend: attachment.plan.server.backend.clone(),
-        size: attachment.plan.line.export.size,
+        size: attachment.plan.export.size,
         shown: attachment.shown,
     };
     let mut keeper = Keeper::new(identity, attachment.plan.adopt, now());
@@ -320,13 +318,13 @@ impl Attachment {
         if server.backend != self.plan.server.backend {
             return Err(server.stranger(format!("it is {} now", server.backend)));
         }
-        if line.export.size != self.plan.line.export.size {
+        if line.export.size != self.plan.export.size {
             return Err(server.stranger(format!(
                 "it has {} bytes, the device {}",
-                line.export.size, self.plan.line.export.size
+                line.export.size, self.plan.export.size
             )));
         }
-        if identity(&line.export) != identity(&self.plan.line.export) {
+        if identity(&line.export) != identity(&self.plan.export) {
             return Err(server.stranger(format!("it is another array: '{}'", line.export.description)));
         }
         // What the driver was told once it will not ask again.
@@ -352,13 +350,13 @@ impl Attachment {
 
     /// Tells administrators and the supervisor how it goes.
     fn publish(&self, waiting: bool) {
-        let Plan { options, server, line, connections, flags, .. } = &self.plan;
+        let Plan { options, server, export, connections, flags, .. } = &self.plan;
         let kept = Kept {
             version: Kept::version(),
             device: options.device,
             target: server.name.clone(),
             backend: server.backend.clone(),
-            size: line.export.size,
+            size: export.size,
             read_only: flags & flag::READ_ONLY != 0,
             connections: *connections,
             keeper: std::process::id(),
@@ -373,13 +371,13 @@ impl Attachment {
     }
 }
 
-/// Finds the server, waiting for it as long as was asked for.
-fn find(options: &Options, directory: &mut dyn Directory) -> Result<Server, AttachError> {
+/// Finds the server and the export, waiting for them as long as was asked for.
+fn find(options: &Options, directory: &mut dyn Directory) -> Result<(Server, RemoteExport), AttachError> {
     let begun = Instant::now();
     loop {
         let found = Server::find(&options.target, options.timeout_s, directory).and_then(|server| {
-            // It is there when its export is.
-            server.connect(1).map(|_| server)
+            let line = server.connect(1)?;
+            Ok((server, line.export))
         });
         match found {
             Err(error) if may_come(&error) && begun.elapsed().as_secs() < options.wait_s => {
@@ -391,15 +389,15 @@ fn find(options: &Options, directory: &mut dyn Directory) -> Result<Server, Atta
 }
 
 /// How many connections are good, and allowed.
-fn connections(options: &Options, server: &Server, line: &Line) -> Result<u32, AttachError> {
+fn connections(options: &Options, server: &Server, export: &RemoteExport) -> Result<u32, AttachError> {
     let unfit = |why: &str| Err(AttachError::Unfit { what: server.name.clone(), why: why.into() });
     match options.connections {
         Some(0) => unfit("no connections at all"),
-        Some(2..) if !line.export.multi_conn => {
+        Some(2..) if !export.multi_conn => {
             unfit("the server does not keep several connections coherent: use --connections 1")
         }
         Some(wished) => Ok(wished),
-        None => Ok(if line.export.multi_conn { CONNECTIONS } else { 1 }),
+        None => Ok(if export.multi_conn { CONNECTIONS } else { 1 }),
     }
 }
 
@@ -419,7 +417,7 @@ fn raw(line: &Line) -> Vec<RawFd> {
 fn connect(host: &Host, driver: &mut Driver, plan: &Plan) -> Result<(), AttachError> {
     let device = plan.options.device;
     let line = plan.server.connect(plan.connections)?;
-    if line.export != plan.line.export {
+    if line.export != plan.export {
         return Err(plan.server.stranger("the export changed while it was being attached".into()));
     }
     let asked = driver.ask(Request::Connect(Connect {

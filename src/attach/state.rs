@@ -121,8 +121,7 @@ impl StateDir {
         self.create()?;
         let path = self.lock_file(device);
         let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
-        let file = file.map_err(|source| self.io(&path, source))?;
-        let mut file = file;
+        let mut file = file.map_err(|source| self.io(&path, source))?;
         let mut looks_left = LOOKS;
         loop {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
