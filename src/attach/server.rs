@@ -124,13 +124,10 @@ impl Server {
     }
 
     fn of(report: &ArrayReport, timeout_s: u64) -> Result<Server, AttachError> {
-        let mut uris = Vec::new();
-        for text in &report.uris {
-            uris.push(text.parse::<NbdUri>()?);
-        }
+        let uris: Vec<NbdUri> = report.uris.iter().map(|text| text.parse()).collect::<Result<_, _>>()?;
         // A socket of this host costs less than TCP, and cannot be somebody else's.
-        uris.sort_by_key(|uri| matches!(uri.address, NbdAddress::Tcp { .. }));
-        let uri = uris.first().ok_or_else(|| AttachError::NoAddress { array: report.name.clone() })?;
+        let uri = uris.iter().min_by_key(|uri| matches!(uri.address, NbdAddress::Tcp { .. }));
+        let uri = uri.ok_or_else(|| AttachError::NoAddress { array: report.name.clone() })?;
         Ok(Server {
             name: report.name.clone(),
             backend: format!("{PREFIX}{}/{}", report.uuid, report.name),

@@ -419,15 +419,9 @@ impl Pump {
             let mut waiting = state.plaintext_bytes_to_read();
             while waiting > 0 {
                 // What one read hands over is at most a record and what was left of the one before: there is room.
-                let count = match self.tls.reader().read(self.opened.room()) {
-                    Ok(count) => count,
-                    Err(_) => break,
-                };
+                let Ok(count @ 1..) = self.tls.reader().read(self.opened.room()) else { break };
                 self.opened.filled(count);
                 waiting = waiting.saturating_sub(count);
-                if count == 0 {
-                    break;
-                }
             }
             self.peer_done = state.peer_has_closed();
             if count == 0 && !self.peer_done {

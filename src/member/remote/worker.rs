@@ -359,9 +359,7 @@ impl Worker {
             }
         }
     }
-}
 
-impl Worker {
     /// Connects on a thread of its own: names take their time to be found, and requests must not wait longer for it than
     /// they are promised.
     fn begin_attempt(&self) -> Receiver<Result<Vec<Link>, RemoteError>> {
