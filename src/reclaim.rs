@@ -12,7 +12,6 @@ use nix::sys::mman::{MlockAllFlags, mlockall};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use std::fmt;
 use std::io;
-use std::str::FromStr;
 
 /// The score at which the kernel's out-of-memory killer takes nearly all others first. Not -1000, which would forbid it: a
 /// leak here must not bring the machine down.
@@ -34,17 +33,6 @@ pub enum Mode {
     Require,
     /// Not at all.
     Off,
-}
-
-impl FromStr for Mode {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Mode, String> {
-        match text {
-            "auto" => Ok(Mode::Auto),
-            other => Err(format!("'{other}' is neither \"auto\" nor true nor false")),
-        }
-    }
 }
 
 /// What came of it.

@@ -639,10 +639,12 @@ fn boolean(value: &DeValue<'_>) -> Result<bool, String> {
 }
 
 fn reclaim_safe(value: &DeValue<'_>) -> Result<reclaim::Mode, String> {
-    match value.as_bool() {
-        Some(true) => Ok(reclaim::Mode::Require),
-        Some(false) => Ok(reclaim::Mode::Off),
-        None => value.as_str().ok_or_else(|| expected("\"auto\", true or false", value))?.parse(),
+    match (value.as_bool(), value.as_str()) {
+        (Some(true), _) => Ok(reclaim::Mode::Require),
+        (Some(false), _) => Ok(reclaim::Mode::Off),
+        (None, Some("auto")) => Ok(reclaim::Mode::Auto),
+        (None, Some(other)) => Err(format!("'{other}' is neither \"auto\" nor true nor false")),
+        (None, None) => Err(expected("\"auto\", true or false", value)),
     }
 }
 
