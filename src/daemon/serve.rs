@@ -222,8 +222,6 @@ impl Tls {
     }
 }
 
-/// Waits for the order to stop, then stops everything. SIGHUP is such an order, unless it may mean to `reload`.
-/// `every_second` is told how many have passed.
 /// Protects this process against waiting for itself when memory is short. Whether its memory stays where it is.
 fn protect(mode: reclaim::Mode) -> Result<bool, RunError> {
     if mode == reclaim::Mode::Off {
@@ -240,7 +238,8 @@ fn protect(mode: reclaim::Mode) -> Result<bool, RunError> {
     Ok(protection.locked)
 }
 
-/// Waits for the order to stop, then stops everything. `every_second` is told how many have passed.
+/// Waits for the order to stop, then stops everything. SIGHUP is such an order, unless it may mean to `reload`.
+/// `every_second` is told how many have passed.
 pub(super) fn until_stopped(
     daemon: &Arc<Daemon>,
     signals: &Signals,

@@ -548,7 +548,6 @@ fn mix(state: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// What panics under a lock leaves nothing half done that matters here: moves of jobs cannot panic.
 /// What operators are told of a device that is given up: how much was under way, and for how long.
 fn told(text: &str, batches: &[Running]) -> String {
     let jobs: usize = batches.iter().map(|running| running.taken.tickets.len()).sum();
@@ -561,6 +560,7 @@ fn told(text: &str, batches: &[Running]) -> String {
     }
 }
 
+/// What panics under a lock leaves nothing half done that matters here: moves of jobs cannot panic.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
