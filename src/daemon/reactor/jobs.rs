@@ -9,7 +9,7 @@
 use super::ArrayId;
 use super::handle::Mailbox;
 use super::sys;
-use crate::codec::{CodecJob, CodedColumns};
+use crate::codec::{BlockHasher, CodecJob, CodedColumns};
 use crate::gpu::{Answer, CpuLoad, GpuRuntime, Tag};
 use crate::units::ROW_BYTES;
 use crate::volume::{Job, JobDone, Urgency};
@@ -26,6 +26,10 @@ const THREADS_MAX: usize = 4;
 
 /// Jobs of clients with less input than this are done here, together: the way to a thread and back takes longer.
 const SMALL_BYTES: usize = 64 << 10;
+
+/// The same for jobs that do nothing but check CRCs, where cores are so few that there is one thread: a CRC costs a tenth of
+/// copying the block, which has it in the cache already.
+const CRC_BYTES: usize = 1 << 20;
 
 /// Bytes of small jobs that are done at once: two rounds of the widest registers, sixteen blocks each.
 const GATHERED_BYTES_MAX: usize = 32 * ROW_BYTES as usize;
@@ -158,7 +162,7 @@ impl Jobs {
             return;
         }
         let bytes = job.work.input_bytes();
-        if bytes < SMALL_BYTES && job.urgency != Urgency::Background {
+        if bytes < self.small_bytes_max(&job.work) && job.urgency != Urgency::Background {
             self.small.push((array, job));
             self.small_bytes += bytes;
             if self.small_bytes >= GATHERED_BYTES_MAX {
@@ -170,6 +174,12 @@ impl Jobs {
             Some(gpu) => gpu.turn.push((array, job)),
             None => self.give_threads(array, job),
         }
+    }
+
+    /// Jobs of clients with less input than this are done here.
+    fn small_bytes_max(&self, work: &CodecJob) -> usize {
+        let is_crc = work.transform.is_none() && work.hasher == Some(BlockHasher::Crc32c);
+        if is_crc && self.threads.len() == 1 { CRC_BYTES } else { SMALL_BYTES }
     }
 
     /// Does the small jobs that have gathered. Returns whether there were any.
@@ -321,7 +331,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 mod tests {
     use super::*;
     use crate::block_io::Pool;
-    use crate::codec::{BlockHasher, Codec, CodecJob, Column, Outputs};
+    use crate::codec::{Codec, Column, Outputs};
     use nix::sys::eventfd::{EfdFlags, EventFd};
     use std::time::{Duration, Instant};
 
@@ -391,6 +401,28 @@ mod tests {
         jobs.submit(ArrayId(1), job_of(&pool, 4096, 7, Urgency::Client), false);
         assert!(jobs.do_small() && jobs.next_done().is_some_and(|(_, done)| done.key == 7));
         assert!(jobs.outstanding == 0 && jobs.next_done().is_none());
+    }
+
+    #[test]
+    fn where_cores_are_few_crcs_are_checked_here() {
+        let pool = Pool::new(8 << 20).expect("memory");
+        let check = |hasher| {
+            let inputs = vec![Column::Owned(pool.alloc(GATHERED_BYTES_MAX))];
+            let work =
+                CodecJob { transform: None, hasher: Some(hasher), inputs, outputs: Outputs::Into(vec![]) };
+            Job { key: 1, work, urgency: Urgency::Client }
+        };
+        for (threads, hasher, is_here) in
+            [(1, BlockHasher::Crc32c, true), (1, BlockHasher::Blake3, false), (2, BlockHasher::Crc32c, false)]
+        {
+            let mut jobs = Jobs::with_threads(threads, mailbox(), None).expect("threads");
+            jobs.submit(ArrayId(1), check(hasher), false);
+            assert_eq!(jobs.outstanding == 0, is_here, "{threads} {hasher:?}");
+            assert_eq!(!jobs.done.is_empty(), is_here, "{threads} {hasher:?}");
+        }
+        let mut jobs = Jobs::with_threads(1, mailbox(), None).expect("a thread");
+        jobs.submit(ArrayId(1), Job { urgency: Urgency::Background, ..check(BlockHasher::Crc32c) }, false);
+        assert_eq!(jobs.outstanding, 1, "what nobody waits for keeps nobody waiting");
     }
 
     #[test]
