@@ -70,10 +70,31 @@ fn files() -> Vec<(String, String, String)> {
         .map(|path| {
             let name = path.strip_prefix(&root).expect("below src").display().to_string();
             let text = fs::read_to_string(&path).expect("readable");
-            let code = text.split("\n#[cfg(test)]\n").next().unwrap_or_default().to_owned();
+            let code = without_tests(&text);
             (name, code, text)
         })
         .collect()
+}
+
+/// A source text without its items for tests: a declaration of one line, or all up to the brace that ends it.
+fn without_tests(text: &str) -> String {
+    let mut parts = text.split("\n#[cfg(test)]\n");
+    let mut code = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let (first, rest) = part.split_once('\n').unwrap_or((part, ""));
+        let after =
+            if first.ends_with(';') { Some(rest) } else { rest.split_once("\n}\n").map(|(_, after)| after) };
+        code.push('\n');
+        code.push_str(after.unwrap_or_default());
+    }
+    code
+}
+
+#[test]
+fn items_for_tests_are_left_out_and_what_comes_behind_them_is_not() {
+    let text = "use a;\n#[cfg(test)]\nmod suite;\nuse b;\n#[cfg(test)]\nimpl X {\n    fn x() {\n    }\n}\nfn c() {}\n\
+                #[cfg(test)]\nmod tests {\n    use d;\n}\n";
+    assert_eq!(without_tests(text), "use a;\nuse b;\nfn c() {}\n");
 }
 
 fn room_of(name: &str) -> &str {
