@@ -157,8 +157,10 @@ impl StateDir {
     #[must_use]
     pub fn keeper(&self, device: DeviceIndex) -> Option<u32> {
         // Not what is kept beside it, which may be of an earlier keeper: whoever has that number now is not to be ended.
-        let text = fs::read_to_string(self.lock_file(device)).unwrap_or_default();
-        text.trim().parse().ok().filter(|pid| *pid > 1 && self.is_kept(device))
+        let written = || fs::read_to_string(self.lock_file(device)).unwrap_or_default().trim().parse().ok();
+        let said: Option<u32> = written().filter(|pid| *pid > 1);
+        // Kept, and by the same one before and after: one that ended in between would leave its number to be read.
+        said.filter(|_| self.is_kept(device) && written() == said && self.is_kept(device))
     }
 
     fn lock_file(&self, device: DeviceIndex) -> PathBuf {

@@ -202,8 +202,10 @@ fn look_for(places: &[PathBuf], limits: RemoteLimits, array: Uuid, uuid: Uuid) -
         match superblock {
             Ok(superblock) if is_own(&superblock) => {
                 let device = Device::open(place, Access::Exclusive).map_err(|error| error.to_string())?;
+                device.set_remote_limits(limits);
                 sleep(SETTLE);
-                return Ok(device);
+                // What is read next is waited for by others: a server that hangs is found here.
+                return read_superblock(&device).map(|_| device).map_err(|error| error.to_string());
             }
             Ok(_) => last = format!("{}: belongs to something else", place.display()),
             Err(error) => last = error,

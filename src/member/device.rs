@@ -185,7 +185,7 @@ impl Device {
         self.facts
     }
 
-    /// When it was opened, or rather that this began.
+    /// Since when it is open.
     #[must_use]
     pub fn since(&self) -> Instant {
         self.since
@@ -275,8 +275,8 @@ impl Device {
     }
 
     fn connect(path: &Path, access: Access) -> Result<Device, DeviceError> {
-        let since = Instant::now();
         let device = RemoteDevice::open(path, access)?;
+        let since = device.since();
         let export = device.export();
         let sector = export.block_min.max(SECTOR_BYTES as u32);
         let facts = DeviceFacts {

@@ -177,6 +177,9 @@ impl MemberIo {
     pub fn release(&mut self, id: DeviceId) {
         if let Some(attached) = self.attached(id) {
             attached.released = true;
+            if let Some(remote) = attached.device.remote() {
+                remote.release();
+            }
             self.close_if_idle(id);
         }
     }

@@ -10,6 +10,7 @@ import tempfile
 import time
 import traceback
 
+import boot
 import log_writes
 import scenes
 from rig import Failed, Geometry
@@ -34,6 +35,7 @@ CASES = [
     ("log-writes", log_writes.raw, LARGE, "raw", True, False),
     ("log-writes", log_writes.filesystem, LARGE, "ext4", False, False),
     ("memory", scenes.memory, SMALL, "ext4", False, True),
+    ("boot", boot.system, SMALL, "ext4", False, False),
     ("swap", scenes.swap, SMALL, "none", False, False),
 ]
 
@@ -60,7 +62,7 @@ class Run:
 
 def main():
     parser = argparse.ArgumentParser(prog="scripts/vm-test", description=__doc__)
-    parser.add_argument("scenes", nargs="*", metavar="SCENE", help="attach kill members power log-writes memory swap [default: all but swap]")
+    parser.add_argument("scenes", nargs="*", metavar="SCENE", help="attach kill members power log-writes memory boot swap [default: all but swap]")
     parser.add_argument("--quick", action="store_true", help="one short case of each scene")
     parser.add_argument("--cycles", type=int, default=0, help="power cuts of each case [default: 5; quick: 2]")
     parser.add_argument("--seed", type=int, default=None, help="of the loads and the moments [default: from the clock]")

@@ -76,6 +76,14 @@ class Vm:
             self.process.wait()
         self.process = None
 
+    def wait(self, seconds):
+        """Waits for the machine to end by itself."""
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise VmError(f"the machine did not end within {seconds} s") from None
+        self.process = None
+
     def off(self):
         """The power goes, after all that the guest wants to keep was synced."""
         self.sh("sync")

@@ -272,6 +272,8 @@ impl Reactor {
                 None => break,
             }
         }
+        // Where completions never end, nothing else would do them.
+        self.jobs.do_small();
         let mut touched = std::mem::take(&mut self.touched);
         for key in touched.drain(..) {
             if self.connections.contains(key) {

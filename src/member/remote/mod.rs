@@ -27,7 +27,7 @@ use registry::Hold;
 use std::hash::{BuildHasher, RandomState};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -179,6 +179,8 @@ struct Shared {
     inbox: OnceLock<Arc<Inbox>>,
     /// Not zero: the device was given up, and why.
     given_up: AtomicI32,
+    /// Its array does without it: a connection that is lost from now on is no reason for it to come back.
+    released: AtomicBool,
     /// How long a request may take, in milliseconds.
     request_ms: AtomicU64,
 }
@@ -222,6 +224,7 @@ impl Shared {
 pub(super) struct RemoteDevice {
     uri: NbdUri,
     export: RemoteExport,
+    since: Instant,
     shared: Arc<Shared>,
 }
 
@@ -240,6 +243,8 @@ impl RemoteDevice {
         if access == Access::Exclusive {
             registry::check_quarantine(&uri).map_err(fail)?;
         }
+        // Whoever held it before has noted by now how it was lost, and who holds it from here on has not.
+        let since = Instant::now();
         let limits = RemoteLimits::default();
         let links = connect::connect(&uri, &limits, &mut |reader| {
             check_export(reader.export(), access != Access::Exclusive)
@@ -257,12 +262,13 @@ impl RemoteDevice {
             wake,
             inbox: OnceLock::new(),
             given_up: AtomicI32::new(0),
+            released: AtomicBool::new(false),
             request_ms: AtomicU64::new(whole_millis(limits.request)),
         });
         let worker = Worker::new(uri.clone(), links, limits, Arc::clone(&shared), hold);
         let thread = std::thread::Builder::new().name("remote".into());
         thread.spawn(move || run(worker)).map_err(broken)?;
-        Ok(RemoteDevice { uri, export, shared })
+        Ok(RemoteDevice { uri, export, since, shared })
     }
 
     pub fn uri(&self) -> &NbdUri {
@@ -271,6 +277,16 @@ impl RemoteDevice {
 
     pub fn export(&self) -> &RemoteExport {
         &self.export
+    }
+
+    /// Since when it is open: what was lost before was another opening of the export.
+    pub fn since(&self) -> Instant {
+        self.since
+    }
+
+    /// Its array does without it from now on, for a reason that does not go away with a new connection.
+    pub fn release(&self) {
+        self.shared.released.store(true, Ordering::Release);
     }
 
     /// Why it was given up, if it was.

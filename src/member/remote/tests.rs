@@ -506,6 +506,39 @@ fn a_write_without_an_answer_is_never_sent_again_and_the_export_is_kept_away() {
 }
 
 #[test]
+fn a_device_that_its_array_has_let_go_does_not_come_back_for_a_connection_lost_later() {
+    for is_released in [false, true] {
+        let mut bench = Bench::new(Server::new(FLAGS), limits(300, 300));
+        bench.server.script(|seen| if seen.command == WRITE { Act::Silence } else { Act::Serve });
+        bench.submit(0, bench.write_op(0, 4096, 5, false));
+        if is_released {
+            bench.members.release(ID);
+        }
+        assert!(gone(bench.next().1));
+        assert_eq!(lost(&bench.server.uri()).is_some(), !is_released);
+        let error = Device::open(&bench.server.uri(), Access::Exclusive).unwrap_err().to_string();
+        assert!(!is_released || error.contains("may still land"), "{error}");
+    }
+}
+
+#[test]
+fn what_was_lost_while_the_next_one_waited_to_open_is_what_was_lost_before() {
+    let mut bench = Bench::new(Server::new(FLAGS), limits(10_000, 300));
+    // Not flushed: a lost connection is the end.
+    bench.run(bench.write_op(0, 4096, 5, false)).unwrap();
+    let uri = bench.server.uri();
+    let next = std::thread::spawn(move || Device::open(&uri, Access::Exclusive).map(|device| device.since()));
+    sleep(Duration::from_millis(50));
+    bench.server.hang_up();
+    assert_eq!(bench.given_up(), libc::ENOTCONN);
+    assert!(lost(&bench.server.uri()).is_some());
+    bench.members.release(ID);
+    let since = next.join().unwrap().unwrap();
+    forget_lost(&bench.server.uri(), since);
+    assert!(lost(&bench.server.uri()).is_none());
+}
+
+#[test]
 fn a_write_that_is_answered_after_the_connection_is_lost_counts() {
     let mut bench = Bench::new(Server::new(FLAGS | FLAG_MULTI_CONN), limits(10_000, 5000));
     // Durable, so that nothing is unflushed; the answer comes on one connection after another has broken.

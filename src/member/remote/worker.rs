@@ -25,6 +25,7 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
@@ -409,7 +410,8 @@ impl Worker {
         if self.hold.is_some() {
             let quarantine = if writes_unanswered { self.limits.quarantine() } else { Duration::ZERO };
             let at = Instant::now();
-            registry::note_lost(&self.uri, Lost { reason, at, not_before: at + quarantine, returns: true });
+            let returns = !self.shared.released.load(Ordering::Acquire);
+            registry::note_lost(&self.uri, Lost { reason, at, not_before: at + quarantine, returns });
         }
         let fault = IoFault { kind: IoFaultKind::Gone, errno };
         self.phase = Phase::GivenUp(fault);

@@ -1,6 +1,5 @@
 //! A member's device in memory: what was not flushed may be lost, kept or torn, and blocks may rot.
 
-#[cfg(test)]
 use crate::testing::Random;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

@@ -5,7 +5,6 @@ mod oracle;
 pub(super) mod parts;
 mod world;
 
-#[cfg(test)]
 use super::*;
 use crate::testing::Random;
 use oracle::End;

@@ -1,6 +1,5 @@
 //! Crashes, runs the recovery over what is left, and checks what must hold afterwards.
 
-#[cfg(test)]
 use super::super::*;
 use super::disk::{BLOCK, Block, Disk, block_of};
 use super::world::{ARRAY, Content, Crash, KEY, Shape, World, Writer};

@@ -5,7 +5,6 @@
 //! the power fails or the process dies, and every cached block is independently lost, kept or torn. What must hold
 //! afterwards is kept beside: the volume's content after every batch, and which batches were acknowledged.
 
-#[cfg(test)]
 use super::super::*;
 use super::disk::{BLOCK, Block, Disk, block_of};
 use crate::format::{Batch, FreshRecord, Geometry, InPlaceRecord, LogRecord, MapEntry, NO_PLACE, PageLayout};
