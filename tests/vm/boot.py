@@ -62,7 +62,7 @@ def system(run, geometry, filesystem, degraded):
         rig.attach()
         rig.sh(f"printf 'n\\np\\n1\\n\\n\\nw\\n' | fdisk {DEVICE} > /tmp/fdisk.out 2>&1 || cat /tmp/fdisk.out")
         rig.vm.until(f"test -b {DEVICE}p1", what="the partition is there")
-        rig.sh(f"mkfs.ext4 -q -F {DEVICE}p1")
+        rig.sh(f"mkfs.ext4 -q -F -b 4096 {DEVICE}p1")
         rig.detach()
         rig.stop()
         rig.vm.off()

@@ -419,10 +419,26 @@ fn compare(place: &Place, seed: u64, name: Name, possible: &[(u64, u64)]) -> Res
                 .take(6)
                 .map(|w| u64::from_le_bytes(w.try_into().expect("8 bytes")))
                 .collect();
-            return Err(format!("block {index} begins with {head:x?}"));
+            let sectors = sectors_of(&found, possible, |version| {
+                fill(&mut wanted, seed, name, version, index);
+                wanted.clone()
+            });
+            return Err(format!("block {index} begins with {head:x?}; versions of its sectors: {sectors}"));
         }
     }
     Ok(length)
+}
+
+/// Of which version each 512 bytes of a block are; '?': of none of them.
+fn sectors_of(found: &[u8], possible: &[(u64, u64)], mut content: impl FnMut(u64) -> Vec<u8>) -> String {
+    let contents: Vec<(u64, Vec<u8>)> =
+        possible.iter().map(|(version, _)| (*version, content(*version))).collect();
+    let version_of = |(at, sector): (usize, &[u8])| {
+        let same = contents.iter().find(|(_, content)| content[at * 512..][..512] == *sector);
+        let zero = sector.iter().all(|byte| *byte == 0);
+        same.map_or_else(|| if zero { "0" } else { "?" }.to_owned(), |(version, _)| version.to_string())
+    };
+    found.chunks_exact(512).enumerate().map(version_of).collect::<Vec<_>>().join(" ")
 }
 
 /// Files that no change made.
