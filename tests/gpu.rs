@@ -14,10 +14,11 @@ mod kernels;
 
 use std::time::{Duration, Instant};
 
-use bed::{Bed, Case, Noise};
+use bed::{Bed, Case};
 use calpe::codec::{Codec, Transform};
 use calpe::gpu::cuda::{Method, Tuning};
 use calpe::gpu::device::{Device, DeviceError};
+use calpe::testing::Random;
 
 const KIB: usize = 1 << 10;
 
@@ -48,17 +49,17 @@ fn patterns(columns: usize, most: usize) -> Vec<Vec<usize>> {
     sets.map(|set| (0..columns).filter(|column| set >> column & 1 == 1).collect()).collect()
 }
 
-fn random_pattern(noise: &mut Noise, columns: usize, most: usize) -> Vec<usize> {
+fn random_pattern(noise: &mut Random, columns: usize, most: usize) -> Vec<usize> {
     let mut all: Vec<usize> = (0..columns).collect();
     noise.shuffle(&mut all);
-    all.truncate(1 + noise.below(most));
+    all.truncate(1 + noise.index(most));
     all
 }
 
 #[test]
 fn every_set_of_lost_columns_of_small_codes_comes_back() {
     let Some(mut bed) = Bed::open(small(Method::Table)) else { return };
-    let mut noise = Noise(1);
+    let mut noise = Random::new(1);
     let mut checked = 0;
     for data in 1..=8 {
         for parity in 1..=8 {
@@ -102,7 +103,7 @@ fn every_method_codes_every_geometry_and_length_as_the_cpu() {
     ];
     for method in [Method::Table, Method::Xor, Method::LogExp, Method::Fused] {
         let Some(mut bed) = Bed::open(small(method)) else { return };
-        let mut noise = Noise(2);
+        let mut noise = Random::new(2);
         for (data, parity) in geometries {
             let codec = codec(data, parity);
             let lost = random_pattern(&mut noise, data + parity, parity);
@@ -123,12 +124,12 @@ fn every_method_codes_every_geometry_and_length_as_the_cpu() {
 fn wide_codes_are_coded_and_recovered() {
     for method in [Method::Table, Method::LogExp] {
         let Some(mut bed) = Bed::open(small(method)) else { return };
-        let mut noise = Noise(3);
+        let mut noise = Random::new(3);
         let fixed = [(1, 254), (2, 100), (40, 33), (100, 50), (128, 127), (127, 128), (200, 55), (254, 1)];
         let random: Vec<(usize, usize)> = (0..24)
             .map(|_| {
-                let columns = 2 + noise.below(254);
-                let data = 1 + noise.below(columns - 1);
+                let columns = 2 + noise.index(254);
+                let data = 1 + noise.index(columns - 1);
                 (data, columns - data)
             })
             .collect();
@@ -147,7 +148,7 @@ fn wide_codes_are_coded_and_recovered() {
 #[test]
 fn changes_of_some_columns_update_all_parities() {
     let Some(mut bed) = Bed::open(small(Method::Auto)) else { return };
-    let mut noise = Noise(4);
+    let mut noise = Random::new(4);
     for (data, parity) in
         [(1, 1), (4, 2), (8, 3), (8, 4), (10, 5), (16, 6), (12, 7), (24, 8), (32, 16), (200, 55)]
     {
@@ -169,7 +170,7 @@ fn changes_of_some_columns_update_all_parities() {
 #[test]
 fn columns_are_hashed_without_a_transform_and_beyond_it_and_outputs_without_a_place() {
     let Some(mut bed) = Bed::open(small(Method::Fused)) else { return };
-    let mut noise = Noise(5);
+    let mut noise = Random::new(5);
     // Below, at and above where the kernel for few blocks ends.
     for blocks in [1, 2, 3, 31, 64, 65, 1000, 2047, 2048, 2049, 5000] {
         bed.submit(
@@ -203,7 +204,7 @@ fn pieces_may_lie_anywhere_and_go_by_either_way() {
             ..small(Method::Table)
         };
         let Some(mut bed) = Bed::open(tuning) else { return };
-        let mut noise = Noise(6);
+        let mut noise = Random::new(6);
         let encoding = codec(5, 3).encoding();
         for length in [8 * KIB, 60 * KIB, 1 << 20] {
             for piece in [4 * KIB, 12 * KIB, 64 * KIB] {
@@ -223,7 +224,7 @@ fn pieces_may_lie_anywhere_and_go_by_either_way() {
 #[test]
 fn a_batch_that_does_not_fit_is_refused_and_the_next_is_computed() {
     let Some(mut bed) = Bed::open(Tuning { staging_bytes: 1 << 20, ..small(Method::Table) }) else { return };
-    let mut noise = Noise(7);
+    let mut noise = Random::new(7);
     let slot = bed.device().slot_bytes();
     let large = Case::of(&bed, None, 1, slot + 4 * KIB, true, &mut noise);
     assert!(matches!(bed.refused(large), DeviceError::Unsupported(_)), "larger than a slot");
@@ -238,7 +239,7 @@ fn a_batch_that_does_not_fit_is_refused_and_the_next_is_computed() {
 #[test]
 fn a_matrix_that_comes_again_is_compiled_meanwhile_and_the_bytes_stay_the_same() {
     let Some(mut bed) = Bed::open(small(Method::Auto)) else { return };
-    let mut noise = Noise(8);
+    let mut noise = Random::new(8);
     let codec = codec(8, 4);
     let transforms = [codec.encoding(), recovery(&codec, &[0, 3, 9]), recovery(&codec, &[1])];
     let begun = Instant::now();
@@ -256,7 +257,7 @@ fn a_matrix_that_comes_again_is_compiled_meanwhile_and_the_bytes_stay_the_same()
 #[test]
 fn two_devices_on_one_gpu_share_the_registered_memory_and_end_in_any_order() {
     let Some(mut first) = Bed::open(small(Method::Table)) else { return };
-    let mut noise = Noise(9);
+    let mut noise = Random::new(9);
     let transform = codec(4, 2).encoding();
     let mut second = first.beside(small(Method::Xor)).expect("a second device");
     for _ in 0..20 {

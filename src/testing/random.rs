@@ -25,6 +25,18 @@ impl Random {
         self.next_u64() % end
     }
 
+    /// An index below `end`, which must not be 0.
+    pub fn index(&mut self, end: usize) -> usize {
+        self.below(end as u64) as usize
+    }
+
+    /// Puts items into another order.
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.index(last + 1));
+        }
+    }
+
     /// True with probability `1 / of`.
     pub fn one_in(&mut self, of: u64) -> bool {
         self.below(of) == 0
@@ -42,7 +54,7 @@ impl Random {
     pub fn choose(&mut self, count: usize, end: usize) -> Vec<usize> {
         let mut all: Vec<usize> = (0..end).collect();
         for at in 0..count.min(end) {
-            let other = at + self.below((end - at) as u64) as usize;
+            let other = at + self.index(end - at);
             all.swap(at, other);
         }
         all.truncate(count);

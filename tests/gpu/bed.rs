@@ -11,6 +11,7 @@ use calpe::block_io::{Buf, BufMut, Pool};
 use calpe::codec::{BlockHasher, Codec, CodecJob, Column, Outputs, Transform};
 use calpe::gpu::cuda::{CudaDevice, CudaDriver, Tuning};
 use calpe::gpu::device::{Device, DeviceError, Digest, Driver, Piece, Work};
+use calpe::testing::Random;
 
 /// What outputs hold before, and what lies around them for good.
 const POISON: u8 = 0xA5;
@@ -28,35 +29,6 @@ const VARIABLE: &str = "CALPE_GPU_TEST";
 
 /// One test at a time has the device: memory is for one, and messages come in order.
 static TURN: Mutex<()> = Mutex::new(());
-
-/// Reproducible bytes (splitmix64).
-pub struct Noise(pub u64);
-
-impl Noise {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
-    }
-
-    pub fn fill(&mut self, bytes: &mut [u8]) {
-        for word in bytes.chunks_mut(8) {
-            word.copy_from_slice(&self.next().to_le_bytes()[..word.len()]);
-        }
-    }
-
-    pub fn shuffle<T>(&mut self, items: &mut [T]) {
-        for last in (1..items.len()).rev() {
-            items.swap(last, self.below(last + 1));
-        }
-    }
-}
 
 /// The driver if there is a device; says so if there is none.
 pub fn driver(tuning: Tuning) -> Option<CudaDriver> {
@@ -125,7 +97,7 @@ impl Case {
         extra: usize,
         length: usize,
         hash: bool,
-        noise: &mut Noise,
+        noise: &mut Random,
     ) -> Case {
         let columns = transform.as_ref().map_or(0, Transform::inputs) + extra;
         let inputs = (0..columns)
@@ -210,7 +182,7 @@ impl Case {
     }
 
     /// All columns cut into pieces of at most `piece` bytes, somewhere else each.
-    pub fn scattered(mut self, bed: &Bed, piece: usize, place: Place, noise: &mut Noise) -> Case {
+    pub fn scattered(mut self, bed: &Bed, piece: usize, place: Place, noise: &mut Random) -> Case {
         let mut cut: Vec<(bool, usize, usize, usize)> = Vec::new();
         for (is_output, columns) in [(false, self.inputs.len()), (true, self.kept)] {
             for column in 0..columns {
@@ -227,11 +199,11 @@ impl Case {
         self.places.clear();
         for (is_output, column, at, bytes) in cut {
             let which = match place {
-                Place::Mixed => [Place::Slab, Place::Uneven, Place::Unknown][noise.below(3)],
+                Place::Mixed => [Place::Slab, Place::Uneven, Place::Unknown][noise.index(3)],
                 other => other,
             };
             let mut held = match which {
-                Place::Uneven => held(&bed.pool, bytes, 16 * (1 + noise.below(255))),
+                Place::Uneven => held(&bed.pool, bytes, 16 * (1 + noise.index(255))),
                 Place::Unknown => held(&bed.unknown, bytes, 0),
                 Place::Slab | Place::Neighbours | Place::Mixed => held(&bed.pool, bytes, 0),
             };
@@ -401,7 +373,7 @@ impl Bed {
     }
 
     /// A codeword of a code with random data.
-    pub fn codeword(&self, codec: &Codec, length: usize, noise: &mut Noise) -> Vec<Buf> {
+    pub fn codeword(&self, codec: &Codec, length: usize, noise: &mut Random) -> Vec<Buf> {
         let mut columns: Vec<BufMut> = (0..codec.data() + codec.parity())
             .map(|_| {
                 let mut buf = self.pool.alloc(length);

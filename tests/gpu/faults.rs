@@ -8,13 +8,14 @@ use calpe::gpu::Drill;
 use calpe::gpu::cuda::Method;
 use calpe::gpu::device::Driver;
 
-use super::bed::{Bed, Case, Noise};
+use super::bed::{Bed, Case};
 use super::{KIB, codec, small};
+use calpe::testing::Random;
 
 /// What a device must come back in: opening, and one batch.
 const BACK_WITHIN: Duration = Duration::from_secs(10);
 
-fn comes_back(bed: &mut Bed, noise: &mut Noise, after_trap: bool) {
+fn comes_back(bed: &mut Bed, noise: &mut Random, after_trap: bool) {
     let begun = Instant::now();
     bed.abandon();
     println!("given up in {:?}", begun.elapsed());
@@ -45,7 +46,7 @@ fn comes_back(bed: &mut Bed, noise: &mut Noise, after_trap: bool) {
 #[ignore = "leaves a failed context behind; scripts/gpu-test runs it"]
 fn a_device_that_traps_fails_and_the_next_one_computes() {
     let Some(mut bed) = Bed::open(small(Method::Table)) else { return };
-    let mut noise = Noise(20);
+    let mut noise = Random::new(20);
     let transform = codec(8, 4).encoding();
     bed.submit(Case::of(&bed, Some(transform.clone()), 0, 64 * KIB, true, &mut noise));
     bed.drain();
@@ -71,7 +72,7 @@ fn a_device_that_traps_fails_and_the_next_one_computes() {
 #[ignore = "leaves a hung context behind; scripts/gpu-test runs it"]
 fn a_device_that_hangs_is_given_up_and_the_next_one_computes() {
     let Some(mut bed) = Bed::open(small(Method::Table)) else { return };
-    let mut noise = Noise(21);
+    let mut noise = Random::new(21);
     let transform = codec(8, 4).encoding();
     bed.driver().drill(Drill::Hang);
     let case = Case::of(&bed, Some(transform), 0, 64 * KIB, true, &mut noise);

@@ -4,8 +4,9 @@ use calpe::gpu::cuda::raw::{Layout, POISON, RawKernels, reference};
 use calpe::gpu::cuda::{Method, Tuning};
 use sha2::{Digest as _, Sha256};
 
-use super::bed::{Noise, driver, turn};
+use super::bed::{driver, turn};
 use super::codec;
+use calpe::testing::Random;
 
 fn open() -> Option<RawKernels> {
     driver(Tuning::default())?;
@@ -52,7 +53,7 @@ fn the_published_vector_comes_out_of_every_kernel() {
 fn logarithms_take_any_length_distance_and_address() {
     let _turn = turn();
     let Some(mut kernels) = open() else { return };
-    let mut noise = Noise(30);
+    let mut noise = Random::new(30);
     for (inputs, outputs) in [
         (1, 1),
         (2, 2),
@@ -89,7 +90,7 @@ fn logarithms_take_any_length_distance_and_address() {
 fn tables_and_programs_take_any_matrix_and_multiple_of_sixteen() {
     let _turn = turn();
     let Some(mut kernels) = open() else { return };
-    let mut noise = Noise(31);
+    let mut noise = Random::new(31);
     let shapes = [
         (1, 1),
         (2, 2),
@@ -142,7 +143,7 @@ fn tables_and_programs_take_any_matrix_and_multiple_of_sixteen() {
 fn blake3_of_blocks_and_chunks_is_blake3() {
     let _turn = turn();
     let Some(kernels) = open() else { return };
-    let mut noise = Noise(32);
+    let mut noise = Random::new(32);
     let mut data = vec![0; 6 << 20];
     noise.fill(&mut data);
     for blocks in [0, 1, 2, 3, 5, 31, 63, 64, 65, 127, 255, 257, 1000] {
