@@ -1,7 +1,7 @@
 //! What is read from disks: superblocks, headers of log segments, pages. Inputs may end early; zeroes follow.
 
 use calpe::format::{
-    COPY_BYTES, ChecksumKind, CopyPlace, FormatError, Inspection, LOG_BLOCK_BYTES, LogKey, MAX_HEADER_BLOCKS,
+    COPY_BYTES, COUNTED_IN_A_LIFE, ChecksumKind, CopyPlace, FormatError, Inspection, LOG_BLOCK_BYTES, LogKey, MAX_HEADER_BLOCKS,
     MapEntry, PAGE_BYTES, Page, PageIndex, PageLayout, RegionKind, SegmentError, SegmentHeader, Superblock,
 };
 use calpe::units::MemberIndex;
@@ -41,9 +41,20 @@ pub fn superblock(data: &[u8]) {
             assert!(member.0 < superblock.geometry.width() && offset + 2 * PAGE_BYTES as u64 <= region.len);
         }
     }
-    if superblock.unknown_ro_compat() == 0 {
+    let same = |superblock: &Superblock| {
         let again = Superblock::decode(superblock.encode().as_slice()).expect("our own bytes");
-        assert_eq!(Superblock { features_compat: superblock.features_compat, ..again }, superblock);
+        assert_eq!(Superblock { features_compat: superblock.features_compat, ..again }, *superblock);
+    };
+    same(&superblock);
+    if superblock.unfit().is_none() {
+        let mut later = superblock;
+        later.sequence += COUNTED_IN_A_LIFE - 1;
+        later.epoch.number += COUNTED_IN_A_LIFE - 1;
+        if let Some(redo) = &mut later.redo {
+            redo.start.sequence += COUNTED_IN_A_LIFE - 1;
+            redo.start.epoch += COUNTED_IN_A_LIFE - 1;
+        }
+        same(&later);
     }
 }
 

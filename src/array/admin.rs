@@ -78,6 +78,9 @@ impl Array {
         self.known(index)?;
         self.check_size(&new)?;
         self.check_written()?;
+        if let Some(why) = new.superblock.as_deref().and_then(Superblock::unfit) {
+            return Err(format!("member {index} cannot come back: {why}; 'calpe replace' builds it anew"));
+        }
         // Its superblock would be both that of a member and that of a device that was replaced.
         if self.exchanged.iter().any(|replaced| replaced.uuid == new.uuid) {
             return Err(

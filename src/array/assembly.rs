@@ -2,7 +2,7 @@
 //! Pure: superblocks in, a verdict out. Must not know of paths or open devices; `K` is the caller's handle.
 
 use super::mutation::{Mutation, is_off};
-use crate::format::{Epoch, LogStart, MemberSet, MemberState, Role, Superblock};
+use crate::format::{Epoch, LogStart, MemberSet, MemberState, Role, Superblock, Unfit};
 use crate::units::{MemberIndex, SlotIndex};
 use std::collections::HashMap;
 use uuid::Uuid;
@@ -68,6 +68,18 @@ pub enum AssemblyError {
     /// Nothing to assemble.
     #[error("no device of the array was found")]
     Nothing,
+    /// A member must not be written to, and the others are no array without it.
+    #[error("array '{name}' cannot start with member {member}: {why}. Without it: {without}")]
+    Unfit {
+        /// Array name.
+        name: String,
+        /// The member, the first if there are several.
+        member: MemberIndex,
+        /// What is wrong with it.
+        why: Unfit,
+        /// What is wrong with the others.
+        without: Box<AssemblyError>,
+    },
     /// Superblocks of one array disagree about what never changes.
     #[error(
         "members {first} and {second} of array '{name}' disagree about its geometry: one of them is damaged or foreign; take it away"
@@ -157,6 +169,29 @@ pub enum AssemblyError {
 /// # Errors
 /// When no epoch is admissible, or the devices contradict each other; nothing may be written then.
 pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<Assembled<K>, AssemblyError> {
+    // One that must not be written to is as good as absent: the array starts without it, or not at all.
+    let (mut fit, mut unfit) = (Vec::new(), Vec::new());
+    for candidate in candidates {
+        match candidate.superblock.unfit() {
+            None => fit.push(candidate.clone()),
+            Some(why) => unfit.push((candidate, why)),
+        }
+    }
+    match (assemble_fit(&fit, force), unfit.first()) {
+        (Err(without), Some((candidate, why))) => {
+            let Superblock { name, member, .. } = &candidate.superblock;
+            let (name, why, without) = (name.clone(), why.clone(), Box::new(without));
+            Err(AssemblyError::Unfit { name, member: *member, why, without })
+        }
+        (outcome, _) => {
+            let mut assembled = outcome?;
+            assembled.refused.extend(unfit.into_iter().map(|(c, why)| (c.key.clone(), why.to_string())));
+            Ok(assembled)
+        }
+    }
+}
+
+fn assemble_fit<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<Assembled<K>, AssemblyError> {
     let first = candidates.first().ok_or(AssemblyError::Nothing)?;
     check_agreement(first, candidates)?;
     let name = first.superblock.name.clone();
@@ -447,7 +482,7 @@ fn refusal(superblock: &Superblock, record: &Superblock, epoch: &Epoch) -> Strin
 mod tests {
     use super::*;
     use crate::array::NewArray;
-    use crate::format::{RedoRecord, ReplacementRecord};
+    use crate::format::{COUNT_END, COUNTED_IN_A_LIFE, RedoRecord, ReplacementRecord};
     use proptest::prelude::*;
 
     /// The first superblocks of a k+m array.
@@ -710,6 +745,30 @@ mod tests {
             assemble(&candidates(&superblocks, &[0, 1, 2, 3, 4]), false).unwrap().resynced,
             SlotIndex(5)
         );
+    }
+
+    /// A newer version has set a bit on it, or its numbers are at their end: it must not be written to.
+    #[test]
+    fn a_member_that_must_not_be_written_to_is_left_out_and_named() {
+        let changes: [(fn(&mut Superblock), &str); 3] = [
+            (|s| s.features_ro_compat = 1 << 7, "ro-compat bit 7"),
+            (|s| s.sequence = COUNT_END - 2, "'sequence' is 4611686018427387902"),
+            (|s| s.epoch.number = COUNT_END - COUNTED_IN_A_LIFE, "'epoch number'"),
+        ];
+        for (change, what) in changes {
+            let mut superblocks = fresh(3, 2);
+            change(&mut superblocks[1]);
+            let assembled = assemble(&candidates(&superblocks, &[0, 1, 2, 3, 4]), false).unwrap();
+            assert_eq!(live(&assembled), [0, 2, 3, 4]);
+            assert!(assembled.refused.iter().any(|(key, why)| *key == 1 && why.contains(what)), "{what}");
+            assert!(assembled.sequence < 10 && assembled.epoch_number < 10, "{what}: nothing it says counts");
+            // Where the others are too few it is named, whether the start is forced or not.
+            for force in [false, true] {
+                let error = assemble(&candidates(&superblocks, &[0, 1, 2]), force).unwrap_err().to_string();
+                assert!(error.contains("cannot start with member 1: ") && error.contains(what), "{error}");
+                assert!(error.contains("missing: "), "{error}");
+            }
+        }
     }
 
     #[test]

@@ -116,6 +116,9 @@ pub fn witness(device_bytes: u64, array: Uuid, device: Uuid, sequence: u64) -> A
         }
         match newest(copies) {
             Ok(superblock) if superblock.array == array && superblock.device == device => {
+                if let Some(why) = superblock.unfit() {
+                    return Err(RemoteError::Changed(why.to_string()));
+                }
                 let seen = newest_seen.fetch_max(superblock.sequence, Ordering::Relaxed);
                 if superblock.role == Role::Replaced {
                     return Err(RemoteError::Changed("it was replaced by another device".into()));
@@ -160,6 +163,7 @@ pub fn inspect(device: &Device) -> Inspection {
 mod tests {
     use super::*;
     use crate::array::NewArray;
+    use crate::format::COUNT_END;
     use crate::member::Access;
 
     fn first_superblock(array: &NewArray) -> Superblock {
@@ -217,6 +221,9 @@ mod tests {
         assert_eq!(look(&*lost, 9, Role::Member), Ok(()));
         assert!(look(&*lost, 8, Role::Member).unwrap_err().contains("superblock 8 after 9"));
         assert!(look(&*lost, 10, Role::Replaced).unwrap_err().contains("was replaced"));
+        // What nobody can have counted is not remembered either: the device may be back as it was.
+        assert!(look(&*lost, COUNT_END - 2, Role::Member).unwrap_err().contains("no array has counted"));
+        assert_eq!(look(&*lost, 9, Role::Member), Ok(()));
         let other = witness(bytes, superblock.array, Uuid::from_u128(99), 0);
         assert!(look(&*other, 11, Role::Member).is_err());
     }

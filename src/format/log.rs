@@ -7,7 +7,7 @@
 //! Invariants: `decode` accepts exactly what `encode` writes for the same array, member and place, and never reads or
 //! allocates beyond the bytes it is given, whatever they are.
 
-use super::{MAX_CHUNK_BYTES, MAX_MEMBERS};
+use super::{COUNT_END, MAX_CHUNK_BYTES, MAX_MEMBERS};
 use crate::units::{BlockHash, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
 use uuid::Uuid;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -502,6 +502,10 @@ impl LogRecord {
 impl RawShared {
     /// The batch, from these fields and the bytes of places and records.
     fn read(&self, mut body: &[u8]) -> Option<Batch> {
+        let counts = [self.sequence, self.epoch_number, self.durable_upto, self.tail];
+        if counts.iter().any(|count| count.get() >= COUNT_END) {
+            return None;
+        }
         let width = usize::from(self.place_count.get());
         if width > usize::from(MAX_MEMBERS) {
             return None;
@@ -669,22 +673,23 @@ pub(super) mod tests {
             );
             let numbers = any::<[u64; 5]>();
             (places, numbers, prop::collection::vec(records(width), 0..6), 0..width, any::<[u8; 32]>())
-                .prop_map(
-                    |(mut places, [sequence, number, id, durable_upto, tail], records, member, previous)| {
-                        places[usize::from(member)] &= (1 << 30) - 1;
-                        let batch = Batch {
-                            lane: sequence as u16,
-                            sequence,
-                            epoch: EpochStamp { number, id },
-                            durable_upto,
-                            tail,
-                            previous: BatchHash(previous),
-                            places,
-                            records,
-                        };
-                        (batch, MemberIndex(member))
-                    },
-                )
+                .prop_map(|(mut places, numbers, records, member, previous)| {
+                    let [sequence, number, durable_upto, tail, id] = numbers;
+                    let [sequence, number, durable_upto, tail] =
+                        [sequence, number, durable_upto, tail].map(|count| count % COUNT_END);
+                    places[usize::from(member)] &= (1 << 30) - 1;
+                    let batch = Batch {
+                        lane: sequence as u16,
+                        sequence,
+                        epoch: EpochStamp { number, id },
+                        durable_upto,
+                        tail,
+                        previous: BatchHash(previous),
+                        places,
+                        records,
+                    };
+                    (batch, MemberIndex(member))
+                })
         })
     }
 

@@ -33,9 +33,9 @@ pub use superblock::{
 };
 use superblock_bytes::MAGIC;
 pub use superblock_bytes::{
-    CLEARED_BYTE, COPY_BYTES, FORMAT_MAJOR, FORMAT_MINOR, FormatError, MAX_CHUNK_BYTES, MAX_DEVICE_BYTES,
-    MAX_MEMBERS, MAX_NAME_BYTES, MAX_REGIONS, MAX_REPLACEMENTS, MIN_CHUNK_BYTES, check_array_name,
-    valid_name,
+    CLEARED_BYTE, COPY_BYTES, COUNT_END, COUNTED_IN_A_LIFE, FORMAT_MAJOR, FORMAT_MINOR, FormatError,
+    MAX_CHUNK_BYTES, MAX_DEVICE_BYTES, MAX_MEMBERS, MAX_NAME_BYTES, MAX_REGIONS, MAX_REPLACEMENTS,
+    MIN_CHUNK_BYTES, Unfit, check_array_name, valid_name,
 };
 pub use words::UnknownWord;
 

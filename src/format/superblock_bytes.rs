@@ -40,6 +40,13 @@ pub const MAX_CHUNK_BYTES: u32 = 4 << 20;
 /// Largest device and largest volume: file offsets and NBD clients' offsets are signed 64-bit numbers.
 pub const MAX_DEVICE_BYTES: u64 = i64::MAX as u64 & !(ROW_BYTES - 1);
 
+/// Everything that is counted (sequences, epochs, batches, versions of pages, errors) stays below this. At a million a second that
+/// takes 146,000 years: a number beyond it was not counted, and sums of two below it do not overflow.
+pub const COUNT_END: u64 = 1 << 62;
+/// More than one start of an array can count: at a million a second, 2,000 years. A device that is not so far from [`COUNT_END`]
+/// is not started from, so that a count that was read can go on without being looked at.
+pub const COUNTED_IN_A_LIFE: u64 = 1 << 56;
+
 /// First bytes of every copy. The last two bytes differ under newline translation and end a text display.
 pub(super) const MAGIC: [u8; 8] = *b"CALPE\x0d\x0a\x1a";
 
@@ -122,6 +129,27 @@ pub enum FormatError {
         expected: String,
         /// Sequence of the copy.
         sequence: u64,
+    },
+}
+
+/// Why a member that can be read must not be written to.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unfit {
+    /// A newer version has set features that an older one must not write beside.
+    #[error("it has features that this Calpe may read and must not write to: {features}; use a newer Calpe")]
+    RoCompatFeatures {
+        /// Their bits, separated by commas.
+        features: String,
+    },
+    /// A count that no array has come to.
+    #[error(
+        "its superblock says that '{what}' is {value}, which no array has counted up to: it is damaged or forged"
+    )]
+    CountAtItsEnd {
+        /// Which.
+        what: &'static str,
+        /// What was found.
+        value: u64,
     },
 }
 
@@ -279,7 +307,8 @@ const _: () = {
 };
 
 impl Superblock {
-    /// The bytes of a copy. Unknown compat bits are dropped, since the bytes they speak of are not carried over.
+    /// The bytes of a copy. Unknown compat bits are dropped, since the bytes they speak of are not carried over. Unknown ro-compat
+    /// bits stay: that their member is not written is for assembly to see to ([`Superblock::unfit`]).
     ///
     /// # Panics
     /// When the superblock breaks an invariant that [`Superblock::decode`] would refuse.
@@ -291,10 +320,6 @@ impl Superblock {
                 fault.field, fault.found, fault.expected
             );
         }
-        assert!(
-            self.features_ro_compat & !KNOWN_RO_COMPAT == 0,
-            "a member with unknown read-only features is not written"
-        );
         let mut bytes = Box::new([0; COPY_BYTES]);
         self.fill(RawCopy::mut_from_bytes(bytes.as_mut_slice()).expect("exactly a copy, of any alignment"));
         let checksum = checksum(bytes.as_slice());
@@ -332,10 +357,33 @@ impl Superblock {
         )
     }
 
-    /// Bits of `features_ro_compat` that this version does not know: if any, the member may be read but not written.
+    /// Why this version may read the member and must not write to it; none where it may.
     #[must_use]
-    pub fn unknown_ro_compat(&self) -> u64 {
-        self.features_ro_compat & !KNOWN_RO_COMPAT
+    pub fn unfit(&self) -> Option<Unfit> {
+        let unknown = self.features_ro_compat & !KNOWN_RO_COMPAT;
+        if unknown != 0 {
+            return Some(Unfit::RoCompatFeatures { features: bit_names("ro-compat", unknown, &[]) });
+        }
+        let end = COUNT_END - COUNTED_IN_A_LIFE;
+        let (what, value) = self.counts().into_iter().find(|(_, value)| *value >= end)?;
+        Some(Unfit::CountAtItsEnd { what, value })
+    }
+
+    /// Every count, by name.
+    fn counts(&self) -> [(&'static str, u64); 10] {
+        let start = self.redo.map(|redo| redo.start).unwrap_or_default();
+        [
+            ("sequence", self.sequence),
+            ("epoch number", self.epoch.number),
+            ("log start sequence", start.sequence),
+            ("log start epoch", start.epoch),
+            ("created", self.created_unix),
+            ("scrub errors so far", self.scrub.errors_so_far),
+            ("scrub repaired so far", self.scrub.repaired_so_far),
+            ("scrub finished", self.scrub.finished_unix),
+            ("scrub errors", self.scrub.errors),
+            ("scrub repaired", self.scrub.repaired),
+        ]
     }
 
     /// The incompat bits of an array with or without redo log and stripe map, and with this checksum.
@@ -424,7 +472,9 @@ impl Superblock {
         let width = self.geometry.width();
         let member_limit = || format!("below {width}, the members of the array");
         ensure(self.member.0 < width, "member", self.member, member_limit())?;
-        ensure(self.sequence < u64::MAX, "sequence", self.sequence, "a number with a successor")?;
+        for (what, value) in self.counts() {
+            ensure(value < COUNT_END, what, value, "a number below 2^62")?;
+        }
         ensure(
             self.epoch.live.iter().all(|member| member.0 < width),
             "epoch live set",
@@ -754,11 +804,13 @@ fn hex(hash: &[u8; 32]) -> String {
 }
 
 fn feature_names(bits: u64) -> String {
+    bit_names("incompat", bits, &INCOMPAT_NAMES)
+}
+
+fn bit_names(class: &str, bits: u64, names: &[(u32, &str)]) -> String {
     let name = |bit: u32| {
-        INCOMPAT_NAMES
-            .iter()
-            .find(|(number, _)| *number == bit)
-            .map_or_else(|| format!("incompat bit {bit}"), |(_, name)| (*name).to_owned())
+        let known = names.iter().find(|(number, _)| *number == bit);
+        known.map_or_else(|| format!("{class} bit {bit}"), |(_, name)| (*name).to_owned())
     };
     (0..u64::BITS).filter(|bit| bits >> bit & 1 == 1).map(name).collect::<Vec<_>>().join(", ")
 }
@@ -854,12 +906,42 @@ pub(super) mod tests {
         copy
     }
 
+    /// Where the counts of a copy are.
+    const COUNTS_AT: [usize; 10] = [0x30, 0xb0, 0xe0, 0x130, 0x138, 0x140, 0x148, 0x150, 0x160, 0x168];
+
+    /// What is read of a superblock that was written; unknown compat bits aside, which are dropped.
+    fn read_back(superblock: &Superblock) -> Superblock {
+        let again = Superblock::decode(superblock.encode().as_slice()).expect("our own bytes");
+        Superblock { features_compat: superblock.features_compat, ..again }
+    }
+
+    /// The same after everything was counted so far.
+    fn counted_on(superblock: Superblock, by: u64) -> Superblock {
+        let Superblock { sequence, epoch, scrub, redo, .. } = superblock.clone();
+        let later = |redo: RedoRecord| {
+            let LogStart { epoch, sequence } = redo.start;
+            RedoRecord { start: LogStart { epoch: epoch + by, sequence: sequence + by }, ..redo }
+        };
+        Superblock {
+            sequence: sequence + by,
+            epoch: Epoch { number: epoch.number + by, ..epoch },
+            scrub: ScrubRecord {
+                errors_so_far: scrub.errors_so_far + by,
+                errors: scrub.errors + by,
+                ..scrub
+            },
+            redo: redo.map(later),
+            ..superblock
+        }
+    }
+
     fn superblocks() -> impl Strategy<Value = Superblock> {
         let shape = (1u16..=255).prop_flat_map(|width| (1..=width, Just(width), 12u32..=22, 1u64..1 << 40));
         let ids = (any::<u128>(), any::<[u64; 8]>(), "[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}");
         let flags = (any::<bool>(), any::<bool>(), any::<bool>(), 0usize..3);
         (shape, ids, flags).prop_map(
             |((data, width, chunk_log2, slots), (base, numbers, name), (clean, sector, scrubbing, kind))| {
+                let count_of = |number: u64| number % COUNT_END;
                 let uuid = |number: u128| Uuid::from_u128(base.wrapping_add(number));
                 let chunk = 1u32 << chunk_log2;
                 let pick = |number: u64| SlotIndex(number % (slots + 1));
@@ -894,7 +976,7 @@ pub(super) mod tests {
                 let fits = data_end.checked_add(pages).is_some_and(|end| end <= MAX_DEVICE_BYTES - 32768);
                 let redo = (fits && !sector).then(|| RedoRecord {
                     secret: base.to_le_bytes(),
-                    start: LogStart { epoch: numbers[1], sequence: numbers[2] },
+                    start: LogStart { epoch: count_of(numbers[1]), sequence: count_of(numbers[2]) },
                 });
                 let checksum = if redo.is_some() { ChecksumKind::ALL[kind] } else { ChecksumKind::None };
                 Superblock {
@@ -903,7 +985,7 @@ pub(super) mod tests {
                     features_incompat: Superblock::incompat_features(redo.is_some(), checksum),
                     array: uuid(5000),
                     name,
-                    created_unix: numbers[3],
+                    created_unix: count_of(numbers[3]),
                     device: uuid(match role {
                         Role::Member => u128::from(member.0),
                         Role::Replacement => 1000 + u128::from(member.0),
@@ -928,9 +1010,9 @@ pub(super) mod tests {
                             len: if fits { pages } else { 4096 },
                         },
                     ],
-                    sequence: numbers[5] >> 1,
+                    sequence: count_of(numbers[5]),
                     epoch: Epoch {
-                        number: numbers[6],
+                        number: count_of(numbers[6]),
                         id: numbers[7],
                         parent: numbers[0],
                         live: (0..width)
@@ -951,11 +1033,11 @@ pub(super) mod tests {
                     replacements,
                     scrub: ScrubRecord {
                         position: scrubbing.then(|| pick(numbers[5])),
-                        errors_so_far: numbers[6],
-                        repaired_so_far: numbers[7],
-                        finished_unix: numbers[1],
-                        errors: numbers[2],
-                        repaired: numbers[3],
+                        errors_so_far: count_of(numbers[6]),
+                        repaired_so_far: count_of(numbers[7]),
+                        finished_unix: count_of(numbers[1]),
+                        errors: count_of(numbers[2]),
+                        repaired: count_of(numbers[3]),
                     },
                     left: (0..width).map(|i| numbers[5].rotate_left(u32::from(i))).collect(),
                     redo,
@@ -981,9 +1063,29 @@ pub(super) mod tests {
             }
             let sum = checksum(copy.as_slice());
             copy[CHECKSUM_AT].copy_from_slice(&sum);
-            if let Ok(superblock) = Superblock::decode(copy.as_slice()) && superblock.unknown_ro_compat() == 0 {
-                let again = Superblock::decode(superblock.encode().as_slice()).unwrap();
-                prop_assert_eq!(Superblock { features_compat: superblock.features_compat, ..again }, superblock);
+            if let Ok(superblock) = Superblock::decode(copy.as_slice()) {
+                prop_assert_eq!(read_back(&superblock), superblock);
+            }
+        }
+
+        /// Whatever a device says: what may be started from can be counted on from for longer than any start lasts.
+        #[test]
+        fn forged_counts_never_make_a_later_update_impossible(
+            field in 0usize..COUNTS_AT.len(), edge in 0u32..64, less in 0u64..3, counted in 0..COUNTED_IN_A_LIFE,
+        ) {
+            let value = (1u64 << edge).wrapping_sub(less);
+            let copy = forged(&example(Role::Member), COUNTS_AT[field], &value.to_le_bytes());
+            let Ok(superblock) = Superblock::decode(copy.as_slice()) else {
+                prop_assert!(value >= COUNT_END);
+                return Ok(());
+            };
+            prop_assert_eq!(read_back(&superblock), superblock.clone());
+            match superblock.unfit() {
+                Some(unfit) => prop_assert!(value >= COUNT_END - COUNTED_IN_A_LIFE, "{unfit}"),
+                None => {
+                    let later = counted_on(superblock, counted);
+                    prop_assert_eq!(read_back(&later), later);
+                }
             }
         }
 
@@ -1120,7 +1222,10 @@ pub(super) mod tests {
         assert_eq!(error.refused_sequence(), Some(42));
 
         let ro_compat = forged(&example(Role::Member), 0x40, &[0x10]);
-        assert_eq!(Superblock::decode(ro_compat.as_slice()).unwrap().unknown_ro_compat(), 0x10);
+        let read = Superblock::decode(ro_compat.as_slice()).unwrap();
+        assert_eq!(read.unfit(), Some(Unfit::RoCompatFeatures { features: "ro-compat bit 4".into() }));
+        assert_eq!(read_back(&read), read, "no panic: a mistake of the caller's must not end the process");
+        assert_eq!(example(Role::Member).unfit(), None);
 
         let compat = forged(&example(Role::Member), 0x38, &[0x10]);
         let read = Superblock::decode(compat.as_slice()).unwrap();
@@ -1134,6 +1239,12 @@ pub(super) mod tests {
         let cases: &[(usize, &[u8], &str)] = &[
             (0x0c, &[0, 0, 0, 0], "copy bytes"),
             (0x30, &[0xff; 8], "sequence"),
+            (0x30, &(u64::MAX - 1).to_le_bytes(), "sequence"),
+            (0x30, &COUNT_END.to_le_bytes(), "sequence"),
+            (0xe0, &[0xff; 8], "epoch number"),
+            (0x160, &[0xff; 8], "log start sequence"),
+            (0x168, &[0xff; 8], "log start epoch"),
+            (0x130, &[0xff; 8], "scrub errors so far"),
             (0x60, &[0; 16], "device uuid"),
             (0x70, b"/", "name"),
             (0x70 + 60, b"x", "name padding"),
