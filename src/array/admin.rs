@@ -33,9 +33,6 @@ impl Array {
             }
             AdminRequest::ScrubStop => Err("no scrub is running".into()),
             AdminRequest::Stop => {
-                if !self.is_failed() {
-                    self.resume_parked();
-                }
                 self.stopping = Some(Stopping::Draining(id));
                 self.run();
                 return;
@@ -140,8 +137,7 @@ impl Array {
     /// The number of the epoch at whose end a returning member was current, if what it missed since is on record.
     fn current_until(&self, index: MemberIndex, superblock: &Superblock) -> Option<u64> {
         let template = self.supers.template();
-        let known = self.redo.is_some()
-            && superblock.array == template.array
+        let known = superblock.array == template.array
             && superblock.member == index
             && superblock.role == Role::Member
             && superblock.device == self.member(index).uuid
@@ -162,22 +158,12 @@ impl Array {
             && (held == epoch.id || (epoch.parent != 0 && held == epoch.parent))
     }
 
-    /// Enough members are back. What their caches lost of unflushed writes is not known, so parity is checked
-    /// against data everywhere if there were any.
+    /// Enough members are back. What their caches lost of unflushed writes is not known, so the log is replayed.
     fn leave_failed(&mut self) {
         self.returnable = MemberSet::default();
-        if self.redo.is_some() {
-            // Replay needs an epoch of its own although the members are the same: it alone voids what is left of batches
-            // beyond the end that replay finds (A4, R9).
-            self.supers.note_exchange();
-        } else {
-            self.supers.note_loss();
-        }
-        // A logged array replays its log instead.
-        if self.redo.is_none() && (self.supers.is_dirty() || !self.parked.is_empty()) {
-            self.passes.restart_resync();
-        }
-        self.resume_parked();
+        // Replay needs an epoch of its own although the members are the same: it alone voids what is left of batches
+        // beyond the end that replay finds (A4, R9).
+        self.supers.note_exchange();
         self.notice(NoticeLevel::Warning, None, "enough members are back: the array serves again".into());
     }
 
@@ -194,20 +180,6 @@ impl Array {
                 "a replacement of member {index} is being built already; wait until it is complete"
             ));
         }
-        // A member that is owed writes it has no room for cannot be built from: its rows are completed without it.
-        if let (MemberState::Online, Some(old)) = (member.state, member.device)
-            && self.is_owed(old.id)
-            && self.online().len() > self.map.k
-        {
-            self.fault_device(
-                index,
-                old.id,
-                MemberState::Faulted,
-                "it is full, and is being replaced".into(),
-            );
-            self.resume_parked();
-        }
-        let member = self.member_mut(index);
         let device = new_device(&new);
         let progress = Progress::fresh(new.known_zero);
         match member.state {
@@ -268,7 +240,7 @@ impl Array {
     pub(super) fn pump_stop(&mut self) {
         let id = match self.stopping {
             Some(Stopping::Draining(id) | Stopping::Marking(id)) if self.is_failed() => {
-                // Nothing may be written; what is parked stays torn on the members that took it, and they stay dirty.
+                // Nothing may be written: the members stay dirty.
                 if self.inflight.is_empty() && self.jobs_out == 0 && self.client_ops == 0 {
                     self.finish_stop(id);
                 }
@@ -286,26 +258,23 @@ impl Array {
         {
             return;
         }
-        // A logged array stops with an empty log, unless its members have no room: then the next start replays it.
-        let mut emptied = true;
-        if let Some(redo) = self.redo.as_ref() {
-            let no_room = redo.no_room_since.is_some();
-            emptied = redo.is_serving();
-            match redo.life {
-                Life::Starting if no_room => {}
-                Life::Starting | Life::Recovering { .. } | Life::Marking(_) => return,
-                Life::Refused(_) if redo.unjudged => return self.finish_stop(id),
-                Life::Refused(_) => {}
-                Life::Serving if self.drained_log().is_some() => {}
-                Life::Serving if self.is_starved() => emptied = false,
-                Life::Serving => {
-                    self.redo_mut().checkpoint.want();
-                    return;
-                }
+        // An array stops with an empty log, unless its members have no room: then the next start replays it.
+        let mut emptied = false;
+        let no_room = self.redo.no_room_since.is_some();
+        match self.redo.life {
+            Life::Starting if no_room => {}
+            Life::Starting | Life::Recovering { .. } | Life::Marking(_) => return,
+            Life::Refused(_) if self.redo.unjudged => return self.finish_stop(id),
+            Life::Refused(_) => {}
+            Life::Serving if self.drained_log().is_some() => emptied = true,
+            Life::Serving if self.is_starved() => {}
+            Life::Serving => {
+                self.redo_mut().checkpoint.want();
+                return;
             }
         }
         self.stopping = Some(Stopping::Marking(id));
-        if self.parked.is_empty() && emptied {
+        if emptied {
             self.supers.mark_clean();
         }
         self.supers.want();

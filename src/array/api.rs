@@ -45,10 +45,6 @@ pub enum SlotRequest {
         first: SlotIndex,
         /// How many, at most [`ZERO_RUN_SLOTS`].
         count: u64,
-        /// Space may be given back.
-        may_unmap: bool,
-        /// Only if every member can do it without writing zeroes; else the bytes may stay as they are.
-        advisory: bool,
     },
     /// Done when all writes completed before are on stable storage.
     Flush,

@@ -2,7 +2,7 @@
 //! Pure: superblocks in, a verdict out. Must not know of paths or open devices; `K` is the caller's handle.
 
 use super::mutation::{Mutation, is_off};
-use crate::format::{Epoch, LogStart, MemberSet, MemberState, Role, Superblock, Unfit};
+use crate::format::{Epoch, MemberSet, MemberState, Role, Superblock, Unfit};
 use crate::units::{MemberIndex, SlotIndex};
 use std::collections::HashMap;
 use uuid::Uuid;
@@ -36,7 +36,8 @@ pub struct Seat<K> {
 /// An array that can be served.
 #[derive(Clone, Debug)]
 pub struct Assembled<K> {
-    /// The superblock of the chosen epoch with the highest sequence: identity, geometry, features.
+    /// The superblock of the chosen epoch with the highest sequence: identity, geometry, features. Its log starts where the
+    /// newest start on any member in service says (R2).
     pub superblock: Superblock,
     /// Per member, by index.
     pub seats: Vec<Seat<K>>,
@@ -51,10 +52,6 @@ pub struct Assembled<K> {
     pub sequences: HashMap<Uuid, u64>,
     /// Highest epoch number seen on any device.
     pub epoch_number: u64,
-    /// Parity is consistent below this slot.
-    pub resynced: SlotIndex,
-    /// The newest start of the redo log on any member in service, for arrays that have one (R2).
-    pub log_start: Option<LogStart>,
     /// Devices of the array that must not be used, and why.
     pub refused: Vec<(K, String)>,
     /// Of these, devices that the chosen epoch has replaced and that have no word of it, with what they were: a crash came
@@ -149,22 +146,11 @@ pub enum AssemblyError {
         /// The epoch number both reached.
         number: u64,
     },
-    /// The write hole.
-    #[error(
-        "array '{name}' was not stopped cleanly and {missing} is not there: rows that were being written at that moment may \
-         decode wrongly. Bring the member back, or force the start to accept this for those rows"
-    )]
-    DirtyDegraded {
-        /// Array name.
-        name: String,
-        /// The members that are missing.
-        missing: String,
-    },
 }
 
 /// Decides how the array of these devices may be served. All candidates carry the same array uuid.
 ///
-/// `force` accepts a minority that can still decode, and a degraded array after an unclean stop.
+/// `force` accepts a minority that can still decode.
 ///
 /// # Errors
 /// When no epoch is admissible, or the devices contradict each other; nothing may be written then.
@@ -281,10 +267,6 @@ fn assemble_fit<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<As
     let replaced: Vec<_> =
         unmarked.map(|c| (c.key.clone(), c.superblock.member, c.superblock.device)).collect();
 
-    // After an unclean stop nothing is known about parity; `resynced` counts only after a clean one. The newest
-    // superblock decides: the dirty mark is everywhere before the first write, and the clean one is written
-    // nowhere before everything is flushed.
-    let clean = record.clean;
     let seated = |c: &Candidate<K>| {
         let seat = &record.members[usize::from(c.superblock.member.0)];
         live.contains(c.superblock.member) && seat.uuid == c.superblock.device
@@ -294,23 +276,12 @@ fn assemble_fit<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<As
         .filter(|c| seated(c))
         .all(|c| c.superblock.epoch.id == epoch.id && c.superblock.role == Role::Member)
         && replaced.is_empty();
-    // Above the cursor of a resync parity is as doubtful as after an unclean stop. A log makes up for either.
-    let doubtful = record.redo.is_none() && (!clean || record.resynced.0 < record.geometry.slots);
-    if doubtful && !force && live.len() < record.members.len() {
-        return Err(AssemblyError::DirtyDegraded { name, missing: describe_missing(record, &live) });
-    }
-    let log_start = candidates
-        .iter()
-        .filter(|c| seated(c))
-        .filter_map(|c| c.superblock.redo.map(|redo| redo.start))
-        .max();
     // What the next update records must be what the replay starts from. The newest superblock may be that of a device under
     // construction, which alone got the mark of a replay that was over: with its start on all members and the replay cut
     // off again, the next start would find an empty log and pages half written that nothing names.
     let mut superblock = record.clone();
-    if let (Some(redo), Some(start)) = (&mut superblock.redo, log_start) {
-        redo.start = start;
-    }
+    let starts = candidates.iter().filter(|c| seated(c)).map(|c| c.superblock.redo.start);
+    superblock.redo.start = starts.max().unwrap_or(record.redo.start);
     Ok(Assembled {
         seats,
         live,
@@ -318,8 +289,6 @@ fn assemble_fit<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<As
         sequence: candidates.iter().map(|c| c.superblock.sequence).max().unwrap_or(0),
         sequences: candidates.iter().map(|c| (c.superblock.device, c.superblock.sequence)).collect(),
         epoch_number: candidates.iter().map(|c| c.superblock.epoch.number).max().unwrap_or(0),
-        resynced: if clean { record.resynced } else { SlotIndex(0) },
-        log_start,
         refused,
         replaced,
         superblock,
@@ -482,7 +451,7 @@ fn refusal(superblock: &Superblock, record: &Superblock, epoch: &Epoch) -> Strin
 mod tests {
     use super::*;
     use crate::array::NewArray;
-    use crate::format::{COUNT_END, COUNTED_IN_A_LIFE, RedoRecord, ReplacementRecord};
+    use crate::format::{COUNT_END, COUNTED_IN_A_LIFE, LogStart, ReplacementRecord};
     use proptest::prelude::*;
 
     /// The first superblocks of a k+m array.
@@ -530,11 +499,11 @@ mod tests {
         assert!(assembled.seats.iter().enumerate().all(|(at, seat)| seat.key == Some(at)));
     }
 
-    /// The superblocks of a logged array whose log starts here by all of them.
+    /// The superblocks of an array whose log starts here by all of them.
     fn logged(data: u16, parity: u16, start: LogStart) -> Vec<Superblock> {
         let mut superblocks = fresh(data, parity);
         for superblock in &mut superblocks {
-            superblock.redo = Some(RedoRecord { secret: [3; 16], start });
+            superblock.redo.start = start;
         }
         superblocks
     }
@@ -554,23 +523,20 @@ mod tests {
         add_replacement(&mut superblocks, 0);
         // The mark of a replay that was over has reached the device under construction alone.
         superblocks[3].sequence += 2;
-        superblocks[3].redo.as_mut().unwrap().start = start(2, 50);
+        superblocks[3].redo.start = start(2, 50);
         let begins = |superblocks: &[Superblock], present: &[usize]| {
-            let assembled = assemble(&candidates(superblocks, present), false).unwrap();
-            let recorded = assembled.superblock.redo.unwrap().start;
-            assert_eq!(assembled.log_start, Some(recorded), "a start records what it replays from");
-            recorded
+            assemble(&candidates(superblocks, present), false).unwrap().superblock.redo.start
         };
         assert_eq!(begins(&superblocks, &[0, 1, 2, 3]), start(1, 5));
         // It has reached a member as well, the last of all.
-        superblocks[1].redo.as_mut().unwrap().start = start(2, 7);
+        superblocks[1].redo.start = start(2, 7);
         superblocks[1].sequence += 2;
         assert_eq!(begins(&superblocks, &[0, 1, 2, 3]), start(2, 7));
         assert_eq!(begins(&superblocks, &[2, 1, 0]), start(2, 7));
         assert_eq!(begins(&superblocks, &[0, 2, 3]), start(1, 5), "that member is missing");
         // A stale member's says nothing, nor that of a device that was replaced.
         bump(&mut superblocks, &[0, 2], 200);
-        superblocks[1].redo.as_mut().unwrap().start = start(9, 9);
+        superblocks[1].redo.start = start(9, 9);
         assert_eq!(begins(&superblocks, &[0, 1, 2]), start(1, 5));
     }
 
@@ -721,30 +687,6 @@ mod tests {
         all[3].superblock.epoch.id = 77;
         let assembled = assemble(&all, false).unwrap();
         assert!(assembled.replaced.is_empty() && assembled.epoch_is_complete);
-    }
-
-    #[test]
-    fn degraded_after_an_unclean_stop_or_an_unfinished_resync_wants_force() {
-        let mut superblocks = fresh(3, 2);
-        for superblock in &mut superblocks {
-            superblock.clean = false;
-        }
-        let error = assemble(&candidates(&superblocks, &[0, 1, 2, 3]), false).unwrap_err();
-        assert!(matches!(error, AssemblyError::DirtyDegraded { .. }), "{error}");
-        assert_eq!(
-            assemble(&candidates(&superblocks, &[0, 1, 2, 3, 4]), false).unwrap().resynced,
-            SlotIndex(0)
-        );
-        for superblock in &mut superblocks {
-            superblock.clean = true;
-            superblock.resynced = SlotIndex(5);
-        }
-        let error = assemble(&candidates(&superblocks, &[0, 1, 2, 3]), false).unwrap_err();
-        assert!(matches!(error, AssemblyError::DirtyDegraded { .. }), "{error}");
-        assert_eq!(
-            assemble(&candidates(&superblocks, &[0, 1, 2, 3, 4]), false).unwrap().resynced,
-            SlotIndex(5)
-        );
     }
 
     /// A newer version has set a bit on it, or its numbers are at their end: it must not be written to.

@@ -361,11 +361,10 @@ impl Array {
     /// Tick: tries writes again that found no room.
     pub(super) fn retry_starved(&mut self) {
         let now = self.now;
-        let Some(redo) = self.redo.as_mut() else { return };
         if matches!(self.stopping, Some(Stopping::Marking(_))) {
             return;
         }
-        let checkpoint = &mut redo.checkpoint;
+        let checkpoint = &mut self.redo.checkpoint;
         if checkpoint.starved_since.is_none_or(|since| now.nanos_since(since) < STARVED_RETRY_NS) {
             return;
         }
@@ -432,7 +431,7 @@ impl Array {
     /// Tick: a quiet log is put in place, and told to be so.
     pub(super) fn checkpoint_when_idle(&mut self) {
         let quiet = self.now.nanos_since(self.last_write) >= IDLE_NS;
-        let Some(redo) = self.redo.as_mut() else { return };
+        let redo = &mut self.redo;
         if !redo.is_serving() || self.write_ops > 0 {
             return;
         }

@@ -97,7 +97,7 @@ mod tests {
 
     fn flush_on(device: u32) -> Inflight {
         Inflight {
-            owner: Owner::Flush,
+            owner: Owner::Round,
             member: MemberIndex(0),
             device: DeviceId(device),
             effect: Effect::Flush(0),

@@ -7,6 +7,7 @@ use super::fetch::{Blend, Fetch, Fetched, Ingredient, Why};
 use super::mutation::{Mutation, is_off};
 use super::rebuild::Target;
 use super::slot_hold::{Held, SlotHold};
+use super::verify::{Column, Repair};
 use super::{ActivityKind, Array, Flow, Inflight, NoticeLevel, Op, Owner};
 use crate::block_io::{Buf, IoFault, IoOp, IoValue};
 use crate::codec::{BlockHasher, CodedColumns};
@@ -336,10 +337,10 @@ impl Array {
         let slot = pass.hold.slot;
         let columns = columns.into_iter().filter_map(|(column, _, buf)| {
             let member = self.member_at(slot, column);
-            Some((column, member, self.readable(member, slot)?, buf))
+            Some(Column { column, member, device: self.readable(member, slot)?, buf })
         });
-        let writes = self.scrub_columns(slot, columns.collect());
-        for (member, device, start, buf) in writes {
+        let columns: Vec<Column> = columns.collect();
+        for Repair { member, device, start, buf } in self.scrub_columns(slot, &columns) {
             if self.find_device(device).is_none() {
                 continue;
             }

@@ -357,7 +357,7 @@ impl Array {
         write.plans.clear();
         write.fetch = Fetch::new(slot);
         for band in plan::bands(&self.map, *offset, data.len()) {
-            let usual = plan::path(&self.map, &band, readable, &parities, true);
+            let usual = plan::path(&self.map, &band, readable, &parities);
             let path = match (usual, write.way) {
                 (ParityPath::Direct, _) => ParityPath::Direct,
                 _ if first => ParityPath::ReconstructWrite,

@@ -1,7 +1,7 @@
 //! The members of an array: who serves which slot, who must get a write, and what happens when one fails.
 
 use super::inflight::Inflight;
-use super::{Array, ArrayAction, Effect, PieceId, Stopping};
+use super::{Array, ArrayAction, Effect, Stopping};
 use super::{MemberCounters, MemberStatus, NoticeLevel};
 use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoValue};
 use crate::format::{MemberSet, MemberState};
@@ -73,7 +73,7 @@ pub(super) struct Progress {
     pub known_zero: bool,
     /// The device is current as of the end of this epoch: only what was written later has to be built.
     pub since: Option<u64>,
-    /// How far its copies of metadata pages have come, in a logged array.
+    /// How far its copies of metadata pages have come.
     pub pages: PagesBuilt,
 }
 
@@ -231,14 +231,6 @@ impl Array {
         all
     }
 
-    /// Whether some device in use is known to zero only by being written.
-    pub(super) fn cannot_zero(&self) -> bool {
-        self.members.iter().any(|member| {
-            let replacement = member.replacement.as_ref().map(|r| &r.device);
-            member.device.as_ref().into_iter().chain(replacement).any(|device| device.cannot_zero)
-        })
-    }
-
     pub(super) fn find_device(&self, id: DeviceId) -> Option<(MemberIndex, Which)> {
         self.devices()
             .into_iter()
@@ -311,11 +303,9 @@ impl Array {
             self.hand_back(device.id);
         }
         self.supers.note_loss();
-        if let Some(redo) = self.redo.as_mut() {
-            redo.pages.left(index);
-            if redo.is_serving() {
-                redo.member_lost();
-            }
+        self.redo.pages.left(index);
+        if self.redo.is_serving() {
+            self.redo.member_lost();
         }
         let word = to.as_str();
         if was == MemberState::Rebuilding {
@@ -376,17 +366,10 @@ impl Array {
 
     /// The moment the array loses its last spare redundancy and one more: operations that wait end in EIO.
     fn enter_failed(&mut self) {
-        // Those that wait for a gate or an acknowledgement decide anew when they are advanced.
+        // Those that wait for a gate decide anew when they are advanced.
         self.passes.drain();
         let gated = std::mem::take(&mut self.gated);
-        let unacknowledged = std::mem::take(&mut self.unacknowledged);
         self.ready.extend(gated);
-        self.ready.extend(unacknowledged);
-        let flushes: Vec<PieceId> = self.flushes.take_all();
-        for piece in flushes {
-            self.client_ops -= 1;
-            self.done(piece, Err(super::ClientError::Io));
-        }
         self.log_failed();
     }
 

@@ -2,14 +2,14 @@
 //!
 //! A sans-IO state machine. Requests on slots, completions of member I/O and the passing of time go in; member
 //! I/O, replies and notices come out in [`ArrayAction`]s, which the caller takes after every call. It owns the
-//! states of its members, their superblocks, the row locks, and the passes (resync, rebuild, scrub).
+//! states of its members, their superblocks, the row locks, and the passes (rebuild, scrub).
 //!
 //! Invariants:
 //! * Data and parity of a row change only under that row's exclusive lock; decoding happens under a shared one.
 //! * A write that left a member out is acknowledged only after the superblocks of the others say so durably
 //!   (rules E1-E3 of the crash-safety design), so a member that missed a write is never taken for current.
-//! * With more than m members gone nothing is written; writes that were half done are kept and completed when
-//!   the members return, so no row stays torn while the daemon lives.
+//! * With more than m members gone nothing is written; what was half done is completed from the log when the
+//!   members return.
 //!
 //! Must not know of clients, sockets, paths, clocks or threads.
 
@@ -20,7 +20,6 @@ mod checkpoint;
 mod create;
 mod damage;
 mod fetch;
-mod flush;
 pub mod geometry;
 mod health;
 mod inflight;
@@ -40,7 +39,6 @@ mod page_scrub;
 mod pages;
 mod passes;
 mod plan;
-mod read;
 mod rebuild;
 mod recovery;
 mod redo;
@@ -50,7 +48,6 @@ mod status;
 mod stripe_map;
 mod supers;
 mod verify;
-mod write;
 
 use crate::block_io::{Completion, DeviceId, IoFault, IoOp, IoValue, Pool};
 use crate::codec::{Codec, Transform};
@@ -64,7 +61,6 @@ use assembly::Assembled;
 pub use create::NewArray;
 use damage::{BlockName, Damage};
 use fetch::Why;
-use flush::{ExtentsOp, FlushGroup};
 use geometry::Map;
 use inflight::{Ended, Inflight, InflightTable};
 pub use job::{Job, JobDone, Urgency};
@@ -79,8 +75,6 @@ use page_pass::PagePass;
 use page_scrub::PageScrub;
 use pages::PageStore;
 use passes::Passes;
-use read::ReadOp;
-use rebuild::RebuildOp;
 use redo::Redo;
 use slab::Slab;
 use startup::{Life, LogFacts};
@@ -89,8 +83,6 @@ pub use status::{
 };
 use std::collections::{HashMap, VecDeque};
 use supers::Supers;
-use verify::VerifyOp;
-use write::WriteOp;
 
 /// An opened device as assembly hands it over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,13 +106,13 @@ pub enum FullStripe {
 /// What an array is told at its start besides its superblocks.
 #[derive(Clone, Debug)]
 pub struct ArrayConfig {
-    /// Floor of rebuild, scrub and resync in bytes of user data per second while clients are busy.
+    /// Floor of rebuild and scrub in bytes of user data per second while clients are busy.
     pub rebuild_min: u64,
     /// Ceiling in bytes of user data per second; 0 for none.
     pub rebuild_max: u64,
-    /// What is done with writes of whole stripes; arrays without a redo log always write in place.
+    /// What is done with writes of whole stripes.
     pub full_stripe: FullStripe,
-    /// Bytes from which on what was read is verified and decoded, and new parity computed, as a job, in logged arrays with
+    /// Bytes from which on what was read is verified and decoded, and new parity computed, as a job, in arrays with
     /// checksums. Below, the way to a thread and back takes longer than the work; where fingerprints gain from company and
     /// several clients' requests are under way, there are small jobs too, to be done together.
     pub job_bytes_min: usize,
@@ -169,14 +161,8 @@ pub struct Array {
     locks: LockTable,
     supers: Supers,
     passes: Passes,
-    flushes: FlushGroup,
-    /// Writes that wait for the gate to open before they touch a member.
+    /// Operations that wait for the gate to open before they touch a member.
     gated: Vec<usize>,
-    /// Operations that are done but may not be acknowledged yet.
-    unacknowledged: Vec<usize>,
-    /// Writes answered with an error that still own their rows until their members take them.
-    parked: Vec<usize>,
-    last_parked_retry: Timestamp,
     /// Members that were in service when the array failed: nothing was written without them.
     returnable: MemberSet,
     releasing: Vec<DeviceId>,
@@ -204,8 +190,7 @@ pub struct Array {
     last_look: Timestamp,
     /// Looks at damaged blocks under way.
     looks: usize,
-    /// The redo log, of arrays that have one.
-    redo: Option<Box<Redo>>,
+    redo: Box<Redo>,
     actions: Vec<ArrayAction>,
 }
 
@@ -221,16 +206,11 @@ enum Op {
     Busy,
     /// Over; its key is not reused before every wake-up that may still name it has been seen.
     Ended,
-    Read(ReadOp),
-    Write(Box<WriteOp>),
     LoggedRead(Box<LoggedRead>),
     LoggedWrite(Box<LoggedWrite>),
     LoggedPass(Box<LoggedPass>),
     PagePass(Box<PagePass>),
     PageScrub(Box<PageScrub>),
-    Extents(Box<ExtentsOp>),
-    Rebuild(Box<RebuildOp>),
-    Verify(Box<VerifyOp>),
 }
 
 /// Who submitted an I/O, and which of its own.
@@ -240,7 +220,6 @@ enum Owner {
         key: usize,
         item: usize,
     },
-    Flush,
     Super,
     /// A member's piece of a batch of the redo log.
     Piece {
@@ -327,26 +306,21 @@ impl Array {
         });
         let exchanged = exchanged.collect();
         let scrub = superblock.scrub;
-        let redo = assembled.log_start.map(|start| {
-            let facts = LogFacts::new(&superblock, start, &config, &pool);
-            let checksums = facts.checksums.is_some();
-            let pages =
-                PageStore::new(geometry, checksums, facts.key, superblock.array, facts.cache_pages_max);
-            let journal = Journal::new(
-                facts.key,
-                superblock.array,
-                facts.ring_blocks(),
-                vec![0; map.width()],
-                start.sequence,
-                BatchHash::default(),
-            );
-            let mut redo = Box::new(Redo::new(facts, pages, journal));
-            redo.unjudged = assembled.live != superblock.epoch.live;
-            redo
-        });
-        // What the log replays is consistent, and a stripe that was never written is known as such.
-        let resynced = if redo.is_some() { geometry.slots } else { assembled.resynced.0 };
-        let passes = Passes::new(resynced, geometry.slots, &scrub);
+        let start = superblock.redo.start;
+        let facts = LogFacts::new(&superblock, start, &config, &pool);
+        let checksums = facts.checksums.is_some();
+        let pages = PageStore::new(geometry, checksums, facts.key, superblock.array, facts.cache_pages_max);
+        let journal = Journal::new(
+            facts.key,
+            superblock.array,
+            facts.ring_blocks(),
+            vec![0; map.width()],
+            start.sequence,
+            BatchHash::default(),
+        );
+        let mut redo = Box::new(Redo::new(facts, pages, journal));
+        redo.unjudged = assembled.live != superblock.epoch.live;
+        let passes = Passes::new(geometry.slots, &scrub);
         let supers = Supers::new(
             superblock,
             assembled.sequence,
@@ -372,11 +346,7 @@ impl Array {
             locks: LockTable::default(),
             supers,
             passes,
-            flushes: FlushGroup::default(),
             gated: Vec::new(),
-            unacknowledged: Vec::new(),
-            parked: Vec::new(),
-            last_parked_retry: Timestamp(0),
             returnable: MemberSet::default(),
             releasing: Vec::new(),
             exchanged,
@@ -414,12 +384,6 @@ impl Array {
         &self.map
     }
 
-    /// Whether zeroing whole stripes writes nothing but the stripe map.
-    #[must_use]
-    pub fn discards_stripes(&self) -> bool {
-        self.redo.is_some()
-    }
-
     /// Moves what is to be done now into `out`.
     pub fn take_actions(&mut self, out: &mut Vec<ArrayAction>) {
         out.append(&mut self.actions);
@@ -435,29 +399,13 @@ impl Array {
             self.start_health(piece, *first, *count);
         } else if self.is_failed() {
             self.done(piece, Err(ClientError::Io));
-        } else if self.redo.is_some() {
-            self.submit_logged(piece, request);
         } else {
-            match request {
-                SlotRequest::Read { slot, offset, buf } => self.start_read(piece, slot, offset, buf),
-                SlotRequest::Write { slot, offset, data, fua } => {
-                    self.start_write(piece, slot, offset, data, fua)
-                }
-                SlotRequest::Zero { advisory: true, .. } if self.cannot_zero() => {
-                    self.done(piece, Ok(SlotReply::Done))
-                }
-                SlotRequest::Zero { first, count, may_unmap, .. } => {
-                    self.start_zero(piece, first, count, may_unmap)
-                }
-                SlotRequest::Flush => self.start_flush(piece),
-                SlotRequest::Extents { first, count } => self.start_extents(piece, first, count),
-                SlotRequest::Health { first, count } => self.start_health(piece, first, count),
-            }
+            self.submit_logged(piece, request);
         }
         self.run();
     }
 
-    /// A request to a logged array: once the log is replayed.
+    /// A request: once the log is replayed.
     fn submit_logged(&mut self, piece: PieceId, request: SlotRequest) {
         let redo = self.redo_mut();
         if matches!(redo.life, Life::Refused(_)) {
@@ -479,7 +427,7 @@ impl Array {
                 self.start_logged_write(piece, StripeIndex(slot.0), offset, data, fua)
             }
             // What it gives back of space is a matter of checkpoints.
-            SlotRequest::Zero { first, count, .. } => self.start_discard(piece, StripeIndex(first.0), count),
+            SlotRequest::Zero { first, count } => self.start_discard(piece, StripeIndex(first.0), count),
             SlotRequest::Flush => self.start_logged_flush(piece),
             SlotRequest::Extents { first, count } => self.logged_extents(piece, StripeIndex(first.0), count),
             SlotRequest::Health { first, count } => self.start_health(piece, first, count),
@@ -510,7 +458,6 @@ impl Array {
         }
         match entry.owner {
             Owner::Op { key, item } => self.op_io(key, item, entry, result),
-            Owner::Flush => self.flush_io(entry, result),
             Owner::Super => self.super_io(entry, result),
             Owner::Piece { sequence } => self.piece_io(sequence, entry, result),
             Owner::Round => self.round_io(entry, result),
@@ -535,9 +482,6 @@ impl Array {
             Op::LoggedWrite(write) => self.logged_write_coded(key, write, columns),
             Op::LoggedPass(pass) => self.logged_pass_coded(key, pass, columns),
             Op::Busy | Op::Ended => unreachable!("an operation outlives its job"),
-            Op::Read(_) | Op::Write(_) | Op::Extents(_) | Op::Rebuild(_) | Op::Verify(_) => {
-                unreachable!("only logged arrays give jobs away")
-            }
             Op::PagePass(_) | Op::PageScrub(_) => unreachable!("pages are no bulk work"),
         };
         self.put_back(key, op, flow);
@@ -574,7 +518,6 @@ impl Array {
         if self.is_stopped() {
             return;
         }
-        self.retry_parked();
         self.retry_starved();
         self.wake_patient();
         self.look_at_damage();
@@ -626,7 +569,6 @@ impl Array {
                 self.advance(key);
             }
             self.pump_supers();
-            self.pump_flushes();
             self.pump_redo();
             self.pump_passes();
             self.pump_stop();
@@ -645,16 +587,11 @@ impl Array {
         let flow = match &mut op {
             Op::Busy => unreachable!("operations are advanced one at a time"),
             Op::Ended => Flow::Wait,
-            Op::Read(read) => self.advance_read(key, read),
-            Op::Write(write) => self.advance_write(key, write),
             Op::LoggedRead(read) => self.advance_logged_read(key, read),
             Op::LoggedWrite(write) => self.advance_logged_write(key, write),
             Op::LoggedPass(pass) => self.advance_logged_pass(key, pass),
             Op::PagePass(pass) => self.advance_page_pass(key, pass),
             Op::PageScrub(scrub) => self.advance_page_scrub(key, scrub),
-            Op::Extents(extents) => self.advance_extents(extents),
-            Op::Rebuild(rebuild) => self.advance_rebuild(key, rebuild),
-            Op::Verify(verify) => self.advance_verify(key, verify),
         };
         self.put_back(key, op, flow);
     }
@@ -663,15 +600,10 @@ impl Array {
         let mut op = std::mem::replace(&mut self.ops[key], Op::Busy);
         let flow = match &mut op {
             Op::Busy | Op::Ended => unreachable!("an operation outlives its I/O"),
-            Op::Read(read) => self.read_io(key, read, item, entry, result),
-            Op::Write(write) => self.write_io(key, write, item, entry, result),
             Op::LoggedRead(read) => self.logged_read_io(key, read, item, entry, result),
             Op::LoggedWrite(write) => self.logged_write_io(key, write, item, entry, result),
             Op::LoggedPass(pass) => self.logged_pass_io(key, pass, item, entry, result),
             Op::PagePass(_) | Op::PageScrub(_) => unreachable!("pages have I/O of their own"),
-            Op::Extents(extents) => self.extents_io(extents, item, result),
-            Op::Rebuild(rebuild) => self.rebuild_io(key, rebuild, item, entry, result),
-            Op::Verify(verify) => self.verify_io(key, verify, item, entry, result),
         };
         self.put_back(key, op, flow);
     }

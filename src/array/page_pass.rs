@@ -26,9 +26,6 @@ pub(super) struct PagePass {
 impl Array {
     /// Whether a device whose slots are built may join. If not, what that takes is on its way.
     pub(super) fn may_join(&mut self, member: MemberIndex, which: Which) -> bool {
-        if self.redo.is_none() {
-            return true;
-        }
         match self.pages_built(member, which) {
             Some(PagesBuilt::No) => {
                 self.set_pages_built(member, which, PagesBuilt::Running);

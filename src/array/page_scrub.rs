@@ -21,7 +21,7 @@ pub(super) struct PageScrub {
 impl Array {
     /// How many turns a scrub has: one for each slot, then those of the pages.
     pub(super) fn scrub_turns(&self) -> u64 {
-        let pages = self.redo.as_ref().map_or(0, |redo| redo.pages.layout().pages());
+        let pages = self.redo.pages.layout().pages();
         self.map.slots + pages.div_ceil(PAGES_PER_TURN)
     }
 

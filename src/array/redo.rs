@@ -1,4 +1,4 @@
-//! The running redo log of a logged array: batches gather, are written, flushed and noted, and whoever waits for
+//! The running redo log: batches gather, are written, flushed and noted, and whoever waits for
 //! that goes on. Rules W1, W2 and E3 of the crash-safety design; W3 and W4 are in `checkpoint.rs`, replay at start
 //! in `startup.rs` and `recovery/`.
 //!
@@ -304,22 +304,19 @@ impl Redo {
 }
 
 impl Array {
-    /// The log of a logged array.
-    ///
-    /// # Panics
-    /// When the array has none.
+    /// The log, the overlay and the pages.
     pub(super) fn redo(&self) -> &Redo {
-        self.redo.as_ref().expect("a logged array")
+        &self.redo
     }
 
     /// See [`Array::redo`].
     pub(super) fn redo_mut(&mut self) -> &mut Redo {
-        self.redo.as_mut().expect("a logged array")
+        &mut self.redo
     }
 
     /// Moves the log on as far as it goes.
     pub(super) fn pump_redo(&mut self) {
-        if self.redo.is_none() || self.is_stopped() {
+        if self.is_stopped() {
             return;
         }
         if !self.redo().is_serving() {
@@ -373,7 +370,7 @@ impl Array {
         if !self.acknowledgements_allowed() && !is_off(Mutation::AckBeforeBump) {
             return;
         }
-        let redo = self.redo.as_mut().expect("a logged array");
+        let redo = &mut self.redo;
         let (written, durable) = (redo.journal.written(), redo.journal.durable());
         while let Some(at) = redo.waiters.iter().position(|&(sequence, _, must_be_durable)| {
             sequence < if must_be_durable { durable } else { written }
@@ -640,8 +637,9 @@ impl Array {
     /// written again, which the log knows nothing of: they must not keep a member out of step that joins an array in which
     /// another one is being built, for it has no part in the batches so far.
     pub(super) fn needless_log(&self) -> Option<u64> {
-        let redo = self.redo.as_ref().filter(|redo| redo.is_serving())?;
-        let drained = redo.journal.is_drained()
+        let redo = &self.redo;
+        let drained = redo.is_serving()
+            && redo.journal.is_drained()
             && redo.journal.in_flight() == 0
             && redo.open.is_empty()
             && redo.overlay.is_empty()
@@ -652,7 +650,7 @@ impl Array {
 
     /// Ends everything that waits for the log: the array has failed, and what its members hold then decides.
     pub(super) fn log_failed(&mut self) {
-        let Some(redo) = self.redo.as_mut() else { return };
+        let redo = &mut self.redo;
         redo.lives += 1;
         let waiting = redo.take_all_waiting();
         let mut pieces = redo.take_flushes();

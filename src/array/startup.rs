@@ -61,7 +61,7 @@ impl LogFacts {
     pub fn new(superblock: &Superblock, start: LogStart, config: &ArrayConfig, pool: &Pool) -> LogFacts {
         let region = |kind| superblock.region(kind).expect("a logged array has log and pages regions");
         let (log, pages) = (region(RegionKind::Log), region(RegionKind::Pages));
-        let secret = superblock.redo.expect("a logged array").secret;
+        let secret = superblock.redo.secret;
         let (_, slab) = pool.slab();
         LogFacts {
             key: LogKey::derive(superblock.array, secret),
@@ -117,21 +117,18 @@ impl Array {
     /// Only when a test wants the rule broken that replay waits for its epoch.
     pub(super) fn is_epoch_late(&self) -> bool {
         (is_off(Mutation::EpochAfterRedo) || is_off(Mutation::EpochAfterRedoNorNote))
-            && self
-                .redo
-                .as_ref()
-                .is_some_and(|redo| matches!(redo.life, Life::Starting | Life::Recovering { .. }))
+            && matches!(self.redo.life, Life::Starting | Life::Recovering { .. })
     }
 
     /// Whether it is not known yet that the array can be served by the members that are here. No epoch is made until it is: a
     /// start that is refused leaves those that are missing as current as they were.
     pub(super) fn is_unjudged(&self) -> bool {
-        self.redo.as_ref().is_some_and(|redo| redo.unjudged)
+        self.redo.unjudged
     }
 
     /// Whether it was judged that it cannot, and nothing was written.
     pub(super) fn is_refused_unwritten(&self) -> bool {
-        self.redo.as_ref().is_some_and(|redo| redo.unjudged && matches!(redo.life, Life::Refused(_)))
+        self.redo.unjudged && matches!(self.redo.life, Life::Refused(_))
     }
 
     /// The members that are here can be served: their epoch is made, and the log replayed in it.
@@ -158,9 +155,7 @@ impl Array {
         let mut facts = self.redo().facts.clone();
         // The newest that was recorded (R2), as a restart would find it: not where the log started when this process did. What
         // rings hold from before is void, also what a device has brought along that joined since.
-        if let Some(recorded) = &self.supers.template().redo {
-            facts.start = recorded.start;
-        }
+        facts.start = self.supers.template().redo.start;
         let usable = self.online();
         let building = self.members.iter().enumerate().flat_map(|(at, member)| {
             let index = MemberIndex(at as u16);
@@ -386,11 +381,10 @@ impl Array {
 
     /// For the status.
     pub(super) fn log_state(&self) -> LogState {
-        match self.redo.as_ref().map(|redo| &redo.life) {
-            None => LogState::None,
-            Some(Life::Starting | Life::Recovering { .. } | Life::Marking(_)) => LogState::Replaying,
-            Some(Life::Serving) => LogState::Serving,
-            Some(Life::Refused(reason)) => LogState::Refused(reason.clone()),
+        match &self.redo.life {
+            Life::Starting | Life::Recovering { .. } | Life::Marking(_) => LogState::Replaying,
+            Life::Serving => LogState::Serving,
+            Life::Refused(reason) => LogState::Refused(reason.clone()),
         }
     }
 

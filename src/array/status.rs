@@ -48,8 +48,6 @@ pub struct MemberStatus {
 /// Kind of a background pass over the array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ActivityKind {
-    /// Parity is recomputed after an unclean stop or an initial creation on devices of unknown content.
-    Resync,
     /// Members or replacements are rebuilt.
     Rebuild,
     /// Everything is read and verified.
@@ -67,7 +65,7 @@ pub struct Activity {
     pub total_bytes: u64,
     /// Paused by an administrator, or waiting for another pass.
     pub paused: bool,
-    /// Inconsistencies found so far (scrub, resync).
+    /// Inconsistencies found so far by a scrub.
     pub errors: u64,
     /// Blocks repaired so far.
     pub repaired: u64,
@@ -85,11 +83,8 @@ pub struct ScrubResult {
 }
 
 /// What an array's redo log is at.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LogState {
-    /// The array has none.
-    #[default]
-    None,
     /// It waits to be replayed, or is being replayed; requests wait.
     Replaying,
     /// It is in service.

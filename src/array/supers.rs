@@ -100,7 +100,7 @@ impl Stage {
 /// Progress of passes is recorded this often: what a restart has to do again.
 const SAVE_INTERVAL_NS: u64 = 5_000_000_000;
 
-/// An array without writes for this long is marked clean, so that a later crash needs no resync.
+/// An array without writes for this long is marked clean, so that the next start after a crash has nothing to replay.
 const IDLE_CLEAN_NS: u64 = 2_000_000_000;
 
 impl Supers {
@@ -114,7 +114,7 @@ impl Supers {
     ) -> Supers {
         let mut template = template;
         template.sequence = sequence;
-        let dirty = template.redo.is_some() && !template.clean;
+        let dirty = !template.clean;
         Supers {
             template,
             epoch_number,
@@ -151,12 +151,12 @@ impl Supers {
         self.note_loss();
     }
 
-    /// A device that was built is in service; where there is a log it is empty, and `next` its next batch. What the device
+    /// A device that was built is in service; the log is empty, and `next` its next batch. What the device
     /// has in its ring from before is void from here on, whichever update tells of the device: that may be one of the log's
     /// next life, which knows no more that it was empty.
     pub fn note_join(&mut self, next: Option<u64>) {
-        if let (Some(redo), Some(sequence)) = (&mut self.template.redo, next) {
-            redo.start = LogStart { sequence, epoch: self.epoch_number + 1 };
+        if let Some(sequence) = next {
+            self.template.redo.start = LogStart { sequence, epoch: self.epoch_number + 1 };
         }
         self.note_exchange();
     }
@@ -175,9 +175,7 @@ impl Supers {
 
     /// The log is empty below `start`: recorded on every member before anything is served (R9).
     pub fn set_log_start(&mut self, start: LogStart) {
-        if let Some(redo) = &mut self.template.redo {
-            redo.start = start;
-        }
+        self.template.redo.start = start;
         self.durable_log_start = None;
         self.wanted = true;
     }
@@ -315,11 +313,10 @@ impl Array {
                 }
             }
         }
-        if let (Some(redo), Some(sequence)) = (&mut next.redo, self.needless_log()) {
-            redo.start = LogStart { sequence, epoch: next.epoch.number };
+        if let Some(sequence) = self.needless_log() {
+            next.redo.start = LogStart { sequence, epoch: next.epoch.number };
         }
         next.clean = !self.supers.dirty;
-        next.resynced = SlotIndex(self.passes.resynced());
         next.scrub = self.passes.scrub_record();
         next.members = self
             .members
@@ -513,13 +510,11 @@ impl Array {
             self.supers.wanted = true;
         }
         self.supers.durable_dirty = !job.template.clean;
-        self.supers.durable_log_start = job.template.redo.map(|redo| redo.start);
+        self.supers.durable_log_start = Some(job.template.redo.start);
         if self.acknowledgements_allowed() {
             let exchanged = std::mem::take(&mut self.exchanged);
             self.releasing.extend(exchanged.into_iter().map(|replaced| replaced.device.id));
             self.release_idle_devices();
-            let held = std::mem::take(&mut self.unacknowledged);
-            self.ready.extend(held);
             let gated = std::mem::take(&mut self.gated);
             self.ready.extend(gated);
         }
@@ -543,7 +538,7 @@ impl Array {
             let other = member.replacement.as_ref().map_or(0, |r| r.progress.done());
             own + other
         });
-        builds.sum::<u64>() + self.passes.resynced() + self.passes.scrub_record().position.map_or(0, |p| p.0)
+        builds.sum::<u64>() + self.passes.scrub_record().position.map_or(0, |p| p.0)
     }
 
     /// Tick: an array that has been quiet for a while is marked clean.
@@ -554,7 +549,7 @@ impl Array {
             && self.supers.job.is_none()
             && self.stopping.is_none()
             && !self.is_failed()
-            && (self.redo.is_none() || self.drained_log().is_some())
+            && self.drained_log().is_some()
         {
             self.supers.dirty = false;
             self.supers.want();

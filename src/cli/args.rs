@@ -101,7 +101,7 @@ Examples:
     #[command(after_help = "\
 Examples:
   calpe wait tank
-  calpe wait tank -t rebuild,resync")]
+  calpe wait tank -t rebuild,scrub")]
     Wait(WaitArgs),
     /// Show what happened
     Events(EventsArgs),
@@ -250,9 +250,6 @@ pub struct UpArgs {
     /// Checksum of each block: blake3, crc32c or none [default: blake3]
     #[arg(long, value_name = "KIND")]
     pub checksum: Option<ChecksumKind>,
-    /// Without redo log, stripe map and checksums: the write hole is open
-    #[arg(long)]
-    pub no_log: bool,
     /// Parity and hashes on GPUs: auto, off or require [default: auto]
     #[arg(long, value_name = "MODE", value_parser = gpu_mode)]
     pub gpu: Option<Mode>,
@@ -281,12 +278,9 @@ pub struct CreateArgs {
     /// Kind of volume: plain (cas is planned)
     #[arg(long, value_name = "KIND", default_value = "plain")]
     pub volume: VolumeKind,
-    /// Checksum of each block: blake3, crc32c or none [default: blake3; none with --no-log]
-    #[arg(long, value_name = "KIND")]
-    pub checksum: Option<ChecksumKind>,
-    /// Without redo log, stripe map and checksums: the write hole is open, as in other software RAID
-    #[arg(long)]
-    pub no_log: bool,
+    /// Checksum of each block: blake3, crc32c or none
+    #[arg(long, value_name = "KIND", default_value = "blake3")]
+    pub checksum: ChecksumKind,
     /// Size of the volume [default: the largest that fits]; members that do not exist are then created as sparse files
     #[arg(long, value_name = "SIZE")]
     pub size: Option<ByteCount>,
@@ -434,7 +428,7 @@ pub struct ScrubArgs {
 pub struct WaitArgs {
     /// Name or uuid of the array
     pub name: String,
-    /// What to wait for: rebuild, resync, scrub, separated by commas [default: all of them]
+    /// What to wait for: rebuild, scrub, separated by commas [default: all of them]
     #[arg(short = 't', long = "types", value_name = "TYPES", value_delimiter = ',', action = ArgAction::Append)]
     pub types: Vec<WaitKind>,
 }
@@ -444,8 +438,6 @@ pub struct WaitArgs {
 pub enum WaitKind {
     /// Members that are re-created
     Rebuild,
-    /// Parity that is made consistent
-    Resync,
     /// A scrub
     Scrub,
 }
@@ -587,9 +579,8 @@ mod tests {
             "calpe up --data 4 --parity 3 --size 1GiB --dir x --volume plain",
             "calpe create tank --data 4 --parity 2 --chunk 64KiB --volume plain --checksum blake3 --size 1GiB -n --force a b c d e f",
             "calpe create tank --data 4 --parity 2 --checksum crc32c a b c d e f",
-            "calpe create tank --data 4 --parity 2 --checksum none --no-log a b c d e f",
+            "calpe create tank --data 4 --parity 2 --checksum none a b c d e f",
             "calpe up --checksum crc32c",
-            "calpe up --no-log",
             "calpe serve --config conf/calpe.toml --check",
             "calpe import",
             "calpe import -a",

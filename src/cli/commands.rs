@@ -190,7 +190,7 @@ fn scrub_mark(client: &mut Client, name: &str) -> Result<ScrubMark, ClientError>
 
 fn wait(mut client: Client, args: WaitArgs) -> Outcome {
     let kinds = match args.types.as_slice() {
-        [] => vec![ScanKind::Rebuild, ScanKind::Resync, ScanKind::Scrub],
+        [] => vec![ScanKind::Rebuild, ScanKind::Scrub],
         types => types.iter().map(|kind| scan_kind(*kind)).collect(),
     };
     let since = scrub_mark(&mut client, &args.name)?;
@@ -200,7 +200,6 @@ fn wait(mut client: Client, args: WaitArgs) -> Outcome {
 fn scan_kind(kind: WaitKind) -> ScanKind {
     match kind {
         WaitKind::Rebuild => ScanKind::Rebuild,
-        WaitKind::Resync => ScanKind::Resync,
         WaitKind::Scrub => ScanKind::Scrub,
     }
 }

@@ -17,8 +17,8 @@ const SYSTEM_CONFIG: &str = "/etc/calpe/calpe.toml";
 /// `calpe up`. Its sockets lie in its directory, so that the other commands find them from there.
 pub(super) fn up(args: UpArgs, log_format: Option<LogFormat>) -> Outcome {
     logging::start(log_format.unwrap_or_default(), LevelFilter::INFO);
-    let UpArgs { data, parity, size, chunk, volume, checksum, no_log, gpu, dir, force } = args;
-    let options = UpOptions { dir, data, parity, size, chunk, volume, checksum, no_log, gpu, force };
+    let UpArgs { data, parity, size, chunk, volume, checksum, gpu, dir, force } = args;
+    let options = UpOptions { dir, data, parity, size, chunk, volume, checksum, gpu, force };
     run_up(&options, &mut io::stdout())?;
     Ok(ExitCode::SUCCESS)
 }

@@ -474,10 +474,10 @@ members:
     fn progress_never_says_done_before_it_is() {
         let total = 1 << 40;
         assert!(scan_line(&scan(ScanKind::Scrub, total - 1, total)).starts_with("scrub 99.9 %"));
-        let mut paused = scan(ScanKind::Resync, 0, 10);
+        let mut paused = scan(ScanKind::Scrub, 0, 10);
         paused.paused = true;
         paused.errors = 2;
-        assert_eq!(scan_line(&paused), "resync 0.0 %, 0 B of 10 B, paused, 2 errors, 0 repaired");
+        assert_eq!(scan_line(&paused), "scrub 0.0 %, 0 B of 10 B, paused, 2 errors, 0 repaired");
     }
 
     #[test]

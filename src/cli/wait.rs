@@ -71,7 +71,6 @@ pub enum Look {
 pub struct Waiter {
     goal: Goal,
     scrub_seen: bool,
-    resync_seen: bool,
     rebuilt: BTreeSet<u16>,
     paused_looks: u32,
 }
@@ -80,7 +79,7 @@ impl Waiter {
     /// Begins to wait.
     #[must_use]
     pub fn new(goal: Goal) -> Waiter {
-        Waiter { goal, scrub_seen: false, resync_seen: false, rebuilt: BTreeSet::new(), paused_looks: 0 }
+        Waiter { goal, scrub_seen: false, rebuilt: BTreeSet::new(), paused_looks: 0 }
     }
 
     /// Looks at the next status of the array.
@@ -106,7 +105,6 @@ impl Waiter {
         let wanted = |kind: ScanKind| kinds.contains(&kind);
         let running: Vec<_> = array.scan.iter().filter(|scan| wanted(scan.kind)).collect();
         self.scrub_seen |= running.iter().any(|scan| scan.kind == ScanKind::Scrub);
-        self.resync_seen |= running.iter().any(|scan| scan.kind == ScanKind::Resync);
         let mut rebuilding = false;
         if wanted(ScanKind::Rebuild) {
             let members = array.members.iter().filter(|member| is_rebuilding(member));
@@ -130,11 +128,10 @@ impl Waiter {
         if self.scrub_seen {
             return scrub_result(array, since);
         }
-        let ended = match (self.rebuilt.len(), self.resync_seen) {
-            (0, false) => None,
-            (0, true) => Some("resync is complete".to_owned()),
-            (1, _) => Some("rebuild is complete: 1 member".to_owned()),
-            (many, _) => Some(format!("rebuild is complete: {many} members")),
+        let ended = match self.rebuilt.len() {
+            0 => None,
+            1 => Some("rebuild is complete: 1 member".to_owned()),
+            many => Some(format!("rebuild is complete: {many} members")),
         };
         match ended {
             Some(text) => Look::Well(text),
@@ -155,7 +152,7 @@ impl Waiter {
                 let kind = scan.kind.word();
                 let hint = match scan.kind {
                     ScanKind::Scrub => format!("; 'calpe scrub {}' goes on with it", array.name),
-                    ScanKind::Rebuild | ScanKind::Resync => String::new(),
+                    ScanKind::Rebuild => String::new(),
                 };
                 Look::Badly(format!("the {kind} is paused at {:.1} %{hint}", scan.percent))
             }
@@ -321,7 +318,7 @@ mod tests {
     }
 
     fn all() -> Waiter {
-        passes(&[ScanKind::Rebuild, ScanKind::Resync, ScanKind::Scrub])
+        passes(&[ScanKind::Rebuild, ScanKind::Scrub])
     }
 
     fn rebuilding() -> ArrayReport {

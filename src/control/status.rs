@@ -50,7 +50,6 @@ pub struct ArrayReport {
     #[serde(default)]
     pub checksum: String,
     /// Its redo log.
-    #[serde(default)]
     pub log: LogReport,
     /// Number of its epoch.
     pub epoch: u64,
@@ -90,7 +89,7 @@ pub struct LostReport {
 }
 
 /// A redo log.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogReport {
     /// What it is at.
     pub state: LogState,
@@ -99,12 +98,9 @@ pub struct LogReport {
 }
 
 /// What a redo log is at.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LogState {
-    /// The array has none.
-    #[default]
-    None,
     /// It is being replayed after a stop; requests wait.
     Replaying,
     /// It is in service.
@@ -118,7 +114,6 @@ impl LogState {
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
-            LogState::None => "none",
             LogState::Replaying => "replaying",
             LogState::Serving => "serving",
             LogState::Refused => "refused",
@@ -237,8 +232,6 @@ pub struct ReplacementReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScanKind {
-    /// Parity is made consistent after an unclean stop.
-    Resync,
     /// Members are re-created.
     Rebuild,
     /// Everything is read and verified.
@@ -250,7 +243,6 @@ impl ScanKind {
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
-            ScanKind::Resync => "resync",
             ScanKind::Rebuild => "rebuild",
             ScanKind::Scrub => "scrub",
         }
@@ -408,11 +400,11 @@ pub(super) mod tests {
     fn fields_that_older_daemons_do_not_have_may_be_absent() {
         let mut json = serde_json::to_value(Status::new(vec![healthy()])).unwrap();
         let array = json["arrays"][0].as_object_mut().unwrap();
-        for field in ["checksum", "log", "lost", "set_aside", "unreadable"] {
+        for field in ["checksum", "lost", "set_aside", "unreadable"] {
             assert!(array.remove(field).is_some(), "{field}");
         }
         let read = serde_json::from_value::<Status>(json).unwrap();
-        assert_eq!(read.arrays[0].log.state, LogState::None);
+        assert!(read.arrays[0].checksum.is_empty() && read.arrays[0].lost.is_empty());
     }
 
     #[test]

@@ -285,12 +285,6 @@ mod tests {
             repaired: 0,
         });
         assert_eq!(verdict(std::slice::from_ref(&array)), Verdict::Degraded);
-        array.scan[0].kind = ScanKind::Resync;
-        assert_eq!(
-            verdict(&[array]),
-            Verdict::Healthy,
-            "a resync repairs what a crash left, which is no fault"
-        );
     }
 
     #[test]

@@ -126,7 +126,7 @@ pub struct ArrayConfig {
     pub search: Vec<PathBuf>,
     /// Offer it to clients for reading only.
     pub read_only: bool,
-    /// Bytes a second that a rebuild, resync or scrub takes even when clients are busy; none for the built-in floor.
+    /// Bytes a second that a rebuild or scrub takes even when clients are busy; none for the built-in floor.
     pub rebuild_min: Option<u64>,
     /// Bytes a second that it takes at most; none for no ceiling.
     pub rebuild_max: Option<u64>,

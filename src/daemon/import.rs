@@ -75,10 +75,7 @@ impl ImportError {
     /// Whether `force` would help.
     #[must_use]
     pub fn needs_force(&self) -> bool {
-        matches!(
-            self,
-            ImportError::Assembly(AssemblyError::NoMajority { .. } | AssemblyError::DirtyDegraded { .. })
-        )
+        matches!(self, ImportError::Assembly(AssemblyError::NoMajority { .. }))
     }
 }
 
@@ -325,8 +322,6 @@ pub fn with_handles<K: Clone>(assembled: Assembled<usize>, handle: impl Fn(usize
         sequence: assembled.sequence,
         sequences: assembled.sequences,
         epoch_number: assembled.epoch_number,
-        resynced: assembled.resynced,
-        log_start: assembled.log_start,
         // Their devices are closed already, but for those that were replaced.
         refused: Vec::new(),
         replaced: assembled
@@ -351,7 +346,6 @@ pub(super) mod tests {
             parity,
             chunk: DEFAULT_CHUNK,
             checksum: ChecksumKind::Blake3,
-            log: true,
             volume: VolumeKind::Plain,
             volume_bytes: Some(8 << 20),
             members: (0..data + parity).map(|i| dir.join(format!("m{i}"))).collect(),

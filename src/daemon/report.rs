@@ -160,7 +160,6 @@ impl Names {
 
 fn log_report(log: &LogState) -> LogReport {
     let (state, reason) = match log {
-        LogState::None => (control::LogState::None, None),
         LogState::Replaying => (control::LogState::Replaying, None),
         LogState::Serving => (control::LogState::Serving, None),
         LogState::Refused(reason) => (control::LogState::Refused, Some(reason.clone())),
@@ -205,7 +204,6 @@ impl Meters {
         let left = activity.total_bytes.saturating_sub(activity.done_bytes);
         ScanReport {
             kind: match activity.kind {
-                ActivityKind::Resync => ScanKind::Resync,
                 ActivityKind::Rebuild => ScanKind::Rebuild,
                 ActivityKind::Scrub => ScanKind::Scrub,
             },

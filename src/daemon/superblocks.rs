@@ -59,15 +59,12 @@ pub fn write_superblock(device: &Device, superblock: &Superblock) -> Result<(), 
     device.flush()
 }
 
-/// Sets space aside for the log and the metadata pages of a member that has them, so that a filesystem that runs full
+/// Sets space aside for the log and the metadata pages of a member, so that a filesystem that runs full
 /// refuses data, which clients are told of, and never what keeps the array consistent.
 ///
 /// # Errors
 /// When there is no room.
 pub fn reserve_regions(device: &Device, superblock: &Superblock) -> Result<(), DeviceError> {
-    if superblock.redo.is_none() {
-        return Ok(());
-    }
     let regions = superblock.regions.iter().filter(|region| region.kind != RegionKind::Data);
     regions.into_iter().try_for_each(|region| device.preallocate(region.offset.0, region.len))
 }
@@ -91,7 +88,7 @@ pub fn wipe_ends(device: &Device) -> Result<(), DeviceError> {
 /// # Errors
 /// When the device fails.
 pub fn wipe_log(device: &Device, superblock: &Superblock) -> Result<(), DeviceError> {
-    let Some(log) = superblock.redo.and_then(|_| superblock.region(RegionKind::Log)) else { return Ok(()) };
+    let Some(log) = superblock.region(RegionKind::Log) else { return Ok(()) };
     let zeroes = vec![0; WIPED_AT_ONCE.min(log.len) as usize];
     let mut done = 0;
     while done < log.len {
@@ -178,27 +175,23 @@ mod tests {
         let log = array.regions.iter_mut().find(|region| region.kind == RegionKind::Log).unwrap();
         log.len = WIPED_AT_ONCE + (12 << 10);
         let log = *log;
-        let superblock = |redo| first_superblock(&NewArray { redo, ..array.clone() });
-        let bytes = superblock(None).device_bytes_min();
+        let superblock = first_superblock(&array);
+        let bytes = superblock.device_bytes_min();
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("m0");
         let content: Vec<u8> = (0..bytes).map(|at| (at % 251) as u8 | 1).collect();
-        for (redo, wiped) in [(None, false), (Some([3; 16]), true)] {
-            std::fs::write(&path, &content).unwrap();
-            let device = Device::open(&path, Access::Exclusive).unwrap();
-            wipe_log(&device, &superblock(redo)).unwrap();
-            drop(device);
-            let mut expected = content.clone();
-            if wiped {
-                expected[log.offset.0 as usize..(log.offset.0 + log.len) as usize].fill(0);
-            }
-            assert!(std::fs::read(&path).unwrap() == expected, "wiped {wiped}");
-        }
+        std::fs::write(&path, &content).unwrap();
+        let device = Device::open(&path, Access::Exclusive).unwrap();
+        wipe_log(&device, &superblock).unwrap();
+        drop(device);
+        let mut expected = content;
+        expected[log.offset.0 as usize..(log.offset.0 + log.len) as usize].fill(0);
+        assert!(std::fs::read(&path).unwrap() == expected);
     }
 
     #[test]
     fn a_device_that_is_back_in_an_older_state_is_not_the_one_that_was_lost() {
-        let superblock = first_superblock(&NewArray { redo: Some([3; 16]), ..NewArray::small(2, 1) });
+        let superblock = first_superblock(&NewArray::small(2, 1));
         let bytes = superblock.device_bytes_min();
         // A superblock leaves half of the copies of the one before: each state is on a device of its own.
         let look = |witness: &Witness, sequence: u64, role: Role| {

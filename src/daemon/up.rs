@@ -6,7 +6,7 @@
 use super::clock;
 use super::config::{CONTROL_SOCKET_NAME, DEFAULT_CONNECTIONS, DEFAULT_MEMORY, NBD_SOCKET_NAME};
 use super::control_server::ControlServer;
-use super::create::{CreatePlan, CreateRequest, DEFAULT_CHUNK, WRITE_HOLE_NOTE, default_checksum};
+use super::create::{CreatePlan, CreateRequest, DEFAULT_CHECKSUM, DEFAULT_CHUNK};
 use super::import::{self, Opened};
 use super::reactor::{ListenAddress, Listener};
 use super::serve::{RunError, create_dir, system, until_stopped};
@@ -53,8 +53,6 @@ pub struct UpOptions {
     pub volume: Option<VolumeKind>,
     /// Checksum of each block.
     pub checksum: Option<ChecksumKind>,
-    /// Without redo log.
-    pub no_log: bool,
     /// Whether GPUs are used.
     pub gpu: Option<Mode>,
     /// Start even where the members cannot prove that they are the current ones.
@@ -191,8 +189,7 @@ fn create(options: &UpOptions) -> Result<(Opened, Origin), RunError> {
         parity,
         // Out of range is refused as what it is, not as what it would wrap to.
         chunk: u32::try_from(chunk).unwrap_or(u32::MAX),
-        checksum: options.checksum.unwrap_or(default_checksum(!options.no_log)),
-        log: !options.no_log,
+        checksum: options.checksum.unwrap_or(DEFAULT_CHECKSUM),
         volume: options.volume.unwrap_or(VolumeKind::Plain),
         volume_bytes: Some(options.size.map_or(UP_BYTES, |size| size.0)),
         members,
@@ -202,7 +199,6 @@ fn create(options: &UpOptions) -> Result<(Opened, Origin), RunError> {
     let bytes = created.members.first().map_or(0, |(device, _)| device.facts().bytes);
     let mut origin =
         vec![format!("created {width} sparse files of {} in {}", HumanSize(bytes), options.dir.display())];
-    origin.extend(options.no_log.then(|| WRITE_HOLE_NOTE.to_owned()));
     origin.extend(space_note(&options.dir, bytes.saturating_mul(width as u64)));
     let (devices, superblocks): (Vec<_>, Vec<_>) = created.members.into_iter().unzip();
     let candidates: Vec<_> =
@@ -243,9 +239,6 @@ fn picked_up(options: &UpOptions, superblock: &Superblock) -> Origin {
     compare("--size", options.size.map(|size| human(size.0)), human(geometry.volume_bytes));
     compare("--chunk", options.chunk.map(|chunk| human(chunk.0)), human(u64::from(geometry.chunk)));
     compare("--checksum", options.checksum.map(|kind| kind.to_string()), superblock.checksum.to_string());
-    if options.no_log && superblock.redo.is_some() {
-        ignored.push("--no-log does not count: the array has a redo log, and keeps it".into());
-    }
     let mut origin =
         vec![format!("picked up the array in {}, with the geometry it has", options.dir.display())];
     origin.extend(ignored);

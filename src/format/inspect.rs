@@ -70,13 +70,12 @@ pub struct SuperblockReport {
     sequence: u64,
     epoch: EpochReport,
     clean: bool,
-    resynced_slots: u64,
     members: Vec<MemberReport>,
     replacements: Vec<ReplacementReport>,
     regions: Vec<RegionReport>,
     scrub: ScrubReport,
-    /// Where the redo log starts, absent when the array has none.
-    log_start: Option<LogStart>,
+    /// Where the redo log starts.
+    log_start: LogStart,
     features: FeatureReport,
 }
 
@@ -214,7 +213,6 @@ impl SuperblockReport {
                 live: superblock.epoch.live,
             },
             clean: superblock.clean,
-            resynced_slots: superblock.resynced.0,
             members: (0..)
                 .zip(superblock.members)
                 .zip(superblock.left)
@@ -248,7 +246,7 @@ impl SuperblockReport {
                 errors: superblock.scrub.errors,
                 repaired: superblock.scrub.repaired,
             },
-            log_start: superblock.redo.map(|redo| redo.start),
+            log_start: superblock.redo.start,
             features: FeatureReport {
                 compat: feature(superblock.features_compat),
                 ro_compat: feature(superblock.features_ro_compat),
@@ -330,12 +328,8 @@ impl fmt::Display for SuperblockReport {
             ),
         )?;
         line(f, "clean", if self.clean { "yes" } else { "no" })?;
-        if self.clean && self.resynced_slots < self.slots {
-            line(f, "resynced", format_args!("{} of {} slots", self.resynced_slots, self.slots))?;
-        }
-        if let Some(LogStart { epoch, sequence }) = self.log_start {
-            line(f, "log start", format_args!("batch {sequence}, epoch {epoch}"))?;
-        }
+        let LogStart { epoch, sequence } = self.log_start;
+        line(f, "log start", format_args!("batch {sequence}, epoch {epoch}"))?;
         for region in &self.regions {
             let what = format!("{} region", region.kind);
             line(

@@ -188,7 +188,7 @@ pub struct LogStart {
     pub sequence: u64,
 }
 
-/// What an array with redo log and stripe map keeps of them in its superblock.
+/// What an array keeps of its redo log in its superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RedoRecord {
     /// From which the key of log and pages is derived; random, fixed at creation.
@@ -246,7 +246,7 @@ pub struct Superblock {
     pub geometry: Geometry,
     /// Parity matrix.
     pub matrix: MatrixId,
-    /// Checksums; other than none only with `redo`.
+    /// Checksums.
     pub checksum: ChecksumKind,
     /// Volume.
     pub volume: VolumeKind,
@@ -258,17 +258,14 @@ pub struct Superblock {
     pub epoch: Epoch,
     /// No write is under way.
     pub clean: bool,
-    /// With `clean`: parity is consistent below this slot (all slots when no resync is under way). Without `clean`
-    /// nothing is known about parity after a restart, whatever this says.
-    pub resynced: SlotIndex,
     /// Per member.
     pub members: Vec<MemberRecord>,
     /// Replacements under construction.
     pub replacements: Vec<ReplacementRecord>,
     /// Scrubs.
     pub scrub: ScrubRecord,
-    /// The redo log; none for plain arrays of version 1.0, which have no stripe map either.
-    pub redo: Option<RedoRecord>,
+    /// The redo log.
+    pub redo: RedoRecord,
     /// Per member, while it is out of service: identity of the last complete epoch in which it was current, 0 for
     /// none. What it missed since can be told from the stripe map.
     pub left: Vec<u64>,

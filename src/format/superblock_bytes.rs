@@ -118,6 +118,17 @@ pub enum FormatError {
         /// Sequence of the copy.
         sequence: u64,
     },
+    /// Of an array without redo log: earlier builds made such arrays, and this one has no code for them.
+    #[error(
+        "it is a member of the array '{name}' without redo log, which an earlier build of Calpe made and this one cannot \
+         serve: copy the data out with the version that made the array, then create a new one"
+    )]
+    NoRedoLog {
+        /// Name of the array.
+        name: String,
+        /// Sequence of the copy.
+        sequence: u64,
+    },
     /// A field has a value that cannot be, although the checksum is right: a writer was wrong.
     #[error("superblock field '{field}' is {found}, expected {expected}")]
     Field {
@@ -161,6 +172,7 @@ impl FormatError {
         match self {
             FormatError::NewerVersion { sequence, .. }
             | FormatError::IncompatFeatures { sequence, .. }
+            | FormatError::NoRedoLog { sequence, .. }
             | FormatError::Field { sequence, .. } => Some(*sequence),
             FormatError::NoMagic
             | FormatError::Cleared
@@ -233,7 +245,8 @@ struct RawCopy {
     epoch_id: U64,
     epoch_parent: U64,
     epoch_live: [U64; 4],
-    resynced: U64,
+    /// Written by earlier builds, for arrays without redo log.
+    reserved_7: U64,
     scrub_active: u8,
     reserved_2: [u8; 7],
     scrub_position: U64,
@@ -348,9 +361,13 @@ impl Superblock {
         if major > FORMAT_MAJOR {
             return Err(FormatError::NewerVersion { major, minor, sequence });
         }
-        let unknown = raw.features_incompat.get() & !KNOWN_INCOMPAT;
+        let features = raw.features_incompat.get();
+        let unknown = features & !KNOWN_INCOMPAT;
         if unknown != 0 {
             return Err(FormatError::IncompatFeatures { features: feature_names(unknown), sequence });
+        }
+        if features == 0 {
+            return Err(FormatError::NoRedoLog { name: raw.shown_name(), sequence });
         }
         raw.read().and_then(|superblock| superblock.validate().map(|()| superblock)).map_err(
             |Fault { field, found, expected }| FormatError::Field { field, found, expected, sequence },
@@ -371,7 +388,7 @@ impl Superblock {
 
     /// Every count, by name.
     fn counts(&self) -> [(&'static str, u64); 10] {
-        let start = self.redo.map(|redo| redo.start).unwrap_or_default();
+        let start = self.redo.start;
         [
             ("sequence", self.sequence),
             ("epoch number", self.epoch.number),
@@ -386,11 +403,10 @@ impl Superblock {
         ]
     }
 
-    /// The incompat bits of an array with or without redo log and stripe map, and with this checksum.
+    /// The incompat bits of an array with this checksum.
     #[must_use]
-    pub fn incompat_features(redo: bool, checksum: ChecksumKind) -> u64 {
-        let log = if redo { REDO_LOG | STRIPE_MAP } else { 0 };
-        log | if checksum == ChecksumKind::None { 0 } else { CHECKSUM_PAGES }
+    pub fn incompat_features(checksum: ChecksumKind) -> u64 {
+        REDO_LOG | STRIPE_MAP | if checksum == ChecksumKind::None { 0 } else { CHECKSUM_PAGES }
     }
 
     /// The names of the incompat features in use, separated by commas.
@@ -428,7 +444,6 @@ impl Superblock {
         raw.epoch_id = self.epoch.id.into();
         raw.epoch_parent = self.epoch.parent.into();
         raw.epoch_live = self.epoch.live.0.map(U64::from);
-        raw.resynced = self.resynced.0.into();
         raw.scrub_active = u8::from(self.scrub.position.is_some());
         raw.scrub_position = self.scrub.position.map_or(0, |slot| slot.0).into();
         raw.scrub_errors_so_far = self.scrub.errors_so_far.into();
@@ -439,11 +454,9 @@ impl Superblock {
         raw.region_count = (self.regions.len() as u16).into();
         raw.member_count = (self.members.len() as u16).into();
         raw.replacement_count = (self.replacements.len() as u16).into();
-        if let Some(redo) = &self.redo {
-            raw.log_start_sequence = redo.start.sequence.into();
-            raw.log_start_epoch = redo.start.epoch.into();
-            raw.log_secret = redo.secret;
-        }
+        raw.log_start_sequence = self.redo.start.sequence.into();
+        raw.log_start_epoch = self.redo.start.epoch.into();
+        raw.log_secret = self.redo.secret;
         for (raw, left) in raw.left.iter_mut().zip(&self.left) {
             *raw = (*left).into();
         }
@@ -482,30 +495,21 @@ impl Superblock {
             member_limit(),
         )?;
         let slot_limit = || format!("at most {slots}, the slots of the array");
-        ensure(self.resynced.0 <= slots, "resynced", self.resynced, slot_limit())?;
         let position = self.scrub.position.unwrap_or_default();
         ensure(position.0 <= slots, "scrub position", position, slot_limit())?;
         self.validate_members(&slot_limit, &member_limit)?;
         self.validate_regions()?;
-        let features = Superblock::incompat_features(self.redo.is_some(), self.checksum);
+        let features = Superblock::incompat_features(self.checksum);
         ensure(
             self.features_incompat == features,
             "incompat features",
             format!("{:#x}", self.features_incompat),
             format!("{features:#x} for what the array uses"),
         )?;
-        match self.redo {
-            Some(_) => self.validate_log_and_pages(),
-            None => ensure(
-                self.checksum == ChecksumKind::None,
-                "checksum kind",
-                self.checksum,
-                "none without a redo log",
-            ),
-        }
+        self.validate_log_and_pages()
     }
 
-    /// That a logged array has room for its log and pages, so that no offset computed in them is outside.
+    /// That there is room for the log and the pages, so that no offset computed in them is outside.
     fn validate_log_and_pages(&self) -> Result<(), Fault> {
         let most = u64::from(NO_PLACE) * LOG_BLOCK_BYTES as u64;
         let logs = || self.regions.iter().filter(|region| region.kind == RegionKind::Log);
@@ -654,6 +658,12 @@ impl Geometry {
 }
 
 impl RawCopy {
+    /// The name, for a message about a copy that is not read.
+    fn shown_name(&self) -> String {
+        let bytes = self.name.split(|&byte| byte == 0).next().unwrap_or_default();
+        bytes.escape_ascii().to_string()
+    }
+
     fn read(&self) -> Result<Superblock, Fault> {
         ensure(
             self.copy_bytes.get() as usize == COPY_BYTES,
@@ -675,16 +685,11 @@ impl RawCopy {
         let replacements = counted("replacement count", self.replacement_count, MAX_REPLACEMENTS)?;
         let scrub_active = boolean("scrub active", self.scrub_active)?;
         let features_incompat = self.features_incompat.get();
-        // Without the feature there are no hashes: version 1.0 had a place for the kind and no use for it.
         let checksum = match features_incompat & CHECKSUM_PAGES {
             0 => ChecksumKind::None,
             _ => coded("checksum kind", self.checksum_kind, ChecksumKind::from_byte)?,
         };
-        // Half of the pair is refused by validation, which compares the features with what they stand for.
-        let redo = (features_incompat & (REDO_LOG | STRIPE_MAP) != 0).then(|| RedoRecord {
-            secret: self.log_secret,
-            start: LogStart { epoch: self.log_start_epoch.get(), sequence: self.log_start_sequence.get() },
-        });
+        let start = LogStart { epoch: self.log_start_epoch.get(), sequence: self.log_start_sequence.get() };
         Ok(Superblock {
             features_compat: self.features_compat.get(),
             features_ro_compat: self.features_ro_compat.get(),
@@ -715,7 +720,6 @@ impl RawCopy {
                 live: MemberSet(self.epoch_live.map(U64::get)),
             },
             clean: boolean("clean", self.clean)?,
-            resynced: SlotIndex(self.resynced.get()),
             members: self.members[..members].iter().map(RawMember::read).collect::<Result<_, _>>()?,
             replacements: self.replacements[..replacements].iter().map(RawReplacement::read).collect(),
             scrub: ScrubRecord {
@@ -726,7 +730,7 @@ impl RawCopy {
                 errors: self.scrub_errors.get(),
                 repaired: self.scrub_repaired.get(),
             },
-            redo,
+            redo: RedoRecord { secret: self.log_secret, start },
             left: self.left[..members].iter().map(|left| left.get()).collect(),
         })
     }
@@ -821,22 +825,8 @@ pub(super) mod tests {
     use crate::format::golden;
     use proptest::prelude::*;
 
-    /// A superblock with something in every field, and the same at every run: of an array with redo log.
+    /// A superblock with something in every field, and the same at every run.
     pub(in crate::format) fn example(role: Role) -> Superblock {
-        Superblock {
-            features_incompat: 0x7,
-            checksum: ChecksumKind::Blake3,
-            redo: Some(RedoRecord {
-                secret: *b"0123456789abcdef",
-                start: LogStart { epoch: 8, sequence: 990 },
-            }),
-            left: vec![0, 0, 0, 0, 0, 0x7654_3210_feeb_daed, 0],
-            ..plain_example(role)
-        }
-    }
-
-    /// The same array as version 1.0 would have made it, without redo log.
-    fn plain_example(role: Role) -> Superblock {
         let geometry =
             Geometry { data: 4, parity: 3, chunk: 65536, sector: 4096, slots: 4112, volume_bytes: 1 << 30 };
         let uuid = |number: u128| Uuid::from_u128(0x0123_4567_89ab_4def_8000_0000_0000_0000 + number);
@@ -849,7 +839,7 @@ pub(super) mod tests {
         Superblock {
             features_compat: 0,
             features_ro_compat: 0,
-            features_incompat: 0,
+            features_incompat: 0x7,
             array: uuid(1000),
             name: "tank".into(),
             created_unix: 1_750_000_000,
@@ -862,7 +852,7 @@ pub(super) mod tests {
             role,
             geometry,
             matrix: MatrixId::Vandermonde11d,
-            checksum: ChecksumKind::None,
+            checksum: ChecksumKind::Blake3,
             volume: VolumeKind::Plain,
             regions: vec![
                 Region { kind: RegionKind::Log, offset: ByteOffset(1 << 20), len: 16 << 20 },
@@ -877,7 +867,6 @@ pub(super) mod tests {
                 live: MemberSet::first(5),
             },
             clean: true,
-            resynced: SlotIndex(4000),
             members,
             replacements: vec![ReplacementRecord {
                 member: MemberIndex(5),
@@ -892,8 +881,8 @@ pub(super) mod tests {
                 errors: 3,
                 repaired: 4,
             },
-            redo: None,
-            left: vec![0; 7],
+            redo: RedoRecord { secret: *b"0123456789abcdef", start: LogStart { epoch: 8, sequence: 990 } },
+            left: vec![0, 0, 0, 0, 0, 0x7654_3210_feeb_daed, 0],
         }
     }
 
@@ -918,10 +907,7 @@ pub(super) mod tests {
     /// The same after everything was counted so far.
     fn counted_on(superblock: Superblock, by: u64) -> Superblock {
         let Superblock { sequence, epoch, scrub, redo, .. } = superblock.clone();
-        let later = |redo: RedoRecord| {
-            let LogStart { epoch, sequence } = redo.start;
-            RedoRecord { start: LogStart { epoch: epoch + by, sequence: sequence + by }, ..redo }
-        };
+        let start = LogStart { epoch: redo.start.epoch + by, sequence: redo.start.sequence + by };
         Superblock {
             sequence: sequence + by,
             epoch: Epoch { number: epoch.number + by, ..epoch },
@@ -930,13 +916,13 @@ pub(super) mod tests {
                 errors: scrub.errors + by,
                 ..scrub
             },
-            redo: redo.map(later),
+            redo: RedoRecord { start, ..redo },
             ..superblock
         }
     }
 
     fn superblocks() -> impl Strategy<Value = Superblock> {
-        let shape = (1u16..=255).prop_flat_map(|width| (1..=width, Just(width), 12u32..=22, 1u64..1 << 40));
+        let shape = (1u16..=255).prop_flat_map(|width| (1..=width, Just(width), 12u32..=22, 1u64..1 << 36));
         let ids = (any::<u128>(), any::<[u64; 8]>(), "[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}");
         let flags = (any::<bool>(), any::<bool>(), any::<bool>(), 0usize..3);
         (shape, ids, flags).prop_map(
@@ -972,17 +958,11 @@ pub(super) mod tests {
                 let data_start = 1 << 20;
                 let data_end = data_start + slots * u64::from(chunk);
                 let pages = PageLayout::new(geometry, true).region_bytes();
-                // The widest arrays of the most slots have no room for a log's pages on any device.
-                let fits = data_end.checked_add(pages).is_some_and(|end| end <= MAX_DEVICE_BYTES - 32768);
-                let redo = (fits && !sector).then(|| RedoRecord {
-                    secret: base.to_le_bytes(),
-                    start: LogStart { epoch: count_of(numbers[1]), sequence: count_of(numbers[2]) },
-                });
-                let checksum = if redo.is_some() { ChecksumKind::ALL[kind] } else { ChecksumKind::None };
+                let checksum = ChecksumKind::ALL[kind];
                 Superblock {
                     features_compat: 0,
                     features_ro_compat: 0,
-                    features_incompat: Superblock::incompat_features(redo.is_some(), checksum),
+                    features_incompat: Superblock::incompat_features(checksum),
                     array: uuid(5000),
                     name,
                     created_unix: count_of(numbers[3]),
@@ -1004,11 +984,7 @@ pub(super) mod tests {
                             offset: ByteOffset(data_start),
                             len: slots * u64::from(chunk),
                         },
-                        Region {
-                            kind: RegionKind::Pages,
-                            offset: ByteOffset(data_end),
-                            len: if fits { pages } else { 4096 },
-                        },
+                        Region { kind: RegionKind::Pages, offset: ByteOffset(data_end), len: pages },
                     ],
                     sequence: count_of(numbers[5]),
                     epoch: Epoch {
@@ -1021,7 +997,6 @@ pub(super) mod tests {
                             .collect(),
                     },
                     clean,
-                    resynced: pick(numbers[2]),
                     members: (0..width)
                         .map(|i| MemberRecord {
                             uuid: uuid(u128::from(i)),
@@ -1040,7 +1015,10 @@ pub(super) mod tests {
                         repaired: count_of(numbers[3]),
                     },
                     left: (0..width).map(|i| numbers[5].rotate_left(u32::from(i))).collect(),
-                    redo,
+                    redo: RedoRecord {
+                        secret: base.to_le_bytes(),
+                        start: LogStart { epoch: count_of(numbers[1]), sequence: count_of(numbers[2]) },
+                    },
                 }
             },
         )
@@ -1125,7 +1103,9 @@ pub(super) mod tests {
     fn golden_images_are_written_and_read_byte_for_byte() {
         for role in [Role::Member, Role::Replacement, Role::Replaced] {
             let name = format!("superblock-redo-{role}.bin");
-            let bytes = golden(&name, example(role).encode().as_slice());
+            // The images have how far a resync had come, which is written no more and not looked at.
+            let written = forged(&example(role), 0x118, &4000u64.to_le_bytes());
+            let bytes = golden(&name, written.as_slice());
             assert_eq!(Superblock::decode(&bytes), Ok(example(role)), "{role}");
         }
     }
@@ -1141,28 +1121,26 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn golden_images_of_version_1_0_read_as_plain_arrays() {
+    fn golden_images_of_arrays_without_redo_log_are_refused_by_name() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
         for role in [Role::Member, Role::Replacement] {
-            // The images have a checksum kind, which version 1.0 had no use for.
-            let written = forged(&plain_example(role), 0xbd, &[2]);
-            let bytes = golden(&format!("superblock-v1-{role}.bin"), written.as_slice());
-            assert_eq!(Superblock::decode(&bytes), Ok(plain_example(role)), "{role}");
+            let bytes = std::fs::read(root.join(format!("tests/golden/superblock-v1-{role}.bin"))).unwrap();
+            let error = Superblock::decode(&bytes).unwrap_err();
+            assert_eq!(error, FormatError::NoRedoLog { name: "tank".into(), sequence: 42 }, "{role}");
+            assert_eq!(error.refused_sequence(), Some(42));
+            let text = error.to_string();
+            assert!(text.contains("'tank' without redo log") && text.contains("copy the data out"), "{text}");
         }
     }
 
     #[test]
     fn log_and_map_come_together_and_checksums_only_with_them() {
-        let plain = plain_example(Role::Member);
-        for (bits, field) in [
-            (0x1, "incompat features"),
-            (0x4, "incompat features"),
-            (0x3, "incompat features"),
-            (0x6, "incompat features"),
-            (0x2, "checksum kind"),
-        ] {
+        for bits in [0x1, 0x2, 0x3, 0x4, 0x6] {
             let copy = forged(&example(Role::Member), 0x48, &[bits]);
             match Superblock::decode(copy.as_slice()) {
-                Err(FormatError::Field { field: found, .. }) => assert_eq!(found, field, "bits {bits:#x}"),
+                Err(FormatError::Field { field, .. }) => {
+                    assert_eq!(field, "incompat features", "bits {bits:#x}")
+                }
                 other => panic!("bits {bits:#x}: {other:?}"),
             }
         }
@@ -1171,14 +1149,14 @@ pub(super) mod tests {
         let unhashed =
             Superblock { checksum: ChecksumKind::None, features_incompat: 5, ..example(Role::Member) };
         assert_eq!(Superblock::decode(unhashed.encode().as_slice()), Ok(unhashed));
-        // A log, or room for it, that the features do not tell of is not written.
-        let logged = Superblock { redo: example(Role::Member).redo, ..plain };
-        assert!(std::panic::catch_unwind(|| logged.encode()).is_err());
+        // Features that are not what the array uses are not written.
+        let plain = Superblock { features_incompat: 0, ..example(Role::Member) };
+        assert!(std::panic::catch_unwind(|| plain.encode()).is_err());
         assert_eq!(example(Role::Member).feature_names(), "redo-log, checksum-pages, stripe-map");
     }
 
     #[test]
-    fn a_logged_array_has_room_for_log_and_pages() {
+    fn an_array_has_room_for_log_and_pages() {
         let refused = |change: fn(&mut Superblock)| {
             let mut superblock = example(Role::Member);
             change(&mut superblock);
@@ -1263,7 +1241,6 @@ pub(super) mod tests {
             (0xd8, &[0xff; 8], "volume bytes"),
             (0xd8, &[0; 8], "volume bytes"),
             (0xf8, &[0xff], "epoch live set"),
-            (0x118, &[0xff; 8], "resynced"),
             (0x120, &[2], "scrub active"),
             (0x128, &[0xff; 8], "scrub position"),
             (0x158, &[17, 0], "region count"),

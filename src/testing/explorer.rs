@@ -15,21 +15,10 @@ use super::{
     Fate, Floor, Oracle, Random, SimArray, SimDisk, SimShape, SimWorld, Workload, Wreck, logs, presence,
 };
 use crate::format::MemberState;
-use crate::volume::{ActivityKind, AdminRequest, ClientReply, ClientRequest, LogState, MemberStatus};
+use crate::volume::{ActivityKind, AdminRequest, ClientReply, LogState, MemberStatus};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-
-/// What an array promises after a crash.
-#[derive(Clone, Copy, Debug)]
-pub struct Promise {
-    /// A block never shows a mix of writes, what was read after a crash stays, a disk that forgot acknowledged writes
-    /// is seen through, and a crash with members missing is survived. An array without a log promises none of these:
-    /// it refuses to start degraded after a crash.
-    pub logged: bool,
-    /// Start all the same, which an administrator can order.
-    pub force: bool,
-}
 
 /// What is explored.
 #[derive(Clone, Copy, Debug)]
@@ -40,8 +29,6 @@ pub struct Scenario {
     pub shape: SimShape,
     /// The load.
     pub workload: Workload,
-    /// What must hold.
-    pub promise: Promise,
     /// Steps of the load.
     pub steps: usize,
     /// Of the moments of a load, crashes are tried at one in so many, so that a seed goes through a long history.
@@ -262,7 +249,7 @@ impl Explorer<'_> {
         let scenario = self.scenario;
         self.totals.runs += 1;
         let sim = SimArray::create_in(self.world, self.seed);
-        let oracle = Oracle::new(scenario.shape.volume_bytes, scenario.promise.logged);
+        let oracle = Oracle::new(scenario.shape.volume_bytes);
         let mut load = Run::new(sim, oracle, scenario.workload, Random::new(self.seed ^ 0x5eed));
         let mut moment = 0;
         let mut loss = Random::new(self.seed ^ 0x1055);
@@ -395,17 +382,15 @@ impl Explorer<'_> {
         (floor, past): (Floor, &Past),
     ) -> Result<(), String> {
         let seed = Random::new(self.random.next_u64());
-        let started = self.world.start(disks, self.scenario.promise.force, seed);
+        let started = self.world.start(disks, false, seed);
         let mut sim = started.map_err(|error| format!("{REFUSED}: {error}"))?;
         mark_unrecorded(&mut sim);
         // A disk that forgot what it had acknowledged, or whose log is damaged, is an erasure beside those that are
         // missing.
         let (live, forgot) = live_members(&sim);
         let missing = u32::from(self.scenario.shape.width()) - live.count_ones();
-        let survives = |bad: u64| {
-            self.scenario.promise.logged
-                && missing + (bad & live).count_ones() <= u32::from(self.scenario.shape.parity)
-        };
+        let survives =
+            |bad: u64| missing + (bad & live).count_ones() <= u32::from(self.scenario.shape.parity);
         if presence.ruined & live != 0 && !survives(presence.ruined | forgot) {
             self.path.push("beyond what the array survives".into());
             // With every log damaged nothing may be left that tells where a stripe has moved to, or what went in place.
@@ -474,13 +459,9 @@ impl Explorer<'_> {
         let mut reads = self.submit_reads(sim, oracle.blocks());
         let mut changes = sim.changes();
         for _ in 0..STEPS_MAX {
-            // Without a log only a flush makes what is read stay.
-            let observe = self.scenario.promise.logged;
             reads.poll(sim, |first, bytes| {
                 oracle.check(first, bytes, floor).map_err(|wrong| format!("after the crash: {wrong}"))?;
-                if observe {
-                    oracle.observe(first, bytes);
-                }
+                oracle.observe(first, bytes);
                 Ok(())
             })?;
             if reads.are_over() {
@@ -508,9 +489,6 @@ impl Explorer<'_> {
     /// Damages logs now and then. Returns whose: bits by index of member; nobody's when it costs no row anything.
     fn damage_logs(&mut self, disks: &mut BTreeMap<u32, SimDisk>, may_spoil: bool, depth: u32) -> u64 {
         let one_in = if depth > 0 { 3 } else { 6 };
-        if !self.scenario.promise.logged {
-            return 0;
-        }
         if self.random.one_in(one_in) {
             return logs::ruin(disks, self.scenario.shape.width(), &mut self.random);
         }
@@ -545,8 +523,7 @@ impl Explorer<'_> {
         let (k, width) = (u32::from(self.scenario.shape.data), u32::from(self.scenario.shape.width()));
         let current = presence.current.count_ones();
         let sound = (presence.current & !presence.ruined).count_ones();
-        let enough = sound >= k && 2 * current > width;
-        !enough || (!self.scenario.promise.logged && current < width)
+        sound < k || 2 * current <= width
     }
 
     /// Reads the volume and checks what was read.
@@ -558,11 +535,6 @@ impl Explorer<'_> {
 
     /// The same, and what was read is all that may be read from then on.
     fn observe_all(&mut self, sim: &mut SimArray, oracle: &mut Oracle, floor: Floor) -> Result<(), String> {
-        if !self.scenario.promise.logged {
-            // Without a log only a flush makes what is read stay.
-            let flush = sim.submit(ClientRequest::Flush);
-            sim.wait(flush).map_err(|error| format!("a flush after the crash: {error}"))?;
-        }
         self.read_blocks(sim, oracle.blocks(), |first, bytes| {
             oracle.check(first, bytes, floor).map_err(|wrong| format!("after the crash: {wrong}"))?;
             oracle.observe(first, bytes);

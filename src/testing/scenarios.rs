@@ -1,6 +1,6 @@
 //! What is explored in every run of the tests: small arrays of several geometries under mixed loads.
 
-use super::{Next, Promise, Scenario, SimShape, Workload};
+use super::{Next, Scenario, SimShape, Workload};
 use crate::format::ChecksumKind;
 
 const SMALL: u32 = 4096;
@@ -8,15 +8,11 @@ const TWO_ROWS: u32 = 8192;
 
 const LOAD: Workload = Workload::MIXED;
 
-/// An array without a log: crashes are survived whole or not at all.
-const PLAIN: Promise = Promise { logged: false, force: false };
-
-const fn scenario(name: &'static str, shape: SimShape, promise: Promise) -> Scenario {
+const fn scenario(name: &'static str, shape: SimShape) -> Scenario {
     Scenario {
         name,
         shape,
         workload: LOAD,
-        promise,
         steps: 3000,
         moments_one_in: 24,
         variants: 16,
@@ -32,9 +28,6 @@ const fn scenario(name: &'static str, shape: SimShape, promise: Promise) -> Scen
     }
 }
 
-/// An array with a log: whatever happens within the budget is survived.
-const LOGGED: Promise = Promise { logged: true, force: false };
-
 /// A ring that is full after a few dozen batches.
 const RING: u64 = 256 << 10;
 
@@ -47,14 +40,14 @@ const FULL_RING: u64 = 64 << 10;
 /// Nobody fails and nobody is replaced: everything is about the log.
 const fn steady(name: &'static str, shape: SimShape) -> Scenario {
     let workload = Workload { faults: 0, admin: 0, ..LOAD };
-    Scenario { workload, ..scenario(name, shape, LOGGED) }
+    Scenario { workload, ..scenario(name, shape) }
 }
 
 /// Whole stripes all the time, and two free slots for them: slots go from stripe to stripe.
 const fn fresh(name: &'static str, shape: SimShape) -> Scenario {
     let workload = Workload { stripe_writes: 20, small_writes: 10, faults: 0, admin: 0, ..LOAD };
     let shape = SimShape { free_slots: Some(2), ..shape };
-    Scenario { workload, ..scenario(name, shape, LOGGED) }
+    Scenario { workload, ..scenario(name, shape) }
 }
 
 /// More writes than the ring has room for: it is full all the time, and its space is used again as soon as it may be.
@@ -72,13 +65,13 @@ const fn full(name: &'static str, shape: SimShape) -> Scenario {
         ..LOAD
     };
     let shape = SimShape { log_bytes: Some(FULL_RING), ..shape };
-    Scenario { workload, ..scenario(name, shape, LOGGED) }
+    Scenario { workload, ..scenario(name, shape) }
 }
 
 /// Members come and go, starts are cut short again and again, and it takes k members of as many others.
 const fn epochs(name: &'static str, shape: SimShape) -> Scenario {
     let workload = Workload { operations: 40, small_writes: 6, faults: 2, admin: 2, ..LOAD };
-    let scenario = scenario(name, shape, LOGGED);
+    let scenario = scenario(name, shape);
     Scenario { workload, depth_max: 5, sweep_one_in: 6, any_one_in: 2, ..scenario }
 }
 
@@ -99,7 +92,7 @@ const fn round(name: &'static str, shape: SimShape) -> Scenario {
         admin: 0,
         ..LOAD
     };
-    Scenario { workload, ..scenario(name, shape, LOGGED) }
+    Scenario { workload, ..scenario(name, shape) }
 }
 
 /// The same blocks again and again, each write durable: nearly every image in the log is replaced by a newer one.
@@ -118,7 +111,7 @@ const fn again(name: &'static str, shape: SimShape) -> Scenario {
 /// A member is lost soon, and that is what is looked at: runs are short, and every moment after the loss counts.
 const fn lost(name: &'static str, shape: SimShape) -> Scenario {
     let workload = Workload { small_writes: 20, fua_one_in: 3, faults: 0, admin: 0, ..LOAD };
-    let scenario = scenario(name, shape, LOGGED);
+    let scenario = scenario(name, shape);
     Scenario { workload, steps: 320, loss_within: 240, moments_one_in: 96, any_one_in: 2, ..scenario }
 }
 
@@ -132,7 +125,7 @@ const fn redone(name: &'static str, shape: SimShape) -> Scenario {
 const fn back(name: &'static str, shape: SimShape) -> Scenario {
     let workload = Workload { small_writes: 10, faults: 0, admin: 4, ..LOAD };
     let next = Next { end: 1, sweep: 0, crash: 1, load: 4 };
-    let scenario = scenario(name, shape, LOGGED);
+    let scenario = scenario(name, shape);
     Scenario { workload, steps: 400, next, steps_after: 400, any_one_in: 16, ..scenario }
 }
 
@@ -141,7 +134,7 @@ const fn back(name: &'static str, shape: SimShape) -> Scenario {
 const fn halves(name: &'static str, shape: SimShape) -> Scenario {
     let workload = Workload { small_writes: 6, fua_one_in: 1, faults: 0, admin: 0, ..LOAD };
     let next = Next { end: 1, sweep: 4, crash: 1, load: 2 };
-    let scenario = scenario(name, shape, LOGGED);
+    let scenario = scenario(name, shape);
     Scenario {
         workload,
         steps: 80,
@@ -157,15 +150,15 @@ const fn halves(name: &'static str, shape: SimShape) -> Scenario {
 
 /// The scenarios; a replay token begins with a name of these.
 pub const SCENARIOS: &[Scenario] = &[
-    scenario("logged-2+1", SimShape::new(2, 1, SMALL, 5).logged(ChecksumKind::Crc32c, RING), LOGGED),
-    scenario("logged-3+2", SimShape::new(3, 2, TWO_ROWS, 4).logged(ChecksumKind::Crc32c, RING), LOGGED),
-    scenario("logged-4+2", SimShape::new(4, 2, SMALL, 4).logged(ChecksumKind::Blake3, RING), LOGGED),
-    scenario("logged-8+3", SimShape::new(8, 3, SMALL, 3).logged(ChecksumKind::Crc32c, RING), LOGGED),
-    scenario("logged-5+5", SimShape::new(5, 5, SMALL, 3).logged(ChecksumKind::Crc32c, RING), LOGGED),
-    scenario("bare-2+1", SimShape::new(2, 1, SMALL, 5).logged(ChecksumKind::None, RING), LOGGED),
-    scenario("bare-3+2", SimShape::new(3, 2, TWO_ROWS, 4).logged(ChecksumKind::None, RING), LOGGED),
-    scenario("tight-2+1", SimShape::new(2, 1, TWO_ROWS, 5).logged(ChecksumKind::Blake3, SMALL_RING), LOGGED),
-    scenario("tight-2+2", SimShape::new(2, 2, SMALL, 4).logged(ChecksumKind::Crc32c, SMALL_RING), LOGGED),
+    scenario("logged-2+1", SimShape::new(2, 1, SMALL, 5).logged(ChecksumKind::Crc32c, RING)),
+    scenario("logged-3+2", SimShape::new(3, 2, TWO_ROWS, 4).logged(ChecksumKind::Crc32c, RING)),
+    scenario("logged-4+2", SimShape::new(4, 2, SMALL, 4).logged(ChecksumKind::Blake3, RING)),
+    scenario("logged-8+3", SimShape::new(8, 3, SMALL, 3).logged(ChecksumKind::Crc32c, RING)),
+    scenario("logged-5+5", SimShape::new(5, 5, SMALL, 3).logged(ChecksumKind::Crc32c, RING)),
+    scenario("bare-2+1", SimShape::new(2, 1, SMALL, 5).logged(ChecksumKind::None, RING)),
+    scenario("bare-3+2", SimShape::new(3, 2, TWO_ROWS, 4).logged(ChecksumKind::None, RING)),
+    scenario("tight-2+1", SimShape::new(2, 1, TWO_ROWS, 5).logged(ChecksumKind::Blake3, SMALL_RING)),
+    scenario("tight-2+2", SimShape::new(2, 2, SMALL, 4).logged(ChecksumKind::Crc32c, SMALL_RING)),
     steady("steady-2+1", SimShape::new(2, 1, SMALL, 5).logged(ChecksumKind::None, SMALL_RING)),
     steady("steady-4+2", SimShape::new(4, 2, TWO_ROWS, 4).logged(ChecksumKind::Crc32c, SMALL_RING)),
     fresh("fresh-2+1", SimShape::new(2, 1, SMALL, 3).logged(ChecksumKind::None, RING)),
@@ -185,20 +178,11 @@ pub const SCENARIOS: &[Scenario] = &[
     lost("lost-2+1", SimShape::new(2, 1, SMALL, 3).logged(ChecksumKind::None, SMALL_RING)),
     lost("lost-3+2", SimShape::new(3, 2, SMALL, 3).logged(ChecksumKind::Crc32c, SMALL_RING)),
     halves("halves-2+2", SimShape::new(2, 2, SMALL, 1).logged(ChecksumKind::None, RING)),
-    scenario("plain-2+1", SimShape::new(2, 1, SMALL, 5), PLAIN),
-    scenario("plain-3+2", SimShape::new(3, 2, TWO_ROWS, 4), PLAIN),
-    scenario("plain-4+2", SimShape::new(4, 2, SMALL, 4), PLAIN),
-    scenario("plain-8+3", SimShape::new(8, 3, SMALL, 3), PLAIN),
-    scenario("plain-5+5", SimShape::new(5, 5, SMALL, 3), PLAIN),
 ];
-
-/// The array without a log, started by force after a crash with members missing: what its refusal protects from.
-pub const WRITE_HOLE: Scenario =
-    scenario("write-hole", SimShape::new(2, 1, SMALL, 5), Promise { logged: false, force: true });
 
 /// The scenario that a replay token names.
 #[must_use]
 pub fn scenario_of(token: &str) -> Option<Scenario> {
     let name = token.split(':').next()?;
-    SCENARIOS.iter().chain([&WRITE_HOLE]).find(|scenario| scenario.name == name).copied()
+    SCENARIOS.iter().find(|scenario| scenario.name == name).copied()
 }

@@ -31,9 +31,7 @@ pub struct SimShape {
     pub chunk: u32,
     /// Bytes of the volume.
     pub volume_bytes: u64,
-    /// With a redo log; without, an array of format 1.0.
-    pub redo: bool,
-    /// Checksum of each block; other than none only with `redo`.
+    /// Checksum of each block.
     pub checksum: ChecksumKind,
     /// Bytes of the log region in place of what `create` would give it: a ring that is soon full.
     pub log_bytes: Option<u64>,
@@ -54,7 +52,6 @@ impl SimShape {
             parity,
             chunk,
             volume_bytes,
-            redo: false,
             checksum: ChecksumKind::None,
             log_bytes: None,
             job_bytes: None,
@@ -62,10 +59,10 @@ impl SimShape {
         }
     }
 
-    /// The same with a redo log, checksums of this kind and a ring of so many bytes on every member.
+    /// The same with checksums of this kind and a ring of so many bytes on every member.
     #[must_use]
     pub const fn logged(self, checksum: ChecksumKind, log_bytes: u64) -> SimShape {
-        SimShape { redo: true, checksum, log_bytes: Some(log_bytes), ..self }
+        SimShape { checksum, log_bytes: Some(log_bytes), ..self }
     }
 
     /// Members.
@@ -122,8 +119,7 @@ impl SimWorld {
             geometry,
             regions,
             checksum: shape.checksum,
-            redo: shape.redo.then(|| *new_uuid(random).as_bytes()),
-            members_are_zero: true,
+            secret: *new_uuid(random).as_bytes(),
         };
         let mut disks = BTreeMap::new();
         for (superblock, at) in new.superblocks(&uuids).iter().zip(0..) {

@@ -42,8 +42,6 @@ pub enum Claim {
     EpochParent,
     /// The members in service, the first 64 of them.
     EpochLive,
-    /// Slots whose parity is known to be consistent.
-    Resynced,
     /// The sequence with which the log starts.
     LogStartSequence,
     /// The epoch in which the log starts.
@@ -52,14 +50,13 @@ pub enum Claim {
 
 impl Claim {
     /// All of them.
-    pub const ALL: [Claim; 9] = [
+    pub const ALL: [Claim; 8] = [
         Claim::Sequence,
         Claim::RoCompat,
         Claim::EpochNumber,
         Claim::EpochId,
         Claim::EpochParent,
         Claim::EpochLive,
-        Claim::Resynced,
         Claim::LogStartSequence,
         Claim::LogStartEpoch,
     ];
@@ -72,7 +69,6 @@ impl Claim {
             Claim::EpochId => 0xe8,
             Claim::EpochParent => 0xf0,
             Claim::EpochLive => 0xf8,
-            Claim::Resynced => 0x118,
             Claim::LogStartSequence => 0x160,
             Claim::LogStartEpoch => 0x168,
         }
@@ -141,12 +137,12 @@ mod tests {
         let before = newest(disk).expect("a superblock");
         assert_eq!(disk.forge_superblock(Claim::EpochNumber, |number| number + 7), Some(before.epoch.number));
         assert_eq!(disk.forge_superblock(Claim::EpochParent, |_| 99), Some(before.epoch.parent));
-        let redo = before.redo.expect("a log");
+        let redo = before.redo;
         assert_eq!(disk.forge_superblock(Claim::LogStartSequence, |n| n + 1), Some(redo.start.sequence));
         let mut expected = before;
         expected.epoch.number += 7;
         expected.epoch.parent = 99;
-        expected.redo.as_mut().expect("a log").start.sequence += 1;
+        expected.redo.start.sequence += 1;
         assert_eq!(newest(disk), Some(expected));
     }
 
@@ -159,7 +155,7 @@ mod tests {
         sim.settle();
         let superblock = newest(&sim.disks[&0]).expect("a superblock");
         let said = |claim| sim.disks[&0].clone().forge_superblock(claim, |word| word).expect("a superblock");
-        let redo = superblock.redo.expect("a log");
+        let redo = superblock.redo;
         let expected = [
             superblock.sequence,
             superblock.features_ro_compat,
@@ -167,7 +163,6 @@ mod tests {
             superblock.epoch.id,
             superblock.epoch.parent,
             superblock.epoch.live.0[0],
-            superblock.resynced.0,
             redo.start.sequence,
             redo.start.epoch,
         ];

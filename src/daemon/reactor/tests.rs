@@ -167,7 +167,7 @@ impl Volume for PassThrough {
             engine: "none",
             client_errors: 0,
             checksum: ChecksumKind::None,
-            log: LogState::None,
+            log: LogState::Serving,
             lost: Vec::new(),
             set_aside: Vec::new(),
             unreadable: Vec::new(),
