@@ -21,7 +21,7 @@ from collections import defaultdict, namedtuple
 BLOCK = 4096
 ENTRIES = 252
 NOWHERE = 0xFFFFFFFF
-UNWRITTEN, LOST = bytes(16), b"\xff" * 16
+UNWRITTEN, LOST, SET_ASIDE = bytes(16), b"\xff" * 16, b"setaside"
 CHECKSUM_PAGES, KNOWN_FEATURES = 1 << 1, 0b111
 # Hashes are computed side by side; so many blocks are kept in memory.
 BLOCKS_AT_ONCE = 2048
@@ -180,7 +180,12 @@ def block_hashes(kind, blocks):
         hashes = [value[:16] for value in blake3_many(blocks)]
     else:
         hashes = [value + CRC_MARK for value in crc32c_many(blocks)]
-    return [b"\x5a" * 16 if value in (UNWRITTEN, LOST) else value for value in hashes]
+    return [value if is_stored(value) else b"\x5a" * 16 for value in hashes]
+
+
+def is_stored(value):
+    """Whether a hash stands for content; other blocks enter decoding as zeroes."""
+    return value not in (UNWRITTEN, LOST) and value[8:] != SET_ASIDE
 
 
 # "Parity": GF(2^8) with 0x11D.
@@ -447,7 +452,7 @@ class Array:
                 member = self.member_of(record.slot, column)
                 for row in range(record.rows):
                     value = record.hashes[at * record.rows + row]
-                    if value in (UNWRITTEN, LOST):
+                    if not is_stored(value):
                         continue
                     place = batch.places[member]
                     if place != NOWHERE:
@@ -483,7 +488,7 @@ class Array:
                     for column in range(self.width):
                         for row in range(self.rows):
                             value = record.hashes[column * self.rows + row]
-                            kind = "zero" if value in (UNWRITTEN, LOST) else "fresh"
+                            kind = "fresh" if is_stored(value) else "zero"
                             cells[record.slot][row, column] = (kind, value, number)
                 else:
                     if record.first:
@@ -493,7 +498,7 @@ class Array:
                     for at, column in enumerate(record.columns):
                         for row in range(record.row, record.row + record.rows):
                             value = record.hashes[at * record.rows + row - record.row]
-                            kind = "zero" if value in (UNWRITTEN, LOST) else "image"
+                            kind = "image" if is_stored(value) else "zero"
                             place = self.good_images.get((number, nth, row, column))
                             cells[record.slot][row, column] = (kind, value, place)
                 holds[record.slot] = True
@@ -521,7 +526,7 @@ class Array:
                 for column, cell in enumerate(row_cells):
                     if cell is None:
                         cell = ("place", self.page_hash(slot, row, column), None)
-                        if cell[1] in (UNWRITTEN, LOST):
+                        if cell[1] is not None and not is_stored(cell[1]):
                             cell = ("zero", None, None)
                     kind, value, place = cell
                     unchecked = kind == "place" and not self.record.checksum_kind
@@ -665,7 +670,7 @@ class Array:
         good, asked, blocks = {}, [], []
         for at in wanted:
             value = self.hash_of(*at)
-            if value in (UNWRITTEN, LOST):
+            if value is not None and not is_stored(value):
                 good[at] = bytes(BLOCK)
                 continue
             block = self.block(*at)
@@ -695,18 +700,25 @@ class Array:
         for (at, block), is_value in zip(decoded, self.hashes([block for _, block in decoded])):
             if self.hash_of(*at) in (None, is_value):
                 good[at] = block
-        return {at: good[at] for at in wanted if at in good and self.hash_of(*at) != LOST}
+        gone = {at for at in wanted if self.hash_of(*at) == LOST}
+        aside = [at for at in wanted if self.hash_of(*at) is not None and self.hash_of(*at)[8:] == SET_ASIDE]
+        blocks = [self.block_in_place(*at) for at in aside]
+        for at, block, is_value in zip(aside, blocks, self.hashes(blocks)):
+            good[at] = block
+            if is_value is None or is_value[:8] != self.hash_of(*at)[:8]:
+                gone.add(at)
+        return {at: good[at] for at in wanted if at in good and at not in gone}
 
 
-def recover(array, output):
+def recover(volume, output):
     """Writes the volume to a file; returns the offsets of the blocks that are gone."""
-    record, gone = array.record, []
+    record, gone = volume.record, []
     output.truncate(record.volume_bytes)
-    full = ((stripe, slot) for stripe, (slot, holds) in enumerate(array.stripes) if holds)
-    for part in groups(full, max(1, BLOCKS_AT_ONCE // (array.k * array.rows))):
-        blocks = array.data_blocks([slot for _, slot in part])
-        for (stripe, slot), column, row in itertools.product(part, range(array.k), range(array.rows)):
-            offset = (stripe * array.k + column) * record.chunk + row * BLOCK
+    full = ((stripe, slot) for stripe, (slot, holds) in enumerate(volume.stripes) if holds)
+    for part in groups(full, max(1, BLOCKS_AT_ONCE // (volume.k * volume.rows))):
+        blocks = volume.data_blocks([slot for _, slot in part])
+        for (stripe, slot), column, row in itertools.product(part, range(volume.k), range(volume.rows)):
+            offset = (stripe * volume.k + column) * record.chunk + row * BLOCK
             block = blocks.get((slot, row, column))
             if offset < record.volume_bytes and block is None:
                 gone.append(offset)
@@ -753,21 +765,21 @@ def main():
     parser.add_argument("--output", "-o", required=True, metavar="FILE")
     options = parser.parse_args()
     try:
-        array = Array(open_devices(options.devices))
+        volume = Array(open_devices(options.devices))
     except Unreadable as reason:
         print(f"cannot be recovered: {reason}", file=sys.stderr)
         sys.exit(2)
-    record = array.record
-    members = ", ".join(str(member) for member in sorted(array.usable))
-    print(f"array '{record.name}', {array.k}+{array.m}, epoch {record.epoch.number}, {'clean' if record.clean else 'not clean'}; "
+    record = volume.record
+    members = ", ".join(str(member) for member in sorted(volume.usable))
+    print(f"array '{record.name}', {volume.k}+{volume.m}, epoch {record.epoch.number}, {'clean' if record.clean else 'not clean'}; "
           f"members used: {members}")
     if not record.clean:
-        print(f"log: {array.prefix} of {len(array.chain)} batches count, {array.committed} were noted as durable")
-    for page in array.doubtful_map:
+        print(f"log: {volume.prefix} of {len(volume.chain)} batches count, {volume.committed} were noted as durable")
+    for page in volume.doubtful_map:
         print(f"page {page} of the stripe map may be an old one: stripes {page * ENTRIES} to {page * ENTRIES + ENTRIES - 1} "
               "may be as they were before")
     with open(options.output, "wb") as output:
-        gone = recover(array, output)
+        gone = recover(volume, output)
     for first, last in ranges(sorted(gone)):
         print(f"lost: bytes {first} to {last} of the volume")
     print(f"{record.volume_bytes} bytes written, {len(gone)} blocks of 4 KiB lost")

@@ -250,19 +250,25 @@ impl Load {
             let request = Request::new(Command::Read, (first * BLOCK) as u64, (range.len() * BLOCK) as u64);
             let answer = client.call(&request, &[])?;
             let data = answer.unwrap_or_else(|failure| panic!("blocks {range:?} cannot be read: {failure}"));
-            for (at, bytes) in range.zip(data.chunks_exact(BLOCK)) {
-                let block = &mut self.blocks[at];
-                let mut possible = vec![block.now];
-                possible.extend(block.next.take());
-                let found = possible.iter().find(|content_of| bytes == content(at, **content_of));
-                *block = Block {
-                    now: *found.unwrap_or_else(|| panic!("{}", told(at, bytes, &possible))),
-                    ..*block
-                };
-                block.readers = 0;
-            }
+            range.zip(data.chunks_exact(BLOCK)).for_each(|(at, bytes)| self.settle_block(at, bytes));
         }
         Ok(())
+    }
+
+    /// The same, with the content of the volume as somebody else has read it.
+    pub fn settle_on(&mut self, volume: &[u8]) {
+        assert_eq!(volume.len(), self.blocks.len() * BLOCK);
+        self.flights.clear();
+        volume.chunks_exact(BLOCK).enumerate().for_each(|(at, bytes)| self.settle_block(at, bytes));
+    }
+
+    fn settle_block(&mut self, at: usize, bytes: &[u8]) {
+        let block = &mut self.blocks[at];
+        let mut possible = vec![block.now];
+        possible.extend(block.next.take());
+        let found = possible.iter().find(|content_of| bytes == content(at, **content_of));
+        block.now = *found.unwrap_or_else(|| panic!("{}", told(at, bytes, &possible)));
+        block.readers = 0;
     }
 
     /// Sends one request, or none when the blocks drawn are busy.
