@@ -7,7 +7,7 @@ What cannot be recovered is left as zeroes in FILE and listed. Exit status: 0 wh
 2 when the array cannot be read at all.
 
 Needs Python 3.8 and nothing else. Written from docs/on-disk-format.md alone, section by section: where this program and Calpe
-disagree, one of the three is wrong. Everything is read again and again rather than kept; a gigabyte takes some minutes.
+disagree, one of the three is wrong. Little is kept in memory; a gigabyte takes some two minutes.
 """
 
 import argparse
