@@ -272,6 +272,55 @@ fn a_rebuild_whose_sources_cannot_be_read_for_a_while_builds_what_it_can_and_har
     }
 }
 
+// ---- calpe repair and calpe clear ----
+
+/// The last thing that the array said of a repair.
+fn repair(array: &mut Checked) -> String {
+    array.sim.settle();
+    array.sim.admin(AdminRequest::Repair).expect("it begins");
+    array.sim.settle();
+    let said = array.sim.notices.iter().rev().find(|notice| notice.text.contains("repair"));
+    said.expect("it says how it ended").text.clone()
+}
+
+#[test]
+fn a_repair_finds_what_was_set_aside_before_a_restart_and_says_what_is_left() {
+    let (mut array, away) = beyond_the_budget(ChecksumKind::Blake3);
+    let write = array.submit(CHUNK, 7, BLOCK);
+    array.sim.wait(write).expect("written");
+    let mut array = array.restart();
+    assert_eq!(array.sim.status().set_aside, [], "nobody has met it yet");
+    let said = repair(&mut array);
+    assert!(said.contains("0 blocks are readable again, 1 are still set aside"), "{said}");
+    assert_eq!(array.sim.status().set_aside, [(VolumeOffset(0), BLOCK as u64)]);
+    array.online(0, away);
+    let said = repair(&mut array);
+    assert!(said.contains("0 are still set aside"), "{said}");
+    array.assert_undamaged();
+}
+
+#[test]
+fn a_repair_tells_what_is_lost_from_what_cannot_be_read_for_now() {
+    let mut array = Checked::filled(shape(2, 1, ChecksumKind::Blake3), 10);
+    let at = array.first_block().start;
+    array.disk(0).flip(at, 1);
+    array.disk(1).flip(at, 1);
+    assert_eq!(array.sim.read(0, BLOCK), Err(ClientError::Io));
+    let data = array.sim.data_region();
+    let second = data.start + BLOCK as u64..data.start + 2 * BLOCK as u64;
+    array.fail_reads(0..3, Trouble::Medium, second, 30);
+    assert_eq!(array.sim.read(BLOCK as u64, BLOCK), Err(ClientError::Io));
+    assert!(repair(&mut array).contains("1 cannot be read for now, 1 are beyond repair"));
+    array.sim.sleep(30_000);
+    assert!(repair(&mut array).contains("0 cannot be read for now, 1 are beyond repair"));
+    assert_eq!(array.sim.status().lost, [(VolumeOffset(0), BLOCK as u64)]);
+    array.sim.admin(AdminRequest::Clear { member: None }).expect("cleared");
+    let status = array.sim.status();
+    assert_eq!((status.client_errors, status.lost), (0, vec![]));
+    assert!(status.members.iter().all(|member| member.counters.checksum_errors == 0));
+    assert_eq!(array.sim.read(0, BLOCK), Err(ClientError::Io), "that it is forgotten mends nothing");
+}
+
 // ---- Each rule is needed ----
 
 /// Block 0 is beyond reading for good; the parity cannot be read for a moment, while block `CHUNK` is written.

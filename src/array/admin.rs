@@ -32,6 +32,8 @@ impl Array {
                 Ok("the scrub is stopped".into())
             }
             AdminRequest::ScrubStop => Err("no scrub is running".into()),
+            AdminRequest::Repair => self.start_repair(),
+            AdminRequest::Clear { member } => self.clear(member),
             AdminRequest::Stop => {
                 self.stopping = Some(Stopping::Draining(id));
                 self.run();
@@ -46,7 +48,7 @@ impl Array {
         self.actions.push(ArrayAction::AdminDone(id, result));
     }
 
-    fn known(&self, index: MemberIndex) -> Result<(), String> {
+    pub(super) fn known(&self, index: MemberIndex) -> Result<(), String> {
         let width = self.map.width();
         if usize::from(index.0) < width {
             return Ok(());

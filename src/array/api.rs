@@ -169,6 +169,13 @@ pub enum AdminRequest {
     ScrubPause,
     /// Stop a scrub and forget its position.
     ScrubStop,
+    /// Look again at every block that is set aside or called lost.
+    Repair,
+    /// Forget the counts of a member, or of all members and the array.
+    Clear {
+        /// None: of all.
+        member: Option<MemberIndex>,
+    },
     /// Finish what is in flight, answer new requests with [`ClientError::Stopping`], flush, mark the array
     /// clean and complete. The volume does nothing after that.
     Stop,

@@ -37,6 +37,15 @@ impl Damage {
         }
     }
 
+    /// What is known of a block; nothing of one that can be had, as far as is known.
+    pub fn why(&self, block: BlockName) -> Option<Why> {
+        self.blocks.get(&block).copied()
+    }
+
+    pub fn clear(&mut self) {
+        self.blocks.clear();
+    }
+
     /// The block was read, or written.
     pub fn forget(&mut self, block: BlockName) {
         self.blocks.remove(&block);

@@ -60,7 +60,14 @@ impl Array {
     }
 
     /// Reads a block that could not be had again. What comes of it shows in the list of damage.
-    pub(super) fn look_again(&mut self, (stripe, column, row): BlockName) {
+    /// `waiter` is advanced when that is over.
+    pub(super) fn look_again(&mut self, block: BlockName, waiter: Option<usize>) {
+        let is_running = self.repaying.contains_key(&block);
+        self.repaying.entry(block).or_default().extend(waiter);
+        if is_running {
+            return;
+        }
+        let (stripe, column, row) = block;
         self.looks += 1;
         let buf = self.pool.alloc(BLOCK);
         let (column, row) = (usize::from(column), row as usize);
@@ -347,7 +354,11 @@ impl Array {
     }
 
     fn release_logged_read(&mut self, key: usize, read: &mut LoggedRead) -> Flow {
-        self.looks -= usize::from(read.looks_at.is_some());
+        if let Some((column, row)) = read.looks_at.take() {
+            self.looks -= 1;
+            let waiters = self.repaying.remove(&(read.stripe, column as u16, row as u32));
+            self.ready.extend(waiters.into_iter().flatten());
+        }
         self.release_pages(&mut read.pages);
         if read.stage != Stage::Repay {
             self.unlock(SlotIndex(read.stripe.0), key);

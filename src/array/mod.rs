@@ -42,6 +42,7 @@ mod plan;
 mod rebuild;
 mod recovery;
 mod redo;
+mod repair;
 mod slot_hold;
 mod startup;
 mod status;
@@ -76,6 +77,7 @@ use page_scrub::PageScrub;
 use pages::PageStore;
 use passes::Passes;
 use redo::Redo;
+use repair::{Repair, RepairProgress};
 use slab::Slab;
 use startup::{Life, LogFacts};
 pub use status::{
@@ -183,13 +185,15 @@ pub struct Array {
     damage: Damage,
     /// Operations that wait until a time before they read again what could not be read.
     patient: Vec<(Timestamp, usize)>,
-    /// Blocks that are set aside and being read again, with the operations that wait for the outcome.
+    /// Damaged blocks that are being looked at again, with the operations that wait for the outcome.
     repaying: HashMap<BlockName, Vec<usize>>,
     /// Where the last look at damaged blocks ended, and when it was.
     looked_at: Option<BlockName>,
     last_look: Timestamp,
     /// Looks at damaged blocks under way.
     looks: usize,
+    /// While an administrator's repair runs.
+    repair: Option<RepairProgress>,
     redo: Box<Redo>,
     actions: Vec<ArrayAction>,
 }
@@ -211,6 +215,7 @@ enum Op {
     LoggedPass(Box<LoggedPass>),
     PagePass(Box<PagePass>),
     PageScrub(Box<PageScrub>),
+    Repair(Box<Repair>),
 }
 
 /// Who submitted an I/O, and which of its own.
@@ -365,6 +370,7 @@ impl Array {
             looked_at: None,
             last_look: Timestamp(0),
             looks: 0,
+            repair: None,
             redo,
             actions: Vec::new(),
         };
@@ -482,7 +488,7 @@ impl Array {
             Op::LoggedWrite(write) => self.logged_write_coded(key, write, columns),
             Op::LoggedPass(pass) => self.logged_pass_coded(key, pass, columns),
             Op::Busy | Op::Ended => unreachable!("an operation outlives its job"),
-            Op::PagePass(_) | Op::PageScrub(_) => unreachable!("pages are no bulk work"),
+            Op::PagePass(_) | Op::PageScrub(_) | Op::Repair(_) => unreachable!("pages are no bulk work"),
         };
         self.put_back(key, op, flow);
         self.run();
@@ -592,6 +598,7 @@ impl Array {
             Op::LoggedPass(pass) => self.advance_logged_pass(key, pass),
             Op::PagePass(pass) => self.advance_page_pass(key, pass),
             Op::PageScrub(scrub) => self.advance_page_scrub(key, scrub),
+            Op::Repair(repair) => self.advance_repair(key, repair),
         };
         self.put_back(key, op, flow);
     }
@@ -603,7 +610,7 @@ impl Array {
             Op::LoggedRead(read) => self.logged_read_io(key, read, item, entry, result),
             Op::LoggedWrite(write) => self.logged_write_io(key, write, item, entry, result),
             Op::LoggedPass(pass) => self.logged_pass_io(key, pass, item, entry, result),
-            Op::PagePass(_) | Op::PageScrub(_) => unreachable!("pages have I/O of their own"),
+            Op::PagePass(_) | Op::PageScrub(_) | Op::Repair(_) => unreachable!("pages have I/O of their own"),
         };
         self.put_back(key, op, flow);
     }

@@ -122,7 +122,7 @@ impl Passes {
     pub fn pass_mut(&mut self, kind: ActivityKind) -> Option<&mut Pass> {
         match kind {
             ActivityKind::Scrub => self.scrub.as_mut(),
-            ActivityKind::Rebuild => None,
+            ActivityKind::Rebuild | ActivityKind::Repair => None,
         }
     }
 
@@ -177,6 +177,7 @@ impl Array {
             self.passes.running += 1;
             match kind {
                 ActivityKind::Rebuild => self.start_rebuild_slot(),
+                ActivityKind::Repair => unreachable!("a repair goes at its own pace"),
                 ActivityKind::Scrub => {
                     let slots = self.map.slots;
                     let Some(pass) = self.passes.pass_mut(kind) else { return };
@@ -345,6 +346,7 @@ impl Array {
             let paused = failed || self.passes.scrub_paused || !all.is_empty();
             all.push(activity(ActivityKind::Scrub, pass, paused));
         }
+        all.extend(self.repair_activity());
         all
     }
 
@@ -355,7 +357,7 @@ impl Array {
             .iter()
             .filter(|(_, op)| match op {
                 Op::LoggedPass(op) => op.waits(),
-                Op::PagePass(_) | Op::PageScrub(_) => true,
+                Op::PagePass(_) | Op::PageScrub(_) | Op::Repair(_) => true,
                 _ => false,
             })
             .map(|(key, _)| key)
@@ -366,6 +368,7 @@ impl Array {
                 Op::LoggedPass(op) => self.end_logged_pass(key, op, false),
                 Op::PagePass(op) => self.end_page_pass(op, false),
                 Op::PageScrub(op) => self.end_page_scrub(op, false),
+                Op::Repair(op) => self.end_repair_walk(op, false),
                 _ => unreachable!("just found to be one of these"),
             };
             self.put_back(key, op, flow);
@@ -374,6 +377,8 @@ impl Array {
 
     /// Whether operations other than those of clients are under way.
     pub(super) fn background_is_idle(&self) -> bool {
-        !self.ops.iter().any(|(_, op)| matches!(op, Op::LoggedPass(_) | Op::PagePass(_) | Op::PageScrub(_)))
+        !self.ops.iter().any(|(_, op)| {
+            matches!(op, Op::LoggedPass(_) | Op::PagePass(_) | Op::PageScrub(_) | Op::Repair(_))
+        })
     }
 }

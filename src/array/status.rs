@@ -52,6 +52,8 @@ pub enum ActivityKind {
     Rebuild,
     /// Everything is read and verified.
     Scrub,
+    /// Blocks that are set aside or called lost are looked at again.
+    Repair,
 }
 
 /// A background pass that runs, or waits.

@@ -97,6 +97,19 @@ Examples:
   calpe scrub tank -w       start and wait for the result
   calpe scrub tank -p       pause; the position is kept")]
     Scrub(ScrubArgs),
+    /// Look again at everything that is set aside or called lost, and say what is truly gone
+    #[command(after_help = "\
+Blocks that could not be read when the rest of their rows was written are set aside: their checksums stay, and they come
+back when their members can read them again. The array looks by itself now and then; this looks everywhere, now.
+Examples:
+  calpe repair tank -w      exit 0 only if everything can be read")]
+    Repair(RepairArgs),
+    /// Set the error counts of an array, or of one member, back to zero
+    #[command(after_help = "\
+Examples:
+  calpe clear tank
+  calpe clear tank 3")]
+    Clear(ClearArgs),
     /// Wait until what runs on an array has ended; exit 0 only if it ended well
     #[command(after_help = "\
 Examples:
@@ -423,6 +436,31 @@ pub struct ScrubArgs {
     pub dry_run: bool,
 }
 
+/// Options of `repair`.
+#[derive(Debug, Clone, Args)]
+pub struct RepairArgs {
+    /// Name or uuid of the array
+    pub name: String,
+    /// Wait for its end; exit 0 only if everything can be read
+    #[arg(long, short, conflicts_with = "dry_run")]
+    pub wait: bool,
+    /// Only say what would be done
+    #[arg(long, short = 'n')]
+    pub dry_run: bool,
+}
+
+/// Options of `clear`.
+#[derive(Debug, Clone, Args)]
+pub struct ClearArgs {
+    /// Name or uuid of the array
+    pub name: String,
+    /// Index, path or uuid of a member; all of them and the array without it
+    pub member: Option<MemberRef>,
+    /// Only say what would be done
+    #[arg(long, short = 'n')]
+    pub dry_run: bool,
+}
+
 /// Options of `wait`.
 #[derive(Debug, Clone, Args)]
 pub struct WaitArgs {
@@ -440,6 +478,8 @@ pub enum WaitKind {
     Rebuild,
     /// A scrub
     Scrub,
+    /// A look at everything that is set aside or called lost
+    Repair,
 }
 
 /// Options of `events`.

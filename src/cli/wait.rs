@@ -3,7 +3,10 @@
 //! half is pure: the caller asks the daemon and sleeps.
 
 use super::text::{duration, scan_line};
-use crate::control::{ArrayReport, ArrayState, LastScrub, MemberReport, MemberState, ScanKind, ScanReport};
+use crate::control::{
+    ArrayReport, ArrayState, LastScrub, LostReport, MemberReport, MemberState, ScanKind, ScanReport,
+};
+use crate::units::HumanSize;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -31,6 +34,8 @@ pub enum Goal {
         /// When.
         since: ScrubMark,
     },
+    /// The end of a repair that was just started.
+    Repair,
     /// This device being in service.
     Replacement {
         /// Its path as it was given to the daemon.
@@ -90,6 +95,7 @@ impl Waiter {
         let look = match &self.goal {
             Goal::Replacement { new } => look_at_replacement(array, new),
             Goal::Scrub { since } => look_at_scrub(array, since),
+            Goal::Repair => look_at_repair(array),
             Goal::Passes { kinds, since } => {
                 let (kinds, since) = (kinds.clone(), *since);
                 self.look_at_passes(array, &kinds, &since)
@@ -152,7 +158,7 @@ impl Waiter {
                 let kind = scan.kind.word();
                 let hint = match scan.kind {
                     ScanKind::Scrub => format!("; 'calpe scrub {}' goes on with it", array.name),
-                    ScanKind::Rebuild => String::new(),
+                    ScanKind::Rebuild | ScanKind::Repair => String::new(),
                 };
                 Look::Badly(format!("the {kind} is paused at {:.1} %{hint}", scan.percent))
             }
@@ -188,6 +194,23 @@ fn look_at_scrub(array: &ArrayReport, since: &ScrubMark) -> Look {
         Some(scan) => Look::Running(Some(scan.clone())),
         None => scrub_result(array, since),
     }
+}
+
+fn look_at_repair(array: &ArrayReport) -> Look {
+    if let Some(scan) = array.scan.iter().find(|scan| scan.kind == ScanKind::Repair) {
+        return Look::Running(Some(scan.clone()));
+    }
+    let bytes = |parts: &[LostReport]| HumanSize(parts.iter().map(|part| part.bytes).sum());
+    if array.lost.is_empty() && array.set_aside.is_empty() && array.unreadable.is_empty() {
+        return Look::Well("repair is complete: everything that is known can be read".into());
+    }
+    Look::Badly(format!(
+        "repair is complete: {} are beyond repair, {} set aside, {} unreadable for now; 'calpe status -v {}' lists where",
+        bytes(&array.lost),
+        bytes(&array.set_aside),
+        bytes(&array.unreadable),
+        array.name
+    ))
 }
 
 fn scrub_result(array: &ArrayReport, since: &ScrubMark) -> Look {
@@ -293,7 +316,7 @@ fn remark(scan: &ScanReport) -> String {
     }
     let mut text = String::new();
     if let Some(rate) = scan.rate_bytes_per_s {
-        let _ = write!(text, "{}/s", crate::units::HumanSize(rate));
+        let _ = write!(text, "{}/s", HumanSize(rate));
     }
     if let Some(eta) = scan.eta_s {
         let _ = write!(text, "  {} left", duration(eta));

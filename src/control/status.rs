@@ -236,6 +236,8 @@ pub enum ScanKind {
     Rebuild,
     /// Everything is read and verified.
     Scrub,
+    /// Blocks that are set aside or called lost are looked at again.
+    Repair,
 }
 
 impl ScanKind {
@@ -245,6 +247,7 @@ impl ScanKind {
         match self {
             ScanKind::Rebuild => "rebuild",
             ScanKind::Scrub => "scrub",
+            ScanKind::Repair => "repair",
         }
     }
 }

@@ -45,6 +45,20 @@ impl From<DeviceError> for RequestError {
 }
 
 impl Daemon {
+    /// Sets error counts back to zero.
+    pub(super) fn clear(&self, array: &str, member: Option<&MemberRef>, dry_run: bool) -> Outcome {
+        let (id, name) = self.find(array, |served| (served.id, served.names.name.clone()))?;
+        let target = member.map(|member| self.target(array, member)).transpose()?;
+        let what =
+            target.as_ref().map_or_else(|| "all members and the array".into(), |target| target.describe());
+        if dry_run {
+            return Ok(Done::line(format!("would clear the error counts of {what}")));
+        }
+        let member = target.map(|target| target.index);
+        let outcome = self.reactor.admin(id, AdminRequest::Clear { member }, Vec::new())?;
+        Ok(Done::line(format!("array '{name}': {}", outcome.0)))
+    }
+
     pub(super) fn take_out(&self, array: &str, member: &MemberRef, failed: bool, dry_run: bool) -> Outcome {
         let target = self.target(array, member)?;
         let (word, member) = (if failed { "fail" } else { "take offline" }, target.index);

@@ -206,6 +206,7 @@ impl Meters {
             kind: match activity.kind {
                 ActivityKind::Rebuild => ScanKind::Rebuild,
                 ActivityKind::Scrub => ScanKind::Scrub,
+                ActivityKind::Repair => ScanKind::Repair,
             },
             percent: ScanReport::percent_of(activity.done_bytes, activity.total_bytes),
             done: activity.done_bytes,

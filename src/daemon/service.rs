@@ -340,6 +340,10 @@ impl Daemon {
                 self.change(|| self.replace(&array, &old, &new, force, dry_run))
             }
             Request::Scrub { array, action, dry_run } => self.change(|| self.scrub(&array, action, dry_run)),
+            Request::Repair { array, dry_run } => self.change(|| self.repair(&array, dry_run)),
+            Request::Clear { array, member, dry_run } => {
+                self.change(|| self.clear(&array, member.as_ref(), dry_run))
+            }
             Request::GpuDrill { drill, dry_run } => self.change(|| {
                 let done = self.gpus.drill(drill, dry_run);
                 done.map(Done::line).map_err(|reason| refusal(ErrorCode::Refused, reason))
@@ -572,6 +576,17 @@ impl Daemon {
             return Ok(Done::line(format!("would {word} the scrub of array '{name}'")));
         }
         let outcome = self.reactor.admin(id, request, Vec::new())?;
+        Ok(Done::line(format!("array '{name}': {}", outcome.0)))
+    }
+
+    fn repair(&self, array: &str, dry_run: bool) -> Outcome {
+        let (id, name) = self.find(array, |served| (served.id, served.names.name.clone()))?;
+        if dry_run {
+            return Ok(Done::line(format!(
+                "would look again at what is set aside or lost on array '{name}'"
+            )));
+        }
+        let outcome = self.reactor.admin(id, AdminRequest::Repair, Vec::new())?;
         Ok(Done::line(format!("array '{name}': {}", outcome.0)))
     }
 

@@ -54,8 +54,8 @@ impl Array {
             write.way = next;
             return self.plan_logged(key, write);
         }
-        if write.repays.is_some() {
-            return self.end_logged_write(key, write, Ok(SlotReply::Done));
+        if let Some((_, column, row)) = write.repays {
+            return self.still_set_aside(key, write, usize::from(column), row as usize);
         }
         let mut unknown = write.fetch.missing.iter().filter(|block| !block.why.counts_as_zeroes());
         let is_proven = unknown.all(|block| block.why == Why::Proven);
@@ -176,7 +176,7 @@ impl Array {
         for (block, why) in blocks {
             match why {
                 Why::SetAside => self.start_repay(block, None),
-                Why::Lost | Why::Unreadable | Why::Proven => self.look_again(block),
+                Why::Lost | Why::Unreadable | Why::Proven => self.look_again(block, None),
             }
         }
     }
@@ -192,9 +192,12 @@ impl Array {
         let entry = self.redo().block_hash(write.slot, row, column);
         let member = self.member_at(write.slot, column);
         let device = self.readable(member, write.slot);
-        let (Some(true), Some(device)) = (entry.map(|entry| entry.is_set_aside()), device) else {
+        if !entry.is_some_and(|entry| entry.is_set_aside()) {
+            // It was written meanwhile.
+            self.damage.forget((write.stripe, column as u16, row as u32));
             return self.end_logged_write(key, write, Ok(SlotReply::Done));
-        };
+        }
+        let Some(device) = device else { return self.still_set_aside(key, write, column, row) };
         write.stage = Stage::Repay;
         let offset = self.map.device_offset(self.data_offset, write.slot, row * BLOCK);
         let read = IoOp::Read { offset, buf: self.pool.alloc(BLOCK) };
@@ -210,12 +213,13 @@ impl Array {
     ) -> Flow {
         let Work::Repay { column, row } = write.work else { unreachable!("a block is repaid") };
         let is_void = self.is_failed() || write.life != self.redo().lives;
-        let (Ok(IoValue::Data(bytes)), false) = (result, is_void) else {
+        if is_void {
             return self.end_logged_write(key, write, Ok(SlotReply::Done));
-        };
+        }
+        let Ok(IoValue::Data(bytes)) = result else { return self.still_set_aside(key, write, column, row) };
         let entry = self.redo().pages.hash(write.slot, row, ColumnIndex(column as u16));
         if !entry.was_set_aside_from(self.redo().log_hasher().hash(&bytes)) {
-            return self.end_logged_write(key, write, Ok(SlotReply::Done));
+            return self.still_set_aside(key, write, column, row);
         }
         // To coding the block held zeroes until now.
         let offset = column * self.map.chunk + row * BLOCK;
@@ -224,10 +228,14 @@ impl Array {
         if flow == Flow::Finished { flow } else { self.advance_logged_write(key, write) }
     }
 
+    fn still_set_aside(&mut self, key: usize, write: &mut LoggedWrite, column: usize, row: usize) -> Flow {
+        self.damage.note(write.stripe, &[Missing { column, row, why: Why::SetAside }]);
+        self.end_logged_write(key, write, Ok(SlotReply::Done))
+    }
+
     /// A write ends: those that wait for the block it repaid look again.
     pub(super) fn end_repay(&mut self, write: &mut LoggedWrite) {
-        if let Some(waiters) = write.repays.take().and_then(|block| self.repaying.remove(&block)) {
-            self.ready.extend(waiters);
-        }
+        let Some(block) = write.repays.take() else { return };
+        self.ready.extend(self.repaying.remove(&block).into_iter().flatten());
     }
 }
