@@ -6,7 +6,8 @@
 //! one that a broken rule causes, in a build with debug assertions.
 
 use calpe::testing::{
-    Mutation, SCENARIOS, Scenario, SimWorld, Totals, Violation, explore, replay, scenario_of,
+    FAULT_RULES, Mutation, SCENARIOS, Scenario, SimWorld, Standing, Totals, Violation, explore, is_kept,
+    replay, scenario_of,
 };
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -76,20 +77,31 @@ fn campaign(
 
 fn chosen() -> Vec<Scenario> {
     let wanted = std::env::var("CALPE_SIM_SCENARIO").ok();
-    let is_wanted = |name: &str| wanted.as_ref().is_none_or(|wanted| wanted.split(',').any(|w| w == name));
-    let chosen: Vec<Scenario> = SCENARIOS.iter().filter(|s| is_wanted(s.name)).copied().collect();
+    let is_wanted = |scenario: &&Scenario| match &wanted {
+        Some(wanted) => wanted.split(',').any(|name| name == scenario.name),
+        None => is_kept(scenario),
+    };
+    let chosen: Vec<Scenario> = SCENARIOS.iter().filter(is_wanted).copied().collect();
     assert!(!chosen.is_empty(), "no scenario is called {wanted:?}");
     chosen
 }
 
 fn report(totals: &Totals, violations: &[Violation], took: Duration) {
-    let Totals { runs, moments, points, repeated, refused, scrubs, errors } = totals;
+    let Totals { runs, moments, points, repeated, refused, scrubs, errors, peaces, faults } = totals;
     println!(
         "{points} crash points ({repeated} after another crash, {refused} rightly refused) at {moments} moments of \
          {runs} runs, {scrubs} clean scrubs, {errors} errors beyond what is survived, {} violations, {:.0} s",
         violations.len(),
         took.as_secs_f64()
     );
+    println!(
+        "faults besides: {faults}; {peaces} times all had passed, nothing was left, and m members could be spared"
+    );
+    for (kind, rules, standing) in FAULT_RULES {
+        if *standing == Standing::Pending {
+            println!("left out: {} ({rules})", kind.name());
+        }
+    }
 }
 
 #[test]

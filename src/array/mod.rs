@@ -23,6 +23,7 @@ mod fetch;
 pub mod geometry;
 mod health;
 mod inflight;
+mod inspect;
 mod job;
 mod journal;
 mod lock;

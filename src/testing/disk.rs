@@ -205,6 +205,8 @@ pub struct SimDisk {
     pub dead: bool,
     /// Reads that touch these 4 KiB blocks fail until the block is written.
     pub bad_blocks: BTreeSet<u64>,
+    /// These blocks are in rows of which enough other members have theirs: the disk counts as sound.
+    pub scattered: bool,
     /// Writes of data fail for lack of space; superblocks have their place already.
     pub full: bool,
     /// Zeroing is refused as unsupported.
@@ -253,7 +255,10 @@ impl SimDisk {
     /// Whether it works and has kept what it was given.
     #[must_use]
     pub fn is_sound(&self) -> bool {
-        !self.dead && !self.forgot && self.failing_flushes == 0 && self.bad_blocks.is_empty()
+        !self.dead
+            && !self.forgot
+            && self.failing_flushes == 0
+            && (self.scattered || self.bad_blocks.is_empty())
     }
 
     /// From now on operations are hit by this fault, too, until it is over.

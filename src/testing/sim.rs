@@ -12,7 +12,7 @@ use crate::codec::Codec;
 use crate::format::{
     ArrayShape, ChecksumKind, RegionKind, Role, all_copy_offsets, geometry_for, member_bytes_for,
 };
-use crate::units::{Timestamp, VolumeOffset};
+use crate::units::{BlockHash, Timestamp, VolumeOffset};
 use crate::volume::{
     AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, ClientReply, ClientRequest, Job,
     MemberStatus, NewDevice, PlainVolume, RequestId, Volume, VolumeAction, VolumeEvent, VolumeStatus,
@@ -451,6 +451,12 @@ impl SimArray {
         self.admin_done.remove(&id)
     }
 
+    /// The number that the next request will have.
+    #[must_use]
+    pub fn next_request(&self) -> u64 {
+        self.next_request
+    }
+
     /// Starts a client request.
     pub fn submit(&mut self, request: ClientRequest) -> u64 {
         let id = self.next_request;
@@ -721,6 +727,11 @@ impl SimArray {
     #[must_use]
     pub fn status(&self) -> VolumeStatus {
         self.volume.status()
+    }
+
+    /// The hash of a block of the volume as the array's cached pages have it; none while they do not.
+    pub(super) fn cached_hash(&self, block: usize) -> Option<BlockHash> {
+        self.volume.cached_hash(VolumeOffset(block as u64 * BLOCK))
     }
 
     /// The array's random choices and the test's may come from one seed.

@@ -15,7 +15,7 @@ use crate::array::{
 };
 use crate::block_io::{Buf, BufMut, Pool};
 use crate::codec::Codec;
-use crate::units::{SlotIndex, StripeIndex, Timestamp, VolumeOffset};
+use crate::units::{BlockHash, ColumnIndex, ROW_BYTES, SlotIndex, StripeIndex, Timestamp, VolumeOffset};
 use slab::Slab;
 use std::ops::Range;
 
@@ -98,6 +98,14 @@ impl PlainVolume {
             stop: None,
             stopping: false,
         }
+    }
+
+    /// The hash of the block at `offset` as the array's cached pages have it, for tests; none while they do not.
+    pub(crate) fn cached_hash(&self, offset: VolumeOffset) -> Option<BlockHash> {
+        let (stripe, within) = (offset.0 / self.stripe_bytes, offset.0 % self.stripe_bytes);
+        let chunk = u64::from(self.array.geometry().chunk);
+        let column = ColumnIndex((within / chunk) as u16);
+        self.array.cached_hash(StripeIndex(stripe), column, (within % chunk / ROW_BYTES) as usize)
     }
 
     /// Where a logical stripe is.
