@@ -1088,7 +1088,8 @@ fn a_start_that_is_refused_forced_or_not_leaves_who_is_missing_current() {
         }
         drain(&mut without);
         let LogState::Refused(reason) = without.status().log else { panic!("{:?}", without.status().log) };
-        assert!(reason.contains("is lost"), "{reason}");
+        let expected = if force { "is lost" } else { "is not known" };
+        assert!(reason.contains(expected), "{reason}");
         without.admin(AdminRequest::Stop).expect("it stops");
         drain(&mut without);
         let disk = without.disks.remove(&returned).expect("a disk");

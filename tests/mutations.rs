@@ -5,7 +5,13 @@
 //! CALPE_SIM_SCENARIO: it is hunted in the scenarios of these names; CALPE_SIM_SEED: from this seed on.
 #![cfg(debug_assertions)]
 
+#[path = "support/page_faults.rs"]
+#[allow(dead_code)]
+mod page_faults;
+
 use calpe::testing::{Aim, Damage, Mutation, Place, SCENARIOS, Scenario, SimWorld, Totals, atlas, explore};
+use calpe::units::Timestamp;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
@@ -52,7 +58,31 @@ fn hunt_by_damage(mutation: Mutation) -> Result<String, String> {
     Err(format!("{}: NOT FOUND by damage", mutation.name()))
 }
 
+/// An error that goes away leaves nothing behind.
+fn hunt_by_page_faults(mutation: Mutation) -> Result<String, String> {
+    let moment = Timestamp(500_000_000);
+    for seed in 0..24 {
+        let scene = || {
+            page_faults::old_map_page(moment, seed)?;
+            page_faults::pages_unreadable_for_a_moment(seed.is_multiple_of(2), 1_000, seed)?;
+            page_faults::pages_unreadable_and_a_power_cut(seed)
+        };
+        let result = mutation.with(|| catch_unwind(AssertUnwindSafe(scene)));
+        if let Err(what) = result.unwrap_or_else(|_| Err("panic".into())) {
+            let what: String = what.chars().take(160).collect();
+            return Ok(format!("{}: seed {seed}: {what}", mutation.name()));
+        }
+    }
+    Err(format!("{}: NOT FOUND by page faults", mutation.name()))
+}
+
 fn hunt(mutation: Mutation) -> Result<String, String> {
+    match mutation {
+        Mutation::UnreadTakenForOld | Mutation::UnreadTakenForLost | Mutation::UnreadWrittenOver => {
+            return hunt_by_page_faults(mutation);
+        }
+        _ => {}
+    }
     if matches!(mutation, Mutation::OldParityNotVerified | Mutation::BlendNotVerified) {
         return hunt_by_damage(mutation);
     }

@@ -102,6 +102,7 @@ impl Array {
         let stripe = match self.hold_slot(key, &mut pass.hold) {
             Held::Wait => return Flow::Wait,
             Held::Empty => return self.end_logged_pass(key, pass, true),
+            Held::Unreadable => return self.skip_pass(key, pass),
             Held::Stripe(stripe) => stripe,
         };
         let rows = 0..self.map.chunk / BLOCK;
@@ -149,6 +150,27 @@ impl Array {
             Fetched::Wait => Flow::Wait,
             Fetched::Done => self.fetched_pass(key, pass),
         }
+    }
+
+    /// The checksums of the slot cannot be read now (rule T3). A device under construction goes without its blocks: once the
+    /// checksums can be read, what it holds does not match them, and is decoded from others and repaired.
+    fn skip_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
+        let slot = pass.hold.slot;
+        match &pass.work {
+            Work::Scrub => {
+                if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
+                    scrub.errors += 1;
+                }
+            }
+            Work::Rebuild(_) => {
+                let text = format!(
+                    "slot {slot} was not built, as its checksums cannot be read for now: its blocks are missing on the new device \
+                     until a scrub, or a read, finds them so"
+                );
+                self.notice(NoticeLevel::Error, None, text);
+            }
+        }
+        self.end_logged_pass(key, pass, true)
     }
 
     pub(super) fn logged_pass_io(

@@ -3,7 +3,7 @@
 use super::damage::BlockName;
 use super::fetch::{Fetch, Fetched, Why};
 use super::lock::LockMode;
-use super::page_hold::PageHold;
+use super::page_hold::{PageHold, PagesHeld};
 use super::{Array, ClientError, Flow, Inflight, Op, PieceId, SlotReply};
 use crate::block_io::{BufMut, IoFault, IoValue};
 use crate::codec::CodedColumns;
@@ -156,10 +156,11 @@ impl Array {
             let pages = self.hash_pages(read.slot, rows.start / BLOCK..rows.end / BLOCK);
             read.pages = PageHold::new(pages, read.life);
         }
-        if !self.hold_pages(key, &mut read.pages) {
-            return Flow::Wait;
+        match self.hold_pages(key, &mut read.pages) {
+            PagesHeld::Wait => Flow::Wait,
+            PagesHeld::Unreadable => self.end_logged_read(key, read, Err(ClientError::Io)),
+            PagesHeld::All { .. } => self.fetch_for_read(key, read),
         }
-        self.fetch_for_read(key, read)
     }
 
     fn fetch_for_read(&mut self, key: usize, read: &mut LoggedRead) -> Flow {

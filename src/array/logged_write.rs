@@ -11,7 +11,7 @@ use super::fetch::{Blended, Fetch, Fetched};
 use super::journal::{record_bytes, stripe_of};
 use super::lock::LockMode;
 use super::mutation::{Mutation, is_off};
-use super::page_hold::PageHold;
+use super::page_hold::{PageHold, PagesHeld};
 use super::plan::{self, Band, ParityPath};
 use super::redo::Share;
 use super::{Array, ClientError, Flow, Inflight, Op, PieceId, SlotReply};
@@ -295,8 +295,10 @@ impl Array {
 
     /// The pages are asked for; once here, old bytes are read.
     fn load_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        if !self.hold_pages(key, &mut write.pages) {
-            return Flow::Wait;
+        match self.hold_pages(key, &mut write.pages) {
+            PagesHeld::Wait => return Flow::Wait,
+            PagesHeld::Unreadable => return self.end_logged_write(key, write, Err(ClientError::Io)),
+            PagesHeld::All { .. } => {}
         }
         if let Work::Repay { column, row } = write.work {
             return self.read_set_aside(key, write, column, row);
@@ -544,8 +546,10 @@ impl Array {
 
     /// Gets the records into the open batch and makes them what everybody reads.
     fn join_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        if !self.hold_pages(key, &mut write.pages) {
-            return Flow::Wait;
+        match self.hold_pages(key, &mut write.pages) {
+            PagesHeld::Wait => return Flow::Wait,
+            PagesHeld::Unreadable => return self.end_logged_write(key, write, Err(ClientError::Io)),
+            PagesHeld::All { .. } => {}
         }
         let payload: usize = write
             .records

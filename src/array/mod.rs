@@ -36,6 +36,7 @@ mod overlay;
 mod page_copies;
 mod page_hold;
 mod page_pass;
+mod page_patience;
 mod page_scrub;
 mod pages;
 mod passes;
@@ -528,6 +529,7 @@ impl Array {
         self.retry_starved();
         self.wake_patient();
         self.look_at_damage();
+        self.retry_pages();
         self.checkpoint_when_idle();
         self.save_progress();
         self.mark_idle_clean();

@@ -89,6 +89,13 @@ mutations! {
     PagesNotRewritten "pages-not-rewritten",
     /// W2: pages are written back before the batches they speak of are durable; a crash leaves a map to data that is not there.
     PagesBeforeDurable "pages-before-durable",
+    /// T3: a page is taken as a copy shows it although another copy, which may be newer, could not be read; stripes are read, and
+    /// written again, as they were before.
+    UnreadTakenForOld "unread-page-taken-for-old",
+    /// T1, T3: a page whose copies cannot be read for a moment is lost, and its blocks with it.
+    UnreadTakenForLost "unread-page-taken-for-lost",
+    /// T3: both places of a copy that could not be read are written at once; a crash leaves nothing of what could be read again.
+    UnreadWrittenOver "unread-copy-written-over",
     /// Old parity enters new parity without being verified: damage of one block becomes damage of its row.
     OldParityNotVerified "old-parity-not-verified",
     /// New parity that a job computed counts although old blocks that it was computed from turned out wrong.

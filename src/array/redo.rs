@@ -13,6 +13,7 @@ use super::members::Which;
 use super::mutation::{Mutation, is_off};
 use super::overlay::Overlay;
 use super::page_hold::Arrival;
+use super::page_patience::UnreadablePages;
 use super::pages::PageStore;
 use super::startup::{Life, LogFacts};
 use super::stripe_map::StripeMap;
@@ -77,6 +78,8 @@ pub(super) struct Redo {
     pub held: bool,
     /// Pages that were loaded for operations which have not looked yet.
     pub arrivals: Vec<Arrival>,
+    /// Pages that cannot be read for now.
+    pub unreadable: UnreadablePages,
     /// By the ticket of their hold, the operations that wait for pages; see `page_hold.rs`.
     pub page_tickets: HashMap<usize, usize>,
     pub next_page_ticket: usize,
@@ -172,6 +175,7 @@ impl Redo {
             is_stuck: false,
             overlay_max,
             arrivals: Vec::new(),
+            unreadable: UnreadablePages::default(),
             page_tickets: HashMap::new(),
             next_page_ticket: 0,
             facts,
@@ -650,6 +654,7 @@ impl Array {
 
     /// Ends everything that waits for the log: the array has failed, and what its members hold then decides.
     pub(super) fn log_failed(&mut self) {
+        self.end_page_trials();
         let redo = &mut self.redo;
         redo.lives += 1;
         let waiting = redo.take_all_waiting();

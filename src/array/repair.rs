@@ -7,7 +7,7 @@
 
 use super::damage::BlockName;
 use super::fetch::Why;
-use super::page_hold::PageHold;
+use super::page_hold::{PageHold, PagesHeld};
 use super::{Activity, ActivityKind, Array, Flow, NoticeLevel, Op};
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex};
 use std::collections::{BTreeMap, VecDeque};
@@ -104,9 +104,16 @@ impl Array {
         };
         let mut hold =
             op.hold.take().unwrap_or_else(|| PageHold::new(self.hash_pages(slot, rows.clone()), op.life));
-        if !self.hold_pages(key, &mut hold) {
+        let held = self.hold_pages(key, &mut hold);
+        if held == PagesHeld::Wait {
             op.hold = Some(hold);
             return false;
+        }
+        if held == PagesHeld::Unreadable {
+            op.tally.unreadable += (self.map.k * rows.len()) as u64;
+            self.release_pages(&mut hold);
+            op.next += 1;
+            return true;
         }
         for column in 0..self.map.width() {
             let hashes = self.redo().pages.hashes(slot, rows.clone(), ColumnIndex(column as u16));

@@ -223,9 +223,10 @@ impl Array {
 
     fn poll_recovery(&mut self) {
         let mut io = Vec::new();
+        let now = self.now;
         let redo = self.redo_mut();
         let Life::Recovering { recovery, .. } = &mut redo.life else { return };
-        let outcome = recovery.poll(&mut redo.pages, &mut io);
+        let outcome = recovery.poll(now, &mut redo.pages, &mut io);
         for io in io {
             self.send_recovery_io(io);
         }

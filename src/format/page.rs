@@ -87,6 +87,22 @@ impl Page {
         zerocopy::transmute!(raw)
     }
 
+    /// The bytes of a copy that is to count as damaged: versions of the page were written, and this copy has none of them.
+    #[must_use]
+    pub fn encode_void(array: Uuid, index: PageIndex) -> [u8; PAGE_BYTES] {
+        let raw = RawPage {
+            // No page has this hash, but for a chance of 2^-128.
+            hash: [0xff; 16],
+            array: array.into_bytes(),
+            index: index.0.into(),
+            sequence: 0.into(),
+            epoch: 0.into(),
+            flags: 0.into(),
+            entries: [[0; 16]; PAGE_ENTRIES],
+        };
+        zerocopy::transmute!(raw)
+    }
+
     /// Reads a page.
     ///
     /// # Errors

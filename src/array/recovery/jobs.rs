@@ -8,7 +8,6 @@ use super::decide::{Base, Cell, Homes, Judge, Tile, TileState};
 use super::{Building, Doing, Recovery, RecoveryContext, RecoveryError, Step};
 use crate::array::members::Which;
 use crate::array::mutation::{Mutation, is_off};
-use crate::array::page_copies::Torn;
 use crate::array::pages::{PageStore, Want};
 use crate::block_io::Buf;
 use crate::format::PageIndex;
@@ -171,11 +170,8 @@ impl Recovery {
         let tile = job.tile.clone();
         let key = self.jobs.insert(job);
         if self.cx.checksums {
-            let usable = self.cx.usable;
             for page in pages.layout().hash_pages(tile.slot, tile.rows).map(PageIndex) {
-                let mut more = Vec::new();
-                let want =
-                    pages.want(page, key, Torn::Possible, &|member| usable.contains(member), &mut more);
+                let want = self.want_page(page, key, pages);
                 let job = &mut self.jobs[key];
                 match want {
                     Want::Unavailable => return self.refuse(RecoveryError::PageUnavailable { page: page.0 }),
@@ -184,7 +180,6 @@ impl Recovery {
                     Want::BeingWritten => unreachable!("nothing is checked"),
                 }
                 job.pages.push(page);
-                self.page_io(more);
             }
         }
         if self.jobs[key].pending == 0 {

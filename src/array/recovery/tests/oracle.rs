@@ -76,11 +76,17 @@ impl World {
         let mut recovery = Recovery::new(RecoveryContext { clean, ..self.context() });
         let mut pages = self.page_store();
         let mut pending = Vec::new();
+        let mut idle = 0;
         loop {
-            if let Some(outcome) = recovery.poll(&mut pages, &mut pending) {
+            if let Some(outcome) = recovery.poll(self.now, &mut pages, &mut pending) {
                 return Ok((outcome, pages));
             }
-            assert!(!pending.is_empty(), "the recovery waits for nothing");
+            if pending.is_empty() {
+                self.now.0 += 100_000_000;
+                idle += 1;
+                assert!(idle < 1000, "the recovery waits for nothing");
+                continue;
+            }
             let at = self.random.below(pending.len() as u64) as usize;
             let (item, result) = self.execute(pending.swap_remove(at))?;
             recovery.io_done(item, result);
