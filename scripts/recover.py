@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Gets the content of a volume out of the devices of a Calpe array, without Calpe. Reads them only.
 
-    scripts/recover.py DEVICE... --output FILE      devices or files of the array's members, in any order; up to m may be missing
+    scripts/recover.py DEVICE... --output FILE [--force]     devices or files of the array's members, in any order; up to m may be missing
 
-What cannot be recovered is left as zeroes in FILE and listed. Exit status: 0 when everything is there, 1 when blocks are lost,
+What cannot be recovered is left as zeroes in FILE and listed. --force goes on where what is left of log, stripe map or checksums may
+be older than what was last written, and so may be what FILE gets. Exit status: 0 when everything is there, 1 when blocks are lost,
 2 when the array cannot be read at all.
 
 Needs Python 3.8 and nothing else. Written from docs/on-disk-format.md alone, section by section: where this program and Calpe
@@ -23,6 +24,8 @@ ENTRIES = 252
 NOWHERE = 0xFFFFFFFF
 UNWRITTEN, LOST, SET_ASIDE = bytes(16), b"\xff" * 16, b"setaside"
 CHECKSUM_PAGES, KNOWN_FEATURES = 1 << 1, 0b111
+# A hash that no block has.
+UNKNOWN = b"unknown"
 # Hashes are computed side by side; so many blocks are kept in memory.
 BLOCKS_AT_ONCE = 2048
 CRC_MARK = bytes.fromhex("6372632d3332630000000001")
@@ -357,9 +360,9 @@ def decode_records(data, count):
 class Array:
     """The devices that count, and everything that is derived from their superblocks."""
 
-    def __init__(self, devices):
+    def __init__(self, devices, force=False):
         self.record, self.usable = assemble(devices)
-        record = self.record
+        record, self.force = self.record, force
         self.k, self.m, self.width = record.data, record.parity, record.data + record.parity
         self.rows = record.chunk // BLOCK
         self.key = derived_key(KEY_CONTEXT, record.array + record.secret)
@@ -414,7 +417,7 @@ class Array:
                 break
             self.chain.append(max(fitting, key=lambda batch: batch.epoch))
             sequence += 1
-        if sequence < committed:
+        if sequence < committed and not self.force:
             raise Unreadable(f"the log ends before batch {sequence}, and the batches below {committed} were durable")
         self.committed = committed - tail
         self.check_payloads()
@@ -571,34 +574,35 @@ class Array:
         return self.map_pages + number // per_page, number % per_page * self.width + column
 
     def page(self, index):
-        """Entries of the newest version, and whether a newer one may be lost. None entries: it is lost whole."""
-        newest, at_fault, unwritten, versions = None, 0, False, []
+        """Entries of the newest version that is there, None when none is, and what is known of it: "known", "old" when a newer one
+        is gone, "unknown" when what cannot be read may be newer."""
+        copies, unread = [], False
+        named = index in self.named_pages
         for copy in range(self.m + 1):
             g = index * (self.m + 1) + copy
             device = self.usable.get(g % self.width)
-            if device is None:
-                at_fault += 1
-                versions.append(None)
-                continue
-            places = []
-            for half in range(2):
-                data = device.read(device.region(2)[0] + 8192 * (g // self.width) + BLOCK * half, BLOCK)
-                places.append(self.decode_page(index, data))
-            valid = [place for place in places if isinstance(place, tuple)]
-            blank = places.count("blank")
-            lost_half = blank == 1 and len(valid) == 1 and valid[0][1] & 1
-            fault = lost_half or len(valid) + blank < 2
-            unwritten |= blank == 2 or blank == 1 and not valid and index in self.named_pages
-            best = max(valid, default=None)
-            versions.append(None if fault else best and best[0] or "none")
-            if best is not None and (newest is None or best[0] > newest[0]):
-                newest = best
+            offset = device and device.region(2)[0] + 8192 * (g // self.width)
+            places = [self.decode_page(index, device and device.read(offset + BLOCK * half, BLOCK)) for half in range(2)]
+            if "unreadable" in places:
+                unread = True
+            copies.append(places)
+        valid = [place for places in copies for place in places if isinstance(place, tuple)]
+        newest = max(valid, default=None)
+
+        def is_witness(places):
+            versions = [place for place in places if isinstance(place, tuple)]
+            if "unreadable" in places:
+                return False
+            if named:
+                return bool(versions) or "blank" in places
+            if "damaged" in places or len(versions) == 1 and versions[0][1] & 1:
+                return False
+            return max(versions, default=(None,))[0] == (newest and newest[0])
+
+        state = "known" if any(map(is_witness, copies)) else "unknown" if unread else "old"
         if newest is None:
-            return ([UNWRITTEN] * ENTRIES, False) if unwritten else (None, True)
-        witnessed = any(version == newest[0] for version in versions)
-        data = newest[2]
-        entries = [data[at : at + 16] for at in range(0x40, BLOCK, 16)]
-        return entries, not witnessed and index not in self.named_pages
+            return ([UNWRITTEN] * ENTRIES if state == "known" else None), state
+        return [newest[2][at : at + 16] for at in range(0x40, BLOCK, 16)], state
 
     def decode_page(self, index, data):
         """((sequence, epoch), flags, bytes) of a valid place, or why it is none."""
@@ -616,10 +620,10 @@ class Array:
         stripes = -(-self.record.volume_bytes // (self.k * self.record.chunk))
         self.stripes, self.doubtful_map = [], []
         for index in range(-(-stripes // ENTRIES)):
-            entries, behind = self.page(index)
-            if entries is None:
-                raise Unreadable(f"page {index} of the stripe map is lost")
-            if behind:
+            entries, state = self.page(index)
+            if entries is None or not self.force and (state == "unknown" or state == "old" and self.record.clean):
+                raise Unreadable(f"page {index} of the stripe map is {'lost' if entries is None else state}")
+            if state != "known":
                 self.doubtful_map.append(index)
             for entry in entries:
                 known, holds = entry[7] & 2, bool(entry[7] & 1)
@@ -627,17 +631,19 @@ class Array:
         self.stripes = self.stripes[:stripes]
 
     def page_hash(self, slot, row, column):
-        """The hash that the pages give a block; None where there are no checksums, LOST where their page is."""
+        """The hash that the pages give a block; None where there are no checksums, UNKNOWN where nobody knows."""
         if not self.record.checksum_kind:
             return None
         index, entry = self.hash_place(slot, row, column)
         if index not in self.hash_pages:
             if len(self.hash_pages) > 4096:
                 self.hash_pages.clear()
-            entries, behind = self.page(index)
-            if entries is None:
+            entries, state = self.page(index)
+            if state == "unknown" and not (self.force and entries):
+                entries = [UNKNOWN] * ENTRIES
+            elif entries is None:
                 entries = [LOST] * ENTRIES
-            elif behind:
+            elif state == "old":
                 entries = [LOST if value == UNWRITTEN else value for value in entries]
             self.hash_pages[index] = entries
         return self.hash_pages[index][entry]
@@ -763,9 +769,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("devices", nargs="+", metavar="DEVICE")
     parser.add_argument("--output", "-o", required=True, metavar="FILE")
+    parser.add_argument("--force", action="store_true", help="go on where what is there may be older than what was last written")
     options = parser.parse_args()
     try:
-        volume = Array(open_devices(options.devices))
+        volume = Array(open_devices(options.devices), options.force)
     except Unreadable as reason:
         print(f"cannot be recovered: {reason}", file=sys.stderr)
         sys.exit(2)
