@@ -59,7 +59,25 @@ pub(super) struct LoggedWrite {
     /// Writes of a whole stripe under way, and what each is.
     pending: usize,
     writes: Vec<StripeWrite>,
-    no_space: bool,
+    /// A member had no room for the stripe, or this host lacked resources for it, for too long.
+    short: Option<ClientError>,
+    /// When the client asked for it.
+    since: Timestamp,
+    /// It has waited for too long for what a shortage holds up.
+    expired: Option<ClientError>,
+}
+
+impl LoggedWrite {
+    /// Whether the client gets this error instead of waiting any longer; the operation is to be advanced then.
+    pub fn loses_patience(&mut self, now: Timestamp, patience_ns: u64, error: ClientError) -> bool {
+        let waits = matches!(self.stage, Stage::Room | Stage::Slot | Stage::Join | Stage::Logged);
+        let is_late = now.nanos_since(self.since) >= patience_ns;
+        let loses = waits && is_late && self.piece.is_some() && self.expired.is_none();
+        if loses {
+            self.expired = Some(error);
+        }
+        loses
+    }
 }
 
 enum Work {
@@ -160,7 +178,9 @@ impl Array {
             records: Vec::new(),
             pending: 0,
             writes: Vec::new(),
-            no_space: false,
+            short: None,
+            since: self.now,
+            expired: None,
         });
         self.cut_write(&mut write);
         let key = self.ops.insert(Op::Busy);
@@ -176,6 +196,9 @@ impl Array {
             }
             if self.is_failed() || write.life != self.redo().lives {
                 return self.end_logged_write(key, write, Err(ClientError::Io));
+            }
+            if let Some(error) = write.expired {
+                return self.end_logged_write(key, write, Err(error));
             }
             let before = write.stage;
             let flow = match write.stage {
@@ -217,8 +240,8 @@ impl Array {
         let share = self.share_of_write(write);
         let used = self.redo().journal.used_blocks();
         if !self.redo().waiting_for_room.is_empty() || !self.redo().has_room(share, used) {
-            if self.is_starved() {
-                return self.end_logged_write(key, write, Err(ClientError::NoSpace));
+            if let Some(error) = self.lasting_shortage() {
+                return self.end_logged_write(key, write, Err(error));
             }
             let redo = self.redo_mut();
             redo.checkpoint.want();
@@ -705,8 +728,9 @@ impl Array {
         write.pending -= 1;
         if let Err(fault) = result {
             let retry = fault.kind == IoFaultKind::Medium && !write.writes[item].retried;
-            if fault.kind == IoFaultKind::NoSpace {
-                write.no_space = true;
+            if fault.kind.passes() && self.find_device(entry.device).is_some() {
+                let is_full = fault.kind == IoFaultKind::NoSpace || write.short == Some(ClientError::NoSpace);
+                write.short = Some(if is_full { ClientError::NoSpace } else { ClientError::Io });
             } else if retry && self.find_device(entry.device).is_some() {
                 write.writes[item].retried = true;
                 self.send_stripe_write(key, write, item);
