@@ -20,6 +20,7 @@ mod bad_blocks;
 mod checkpoint;
 mod create;
 mod damage;
+mod current;
 mod fetch;
 pub mod geometry;
 mod health;
@@ -46,6 +47,7 @@ mod rebuild;
 mod recovery;
 mod redo;
 mod repair;
+mod ring_check;
 mod shortage;
 mod slot_hold;
 mod startup;
@@ -56,7 +58,7 @@ mod verify;
 
 use crate::block_io::{Completion, DeviceId, IoFault, IoOp, IoToken, IoValue, Pool};
 use crate::codec::{Codec, Transform};
-use crate::format::{BatchHash, Geometry, MemberSet, MemberState, RegionKind};
+use crate::format::{BatchHash, ChecksumKind, Geometry, MemberSet, MemberState, RegionKind};
 use crate::units::{ByteOffset, MemberIndex, SlotIndex, StripeIndex, Timestamp};
 pub use api::{
     AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, Health, NewDevice,
@@ -83,6 +85,7 @@ use pages::PageStore;
 use passes::Passes;
 use redo::Redo;
 use repair::{Repair, RepairProgress};
+use ring_check::RingCheck;
 use shortage::Shortages;
 use slab::Slab;
 use startup::{Life, LogFacts};
@@ -229,6 +232,7 @@ enum Op {
     PagePass(Box<PagePass>),
     PageScrub(Box<PageScrub>),
     Repair(Box<Repair>),
+    RingCheck(Box<RingCheck>),
 }
 
 /// Who submitted an I/O, and which of its own.
@@ -282,6 +286,7 @@ impl Array {
     /// Takes charge of an assembled array and marks a new epoch on its members.
     #[must_use]
     pub fn new(assembled: Assembled<OpenDevice>, codec: Codec, pool: Pool, config: ArrayConfig) -> Array {
+        let supers = Supers::new(&assembled, config.seed);
         let superblock = assembled.superblock;
         let geometry = superblock.geometry;
         assert_eq!(
@@ -303,7 +308,11 @@ impl Array {
             .map(|seat| Member {
                 uuid: seat.uuid,
                 state: seat.state,
-                progress: (seat.state == MemberState::Rebuilding).then(|| Progress::resumed(seat.rebuilt)),
+                // After an unclean stop nothing but hashes tells whether it was rolled back since: its log is not written.
+                progress: (seat.state == MemberState::Rebuilding).then(|| {
+                    let told = clean || superblock.checksum != ChecksumKind::None;
+                    Progress::resumed(if told { seat.rebuilt } else { SlotIndex(0) })
+                }),
                 device: seat.key.map(|open| Device::found(open.id, open.bytes, sequence_of(seat.uuid))),
                 replacement: seat.replacement.map(|(open, uuid, rebuilt)| Replacement {
                     device: Device::found(open.id, open.bytes, sequence_of(uuid)),
@@ -338,13 +347,6 @@ impl Array {
         let mut redo = Box::new(Redo::new(facts, pages, journal));
         redo.unjudged = assembled.live != superblock.epoch.live;
         let passes = Passes::new(geometry.slots, &scrub);
-        let supers = Supers::new(
-            superblock,
-            assembled.sequence,
-            assembled.epoch_number,
-            assembled.epoch_is_complete,
-            config.seed,
-        );
         let mut array = Array {
             map,
             geometry,
@@ -519,7 +521,9 @@ impl Array {
             Op::LoggedWrite(write) => self.logged_write_coded(key, write, columns),
             Op::LoggedPass(pass) => self.logged_pass_coded(key, pass, columns),
             Op::Busy | Op::Ended => unreachable!("an operation outlives its job"),
-            Op::PagePass(_) | Op::PageScrub(_) | Op::Repair(_) => unreachable!("pages are no bulk work"),
+            Op::PagePass(_) | Op::PageScrub(_) | Op::Repair(_) | Op::RingCheck(_) => {
+                unreachable!("pages and logs are no bulk work")
+            }
         };
         self.put_back(key, op, flow);
         self.run();
@@ -639,6 +643,7 @@ impl Array {
             Op::PagePass(pass) => self.advance_page_pass(key, pass),
             Op::PageScrub(scrub) => self.advance_page_scrub(key, scrub),
             Op::Repair(repair) => self.advance_repair(key, repair),
+            Op::RingCheck(check) => self.advance_ring_check(key, check),
         };
         self.put_back(key, op, flow);
     }
@@ -650,7 +655,10 @@ impl Array {
             Op::LoggedRead(read) => self.logged_read_io(key, read, item, entry, result),
             Op::LoggedWrite(write) => self.logged_write_io(key, write, item, entry, result),
             Op::LoggedPass(pass) => self.logged_pass_io(key, pass, item, entry, result),
-            Op::PagePass(_) | Op::PageScrub(_) | Op::Repair(_) => unreachable!("pages have I/O of their own"),
+            Op::RingCheck(check) => self.ring_check_io(key, check, entry, result),
+            Op::PagePass(_) | Op::PageScrub(_) | Op::Repair(_) => {
+                unreachable!("pages have I/O of their own")
+            }
         };
         self.put_back(key, op, flow);
     }
