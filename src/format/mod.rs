@@ -3,6 +3,7 @@
 
 mod copies;
 mod counts;
+mod format_error;
 mod inspect;
 mod layout;
 mod log;
@@ -17,6 +18,7 @@ pub use copies::{
     CopyPlace, Identity, NewestError, all_copy_offsets, damaged_copies, newest, superblock_offsets,
 };
 pub use counts::{COUNT_END, COUNTED_IN_A_LIFE, Unfit};
+pub use format_error::FormatError;
 pub use inspect::{CopyReport, Inspection, RegionReport, SuperblockReport};
 pub use layout::{
     ArrayShape, LayoutError, MIN_REGION_OFFSET, REGION_ALIGN, geometry_for, leftover_bytes, member_bytes_for,
@@ -35,8 +37,8 @@ pub use superblock::{
 };
 use superblock_bytes::MAGIC;
 pub use superblock_bytes::{
-    CLEARED_BYTE, COPY_BYTES, FORMAT_MAJOR, FORMAT_MINOR, FormatError, MAX_CHUNK_BYTES, MAX_DEVICE_BYTES,
-    MAX_LEFT, MAX_MEMBERS, MAX_NAME_BYTES, MAX_REGIONS, MAX_REPLACEMENTS, MIN_CHUNK_BYTES, check_array_name,
+    CLEARED_BYTE, COPY_BYTES, FORMAT_MAJOR, FORMAT_MINOR, MAX_CHUNK_BYTES, MAX_DEVICE_BYTES, MAX_LEFT,
+    MAX_MEMBERS, MAX_NAME_BYTES, MAX_REGIONS, MAX_REPLACEMENTS, MIN_CHUNK_BYTES, check_array_name,
     valid_name,
 };
 pub use words::UnknownWord;
