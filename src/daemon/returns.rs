@@ -93,6 +93,12 @@ impl Daemon {
         }
     }
 
+    /// Whether there is anything for [`Daemon::return_members`] to do.
+    pub(super) fn has_away(&self, array: ArrayId, facts: &ArrayFacts) -> bool {
+        let away = self.with_served(array, |served| self.find_away(served, facts));
+        away.is_some_and(|(_, away)| !away.is_empty())
+    }
+
     fn find_away(&self, served: &Served, facts: &ArrayFacts) -> (Uuid, Vec<Away>) {
         let names = &served.names;
         let returns = self.returns();

@@ -50,8 +50,6 @@ const CLOSING_WAIT: Duration = Duration::from_secs(1);
 /// Lines about what could not be looked at that are told where members are missing.
 const UNREAD_TOLD: usize = 8;
 
-const FAILED: crate::volume::ArrayState = crate::volume::ArrayState::Failed;
-
 /// What a daemon is to be.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServiceConfig {
@@ -395,7 +393,9 @@ impl Daemon {
         for (id, uuid) in ids {
             // An array that was just stopped has no facts, and needs none.
             let Ok(facts) = self.facts(id) else { continue };
-            if facts.status.state == crate::volume::ArrayState::Online {
+            let failed = facts.status.state == crate::volume::ArrayState::Failed;
+            let whole = facts.status.state == crate::volume::ArrayState::Online;
+            if whole || (!failed && !self.has_away(id, &facts)) {
                 continue;
             }
             // One that is being changed has its turn the next time.
@@ -404,7 +404,7 @@ impl Daemon {
             let thread = std::thread::Builder::new().name("return".into());
             // Without a thread it is tried again the next time.
             let _ = thread.spawn(move || {
-                if facts.status.state == FAILED {
+                if failed {
                     daemon.bring_back(id, &facts, &change);
                 }
                 daemon.return_members(id, &facts, &change);

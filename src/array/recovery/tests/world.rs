@@ -11,6 +11,7 @@ use crate::array::page_copies::Torn;
 use crate::array::pages::PageIo;
 use crate::format::{Batch, FreshRecord, Geometry, InPlaceRecord, LogRecord, MapEntry, NO_PLACE, PageLayout};
 use crate::testing::Random;
+use crate::units::StripeIndex;
 use crate::units::{BlockHash, ColumnIndex};
 use std::collections::{BTreeMap, HashMap};
 
