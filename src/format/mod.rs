@@ -2,6 +2,7 @@
 //! docs/on-disk-format.md is the byte-level document; code refers to it rather than repeating it.
 
 mod copies;
+mod format_error;
 mod inspect;
 mod layout;
 mod log;
@@ -15,6 +16,7 @@ mod words;
 pub use copies::{
     CopyPlace, Identity, NewestError, all_copy_offsets, damaged_copies, newest, superblock_offsets,
 };
+pub use format_error::{FormatError, Unfit};
 pub use inspect::{CopyReport, Inspection, RegionReport, SuperblockReport};
 pub use layout::{
     ArrayShape, LayoutError, MIN_REGION_OFFSET, REGION_ALIGN, geometry_for, leftover_bytes, member_bytes_for,
@@ -33,9 +35,9 @@ pub use superblock::{
 };
 use superblock_bytes::MAGIC;
 pub use superblock_bytes::{
-    CLEARED_BYTE, COPY_BYTES, COUNT_END, COUNTED_IN_A_LIFE, FORMAT_MAJOR, FORMAT_MINOR, FormatError,
-    MAX_CHUNK_BYTES, MAX_DEVICE_BYTES, MAX_MEMBERS, MAX_NAME_BYTES, MAX_REGIONS, MAX_REPLACEMENTS,
-    MIN_CHUNK_BYTES, Unfit, check_array_name, valid_name,
+    CLEARED_BYTE, COPY_BYTES, COUNT_END, COUNTED_IN_A_LIFE, FORMAT_MAJOR, FORMAT_MINOR, MAX_CHUNK_BYTES,
+    MAX_DEVICE_BYTES, MAX_MEMBERS, MAX_NAME_BYTES, MAX_REGIONS, MAX_REPLACEMENTS, MIN_CHUNK_BYTES,
+    check_array_name, valid_name,
 };
 pub use words::UnknownWord;
 
