@@ -34,12 +34,10 @@ pub fn superblock(data: &[u8]) {
     let Ok(superblock) = read else { return };
     let needed = superblock.device_bytes_min();
     assert!(superblock.regions.iter().all(|region| region.offset.0 + region.len < needed));
-    if superblock.redo.is_some() {
-        let layout = PageLayout::new(superblock.geometry, superblock.checksum != ChecksumKind::None);
-        let region = superblock.region(RegionKind::Pages).expect("a pages region");
-        for (member, offset) in layout.copies(PageIndex(layout.pages() - 1)) {
-            assert!(member.0 < superblock.geometry.width() && offset + 2 * PAGE_BYTES as u64 <= region.len);
-        }
+    let layout = PageLayout::new(superblock.geometry, superblock.checksum != ChecksumKind::None);
+    let region = superblock.region(RegionKind::Pages).expect("a pages region");
+    for (member, offset) in layout.copies(PageIndex(layout.pages() - 1)) {
+        assert!(member.0 < superblock.geometry.width() && offset + 2 * PAGE_BYTES as u64 <= region.len);
     }
     let same = |superblock: &Superblock| {
         let again = Superblock::decode(superblock.encode().as_slice()).expect("our own bytes");
@@ -50,10 +48,8 @@ pub fn superblock(data: &[u8]) {
         let mut later = superblock;
         later.sequence += COUNTED_IN_A_LIFE - 1;
         later.epoch.number += COUNTED_IN_A_LIFE - 1;
-        if let Some(redo) = &mut later.redo {
-            redo.start.sequence += COUNTED_IN_A_LIFE - 1;
-            redo.start.epoch += COUNTED_IN_A_LIFE - 1;
-        }
+        later.redo.start.sequence += COUNTED_IN_A_LIFE - 1;
+        later.redo.start.epoch += COUNTED_IN_A_LIFE - 1;
         same(&later);
     }
 }
