@@ -443,10 +443,13 @@ fn members_of_an_array_without_redo_log_are_refused_by_name_everywhere() {
 
     let dir = tempfile::tempdir().expect("a directory");
     let up = Up::start(dir.path(), &[]);
-    let output =
-        try_run(&mut up.command(&["import", "--dir", path.parent().and_then(Path::to_str).expect("UTF-8")]));
-    let said = everything(&output);
-    assert!(said.contains("of the array 'tank' without redo log"), "{said}");
+    let members = path.parent().and_then(Path::to_str).expect("UTF-8");
+    for (args, code) in [(&["import"][..], 0), (&["import", "-a"], 0), (&["import", "tank"], 1)] {
+        let output = try_run(&mut up.command(&[args, &["--dir", members]].concat()));
+        let said = everything(&output);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
+        assert!(said.contains("of the array 'tank' without redo log"), "{args:?}: {said}");
+    }
 }
 
 #[test]

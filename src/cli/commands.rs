@@ -6,7 +6,7 @@ use super::args::{
 };
 use super::client::{Client, ClientError, Done};
 use super::wait::{Goal, Look, POLL, Progress, ScrubMark, Waiter};
-use super::{CliError, Outcome, attach, complain, offline, run, say, say_json, text};
+use super::{CliError, Outcome, attach, complain, offline, run, say, say_json, tell_warnings, text};
 use crate::control::{
     ArrayReport, GpuDrill, MemberRef, Reply, Request, ScanKind, ScrubAction, Verdict, verdict,
 };
@@ -84,9 +84,7 @@ fn change(mut client: Client, request: &Request) -> Outcome {
 }
 
 fn tell(done: &Done) -> io::Result<()> {
-    for warning in &done.warnings {
-        eprintln!("calpe: {warning}");
-    }
+    tell_warnings(&done.warnings);
     say(&format!("{}\n", done.message))
 }
 
@@ -140,8 +138,14 @@ fn import(mut client: Client, args: ImportArgs) -> Outcome {
         return change(client, &Request::Import { array, all, dirs, force, dry_run });
     }
     match client.ask(&Request::ListImportable { dirs })? {
-        Reply::Importable { arrays } if args.json => say_json(&arrays)?,
-        Reply::Importable { arrays } => say(&text::importable(&arrays))?,
+        Reply::Importable { arrays, warnings } => {
+            tell_warnings(&warnings);
+            if args.json {
+                say_json(&arrays)?;
+            } else {
+                say(&text::importable(&arrays))?;
+            }
+        }
         other => return Err(client.unexpected(&other).into()),
     }
     Ok(ExitCode::SUCCESS)

@@ -46,14 +46,17 @@ pub struct Search {
 pub enum ImportError {
     /// Nothing of that name or uuid was found.
     #[error(
-        "no member of array '{wanted}' was found in {}: name the directory of its members with --dir",
-        list(places)
+        "no member of array '{wanted}' was found in {}: name the directory of its members with --dir{}",
+        list(places),
+        unused.iter().map(|line| format!("\n{line}")).collect::<String>()
     )]
     NotFound {
         /// What was asked for.
         wanted: String,
         /// Where it was looked for.
         places: Vec<PathBuf>,
+        /// What was found and cannot be used, a line each: it may be what was asked for.
+        unused: Vec<String>,
     },
     /// Two arrays have the name.
     #[error("{} arrays are named '{name}': import one by its uuid ({})", uuids.len(), uuids.iter().map(Uuid::to_string).collect::<Vec<_>>().join(", "))]
@@ -197,7 +200,11 @@ impl Search {
             .map(|(uuid, _)| *uuid)
             .collect();
         match named[..] {
-            [] => Err(ImportError::NotFound { wanted: wanted.into(), places: places.to_vec() }),
+            [] => Err(ImportError::NotFound {
+                wanted: wanted.into(),
+                places: places.to_vec(),
+                unused: self.warnings.clone(),
+            }),
             [one] => Ok(one),
             _ => Err(ImportError::Ambiguous { name: wanted.into(), uuids: named }),
         }

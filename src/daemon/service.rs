@@ -473,7 +473,7 @@ impl Daemon {
             .filter_map(|(_, members)| importable(members))
             .collect();
         arrays.sort_by(|a, b| (&a.name, a.uuid).cmp(&(&b.name, b.uuid)));
-        Reply::Importable { arrays }
+        Reply::Importable { arrays, warnings: found.warnings }
     }
 
     fn import(

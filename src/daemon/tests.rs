@@ -224,12 +224,12 @@ fn an_exported_array_can_be_listed_and_imported_again() {
     let bench = Bench::new();
     assert!(matches!(
         bench.daemon.handle(Request::ListImportable { dirs: Vec::new() }),
-        Reply::Importable { arrays } if arrays.is_empty()
+        Reply::Importable { arrays, .. } if arrays.is_empty()
     ));
     bench.done(Request::Export { array: "tank".into(), dry_run: false });
     std::fs::remove_file(bench.path("m3")).unwrap();
     match bench.daemon.handle(Request::ListImportable { dirs: Vec::new() }) {
-        Reply::Importable { arrays } => {
+        Reply::Importable { arrays, .. } => {
             assert_eq!((arrays.len(), arrays[0].name.as_str()), (1, "tank"));
             assert!(arrays[0].problem.is_none(), "{:?}", arrays[0].problem);
             let paths: Vec<_> = arrays[0].members.iter().map(|member| member.path.clone()).collect();
