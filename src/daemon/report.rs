@@ -9,6 +9,7 @@ use crate::control::{
     ReplacementReport, ScanKind, ScanReport, VolumeReport, explain,
 };
 use crate::format::{MemberState, VolumeKind};
+use crate::member::{Device, DeviceFacts, Identity};
 use crate::nbd::TlsMode;
 use crate::units::{Timestamp, VolumeOffset};
 use crate::volume::{Activity, ActivityKind, ArrayState, LogState, MemberStatus};
@@ -31,11 +32,39 @@ pub struct Place {
     pub uuid: Uuid,
     /// Where it is, or was last; none if it was not seen since the daemon started.
     pub path: Option<PathBuf>,
-    /// Its transfers go through this host's page cache.
-    pub cached: bool,
+    /// What was found there when it was opened.
+    pub found: Option<FoundThere>,
+}
+
+/// A device as it was when it was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FoundThere {
+    /// What it is.
+    pub facts: DeviceFacts,
+    /// Tells whether other paths lead to it; not of remote ones.
+    pub identity: Option<Identity>,
 }
 
 impl Place {
+    /// The place of an open device.
+    #[must_use]
+    pub fn of(uuid: Uuid, device: &Device) -> Place {
+        let found = FoundThere { facts: device.facts(), identity: device.identity() };
+        Place { uuid, path: Some(device.path().to_owned()), found: Some(found) }
+    }
+
+    /// The place of a device that was not opened.
+    #[must_use]
+    pub fn unseen(uuid: Uuid, path: Option<PathBuf>) -> Place {
+        Place { uuid, path, found: None }
+    }
+
+    /// Whether its transfers go through this host's page cache.
+    #[must_use]
+    pub fn is_cached(&self) -> bool {
+        self.found.is_some_and(|found| found.facts.is_cached())
+    }
+
     /// Its path, or its uuid when no path is known.
     #[must_use]
     pub fn name(&self) -> String {
@@ -149,7 +178,7 @@ impl Names {
             cksum: wrong,
             repaired: counters.repaired,
             reason: member.reason.clone(),
-            cached: member.device.and_then(|id| self.devices.get(&id)).is_some_and(|place| place.cached),
+            cached: member.device.and_then(|id| self.devices.get(&id)).is_some_and(Place::is_cached),
             replacement: member.replacement.map(|device| match self.devices.get(&device) {
                 Some(place) => ReplacementReport { name: place.name(), uuid: Some(place.uuid) },
                 None => ReplacementReport { name: format!("device {}", device.0), uuid: None },

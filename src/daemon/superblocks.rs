@@ -16,8 +16,11 @@ const WIPED_BYTES: u64 = SIGNATURE_WINDOW;
 /// Bytes of a log that are zeroed with one write.
 const WIPED_AT_ONCE: u64 = 1 << 20;
 
-/// The four copies as they can be read and decoded; an I/O error as its text.
-pub fn read_copies(device: &Device) -> [Result<Result<Superblock, FormatError>, String>; 4] {
+/// The four copies of a superblock as they can be read and decoded; an I/O error as its text.
+pub type Copies = [Result<Result<Superblock, FormatError>, String>; 4];
+
+/// Reads the copies.
+pub fn read_copies(device: &Device) -> Copies {
     all_copy_offsets(device.facts().bytes).map(|offset| {
         let mut copy = vec![0; COPY_BYTES];
         device.read_at(offset.0, &mut copy).map_err(|error| error.to_string())?;

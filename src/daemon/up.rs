@@ -7,18 +7,19 @@ use super::clock;
 use super::config::{CONTROL_SOCKET_NAME, DEFAULT_CONNECTIONS, DEFAULT_MEMORY, NBD_SOCKET_NAME};
 use super::control_server::ControlServer;
 use super::create::{CreatePlan, CreateRequest, DEFAULT_CHECKSUM, DEFAULT_CHUNK};
-use super::import::{self, Opened};
+use super::import::{self, ImportError, Opened};
 use super::reactor::{ListenAddress, Listener};
-use super::serve::{RunError, create_dir, system, until_stopped};
+use super::search::{Found, search};
+use super::serve::{RunError, create_dir, system, unless_stopped, until_stopped};
 use super::service::{Daemon, ServeOptions, ServiceConfig};
 use super::signals::Signals;
 use crate::array::assembly::{Candidate, assemble};
 use crate::control::{ArrayReport, MemberState};
 use crate::format::{ChecksumKind, Superblock, VolumeKind};
 use crate::gpu::{GpuConfig, Mode};
+use crate::member::DEFAULT_MEMBER_TIMEOUT;
 use crate::reclaim;
 use crate::units::{ByteCount, HumanSize};
-use std::collections::HashMap;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -75,7 +76,11 @@ pub fn run_up(options: &UpOptions, out: &mut dyn Write) -> Result<(), RunError> 
     let addresses = [CONTROL_SOCKET_NAME, NBD_SOCKET_NAME].map(|name| ListenAddress::Unix(dir.join(name)));
     // Before anything is created: an array that could then not be served would be in the way.
     let possible = addresses.iter().try_for_each(Listener::check).map_err(RunError::from);
-    let (opened, origin) = possible.and_then(|()| open_or_create(options, &dir)).inspect_err(|_| {
+    let opening = possible.and_then(|()| {
+        let (options, dir) = (options.clone(), dir.clone());
+        unless_stopped(&signals, move || open_or_create(&options, &dir))?
+    });
+    let (opened, origin) = opening.inspect_err(|_| {
         for made in &missing {
             // One that is not empty any more stays; the error is the answer.
             let _ = std::fs::remove_dir(made);
@@ -93,7 +98,8 @@ pub fn run_up(options: &UpOptions, out: &mut dyn Write) -> Result<(), RunError> 
         .map_err(system("start the reactor"))?,
     );
     let control = ControlServer::start(Arc::clone(&daemon), &dir.join(CONTROL_SOCKET_NAME))?;
-    let warnings = opened.warnings.clone();
+    let mut warnings = opened.warnings.clone();
+    warnings.extend(opened.left_out.iter().map(|left| left.reason.clone()));
     let array = opened.assembled.superblock.array;
     let served = daemon.listen(&ListenAddress::Unix(dir.join(NBD_SOCKET_NAME))).map_err(RunError::from);
     let serve_options = ServeOptions { force: options.force, ..ServeOptions::default() };
@@ -110,7 +116,7 @@ pub fn run_up(options: &UpOptions, out: &mut dyn Write) -> Result<(), RunError> 
         let _ = daemon.shutdown();
         return Err(error);
     }
-    until_stopped(&daemon, &signals, control, None, |_| {})?;
+    until_stopped(&daemon, &signals, control, None, &mut || true)?;
     writeln!(out, "Stopped cleanly. 'calpe up' picks it up again.").map_err(system("print"))
 }
 
@@ -128,7 +134,7 @@ fn member_path(dir: &Path, index: usize) -> PathBuf {
 }
 
 fn open_or_create(options: &UpOptions, dir: &Path) -> Result<(Opened, Origin), RunError> {
-    let mut found = import::search(std::slice::from_ref(&options.dir));
+    let mut found = search(std::slice::from_ref(&options.dir), DEFAULT_MEMBER_TIMEOUT);
     let unclear = |what: String| Err(RunError::Unclear { dir: dir.into(), what });
     let arrays: Vec<Uuid> = found.arrays.keys().copied().collect();
     match arrays[..] {
@@ -140,7 +146,7 @@ fn open_or_create(options: &UpOptions, dir: &Path) -> Result<(Opened, Origin), R
         }
         [array] => {
             let members = found.arrays.remove(&array).unwrap_or_default();
-            let mut opened = import::open(&members, options.force)
+            let mut opened = import::open(&members, options.force, DEFAULT_MEMBER_TIMEOUT)
                 .map_err(|error| name_files(error, options, &members))?;
             opened.warnings.splice(0..0, found.warnings);
             let origin = picked_up(options, &opened.assembled.superblock);
@@ -154,14 +160,14 @@ fn open_or_create(options: &UpOptions, dir: &Path) -> Result<(Opened, Origin), R
 }
 
 /// Adds which files are not there to an array that cannot start: people know files, not uuids.
-fn name_files(error: import::ImportError, options: &UpOptions, members: &[import::Found]) -> RunError {
+fn name_files(error: ImportError, options: &UpOptions, members: &[Found]) -> RunError {
     let width = members.first().map_or(0, |found| found.superblock.members.len());
     let gone: Vec<String> = (0..width)
         .map(|index| member_path(&options.dir, index))
         .filter(|path| !path.exists())
         .map(|path| path.display().to_string())
         .collect();
-    if gone.is_empty() || !matches!(error, import::ImportError::Assembly(_)) {
+    if gone.is_empty() || !matches!(error, ImportError::Assembly { .. }) {
         return error.into();
     }
     let force = if error.needs_force() { "; 'calpe up --force' starts without them" } else { "" };
@@ -203,10 +209,10 @@ fn create(options: &UpOptions) -> Result<(Opened, Origin), RunError> {
     let (devices, superblocks): (Vec<_>, Vec<_>) = created.members.into_iter().unzip();
     let candidates: Vec<_> =
         superblocks.into_iter().enumerate().map(|(key, superblock)| Candidate { key, superblock }).collect();
-    let assembled = assemble(&candidates, false).map_err(import::ImportError::from)?;
+    let assembled = assemble(&candidates, false).map_err(ImportError::from)?;
     let devices = devices.into_iter().map(Some).collect();
     Ok((
-        Opened { assembled, devices, damaged: Vec::new(), warnings: Vec::new(), elsewhere: HashMap::new() },
+        Opened { assembled, devices, damaged: Vec::new(), warnings: Vec::new(), left_out: Vec::new() },
         origin,
     ))
 }

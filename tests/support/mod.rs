@@ -2,6 +2,7 @@
 //! tests; each of them uses a part of it.
 #![allow(dead_code)]
 
+pub mod fuse;
 pub mod image;
 pub mod load;
 pub mod pki;
