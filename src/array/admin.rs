@@ -1,10 +1,11 @@
 //! Administrators' requests: members out, members in, replacements, scrubs, and the clean stop.
 
+use super::current::{Mark, is_current};
 use super::members::{Device, Progress, Replacement};
 use super::startup::Life;
 use super::{AdminError, AdminOutcome, AdminRequest, NewDevice, NoticeLevel, RequestId};
 use super::{Array, ArrayAction, Stopping};
-use crate::format::{COPY_BYTES, MemberSet, MemberState, Role, Superblock, region_end};
+use crate::format::{COPY_BYTES, Epoch, MemberSet, MemberState, Role, Superblock, region_end};
 use crate::units::{MemberIndex, Timestamp};
 
 impl Array {
@@ -80,6 +81,9 @@ impl Array {
         if let Some(why) = new.superblock.as_deref().and_then(Superblock::unfit) {
             return Err(format!("member {index} cannot come back: {why}; 'calpe replace' builds it anew"));
         }
+        if let Some(why) = new.superblock.as_deref().and_then(|s| self.supers.unbelievable(s)) {
+            return Err(format!("member {index} cannot come back: {why}; 'calpe replace' builds it anew"));
+        }
         // Its superblock would be both that of a member and that of a device that was replaced.
         if self.exchanged.iter().any(|replaced| replaced.uuid == new.uuid) {
             return Err(
@@ -100,16 +104,22 @@ impl Array {
             return Err(format!("a replacement of member {index} is being built; wait until it is complete"));
         }
         // It missed writes, or is blank: what it missed is built, or all of it.
-        let since = new.superblock.as_deref().and_then(|s| self.current_until(index, s));
+        let mark = new.superblock.as_deref().and_then(|s| self.caught_up_from(index, s));
         let member = self.member_mut(index);
         member.uuid = new.uuid;
         member.device = Some(new_device(&new));
         member.state = MemberState::Rebuilding;
-        member.progress = Some(Progress { since, ..Progress::fresh(new.known_zero) });
+        let (since, awaits_ring) = (mark.map(|mark| mark.epoch.number), mark.is_some());
+        member.progress = Some(Progress { since, awaits_ring, ..Progress::fresh(new.known_zero) });
         let how = if since.is_some() { "being caught up with what it missed" } else { "being rebuilt" };
         member.reason = Some(how.into());
-        match new.superblock.as_deref() {
-            Some(superblock) => self.supers.note_return(superblock),
+        match new.superblock {
+            Some(superblock) => {
+                self.supers.note_return(&superblock);
+                if let Some(mark) = mark {
+                    self.start_ring_check(index, new.device, *superblock, mark);
+                }
+            }
             None => self.supers.note_loss(),
         }
         Ok(format!("member {index} is REBUILDING ({how})"))
@@ -117,11 +127,14 @@ impl Array {
 
     /// While the array has failed nothing was written, so a member that was in service at that moment is current.
     fn return_to_failed(&mut self, index: MemberIndex, new: NewDevice) -> Result<String, String> {
-        let current = new.superblock.as_deref().is_some_and(|s| self.is_current(index, s));
-        if !current {
+        let mark = self.supers.mark();
+        let own = new.superblock.as_deref().filter(|s| self.is_own_device(index, s));
+        let verdict = own.filter(|_| self.returnable.contains(index)).map(|s| is_current(s, 0, &mark));
+        if verdict != Some(Ok(())) {
+            let why = verdict.and_then(Result::err).map(|why| format!(" ({why})")).unwrap_or_default();
             return Err(format!(
                 "the array has FAILED and this device does not hold what member {index} last held, or that is not \
-                 sure; bring back the members that were in service when it failed, or restart with --force"
+                 sure{why}; bring back the members that were in service when it failed, or restart with --force"
             ));
         }
         let member = self.member_mut(index);
@@ -136,28 +149,20 @@ impl Array {
         Ok(format!("member {index} is ONLINE, and the array serves again"))
     }
 
-    /// The number of the epoch at whose end a returning member was current, if what it missed since is on record.
-    fn current_until(&self, index: MemberIndex, superblock: &Superblock) -> Option<u64> {
-        let template = self.supers.template();
-        let known = superblock.array == template.array
+    /// What a returning member's own device must show to be caught up from: that it is as it was when it left. None: what it
+    /// missed since is not on record.
+    fn caught_up_from(&self, index: MemberIndex, superblock: &Superblock) -> Option<Mark> {
+        let left = self.supers.left(index)?;
+        let held = superblock.epoch;
+        let mark = Mark { epoch: Epoch { id: left.epoch, parent: 0, ..held }, update: 0, tail: left.tail };
+        self.is_own_device(index, superblock).then_some(mark).filter(|mark| mark.epoch == held)
+    }
+
+    fn is_own_device(&self, index: MemberIndex, superblock: &Superblock) -> bool {
+        superblock.array == self.supers.template().array
             && superblock.member == index
             && superblock.role == Role::Member
             && superblock.device == self.member(index).uuid
-            && template
-                .left
-                .get(usize::from(index.0))
-                .is_some_and(|&id| id != 0 && id == superblock.epoch.id);
-        known.then_some(superblock.epoch.number)
-    }
-
-    fn is_current(&self, index: MemberIndex, superblock: &Superblock) -> bool {
-        let epoch = self.supers.epoch();
-        let held = superblock.epoch.id;
-        superblock.array == self.supers.template().array
-            && superblock.member == index
-            && superblock.device == self.member(index).uuid
-            && self.returnable.contains(index)
-            && (held == epoch.id || (epoch.parent != 0 && held == epoch.parent))
     }
 
     /// Enough members are back. What their caches lost of unflushed writes is not known, so the log is replayed.
@@ -166,6 +171,8 @@ impl Array {
         // Replay needs an epoch of its own although the members are the same: it alone voids what is left of batches
         // beyond the end that replay finds (A4, R9).
         self.supers.note_exchange();
+        // What comes back may be older than what went: no epoch says otherwise before the log has been read.
+        self.redo_mut().unjudged = true;
         self.notice(NoticeLevel::Warning, None, "enough members are back: the array serves again".into());
     }
 

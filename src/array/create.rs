@@ -1,8 +1,8 @@
 //! The first superblocks of a new array. Pure: identities, time and randomness come from the caller.
 
 use crate::format::{
-    ChecksumKind, Epoch, Geometry, LogStart, MatrixId, MemberRecord, MemberSet, MemberState, RedoRecord,
-    Region, Role, ScrubRecord, Superblock, VolumeKind,
+    ChecksumKind, Epoch, Geometry, Left, LogStart, MatrixId, MemberRecord, MemberSet, MemberState,
+    RedoRecord, Region, Role, ScrubRecord, Superblock, VolumeKind,
 };
 use crate::units::{MemberIndex, SlotIndex};
 use uuid::Uuid;
@@ -59,13 +59,15 @@ impl NewArray {
             volume: VolumeKind::Plain,
             regions: self.regions.clone(),
             sequence: 1,
+            update: 1,
+            update_complete: 0,
             epoch: Epoch { number: 1, id: self.epoch_id, parent: 0, live },
             clean: true,
             members: members.clone(),
             replacements: Vec::new(),
             scrub: ScrubRecord::default(),
             redo: RedoRecord { secret: self.secret, start },
-            left: vec![0; usize::from(width)],
+            left: vec![Left::default(); usize::from(width)],
         };
         devices.iter().enumerate().map(superblock).collect()
     }

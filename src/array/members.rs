@@ -73,6 +73,8 @@ pub(super) struct Progress {
     pub known_zero: bool,
     /// The device is current as of the end of this epoch: only what was written later has to be built.
     pub since: Option<u64>,
+    /// Its log is being read, which may show that it is not: nothing is built before.
+    pub awaits_ring: bool,
     /// How far its copies of metadata pages have come.
     pub pages: PagesBuilt,
 }
@@ -93,7 +95,8 @@ impl Progress {
 
     /// Everything from slot `next` on is to be built.
     pub fn starting_at(next: u64, known_zero: bool) -> Progress {
-        Progress { next, running: BTreeSet::new(), known_zero, since: None, pages: PagesBuilt::No }
+        let pages = PagesBuilt::No;
+        Progress { next, running: BTreeSet::new(), known_zero, since: None, awaits_ring: false, pages }
     }
 
     /// After a restart slots beyond the recorded position may have been written already.
@@ -295,6 +298,10 @@ impl Array {
 
     fn fault_primary(&mut self, index: MemberIndex, to: MemberState, reason: String) {
         let was_failed = self.is_failed();
+        if self.member(index).state == MemberState::Online {
+            let tail = self.tail_in_place();
+            self.supers.note_leaving(index, tail);
+        }
         let member = self.member_mut(index);
         let was = std::mem::replace(&mut member.state, to);
         member.progress = None;

@@ -19,6 +19,7 @@ pub mod assembly;
 mod checkpoint;
 mod create;
 mod damage;
+mod current;
 mod fetch;
 pub mod geometry;
 mod health;
@@ -45,6 +46,7 @@ mod rebuild;
 mod recovery;
 mod redo;
 mod repair;
+mod ring_check;
 mod slot_hold;
 mod startup;
 mod status;
@@ -54,7 +56,7 @@ mod verify;
 
 use crate::block_io::{Completion, DeviceId, IoFault, IoOp, IoValue, Pool};
 use crate::codec::{Codec, Transform};
-use crate::format::{BatchHash, Geometry, MemberSet, MemberState, RegionKind};
+use crate::format::{BatchHash, ChecksumKind, Geometry, MemberSet, MemberState, RegionKind};
 use crate::units::{ByteOffset, MemberIndex, SlotIndex, StripeIndex, Timestamp};
 pub use api::{
     AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, Health, NewDevice,
@@ -80,6 +82,7 @@ use pages::PageStore;
 use passes::Passes;
 use redo::Redo;
 use repair::{Repair, RepairProgress};
+use ring_check::RingCheck;
 use slab::Slab;
 use startup::{Life, LogFacts};
 pub use status::{
@@ -218,6 +221,7 @@ enum Op {
     PagePass(Box<PagePass>),
     PageScrub(Box<PageScrub>),
     Repair(Box<Repair>),
+    RingCheck(Box<RingCheck>),
 }
 
 /// Who submitted an I/O, and which of its own.
@@ -273,6 +277,7 @@ impl Array {
     /// Takes charge of an assembled array and marks a new epoch on its members.
     #[must_use]
     pub fn new(assembled: Assembled<OpenDevice>, codec: Codec, pool: Pool, config: ArrayConfig) -> Array {
+        let supers = Supers::new(&assembled, config.seed);
         let superblock = assembled.superblock;
         let geometry = superblock.geometry;
         assert_eq!(
@@ -294,7 +299,11 @@ impl Array {
             .map(|seat| Member {
                 uuid: seat.uuid,
                 state: seat.state,
-                progress: (seat.state == MemberState::Rebuilding).then(|| Progress::resumed(seat.rebuilt)),
+                // After an unclean stop nothing but hashes tells whether it was rolled back since: its log is not written.
+                progress: (seat.state == MemberState::Rebuilding).then(|| {
+                    let told = clean || superblock.checksum != ChecksumKind::None;
+                    Progress::resumed(if told { seat.rebuilt } else { SlotIndex(0) })
+                }),
                 device: seat.key.map(|open| Device::found(open.id, open.bytes, sequence_of(seat.uuid))),
                 replacement: seat.replacement.map(|(open, uuid, rebuilt)| Replacement {
                     device: Device::found(open.id, open.bytes, sequence_of(uuid)),
@@ -328,13 +337,6 @@ impl Array {
         let mut redo = Box::new(Redo::new(facts, pages, journal));
         redo.unjudged = assembled.live != superblock.epoch.live;
         let passes = Passes::new(geometry.slots, &scrub);
-        let supers = Supers::new(
-            superblock,
-            assembled.sequence,
-            assembled.epoch_number,
-            assembled.epoch_is_complete,
-            config.seed,
-        );
         let mut array = Array {
             map,
             geometry,
@@ -490,7 +492,9 @@ impl Array {
             Op::LoggedWrite(write) => self.logged_write_coded(key, write, columns),
             Op::LoggedPass(pass) => self.logged_pass_coded(key, pass, columns),
             Op::Busy | Op::Ended => unreachable!("an operation outlives its job"),
-            Op::PagePass(_) | Op::PageScrub(_) | Op::Repair(_) => unreachable!("pages are no bulk work"),
+            Op::PagePass(_) | Op::PageScrub(_) | Op::Repair(_) | Op::RingCheck(_) => {
+                unreachable!("pages and logs are no bulk work")
+            }
         };
         self.put_back(key, op, flow);
         self.run();
@@ -602,6 +606,7 @@ impl Array {
             Op::PagePass(pass) => self.advance_page_pass(key, pass),
             Op::PageScrub(scrub) => self.advance_page_scrub(key, scrub),
             Op::Repair(repair) => self.advance_repair(key, repair),
+            Op::RingCheck(check) => self.advance_ring_check(key, check),
         };
         self.put_back(key, op, flow);
     }
@@ -613,6 +618,7 @@ impl Array {
             Op::LoggedRead(read) => self.logged_read_io(key, read, item, entry, result),
             Op::LoggedWrite(write) => self.logged_write_io(key, write, item, entry, result),
             Op::LoggedPass(pass) => self.logged_pass_io(key, pass, item, entry, result),
+            Op::RingCheck(check) => self.ring_check_io(key, check, entry, result),
             Op::PagePass(_) | Op::PageScrub(_) | Op::Repair(_) => unreachable!("pages have I/O of their own"),
         };
         self.put_back(key, op, flow);

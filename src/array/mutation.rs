@@ -96,6 +96,18 @@ mutations! {
     UnreadTakenForLost "unread-page-taken-for-lost",
     /// T3: both places of a copy that could not be read are written at once; a crash leaves nothing of what could be read again.
     UnreadWrittenOver "unread-copy-written-over",
+    /// T6: updates of the superblocks are not counted; a member rolled back to an earlier start counts as current.
+    NoUpdateCount "no-update-count",
+    /// T6: an update that is being written counts as complete; it convicts the honest members that it did not reach.
+    CompleteOfItself "complete-of-itself",
+    /// T6: a member whose ring lacks batches that nobody has any more counts as current, although their space was reused.
+    NoReusedSpace "no-reused-space",
+    /// T6: replay starts at the highest tail for all; a member whose tail is lower is left with what it had before.
+    NoOwnRedo "no-own-redo",
+    /// T6: what replay writes again in a member's log counts as the member's own word; its tail is believed before it is true.
+    RewrittenTailBelieved "rewritten-tail-believed",
+    /// T6: a member that left is caught up whatever its log shows; what it held before it was rolled back is not written again.
+    LeftTailNotChecked "left-tail-not-checked",
     /// Old parity enters new parity without being verified: damage of one block becomes damage of its row.
     OldParityNotVerified "old-parity-not-verified",
     /// New parity that a job computed counts although old blocks that it was computed from turned out wrong.

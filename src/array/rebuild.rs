@@ -33,7 +33,12 @@ impl Array {
         let progresses = self.members.iter().flat_map(|member| {
             [member.progress.as_ref(), member.replacement.as_ref().map(|r| &r.progress)].into_iter().flatten()
         });
-        progresses.map(|p| p.next).filter(|&next| next < self.map.slots).min().map(SlotIndex)
+        progresses
+            .filter(|p| !p.awaits_ring)
+            .map(|p| p.next)
+            .filter(|&next| next < self.map.slots)
+            .min()
+            .map(SlotIndex)
     }
 
     pub(super) fn start_rebuild_slot(&mut self) {
@@ -44,7 +49,7 @@ impl Array {
         let map = self.map;
         let mut targets = Vec::new();
         for (member, _, device, progress) in self.builds_mut() {
-            if progress.next == slot.0 {
+            if progress.next == slot.0 && !progress.awaits_ring {
                 progress.next += 1;
                 progress.running.insert(slot.0);
                 targets.push(Target { member, device, column: usize::from(map.column_of(slot, member).0) });

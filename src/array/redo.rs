@@ -34,6 +34,8 @@ pub(super) struct Redo {
     /// A member that the last epoch had in service is missing, and whether the others can be served without it is not known:
     /// until it is, nothing is written, or its return would not help.
     pub unjudged: bool,
+    /// Batches below were durable before the array failed, whatever its members say when they come back; 0 where nothing is known.
+    pub durable_before: u64,
     /// Counts starts of the log: an operation that began in an earlier life ends with an error.
     pub lives: u64,
     pub journal: Journal,
@@ -143,6 +145,7 @@ impl Redo {
         Redo {
             life: Life::Starting,
             unjudged: false,
+            durable_before: 0,
             lives: 1,
             journal,
             overlay: Overlay::default(),
@@ -657,6 +660,9 @@ impl Array {
         self.end_page_trials();
         let redo = &mut self.redo;
         redo.lives += 1;
+        if redo.is_serving() {
+            redo.durable_before = redo.journal.durable();
+        }
         let waiting = redo.take_all_waiting();
         let mut pieces = redo.take_flushes();
         self.client_ops -= pieces.len();

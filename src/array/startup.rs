@@ -9,7 +9,9 @@ use super::journal::Journal;
 use super::members::Which;
 use super::mutation::{Mutation, is_off};
 use super::pages::PageStore;
-use super::recovery::{Building, LostRow, Recovered, Recovery, RecoveryContext, RecoveryIo, RecoveryOutcome};
+use super::recovery::{
+    Building, LostRow, Recovered, Recovery, RecoveryContext, RecoveryIo, RecoveryOutcome, Ring,
+};
 use super::redo::Redo;
 use super::stripe_map::StripeMap;
 use super::{Array, ArrayConfig, Inflight, LogState, NoticeLevel, Op, Owner};
@@ -184,6 +186,7 @@ impl Array {
             clean: facts.clean,
             force: facts.force,
             judge_only: self.is_unjudged(),
+            durable: self.redo().durable_before,
             epoch: EpochStamp { number: epoch.number, id: epoch.id },
             codec: self.codec.clone(),
             pool: self.pool.clone(),
@@ -202,6 +205,7 @@ impl Array {
         let mut redo = Redo::new(facts, pages, self.empty_journal());
         (redo.lives, redo.unjudged) = (lives, unjudged);
         redo.no_room_since = self.redo().no_room_since;
+        redo.durable_before = self.redo().durable_before;
         redo.queued = std::mem::take(&mut self.redo_mut().queued);
         redo.life = Life::Recovering { recovery: Box::new(Recovery::new(context)), losses };
         *self.redo_mut() = redo;
@@ -227,11 +231,16 @@ impl Array {
         let redo = self.redo_mut();
         let Life::Recovering { recovery, .. } = &mut redo.life else { return };
         let outcome = recovery.poll(now, &mut redo.pages, &mut io);
+        let tail = recovery.tail();
         for io in io {
             self.send_recovery_io(io);
         }
+        if let (Some(_), Some(tail)) = (&outcome, tail) {
+            self.supers.learn_tail(tail);
+        }
         match outcome {
             None => {}
+            Some(RecoveryOutcome::RolledBack { members, top }) => self.leave_out(&members, top),
             Some(RecoveryOutcome::Recovered(_)) if self.is_unjudged() => self.judged(),
             Some(RecoveryOutcome::Recovered(recovered)) => self.recovered(recovered),
             Some(RecoveryOutcome::Failed { member, fault, .. }) if fault.kind == IoFaultKind::NoSpace => {
@@ -245,6 +254,62 @@ impl Array {
                 self.redo_mut().life = Life::Starting;
             }
             Some(RecoveryOutcome::Refused(error)) => self.refuse_to_serve(&error.to_string()),
+        }
+    }
+
+    /// T6: goes on without members that were rolled back, where the others are enough for an epoch (A2).
+    fn leave_out(&mut self, members: &[(MemberIndex, u64)], top: u64) {
+        let why = |tail: u64| {
+            format!(
+                "it was rolled back to an older state of itself: the others have used the space of its log again from batch {tail} \
+                 on, up to {top}"
+            )
+        };
+        let mut left = self.online();
+        for (member, _) in members {
+            left.remove(*member);
+        }
+        let enough = 2 * left.len() > self.map.width() || self.redo().facts.force;
+        if left.len() < self.map.k || !enough {
+            let list: Vec<String> =
+                members.iter().map(|&(member, tail)| format!("member {member}: {}", why(tail))).collect();
+            let text = format!(
+                "{}; the other {} members are too few to go on without: bring back members as they were last",
+                list.join("; "),
+                left.len()
+            );
+            return self.refuse_to_serve(&text);
+        }
+        for &(member, tail) in members {
+            if let Some(device) = self.device_of(member, Which::Primary) {
+                let reason = format!("{}; it must be rebuilt ('calpe online')", why(tail));
+                self.fault_device(member, device, MemberState::Faulted, reason);
+            }
+            self.returnable.remove(member);
+            self.supers.note_rolled_back(member);
+        }
+        // Another recovery over those that are left.
+        self.redo_mut().life = Life::Starting;
+    }
+
+    /// Batches below are in place on all members in service, as far as is known.
+    pub(super) fn tail_in_place(&self) -> Option<u64> {
+        match &self.redo.life {
+            Life::Serving | Life::Marking(_) => Some(self.redo().journal.tail()),
+            Life::Recovering { recovery, .. } => recovery.tail(),
+            Life::Starting | Life::Refused(_) => None,
+        }
+    }
+
+    /// What readers of a member's log have to know.
+    pub(super) fn ring(&self) -> Ring {
+        let facts = &self.redo().facts;
+        Ring {
+            blocks: facts.ring_blocks(),
+            key: facts.key,
+            array: self.supers.template().array,
+            hasher: facts.checksums.unwrap_or(BlockHasher::Crc32c),
+            map: self.map,
         }
     }
 
@@ -374,6 +439,7 @@ impl Array {
         let now = self.now;
         let redo = self.redo_mut();
         redo.life = Life::Serving;
+        redo.durable_before = 0;
         let queued = std::mem::take(&mut redo.queued);
         for (piece, request) in queued {
             self.submit(now, piece, request);

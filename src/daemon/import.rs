@@ -75,7 +75,10 @@ impl ImportError {
     /// Whether `force` would help.
     #[must_use]
     pub fn needs_force(&self) -> bool {
-        matches!(self, ImportError::Assembly(AssemblyError::NoMajority { .. }))
+        matches!(
+            self,
+            ImportError::Assembly(AssemblyError::NoMajority { .. } | AssemblyError::Unconfirmed { .. })
+        )
     }
 }
 
@@ -320,6 +323,9 @@ pub fn with_handles<K: Clone>(assembled: Assembled<usize>, handle: impl Fn(usize
         live: assembled.live,
         epoch_is_complete: assembled.epoch_is_complete,
         sequence: assembled.sequence,
+        update: assembled.update,
+        update_complete: assembled.update_complete,
+        rolled_back: assembled.rolled_back,
         sequences: assembled.sequences,
         epoch_number: assembled.epoch_number,
         // Their devices are closed already, but for those that were replaced.

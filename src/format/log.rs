@@ -130,6 +130,8 @@ pub struct SegmentHeader {
     pub header_blocks: u32,
     /// Blocks of payload.
     pub payload_blocks: u32,
+    /// A replay wrote it, on a member that lacked it: what it says is true of the array and nothing that this member did.
+    pub rewritten: bool,
 }
 
 /// Why bytes are no header of a segment.
@@ -291,6 +293,18 @@ impl Manifest {
     /// When `out` is shorter than [`Manifest::header_bytes`], the member has no place in the batch, or the piece would
     /// end beyond what places can name.
     pub fn write_piece(&self, member: MemberIndex, payload_blocks: u32, out: &mut [u8]) {
+        self.write(member, payload_blocks, 0, out);
+    }
+
+    /// The same for a member that lacked its piece: [`SegmentHeader::rewritten`].
+    ///
+    /// # Panics
+    /// As [`Manifest::write_piece`].
+    pub fn rewrite_piece(&self, member: MemberIndex, payload_blocks: u32, out: &mut [u8]) {
+        self.write(member, payload_blocks, REWRITTEN, out);
+    }
+
+    fn write(&self, member: MemberIndex, payload_blocks: u32, flags: u16, out: &mut [u8]) {
         let place = self.places.get(usize::from(member.0)).copied().filter(|&place| place != NO_PLACE);
         let place = place.unwrap_or_else(|| panic!("member {member} has no place in the batch"));
         let header_blocks = (self.bytes.len() / LOG_BLOCK_BYTES) as u32;
@@ -300,7 +314,7 @@ impl Manifest {
             hash: [0; 32],
             array: self.array.into_bytes(),
             member: member.0.into(),
-            reserved: [0; 2],
+            flags: flags.into(),
             place: place.into(),
             header_blocks: header_blocks.into(),
             payload_blocks: payload_blocks.into(),
@@ -344,6 +358,9 @@ impl SegmentHeader {
     }
 }
 
+/// Flag of a piece: a replay wrote it.
+const REWRITTEN: u16 = 1;
+
 /// The header in its whole blocks; none unless it verifies and every field is possible.
 fn verified(key: &LogKey, piece: &RawPiece, bytes: &[u8]) -> Option<SegmentHeader> {
     let (shared, _) = RawShared::ref_from_prefix(&bytes[size_of::<RawPiece>()..]).ok()?;
@@ -360,7 +377,8 @@ fn verified(key: &LogKey, piece: &RawPiece, bytes: &[u8]) -> Option<SegmentHeade
     let (header_blocks, payload_blocks) = (piece.header_blocks.get(), piece.payload_blocks.get());
     let place = batch.places.get(usize::from(piece.member.get()))?;
     let here = *place == piece.place.get() && piece_fits(*place, header_blocks, payload_blocks);
-    here.then_some(SegmentHeader { batch, hash, header_blocks, payload_blocks })
+    let rewritten = piece.flags.get() & REWRITTEN != 0;
+    here.then_some(SegmentHeader { batch, hash, header_blocks, payload_blocks, rewritten })
 }
 
 /// Whether a piece ends at or below the last block that a place can name.
@@ -389,7 +407,7 @@ struct RawPiece {
     hash: [u8; 32],
     array: [u8; 16],
     member: U16,
-    reserved: [u8; 2],
+    flags: U16,
     place: U32,
     header_blocks: U32,
     payload_blocks: U32,

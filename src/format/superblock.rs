@@ -197,6 +197,15 @@ pub struct RedoRecord {
     pub start: LogStart,
 }
 
+/// What a member held when it left service. What it missed since can be told from the stripe map.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Left {
+    /// Identity of the last complete epoch in which it was current, 0 for none: then it is rebuilt.
+    pub epoch: u64,
+    /// Batches below were in place on it, and a batch in its log said so.
+    pub tail: u64,
+}
+
 /// What a region of a member holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RegionKind {
@@ -254,6 +263,10 @@ pub struct Superblock {
     pub regions: Vec<Region>,
     /// Counts writes of this superblock; the highest valid copy is the current one.
     pub sequence: u64,
+    /// Number of this update of the members' superblocks, the same on all of them; 0 before updates were counted.
+    pub update: u64,
+    /// The newest update that all members in service had when this one began. Who has an older one was rolled back.
+    pub update_complete: u64,
     /// Epoch.
     pub epoch: Epoch,
     /// No write is under way.
@@ -266,9 +279,8 @@ pub struct Superblock {
     pub scrub: ScrubRecord,
     /// The redo log.
     pub redo: RedoRecord,
-    /// Per member, while it is out of service: identity of the last complete epoch in which it was current, 0 for
-    /// none. What it missed since can be told from the stripe map.
-    pub left: Vec<u64>,
+    /// Per member, while it is out of service: what it must hold to be caught up with what it missed.
+    pub left: Vec<Left>,
 }
 
 impl Superblock {

@@ -33,15 +33,16 @@ use super::pages::{Answer, PageRead, PageStore, PageWrite, Settle};
 use crate::block_io::{Buf, BufMut, IoFault, IoValue, Pool};
 use crate::codec::{BlockHasher, Codec};
 use crate::format::{BatchHash, EpochStamp, LOG_BLOCK_BYTES, LogKey, LogStart, MemberSet, PageIndex, Region};
-use crate::units::{ByteOffset, MemberIndex, SlotIndex, StripeIndex, Timestamp};
-use chain::{Chain, Finds};
+use crate::units::{ByteOffset, MemberIndex, SlotIndex, Timestamp};
+use chain::{Chain, ChainFault, Finds};
 use decide::{Decision, Judge, Tile, final_map};
 pub(super) use error::RecoveryError;
 use jobs::{CellRead, Job};
 use pages::PageTrials;
-use scan::{Ring, RingRead, Scan};
+use scan::Scan;
+pub(super) use scan::{Ring, RingRead, RingTail};
 use slab::Slab;
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use uuid::Uuid;
 
 /// Changed pages at which redo pauses to write them back, 64 MiB.
@@ -79,6 +80,8 @@ pub(super) struct RecoveryContext {
     pub building: Vec<Building>,
     /// The newest of the usable members, by epoch, then sequence (R2).
     pub start: LogStart,
+    /// Batches below were durable, as the process knows that served them; 0 where it does not.
+    pub durable: u64,
     /// The new epoch, complete.
     pub epoch: EpochStamp,
     /// The log holds nothing beyond its start: only the stripe map is loaded.
@@ -120,6 +123,9 @@ pub(super) enum RecoveryIo {
 pub(super) enum RecoveryOutcome {
     /// The array may write the log start and serve.
     Recovered(Recovered),
+    /// Members were rolled back to older states of themselves: to be taken out of service, nothing on them counts. With each the
+    /// tail that it shows, and the highest tail.
+    RolledBack { members: Vec<(MemberIndex, u64)>, top: u64 },
     /// A device failed a write or flush: to be taken out of service.
     Failed { member: MemberIndex, which: Which, what: &'static str, fault: IoFault },
     /// The array cannot be started.
@@ -290,7 +296,7 @@ impl Recovery {
     pub fn new(cx: RecoveryContext) -> Recovery {
         let blocks = u32::try_from(cx.log.len / LOG_BLOCK_BYTES as u64).unwrap_or(u32::MAX);
         let ring = Ring { blocks, key: cx.key, array: cx.array, hasher: cx.hasher, map: cx.map };
-        let chain = Chain { tail: cx.start.sequence, noted: 0, batches: Vec::new(), notes: HashMap::new() };
+        let chain = Chain::empty(cx.start.sequence, cx.map.width());
         let io = Io { pool: cx.pool.clone(), flights: Slab::new(), out: Vec::new() };
         Recovery {
             ring,
@@ -313,6 +319,14 @@ impl Recovery {
             page_trials: PageTrials::default(),
             cx,
         }
+    }
+
+    /// The highest tail of the log, once it has been read: everything below is in place on the members that say so.
+    pub fn tail(&self) -> Option<u64> {
+        let chain = &self.judge.chain;
+        let is_read = self.cx.clean
+            || !matches!(self.step, Step::Start | Step::FlushAll | Step::Scan(_) | Step::Probe(_));
+        is_read.then(|| chain.tail + u64::from(chain.top))
     }
 
     /// Takes the end of an operation; [`Recovery::poll`] acts on it.
@@ -405,7 +419,8 @@ impl Recovery {
                 if is_off(Mutation::OldEpochPiecesIgnored) {
                     start.epoch = start.epoch.max(self.cx.epoch.number - 1);
                 }
-                self.step = Step::Scan(Box::new((Scan::new(self.ring, self.cx.usable), Finds::new(start))));
+                let finds = Finds::new(start, self.cx.usable, self.cx.map.width(), self.cx.durable);
+                self.step = Step::Scan(Box::new((Scan::new(self.ring, self.cx.usable), finds)));
             }
             Step::Scan(mut scan) => {
                 self.read_rings(&mut scan.0);
@@ -417,7 +432,10 @@ impl Recovery {
                         let probe = Scan::probe(self.ring, self.cx.usable, &chain);
                         self.step = Step::Probe(Box::new((probe, chain)));
                     }
-                    Err(error) => self.refuse(error),
+                    Err(ChainFault::Error(error)) => self.refuse(error),
+                    Err(ChainFault::RolledBack(members, top)) => {
+                        self.outcome = Some(RecoveryOutcome::RolledBack { members, top });
+                    }
                 }
             }
             Step::Probe(mut probe) => {
@@ -450,10 +468,13 @@ impl Recovery {
                 if !self.io.is_idle() {
                     return self.stay(Step::FlushNote);
                 }
-                for (stripe, entry) in final_map(&self.judge.chain, self.prefix, self.cx.epoch.number) {
+                let top = self.judge.chain.top;
+                for (stripe, (entry, last)) in final_map(&self.judge.chain, self.prefix, self.cx.epoch.number)
+                {
                     let known = pages.map_entry(stripe);
                     let new = (known.slot, known.holds_data) != (entry.slot, entry.holds_data);
-                    if is_off(Mutation::PagesNotRewritten) && !new {
+                    // Pages were written before the tail moved: only one that was rolled back with its member is older.
+                    if (last < top || is_off(Mutation::PagesNotRewritten)) && !new {
                         continue;
                     }
                     pages.set_map_entry(stripe, entry);
@@ -513,10 +534,11 @@ impl Recovery {
     }
 
     fn take_chain(&mut self, chain: Chain, pages: &PageStore) {
-        let mut names = |stripe: &StripeIndex| {
-            self.named_map_pages.insert(pages.layout().map_entry(stripe.0).0);
-        };
-        final_map(&chain, chain.batches.len() as u32, 0).keys().for_each(&mut names);
+        for (stripe, (_, last)) in final_map(&chain, chain.batches.len() as u32, 0) {
+            if last >= chain.top {
+                self.named_map_pages.insert(pages.layout().map_entry(stripe.0).0);
+            }
+        }
         self.result.log_faults = chain.faults(self.cx.usable);
         self.decision = Decision::new(&chain);
         self.judge = Judge::new(chain, self.cx.map, self.cx.usable);
@@ -525,9 +547,13 @@ impl Recovery {
     /// R6: manifests on the usable members that lack them.
     fn write_manifests(&mut self, mut next: usize) -> bool {
         while next < self.prefix as usize && self.io.flights.len() < MANIFEST_WRITES_AT_ONCE {
-            let entry = &self.judge.chain.batches[next];
+            let (chain, place) = (&self.judge.chain, next as u32);
+            let entry = &chain.batches[next];
             next += 1;
-            let lacks = |member: &MemberIndex| !entry.piece(*member).is_some_and(|piece| piece.header);
+            // Not below the highest tail, where space may be used again.
+            let lacks = |member: &MemberIndex| {
+                place >= chain.top && !entry.piece(*member).is_some_and(|piece| piece.header)
+            };
             let lacking =
                 self.cx.usable.iter().filter(lacks).filter_map(|member| Some((member, entry.place(member)?)));
             let lacking: Vec<_> = lacking.collect();
@@ -537,7 +563,7 @@ impl Recovery {
             let manifest = entry.batch.manifest(&self.cx.key, self.cx.array);
             for (member, place) in lacking {
                 let mut bytes = self.cx.pool.alloc(manifest.header_bytes());
-                manifest.write_piece(member, entry.payload_blocks(member), &mut bytes);
+                manifest.rewrite_piece(member, entry.payload_blocks(member), &mut bytes);
                 let offset = self.cx.log.offset.plus(u64::from(place) * LOG_BLOCK_BYTES as u64);
                 self.io.write(member, Which::Primary, offset, bytes.freeze(), Doing::Write { job: None });
             }

@@ -60,6 +60,7 @@ impl World {
             usable: self.live,
             building: self.building.iter().map(|(device, _)| *device).collect(),
             start: start.max_by_key(|start| (start.epoch, start.sequence)).unwrap(),
+            durable: 0,
             epoch: self.epoch,
             clean: false,
             force: self.force,
