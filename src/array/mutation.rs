@@ -96,6 +96,8 @@ mutations! {
     UnreadTakenForLost "unread-page-taken-for-lost",
     /// T3: both places of a copy that could not be read are written at once; a crash leaves nothing of what could be read again.
     UnreadWrittenOver "unread-copy-written-over",
+    /// R5, T3: the end of the log is dropped although what cannot be read of the rings for a moment may hold it.
+    UnreadTailDropped "unread-tail-dropped",
     /// Old parity enters new parity without being verified: damage of one block becomes damage of its row.
     OldParityNotVerified "old-parity-not-verified",
     /// New parity that a job computed counts although old blocks that it was computed from turned out wrong.

@@ -5,6 +5,7 @@
 //! Must not know how rings are read or rows are decoded.
 
 use super::RecoveryError;
+use super::unread::UnreadBlocks;
 use crate::array::geometry::Map;
 use crate::array::mutation::{Mutation, is_off};
 use crate::format::{Batch, BatchHash, LogRecord, LogStart, MemberSet, NO_PLACE, SegmentHeader};
@@ -215,9 +216,26 @@ pub struct Chain {
     pub batches: Vec<LogBatch>,
     /// By epoch: batches below this sequence are covered by a note that was written in it.
     pub notes: HashMap<u64, u64>,
+    /// Batches of the sequence before the tail that were found: they tell where the first batch was written.
+    pub before: Vec<LogBatch>,
+    /// What could not be read of the rings.
+    pub unread: UnreadBlocks,
 }
 
 impl Chain {
+    /// A log in which nothing was found.
+    #[must_use]
+    pub fn empty(tail: u64) -> Chain {
+        Chain {
+            tail,
+            noted: 0,
+            batches: Vec::new(),
+            notes: HashMap::new(),
+            before: Vec::new(),
+            unread: UnreadBlocks::default(),
+        }
+    }
+
     /// Blocks of the log that `members` must hold and that are missing or bad. A note says that every member with a part
     /// in a batch holds all of it. Batches of an epoch before that of their note are left out: what a replay noted need
     /// only be enough to be replayed again.
@@ -257,6 +275,10 @@ pub struct Finds {
     impossible: Vec<u64>,
     /// Batches at which those below the tail are dropped next.
     prune_at: usize,
+    /// Batches of the sequence before the tail.
+    before: Vec<LogBatch>,
+    /// What could not be read.
+    pub unread: UnreadBlocks,
 }
 
 /// Fewest batches among which those below the tail are looked for: doing so for each new one would be quadratic.
@@ -274,6 +296,8 @@ impl Finds {
             notes: HashMap::new(),
             impossible: Vec::new(),
             prune_at: PRUNE_BATCHES_MIN,
+            before: Vec::new(),
+            unread: UnreadBlocks::default(),
         }
     }
 
@@ -290,6 +314,9 @@ impl Finds {
         let note = self.notes.entry(header.batch.epoch.id).or_default();
         *note = header.batch.durable_upto.max(*note);
         if sequence < self.tail {
+            if sequence + 1 == self.tail && self.before.iter().all(|known| known.hash != hash) {
+                self.before.extend(LogBatch::new(header, map, ring_blocks));
+            }
             return None;
         }
         if !self.batches.contains_key(&hash) {
@@ -312,7 +339,10 @@ impl Finds {
     }
 
     fn prune(&mut self) {
-        self.batches.retain(|_, batch| batch.batch.sequence >= self.tail);
+        let tail = self.tail;
+        let void = self.batches.extract_if(|_, batch| batch.batch.sequence < tail).map(|(_, batch)| batch);
+        self.before.extend(void);
+        self.before.retain(|batch| batch.batch.sequence + 1 == tail);
         self.prune_at = PRUNE_BATCHES_MIN.max(2 * self.batches.len());
     }
 
@@ -321,7 +351,7 @@ impl Finds {
     ///
     /// # Errors
     /// When a noted batch is not to be found, unless `force`, or one is not possible.
-    pub fn chain(mut self, force: bool) -> Result<Chain, RecoveryError> {
+    pub fn chain(&mut self, force: bool) -> Result<Chain, RecoveryError> {
         self.prune();
         let mut by_sequence: HashMap<u64, Vec<LogBatch>> = HashMap::new();
         for (_, batch) in self.batches.drain() {
@@ -347,7 +377,14 @@ impl Finds {
         }
         // A ring has fewer than 2^32 blocks, so no more batches either.
         let noted = if unchecked { 0 } else { self.noted.clamp(self.tail, next) - self.tail };
-        Ok(Chain { tail: self.tail, noted: noted as u32, batches, notes: self.notes })
+        Ok(Chain {
+            tail: self.tail,
+            noted: noted as u32,
+            batches,
+            notes: std::mem::take(&mut self.notes),
+            before: std::mem::take(&mut self.before),
+            unread: std::mem::take(&mut self.unread),
+        })
     }
 }
 

@@ -24,6 +24,8 @@ mod patience;
 mod scan;
 #[cfg(test)]
 mod tests;
+mod trials;
+mod unread;
 
 use super::geometry::Map;
 use super::members::Which;
@@ -37,11 +39,12 @@ use crate::units::{ByteOffset, MemberIndex, SlotIndex, StripeIndex, Timestamp};
 use chain::{Chain, Finds};
 use decide::{Decision, Judge, Tile, final_map};
 pub(super) use error::RecoveryError;
-use jobs::{CellRead, Job};
+use jobs::{CellRead, CellTrials, Job};
 use pages::PageTrials;
 use scan::{Ring, RingRead, Scan};
 use slab::Slab;
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use trials::LogTrials;
 use uuid::Uuid;
 
 /// Changed pages at which redo pauses to write them back, 64 MiB.
@@ -141,6 +144,8 @@ pub(super) struct Recovered {
     pub batches: u32,
     /// Batches that were dropped: never acknowledged as durable.
     pub dropped: u32,
+    /// Members whose logs could not be read where a batch would be that was dropped, in words.
+    pub dropped_unread: Option<String>,
     /// Rows that were written in place.
     pub rows_redone: u64,
     /// Bad copies of pages, to be counted against their members.
@@ -221,6 +226,10 @@ enum Step {
     /// R1.
     FlushAll,
     Scan(Box<(Scan, Finds)>),
+    /// The rings are read again at this time.
+    Again {
+        at: Timestamp,
+    },
     Probe(Box<(Scan, Chain)>),
     /// The stripe map.
     Map {
@@ -282,6 +291,8 @@ pub(super) struct Recovery {
     outcome: Option<RecoveryOutcome>,
     now: Timestamp,
     page_trials: PageTrials,
+    cell_trials: CellTrials,
+    log_trials: LogTrials,
 }
 
 impl Recovery {
@@ -290,7 +301,7 @@ impl Recovery {
     pub fn new(cx: RecoveryContext) -> Recovery {
         let blocks = u32::try_from(cx.log.len / LOG_BLOCK_BYTES as u64).unwrap_or(u32::MAX);
         let ring = Ring { blocks, key: cx.key, array: cx.array, hasher: cx.hasher, map: cx.map };
-        let chain = Chain { tail: cx.start.sequence, noted: 0, batches: Vec::new(), notes: HashMap::new() };
+        let chain = Chain::empty(cx.start.sequence);
         let io = Io { pool: cx.pool.clone(), flights: Slab::new(), out: Vec::new() };
         Recovery {
             ring,
@@ -311,6 +322,8 @@ impl Recovery {
             outcome: None,
             now: Timestamp(0),
             page_trials: PageTrials::default(),
+            cell_trials: CellTrials::default(),
+            log_trials: LogTrials::default(),
             cx,
         }
     }
@@ -336,6 +349,7 @@ impl Recovery {
             }
         }
         self.retry_pages(pages);
+        self.retry_cells(pages);
         while self.outcome.is_none() && self.advance(pages) {}
         if self.outcome.is_some() {
             self.step = Step::Over;
@@ -401,24 +415,20 @@ impl Recovery {
                 if !self.io.is_idle() {
                     return self.stay(Step::FlushAll);
                 }
-                let mut start = self.cx.start;
-                if is_off(Mutation::OldEpochPiecesIgnored) {
-                    start.epoch = start.epoch.max(self.cx.epoch.number - 1);
-                }
-                self.step = Step::Scan(Box::new((Scan::new(self.ring, self.cx.usable), Finds::new(start))));
+                self.begin_scan();
             }
             Step::Scan(mut scan) => {
                 self.read_rings(&mut scan.0);
                 if !scan.0.is_over() {
                     return self.stay(Step::Scan(scan));
                 }
-                match scan.1.chain(self.cx.force) {
-                    Ok(chain) => {
-                        let probe = Scan::probe(self.ring, self.cx.usable, &chain);
-                        self.step = Step::Probe(Box::new((probe, chain)));
-                    }
-                    Err(error) => self.refuse(error),
+                self.end_scan(scan.1);
+            }
+            Step::Again { at } => {
+                if self.now < at {
+                    return self.stay(Step::Again { at });
                 }
+                self.read_anew(pages);
             }
             Step::Probe(mut probe) => {
                 self.read_rings(&mut probe.0);

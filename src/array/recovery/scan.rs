@@ -8,6 +8,7 @@
 //! [`Scan::probe`] reads the payloads that were not recognised in passing. Must not know of rows or prefixes.
 
 use super::chain::{Bits, Chain, Finds, LogBatch, Piece};
+use super::unread::UnreadBlocks;
 use crate::array::geometry::Map;
 use crate::codec::BlockHasher;
 use crate::format::{BatchHash, LOG_BLOCK_BYTES, LogKey, MemberSet, SegmentError, SegmentHeader};
@@ -166,6 +167,8 @@ pub trait Found {
     fn header(&mut self, header: SegmentHeader, ring: &Ring) -> Option<&LogBatch>;
     /// What a member holds of a batch.
     fn piece(&mut self, sequence: u64, batch: &BatchHash, piece: Piece);
+    /// Where what could not be read is noted.
+    fn unread(&mut self) -> &mut UnreadBlocks;
 }
 
 impl Found for Finds {
@@ -175,6 +178,10 @@ impl Found for Finds {
 
     fn piece(&mut self, _: u64, batch: &BatchHash, piece: Piece) {
         self.set_piece(batch, piece);
+    }
+
+    fn unread(&mut self) -> &mut UnreadBlocks {
+        &mut self.unread
     }
 }
 
@@ -188,6 +195,10 @@ impl Found for Chain {
         let known = &mut self.batches[(sequence - self.tail) as usize];
         debug_assert_eq!(known.hash, *batch);
         known.set_piece(piece);
+    }
+
+    fn unread(&mut self) -> &mut UnreadBlocks {
+        &mut self.unread
     }
 }
 
@@ -237,11 +248,16 @@ impl Reader {
             self.open.extend(self.upcoming.pop());
         }
         self.verify(ring, block, bytes, found);
+        if bytes.is_none() {
+            found.unread().add(self.member, block, ring.blocks);
+        }
         if self.probe {
             return;
         }
         let Some(bytes) = bytes else {
-            self.unfinished.clear();
+            for (place, _) in self.unfinished.drain(..) {
+                found.unread().add_cut(self.member, place, ring.blocks);
+            }
             self.window.clear();
             return;
         };

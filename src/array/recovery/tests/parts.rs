@@ -72,7 +72,7 @@ pub fn chain(
     batches: Vec<Vec<LogRecord>>,
     missing: impl Fn(u32, u16, u32) -> bool,
 ) -> Chain {
-    let mut chain = Chain { tail: 0, noted, batches: Vec::new(), notes: HashMap::from([(1, noted.into())]) };
+    let mut chain = Chain { noted, notes: HashMap::from([(1, noted.into())]), ..Chain::empty(0) };
     let mut previous = BatchHash::default();
     for (at, records) in batches.into_iter().enumerate() {
         let batch = batch(at as u64, 1, previous, records, map.width());
