@@ -394,12 +394,15 @@ fn pages_that_arrive_for_a_write_that_has_ended_are_not_taken_for_those_of_the_n
     // The array is marked dirty by a write whose page is that of the first stripes.
     let id = array.submit(0, 1, BLOCK);
     array.sim.wait(id).expect("written");
-    // A whole stripe goes to a free slot, whose page is another one, and a member is full.
-    array.sim.disks.get_mut(&0).expect("a disk").full = true;
+    // A whole stripe goes to a free slot, whose page is another one, and the members are full for too long.
+    array.sim.disks.values_mut().for_each(|disk| disk.full = true);
     let write = array.sim.submit_write(0, &vec![2; 2 * CHUNK], false);
-    while array.sim.step_where(|_, op| !is_read(op)) {}
+    for _ in 0..320 {
+        while array.sim.step_where(|_, op| !is_read(op)) {}
+        array.sim.sleep(100);
+    }
     assert!(matches!(array.sim.poll(write), Some(Err(ClientError::NoSpace))), "its pages are on their way");
-    array.sim.disks.get_mut(&0).expect("a disk").full = false;
+    array.sim.disks.values_mut().for_each(|disk| disk.full = false);
     // Reads that need pages of their own, in the middle of the volume.
     let stripe = 2 * CHUNK;
     let reads: Vec<(usize, u64)> =

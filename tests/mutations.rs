@@ -8,6 +8,9 @@
 #[path = "support/page_faults.rs"]
 #[allow(dead_code)]
 mod page_faults;
+#[path = "support/trouble.rs"]
+#[allow(dead_code)]
+mod trouble;
 
 use calpe::testing::{Aim, Damage, Mutation, Place, SCENARIOS, Scenario, SimWorld, Totals, atlas, explore};
 use calpe::units::Timestamp;
@@ -76,10 +79,21 @@ fn hunt_by_page_faults(mutation: Mutation) -> Result<String, String> {
     Err(format!("{}: NOT FOUND by page faults", mutation.name()))
 }
 
+fn hunt_by_trouble(mutation: Mutation) -> Result<String, String> {
+    assert_eq!(trouble::cost_of_faults(mutation), None, "{} while it is kept", mutation.name());
+    match mutation.with(|| trouble::cost_of_faults(mutation)) {
+        Some(what) => Ok(format!("{}: {what}", mutation.name())),
+        None => Err(format!("{}: NOT FOUND by trouble", mutation.name())),
+    }
+}
+
 fn hunt(mutation: Mutation) -> Result<String, String> {
     match mutation {
         Mutation::UnreadTakenForOld | Mutation::UnreadTakenForLost | Mutation::UnreadWrittenOver => {
             return hunt_by_page_faults(mutation);
+        }
+        Mutation::ShortageIsAFault | Mutation::LastCopyNotSpared | Mutation::HealedErrorsCount => {
+            return hunt_by_trouble(mutation);
         }
         _ => {}
     }

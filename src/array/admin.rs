@@ -35,6 +35,7 @@ impl Array {
             AdminRequest::Repair => self.start_repair(),
             AdminRequest::Clear { member } => self.clear(member),
             AdminRequest::Stop => {
+                self.stop_begun = Some(self.now);
                 self.stopping = Some(Stopping::Draining(id));
                 self.run();
                 return;
@@ -104,6 +105,7 @@ impl Array {
         let member = self.member_mut(index);
         member.uuid = new.uuid;
         member.device = Some(new_device(&new));
+        member.away = None;
         member.state = MemberState::Rebuilding;
         member.progress = Some(Progress { since, ..Progress::fresh(new.known_zero) });
         let how = if since.is_some() { "being caught up with what it missed" } else { "being rebuilt" };
@@ -126,6 +128,7 @@ impl Array {
         }
         let member = self.member_mut(index);
         member.device = Some(new_device(&new));
+        member.away = None;
         member.state = MemberState::Online;
         member.reason = None;
         if self.is_failed() {
@@ -200,6 +203,7 @@ impl Array {
         }
         let member = self.member_mut(index);
         member.uuid = new.uuid;
+        member.away = None;
         member.state = MemberState::Rebuilding;
         member.progress = Some(progress);
         member.reason = Some("being rebuilt onto a new device".into());
@@ -240,6 +244,11 @@ impl Array {
 
     /// Stop: first everything under way ends, then the members are marked clean.
     pub(super) fn pump_stop(&mut self) {
+        if let Some(Stopping::Draining(id) | Stopping::Marking(id)) = self.stopping
+            && self.stop_without_short(id)
+        {
+            return;
+        }
         let id = match self.stopping {
             Some(Stopping::Draining(id) | Stopping::Marking(id)) if self.is_failed() => {
                 // Nothing may be written: the members stay dirty.
@@ -260,16 +269,12 @@ impl Array {
         {
             return;
         }
-        // An array stops with an empty log, unless its members have no room: then the next start replays it.
         let mut emptied = false;
-        let no_room = self.redo.no_room_since.is_some();
         match self.redo.life {
-            Life::Starting if no_room => {}
             Life::Starting | Life::Recovering { .. } | Life::Marking(_) => return,
             Life::Refused(_) if self.redo.unjudged => return self.finish_stop(id),
             Life::Refused(_) => {}
             Life::Serving if self.drained_log().is_some() => emptied = true,
-            Life::Serving if self.is_starved() => {}
             Life::Serving => {
                 self.redo_mut().checkpoint.want();
                 return;
@@ -289,6 +294,10 @@ impl Array {
             // A member failed during the last update; the next one records that.
             return;
         }
+        self.stop_now(id);
+    }
+
+    pub(super) fn stop_now(&mut self, id: RequestId) {
         self.stopping = Some(Stopping::Stopped);
         let exchanged = std::mem::take(&mut self.exchanged);
         let exchanged = exchanged.into_iter().map(|replaced| replaced.device.id);

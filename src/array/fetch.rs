@@ -344,16 +344,16 @@ impl Array {
                 self.judge_blocks(fetch, at, block..block + 1, entry.member);
             }
             (Ok(_), _) => unreachable!("a read yields data"),
+            // That says nothing about the blocks; others may have what is needed.
             (Err(fault), _) if fault.kind.passes() => {
                 fetch.host_is_short = true;
                 let part = &mut fetch.parts[at];
                 let bytes = part.blocks.len() * BLOCK;
                 part.buf.get_or_insert_with(|| self.pool.alloc_zeroed(bytes));
                 match block {
-                    Some(block) => part.blocks[block] = State::Unread,
-                    None => part.blocks.fill(State::Unread),
+                    Some(block) => part.blocks[block] = State::Absent,
+                    None => part.blocks.fill(State::Absent),
                 }
-                self.read_fault(entry.member, entry.device, fault);
             }
             (Err(fault), None) if fetch.parts[at].blocks.len() > 1 => {
                 // Which of its blocks cannot be read is found out one by one.
@@ -401,10 +401,12 @@ impl Array {
         let part = &mut fetch.parts[at];
         let believed = fetch.believes_parity && part.wanted && part.column >= self.map.k;
         let mut wrong = 0;
-        for (state, good) in part.blocks[blocks].iter_mut().zip(verdicts) {
+        let first = part.rows.start + blocks.start;
+        for (at, (state, good)) in part.blocks[blocks].iter_mut().zip(verdicts).enumerate() {
             let good = believed || good;
             *state = if good { State::Good } else { State::Wrong };
             wrong += u64::from(!good);
+            self.note_verdict(member, fetch.slot, first + at, good);
         }
         self.member_mut(member).counters.checksum_errors += wrong;
     }
@@ -529,6 +531,10 @@ impl Array {
     /// `key` from 0 on. Nothing is written while a loss is not recorded (E3).
     pub(super) fn send_repairs(&mut self, key: usize, fetch: &mut Fetch) -> usize {
         let mut repairs = std::mem::take(&mut fetch.repairs);
+        repairs.retain(|repair| {
+            let offset = self.map.device_offset(self.data_offset, fetch.slot, repair.row * BLOCK);
+            self.bad.may_mend(self.now, repair.member, offset)
+        });
         if self.is_failed() || !self.acknowledgements_allowed() {
             return 0;
         }

@@ -54,6 +54,11 @@ enum Stage {
 }
 
 impl LoggedPass {
+    /// Whether what it writes must be on its devices.
+    pub(super) fn is_rebuild(&self) -> bool {
+        matches!(self.work, Work::Rebuild(_))
+    }
+
     /// Whether it waits for a lock, a checkpoint or a page, and has nothing in flight.
     pub(super) fn waits(&self) -> bool {
         self.stage == Stage::Hold && self.hold.waits()
@@ -190,10 +195,12 @@ impl Array {
         pass.writing -= 1;
         match (result, &pass.work) {
             (Ok(_), _) => {}
-            (Err(fault), Work::Rebuild(_)) => {
+            (Err(fault), Work::Rebuild(targets))
+                if targets.iter().any(|target| target.device == entry.device) =>
+            {
                 self.write_fault(entry.member, entry.device, "write of the rebuild", fault);
             }
-            (Err(fault), Work::Scrub) => self.write_fault(entry.member, entry.device, "repair", fault),
+            (Err(fault), _) => self.repair_fault(entry.member, entry.device, fault),
         }
         if pass.writing > 0 { Flow::Wait } else { self.end_logged_pass(key, pass, !self.is_failed()) }
     }

@@ -205,7 +205,7 @@ impl Array {
         if read.stage == Stage::Repair {
             read.repairing -= 1;
             if let Err(fault) = result {
-                self.write_fault(entry.member, entry.device, "rewrite of a wrong block", fault);
+                self.repair_fault(entry.member, entry.device, fault);
             }
             return if read.repairing > 0 { Flow::Wait } else { self.release_logged_read(key, read) };
         }

@@ -15,13 +15,14 @@ use super::page_hold::{PageHold, PagesHeld};
 use super::plan::{self, Band, ParityPath};
 use super::redo::Share;
 use super::{Array, ClientError, Flow, Inflight, Op, PieceId, SlotReply};
-use crate::block_io::{Buf, BufMut, DeviceId, IoFault, IoFaultKind, IoValue};
+use crate::block_io::{Buf, BufMut, DeviceId, IoFault, IoValue};
 use crate::codec::CodedColumns;
 use crate::format::{FreshRecord, InPlaceRecord, LogRecord, MapEntry};
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex, Timestamp};
 use std::ops::Range;
 
 mod parity;
+mod patience;
 mod room;
 mod stripe;
 mod unreadable;
@@ -59,7 +60,12 @@ pub(super) struct LoggedWrite {
     /// Writes of a whole stripe under way, and what each is.
     pending: usize,
     writes: Vec<StripeWrite>,
-    no_space: bool,
+    /// A member had no room for the stripe, or this host lacked resources for it, for too long.
+    short: Option<ClientError>,
+    /// When the client asked for it.
+    since: Timestamp,
+    /// It has waited for too long for what a shortage holds up.
+    expired: Option<ClientError>,
 }
 
 enum Work {
@@ -160,7 +166,9 @@ impl Array {
             records: Vec::new(),
             pending: 0,
             writes: Vec::new(),
-            no_space: false,
+            short: None,
+            since: self.now,
+            expired: None,
         });
         self.cut_write(&mut write);
         let key = self.ops.insert(Op::Busy);
@@ -176,6 +184,9 @@ impl Array {
             }
             if self.is_failed() || write.life != self.redo().lives {
                 return self.end_logged_write(key, write, Err(ClientError::Io));
+            }
+            if let Some(error) = write.expired {
+                return self.end_logged_write(key, write, Err(error));
             }
             let before = write.stage;
             let flow = match write.stage {
@@ -217,8 +228,8 @@ impl Array {
         let share = self.share_of_write(write);
         let used = self.redo().journal.used_blocks();
         if !self.redo().waiting_for_room.is_empty() || !self.redo().has_room(share, used) {
-            if self.is_starved() {
-                return self.end_logged_write(key, write, Err(ClientError::NoSpace));
+            if let Some(error) = self.lasting_shortage() {
+                return self.end_logged_write(key, write, Err(error));
             }
             let redo = self.redo_mut();
             redo.checkpoint.want();
@@ -702,23 +713,7 @@ impl Array {
             let fetched = self.fetch_io(key, &mut write.fetch, item, entry, result);
             return self.go_on_fetched(key, write, fetched);
         }
-        write.pending -= 1;
-        if let Err(fault) = result {
-            let retry = fault.kind == IoFaultKind::Medium && !write.writes[item].retried;
-            if fault.kind == IoFaultKind::NoSpace {
-                write.no_space = true;
-            } else if retry && self.find_device(entry.device).is_some() {
-                write.writes[item].retried = true;
-                self.send_stripe_write(key, write, item);
-            } else {
-                self.write_fault(entry.member, entry.device, "write", fault);
-            }
-        }
-        if write.pending > 0 {
-            return Flow::Wait;
-        }
-        let flow = self.stripe_written(key, write);
-        if flow == Flow::Finished { flow } else { self.advance_logged_write(key, write) }
+        self.stripe_io(key, write, item, entry, result)
     }
 
     /// Takes the end of a job: a whole stripe is coded, or what was read is verified.

@@ -16,6 +16,7 @@
 mod admin;
 mod api;
 pub mod assembly;
+mod bad_blocks;
 mod checkpoint;
 mod create;
 mod damage;
@@ -45,6 +46,7 @@ mod rebuild;
 mod recovery;
 mod redo;
 mod repair;
+mod shortage;
 mod slot_hold;
 mod startup;
 mod status;
@@ -52,7 +54,7 @@ mod stripe_map;
 mod supers;
 mod verify;
 
-use crate::block_io::{Completion, DeviceId, IoFault, IoOp, IoValue, Pool};
+use crate::block_io::{Completion, DeviceId, IoFault, IoOp, IoToken, IoValue, Pool};
 use crate::codec::{Codec, Transform};
 use crate::format::{BatchHash, Geometry, MemberSet, MemberState, RegionKind};
 use crate::units::{ByteOffset, MemberIndex, SlotIndex, StripeIndex, Timestamp};
@@ -61,11 +63,12 @@ pub use api::{
     NoticeLevel, PieceId, RequestId, SlotReply, SlotRequest, ZERO_RUN_SLOTS,
 };
 use assembly::Assembled;
+use bad_blocks::BadBlocks;
 pub use create::NewArray;
 use damage::{BlockName, Damage};
 use fetch::Why;
 use geometry::Map;
-use inflight::{Ended, Inflight, InflightTable};
+use inflight::{Ended, Flight, Inflight, InflightTable};
 pub use job::{Job, JobDone, Urgency};
 use journal::Journal;
 use lock::LockTable;
@@ -80,10 +83,12 @@ use pages::PageStore;
 use passes::Passes;
 use redo::Redo;
 use repair::{Repair, RepairProgress};
+use shortage::Shortages;
 use slab::Slab;
 use startup::{Life, LogFacts};
 pub use status::{
-    Activity, ActivityKind, ArrayState, LogState, MemberCounters, MemberStatus, ScrubResult, VolumeStatus,
+    Activity, ActivityKind, ArrayState, LogState, MemberCondition, MemberCounters, MemberStatus, ScrubResult,
+    VolumeStatus,
 };
 use std::collections::{HashMap, VecDeque};
 use supers::Supers;
@@ -159,6 +164,10 @@ pub struct Array {
     members: Vec<Member>,
     ops: Slab<Op>,
     inflight: InflightTable,
+    /// Operations in flight that are tried again.
+    shortages: Shortages,
+    /// What of the members in service cannot be read.
+    bad: BadBlocks,
     ready: VecDeque<usize>,
     granted: Vec<usize>,
     ended: Vec<usize>,
@@ -181,6 +190,8 @@ pub struct Array {
     stopping: Option<Stopping>,
     /// A stop is near: nothing waits for a fault to pass any more.
     hurried: bool,
+    /// When the stop was asked for.
+    stop_begun: Option<Timestamp>,
     client_errors: u64,
     last_unreadable_notice: Option<Timestamp>,
     /// Blocks that could not be had.
@@ -235,15 +246,13 @@ enum Owner {
     /// One flush of a round for the redo log.
     Round,
     /// A run of images that goes in place.
-    InPlace {
-        slot: SlotIndex,
-        column: u16,
-        row: u32,
-    },
+    InPlace,
     /// The space of a discarded slot is given back.
     Punch,
     /// A copy of a metadata page.
     Page(PageTask),
+    /// A bad block, to see whether it is bad still.
+    Probe,
     /// Replay.
     Recovery {
         item: usize,
@@ -304,6 +313,7 @@ impl Array {
                 }),
                 counters: MemberCounters::default(),
                 reason: seat.reason,
+                away: None,
             })
             .collect();
         let exchanged = assembled.replaced.into_iter().map(|(open, member, uuid)| Replaced {
@@ -347,6 +357,8 @@ impl Array {
             members,
             ops: Slab::new(),
             inflight: InflightTable::default(),
+            shortages: Shortages::default(),
+            bad: BadBlocks::default(),
             ready: VecDeque::new(),
             granted: Vec::new(),
             ended: Vec::new(),
@@ -364,6 +376,7 @@ impl Array {
             last_write: Timestamp(0),
             stopping: None,
             hurried: false,
+            stop_begun: None,
             client_errors: 0,
             last_unreadable_notice: None,
             damage: Damage::default(),
@@ -446,9 +459,9 @@ impl Array {
     pub fn io_done(&mut self, now: Timestamp, completion: Completion) {
         self.now = now;
         let Completion { token, result } = completion;
-        match self.inflight.end(token) {
-            Ended::Awaited(entry) => self.io_ended(entry, result),
-            Ended::Late(entry) => self.late_end(&entry, &result),
+        match result {
+            Err(fault) if self.tries_again(token, fault) => {}
+            result => self.end_flight(token, result),
         }
         if !self.releasing.is_empty() {
             self.release_idle_devices();
@@ -456,6 +469,21 @@ impl Array {
         self.run();
     }
 
+    /// An operation is over, and its token free.
+    fn end_flight(&mut self, token: IoToken, result: Result<IoValue, IoFault>) {
+        match self.inflight.end(token) {
+            Ended::Awaited(Flight { entry, again, short }) => {
+                if let Some(short) = short {
+                    self.shortages.ended(entry.device, token, short);
+                }
+                self.note_outcome(&entry, &again, &result);
+                self.io_ended(entry, result);
+            }
+            Ended::Late(entry) => self.late_end(&entry, &result),
+        }
+    }
+
+    /// Whoever submitted an operation takes its end.
     fn io_ended(&mut self, entry: Inflight, result: Result<IoValue, IoFault>) {
         if let (true, Some(device)) = (result.is_ok(), self.device_mut(entry.member, entry.device)) {
             match entry.effect {
@@ -469,9 +497,10 @@ impl Array {
             Owner::Super => self.super_io(entry, result),
             Owner::Piece { sequence } => self.piece_io(sequence, entry, result),
             Owner::Round => self.round_io(entry, result),
-            Owner::InPlace { slot, column, row } => self.in_place_io((slot, column, row), entry, result),
+            Owner::InPlace => self.in_place_io(entry, result),
             Owner::Punch => self.punch_io(entry, result),
             Owner::Page(task) => self.page_io(task, entry, result),
+            Owner::Probe => self.bad.probed(entry.member),
             Owner::Recovery { item } => self.recovery_io(item, entry, result),
         }
     }
@@ -507,7 +536,7 @@ impl Array {
             Some((member, _)) => self.fault_device(member, device, MemberState::Missing, reason),
             // Out of service already, and somebody may wait for what it was doing.
             None => {
-                self.inflight.abandon(device, fault);
+                self.abandon(device, fault);
                 self.release_idle_devices();
             }
         }
@@ -526,7 +555,8 @@ impl Array {
         if self.is_stopped() {
             return;
         }
-        self.retry_starved();
+        self.judge_shortages();
+        self.judge_errors();
         self.wake_patient();
         self.look_at_damage();
         self.retry_pages();
@@ -534,6 +564,12 @@ impl Array {
         self.save_progress();
         self.mark_idle_clean();
         self.run();
+    }
+
+    /// When a tick is due at the latest, if something waits for a time; see [`Array::tick`].
+    #[must_use]
+    pub fn due(&self) -> Option<Timestamp> {
+        self.shortages.due()
     }
 
     /// The facts of this array.
@@ -581,7 +617,8 @@ impl Array {
             self.pump_redo();
             self.pump_passes();
             self.pump_stop();
-            if self.ready.is_empty() && !self.inflight.has_orphans() {
+            let has_ended = self.pump_shortages();
+            if self.ready.is_empty() && !has_ended && !self.inflight.has_orphans() {
                 for key in self.ended.drain(..) {
                     self.ops.remove(key);
                 }
@@ -634,7 +671,7 @@ impl Array {
             IoOp::Flush => Effect::Flush(self.device_mut(member, device).map_or(0, |d| d.writes)),
             IoOp::Read { .. } | IoOp::Extents { .. } => Effect::None,
         };
-        let token = self.inflight.insert(Inflight { owner, member, device, effect });
+        let token = self.inflight.insert(Inflight { owner, member, device, effect }, &op);
         self.actions.push(ArrayAction::Io { device, token, op });
     }
 

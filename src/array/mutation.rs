@@ -98,6 +98,12 @@ mutations! {
     UnreadWrittenOver "unread-copy-written-over",
     /// Old parity enters new parity without being verified: damage of one block becomes damage of its row.
     OldParityNotVerified "old-parity-not-verified",
+    /// T4: what the host lacks for a moment is taken for a fault of the member; a shortage of all takes all out.
+    ShortageIsAFault "shortage-is-a-fault",
+    /// T5: read errors take a member out although a row is listed as bad on another; its last copy is gone.
+    LastCopyNotSpared "last-copy-not-spared",
+    /// T5: errors that were healed count; bad sectors that cost nothing take a member out.
+    HealedErrorsCount "healed-errors-count",
     /// New parity that a job computed counts although old blocks that it was computed from turned out wrong.
     BlendNotVerified "blend-not-verified",
     /// T1: a write sets aside at once what cannot be read; other blocks that could soon decode it do so no more.

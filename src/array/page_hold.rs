@@ -6,8 +6,8 @@ use super::members::Which;
 use super::page_copies::{CopyFault, Torn};
 use super::pages::{Answer, LoadOutcome, PageIo, PageRead, PageWrite, Want};
 use super::{ActivityKind, Array, Inflight, NoticeLevel, Owner};
-use crate::block_io::{IoFault, IoOp, IoValue};
-use crate::format::PageIndex;
+use crate::block_io::{IoFault, IoFaultKind, IoOp, IoValue};
+use crate::format::{MemberState, PageIndex};
 use crate::units::{MemberIndex, SlotIndex};
 use std::ops::Range;
 
@@ -206,18 +206,31 @@ impl Array {
 
     pub(super) fn page_io(&mut self, task: PageTask, entry: Inflight, result: Result<IoValue, IoFault>) {
         match (task, result) {
-            (PageTask::Read(read), Ok(IoValue::Data(buf))) => self.page_read(read, Answer::Bytes(&buf)),
+            (PageTask::Read(read), Ok(IoValue::Data(buf))) => {
+                self.bad.page_mended(entry.member, read.page);
+                self.page_read(read, Answer::Bytes(&buf));
+            }
             (PageTask::Read(read), Err(fault)) => {
                 self.read_fault(entry.member, entry.device, fault);
+                self.note_bad_page(entry.member, read.page, fault.kind == IoFaultKind::Medium);
                 let gone = self.find_device(entry.device).is_none();
                 self.page_read(read, if gone { Answer::Gone } else { Answer::Unreadable });
             }
-            (PageTask::Write(write), Ok(_)) => self.page_written(write, true),
+            (PageTask::Write(write), Ok(_)) => {
+                self.bad.page_mended(entry.member, write.page);
+                self.page_written(write, true);
+            }
             (PageTask::Write(write), Err(fault)) => {
                 self.write_fault(entry.member, entry.device, "write of a metadata page", fault);
                 self.page_written(write, false);
             }
             (PageTask::Read(_), Ok(_)) => unreachable!("a read yields data"),
+        }
+    }
+
+    fn note_bad_page(&mut self, member: MemberIndex, page: PageIndex, is_bad: bool) {
+        if is_bad && self.member(member).state == MemberState::Online {
+            self.bad.page_failed(self.now, member, page);
         }
     }
 
@@ -258,6 +271,7 @@ impl Array {
         }
         for (member, fault) in loaded.faults {
             self.member_mut(member).counters.checksum_errors += 1;
+            self.note_bad_page(member, read.page, true);
             self.notice_page_fault(member, read.page, fault);
         }
         if loaded.outcome == LoadOutcome::Lost {

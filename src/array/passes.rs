@@ -249,6 +249,7 @@ impl Array {
             let level = if pass.errors == 0 { NoticeLevel::Info } else { NoticeLevel::Warning };
             let text = format!("scrub finished: {} errors, {} repaired", pass.errors, pass.repaired);
             self.passes.last_scrub = Some(result);
+            self.bad.scrubbed();
             self.notice(level, None, text);
             self.supers.want();
         }
@@ -297,6 +298,8 @@ impl Array {
         let member = self.member_mut(index);
         if let Some(replacement) = member.replacement.take_if(|_| may_join) {
             let old = member.device.replace(replacement.device);
+            self.bad.forget(index);
+            let member = self.member_mut(index);
             let uuid = std::mem::replace(&mut member.uuid, replacement.uuid);
             member.state = MemberState::Online;
             member.progress = None;

@@ -49,8 +49,7 @@ pub(super) struct Redo {
     pub open: OpenBatch,
     /// Operations whose batch has this sequence, and whether it must be durable for them; ascending.
     waiters: VecDeque<(u64, usize, bool)>,
-    /// Flush requests, and the sequence below which everything must be durable for them.
-    flushes: Vec<(u64, PieceId)>,
+    flushes: Vec<FlushRequest>,
     round: Option<Round>,
     /// Flush rounds begun and ended since the start.
     pub rounds_begun: u64,
@@ -83,8 +82,6 @@ pub(super) struct Redo {
     /// By the ticket of their hold, the operations that wait for pages; see `page_hold.rs`.
     pub page_tickets: HashMap<usize, usize>,
     pub next_page_ticket: usize,
-    /// Replay found no room to write in place, last at this time.
-    pub no_room_since: Option<Timestamp>,
     /// Client requests that came before the log was replayed.
     pub queued: VecDeque<(PieceId, SlotRequest)>,
     /// Blocks of the rings that notes may use and other batches may not.
@@ -115,6 +112,14 @@ impl std::ops::SubAssign for Share {
         self.bytes -= other.bytes;
         self.blocks -= other.blocks;
     }
+}
+
+/// A client's flush.
+struct FlushRequest {
+    /// Every batch below must be durable for it.
+    target: u64,
+    piece: PieceId,
+    since: Timestamp,
 }
 
 struct Round {
@@ -169,7 +174,6 @@ impl Redo {
             to_free: Vec::new(),
             discarded: BTreeSet::new(),
             held: false,
-            no_room_since: None,
             queued: VecDeque::new(),
             reserve: (ring_blocks / 8).max(RESERVE_MIN),
             is_stuck: false,
@@ -303,7 +307,22 @@ impl Redo {
     }
 
     pub fn take_flushes(&mut self) -> Vec<PieceId> {
-        std::mem::take(&mut self.flushes).into_iter().map(|(_, piece)| piece).collect()
+        std::mem::take(&mut self.flushes).into_iter().map(|flush| flush.piece).collect()
+    }
+
+    /// Flush requests that have waited for so long.
+    pub fn take_late_flushes(&mut self, now: Timestamp, patience_ns: u64) -> Vec<PieceId> {
+        let late = |flush: &mut FlushRequest| now.nanos_since(flush.since) >= patience_ns;
+        self.flushes.extract_if(.., late).map(|flush| flush.piece).collect()
+    }
+
+    /// An operation that may be waiting for something of the log waits for nothing any more.
+    pub fn forget_waiting(&mut self, key: usize) {
+        self.waiters.retain(|(_, waiting, _)| *waiting != key);
+        self.open.waiters.retain(|(waiting, _)| *waiting != key);
+        self.waiting_for_room.retain(|waiting| *waiting != key);
+        self.waiting_for_slot.retain(|waiting| *waiting != key);
+        self.waiting_for_batch.retain(|waiting| *waiting != key);
     }
 }
 
@@ -383,7 +402,7 @@ impl Array {
             self.ready.push_back(key);
         }
         let done: Vec<PieceId> =
-            redo.flushes.extract_if(.., |(target, _)| *target <= durable).map(|(_, piece)| piece).collect();
+            redo.flushes.extract_if(.., |flush| flush.target <= durable).map(|flush| flush.piece).collect();
         for piece in done {
             self.client_ops -= 1;
             self.done(piece, Ok(SlotReply::Done));
@@ -394,7 +413,8 @@ impl Array {
     pub(super) fn start_logged_flush(&mut self, piece: PieceId) {
         self.client_ops += 1;
         let target = self.redo().journal.written();
-        self.redo_mut().flushes.push((target, piece));
+        let since = self.now;
+        self.redo_mut().flushes.push(FlushRequest { target, piece, since });
     }
 
     /// Writes the open batch to the logs, if it is its turn.
@@ -477,7 +497,7 @@ impl Array {
         let (written, durable) = (journal.written(), journal.durable());
         let waited_for =
             redo.waiters.iter().any(|&(sequence, _, must)| must && sequence < written && sequence >= durable)
-                || redo.flushes.iter().any(|&(target, _)| target > durable && target <= written)
+                || redo.flushes.iter().any(|flush| flush.target > durable && flush.target <= written)
                 || redo.checkpoint.wants_round(journal, redo.rounds_begun)
                 || (written > durable && self.is_pressed());
         if !waited_for {
@@ -594,11 +614,6 @@ impl Array {
     pub(super) fn hash_pages(&self, slot: SlotIndex, rows: Range<usize>) -> Range<u64> {
         let redo = self.redo();
         if redo.checksums.is_some() { redo.pages.layout().hash_pages(slot, rows) } else { 0..0 }
-    }
-
-    /// The member's column of a slot.
-    pub(super) fn column_on(&self, slot: SlotIndex, member: MemberIndex) -> usize {
-        usize::from(self.map.column_of(slot, member).0)
     }
 
     /// The member that has a column of a slot.

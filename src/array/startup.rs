@@ -13,7 +13,7 @@ use super::recovery::{Building, LostRow, Recovered, Recovery, RecoveryContext, R
 use super::redo::Redo;
 use super::stripe_map::StripeMap;
 use super::{Array, ArrayConfig, Inflight, LogState, NoticeLevel, Op, Owner};
-use crate::block_io::{IoFault, IoFaultKind, IoOp, IoValue, Pool};
+use crate::block_io::{IoFault, IoOp, IoValue, Pool};
 use crate::codec::BlockHasher;
 use crate::format::{
     ChecksumKind, EpochStamp, LOG_BLOCK_BYTES, LogKey, LogStart, MemberState, PAGE_BYTES, Region, RegionKind,
@@ -86,9 +86,6 @@ impl LogFacts {
     }
 }
 
-/// A replay that found no room in place is tried again this often.
-const NO_ROOM_RETRY_NS: u64 = 1_000_000_000;
-
 /// Pages in the cache at least: those of the operations under way.
 const CACHE_PAGES_MIN: usize = 256;
 
@@ -141,11 +138,7 @@ impl Array {
 
     fn begin_recovery(&mut self) {
         let quiet = self.inflight.is_empty() && self.ops.iter().all(|(_, op)| matches!(op, Op::Ended));
-        let waits =
-            self.redo().no_room_since.is_some_and(|since| self.now.nanos_since(since) < NO_ROOM_RETRY_NS);
-        if waits
-            || self.stopping.is_some() && self.redo().no_room_since.is_some()
-            || self.is_failed()
+        if self.is_failed()
             || !quiet
             || !(self.acknowledgements_allowed() || self.is_epoch_late() || self.is_unjudged())
         {
@@ -201,7 +194,6 @@ impl Array {
         let (lives, unjudged) = (self.redo().lives, self.redo().unjudged);
         let mut redo = Redo::new(facts, pages, self.empty_journal());
         (redo.lives, redo.unjudged) = (lives, unjudged);
-        redo.no_room_since = self.redo().no_room_since;
         redo.queued = std::mem::take(&mut self.redo_mut().queued);
         redo.life = Life::Recovering { recovery: Box::new(Recovery::new(context)), losses };
         *self.redo_mut() = redo;
@@ -234,9 +226,6 @@ impl Array {
             None => {}
             Some(RecoveryOutcome::Recovered(_)) if self.is_unjudged() => self.judged(),
             Some(RecoveryOutcome::Recovered(recovered)) => self.recovered(recovered),
-            Some(RecoveryOutcome::Failed { member, fault, .. }) if fault.kind == IoFaultKind::NoSpace => {
-                self.wait_for_room(member, fault);
-            }
             Some(RecoveryOutcome::Failed { member, which, what, fault }) => {
                 if let Some(device) = self.device_of(member, which) {
                     self.write_fault(member, device, what, fault);
@@ -245,20 +234,6 @@ impl Array {
                 self.redo_mut().life = Life::Starting;
             }
             Some(RecoveryOutcome::Refused(error)) => self.refuse_to_serve(&error.to_string()),
-        }
-    }
-
-    /// A full member is no broken one: the log stays as it is, and replay is tried again until there is room.
-    fn wait_for_room(&mut self, member: MemberIndex, fault: IoFault) {
-        let now = self.now;
-        let redo = self.redo_mut();
-        redo.life = Life::Starting;
-        if redo.no_room_since.replace(now).is_none() {
-            let text = format!(
-                "member {member} has no space left for what the log holds ({fault}): make room on its filesystem; replay \
-                 is tried again until it succeeds, and requests wait"
-            );
-            self.notice(NoticeLevel::Error, Some(member), text);
         }
     }
 
@@ -303,7 +278,6 @@ impl Array {
 
     /// Replay is over: the log starts anew behind it.
     fn recovered(&mut self, recovered: Recovered) {
-        self.redo_mut().no_room_since = None;
         let stripes = match StripeMap::load(&self.redo().pages, &self.geometry) {
             Ok(stripes) => stripes,
             Err(fault) => return self.refuse_to_serve(&fault.to_string()),

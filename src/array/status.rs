@@ -28,6 +28,17 @@ pub struct MemberCounters {
     pub repaired: u64,
 }
 
+/// What a member is troubled by beside its state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum MemberCondition {
+    /// The storage under it is full: what fails is tried again, or it had to leave.
+    Full,
+    /// This host lacks memory or the like for operations on it: they are tried again, or it had to leave.
+    ShortOfResources,
+    /// Its errors do not end, and it is kept in service because what is bad on others could not be read without it.
+    KeptDespiteErrors,
+}
+
 /// One member of the array.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberStatus {
@@ -43,6 +54,10 @@ pub struct MemberStatus {
     pub counters: MemberCounters,
     /// Why it is not online, in one line.
     pub reason: Option<String>,
+    /// What else a person should know.
+    pub conditions: Vec<MemberCondition>,
+    /// It is out of service for something that passes: it may be brought back when that is over, without being asked.
+    pub returns: bool,
 }
 
 /// Kind of a background pass over the array.

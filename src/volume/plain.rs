@@ -383,6 +383,10 @@ impl Volume for PlainVolume {
         }
     }
 
+    fn due(&self) -> Option<Timestamp> {
+        self.array.due()
+    }
+
     fn status(&self) -> VolumeStatus {
         self.array.status()
     }

@@ -12,7 +12,6 @@ use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 /// Bytes of a block, which is what a crash may not tear.
 pub const BLOCK: usize = 4096;
@@ -39,17 +38,9 @@ pub type Answer = (u64, Result<Vec<u8>, Failure>);
 impl Client {
     /// Connects to the only export behind a socket.
     pub fn connect(socket: &Path) -> io::Result<Client> {
-        Client::connect_within(socket, None)
-    }
-
-    /// The same; with a time limit, whatever is waited for longer than that is an error.
-    pub fn connect_within(socket: &Path, limit: Option<Duration>) -> io::Result<Client> {
         let options = ClientOptions::for_export("").expect("the empty name can travel");
-        let stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(limit)?;
-        stream.set_write_timeout(limit)?;
         let mut client = Client {
-            stream,
+            stream: UnixStream::connect(socket)?,
             connection: ClientConnection::new(options, Timestamp(0)).expect("the empty name can travel"),
             input: Vec::new(),
             out: Vec::new(),

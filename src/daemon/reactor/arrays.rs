@@ -89,6 +89,11 @@ impl Hosted {
     pub(super) fn is_serving(&self) -> bool {
         self.life == Life::Serving
     }
+
+    /// When its volume wants a tick at the latest, if sooner than usual.
+    pub(super) fn due(&self) -> Option<Timestamp> {
+        if self.life == Life::Stopped { None } else { self.volume.due() }
+    }
 }
 
 /// What clients can see of the arrays.

@@ -207,10 +207,8 @@ impl Reactor {
             let more = self.members.has_finished() || self.jobs.has_done() || self.unfence;
             let wait = if more || !self.dirty.is_empty() || !self.touched.is_empty() {
                 None
-            } else if self.is_busy() {
-                Some(TICK_BUSY)
             } else {
-                Some(TICK_IDLE)
+                Some(self.until_tick())
             };
             self.ring.enter(wait, &mut events)?;
             self.now = clock::now();
@@ -303,9 +301,17 @@ impl Reactor {
         }
     }
 
+    /// The longest wait until the next tick.
+    fn until_tick(&self) -> Duration {
+        let pace = if self.is_busy() { TICK_BUSY } else { TICK_IDLE };
+        let due = self.arrays.iter().flatten().filter_map(Hosted::due).min();
+        due.map_or(pace, |due| pace.min(Duration::from_nanos(due.nanos_since(self.now))))
+    }
+
     fn tick_if_due(&mut self) {
-        let due = if self.is_busy() { TICK_BUSY } else { TICK_IDLE }.as_nanos() as u64;
-        if self.now.nanos_since(self.last_tick) >= due {
+        let pace = if self.is_busy() { TICK_BUSY } else { TICK_IDLE }.as_nanos() as u64;
+        let is_due = self.arrays.iter().flatten().filter_map(Hosted::due).any(|due| due <= self.now);
+        if is_due || self.now.nanos_since(self.last_tick) >= pace {
             self.last_tick = self.now;
             for index in 0..self.arrays.len() {
                 self.step(ArrayId(index as u32), VolumeEvent::Tick);
