@@ -1,0 +1,183 @@
+"""What the benchmarks of the daemon share: servers, rounds in which every server has its turn, and tables of what came of it.
+
+Rounds are interleaved: in each of them every server runs each test once, and the server that goes first changes from round to round. So a
+slow minute of the machine hits everybody, and two binaries are compared within each round: a ratio in a table is the median of the
+ratios of the rounds, with the lowest and the highest.
+
+It must not know what a test does: that is nbd_load's, and the script's that picks the tests.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+import nbd_load
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+SCALES = {"iops": (1e3, "k IOPS"), "bw": (1e9, "GB/s"), "p50": (1, "us")}
+# Figures of which less is better.
+TIMES = ["p50", "cpu_us"]
+# Of a log and the pages of one member, beside its data: enough for an array of some gigabytes.
+MEMBER_EXTRA_BYTES = 64 << 20
+
+
+def parse_size(text):
+    for suffix, factor in UNITS.items():
+        if text.endswith(suffix):
+            return int(text[: -len(suffix)]) * factor
+    return int(text)
+
+
+def arguments(doc, seconds):
+    """The options that every comparison has."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=seconds, help="of each test, each server, each round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--size", default="1GiB", help="of the volume")
+    parser.add_argument("--data", type=int, default=4)
+    parser.add_argument("--parity", type=int, default=2)
+    parser.add_argument("--dir", default="/dev/shm")
+    parser.add_argument("--calpe", action="append", metavar="[NAME=]BINARY",
+                        help="may be given again; others are compared with the first [default: target/release/calpe]")
+    parser.add_argument("--tests", default="", metavar="REGEX", help="only the tests whose title matches")
+    parser.add_argument("--json", action="store_true", help="every sample, and no tables")
+    return parser
+
+
+def binaries(given):
+    """Names and paths of the binaries to compare; the names are distinct."""
+    pairs = []
+    for text in given or [os.path.join(HERE, "..", "target/release/calpe")]:
+        name, separator, path = text.partition("=")
+        pairs.append((name, path) if separator else (os.path.basename(text), text))
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        sys.exit(f"several binaries are called {', '.join(sorted(n for n in set(names) if names.count(n) > 1))}: give NAME=BINARY")
+    for _, path in pairs:
+        if not shutil.which(path):
+            sys.exit(f"{path} is missing (cargo build --release)")
+    return pairs
+
+
+class Server:
+    """One NBD server process on a unix socket; `cpu_seconds` is what it has used so far."""
+
+    def __init__(self, name, command, socket, work):
+        self.name, self.socket = name, socket
+        self.log = os.path.join(work, name.replace(" ", "-").replace("/", "-") + ".log")
+        with open(self.log, "w") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        deadline = time.time() + 60
+        while time.time() < deadline and self.process.poll() is None:
+            try:
+                nbd_load.size_of(socket)
+                return
+            except OSError:
+                time.sleep(0.1)
+        self.stop()
+        with open(self.log) as log:
+            sys.exit(f"{name} did not start:\n{log.read()}")
+
+    def cpu_seconds(self):
+        with open(f"/proc/{self.process.pid}/stat") as stat:
+            fields = stat.read().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+class Calpe(Server):
+    """A daemon of one binary that serves a new array; `binary` and `variant` say which it is."""
+
+    def __init__(self, binary, variant, path, flags, options, work):
+        self.binary, self.variant = binary, variant
+        data = os.path.join(work, f"{binary}-{variant}".replace("/", "-"))
+        command = [path, "up", "--data", str(options.data), "--parity", str(options.parity), "--size",
+                   str(parse_size(options.size)), "--dir", data, "--gpu", "off", *flags]
+        super().__init__(f"{binary} {variant}", command, os.path.join(data, "nbd.sock"), work)
+
+
+def need_space(options, arrays, files=0):
+    """Ends the program when so many arrays, and files of the volume's size, do not fit: a full tmpfs fails members."""
+    size, width = parse_size(options.size), options.data + options.parity
+    need = arrays * (size * width // options.data * 11 // 10 + width * MEMBER_EXTRA_BYTES) + files * size
+    free = shutil.disk_usage(options.dir).free
+    if free < need:
+        sys.exit(f"{options.dir} has {free >> 20} MiB free, this needs {need >> 20}: fewer --calpe, or a smaller --size")
+
+
+def measure(servers, loads, options):
+    """Fills every server, then runs the rounds; returns for each load and server's name the samples, one a round."""
+    size = parse_size(options.size)
+    for server in servers:
+        nbd_load.fill(server.socket, size)
+    samples = {load.title: {server.name: [] for server in servers} for load in loads}
+    for number in range(options.rounds):
+        turn = number % len(servers)
+        for load in loads:
+            for server in servers[turn:] + servers[:turn]:
+                before = server.cpu_seconds()
+                try:
+                    sample = nbd_load.run(server.socket, load, options.seconds, size)
+                except OSError as error:
+                    with open(server.log) as log:
+                        sys.exit(f"{server.name}: {error}\n{log.read()[-2000:]}")
+                # At least one tick, so that a ratio exists.
+                used = max(server.cpu_seconds() - before, 1 / os.sysconf("SC_CLK_TCK"))
+                sample["cpu_us"] = used * 1e6 / max(sample["operations"], 1)
+                samples[load.title][server.name].append(sample)
+        print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
+    return samples
+
+
+def figure(samples, key):
+    """Median, lowest and highest of a figure."""
+    values = [sample[key] for sample in samples]
+    return statistics.median(values), min(values), max(values)
+
+
+def ratios(samples, base, key):
+    """How much better than `base`, round by round: median, lowest, highest. Above 1 is better, for times too."""
+    values = [old[key] / new[key] if key in TIMES else new[key] / old[key] for new, old in zip(samples, base)]
+    return statistics.median(values), min(values), max(values)
+
+
+def cell(samples, key):
+    scale, unit = SCALES[key]
+    median, low, high = (value / scale for value in figure(samples, key))
+    return f"{median:.1f} {unit} ({low:.1f}-{high:.1f})"
+
+
+def print_binaries(servers, samples, loads):
+    """The closing table: each binary beside the first, for each variant and test. Nothing when there is one binary."""
+    arrays = [server for server in servers if isinstance(server, Calpe)]
+    names = list(dict.fromkeys(server.binary for server in arrays))
+    variants = list(dict.fromkeys(server.variant for server in arrays))
+    if len(names) < 2:
+        return
+    print(f"\nRatio to {names[0]}, above 1 is faster or less CPU time of the server a request: median of the rounds (lowest-highest)\n")
+    print("| test | checksum | " + " | ".join(names[1:]) + " |")
+    print("|---|---|" + "---|" * len(names[1:]))
+    least = {}
+    for load in loads:
+        for variant in variants:
+            of = {server.binary: samples[load.title][server.name] for server in arrays if server.variant == variant}
+            row = [ratios(of[name], of[names[0]], load.key) for name in names[1:]]
+            for name, triple in zip(names[1:], row):
+                least[name] = min(least.get(name, (9e9,)), (triple[0], load.title, variant))
+            cpu = [ratios(of[name], of[names[0]], "cpu_us")[0] for name in names[1:]]
+            cells = ["{:.3f} ({:.3f}-{:.3f}), CPU {:.2f}".format(*triple, less) for triple, less in zip(row, cpu)]
+            print(f"| {load.title} | {variant} | " + " | ".join(cells) + " |")
+    for name, (ratio, title, variant) in least.items():
+        print(f"\n{name}: the lowest median is {ratio:.3f} ({title}, {variant})")
