@@ -27,8 +27,8 @@ pub struct GpuReport {
     pub rerun_jobs: u64,
     /// The longest that anybody waited for one of them, in microseconds.
     pub rerun_us_max: u64,
-    /// Jobs that were recomputed on the CPU for comparison.
-    pub verified_jobs: u64,
+    /// Rows of blocks that the CPU computed again for comparison.
+    pub verified_rows: u64,
     /// Jobs that wait for a device.
     pub waiting_jobs: u64,
     /// Bytes of their inputs.

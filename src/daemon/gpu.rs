@@ -131,7 +131,7 @@ impl Gpus {
             },
             rerun_jobs: runtime.rerun_jobs,
             rerun_us_max: runtime.rerun_us_max,
-            verified_jobs: runtime.verified_jobs,
+            verified_rows: runtime.verified_rows,
             waiting_jobs: runtime.waiting_jobs,
             waiting_bytes: runtime.waiting_bytes,
         }

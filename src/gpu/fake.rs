@@ -52,6 +52,8 @@ pub enum Fault {
     WrongOutput,
     /// A bit of its digests is wrong.
     WrongDigest,
+    /// A bit of every block of its outputs, and of every digest, is wrong.
+    WrongEverywhere,
     /// One digest is missing.
     MissingDigest,
     /// It is done rightly, after so long.
@@ -345,6 +347,9 @@ impl Shared {
         if let (Fault::WrongOutput, Some(byte)) = (fault, outputs.first_mut()) {
             *byte ^= 1;
         }
+        if fault == Fault::WrongEverywhere {
+            outputs.iter_mut().step_by(4096).for_each(|byte| *byte ^= 1);
+        }
         for piece in &work.outputs {
             let at = place(&work, piece);
             let source = &outputs[at..at + piece.bytes];
@@ -355,6 +360,9 @@ impl Shared {
             let mut hashes = Vec::new();
             BlockHasher::Blake3.hash_blocks(&memory, &mut hashes);
             digests.extend(hashes.iter().map(|hash| hash.0));
+        }
+        if fault == Fault::WrongEverywhere {
+            digests.iter_mut().for_each(|digest| digest[7] ^= 2);
         }
         match (fault, digests.last_mut()) {
             (Fault::WrongDigest, Some(last)) => last[15] ^= 0x80,

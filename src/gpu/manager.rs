@@ -16,12 +16,15 @@ use super::calibrate;
 use super::device::{Device, DeviceError};
 use super::metrics::GpuEventKind;
 use super::policy::Costs;
-use super::rerun::{Finished, Task};
+use super::rerun::{self, Finished, Task};
 use super::self_test;
 use super::shared::{Running, Shared};
 
 /// How many times longer than a batch at work one of a test may take: programs may be loaded at their first use.
 const TRIAL_FACTOR: u32 = 5;
+
+/// The most rows that a manager compares itself, some ten microseconds each; more would keep the device waiting.
+const ROWS_COMPARED_HERE: usize = 8;
 
 /// What a manager is told.
 #[derive(Debug)]
@@ -76,16 +79,19 @@ pub(super) fn run(
                 report_first(&mut first, outcome);
             }
         }
-        if given_up >= config.given_up_max {
+        let is_given_up = |given_up| given_up >= config.given_up_max || shared.lanes[lane].lock().wrong;
+        if !is_given_up(given_up) {
+            shared.retry_at(lane, Some(Instant::now() + pause));
+            if !wait(shared, inbox, pause) {
+                return;
+            }
+            shared.retry_at(lane, None);
+        }
+        if is_given_up(given_up) {
             shared.leave_alone(lane, given_up);
             while !shared.is_closing() && inbox.recv().is_ok() {}
             return;
         }
-        shared.retry_at(lane, Some(Instant::now() + pause));
-        if !wait(shared, inbox, pause) {
-            return;
-        }
-        shared.retry_at(lane, None);
         pause = (pause * 2).min(config.reopen_after_max);
     }
 }
@@ -328,14 +334,16 @@ impl Serving<'_> {
         shared.queue().finished(self.lane, taken.class, taken.input_bytes);
 
         let jobs = taken.tickets.into_iter().zip(taken.batch.into_jobs()).zip(hashes);
-        let jobs =
-            jobs.map(|((ticket, job), hashes)| Finished { ticket, job, hashes, compare: shared.is_sample() });
-        let jobs: Vec<Finished> = jobs.collect();
-        if jobs.iter().any(|done| done.compare) {
-            shared.push_task(Task::Compare { lane: self.lane, generation: self.generation, jobs });
-        } else {
-            jobs.into_iter().for_each(|done| done.answer(shared));
+        let jobs: Vec<Finished> =
+            jobs.map(|((ticket, job), hashes)| Finished { ticket, job, hashes }).collect();
+        let generation = self.generation;
+        match shared.sample(&jobs) {
+            Some(sample) if sample.len() > ROWS_COMPARED_HERE => {
+                shared.push_task(Task::Compare { lane: self.lane, generation, jobs, sample });
+                Ok(())
+            }
+            sample if rerun::settle(shared, self.lane, generation, jobs, sample.as_ref()) => Ok(()),
+            _ => Err(Stop::GivenUp),
         }
-        Ok(())
     }
 }

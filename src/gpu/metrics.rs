@@ -28,8 +28,8 @@ pub struct GpuReport {
     pub rerun_jobs: u64,
     /// The longest that anybody waited for one of them, in microseconds.
     pub rerun_us_max: u64,
-    /// Jobs of devices that were recomputed for comparison.
-    pub verified_jobs: u64,
+    /// Rows of blocks that the CPU computed again for comparison.
+    pub verified_rows: u64,
     /// Jobs that wait for a device.
     pub waiting_jobs: u64,
     /// Bytes of their inputs.
@@ -132,7 +132,8 @@ pub enum GpuEventKind {
     Failed,
     /// It did not answer in time, and its jobs went elsewhere.
     Hung,
-    /// It computed something else than the CPU; no such result was given to anybody as far as results are compared.
+    /// It computed something else than the CPU. The batch in which this was seen was done again; earlier ones were compared
+    /// in part.
     Mismatch,
     /// It runs again.
     Reopened,

@@ -20,6 +20,7 @@ mod runtime;
 mod self_test;
 mod shared;
 mod trial;
+mod verify;
 mod watch;
 pub mod xor_program;
 

@@ -1,12 +1,10 @@
-//! What the CPU does for devices: jobs of those that failed, and jobs of those that did not, to compare.
+//! What the CPU does for devices: jobs of those that failed, and parts of the jobs of those that did not, to compare.
 //! A few threads of the runtime's own, so that managers keep devices fed. Must not know of devices.
 
-use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::block_io::BufMut;
 use crate::codec::{CodecJob, CodedColumns, Outputs};
 use crate::units::BlockHash;
 
@@ -14,13 +12,14 @@ use super::batch::part_from_device;
 use super::metrics::GpuEventKind;
 use super::queue::Ticket;
 use super::shared::Shared;
+use super::verify::Sample;
 
 /// Something for the CPU to do.
 pub(super) enum Task {
     /// A job that no device did. `touched`: one may still be at its bytes.
     Run { ticket: Ticket, job: CodecJob, touched: bool },
-    /// A batch of a device, done, of which some jobs are to be compared before any is answered.
-    Compare { lane: usize, generation: u64, jobs: Vec<Finished> },
+    /// A batch of a device, done, of which much is to be compared before any job is answered.
+    Compare { lane: usize, generation: u64, jobs: Vec<Finished>, sample: Sample },
 }
 
 /// A job that a device has done.
@@ -28,7 +27,6 @@ pub(super) struct Finished {
     pub(super) ticket: Ticket,
     pub(super) job: CodecJob,
     pub(super) hashes: Vec<BlockHash>,
-    pub(super) compare: bool,
 }
 
 impl Finished {
@@ -53,7 +51,9 @@ pub(super) fn run(shared: &Arc<Shared>) {
                 }
                 run_and_answer(shared, ticket, job);
             }
-            Task::Compare { lane, generation, jobs } => compare(shared, lane, generation, jobs),
+            Task::Compare { lane, generation, jobs, sample } => {
+                settle(shared, lane, generation, jobs, Some(&sample));
+            }
         }
     }
 }
@@ -77,72 +77,33 @@ fn guarded(shared: &Shared, job: CodecJob) -> Option<CodedColumns> {
     done
 }
 
-/// What the CPU made of a job.
-struct Expected {
-    outputs: Vec<BufMut>,
-    hashes: Vec<BlockHash>,
-}
-
-fn compare(shared: &Shared, lane: usize, generation: u64, jobs: Vec<Finished>) {
-    let (mut compared, mut wrong) = (Vec::with_capacity(jobs.len()), None);
-    for mut done in jobs {
-        let expected = if done.compare { recompute(shared, &mut done.job) } else { None };
-        if done.compare && expected.is_none() {
-            // Its inputs went with it.
-            shared.lost(done.ticket);
-            continue;
-        }
-        shared.verified_jobs.fetch_add(u64::from(expected.is_some()), Ordering::Relaxed);
-        if let Some(expected) = &expected {
-            wrong = wrong.or_else(|| difference(&done, expected));
-        }
-        compared.push((done, expected));
-    }
+/// Answers for jobs of a device if a sample of what it made of them is what the CPU makes of them. If not, the device is given up,
+/// the CPU does all of them again, and this is false.
+pub(super) fn settle(
+    shared: &Shared,
+    lane: usize,
+    generation: u64,
+    jobs: Vec<Finished>,
+    sample: Option<&Sample>,
+) -> bool {
+    let wrong = sample.and_then(|sample| {
+        shared.verified_rows.fetch_add(sample.len() as u64, Ordering::Relaxed);
+        let compared = catch_unwind(AssertUnwindSafe(|| sample.difference(&jobs)));
+        compared.unwrap_or_else(|_| Some("comparing it with what the CPU computes panicked".to_owned()))
+    });
     let Some(wrong) = wrong else {
-        compared.into_iter().for_each(|(done, _)| done.answer(shared));
-        return;
+        jobs.into_iter().for_each(|done| done.answer(shared));
+        return true;
     };
-    shared.give_up(lane, generation, GpuEventKind::Mismatch, &wrong);
+    let text = format!(
+        "{wrong}; {} jobs are done again by the CPU, and the device is not used until the next start. What it did before was compared in \
+         part only: scrub the arrays",
+        jobs.len()
+    );
+    shared.give_up(lane, generation, GpuEventKind::Mismatch, &text);
     // A device that is wrong may be wrong about having ended, too: nothing that it could write is used.
-    for (mut done, expected) in compared {
-        part_from_device(&mut done.job, &shared.settings.pools);
-        let Some(Expected { outputs, hashes }) = expected else {
-            run_and_answer(shared, done.ticket, done.job);
-            continue;
-        };
-        shared.note_rerun(&done.ticket);
-        shared.answer(done.ticket, CodedColumns { inputs: done.job.inputs, outputs, hashes });
+    for done in jobs {
+        shared.push_task(Task::Run { ticket: done.ticket, job: done.job, touched: true });
     }
-}
-
-/// Does a job once more, beside what a device made of it.
-fn recompute(shared: &Shared, job: &mut CodecJob) -> Option<Expected> {
-    let pool = &shared.settings.pools[0];
-    let outputs = match &job.outputs {
-        Outputs::Into(outputs) => {
-            Outputs::Into(outputs.iter().map(|output| pool.alloc(output.len())).collect())
-        }
-        Outputs::Hashed => Outputs::Hashed,
-    };
-    let inputs = mem::take(&mut job.inputs);
-    let again = CodecJob { transform: job.transform.clone(), hasher: job.hasher, inputs, outputs };
-    let CodedColumns { inputs, outputs, hashes } = guarded(shared, again)?;
-    job.inputs = inputs;
-    Some(Expected { outputs, hashes })
-}
-
-/// How a device's result differs from the CPU's, if it does.
-fn difference(done: &Finished, expected: &Expected) -> Option<String> {
-    let what = done.job.transform.as_ref().map_or("hashing".to_owned(), |transform| format!("{transform:?}"));
-    if let (Outputs::Into(outputs), true) = (&done.job.outputs, done.job.transform.is_some()) {
-        let pairs = outputs.iter().zip(&expected.outputs).enumerate();
-        let mut differing = pairs.filter_map(|(column, (is, should))| {
-            Some((column, is.iter().zip(should.iter()).position(|(is, should)| is != should)?))
-        });
-        if let Some((column, at)) = differing.next() {
-            return Some(format!("{what}: output {column} is not what the CPU computes, from byte {at} on"));
-        }
-    }
-    let at = done.hashes.iter().zip(&expected.hashes).position(|(is, should)| is != should);
-    at.map(|at| format!("{what}: the hash of block {at} is not what the CPU computes"))
+    false
 }

@@ -29,6 +29,10 @@ const OPEN_MAX: Duration = Duration::from_secs(60);
 /// Threads that do on the CPU what devices could not, and compare: few, since the cores have other work.
 const RERUN_THREADS: usize = 2;
 
+/// Of each batch, beside the row at least that any share above 0 means: what a device computes is stored, so one that goes wrong must
+/// be found soon. A row costs the CPU 5 to 20 microseconds; the batches of a busy daemon, some megabytes, cost it milliseconds.
+const VERIFY_SHARE: f64 = 0.001;
+
 /// What is wanted of devices.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GpuConfig {
@@ -36,11 +40,11 @@ pub struct GpuConfig {
     pub mode: Mode,
     /// Which, by the driver's numbers; empty: all.
     pub devices: Vec<usize>,
-    /// The share of jobs that the CPU does again to compare, 0 to 1.
+    /// The share of the rows of each batch that the CPU computes again to compare, 0 to 1: above 0 at least one, 1 all of it.
     pub verify: f64,
     /// How long a batch may take before its device counts as hung.
     pub hang_after: Duration,
-    /// Which jobs are compared follows from it and their number.
+    /// Which rows are compared follows from it and the number of the batch.
     pub verify_seed: u64,
     /// How long after a failure a device is opened again.
     pub reopen_after: Duration,
@@ -69,7 +73,7 @@ impl Default for GpuConfig {
         GpuConfig {
             mode: Mode::Auto,
             devices: Vec::new(),
-            verify: 0.0,
+            verify: VERIFY_SHARE,
             hang_after: Duration::from_secs(2),
             verify_seed: 0,
             reopen_after: Duration::from_secs(1),

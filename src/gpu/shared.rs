@@ -22,8 +22,9 @@ use super::metrics::{
 };
 use super::policy::{Costs, Verdict};
 use super::queue::{Queue, Taken, Ticket};
-use super::rerun::Task;
+use super::rerun::{Finished, Task};
 use super::runtime::{Answer, GpuConfig, Tag};
+use super::verify::{Sample, mix};
 
 /// How long the end of the runtime waits, beyond a hang, for the CPU to do what was left. Threads go on without it.
 const CLOSE_MAX: Duration = Duration::from_secs(10);
@@ -66,7 +67,7 @@ pub(super) struct Shared {
     rerun_jobs: AtomicU64,
     /// The longest that anybody waited for one of them, in microseconds.
     rerun_us_max: AtomicU64,
-    pub(super) verified_jobs: AtomicU64,
+    pub(super) verified_rows: AtomicU64,
     sampled: AtomicU64,
 }
 
@@ -118,6 +119,8 @@ pub(super) struct LaneState {
     pub(super) generation: u64,
     up: bool,
     failure: Option<Failure>,
+    /// It computed something else than the CPU: it is not opened again.
+    pub(super) wrong: bool,
     /// By slot.
     pub(super) running: Vec<Option<Running>>,
     pub(super) counts: DeviceCounts,
@@ -191,7 +194,7 @@ impl Shared {
             measuring: Mutex::new(()),
             rerun_jobs: AtomicU64::new(0),
             rerun_us_max: AtomicU64::new(0),
-            verified_jobs: AtomicU64::new(0),
+            verified_rows: AtomicU64::new(0),
             sampled: AtomicU64::new(0),
         }
     }
@@ -254,12 +257,16 @@ impl Shared {
         }
     }
 
-    /// A device that was given up too often is not opened again.
+    /// A device that was given up too often, or computed wrongly, is not opened again.
     pub(super) fn leave_alone(&self, lane: usize, given_up: u32) {
         let mut state = self.lanes[lane].lock();
+        let wrong = state.wrong;
         let Some(failure) = &mut state.failure else { return };
         failure.retry = None;
         let reason = &mut failure.reason;
+        if wrong {
+            return;
+        }
         reason.push_str(&format!("; given up {given_up} times: not tried again until the next start"));
         let text = reason.clone();
         drop(state);
@@ -275,16 +282,15 @@ impl Shared {
     }
 
     /// A device of some generation is not believed any more: all that it has under way goes to the CPU, and so does what
-    /// waits when it was the last. False when that happened before.
+    /// waits when it was the last. A device that computed wrongly is believed in no generation. False when that happened before.
     pub(super) fn give_up(&self, lane: usize, generation: u64, kind: GpuEventKind, text: &str) -> bool {
         let mut state = self.lanes[lane].lock();
-        let fresh = state.up && state.generation == generation;
+        let wrong = kind == GpuEventKind::Mismatch;
+        let fresh = state.up && (state.generation == generation || wrong);
+        state.wrong |= wrong;
         let counts = &mut state.counts;
-        match kind {
-            GpuEventKind::Mismatch => counts.mismatches += 1,
-            GpuEventKind::Hung => counts.hangs += 1,
-            _ => {}
-        }
+        counts.mismatches += u64::from(wrong);
+        counts.hangs += u64::from(kind == GpuEventKind::Hung);
         let mut batches = Vec::new();
         if fresh {
             counts.errors += u64::from(kind != GpuEventKind::Hung);
@@ -294,7 +300,7 @@ impl Shared {
             batches.extend(state.running.iter_mut().filter_map(Option::take));
         }
         drop(state);
-        if fresh || kind == GpuEventKind::Mismatch {
+        if fresh || wrong {
             self.event(lane, kind, told(text, &batches));
         }
         for Running { taken, .. } in batches {
@@ -446,15 +452,11 @@ impl Shared {
         !self.is_over()
     }
 
-    /// Whether the next job is to be compared: a share of all, the same ones for the same seed.
-    pub(super) fn is_sample(&self) -> bool {
+    /// What of a batch is to be compared: the same parts for the same seed.
+    pub(super) fn sample(&self, jobs: &[Finished]) -> Option<Sample> {
         let config = &self.settings.config;
-        if config.verify <= 0.0 {
-            return false;
-        }
         let nth = self.sampled.fetch_add(1, Ordering::Relaxed);
-        let fraction = mix(config.verify_seed ^ mix(nth)) as f64 / u64::MAX as f64;
-        config.verify >= 1.0 || fraction < config.verify
+        Sample::of(jobs, config.verify, mix(config.verify_seed ^ mix(nth)))
     }
 
     pub(super) fn event(&self, lane: usize, kind: GpuEventKind, text: String) {
@@ -473,7 +475,7 @@ impl Shared {
             decisions: self.decisions.report(),
             rerun_jobs: self.rerun_jobs.load(Ordering::Relaxed),
             rerun_us_max: self.rerun_us_max.load(Ordering::Relaxed),
-            verified_jobs: self.verified_jobs.load(Ordering::Relaxed),
+            verified_rows: self.verified_rows.load(Ordering::Relaxed),
             waiting_jobs: waiting_jobs as u64,
             waiting_bytes,
         }
@@ -538,14 +540,6 @@ impl Lane {
             crossovers: state.costs.as_ref().map_or(Vec::new(), |costs| costs.crossovers()),
         }
     }
-}
-
-/// SplitMix64's finisher: every bit of the result depends on every bit of `state`.
-fn mix(state: u64) -> u64 {
-    let mut z = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }
 
 /// What operators are told of a device that is given up: how much was under way, and for how long.
