@@ -6,8 +6,10 @@
 //! in order is what reads see. Knows nothing of arrays but where superblocks lie.
 
 use super::Random;
+use super::faults::{PassingFault, PassingFaults, Trouble};
 use crate::block_io::{Buf, Extent, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::format::all_copy_offsets;
+use crate::units::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -220,12 +222,19 @@ pub struct SimDisk {
     pub slow_flushes: bool,
     /// What happens to the next write that starts within these bytes.
     pub write_fault: Option<(Range<u64>, WriteFault)>,
+    passing: PassingFaults,
     /// Operations executed.
     pub reads: u64,
     /// Operations executed.
     pub writes: u64,
     /// Operations executed.
     pub flushes: u64,
+}
+
+/// A copy of all bytes of a disk; cheap.
+#[derive(Clone)]
+pub struct DiskCopy {
+    content: Sparse,
 }
 
 impl SimDisk {
@@ -245,6 +254,59 @@ impl SimDisk {
     #[must_use]
     pub fn is_sound(&self) -> bool {
         !self.dead && !self.forgot && self.failing_flushes == 0 && self.bad_blocks.is_empty()
+    }
+
+    /// From now on operations are hit by this fault, too, until it is over.
+    pub fn inject(&mut self, fault: PassingFault) {
+        self.passing.add(fault);
+    }
+
+    /// All passing faults are over; what they have left hanging stays so until [`super::SimArray::end_hung`].
+    pub fn clear_faults(&mut self) {
+        self.passing.clear();
+    }
+
+    /// Whether a passing fault may still hit an operation.
+    #[must_use]
+    pub fn has_passing_fault(&self, now: Timestamp) -> bool {
+        self.passing.are_there(now)
+    }
+
+    /// Operations that passing faults have ended so.
+    #[must_use]
+    pub fn struck(&self, trouble: Trouble) -> u64 {
+        self.passing.struck(trouble)
+    }
+
+    /// Whether a passing fault hits this operation. What of it happens all the same has happened then.
+    pub(super) fn strike(&mut self, op: &IoOp, (executed, now): (u64, Timestamp)) -> Option<Trouble> {
+        if self.dead {
+            return None;
+        }
+        let (trouble, fate) = self.passing.strike(op, now)?;
+        if let Some(write) = DiskWrite::of(op).filter(|_| trouble != Trouble::Hang) {
+            self.leave_behind(&write, executed, fate);
+        }
+        Some(trouble)
+    }
+
+    /// The array's next life begins, with its clock at zero; `now` is where the clock of this one ends.
+    pub(super) fn start_clock_anew(&mut self, now: Timestamp) {
+        self.passing.start_clock_anew(now);
+    }
+
+    /// A copy of everything on it: of what a power cut would leave at this moment at least when `durable`, else of what reads
+    /// see, as when a file is copied while it is in use.
+    #[must_use]
+    pub fn copy(&self, durable: bool) -> DiskCopy {
+        DiskCopy { content: if durable { &self.medium } else { &self.visible }.clone() }
+    }
+
+    /// The disk becomes what it was when the copy was made. Its places that cannot be read stay.
+    pub fn restore(&mut self, copy: &DiskCopy) {
+        self.cached.clear();
+        self.visible = copy.content.clone();
+        self.medium = copy.content.clone();
     }
 
     /// Reads without faults or counting.

@@ -4,6 +4,8 @@
 mod atlas;
 mod disk;
 mod explorer;
+mod faults;
+mod hung;
 mod logs;
 mod oracle;
 mod presence;
@@ -15,10 +17,13 @@ mod workload;
 
 pub use crate::array::mutation::Mutation;
 pub use atlas::{Aim, AtlasTotals, Damage, Place, atlas};
-pub use disk::{DiskWrite, Fate, SimDisk, WriteFault};
+pub use disk::{DiskCopy, DiskWrite, Fate, SimDisk, WriteFault};
 pub use explorer::{Next, Promise, Scenario, Totals, Violation, explore, replay};
+pub use faults::{DiskRegion, Lasts, OpKinds, PassingFault, Trouble};
+pub use hung::HungEnd;
 pub use oracle::{Floor, Oracle, Written, Wrong};
 pub use random::Random;
 pub use scenarios::{SCENARIOS, WRITE_HOLE, scenario_of};
 pub use sim::{SimArray, SimShape, SimWorld, Wreck};
+pub use superblocks::Claim;
 pub use workload::{Run, Workload};

@@ -3,7 +3,8 @@
 //! do wrong is in `disk.rs`. Deterministic: the same seed and the same calls give the same run.
 
 use super::disk::{BLOCK, DiskWrite, Fate, SimDisk, fault};
-use super::{Random, superblocks};
+use super::hung::Hung;
+use super::{Random, Trouble, superblocks};
 use crate::array::assembly::{AssemblyError, Candidate, assemble};
 use crate::array::{ArrayConfig, NewArray, OpenDevice};
 use crate::block_io::{Buf, Completion, DeviceId, IoFaultKind, IoOp, IoToken, Pool};
@@ -216,19 +217,23 @@ pub struct SimArray {
     pub released: BTreeSet<u32>,
     volume: PlainVolume,
     queue: Vec<(DeviceId, IoToken, IoOp, u64)>,
+    /// Operations that do not end.
+    pub(super) hung: Vec<Hung>,
+    /// Nanoseconds after which the device of an operation that does not end is said to be gone, as the daemon says it.
+    pub hang_limit: Option<u64>,
     /// Work that the volume gave away.
     jobs: Vec<Job>,
     /// Nobody does any of it.
     pub holds_jobs: bool,
     /// Operations executed so far, by all disks.
-    executed: u64,
+    pub(super) executed: u64,
     /// Writes submitted, and writes and flushes executed.
-    changes: u64,
+    pub(super) changes: u64,
     actions: Vec<VolumeAction>,
     client_done: HashMap<u64, Result<ClientReply, ClientError>>,
     admin_done: HashMap<u64, Result<AdminOutcome, AdminError>>,
     next_request: u64,
-    now: Timestamp,
+    pub(super) now: Timestamp,
     random: Random,
 }
 
@@ -286,6 +291,8 @@ impl SimArray {
             released: BTreeSet::new(),
             volume,
             queue: Vec::new(),
+            hung: Vec::new(),
+            hang_limit: None,
             jobs: Vec::new(),
             holds_jobs: false,
             executed,
@@ -310,7 +317,7 @@ impl SimArray {
     /// Operations in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.queue.len() + self.jobs.len()
+        self.queue.len() + self.hung.len() + self.jobs.len()
     }
 
     /// What a crash at this moment would leave.
@@ -318,8 +325,11 @@ impl SimArray {
     pub fn wreck(&self) -> Wreck {
         let write =
             |(device, _, op, _): &(DeviceId, IoToken, IoOp, u64)| Some((device.0, DiskWrite::of(op)?));
-        let in_flight = self.queue.iter().filter_map(write).collect();
-        Wreck { disks: self.disks.clone(), in_flight, executed: self.executed }
+        let hung = self.hung.iter().filter_map(|hung| Some((hung.device.0, DiskWrite::of(&hung.op)?)));
+        let in_flight = self.queue.iter().filter_map(write).chain(hung).collect();
+        let mut disks = self.disks.clone();
+        disks.values_mut().for_each(|disk| disk.start_clock_anew(self.now));
+        Wreck { disks, in_flight, executed: self.executed }
     }
 
     /// Kills the process: of the operations in flight some have happened and some have not. Then starts anew.
@@ -360,7 +370,9 @@ impl SimArray {
     }
 
     fn crash(&mut self, happened: &mut dyn FnMut(u32, &IoOp) -> bool) {
-        for (device, _, op, submitted) in std::mem::take(&mut self.queue) {
+        let hung = std::mem::take(&mut self.hung).into_iter();
+        let hung = hung.map(|hung| (hung.device, hung.token, hung.op, hung.submitted));
+        for (device, _, op, submitted) in std::mem::take(&mut self.queue).into_iter().chain(hung) {
             if happened(device.0, &op)
                 && let Some(disk) = self.disks.get_mut(&device.0)
             {
@@ -369,6 +381,7 @@ impl SimArray {
                 let _ = disk.execute(op, self.executed, submitted);
             }
         }
+        self.disks.values_mut().for_each(|disk| disk.start_clock_anew(self.now));
     }
 
     /// The power of one disk fails: what no flush has covered is there or not.
@@ -410,6 +423,19 @@ impl SimArray {
         let (device, token, op, submitted) = self.queue.swap_remove(at);
         self.executed += 1;
         self.changes += u64::from(!matches!(op, IoOp::Read { .. } | IoOp::Extents { .. }));
+        let now = (self.executed, self.now);
+        let struck = self.disks.get_mut(&device.0).and_then(|disk| disk.strike(&op, now));
+        match struck.map(Trouble::fault) {
+            None => self.end(device, token, op, submitted),
+            Some(Some(fault)) => self.event(VolumeEvent::Io(Completion { token, result: Err(fault) })),
+            Some(None) => {
+                self.hung.push(Hung { device, token, op, submitted, since: self.now, is_told: false });
+            }
+        }
+    }
+
+    /// The disk executes it, and the array is told.
+    pub(super) fn end(&mut self, device: DeviceId, token: IoToken, op: IoOp, submitted: u64) {
         let now = self.executed;
         let disk = self.disks.get_mut(&device.0);
         let result = disk.map_or(Err(fault(IoFaultKind::Gone)), |disk| disk.execute(op, now, submitted));
@@ -513,6 +539,7 @@ impl SimArray {
     pub fn stop_and_restart(mut self, force: bool) -> Result<SimArray, AssemblyError> {
         self.admin(AdminRequest::Stop).expect("a stop succeeds");
         assert_eq!(self.in_flight(), 0, "nothing is in flight after a stop");
+        self.disks.values_mut().for_each(|disk| disk.start_clock_anew(self.now));
         Self::start(self.world, self.disks, force, self.random)
     }
 
@@ -640,7 +667,14 @@ impl SimArray {
         for _ in 0..milliseconds.div_ceil(100) {
             self.now.0 += 100_000_000;
             self.event(VolumeEvent::Tick);
+            self.tell_of_hung();
         }
+    }
+
+    /// The array's clock.
+    #[must_use]
+    pub fn now(&self) -> Timestamp {
+        self.now
     }
 
     /// Executes everything, background passes included, until nothing is left to do.
@@ -684,7 +718,7 @@ impl SimArray {
         &mut self.random
     }
 
-    fn event(&mut self, event: VolumeEvent) {
+    pub(super) fn event(&mut self, event: VolumeEvent) {
         let mut actions = std::mem::take(&mut self.actions);
         self.volume.step(self.now, event, &mut actions);
         for action in actions.drain(..) {
@@ -703,10 +737,9 @@ impl SimArray {
                 }
                 VolumeAction::Release(device) => {
                     assert!(self.released.insert(device.0), "released twice");
-                    assert!(
-                        self.queue.iter().all(|(d, _, _, _)| *d != device),
-                        "released with I/O in flight"
-                    );
+                    let queued = self.queue.iter().map(|(device, ..)| device);
+                    let mut in_flight = queued.chain(self.hung.iter().map(|hung| &hung.device));
+                    assert!(in_flight.all(|other| *other != device), "released with I/O in flight");
                 }
                 VolumeAction::Notice(notice) => self.notices.push(notice),
             }
