@@ -531,6 +531,7 @@ pub(super) fn fault(kind: IoFaultKind) -> IoFault {
         IoFaultKind::Medium => libc::EIO,
         IoFaultKind::Gone => libc::ENODEV,
         IoFaultKind::NoSpace => libc::ENOSPC,
+        IoFaultKind::Shortage => libc::ENOMEM,
         IoFaultKind::Unsupported => libc::EOPNOTSUPP,
     };
     IoFault { kind, errno }

@@ -429,7 +429,12 @@ fn plain_access_reads_writes_and_discards() {
 
 #[test]
 fn errors_of_a_server_mean_what_those_of_a_disk_do() {
-    for (errno, kind) in [(5, IoFaultKind::Medium), (28, IoFaultKind::NoSpace), (22, IoFaultKind::Medium)] {
+    for (errno, kind) in [
+        (5, IoFaultKind::Medium),
+        (12, IoFaultKind::Shortage),
+        (28, IoFaultKind::NoSpace),
+        (22, IoFaultKind::Medium),
+    ] {
         let mut bench = Bench::new(Server::new(FLAGS), limits(5000, 1000));
         bench.server.script(move |_| Act::Refuse(errno));
         assert_eq!(bench.run(bench.write_op(0, 4096, 1, false)).unwrap_err().kind, kind, "{errno}");
