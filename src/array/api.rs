@@ -116,7 +116,7 @@ pub enum ArrayAction {
     Done(PieceId, Result<SlotReply, ClientError>),
     /// An administrator's request ended.
     AdminDone(RequestId, Result<AdminOutcome, AdminError>),
-    /// Close this device.
+    /// Close this device once its operations have ended; nobody waits for them.
     Release(DeviceId),
     /// Tell the operator.
     Notice(ArrayNotice),

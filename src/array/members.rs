@@ -1,8 +1,9 @@
 //! The members of an array: who serves which slot, who must get a write, and what happens when one fails.
 
-use super::{Array, ArrayAction, PieceId, Stopping};
+use super::inflight::Inflight;
+use super::{Array, ArrayAction, Effect, PieceId, Stopping};
 use super::{MemberCounters, MemberStatus, NoticeLevel};
-use crate::block_io::{DeviceId, IoFault, IoFaultKind};
+use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoValue};
 use crate::format::{MemberSet, MemberState};
 use crate::units::{MemberIndex, SlotIndex};
 use std::collections::BTreeSet;
@@ -253,6 +254,10 @@ impl Array {
 
     /// A read failed. Counts it; a device that is gone, or has failed too often, leaves service.
     pub(super) fn read_fault(&mut self, index: MemberIndex, device: DeviceId, fault: IoFault) {
+        if self.find_device(device).is_none() {
+            // It has left service, and what ends on it now tells nothing new.
+            return;
+        }
         let member = self.member_mut(index);
         member.counters.read_errors += 1;
         let errors = member.counters.read_errors;
@@ -270,6 +275,10 @@ impl Array {
 
     /// A write or flush failed for good: the device leaves service.
     pub(super) fn write_fault(&mut self, index: MemberIndex, device: DeviceId, what: &str, fault: IoFault) {
+        if self.find_device(device).is_none() {
+            // As above.
+            return;
+        }
         self.member_mut(index).counters.write_errors += 1;
         self.fault_device(index, device, MemberState::Faulted, format!("a {what} failed: {fault}"));
     }
@@ -299,7 +308,7 @@ impl Array {
         member.progress = None;
         member.reason = Some(reason.clone());
         if let Some(device) = member.device.take() {
-            self.releasing.push(device.id);
+            self.hand_back(device.id);
         }
         self.supers.note_loss();
         if let Some(redo) = self.redo.as_mut() {
@@ -337,17 +346,31 @@ impl Array {
             );
             self.notice(NoticeLevel::Warning, Some(index), text);
         }
-        self.release_idle_devices();
     }
 
     /// Gives up the construction of a replacement.
     pub(super) fn drop_replacement(&mut self, index: MemberIndex, reason: &str) {
         if let Some(replacement) = self.member_mut(index).replacement.take() {
-            self.releasing.push(replacement.device.id);
+            self.hand_back(replacement.device.id);
             self.supers.note_loss();
             let text = format!("the replacement of member {index} was given up: {reason}");
             self.notice(NoticeLevel::Error, Some(index), text);
-            self.release_idle_devices();
+        }
+    }
+
+    /// A device has failed: it is handed back, and nobody waits for what it has not ended (T7).
+    fn hand_back(&mut self, id: DeviceId) {
+        self.inflight.abandon(id, IoFault { kind: IoFaultKind::Gone, errno: libc::ENODEV });
+        self.actions.push(ArrayAction::Release(id));
+    }
+
+    /// An operation has ended whose device had left service before.
+    pub(super) fn late_end(&mut self, entry: &Inflight, result: &Result<IoValue, IoFault>) {
+        // As in `flush_fault`.
+        if let (Err(fault), Effect::Flush(_)) = (result, entry.effect)
+            && fault.kind != IoFaultKind::Gone
+        {
+            self.returnable.remove(entry.member);
         }
     }
 
@@ -367,16 +390,16 @@ impl Array {
         self.log_failed();
     }
 
-    /// Hands back devices that nothing is in flight on.
+    /// Hands back devices that others have taken the place of and that nobody waits for.
     pub(super) fn release_idle_devices(&mut self) {
         let inflight = &self.inflight;
         let actions = &mut self.actions;
         self.releasing.retain(|&id| {
-            let busy = inflight.iter().any(|(_, entry)| entry.device == id);
-            if !busy {
+            let awaited = inflight.is_awaited(id);
+            if !awaited {
                 actions.push(ArrayAction::Release(id));
             }
-            busy
+            awaited
         });
     }
 

@@ -22,6 +22,7 @@ mod fetch;
 mod flush;
 pub mod geometry;
 mod health;
+mod inflight;
 mod job;
 mod journal;
 mod lock;
@@ -50,7 +51,7 @@ mod supers;
 mod verify;
 mod write;
 
-use crate::block_io::{Completion, DeviceId, IoFault, IoOp, IoToken, IoValue, Pool};
+use crate::block_io::{Completion, DeviceId, IoFault, IoOp, IoValue, Pool};
 use crate::codec::{Codec, Transform};
 use crate::format::{BatchHash, Geometry, MemberSet, MemberState, RegionKind};
 use crate::units::{ByteOffset, MemberIndex, SlotIndex, StripeIndex, Timestamp};
@@ -62,6 +63,7 @@ use assembly::Assembled;
 pub use create::NewArray;
 use flush::{ExtentsOp, FlushGroup};
 use geometry::Map;
+use inflight::{Ended, Inflight, InflightTable};
 pub use job::{Job, JobDone, Urgency};
 use journal::Journal;
 use lock::LockTable;
@@ -157,7 +159,7 @@ pub struct Array {
     now: Timestamp,
     members: Vec<Member>,
     ops: Slab<Op>,
-    inflight: Slab<Inflight>,
+    inflight: InflightTable,
     ready: VecDeque<usize>,
     granted: Vec<usize>,
     ended: Vec<usize>,
@@ -246,14 +248,6 @@ enum Owner {
     Recovery {
         item: usize,
     },
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Inflight {
-    owner: Owner,
-    member: MemberIndex,
-    device: DeviceId,
-    effect: Effect,
 }
 
 /// What a successful operation changes about its device's cache.
@@ -357,7 +351,7 @@ impl Array {
             now: Timestamp(0),
             members,
             ops: Slab::new(),
-            inflight: Slab::new(),
+            inflight: InflightTable::default(),
             ready: VecDeque::new(),
             granted: Vec::new(),
             ended: Vec::new(),
@@ -476,7 +470,17 @@ impl Array {
     pub fn io_done(&mut self, now: Timestamp, completion: Completion) {
         self.now = now;
         let Completion { token, result } = completion;
-        let entry = self.inflight.remove(usize::try_from(token.0).expect("a token given out here"));
+        match self.inflight.end(token) {
+            Ended::Awaited(entry) => self.io_ended(entry, result),
+            Ended::Late(entry) => self.late_end(&entry, &result),
+        }
+        if !self.releasing.is_empty() {
+            self.release_idle_devices();
+        }
+        self.run();
+    }
+
+    fn io_ended(&mut self, entry: Inflight, result: Result<IoValue, IoFault>) {
         if let (true, Some(device)) = (result.is_ok(), self.device_mut(entry.member, entry.device)) {
             match entry.effect {
                 Effect::None => {}
@@ -495,10 +499,6 @@ impl Array {
             Owner::Page(task) => self.page_io(task, entry, result),
             Owner::Recovery { item } => self.recovery_io(item, entry, result),
         }
-        if !self.releasing.is_empty() {
-            self.release_idle_devices();
-        }
-        self.run();
     }
 
     /// Takes the end of a job.
@@ -527,8 +527,17 @@ impl Array {
     /// Takes word that a device is gone although no operation failed.
     pub fn device_gone(&mut self, now: Timestamp, device: DeviceId, fault: IoFault) {
         self.now = now;
-        if let Some((member, _)) = self.find_device(device) {
-            self.fault_device(member, device, MemberState::Missing, format!("its device is gone: {fault}"));
+        let reason = match fault.errno {
+            libc::ETIMEDOUT => "its device does not answer: operations on it do not end".to_owned(),
+            _ => format!("its device is gone: {fault}"),
+        };
+        match self.find_device(device) {
+            Some((member, _)) => self.fault_device(member, device, MemberState::Missing, reason),
+            // Out of service already, and somebody may wait for what it was doing.
+            None => {
+                self.inflight.abandon(device, fault);
+                self.release_idle_devices();
+            }
         }
         self.run();
     }
@@ -579,6 +588,10 @@ impl Array {
     /// Works until every operation waits for I/O, time or a lock.
     fn run(&mut self) {
         loop {
+            // Whoever waits for a device that has left service.
+            while let Some((entry, fault)) = self.inflight.next_orphan() {
+                self.io_ended(entry, Err(fault));
+            }
             while let Some(key) = self.ready.pop_front() {
                 self.advance(key);
             }
@@ -587,7 +600,7 @@ impl Array {
             self.pump_redo();
             self.pump_passes();
             self.pump_stop();
-            if self.ready.is_empty() {
+            if self.ready.is_empty() && !self.inflight.has_orphans() {
                 for key in self.ended.drain(..) {
                     self.ops.remove(key);
                 }
@@ -649,7 +662,7 @@ impl Array {
             IoOp::Flush => Effect::Flush(self.device_mut(member, device).map_or(0, |d| d.writes)),
             IoOp::Read { .. } | IoOp::Extents { .. } => Effect::None,
         };
-        let token = IoToken(self.inflight.insert(Inflight { owner, member, device, effect }) as u64);
+        let token = self.inflight.insert(Inflight { owner, member, device, effect });
         self.actions.push(ArrayAction::Io { device, token, op });
     }
 
