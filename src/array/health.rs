@@ -28,8 +28,8 @@ impl Array {
                 continue;
             }
             let of_stripe = self.stripe_health(stripe);
-            let broken = self.lost.range((stripe, 0, 0)..(StripeIndex(stripe.0 + 1), 0, 0));
-            let broken: BTreeSet<(u16, u32)> = broken.map(|&(_, column, row)| (column, row)).collect();
+            let broken = self.damage.of_stripe(stripe);
+            let broken: BTreeSet<(u16, u32)> = broken.map(|((_, column, row), _)| (column, row)).collect();
             if broken.is_empty() {
                 add(stripe_bytes, of_stripe);
                 continue;

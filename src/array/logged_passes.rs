@@ -3,14 +3,16 @@
 //! Every block that goes to a device under construction was verified or decoded from verified blocks. A scrub knows by
 //! its checksum which block is wrong; without checksums it falls back to what parity can tell (`verify.rs`).
 
-use super::fetch::{Blend, Fetch, Fetched, Ingredient};
+use super::fetch::{Blend, Fetch, Fetched, Ingredient, Why};
+use super::mutation::{Mutation, is_off};
 use super::rebuild::Target;
 use super::slot_hold::{Held, SlotHold};
 use super::{ActivityKind, Array, Flow, Inflight, NoticeLevel, Op, Owner};
 use crate::block_io::{Buf, IoFault, IoOp, IoValue};
 use crate::codec::{BlockHasher, CodedColumns};
 use crate::format::MemberState;
-use crate::units::{BlockHash, ColumnIndex, ROW_BYTES, SlotIndex};
+use crate::units::{BlockHash, ColumnIndex, ROW_BYTES, SlotIndex, Timestamp};
+use std::ops::Range;
 
 const BLOCK: usize = ROW_BYTES as usize;
 
@@ -20,7 +22,21 @@ pub(super) struct LoggedPass {
     stage: Stage,
     fetch: Fetch,
     writing: usize,
+    /// The slot is read again at this time.
+    not_before: Timestamp,
+    /// When a block of the slot could not be read for the first time.
+    unreadable_since: Option<Timestamp>,
 }
+
+/// A rebuild reads a slot again for this long where blocks cannot be read. Then the new device lacks them: they are
+/// erasures of it until others can be read.
+const PATIENCE_NS: u64 = 5_000_000_000;
+
+/// Time between two tries.
+const RETRY_NS: u64 = 500_000_000;
+
+/// A rebuild waits this long altogether without building a slot whole: after that slots are read once.
+const PATIENCE_TOTAL_NS: u64 = 60_000_000_000;
 
 enum Work {
     Rebuild(Vec<Target>),
@@ -56,7 +72,15 @@ impl Array {
         let hold = SlotHold::new(slot, !matches!(work, Work::Scrub), self.redo().lives);
         let mut fetch = Fetch::new(slot);
         fetch.background = true;
-        let pass = LoggedPass { hold, work, stage: Stage::Hold, fetch, writing: 0 };
+        let pass = LoggedPass {
+            hold,
+            work,
+            stage: Stage::Hold,
+            fetch,
+            writing: 0,
+            not_before: self.now,
+            unreadable_since: None,
+        };
         let key = self.ops.insert(Op::LoggedPass(Box::new(pass)));
         self.ready.push_back(key);
     }
@@ -70,6 +94,9 @@ impl Array {
         }
         if self.is_failed() || !self.redo().is_serving() {
             return self.end_logged_pass(key, pass, false);
+        }
+        if self.now < pass.not_before {
+            return Flow::Wait;
         }
         let stripe = match self.hold_slot(key, &mut pass.hold) {
             Held::Wait => return Flow::Wait,
@@ -177,9 +204,14 @@ impl Array {
 
     /// Writes the fetched columns to the devices under construction.
     fn write_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
-        let Work::Rebuild(targets) = &mut pass.work else { unreachable!("a rebuild") };
         let slot = pass.hold.slot;
-        if !pass.fetch.lost.is_empty() && self.redo().checksums.is_none() {
+        if pass.fetch.missing.iter().any(|block| block.why == Why::Unreadable)
+            && self.waits_for_slot(key, pass)
+        {
+            return Flow::Wait;
+        }
+        let Work::Rebuild(targets) = &mut pass.work else { unreachable!("a rebuild") };
+        if !pass.fetch.missing.is_empty() && self.redo().checksums.is_none() {
             // Nothing would tell these blocks from good ones later.
             let reason = format!("slot {slot} cannot be decoded: too many of its chunks cannot be read");
             for target in std::mem::take(targets) {
@@ -188,10 +220,10 @@ impl Array {
             return self.end_logged_pass(key, pass, true);
         }
         let targets = std::mem::take(targets);
-        let lost = std::mem::take(&mut pass.fetch.lost);
-        if let Some(stripe) = self.redo().stripes.stripe_at(slot).filter(|_| !lost.is_empty()) {
-            // The device gets all that can be had; what cannot is lost with or without it.
-            self.note_lost(stripe, slot, &lost);
+        let missing = std::mem::take(&mut pass.fetch.missing);
+        match self.redo().stripes.stripe_at(slot).filter(|_| !missing.is_empty()) {
+            Some(stripe) => self.note_missing(stripe, slot, &missing),
+            None => self.passes.patience_spent = 0,
         }
         let columns: Vec<(usize, Buf)> =
             pass.fetch.take().into_iter().map(|(column, _, buf)| (column, buf.freeze())).collect();
@@ -203,13 +235,42 @@ impl Array {
             if self.find_device(target.device).is_none() {
                 continue;
             }
-            let offset = self.map.device_offset(self.data_offset, slot, 0);
-            let op = IoOp::Write { offset, buf: buf.clone(), fua: false };
-            self.submit_io(Owner::Op { key, item: 0 }, target.member, target.device, op);
-            pass.writing += 1;
+            // What cannot be had is left as it is: the device may hold the only copy of it (T1).
+            let has = |row: usize| {
+                is_off(Mutation::RebuildWritesWhatItLacks)
+                    || !missing.iter().any(|block| (block.column, block.row) == (target.column, row))
+            };
+            for rows in runs(0..buf.len() / BLOCK, has) {
+                let offset = self.map.device_offset(self.data_offset, slot, rows.start * BLOCK);
+                let buf = buf.slice(rows.start * BLOCK..rows.end * BLOCK);
+                let op = IoOp::Write { offset, buf, fua: false };
+                self.submit_io(Owner::Op { key, item: 0 }, target.member, target.device, op);
+                pass.writing += 1;
+            }
         }
         pass.work = Work::Rebuild(targets);
         if pass.writing > 0 { Flow::Wait } else { self.end_logged_pass(key, pass, true) }
+    }
+
+    /// Blocks of the slot cannot be read: whether it is let go, to be read again later.
+    fn waits_for_slot(&mut self, key: usize, pass: &mut LoggedPass) -> bool {
+        let since = *pass.unreadable_since.get_or_insert(self.now);
+        let is_over = self.now.nanos_since(since) >= PATIENCE_NS
+            || self.passes.patience_spent >= PATIENCE_TOTAL_NS
+            || self.hurried;
+        if is_over {
+            return false;
+        }
+        self.passes.patience_spent += RETRY_NS;
+        let slot = pass.hold.slot;
+        self.let_slot_go(key, &mut pass.hold);
+        pass.hold = SlotHold::new(slot, true, self.redo().lives);
+        pass.fetch = Fetch::new(slot);
+        pass.fetch.background = true;
+        pass.stage = Stage::Hold;
+        pass.not_before = Timestamp(self.now.0 + RETRY_NS);
+        self.patient.push((pass.not_before, key));
+        true
     }
 
     /// Counts what was wrong and repairs it; then data must agree with parity.
@@ -218,7 +279,7 @@ impl Array {
         // A member that has left service meanwhile needs none.
         pass.fetch.repairs.retain(|repair| self.find_device(repair.device).is_some());
         let repairs = pass.fetch.repairs.len() as u64;
-        let lost = std::mem::take(&mut pass.fetch.lost);
+        let lost = std::mem::take(&mut pass.fetch.missing);
         if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
             scrub.errors += repairs + lost.len() as u64;
             scrub.repaired += repairs;
@@ -226,7 +287,7 @@ impl Array {
         if !lost.is_empty() {
             let stripe = self.redo().stripes.stripe_at(slot);
             if let Some(stripe) = stripe {
-                self.note_lost(stripe, slot, &lost);
+                self.note_missing(stripe, slot, &lost);
             }
         }
         let encoded = pass.fetch.take_blended();
@@ -270,7 +331,7 @@ impl Array {
         &mut self,
         key: usize,
         pass: &mut LoggedPass,
-        columns: Vec<(usize, std::ops::Range<usize>, crate::block_io::BufMut)>,
+        columns: Vec<(usize, Range<usize>, crate::block_io::BufMut)>,
     ) -> Flow {
         let slot = pass.hold.slot;
         let columns = columns.into_iter().filter_map(|(column, _, buf)| {
@@ -303,10 +364,23 @@ impl Array {
     pub(super) fn end_logged_pass(&mut self, key: usize, pass: &mut LoggedPass, complete: bool) -> Flow {
         let slot = pass.hold.slot;
         self.let_slot_go(key, &mut pass.hold);
+        self.patient.retain(|(_, other)| *other != key);
         match &pass.work {
             Work::Rebuild(targets) => self.built_slot(slot, targets, complete),
             Work::Scrub => self.verified(ActivityKind::Scrub, slot, complete),
         }
         Flow::Finished
     }
+}
+
+/// The longest runs of rows for which `is_in` holds.
+fn runs(rows: Range<usize>, is_in: impl Fn(usize) -> bool) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for row in rows.filter(|&row| is_in(row)) {
+        match runs.last_mut() {
+            Some(run) if run.end == row => run.end += 1,
+            _ => runs.push(row..row + 1),
+        }
+    }
+    runs
 }

@@ -18,6 +18,7 @@ mod api;
 pub mod assembly;
 mod checkpoint;
 mod create;
+mod damage;
 mod fetch;
 mod flush;
 pub mod geometry;
@@ -61,6 +62,8 @@ pub use api::{
 };
 use assembly::Assembled;
 pub use create::NewArray;
+use damage::{BlockName, Damage};
+use fetch::Why;
 use flush::{ExtentsOp, FlushGroup};
 use geometry::Map;
 use inflight::{Ended, Inflight, InflightTable};
@@ -84,7 +87,7 @@ use startup::{Life, LogFacts};
 pub use status::{
     Activity, ActivityKind, ArrayState, LogState, MemberCounters, MemberStatus, ScrubResult, VolumeStatus,
 };
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use supers::Supers;
 use verify::VerifyOp;
 use write::WriteOp;
@@ -186,10 +189,21 @@ pub struct Array {
     write_ops: usize,
     last_write: Timestamp,
     stopping: Option<Stopping>,
+    /// A stop is near: nothing waits for a fault to pass any more.
+    hurried: bool,
     client_errors: u64,
     last_unreadable_notice: Option<Timestamp>,
-    /// Blocks that could not be had: (stripe, column, row).
-    lost: BTreeSet<(StripeIndex, u16, u32)>,
+    /// Blocks that could not be had.
+    damage: Damage,
+    /// Operations that wait until a time before they read again what could not be read.
+    patient: Vec<(Timestamp, usize)>,
+    /// Blocks that are set aside and being read again, with the operations that wait for the outcome.
+    repaying: HashMap<BlockName, Vec<usize>>,
+    /// Where the last look at damaged blocks ended, and when it was.
+    looked_at: Option<BlockName>,
+    last_look: Timestamp,
+    /// Looks at damaged blocks under way.
+    looks: usize,
     /// The redo log, of arrays that have one.
     redo: Option<Box<Redo>>,
     actions: Vec<ArrayAction>,
@@ -372,9 +386,15 @@ impl Array {
             write_ops: 0,
             last_write: Timestamp(0),
             stopping: None,
+            hurried: false,
             client_errors: 0,
             last_unreadable_notice: None,
-            lost: BTreeSet::new(),
+            damage: Damage::default(),
+            patient: Vec::new(),
+            repaying: HashMap::new(),
+            looked_at: None,
+            last_look: Timestamp(0),
+            looks: 0,
             redo,
             actions: Vec::new(),
         };
@@ -542,6 +562,12 @@ impl Array {
         self.run();
     }
 
+    /// Tells that a stop will follow when the requests under way have ended: those that wait for a fault to pass try once more,
+    /// and then end with an error.
+    pub fn hurry(&mut self) {
+        self.hurried = true;
+    }
+
     /// Lets time pass: paces the passes, retries what waits, records progress.
     pub fn tick(&mut self, now: Timestamp) {
         self.now = now;
@@ -550,6 +576,8 @@ impl Array {
         }
         self.retry_parked();
         self.retry_starved();
+        self.wake_patient();
+        self.look_at_damage();
         self.checkpoint_when_idle();
         self.save_progress();
         self.mark_idle_clean();
@@ -571,7 +599,9 @@ impl Array {
             client_errors: self.client_errors,
             checksum: self.supers.template().checksum,
             log: self.log_state(),
-            lost: self.lost_blocks(),
+            lost: self.damaged_ranges(|why| matches!(why, Why::Lost | Why::Proven)),
+            set_aside: self.damaged_ranges(|why| why == Why::SetAside),
+            unreadable: self.damaged_ranges(|why| why == Why::Unreadable),
         }
     }
 

@@ -93,6 +93,12 @@ mutations! {
     OldParityNotVerified "old-parity-not-verified",
     /// New parity that a job computed counts although old blocks that it was computed from turned out wrong.
     BlendNotVerified "blend-not-verified",
+    /// T1: a write sets aside at once what cannot be read; other blocks that could soon decode it do so no more.
+    NoPatience "no-patience",
+    /// T1: a block that could not be read is called lost; nothing tells its content when it can be read again.
+    LostWithoutEvidence "lost-without-evidence",
+    /// T1: a rebuild writes what it could not read as well; the device had the only copy.
+    RebuildWritesWhatItLacks "rebuild-writes-what-it-lacks",
 }
 
 impl Mutation {

@@ -21,6 +21,8 @@ pub(super) struct Passes {
     /// Bytes of user data that may be started now, and when that was last topped up.
     allowance: f64,
     topped_up: Timestamp,
+    /// Nanoseconds for which rebuilds waited for blocks that cannot be read, since a slot was last built whole.
+    pub patience_spent: u64,
 }
 
 /// A pass that verifies slots in ascending order; a scrub then goes on to metadata pages (page_scrub.rs).
@@ -88,6 +90,7 @@ impl Passes {
             draining: false,
             allowance: 0.0,
             topped_up: Timestamp(0),
+            patience_spent: 0,
         }
     }
 

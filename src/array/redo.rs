@@ -7,6 +7,7 @@
 //! goes in place while a loss of a member is not recorded on the others.
 
 use super::checkpoint::Checkpoint;
+use super::fetch::{Missing, Why};
 use super::journal::{HEADER_BYTES_MAX, Journal, OpenBatch, record_bytes, stripe_of};
 use super::members::Which;
 use super::mutation::{Mutation, is_off};
@@ -123,8 +124,6 @@ const IN_FLIGHT_MAX: usize = 4;
 /// A batch beside others on their way is issued when it has this many bytes of payload on some member; a smaller one
 /// gathers more until those are written.
 const GATHER_BYTES: usize = 256 << 10;
-/// Lost blocks that are remembered for the status; with more, "and more" is all a person needs.
-const LOST_MAX: usize = 4096;
 /// A write goes through the log in parts that take no more than one in so many blocks of a ring each: several are then
 /// on their way at a time, and none is ever too large for what a skipped end leaves.
 const PART_FRACTION: usize = 16;
@@ -578,19 +577,9 @@ impl Array {
     }
 
     /// Tells the operator of blocks that cannot be had, and keeps them for the status.
-    pub(super) fn note_lost(&mut self, stripe: StripeIndex, slot: SlotIndex, lost: &[(usize, usize)]) {
-        self.list_lost(stripe, lost);
+    pub(super) fn note_missing(&mut self, stripe: StripeIndex, slot: SlotIndex, missing: &[Missing]) {
+        self.damage.note(stripe, missing);
         self.notice_unreadable(slot);
-    }
-
-    /// Keeps blocks that cannot be had, (column, row), for the status.
-    pub(super) fn list_lost(&mut self, stripe: StripeIndex, lost: &[(usize, usize)]) {
-        for &(column, row) in lost {
-            self.lost.insert((stripe, column as u16, row as u32));
-        }
-        while self.lost.len() > LOST_MAX {
-            self.lost.pop_last();
-        }
     }
 
     pub(super) fn notice_repair(&mut self, member: MemberIndex, slot: SlotIndex, row: usize, rows: usize) {
@@ -625,10 +614,10 @@ impl Array {
     }
 
     /// Blocks that could not be had, as byte ranges of the volume.
-    pub(super) fn lost_blocks(&self) -> Vec<(VolumeOffset, u64)> {
+    pub(super) fn damaged_ranges(&self, is_wanted: impl Fn(Why) -> bool) -> Vec<(VolumeOffset, u64)> {
         let mut ranges: Vec<(VolumeOffset, u64)> = Vec::new();
-        for &(stripe, column, row) in &self.lost {
-            if usize::from(column) >= self.map.k {
+        for ((stripe, column, row), why) in self.damage.iter() {
+            if usize::from(column) >= self.map.k || !is_wanted(why) {
                 continue;
             }
             let within = usize::from(column) * self.map.chunk + row as usize * ROW_BYTES as usize;
@@ -673,6 +662,8 @@ impl Array {
         redo.round = None;
         self.passes.forget_owed_pages();
         self.ready.extend(waiting);
+        let patient = std::mem::take(&mut self.patient);
+        self.ready.extend(patient.into_iter().map(|(_, key)| key));
         for piece in pieces {
             self.done(piece, Err(ClientError::Io));
         }

@@ -4,6 +4,7 @@
 //! Invariant: a life begins with nothing in flight and ends with nothing of it acknowledged that a replay would not
 //! find; whatever began in an earlier life ends with an error.
 
+use super::fetch::{Missing, Why};
 use super::journal::Journal;
 use super::members::Which;
 use super::mutation::{Mutation, is_off};
@@ -338,8 +339,9 @@ impl Array {
         if !recovered.lost.is_empty() {
             for LostRow { slot, row, columns } in &recovered.lost {
                 if let Some(stripe) = stripes.stripe_at(*slot) {
-                    let blocks: Vec<(usize, usize)> = columns.iter().map(|&column| (column, *row)).collect();
-                    self.list_lost(stripe, &blocks);
+                    let missing = |&column: &usize| Missing { column, row: *row, why: Why::Unreadable };
+                    let missing: Vec<Missing> = columns.iter().map(missing).collect();
+                    self.damage.note(stripe, &missing);
                 }
             }
             let text = format!(

@@ -125,4 +125,10 @@ pub struct VolumeStatus {
     pub log: LogState,
     /// Parts of the volume found to be beyond repair since the start: (offset, bytes), ascending. A write heals them.
     pub lost: Vec<(VolumeOffset, u64)>,
+    /// Parts that are set aside: what they held may still be on their members, which could not read it when the rest of
+    /// the row was written. They are read again by themselves.
+    pub set_aside: Vec<(VolumeOffset, u64)>,
+    /// Parts that could not be read when they were last asked for, because members are missing or gave errors. Nothing
+    /// shows that they are lost.
+    pub unreadable: Vec<(VolumeOffset, u64)>,
 }

@@ -65,11 +65,16 @@ fn one_array(array: &ArrayReport, verbose: bool) -> String {
         count => format!("{count} client requests failed"),
     };
     labelled(&mut text, "errors", &errors);
-    if verbose && !array.lost.is_empty() {
-        text.push_str("blocks beyond repair:\n\n");
+    let lists = [
+        ("blocks beyond repair:", &array.lost),
+        ("blocks set aside, until their members can read them again or they are written:", &array.set_aside),
+        ("blocks unreadable for now:", &array.unreadable),
+    ];
+    for (title, parts) in lists.into_iter().filter(|(_, parts)| verbose && !parts.is_empty()) {
+        let _ = writeln!(text, "{title}\n");
         let _ = writeln!(text, "        {:>16}  {:>12}", "OFFSET", "BYTES");
-        for lost in &array.lost {
-            let _ = writeln!(text, "        {:>16}  {:>12}", lost.offset, lost.bytes);
+        for part in parts {
+            let _ = writeln!(text, "        {:>16}  {:>12}", part.offset, part.bytes);
         }
     }
     text
@@ -386,6 +391,8 @@ pub(super) mod tests {
             engine: EngineReport { codec: "gfni".into(), gpu: GpuReport::default() },
             errors: ErrorReport::default(),
             lost: Vec::new(),
+            set_aside: Vec::new(),
+            unreadable: Vec::new(),
         }
     }
 

@@ -71,9 +71,16 @@ pub struct ArrayReport {
     /// Parts of the volume that are beyond repair, ascending: reading them is an error until they are written.
     #[serde(default)]
     pub lost: Vec<LostReport>,
+    /// Parts that were set aside when the rest of their rows was written, ascending: reading them is an error until their members
+    /// can read them again, or they are written.
+    #[serde(default)]
+    pub set_aside: Vec<LostReport>,
+    /// Parts that could not be read when they were last asked for, ascending. Nothing shows that they are lost.
+    #[serde(default)]
+    pub unreadable: Vec<LostReport>,
 }
 
-/// A part of a volume that is beyond repair, in bytes.
+/// A part of a volume that cannot be read, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LostReport {
     /// Where it starts in the volume.
@@ -341,6 +348,8 @@ pub(super) mod tests {
             engine: EngineReport { codec: "gfni".into(), gpu: GpuReport::default() },
             errors: ErrorReport::default(),
             lost: Vec::new(),
+            set_aside: Vec::new(),
+            unreadable: Vec::new(),
         }
     }
 
@@ -359,6 +368,8 @@ pub(super) mod tests {
             repaired: 0,
         });
         array.lost.push(LostReport { offset: 4096, bytes: 8192 });
+        array.set_aside.push(LostReport { offset: 16384, bytes: 4096 });
+        array.unreadable.push(LostReport { offset: 32768, bytes: 4096 });
         let status = Status::new(vec![array]);
         let json = serde_json::to_value(&status).unwrap();
         assert_eq!(json["output_version"], 1);
@@ -379,6 +390,10 @@ pub(super) mod tests {
         assert_eq!(array["engine"]["codec"], "gfni");
         assert_eq!((&array["checksum"], &array["log"]["state"]), (&"blake3".into(), &"serving".into()));
         assert_eq!((&array["lost"][0]["offset"], &array["lost"][0]["bytes"]), (&4096.into(), &8192.into()));
+        assert_eq!(
+            (&array["set_aside"][0]["offset"], &array["unreadable"][0]["offset"]),
+            (&16384.into(), &32768.into())
+        );
         assert_eq!(serde_json::from_value::<Status>(json).unwrap(), status);
     }
 
@@ -393,7 +408,7 @@ pub(super) mod tests {
     fn fields_that_older_daemons_do_not_have_may_be_absent() {
         let mut json = serde_json::to_value(Status::new(vec![healthy()])).unwrap();
         let array = json["arrays"][0].as_object_mut().unwrap();
-        for field in ["checksum", "log", "lost"] {
+        for field in ["checksum", "log", "lost", "set_aside", "unreadable"] {
             assert!(array.remove(field).is_some(), "{field}");
         }
         let read = serde_json::from_value::<Status>(json).unwrap();

@@ -10,7 +10,7 @@ use crate::control::{
 };
 use crate::format::{MemberState, VolumeKind};
 use crate::nbd::TlsMode;
-use crate::units::Timestamp;
+use crate::units::{Timestamp, VolumeOffset};
 use crate::volume::{Activity, ActivityKind, ArrayState, LogState, MemberStatus};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt::Write;
@@ -118,7 +118,9 @@ impl Names {
             }),
             engine: EngineReport { codec: status.engine.into(), gpu: gpu.clone() },
             errors: ErrorReport { client: status.client_errors },
-            lost: status.lost.iter().map(|&(at, bytes)| LostReport { offset: at.0, bytes }).collect(),
+            lost: parts(&status.lost),
+            set_aside: parts(&status.set_aside),
+            unreadable: parts(&status.unreadable),
         };
         let explanation = explain(&report);
         report.status = explanation.status;
@@ -244,6 +246,10 @@ fn escape(path: &Path) -> String {
         }
     }
     text
+}
+
+fn parts(ranges: &[(VolumeOffset, u64)]) -> Vec<LostReport> {
+    ranges.iter().map(|&(at, bytes)| LostReport { offset: at.0, bytes }).collect()
 }
 
 #[cfg(test)]

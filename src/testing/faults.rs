@@ -104,7 +104,7 @@ impl Trouble {
     pub fn fault(self) -> Option<IoFault> {
         match self {
             Trouble::Medium => Some(fault(IoFaultKind::Medium)),
-            Trouble::Shortage => Some(IoFault { kind: IoFaultKind::Medium, errno: libc::ENOMEM }),
+            Trouble::Shortage => Some(fault(IoFaultKind::Shortage)),
             Trouble::NoSpace => Some(fault(IoFaultKind::NoSpace)),
             Trouble::Hang => None,
         }

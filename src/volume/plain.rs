@@ -379,6 +379,7 @@ impl Volume for PlainVolume {
             VolumeEvent::Admin(id, AdminRequest::Stop) => {
                 self.stopping = true;
                 self.stop = Some(id);
+                self.array.hurry();
             }
             VolumeEvent::Admin(id, request) => self.array.admin(now, id, request),
         }

@@ -521,7 +521,7 @@ fn source(
         Cell::Fresh { hash, .. } | Cell::Image { hash, .. } => Base::Hash(hash),
     };
     let member = judge.member(tile, column);
-    if base == Base::Hash(BlockHash::UNWRITTEN) || base == Base::Hash(BlockHash::LOST) {
+    if matches!(base, Base::Hash(hash) if !hash.is_stored()) {
         return Source::Zero;
     }
     if base == Base::Unknown || !cx.usable.contains(member) {

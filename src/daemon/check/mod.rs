@@ -187,7 +187,11 @@ pub fn check(members: &[PathBuf], progress: &mut dyn FnMut(&Activity)) -> Result
         members: seats.iter().enumerate().map(member).collect(),
         errors: scrub.map(|scrub| scrub.errors),
         repairable: scrub.map(|scrub| scrub.repaired),
-        lost: status.lost.iter().map(|&(at, bytes)| LostPart { offset: at.0, bytes }).collect(),
+        lost: [&status.lost, &status.set_aside, &status.unreadable]
+            .into_iter()
+            .flatten()
+            .map(|&(at, bytes)| LostPart { offset: at.0, bytes })
+            .collect(),
         problems,
         notices: run.notices,
     };

@@ -169,6 +169,8 @@ impl Volume for PassThrough {
             checksum: ChecksumKind::None,
             log: LogState::None,
             lost: Vec::new(),
+            set_aside: Vec::new(),
+            unreadable: Vec::new(),
         }
     }
 }
