@@ -5,7 +5,13 @@
 //! CALPE_SIM_SCENARIO: it is hunted in the scenarios of these names; CALPE_SIM_SEED: from this seed on.
 #![cfg(debug_assertions)]
 
-use calpe::testing::{Aim, Damage, Mutation, Place, SCENARIOS, Scenario, SimWorld, Totals, atlas, explore};
+use calpe::format::ChecksumKind;
+use calpe::testing::{
+    Aim, Damage, Mutation, OpKinds, PassingFault, Place, SCENARIOS, Scenario, SimArray, SimShape, SimWorld,
+    Totals, Trouble, atlas, explore,
+};
+use calpe::units::{MemberIndex, Timestamp};
+use calpe::volume::AdminRequest;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
@@ -52,7 +58,57 @@ fn hunt_by_damage(mutation: Mutation) -> Result<String, String> {
     Err(format!("{}: NOT FOUND by damage", mutation.name()))
 }
 
+const CHUNK: usize = 16384;
+
+/// A clean array of 400 stripes of 16 KiB chunks, full of bytes.
+fn filled(data: u16, parity: u16) -> SimArray {
+    let shape = SimShape::new(data, parity, CHUNK as u32, 400).logged(ChecksumKind::Blake3, 1 << 20);
+    let mut sim = SimArray::create(shape, 1);
+    sim.write(0, &vec![7; shape.volume_bytes as usize]).expect("written");
+    sim.settle();
+    sim
+}
+
+/// What errors of reads cost that should cost nothing: block 0 cannot be read afterwards.
+fn cost_of_read_errors(mutation: Mutation) -> Option<String> {
+    let parity = if mutation == Mutation::NoPatience { 2 } else { 1 };
+    let mut sim = filled(2, parity);
+    let start = sim.data_region().start;
+    let away = if parity == 2 { 3 } else { 0 };
+    let disk = sim.disk_of(away).expect("in service");
+    sim.admin(AdminRequest::Offline { member: MemberIndex(away) }).expect("it leaves");
+    let bad = if parity == 2 { 0 } else { 1 };
+    sim.disks.get_mut(&bad).expect("a disk").bad_blocks.insert(start / 4096);
+    if parity == 2 {
+        let moment = Timestamp(sim.now().0 + 1_000_000_000);
+        let fault = PassingFault::new(Trouble::Medium)
+            .on(OpKinds::READS)
+            .within(std::iter::once(start..start + 4096));
+        sim.disks.get_mut(&2).expect("a disk").inject(fault.until(moment));
+    }
+    sim.write(CHUNK as u64, &[9; 4096]).expect("the row can be written all the same");
+    if parity == 1 {
+        let device = sim.reopen_disk(disk);
+        sim.admin(AdminRequest::Online { member: MemberIndex(away), device }).expect("it returns");
+        sim.settle();
+    }
+    sim.read(0, 4096).err().map(|error| format!("block 0: {error}"))
+}
+
+fn hunt_by_read_errors(mutation: Mutation) -> Result<String, String> {
+    match mutation.with(|| cost_of_read_errors(mutation)) {
+        Some(what) => Ok(format!("{}: {what}", mutation.name())),
+        None => Err(format!("{}: NOT FOUND by errors of reads", mutation.name())),
+    }
+}
+
 fn hunt(mutation: Mutation) -> Result<String, String> {
+    if matches!(
+        mutation,
+        Mutation::NoPatience | Mutation::LostWithoutEvidence | Mutation::RebuildWritesWhatItLacks
+    ) {
+        return hunt_by_read_errors(mutation);
+    }
     if matches!(mutation, Mutation::OldParityNotVerified | Mutation::BlendNotVerified) {
         return hunt_by_damage(mutation);
     }

@@ -290,7 +290,12 @@ mod tests {
     fn a_fault_hits_what_it_is_meant_for_and_is_over_after_its_count_or_time() {
         let pool = Pool::new(1 << 20).unwrap();
         let mut disk = SimDisk::new(1 << 20);
-        disk.inject(PassingFault::new(Trouble::Shortage).on(OpKinds::READS).within([8192..12288]).times(2));
+        disk.inject(
+            PassingFault::new(Trouble::Shortage)
+                .on(OpKinds::READS)
+                .within(std::iter::once(8192..12288))
+                .times(2),
+        );
         disk.inject(PassingFault::new(Trouble::NoSpace).on(OpKinds::FLUSHES).until(Timestamp(10)));
         assert_eq!(strike(&mut disk, &read(&pool, 4096), 1), None, "elsewhere");
         assert_eq!(strike(&mut disk, &write(&pool, 8192, 1), 1), None, "another kind");
