@@ -56,8 +56,9 @@ unit!(
     ColumnIndex(u16)
 );
 
-/// Fingerprint of one 4 KiB block of data or parity, as checksum pages and the redo log keep it. Two values are no
-/// fingerprints and are never computed from bytes: [`BlockHash::UNWRITTEN`] and [`BlockHash::LOST`].
+/// Fingerprint of one 4 KiB block of data or parity, as checksum pages and the redo log keep it. Some values are no
+/// fingerprints and are never computed from bytes: [`BlockHash::UNWRITTEN`], [`BlockHash::LOST`], and those that
+/// [`BlockHash::set_aside`] gives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct BlockHash(pub [u8; 16]);
 
@@ -69,10 +70,39 @@ impl BlockHash {
     /// the rest of its row is coded.
     pub const LOST: BlockHash = BlockHash([0xff; 16]);
 
-    /// Whether the block's bytes are to be found on its member.
+    /// Marks a block that is set aside.
+    const SET_ASIDE_MARK: [u8; 8] = *b"setaside";
+
+    /// Whether the row's coding counts the block's bytes; otherwise it counts zeroes in their place.
     #[must_use]
     pub fn is_stored(self) -> bool {
-        self != BlockHash::UNWRITTEN && self != BlockHash::LOST
+        self != BlockHash::UNWRITTEN && self != BlockHash::LOST && !self.is_set_aside()
+    }
+
+    /// The entry of a block that could not be read when its row was coded again (rule T1 of the crash-safety design): it
+    /// counts as zeroes for coding, and reading it is an error, until content that matches is found on its own
+    /// member or the block is written. Half of the fingerprint stays, to know that content by.
+    ///
+    /// # Panics
+    /// When the block is not stored.
+    #[must_use]
+    pub fn set_aside(self) -> BlockHash {
+        assert!(self.is_stored(), "only a stored block is set aside");
+        let mut entry = self;
+        entry.0[8..].copy_from_slice(&BlockHash::SET_ASIDE_MARK);
+        entry
+    }
+
+    /// Whether the block is set aside.
+    #[must_use]
+    pub fn is_set_aside(self) -> bool {
+        self.0[8..] == BlockHash::SET_ASIDE_MARK
+    }
+
+    /// Whether content with the fingerprint `found` is what the block held when it was set aside.
+    #[must_use]
+    pub fn was_set_aside_from(self, found: BlockHash) -> bool {
+        self.is_set_aside() && found.is_stored() && self.0[..8] == found.0[..8]
     }
 }
 
@@ -155,6 +185,18 @@ impl fmt::Display for HumanSize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_entry_that_is_set_aside_is_not_stored_and_knows_its_content_again() {
+        let hash = BlockHash([7; 16]);
+        let aside = hash.set_aside();
+        assert!(hash.is_stored() && !aside.is_stored() && aside.is_set_aside() && !hash.is_set_aside());
+        assert!(aside.was_set_aside_from(hash));
+        assert!(!aside.was_set_aside_from(BlockHash([8; 16])) && !hash.was_set_aside_from(hash));
+        for other in [BlockHash::UNWRITTEN, BlockHash::LOST] {
+            assert!(!other.is_set_aside() && !aside.was_set_aside_from(other));
+        }
+    }
 
     #[test]
     fn sizes_parse_with_binary_suffixes_in_any_case() {

@@ -159,7 +159,6 @@ fn wrong_geometries_and_sizes_are_refused_with_a_way_out_and_create_nothing() {
         ("-k 1 -m 1 --size 1MiB m0 /dev/calpe-nothing", 1, "no file is created under /dev"),
         ("-k 1 -m 1 --size 1MiB m0 nbd+unix:///?socket=none", 1, "cannot connect"),
         ("-k 1 -m 1 --volume cas --size 1MiB m0 m1", 1, "not supported by this version"),
-        ("-k 1 -m 1 --checksum blake3 --no-log --size 1MiB m0 m1", 1, "needs the redo log"),
         ("-k 1 -m 1 --checksum md5 --size 1MiB m0 m1", 2, "blake3"),
         ("-k 1 -m 1 --volume tape --size 1MiB m0 m1", 2, "plain, cas"),
     ];
@@ -416,6 +415,41 @@ fn inspect_tells_what_is_damaged_and_fails_only_when_nothing_is_left() {
     fs::copy(place.path("m1"), place.path("cut")).expect("copied");
     File::options().write(true).open(place.path("cut")).expect("opened").set_len(5 << 20).expect("cut");
     assert!(place.refused("inspect cut", 1).contains("cut off"));
+}
+
+/// Earlier builds could make arrays without a redo log. The image is of one of their superblocks.
+#[test]
+fn members_of_an_array_without_redo_log_are_refused_by_name_everywhere() {
+    let place = Place::new();
+    fs::create_dir(place.path("members")).expect("a directory");
+    let path = place.file("members/m2", 300 << 20);
+    let image = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/superblock-v1-member.bin");
+    let copy = fs::read(image).expect("a golden image");
+    let file = File::options().write(true).open(&path).expect("opened");
+    for offset in [0, (300 << 20) - 2 * copy.len() as u64] {
+        file.write_all_at(&copy, offset).expect("written");
+    }
+    for command in ["inspect members/m2", "check members/m2", "up --dir members"] {
+        let said = place.refused(command, 1);
+        assert!(said.contains("members/m2: "), "{command}: {said}");
+        for word in ["of the array 'tank' without redo log", "copy the data out with the version that made"] {
+            assert!(said.contains(word), "{command}: {said}");
+        }
+    }
+    let said = place.refused("create pond -k 1 -m 1 --size 1MiB members/m2 other", 1);
+    assert!(said.contains("holds Calpe member of 'tank', an array without redo log"), "{said}");
+    let written = fs::read(&path).expect("its content");
+    assert!(written[..copy.len()] == copy[..], "nothing was changed");
+
+    let dir = tempfile::tempdir().expect("a directory");
+    let up = Up::start(dir.path(), &[]);
+    let members = path.parent().and_then(Path::to_str).expect("UTF-8");
+    for (args, code) in [(&["import"][..], 0), (&["import", "-a"], 0), (&["import", "tank"], 1)] {
+        let output = try_run(&mut up.command(&[args, &["--dir", members]].concat()));
+        let said = everything(&output);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
+        assert!(said.contains("of the array 'tank' without redo log"), "{args:?}: {said}");
+    }
 }
 
 #[test]

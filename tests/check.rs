@@ -227,20 +227,3 @@ fn what_cannot_be_checked_is_told_and_why() {
     daemon.stop();
     assert_good(&paths);
 }
-
-#[test]
-fn arrays_without_a_log_are_checked_too() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let path = |index: usize| dir.path().join(format!("m{index}"));
-    let paths: Vec<PathBuf> = (0..3).map(path).collect();
-    let create = ["create", "tank", "-k2", "-m1", "--size=4MiB", "--no-log"];
-    let told = try_run(calpe().args(create).args(&paths));
-    assert!(String::from_utf8_lossy(&told.stderr).contains("the write hole is open"), "{told:?}");
-    let told = assert_good(&paths);
-    assert_eq!(told["checksum"], "none");
-    let image = Image::open(&paths[1]);
-    let at = image.superblock.data_region().offset.0;
-    image.write(at, &[1]);
-    let (code, told) = check(&paths);
-    assert!(code == 1 && told["errors"].as_u64() > Some(0), "{told:#}");
-}

@@ -128,7 +128,7 @@ fn too_few_members_are_refused_and_named_and_nothing_is_changed() {
 }
 
 #[test]
-fn a_daemon_killed_under_load_keeps_what_was_flushed_and_resyncs() {
+fn a_daemon_killed_under_load_keeps_what_was_flushed() {
     let dir = tempfile::tempdir().expect("a directory");
     // The first half is flushed data; the load is on the second half.
     let (mut up, image) =

@@ -255,11 +255,15 @@ fn with_all_redundancy_gone_a_bad_block_costs_its_row_and_nothing_else() {
             }
         }
     }
+    assert_eq!(array.sim.status().lost, [], "the members that are away may have it");
     // Devices that are built then get all that can be had.
     array.replace(lost);
     array.replace(parity);
     array.sim.settle();
     assert_eq!(array.sim.status().state, ArrayState::Online, "{:?}", array.sim.notices);
+    // With those gone for good the array looks again, and knows.
+    array.sim.sleep(11_000);
+    array.sim.settle();
     let gone: Vec<(u64, u64)> = array.sim.status().lost.iter().map(|(at, bytes)| (at.0, *bytes)).collect();
     assert_eq!(gone, [(Checked::byte_of(0, 0, 1) as u64, 4096), (Checked::byte_of(0, 1, 1) as u64, 4096)]);
     // Written again, they are whole.

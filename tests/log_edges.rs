@@ -5,7 +5,7 @@ use calpe::block_io::IoOp;
 use calpe::format::{COPY_BYTES, ChecksumKind, MemberState, RegionKind, Superblock};
 use calpe::testing::{Random, SimArray, SimShape};
 use calpe::units::VolumeOffset;
-use calpe::volume::{AdminRequest, ArrayState, ClientError};
+use calpe::volume::{AdminRequest, ArrayState, ClientError, MemberCondition};
 use std::ops::Range;
 
 const BLOCK: usize = 4096;
@@ -185,7 +185,7 @@ fn damage_that_no_parity_makes_up_for_is_an_error_where_checksums_tell_and_nowhe
 }
 
 #[test]
-fn a_log_without_room_is_a_write_error_of_its_member_and_the_others_serve() {
+fn a_member_whose_log_stays_without_room_leaves_and_the_others_serve() {
     for checksum in [ChecksumKind::Crc32c, ChecksumKind::None] {
         let mut array = Checked::filled(3, 1, checksum);
         let disk = array.sim.disk_of(2).expect("a disk");
@@ -196,24 +196,28 @@ fn a_log_without_room_is_a_write_error_of_its_member_and_the_others_serve() {
         let status = array.sim.status();
         assert_eq!(status.state, ArrayState::Degraded);
         let member = &status.members[2];
-        assert_eq!((member.state, member.counters.write_errors), (MemberState::Faulted, 1));
+        assert_eq!((member.state, member.counters.write_errors), (MemberState::Missing, 0));
+        assert_eq!(member.conditions, [MemberCondition::Full]);
         let reason = member.reason.as_ref().expect("a reason");
-        assert!(reason.contains("redo log") && reason.contains("space"), "{reason}");
+        assert!(reason.contains("full") && reason.contains("space"), "{reason}");
         array.verify();
     }
 }
 
 #[test]
-fn an_array_without_parity_whose_log_has_no_room_fails_and_is_back_when_there_is_room() {
+fn an_array_without_parity_whose_log_has_no_room_waits_until_there_is_some() {
     let mut array = Checked::filled(2, 0, ChecksumKind::Crc32c);
     let before = array.model.clone();
     let disk = array.sim.disk_of(1).expect("a disk");
     array.sim.disks.get_mut(&disk).expect("a disk").full = true;
     let id = array.put(BLOCK, 7, BLOCK);
-    assert_eq!(array.sim.wait(id).map(|_| ()), Err(ClientError::Io));
-    assert_eq!(array.sim.status().state, ArrayState::Failed);
+    assert_eq!(array.sim.wait(id).map(|_| ()), Err(ClientError::NoSpace));
+    let status = array.sim.status();
+    assert_eq!(
+        (status.state, &status.members[1].conditions[..]),
+        (ArrayState::Online, &[MemberCondition::Full][..])
+    );
     array.sim.disks.get_mut(&disk).expect("a disk").full = false;
-    let mut array = array.restarted();
     assert!(is_serving(&mut array.sim), "{:?}", array.sim.status());
     // What was not acknowledged has happened or not.
     let read = array.sim.read(0, before.len()).expect("every byte can be read");

@@ -5,7 +5,18 @@
 //! CALPE_SIM_SCENARIO: it is hunted in the scenarios of these names; CALPE_SIM_SEED: from this seed on.
 #![cfg(debug_assertions)]
 
-use calpe::testing::{Aim, Damage, Mutation, Place, SCENARIOS, Scenario, SimWorld, Totals, atlas, explore};
+#[path = "support/page_faults.rs"]
+#[allow(dead_code)]
+mod page_faults;
+
+use calpe::format::ChecksumKind;
+use calpe::testing::{
+    Aim, Damage, Mutation, OpKinds, PassingFault, Place, SCENARIOS, Scenario, SimArray, SimDisk, SimShape,
+    SimWorld, Totals, Trouble, atlas, explore,
+};
+use calpe::units::{MemberIndex, Timestamp};
+use calpe::volume::{AdminRequest, ArrayState};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
@@ -52,7 +63,133 @@ fn hunt_by_damage(mutation: Mutation) -> Result<String, String> {
     Err(format!("{}: NOT FOUND by damage", mutation.name()))
 }
 
+/// An error that goes away leaves nothing behind.
+fn hunt_by_page_faults(mutation: Mutation) -> Result<String, String> {
+    let moment = Timestamp(500_000_000);
+    for seed in 0..24 {
+        let scene = || {
+            page_faults::old_map_page(moment, seed)?;
+            page_faults::pages_unreadable_for_a_moment(seed.is_multiple_of(2), 1_000, seed)?;
+            page_faults::pages_unreadable_and_a_power_cut(seed)
+        };
+        let result = mutation.with(|| catch_unwind(AssertUnwindSafe(scene)));
+        if let Err(what) = result.unwrap_or_else(|_| Err("panic".into())) {
+            let what: String = what.chars().take(160).collect();
+            return Ok(format!("{}: seed {seed}: {what}", mutation.name()));
+        }
+    }
+    Err(format!("{}: NOT FOUND by page faults", mutation.name()))
+}
+
+const CHUNK: usize = 16384;
+
+/// A clean array of 400 stripes of 16 KiB chunks, full of bytes.
+fn filled(data: u16, parity: u16) -> SimArray {
+    let shape = SimShape::new(data, parity, CHUNK as u32, 400).logged(ChecksumKind::Blake3, 1 << 20);
+    let mut sim = SimArray::create(shape, 1);
+    sim.write(0, &vec![7; shape.volume_bytes as usize]).expect("written");
+    sim.settle();
+    sim
+}
+
+/// Reads everything, and lets time pass for what comes of it. The first error.
+fn read_all(sim: &mut SimArray) -> Option<String> {
+    let stripe = 2 * CHUNK;
+    let first = (0..400).find_map(|at| {
+        let read = sim.read((at * stripe) as u64, stripe);
+        read.err().map(|error| format!("stripe {at}: {error}"))
+    });
+    for _ in 0..200 {
+        while sim.step() {}
+        sim.sleep(100);
+    }
+    first
+}
+
+/// What trouble of the host, or bad places of members, cost that should cost nothing.
+fn cost_of_faults(mutation: Mutation) -> Option<String> {
+    let parity = if mutation == Mutation::HealedErrorsCount { 2 } else { 1 };
+    let mut sim = filled(2, parity);
+    let region = sim.data_region();
+    let blocks = |sim: &SimArray, member: u32| sim.disks[&member].written_blocks(region.clone());
+    let broken = |disk: &mut SimDisk, blocks: &[u64]| {
+        let ranges = blocks.iter().map(|block| block * 4096..(block + 1) * 4096);
+        disk.inject(PassingFault::new(Trouble::Medium).on(OpKinds::READS | OpKinds::WRITES).within(ranges));
+    };
+    let (first, second) = (blocks(&sim, 0), blocks(&sim, 1));
+    match mutation {
+        Mutation::ShortageIsAFault => {
+            let shortage = PassingFault::new(Trouble::Shortage).on(OpKinds::WRITES).times(2);
+            sim.disks.values_mut().for_each(|disk| disk.inject(shortage.clone()));
+            if let Err(error) = sim.write(0, &[1; 4096]) {
+                return Some(format!("a write: {error}"));
+            }
+        }
+        Mutation::HealedErrorsCount => {
+            sim.disks.get_mut(&0).expect("a disk").bad_blocks = first.into_iter().collect();
+        }
+        _ => {
+            broken(sim.disks.get_mut(&0).expect("a disk"), &first[..800]);
+            broken(sim.disks.get_mut(&1).expect("a disk"), &second[1000..1040]);
+        }
+    }
+    let error = read_all(&mut sim).or_else(|| read_all(&mut sim));
+    let status = sim.status();
+    error.or_else(|| (status.state != ArrayState::Online).then(|| format!("{:?}", status.state)))
+}
+
+fn hunt_by_faults(mutation: Mutation) -> Result<String, String> {
+    assert_eq!(cost_of_faults(mutation), None, "{} while it is kept", mutation.name());
+    match mutation.with(|| cost_of_faults(mutation)) {
+        Some(what) => Ok(format!("{}: {what}", mutation.name())),
+        None => Err(format!("{}: NOT FOUND by faults", mutation.name())),
+    }
+}
+
+/// What errors of reads cost that should cost nothing: block 0 cannot be read afterwards.
+fn cost_of_read_errors(mutation: Mutation) -> Option<String> {
+    let parity = if mutation == Mutation::NoPatience { 2 } else { 1 };
+    let mut sim = filled(2, parity);
+    let start = sim.data_region().start;
+    let away = if parity == 2 { 3 } else { 0 };
+    let disk = sim.disk_of(away).expect("in service");
+    sim.admin(AdminRequest::Offline { member: MemberIndex(away) }).expect("it leaves");
+    let bad = if parity == 2 { 0 } else { 1 };
+    sim.disks.get_mut(&bad).expect("a disk").bad_blocks.insert(start / 4096);
+    if parity == 2 {
+        let moment = Timestamp(sim.now().0 + 1_000_000_000);
+        let fault = PassingFault::new(Trouble::Medium).on(OpKinds::READS).within([start..start + 4096]);
+        sim.disks.get_mut(&2).expect("a disk").inject(fault.until(moment));
+    }
+    sim.write(CHUNK as u64, &[9; 4096]).expect("the row can be written all the same");
+    if parity == 1 {
+        let device = sim.reopen_disk(disk);
+        sim.admin(AdminRequest::Online { member: MemberIndex(away), device }).expect("it returns");
+        sim.settle();
+    }
+    sim.read(0, 4096).err().map(|error| format!("block 0: {error}"))
+}
+
+fn hunt_by_read_errors(mutation: Mutation) -> Result<String, String> {
+    match mutation.with(|| cost_of_read_errors(mutation)) {
+        Some(what) => Ok(format!("{}: {what}", mutation.name())),
+        None => Err(format!("{}: NOT FOUND by errors of reads", mutation.name())),
+    }
+}
+
 fn hunt(mutation: Mutation) -> Result<String, String> {
+    match mutation {
+        Mutation::UnreadTakenForOld | Mutation::UnreadTakenForLost | Mutation::UnreadWrittenOver => {
+            return hunt_by_page_faults(mutation);
+        }
+        Mutation::ShortageIsAFault | Mutation::LastCopyNotSpared | Mutation::HealedErrorsCount => {
+            return hunt_by_faults(mutation);
+        }
+        Mutation::NoPatience | Mutation::LostWithoutEvidence | Mutation::RebuildWritesWhatItLacks => {
+            return hunt_by_read_errors(mutation);
+        }
+        _ => {}
+    }
     if matches!(mutation, Mutation::OldParityNotVerified | Mutation::BlendNotVerified) {
         return hunt_by_damage(mutation);
     }

@@ -76,3 +76,18 @@ fn units_give_only_capabilities_that_they_explain() {
         }
     }
 }
+
+#[test]
+fn the_daemon_is_watched_and_started_again() {
+    let text = fs::read_to_string(conf().join("systemd/calpe.service")).expect("a unit");
+    let value = |key: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+        line.unwrap_or_else(|| panic!("no {key}")).to_owned()
+    };
+    // An exit status is a failure; on-abnormal would leave a daemon that panicked where it is.
+    assert_eq!(value("Restart"), "on-failure");
+    assert_eq!((value("Type"), value("NotifyAccess")), ("notify".into(), "main".into()));
+    // The reactor looks up once a second at least.
+    assert!(value("WatchdogSec").parse::<u64>().expect("seconds") >= 10);
+    assert!(value("TimeoutStopSec").parse::<u64>().expect("seconds") > 75, "a clean stop has its time");
+}

@@ -1,7 +1,7 @@
 //! What is read from disks: superblocks, headers of log segments, pages. Inputs may end early; zeroes follow.
 
 use calpe::format::{
-    COPY_BYTES, ChecksumKind, CopyPlace, FormatError, Inspection, LOG_BLOCK_BYTES, LogKey, MAX_HEADER_BLOCKS,
+    COPY_BYTES, COUNT_END, COUNTED_IN_A_LIFE, ChecksumKind, CopyPlace, FormatError, Inspection, LOG_BLOCK_BYTES, LogKey, MAX_HEADER_BLOCKS,
     MapEntry, PAGE_BYTES, Page, PageIndex, PageLayout, RegionKind, SegmentError, SegmentHeader, Superblock,
 };
 use calpe::units::MemberIndex;
@@ -34,16 +34,23 @@ pub fn superblock(data: &[u8]) {
     let Ok(superblock) = read else { return };
     let needed = superblock.device_bytes_min();
     assert!(superblock.regions.iter().all(|region| region.offset.0 + region.len < needed));
-    if superblock.redo.is_some() {
-        let layout = PageLayout::new(superblock.geometry, superblock.checksum != ChecksumKind::None);
-        let region = superblock.region(RegionKind::Pages).expect("a pages region");
-        for (member, offset) in layout.copies(PageIndex(layout.pages() - 1)) {
-            assert!(member.0 < superblock.geometry.width() && offset + 2 * PAGE_BYTES as u64 <= region.len);
-        }
+    let layout = PageLayout::new(superblock.geometry, superblock.checksum != ChecksumKind::None);
+    let region = superblock.region(RegionKind::Pages).expect("a pages region");
+    for (member, offset) in layout.copies(PageIndex(layout.pages() - 1)) {
+        assert!(member.0 < superblock.geometry.width() && offset + 2 * PAGE_BYTES as u64 <= region.len);
     }
-    if superblock.unknown_ro_compat() == 0 {
+    let same = |superblock: &Superblock| {
         let again = Superblock::decode(superblock.encode().as_slice()).expect("our own bytes");
-        assert_eq!(Superblock { features_compat: superblock.features_compat, ..again }, superblock);
+        assert_eq!(Superblock { features_compat: superblock.features_compat, ..again }, *superblock);
+    };
+    same(&superblock);
+    if superblock.unfit().is_none() {
+        let mut later = superblock;
+        later.sequence += COUNTED_IN_A_LIFE - 1;
+        later.epoch.number += COUNTED_IN_A_LIFE - 1;
+        later.redo.start.sequence += COUNTED_IN_A_LIFE - 1;
+        later.redo.start.epoch += COUNTED_IN_A_LIFE - 1;
+        same(&later);
     }
 }
 
@@ -93,7 +100,10 @@ pub fn page(data: &[u8]) {
     bytes[0x20..0x28].copy_from_slice(&PAGE.0.to_le_bytes());
     let hash = blake3::keyed_hash(&key.0, &bytes);
     bytes[..0x10].copy_from_slice(&hash.as_bytes()[..0x10]);
-    let page = Page::decode(&key, ARRAY, PAGE, &bytes).expect("whole, with the right hash");
+    let counted = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes")) < COUNT_END;
+    let page = Page::decode(&key, ARRAY, PAGE, &bytes);
+    assert_eq!(page.is_ok(), counted(0x28) && counted(0x30), "whole, with the right hash: {page:?}");
+    let Ok(page) = page else { return };
     let again = Page::decode(&key, ARRAY, PAGE, &page.encode(&key, ARRAY, PAGE));
     assert_eq!(again.as_ref(), Ok(&page));
     for (stripe, entry) in (1..).zip(page.entries.iter()) {

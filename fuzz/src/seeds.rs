@@ -13,10 +13,10 @@ use uuid::Uuid;
 
 type Seeds = Vec<(&'static str, Vec<u8>)>;
 
-/// Superblocks of a plain array and of a logged one.
+/// Superblocks of an array with checksums and of one without.
 #[must_use]
 pub fn superblock() -> Seeds {
-    let first = |data, parity, checksum, redo| {
+    let first = |data, parity, checksum| {
         let shape = ArrayShape { data, parity, chunk: 65536, sector: 512 };
         let volume = 64 << 20;
         let bytes = member_bytes_for(volume, shape).expect("a possible shape");
@@ -29,16 +29,15 @@ pub fn superblock() -> Seeds {
             geometry,
             regions,
             checksum,
-            redo,
-            members_are_zero: true,
+            secret: SECRET,
         };
         let devices: Vec<_> =
             (0..u128::from(data + parity)).map(|i| Uuid::from_u128(ARRAY.as_u128() + 1 + i)).collect();
         trimmed(array.superblocks(&devices)[0].encode().as_slice())
     };
     vec![
-        ("logged", first(3, 2, ChecksumKind::Blake3, Some(SECRET))),
-        ("plain", first(1, 1, ChecksumKind::None, None)),
+        ("checksums", first(3, 2, ChecksumKind::Blake3)),
+        ("bare", first(1, 1, ChecksumKind::None)),
     ]
 }
 

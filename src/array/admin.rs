@@ -1,10 +1,11 @@
 //! Administrators' requests: members out, members in, replacements, scrubs, and the clean stop.
 
+use super::current::{Mark, is_current};
 use super::members::{Device, Progress, Replacement};
 use super::startup::Life;
 use super::{AdminError, AdminOutcome, AdminRequest, NewDevice, NoticeLevel, RequestId};
 use super::{Array, ArrayAction, Stopping};
-use crate::format::{COPY_BYTES, MemberSet, MemberState, Role, Superblock, region_end};
+use crate::format::{COPY_BYTES, Epoch, MemberSet, MemberState, Role, Superblock, region_end};
 use crate::units::{MemberIndex, Timestamp};
 
 impl Array {
@@ -32,10 +33,10 @@ impl Array {
                 Ok("the scrub is stopped".into())
             }
             AdminRequest::ScrubStop => Err("no scrub is running".into()),
+            AdminRequest::Repair => self.start_repair(),
+            AdminRequest::Clear { member } => self.clear(member),
             AdminRequest::Stop => {
-                if !self.is_failed() {
-                    self.resume_parked();
-                }
+                self.stop_begun = Some(self.now);
                 self.stopping = Some(Stopping::Draining(id));
                 self.run();
                 return;
@@ -49,7 +50,7 @@ impl Array {
         self.actions.push(ArrayAction::AdminDone(id, result));
     }
 
-    fn known(&self, index: MemberIndex) -> Result<(), String> {
+    pub(super) fn known(&self, index: MemberIndex) -> Result<(), String> {
         let width = self.map.width();
         if usize::from(index.0) < width {
             return Ok(());
@@ -78,6 +79,12 @@ impl Array {
         self.known(index)?;
         self.check_size(&new)?;
         self.check_written()?;
+        if let Some(why) = new.superblock.as_deref().and_then(Superblock::unfit) {
+            return Err(format!("member {index} cannot come back: {why}; 'calpe replace' builds it anew"));
+        }
+        if let Some(why) = new.superblock.as_deref().and_then(|s| self.supers.unbelievable(s)) {
+            return Err(format!("member {index} cannot come back: {why}; 'calpe replace' builds it anew"));
+        }
         // Its superblock would be both that of a member and that of a device that was replaced.
         if self.exchanged.iter().any(|replaced| replaced.uuid == new.uuid) {
             return Err(
@@ -98,16 +105,23 @@ impl Array {
             return Err(format!("a replacement of member {index} is being built; wait until it is complete"));
         }
         // It missed writes, or is blank: what it missed is built, or all of it.
-        let since = new.superblock.as_deref().and_then(|s| self.current_until(index, s));
+        let mark = new.superblock.as_deref().and_then(|s| self.caught_up_from(index, s));
         let member = self.member_mut(index);
         member.uuid = new.uuid;
         member.device = Some(new_device(&new));
+        member.away = None;
         member.state = MemberState::Rebuilding;
-        member.progress = Some(Progress { since, ..Progress::fresh(new.known_zero) });
+        let (since, awaits_ring) = (mark.map(|mark| mark.epoch.number), mark.is_some());
+        member.progress = Some(Progress { since, awaits_ring, ..Progress::fresh(new.known_zero) });
         let how = if since.is_some() { "being caught up with what it missed" } else { "being rebuilt" };
         member.reason = Some(how.into());
-        match new.superblock.as_deref() {
-            Some(superblock) => self.supers.note_return(superblock),
+        match new.superblock {
+            Some(superblock) => {
+                self.supers.note_return(&superblock);
+                if let Some(mark) = mark {
+                    self.start_ring_check(index, new.device, *superblock, mark);
+                }
+            }
             None => self.supers.note_loss(),
         }
         Ok(format!("member {index} is REBUILDING ({how})"))
@@ -115,15 +129,19 @@ impl Array {
 
     /// While the array has failed nothing was written, so a member that was in service at that moment is current.
     fn return_to_failed(&mut self, index: MemberIndex, new: NewDevice) -> Result<String, String> {
-        let current = new.superblock.as_deref().is_some_and(|s| self.is_current(index, s));
-        if !current {
+        let mark = self.supers.mark();
+        let own = new.superblock.as_deref().filter(|s| self.is_own_device(index, s));
+        let verdict = own.filter(|_| self.returnable.contains(index)).map(|s| is_current(s, 0, &mark));
+        if verdict != Some(Ok(())) {
+            let why = verdict.and_then(Result::err).map(|why| format!(" ({why})")).unwrap_or_default();
             return Err(format!(
                 "the array has FAILED and this device does not hold what member {index} last held, or that is not \
-                 sure; bring back the members that were in service when it failed, or restart with --force"
+                 sure{why}; bring back the members that were in service when it failed, or restart with --force"
             ));
         }
         let member = self.member_mut(index);
         member.device = Some(new_device(&new));
+        member.away = None;
         member.state = MemberState::Online;
         member.reason = None;
         if self.is_failed() {
@@ -134,47 +152,30 @@ impl Array {
         Ok(format!("member {index} is ONLINE, and the array serves again"))
     }
 
-    /// The number of the epoch at whose end a returning member was current, if what it missed since is on record.
-    fn current_until(&self, index: MemberIndex, superblock: &Superblock) -> Option<u64> {
-        let template = self.supers.template();
-        let known = self.redo.is_some()
-            && superblock.array == template.array
+    /// What a returning member's own device must show to be caught up from: that it is as it was when it left. None: what it
+    /// missed since is not on record.
+    fn caught_up_from(&self, index: MemberIndex, superblock: &Superblock) -> Option<Mark> {
+        let left = self.supers.left(index)?;
+        let held = superblock.epoch;
+        let mark = Mark { epoch: Epoch { id: left.epoch, parent: 0, ..held }, update: 0, tail: left.tail };
+        self.is_own_device(index, superblock).then_some(mark).filter(|mark| mark.epoch == held)
+    }
+
+    fn is_own_device(&self, index: MemberIndex, superblock: &Superblock) -> bool {
+        superblock.array == self.supers.template().array
             && superblock.member == index
             && superblock.role == Role::Member
             && superblock.device == self.member(index).uuid
-            && template
-                .left
-                .get(usize::from(index.0))
-                .is_some_and(|&id| id != 0 && id == superblock.epoch.id);
-        known.then_some(superblock.epoch.number)
     }
 
-    fn is_current(&self, index: MemberIndex, superblock: &Superblock) -> bool {
-        let epoch = self.supers.epoch();
-        let held = superblock.epoch.id;
-        superblock.array == self.supers.template().array
-            && superblock.member == index
-            && superblock.device == self.member(index).uuid
-            && self.returnable.contains(index)
-            && (held == epoch.id || (epoch.parent != 0 && held == epoch.parent))
-    }
-
-    /// Enough members are back. What their caches lost of unflushed writes is not known, so parity is checked
-    /// against data everywhere if there were any.
+    /// Enough members are back. What their caches lost of unflushed writes is not known, so the log is replayed.
     fn leave_failed(&mut self) {
         self.returnable = MemberSet::default();
-        if self.redo.is_some() {
-            // Replay needs an epoch of its own although the members are the same: it alone voids what is left of batches
-            // beyond the end that replay finds (A4, R9).
-            self.supers.note_exchange();
-        } else {
-            self.supers.note_loss();
-        }
-        // A logged array replays its log instead.
-        if self.redo.is_none() && (self.supers.is_dirty() || !self.parked.is_empty()) {
-            self.passes.restart_resync();
-        }
-        self.resume_parked();
+        // Replay needs an epoch of its own although the members are the same: it alone voids what is left of batches
+        // beyond the end that replay finds (A4, R9).
+        self.supers.note_exchange();
+        // What comes back may be older than what went: no epoch says otherwise before the log has been read.
+        self.redo_mut().unjudged = true;
         self.notice(NoticeLevel::Warning, None, "enough members are back: the array serves again".into());
     }
 
@@ -191,20 +192,6 @@ impl Array {
                 "a replacement of member {index} is being built already; wait until it is complete"
             ));
         }
-        // A member that is owed writes it has no room for cannot be built from: its rows are completed without it.
-        if let (MemberState::Online, Some(old)) = (member.state, member.device)
-            && self.is_owed(old.id)
-            && self.online().len() > self.map.k
-        {
-            self.fault_device(
-                index,
-                old.id,
-                MemberState::Faulted,
-                "it is full, and is being replaced".into(),
-            );
-            self.resume_parked();
-        }
-        let member = self.member_mut(index);
         let device = new_device(&new);
         let progress = Progress::fresh(new.known_zero);
         match member.state {
@@ -223,6 +210,7 @@ impl Array {
         }
         let member = self.member_mut(index);
         member.uuid = new.uuid;
+        member.away = None;
         member.state = MemberState::Rebuilding;
         member.progress = Some(progress);
         member.reason = Some("being rebuilt onto a new device".into());
@@ -263,9 +251,14 @@ impl Array {
 
     /// Stop: first everything under way ends, then the members are marked clean.
     pub(super) fn pump_stop(&mut self) {
+        if let Some(Stopping::Draining(id) | Stopping::Marking(id)) = self.stopping
+            && self.stop_without_short(id)
+        {
+            return;
+        }
         let id = match self.stopping {
             Some(Stopping::Draining(id) | Stopping::Marking(id)) if self.is_failed() => {
-                // Nothing may be written; what is parked stays torn on the members that took it, and they stay dirty.
+                // Nothing may be written: the members stay dirty.
                 if self.inflight.is_empty() && self.jobs_out == 0 && self.client_ops == 0 {
                     self.finish_stop(id);
                 }
@@ -283,26 +276,19 @@ impl Array {
         {
             return;
         }
-        // A logged array stops with an empty log, unless its members have no room: then the next start replays it.
-        let mut emptied = true;
-        if let Some(redo) = self.redo.as_ref() {
-            let no_room = redo.no_room_since.is_some();
-            emptied = redo.is_serving();
-            match redo.life {
-                Life::Starting if no_room => {}
-                Life::Starting | Life::Recovering { .. } | Life::Marking(_) => return,
-                Life::Refused(_) if redo.unjudged => return self.finish_stop(id),
-                Life::Refused(_) => {}
-                Life::Serving if self.drained_log().is_some() => {}
-                Life::Serving if self.is_starved() => emptied = false,
-                Life::Serving => {
-                    self.redo_mut().checkpoint.want();
-                    return;
-                }
+        let mut emptied = false;
+        match self.redo.life {
+            Life::Starting | Life::Recovering { .. } | Life::Marking(_) => return,
+            Life::Refused(_) if self.redo.unjudged => return self.finish_stop(id),
+            Life::Refused(_) => {}
+            Life::Serving if self.drained_log().is_some() => emptied = true,
+            Life::Serving => {
+                self.redo_mut().checkpoint.want();
+                return;
             }
         }
         self.stopping = Some(Stopping::Marking(id));
-        if self.parked.is_empty() && emptied {
+        if emptied {
             self.supers.mark_clean();
         }
         self.supers.want();
@@ -315,6 +301,10 @@ impl Array {
             // A member failed during the last update; the next one records that.
             return;
         }
+        self.stop_now(id);
+    }
+
+    pub(super) fn stop_now(&mut self, id: RequestId) {
         self.stopping = Some(Stopping::Stopped);
         let exchanged = std::mem::take(&mut self.exchanged);
         let exchanged = exchanged.into_iter().map(|replaced| replaced.device.id);

@@ -45,10 +45,6 @@ pub enum SlotRequest {
         first: SlotIndex,
         /// How many, at most [`ZERO_RUN_SLOTS`].
         count: u64,
-        /// Space may be given back.
-        may_unmap: bool,
-        /// Only if every member can do it without writing zeroes; else the bytes may stay as they are.
-        advisory: bool,
     },
     /// Done when all writes completed before are on stable storage.
     Flush,
@@ -116,7 +112,7 @@ pub enum ArrayAction {
     Done(PieceId, Result<SlotReply, ClientError>),
     /// An administrator's request ended.
     AdminDone(RequestId, Result<AdminOutcome, AdminError>),
-    /// Close this device.
+    /// Close this device once its operations have ended; nobody waits for them.
     Release(DeviceId),
     /// Tell the operator.
     Notice(ArrayNotice),
@@ -173,6 +169,13 @@ pub enum AdminRequest {
     ScrubPause,
     /// Stop a scrub and forget its position.
     ScrubStop,
+    /// Look again at every block that is set aside or called lost.
+    Repair,
+    /// Forget the counts of a member, or of all members and the array.
+    Clear {
+        /// None: of all.
+        member: Option<MemberIndex>,
+    },
     /// Finish what is in flight, answer new requests with [`ClientError::Stopping`], flush, mark the array
     /// clean and complete. The volume does nothing after that.
     Stop,

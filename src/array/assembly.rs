@@ -1,8 +1,13 @@
-//! Which of the devices that carry an array's superblock may serve it: rules A1-A4 of the crash-safety design.
+//! Which of the devices that carry an array's superblock may serve it: rules A1-A4 and T6 of the crash-safety design.
+//!
+//! What one device says and no other supports is a claim: an epoch, a sequence or an update far beyond what all others know
+//! ([`CLAIM_STEP_MAX`]), or one that would leave no array of the others. It is neither believed nor passed over: the start is refused
+//! and the member named; forced, it goes on without the member.
 //! Pure: superblocks in, a verdict out. Must not know of paths or open devices; `K` is the caller's handle.
 
+use super::current::{Behind, Mark, holds, is_current};
 use super::mutation::{Mutation, is_off};
-use crate::format::{Epoch, LogStart, MemberSet, MemberState, Role, Superblock};
+use crate::format::{Epoch, Geometry, MemberSet, MemberState, Role, Superblock, Unfit};
 use crate::units::{MemberIndex, SlotIndex};
 use std::collections::HashMap;
 use uuid::Uuid;
@@ -36,7 +41,8 @@ pub struct Seat<K> {
 /// An array that can be served.
 #[derive(Clone, Debug)]
 pub struct Assembled<K> {
-    /// The superblock of the chosen epoch with the highest sequence: identity, geometry, features.
+    /// The superblock of the chosen epoch with the highest sequence: identity, geometry, features. Its log starts where the
+    /// newest start on any member in service says (R2).
     pub superblock: Superblock,
     /// Per member, by index.
     pub seats: Vec<Seat<K>>,
@@ -45,16 +51,18 @@ pub struct Assembled<K> {
     /// Every member in service has the chosen epoch already, and who it replaced is marked; otherwise that is to be written
     /// before the next one is made (A4).
     pub epoch_is_complete: bool,
-    /// Highest superblock sequence seen on any device: the next one must be above.
+    /// Highest superblock sequence seen on any device in use: the next one must be above.
     pub sequence: u64,
+    /// Highest update seen on any device in use: the next one is above.
+    pub update: u64,
+    /// The newest update that is known to have reached every member in service.
+    pub update_complete: u64,
+    /// Members of the chosen epoch whose devices were rolled back to an older state: none of their content counts.
+    pub rolled_back: MemberSet,
     /// The sequence of the newest superblock of every device: the next one must not go over it.
     pub sequences: HashMap<Uuid, u64>,
     /// Highest epoch number seen on any device.
     pub epoch_number: u64,
-    /// Parity is consistent below this slot.
-    pub resynced: SlotIndex,
-    /// The newest start of the redo log on any member in service, for arrays that have one (R2).
-    pub log_start: Option<LogStart>,
     /// Devices of the array that must not be used, and why.
     pub refused: Vec<(K, String)>,
     /// Of these, devices that the chosen epoch has replaced and that have no word of it, with what they were: a crash came
@@ -68,6 +76,18 @@ pub enum AssemblyError {
     /// Nothing to assemble.
     #[error("no device of the array was found")]
     Nothing,
+    /// A member must not be written to, and the others are no array without it.
+    #[error("array '{name}' cannot start with member {member}: {why}. Without it: {without}")]
+    Unfit {
+        /// Array name.
+        name: String,
+        /// The member, the first if there are several.
+        member: MemberIndex,
+        /// What is wrong with it.
+        why: Unfit,
+        /// What is wrong with the others.
+        without: Box<AssemblyError>,
+    },
     /// Superblocks of one array disagree about what never changes.
     #[error(
         "members {first} and {second} of array '{name}' disagree about its geometry: one of them is damaged or foreign; take it away"
@@ -126,6 +146,32 @@ pub enum AssemblyError {
         /// The members that are missing.
         missing: String,
     },
+    /// A member says what nobody confirms.
+    #[error(
+        "array '{name}' cannot start: member {member} (device {device}) {claim}, and no other member that is here confirms it. Either          it is damaged, or the others are older copies of themselves. Bring back members that confirm it, take it away, or force          the start without it"
+    )]
+    Unconfirmed {
+        /// Array name.
+        name: String,
+        /// The member.
+        member: MemberIndex,
+        /// Its device.
+        device: Uuid,
+        /// What it says.
+        claim: String,
+    },
+    /// Too many members were rolled back.
+    #[error(
+        "array '{name}' cannot start: {which}. The others are {found}, too few. Bring back members as they were last, or take those          away that are newer to start from the older state"
+    )]
+    RolledBack {
+        /// Array name.
+        name: String,
+        /// Who was rolled back, and how that is known.
+        which: String,
+        /// Members that are current.
+        found: usize,
+    },
     /// Two histories.
     #[error(
         "array '{name}' has two diverged histories (epoch {number}): it was forced to start twice with different members; \
@@ -137,39 +183,149 @@ pub enum AssemblyError {
         /// The epoch number both reached.
         number: u64,
     },
-    /// The write hole.
-    #[error(
-        "array '{name}' was not stopped cleanly and {missing} is not there: rows that were being written at that moment may \
-         decode wrongly. Bring the member back, or force the start to accept this for those rows"
-    )]
-    DirtyDegraded {
-        /// Array name.
-        name: String,
-        /// The members that are missing.
-        missing: String,
-    },
 }
+
+/// How far one device may be ahead of all others before its numbers are a claim. An update is one step ahead of those that it
+/// did not reach; a member that served alone is some starts ahead; earlier builds now and then passed over a few.
+pub const CLAIM_STEP_MAX: u64 = 1 << 20;
+
+/// Why devices are no array; with the place of the one whose claim is in the way, where there is one.
+type Refusal = (AssemblyError, Option<usize>);
 
 /// Decides how the array of these devices may be served. All candidates carry the same array uuid.
 ///
-/// `force` accepts a minority that can still decode, and a degraded array after an unclean stop.
+/// `force` accepts a minority that can still decode, and goes on without members that claim what nobody confirms.
 ///
 /// # Errors
 /// When no epoch is admissible, or the devices contradict each other; nothing may be written then.
 pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<Assembled<K>, AssemblyError> {
+    // One that must not be written to is as good as absent: the array starts without it, or not at all.
+    let (mut fit, mut unfit) = (Vec::new(), Vec::new());
+    for candidate in candidates {
+        match candidate.superblock.unfit() {
+            None => fit.push(candidate.clone()),
+            Some(why) => unfit.push((candidate, why)),
+        }
+    }
+    let mut left_out: Vec<(K, String)> = Vec::new();
+    let outcome = loop {
+        match assemble_claims(&fit, force) {
+            Err((error, Some(claimant))) if force => {
+                left_out.push((fit.remove(claimant).key, format!("left out by force: {error}")));
+            }
+            outcome => break outcome.map_err(|(error, _)| error),
+        }
+    };
+    match (outcome, unfit.first()) {
+        (Err(without), Some((candidate, why))) => {
+            let Superblock { name, member, .. } = &candidate.superblock;
+            let (name, why, without) = (name.clone(), why.clone(), Box::new(without));
+            Err(AssemblyError::Unfit { name, member: *member, why, without })
+        }
+        (outcome, _) => {
+            let mut assembled = outcome?;
+            assembled.refused.extend(left_out);
+            assembled.refused.extend(unfit.into_iter().map(|(c, why)| (c.key.clone(), why.to_string())));
+            Ok(assembled)
+        }
+    }
+}
+
+/// T6: refuses what a single device claims; otherwise as [`assemble_current`].
+fn assemble_claims<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<Assembled<K>, Refusal> {
+    let all: Vec<usize> = (0..candidates.len()).collect();
+    check_claim(candidates, &all, "epoch", |s| s.epoch.number)?;
+    let error = match assemble_current(candidates, force) {
+        Ok((assembled, used)) => {
+            check_claim(candidates, &used, "superblock", |s| s.sequence)?;
+            check_claim(candidates, &used, "update", |s| s.update)?;
+            check_log_start(candidates, &used, assembled.superblock.epoch)?;
+            return Ok(assembled);
+        }
+        Err(error) => error,
+    };
+    // Would there be an array without the one that knows of the newest epoch, or of the newest update? Then that one is in the way.
+    let newest = |value: fn(&Superblock) -> u64| {
+        let top = candidates.iter().map(|c| value(&c.superblock)).max()?;
+        let mut holders = all.iter().copied().filter(|&at| value(&candidates[at].superblock) == top);
+        holders.next().filter(|_| holders.next().is_none())
+    };
+    let claim = |s: &Superblock| match error {
+        AssemblyError::RolledBack { .. } => format!("has update {} of the superblocks ({error})", s.update),
+        _ => format!("holds epoch {}, of which the others are no array ({error})", s.epoch.number),
+    };
+    let claimant = match error {
+        AssemblyError::RolledBack { .. } => newest(|s| s.update_complete),
+        AssemblyError::TooFew { .. } | AssemblyError::NoMajority { .. } => newest(|s| s.epoch.number),
+        _ => None,
+    };
+    let Some(claimant) = claimant else { return Err((error, None)) };
+    let mut others = candidates.to_vec();
+    let Superblock { name, member, device, .. } = &others.remove(claimant).superblock;
+    if assemble_claims(&others, force).is_err() {
+        return Err((error, None));
+    }
+    let claim = claim(&candidates[claimant].superblock);
+    let (name, member, device) = (name.clone(), *member, *device);
+    Err((AssemblyError::Unconfirmed { name, member, device, claim }, Some(claimant)))
+}
+
+/// T6: that no single one of these devices is so far ahead of all others as nothing but a claim explains.
+fn check_claim<K>(
+    candidates: &[Candidate<K>],
+    used: &[usize],
+    what: &str,
+    value: impl Fn(&Superblock) -> u64,
+) -> Result<(), Refusal> {
+    let mut values: Vec<(u64, usize)> =
+        used.iter().map(|&at| (value(&candidates[at].superblock), at)).collect();
+    values.sort_unstable();
+    let [.., (known, _), (claimed, claimant)] = values[..] else { return Ok(()) };
+    if claimed - known <= CLAIM_STEP_MAX {
+        return Ok(());
+    }
+    let Superblock { name, member, device, .. } = &candidates[claimant].superblock;
+    let claim = format!("claims {what} {claimed}, when the others know of none after {known}");
+    let (name, member, device) = (name.clone(), *member, *device);
+    Err((AssemblyError::Unconfirmed { name, member, device, claim }, Some(claimant)))
+}
+
+/// T6: that no log starts in an epoch that has not been.
+fn check_log_start<K>(candidates: &[Candidate<K>], used: &[usize], epoch: Epoch) -> Result<(), Refusal> {
+    let later = |&&at: &&usize| candidates[at].superblock.redo.start.epoch > epoch.number;
+    let Some(&claimant) = used.iter().find(later) else { return Ok(()) };
+    let Superblock { name, member, device, redo, .. } = &candidates[claimant].superblock;
+    let claim =
+        format!("claims that the log starts in epoch {} and holds epoch {}", redo.start.epoch, epoch.number);
+    let (name, member, device) = (name.clone(), *member, *device);
+    Err((AssemblyError::Unconfirmed { name, member, device, claim }, Some(claimant)))
+}
+
+/// A1-A4, and who was rolled back (T6). Returns the places of the candidates in use, too.
+fn assemble_current<K: Clone>(
+    candidates: &[Candidate<K>],
+    force: bool,
+) -> Result<(Assembled<K>, Vec<usize>), AssemblyError> {
     let first = candidates.first().ok_or(AssemblyError::Nothing)?;
     check_agreement(first, candidates)?;
     let name = first.superblock.name.clone();
     let epoch = choose_epoch(candidates, &name, force)?;
     let chosen = candidates
         .iter()
-        .filter(|c| c.superblock.epoch.id == epoch.id)
-        .max_by_key(|c| c.superblock.sequence)
+        .filter(|c| c.superblock.epoch == epoch)
+        .max_by_key(|c| (c.superblock.update, c.superblock.sequence))
         .ok_or(AssemblyError::Nothing)?;
     let record = &chosen.superblock;
+    // Whoever has an update says that the one before had reached all that it went to.
+    let of_line = |s: &&Superblock| s.role != Role::Replaced && holds(s, &epoch);
+    let line = candidates.iter().map(|c| &c.superblock).filter(of_line);
+    let known_complete = line.map(|s| s.update_complete).max().unwrap_or(0);
+    let mark = Mark { epoch, update: known_complete, tail: 0 };
+    let current = |at: usize| is_current(&candidates[at].superblock, 0, &mark);
 
     let mut seats: Vec<Seat<K>> = Vec::with_capacity(record.members.len());
-    let mut live = MemberSet::default();
+    let (mut live, mut rolled_back) = (MemberSet::default(), MemberSet::default());
+    let mut rolled_back_words = Vec::new();
     let mut taken = vec![false; candidates.len()];
     for (at, member) in record.members.iter().enumerate() {
         let index = MemberIndex(at as u16);
@@ -189,19 +345,24 @@ pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<As
                 && role != Role::Replaced
                 && (role == Role::Member || epoch.live.contains(index))
         });
-        match device {
-            Some(at) if epoch.live.contains(index) && holds(&candidates[at].superblock, &epoch) => {
+        let is_live = epoch.live.contains(index);
+        match device.map(|at| (at, current(at))) {
+            Some((at, Ok(()))) if is_live => {
                 seat.state = MemberState::Online;
                 seat.key = Some(candidates[at].key.clone());
                 live.insert(index);
                 taken[at] = true;
             }
-            Some(at)
-                if member.state == MemberState::Rebuilding && holds(&candidates[at].superblock, &epoch) =>
-            {
+            Some((at, Ok(()))) if member.state == MemberState::Rebuilding => {
                 seat.key = Some(candidates[at].key.clone());
-                seat.rebuilt = member.rebuilt;
+                seat.rebuilt = rebuilt_by_itself(&candidates[at].superblock);
                 taken[at] = true;
+            }
+            Some((at, Err(why))) if is_live && holds(&candidates[at].superblock, &epoch) => {
+                seat.state = MemberState::Missing;
+                seat.reason = Some(why.to_string());
+                rolled_back.insert(index);
+                rolled_back_words.push(format!("member {index}: {why}"));
             }
             _ => {
                 if matches!(member.state, MemberState::Online | MemberState::Rebuilding) {
@@ -215,22 +376,26 @@ pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<As
         }
         seats.push(seat);
     }
+    if !rolled_back.is_empty() && !is_enough(live, &epoch, record.geometry, force) {
+        let which = rolled_back_words.join("; ");
+        return Err(AssemblyError::RolledBack { name, which, found: live.len() });
+    }
     for replacement in &record.replacements {
-        let device = candidates.iter().position(|c| {
-            c.superblock.device == replacement.uuid
-                && c.superblock.role == Role::Replacement
-                && holds(&c.superblock, &epoch)
+        let device = (0..candidates.len()).find(|&at| {
+            let superblock = &candidates[at].superblock;
+            superblock.device == replacement.uuid
+                && superblock.role == Role::Replacement
+                && current(at).is_ok()
         });
         if let (Some(at), Some(seat)) = (device, seats.get_mut(usize::from(replacement.member.0))) {
-            seat.replacement = Some((candidates[at].key.clone(), replacement.uuid, replacement.rebuilt));
+            let rebuilt = rebuilt_by_itself(&candidates[at].superblock);
+            seat.replacement = Some((candidates[at].key.clone(), replacement.uuid, rebuilt));
             taken[at] = true;
         }
     }
-    let refused = candidates
-        .iter()
-        .zip(&taken)
-        .filter(|(_, taken)| !**taken)
-        .map(|(c, _)| (c.key.clone(), refusal(&c.superblock, record, &epoch)))
+    let refused = (0..candidates.len())
+        .filter(|&at| !taken[at])
+        .map(|at| (candidates[at].key.clone(), refusal(&candidates[at].superblock, record, &mark)))
         .collect();
 
     // Of the parent alone: what holds anything else may be of another line, and that is not for a start to end.
@@ -242,14 +407,14 @@ pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<As
             && record.members[usize::from(s.member.0)].uuid != s.device
             && record.replacements.iter().all(|r| r.uuid != s.device)
     };
-    let unmarked = candidates.iter().filter(|c| is_unmarked(&c.superblock));
-    let replaced: Vec<_> =
-        unmarked.map(|c| (c.key.clone(), c.superblock.member, c.superblock.device)).collect();
+    let unmarked = (0..candidates.len()).filter(|&at| is_unmarked(&candidates[at].superblock));
+    let unmarked: Vec<usize> = unmarked.collect();
+    let replaced: Vec<_> = unmarked
+        .iter()
+        .map(|&at| &candidates[at])
+        .map(|c| (c.key.clone(), c.superblock.member, c.superblock.device))
+        .collect();
 
-    // After an unclean stop nothing is known about parity; `resynced` counts only after a clean one. The newest
-    // superblock decides: the dirty mark is everywhere before the first write, and the clean one is written
-    // nowhere before everything is flushed.
-    let clean = record.clean;
     let seated = |c: &Candidate<K>| {
         let seat = &record.members[usize::from(c.superblock.member.0)];
         live.contains(c.superblock.member) && seat.uuid == c.superblock.device
@@ -257,48 +422,60 @@ pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<As
     let epoch_is_complete = candidates
         .iter()
         .filter(|c| seated(c))
-        .all(|c| c.superblock.epoch.id == epoch.id && c.superblock.role == Role::Member)
+        .all(|c| c.superblock.epoch == epoch && c.superblock.role == Role::Member)
         && replaced.is_empty();
-    // Above the cursor of a resync parity is as doubtful as after an unclean stop. A log makes up for either.
-    let doubtful = record.redo.is_none() && (!clean || record.resynced.0 < record.geometry.slots);
-    if doubtful && !force && live.len() < record.members.len() {
-        return Err(AssemblyError::DirtyDegraded { name, missing: describe_missing(record, &live) });
-    }
-    let log_start = candidates
-        .iter()
-        .filter(|c| seated(c))
-        .filter_map(|c| c.superblock.redo.map(|redo| redo.start))
-        .max();
     // What the next update records must be what the replay starts from. The newest superblock may be that of a device under
     // construction, which alone got the mark of a replay that was over: with its start on all members and the replay cut
     // off again, the next start would find an empty log and pages half written that nothing names.
     let mut superblock = record.clone();
-    if let (Some(redo), Some(start)) = (&mut superblock.redo, log_start) {
-        redo.start = start;
-    }
-    Ok(Assembled {
+    let starts = candidates.iter().filter(|c| seated(c)).map(|c| c.superblock.redo.start);
+    superblock.redo.start = starts.max().unwrap_or(record.redo.start);
+    let used: Vec<usize> = (0..candidates.len()).filter(|at| taken[*at] || unmarked.contains(at)).collect();
+    let highest = |value: fn(&Superblock) -> u64| {
+        used.iter().map(|&at| value(&candidates[at].superblock)).max().unwrap_or(0)
+    };
+    // Whether the newest update is complete shows only where all are here that it went to.
+    let update = highest(|s| s.update);
+    let all_have_it =
+        live == epoch.live && candidates.iter().filter(|c| seated(c)).all(|c| c.superblock.update == update);
+    let assembled = Assembled {
         seats,
         live,
         epoch_is_complete,
-        sequence: candidates.iter().map(|c| c.superblock.sequence).max().unwrap_or(0),
+        sequence: highest(|s| s.sequence),
+        update,
+        update_complete: if all_have_it { update } else { known_complete },
+        rolled_back,
         sequences: candidates.iter().map(|c| (c.superblock.device, c.superblock.sequence)).collect(),
         epoch_number: candidates.iter().map(|c| c.superblock.epoch.number).max().unwrap_or(0),
-        resynced: if clean { record.resynced } else { SlotIndex(0) },
-        log_start,
         refused,
         replaced,
         superblock,
-    })
+    };
+    Ok((assembled, used))
 }
 
-/// Whether a device's content is of this epoch: it holds the epoch, or its parent with the bump unfinished (A1).
-fn holds(superblock: &Superblock, epoch: &Epoch) -> bool {
-    let held = superblock.epoch;
-    if is_off(Mutation::EpochWithoutId) {
-        return held.number == epoch.number || held.number + 1 == epoch.number;
-    }
-    let unfinished = epoch.parent != 0 && held.id == epoch.parent;
-    held.id == epoch.id || (unfinished && !is_off(Mutation::EpochOnlyHighestNumber))
+/// How far a device under construction says that it is built. What others say of it they may have heard from a newer state.
+fn rebuilt_by_itself(superblock: &Superblock) -> SlotIndex {
+    let Superblock { member, device, .. } = *superblock;
+    let replacements = superblock.replacements.iter().filter(|record| record.uuid == device);
+    let of_replacement = replacements.map(|record| record.rebuilt).next();
+    let of_member = superblock.members.get(usize::from(member.0));
+    let of_member =
+        of_member.filter(|record| record.uuid == device && record.state == MemberState::Rebuilding);
+    of_replacement.or(of_member.map(|record| record.rebuilt)).unwrap_or_default()
+}
+
+/// A2: whether these members of an epoch may serve it.
+fn is_enough(members: MemberSet, epoch: &Epoch, geometry: Geometry, force: bool) -> bool {
+    let (k, width) = (usize::from(geometry.data), usize::from(geometry.width()));
+    let found = members.len();
+    let enough = if is_off(Mutation::DynamicMajority) {
+        2 * found > epoch.live.len()
+    } else {
+        found > width / 2 || found == epoch.live.len() || is_off(Mutation::NoQuorum)
+    };
+    found >= k && (force || enough)
 }
 
 fn check_agreement<K>(first: &Candidate<K>, candidates: &[Candidate<K>]) -> Result<(), AssemblyError> {
@@ -347,13 +524,13 @@ fn choose_epoch<K>(candidates: &[Candidate<K>], name: &str, force: bool) -> Resu
     let superblocks = candidates.iter().map(|c| &c.superblock);
     let oldest = superblocks.filter(may_be_complete).map(|s| s.epoch.number).max().unwrap_or(0);
     for epoch in candidates.iter().map(|c| c.superblock.epoch).filter(|epoch| epoch.number >= oldest) {
-        if choices.iter().any(|c| c.epoch.id == epoch.id) {
+        if choices.iter().any(|c| c.epoch == epoch) {
             continue;
         }
         let record = candidates
             .iter()
             .map(|c| &c.superblock)
-            .filter(|s| s.epoch.id == epoch.id)
+            .filter(|s| s.epoch == epoch)
             .max_by_key(|s| s.sequence)
             .ok_or(AssemblyError::Nothing)?;
         // Only the device that the epoch's own table names speaks for a member: not one that was replaced.
@@ -366,22 +543,14 @@ fn choose_epoch<K>(candidates: &[Candidate<K>], name: &str, force: bool) -> Resu
                 .map(|s| s.member)
                 .collect()
         };
-        let holders = members(&|s| s.epoch.id == epoch.id);
+        let holders = members(&|s| s.epoch == epoch);
         choices.push(Choice {
             epoch,
             usable: members(&|s| holds(s, &epoch)),
             complete: holders.len() == epoch.live.len(),
         });
     }
-    let admissible = |choice: &Choice| {
-        let found = choice.usable.len();
-        let enough = if is_off(Mutation::DynamicMajority) {
-            2 * found > choice.epoch.live.len()
-        } else {
-            found > width / 2 || found == choice.epoch.live.len() || is_off(Mutation::NoQuorum)
-        };
-        found >= k && (force || enough)
-    };
+    let admissible = |choice: &Choice| is_enough(choice.usable, &choice.epoch, geometry, force);
     let best = choices
         .iter()
         .filter(|c| admissible(c))
@@ -391,7 +560,7 @@ fn choose_epoch<K>(candidates: &[Candidate<K>], name: &str, force: bool) -> Resu
         // Say what the newest epoch lacks: that is the one a person would want back.
         let newest = choices.iter().max_by_key(|c| (c.epoch.number, c.usable.len()));
         let (epoch, usable) = newest.map(|c| (c.epoch, c.usable)).ok_or(AssemblyError::Nothing)?;
-        let record = candidates.iter().map(|c| &c.superblock).find(|s| s.epoch.id == epoch.id);
+        let record = candidates.iter().map(|c| &c.superblock).find(|s| s.epoch == epoch);
         let record = record.ok_or(AssemblyError::Nothing)?;
         let mut missing_of_live = MemberSet::default();
         for at in 0..width as u16 {
@@ -408,7 +577,7 @@ fn choose_epoch<K>(candidates: &[Candidate<K>], name: &str, force: bool) -> Resu
         });
     };
     let rival = choices.iter().any(|c| {
-        c.epoch.id != epoch.id && c.epoch.number == epoch.number && c.complete && complete && admissible(c)
+        c.epoch != epoch && c.epoch.number == epoch.number && c.complete && complete && admissible(c)
     });
     if rival {
         return Err(AssemblyError::Diverged { name: name.into(), number: epoch.number });
@@ -428,7 +597,7 @@ fn describe_missing(record: &Superblock, present: &MemberSet) -> String {
     list.join(", ")
 }
 
-fn refusal(superblock: &Superblock, record: &Superblock, epoch: &Epoch) -> String {
+fn refusal(superblock: &Superblock, record: &Superblock, mark: &Mark) -> String {
     let index = superblock.member;
     let current = record.members.get(usize::from(index.0)).map(|m| m.uuid);
     if superblock.role == Role::Replacement {
@@ -437,17 +606,16 @@ fn refusal(superblock: &Superblock, record: &Superblock, epoch: &Epoch) -> Strin
     if current != Some(superblock.device) {
         return format!("it was member {index} before that was replaced; it holds nothing current");
     }
-    format!(
-        "stale: it holds epoch {} and the array is at epoch {}; it missed writes and must be rebuilt ('calpe online')",
-        superblock.epoch.number, epoch.number
-    )
+    let (held, current) = (superblock.epoch.number, mark.epoch.number);
+    let why = is_current(superblock, 0, mark).err().unwrap_or(Behind::Epoch { held, current });
+    format!("{why}; it must be rebuilt ('calpe online')")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::array::NewArray;
-    use crate::format::{RedoRecord, ReplacementRecord};
+    use crate::format::{COUNT_END, COUNTED_IN_A_LIFE, LogStart, ReplacementRecord};
     use proptest::prelude::*;
 
     /// The first superblocks of a k+m array.
@@ -495,11 +663,11 @@ mod tests {
         assert!(assembled.seats.iter().enumerate().all(|(at, seat)| seat.key == Some(at)));
     }
 
-    /// The superblocks of a logged array whose log starts here by all of them.
+    /// The superblocks of an array whose log starts here by all of them.
     fn logged(data: u16, parity: u16, start: LogStart) -> Vec<Superblock> {
         let mut superblocks = fresh(data, parity);
         for superblock in &mut superblocks {
-            superblock.redo = Some(RedoRecord { secret: [3; 16], start });
+            superblock.redo.start = start;
         }
         superblocks
     }
@@ -518,24 +686,22 @@ mod tests {
         let mut superblocks = logged(2, 1, start(1, 5));
         add_replacement(&mut superblocks, 0);
         // The mark of a replay that was over has reached the device under construction alone.
+        superblocks.iter_mut().for_each(|superblock| superblock.epoch.number = 2);
         superblocks[3].sequence += 2;
-        superblocks[3].redo.as_mut().unwrap().start = start(2, 50);
+        superblocks[3].redo.start = start(2, 50);
         let begins = |superblocks: &[Superblock], present: &[usize]| {
-            let assembled = assemble(&candidates(superblocks, present), false).unwrap();
-            let recorded = assembled.superblock.redo.unwrap().start;
-            assert_eq!(assembled.log_start, Some(recorded), "a start records what it replays from");
-            recorded
+            assemble(&candidates(superblocks, present), false).unwrap().superblock.redo.start
         };
         assert_eq!(begins(&superblocks, &[0, 1, 2, 3]), start(1, 5));
         // It has reached a member as well, the last of all.
-        superblocks[1].redo.as_mut().unwrap().start = start(2, 7);
+        superblocks[1].redo.start = start(2, 7);
         superblocks[1].sequence += 2;
         assert_eq!(begins(&superblocks, &[0, 1, 2, 3]), start(2, 7));
         assert_eq!(begins(&superblocks, &[2, 1, 0]), start(2, 7));
         assert_eq!(begins(&superblocks, &[0, 2, 3]), start(1, 5), "that member is missing");
         // A stale member's says nothing, nor that of a device that was replaced.
         bump(&mut superblocks, &[0, 2], 200);
-        superblocks[1].redo.as_mut().unwrap().start = start(9, 9);
+        superblocks[1].redo.start = start(2, 90);
         assert_eq!(begins(&superblocks, &[0, 1, 2]), start(1, 5));
     }
 
@@ -561,13 +727,13 @@ mod tests {
         assert_eq!((assembled.sequence, live(&assembled)), (sequence, vec![0, 1, 2]));
         // Without that device nothing is known of the update.
         assert!(!assemble(&candidates(&superblocks, &[0, 1, 2]), false).unwrap().superblock.clean);
-        // Of another epoch nothing counts, however new its superblock is, but its numbers, which are passed.
+        // Of another epoch nothing counts, however new its superblock is.
         bump(&mut superblocks, &[0, 1, 2], 200);
         superblocks[3].sequence += 100;
         superblocks[3].epoch.id = 300;
         let assembled = assemble(&candidates(&superblocks, &[0, 1, 2, 3]), false).unwrap();
         assert!(!assembled.superblock.clean && assembled.seats[0].replacement.is_none());
-        assert_eq!(assembled.sequence, superblocks[3].sequence);
+        assert_eq!(assembled.sequence, superblocks[0].sequence);
         assert_eq!(assembled.sequences[&superblocks[1].device], superblocks[1].sequence);
     }
 
@@ -623,9 +789,15 @@ mod tests {
         // Where nobody shows that it was not complete, nothing older is served.
         let mut superblocks = fresh(2, 3);
         bump(&mut superblocks, &[3, 4], 400);
-        for force in [false, true] {
-            assert!(assemble(&candidates(&superblocks, &[0, 1, 2, 3]), force).is_err());
-        }
+        let error = assemble(&candidates(&superblocks, &[0, 1, 2, 3]), false).unwrap_err();
+        assert!(matches!(error, AssemblyError::Unconfirmed { member: MemberIndex(3), .. }), "{error}");
+        assert!(error.to_string().contains("missing: member 4"), "{error}");
+        // Forced it starts without the one that says so; where two say so it does not.
+        let assembled = assemble(&candidates(&superblocks, &[0, 1, 2, 3]), true).unwrap();
+        assert_eq!((assembled.superblock.epoch.id, live(&assembled)), (100, vec![0, 1, 2]));
+        let mut superblocks = fresh(3, 2);
+        bump(&mut superblocks, &[2, 3, 4], 400);
+        assert!(assemble(&candidates(&superblocks, &[0, 1, 2, 3]), true).is_err());
     }
 
     #[test]
@@ -688,28 +860,28 @@ mod tests {
         assert!(assembled.replaced.is_empty() && assembled.epoch_is_complete);
     }
 
+    /// A newer version has set a bit on it, or its numbers are at their end: it must not be written to.
     #[test]
-    fn degraded_after_an_unclean_stop_or_an_unfinished_resync_wants_force() {
-        let mut superblocks = fresh(3, 2);
-        for superblock in &mut superblocks {
-            superblock.clean = false;
+    fn a_member_that_must_not_be_written_to_is_left_out_and_named() {
+        let changes: [(fn(&mut Superblock), &str); 3] = [
+            (|s| s.features_ro_compat = 1 << 7, "ro-compat bit 7"),
+            (|s| s.sequence = COUNT_END - 2, "'sequence' is 4611686018427387902"),
+            (|s| s.epoch.number = COUNT_END - COUNTED_IN_A_LIFE, "'epoch number'"),
+        ];
+        for (change, what) in changes {
+            let mut superblocks = fresh(3, 2);
+            change(&mut superblocks[1]);
+            let assembled = assemble(&candidates(&superblocks, &[0, 1, 2, 3, 4]), false).unwrap();
+            assert_eq!(live(&assembled), [0, 2, 3, 4]);
+            assert!(assembled.refused.iter().any(|(key, why)| *key == 1 && why.contains(what)), "{what}");
+            assert!(assembled.sequence < 10 && assembled.epoch_number < 10, "{what}: nothing it says counts");
+            // Where the others are too few it is named, whether the start is forced or not.
+            for force in [false, true] {
+                let error = assemble(&candidates(&superblocks, &[0, 1, 2]), force).unwrap_err().to_string();
+                assert!(error.contains("cannot start with member 1: ") && error.contains(what), "{error}");
+                assert!(error.contains("missing: "), "{error}");
+            }
         }
-        let error = assemble(&candidates(&superblocks, &[0, 1, 2, 3]), false).unwrap_err();
-        assert!(matches!(error, AssemblyError::DirtyDegraded { .. }), "{error}");
-        assert_eq!(
-            assemble(&candidates(&superblocks, &[0, 1, 2, 3, 4]), false).unwrap().resynced,
-            SlotIndex(0)
-        );
-        for superblock in &mut superblocks {
-            superblock.clean = true;
-            superblock.resynced = SlotIndex(5);
-        }
-        let error = assemble(&candidates(&superblocks, &[0, 1, 2, 3]), false).unwrap_err();
-        assert!(matches!(error, AssemblyError::DirtyDegraded { .. }), "{error}");
-        assert_eq!(
-            assemble(&candidates(&superblocks, &[0, 1, 2, 3, 4]), false).unwrap().resynced,
-            SlotIndex(5)
-        );
     }
 
     #[test]

@@ -11,9 +11,9 @@ use super::journal::Journal;
 use super::members::Which;
 use super::mutation::{Mutation, is_off};
 use super::overlay::Run;
-use super::{Array, Inflight, Owner, Stopping};
+use super::{Array, Inflight, Owner};
 use crate::block_io::{Buf, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
-use crate::units::{MemberIndex, ROW_BYTES, SlotIndex, StripeIndex, Timestamp};
+use crate::units::{MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
 use std::collections::{BTreeSet, VecDeque};
 
 /// See the head of this file.
@@ -31,13 +31,10 @@ pub(super) struct Checkpoint {
     punches: VecDeque<SlotIndex>,
     punching: BTreeSet<u64>,
     in_flight: usize,
-    /// Writes that found no room, to be tried again.
-    starved: Vec<(MemberIndex, DeviceId, IoOp)>,
     /// The flush round that must have ended.
     round: u64,
     /// Stripes that a lost member may lack although their map entry does not say so yet.
     remark: BTreeSet<u64>,
-    starved_since: Option<Timestamp>,
     /// Checkpoints begun and ended.
     pub begun: u64,
     pub ended: u64,
@@ -61,8 +58,6 @@ const PAGES_AT_ONCE: usize = 8;
 const FRESH_BYTES_MAX: usize = 512 << 20;
 /// A log that has been quiet for this long is put in place.
 const IDLE_NS: u64 = 200_000_000;
-/// Writes that found no room are tried again this often.
-const STARVED_RETRY_NS: u64 = 1_000_000_000;
 
 impl Checkpoint {
     /// Asks for a checkpoint of everything joined so far.
@@ -216,10 +211,7 @@ impl Array {
         self.write_pages();
         let redo = self.redo_mut();
         let checkpoint = &mut redo.checkpoint;
-        let done = checkpoint.runs.is_empty()
-            && checkpoint.punches.is_empty()
-            && checkpoint.starved.is_empty()
-            && redo.pages.is_written();
+        let done = checkpoint.runs.is_empty() && checkpoint.punches.is_empty() && redo.pages.is_written();
         if done && checkpoint.in_flight == 0 {
             checkpoint.stage = Stage::Flush;
             // A round under way may have begun before the last write.
@@ -256,12 +248,7 @@ impl Array {
         for device in targets {
             let op = IoOp::Write { offset, buf: bytes.clone(), fua: false };
             self.redo_mut().checkpoint.in_flight += 1;
-            self.submit_io(
-                Owner::InPlace { slot: run.slot, column: run.column, row: run.row },
-                member,
-                device,
-                op,
-            );
+            self.submit_io(Owner::InPlace, member, device, op);
         }
     }
 
@@ -287,6 +274,7 @@ impl Array {
             Err(fault) if fault.kind == IoFaultKind::Gone => {
                 self.write_fault(entry.member, entry.device, "trim", fault);
             }
+            Err(fault) if fault.kind.passes() => {}
             // A device that cannot give space back keeps it.
             Err(_) => {
                 if let Some(device) = self.device_mut(entry.member, entry.device) {
@@ -315,85 +303,14 @@ impl Array {
         joined.freeze()
     }
 
-    pub(super) fn in_place_io(
-        &mut self,
-        (slot, column, row): (SlotIndex, u16, u32),
-        entry: Inflight,
-        result: Result<IoValue, IoFault>,
-    ) {
-        match result {
-            Err(fault) if fault.kind == IoFaultKind::NoSpace && self.redo().is_serving() => {
-                self.starve(slot, column, row, entry, fault);
-            }
-            Err(fault) => self.write_fault(entry.member, entry.device, "write", fault),
-            Ok(_) => {}
+    pub(super) fn in_place_io(&mut self, entry: Inflight, result: Result<IoValue, IoFault>) {
+        if let Err(fault) = result {
+            self.write_fault(entry.member, entry.device, "write", fault);
         }
         let redo = self.redo_mut();
         if redo.is_serving() {
             redo.checkpoint.in_flight -= 1;
         }
-    }
-
-    /// A write in place found no room: the images stay in the log, and it is tried again until there is some.
-    fn starve(&mut self, slot: SlotIndex, column: u16, row: u32, entry: Inflight, fault: IoFault) {
-        let now = self.now;
-        let redo = self.redo_mut();
-        let runs = redo.overlay.frozen_runs();
-        let Some(run) = runs.into_iter().find(|r| r.slot == slot && r.column == column && r.row == row)
-        else {
-            unreachable!("a run stays frozen until the checkpoint ends")
-        };
-        let buf = self.join_blocks(&run.blocks);
-        let offset = self.map.device_offset(self.data_offset, slot, row as usize * ROW_BYTES as usize);
-        let checkpoint = &mut self.redo_mut().checkpoint;
-        checkpoint.starved.push((entry.member, entry.device, IoOp::Write { offset, buf, fua: false }));
-        if checkpoint.starved_since.is_none() {
-            let text = format!(
-                "member {} has no space left for a write ({fault}): make room on its filesystem; what was written is safe \
-                 in the log, and the write is retried until it succeeds",
-                entry.member
-            );
-            self.notice(super::NoticeLevel::Error, Some(entry.member), text);
-        }
-        self.redo_mut().checkpoint.starved_since = Some(now);
-    }
-
-    /// Tick: tries writes again that found no room.
-    pub(super) fn retry_starved(&mut self) {
-        let now = self.now;
-        let Some(redo) = self.redo.as_mut() else { return };
-        if matches!(self.stopping, Some(Stopping::Marking(_))) {
-            return;
-        }
-        let checkpoint = &mut redo.checkpoint;
-        if checkpoint.starved_since.is_none_or(|since| now.nanos_since(since) < STARVED_RETRY_NS) {
-            return;
-        }
-        checkpoint.starved_since = Some(now);
-        if !self.in_place_allowed() {
-            return;
-        }
-        let checkpoint = &mut self.redo_mut().checkpoint;
-        for (member, device, op) in std::mem::take(&mut checkpoint.starved) {
-            if self.find_device(device).is_none() {
-                continue;
-            }
-            let IoOp::Write { offset, .. } = &op else { continue };
-            let within = offset.0 - self.data_offset.0;
-            let slot = SlotIndex(within / self.map.chunk as u64);
-            let row = (within % self.map.chunk as u64 / ROW_BYTES) as u32;
-            let column = self.column_on(slot, member) as u16;
-            self.redo_mut().checkpoint.in_flight += 1;
-            self.submit_io(Owner::InPlace { slot, column, row }, member, device, op);
-        }
-        if self.redo().checkpoint.starved.is_empty() && self.redo().checkpoint.in_flight == 0 {
-            self.redo_mut().checkpoint.starved_since = None;
-        }
-    }
-
-    /// Whether a member has had no room for a write since the last checkpoint began.
-    pub(super) fn is_starved(&self) -> bool {
-        self.redo().checkpoint.starved_since.is_some()
     }
 
     /// Everything is in place; once it is flushed, the tail moves.
@@ -407,7 +324,6 @@ impl Array {
             return;
         }
         redo.checkpoint.stage = Stage::Idle;
-        redo.checkpoint.starved_since = None;
         redo.checkpoint.punching.clear();
         redo.pages.thaw();
         redo.overlay.drop_frozen();
@@ -432,7 +348,7 @@ impl Array {
     /// Tick: a quiet log is put in place, and told to be so.
     pub(super) fn checkpoint_when_idle(&mut self) {
         let quiet = self.now.nanos_since(self.last_write) >= IDLE_NS;
-        let Some(redo) = self.redo.as_mut() else { return };
+        let redo = &mut self.redo;
         if !redo.is_serving() || self.write_ops > 0 {
             return;
         }

@@ -1,8 +1,8 @@
 //! The first superblocks of a new array. Pure: identities, time and randomness come from the caller.
 
 use crate::format::{
-    ChecksumKind, Epoch, Geometry, LogStart, MatrixId, MemberRecord, MemberSet, MemberState, RedoRecord,
-    Region, Role, ScrubRecord, Superblock, VolumeKind,
+    ChecksumKind, Epoch, Geometry, Left, LogStart, MatrixId, MemberRecord, MemberSet, MemberState,
+    RedoRecord, Region, Role, ScrubRecord, Superblock, VolumeKind,
 };
 use crate::units::{MemberIndex, SlotIndex};
 use uuid::Uuid;
@@ -22,13 +22,10 @@ pub struct NewArray {
     pub geometry: Geometry,
     /// Regions of every member.
     pub regions: Vec<Region>,
-    /// Checksum of each block; other than none only with `redo`.
+    /// Checksum of each block.
     pub checksum: ChecksumKind,
-    /// With redo log and stripe map: 16 random bytes that the key of log and pages is derived from.
-    pub redo: Option<[u8; 16]>,
-    /// Every member's data region is known to read as zeroes, so parity is right from the start; otherwise the
-    /// first start resyncs it.
-    pub members_are_zero: bool,
+    /// 16 random bytes that the key of log and pages is derived from.
+    pub secret: [u8; 16],
 }
 
 impl NewArray {
@@ -46,11 +43,10 @@ impl NewArray {
         let members: Vec<MemberRecord> = devices.iter().map(record).collect();
         // The first epoch and the first batch are both number 1: 0 is neither.
         let start = LogStart { epoch: 1, sequence: 1 };
-        let redo_record = self.redo.map(|secret| RedoRecord { secret, start });
         let superblock = |(at, device): (usize, &Uuid)| Superblock {
             features_compat: 0,
             features_ro_compat: 0,
-            features_incompat: Superblock::incompat_features(self.redo.is_some(), self.checksum),
+            features_incompat: Superblock::incompat_features(self.checksum),
             array: self.uuid,
             name: self.name.clone(),
             created_unix: self.created_unix,
@@ -63,14 +59,15 @@ impl NewArray {
             volume: VolumeKind::Plain,
             regions: self.regions.clone(),
             sequence: 1,
+            update: 1,
+            update_complete: 0,
             epoch: Epoch { number: 1, id: self.epoch_id, parent: 0, live },
             clean: true,
-            resynced: SlotIndex(if self.members_are_zero { self.geometry.slots } else { 0 }),
             members: members.clone(),
             replacements: Vec::new(),
             scrub: ScrubRecord::default(),
-            redo: redo_record,
-            left: vec![0; usize::from(width)],
+            redo: RedoRecord { secret: self.secret, start },
+            left: vec![Left::default(); usize::from(width)],
         };
         devices.iter().enumerate().map(superblock).collect()
     }
@@ -78,7 +75,7 @@ impl NewArray {
 
 #[cfg(test)]
 impl NewArray {
-    /// A small array for the tests of those who handle superblocks: 16 MiB, without a log.
+    /// A small array for the tests of those who handle superblocks: 16 MiB, without checksums.
     pub(crate) fn small(data: u16, parity: u16) -> NewArray {
         use crate::format::{ArrayShape, geometry_for, member_bytes_for};
         let shape = ArrayShape { data, parity, chunk: 65536, sector: 512 };
@@ -93,8 +90,7 @@ impl NewArray {
             geometry,
             regions,
             checksum: ChecksumKind::None,
-            redo: None,
-            members_are_zero: true,
+            secret: [3; 16],
         }
     }
 }

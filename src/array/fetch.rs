@@ -36,14 +36,45 @@ pub(super) struct Fetch {
     blended: Option<Blended>,
     /// Nobody waits for it: whoever is served goes first.
     pub background: bool,
-    /// Blocks of wanted parts that cannot be had: (column, row).
-    pub lost: Vec<(usize, usize)>,
+    /// A read failed because this host was short of something (rule T4): that says nothing of the blocks.
+    pub host_is_short: bool,
+    /// Blocks of wanted parts that cannot be had.
+    pub missing: Vec<Missing>,
     /// Blocks of wanted parts that were never written, and thus are zeroes: (column, row).
     pub unwritten: Vec<(usize, usize)>,
     /// Blocks that were wrong or unreadable on a member in service, with what should be there.
     pub repairs: Vec<Repair>,
     /// Wanted parity is taken as it comes. Never, unless a test breaks the rule.
     pub believes_parity: bool,
+}
+
+/// A wanted block that cannot be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Missing {
+    pub column: usize,
+    pub row: usize,
+    pub why: Why,
+}
+
+/// Why a block cannot be had. Only content is evidence of a loss (rule T1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Why {
+    /// Its entry says that it is set aside: it counts as zeroes for coding.
+    SetAside,
+    /// Its entry says that it is lost: it counts as zeroes for coding.
+    Lost,
+    /// A block that could decode it was not read: its member is out of service, or gave an error. It may become
+    /// readable again.
+    Unreadable,
+    /// Every block of its row was read, and too few match their hashes.
+    Proven,
+}
+
+impl Why {
+    /// Whether coding knows the block as zeroes.
+    pub fn counts_as_zeroes(self) -> bool {
+        matches!(self, Why::SetAside | Why::Lost)
+    }
 }
 
 /// A block to be rewritten.
@@ -73,12 +104,14 @@ enum State {
     Pending,
     /// As it should be.
     Good,
-    /// Counts as zeroes for coding, and is lost for whoever wants it.
-    Lost,
+    /// Its entry says that it is lost or set aside: it counts as zeroes for coding.
+    KnownZero(Why),
     /// Its member is out of service, or is not built so far.
     Absent,
-    /// Its member gave wrong bytes or none.
-    Bad,
+    /// Its member gave bytes that do not match.
+    Wrong,
+    /// Its member gave an error.
+    Unread,
 }
 
 /// Whether a fetch waits for I/O or for a job.
@@ -103,7 +136,8 @@ impl Fetch {
             blend: None,
             blended: None,
             background: false,
-            lost: Vec::new(),
+            host_is_short: false,
+            missing: Vec::new(),
             unwritten: Vec::new(),
             repairs: Vec::new(),
             believes_parity: false,
@@ -139,13 +173,22 @@ impl Fetch {
         covering.map(|p| p.blocks[row - p.rows.start]).reduce(|a, b| if a == State::Good { a } else { b })
     }
 
+    /// Whether the blocks of a row that are not good are proven to be beyond repair: every block was read and does not
+    /// match, or as many as decode the others are good, and what they decode to does not match.
+    fn is_proven(&self, row: usize, width: usize, k: usize) -> bool {
+        let known = |state: &State| matches!(state, State::Good | State::KnownZero(_));
+        let states: Vec<Option<State>> = (0..width).map(|column| self.state(column, row)).collect();
+        states.iter().flatten().filter(|state| known(state)).count() >= k
+            || states.iter().all(|state| state.is_some_and(|state| known(&state) || state == State::Wrong))
+    }
+
     /// A column can be here twice, wanted for some rows and as a source for more, and its member may have been built up
     /// to this slot in between: what one part has the other takes.
     fn share_good_blocks(&mut self) {
         for at in 0..self.parts.len() {
             for block in 0..self.parts[at].blocks.len() {
                 let part = &self.parts[at];
-                if matches!(part.blocks[block], State::Good | State::Lost) {
+                if matches!(part.blocks[block], State::Good | State::KnownZero(_)) {
                     continue;
                 }
                 let Some(bytes) = self.good(part.column, part.rows.start + block).map(<[u8]>::to_vec) else {
@@ -164,7 +207,7 @@ impl Fetch {
     fn good(&self, column: usize, row: usize) -> Option<&[u8]> {
         self.parts.iter().find_map(|part| {
             let at = row.checked_sub(part.rows.start).filter(|_| part.column == column)?;
-            let fits = matches!(part.blocks.get(at)?, State::Good | State::Lost);
+            let fits = matches!(part.blocks.get(at)?, State::Good | State::KnownZero(_));
             let bytes = part.buf.as_deref().filter(|_| fits)?;
             Some(&bytes[at * BLOCK..(at + 1) * BLOCK])
         })
@@ -183,7 +226,7 @@ impl Part {
     }
 
     fn is_broken(&self, state: State) -> bool {
-        state == State::Bad || (state == State::Absent && self.wanted)
+        matches!(state, State::Wrong | State::Unread) || (state == State::Absent && self.wanted)
     }
 }
 
@@ -227,9 +270,9 @@ impl Array {
                         fetch.unwritten.push((part.column, row));
                     }
                 }
-                Some(BlockHash::LOST) => {
+                Some(hash) if !hash.is_stored() => {
                     bytes.fill(0);
-                    *state = State::Lost;
+                    *state = State::KnownZero(if hash.is_set_aside() { Why::SetAside } else { Why::Lost });
                 }
                 _ => match self.redo().overlay.get(slot, part.column, row) {
                     Some(image) => {
@@ -301,6 +344,17 @@ impl Array {
                 self.judge_blocks(fetch, at, block..block + 1, entry.member);
             }
             (Ok(_), _) => unreachable!("a read yields data"),
+            // That says nothing about the blocks; others may have what is needed.
+            (Err(fault), _) if fault.kind.passes() => {
+                fetch.host_is_short = true;
+                let part = &mut fetch.parts[at];
+                let bytes = part.blocks.len() * BLOCK;
+                part.buf.get_or_insert_with(|| self.pool.alloc_zeroed(bytes));
+                match block {
+                    Some(block) => part.blocks[block] = State::Absent,
+                    None => part.blocks.fill(State::Absent),
+                }
+            }
             (Err(fault), None) if fetch.parts[at].blocks.len() > 1 => {
                 // Which of its blocks cannot be read is found out one by one.
                 fetch.parts[at].buf = Some(self.pool.alloc_zeroed(fetch.parts[at].blocks.len() * BLOCK));
@@ -312,13 +366,13 @@ impl Array {
                     }
                 } else {
                     self.read_fault(entry.member, entry.device, fault);
-                    fetch.parts[at].blocks.fill(State::Bad);
+                    fetch.parts[at].blocks.fill(State::Unread);
                 }
             }
             (Err(fault), block) => {
                 self.read_fault(entry.member, entry.device, fault);
                 let part = &mut fetch.parts[at];
-                part.blocks[block.unwrap_or(0)] = State::Bad;
+                part.blocks[block.unwrap_or(0)] = State::Unread;
                 part.buf.get_or_insert_with(|| self.pool.alloc_zeroed(BLOCK));
             }
         }
@@ -347,10 +401,12 @@ impl Array {
         let part = &mut fetch.parts[at];
         let believed = fetch.believes_parity && part.wanted && part.column >= self.map.k;
         let mut wrong = 0;
-        for (state, good) in part.blocks[blocks].iter_mut().zip(verdicts) {
+        let first = part.rows.start + blocks.start;
+        for (at, (state, good)) in part.blocks[blocks].iter_mut().zip(verdicts).enumerate() {
             let good = believed || good;
-            *state = if good { State::Good } else { State::Bad };
+            *state = if good { State::Good } else { State::Wrong };
             wrong += u64::from(!good);
+            self.note_verdict(member, fetch.slot, first + at, good);
         }
         self.member_mut(member).counters.checksum_errors += wrong;
     }
@@ -369,13 +425,20 @@ impl Array {
         for row in broken {
             self.decode_row(fetch, row);
         }
+        let (width, k) = (self.map.width(), self.map.k);
+        let mut missing = Vec::new();
         for part in fetch.parts.iter().filter(|part| part.wanted) {
             for (row, state) in part.rows.clone().zip(&part.blocks) {
-                if *state != State::Good {
-                    fetch.lost.push((part.column, row));
-                }
+                let why = match state {
+                    State::Good => continue,
+                    State::KnownZero(why) => *why,
+                    _ if fetch.is_proven(row, width, k) => Why::Proven,
+                    _ => Why::Unreadable,
+                };
+                missing.push(Missing { column: part.column, row, why });
             }
         }
+        fetch.missing = missing;
         Fetched::Done
     }
 
@@ -384,7 +447,7 @@ impl Array {
     fn add_sources(&mut self, key: usize, fetch: &mut Fetch, broken: &[usize]) -> bool {
         let width = self.map.width();
         let is_good = |column: usize, row: usize| {
-            matches!(fetch.state(column, row), Some(State::Good | State::Lost | State::Pending))
+            matches!(fetch.state(column, row), Some(State::Good | State::KnownZero(_) | State::Pending))
         };
         let mut needed = 0;
         let mut window: Option<Range<usize>> = None;
@@ -455,7 +518,7 @@ impl Array {
             part.blocks[block] = State::Good;
             let member = self.map.member_of(fetch.slot, ColumnIndex(column as u16));
             let known = fetch.repairs.iter().any(|repair| repair.column == column && repair.row == row);
-            if let (State::Bad, false, MemberState::Online, Some(device)) =
+            if let (State::Wrong | State::Unread, false, MemberState::Online, Some(device)) =
                 (state, known, self.member(member).state, self.readable(member, fetch.slot))
             {
                 let bytes = decoded.freeze();
@@ -468,6 +531,10 @@ impl Array {
     /// `key` from 0 on. Nothing is written while a loss is not recorded (E3).
     pub(super) fn send_repairs(&mut self, key: usize, fetch: &mut Fetch) -> usize {
         let mut repairs = std::mem::take(&mut fetch.repairs);
+        repairs.retain(|repair| {
+            let offset = self.map.device_offset(self.data_offset, fetch.slot, repair.row * BLOCK);
+            self.bad.may_mend(self.now, repair.member, offset)
+        });
         if self.is_failed() || !self.acknowledgements_allowed() {
             return 0;
         }

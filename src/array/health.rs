@@ -1,7 +1,7 @@
 //! What an array knows of the health of its stripes: which are kept with full redundancy, which with less, and which
 //! blocks are beyond repair.
 //!
-//! Answered from memory, without I/O: the state of the members, how far rebuilds and a resync have come, and the
+//! Answered from memory, without I/O: the state of the members, how far rebuilds have come, and the
 //! blocks that reads, scrubs and replays found lost since the start. Damage that nobody has met so far is not in it; a
 //! scrub finds it. Must not know who asks.
 
@@ -12,7 +12,7 @@ use crate::units::{MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
 use std::collections::BTreeSet;
 
 impl Array {
-    /// Answers for `count` slots of a plain array, or stripes of a logged one.
+    /// Answers for `count` stripes.
     pub(super) fn start_health(&mut self, piece: PieceId, first: SlotIndex, count: u64) {
         assert!(count > 0 && first.0 + count <= self.map.slots, "health out of bounds");
         let stripe_bytes = self.map.stripe_bytes() as u64;
@@ -28,8 +28,8 @@ impl Array {
                 continue;
             }
             let of_stripe = self.stripe_health(stripe);
-            let broken = self.lost.range((stripe, 0, 0)..(StripeIndex(stripe.0 + 1), 0, 0));
-            let broken: BTreeSet<(u16, u32)> = broken.map(|&(_, column, row)| (column, row)).collect();
+            let broken = self.damage.of_stripe(stripe);
+            let broken: BTreeSet<(u16, u32)> = broken.map(|((_, column, row), _)| (column, row)).collect();
             if broken.is_empty() {
                 add(stripe_bytes, of_stripe);
                 continue;
@@ -50,14 +50,14 @@ impl Array {
         self.done(piece, Ok(SlotReply::Health(runs)));
     }
 
-    /// What members, rebuilds and a resync make of a stripe.
+    /// What members and rebuilds make of a stripe.
     fn stripe_health(&self, stripe: StripeIndex) -> Health {
-        let slot = if self.redo.is_some() { self.slot_of(stripe) } else { SlotIndex(stripe.0) };
+        let slot = self.slot_of(stripe);
         let members = (0..self.map.width()).map(|at| MemberIndex(at as u16));
         let missing = members.filter(|&member| self.readable(member, slot).is_none()).count();
         if missing > self.map.m {
             Health::Lost
-        } else if missing > 0 || !self.passes.parity_is_trusted(slot) {
+        } else if missing > 0 {
             Health::Degraded
         } else {
             Health::Clean
@@ -65,6 +65,6 @@ impl Array {
     }
 
     fn log_is_refused(&self) -> bool {
-        self.redo.as_ref().is_some_and(|redo| matches!(redo.life, Life::Refused(_)))
+        matches!(self.redo.life, Life::Refused(_))
     }
 }

@@ -168,6 +168,11 @@ impl Journal {
         self.durable
     }
 
+    /// Batches below are in place and flushed on all live members.
+    pub fn tail(&self) -> u64 {
+        self.tail
+    }
+
     /// Batches below are durable, and a durable batch says so.
     pub fn noted(&self) -> u64 {
         self.noted

@@ -104,11 +104,6 @@ impl LockTable {
         self.slots.get(&slot.0).is_some_and(|locks| locks.holders.iter().any(|claim| claim.owner == owner))
     }
 
-    /// The owners that wait for a part of `slot`.
-    pub fn waiters(&self, slot: SlotIndex) -> Vec<OwnerKey> {
-        self.slots.get(&slot.0).map(|l| l.waiters.iter().map(|w| w.owner).collect()).unwrap_or_default()
-    }
-
     /// Whether nothing is locked.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {

@@ -3,14 +3,17 @@
 //! Every block that goes to a device under construction was verified or decoded from verified blocks. A scrub knows by
 //! its checksum which block is wrong; without checksums it falls back to what parity can tell (`verify.rs`).
 
-use super::fetch::{Blend, Fetch, Fetched, Ingredient};
+use super::fetch::{Blend, Fetch, Fetched, Ingredient, Why};
+use super::mutation::{Mutation, is_off};
 use super::rebuild::Target;
 use super::slot_hold::{Held, SlotHold};
+use super::verify::{Column, Repair};
 use super::{ActivityKind, Array, Flow, Inflight, NoticeLevel, Op, Owner};
 use crate::block_io::{Buf, IoFault, IoOp, IoValue};
 use crate::codec::{BlockHasher, CodedColumns};
 use crate::format::MemberState;
-use crate::units::{BlockHash, ColumnIndex, ROW_BYTES, SlotIndex};
+use crate::units::{BlockHash, ColumnIndex, ROW_BYTES, SlotIndex, Timestamp};
+use std::ops::Range;
 
 const BLOCK: usize = ROW_BYTES as usize;
 
@@ -20,7 +23,21 @@ pub(super) struct LoggedPass {
     stage: Stage,
     fetch: Fetch,
     writing: usize,
+    /// The slot is read again at this time.
+    not_before: Timestamp,
+    /// When a block of the slot could not be read for the first time.
+    unreadable_since: Option<Timestamp>,
 }
+
+/// A rebuild reads a slot again for this long where blocks cannot be read. Then the new device lacks them: they are
+/// erasures of it until others can be read.
+const PATIENCE_NS: u64 = 5_000_000_000;
+
+/// Time between two tries.
+const RETRY_NS: u64 = 500_000_000;
+
+/// A rebuild waits this long altogether without building a slot whole: after that slots are read once.
+const PATIENCE_TOTAL_NS: u64 = 60_000_000_000;
 
 enum Work {
     Rebuild(Vec<Target>),
@@ -37,6 +54,11 @@ enum Stage {
 }
 
 impl LoggedPass {
+    /// Whether what it writes must be on its devices.
+    pub(super) fn is_rebuild(&self) -> bool {
+        matches!(self.work, Work::Rebuild(_))
+    }
+
     /// Whether it waits for a lock, a checkpoint or a page, and has nothing in flight.
     pub(super) fn waits(&self) -> bool {
         self.stage == Stage::Hold && self.hold.waits()
@@ -56,7 +78,15 @@ impl Array {
         let hold = SlotHold::new(slot, !matches!(work, Work::Scrub), self.redo().lives);
         let mut fetch = Fetch::new(slot);
         fetch.background = true;
-        let pass = LoggedPass { hold, work, stage: Stage::Hold, fetch, writing: 0 };
+        let pass = LoggedPass {
+            hold,
+            work,
+            stage: Stage::Hold,
+            fetch,
+            writing: 0,
+            not_before: self.now,
+            unreadable_since: None,
+        };
         let key = self.ops.insert(Op::LoggedPass(Box::new(pass)));
         self.ready.push_back(key);
     }
@@ -71,9 +101,13 @@ impl Array {
         if self.is_failed() || !self.redo().is_serving() {
             return self.end_logged_pass(key, pass, false);
         }
+        if self.now < pass.not_before {
+            return Flow::Wait;
+        }
         let stripe = match self.hold_slot(key, &mut pass.hold) {
             Held::Wait => return Flow::Wait,
             Held::Empty => return self.end_logged_pass(key, pass, true),
+            Held::Unreadable => return self.skip_pass(key, pass),
             Held::Stripe(stripe) => stripe,
         };
         let rows = 0..self.map.chunk / BLOCK;
@@ -123,6 +157,27 @@ impl Array {
         }
     }
 
+    /// The checksums of the slot cannot be read now (rule T3). A device under construction goes without its blocks: once the
+    /// checksums can be read, what it holds does not match them, and is decoded from others and repaired.
+    fn skip_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
+        let slot = pass.hold.slot;
+        match &pass.work {
+            Work::Scrub => {
+                if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
+                    scrub.errors += 1;
+                }
+            }
+            Work::Rebuild(_) => {
+                let text = format!(
+                    "slot {slot} was not built, as its checksums cannot be read for now: its blocks are missing on the new device \
+                     until a scrub, or a read, finds them so"
+                );
+                self.notice(NoticeLevel::Error, None, text);
+            }
+        }
+        self.end_logged_pass(key, pass, true)
+    }
+
     pub(super) fn logged_pass_io(
         &mut self,
         key: usize,
@@ -140,10 +195,12 @@ impl Array {
         pass.writing -= 1;
         match (result, &pass.work) {
             (Ok(_), _) => {}
-            (Err(fault), Work::Rebuild(_)) => {
+            (Err(fault), Work::Rebuild(targets))
+                if targets.iter().any(|target| target.device == entry.device) =>
+            {
                 self.write_fault(entry.member, entry.device, "write of the rebuild", fault);
             }
-            (Err(fault), Work::Scrub) => self.write_fault(entry.member, entry.device, "repair", fault),
+            (Err(fault), _) => self.repair_fault(entry.member, entry.device, fault),
         }
         if pass.writing > 0 { Flow::Wait } else { self.end_logged_pass(key, pass, !self.is_failed()) }
     }
@@ -177,9 +234,14 @@ impl Array {
 
     /// Writes the fetched columns to the devices under construction.
     fn write_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
-        let Work::Rebuild(targets) = &mut pass.work else { unreachable!("a rebuild") };
         let slot = pass.hold.slot;
-        if !pass.fetch.lost.is_empty() && self.redo().checksums.is_none() {
+        if pass.fetch.missing.iter().any(|block| block.why == Why::Unreadable)
+            && self.waits_for_slot(key, pass)
+        {
+            return Flow::Wait;
+        }
+        let Work::Rebuild(targets) = &mut pass.work else { unreachable!("a rebuild") };
+        if !pass.fetch.missing.is_empty() && self.redo().checksums.is_none() {
             // Nothing would tell these blocks from good ones later.
             let reason = format!("slot {slot} cannot be decoded: too many of its chunks cannot be read");
             for target in std::mem::take(targets) {
@@ -188,10 +250,10 @@ impl Array {
             return self.end_logged_pass(key, pass, true);
         }
         let targets = std::mem::take(targets);
-        let lost = std::mem::take(&mut pass.fetch.lost);
-        if let Some(stripe) = self.redo().stripes.stripe_at(slot).filter(|_| !lost.is_empty()) {
-            // The device gets all that can be had; what cannot is lost with or without it.
-            self.note_lost(stripe, slot, &lost);
+        let missing = std::mem::take(&mut pass.fetch.missing);
+        match self.redo().stripes.stripe_at(slot).filter(|_| !missing.is_empty()) {
+            Some(stripe) => self.note_missing(stripe, slot, &missing),
+            None => self.passes.patience_spent = 0,
         }
         let columns: Vec<(usize, Buf)> =
             pass.fetch.take().into_iter().map(|(column, _, buf)| (column, buf.freeze())).collect();
@@ -203,13 +265,42 @@ impl Array {
             if self.find_device(target.device).is_none() {
                 continue;
             }
-            let offset = self.map.device_offset(self.data_offset, slot, 0);
-            let op = IoOp::Write { offset, buf: buf.clone(), fua: false };
-            self.submit_io(Owner::Op { key, item: 0 }, target.member, target.device, op);
-            pass.writing += 1;
+            // What cannot be had is left as it is: the device may hold the only copy of it (T1).
+            let has = |row: usize| {
+                is_off(Mutation::RebuildWritesWhatItLacks)
+                    || !missing.iter().any(|block| (block.column, block.row) == (target.column, row))
+            };
+            for rows in runs(0..buf.len() / BLOCK, has) {
+                let offset = self.map.device_offset(self.data_offset, slot, rows.start * BLOCK);
+                let buf = buf.slice(rows.start * BLOCK..rows.end * BLOCK);
+                let op = IoOp::Write { offset, buf, fua: false };
+                self.submit_io(Owner::Op { key, item: 0 }, target.member, target.device, op);
+                pass.writing += 1;
+            }
         }
         pass.work = Work::Rebuild(targets);
         if pass.writing > 0 { Flow::Wait } else { self.end_logged_pass(key, pass, true) }
+    }
+
+    /// Blocks of the slot cannot be read: whether it is let go, to be read again later.
+    fn waits_for_slot(&mut self, key: usize, pass: &mut LoggedPass) -> bool {
+        let since = *pass.unreadable_since.get_or_insert(self.now);
+        let is_over = self.now.nanos_since(since) >= PATIENCE_NS
+            || self.passes.patience_spent >= PATIENCE_TOTAL_NS
+            || self.hurried;
+        if is_over {
+            return false;
+        }
+        self.passes.patience_spent += RETRY_NS;
+        let slot = pass.hold.slot;
+        self.let_slot_go(key, &mut pass.hold);
+        pass.hold = SlotHold::new(slot, true, self.redo().lives);
+        pass.fetch = Fetch::new(slot);
+        pass.fetch.background = true;
+        pass.stage = Stage::Hold;
+        pass.not_before = Timestamp(self.now.0 + RETRY_NS);
+        self.patient.push((pass.not_before, key));
+        true
     }
 
     /// Counts what was wrong and repairs it; then data must agree with parity.
@@ -218,7 +309,7 @@ impl Array {
         // A member that has left service meanwhile needs none.
         pass.fetch.repairs.retain(|repair| self.find_device(repair.device).is_some());
         let repairs = pass.fetch.repairs.len() as u64;
-        let lost = std::mem::take(&mut pass.fetch.lost);
+        let lost = std::mem::take(&mut pass.fetch.missing);
         if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
             scrub.errors += repairs + lost.len() as u64;
             scrub.repaired += repairs;
@@ -226,7 +317,7 @@ impl Array {
         if !lost.is_empty() {
             let stripe = self.redo().stripes.stripe_at(slot);
             if let Some(stripe) = stripe {
-                self.note_lost(stripe, slot, &lost);
+                self.note_missing(stripe, slot, &lost);
             }
         }
         let encoded = pass.fetch.take_blended();
@@ -270,15 +361,15 @@ impl Array {
         &mut self,
         key: usize,
         pass: &mut LoggedPass,
-        columns: Vec<(usize, std::ops::Range<usize>, crate::block_io::BufMut)>,
+        columns: Vec<(usize, Range<usize>, crate::block_io::BufMut)>,
     ) -> Flow {
         let slot = pass.hold.slot;
         let columns = columns.into_iter().filter_map(|(column, _, buf)| {
             let member = self.member_at(slot, column);
-            Some((column, member, self.readable(member, slot)?, buf))
+            Some(Column { column, member, device: self.readable(member, slot)?, buf })
         });
-        let writes = self.scrub_columns(slot, columns.collect());
-        for (member, device, start, buf) in writes {
+        let columns: Vec<Column> = columns.collect();
+        for Repair { member, device, start, buf } in self.scrub_columns(slot, &columns) {
             if self.find_device(device).is_none() {
                 continue;
             }
@@ -303,10 +394,23 @@ impl Array {
     pub(super) fn end_logged_pass(&mut self, key: usize, pass: &mut LoggedPass, complete: bool) -> Flow {
         let slot = pass.hold.slot;
         self.let_slot_go(key, &mut pass.hold);
+        self.patient.retain(|(_, other)| *other != key);
         match &pass.work {
             Work::Rebuild(targets) => self.built_slot(slot, targets, complete),
             Work::Scrub => self.verified(ActivityKind::Scrub, slot, complete),
         }
         Flow::Finished
     }
+}
+
+/// The longest runs of rows for which `is_in` holds.
+fn runs(rows: Range<usize>, is_in: impl Fn(usize) -> bool) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for row in rows.filter(|&row| is_in(row)) {
+        match runs.last_mut() {
+            Some(run) if run.end == row => run.end += 1,
+            _ => runs.push(row..row + 1),
+        }
+    }
+    runs
 }

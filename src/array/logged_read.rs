@@ -1,8 +1,9 @@
 //! Reads of logged arrays: under a shared lock on the rows, every block verified, what is wrong decoded and rewritten.
 
-use super::fetch::{Fetch, Fetched};
+use super::damage::BlockName;
+use super::fetch::{Fetch, Fetched, Why};
 use super::lock::LockMode;
-use super::page_hold::PageHold;
+use super::page_hold::{PageHold, PagesHeld};
 use super::{Array, ClientError, Flow, Inflight, Op, PieceId, SlotReply};
 use crate::block_io::{BufMut, IoFault, IoValue};
 use crate::codec::CodedColumns;
@@ -12,8 +13,13 @@ use std::ops::Range;
 
 const BLOCK: usize = ROW_BYTES as usize;
 
+/// Blocks set aside that one read looks for on their members: a read of 1 MiB has no more.
+const REPAID_AT_ONCE: usize = 256;
+
 pub(super) struct LoggedRead {
-    piece: PieceId,
+    /// None: nobody waits for it, it looks at one block of a column again.
+    piece: Option<PieceId>,
+    looks_at: Option<(usize, usize)>,
     stripe: StripeIndex,
     /// Where the stripe was when the lock was granted.
     slot: SlotIndex,
@@ -27,6 +33,8 @@ pub(super) struct LoggedRead {
     fetch: Fetch,
     repairing: usize,
     answered: bool,
+    /// Its blocks that are set aside were read again on their own members: not twice.
+    has_repaid: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +43,8 @@ enum Stage {
     Pages,
     Fetch,
     Repair,
+    /// Waits until blocks that are set aside have been read again.
+    Repay,
 }
 
 impl Array {
@@ -46,9 +56,36 @@ impl Array {
         buf: BufMut,
     ) {
         self.client_ops += 1;
+        self.begin_logged_read(Some(piece), None, stripe, offset, buf);
+    }
+
+    /// Reads a block that could not be had again. What comes of it shows in the list of damage.
+    /// `waiter` is advanced when that is over.
+    pub(super) fn look_again(&mut self, block: BlockName, waiter: Option<usize>) {
+        let is_running = self.repaying.contains_key(&block);
+        self.repaying.entry(block).or_default().extend(waiter);
+        if is_running {
+            return;
+        }
+        let (stripe, column, row) = block;
+        self.looks += 1;
+        let buf = self.pool.alloc(BLOCK);
+        let (column, row) = (usize::from(column), row as usize);
+        self.begin_logged_read(None, Some((column, row)), stripe, column * self.map.chunk + row * BLOCK, buf);
+    }
+
+    fn begin_logged_read(
+        &mut self,
+        piece: Option<PieceId>,
+        looks_at: Option<(usize, usize)>,
+        stripe: StripeIndex,
+        offset: usize,
+        buf: BufMut,
+    ) {
         let slot = SlotIndex(stripe.0);
         let mut read = Box::new(LoggedRead {
             piece,
+            looks_at,
             stripe,
             slot,
             offset,
@@ -60,8 +97,9 @@ impl Array {
             fetch: Fetch::new(slot),
             repairing: 0,
             answered: false,
+            has_repaid: false,
         });
-        let rows = self.rows_of(offset, read.len);
+        let rows = self.rows_of_read(&read);
         let key = self.ops.insert(Op::Busy);
         let flow = if self.locks.acquire(slot, rows, LockMode::Shared, key) {
             self.advance_logged_read(key, &mut read)
@@ -69,6 +107,13 @@ impl Array {
             Flow::Wait
         };
         self.put_back(key, Op::LoggedRead(read), flow);
+    }
+
+    fn rows_of_read(&self, read: &LoggedRead) -> Range<usize> {
+        match read.looks_at {
+            Some((_, row)) => row * BLOCK..(row + 1) * BLOCK,
+            None => self.rows_of(read.offset, read.len),
+        }
     }
 
     /// Rows, in bytes within the chunk and whole blocks, that a byte range of a stripe touches.
@@ -88,6 +133,14 @@ impl Array {
         if self.is_failed() || read.life != self.redo().lives {
             return self.end_logged_read(key, read, Err(ClientError::Io));
         }
+        if read.stage == Stage::Repay {
+            if self.is_repaying(key) {
+                return Flow::Wait;
+            }
+            read.stage = Stage::Lock;
+            let rows = self.rows_of_read(read);
+            self.locks.acquire(SlotIndex(read.stripe.0), rows, LockMode::Shared, key);
+        }
         if read.stage == Stage::Lock {
             if !self.locks.is_held(SlotIndex(read.stripe.0), key) {
                 return Flow::Wait;
@@ -99,19 +152,29 @@ impl Array {
                 return self.end_logged_read(key, read, Ok(SlotReply::Sparse(buf, vec![whole])));
             }
             read.stage = Stage::Pages;
-            let rows = self.rows_of(read.offset, read.len);
+            let rows = self.rows_of_read(read);
             let pages = self.hash_pages(read.slot, rows.start / BLOCK..rows.end / BLOCK);
             read.pages = PageHold::new(pages, read.life);
         }
-        if !self.hold_pages(key, &mut read.pages) {
-            return Flow::Wait;
+        match self.hold_pages(key, &mut read.pages) {
+            PagesHeld::Wait => Flow::Wait,
+            PagesHeld::Unreadable => self.end_logged_read(key, read, Err(ClientError::Io)),
+            PagesHeld::All { .. } => self.fetch_for_read(key, read),
         }
-        self.fetch_for_read(key, read)
     }
 
     fn fetch_for_read(&mut self, key: usize, read: &mut LoggedRead) -> Flow {
         read.stage = Stage::Fetch;
         read.fetch = Fetch::new(read.slot);
+        if let Some((column, row)) = read.looks_at {
+            read.fetch.background = true;
+            let buf = read.buf.take().expect("nothing reads into it yet");
+            read.fetch.want(column, row..row + 1, buf);
+            return match self.fetch(key, &mut read.fetch) {
+                Fetched::Wait => Flow::Wait,
+                Fetched::Done => self.answer_logged_read(key, read),
+            };
+        }
         let aligned = read.offset.is_multiple_of(BLOCK) && read.len.is_multiple_of(BLOCK);
         for part in self.map.columns(read.offset, read.len).collect::<Vec<_>>() {
             let rows = part.range.start / BLOCK..part.range.end.div_ceil(BLOCK);
@@ -142,7 +205,7 @@ impl Array {
         if read.stage == Stage::Repair {
             read.repairing -= 1;
             if let Err(fault) = result {
-                self.write_fault(entry.member, entry.device, "rewrite of a wrong block", fault);
+                self.repair_fault(entry.member, entry.device, fault);
             }
             return if read.repairing > 0 { Flow::Wait } else { self.release_logged_read(key, read) };
         }
@@ -166,12 +229,19 @@ impl Array {
     }
 
     fn answer_logged_read(&mut self, key: usize, read: &mut LoggedRead) -> Flow {
-        if !read.fetch.lost.is_empty() || self.is_failed() || read.life != self.redo().lives {
-            if !self.is_failed() {
-                self.note_lost(read.stripe, read.slot, &read.fetch.lost);
-            }
+        if self.is_failed() || read.life != self.redo().lives {
             return self.end_logged_read(key, read, Err(ClientError::Io));
         }
+        if !read.fetch.missing.is_empty() {
+            return self.read_missing(key, read);
+        }
+        if let Some((column, row)) = read.looks_at {
+            self.damage.forget((read.stripe, column as u16, row as u32));
+            read.stage = Stage::Repair;
+            read.repairing = self.send_repairs(key, &mut read.fetch);
+            return if read.repairing > 0 { Flow::Wait } else { self.release_logged_read(key, read) };
+        }
+        self.forget_damage(read.stripe, read.offset, read.len);
         let repairs = std::mem::take(&mut read.fetch.repairs);
         let aligned = read.offset.is_multiple_of(BLOCK) && read.len.is_multiple_of(BLOCK);
         let unwritten: BTreeSet<(usize, usize)> = read.fetch.unwritten.drain(..).collect();
@@ -206,11 +276,53 @@ impl Array {
         read.answered = true;
         self.client_ops -= 1;
         let reply = if zeroes.is_empty() { SlotReply::Data(reply) } else { SlotReply::Sparse(reply, zeroes) };
-        self.done(read.piece, Ok(reply));
+        if let Some(piece) = read.piece {
+            self.done(piece, Ok(reply));
+        }
         read.fetch.repairs = repairs;
         read.stage = Stage::Repair;
         read.repairing = self.send_repairs(key, &mut read.fetch);
         if read.repairing > 0 { Flow::Wait } else { self.release_logged_read(key, read) }
+    }
+
+    /// Some blocks cannot be had. Those that are set aside are looked for once on their own members; the rest is an error.
+    fn read_missing(&mut self, key: usize, read: &mut LoggedRead) -> Flow {
+        let missing = std::mem::take(&mut read.fetch.missing);
+        if read.looks_at.is_some() {
+            self.damage.note(read.stripe, &missing);
+            return self.release_logged_read(key, read);
+        }
+        self.note_missing(read.stripe, read.slot, &missing);
+        let can_repay = missing.len() <= REPAID_AT_ONCE && !read.has_repaid && self.stopping.is_none();
+        if !can_repay || missing.iter().any(|block| block.why != Why::SetAside) {
+            return self.end_logged_read(key, read, Err(ClientError::Io));
+        }
+        read.has_repaid = true;
+        let parts = read.fetch.take();
+        if read.buf.as_ref().is_none_or(|buf| buf.len() < read.len) {
+            // The client's buffer was split among the columns.
+            let whole =
+                parts.into_iter().map(|(_, _, part)| part).reduce(|whole, part| self.join(whole, part));
+            read.buf = whole;
+        }
+        self.release_pages(&mut read.pages);
+        self.unlock(SlotIndex(read.stripe.0), key);
+        read.stage = Stage::Repay;
+        for block in missing {
+            self.start_repay((read.stripe, block.column as u16, block.row as u32), Some(key));
+        }
+        Flow::Wait
+    }
+
+    /// Blocks of a byte range of a stripe that were read are not damaged any more.
+    fn forget_damage(&mut self, stripe: StripeIndex, offset: usize, len: usize) {
+        if self.damage.is_empty() {
+            return;
+        }
+        for part in self.map.columns(offset, len) {
+            let rows = (part.range.start / BLOCK) as u32..part.range.end.div_ceil(BLOCK) as u32;
+            self.damage.forget_rows(stripe, part.column.0, rows);
+        }
     }
 
     /// Joins two buffers that were one; a part that had to be read again elsewhere is copied.
@@ -234,15 +346,24 @@ impl Array {
     ) -> Flow {
         if !read.answered {
             read.answered = true;
-            self.client_ops -= 1;
-            self.done(read.piece, result);
+            if let Some(piece) = read.piece {
+                self.client_ops -= 1;
+                self.done(piece, result);
+            }
         }
         self.release_logged_read(key, read)
     }
 
     fn release_logged_read(&mut self, key: usize, read: &mut LoggedRead) -> Flow {
+        if let Some((column, row)) = read.looks_at.take() {
+            self.looks -= 1;
+            let waiters = self.repaying.remove(&(read.stripe, column as u16, row as u32));
+            self.ready.extend(waiters.into_iter().flatten());
+        }
         self.release_pages(&mut read.pages);
-        self.unlock(SlotIndex(read.stripe.0), key);
+        if read.stage != Stage::Repay {
+            self.unlock(SlotIndex(read.stripe.0), key);
+        }
         Flow::Finished
     }
 }

@@ -3,25 +3,30 @@
 //!
 //! The rows are locked until their new content is in the open batch, in the overlay and in the page cache: from then
 //! on it is what everybody reads. Old data and old parity are verified before they enter a new parity (`fetch.rs`).
-//! A write that fails before it joined a batch has changed nothing.
+//! A write that fails before it joined a batch has changed nothing. A write changes what it was asked to change (rule T2):
+//! where a row cannot be read for its parity, `unreadable.rs` says how it goes on.
 
+use super::damage::BlockName;
 use super::fetch::{Blended, Fetch, Fetched};
 use super::journal::{record_bytes, stripe_of};
 use super::lock::LockMode;
 use super::mutation::{Mutation, is_off};
-use super::page_hold::PageHold;
+use super::page_hold::{PageHold, PagesHeld};
 use super::plan::{self, Band, ParityPath};
 use super::redo::Share;
 use super::{Array, ClientError, Flow, Inflight, Op, PieceId, SlotReply};
 use crate::block_io::{Buf, BufMut, DeviceId, IoFault, IoFaultKind, IoValue};
 use crate::codec::CodedColumns;
 use crate::format::{FreshRecord, InPlaceRecord, LogRecord, MapEntry};
-use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
+use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex, Timestamp};
 use std::ops::Range;
 
 mod parity;
 mod room;
 mod stripe;
+mod unreadable;
+
+use unreadable::Way;
 
 const BLOCK: usize = ROW_BYTES as usize;
 
@@ -36,6 +41,8 @@ pub(super) struct LoggedWrite {
     fua: bool,
     life: u64,
     stage: Stage,
+    /// The block that it writes again if its member still has it.
+    repays: Option<BlockName>,
     /// The rows locked, in bytes within the chunk; none while unlocked.
     locked: Option<Range<usize>>,
     /// The free slot that a whole stripe goes to, locked as such.
@@ -44,13 +51,33 @@ pub(super) struct LoggedWrite {
     promised: Share,
     fetch: Fetch,
     plans: Vec<(Band, ParityPath)>,
-    /// Blocks that cannot be had: the write goes on without them, and they stay lost.
-    healing: bool,
+    /// How new parity comes about.
+    way: Way,
+    /// When the rows could not be read for the first time.
+    unreadable_since: Option<Timestamp>,
     records: Vec<(LogRecord, Vec<(u16, Buf)>)>,
     /// Writes of a whole stripe under way, and what each is.
     pending: usize,
     writes: Vec<StripeWrite>,
-    no_space: bool,
+    /// A member had no room for the stripe, or this host lacked resources for it, for too long.
+    short: Option<ClientError>,
+    /// When the client asked for it.
+    since: Timestamp,
+    /// It has waited for too long for what a shortage holds up.
+    expired: Option<ClientError>,
+}
+
+impl LoggedWrite {
+    /// Whether the client gets this error instead of waiting any longer; the operation is to be advanced then.
+    pub fn loses_patience(&mut self, now: Timestamp, patience_ns: u64, error: ClientError) -> bool {
+        let waits = matches!(self.stage, Stage::Room | Stage::Slot | Stage::Join | Stage::Logged);
+        let is_late = now.nanos_since(self.since) >= patience_ns;
+        let loses = waits && is_late && self.piece.is_some() && self.expired.is_none();
+        if loses {
+            self.expired = Some(error);
+        }
+        loses
+    }
 }
 
 enum Work {
@@ -58,6 +85,8 @@ enum Work {
     Data { offset: usize, data: Buf },
     /// Whole stripes from this one on that are to hold no data.
     Discard { left: u64 },
+    /// A block that is set aside, to be written again if its member still has its content.
+    Repay { column: usize, row: usize },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,8 +94,12 @@ enum Stage {
     /// Waits until there is room for it.
     Room,
     Lock,
+    /// Waits until what could not be read is read again.
+    Patience(Timestamp),
     /// Loading pages.
     Pages,
+    /// Reading a block that is set aside.
+    Repay,
     /// Reading blocks that are only partly overwritten.
     Edges,
     /// Reading what new parity needs.
@@ -107,20 +140,25 @@ impl Array {
             !data.is_empty() && offset + data.len() <= self.map.stripe_bytes(),
             "a write beyond its stripe"
         );
-        self.start_logged(piece, stripe, Work::Data { offset, data }, fua);
+        self.start_logged(Some(piece), stripe, Work::Data { offset, data }, fua);
     }
 
     pub(super) fn start_discard(&mut self, piece: PieceId, first: StripeIndex, count: u64) {
         assert!(count > 0 && first.0 + count <= self.geometry.stripes(), "a discard out of bounds");
-        self.start_logged(piece, first, Work::Discard { left: count }, false);
+        self.start_logged(Some(piece), first, Work::Discard { left: count }, false);
     }
 
-    fn start_logged(&mut self, piece: PieceId, stripe: StripeIndex, work: Work, fua: bool) {
-        self.client_ops += 1;
+    /// Without a piece no client waits for it.
+    fn start_logged(&mut self, piece: Option<PieceId>, stripe: StripeIndex, work: Work, fua: bool) {
+        self.client_ops += usize::from(piece.is_some());
         self.write_ops += 1;
         let slot = SlotIndex(stripe.0);
+        let repays = match work {
+            Work::Repay { column, row } => Some((stripe, column as u16, row as u32)),
+            Work::Data { .. } | Work::Discard { .. } => None,
+        };
         let mut write = Box::new(LoggedWrite {
-            piece: Some(piece),
+            piece,
             stripe,
             slot,
             work,
@@ -128,17 +166,21 @@ impl Array {
             fua,
             life: self.redo().lives,
             stage: Stage::Room,
+            repays,
             locked: None,
             target: None,
             pages: PageHold::default(),
             promised: Share::default(),
             fetch: Fetch::new(slot),
             plans: Vec::new(),
-            healing: false,
+            way: Way::Usual,
+            unreadable_since: None,
             records: Vec::new(),
             pending: 0,
             writes: Vec::new(),
-            no_space: false,
+            short: None,
+            since: self.now,
+            expired: None,
         });
         self.cut_write(&mut write);
         let key = self.ops.insert(Op::Busy);
@@ -149,17 +191,21 @@ impl Array {
     /// Goes on as far as it goes: after a grant, a page, room, a free slot, a written batch, or a failure.
     pub(super) fn advance_logged_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         loop {
-            if matches!(write.stage, Stage::Edges | Stage::Old | Stage::Code | Stage::Stripe) {
+            if matches!(write.stage, Stage::Edges | Stage::Old | Stage::Code | Stage::Stripe | Stage::Repay) {
                 return Flow::Wait;
             }
             if self.is_failed() || write.life != self.redo().lives {
                 return self.end_logged_write(key, write, Err(ClientError::Io));
+            }
+            if let Some(error) = write.expired {
+                return self.end_logged_write(key, write, Err(error));
             }
             let before = write.stage;
             let flow = match write.stage {
                 Stage::Room => self.admit_write(key, write),
                 Stage::Lock if !self.locks.is_held(SlotIndex(write.stripe.0), key) => Flow::Wait,
                 Stage::Lock => self.locked_write(key, write),
+                Stage::Patience(until) => self.try_again(write, until),
                 Stage::Pages => self.load_write(key, write),
                 Stage::Slot => self.choose_slot(key, write),
                 Stage::SlotLock => match write.target {
@@ -171,7 +217,7 @@ impl Array {
                 Stage::Join => self.join_write(key, write),
                 Stage::Logged if self.redo().is_waiting(key) => Flow::Wait,
                 Stage::Logged => return self.acknowledge_logged(key, write),
-                Stage::Edges | Stage::Old | Stage::Code | Stage::Stripe => Flow::Wait,
+                Stage::Edges | Stage::Old | Stage::Code | Stage::Stripe | Stage::Repay => Flow::Wait,
             };
             if flow == Flow::Finished || write.stage == before {
                 return flow;
@@ -194,8 +240,8 @@ impl Array {
         let share = self.share_of_write(write);
         let used = self.redo().journal.used_blocks();
         if !self.redo().waiting_for_room.is_empty() || !self.redo().has_room(share, used) {
-            if self.is_starved() {
-                return self.end_logged_write(key, write, Err(ClientError::NoSpace));
+            if let Some(error) = self.lasting_shortage() {
+                return self.end_logged_write(key, write, Err(error));
             }
             let redo = self.redo_mut();
             redo.checkpoint.want();
@@ -218,6 +264,7 @@ impl Array {
             Work::Data { offset, data } if self.holds_data(write.stripe) && !self.is_whole(write) => {
                 self.rows_of(*offset, data.len())
             }
+            Work::Repay { row, .. } => row * BLOCK..(row + 1) * BLOCK,
             _ => 0..self.map.chunk,
         }
     }
@@ -244,6 +291,9 @@ impl Array {
             write.stage = Stage::Join;
             return Flow::Wait;
         }
+        if matches!(write.work, Work::Repay { .. }) && first {
+            return self.end_logged_write(key, write, Ok(SlotReply::Done));
+        }
         if first && self.redo().checksums.is_none() && !self.is_whole(write) {
             self.fill_stripe(write);
         }
@@ -268,8 +318,13 @@ impl Array {
 
     /// The pages are asked for; once here, old bytes are read.
     fn load_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        if !self.hold_pages(key, &mut write.pages) {
-            return Flow::Wait;
+        match self.hold_pages(key, &mut write.pages) {
+            PagesHeld::Wait => return Flow::Wait,
+            PagesHeld::Unreadable => return self.end_logged_write(key, write, Err(ClientError::Io)),
+            PagesHeld::All { .. } => {}
+        }
+        if let Work::Repay { column, row } = write.work {
+            return self.read_set_aside(key, write, column, row);
         }
         let Work::Data { offset, data } = &write.work else { unreachable!("a discard needs no pages") };
         let (start, end) = (*offset, *offset + data.len());
@@ -300,8 +355,8 @@ impl Array {
 
     /// The payload becomes whole blocks.
     fn merge_edges(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        if !write.fetch.lost.is_empty() {
-            return self.refuse_lost(key, write);
+        if !write.fetch.missing.is_empty() {
+            return self.edges_missing(key, write);
         }
         let Work::Data { offset, data } = &mut write.work else { unreachable!("only data has edges") };
         let start = *offset / BLOCK * BLOCK;
@@ -327,9 +382,11 @@ impl Array {
         write.plans.clear();
         write.fetch = Fetch::new(slot);
         for band in plan::bands(&self.map, *offset, data.len()) {
-            let path = match plan::path(&self.map, &band, readable, &parities, true) {
-                ParityPath::Direct => ParityPath::Direct,
-                ParityPath::ReadModifyWrite if !write.healing && !first => ParityPath::ReadModifyWrite,
+            let usual = plan::path(&self.map, &band, readable, &parities);
+            let path = match (usual, write.way) {
+                (ParityPath::Direct, _) => ParityPath::Direct,
+                _ if first => ParityPath::ReconstructWrite,
+                (ParityPath::ReadModifyWrite, Way::Usual) | (_, Way::Delta) => ParityPath::ReadModifyWrite,
                 _ => ParityPath::ReconstructWrite,
             };
             let columns: Vec<usize> = match path {
@@ -357,8 +414,8 @@ impl Array {
 
     /// Where a write is one band and much, its parity is computed in the pass that verifies what it is computed from.
     fn blend_parity(&self, write: &mut LoggedWrite) {
-        let (Work::Data { offset, data }, [(band, path)], false) =
-            (&write.work, &write.plans[..], write.healing)
+        let (Work::Data { offset, data }, [(band, path)], Way::Usual) =
+            (&write.work, &write.plans[..], write.way)
         else {
             return;
         };
@@ -379,29 +436,29 @@ impl Array {
     }
 
     fn fetched_old(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        if !write.fetch.lost.is_empty() && !write.healing {
-            if self.redo().checksums.is_none() {
-                return self.refuse_lost(key, write);
-            }
-            // What cannot be had stays lost; what is written is not.
-            write.healing = true;
-            return self.plan_logged(key, write);
+        // What counts as zeroes is known to coding, whatever it once held.
+        if write.fetch.missing.iter().any(|block| self.keeps_from_coding(block)) {
+            return self.old_missing(key, write);
         }
+        self.records_made(write)
+    }
+
+    fn records_made(&mut self, write: &mut LoggedWrite) -> Flow {
         self.make_records(write);
         write.stage = Stage::Join;
         Flow::Wait
-    }
-
-    fn refuse_lost(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        self.note_lost(write.stripe, write.slot, &write.fetch.lost);
-        self.end_logged_write(key, write, Err(ClientError::Io))
     }
 
     /// New parity, hashes and records of every band.
     fn make_records(&mut self, write: &mut LoggedWrite) {
         let Work::Data { offset, data } = &write.work else { return };
         let first = !self.holds_data(write.stripe);
-        let lost = std::mem::take(&mut write.fetch.lost);
+        let missing = std::mem::take(&mut write.fetch.missing);
+        let aside: Vec<(usize, usize)> = missing
+            .iter()
+            .filter(|block| !block.why.counts_as_zeroes())
+            .map(|block| (block.column, block.row))
+            .collect();
         let mut blended = write.fetch.take_blended();
         let mut old = write.fetch.take().into_iter();
         for (at, (band, path)) in write.plans.iter().enumerate() {
@@ -414,7 +471,7 @@ impl Array {
             };
             let mut olds: Vec<(usize, BufMut)> =
                 old.by_ref().take(count).map(|(column, _, buf)| (column, buf)).collect();
-            for &(column, row) in lost.iter().filter(|(_, row)| rows.contains(row)) {
+            for &(column, row) in aside.iter().filter(|(_, row)| rows.contains(row)) {
                 if let Some((_, buf)) = olds.iter_mut().find(|(c, _)| *c == column) {
                     buf[(row - rows.start) * BLOCK..(row - rows.start + 1) * BLOCK].fill(0);
                 }
@@ -444,14 +501,15 @@ impl Array {
                 &rows,
                 first,
                 (images, hashes),
-                &lost,
+                &aside,
                 &mut write.records,
             );
         }
     }
 
-    /// The records of a band: one, or one for each row where blocks stay lost. The hashes of its images are those given,
-    /// in the order of the images, which is that of their columns; none are given where blocks stay lost.
+    /// The records of a band: one, or one for each row where blocks, (column, row), are set aside. The hashes of its images
+    /// are those given, in the order of the images, which is that of their columns; none are given where blocks are set
+    /// aside.
     #[expect(clippy::too_many_arguments, reason = "the fields of the records it makes")]
     fn add_records(
         &self,
@@ -460,36 +518,42 @@ impl Array {
         rows: &Range<usize>,
         first: bool,
         (images, hashed): (Vec<(u16, Buf)>, Option<Vec<BlockHash>>),
-        lost: &[(usize, usize)],
+        aside: &[(usize, usize)],
         records: &mut Vec<(LogRecord, Vec<(u16, Buf)>)>,
     ) {
-        let pieces: Vec<Range<usize>> = if lost.iter().any(|(_, row)| rows.contains(row)) {
+        let pieces: Vec<Range<usize>> = if aside.iter().any(|(_, row)| rows.contains(row)) {
             rows.clone().map(|row| row..row + 1).collect()
         } else {
             vec![rows.clone()]
         };
         assert!(
             hashed.is_none() || pieces.len() == 1,
-            "what is blended has no row with blocks that are lost"
+            "what is blended has no row with blocks that are set aside"
         );
         for (nth, piece) in pieces.into_iter().enumerate() {
             let bytes = (piece.start - rows.start) * BLOCK..(piece.end - rows.start) * BLOCK;
             let images: Vec<(u16, Buf)> =
                 images.iter().map(|(c, buf)| (*c, buf.slice(bytes.clone()))).collect();
-            let lost_here = lost.iter().filter(|(_, row)| *row == piece.start).map(|(c, _)| *c as u16);
+            let aside_here = aside.iter().filter(|(_, row)| *row == piece.start).map(|(c, _)| *c as u16);
             let mut columns: Vec<u16> = images.iter().map(|(column, _)| *column).collect();
-            columns.extend(lost_here.filter(|c| !images.iter().any(|(other, _)| other == c)));
+            columns.extend(aside_here.filter(|c| !images.iter().any(|(other, _)| other == c)));
             columns.sort_unstable();
-            let hashes = hashed.clone().unwrap_or_else(|| {
-                let mut hashes = Vec::with_capacity(columns.len() * piece.len());
-                for column in &columns {
-                    match images.iter().find(|(c, _)| c == column) {
-                        Some((_, image)) => self.redo().log_hasher().hash_blocks(image, &mut hashes),
-                        None => hashes.extend(std::iter::repeat_n(BlockHash::LOST, piece.len())),
+            let hashes =
+                hashed.clone().unwrap_or_else(|| {
+                    let mut hashes = Vec::with_capacity(columns.len() * piece.len());
+                    for column in &columns {
+                        match images.iter().find(|(c, _)| c == column) {
+                            Some((_, image)) => self.redo().log_hasher().hash_blocks(image, &mut hashes),
+                            None if is_off(Mutation::LostWithoutEvidence) => {
+                                hashes.extend(std::iter::repeat_n(BlockHash::LOST, piece.len()));
+                            }
+                            None => hashes.extend(piece.clone().map(|row| {
+                                self.redo().pages.hash(slot, row, ColumnIndex(*column)).set_aside()
+                            })),
+                        }
                     }
-                }
-                hashes
-            });
+                    hashes
+                });
             let record = InPlaceRecord {
                 stripe,
                 slot,
@@ -505,8 +569,10 @@ impl Array {
 
     /// Gets the records into the open batch and makes them what everybody reads.
     fn join_write(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
-        if !self.hold_pages(key, &mut write.pages) {
-            return Flow::Wait;
+        match self.hold_pages(key, &mut write.pages) {
+            PagesHeld::Wait => return Flow::Wait,
+            PagesHeld::Unreadable => return self.end_logged_write(key, write, Err(ClientError::Io)),
+            PagesHeld::All { .. } => {}
         }
         let payload: usize = write
             .records
@@ -545,7 +611,7 @@ impl Array {
         if let Some((offset, data)) = write.rest.take() {
             self.let_go(key, write);
             write.work = Work::Data { offset, data };
-            (write.healing, write.stage) = (false, Stage::Room);
+            (write.way, write.unreadable_since, write.stage) = (Way::Usual, None, Stage::Room);
             write.writes.clear();
             self.cut_write(write);
             return Flow::Wait;
@@ -609,19 +675,19 @@ impl Array {
 
     /// Blocks that are written again are not lost any more.
     fn forget_lost(&mut self, record: &LogRecord) {
-        if self.lost.is_empty() {
+        if self.damage.is_empty() {
             return;
         }
         match record {
             LogRecord::InPlace(record) => {
                 for (at, &column) in record.columns.iter().enumerate() {
                     for row in (0..record.rows).filter(|&row| record.hash(at, row as usize).is_stored()) {
-                        self.lost.remove(&(record.stripe, column, record.row + row));
+                        self.damage.forget((record.stripe, column, record.row + row));
                     }
                 }
             }
             LogRecord::Fresh(FreshRecord { stripe, .. }) | LogRecord::Discard { stripe, .. } => {
-                self.lost.retain(|(other, _, _)| other != stripe);
+                self.damage.forget_stripe(*stripe);
             }
         }
     }
@@ -652,6 +718,9 @@ impl Array {
         entry: Inflight,
         result: Result<IoValue, IoFault>,
     ) -> Flow {
+        if write.stage == Stage::Repay {
+            return self.set_aside_read(key, write, result);
+        }
         if write.stage != Stage::Stripe {
             let fetched = self.fetch_io(key, &mut write.fetch, item, entry, result);
             return self.go_on_fetched(key, write, fetched);
@@ -659,8 +728,9 @@ impl Array {
         write.pending -= 1;
         if let Err(fault) = result {
             let retry = fault.kind == IoFaultKind::Medium && !write.writes[item].retried;
-            if fault.kind == IoFaultKind::NoSpace {
-                write.no_space = true;
+            if fault.kind.passes() && self.find_device(entry.device).is_some() {
+                let is_full = fault.kind == IoFaultKind::NoSpace || write.short == Some(ClientError::NoSpace);
+                write.short = Some(if is_full { ClientError::NoSpace } else { ClientError::Io });
             } else if retry && self.find_device(entry.device).is_some() {
                 write.writes[item].retried = true;
                 self.send_stripe_write(key, write, item);
@@ -740,6 +810,7 @@ impl Array {
             self.client_ops -= 1;
             self.done(piece, result);
         }
+        self.end_repay(write);
         self.write_ops -= 1;
         self.last_write = self.now;
         self.wake_waiting_for_room();

@@ -1,10 +1,13 @@
 //! The members of an array: who serves which slot, who must get a write, and what happens when one fails.
 
-use super::{Array, ArrayAction, PieceId, Stopping};
-use super::{MemberCounters, MemberStatus, NoticeLevel};
-use crate::block_io::{DeviceId, IoFault, IoFaultKind};
+use super::bad_blocks::{Excess, Ill};
+use super::inflight::{Again, Inflight};
+use super::mutation::{Mutation, is_off};
+use super::{Array, ArrayAction, Effect, Owner, Stopping};
+use super::{MemberCondition, MemberCounters, MemberStatus, NoticeLevel};
+use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::format::{MemberSet, MemberState};
-use crate::units::{MemberIndex, SlotIndex};
+use crate::units::{ByteOffset, MemberIndex, ROW_BYTES, SlotIndex};
 use std::collections::BTreeSet;
 use uuid::Uuid;
 
@@ -72,7 +75,9 @@ pub(super) struct Progress {
     pub known_zero: bool,
     /// The device is current as of the end of this epoch: only what was written later has to be built.
     pub since: Option<u64>,
-    /// How far its copies of metadata pages have come, in a logged array.
+    /// Its log is being read, which may show that it is not: nothing is built before.
+    pub awaits_ring: bool,
+    /// How far its copies of metadata pages have come.
     pub pages: PagesBuilt,
 }
 
@@ -92,7 +97,8 @@ impl Progress {
 
     /// Everything from slot `next` on is to be built.
     pub fn starting_at(next: u64, known_zero: bool) -> Progress {
-        Progress { next, running: BTreeSet::new(), known_zero, since: None, pages: PagesBuilt::No }
+        let pages = PagesBuilt::No;
+        Progress { next, running: BTreeSet::new(), known_zero, since: None, awaits_ring: false, pages }
     }
 
     /// After a restart slots beyond the recorded position may have been written already.
@@ -138,6 +144,8 @@ pub(super) struct Member {
     pub replacement: Option<Replacement>,
     pub counters: MemberCounters,
     pub reason: Option<String>,
+    /// It left because of a shortage, and may come back by itself.
+    pub away: Option<MemberCondition>,
 }
 
 impl Member {
@@ -161,10 +169,6 @@ pub(super) enum Which {
     Primary,
     Replacement,
 }
-
-/// Failed reads of one member that are healed by rewriting before the member is given up: a disk with a few bad
-/// sectors keeps serving, one that rots away is replaced.
-const READ_ERRORS_MAX: u64 = 256;
 
 impl Array {
     /// The members in service.
@@ -230,14 +234,6 @@ impl Array {
         all
     }
 
-    /// Whether some device in use is known to zero only by being written.
-    pub(super) fn cannot_zero(&self) -> bool {
-        self.members.iter().any(|member| {
-            let replacement = member.replacement.as_ref().map(|r| &r.device);
-            member.device.as_ref().into_iter().chain(replacement).any(|device| device.cannot_zero)
-        })
-    }
-
     pub(super) fn find_device(&self, id: DeviceId) -> Option<(MemberIndex, Which)> {
         self.devices()
             .into_iter()
@@ -251,25 +247,157 @@ impl Array {
         devices.into_iter().flatten().find(|device| device.id == id)
     }
 
-    /// A read failed. Counts it; a device that is gone, or has failed too often, leaves service.
+    /// Whether a fault says nothing about its device (T4).
+    pub(super) fn is_passing(&self, fault: IoFault) -> bool {
+        fault.kind.passes() && !is_off(Mutation::ShortageIsAFault)
+    }
+
+    /// A read failed. A device that is gone leaves service; for others see [`Array::judge_errors`].
     pub(super) fn read_fault(&mut self, index: MemberIndex, device: DeviceId, fault: IoFault) {
+        if self.find_device(device).is_none() || self.is_passing(fault) {
+            // What ends on a device that has left service tells nothing new.
+            return;
+        }
         let member = self.member_mut(index);
         member.counters.read_errors += 1;
-        let errors = member.counters.read_errors;
         if fault.kind == IoFaultKind::Gone {
             self.fault_device(index, device, MemberState::Faulted, format!("a read failed: {fault}"));
-        } else if errors > READ_ERRORS_MAX {
-            self.fault_device(
-                index,
-                device,
-                MemberState::Faulted,
-                format!("{errors} reads failed, the last: {fault}"),
-            );
         }
     }
 
-    /// A write or flush failed for good: the device leaves service.
+    /// Bytes that were bad could not be rewritten. Nothing relies on that, so whether the member goes is judged as for
+    /// reads (T5).
+    pub(super) fn repair_fault(&mut self, index: MemberIndex, device: DeviceId, fault: IoFault) {
+        if fault.kind == IoFaultKind::Medium {
+            self.member_mut(index).counters.write_errors += 1;
+        } else {
+            self.write_fault(index, device, "rewrite of a bad block", fault);
+        }
+    }
+
+    /// Takes note of what the end of an operation says of places on members in service.
+    pub(super) fn note_outcome(
+        &mut self,
+        entry: &Inflight,
+        again: &Again,
+        result: &Result<IoValue, IoFault>,
+    ) {
+        let (now, index) = (self.now, entry.member);
+        if self.member(index).device.is_none_or(|device| device.id != entry.device) {
+            return;
+        }
+        let bytes = |offset: &ByteOffset, len: usize| offset.0..offset.0 + len as u64;
+        match (again, result) {
+            (Again::Read { offset, len }, Ok(_)) => self.bad.read(index, bytes(offset, *len)),
+            (Again::Read { offset, len }, Err(IoFault { kind: IoFaultKind::Medium, .. })) => {
+                // What of the ring cannot be read harms no row; what replay needs of it is replay's to judge.
+                if self.is_in_log(*offset) {
+                    return;
+                }
+                // A place that is known to be bad says nothing about others.
+                if !matches!(entry.owner, Owner::Probe) {
+                    self.bad.read_failed(now, index);
+                }
+                // Of a longer range the blocks are read one by one afterwards.
+                if self.is_data(*offset) && *len == ROW_BYTES as usize {
+                    self.bad.failed(now, index, *offset, Ill::Unreadable);
+                }
+            }
+            (Again::Write { offset, buf, .. }, Ok(_)) => self.bad.written(index, bytes(offset, buf.len())),
+            (Again::Write { offset, buf, .. }, Err(IoFault { kind: IoFaultKind::Medium, .. }))
+                if self.is_data(*offset) =>
+            {
+                self.bad.not_mended(now, index, bytes(offset, buf.len()));
+            }
+            _ => {}
+        }
+    }
+
+    fn is_in_log(&self, offset: ByteOffset) -> bool {
+        let log = &self.redo.facts.log;
+        (log.offset.0..log.offset.0 + log.len).contains(&offset.0)
+    }
+
+    fn is_data(&self, offset: ByteOffset) -> bool {
+        let bytes = self.map.slots * self.map.chunk as u64;
+        (self.data_offset.0..self.data_offset.0 + bytes).contains(&offset.0)
+    }
+
+    /// A block that a member in service gave is right or wrong.
+    pub(super) fn note_verdict(&mut self, index: MemberIndex, slot: SlotIndex, row: usize, is_good: bool) {
+        if (is_good && self.bad.is_clear(index)) || self.member(index).state != MemberState::Online {
+            return;
+        }
+        let offset = self.map.device_offset(self.data_offset, slot, row * ROW_BYTES as usize);
+        match is_good {
+            true => self.bad.verified(index, offset),
+            false => self.bad.failed(self.now, index, offset, Ill::Wrong),
+        }
+    }
+
+    /// Tick: members whose errors do not end leave, if they can be spared (T5).
+    pub(super) fn judge_errors(&mut self) {
+        if self.is_failed() || self.stopping.is_some() {
+            return;
+        }
+        for (index, excess) in self.bad.excessive(self.now) {
+            let Some(device) = self.member(index).device else { continue };
+            let errors = match excess {
+                Excess::Certain(errors) => errors,
+                Excess::Probe(blocks) => {
+                    for offset in blocks.into_iter().map(|block| ByteOffset(block * ROW_BYTES)) {
+                        let op = IoOp::Read { offset, buf: self.pool.alloc(ROW_BYTES as usize) };
+                        self.submit_io(Owner::Probe, index, device.id, op);
+                    }
+                    continue;
+                }
+            };
+            if self.may_spare(index) || is_off(Mutation::LastCopyNotSpared) {
+                let reason =
+                    format!("its errors do not end: {errors} places cannot be read or are wrong again");
+                self.fault_device(index, device.id, MemberState::Faulted, reason);
+            } else if self.bad.keep(index) {
+                let text = format!(
+                    "the errors of member {index} do not end: {errors} places cannot be read or are wrong again. It is kept in \
+                     service all the same, for without it others could not be read: replace it with 'calpe replace'"
+                );
+                self.notice(NoticeLevel::Error, Some(index), text);
+            }
+        }
+    }
+
+    /// Whether everything that is known can be read without a member in service: each row and page that is listed as bad
+    /// on others too (T5).
+    pub(super) fn may_spare(&self, index: MemberIndex) -> bool {
+        let online = self.online();
+        let unlisted = self.bad.unlisted(index);
+        // Erasures of a row that is bad on none of the others, as far as that is known.
+        let gone = self.map.width() - online.len() + 1 + unlisted;
+        if gone > self.map.m {
+            return false;
+        }
+        let redo = &self.redo;
+        let chunk = self.map.chunk as u64;
+        let holds_data = |block: u64| {
+            let slot = SlotIndex((block * ROW_BYTES).saturating_sub(self.data_offset.0) / chunk);
+            redo.is_serving() && redo.stripes.stripe_at(slot).is_some_and(|stripe| self.holds_data(stripe))
+        };
+        let rows = self.bad.blocks(index);
+        let rows = rows.into_iter().all(|(block, bad)| gone + bad <= self.map.m || !holds_data(block));
+        rows && self.bad.pages(index).into_iter().all(|(page, bad)| {
+            let copies = redo.pages.layout().copies(page).map(|(member, _)| member);
+            let gone = copies.filter(|member| *member == index || !online.contains(*member)).count();
+            gone + bad + unlisted <= self.map.m
+        })
+    }
+
+    /// A write or flush failed for good: the device leaves service. Not for a fault that passes: whoever relied on the
+    /// operation is told of that only when its device has left, or it is void (T4).
     pub(super) fn write_fault(&mut self, index: MemberIndex, device: DeviceId, what: &str, fault: IoFault) {
+        if self.find_device(device).is_none() || self.is_passing(fault) {
+            // As above.
+            return;
+        }
         self.member_mut(index).counters.write_errors += 1;
         self.fault_device(index, device, MemberState::Faulted, format!("a {what} failed: {fault}"));
     }
@@ -278,7 +406,7 @@ impl Array {
     /// one that could return to a failed array.
     pub(super) fn flush_fault(&mut self, index: MemberIndex, device: DeviceId, fault: IoFault) {
         self.write_fault(index, device, "flush", fault);
-        if fault.kind != IoFaultKind::Gone {
+        if fault.kind != IoFaultKind::Gone && !fault.kind.passes() {
             self.returnable.remove(index);
         }
     }
@@ -294,19 +422,23 @@ impl Array {
 
     fn fault_primary(&mut self, index: MemberIndex, to: MemberState, reason: String) {
         let was_failed = self.is_failed();
+        if self.member(index).state == MemberState::Online {
+            let tail = self.tail_in_place();
+            self.supers.note_leaving(index, tail);
+        }
         let member = self.member_mut(index);
         let was = std::mem::replace(&mut member.state, to);
         member.progress = None;
+        member.away = None;
         member.reason = Some(reason.clone());
         if let Some(device) = member.device.take() {
-            self.releasing.push(device.id);
+            self.hand_back(device.id);
         }
         self.supers.note_loss();
-        if let Some(redo) = self.redo.as_mut() {
-            redo.pages.left(index);
-            if redo.is_serving() {
-                redo.member_lost();
-            }
+        self.bad.forget(index);
+        self.redo.pages.left(index);
+        if self.redo.is_serving() {
+            self.redo.member_lost();
         }
         let word = to.as_str();
         if was == MemberState::Rebuilding {
@@ -337,46 +469,60 @@ impl Array {
             );
             self.notice(NoticeLevel::Warning, Some(index), text);
         }
-        self.release_idle_devices();
     }
 
     /// Gives up the construction of a replacement.
     pub(super) fn drop_replacement(&mut self, index: MemberIndex, reason: &str) {
         if let Some(replacement) = self.member_mut(index).replacement.take() {
-            self.releasing.push(replacement.device.id);
+            self.hand_back(replacement.device.id);
             self.supers.note_loss();
             let text = format!("the replacement of member {index} was given up: {reason}");
             self.notice(NoticeLevel::Error, Some(index), text);
-            self.release_idle_devices();
+        }
+    }
+
+    /// Nobody waits for the operations of a device any more.
+    pub(super) fn abandon(&mut self, id: DeviceId, fault: IoFault) {
+        for (token, short) in self.inflight.abandon(id, fault) {
+            self.shortages.ended(id, token, short);
+        }
+    }
+
+    /// A device has failed: it is handed back, and nobody waits for what it has not ended (T7).
+    fn hand_back(&mut self, id: DeviceId) {
+        self.abandon(id, IoFault { kind: IoFaultKind::Gone, errno: libc::ENODEV });
+        self.actions.push(ArrayAction::Release(id));
+    }
+
+    /// An operation has ended whose device had left service before.
+    pub(super) fn late_end(&mut self, entry: &Inflight, result: &Result<IoValue, IoFault>) {
+        // As in `flush_fault`.
+        if let (Err(fault), Effect::Flush(_)) = (result, entry.effect)
+            && fault.kind != IoFaultKind::Gone
+        {
+            self.returnable.remove(entry.member);
         }
     }
 
     /// The moment the array loses its last spare redundancy and one more: operations that wait end in EIO.
     fn enter_failed(&mut self) {
-        // Those that wait for a gate or an acknowledgement decide anew when they are advanced.
+        // Those that wait for a gate decide anew when they are advanced.
         self.passes.drain();
         let gated = std::mem::take(&mut self.gated);
-        let unacknowledged = std::mem::take(&mut self.unacknowledged);
         self.ready.extend(gated);
-        self.ready.extend(unacknowledged);
-        let flushes: Vec<PieceId> = self.flushes.take_all();
-        for piece in flushes {
-            self.client_ops -= 1;
-            self.done(piece, Err(super::ClientError::Io));
-        }
         self.log_failed();
     }
 
-    /// Hands back devices that nothing is in flight on.
+    /// Hands back devices that others have taken the place of and that nobody waits for.
     pub(super) fn release_idle_devices(&mut self) {
         let inflight = &self.inflight;
         let actions = &mut self.actions;
         self.releasing.retain(|&id| {
-            let busy = inflight.iter().any(|(_, entry)| entry.device == id);
-            if !busy {
+            let awaited = inflight.is_awaited(id);
+            if !awaited {
                 actions.push(ArrayAction::Release(id));
             }
-            busy
+            awaited
         });
     }
 
@@ -388,8 +534,18 @@ impl Array {
             replacement: member.replacement.as_ref().map(|r| r.device.id),
             counters: member.counters,
             reason: member.reason.clone(),
+            conditions: self.conditions(MemberIndex(at as u16)),
+            returns: member.away.is_some(),
         };
         self.members.iter().enumerate().map(status).collect()
+    }
+
+    /// What a person should know of a member beside its state.
+    fn conditions(&self, index: MemberIndex) -> Vec<MemberCondition> {
+        let member = self.member(index);
+        let short = self.shortage_of(member.device.map(|device| device.id));
+        let kept = self.bad.is_kept(index).then_some(MemberCondition::KeptDespiteErrors);
+        member.away.or(short).into_iter().chain(kept).collect()
     }
 
     /// Whether the array has ended.

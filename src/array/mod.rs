@@ -2,26 +2,30 @@
 //!
 //! A sans-IO state machine. Requests on slots, completions of member I/O and the passing of time go in; member
 //! I/O, replies and notices come out in [`ArrayAction`]s, which the caller takes after every call. It owns the
-//! states of its members, their superblocks, the row locks, and the passes (resync, rebuild, scrub).
+//! states of its members, their superblocks, the row locks, and the passes (rebuild, scrub).
 //!
 //! Invariants:
 //! * Data and parity of a row change only under that row's exclusive lock; decoding happens under a shared one.
 //! * A write that left a member out is acknowledged only after the superblocks of the others say so durably
 //!   (rules E1-E3 of the crash-safety design), so a member that missed a write is never taken for current.
-//! * With more than m members gone nothing is written; writes that were half done are kept and completed when
-//!   the members return, so no row stays torn while the daemon lives.
+//! * With more than m members gone nothing is written; what was half done is completed from the log when the
+//!   members return.
 //!
 //! Must not know of clients, sockets, paths, clocks or threads.
 
 mod admin;
 mod api;
 pub mod assembly;
+mod bad_blocks;
 mod checkpoint;
 mod create;
+mod current;
+mod damage;
 mod fetch;
-mod flush;
 pub mod geometry;
 mod health;
+mod inflight;
+mod inspect;
 mod job;
 mod journal;
 mod lock;
@@ -34,34 +38,39 @@ mod overlay;
 mod page_copies;
 mod page_hold;
 mod page_pass;
+mod page_patience;
 mod page_scrub;
 mod pages;
 mod passes;
 mod plan;
-mod read;
 mod rebuild;
 mod recovery;
 mod redo;
+mod repair;
+mod ring_check;
+mod shortage;
 mod slot_hold;
 mod startup;
 mod status;
 mod stripe_map;
 mod supers;
 mod verify;
-mod write;
 
 use crate::block_io::{Completion, DeviceId, IoFault, IoOp, IoToken, IoValue, Pool};
 use crate::codec::{Codec, Transform};
-use crate::format::{BatchHash, Geometry, MemberSet, MemberState, RegionKind};
+use crate::format::{BatchHash, ChecksumKind, Geometry, MemberSet, MemberState, RegionKind};
 use crate::units::{ByteOffset, MemberIndex, SlotIndex, StripeIndex, Timestamp};
 pub use api::{
     AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, Health, NewDevice,
     NoticeLevel, PieceId, RequestId, SlotReply, SlotRequest, ZERO_RUN_SLOTS,
 };
 use assembly::Assembled;
+use bad_blocks::BadBlocks;
 pub use create::NewArray;
-use flush::{ExtentsOp, FlushGroup};
+use damage::{BlockName, Damage};
+use fetch::Why;
 use geometry::Map;
+use inflight::{Ended, Flight, Inflight, InflightTable};
 pub use job::{Job, JobDone, Urgency};
 use journal::Journal;
 use lock::LockTable;
@@ -74,18 +83,18 @@ use page_pass::PagePass;
 use page_scrub::PageScrub;
 use pages::PageStore;
 use passes::Passes;
-use read::ReadOp;
-use rebuild::RebuildOp;
 use redo::Redo;
+use repair::{Repair, RepairProgress};
+use ring_check::RingCheck;
+use shortage::Shortages;
 use slab::Slab;
 use startup::{Life, LogFacts};
 pub use status::{
-    Activity, ActivityKind, ArrayState, LogState, MemberCounters, MemberStatus, ScrubResult, VolumeStatus,
+    Activity, ActivityKind, ArrayState, LogState, MemberCondition, MemberCounters, MemberStatus, ScrubResult,
+    VolumeStatus,
 };
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use supers::Supers;
-use verify::VerifyOp;
-use write::WriteOp;
 
 /// An opened device as assembly hands it over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,13 +118,13 @@ pub enum FullStripe {
 /// What an array is told at its start besides its superblocks.
 #[derive(Clone, Debug)]
 pub struct ArrayConfig {
-    /// Floor of rebuild, scrub and resync in bytes of user data per second while clients are busy.
+    /// Floor of rebuild and scrub in bytes of user data per second while clients are busy.
     pub rebuild_min: u64,
     /// Ceiling in bytes of user data per second; 0 for none.
     pub rebuild_max: u64,
-    /// What is done with writes of whole stripes; arrays without a redo log always write in place.
+    /// What is done with writes of whole stripes.
     pub full_stripe: FullStripe,
-    /// Bytes from which on what was read is verified and decoded, and new parity computed, as a job, in logged arrays with
+    /// Bytes from which on what was read is verified and decoded, and new parity computed, as a job, in arrays with
     /// checksums. Below, the way to a thread and back takes longer than the work; where fingerprints gain from company and
     /// several clients' requests are under way, there are small jobs too, to be done together.
     pub job_bytes_min: usize,
@@ -157,21 +166,19 @@ pub struct Array {
     now: Timestamp,
     members: Vec<Member>,
     ops: Slab<Op>,
-    inflight: Slab<Inflight>,
+    inflight: InflightTable,
+    /// Operations in flight that are tried again.
+    shortages: Shortages,
+    /// What of the members in service cannot be read.
+    bad: BadBlocks,
     ready: VecDeque<usize>,
     granted: Vec<usize>,
     ended: Vec<usize>,
     locks: LockTable,
     supers: Supers,
     passes: Passes,
-    flushes: FlushGroup,
-    /// Writes that wait for the gate to open before they touch a member.
+    /// Operations that wait for the gate to open before they touch a member.
     gated: Vec<usize>,
-    /// Operations that are done but may not be acknowledged yet.
-    unacknowledged: Vec<usize>,
-    /// Writes answered with an error that still own their rows until their members take them.
-    parked: Vec<usize>,
-    last_parked_retry: Timestamp,
     /// Members that were in service when the array failed: nothing was written without them.
     returnable: MemberSet,
     releasing: Vec<DeviceId>,
@@ -184,12 +191,26 @@ pub struct Array {
     write_ops: usize,
     last_write: Timestamp,
     stopping: Option<Stopping>,
+    /// A stop is near: nothing waits for a fault to pass any more.
+    hurried: bool,
+    /// When the stop was asked for.
+    stop_begun: Option<Timestamp>,
     client_errors: u64,
     last_unreadable_notice: Option<Timestamp>,
-    /// Blocks that could not be had: (stripe, column, row).
-    lost: BTreeSet<(StripeIndex, u16, u32)>,
-    /// The redo log, of arrays that have one.
-    redo: Option<Box<Redo>>,
+    /// Blocks that could not be had.
+    damage: Damage,
+    /// Operations that wait until a time before they read again what could not be read.
+    patient: Vec<(Timestamp, usize)>,
+    /// Damaged blocks that are being looked at again, with the operations that wait for the outcome.
+    repaying: HashMap<BlockName, Vec<usize>>,
+    /// Where the last look at damaged blocks ended, and when it was.
+    looked_at: Option<BlockName>,
+    last_look: Timestamp,
+    /// Looks at damaged blocks under way.
+    looks: usize,
+    /// While an administrator's repair runs.
+    repair: Option<RepairProgress>,
+    redo: Box<Redo>,
     actions: Vec<ArrayAction>,
 }
 
@@ -205,16 +226,13 @@ enum Op {
     Busy,
     /// Over; its key is not reused before every wake-up that may still name it has been seen.
     Ended,
-    Read(ReadOp),
-    Write(Box<WriteOp>),
     LoggedRead(Box<LoggedRead>),
     LoggedWrite(Box<LoggedWrite>),
     LoggedPass(Box<LoggedPass>),
     PagePass(Box<PagePass>),
     PageScrub(Box<PageScrub>),
-    Extents(Box<ExtentsOp>),
-    Rebuild(Box<RebuildOp>),
-    Verify(Box<VerifyOp>),
+    Repair(Box<Repair>),
+    RingCheck(Box<RingCheck>),
 }
 
 /// Who submitted an I/O, and which of its own.
@@ -224,7 +242,6 @@ enum Owner {
         key: usize,
         item: usize,
     },
-    Flush,
     Super,
     /// A member's piece of a batch of the redo log.
     Piece {
@@ -233,27 +250,17 @@ enum Owner {
     /// One flush of a round for the redo log.
     Round,
     /// A run of images that goes in place.
-    InPlace {
-        slot: SlotIndex,
-        column: u16,
-        row: u32,
-    },
+    InPlace,
     /// The space of a discarded slot is given back.
     Punch,
     /// A copy of a metadata page.
     Page(PageTask),
+    /// A bad block, to see whether it is bad still.
+    Probe,
     /// Replay.
     Recovery {
         item: usize,
     },
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Inflight {
-    owner: Owner,
-    member: MemberIndex,
-    device: DeviceId,
-    effect: Effect,
 }
 
 /// What a successful operation changes about its device's cache.
@@ -279,6 +286,7 @@ impl Array {
     /// Takes charge of an assembled array and marks a new epoch on its members.
     #[must_use]
     pub fn new(assembled: Assembled<OpenDevice>, codec: Codec, pool: Pool, config: ArrayConfig) -> Array {
+        let supers = Supers::new(&assembled, config.seed);
         let superblock = assembled.superblock;
         let geometry = superblock.geometry;
         assert_eq!(
@@ -300,7 +308,11 @@ impl Array {
             .map(|seat| Member {
                 uuid: seat.uuid,
                 state: seat.state,
-                progress: (seat.state == MemberState::Rebuilding).then(|| Progress::resumed(seat.rebuilt)),
+                // After an unclean stop nothing but hashes tells whether it was rolled back since: its log is not written.
+                progress: (seat.state == MemberState::Rebuilding).then(|| {
+                    let told = clean || superblock.checksum != ChecksumKind::None;
+                    Progress::resumed(if told { seat.rebuilt } else { SlotIndex(0) })
+                }),
                 device: seat.key.map(|open| Device::found(open.id, open.bytes, sequence_of(seat.uuid))),
                 replacement: seat.replacement.map(|(open, uuid, rebuilt)| Replacement {
                     device: Device::found(open.id, open.bytes, sequence_of(uuid)),
@@ -310,6 +322,7 @@ impl Array {
                 }),
                 counters: MemberCounters::default(),
                 reason: seat.reason,
+                away: None,
             })
             .collect();
         let exchanged = assembled.replaced.into_iter().map(|(open, member, uuid)| Replaced {
@@ -319,33 +332,21 @@ impl Array {
         });
         let exchanged = exchanged.collect();
         let scrub = superblock.scrub;
-        let redo = assembled.log_start.map(|start| {
-            let facts = LogFacts::new(&superblock, start, &config, &pool);
-            let checksums = facts.checksums.is_some();
-            let pages =
-                PageStore::new(geometry, checksums, facts.key, superblock.array, facts.cache_pages_max);
-            let journal = Journal::new(
-                facts.key,
-                superblock.array,
-                facts.ring_blocks(),
-                vec![0; map.width()],
-                start.sequence,
-                BatchHash::default(),
-            );
-            let mut redo = Box::new(Redo::new(facts, pages, journal));
-            redo.unjudged = assembled.live != superblock.epoch.live;
-            redo
-        });
-        // What the log replays is consistent, and a stripe that was never written is known as such.
-        let resynced = if redo.is_some() { geometry.slots } else { assembled.resynced.0 };
-        let passes = Passes::new(resynced, geometry.slots, &scrub);
-        let supers = Supers::new(
-            superblock,
-            assembled.sequence,
-            assembled.epoch_number,
-            assembled.epoch_is_complete,
-            config.seed,
+        let start = superblock.redo.start;
+        let facts = LogFacts::new(&superblock, start, &config, &pool);
+        let checksums = facts.checksums.is_some();
+        let pages = PageStore::new(geometry, checksums, facts.key, superblock.array, facts.cache_pages_max);
+        let journal = Journal::new(
+            facts.key,
+            superblock.array,
+            facts.ring_blocks(),
+            vec![0; map.width()],
+            start.sequence,
+            BatchHash::default(),
         );
+        let mut redo = Box::new(Redo::new(facts, pages, journal));
+        redo.unjudged = assembled.live != superblock.epoch.live;
+        let passes = Passes::new(geometry.slots, &scrub);
         let mut array = Array {
             map,
             geometry,
@@ -357,18 +358,16 @@ impl Array {
             now: Timestamp(0),
             members,
             ops: Slab::new(),
-            inflight: Slab::new(),
+            inflight: InflightTable::default(),
+            shortages: Shortages::default(),
+            bad: BadBlocks::default(),
             ready: VecDeque::new(),
             granted: Vec::new(),
             ended: Vec::new(),
             locks: LockTable::default(),
             supers,
             passes,
-            flushes: FlushGroup::default(),
             gated: Vec::new(),
-            unacknowledged: Vec::new(),
-            parked: Vec::new(),
-            last_parked_retry: Timestamp(0),
             returnable: MemberSet::default(),
             releasing: Vec::new(),
             exchanged,
@@ -378,9 +377,17 @@ impl Array {
             write_ops: 0,
             last_write: Timestamp(0),
             stopping: None,
+            hurried: false,
+            stop_begun: None,
             client_errors: 0,
             last_unreadable_notice: None,
-            lost: BTreeSet::new(),
+            damage: Damage::default(),
+            patient: Vec::new(),
+            repaying: HashMap::new(),
+            looked_at: None,
+            last_look: Timestamp(0),
+            looks: 0,
+            repair: None,
             redo,
             actions: Vec::new(),
         };
@@ -400,12 +407,6 @@ impl Array {
         &self.map
     }
 
-    /// Whether zeroing whole stripes writes nothing but the stripe map.
-    #[must_use]
-    pub fn discards_stripes(&self) -> bool {
-        self.redo.is_some()
-    }
-
     /// Moves what is to be done now into `out`.
     pub fn take_actions(&mut self, out: &mut Vec<ArrayAction>) {
         out.append(&mut self.actions);
@@ -421,29 +422,13 @@ impl Array {
             self.start_health(piece, *first, *count);
         } else if self.is_failed() {
             self.done(piece, Err(ClientError::Io));
-        } else if self.redo.is_some() {
-            self.submit_logged(piece, request);
         } else {
-            match request {
-                SlotRequest::Read { slot, offset, buf } => self.start_read(piece, slot, offset, buf),
-                SlotRequest::Write { slot, offset, data, fua } => {
-                    self.start_write(piece, slot, offset, data, fua)
-                }
-                SlotRequest::Zero { advisory: true, .. } if self.cannot_zero() => {
-                    self.done(piece, Ok(SlotReply::Done))
-                }
-                SlotRequest::Zero { first, count, may_unmap, .. } => {
-                    self.start_zero(piece, first, count, may_unmap)
-                }
-                SlotRequest::Flush => self.start_flush(piece),
-                SlotRequest::Extents { first, count } => self.start_extents(piece, first, count),
-                SlotRequest::Health { first, count } => self.start_health(piece, first, count),
-            }
+            self.submit_logged(piece, request);
         }
         self.run();
     }
 
-    /// A request to a logged array: once the log is replayed.
+    /// A request: once the log is replayed.
     fn submit_logged(&mut self, piece: PieceId, request: SlotRequest) {
         let redo = self.redo_mut();
         if matches!(redo.life, Life::Refused(_)) {
@@ -465,7 +450,7 @@ impl Array {
                 self.start_logged_write(piece, StripeIndex(slot.0), offset, data, fua)
             }
             // What it gives back of space is a matter of checkpoints.
-            SlotRequest::Zero { first, count, .. } => self.start_discard(piece, StripeIndex(first.0), count),
+            SlotRequest::Zero { first, count } => self.start_discard(piece, StripeIndex(first.0), count),
             SlotRequest::Flush => self.start_logged_flush(piece),
             SlotRequest::Extents { first, count } => self.logged_extents(piece, StripeIndex(first.0), count),
             SlotRequest::Health { first, count } => self.start_health(piece, first, count),
@@ -476,7 +461,32 @@ impl Array {
     pub fn io_done(&mut self, now: Timestamp, completion: Completion) {
         self.now = now;
         let Completion { token, result } = completion;
-        let entry = self.inflight.remove(usize::try_from(token.0).expect("a token given out here"));
+        match result {
+            Err(fault) if self.tries_again(token, fault) => {}
+            result => self.end_flight(token, result),
+        }
+        if !self.releasing.is_empty() {
+            self.release_idle_devices();
+        }
+        self.run();
+    }
+
+    /// An operation is over, and its token free.
+    fn end_flight(&mut self, token: IoToken, result: Result<IoValue, IoFault>) {
+        match self.inflight.end(token) {
+            Ended::Awaited(Flight { entry, again, short }) => {
+                if let Some(short) = short {
+                    self.shortages.ended(entry.device, token, short);
+                }
+                self.note_outcome(&entry, &again, &result);
+                self.io_ended(entry, result);
+            }
+            Ended::Late(entry) => self.late_end(&entry, &result),
+        }
+    }
+
+    /// Whoever submitted an operation takes its end.
+    fn io_ended(&mut self, entry: Inflight, result: Result<IoValue, IoFault>) {
         if let (true, Some(device)) = (result.is_ok(), self.device_mut(entry.member, entry.device)) {
             match entry.effect {
                 Effect::None => {}
@@ -486,19 +496,15 @@ impl Array {
         }
         match entry.owner {
             Owner::Op { key, item } => self.op_io(key, item, entry, result),
-            Owner::Flush => self.flush_io(entry, result),
             Owner::Super => self.super_io(entry, result),
             Owner::Piece { sequence } => self.piece_io(sequence, entry, result),
             Owner::Round => self.round_io(entry, result),
-            Owner::InPlace { slot, column, row } => self.in_place_io((slot, column, row), entry, result),
+            Owner::InPlace => self.in_place_io(entry, result),
             Owner::Punch => self.punch_io(entry, result),
             Owner::Page(task) => self.page_io(task, entry, result),
+            Owner::Probe => self.bad.probed(entry.member),
             Owner::Recovery { item } => self.recovery_io(item, entry, result),
         }
-        if !self.releasing.is_empty() {
-            self.release_idle_devices();
-        }
-        self.run();
     }
 
     /// Takes the end of a job.
@@ -515,10 +521,9 @@ impl Array {
             Op::LoggedWrite(write) => self.logged_write_coded(key, write, columns),
             Op::LoggedPass(pass) => self.logged_pass_coded(key, pass, columns),
             Op::Busy | Op::Ended => unreachable!("an operation outlives its job"),
-            Op::Read(_) | Op::Write(_) | Op::Extents(_) | Op::Rebuild(_) | Op::Verify(_) => {
-                unreachable!("only logged arrays give jobs away")
+            Op::PagePass(_) | Op::PageScrub(_) | Op::Repair(_) | Op::RingCheck(_) => {
+                unreachable!("pages and logs are no bulk work")
             }
-            Op::PagePass(_) | Op::PageScrub(_) => unreachable!("pages are no bulk work"),
         };
         self.put_back(key, op, flow);
         self.run();
@@ -527,10 +532,25 @@ impl Array {
     /// Takes word that a device is gone although no operation failed.
     pub fn device_gone(&mut self, now: Timestamp, device: DeviceId, fault: IoFault) {
         self.now = now;
-        if let Some((member, _)) = self.find_device(device) {
-            self.fault_device(member, device, MemberState::Missing, format!("its device is gone: {fault}"));
+        let reason = match fault.errno {
+            libc::ETIMEDOUT => "its device does not answer: operations on it do not end".to_owned(),
+            _ => format!("its device is gone: {fault}"),
+        };
+        match self.find_device(device) {
+            Some((member, _)) => self.fault_device(member, device, MemberState::Missing, reason),
+            // Out of service already, and somebody may wait for what it was doing.
+            None => {
+                self.abandon(device, fault);
+                self.release_idle_devices();
+            }
         }
         self.run();
+    }
+
+    /// Tells that a stop will follow when the requests under way have ended: those that wait for a fault to pass try once more,
+    /// and then end with an error.
+    pub fn hurry(&mut self) {
+        self.hurried = true;
     }
 
     /// Lets time pass: paces the passes, retries what waits, records progress.
@@ -539,12 +559,21 @@ impl Array {
         if self.is_stopped() {
             return;
         }
-        self.retry_parked();
-        self.retry_starved();
+        self.judge_shortages();
+        self.judge_errors();
+        self.wake_patient();
+        self.look_at_damage();
+        self.retry_pages();
         self.checkpoint_when_idle();
         self.save_progress();
         self.mark_idle_clean();
         self.run();
+    }
+
+    /// When a tick is due at the latest, if something waits for a time; see [`Array::tick`].
+    #[must_use]
+    pub fn due(&self) -> Option<Timestamp> {
+        self.shortages.due()
     }
 
     /// The facts of this array.
@@ -562,7 +591,9 @@ impl Array {
             client_errors: self.client_errors,
             checksum: self.supers.template().checksum,
             log: self.log_state(),
-            lost: self.lost_blocks(),
+            lost: self.damaged_ranges(|why| matches!(why, Why::Lost | Why::Proven)),
+            set_aside: self.damaged_ranges(|why| why == Why::SetAside),
+            unreadable: self.damaged_ranges(|why| why == Why::Unreadable),
         }
     }
 
@@ -579,15 +610,19 @@ impl Array {
     /// Works until every operation waits for I/O, time or a lock.
     fn run(&mut self) {
         loop {
+            // Whoever waits for a device that has left service.
+            while let Some((entry, fault)) = self.inflight.next_orphan() {
+                self.io_ended(entry, Err(fault));
+            }
             while let Some(key) = self.ready.pop_front() {
                 self.advance(key);
             }
             self.pump_supers();
-            self.pump_flushes();
             self.pump_redo();
             self.pump_passes();
             self.pump_stop();
-            if self.ready.is_empty() {
+            let has_ended = self.pump_shortages();
+            if self.ready.is_empty() && !has_ended && !self.inflight.has_orphans() {
                 for key in self.ended.drain(..) {
                     self.ops.remove(key);
                 }
@@ -602,16 +637,13 @@ impl Array {
         let flow = match &mut op {
             Op::Busy => unreachable!("operations are advanced one at a time"),
             Op::Ended => Flow::Wait,
-            Op::Read(read) => self.advance_read(key, read),
-            Op::Write(write) => self.advance_write(key, write),
             Op::LoggedRead(read) => self.advance_logged_read(key, read),
             Op::LoggedWrite(write) => self.advance_logged_write(key, write),
             Op::LoggedPass(pass) => self.advance_logged_pass(key, pass),
             Op::PagePass(pass) => self.advance_page_pass(key, pass),
             Op::PageScrub(scrub) => self.advance_page_scrub(key, scrub),
-            Op::Extents(extents) => self.advance_extents(extents),
-            Op::Rebuild(rebuild) => self.advance_rebuild(key, rebuild),
-            Op::Verify(verify) => self.advance_verify(key, verify),
+            Op::Repair(repair) => self.advance_repair(key, repair),
+            Op::RingCheck(check) => self.advance_ring_check(key, check),
         };
         self.put_back(key, op, flow);
     }
@@ -620,15 +652,13 @@ impl Array {
         let mut op = std::mem::replace(&mut self.ops[key], Op::Busy);
         let flow = match &mut op {
             Op::Busy | Op::Ended => unreachable!("an operation outlives its I/O"),
-            Op::Read(read) => self.read_io(key, read, item, entry, result),
-            Op::Write(write) => self.write_io(key, write, item, entry, result),
             Op::LoggedRead(read) => self.logged_read_io(key, read, item, entry, result),
             Op::LoggedWrite(write) => self.logged_write_io(key, write, item, entry, result),
             Op::LoggedPass(pass) => self.logged_pass_io(key, pass, item, entry, result),
-            Op::PagePass(_) | Op::PageScrub(_) => unreachable!("pages have I/O of their own"),
-            Op::Extents(extents) => self.extents_io(extents, item, result),
-            Op::Rebuild(rebuild) => self.rebuild_io(key, rebuild, item, entry, result),
-            Op::Verify(verify) => self.verify_io(key, verify, item, entry, result),
+            Op::RingCheck(check) => self.ring_check_io(key, check, entry, result),
+            Op::PagePass(_) | Op::PageScrub(_) | Op::Repair(_) => {
+                unreachable!("pages have I/O of their own")
+            }
         };
         self.put_back(key, op, flow);
     }
@@ -649,7 +679,7 @@ impl Array {
             IoOp::Flush => Effect::Flush(self.device_mut(member, device).map_or(0, |d| d.writes)),
             IoOp::Read { .. } | IoOp::Extents { .. } => Effect::None,
         };
-        let token = IoToken(self.inflight.insert(Inflight { owner, member, device, effect }) as u64);
+        let token = self.inflight.insert(Inflight { owner, member, device, effect }, &op);
         self.actions.push(ArrayAction::Io { device, token, op });
     }
 

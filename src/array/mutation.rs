@@ -89,10 +89,41 @@ mutations! {
     PagesNotRewritten "pages-not-rewritten",
     /// W2: pages are written back before the batches they speak of are durable; a crash leaves a map to data that is not there.
     PagesBeforeDurable "pages-before-durable",
+    /// T3: a page is taken as a copy shows it although another copy, which may be newer, could not be read; stripes are read, and
+    /// written again, as they were before.
+    UnreadTakenForOld "unread-page-taken-for-old",
+    /// T1, T3: a page whose copies cannot be read for a moment is lost, and its blocks with it.
+    UnreadTakenForLost "unread-page-taken-for-lost",
+    /// T3: both places of a copy that could not be read are written at once; a crash leaves nothing of what could be read again.
+    UnreadWrittenOver "unread-copy-written-over",
+    /// T6: updates of the superblocks are not counted; a member rolled back to an earlier start counts as current.
+    NoUpdateCount "no-update-count",
+    /// T6: an update that is being written counts as complete; it convicts the honest members that it did not reach.
+    CompleteOfItself "complete-of-itself",
+    /// T6: a member whose ring lacks batches that nobody has any more counts as current, although their space was reused.
+    NoReusedSpace "no-reused-space",
+    /// T6: replay starts at the highest tail for all; a member whose tail is lower is left with what it had before.
+    NoOwnRedo "no-own-redo",
+    /// T6: what replay writes again in a member's log counts as the member's own word; its tail is believed before it is true.
+    RewrittenTailBelieved "rewritten-tail-believed",
+    /// T6: a member that left is caught up whatever its log shows; what it held before it was rolled back is not written again.
+    LeftTailNotChecked "left-tail-not-checked",
     /// Old parity enters new parity without being verified: damage of one block becomes damage of its row.
     OldParityNotVerified "old-parity-not-verified",
+    /// T4: what the host lacks for a moment is taken for a fault of the member; a shortage of all takes all out.
+    ShortageIsAFault "shortage-is-a-fault",
+    /// T5: read errors take a member out although a row is listed as bad on another; its last copy is gone.
+    LastCopyNotSpared "last-copy-not-spared",
+    /// T5: errors that were healed count; bad sectors that cost nothing take a member out.
+    HealedErrorsCount "healed-errors-count",
     /// New parity that a job computed counts although old blocks that it was computed from turned out wrong.
     BlendNotVerified "blend-not-verified",
+    /// T1: a write sets aside at once what cannot be read; other blocks that could soon decode it do so no more.
+    NoPatience "no-patience",
+    /// T1: a block that could not be read is called lost; nothing tells its content when it can be read again.
+    LostWithoutEvidence "lost-without-evidence",
+    /// T1: a rebuild writes what it could not read as well; the device had the only copy.
+    RebuildWritesWhatItLacks "rebuild-writes-what-it-lacks",
 }
 
 impl Mutation {

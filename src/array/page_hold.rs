@@ -6,8 +6,8 @@ use super::members::Which;
 use super::page_copies::{CopyFault, Torn};
 use super::pages::{Answer, LoadOutcome, PageIo, PageRead, PageWrite, Want};
 use super::{ActivityKind, Array, Inflight, NoticeLevel, Owner};
-use crate::block_io::{IoFault, IoOp, IoValue};
-use crate::format::PageIndex;
+use crate::block_io::{IoFault, IoFaultKind, IoOp, IoValue};
+use crate::format::{MemberState, PageIndex};
 use crate::units::{MemberIndex, SlotIndex};
 use std::ops::Range;
 
@@ -27,7 +27,21 @@ pub(super) struct PageHold {
     /// Pinned for it.
     held: Vec<PageIndex>,
     loading: usize,
+    /// Pages that cannot be read now.
+    unreadable: usize,
     life: u64,
+}
+
+/// How far holding pages has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PagesHeld {
+    /// Not yet: the operation is advanced when that may have changed.
+    Wait,
+    /// All pages are here and pinned; of those of a scrub, all but so many that cannot be read.
+    All { unreadable: usize },
+    /// Some page cannot be read now, and was tried for as long as a request may wait (rule T3): the operation ends with an
+    /// error and changes nothing. Whoever asks next has the page looked at again.
+    Unreadable,
 }
 
 /// A page under check that was written this often meanwhile was written in both places of every copy, from the
@@ -61,7 +75,7 @@ impl PageHold {
 
 impl Array {
     /// Whether all pages are here and held. Otherwise the operation `key` is advanced when that may have changed.
-    pub(super) fn hold_pages(&mut self, key: usize, hold: &mut PageHold) -> bool {
+    pub(super) fn hold_pages(&mut self, key: usize, hold: &mut PageHold) -> PagesHeld {
         let ticket = match hold.ticket {
             Some(ticket) => ticket,
             None => {
@@ -81,21 +95,33 @@ impl Array {
         }
         while hold.loading > 0 {
             let arrivals = &mut self.redo_mut().arrivals;
-            let Some(at) = arrivals.iter().position(|arrival| arrival.ticket == ticket) else { return false };
+            let Some(at) = arrivals.iter().position(|arrival| arrival.ticket == ticket) else { break };
             let arrival = arrivals.swap_remove(at);
             hold.loading -= 1;
             match arrival.outcome {
                 LoadOutcome::Ready | LoadOutcome::Lost | LoadOutcome::Behind => hold.held.push(arrival.page),
+                LoadOutcome::Unreadable => hold.unreadable += 1,
                 LoadOutcome::AskAgain => self.ask_for_page(ticket, hold, arrival.page),
             }
+        }
+        if hold.unreadable > 0 && !hold.check {
+            return PagesHeld::Unreadable;
+        }
+        if hold.loading > 0 {
+            return PagesHeld::Wait;
         }
         if hold.later.is_empty() {
             self.redo_mut().page_tickets.remove(&ticket);
         }
-        hold.held.len() as u64 == hold.pages.end - hold.pages.start
+        let all = hold.held.len() + hold.unreadable == (hold.pages.end - hold.pages.start) as usize;
+        if all { PagesHeld::All { unreadable: hold.unreadable } } else { PagesHeld::Wait }
     }
 
     fn ask_for_page(&mut self, ticket: usize, hold: &mut PageHold, page: PageIndex) {
+        if self.redo_mut().unreadable.joins(page, ticket) {
+            hold.loading += 1;
+            return;
+        }
         let usable = self.online();
         let mut io = Vec::new();
         let pages = &mut self.redo_mut().pages;
@@ -148,7 +174,7 @@ impl Array {
             let Some(ticket) = hold.ticket else { return };
             redo.page_tickets.remove(&ticket);
             for arrival in redo.arrivals.extract_if(.., |arrival| arrival.ticket == ticket) {
-                if arrival.outcome != LoadOutcome::AskAgain {
+                if arrival.outcome.pins() {
                     redo.pages.release(arrival.page);
                 }
             }
@@ -180,18 +206,31 @@ impl Array {
 
     pub(super) fn page_io(&mut self, task: PageTask, entry: Inflight, result: Result<IoValue, IoFault>) {
         match (task, result) {
-            (PageTask::Read(read), Ok(IoValue::Data(buf))) => self.page_read(read, Answer::Bytes(&buf)),
+            (PageTask::Read(read), Ok(IoValue::Data(buf))) => {
+                self.bad.page_mended(entry.member, read.page);
+                self.page_read(read, Answer::Bytes(&buf));
+            }
             (PageTask::Read(read), Err(fault)) => {
                 self.read_fault(entry.member, entry.device, fault);
+                self.note_bad_page(entry.member, read.page, fault.kind == IoFaultKind::Medium);
                 let gone = self.find_device(entry.device).is_none();
                 self.page_read(read, if gone { Answer::Gone } else { Answer::Unreadable });
             }
-            (PageTask::Write(write), Ok(_)) => self.page_written(write, true),
+            (PageTask::Write(write), Ok(_)) => {
+                self.bad.page_mended(entry.member, write.page);
+                self.page_written(write, true);
+            }
             (PageTask::Write(write), Err(fault)) => {
                 self.write_fault(entry.member, entry.device, "write of a metadata page", fault);
                 self.page_written(write, false);
             }
             (PageTask::Read(_), Ok(_)) => unreachable!("a read yields data"),
+        }
+    }
+
+    fn note_bad_page(&mut self, member: MemberIndex, page: PageIndex, is_bad: bool) {
+        if is_bad && self.member(member).state == MemberState::Online {
+            self.bad.page_failed(self.now, member, page);
         }
     }
 
@@ -208,8 +247,19 @@ impl Array {
         self.send_page_io(more);
         let Some(mut loaded) = loaded else { return };
         if loaded.outcome == LoadOutcome::Ready && self.is_blank_and_in_use(read.page) {
-            loaded.faults = self.redo_mut().pages.deny_blank(read.page);
-            loaded.outcome = LoadOutcome::Lost;
+            if loaded.unread.is_some() {
+                self.redo_mut().pages.retract_blank(read.page);
+                (loaded.outcome, loaded.faults) = (LoadOutcome::Unreadable, Vec::new());
+            } else {
+                loaded.faults = self.redo_mut().pages.deny_blank(read.page);
+                loaded.outcome = LoadOutcome::Lost;
+            }
+        }
+        if loaded.outcome == LoadOutcome::Unreadable {
+            return self.page_unreadable(read.page, loaded);
+        }
+        if loaded.outcome != LoadOutcome::AskAgain {
+            self.page_readable(read.page);
         }
         if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
             // They are written anew with the next checkpoint, unless no copy tells what to write.
@@ -221,25 +271,31 @@ impl Array {
         }
         for (member, fault) in loaded.faults {
             self.member_mut(member).counters.checksum_errors += 1;
+            self.note_bad_page(member, read.page, true);
             self.notice_page_fault(member, read.page, fault);
         }
         if loaded.outcome == LoadOutcome::Lost {
             let text = format!(
-                "metadata page {} cannot be read on any member: the blocks it has the checksums of read as errors until \
+                "metadata page {} is damaged on all members: the blocks it has the checksums of read as errors until \
                  they are written again",
                 read.page.0
             );
             self.notice(NoticeLevel::Error, None, text);
         }
-        for ticket in loaded.waiters {
+        self.page_arrived(read.page, loaded.outcome, loaded.waiters);
+    }
+
+    /// Tells those who wait for a page.
+    pub(super) fn page_arrived(&mut self, page: PageIndex, outcome: LoadOutcome, tickets: Vec<usize>) {
+        for ticket in tickets {
             let redo = self.redo_mut();
             match redo.page_tickets.get(&ticket) {
                 Some(&key) => {
-                    redo.arrivals.push(Arrival { ticket, page: read.page, outcome: loaded.outcome });
+                    redo.arrivals.push(Arrival { ticket, page, outcome });
                     self.ready.push_back(key);
                 }
-                // Who asked has ended meanwhile.
-                None if loaded.outcome != LoadOutcome::AskAgain => redo.pages.release(read.page),
+                // The requester has finished.
+                None if outcome.pins() => redo.pages.release(page),
                 None => {}
             }
         }

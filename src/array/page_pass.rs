@@ -5,7 +5,7 @@
 //! device joins with a new epoch.
 
 use super::members::{PagesBuilt, Which};
-use super::page_hold::PageHold;
+use super::page_hold::{PageHold, PagesHeld};
 use super::redo::Share;
 use super::{Array, Flow, Op};
 use crate::block_io::DeviceId;
@@ -26,9 +26,6 @@ pub(super) struct PagePass {
 impl Array {
     /// Whether a device whose slots are built may join. If not, what that takes is on its way.
     pub(super) fn may_join(&mut self, member: MemberIndex, which: Which) -> bool {
-        if self.redo.is_none() {
-            return true;
-        }
         match self.pages_built(member, which) {
             Some(PagesBuilt::No) => {
                 self.set_pages_built(member, which, PagesBuilt::Running);
@@ -88,11 +85,17 @@ impl Array {
         }
         loop {
             if let Some((page, mut hold)) = pass.hold.take() {
-                if !self.hold_pages(key, &mut hold) {
-                    pass.hold = Some((page, hold));
-                    return Flow::Wait;
+                let pages = match self.hold_pages(key, &mut hold) {
+                    PagesHeld::Wait => {
+                        pass.hold = Some((page, hold));
+                        return Flow::Wait;
+                    }
+                    held => (&mut self.redo_mut().pages, held),
+                };
+                match pages {
+                    (pages, PagesHeld::Unreadable) => pages.void(page, pass.member, pass.which),
+                    (pages, _) => pages.rebuild(page, pass.member, pass.which),
                 }
-                self.redo_mut().pages.rebuild(page, pass.member, pass.which);
                 self.release_pages(&mut hold);
             }
             let redo = self.redo_mut();

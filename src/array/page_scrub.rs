@@ -2,9 +2,9 @@
 //! few pages each. They come after the slots in the scrub's order, see [`Array::scrub_turns`].
 //!
 //! Nothing is locked: a page that is being written is looked at after that. What is found bad is written again with the
-//! next checkpoint, which the scrub waits for.
+//! next checkpoint, which the scrub waits for. A page that cannot be read now is left alone and counted as an error that was not repaired.
 
-use super::page_hold::PageHold;
+use super::page_hold::{PageHold, PagesHeld};
 use super::{ActivityKind, Array, Flow, Op};
 use crate::units::SlotIndex;
 
@@ -21,7 +21,7 @@ pub(super) struct PageScrub {
 impl Array {
     /// How many turns a scrub has: one for each slot, then those of the pages.
     pub(super) fn scrub_turns(&self) -> u64 {
-        let pages = self.redo.as_ref().map_or(0, |redo| redo.pages.layout().pages());
+        let pages = self.redo.pages.layout().pages();
         self.map.slots + pages.div_ceil(PAGES_PER_TURN)
     }
 
@@ -39,7 +39,11 @@ impl Array {
         if self.is_failed() || scrub.life != self.redo().lives || !self.redo().is_serving() {
             return self.end_page_scrub(scrub, false);
         }
-        if self.hold_pages(key, &mut scrub.hold) { self.end_page_scrub(scrub, true) } else { Flow::Wait }
+        let PagesHeld::All { unreadable } = self.hold_pages(key, &mut scrub.hold) else { return Flow::Wait };
+        if let Some(pass) = self.passes.pass_mut(ActivityKind::Scrub) {
+            pass.errors += unreadable as u64;
+        }
+        self.end_page_scrub(scrub, true)
     }
 
     pub(super) fn end_page_scrub(&mut self, scrub: &mut PageScrub, complete: bool) -> Flow {

@@ -4,9 +4,14 @@
 //! [`PageStore::read_done`] and [`PageStore::write_done`]. A page has m + 1 copies on different members and each copy
 //! two places (docs/on-disk-format.md, "Pages"). The rules, for at most m faults of one page (members gone, copies
 //! damaged, unreadable or behind) and any number of crashes:
-//! * A load reads both places of every usable copy; the newest valid version of all counts. A copy that does not
-//!   show it lied, is charged to its member, and is written again with the next write-back.
-//! * A write never goes over the newest valid version of its copy, so one that is cut off leaves the version before.
+//! * A load reads both places of every usable copy; the newest valid version of all counts, if it is known to be the newest
+//!   there is (rule T3): a copy without a fault shows it, or it is remembered. A copy that does not show it counts as its
+//!   member's error and is written again with the next write-back.
+//! * A copy that cannot be read is unknown, and so is one whose member is not there. If that leaves it open what the newest
+//!   version is, nothing enters the cache and nothing is written: whoever asks is told [`LoadOutcome::Unreadable`], and
+//!   the next to ask looks again. Only what every copy says without an error makes a page lost.
+//! * A write never goes over the newest valid version of its copy, so one that is cut off leaves the version before. Where
+//!   a place could not be read it is read again just before the write.
 //!   A copy without a valid version keeps one blank place until a write has succeeded: that tells "never written
 //!   whole" from "written, and damaged". Only a copy that can be no witness for either is written in both places.
 //! * Which place holds a copy's newest version is believed from [`PageStore::thaw`] on, when the write is flushed.
@@ -16,19 +21,24 @@
 //! Must not know of devices, epochs beyond their number, the log, or who waits.
 
 mod hashes;
+mod versions;
+mod write_back;
 
 use super::members::Which;
 use super::mutation::{Mutation, is_off};
-use super::page_copies::{Copies, CopyFault, CopyFound, Place, Places, Torn, Version, version_of};
-use crate::block_io::{Buf, Pool};
+use super::page_copies::{
+    Copies, CopyFault, CopyFound, Next, Place, Places, Standing, Torn, Version, version_of,
+};
+use crate::block_io::Buf;
 use crate::format::{
     Geometry, LogKey, MapEntry, MemberSet, PAGE_BYTES, PAGE_ENTRIES, Page, PageError, PageIndex, PageLayout,
 };
 use crate::units::{BlockHash, MemberIndex, SlotIndex, StripeIndex};
 use rustc_hash::FxHashMap;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use uuid::Uuid;
+use versions::Versions;
 
 /// Steps of the eviction clock for each page that is loaded: enough to find a victim unless nearly all pages are in
 /// use or changed, few enough that a load costs the same however large the cache.
@@ -40,6 +50,8 @@ pub(super) struct PageRead {
     pub page: PageIndex,
     copy: u16,
     places: Places,
+    /// It tells where the copy is to be written: see [`Next::Unread`].
+    before_write: bool,
 }
 
 /// Names a write of a page copy.
@@ -49,6 +61,8 @@ pub(super) struct PageWrite {
     copy: u16,
     places: Places,
     which: Which,
+    /// It says nothing of the page, but that this copy holds none of its versions: see [`PageStore::void`].
+    is_void: bool,
 }
 
 /// I/O that the store wants done. Offsets count from the start of the member's pages region.
@@ -89,16 +103,26 @@ pub(super) enum Want {
 pub(super) enum LoadOutcome {
     /// The page is in the cache.
     Ready,
-    /// More copies are bad than the array survives. The page is in the cache with every entry [`BlockHash::LOST`];
-    /// a lost page of the stripe map makes [`super::stripe_map::StripeMap::load`] fail.
+    /// Every copy was read, and more are bad than the array survives. The page is in the cache with every entry
+    /// [`BlockHash::LOST`]; a lost page of the stripe map makes [`super::stripe_map::StripeMap::load`] fail.
     Lost,
-    /// A page of the stripe map of which no copy is without a fault: it is in the cache as the newest copy shows it, and
-    /// may have been changed since. (In such a page of hashes what is old does not match its block; so only its blank
-    /// entries are not believed, and become [`BlockHash::LOST`].)
+    /// A page of the stripe map of which every copy was read and none is without a fault: it is in the cache as the newest
+    /// copy shows it, and may have been changed since. (In such a page of hashes what is old does not match its block; so
+    /// only its blank entries are not believed, and become [`BlockHash::LOST`].)
     Behind,
+    /// The newest version is not known, because of copies that could not be read (rule T3). Nothing was put into the cache,
+    /// and nothing is pinned.
+    Unreadable,
     /// A member left or joined service meanwhile, or a page under check was written: nothing was put into the cache, and
     /// nothing is pinned; every waiter has to ask again.
     AskAgain,
+}
+
+impl LoadOutcome {
+    /// Whether the page is in the cache and pinned for every waiter.
+    pub fn pins(self) -> bool {
+        !matches!(self, LoadOutcome::Unreadable | LoadOutcome::AskAgain)
+    }
 }
 
 /// The end of a load.
@@ -108,6 +132,30 @@ pub(super) struct Loaded {
     pub outcome: LoadOutcome,
     /// To be counted; the next write-back repairs them.
     pub faults: Vec<(MemberIndex, CopyFault)>,
+    /// Why the page is not to be had, in words, or would not be if it were blank; none where every copy was read.
+    pub unread: Option<Unread>,
+}
+
+/// Copies that could not be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Unread {
+    /// Which, in words.
+    pub text: String,
+    /// A member gave an error, which may pass; otherwise members are not there.
+    pub by_error: bool,
+    /// What was read is the newest version, provided that damage comes from a crash: see [`Settle::Likely`].
+    pub is_likely: bool,
+}
+
+/// What a load settles for where copies could not be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Settle {
+    /// The version that is known to be the newest.
+    Known,
+    /// Also one that is the newest if what is damaged was cut off by a crash, where a crash may have done that.
+    Likely,
+    /// Anything: an administrator has said so. What cannot be read counts as damaged.
+    Anything,
 }
 
 #[derive(Debug)]
@@ -126,8 +174,8 @@ struct Load {
 #[derive(Debug)]
 struct Cached {
     page: Arc<Page>,
-    /// For each copy where its next write goes; none where nothing is known of what it holds.
-    next: Box<[Option<Places>]>,
+    /// For each copy where its next write goes.
+    next: Box<[Next]>,
     pins: u32,
     used: bool,
     dirty: bool,
@@ -161,6 +209,18 @@ struct Frozen {
     due: Due,
     /// The copies whose write has succeeded on the member's device in service, and where.
     written: Vec<(u16, Places)>,
+    /// Copies that turned out to be as they should be when they were read before they were to be healed, and where
+    /// their next write goes.
+    whole: Vec<(u16, Next)>,
+    /// Members on whose copy a place that could not be read was left as it is.
+    spared: MemberSet,
+}
+
+/// A copy that is read before it is written.
+#[derive(Debug)]
+struct Probe {
+    found: CopyFound,
+    pending: usize,
 }
 
 /// See the head of this file.
@@ -182,7 +242,17 @@ pub(super) struct PageStore {
     frozen: BTreeMap<PageIndex, Frozen>,
     /// Frozen pages below this have had their writes given out.
     sent_below: PageIndex,
+    /// Writes, and reads before writes, that were given out and are not over.
     writes_pending: usize,
+    /// Copies of frozen pages that are being read, or were read and are not written yet.
+    probes: BTreeMap<(PageIndex, u16), Probe>,
+    /// Devices under construction that are to be told of a page that they hold none of its versions.
+    void: BTreeSet<(PageIndex, MemberIndex, bool)>,
+    /// Of these, those that the next write-back, or the one under way, tells.
+    void_due: BTreeSet<(PageIndex, MemberIndex, bool)>,
+    /// The versions of pages that were seen, cached or not.
+    versions: Versions,
+    settles_for: Settle,
 }
 
 impl PageStore {
@@ -210,6 +280,11 @@ impl PageStore {
             frozen: BTreeMap::new(),
             sent_below: PageIndex(0),
             writes_pending: 0,
+            probes: BTreeMap::new(),
+            void: BTreeSet::new(),
+            void_due: BTreeSet::new(),
+            versions: Versions::new(PageLayout::new(geometry, checksums).pages()),
+            settles_for: Settle::Known,
         }
     }
 
@@ -292,11 +367,18 @@ impl PageStore {
     /// # Panics
     /// When no such read was given out, or the bytes are not as many as were asked for.
     pub fn read_done(&mut self, read: PageRead, answer: Answer<'_>, out: &mut Vec<PageIo>) -> Option<Loaded> {
-        let PageRead { page, copy, places } = read;
-        let load = self.loads.get_mut(&page).expect("a read belongs to a load");
-        load.pending -= 1;
+        let PageRead { page, copy, places, before_write } = read;
+        let (found, pending) = if before_write {
+            let probe = self.probes.get_mut(&(page, copy)).expect("a copy that is read before its write");
+            (&mut probe.found, &mut probe.pending)
+        } else {
+            let load = self.loads.get_mut(&page).expect("a read belongs to a load");
+            load.is_void |= matches!(answer, Answer::Gone);
+            (&mut load.copies.0[usize::from(copy)], &mut load.pending)
+        };
+        *pending -= 1;
+        let mut newest = None;
         match answer {
-            Answer::Gone => load.is_void = true,
             // A bad sector in one place must not hide what the other holds.
             Answer::Unreadable if places == Places::Both => {
                 let (member, offset) =
@@ -304,13 +386,13 @@ impl PageStore {
                 for places in [Places::First, Places::Second] {
                     let (read, offset) = (PageRead { places, ..read }, offset + places.offset());
                     out.push(PageIo::Read { read, member, offset, len: places.len() });
-                    load.pending += 1;
+                    *pending += 1;
                 }
             }
-            Answer::Unreadable => {}
+            Answer::Unreadable | Answer::Gone => {}
             Answer::Bytes(bytes) => {
                 assert_eq!(bytes.len(), places.len(), "a read brings what was asked for");
-                let found = load.copies.0[usize::from(copy)].places.as_mut().expect("it was to be read");
+                let found = found.places.as_mut().expect("it was to be read");
                 let first = usize::from(places == Places::Second);
                 for (place, bytes) in found[first..].iter_mut().zip(bytes.chunks(PAGE_BYTES)) {
                     *place = match Page::decode(&self.key, self.array, page, bytes) {
@@ -318,8 +400,8 @@ impl PageStore {
                         Err(PageError::Damaged) => Place::Damaged,
                         Ok(version) => {
                             let (found, paired) = (version_of(&version), version.paired);
-                            if load.newest.as_ref().is_none_or(|newest| version_of(newest) < found) {
-                                load.newest = Some(version);
+                            if newest.as_ref().is_none_or(|newest: &Page| version_of(newest) < found) {
+                                newest = Some(version);
                             }
                             if paired { Place::Paired(found) } else { Place::Valid(found) }
                         }
@@ -327,7 +409,18 @@ impl PageStore {
                 }
             }
         }
-        if load.pending > 0 {
+        let is_over = *pending == 0;
+        if before_write {
+            self.writes_pending -= usize::from(is_over);
+            return None;
+        }
+        let load = self.loads.get_mut(&page).expect("it was found above");
+        if let Some(found) = newest
+            && load.newest.as_ref().is_none_or(|newest| version_of(newest) < version_of(&found))
+        {
+            load.newest = Some(found);
+        }
+        if !is_over {
             return None;
         }
         let load = self.loads.remove(&page).expect("it was found above");
@@ -378,23 +471,6 @@ impl PageStore {
         (from.0..self.layout.pages()).map(PageIndex).find(has_copy)
     }
 
-    /// Has the copy on a device that is being built written whole with the next write-back; one that was never written
-    /// as zeroes, for a device that may hold anything. From before the first page until the device is in service it
-    /// must be among the targets of every [`PageStore::frozen_writes`]; it is complete when all its pages have been
-    /// asked for and a write-back frozen after that is thawed.
-    ///
-    /// # Panics
-    /// When the page is not cached or has no copy on this member.
-    pub fn rebuild(&mut self, page: PageIndex, member: MemberIndex, which: Which) {
-        assert!(self.cached.contains_key(&page), "a page that is rebuilt is cached");
-        assert!(self.layout.copy_on(page, member).is_some(), "{member} has a copy");
-        let due = self.due.entry(page).or_default();
-        match which {
-            Which::Primary => due.whole.insert(member),
-            Which::Replacement => due.replacement.insert(member),
-        };
-    }
-
     #[cfg(test)]
     /// The pages whose copy on `member` the cache knows nothing of, because the member was not usable when they were
     /// loaded or has missed a write. A member that comes back without being rebuilt must have none left when it becomes
@@ -404,13 +480,13 @@ impl PageStore {
         let copy_of = |page| self.layout.copy_on(page, member);
         let cached = self.cached.iter().filter(|&(&page, cached)| {
             let copy = copy_of(page);
-            copy.is_some_and(|copy| cached.next[copy].is_none())
+            copy.is_some_and(|copy| cached.next[copy] == Next::Anywhere)
         });
         let loading = self.loads.iter().filter(|&(&page, load)| {
             let copy = copy_of(page);
             copy.is_some_and(|copy| load.copies.0[copy].places.is_none())
         });
-        let pages: std::collections::BTreeSet<PageIndex> =
+        let pages: BTreeSet<PageIndex> =
             cached.map(|(page, _)| *page).chain(loading.map(|(page, _)| *page)).collect();
         pages.into_iter().collect()
     }
@@ -424,11 +500,29 @@ impl PageStore {
     /// A page that shows no version on any member must have been written, as a stripe holds data in one of its slots: it
     /// is lost. Otherwise its blocks would read as zeroes. Returns the copies that are at fault.
     pub fn deny_blank(&mut self, page: PageIndex) -> Vec<(MemberIndex, CopyFault)> {
+        self.versions.forget(page);
         let cached = self.cached.get_mut(&page).expect("a page that was just loaded is cached");
         *Arc::make_mut(&mut cached.page).entries = [BlockHash::LOST.0; PAGE_ENTRIES];
         cached.lost = true;
         let copies = self.layout.copies(page).zip(&cached.next);
-        copies.filter(|(_, next)| next.is_some()).map(|((member, _), _)| (member, CopyFault::Blank)).collect()
+        copies
+            .filter(|(_, next)| **next != Next::Anywhere)
+            .map(|((member, _), _)| (member, CopyFault::Blank))
+            .collect()
+    }
+
+    /// The same, where copies could not be read and may show a version (rule T3): the page was not loaded, and whoever
+    /// waited for it has nothing pinned.
+    pub fn retract_blank(&mut self, page: PageIndex) {
+        self.versions.forget(page);
+        self.due.remove(&page);
+        self.cached.remove(&page);
+        self.clock.retain(|&other| other != page);
+    }
+
+    /// What loads settle for that end from now on.
+    pub fn settle_for(&mut self, settle: Settle) {
+        self.settles_for = settle;
     }
 
     /// Whether the page was never written.
@@ -444,37 +538,6 @@ impl PageStore {
         self.at(page).page.epoch
     }
 
-    /// A member is out of service: until it joins again, nothing is believed of what its copies hold, and what is
-    /// written to a device that is built in its stead goes to both places.
-    pub fn left(&mut self, member: MemberIndex) {
-        self.away.insert(member);
-        self.set_next(member, |_| None);
-    }
-
-    /// A device that was built for a member is in service. Both places of every copy on it hold the newest version, see
-    /// [`PageStore::left`]: so the next write may go to one of them, and must, for a power cut in a write of both would
-    /// leave none. Loads that began without the member are asked for again.
-    pub fn joined(&mut self, member: MemberIndex) {
-        self.away.remove(member);
-        // Of a page without a version both places are blank, and the next write is the first.
-        let next = |page: &Page| if page.sequence == 0 { Places::Alone } else { Places::First };
-        self.set_next(member, |page| Some(next(page)));
-        let layout = self.layout;
-        for (&page, load) in &mut self.loads {
-            let copy = layout.copy_on(page, member);
-            load.is_void |= copy.is_some_and(|copy| load.copies.0[copy].places.is_none());
-        }
-    }
-
-    /// Where the next write of each copy on `member` goes, of the cached pages.
-    fn set_next(&mut self, member: MemberIndex, next: impl Fn(&Page) -> Option<Places>) {
-        for (&page, cached) in &mut self.cached {
-            if let Some(copy) = self.layout.copy_on(page, member) {
-                cached.next[copy] = next(&cached.page);
-            }
-        }
-    }
-
     /// Pages whose entries have changed since the last [`PageStore::freeze`].
     pub fn changed_pages(&self) -> usize {
         self.dirty.len()
@@ -482,143 +545,13 @@ impl PageStore {
 
     /// Pages that the next [`PageStore::freeze`] would take: changed ones, and those with copies to be written again.
     pub fn dirty_pages(&self) -> usize {
-        self.dirty.len() + self.due.len()
+        self.dirty.len() + self.due.len() + self.void_due.len()
     }
 
     #[cfg(test)]
     /// Pages in the cache, those of the stripe map not counted.
     pub fn cached_pages(&self) -> usize {
         self.clock.len()
-    }
-
-    /// Takes the pages to be written back as they are now, in a new version each, written in epoch `epoch`. Whatever
-    /// they hold must be covered by a note that is durable on all live members before the writes start (W2).
-    ///
-    /// # Panics
-    /// When the write-back before is not over.
-    pub fn freeze(&mut self, epoch: u64) {
-        assert!(self.frozen.is_empty(), "one write-back at a time");
-        let mut due = std::mem::take(&mut self.due);
-        for index in std::mem::take(&mut self.dirty) {
-            let cached = self.cached.get_mut(&index).expect("a changed page is cached");
-            cached.dirty = false;
-            let page = Arc::make_mut(&mut cached.page);
-            page.sequence += 1;
-            page.epoch = epoch;
-            let due = due.remove(&index).unwrap_or_default();
-            let image = Arc::clone(&cached.page);
-            self.frozen.insert(index, Frozen { image, changed: true, due, written: Vec::new() });
-        }
-        for (index, due) in due {
-            let image = self.snapshot(index);
-            self.frozen.insert(index, Frozen { image, changed: false, due, written: Vec::new() });
-        }
-        // What a check has read of a copy tells nothing once that is written, also when the version stays.
-        for page in self.frozen.keys() {
-            if let Some(load) = self.loads.get_mut(page) {
-                load.is_void = true;
-            }
-        }
-        self.sent_below = PageIndex(0);
-    }
-
-    /// Gives out the writes of the next `pages_max` frozen pages, in ascending order, for the devices that are targets:
-    /// all that are in service or being built.
-    pub fn frozen_writes(
-        &mut self,
-        pages_max: usize,
-        targets: &dyn Fn(MemberIndex, Which) -> bool,
-        pool: &Pool,
-        out: &mut Vec<PageIo>,
-    ) {
-        for (&page, frozen) in self.frozen.range(self.sent_below..).take(pages_max) {
-            self.sent_below = PageIndex(page.0 + 1);
-            let next = &self.cached.get(&page).expect("a frozen page is cached").next;
-            let due = &frozen.due;
-            // Version 0 is none: a bad or foreign copy of a page that was never written becomes zeroes.
-            let image_of = |paired: bool| {
-                let image = match frozen.image.sequence {
-                    0 => [0; PAGE_BYTES],
-                    _ if paired => frozen.image.encode(&self.key, self.array, page),
-                    _ => {
-                        let image = Page { paired, ..(*frozen.image).clone() };
-                        image.encode(&self.key, self.array, page)
-                    }
-                };
-                let mut bytes = pool.alloc(2 * PAGE_BYTES);
-                bytes.chunks_mut(PAGE_BYTES).for_each(|place| place.copy_from_slice(&image));
-                bytes.freeze()
-            };
-            let mut images = [None, None];
-            for (copy, (member, offset)) in self.layout.copies(page).enumerate() {
-                let own = next[copy].filter(|_| !due.whole.contains(member)).unwrap_or(Places::Both);
-                let primary = frozen.changed || due.heal.contains(member) || due.whole.contains(member);
-                let replacement = frozen.changed || due.replacement.contains(member);
-                for (which, places, asked) in
-                    [(Which::Primary, own, primary), (Which::Replacement, Places::Both, replacement)]
-                {
-                    if asked && targets(member, which) {
-                        let write = PageWrite { page, copy: copy as u16, places, which };
-                        let offset = offset + places.offset();
-                        let paired = places != Places::Alone;
-                        let image: &Buf = images[usize::from(paired)].get_or_insert_with(|| image_of(paired));
-                        let bytes = image.slice(0..places.len());
-                        out.push(PageIo::Write { write, member, which, offset, bytes });
-                        self.writes_pending += 1;
-                    }
-                }
-            }
-        }
-    }
-
-    /// Takes the end of a write; a device that failed it must be out of service before [`PageStore::thaw`].
-    pub fn write_done(&mut self, write: PageWrite, succeeded: bool) {
-        self.writes_pending = self.writes_pending.checked_sub(1).expect("a write was given out");
-        if succeeded && write.which == Which::Primary {
-            let frozen = self.frozen.get_mut(&write.page).expect("a page stays frozen while it is written");
-            frozen.written.push((write.copy, write.places));
-        }
-    }
-
-    /// Writes of the write-back that were given out and are not over.
-    pub fn writes_pending(&self) -> usize {
-        self.writes_pending
-    }
-
-    /// Whether every write of the write-back was given out.
-    pub fn all_sent(&self) -> bool {
-        self.frozen.range(self.sent_below..).next().is_none()
-    }
-
-    /// Whether every write of the write-back was given out and is over.
-    pub fn is_written(&self) -> bool {
-        self.writes_pending == 0 && self.all_sent()
-    }
-
-    /// Ends the write-back when it is flushed on every device that is still in service. What was not written to a copy
-    /// was missed by it: the copy counts for nothing until it is rebuilt.
-    ///
-    /// # Panics
-    /// When writes are left.
-    pub fn thaw(&mut self) {
-        assert!(self.is_written(), "only what is written can be flushed");
-        for (page, frozen) in std::mem::take(&mut self.frozen) {
-            let next = &mut self.cached.get_mut(&page).expect("a frozen page is cached").next;
-            for (copy, (member, _)) in self.layout.copies(page).enumerate() {
-                let due = frozen.due.heal.contains(member) || frozen.due.whole.contains(member);
-                if frozen.changed || due {
-                    let written = frozen.written.iter().find(|(other, _)| usize::from(*other) == copy);
-                    let written = written.filter(|_| !self.away.contains(member));
-                    let is_blank = frozen.image.sequence == 0;
-                    next[copy] = written.map(|(_, places)| match places {
-                        // Both places are zeroes: the next write is still the first.
-                        Places::Alone | Places::Both if is_blank => Places::Alone,
-                        _ => places.next(),
-                    });
-                }
-            }
-        }
-        self.evict();
     }
 
     fn at(&self, page: PageIndex) -> &Cached {
@@ -658,7 +591,7 @@ impl PageStore {
             let places = usable(member).then_some([Place::Unreadable; 2]);
             copies.push(CopyFound { member, places });
             if places.is_some() {
-                let read = PageRead { page, copy: copy as u16, places: Places::Both };
+                let read = PageRead { page, copy: copy as u16, places: Places::Both, before_write: false };
                 out.push(PageIo::Read { read, member, offset, len: Places::Both.len() });
                 pending += 1;
             }
@@ -676,50 +609,90 @@ impl PageStore {
 
     fn end_load(&mut self, page: PageIndex, load: Load) -> Loaded {
         let Load { waiters, torn, copies, newest, is_void, check, .. } = load;
+        let mut unread = copies.has_unread().then(|| Unread {
+            text: copies.hindrances(),
+            by_error: copies.has_errors(),
+            is_likely: false,
+        });
+        let without_page = |waiters, outcome, unread| Loaded { waiters, outcome, faults: Vec::new(), unread };
         if is_void {
             // The pins that a check has taken go with it; a page in the cache that was only checked stays there.
             if check.is_some() {
                 self.cached.get_mut(&page).expect("a page under check is pinned").pins -=
                     waiters.len() as u32;
             }
-            return Loaded { waiters, outcome: LoadOutcome::AskAgain, faults: Vec::new() };
+            return without_page(waiters, LoadOutcome::AskAgain, None);
         }
         if let Some(version) = check {
             let truth = (version != (0, 0)).then_some(version);
             let next = &mut self.cached.get_mut(&page).expect("a page under check is pinned").next;
             let read = |copy: &CopyFound| copy.places.is_some() && !self.away.contains(copy.member);
             for (next, copy) in next.iter_mut().zip(&copies.0).filter(|(_, copy)| read(copy)) {
-                *next = copy.next_write();
+                *next = match copy.next_write() {
+                    // What could not be read is where it was.
+                    Next::Unread if matches!(next, Next::At(_)) => *next,
+                    told => told,
+                };
             }
             let faults = self.note_bad_copies(page, &copies, truth, Torn::Impossible);
-            return Loaded { waiters, outcome: LoadOutcome::Ready, faults };
+            return Loaded { waiters, outcome: LoadOutcome::Ready, faults, unread };
         }
         let truth = newest.as_ref().map(version_of);
-        let lost = copies.have_lost(torn);
+        let standing = match copies.standing(truth, self.versions.compare(page, truth), torn) {
+            Standing::Unknown if is_off(Mutation::UnreadTakenForOld) && truth.is_some() => Standing::Newest,
+            Standing::Unknown if is_off(Mutation::UnreadTakenForLost) => Standing::Doubtful,
+            Standing::Likely if self.settles_for >= Settle::Likely => {
+                if torn == Torn::Possible {
+                    Standing::Newest
+                } else {
+                    Standing::Doubtful
+                }
+            }
+            Standing::Unknown if self.settles_for == Settle::Anything => {
+                if truth.is_some() && torn == Torn::Possible { Standing::Newest } else { Standing::Doubtful }
+            }
+            standing => standing,
+        };
+        let is_doubtful = match standing {
+            Standing::Newest => false,
+            Standing::Doubtful => true,
+            Standing::Likely | Standing::Unknown => {
+                if let Some(unread) = &mut unread {
+                    unread.is_likely = standing == Standing::Likely;
+                }
+                return without_page(waiters, LoadOutcome::Unreadable, unread);
+            }
+        };
+        let lost = is_doubtful && truth.is_none();
         let mut content = newest.unwrap_or_else(Page::blank);
         content.paired = true;
         if lost {
             content.entries = Box::new([BlockHash::LOST.0; PAGE_ENTRIES]);
         }
-        let is_behind = truth.is_some_and(|truth| copies.may_be_behind(truth, torn));
+        let is_behind = is_doubtful && !lost;
         let is_doubted = is_behind && !self.is_map_page(page);
         if is_doubted {
             let blank = content.entries.iter_mut().filter(|entry| **entry == BlockHash::UNWRITTEN.0);
             blank.for_each(|entry| *entry = BlockHash::LOST.0);
         }
+        if !is_doubtful {
+            self.versions.set(page, truth);
+        }
+        let next_of = |copy: &CopyFound| {
+            if self.away.contains(copy.member) { Next::Anywhere } else { copy.next_write() }
+        };
         let cached = Cached {
             page: Arc::new(content),
-            next: copies
-                .0
-                .iter()
-                .map(|copy| copy.next_write().filter(|_| !self.away.contains(copy.member)))
-                .collect(),
+            next: copies.0.iter().map(next_of).collect(),
             pins: waiters.len() as u32,
             used: true,
             dirty: false,
             lost,
         };
         self.cached.insert(page, cached);
+        if !lost {
+            self.rebuild_void(page);
+        }
         if is_doubted {
             // What was decided stays so, whichever copies the next load finds.
             self.touch(page);
@@ -735,7 +708,7 @@ impl PageStore {
             true if !is_doubted => LoadOutcome::Behind,
             _ => LoadOutcome::Ready,
         };
-        Loaded { waiters, outcome, faults }
+        Loaded { waiters, outcome, faults, unread }
     }
 
     /// Marks the copies that are not as they should be for writing; returns those that somebody is to blame for and was
@@ -752,7 +725,7 @@ impl PageStore {
         let known = self.due.get(&page).map(|due| due.heal).unwrap_or_default();
         let left = torn == Torn::Possible && is_off(Mutation::PagesNotRewritten);
         if !heal.is_empty() && !left {
-            self.due.entry(page).or_default().merge(Due { heal, ..Due::default() });
+            self.due.entry(page).or_default().merge(Due::healed(heal));
         }
         copies.faults(truth, torn).into_iter().filter(|(member, _)| !known.contains(*member)).collect()
     }
@@ -785,9 +758,9 @@ impl PageStore {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::block_io::Pool;
     use crate::units::{ColumnIndex, ROW_BYTES};
     use proptest::prelude::*;
-    use std::collections::BTreeSet;
 
     const ARRAY: Uuid = Uuid::from_u128(0x1234);
     const KEY: LogKey = LogKey([7; 32]);
@@ -877,6 +850,17 @@ pub(super) mod tests {
             loaded.pop().unwrap()
         }
 
+        /// The same; what may have been cut off by a crash is taken to have been.
+        fn load_patiently(&self, store: &mut PageStore, page: PageIndex, torn: Torn) -> Loaded {
+            let loaded = self.load(store, page, torn);
+            if !loaded.unread.as_ref().is_some_and(|unread| unread.is_likely) {
+                return loaded;
+            }
+            assert_eq!(loaded.outcome, LoadOutcome::Unreadable);
+            store.settle_for(Settle::Likely);
+            self.load(store, page, torn)
+        }
+
         fn check(&self, store: &mut PageStore, page: PageIndex) -> Loaded {
             let mut reads = Vec::new();
             assert_eq!(store.check(page, 1, &|member| self.is_alive(member), &mut reads), Want::Loading);
@@ -913,7 +897,13 @@ pub(super) mod tests {
         fn frozen_writes(&self, store: &mut PageStore) -> Vec<PageIo> {
             let mut writes = Vec::new();
             let targets = |member, which| which == Which::Primary && self.is_alive(member);
-            store.frozen_writes(usize::MAX, &targets, &pool(), &mut writes);
+            // Some copies are read first.
+            while !store.all_sent() {
+                store.frozen_writes(usize::MAX, &targets, &pool(), &mut writes);
+                let is_read = |io: &mut PageIo| matches!(io, PageIo::Read { .. });
+                let reads = writes.extract_if(.., is_read).collect();
+                assert!(self.serve(store, reads).is_empty(), "nothing is loaded");
+            }
             writes
         }
 
@@ -1009,7 +999,7 @@ pub(super) mod tests {
             let mut torn = Torn::Impossible;
             for (number, life) in lives.iter().enumerate() {
                 let mut store = new_store(geometry, 4);
-                let loaded = disks.load(&mut store, page, torn);
+                let loaded = disks.load_patiently(&mut store, page, torn);
                 prop_assert_eq!(loaded.outcome, LoadOutcome::Ready);
                 prop_assert!(possible.contains(&value(&store, page)));
                 let new = number as u8 + 1;
@@ -1044,7 +1034,7 @@ pub(super) mod tests {
                     let is_dead = |copy: &usize| dead >> copy & 1 == 1;
                     disks.dead = (0..copies).filter(is_dead).map(|copy| member_of(&store, page, copy)).collect();
                     let mut after = new_store(geometry, 4);
-                    let loaded = disks.load(&mut after, page, torn);
+                    let loaded = disks.load_patiently(&mut after, page, torn);
                     prop_assert_eq!(loaded.outcome, LoadOutcome::Ready);
                     prop_assert!(possible.contains(&value(&after, page)), "{} of {:?}", value(&after, page), possible);
                     if torn == Torn::Impossible && life.cut.is_none() {
@@ -1115,6 +1105,8 @@ pub(super) mod tests {
             prop_assert_eq!(value(&store, page), versions);
             prop_assert_eq!(&loaded.faults, &expected);
             prop_assert_eq!(store.dirty_pages(), usize::from(!expected.is_empty()));
+            // A place that might have been the newest is written when the other one is.
+            disks.write_back(&mut store, 2);
             disks.write_back(&mut store, 2);
             prop_assert_eq!(store.dirty_pages(), 0);
             prop_assert_eq!(disks.check(&mut store, page).faults, vec![]);
@@ -1270,26 +1262,169 @@ pub(super) mod tests {
 
     #[test]
     fn beyond_the_budget_a_page_is_lost_and_not_taken_for_blank_or_old() {
-        for (versions, harm) in [(1, Harm::Flip), (1, Harm::BadSector), (2, Harm::Flip), (2, Harm::BadSector)]
-        {
+        for versions in [1, 2] {
             let (geometry, mut disks) = small(versions);
             let mut store = new_store(geometry, 4);
             for copy in 0..2 {
-                (0..usize::from(versions)).for_each(|place| disks.mar(&store, PAGE, copy, place, harm));
+                (0..usize::from(versions)).for_each(|place| disks.mar(&store, PAGE, copy, place, Harm::Flip));
             }
-            let loaded = disks.load(&mut store, PAGE, Torn::Impossible);
-            assert_eq!(loaded.outcome, LoadOutcome::Lost);
-            assert_eq!(loaded.faults.len(), 2);
-            assert_eq!(value(&store, PAGE), LOST);
-            assert!(store.is_lost(PAGE));
-            assert_eq!(store.dirty_pages(), 0, "what may still be there is not written over");
-            // A place that can be read again after all brings the page back, as nobody has changed it.
-            store.release(PAGE);
-            disks.unreadable.clear();
-            let loaded = disks.load(&mut store, PAGE, Torn::Impossible);
-            let back = matches!(harm, Harm::BadSector);
-            assert_eq!(loaded.outcome, if back { LoadOutcome::Ready } else { LoadOutcome::Lost });
-            assert_eq!(value(&store, PAGE), if back { versions } else { LOST });
+            for _ in 0..2 {
+                let loaded = disks.load(&mut store, PAGE, Torn::Impossible);
+                assert_eq!((loaded.outcome, loaded.unread), (LoadOutcome::Lost, None));
+                assert_eq!(loaded.faults.len(), 2);
+                assert_eq!(value(&store, PAGE), LOST);
+                assert!(store.is_lost(PAGE));
+                assert_eq!(store.dirty_pages(), 0, "what may still be there is not written over");
+                // Nobody has changed it: the next to ask looks again.
+                store.release(PAGE);
+            }
+        }
+    }
+
+    /// T3: an error is no content. Whatever else is wrong, the page is not had, nothing is written, and when the error has
+    /// passed all is as it was.
+    #[test]
+    fn a_page_is_neither_lost_nor_old_because_of_errors() {
+        // What reads as zeroes may read as never written: that is a lie, and no error.
+        let harms = [Harm::BadSector, Harm::Flip];
+        let others = harms.into_iter().flat_map(|harm| [Some((harm, 0)), Some((harm, 1))]).chain([None]);
+        let others: Vec<_> = others.collect();
+        let places = [vec![0], vec![1], vec![0, 1]];
+        for (page, places) in
+            [PageIndex(0), PAGE].into_iter().flat_map(|page| places.clone().map(|p| (page, p)))
+        {
+            for other in others.clone() {
+                let geometry = geometry(2, 1);
+                let mut disks = Disks::new(&new_store(geometry, 4));
+                for version in 1..=2 {
+                    let mut store = new_store(geometry, 4);
+                    disks.load(&mut store, page, Torn::Impossible);
+                    fill(&mut store, page, version);
+                    disks.write_back(&mut store, u64::from(version));
+                }
+                let mut store = new_store(geometry, 4);
+                for place in &places {
+                    disks.mar(&store, page, 0, *place, Harm::BadSector);
+                }
+                match other {
+                    Some((harm, place)) => disks.mar(&store, page, 1, place, harm),
+                    None => drop(disks.dead.insert(member_of(&store, page, 1))),
+                }
+                let before = disks.members.clone();
+                let context = format!("{page:?} {places:?} {other:?}");
+                for torn in [Torn::Impossible, Torn::Unnamed, Torn::Possible] {
+                    let loaded = disks.load(&mut store, page, torn);
+                    let is_damaged = matches!(other, Some((Harm::Flip, _)));
+                    let unread = loaded.unread.expect("a copy was not read");
+                    assert_eq!(loaded.outcome, LoadOutcome::Unreadable, "{context} {torn:?}");
+                    assert_eq!(loaded.faults, [], "nobody is blamed as long as nothing is known");
+                    assert!(unread.by_error);
+                    assert_eq!(
+                        unread.is_likely,
+                        torn != Torn::Impossible && is_damaged,
+                        "{context} {torn:?}"
+                    );
+                    assert!(!store.cached.contains_key(&page) && store.dirty_pages() == 0);
+                }
+                disks.unreadable.clear();
+                let loaded = disks.load(&mut store, page, Torn::Impossible);
+                assert_eq!(loaded.outcome, LoadOutcome::Ready, "{context}");
+                assert_eq!(value(&store, page), 2, "{context}");
+                assert_eq!(disks.members, before);
+            }
+        }
+    }
+
+    #[test]
+    fn with_a_version_remembered_one_copy_is_enough_and_an_older_one_is_known_to_be_old() {
+        let (geometry, mut disks) = small(2);
+        let mut store = new_store(geometry, 0);
+        disks.load(&mut store, PAGE, Torn::Impossible);
+        fill(&mut store, PAGE, 3);
+        store.release(PAGE);
+        disks.write_back(&mut store, 3);
+        assert_eq!(store.cached_pages(), 0);
+        // Version 3 is in the first place of each copy.
+        disks.dead.insert(member_of(&store, PAGE, 0));
+        disks.mar(&store, PAGE, 1, 1, Harm::BadSector);
+        assert_eq!(
+            disks.load(&mut new_store(geometry, 0), PAGE, Torn::Impossible).outcome,
+            LoadOutcome::Unreadable
+        );
+        let loaded = disks.load(&mut store, PAGE, Torn::Impossible);
+        assert_eq!(loaded.outcome, LoadOutcome::Ready);
+        assert_eq!(value(&store, PAGE), 3);
+        store.release(PAGE);
+        disks.write_back(&mut store, 3);
+        assert_eq!(store.cached_pages(), 0);
+        disks.unreadable.clear();
+        // A copy without any fault, but for what is remembered.
+        let (old, place) = (small(2).1, disks.place(&store, PAGE, 1, 0).to_vec());
+        let (member, offset) = store.layout.copies(PAGE).nth(1).unwrap();
+        let bytes = &old.members[usize::from(member.0)][offset as usize..][..2 * PAGE_BYTES];
+        disks.members[usize::from(member.0)][offset as usize..][..2 * PAGE_BYTES].copy_from_slice(bytes);
+        assert_eq!(
+            disks.load(&mut new_store(geometry, 0), PAGE, Torn::Impossible).outcome,
+            LoadOutcome::Ready
+        );
+        assert_eq!(disks.load(&mut store, PAGE, Torn::Impossible).outcome, LoadOutcome::Unreadable);
+        // It was lost in the cache of the device, and is there again.
+        disks.place(&store, PAGE, 1, 0).copy_from_slice(&place);
+        assert_eq!(disks.load(&mut store, PAGE, Torn::Impossible).outcome, LoadOutcome::Ready);
+        assert_eq!(value(&store, PAGE), 3);
+    }
+
+    /// T3: what could not be read of a copy is read again before the copy is written. So a power cut in that write leaves
+    /// the copy its newest version, if it can be read by then.
+    #[test]
+    fn what_could_not_be_read_is_not_written_over() {
+        for (places, clears, changes) in [vec![0], vec![1], vec![0, 1]].into_iter().flat_map(|places| {
+            [(true, true), (true, false), (false, true), (false, false)]
+                .map(|(clears, changes)| (places.clone(), clears, changes))
+        }) {
+            for versions in 1..=3u8 {
+                let (geometry, mut disks) = small(versions);
+                let mut store = new_store(geometry, 4);
+                places.iter().for_each(|&place| disks.mar(&store, PAGE, 1, place, Harm::BadSector));
+                let other = member_of(&store, PAGE, 0);
+                assert_eq!(disks.load(&mut store, PAGE, Torn::Impossible).outcome, LoadOutcome::Ready);
+                if clears {
+                    disks.unreadable.clear();
+                }
+                if changes {
+                    fill(&mut store, PAGE, 9);
+                }
+                store.freeze(4);
+                let writes = disks.frozen_writes(&mut store);
+                let context = format!("{places:?} {clears} {changes} {versions}");
+                let to_copy = |io: &&PageIo| matches!(io, PageIo::Write { member, .. } if *member != other);
+                assert_eq!(
+                    writes.iter().filter(to_copy).count(),
+                    usize::from(changes || !clears),
+                    "{context}"
+                );
+                for io in &writes {
+                    disks.write(io, 0b1111);
+                }
+                // After the cut nothing is unreadable any more, and the other copy is gone.
+                disks.unreadable.clear();
+                disks.dead.insert(other);
+                let mut after = new_store(geometry, 4);
+                let torn = if changes { Torn::Possible } else { Torn::Impossible };
+                let loaded = disks.load(&mut after, PAGE, torn);
+                if clears || places.len() == 1 {
+                    assert!(
+                        matches!(loaded.outcome, LoadOutcome::Ready | LoadOutcome::Unreadable),
+                        "{context}"
+                    );
+                    let newest = loaded.outcome == LoadOutcome::Ready;
+                    assert!(newest || !changes, "{context}");
+                    assert!(!newest || value(&after, PAGE) == versions, "{context}");
+                } else {
+                    // The fault was there at the cut: with the other copy gone that is more than the array survives.
+                    assert_ne!(loaded.outcome, LoadOutcome::Behind, "{context}");
+                }
+            }
         }
     }
 
@@ -1306,7 +1441,7 @@ pub(super) mod tests {
             }
             let mut store = new_store(geometry, 4);
             disks.mar(&store, page, 0, 1, Harm::Flip);
-            disks.mar(&store, page, 1, 1, Harm::BadSector);
+            disks.mar(&store, page, 1, 1, Harm::Flip);
             let loaded = disks.load(&mut store, page, Torn::Impossible);
             assert_eq!(loaded.faults.len(), 2);
             let entries = store.snapshot(page).entries.clone();
@@ -1317,14 +1452,12 @@ pub(super) mod tests {
                     entries[1..].iter().all(|entry| *entry == BlockHash::LOST.0),
                     "a written block is not blank"
                 );
-                // That is so for good, whatever can be read later.
-                disks.write_back(&mut store, 3);
-                disks.unreadable.clear();
+                // That is so for good.
             } else {
                 assert_eq!(loaded.outcome, LoadOutcome::Behind);
-                // Healed as it is, or with one copy mended, it is no question any more.
-                disks.write_back(&mut store, 3);
+                // Healed as it is, it is no question any more.
             }
+            disks.write_back(&mut store, 3);
             let mut again = new_store(geometry, 4);
             let loaded = disks.load(&mut again, page, Torn::Impossible);
             assert_eq!((loaded.outcome, loaded.faults), (LoadOutcome::Ready, vec![]));
@@ -1333,17 +1466,15 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_lost_page_that_is_written_again_supersedes_whatever_shows_up() {
+    fn a_lost_page_that_is_written_again_supersedes_whatever_was_damaged() {
         let (geometry, mut disks) = small(4);
         let mut store = new_store(geometry, 4);
-        for copy in 0..2 {
-            disks.mar(&store, PAGE, copy, 0, Harm::BadSector);
-            disks.mar(&store, PAGE, copy, 1, Harm::BadSector);
+        for (copy, place) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            disks.mar(&store, PAGE, copy, place, Harm::Flip);
         }
         assert_eq!(disks.load(&mut store, PAGE, Torn::Impossible).outcome, LoadOutcome::Lost);
         store.set(PAGE, 5, [3; 16]);
         disks.write_back(&mut store, 1);
-        disks.unreadable.clear();
         let mut store = new_store(geometry, 4);
         let loaded = disks.load(&mut store, PAGE, Torn::Impossible);
         assert_eq!((loaded.outcome, loaded.faults), (LoadOutcome::Ready, vec![]));
@@ -1354,10 +1485,8 @@ pub(super) mod tests {
     #[test]
     fn a_bad_sector_in_one_place_does_not_hide_the_other() {
         let (geometry, mut disks) = small(2);
-        let store = new_store(geometry, 4);
-        disks.dead.insert(member_of(&store, PAGE, 0));
-        disks.mar(&store, PAGE, 1, 0, Harm::BadSector);
         let mut store = new_store(geometry, 4);
+        disks.mar(&store, PAGE, 1, 0, Harm::BadSector);
         let loaded = disks.load(&mut store, PAGE, Torn::Impossible);
         assert_eq!(loaded.outcome, LoadOutcome::Ready);
         assert_eq!(loaded.faults, [(member_of(&store, PAGE, 1), CopyFault::Unreadable)]);
@@ -1366,6 +1495,50 @@ pub(super) mod tests {
         assert!(disks.unreadable.is_empty(), "the bad sector was written, not the good one");
         store.release(PAGE);
         assert_eq!(disks.check(&mut store, PAGE).faults, []);
+    }
+
+    /// A device that was built while a page could not be read says so, and not that the page was never written.
+    #[test]
+    fn a_device_built_without_a_page_is_no_witness_for_it() {
+        for recovers_before_it_joins in [true, false] {
+            let (geometry, mut disks) = small(2);
+            let mut store = new_store(geometry, 4);
+            let (member, other) = (member_of(&store, PAGE, 0), member_of(&store, PAGE, 1));
+            store.left(member);
+            disks.dead.insert(member);
+            for place in 0..2 {
+                disks.mar(&store, PAGE, 1, place, Harm::BadSector);
+                disks.place(&store, PAGE, 0, place).fill(0);
+            }
+            assert_eq!(disks.load(&mut store, PAGE, Torn::Impossible).outcome, LoadOutcome::Unreadable);
+            store.void(PAGE, member, Which::Primary);
+            assert_eq!(store.dirty_pages(), 1);
+            disks.dead = MemberSet::new();
+            disks.write_back(&mut store, 3);
+            assert_eq!(store.dirty_pages(), 0);
+            let mut cold = new_store(geometry, 4);
+            assert_eq!(disks.load(&mut cold, PAGE, Torn::Impossible).outcome, LoadOutcome::Unreadable);
+            if recovers_before_it_joins {
+                disks.unreadable.clear();
+                disks.dead.insert(member);
+                disks.load(&mut store, PAGE, Torn::Impossible);
+                disks.dead = MemberSet::new();
+                disks.write_back(&mut store, 3);
+            }
+            store.joined(member);
+            disks.unreadable.clear();
+            let mut cold = new_store(geometry, 4);
+            let loaded = disks.load(&mut cold, PAGE, Torn::Impossible);
+            assert_eq!(loaded.outcome, LoadOutcome::Ready);
+            assert_eq!(value(&cold, PAGE), 2);
+            let expected = [(member, CopyFault::Damaged)];
+            assert_eq!(loaded.faults, if recovers_before_it_joins { &[][..] } else { &expected[..] });
+            disks.write_back(&mut cold, 3);
+            disks.dead.insert(other);
+            let mut cold = new_store(geometry, 4);
+            disks.load(&mut cold, PAGE, Torn::Impossible);
+            assert_eq!(value(&cold, PAGE), 2, "it has the page now");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Background passes over all slots: which one runs, how far it has come, and how much bandwidth it may take.
 //!
-//! Resync before rebuild before scrub; the others wait. While clients are busy a pass keeps to the floor
+//! Rebuild before scrub, which waits. While clients are busy a pass keeps to the floor
 //! `rebuild_min`, otherwise to the ceiling `rebuild_max`.
 
 use super::members::{Progress, Replaced, Which};
@@ -10,7 +10,6 @@ use crate::format::{MemberState, ScrubRecord};
 use crate::units::{MemberIndex, SlotIndex, Timestamp};
 
 pub(super) struct Passes {
-    resync: Option<Pass>,
     scrub: Option<Pass>,
     scrub_paused: bool,
     last_scrub: Option<ScrubResult>,
@@ -21,6 +20,8 @@ pub(super) struct Passes {
     /// Bytes of user data that may be started now, and when that was last topped up.
     allowance: f64,
     topped_up: Timestamp,
+    /// Nanoseconds for which rebuilds waited for blocks that cannot be read, since a slot was last built whole.
+    pub patience_spent: u64,
 }
 
 /// A pass that verifies slots in ascending order; a scrub then goes on to metadata pages (page_scrub.rs).
@@ -28,8 +29,6 @@ pub(super) struct Pass {
     progress: Progress,
     pub errors: u64,
     pub repaired: u64,
-    /// Slots that could not be verified, because too few columns are there.
-    pub skipped: u64,
     /// Copies of metadata pages that were found bad, of `errors` and of `repaired`: the next checkpoint writes them,
     /// and the pass ends after it.
     owed_pages: u64,
@@ -40,7 +39,7 @@ pub(super) struct Pass {
 impl Pass {
     fn from(slot: u64) -> Pass {
         let progress = Progress::starting_at(slot, false);
-        Pass { progress, errors: 0, repaired: 0, skipped: 0, owed_pages: 0, settles: None }
+        Pass { progress, errors: 0, repaired: 0, owed_pages: 0, settles: None }
     }
 
     fn finished(&self, turns: u64) -> bool {
@@ -67,7 +66,7 @@ const CLIENT_BUSY_NS: u64 = 5_000_000;
 const BURST_SECONDS: f64 = 0.25;
 
 impl Passes {
-    pub fn new(resynced: u64, slots: u64, scrub: &ScrubRecord) -> Passes {
+    pub fn new(slots: u64, scrub: &ScrubRecord) -> Passes {
         let last_scrub = (scrub.finished_unix > 0).then_some(ScrubResult {
             finished_unix: scrub.finished_unix,
             errors: scrub.errors,
@@ -79,7 +78,6 @@ impl Passes {
             ..Pass::from(position.0)
         });
         Passes {
-            resync: (resynced < slots).then(|| Pass::from(resynced)),
             scrub: unfinished,
             scrub_paused: false,
             last_scrub,
@@ -88,23 +86,8 @@ impl Passes {
             draining: false,
             allowance: 0.0,
             topped_up: Timestamp(0),
+            patience_spent: 0,
         }
-    }
-
-    /// Whether the parity of a slot is known to match its data.
-    pub fn parity_is_trusted(&self, slot: SlotIndex) -> bool {
-        self.resync.as_ref().is_none_or(|pass| slot.0 < pass.progress.done())
-    }
-
-    /// Parity is consistent below this slot.
-    pub fn resynced(&self) -> u64 {
-        self.resync.as_ref().map_or(self.slots, |pass| pass.progress.done())
-    }
-
-    /// Parity has become doubtful everywhere.
-    pub fn restart_resync(&mut self) {
-        self.resync = Some(Pass::from(0));
-        self.draining = true;
     }
 
     /// The log begins a new life, which knows nothing of copies that were to be written: a scrub that has found some
@@ -138,9 +121,8 @@ impl Passes {
 
     pub fn pass_mut(&mut self, kind: ActivityKind) -> Option<&mut Pass> {
         match kind {
-            ActivityKind::Resync => self.resync.as_mut(),
             ActivityKind::Scrub => self.scrub.as_mut(),
-            ActivityKind::Rebuild => None,
+            ActivityKind::Rebuild | ActivityKind::Repair => None,
         }
     }
 
@@ -177,8 +159,7 @@ impl Array {
 
     /// Starts slot operations while the window and the allowance permit.
     pub(super) fn pump_passes(&mut self) {
-        if self.is_failed() || self.stopping.is_some() || self.redo.as_ref().is_some_and(|r| !r.is_serving())
-        {
+        if self.is_failed() || self.stopping.is_some() || !self.redo.is_serving() {
             return;
         }
         if self.passes.draining && self.passes.running > 0 {
@@ -196,7 +177,8 @@ impl Array {
             self.passes.running += 1;
             match kind {
                 ActivityKind::Rebuild => self.start_rebuild_slot(),
-                ActivityKind::Resync | ActivityKind::Scrub => {
+                ActivityKind::Repair => unreachable!("a repair goes at its own pace"),
+                ActivityKind::Scrub => {
                     let slots = self.map.slots;
                     let Some(pass) = self.passes.pass_mut(kind) else { return };
                     let slot = SlotIndex(pass.progress.next);
@@ -204,10 +186,8 @@ impl Array {
                     pass.progress.running.insert(slot.0);
                     if slot.0 >= slots {
                         self.start_page_scrub(slot.0);
-                    } else if self.redo.is_some() {
-                        self.start_logged_scrub(slot);
                     } else {
-                        self.start_verify_slot(kind, slot);
+                        self.start_logged_scrub(slot);
                     }
                 }
             }
@@ -216,10 +196,6 @@ impl Array {
 
     /// The pass whose turn it is, if it has slots to start.
     fn next_pass(&self) -> Option<ActivityKind> {
-        let slots = self.map.slots;
-        if let Some(pass) = &self.passes.resync {
-            return (pass.progress.next < slots).then_some(ActivityKind::Resync);
-        }
         if self.any_building() {
             return self.next_build_slot().map(|_| ActivityKind::Rebuild);
         }
@@ -260,17 +236,6 @@ impl Array {
     }
 
     fn end_finished_passes(&mut self) {
-        let slots = self.map.slots;
-        if self.passes.resync.as_ref().is_some_and(|pass| pass.finished(slots))
-            && let Some(pass) = self.passes.resync.take()
-        {
-            let text = format!(
-                "resync finished: parity of {} rows was corrected, {} slots could not be verified",
-                pass.repaired, pass.skipped
-            );
-            self.notice(NoticeLevel::Info, None, text);
-            self.supers.want();
-        }
         let turns = self.scrub_turns();
         if self.passes.scrub.as_ref().is_some_and(|pass| pass.finished(turns))
             && self.scrub_has_settled()
@@ -282,11 +247,9 @@ impl Array {
                 repaired: pass.repaired,
             };
             let level = if pass.errors == 0 { NoticeLevel::Info } else { NoticeLevel::Warning };
-            let text = format!(
-                "scrub finished: {} errors, {} repaired, {} slots could not be verified",
-                pass.errors, pass.repaired, pass.skipped
-            );
+            let text = format!("scrub finished: {} errors, {} repaired", pass.errors, pass.repaired);
             self.passes.last_scrub = Some(result);
+            self.bad.scrubbed();
             self.notice(level, None, text);
             self.supers.want();
         }
@@ -298,7 +261,7 @@ impl Array {
 
     /// Whether what a scrub that is through has found bad is good again on the members.
     fn scrub_has_settled(&mut self) -> bool {
-        let (Some(pass), Some(redo)) = (self.passes.scrub.as_mut(), self.redo.as_mut()) else { return true };
+        let (Some(pass), redo) = (self.passes.scrub.as_mut(), &mut self.redo) else { return true };
         if pass.owed_pages == 0 {
             return true;
         }
@@ -322,12 +285,9 @@ impl Array {
             member.state = MemberState::Online;
             member.reason = None;
             let next = self.needless_log();
-            if let Some(redo) = self.redo.as_mut() {
-                redo.pages.joined(index);
-                // No batch may be written before the epoch with this member is complete.
-                self.supers.note_join(next);
-            }
-            self.supers.want();
+            self.redo.pages.joined(index);
+            // No batch may be written before the epoch with this member is complete.
+            self.supers.note_join(next);
             self.notice(NoticeLevel::Info, Some(index), format!("member {index} is rebuilt and online"));
             self.notice_if_whole();
         }
@@ -338,6 +298,8 @@ impl Array {
         let member = self.member_mut(index);
         if let Some(replacement) = member.replacement.take_if(|_| may_join) {
             let old = member.device.replace(replacement.device);
+            self.bad.forget(index);
+            let member = self.member_mut(index);
             let uuid = std::mem::replace(&mut member.uuid, replacement.uuid);
             member.state = MemberState::Online;
             member.progress = None;
@@ -345,9 +307,7 @@ impl Array {
             // The old device stays until the exchange is on disk: until then it is what a restart would look for.
             self.exchanged.extend(old.map(|device| Replaced { member: index, uuid, device }));
             let next = self.needless_log();
-            if let Some(redo) = self.redo.as_mut() {
-                redo.pages.joined(index);
-            }
+            self.redo.pages.joined(index);
             // Recorded like a loss: the old device must not count as current once it misses a write.
             self.supers.note_join(next);
             self.notice(NoticeLevel::Info, Some(index), format!("member {index} is replaced and online"));
@@ -372,9 +332,6 @@ impl Array {
         };
         let failed = self.is_failed();
         let mut all = Vec::new();
-        if let Some(pass) = &self.passes.resync {
-            all.push(activity(ActivityKind::Resync, pass, failed));
-        }
         let building = self.members.iter().flat_map(|member| {
             [member.progress.as_ref(), member.replacement.as_ref().map(|r| &r.progress)].into_iter().flatten()
         });
@@ -383,7 +340,7 @@ impl Array {
                 kind: ActivityKind::Rebuild,
                 done_bytes: bytes(done),
                 total_bytes: bytes(slots),
-                paused: failed || !all.is_empty(),
+                paused: failed,
                 errors: 0,
                 repaired: 0,
             });
@@ -392,6 +349,7 @@ impl Array {
             let paused = failed || self.passes.scrub_paused || !all.is_empty();
             all.push(activity(ActivityKind::Scrub, pass, paused));
         }
+        all.extend(self.repair_activity());
         all
     }
 
@@ -401,10 +359,8 @@ impl Array {
             .ops
             .iter()
             .filter(|(_, op)| match op {
-                Op::Rebuild(op) => op.waits_for_lock(),
-                Op::Verify(op) => op.waits_for_lock(),
                 Op::LoggedPass(op) => op.waits(),
-                Op::PagePass(_) | Op::PageScrub(_) => true,
+                Op::PagePass(_) | Op::PageScrub(_) | Op::Repair(_) => true,
                 _ => false,
             })
             .map(|(key, _)| key)
@@ -412,11 +368,10 @@ impl Array {
         for key in waiting {
             let mut op = std::mem::replace(&mut self.ops[key], Op::Busy);
             let flow = match &mut op {
-                Op::Rebuild(op) => self.end_rebuild(key, op, false),
-                Op::Verify(op) => self.end_verify(key, op, false),
                 Op::LoggedPass(op) => self.end_logged_pass(key, op, false),
                 Op::PagePass(op) => self.end_page_pass(op, false),
                 Op::PageScrub(op) => self.end_page_scrub(op, false),
+                Op::Repair(op) => self.end_repair_walk(op, false),
                 _ => unreachable!("just found to be one of these"),
             };
             self.put_back(key, op, flow);
@@ -426,10 +381,7 @@ impl Array {
     /// Whether operations other than those of clients are under way.
     pub(super) fn background_is_idle(&self) -> bool {
         !self.ops.iter().any(|(_, op)| {
-            matches!(
-                op,
-                Op::Rebuild(_) | Op::Verify(_) | Op::LoggedPass(_) | Op::PagePass(_) | Op::PageScrub(_)
-            )
+            matches!(op, Op::LoggedPass(_) | Op::PagePass(_) | Op::PageScrub(_) | Op::Repair(_))
         })
     }
 }

@@ -53,15 +53,9 @@ pub fn bands(map: &Map, offset: usize, len: usize) -> Vec<Band> {
 }
 
 /// Picks the path of a band. `readable(column)` for data and parity columns `0..k+m`; `parities` counts the
-/// parity columns that will be written; `trusted` says that parity is known to match data (no resync pending).
+/// parity columns that will be written.
 #[must_use]
-pub fn path(
-    map: &Map,
-    band: &Band,
-    readable: impl Fn(usize) -> bool,
-    parities: &[usize],
-    trusted: bool,
-) -> ParityPath {
+pub fn path(map: &Map, band: &Band, readable: impl Fn(usize) -> bool, parities: &[usize]) -> ParityPath {
     let modified = &band.columns;
     if parities.is_empty() || modified.len() == map.k {
         return ParityPath::Direct;
@@ -70,7 +64,7 @@ pub fn path(
     let reconstruct = (0..map.k).filter(|c| !modified.contains(c)).all(&readable);
     let modify_cost = modified.len() + parities.len();
     let reconstruct_cost = map.k - modified.len();
-    if reconstruct && (!modify || !trusted || reconstruct_cost <= modify_cost) {
+    if reconstruct && (!modify || reconstruct_cost <= modify_cost) {
         return ParityPath::ReconstructWrite;
     }
     if modify {
@@ -115,29 +109,19 @@ mod tests {
     fn a_small_write_reads_the_fewer_columns() {
         let wide = Map { k: 10, ..MAP };
         let band = |columns: Range<usize>| Band { rows: 0..4096, columns };
-        assert_eq!(path(&wide, &band(3..4), |_| true, &[10, 11], true), ParityPath::ReadModifyWrite);
-        assert_eq!(path(&wide, &band(0..8), |_| true, &[10, 11], true), ParityPath::ReconstructWrite);
-        assert_eq!(path(&wide, &band(0..10), |_| true, &[10, 11], true), ParityPath::Direct);
-        assert_eq!(path(&wide, &band(0..1), |_| true, &[], true), ParityPath::Direct);
-    }
-
-    #[test]
-    fn parity_that_is_not_trusted_is_never_modified_where_it_can_be_computed() {
-        let wide = Map { k: 10, ..MAP };
-        let band = Band { rows: 0..4096, columns: 3..4 };
-        assert_eq!(path(&wide, &band, |_| true, &[10, 11], false), ParityPath::ReconstructWrite);
+        assert_eq!(path(&wide, &band(3..4), |_| true, &[10, 11]), ParityPath::ReadModifyWrite);
+        assert_eq!(path(&wide, &band(0..8), |_| true, &[10, 11]), ParityPath::ReconstructWrite);
+        assert_eq!(path(&wide, &band(0..10), |_| true, &[10, 11]), ParityPath::Direct);
+        assert_eq!(path(&wide, &band(0..1), |_| true, &[]), ParityPath::Direct);
     }
 
     #[test]
     fn missing_columns_change_the_way() {
         let band = Band { rows: 0..4096, columns: 1..2 };
         let without = |gone: &'static [usize]| move |c: usize| !gone.contains(&c);
-        assert_eq!(path(&MAP, &band, without(&[1]), &[4, 5], true), ParityPath::ReconstructWrite);
-        assert_eq!(path(&MAP, &band, without(&[2]), &[4, 5], true), ParityPath::ReadModifyWrite);
-        assert_eq!(
-            path(&MAP, &band, without(&[1, 2]), &[4, 5], true),
-            ParityPath::DecodeWrite(vec![0, 3, 4, 5])
-        );
-        assert_eq!(path(&MAP, &band, without(&[1, 2, 3]), &[4, 5], true), ParityPath::Impossible);
+        assert_eq!(path(&MAP, &band, without(&[1]), &[4, 5]), ParityPath::ReconstructWrite);
+        assert_eq!(path(&MAP, &band, without(&[2]), &[4, 5]), ParityPath::ReadModifyWrite);
+        assert_eq!(path(&MAP, &band, without(&[1, 2]), &[4, 5]), ParityPath::DecodeWrite(vec![0, 3, 4, 5]));
+        assert_eq!(path(&MAP, &band, without(&[1, 2, 3]), &[4, 5]), ParityPath::Impossible);
     }
 }

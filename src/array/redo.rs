@@ -1,4 +1,4 @@
-//! The running redo log of a logged array: batches gather, are written, flushed and noted, and whoever waits for
+//! The running redo log: batches gather, are written, flushed and noted, and whoever waits for
 //! that goes on. Rules W1, W2 and E3 of the crash-safety design; W3 and W4 are in `checkpoint.rs`, replay at start
 //! in `startup.rs` and `recovery/`.
 //!
@@ -7,11 +7,13 @@
 //! goes in place while a loss of a member is not recorded on the others.
 
 use super::checkpoint::Checkpoint;
+use super::fetch::{Missing, Why};
 use super::journal::{HEADER_BYTES_MAX, Journal, OpenBatch, record_bytes, stripe_of};
 use super::members::Which;
 use super::mutation::{Mutation, is_off};
 use super::overlay::Overlay;
 use super::page_hold::Arrival;
+use super::page_patience::UnreadablePages;
 use super::pages::PageStore;
 use super::startup::{Life, LogFacts};
 use super::stripe_map::StripeMap;
@@ -32,6 +34,8 @@ pub(super) struct Redo {
     /// A member that the last epoch had in service is missing, and whether the others can be served without it is not known:
     /// until it is, nothing is written, or its return would not help.
     pub unjudged: bool,
+    /// Batches below were durable before the array failed, whatever its members say when they come back; 0 where nothing is known.
+    pub durable_before: u64,
     /// Counts starts of the log: an operation that began in an earlier life ends with an error.
     pub lives: u64,
     pub journal: Journal,
@@ -47,8 +51,7 @@ pub(super) struct Redo {
     pub open: OpenBatch,
     /// Operations whose batch has this sequence, and whether it must be durable for them; ascending.
     waiters: VecDeque<(u64, usize, bool)>,
-    /// Flush requests, and the sequence below which everything must be durable for them.
-    flushes: Vec<(u64, PieceId)>,
+    flushes: Vec<FlushRequest>,
     round: Option<Round>,
     /// Flush rounds begun and ended since the start.
     pub rounds_begun: u64,
@@ -76,11 +79,11 @@ pub(super) struct Redo {
     pub held: bool,
     /// Pages that were loaded for operations which have not looked yet.
     pub arrivals: Vec<Arrival>,
+    /// Pages that cannot be read for now.
+    pub unreadable: UnreadablePages,
     /// By the ticket of their hold, the operations that wait for pages; see `page_hold.rs`.
     pub page_tickets: HashMap<usize, usize>,
     pub next_page_ticket: usize,
-    /// Replay found no room to write in place, last at this time.
-    pub no_room_since: Option<Timestamp>,
     /// Client requests that came before the log was replayed.
     pub queued: VecDeque<(PieceId, SlotRequest)>,
     /// Blocks of the rings that notes may use and other batches may not.
@@ -113,6 +116,14 @@ impl std::ops::SubAssign for Share {
     }
 }
 
+/// A client's flush.
+struct FlushRequest {
+    /// Every batch below must be durable for it.
+    target: u64,
+    piece: PieceId,
+    since: Timestamp,
+}
+
 struct Round {
     pending: usize,
     upto: u64,
@@ -123,8 +134,6 @@ const IN_FLIGHT_MAX: usize = 4;
 /// A batch beside others on their way is issued when it has this many bytes of payload on some member; a smaller one
 /// gathers more until those are written.
 const GATHER_BYTES: usize = 256 << 10;
-/// Lost blocks that are remembered for the status; with more, "and more" is all a person needs.
-const LOST_MAX: usize = 4096;
 /// A write goes through the log in parts that take no more than one in so many blocks of a ring each: several are then
 /// on their way at a time, and none is ever too large for what a skipped end leaves.
 const PART_FRACTION: usize = 16;
@@ -141,6 +150,7 @@ impl Redo {
         Redo {
             life: Life::Starting,
             unjudged: false,
+            durable_before: 0,
             lives: 1,
             journal,
             overlay: Overlay::default(),
@@ -167,12 +177,12 @@ impl Redo {
             to_free: Vec::new(),
             discarded: BTreeSet::new(),
             held: false,
-            no_room_since: None,
             queued: VecDeque::new(),
             reserve: (ring_blocks / 8).max(RESERVE_MIN),
             is_stuck: false,
             overlay_max,
             arrivals: Vec::new(),
+            unreadable: UnreadablePages::default(),
             page_tickets: HashMap::new(),
             next_page_ticket: 0,
             facts,
@@ -300,27 +310,39 @@ impl Redo {
     }
 
     pub fn take_flushes(&mut self) -> Vec<PieceId> {
-        std::mem::take(&mut self.flushes).into_iter().map(|(_, piece)| piece).collect()
+        std::mem::take(&mut self.flushes).into_iter().map(|flush| flush.piece).collect()
+    }
+
+    /// Flush requests that have waited for so long.
+    pub fn take_late_flushes(&mut self, now: Timestamp, patience_ns: u64) -> Vec<PieceId> {
+        let late = |flush: &mut FlushRequest| now.nanos_since(flush.since) >= patience_ns;
+        self.flushes.extract_if(.., late).map(|flush| flush.piece).collect()
+    }
+
+    /// An operation that may be waiting for something of the log waits for nothing any more.
+    pub fn forget_waiting(&mut self, key: usize) {
+        self.waiters.retain(|(_, waiting, _)| *waiting != key);
+        self.open.waiters.retain(|(waiting, _)| *waiting != key);
+        self.waiting_for_room.retain(|waiting| *waiting != key);
+        self.waiting_for_slot.retain(|waiting| *waiting != key);
+        self.waiting_for_batch.retain(|waiting| *waiting != key);
     }
 }
 
 impl Array {
-    /// The log of a logged array.
-    ///
-    /// # Panics
-    /// When the array has none.
+    /// The log, the overlay and the pages.
     pub(super) fn redo(&self) -> &Redo {
-        self.redo.as_ref().expect("a logged array")
+        &self.redo
     }
 
     /// See [`Array::redo`].
     pub(super) fn redo_mut(&mut self) -> &mut Redo {
-        self.redo.as_mut().expect("a logged array")
+        &mut self.redo
     }
 
     /// Moves the log on as far as it goes.
     pub(super) fn pump_redo(&mut self) {
-        if self.redo.is_none() || self.is_stopped() {
+        if self.is_stopped() {
             return;
         }
         if !self.redo().is_serving() {
@@ -374,7 +396,7 @@ impl Array {
         if !self.acknowledgements_allowed() && !is_off(Mutation::AckBeforeBump) {
             return;
         }
-        let redo = self.redo.as_mut().expect("a logged array");
+        let redo = &mut self.redo;
         let (written, durable) = (redo.journal.written(), redo.journal.durable());
         while let Some(at) = redo.waiters.iter().position(|&(sequence, _, must_be_durable)| {
             sequence < if must_be_durable { durable } else { written }
@@ -383,7 +405,7 @@ impl Array {
             self.ready.push_back(key);
         }
         let done: Vec<PieceId> =
-            redo.flushes.extract_if(.., |(target, _)| *target <= durable).map(|(_, piece)| piece).collect();
+            redo.flushes.extract_if(.., |flush| flush.target <= durable).map(|flush| flush.piece).collect();
         for piece in done {
             self.client_ops -= 1;
             self.done(piece, Ok(SlotReply::Done));
@@ -394,7 +416,8 @@ impl Array {
     pub(super) fn start_logged_flush(&mut self, piece: PieceId) {
         self.client_ops += 1;
         let target = self.redo().journal.written();
-        self.redo_mut().flushes.push((target, piece));
+        let since = self.now;
+        self.redo_mut().flushes.push(FlushRequest { target, piece, since });
     }
 
     /// Writes the open batch to the logs, if it is its turn.
@@ -477,7 +500,7 @@ impl Array {
         let (written, durable) = (journal.written(), journal.durable());
         let waited_for =
             redo.waiters.iter().any(|&(sequence, _, must)| must && sequence < written && sequence >= durable)
-                || redo.flushes.iter().any(|&(target, _)| target > durable && target <= written)
+                || redo.flushes.iter().any(|flush| flush.target > durable && flush.target <= written)
                 || redo.checkpoint.wants_round(journal, redo.rounds_begun)
                 || (written > durable && self.is_pressed());
         if !waited_for {
@@ -578,19 +601,9 @@ impl Array {
     }
 
     /// Tells the operator of blocks that cannot be had, and keeps them for the status.
-    pub(super) fn note_lost(&mut self, stripe: StripeIndex, slot: SlotIndex, lost: &[(usize, usize)]) {
-        self.list_lost(stripe, lost);
+    pub(super) fn note_missing(&mut self, stripe: StripeIndex, slot: SlotIndex, missing: &[Missing]) {
+        self.damage.note(stripe, missing);
         self.notice_unreadable(slot);
-    }
-
-    /// Keeps blocks that cannot be had, (column, row), for the status.
-    pub(super) fn list_lost(&mut self, stripe: StripeIndex, lost: &[(usize, usize)]) {
-        for &(column, row) in lost {
-            self.lost.insert((stripe, column as u16, row as u32));
-        }
-        while self.lost.len() > LOST_MAX {
-            self.lost.pop_last();
-        }
     }
 
     pub(super) fn notice_repair(&mut self, member: MemberIndex, slot: SlotIndex, row: usize, rows: usize) {
@@ -604,11 +617,6 @@ impl Array {
     pub(super) fn hash_pages(&self, slot: SlotIndex, rows: Range<usize>) -> Range<u64> {
         let redo = self.redo();
         if redo.checksums.is_some() { redo.pages.layout().hash_pages(slot, rows) } else { 0..0 }
-    }
-
-    /// The member's column of a slot.
-    pub(super) fn column_on(&self, slot: SlotIndex, member: MemberIndex) -> usize {
-        usize::from(self.map.column_of(slot, member).0)
     }
 
     /// The member that has a column of a slot.
@@ -625,10 +633,10 @@ impl Array {
     }
 
     /// Blocks that could not be had, as byte ranges of the volume.
-    pub(super) fn lost_blocks(&self) -> Vec<(VolumeOffset, u64)> {
+    pub(super) fn damaged_ranges(&self, is_wanted: impl Fn(Why) -> bool) -> Vec<(VolumeOffset, u64)> {
         let mut ranges: Vec<(VolumeOffset, u64)> = Vec::new();
-        for &(stripe, column, row) in &self.lost {
-            if usize::from(column) >= self.map.k {
+        for ((stripe, column, row), why) in self.damage.iter() {
+            if usize::from(column) >= self.map.k || !is_wanted(why) {
                 continue;
             }
             let within = usize::from(column) * self.map.chunk + row as usize * ROW_BYTES as usize;
@@ -651,8 +659,9 @@ impl Array {
     /// written again, which the log knows nothing of: they must not keep a member out of step that joins an array in which
     /// another one is being built, for it has no part in the batches so far.
     pub(super) fn needless_log(&self) -> Option<u64> {
-        let redo = self.redo.as_ref().filter(|redo| redo.is_serving())?;
-        let drained = redo.journal.is_drained()
+        let redo = &self.redo;
+        let drained = redo.is_serving()
+            && redo.journal.is_drained()
             && redo.journal.in_flight() == 0
             && redo.open.is_empty()
             && redo.overlay.is_empty()
@@ -663,8 +672,12 @@ impl Array {
 
     /// Ends everything that waits for the log: the array has failed, and what its members hold then decides.
     pub(super) fn log_failed(&mut self) {
-        let Some(redo) = self.redo.as_mut() else { return };
+        self.end_page_trials();
+        let redo = &mut self.redo;
         redo.lives += 1;
+        if redo.is_serving() {
+            redo.durable_before = redo.journal.durable();
+        }
         let waiting = redo.take_all_waiting();
         let mut pieces = redo.take_flushes();
         self.client_ops -= pieces.len();
@@ -673,6 +686,8 @@ impl Array {
         redo.round = None;
         self.passes.forget_owed_pages();
         self.ready.extend(waiting);
+        let patient = std::mem::take(&mut self.patient);
+        self.ready.extend(patient.into_iter().map(|(_, key)| key));
         for piece in pieces {
             self.done(piece, Err(ClientError::Io));
         }

@@ -10,7 +10,7 @@
 use super::Array;
 use super::lock::LockMode;
 use super::logged_write::SLOT_LOCK;
-use super::page_hold::PageHold;
+use super::page_hold::{PageHold, PagesHeld};
 use crate::units::{ROW_BYTES, SlotIndex, StripeIndex};
 
 /// See the head of this file.
@@ -44,6 +44,8 @@ pub(super) enum Held {
     Empty,
     /// It holds this stripe, and its pages are loaded.
     Stripe(StripeIndex),
+    /// Its pages cannot be read now, and were tried for as long as a request may wait.
+    Unreadable,
 }
 
 impl SlotHold {
@@ -114,10 +116,11 @@ impl Array {
                     if self.redo().overlay.has_slot(hold.slot) {
                         return self.wait_for_checkpoint(key);
                     }
-                    if !self.hold_pages(key, &mut hold.pages) {
-                        return Held::Wait;
+                    match self.hold_pages(key, &mut hold.pages) {
+                        PagesHeld::Wait => return Held::Wait,
+                        PagesHeld::Unreadable => return Held::Unreadable,
+                        PagesHeld::All { .. } => hold.stage = Stage::Held,
                     }
-                    hold.stage = Stage::Held;
                 }
                 Stage::Held => {
                     let Some(stripe) = hold.stripe else { unreachable!("held with its stripe") };

@@ -4,15 +4,18 @@
 //! Invariant: a life begins with nothing in flight and ends with nothing of it acknowledged that a replay would not
 //! find; whatever began in an earlier life ends with an error.
 
+use super::fetch::{Missing, Why};
 use super::journal::Journal;
 use super::members::Which;
 use super::mutation::{Mutation, is_off};
 use super::pages::PageStore;
-use super::recovery::{Building, LostRow, Recovered, Recovery, RecoveryContext, RecoveryIo, RecoveryOutcome};
+use super::recovery::{
+    Building, LostRow, Recovered, Recovery, RecoveryContext, RecoveryIo, RecoveryOutcome, Ring,
+};
 use super::redo::Redo;
 use super::stripe_map::StripeMap;
 use super::{Array, ArrayConfig, Inflight, LogState, NoticeLevel, Op, Owner};
-use crate::block_io::{IoFault, IoFaultKind, IoOp, IoValue, Pool};
+use crate::block_io::{IoFault, IoOp, IoValue, Pool};
 use crate::codec::BlockHasher;
 use crate::format::{
     ChecksumKind, EpochStamp, LOG_BLOCK_BYTES, LogKey, LogStart, MemberState, PAGE_BYTES, Region, RegionKind,
@@ -60,7 +63,7 @@ impl LogFacts {
     pub fn new(superblock: &Superblock, start: LogStart, config: &ArrayConfig, pool: &Pool) -> LogFacts {
         let region = |kind| superblock.region(kind).expect("a logged array has log and pages regions");
         let (log, pages) = (region(RegionKind::Log), region(RegionKind::Pages));
-        let secret = superblock.redo.expect("a logged array").secret;
+        let secret = superblock.redo.secret;
         let (_, slab) = pool.slab();
         LogFacts {
             key: LogKey::derive(superblock.array, secret),
@@ -84,9 +87,6 @@ impl LogFacts {
         u32::try_from(self.log.len / LOG_BLOCK_BYTES as u64).unwrap_or(u32::MAX - 1)
     }
 }
-
-/// A replay that found no room in place is tried again this often.
-const NO_ROOM_RETRY_NS: u64 = 1_000_000_000;
 
 /// Pages in the cache at least: those of the operations under way.
 const CACHE_PAGES_MIN: usize = 256;
@@ -116,21 +116,18 @@ impl Array {
     /// Only when a test wants the rule broken that replay waits for its epoch.
     pub(super) fn is_epoch_late(&self) -> bool {
         (is_off(Mutation::EpochAfterRedo) || is_off(Mutation::EpochAfterRedoNorNote))
-            && self
-                .redo
-                .as_ref()
-                .is_some_and(|redo| matches!(redo.life, Life::Starting | Life::Recovering { .. }))
+            && matches!(self.redo.life, Life::Starting | Life::Recovering { .. })
     }
 
     /// Whether it is not known yet that the array can be served by the members that are here. No epoch is made until it is: a
     /// start that is refused leaves those that are missing as current as they were.
     pub(super) fn is_unjudged(&self) -> bool {
-        self.redo.as_ref().is_some_and(|redo| redo.unjudged)
+        self.redo.unjudged
     }
 
     /// Whether it was judged that it cannot, and nothing was written.
     pub(super) fn is_refused_unwritten(&self) -> bool {
-        self.redo.as_ref().is_some_and(|redo| redo.unjudged && matches!(redo.life, Life::Refused(_)))
+        self.redo.unjudged && matches!(self.redo.life, Life::Refused(_))
     }
 
     /// The members that are here can be served: their epoch is made, and the log replayed in it.
@@ -143,11 +140,7 @@ impl Array {
 
     fn begin_recovery(&mut self) {
         let quiet = self.inflight.is_empty() && self.ops.iter().all(|(_, op)| matches!(op, Op::Ended));
-        let waits =
-            self.redo().no_room_since.is_some_and(|since| self.now.nanos_since(since) < NO_ROOM_RETRY_NS);
-        if waits
-            || self.stopping.is_some() && self.redo().no_room_since.is_some()
-            || self.is_failed()
+        if self.is_failed()
             || !quiet
             || !(self.acknowledgements_allowed() || self.is_epoch_late() || self.is_unjudged())
         {
@@ -157,9 +150,7 @@ impl Array {
         let mut facts = self.redo().facts.clone();
         // The newest that was recorded (R2), as a restart would find it: not where the log started when this process did. What
         // rings hold from before is void, also what a device has brought along that joined since.
-        if let Some(recorded) = &self.supers.template().redo {
-            facts.start = recorded.start;
-        }
+        facts.start = self.supers.template().redo.start;
         let usable = self.online();
         let building = self.members.iter().enumerate().flat_map(|(at, member)| {
             let index = MemberIndex(at as u16);
@@ -188,6 +179,7 @@ impl Array {
             clean: facts.clean,
             force: facts.force,
             judge_only: self.is_unjudged(),
+            durable: self.redo().durable_before,
             epoch: EpochStamp { number: epoch.number, id: epoch.id },
             codec: self.codec.clone(),
             pool: self.pool.clone(),
@@ -205,7 +197,7 @@ impl Array {
         let (lives, unjudged) = (self.redo().lives, self.redo().unjudged);
         let mut redo = Redo::new(facts, pages, self.empty_journal());
         (redo.lives, redo.unjudged) = (lives, unjudged);
-        redo.no_room_since = self.redo().no_room_since;
+        redo.durable_before = self.redo().durable_before;
         redo.queued = std::mem::take(&mut self.redo_mut().queued);
         redo.life = Life::Recovering { recovery: Box::new(Recovery::new(context)), losses };
         *self.redo_mut() = redo;
@@ -227,19 +219,22 @@ impl Array {
 
     fn poll_recovery(&mut self) {
         let mut io = Vec::new();
+        let now = self.now;
         let redo = self.redo_mut();
         let Life::Recovering { recovery, .. } = &mut redo.life else { return };
-        let outcome = recovery.poll(&mut redo.pages, &mut io);
+        let outcome = recovery.poll(now, &mut redo.pages, &mut io);
+        let tail = recovery.tail();
         for io in io {
             self.send_recovery_io(io);
         }
+        if let (Some(_), Some(tail)) = (&outcome, tail) {
+            self.supers.learn_tail(tail);
+        }
         match outcome {
             None => {}
+            Some(RecoveryOutcome::RolledBack { members, top }) => self.leave_out(&members, top),
             Some(RecoveryOutcome::Recovered(_)) if self.is_unjudged() => self.judged(),
             Some(RecoveryOutcome::Recovered(recovered)) => self.recovered(recovered),
-            Some(RecoveryOutcome::Failed { member, fault, .. }) if fault.kind == IoFaultKind::NoSpace => {
-                self.wait_for_room(member, fault);
-            }
             Some(RecoveryOutcome::Failed { member, which, what, fault }) => {
                 if let Some(device) = self.device_of(member, which) {
                     self.write_fault(member, device, what, fault);
@@ -251,17 +246,59 @@ impl Array {
         }
     }
 
-    /// A full member is no broken one: the log stays as it is, and replay is tried again until there is room.
-    fn wait_for_room(&mut self, member: MemberIndex, fault: IoFault) {
-        let now = self.now;
-        let redo = self.redo_mut();
-        redo.life = Life::Starting;
-        if redo.no_room_since.replace(now).is_none() {
+    /// T6: goes on without members that were rolled back, where the others are enough for an epoch (A2).
+    fn leave_out(&mut self, members: &[(MemberIndex, u64)], top: u64) {
+        let why = |tail: u64| {
+            format!(
+                "it was rolled back to an older state of itself: the others have used the space of its log again from batch {tail} \
+                 on, up to {top}"
+            )
+        };
+        let mut left = self.online();
+        for (member, _) in members {
+            left.remove(*member);
+        }
+        let enough = 2 * left.len() > self.map.width() || self.redo().facts.force;
+        if left.len() < self.map.k || !enough {
+            let list: Vec<String> =
+                members.iter().map(|&(member, tail)| format!("member {member}: {}", why(tail))).collect();
             let text = format!(
-                "member {member} has no space left for what the log holds ({fault}): make room on its filesystem; replay \
-                 is tried again until it succeeds, and requests wait"
+                "{}; the other {} members are too few to go on without: bring back members as they were last",
+                list.join("; "),
+                left.len()
             );
-            self.notice(NoticeLevel::Error, Some(member), text);
+            return self.refuse_to_serve(&text);
+        }
+        for &(member, tail) in members {
+            if let Some(device) = self.device_of(member, Which::Primary) {
+                let reason = format!("{}; it must be rebuilt ('calpe online')", why(tail));
+                self.fault_device(member, device, MemberState::Faulted, reason);
+            }
+            self.returnable.remove(member);
+            self.supers.note_rolled_back(member);
+        }
+        // Another recovery over those that are left.
+        self.redo_mut().life = Life::Starting;
+    }
+
+    /// Batches below are in place on all members in service, as far as is known.
+    pub(super) fn tail_in_place(&self) -> Option<u64> {
+        match &self.redo.life {
+            Life::Serving | Life::Marking(_) => Some(self.redo().journal.tail()),
+            Life::Recovering { recovery, .. } => recovery.tail(),
+            Life::Starting | Life::Refused(_) => None,
+        }
+    }
+
+    /// What readers of a member's log have to know.
+    pub(super) fn ring(&self) -> Ring {
+        let facts = &self.redo().facts;
+        Ring {
+            blocks: facts.ring_blocks(),
+            key: facts.key,
+            array: self.supers.template().array,
+            hasher: facts.checksums.unwrap_or(BlockHasher::Crc32c),
+            map: self.map,
         }
     }
 
@@ -306,7 +343,6 @@ impl Array {
 
     /// Replay is over: the log starts anew behind it.
     fn recovered(&mut self, recovered: Recovered) {
-        self.redo_mut().no_room_since = None;
         let stripes = match StripeMap::load(&self.redo().pages, &self.geometry) {
             Ok(stripes) => stripes,
             Err(fault) => return self.refuse_to_serve(&fault.to_string()),
@@ -338,8 +374,9 @@ impl Array {
         if !recovered.lost.is_empty() {
             for LostRow { slot, row, columns } in &recovered.lost {
                 if let Some(stripe) = stripes.stripe_at(*slot) {
-                    let blocks: Vec<(usize, usize)> = columns.iter().map(|&column| (column, *row)).collect();
-                    self.list_lost(stripe, &blocks);
+                    let missing = |&column: &usize| Missing { column, row: *row, why: Why::Unreadable };
+                    let missing: Vec<Missing> = columns.iter().map(missing).collect();
+                    self.damage.note(stripe, &missing);
                 }
             }
             let text = format!(
@@ -376,6 +413,7 @@ impl Array {
         let now = self.now;
         let redo = self.redo_mut();
         redo.life = Life::Serving;
+        redo.durable_before = 0;
         let queued = std::mem::take(&mut redo.queued);
         for (piece, request) in queued {
             self.submit(now, piece, request);
@@ -384,11 +422,10 @@ impl Array {
 
     /// For the status.
     pub(super) fn log_state(&self) -> LogState {
-        match self.redo.as_ref().map(|redo| &redo.life) {
-            None => LogState::None,
-            Some(Life::Starting | Life::Recovering { .. } | Life::Marking(_)) => LogState::Replaying,
-            Some(Life::Serving) => LogState::Serving,
-            Some(Life::Refused(reason)) => LogState::Refused(reason.clone()),
+        match &self.redo.life {
+            Life::Starting | Life::Recovering { .. } | Life::Marking(_) => LogState::Replaying,
+            Life::Serving => LogState::Serving,
+            Life::Refused(reason) => LogState::Refused(reason.clone()),
         }
     }
 

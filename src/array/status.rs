@@ -28,6 +28,17 @@ pub struct MemberCounters {
     pub repaired: u64,
 }
 
+/// What a member is troubled by beside its state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum MemberCondition {
+    /// The storage under it is full: what fails is tried again, or it had to leave.
+    Full,
+    /// This host lacks memory or the like for operations on it: they are tried again, or it had to leave.
+    ShortOfResources,
+    /// Its errors do not end, and it is kept in service because what is bad on others could not be read without it.
+    KeptDespiteErrors,
+}
+
 /// One member of the array.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberStatus {
@@ -43,17 +54,21 @@ pub struct MemberStatus {
     pub counters: MemberCounters,
     /// Why it is not online, in one line.
     pub reason: Option<String>,
+    /// What else a person should know.
+    pub conditions: Vec<MemberCondition>,
+    /// It is out of service for something that passes: it may be brought back when that is over, without being asked.
+    pub returns: bool,
 }
 
 /// Kind of a background pass over the array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ActivityKind {
-    /// Parity is recomputed after an unclean stop or an initial creation on devices of unknown content.
-    Resync,
     /// Members or replacements are rebuilt.
     Rebuild,
     /// Everything is read and verified.
     Scrub,
+    /// Blocks that are set aside or called lost are looked at again.
+    Repair,
 }
 
 /// A background pass that runs, or waits.
@@ -67,7 +82,7 @@ pub struct Activity {
     pub total_bytes: u64,
     /// Paused by an administrator, or waiting for another pass.
     pub paused: bool,
-    /// Inconsistencies found so far (scrub, resync).
+    /// Inconsistencies found so far by a scrub.
     pub errors: u64,
     /// Blocks repaired so far.
     pub repaired: u64,
@@ -85,11 +100,8 @@ pub struct ScrubResult {
 }
 
 /// What an array's redo log is at.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LogState {
-    /// The array has none.
-    #[default]
-    None,
     /// It waits to be replayed, or is being replayed; requests wait.
     Replaying,
     /// It is in service.
@@ -125,4 +137,10 @@ pub struct VolumeStatus {
     pub log: LogState,
     /// Parts of the volume found to be beyond repair since the start: (offset, bytes), ascending. A write heals them.
     pub lost: Vec<(VolumeOffset, u64)>,
+    /// Parts that are set aside: what they held may still be on their members, which could not read it when the rest of
+    /// the row was written. They are read again by themselves.
+    pub set_aside: Vec<(VolumeOffset, u64)>,
+    /// Parts that could not be read when they were last asked for, because members are missing or gave errors. Nothing
+    /// shows that they are lost.
+    pub unreadable: Vec<(VolumeOffset, u64)>,
 }

@@ -5,16 +5,19 @@
 //! cleared before. A device that was replaced gets the update that tells of it, as its last: with others that have not
 //! heard of it, it could otherwise pass for the array. It gets it when the others have it, for until then it counts.
 //! Rules E1-E3 of the crash-safety design: while a loss is not yet recorded durably on all remaining members, no write
-//! starts and none is acknowledged.
+//! starts and none is acknowledged. Rule T6: each update has a number and names the newest one that was complete when it began, so
+//! that a device that was rolled back shows; and a change to clean takes two updates, so that a copy made before it shows as well.
 
 use super::NoticeLevel;
+use super::assembly::{Assembled, CLAIM_STEP_MAX};
+use super::current::Mark;
 use super::members::{Device, Replaced, Which};
 use super::mutation::{Mutation, is_off};
 use super::{Array, Effect, Inflight, Owner, Stopping};
 use crate::block_io::{DeviceId, IoFault, IoOp, IoValue};
 use crate::format::{
-    CLEARED_BYTE, COPY_BYTES, Epoch, LogStart, MemberRecord, MemberSet, MemberState, ReplacementRecord, Role,
-    Superblock, superblock_offsets,
+    CLEARED_BYTE, COPY_BYTES, Epoch, Left, LogStart, MAX_LEFT, MemberRecord, MemberSet, MemberState,
+    ReplacementRecord, Role, Superblock, superblock_offsets,
 };
 use crate::units::{MemberIndex, SlotIndex, Timestamp};
 use uuid::Uuid;
@@ -30,6 +33,13 @@ pub(super) struct Supers {
     epoch_is_complete: bool,
     /// A new epoch is due although the live set is the same: after a start, or because a member has a new device.
     bump_due: bool,
+    /// The newest update that every device in use has.
+    update_complete: u64,
+    /// An update that was made when no write was under way any more, since then none has begun: once it is complete the next says
+    /// that the array is clean.
+    quiet_update: Option<u64>,
+    /// What members that are out of service held when they left.
+    left: Vec<Leaving>,
     /// Losses of devices so far, and how many of them are on disk.
     losses: u64,
     durable_losses: u64,
@@ -44,6 +54,17 @@ pub(super) struct Supers {
     saved_progress: u64,
     /// Where the log starts by the last update that is durable.
     durable_log_start: Option<LogStart>,
+}
+
+/// What a member that is out of service held when it left.
+#[derive(Clone, Copy, Debug, Default)]
+struct Leaving {
+    /// The last complete epoch in which it was current, 0 for none.
+    epoch: u64,
+    /// Batches below were in place on it; not known while the log that it left has not been read.
+    tail: Option<u64>,
+    /// Its device was rolled back: nothing on it is to go by.
+    rolled_back: bool,
 }
 
 struct Job {
@@ -100,26 +121,29 @@ impl Stage {
 /// Progress of passes is recorded this often: what a restart has to do again.
 const SAVE_INTERVAL_NS: u64 = 5_000_000_000;
 
-/// An array without writes for this long is marked clean, so that a later crash needs no resync.
+/// An array without writes for this long is marked clean, so that the next start after a crash has nothing to replay.
 const IDLE_CLEAN_NS: u64 = 2_000_000_000;
 
 impl Supers {
     /// Starts with everything to be recorded: a new epoch over the members that are here (A4).
-    pub fn new(
-        template: Superblock,
-        sequence: u64,
-        epoch_number: u64,
-        epoch_is_complete: bool,
-        seed: u64,
-    ) -> Supers {
-        let mut template = template;
-        template.sequence = sequence;
-        let dirty = template.redo.is_some() && !template.clean;
+    pub fn new<K>(assembled: &Assembled<K>, seed: u64) -> Supers {
+        let Assembled { sequence, update, update_complete, epoch_number, epoch_is_complete, .. } = *assembled;
+        let template = Superblock { sequence, update, ..assembled.superblock.clone() };
+        let dirty = !template.clean;
+        let left = template.left.iter().enumerate().map(|(at, left)| Leaving {
+            epoch: left.epoch,
+            tail: (left.epoch != 0).then_some(left.tail),
+            rolled_back: assembled.rolled_back.contains(MemberIndex(at as u16)),
+        });
+        let left = left.collect();
         Supers {
             template,
             epoch_number,
             random: seed,
             epoch_is_complete,
+            update_complete,
+            quiet_update: None,
+            left,
             bump_due: true,
             losses: 1,
             durable_losses: 0,
@@ -145,20 +169,60 @@ impl Supers {
         self.dirty = false;
     }
 
+    /// A member leaves service. `tail`: batches below are in place on it, as far as that is known.
+    pub fn note_leaving(&mut self, member: MemberIndex, tail: Option<u64>) {
+        self.left[usize::from(member.0)] = Leaving { tail, ..Leaving::default() };
+    }
+
+    /// A member's device was rolled back: it is never caught up.
+    pub fn note_rolled_back(&mut self, member: MemberIndex) {
+        self.left[usize::from(member.0)] = Leaving { rolled_back: true, ..Leaving::default() };
+    }
+
+    /// The log has been read: `tail` is its highest. What was written behind it is marked with an epoch in which members that
+    /// had left before do not live.
+    pub fn learn_tail(&mut self, tail: u64) {
+        for left in self.left.iter_mut().filter(|left| left.epoch != 0) {
+            left.tail = left.tail.or(Some(tail));
+        }
+    }
+
+    /// What a member held when it left; none where it has to be rebuilt.
+    pub fn left(&self, member: MemberIndex) -> Option<Left> {
+        let Leaving { epoch, tail, rolled_back } = *self.left.get(usize::from(member.0))?;
+        Some(Left { epoch, tail: tail? }).filter(|_| epoch != 0 && !rolled_back)
+    }
+
+    /// What a device must show to be one that was in service when the last update was complete.
+    pub fn mark(&self) -> Mark {
+        Mark { epoch: self.template.epoch, update: self.update_complete, tail: 0 }
+    }
+
     /// A member has a new device: recorded in a new epoch, so that the old one never counts again.
     pub fn note_exchange(&mut self) {
         self.bump_due = true;
         self.note_loss();
     }
 
-    /// A device that was built is in service; where there is a log it is empty, and `next` its next batch. What the device
+    /// A device that was built is in service; the log is empty, and `next` its next batch. What the device
     /// has in its ring from before is void from here on, whichever update tells of the device: that may be one of the log's
     /// next life, which knows no more that it was empty.
     pub fn note_join(&mut self, next: Option<u64>) {
-        if let (Some(redo), Some(sequence)) = (&mut self.template.redo, next) {
-            redo.start = LogStart { sequence, epoch: self.epoch_number + 1 };
+        if let Some(sequence) = next {
+            self.template.redo.start = LogStart { sequence, epoch: self.epoch_number + 1 };
         }
         self.note_exchange();
+    }
+
+    /// What a device claims that nobody can have counted to; that is not believed (T6).
+    pub fn unbelievable(&self, superblock: &Superblock) -> Option<String> {
+        let claims = [
+            ("epoch", superblock.epoch.number, self.epoch_number),
+            ("superblock", superblock.sequence, self.template.sequence),
+        ];
+        let (what, claimed, known) =
+            claims.into_iter().find(|&(_, claimed, known)| claimed > known.saturating_add(CLAIM_STEP_MAX))?;
+        Some(format!("it claims {what} {claimed}, and the array knows of none after {known}"))
     }
 
     /// A device comes in that was in the array before, maybe on the other side of a divided one that was forced to start.
@@ -175,9 +239,7 @@ impl Supers {
 
     /// The log is empty below `start`: recorded on every member before anything is served (R9).
     pub fn set_log_start(&mut self, start: LogStart) {
-        if let Some(redo) = &mut self.template.redo {
-            redo.start = start;
-        }
+        self.template.redo.start = start;
         self.durable_log_start = None;
         self.wanted = true;
     }
@@ -247,6 +309,7 @@ impl Array {
     pub(super) fn writes_allowed(&mut self) -> bool {
         if !self.supers.dirty {
             self.supers.dirty = true;
+            self.supers.quiet_update = None;
             self.supers.wanted = true;
         }
         let marking_clean = self.supers.job.as_ref().is_some_and(|job| job.template.clean);
@@ -306,20 +369,38 @@ impl Array {
                 parent: before.id,
                 live: online,
             };
-            for (at, left) in next.left.iter_mut().enumerate() {
+            for (at, left) in self.supers.left.iter_mut().enumerate() {
                 let member = MemberIndex(at as u16);
                 if online.contains(member) {
-                    *left = 0;
-                } else if before.live.contains(member) {
-                    *left = before.id;
+                    *left = Leaving::default();
+                } else if before.live.contains(member) && !left.rolled_back {
+                    // What it held of an epoch before counts no more.
+                    let tail = left.tail.filter(|_| left.epoch == 0);
+                    *left = Leaving { epoch: before.id, tail, rolled_back: false };
                 }
             }
         }
-        if let (Some(redo), Some(sequence)) = (&mut next.redo, self.needless_log()) {
-            redo.start = LogStart { sequence, epoch: next.epoch.number };
+        let members = (0..next.left.len() as u16).map(MemberIndex);
+        let known: Vec<Option<Left>> = members.map(|member| self.supers.left(member)).collect();
+        next.left = vec![Left::default(); known.len()];
+        for (at, left) in
+            known.into_iter().enumerate().filter_map(|(at, left)| Some((at, left?))).take(MAX_LEFT)
+        {
+            next.left[at] = left;
         }
-        next.clean = !self.supers.dirty;
-        next.resynced = SlotIndex(self.passes.resynced());
+        next.update += 1;
+        next.update_complete =
+            if is_off(Mutation::CompleteOfItself) { next.update } else { self.supers.update_complete };
+        if let Some(sequence) = self.needless_log() {
+            next.redo.start = LogStart { sequence, epoch: next.epoch.number };
+        }
+        // T6: only the second update of a quiet array says that it is clean, for it says that the first was complete.
+        let supers = &mut self.supers;
+        let is_known_quiet = supers.quiet_update.is_some_and(|quiet| quiet <= supers.update_complete);
+        next.clean = !supers.dirty && (next.clean || is_known_quiet);
+        if !supers.dirty && !next.clean {
+            supers.quiet_update.get_or_insert(next.update);
+        }
         next.scrub = self.passes.scrub_record();
         next.members = self
             .members
@@ -508,22 +589,24 @@ impl Array {
             return;
         }
         self.supers.epoch_is_complete = true;
+        self.supers.update_complete = job.template.update;
         self.supers.durable_losses = job.losses;
         if self.supers.bump_due || self.supers.live() != self.online() {
             self.supers.wanted = true;
         }
         self.supers.durable_dirty = !job.template.clean;
-        self.supers.durable_log_start = job.template.redo.map(|redo| redo.start);
+        self.supers.durable_log_start = Some(job.template.redo.start);
         if self.acknowledgements_allowed() {
             let exchanged = std::mem::take(&mut self.exchanged);
             self.releasing.extend(exchanged.into_iter().map(|replaced| replaced.device.id));
             self.release_idle_devices();
-            let held = std::mem::take(&mut self.unacknowledged);
-            self.ready.extend(held);
             let gated = std::mem::take(&mut self.gated);
             self.ready.extend(gated);
         }
-        if let Some(Stopping::Marking(id)) = self.stopping {
+        let is_half_clean = !self.supers.dirty && !job.template.clean;
+        if is_half_clean {
+            self.supers.wanted = true;
+        } else if let Some(Stopping::Marking(id)) = self.stopping {
             self.finish_stop(id);
         }
     }
@@ -543,7 +626,7 @@ impl Array {
             let other = member.replacement.as_ref().map_or(0, |r| r.progress.done());
             own + other
         });
-        builds.sum::<u64>() + self.passes.resynced() + self.passes.scrub_record().position.map_or(0, |p| p.0)
+        builds.sum::<u64>() + self.passes.scrub_record().position.map_or(0, |p| p.0)
     }
 
     /// Tick: an array that has been quiet for a while is marked clean.
@@ -554,7 +637,7 @@ impl Array {
             && self.supers.job.is_none()
             && self.stopping.is_none()
             && !self.is_failed()
-            && (self.redo.is_none() || self.drained_log().is_some())
+            && self.drained_log().is_some()
         {
             self.supers.dirty = false;
             self.supers.want();

@@ -79,10 +79,23 @@ pub enum IoFaultKind {
     Medium,
     /// The device is not there any more (ENODEV, ENXIO, EBADF, ESTALE, a short transfer, a deleted file).
     Gone,
-    /// No room (ENOSPC, EDQUOT) for a write to a sparse member.
+    /// The storage under the device is full (ENOSPC, EDQUOT): passes when somebody makes room. Any write can meet it,
+    /// also one over old data on thin or copy-on-write storage, and so can a flush.
     NoSpace,
+    /// The host lacks memory, descriptors or the like (ENOMEM, EAGAIN, EMFILE, ENOBUFS...): says nothing about the
+    /// device, and passes.
+    Shortage,
     /// The device cannot do this kind of operation (EOPNOTSUPP).
     Unsupported,
+}
+
+impl IoFaultKind {
+    /// Whether the same operation can succeed later although nothing is done to the device (rule T4 of the crash-safety
+    /// design).
+    #[must_use]
+    pub fn passes(self) -> bool {
+        matches!(self, IoFaultKind::NoSpace | IoFaultKind::Shortage)
+    }
 }
 
 /// A failed operation.

@@ -97,11 +97,24 @@ Examples:
   calpe scrub tank -w       start and wait for the result
   calpe scrub tank -p       pause; the position is kept")]
     Scrub(ScrubArgs),
+    /// Look again at everything that is set aside or called lost, and say what is truly gone
+    #[command(after_help = "\
+Blocks that could not be read when the rest of their rows was written are set aside: their checksums stay, and they come
+back when their members can read them again. The array looks by itself now and then; this looks everywhere, now.
+Examples:
+  calpe repair tank -w      exit 0 only if everything can be read")]
+    Repair(RepairArgs),
+    /// Set the error counts of an array, or of one member, back to zero
+    #[command(after_help = "\
+Examples:
+  calpe clear tank
+  calpe clear tank 3")]
+    Clear(ClearArgs),
     /// Wait until what runs on an array has ended; exit 0 only if it ended well
     #[command(after_help = "\
 Examples:
   calpe wait tank
-  calpe wait tank -t rebuild,resync")]
+  calpe wait tank -t rebuild,scrub")]
     Wait(WaitArgs),
     /// Show what happened
     Events(EventsArgs),
@@ -250,9 +263,6 @@ pub struct UpArgs {
     /// Checksum of each block: blake3, crc32c or none [default: blake3]
     #[arg(long, value_name = "KIND")]
     pub checksum: Option<ChecksumKind>,
-    /// Without redo log, stripe map and checksums: the write hole is open
-    #[arg(long)]
-    pub no_log: bool,
     /// Parity and hashes on GPUs: auto, off or require [default: auto]
     #[arg(long, value_name = "MODE", value_parser = gpu_mode)]
     pub gpu: Option<Mode>,
@@ -281,12 +291,9 @@ pub struct CreateArgs {
     /// Kind of volume: plain (cas is planned)
     #[arg(long, value_name = "KIND", default_value = "plain")]
     pub volume: VolumeKind,
-    /// Checksum of each block: blake3, crc32c or none [default: blake3; none with --no-log]
-    #[arg(long, value_name = "KIND")]
-    pub checksum: Option<ChecksumKind>,
-    /// Without redo log, stripe map and checksums: the write hole is open, as in other software RAID
-    #[arg(long)]
-    pub no_log: bool,
+    /// Checksum of each block: blake3, crc32c or none
+    #[arg(long, value_name = "KIND", default_value = "blake3")]
+    pub checksum: ChecksumKind,
     /// Size of the volume [default: the largest that fits]; members that do not exist are then created as sparse files
     #[arg(long, value_name = "SIZE")]
     pub size: Option<ByteCount>,
@@ -429,12 +436,37 @@ pub struct ScrubArgs {
     pub dry_run: bool,
 }
 
+/// Options of `repair`.
+#[derive(Debug, Clone, Args)]
+pub struct RepairArgs {
+    /// Name or uuid of the array
+    pub name: String,
+    /// Wait for its end; exit 0 only if everything can be read
+    #[arg(long, short, conflicts_with = "dry_run")]
+    pub wait: bool,
+    /// Only say what would be done
+    #[arg(long, short = 'n')]
+    pub dry_run: bool,
+}
+
+/// Options of `clear`.
+#[derive(Debug, Clone, Args)]
+pub struct ClearArgs {
+    /// Name or uuid of the array
+    pub name: String,
+    /// Index, path or uuid of a member; all of them and the array without it
+    pub member: Option<MemberRef>,
+    /// Only say what would be done
+    #[arg(long, short = 'n')]
+    pub dry_run: bool,
+}
+
 /// Options of `wait`.
 #[derive(Debug, Clone, Args)]
 pub struct WaitArgs {
     /// Name or uuid of the array
     pub name: String,
-    /// What to wait for: rebuild, resync, scrub, separated by commas [default: all of them]
+    /// What to wait for: rebuild, scrub, separated by commas [default: all of them]
     #[arg(short = 't', long = "types", value_name = "TYPES", value_delimiter = ',', action = ArgAction::Append)]
     pub types: Vec<WaitKind>,
 }
@@ -444,10 +476,10 @@ pub struct WaitArgs {
 pub enum WaitKind {
     /// Members that are re-created
     Rebuild,
-    /// Parity that is made consistent
-    Resync,
     /// A scrub
     Scrub,
+    /// A look at everything that is set aside or called lost
+    Repair,
 }
 
 /// Options of `events`.
@@ -587,9 +619,8 @@ mod tests {
             "calpe up --data 4 --parity 3 --size 1GiB --dir x --volume plain",
             "calpe create tank --data 4 --parity 2 --chunk 64KiB --volume plain --checksum blake3 --size 1GiB -n --force a b c d e f",
             "calpe create tank --data 4 --parity 2 --checksum crc32c a b c d e f",
-            "calpe create tank --data 4 --parity 2 --checksum none --no-log a b c d e f",
+            "calpe create tank --data 4 --parity 2 --checksum none a b c d e f",
             "calpe up --checksum crc32c",
-            "calpe up --no-log",
             "calpe serve --config conf/calpe.toml --check",
             "calpe import",
             "calpe import -a",

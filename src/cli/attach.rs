@@ -5,7 +5,7 @@
 
 use super::args::{AttachArgs, DetachArgs};
 use super::client::{Client, ClientError};
-use super::{CliError, Outcome, say, say_json};
+use super::{CliError, Outcome, say, say_json, tell_warnings};
 use crate::attach::{
     Attachment, DeviceIndex, Directory, Host, Kept, LookupError, Options, StateDir, StateError, Target,
 };
@@ -122,12 +122,6 @@ pub(super) fn attach(args: AttachArgs, socket: Option<PathBuf>, log_format: Opti
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     devices::keep(attachment, &mut directory)?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn tell_warnings(warnings: &[String]) {
-    for warning in warnings {
-        eprintln!("calpe: {warning}");
-    }
 }
 
 /// Lets go of the pipe to whoever started this keeper.

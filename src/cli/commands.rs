@@ -1,12 +1,12 @@
 //! The commands that talk to a running daemon. Each asks, prints, and says how the process ends.
 
 use super::args::{
-    BenchCommand, Cli, Command, DrillKind, EventsArgs, GpuCommand, ImportArgs, OnlineArgs, ReplaceArgs,
-    ScrubArgs, StatusArgs, WaitArgs, WaitKind,
+    BenchCommand, Cli, Command, DrillKind, EventsArgs, GpuCommand, ImportArgs, OnlineArgs, RepairArgs,
+    ReplaceArgs, ScrubArgs, StatusArgs, WaitArgs, WaitKind,
 };
 use super::client::{Client, ClientError, Done};
 use super::wait::{Goal, Look, POLL, Progress, ScrubMark, Waiter};
-use super::{CliError, Outcome, attach, complain, offline, run, say, say_json, text};
+use super::{CliError, Outcome, attach, complain, offline, run, say, say_json, tell_warnings, text};
 use crate::control::{
     ArrayReport, GpuDrill, MemberRef, Reply, Request, ScanKind, ScrubAction, Verdict, verdict,
 };
@@ -59,6 +59,11 @@ pub(super) fn run(cli: Cli) -> Outcome {
         Command::Online(args) => online(connect()?, args),
         Command::Replace(args) => replace(connect()?, args),
         Command::Scrub(args) => scrub(connect()?, args),
+        Command::Repair(args) => repair(connect()?, args),
+        Command::Clear(args) => {
+            let member = args.member.map(absolute_member).transpose()?;
+            change(connect()?, &Request::Clear { array: args.name, member, dry_run: args.dry_run })
+        }
         Command::Gpu(GpuCommand::Drill(args)) => {
             let drill = match args.kind {
                 DrillKind::Error => GpuDrill::Error,
@@ -79,9 +84,7 @@ fn change(mut client: Client, request: &Request) -> Outcome {
 }
 
 fn tell(done: &Done) -> io::Result<()> {
-    for warning in &done.warnings {
-        eprintln!("calpe: {warning}");
-    }
+    tell_warnings(&done.warnings);
     say(&format!("{}\n", done.message))
 }
 
@@ -135,8 +138,14 @@ fn import(mut client: Client, args: ImportArgs) -> Outcome {
         return change(client, &Request::Import { array, all, dirs, force, dry_run });
     }
     match client.ask(&Request::ListImportable { dirs })? {
-        Reply::Importable { arrays } if args.json => say_json(&arrays)?,
-        Reply::Importable { arrays } => say(&text::importable(&arrays))?,
+        Reply::Importable { arrays, warnings } => {
+            tell_warnings(&warnings);
+            if args.json {
+                say_json(&arrays)?;
+            } else {
+                say(&text::importable(&arrays))?;
+            }
+        }
         other => return Err(client.unexpected(&other).into()),
     }
     Ok(ExitCode::SUCCESS)
@@ -182,6 +191,14 @@ fn scrub(mut client: Client, args: ScrubArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
+fn repair(mut client: Client, args: RepairArgs) -> Outcome {
+    tell(&client.change(&Request::Repair { array: args.name.clone(), dry_run: args.dry_run })?)?;
+    if args.wait {
+        return follow(client, &args.name, Goal::Repair);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 fn scrub_mark(client: &mut Client, name: &str) -> Result<ScrubMark, ClientError> {
     let unix = clock::unix_seconds();
     let status = client.status(Some(name))?;
@@ -190,7 +207,7 @@ fn scrub_mark(client: &mut Client, name: &str) -> Result<ScrubMark, ClientError>
 
 fn wait(mut client: Client, args: WaitArgs) -> Outcome {
     let kinds = match args.types.as_slice() {
-        [] => vec![ScanKind::Rebuild, ScanKind::Resync, ScanKind::Scrub],
+        [] => vec![ScanKind::Rebuild, ScanKind::Scrub, ScanKind::Repair],
         types => types.iter().map(|kind| scan_kind(*kind)).collect(),
     };
     let since = scrub_mark(&mut client, &args.name)?;
@@ -200,8 +217,8 @@ fn wait(mut client: Client, args: WaitArgs) -> Outcome {
 fn scan_kind(kind: WaitKind) -> ScanKind {
     match kind {
         WaitKind::Rebuild => ScanKind::Rebuild,
-        WaitKind::Resync => ScanKind::Resync,
         WaitKind::Scrub => ScanKind::Scrub,
+        WaitKind::Repair => ScanKind::Repair,
     }
 }
 

@@ -78,6 +78,13 @@ fn say(text: &str) -> io::Result<()> {
     out.flush()
 }
 
+/// Prints what a person should know besides, a line each.
+fn tell_warnings(warnings: &[String]) {
+    for warning in warnings {
+        eprintln!("calpe: {warning}");
+    }
+}
+
 /// Writes a JSON value, indented, and a newline.
 fn say_json(value: &impl serde::Serialize) -> io::Result<()> {
     say(&(serde_json::to_string_pretty(value)? + "\n"))

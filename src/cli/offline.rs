@@ -7,7 +7,7 @@ use crate::block_io::Pool;
 use crate::codec::bench;
 use crate::daemon::check;
 use crate::daemon::clock;
-use crate::daemon::create::{CreatePlan, CreateRequest, default_checksum};
+use crate::daemon::create::{CreatePlan, CreateRequest};
 use crate::daemon::report::Meters;
 use crate::daemon::superblocks;
 use crate::gpu::cuda::{CudaDriver, Tuning, bench as gpu_bench};
@@ -26,14 +26,13 @@ pub(super) fn create(args: CreateArgs) -> Outcome {
             HumanSize(args.chunk.0)
         ))
     })?;
-    let checksum = args.checksum.unwrap_or(default_checksum(!args.no_log));
+    let checksum = args.checksum;
     let plan = CreatePlan::new(CreateRequest {
         name: args.name.clone(),
         data: args.data,
         parity: args.parity,
         chunk,
         checksum,
-        log: !args.no_log,
         volume: args.volume,
         volume_bytes: args.size.map(|size| size.0),
         members: args.members,
@@ -48,9 +47,8 @@ pub(super) fn create(args: CreateArgs) -> Outcome {
     }
     let created = plan.execute(clock::unix_seconds())?;
     let geometry = created.geometry;
-    let resync = if created.needs_resync { "; its parity is computed after the first import" } else { "" };
     say(&format!(
-        "created array '{}' ({}): {} data + {} parity, checksum {checksum}, volume of {}{resync}\n",
+        "created array '{}' ({}): {} data + {} parity, checksum {checksum}, volume of {}\n",
         args.name,
         created.array,
         geometry.data,

@@ -4,6 +4,7 @@ use super::args::{ServeArgs, UpArgs};
 use super::{Outcome, say};
 use crate::daemon::config::{Config, LogFormat};
 use crate::daemon::logging;
+use crate::daemon::panic::end_process_on_panic;
 use crate::daemon::serve::run_serve;
 use crate::daemon::up::{UpOptions, run_up};
 use std::io;
@@ -16,9 +17,11 @@ const SYSTEM_CONFIG: &str = "/etc/calpe/calpe.toml";
 
 /// `calpe up`. Its sockets lie in its directory, so that the other commands find them from there.
 pub(super) fn up(args: UpArgs, log_format: Option<LogFormat>) -> Outcome {
-    logging::start(log_format.unwrap_or_default(), LevelFilter::INFO);
-    let UpArgs { data, parity, size, chunk, volume, checksum, no_log, gpu, dir, force } = args;
-    let options = UpOptions { dir, data, parity, size, chunk, volume, checksum, no_log, gpu, force };
+    let log_format = log_format.unwrap_or_default();
+    logging::start(log_format, LevelFilter::INFO);
+    end_process_on_panic(log_format);
+    let UpArgs { data, parity, size, chunk, volume, checksum, gpu, dir, force } = args;
+    let options = UpOptions { dir, data, parity, size, chunk, volume, checksum, gpu, force };
     run_up(&options, &mut io::stdout())?;
     Ok(ExitCode::SUCCESS)
 }
@@ -39,7 +42,9 @@ pub(super) fn serve(args: ServeArgs, socket: Option<PathBuf>, log_format: Option
     if let Some(socket) = socket {
         config.daemon.control_socket = socket;
     }
-    logging::start(log_format.or(config.daemon.log_format).unwrap_or_default(), LevelFilter::INFO);
+    let log_format = log_format.or(config.daemon.log_format).unwrap_or_default();
+    logging::start(log_format, LevelFilter::INFO);
+    end_process_on_panic(log_format);
     run_serve(&config)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -65,11 +65,16 @@ fn one_array(array: &ArrayReport, verbose: bool) -> String {
         count => format!("{count} client requests failed"),
     };
     labelled(&mut text, "errors", &errors);
-    if verbose && !array.lost.is_empty() {
-        text.push_str("blocks beyond repair:\n\n");
+    let lists = [
+        ("blocks beyond repair:", &array.lost),
+        ("blocks set aside, until their members can read them again or they are written:", &array.set_aside),
+        ("blocks unreadable for now:", &array.unreadable),
+    ];
+    for (title, parts) in lists.into_iter().filter(|(_, parts)| verbose && !parts.is_empty()) {
+        let _ = writeln!(text, "{title}\n");
         let _ = writeln!(text, "        {:>16}  {:>12}", "OFFSET", "BYTES");
-        for lost in &array.lost {
-            let _ = writeln!(text, "        {:>16}  {:>12}", lost.offset, lost.bytes);
+        for part in parts {
+            let _ = writeln!(text, "        {:>16}  {:>12}", part.offset, part.bytes);
         }
     }
     text
@@ -386,6 +391,8 @@ pub(super) mod tests {
             engine: EngineReport { codec: "gfni".into(), gpu: GpuReport::default() },
             errors: ErrorReport::default(),
             lost: Vec::new(),
+            set_aside: Vec::new(),
+            unreadable: Vec::new(),
         }
     }
 
@@ -467,10 +474,10 @@ members:
     fn progress_never_says_done_before_it_is() {
         let total = 1 << 40;
         assert!(scan_line(&scan(ScanKind::Scrub, total - 1, total)).starts_with("scrub 99.9 %"));
-        let mut paused = scan(ScanKind::Resync, 0, 10);
+        let mut paused = scan(ScanKind::Scrub, 0, 10);
         paused.paused = true;
         paused.errors = 2;
-        assert_eq!(scan_line(&paused), "resync 0.0 %, 0 B of 10 B, paused, 2 errors, 0 repaired");
+        assert_eq!(scan_line(&paused), "scrub 0.0 %, 0 B of 10 B, paused, 2 errors, 0 repaired");
     }
 
     #[test]

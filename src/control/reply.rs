@@ -24,6 +24,9 @@ pub enum Reply {
     Importable {
         /// In order of name.
         arrays: Vec<Importable>,
+        /// What looks like a member and cannot be used, a line each.
+        #[serde(default)]
+        warnings: Vec<String>,
     },
     /// It is done, or with `dry_run` it would have been.
     Done {
@@ -183,6 +186,7 @@ mod tests {
                     problem: None,
                     members: vec![member],
                 }],
+                warnings: vec!["m4: damaged".into()],
             },
             Reply::Done { message: "done".into(), warnings: vec!["but".into()] },
             Reply::Error(RequestError { code: ErrorCode::NeedsForce, message: "no".into() }),

@@ -103,6 +103,22 @@ pub enum Request {
         /// Only tell.
         dry_run: bool,
     },
+    /// Look again at every block that is set aside or called lost. Answered by `Done` when that has begun.
+    Repair {
+        /// Name or uuid of the array.
+        array: String,
+        /// Only tell.
+        dry_run: bool,
+    },
+    /// Forget the counts of a member, or of all members and the array. Answered by `Done`.
+    Clear {
+        /// Name or uuid of the array.
+        array: String,
+        /// None: all of them.
+        member: Option<MemberRef>,
+        /// Only tell.
+        dry_run: bool,
+    },
     /// Make the next batch of a GPU go wrong. Answered by `Done`.
     GpuDrill {
         /// How.

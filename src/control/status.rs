@@ -50,7 +50,6 @@ pub struct ArrayReport {
     #[serde(default)]
     pub checksum: String,
     /// Its redo log.
-    #[serde(default)]
     pub log: LogReport,
     /// Number of its epoch.
     pub epoch: u64,
@@ -71,9 +70,16 @@ pub struct ArrayReport {
     /// Parts of the volume that are beyond repair, ascending: reading them is an error until they are written.
     #[serde(default)]
     pub lost: Vec<LostReport>,
+    /// Parts that were set aside when the rest of their rows was written, ascending: reading them is an error until their members
+    /// can read them again, or they are written.
+    #[serde(default)]
+    pub set_aside: Vec<LostReport>,
+    /// Parts that could not be read when they were last asked for, ascending. Nothing shows that they are lost.
+    #[serde(default)]
+    pub unreadable: Vec<LostReport>,
 }
 
-/// A part of a volume that is beyond repair, in bytes.
+/// A part of a volume that cannot be read, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LostReport {
     /// Where it starts in the volume.
@@ -83,7 +89,7 @@ pub struct LostReport {
 }
 
 /// A redo log.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogReport {
     /// What it is at.
     pub state: LogState,
@@ -92,12 +98,9 @@ pub struct LogReport {
 }
 
 /// What a redo log is at.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LogState {
-    /// The array has none.
-    #[default]
-    None,
     /// It is being replayed after a stop; requests wait.
     Replaying,
     /// It is in service.
@@ -111,7 +114,6 @@ impl LogState {
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
-            LogState::None => "none",
             LogState::Replaying => "replaying",
             LogState::Serving => "serving",
             LogState::Refused => "refused",
@@ -230,12 +232,12 @@ pub struct ReplacementReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ScanKind {
-    /// Parity is made consistent after an unclean stop.
-    Resync,
     /// Members are re-created.
     Rebuild,
     /// Everything is read and verified.
     Scrub,
+    /// Blocks that are set aside or called lost are looked at again.
+    Repair,
 }
 
 impl ScanKind {
@@ -243,9 +245,9 @@ impl ScanKind {
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
-            ScanKind::Resync => "resync",
             ScanKind::Rebuild => "rebuild",
             ScanKind::Scrub => "scrub",
+            ScanKind::Repair => "repair",
         }
     }
 }
@@ -341,6 +343,8 @@ pub(super) mod tests {
             engine: EngineReport { codec: "gfni".into(), gpu: GpuReport::default() },
             errors: ErrorReport::default(),
             lost: Vec::new(),
+            set_aside: Vec::new(),
+            unreadable: Vec::new(),
         }
     }
 
@@ -359,6 +363,8 @@ pub(super) mod tests {
             repaired: 0,
         });
         array.lost.push(LostReport { offset: 4096, bytes: 8192 });
+        array.set_aside.push(LostReport { offset: 16384, bytes: 4096 });
+        array.unreadable.push(LostReport { offset: 32768, bytes: 4096 });
         let status = Status::new(vec![array]);
         let json = serde_json::to_value(&status).unwrap();
         assert_eq!(json["output_version"], 1);
@@ -379,6 +385,10 @@ pub(super) mod tests {
         assert_eq!(array["engine"]["codec"], "gfni");
         assert_eq!((&array["checksum"], &array["log"]["state"]), (&"blake3".into(), &"serving".into()));
         assert_eq!((&array["lost"][0]["offset"], &array["lost"][0]["bytes"]), (&4096.into(), &8192.into()));
+        assert_eq!(
+            (&array["set_aside"][0]["offset"], &array["unreadable"][0]["offset"]),
+            (&16384.into(), &32768.into())
+        );
         assert_eq!(serde_json::from_value::<Status>(json).unwrap(), status);
     }
 
@@ -393,11 +403,11 @@ pub(super) mod tests {
     fn fields_that_older_daemons_do_not_have_may_be_absent() {
         let mut json = serde_json::to_value(Status::new(vec![healthy()])).unwrap();
         let array = json["arrays"][0].as_object_mut().unwrap();
-        for field in ["checksum", "log", "lost"] {
+        for field in ["checksum", "lost", "set_aside", "unreadable"] {
             assert!(array.remove(field).is_some(), "{field}");
         }
         let read = serde_json::from_value::<Status>(json).unwrap();
-        assert_eq!(read.arrays[0].log.state, LogState::None);
+        assert!(read.arrays[0].checksum.is_empty() && read.arrays[0].lost.is_empty());
     }
 
     #[test]

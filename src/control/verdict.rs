@@ -1,7 +1,7 @@
 //! What the facts of an array mean: the exit code of `status --test`, and the sentences that say how an array is and
 //! what to do. One place, so that text, JSON and exit code never disagree.
 
-use super::{ArrayReport, ArrayState, LogState, MemberReport, MemberState, ScanKind};
+use super::{ArrayReport, ArrayState, LogState, LostReport, MemberReport, MemberState, ScanKind};
 use crate::units::HumanSize;
 
 /// What `status --test` answers, with its exit code.
@@ -37,6 +37,7 @@ pub fn verdict(arrays: &[ArrayReport]) -> Verdict {
 
 fn verdict_of(array: &ArrayReport) -> Verdict {
     let troubled = scrub_errors(array) > 0 || array.errors.client > 0 || !array.lost.is_empty();
+    let troubled = troubled || !array.set_aside.is_empty() || !array.unreadable.is_empty();
     match array.state {
         _ if array.log.state == LogState::Refused => Verdict::Failed,
         ArrayState::Failed => Verdict::Failed,
@@ -63,6 +64,8 @@ pub fn explain(array: &ArrayReport) -> Explanation {
         ArrayState::Failed => explain_failed(array, &absent),
         _ if array.log.state == LogState::Refused => explain_refused(array),
         _ if !array.lost.is_empty() => explain_lost(array),
+        _ if !array.set_aside.is_empty() => explain_set_aside(array),
+        _ if !array.unreadable.is_empty() => explain_unreadable(array),
         ArrayState::Degraded => explain_degraded(array, &absent),
         ArrayState::Online => explain_online(array),
     }
@@ -97,14 +100,48 @@ fn explain_refused(array: &ArrayReport) -> Explanation {
 }
 
 fn explain_lost(array: &ArrayReport) -> Explanation {
-    let bytes = array.lost.iter().fold(0u64, |sum, lost| sum.saturating_add(lost.bytes));
     Explanation {
         status: format!(
             "{} of the volume are beyond repair: reading them is an error until they are written again.",
-            HumanSize(bytes)
+            bytes_of(&array.lost)
         ),
         action: format!(
             "'calpe status -v {}' lists where; write these parts again from a backup.",
+            array.name
+        ),
+    }
+}
+
+fn bytes_of(parts: &[LostReport]) -> HumanSize {
+    HumanSize(parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.bytes)))
+}
+
+fn explain_set_aside(array: &ArrayReport) -> Explanation {
+    Explanation {
+        status: format!(
+            "{} of the volume are set aside: their members could not read them when the rest of their rows was written. \
+             Reading them is an error until their members can read them again, or they are written.",
+            bytes_of(&array.set_aside)
+        ),
+        action: format!(
+            "Bring back members that are missing, and mend what makes reads fail; the array looks again by itself. \
+             'calpe status -v {}' lists where.",
+            array.name
+        ),
+    }
+}
+
+fn explain_unreadable(array: &ArrayReport) -> Explanation {
+    Explanation {
+        status: format!(
+            "{} of the volume cannot be read for now: more than {} members are missing or give errors there. Nothing shows that \
+             they are lost.",
+            bytes_of(&array.unreadable),
+            array.parity
+        ),
+        action: format!(
+            "Bring back members that are missing, and mend what makes reads fail; the array looks again by itself. \
+             'calpe status -v {}' lists where.",
             array.name
         ),
     }
@@ -248,12 +285,6 @@ mod tests {
             repaired: 0,
         });
         assert_eq!(verdict(std::slice::from_ref(&array)), Verdict::Degraded);
-        array.scan[0].kind = ScanKind::Resync;
-        assert_eq!(
-            verdict(&[array]),
-            Verdict::Healthy,
-            "a resync repairs what a crash left, which is no fault"
-        );
     }
 
     #[test]

@@ -12,7 +12,7 @@ pub use tls::ListenTlsConfig;
 use super::reactor::SOCKET_PATH_MAX;
 use crate::array::FullStripe;
 use crate::gpu::{GpuConfig, Mode};
-use crate::member::{RemoteLimits, is_remote};
+use crate::member::{DEFAULT_MEMBER_TIMEOUT, RemoteLimits, TimeLimits, is_remote};
 use crate::nbd::NbdUri;
 use crate::reclaim;
 use crate::tls::ClientFiles;
@@ -53,7 +53,7 @@ pub const MIN_REBUILD_RATE: u64 = 1 << 20;
 pub const MIN_PAGE_CACHE: u64 = 1 << 20;
 
 /// Keys of a section `[[array]]`.
-const ARRAY_KEYS: [&str; 10] = [
+const ARRAY_KEYS: [&str; 11] = [
     "name",
     "uuid",
     "search",
@@ -62,12 +62,13 @@ const ARRAY_KEYS: [&str; 10] = [
     "rebuild_max",
     "full_stripe",
     "page_cache",
+    "member_timeout",
     "remote_timeout",
     "remote_grace",
 ];
 
-/// Longest time, in seconds, that a request to a remote member may be given: clients give up before.
-const MAX_REMOTE_SECONDS: i128 = 600;
+/// Longest time, in seconds, that an operation on a member may be given: clients give up before.
+const MAX_MEMBER_SECONDS: i128 = 600;
 
 /// Longest file that is read: nobody writes a longer one on purpose.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -126,7 +127,7 @@ pub struct ArrayConfig {
     pub search: Vec<PathBuf>,
     /// Offer it to clients for reading only.
     pub read_only: bool,
-    /// Bytes a second that a rebuild, resync or scrub takes even when clients are busy; none for the built-in floor.
+    /// Bytes a second that a rebuild or scrub takes even when clients are busy; none for the built-in floor.
     pub rebuild_min: Option<u64>,
     /// Bytes a second that it takes at most; none for no ceiling.
     pub rebuild_max: Option<u64>,
@@ -134,8 +135,8 @@ pub struct ArrayConfig {
     pub full_stripe: Option<FullStripe>,
     /// Bytes of memory for checksums and stripe map; none for the built-in amount.
     pub page_cache: Option<u64>,
-    /// How patient to be with the servers of remote members.
-    pub remote: RemoteLimits,
+    /// How patient to be with members.
+    pub limits: TimeLimits,
 }
 
 /// How an array is chosen.
@@ -465,7 +466,8 @@ impl Reader<'_> {
         }
         let full_stripe = self.value(section, "full_stripe", |value| full_stripe(string(value)?));
         let page_cache = self.size(section, "page_cache", MIN_PAGE_CACHE, MAX_MEMORY);
-        let remote = self.remote_limits(section);
+        let local = self.value(section, "member_timeout", seconds).unwrap_or(DEFAULT_MEMBER_TIMEOUT);
+        let limits = TimeLimits { local, remote: self.remote_limits(section) };
         let which = name.or(uuid)?;
         if !seen.insert(which.clone()) {
             let message = format!("'{which}' is configured twice");
@@ -479,7 +481,7 @@ impl Reader<'_> {
             rebuild_max,
             full_stripe,
             page_cache,
-            remote,
+            limits,
         })
     }
 
@@ -672,9 +674,9 @@ pub fn gpu_mode(text: &str) -> Result<Mode, String> {
 /// A whole number of seconds.
 fn seconds(value: &DeValue<'_>) -> Result<Duration, String> {
     match integer(value)? {
-        number @ 1..=MAX_REMOTE_SECONDS => Ok(Duration::from_secs(number as u64)),
+        number @ 1..=MAX_MEMBER_SECONDS => Ok(Duration::from_secs(number as u64)),
         other => {
-            Err(format!("{other} is out of range: it is a number of seconds, 1 to {MAX_REMOTE_SECONDS}"))
+            Err(format!("{other} is out of range: it is a number of seconds, 1 to {MAX_MEMBER_SECONDS}"))
         }
     }
 }
@@ -751,6 +753,7 @@ mod tests {
             rebuild_max = "1GiB"
             full_stripe = "logged"
             page_cache = "16MiB"
+            member_timeout = 20
             remote_timeout = 10
             remote_grace = 3
             "#,
@@ -770,7 +773,9 @@ mod tests {
         let array = &config.arrays[0];
         let search = ["/dev/disk/by-id", "/etc/calpe/members", "nbd+unix:///x?socket=/run/x"];
         assert_eq!(array.search, search.map(PathBuf::from));
-        assert_eq!((array.remote.request.as_secs(), array.remote.grace.as_secs()), (10, 3));
+        let limits = array.limits;
+        assert_eq!((limits.remote.request.as_secs(), limits.remote.grace.as_secs()), (10, 3));
+        assert_eq!(limits.local.as_secs(), 20);
         assert_eq!((array.rebuild_min, array.rebuild_max), (Some(10 << 20), Some(1 << 30)));
         assert_eq!((array.full_stripe, array.page_cache), (Some(FullStripe::Logged), Some(16 << 20)));
     }

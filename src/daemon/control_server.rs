@@ -3,6 +3,7 @@
 //! Invariants: the socket is private to its user; a client that is slow, silent or talks nonsense costs one
 //! thread of a limited number. Must not know what requests mean.
 
+use super::drill;
 use super::reactor::{ListenAddress, ListenError, Listener};
 use super::service::Daemon;
 use crate::control::{
@@ -118,7 +119,10 @@ fn converse(daemon: &Daemon, stream: &UnixStream) -> Result<(), WireError> {
     loop {
         let reply = match read_message::<Request>(&mut reader, MAX_REQUEST_BYTES) {
             Ok(None) => return Ok(()),
-            Ok(Some(request)) => daemon.handle(request),
+            Ok(Some(request)) => {
+                drill::point("admin");
+                daemon.handle(request)
+            }
             Err(error @ WireError::Malformed(_)) => {
                 Reply::Error(RequestError { code: ErrorCode::BadRequest, message: error.to_string() })
             }

@@ -22,11 +22,8 @@ pub const DEFAULT_CHUNK: u32 = 64 * 1024;
 /// Sector of an array that has a member with larger sectors than [`SECTOR_BYTES`].
 const LARGE_SECTOR: u32 = 4096;
 
-/// Checksum when none is asked for, with or without redo log.
-#[must_use]
-pub fn default_checksum(log: bool) -> ChecksumKind {
-    if log { ChecksumKind::Blake3 } else { ChecksumKind::None }
-}
+/// Checksum when none is asked for.
+pub const DEFAULT_CHECKSUM: ChecksumKind = ChecksumKind::Blake3;
 
 /// What is to be created.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,10 +36,8 @@ pub struct CreateRequest {
     pub parity: u16,
     /// Bytes of a chunk.
     pub chunk: u32,
-    /// Checksum of each block; other than none only with `log`.
+    /// Checksum of each block.
     pub checksum: ChecksumKind,
-    /// With redo log and stripe map; without, an array of format 1.0, which has a write hole.
-    pub log: bool,
     /// Kind of volume.
     pub volume: VolumeKind,
     /// Size of the volume; none for the largest that fits. With a size, members that do not exist are created as sparse
@@ -82,12 +77,6 @@ pub enum CreateError {
         /// What was asked for.
         what: String,
     },
-    /// Checksums live beside the log and are kept right by it.
-    #[error("the checksum {0} needs the redo log: leave --no-log away, or give --checksum none")]
-    ChecksumWithoutLog(
-        /// What was asked for.
-        ChecksumKind,
-    ),
     /// One device twice.
     #[error("{} and {} are the same device: each member needs a device of its own", first.display(), second.display())]
     Duplicate {
@@ -170,8 +159,6 @@ pub struct Created {
     pub geometry: Geometry,
     /// Its devices, still open and locked, with their superblocks, in order of member index.
     pub members: Vec<(Device, Superblock)>,
-    /// Parity has to be computed in the background, since the devices' content is not known to be zero.
-    pub needs_resync: bool,
 }
 
 impl CreatePlan {
@@ -245,8 +232,7 @@ impl CreatePlan {
             (left >= u64::from(self.geometry.chunk) && left > LEFTOVER_TOLD)
                 .then(|| format!("{}: {} at its end are left over", member.path.display(), HumanSize(left)))
         });
-        let hole = (!self.request.log).then(|| WRITE_HOLE_NOTE.to_owned());
-        destroyed.chain(left_over).chain(hole).collect()
+        destroyed.chain(left_over).collect()
     }
 
     /// Creates the files, gives up the old content, writes the superblocks.
@@ -258,11 +244,10 @@ impl CreatePlan {
         let existed: Vec<_> = self.members.iter().map(|member| member.device.is_some()).collect();
         let mut devices = Vec::new();
         match self.write(created_unix, &mut devices) {
-            Ok((superblocks, needs_resync)) => Ok(Created {
+            Ok(superblocks) => Ok(Created {
                 array: superblocks[0].array,
                 geometry: superblocks[0].geometry,
                 members: devices.into_iter().zip(superblocks).collect(),
-                needs_resync,
             }),
             Err(source) => {
                 for (device, existed) in devices.into_iter().zip(existed) {
@@ -274,22 +259,15 @@ impl CreatePlan {
     }
 
     /// Leaves the devices, those that were reached, in `devices` also on failure.
-    fn write(
-        self,
-        created_unix: u64,
-        devices: &mut Vec<Device>,
-    ) -> Result<(Vec<Superblock>, bool), DeviceError> {
-        let mut all_zero = true;
+    fn write(self, created_unix: u64, devices: &mut Vec<Device>) -> Result<Vec<Superblock>, DeviceError> {
         for member in self.members {
             match member.device {
                 Some(device) => {
                     devices.push(device);
                     let device = devices.last().expect("just pushed");
-                    let zero = device.discard_all()?;
-                    if !zero {
+                    if !device.discard_all()? {
                         wipe_ends(device)?;
                     }
-                    all_zero &= zero;
                 }
                 None => {
                     let bytes = self.file_bytes.expect("files are created only with a size");
@@ -298,9 +276,7 @@ impl CreatePlan {
             }
         }
         let geometry = Geometry { sector: sector_for(devices.iter()), ..self.geometry };
-        // A log knows which stripes were never written: whatever their bytes are, they count as zeroes.
-        let consistent = all_zero || self.request.log;
-        let superblocks = new_superblocks(&self.request, geometry, &self.regions, created_unix, consistent);
+        let superblocks = new_superblocks(&self.request, geometry, &self.regions, created_unix);
         for (device, superblock) in devices.iter().zip(&superblocks) {
             reserve_regions(device, superblock)?;
             write_superblock(device, superblock)?;
@@ -308,13 +284,9 @@ impl CreatePlan {
         for (device, superblock) in devices.iter().zip(&superblocks) {
             check_own(device, superblock)?;
         }
-        Ok((superblocks, !consistent))
+        Ok(superblocks)
     }
 }
-
-/// What an array without redo log is told at its creation.
-pub const WRITE_HOLE_NOTE: &str = "without a redo log the write hole is open: after a crash while a member is missing, rows that were being \
-     written may decode wrongly, and nothing would tell";
 
 /// Bytes left over on a member that are worth a line: rounding to regions and blocks leaves up to a few MiB on any.
 const LEFTOVER_TOLD: u64 = 4 << 20;
@@ -325,12 +297,9 @@ impl CreateRequest {
     }
 
     fn check_supported(&self) -> Result<(), CreateError> {
-        match (self.volume, self.checksum) {
-            (VolumeKind::Cas, _) => Err(CreateError::Unsupported { what: "a volume of kind cas".into() }),
-            (VolumeKind::Plain, kind) if kind != ChecksumKind::None && !self.log => {
-                Err(CreateError::ChecksumWithoutLog(kind))
-            }
-            (VolumeKind::Plain, _) => Ok(()),
+        match self.volume {
+            VolumeKind::Cas => Err(CreateError::Unsupported { what: "a volume of kind cas".into() }),
+            VolumeKind::Plain => Ok(()),
         }
     }
 }
@@ -431,7 +400,6 @@ fn new_superblocks(
     geometry: Geometry,
     regions: &[Region],
     created_unix: u64,
-    members_are_zero: bool,
 ) -> Vec<Superblock> {
     // A uuid has a few fixed bits, in different places of its halves; their sum in GF(2) has none.
     let (high, low) = Uuid::new_v4().as_u64_pair();
@@ -443,8 +411,7 @@ fn new_superblocks(
         geometry,
         regions: regions.to_vec(),
         checksum: request.checksum,
-        redo: request.log.then(random_secret),
-        members_are_zero,
+        secret: random_secret(),
     };
     let devices: Vec<_> = request.members.iter().map(|_| Uuid::new_v4()).collect();
     array.superblocks(&devices)
@@ -494,7 +461,6 @@ mod tests {
             parity,
             chunk: DEFAULT_CHUNK,
             checksum: ChecksumKind::Blake3,
-            log: true,
             volume: VolumeKind::Plain,
             volume_bytes: Some(8 * MIB),
             members: (0..data + parity).map(|i| dir.join(format!("m{i}"))).collect(),
@@ -526,7 +492,6 @@ mod tests {
         assert_eq!(listing(dir.path()), Vec::<PathBuf>::new(), "a plan changes nothing");
         assert!(plan.describe()[1].contains("m0, a new sparse file of"), "{:?}", plan.describe());
         let created = plan.execute(1234).unwrap();
-        assert!(!created.needs_resync);
         assert_eq!(created.geometry.volume_bytes, 8 * MIB);
         for (index, (device, superblock)) in created.members.iter().enumerate() {
             assert_eq!(device.path(), request.members[index]);
@@ -646,7 +611,6 @@ mod tests {
         assert!(refuse(&|r| r.volume_bytes = Some(1000)).contains("multiple of 4 KiB"));
         assert!(refuse(&|r| r.parity = 2).contains("need 4 members, 3 are given"));
         assert!(refuse(&|r| r.volume = VolumeKind::Cas).contains("cas is not supported"));
-        assert!(refuse(&|r| r.log = false).contains("blake3 needs the redo log"));
         assert_eq!(listing(dir.path()), Vec::<PathBuf>::new());
     }
 

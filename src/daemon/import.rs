@@ -1,15 +1,17 @@
-//! Finding arrays: looks for members by superblock, opens and locks those of one array, and assembles it.
+//! Opening arrays: opens and locks the devices of one that a search has found, and assembles it.
 //!
-//! Invariants: identity is the uuid, a path is only where a device was found; nothing is written here; what was
-//! decided was decided on superblocks read under the lock. Must not know of running arrays.
+//! Invariants: nothing is written here; what was decided was decided on superblocks read under the lock; a device that cannot
+//! be opened, or does not answer, is left out, unless another daemon may serve the array. Must not know of running arrays.
 
-use super::superblocks::{check_length, read_copies, read_superblock, witness};
+use super::copies::{Twins, find_twins};
+use super::search::{Found, Search};
+use super::superblocks::{Copies, check_length, read_copies, witness};
 use crate::array::assembly::{Assembled, AssemblyError, Candidate, Seat, assemble};
-use crate::format::{NewestError, Superblock, damaged_copies, newest};
-use crate::member::{Access, Device, DeviceError, is_remote, same_remote};
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use crate::format::{MemberState, Superblock, damaged_copies, newest};
+use crate::member::patience::each_within;
+use crate::member::{Access, Device, DeviceError, is_held_by_calpe, is_remote};
+use std::path::PathBuf;
+use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 use uuid::Uuid;
 
@@ -20,40 +22,22 @@ pub const DEFAULT_SEARCH: &str = "/dev/disk/by-id";
 /// requests in the hands of its members' servers, which a new connection does not wait for. Milliseconds are what servers take.
 pub(super) const SETTLE: Duration = Duration::from_secs(2);
 
-/// Most entries of a directory that are looked at: a directory with more is not one of members.
-const ENTRIES_MAX: usize = 16 << 10;
-
-/// A device with a superblock.
-#[derive(Clone, Debug)]
-pub struct Found {
-    /// Where.
-    pub path: PathBuf,
-    /// Its current superblock.
-    pub superblock: Superblock,
-}
-
-/// What a search brought up.
-#[derive(Clone, Debug, Default)]
-pub struct Search {
-    /// Members, by array.
-    pub arrays: BTreeMap<Uuid, Vec<Found>>,
-    /// What looks like a member and cannot be used, or could not be looked at, a line each.
-    pub warnings: Vec<String>,
-}
-
 /// Why an array cannot be imported.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
     /// Nothing of that name or uuid was found.
     #[error(
-        "no member of array '{wanted}' was found in {}: name the directory of its members with --dir",
-        list(places)
+        "no member of array '{wanted}' was found in {}: name the directory of its members with --dir{}",
+        list(places),
+        unused.iter().map(|line| format!("\n{line}")).collect::<String>()
     )]
     NotFound {
         /// What was asked for.
         wanted: String,
         /// Where it was looked for.
         places: Vec<PathBuf>,
+        /// What was found and cannot be used, a line each: it may be what was asked for.
+        unused: Vec<String>,
     },
     /// Two arrays have the name.
     #[error("{} arrays are named '{name}': import one by its uuid ({})", uuids.len(), uuids.iter().map(Uuid::to_string).collect::<Vec<_>>().join(", "))]
@@ -67,8 +51,19 @@ pub enum ImportError {
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// The members do not make up an array.
-    #[error(transparent)]
-    Assembly(#[from] AssemblyError),
+    #[error("{source}{}", left_out.iter().map(|line| format!("\nleft out: {line}")).collect::<String>())]
+    Assembly {
+        /// Why not.
+        source: AssemblyError,
+        /// Devices that are there and were not used, a line each.
+        left_out: Vec<String>,
+    },
+}
+
+impl From<AssemblyError> for ImportError {
+    fn from(source: AssemblyError) -> ImportError {
+        ImportError::Assembly { source, left_out: Vec::new() }
+    }
 }
 
 impl ImportError {
@@ -77,109 +72,16 @@ impl ImportError {
     pub fn needs_force(&self) -> bool {
         matches!(
             self,
-            ImportError::Assembly(AssemblyError::NoMajority { .. } | AssemblyError::DirtyDegraded { .. })
+            ImportError::Assembly {
+                source: AssemblyError::NoMajority { .. } | AssemblyError::Unconfirmed { .. },
+                ..
+            }
         )
     }
 }
 
 fn list(places: &[PathBuf]) -> String {
     places.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ")
-}
-
-/// Looks at every path and URI; of a directory at the regular files and block devices directly in it. A device that several
-/// paths lead to counts once, under the first.
-#[must_use]
-pub fn search(places: &[PathBuf]) -> Search {
-    let mut search = Search::default();
-    let mut seen = HashSet::new();
-    let mut uris: Vec<PathBuf> = Vec::new();
-    for place in places {
-        if is_remote(place) {
-            if !uris.iter().any(|other| same_remote(other, place)) {
-                uris.push(place.clone());
-            }
-            continue;
-        }
-        match std::fs::metadata(place) {
-            Ok(meta) if meta.is_dir() => {
-                let mut entries: Vec<PathBuf> = match std::fs::read_dir(place) {
-                    Ok(entries) => entries.flatten().take(ENTRIES_MAX).map(|entry| entry.path()).collect(),
-                    Err(error) => {
-                        search.warnings.push(format!("{}: cannot be listed: {error}", place.display()));
-                        continue;
-                    }
-                };
-                entries.sort();
-                for path in entries {
-                    look_at(&path, false, &mut seen, &mut search);
-                }
-            }
-            Ok(_) => look_at(place, true, &mut seen, &mut search),
-            Err(error) => search.warnings.push(format!("{}: {error}", place.display())),
-        }
-    }
-    // At the same time: hosts that do not answer cost their time once, not one after the other.
-    std::thread::scope(|scope| {
-        let look = |uri: &Path| {
-            let mut seen = Search::default();
-            look_at_device(uri, true, &mut seen);
-            seen
-        };
-        let looking: Vec<_> = uris.iter().map(|uri| scope.spawn(move || look(uri))).collect();
-        for thread in looking {
-            let found = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            search.warnings.extend(found.warnings);
-            for (array, members) in found.arrays {
-                search.arrays.entry(array).or_default().extend(members);
-            }
-        }
-    });
-    search
-}
-
-/// `named`: somebody named this very path, so that everything that is wrong with it is worth a line.
-fn look_at(path: &Path, named: bool, seen: &mut HashSet<(u64, u64, u64)>, search: &mut Search) {
-    let Ok(meta) = std::fs::metadata(path) else { return };
-    let kind = meta.file_type();
-    if !kind.is_file() && !kind.is_block_device() {
-        return;
-    }
-    let node = if kind.is_block_device() { (0, 0, meta.rdev()) } else { (meta.dev(), meta.ino(), u64::MAX) };
-    if !seen.insert(node) {
-        return;
-    }
-    look_at_device(path, named, search);
-}
-
-fn look_at_device(path: &Path, named: bool, search: &mut Search) {
-    let device = match Device::open(path, Access::ReadOnly) {
-        Ok(device) => device,
-        Err(error) => {
-            if named {
-                search.warnings.push(error.to_string());
-            } else {
-                tracing::debug!(%error, "not looked at");
-            }
-            return;
-        }
-    };
-    match read_superblock(&device) {
-        Ok(superblock) => {
-            if let Err(error) = check_length(&device, &superblock) {
-                let Superblock { name, member, .. } = superblock;
-                search.warnings.push(format!("{error} (it is member {member} of array '{name}')"));
-                return;
-            }
-            let found = Found { path: path.into(), superblock };
-            search.arrays.entry(found.superblock.array).or_default().push(found);
-        }
-        Err(NewestError::NotAMember) => {
-            if named {
-                search.warnings.push(format!("{}: holds no Calpe superblock", path.display()));
-            }
-        }
-        Err(error) => search.warnings.push(format!("{}: {error}", path.display())),
-    }
 }
 
 impl Search {
@@ -200,7 +102,11 @@ impl Search {
             .map(|(uuid, _)| *uuid)
             .collect();
         match named[..] {
-            [] => Err(ImportError::NotFound { wanted: wanted.into(), places: places.to_vec() }),
+            [] => Err(ImportError::NotFound {
+                wanted: wanted.into(),
+                places: places.to_vec(),
+                unused: self.warnings.clone(),
+            }),
             [one] => Ok(one),
             _ => Err(ImportError::Ambiguous { name: wanted.into(), uuids: named }),
         }
@@ -218,11 +124,12 @@ pub fn newest_found(members: &[Found]) -> Option<&Superblock> {
 /// # Errors
 /// Why they would not.
 pub fn preview(members: &[Found], force: bool) -> Result<Assembled<usize>, AssemblyError> {
-    let candidates: Vec<_> = members
-        .iter()
-        .enumerate()
-        .map(|(key, found)| Candidate { key, superblock: found.superblock.clone() })
-        .collect();
+    let candidates = members.iter().enumerate();
+    let candidates = candidates.map(|(key, found)| Candidate { key, superblock: found.superblock.clone() });
+    let candidates: Vec<_> = candidates.collect();
+    let twins = find_twins(&candidates);
+    let is_unused = |key: usize| twins.iter().any(|twins| twins.unused.contains(&key));
+    let candidates: Vec<_> = candidates.into_iter().filter(|candidate| !is_unused(candidate.key)).collect();
     assemble(&candidates, force)
 }
 
@@ -237,38 +144,31 @@ pub struct Opened {
     pub damaged: Vec<(Uuid, u64)>,
     /// What a person should know, a line each.
     pub warnings: Vec<String>,
-    /// Where the devices are that were found and could not be opened.
-    pub elsewhere: HashMap<Uuid, PathBuf>,
+    /// Devices that are there and are not used.
+    pub left_out: Vec<LeftOut>,
 }
 
-/// Opens, locks and assembles the array of these members.
+/// A device of an array that is there and is not used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    /// Which.
+    pub device: Uuid,
+    /// Where; none where it is not known which of several it is.
+    pub path: Option<PathBuf>,
+    /// Why: "PATH: what is wrong".
+    pub reason: String,
+}
+
+/// Opens, locks and assembles the array of these members. What does not answer within `patience` is left out.
 ///
 /// # Errors
-/// When a member is in use, or too few are there. Nothing was changed.
-pub fn open(members: &[Found], force: bool) -> Result<Opened, ImportError> {
+/// When another daemon may serve it, or too few members are there. Nothing was changed.
+pub fn open(members: &[Found], force: bool, patience: Duration) -> Result<Opened, ImportError> {
     let mut warnings = Vec::new();
-    let mut devices = Vec::new();
-    let mut candidates = Vec::new();
     let mut damaged = Vec::new();
-    let mut open = Vec::new();
-    let mut elsewhere = HashMap::new();
-    for found in members {
-        match Device::open(&found.path, Access::Exclusive) {
-            Ok(device) => open.push((found, device)),
-            // In use: by another daemon perhaps, which serves the array.
-            Err(error @ (DeviceError::Locked { .. } | DeviceError::Busy { .. })) => return Err(error.into()),
-            Err(error) => {
-                warnings.push(format!("{error}; the array starts without it"));
-                elsewhere.insert(found.superblock.device, found.path.clone());
-            }
-        }
-    }
-    let unclean = members.iter().any(|found| !found.superblock.clean);
-    if unclean && open.iter().any(|(found, _)| is_remote(&found.path)) {
-        std::thread::sleep(SETTLE);
-    }
-    for (found, device) in open {
-        let copies = read_copies(&device);
+    let mut opening = Opening::default();
+    for (found, device, copies) in opening.open_all(members, patience)? {
+        let path = found.path.display();
         let faults = damaged_copies(&copies);
         match newest(copies.into_iter().flatten()) {
             Ok(superblock)
@@ -284,17 +184,27 @@ pub fn open(members: &[Found], force: bool) -> Result<Opened, ImportError> {
                     superblock.device,
                     superblock.sequence,
                 ));
-                let path = found.path.display();
                 warnings.extend(faults.iter().map(|(place, why)| {
                     format!("{path}: superblock copy {} is damaged: {why}; it is written anew", place.word())
                 }));
-                candidates.push(Candidate { key: devices.len(), superblock });
-                devices.push(Some(device));
+                opening.candidates.push(Candidate { key: opening.devices.len(), superblock });
+                opening.devices.push(Some(device));
             }
-            _ => warnings.push(format!("{}: changed while it was opened; left out", found.path.display())),
+            _ => {
+                let reason = format!("{path}: changed while it was opened, or cannot be read");
+                opening.leave_out(found, reason);
+            }
         }
     }
-    let assembled = assemble(&candidates, force)?;
+    opening.part_twins();
+    let Opening { mut devices, candidates, left_out } = opening;
+    let mut assembled = match assemble(&candidates, force) {
+        Ok(assembled) => assembled,
+        Err(source) => {
+            let left_out = left_out.into_iter().map(|left| left.reason).collect();
+            return Err(ImportError::Assembly { source, left_out });
+        }
+    };
     for (key, reason) in &assembled.refused {
         if let Some(device) = &devices[*key] {
             warnings.push(format!("{}: not used: {reason}", device.path().display()));
@@ -303,7 +213,108 @@ pub fn open(members: &[Found], force: bool) -> Result<Opened, ImportError> {
             devices[*key] = None;
         }
     }
-    Ok(Opened { assembled, devices, damaged, warnings, elsewhere })
+    // Their seats are empty: this is why.
+    for seat in assembled.seats.iter_mut().filter(|seat| seat.state == MemberState::Missing) {
+        if let Some(left) = left_out.iter().find(|left| left.device == seat.uuid) {
+            seat.reason = Some(format!("left out at the start: {}", left.reason));
+        }
+    }
+    Ok(Opened { assembled, devices, damaged, warnings, left_out })
+}
+
+/// An array on its way to be open.
+#[derive(Default)]
+struct Opening {
+    devices: Vec<Option<Device>>,
+    candidates: Vec<Candidate<usize>>,
+    left_out: Vec<LeftOut>,
+}
+
+impl Opening {
+    /// Opens and locks the devices, and reads the copies of their superblocks.
+    fn open_all<'f>(
+        &mut self,
+        members: &'f [Found],
+        patience: Duration,
+    ) -> Result<Vec<(&'f Found, Device, Copies)>, ImportError> {
+        let paths: Vec<PathBuf> = members.iter().map(|found| found.path.clone()).collect();
+        let opened = each_within(&paths, "open it", patience, |path| {
+            let device = Device::open(path, Access::Exclusive)?;
+            // What a remote one holds is read when what an earlier daemon has left to its server has landed.
+            let copies = (!is_remote(path)).then(|| read_copies(&device));
+            Ok((device, copies))
+        });
+        let mut all = Vec::new();
+        for (found, opened) in members.iter().zip(opened) {
+            match opened.and_then(|opened| opened) {
+                Ok((device, copies)) => all.push((found, device, copies)),
+                // Another daemon, which serves the array perhaps.
+                Err(error @ DeviceError::Locked { .. }) if is_served_elsewhere(found) => {
+                    return Err(error.into());
+                }
+                Err(error) => self.leave_out(found, error.to_string()),
+            }
+        }
+        let unclean = members.iter().any(|found| !found.superblock.clean);
+        if unclean && all.iter().any(|(_, _, copies)| copies.is_none()) {
+            std::thread::sleep(SETTLE);
+        }
+        // Servers that do not answer cost their time once.
+        let read_late: Vec<Option<Copies>> = std::thread::scope(|scope| {
+            let read = |device| scope.spawn(move || read_copies(device));
+            let reading: Vec<_> =
+                all.iter().map(|(_, device, copies)| copies.is_none().then(|| read(device))).collect();
+            let wait = |thread: ScopedJoinHandle<'_, Copies>| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            };
+            reading.into_iter().map(|thread| thread.map(wait)).collect()
+        });
+        let whole = |((found, device, copies), late): ((_, _, Option<Copies>), Option<Copies>)| {
+            Some((found, device, copies.or(late)?))
+        };
+        Ok(all.into_iter().zip(read_late).filter_map(whole).collect())
+    }
+
+    fn leave_out(&mut self, found: &Found, reason: String) {
+        self.left_out.push(LeftOut {
+            device: found.superblock.device,
+            path: Some(found.path.clone()),
+            reason,
+        });
+    }
+
+    /// Of devices that say that they are the same, one at most stays.
+    fn part_twins(&mut self) {
+        for Twins { device, unused, used } in find_twins(&self.candidates) {
+            let path = |at: usize| {
+                let device = self.devices[self.candidates[at].key].as_ref();
+                device.map_or_else(String::new, |device| device.path().display().to_string())
+            };
+            let member = self.candidates[unused[0]].superblock.member;
+            let paths = unused.iter().map(|&at| path(at)).collect::<Vec<_>>().join(", ");
+            let reason = match used {
+                Some(used) => format!(
+                    "{paths}: an older copy of member {member}, which is {}; take it away",
+                    path(used)
+                ),
+                None => format!(
+                    "{paths}: each says that it is member {member}, and nothing tells which is current, so none is used; \
+                     take the copies away, or replace the member"
+                ),
+            };
+            self.left_out.push(LeftOut { device, path: None, reason });
+            for at in unused {
+                self.devices[self.candidates[at].key] = None;
+            }
+        }
+        let devices = &self.devices;
+        self.candidates.retain(|candidate| devices[candidate.key].is_some());
+    }
+}
+
+/// Whether the lock on a member says that another daemon serves its array, or that this one does.
+fn is_served_elsewhere(found: &Found) -> bool {
+    is_remote(&found.path) || is_held_by_calpe(&found.path)
 }
 
 /// The same verdict with other handles.
@@ -323,10 +334,11 @@ pub fn with_handles<K: Clone>(assembled: Assembled<usize>, handle: impl Fn(usize
         live: assembled.live,
         epoch_is_complete: assembled.epoch_is_complete,
         sequence: assembled.sequence,
+        update: assembled.update,
+        update_complete: assembled.update_complete,
+        rolled_back: assembled.rolled_back,
         sequences: assembled.sequences,
         epoch_number: assembled.epoch_number,
-        resynced: assembled.resynced,
-        log_start: assembled.log_start,
         // Their devices are closed already, but for those that were replaced.
         refused: Vec::new(),
         replaced: assembled
@@ -340,8 +352,11 @@ pub fn with_handles<K: Clone>(assembled: Assembled<usize>, handle: impl Fn(usize
 #[cfg(test)]
 pub(super) mod tests {
     use super::super::create::{CreatePlan, CreateRequest, DEFAULT_CHUNK};
+    use super::super::search::search;
     use super::*;
     use crate::format::{ChecksumKind, VolumeKind};
+    use crate::member::DEFAULT_MEMBER_TIMEOUT as PATIENCE;
+    use std::path::Path;
 
     /// Creates an array of sparse files m0, m1, ... and closes them.
     pub(in super::super) fn created_in(dir: &Path, name: &str, data: u16, parity: u16) -> Uuid {
@@ -351,7 +366,6 @@ pub(super) mod tests {
             parity,
             chunk: DEFAULT_CHUNK,
             checksum: ChecksumKind::Blake3,
-            log: true,
             volume: VolumeKind::Plain,
             volume_bytes: Some(8 << 20),
             members: (0..data + parity).map(|i| dir.join(format!("m{i}"))).collect(),
@@ -361,37 +375,11 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn members_are_found_by_superblock_whatever_they_are_called() {
-        let dir = tempfile::tempdir().unwrap();
-        let array = created_in(dir.path(), "tank", 2, 1);
-        std::fs::rename(dir.path().join("m1"), dir.path().join("zebra.bin")).unwrap();
-        std::os::unix::fs::symlink("m0", dir.path().join("also-m0")).unwrap();
-        std::fs::write(dir.path().join("note.txt"), "not a member").unwrap();
-        let found = search(&[dir.path().into(), dir.path().join("m2")]);
-        assert_eq!(found.arrays.len(), 1);
-        assert_eq!(found.arrays[&array].len(), 3);
-        assert_eq!(found.warnings, Vec::<String>::new());
-        assert_eq!(found.choose("tank", &[]).unwrap(), array);
-        assert_eq!(found.choose(&array.to_string(), &[]).unwrap(), array);
-        assert!(matches!(found.choose("pond", &[]), Err(ImportError::NotFound { .. })));
-    }
-
-    #[test]
-    fn what_is_named_and_no_member_is_told() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("blank");
-        std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
-        let found = search(&[path, dir.path().join("nowhere")]);
-        assert!(found.arrays.is_empty());
-        assert_eq!(found.warnings.len(), 2, "{:?}", found.warnings);
-    }
-
-    #[test]
     fn two_arrays_of_one_name_need_a_uuid() {
         let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let first = created_in(one.path(), "tank", 2, 1);
         created_in(two.path(), "tank", 2, 1);
-        let found = search(&[one.path().into(), two.path().into()]);
+        let found = search(&[one.path().into(), two.path().into()], PATIENCE);
         assert!(matches!(found.choose("tank", &[]), Err(ImportError::Ambiguous { .. })));
         assert_eq!(found.choose(&first.to_string(), &[]).unwrap(), first);
     }
@@ -400,12 +388,15 @@ pub(super) mod tests {
     fn an_array_with_a_member_in_use_is_not_opened() {
         let dir = tempfile::tempdir().unwrap();
         let array = created_in(dir.path(), "tank", 2, 1);
-        let members = search(&[dir.path().into()]).arrays.remove(&array).unwrap();
-        let opened = open(&members, false).unwrap();
+        let members = search(&[dir.path().into()], PATIENCE).arrays.remove(&array).unwrap();
+        let opened = open(&members, false, PATIENCE).unwrap();
         assert_eq!(opened.devices.iter().flatten().count(), 3);
-        assert!(matches!(open(&members, false), Err(ImportError::Device(DeviceError::Locked { .. }))));
+        assert!(matches!(
+            open(&members, false, PATIENCE),
+            Err(ImportError::Device(DeviceError::Locked { .. }))
+        ));
         drop(opened);
-        open(&members, false).unwrap();
+        open(&members, false, PATIENCE).unwrap();
     }
 
     #[test]
@@ -413,7 +404,7 @@ pub(super) mod tests {
         use std::os::unix::fs::FileExt;
         let dir = tempfile::tempdir().unwrap();
         let array = created_in(dir.path(), "tank", 2, 1);
-        let members = search(&[dir.path().into()]).arrays.remove(&array).unwrap();
+        let members = search(&[dir.path().into()], PATIENCE).arrays.remove(&array).unwrap();
         let damage: [fn(&std::fs::File, u64); 2] = [
             |file, _| file.write_all_at(b"x", 16384 + 77).unwrap(),
             // A copy whose first sector was lost looks like none.
@@ -424,7 +415,7 @@ pub(super) mod tests {
             let file = std::fs::File::options().write(true).open(&path).unwrap();
             damage(&file, file.metadata().unwrap().len());
         }
-        let opened = open(&members, false).unwrap();
+        let opened = open(&members, false, PATIENCE).unwrap();
         let mut expected: Vec<_> = members[..2].iter().map(|found| (found.superblock.device, 1)).collect();
         expected.sort();
         let mut damaged = opened.damaged.clone();
@@ -443,8 +434,8 @@ pub(super) mod tests {
         for gone in ["m0", "m2"] {
             std::fs::remove_file(dir.path().join(gone)).unwrap();
         }
-        let members = search(&[dir.path().into()]).arrays.remove(&array).unwrap();
-        let error = open(&members, true).unwrap_err();
+        let members = search(&[dir.path().into()], PATIENCE).arrays.remove(&array).unwrap();
+        let error = open(&members, true, PATIENCE).unwrap_err();
         assert!(!error.needs_force());
         assert!(error.to_string().contains("cannot start"), "{error}");
     }

@@ -1,21 +1,28 @@
 //! Administrators' requests about members: taking them out, bringing them back, replacing them.
 //!
 //! Invariants: a device is handed to an array only opened, locked, large enough and with sectors that fit; nothing
-//! recognised is overwritten without force; when the array refuses, a file created for it is removed. Must not
-//! know how requests arrive.
+//! recognised is overwritten without force; when the array refuses, a file created for it is removed. What may wait for a device
+//! that does not answer has a limit, or is done before others have to wait for it: a member is failed or taken offline at
+//! once, whatever else goes on. Must not know how requests arrive.
 
-use super::import;
+use super::changes::Change;
 use super::reactor::{ArrayFacts, ArrayId};
-use super::report::Place;
+use super::report::{Names, Place};
+use super::search::search;
 use super::service::{Daemon, Done, Outcome, refusal};
 use super::superblocks::{read_superblock, reserve_regions, signatures, wipe_ends, wipe_log, witness};
 use crate::control::{ErrorCode, MemberRef, RequestError};
 use crate::format::{MemberState, NewestError, Role, Superblock};
-use crate::member::{self, Access, Device, DeviceError, DeviceKind, RemoteLimits};
+use crate::member::patience::within;
+use crate::member::{self, Access, Device, DeviceError, DeviceKind, Identity, TimeLimits};
 use crate::units::MemberIndex;
 use crate::volume::{AdminRequest, ArrayState, NewDevice};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use uuid::Uuid;
+
+/// How long it may take to find out what a path leads to.
+const GLANCE: Duration = Duration::from_secs(2);
 
 /// A member that a request is about.
 pub(super) struct Target {
@@ -24,7 +31,7 @@ pub(super) struct Target {
     superblock: Superblock,
     index: MemberIndex,
     seat: Place,
-    remote: RemoteLimits,
+    limits: TimeLimits,
 }
 
 impl Target {
@@ -45,6 +52,20 @@ impl From<DeviceError> for RequestError {
 }
 
 impl Daemon {
+    /// Sets error counts back to zero.
+    pub(super) fn clear(&self, array: &str, member: Option<&MemberRef>, dry_run: bool) -> Outcome {
+        let (id, name) = self.find(array, |served| (served.id, served.names.name.clone()))?;
+        let target = member.map(|member| self.target(array, member)).transpose()?;
+        let what =
+            target.as_ref().map_or_else(|| "all members and the array".into(), |target| target.describe());
+        if dry_run {
+            return Ok(Done::line(format!("would clear the error counts of {what}")));
+        }
+        let member = target.map(|target| target.index);
+        let outcome = self.reactor.admin(id, AdminRequest::Clear { member }, Vec::new())?;
+        Ok(Done::line(format!("array '{name}': {}", outcome.0)))
+    }
+
     pub(super) fn take_out(&self, array: &str, member: &MemberRef, failed: bool, dry_run: bool) -> Outcome {
         let target = self.target(array, member)?;
         let (word, member) = (if failed { "fail" } else { "take offline" }, target.index);
@@ -74,9 +95,20 @@ impl Daemon {
         dry_run: bool,
     ) -> Outcome {
         let target = self.target(array, member)?;
+        let change = self.begin_change(target.superblock.array)?;
+        self.find_and_bring_online(target, path, dry_run, &change)
+    }
+
+    fn find_and_bring_online(
+        &self,
+        target: Target,
+        path: Option<&Path>,
+        dry_run: bool,
+        _change: &Change,
+    ) -> Outcome {
         let state = self.state_of(&target)?;
         if matches!(state, MemberState::Online | MemberState::Rebuilding) {
-            return match path.filter(|path| !target.seat.path.as_ref().is_some_and(|p| same_path(p, path))) {
+            return match path.filter(|path| !target.seat.is_at(path, identity_of(path))) {
                 Some(_) => Err(refusal(
                     ErrorCode::Refused,
                     format!(
@@ -93,13 +125,15 @@ impl Daemon {
             None => self.where_is(&target)?,
         };
         let access = if dry_run { Access::ReadOnly } else { Access::Exclusive };
-        let device = Device::open(&path, access)?;
-        let superblock = target.own_superblock(&device)?;
+        let (device, superblock) = open_member(&path, access, target.limits)?;
+        let superblock = target.own(&device, superblock)?;
         check_fit(&target, &device)?;
         if dry_run {
             return Ok(Done::line(format!("would bring back {} from {}", target.describe(), path.display())));
         }
-        self.bring_online(&target, device, superblock)
+        let done = self.bring_online(&target, device, superblock)?;
+        self.returns().back(target.superblock.array, target.index);
+        Ok(done)
     }
 
     /// Hands a member's own device to its array again.
@@ -113,10 +147,7 @@ impl Daemon {
             superblock: Some(Box::new(superblock)),
             known_zero: false,
         };
-        let done =
-            self.hand_over(target, new, device, |member, device| AdminRequest::Online { member, device })?;
-        self.returns().back(target.superblock.array, target.index);
-        Ok(done)
+        self.hand_over(target, new, device, |member, device| AdminRequest::Online { member, device })
     }
 
     pub(super) fn replace(
@@ -147,7 +178,7 @@ impl Daemon {
         }
         let access = if dry_run { Access::ReadOnly } else { Access::Exclusive };
         let mut warnings = Vec::new();
-        let (device, created) = match Device::open(new, access) {
+        let (device, created) = match Device::open_within(new, access, target.limits.local) {
             Ok(device) => {
                 check_fit(&target, &device)?;
                 warnings = check_worthless(&device, force)?;
@@ -190,6 +221,12 @@ impl Daemon {
             let _ = std::fs::remove_file(new);
         }
         reserved?;
+        let change = self.begin_change(target.superblock.array);
+        if change.is_err() && created {
+            // As above.
+            let _ = std::fs::remove_file(new);
+        }
+        let _change = change?;
         let id = self.reactor.next_device_id();
         let bytes = device.facts().bytes;
         let new_device = NewDevice { device: id, uuid: Uuid::new_v4(), bytes, superblock: None, known_zero };
@@ -206,18 +243,25 @@ impl Daemon {
 
     /// Brings back those members of a failed array that are where they were. What was in service when it failed is
     /// current, so nothing is overwritten by this; the array refuses all else.
-    pub(super) fn bring_back(&self, array: ArrayId, facts: &ArrayFacts) {
+    pub(super) fn bring_back(&self, array: ArrayId, facts: &ArrayFacts, change: &Change) {
         let gone = self.with_names(array, |names| {
             let members = facts.status.members.iter().zip(&names.seats);
-            let gone = members.filter(|(member, seat)| {
-                member.state == MemberState::Missing && seat.path.as_ref().is_some_and(|path| path.exists())
-            });
-            let gone: Vec<MemberIndex> = gone.map(|(member, _)| member.index).collect();
-            (names.uuid.to_string(), gone)
+            let missing = members.filter(|(member, _)| member.state == MemberState::Missing);
+            let places = missing.filter_map(|(member, seat)| Some((member.index, seat.path.clone()?)));
+            (names.uuid.to_string(), places.collect::<Vec<(MemberIndex, PathBuf)>>())
         });
         let Some((uuid, gone)) = gone else { return };
-        for index in gone {
-            if let Err(error) = self.online(&uuid, &MemberRef::Index(index.0), None, false) {
+        for (index, path) in gone {
+            // What is not there is not looked for elsewhere, once a second.
+            if member::is_remote(&path) || identity_of(&path).is_none() {
+                continue;
+            }
+            let target = self.target(&uuid, &MemberRef::Index(index.0));
+            let back = target.and_then(|target| {
+                let back = self.find_and_bring_online(target, Some(&path), false, change);
+                back.map(drop)
+            });
+            if let Err(error) = back {
                 tracing::debug!(%error, "a member of a failed array is not back");
             }
         }
@@ -233,10 +277,9 @@ impl Daemon {
     ) -> Outcome {
         let id = new.device;
         let path = device.path().to_owned();
-        device.set_remote_limits(target.remote);
+        device.set_limits(target.limits);
         device.set_remote_witness(witness(device.facts().bytes, target.superblock.array, new.uuid, 0));
-        let cached = device.facts().is_cached();
-        let place = Place { uuid: new.uuid, path: Some(path.clone()), cached };
+        let place = Place::of(new.uuid, &device);
         let since = device.since();
         let outcome = self.reactor.admin(target.array, request(target.index, new), vec![(id, device)])?;
         self.with_names(target.array, |names| names.devices.insert(id, place));
@@ -248,6 +291,13 @@ impl Daemon {
     pub(super) fn target(&self, array: &str, member: &MemberRef) -> Result<Target, RequestError> {
         let id = self.find(array, |served| served.id)?;
         let facts = self.facts(id)?;
+        // Not while others have to wait: the path may lead to what does not answer.
+        let identity = match member {
+            MemberRef::Path(path) if !self.find(array, |served| served.names.is_known(path))? => {
+                identity_of(path)
+            }
+            _ => None,
+        };
         self.find(array, |served| {
             let names = &served.names;
             let current = |index: usize| {
@@ -258,9 +308,7 @@ impl Daemon {
             let index = match member {
                 MemberRef::Index(index) => Some(usize::from(*index)).filter(|index| *index < width),
                 MemberRef::Uuid(uuid) => (0..width).find(|index| current(*index).uuid == *uuid),
-                MemberRef::Path(path) => (0..width).find(|index| {
-                    current(*index).path.as_ref().is_some_and(|known| same_path(known, path))
-                }),
+                MemberRef::Path(path) => (0..width).find(|index| current(*index).is_at(path, identity)),
             };
             let index = index.ok_or_else(|| {
                 refusal(
@@ -281,7 +329,7 @@ impl Daemon {
                 superblock: served.superblock.clone(),
                 index: MemberIndex(index as u16),
                 seat: current(index).clone(),
-                remote: served.remote,
+                limits: served.limits,
             })
         })?
     }
@@ -304,12 +352,12 @@ impl Daemon {
             parents.dedup();
             parents
         });
-        let own = target.seat.path.clone().filter(|path| member::is_remote(path) || path.exists());
+        let own = target.seat.path.clone();
         let wider = fellows.unwrap_or_default().into_iter().chain(self.search_places().iter().cloned());
         // All of /dev is not searched only because a member is there.
         let wider: Vec<PathBuf> = wider.filter(|place| place != Path::new("/dev")).collect();
         for places in [own.into_iter().collect(), wider] {
-            let mut found = import::search(&places);
+            let mut found = search(&places, target.limits.local);
             let members = found.arrays.remove(&target.superblock.array).unwrap_or_default();
             let is_own = |s: &Superblock| {
                 s.device == target.seat.uuid && s.member == target.index && s.role == Role::Member
@@ -337,12 +385,17 @@ impl Daemon {
         let files = self.with_names(target.array, |names| {
             facts.status.members.iter().any(|member| {
                 let place = member.device.and_then(|device| names.devices.get(&device));
-                place.and_then(|place| place.path.as_ref()).is_some_and(|path| path.is_file())
+                let found = place.and_then(|place| place.found);
+                found.is_some_and(|found| found.facts.kind == DeviceKind::File)
             })
         });
         let parent = new.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let in_dev = parent.canonicalize().is_ok_and(|p| p.starts_with("/dev") && !p.starts_with("/dev/shm"));
-        if files != Some(true) || in_dev || !parent.is_dir() {
+        let own = parent.to_path_buf();
+        let may_hold_files = within(parent, "look at it", target.limits.local, move || {
+            let in_dev = |real: PathBuf| real.starts_with("/dev") && !real.starts_with("/dev/shm");
+            own.is_dir() && !own.canonicalize().is_ok_and(in_dev)
+        })?;
+        if files != Some(true) || !may_hold_files {
             return Err(DeviceError::NotFound { path: new.to_owned() }.into());
         }
         Ok(())
@@ -350,14 +403,11 @@ impl Daemon {
 
     /// Size of a file that takes the place of a member: that of its fellows, so that they stay alike.
     fn file_bytes(&self, target: &Target) -> u64 {
-        let paths = self.with_names(target.array, |names| {
-            names.seats.iter().filter_map(|seat| seat.path.clone()).collect::<Vec<_>>()
+        let smallest = self.with_names(target.array, |names| {
+            let found = names.seats.iter().chain(names.devices.values()).filter_map(|place| place.found);
+            found.filter(|found| found.facts.kind == DeviceKind::File).map(|found| found.facts.bytes).min()
         });
-        let sizes = paths.unwrap_or_default().into_iter().filter_map(|path| {
-            let meta = std::fs::metadata(path).ok()?;
-            meta.is_file().then_some(meta.len())
-        });
-        sizes.min().unwrap_or(0).max(target.needed_bytes())
+        smallest.flatten().unwrap_or(0).max(target.needed_bytes())
     }
 }
 
@@ -369,42 +419,80 @@ fn name_of(member: &MemberRef) -> String {
     }
 }
 
-fn same_path(known: &Path, given: &Path) -> bool {
-    if member::is_remote(known) || member::is_remote(given) {
-        return known.as_os_str() == given.as_os_str() || member::same_remote(known, given);
+/// What a local path leads to, if that is known soon.
+fn identity_of(path: &Path) -> Option<Identity> {
+    if member::is_remote(path) {
+        return None;
     }
-    let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| absolute(path));
-    absolute(known) == absolute(given) || real(known) == real(given)
+    let own = path.to_path_buf();
+    within(path, "look at it", GLANCE, move || Identity::of(&own)).ok().flatten()
+}
+
+impl Names {
+    /// Whether a path is that of a member, as it is written.
+    fn is_known(&self, path: &Path) -> bool {
+        self.seats.iter().chain(self.devices.values()).any(|place| place.is_at(path, None))
+    }
+}
+
+impl Place {
+    /// Whether a path names this place, or leads to what was found there.
+    fn is_at(&self, path: &Path, identity: Option<Identity>) -> bool {
+        let Some(known) = &self.path else { return false };
+        if member::is_remote(known) || member::is_remote(path) {
+            return known.as_os_str() == path.as_os_str() || member::same_remote(known, path);
+        }
+        let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let found = self.found.and_then(|found| found.identity);
+        absolute(known) == absolute(path) || (identity.is_some() && identity == found)
+    }
+}
+
+/// A device, and what it says of itself.
+type Opened = (Device, Result<Superblock, NewestError>);
+
+/// Opens a device, and reads its superblock. What does not answer in time is given up.
+pub(super) fn open_member(path: &Path, access: Access, limits: TimeLimits) -> Result<Opened, DeviceError> {
+    let open = move |path: &Path| {
+        let device = Device::open(path, access)?;
+        device.set_limits(limits);
+        let superblock = read_superblock(&device);
+        Ok((device, superblock))
+    };
+    if member::is_remote(path) {
+        // Every step has a limit of its own.
+        return open(path);
+    }
+    let own = path.to_path_buf();
+    within(path, "open it", limits.local, move || open(&own))?
 }
 
 impl Target {
-    /// The superblock of a device that must be the target's own.
-    pub(super) fn own_superblock(&self, device: &Device) -> Result<Superblock, RequestError> {
-        device.set_remote_limits(self.remote);
-        own_superblock(self, device)
-    }
-}
-
-fn own_superblock(target: &Target, device: &Device) -> Result<Superblock, RequestError> {
-    let path = device.path().display();
-    let refuse = |what: String| {
-        let advice = format!("to build it anew: 'calpe replace {} {} NEW'", target.name, target.index);
-        Err(refusal(ErrorCode::Refused, format!("{path}: {what}; {advice}")))
-    };
-    match read_superblock(device) {
-        Ok(s) if s.array != target.superblock.array => {
-            refuse(format!("is a member of another array, '{}' ({})", s.name, s.array))
+    /// The superblock of a device, which must be the target's own.
+    pub(super) fn own(
+        &self,
+        device: &Device,
+        superblock: Result<Superblock, NewestError>,
+    ) -> Result<Superblock, RequestError> {
+        let path = device.path().display();
+        let refuse = |what: String| {
+            let advice = format!("to build it anew: 'calpe replace {} {} NEW'", self.name, self.index);
+            Err(refusal(ErrorCode::Refused, format!("{path}: {what}; {advice}")))
+        };
+        match superblock {
+            Ok(s) if s.array != self.superblock.array => {
+                refuse(format!("is a member of another array, '{}' ({})", s.name, s.array))
+            }
+            Ok(s) if s.member != self.index => {
+                refuse(format!("is member {} of array '{}', not {}", s.member, self.name, self.index))
+            }
+            Ok(s) if s.device != self.seat.uuid => {
+                refuse(format!("once was {}, and has been replaced since", self.describe()))
+            }
+            Ok(s) => Ok(s),
+            Err(NewestError::NotAMember) => refuse("holds no Calpe superblock".into()),
+            Err(error) => refuse(error.to_string()),
         }
-        Ok(s) if s.member != target.index => {
-            refuse(format!("is member {} of array '{}', not {}", s.member, target.name, target.index))
-        }
-        Ok(s) if s.device != target.seat.uuid => {
-            refuse(format!("once was {}, and has been replaced since", target.describe()))
-        }
-        Ok(s) => Ok(s),
-        Err(NewestError::NotAMember) => refuse("holds no Calpe superblock".into()),
-        Err(error) => refuse(error.to_string()),
     }
 }
 

@@ -4,19 +4,25 @@
 //! the reactor through a mailbox. Everything below this folder is told the time and handed its bytes.
 
 mod activation;
+mod changes;
 pub mod check;
 pub mod clock;
 pub mod config;
 mod control_server;
+mod copies;
 pub mod create;
+mod drill;
 pub mod events;
 pub mod gpu;
 pub mod import;
+mod imports;
 pub mod logging;
 mod members;
+pub mod panic;
 pub mod reactor;
 pub mod report;
 mod returns;
+pub mod search;
 pub mod serve;
 pub mod service;
 mod signals;

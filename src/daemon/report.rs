@@ -9,8 +9,9 @@ use crate::control::{
     ReplacementReport, ScanKind, ScanReport, VolumeReport, explain,
 };
 use crate::format::{MemberState, VolumeKind};
+use crate::member::{Device, DeviceFacts, Identity};
 use crate::nbd::TlsMode;
-use crate::units::Timestamp;
+use crate::units::{Timestamp, VolumeOffset};
 use crate::volume::{Activity, ActivityKind, ArrayState, LogState, MemberStatus};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt::Write;
@@ -31,11 +32,39 @@ pub struct Place {
     pub uuid: Uuid,
     /// Where it is, or was last; none if it was not seen since the daemon started.
     pub path: Option<PathBuf>,
-    /// Its transfers go through this host's page cache.
-    pub cached: bool,
+    /// What was found there when it was opened.
+    pub found: Option<FoundThere>,
+}
+
+/// A device as it was when it was opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FoundThere {
+    /// What it is.
+    pub facts: DeviceFacts,
+    /// Tells whether other paths lead to it; not of remote ones.
+    pub identity: Option<Identity>,
 }
 
 impl Place {
+    /// The place of an open device.
+    #[must_use]
+    pub fn of(uuid: Uuid, device: &Device) -> Place {
+        let found = FoundThere { facts: device.facts(), identity: device.identity() };
+        Place { uuid, path: Some(device.path().to_owned()), found: Some(found) }
+    }
+
+    /// The place of a device that was not opened.
+    #[must_use]
+    pub fn unseen(uuid: Uuid, path: Option<PathBuf>) -> Place {
+        Place { uuid, path, found: None }
+    }
+
+    /// Whether its transfers go through this host's page cache.
+    #[must_use]
+    pub fn is_cached(&self) -> bool {
+        self.found.is_some_and(|found| found.facts.is_cached())
+    }
+
     /// Its path, or its uuid when no path is known.
     #[must_use]
     pub fn name(&self) -> String {
@@ -118,7 +147,9 @@ impl Names {
             }),
             engine: EngineReport { codec: status.engine.into(), gpu: gpu.clone() },
             errors: ErrorReport { client: status.client_errors },
-            lost: status.lost.iter().map(|&(at, bytes)| LostReport { offset: at.0, bytes }).collect(),
+            lost: parts(&status.lost),
+            set_aside: parts(&status.set_aside),
+            unreadable: parts(&status.unreadable),
         };
         let explanation = explain(&report);
         report.status = explanation.status;
@@ -147,7 +178,7 @@ impl Names {
             cksum: wrong,
             repaired: counters.repaired,
             reason: member.reason.clone(),
-            cached: member.device.and_then(|id| self.devices.get(&id)).is_some_and(|place| place.cached),
+            cached: member.device.and_then(|id| self.devices.get(&id)).is_some_and(Place::is_cached),
             replacement: member.replacement.map(|device| match self.devices.get(&device) {
                 Some(place) => ReplacementReport { name: place.name(), uuid: Some(place.uuid) },
                 None => ReplacementReport { name: format!("device {}", device.0), uuid: None },
@@ -158,7 +189,6 @@ impl Names {
 
 fn log_report(log: &LogState) -> LogReport {
     let (state, reason) = match log {
-        LogState::None => (control::LogState::None, None),
         LogState::Replaying => (control::LogState::Replaying, None),
         LogState::Serving => (control::LogState::Serving, None),
         LogState::Refused(reason) => (control::LogState::Refused, Some(reason.clone())),
@@ -203,9 +233,9 @@ impl Meters {
         let left = activity.total_bytes.saturating_sub(activity.done_bytes);
         ScanReport {
             kind: match activity.kind {
-                ActivityKind::Resync => ScanKind::Resync,
                 ActivityKind::Rebuild => ScanKind::Rebuild,
                 ActivityKind::Scrub => ScanKind::Scrub,
+                ActivityKind::Repair => ScanKind::Repair,
             },
             percent: ScanReport::percent_of(activity.done_bytes, activity.total_bytes),
             done: activity.done_bytes,
@@ -244,6 +274,10 @@ fn escape(path: &Path) -> String {
         }
     }
     text
+}
+
+fn parts(ranges: &[(VolumeOffset, u64)]) -> Vec<LostReport> {
+    ranges.iter().map(|&(at, bytes)| LostReport { offset: at.0, bytes }).collect()
 }
 
 #[cfg(test)]

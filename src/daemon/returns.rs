@@ -5,16 +5,17 @@
 //! one for each member at a time; a device is handed over only after it has been reachable for a while, so that what an
 //! earlier connection has left in its server's hands has landed. Must not know the state machine of an array.
 
+use super::changes::Change;
 use super::import::SETTLE;
-use super::members::Target;
+use super::members::{Target, open_member};
 use super::reactor::{ArrayFacts, ArrayId};
 use super::service::{Daemon, Done, Served};
 use super::superblocks::read_superblock;
 use crate::control::{MemberRef, RequestError};
 use crate::format::{MemberState, Role, Superblock};
-use crate::member::{self, Access, Device, RemoteLimits};
+use crate::member::{self, Access, Device, TimeLimits};
 use crate::units::MemberIndex;
-use crate::volume::{MemberStatus, NoticeLevel};
+use crate::volume::{AdminRequest, MemberStatus, NoticeLevel};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
@@ -42,7 +43,7 @@ pub(super) struct Returns {
 struct Attempt {
     next: Instant,
     failures: u32,
-    running: Option<Receiver<Result<Device, String>>>,
+    running: Option<Receiver<Result<(Device, Superblock), String>>>,
 }
 
 /// A member that may come back.
@@ -55,7 +56,7 @@ struct Away {
     /// Why it went, as far as the connection tells, and until when it must stay away.
     lost: Option<member::Lost>,
     /// How patient to be with its server.
-    limits: RemoteLimits,
+    limits: TimeLimits,
 }
 
 impl Returns {
@@ -65,25 +66,37 @@ impl Returns {
         self.kept_out.insert((array, index.0));
     }
 
-    /// The member is there again: when it goes away the next time, that is another story.
+    /// An administrator has brought the member back: when it goes away the next time, that is another story.
     pub fn back(&mut self, array: Uuid, index: MemberIndex) {
         self.attempts.remove(&(array, index.0));
         self.kept_out.remove(&(array, index.0));
+    }
+
+    /// The member is back by itself. Whether it may stay: nobody has said meanwhile that it shall not come.
+    fn returned(&mut self, array: Uuid, index: MemberIndex) -> bool {
+        self.attempts.remove(&(array, index.0));
+        !self.kept_out.contains(&(array, index.0))
     }
 }
 
 impl Daemon {
     /// Takes an attempt or a return further, for every remote member of an array that is away; to be called once a second
-    /// or so, while nothing else is changed.
-    pub(super) fn return_members(&self, array: ArrayId, facts: &ArrayFacts) {
+    /// or so, as a change of the array.
+    pub(super) fn return_members(&self, array: ArrayId, facts: &ArrayFacts, _change: &Change) {
         let Some((uuid, away)) = self.with_served(array, |served| self.find_away(served, facts)) else {
             return;
         };
         for member in away {
-            if let Some(device) = self.attempt(array, uuid, &member) {
-                self.take_back(array, uuid, &member, device);
+            if let Some((device, superblock)) = self.attempt(array, uuid, &member) {
+                self.take_back(array, uuid, &member, device, superblock);
             }
         }
+    }
+
+    /// Whether there is anything for [`Daemon::return_members`] to do.
+    pub(super) fn has_away(&self, array: ArrayId, facts: &ArrayFacts) -> bool {
+        let away = self.with_served(array, |served| self.find_away(served, facts));
+        away.is_some_and(|(_, away)| !away.is_empty())
     }
 
     fn find_away(&self, served: &Served, facts: &ArrayFacts) -> (Uuid, Vec<Away>) {
@@ -112,14 +125,14 @@ impl Daemon {
                 (Some(_), None) => Vec::new(),
             };
             if may && !places.is_empty() && !returns.kept_out.contains(&key) {
-                away.push(Away { index: *index, uuid: seat.uuid, places, lost, limits: served.remote });
+                away.push(Away { index: *index, uuid: seat.uuid, places, lost, limits: served.limits });
             }
         }
         (names.uuid, away)
     }
 
     /// The device of a member, when an attempt has found it; begins one that is due.
-    fn attempt(&self, array: ArrayId, uuid: Uuid, member: &Away) -> Option<Device> {
+    fn attempt(&self, array: ArrayId, uuid: Uuid, member: &Away) -> Option<(Device, Superblock)> {
         let now = Instant::now();
         let key = (uuid, member.index.0);
         if let (false, Some(lost)) = (self.returns().attempts.contains_key(&key), &member.lost) {
@@ -130,9 +143,9 @@ impl Daemon {
         let attempt =
             returns.attempts.entry(key).or_insert(Attempt { next: now, failures: 0, running: None });
         match attempt.running.as_ref().map(Receiver::try_recv) {
-            Some(Ok(Ok(device))) => {
+            Some(Ok(Ok(found))) => {
                 attempt.running = None;
-                return Some(device);
+                return Some(found);
             }
             Some(Ok(Err(reason))) => {
                 tracing::debug!(member = member.index.0, %reason, "a remote member is not back");
@@ -158,14 +171,21 @@ impl Daemon {
         None
     }
 
-    fn take_back(&self, array: ArrayId, uuid: Uuid, away: &Away, device: Device) {
+    fn take_back(&self, array: ArrayId, uuid: Uuid, away: &Away, device: Device, superblock: Superblock) {
         let path = device.path().display().to_string();
         let target = self.target(&uuid.to_string(), &MemberRef::Index(away.index.0));
         let outcome: Result<Done, RequestError> = target.and_then(|target: Target| {
-            let superblock = target.own_superblock(&device)?;
+            let superblock = target.own(&device, Ok(superblock))?;
             self.bring_online(&target, device, superblock)
         });
         match outcome {
+            Ok(_) if !self.returns().returned(uuid, away.index) => {
+                // Taken out while it was on its way.
+                let offline = AdminRequest::Offline { member: away.index };
+                if let Err(error) = self.reactor.admin(array, offline, Vec::new()) {
+                    tracing::warn!(%error, "a member is back that was to stay away");
+                }
+            }
             Ok(done) => {
                 let text = format!("{path} answers again: {}", done.message);
                 self.notice_member(array, NoticeLevel::Info, away.index, text);
@@ -189,23 +209,25 @@ impl Attempt {
 }
 
 /// Opens the device of a member, wherever it is.
-fn look_for(places: &[PathBuf], limits: RemoteLimits, array: Uuid, uuid: Uuid) -> Result<Device, String> {
+fn look_for(
+    places: &[PathBuf],
+    limits: TimeLimits,
+    array: Uuid,
+    uuid: Uuid,
+) -> Result<(Device, Superblock), String> {
     let is_own = |s: &Superblock| s.array == array && s.device == uuid && s.role == Role::Member;
     let mut last = String::new();
     for place in places {
         // Looked at first: what belongs to others is not opened for writing.
-        let found = Device::open(place, Access::ReadOnly).map_err(|error| error.to_string());
-        let superblock = found.and_then(|device| {
-            device.set_remote_limits(limits);
-            read_superblock(&device).map_err(|error| error.to_string())
-        });
+        let looked = open_member(place, Access::ReadOnly, limits).map_err(|error| error.to_string());
+        let superblock = looked.and_then(|(_, superblock)| superblock.map_err(|error| error.to_string()));
         match superblock {
             Ok(superblock) if is_own(&superblock) => {
                 let device = Device::open(place, Access::Exclusive).map_err(|error| error.to_string())?;
-                device.set_remote_limits(limits);
+                device.set_limits(limits);
                 sleep(SETTLE);
-                // What is read next is waited for by others: a server that hangs is found here.
-                return read_superblock(&device).map(|_| device).map_err(|error| error.to_string());
+                let superblock = read_superblock(&device).map_err(|error| error.to_string())?;
+                return Ok((device, superblock));
             }
             Ok(_) => last = format!("{}: belongs to something else", place.display()),
             Err(error) => last = error,

@@ -3,11 +3,13 @@
 //! Invariant: nothing is left running or bound when it returns. Must not know of command lines.
 
 use super::activation::{Activated, ActivationError};
-use super::config::{ArrayConfig, Config, ListenConfig};
+use super::config::{Config, ListenConfig};
 use super::control_server::ControlServer;
+use super::drill;
 use super::import;
+use super::imports::Imports;
 use super::reactor::{ListenAddress, ListenError, ListenTls, Listener};
-use super::service::{Daemon, ServeOptions, ServiceConfig, served_line};
+use super::service::{Daemon, ServiceConfig};
 use super::signals::{Signals, Woken};
 use crate::control::RequestError;
 use crate::member::set_remote_tls;
@@ -19,10 +21,14 @@ use nix::sys::signal::Signal;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::{TryRecvError, sync_channel};
 use std::time::{Duration, Instant};
 
-/// Seconds between attempts to import a configured array that could not be: disks may be late.
-const RETRY_SECONDS: u32 = 5;
+/// How often it is looked whether the arrays have had their first attempt, in milliseconds.
+const ATTEMPT_POLL_MS: u16 = 10;
+
+/// How often progress is taken note of, and members that are away are looked for.
+const OBSERVED_EVERY: Duration = Duration::from_secs(1);
 
 /// Signals within this time are one order to stop: terminals and supervisors send several.
 const SAME_ORDER_MS: u16 = 1000;
@@ -73,6 +79,9 @@ pub enum RunError {
         /// What is there, and what to do.
         what: String,
     },
+    /// A signal came before anything was served.
+    #[error("ended by {0} while members were being opened")]
+    Interrupted(Signal),
     /// The daemon was to be protected, and is not.
     #[error(
         "reclaim_safe is true, and the system grants {0}: see conf/calpe.service for what it needs, or write \"auto\""
@@ -146,19 +155,19 @@ pub fn run_serve(config: &Config) -> Result<(), RunError> {
             tls.listen(&daemon, Listener::bind(&address)?);
         }
     }
-    let mut waiting: Vec<Waiting> = config.arrays.iter().map(Waiting::new).collect();
-    waiting.retain_mut(|array| !array.try_import(&daemon));
+    let imports = Imports::start(&daemon, &config.arrays);
     // Whoever connected to a socket that was there before us waits for the arrays, not for an answer without them.
-    for listener in activated.nbd {
-        tls.listen(&daemon, listener);
-    }
+    let mut activated = activated.nbd;
+    let mut start = || {
+        let tried = imports.all_tried();
+        if tried {
+            activated.drain(..).for_each(|listener| tls.listen(&daemon, listener));
+        }
+        tried
+    };
     let reload = || tls.reload();
     let reload = (supervised || tls.has_files()).then_some(&reload as &dyn Fn());
-    until_stopped(&daemon, &signals, control, reload, |second| {
-        if second % RETRY_SECONDS == 0 {
-            waiting.retain_mut(|array| !array.try_import(&daemon));
-        }
-    })
+    until_stopped(&daemon, &signals, control, reload, &mut start)
 }
 
 /// What TLS means to the listeners of this daemon.
@@ -239,19 +248,24 @@ fn protect(mode: reclaim::Mode) -> Result<bool, RunError> {
 }
 
 /// Waits for the order to stop, then stops everything. SIGHUP is such an order, unless it may mean to `reload`.
-/// `every_second` is told how many have passed.
+/// A supervisor is told that the daemon is ready when `has_started`, which is asked again until it says so.
 pub(super) fn until_stopped(
     daemon: &Arc<Daemon>,
     signals: &Signals,
     control: ControlServer,
     reload: Option<&dyn Fn()>,
-    mut every_second: impl FnMut(u32),
+    has_started: &mut dyn FnMut() -> bool,
 ) -> Result<(), RunError> {
-    // Nobody listens unless a supervisor started us.
-    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
-    let mut seconds = 0;
+    observe(daemon).map_err(system("start a thread"))?;
+    let mut started = false;
     loop {
-        match signals.wait(daemon.stop_requested(), 1000).map_err(system("wait for signals"))? {
+        if !started && has_started() {
+            started = true;
+            // Nobody listens unless a supervisor started us.
+            let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+        }
+        let patience_ms = if started { 1000 } else { ATTEMPT_POLL_MS };
+        match signals.wait(daemon.stop_requested(), patience_ms).map_err(system("wait for signals"))? {
             Woken::Signal(Signal::SIGHUP) if reload.is_some() => {
                 if let Some(reload) = reload {
                     reload();
@@ -266,11 +280,7 @@ pub(super) fn until_stopped(
                 break;
             }
             Woken::Timeout if !daemon.is_alive() => break,
-            Woken::Timeout => {
-                daemon.observe();
-                seconds += 1;
-                every_second(seconds);
-            }
+            Woken::Timeout => drill::look(),
         }
     }
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
@@ -280,6 +290,50 @@ pub(super) fn until_stopped(
         tracing::info!("stopped");
     }
     result
+}
+
+/// Looks after the arrays on a thread of its own, as long as they are served: the thread that takes signals waits for nothing
+/// else.
+fn observe(daemon: &Arc<Daemon>) -> io::Result<()> {
+    let daemon = Arc::clone(daemon);
+    let thread = std::thread::Builder::new().name("observer".into());
+    thread.spawn(move || {
+        while daemon.is_alive() {
+            daemon.observe();
+            std::thread::sleep(OBSERVED_EVERY);
+        }
+    })?;
+    Ok(())
+}
+
+/// Does what may take as long as a device likes while signals are taken: one of them ends the wait.
+///
+/// # Errors
+/// The signal, or what the system refused.
+pub(super) fn unless_stopped<T: Send + 'static>(
+    signals: &Signals,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, RunError> {
+    let done = EventFd::from_flags(EfdFlags::EFD_CLOEXEC).map_err(|errno| system("start")(errno.into()))?;
+    let done = Arc::new(done);
+    let (sender, receiver) = sync_channel(1);
+    let in_thread = Arc::clone(&done);
+    let worker = move || {
+        // Whoever waits may have been told to stop.
+        let _ = sender.send(work());
+        let _ = in_thread.write(1);
+    };
+    std::thread::Builder::new().name("start".into()).spawn(worker).map_err(system("start a thread"))?;
+    loop {
+        match signals.wait(&done, 1000).map_err(system("wait for signals"))? {
+            Woken::Signal(signal) => return Err(RunError::Interrupted(signal)),
+            Woken::Event | Woken::Timeout => match receiver.try_recv() {
+                Ok(value) => return Ok(value),
+                Err(TryRecvError::Empty) => {}
+                Err(TryRecvError::Disconnected) => panic!("the start panicked"),
+            },
+        }
+    }
 }
 
 /// Stops the daemon. Signals that come together with the first one are the same order; later ones end the process.
@@ -307,58 +361,4 @@ fn shut_down(daemon: &Arc<Daemon>, signals: &Signals) -> Result<(), RunError> {
 
 pub(super) fn create_dir(path: &Path) -> Result<(), RunError> {
     std::fs::create_dir_all(path).map_err(|source| RunError::Directory { path: path.to_path_buf(), source })
-}
-
-/// A configured array that is not served yet.
-struct Waiting {
-    config: ArrayConfig,
-    /// What was in the way last time; told once.
-    told: Option<String>,
-}
-
-impl Waiting {
-    fn new(config: &ArrayConfig) -> Waiting {
-        Waiting { config: config.clone(), told: None }
-    }
-
-    /// Whether it need not be tried again.
-    fn try_import(&mut self, daemon: &Daemon) -> bool {
-        match self.import(daemon) {
-            Ok(line) => {
-                tracing::info!("{line}");
-                true
-            }
-            Err(error) => {
-                let text = error.to_string();
-                if self.told.as_ref() != Some(&text) {
-                    tracing::error!(array = %self.config.which, "cannot import: {text}");
-                    self.told = Some(text);
-                }
-                false
-            }
-        }
-    }
-
-    fn import(&self, daemon: &Daemon) -> Result<String, RunError> {
-        let found = import::search(&self.config.search);
-        let uuid = found.choose(&self.config.which.to_string(), &self.config.search)?;
-        if let Ok(reports) = daemon.status(Some(&uuid.to_string()))
-            && let Some(report) = reports.first()
-        {
-            // An administrator was faster.
-            return Ok(served_line(report));
-        }
-        let mut opened = import::open(&found.arrays[&uuid], false)?;
-        opened.warnings.splice(0..0, found.warnings);
-        let options = ServeOptions {
-            read_only: self.config.read_only,
-            rebuild_min: self.config.rebuild_min,
-            rebuild_max: self.config.rebuild_max,
-            full_stripe: self.config.full_stripe,
-            page_cache: self.config.page_cache,
-            remote: self.config.remote,
-            force: false,
-        };
-        Ok(served_line(&daemon.serve(opened, options)?))
-    }
 }

@@ -3,16 +3,18 @@
 //! Invariants: requests that change something run one at a time; what is refused has changed nothing; everything
 //! that an array is handed was opened and locked here. Must not know how requests arrive.
 
+use super::changes::{Change, Changes};
 use super::clock;
 use super::events::EventLog;
 use super::gpu::Gpus;
-use super::import::{self, Found, ImportError, Opened};
+use super::import::{self, ImportError, LeftOut, Opened};
 use super::reactor::{
     ArrayFacts, ArrayId, ListenAddress, ListenError, Listener, NewArray, ReactorConfig, ReactorError,
     ReactorHandle,
 };
 use super::report::{Meters, Names, Place};
 use super::returns::Returns;
+use super::search::{Found, Search, search};
 use crate::array::{ArrayConfig, FullStripe, OpenDevice};
 use crate::block_io::Pool;
 use crate::codec::Codec;
@@ -20,22 +22,33 @@ use crate::control::{
     ArrayReport, ArrayState, ErrorCode, Event, Importable, ImportableMember, PROTOCOL_VERSION, Pong, Reply,
     Request, RequestError, ScrubAction, Severity, Status,
 };
-use crate::format::{Superblock, VolumeKind};
+use crate::format::{MemberState, Superblock, VolumeKind};
 use crate::gpu::GpuConfig;
-use crate::member::RemoteLimits;
+use crate::member::{DEFAULT_MEMBER_TIMEOUT, TimeLimits, await_closings};
 use crate::nbd::TlsMode;
 use crate::units::{HumanSize, MemberIndex};
 use crate::volume::{AdminRequest, ArrayNotice, NoticeLevel, PlainVolume};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use uuid::Uuid;
 
 /// The part of the memory that client payloads may take: the rest is for the reads and parity of their stripes.
 const PAYLOAD_SHARE: u64 = 2;
 
-const FAILED: crate::volume::ArrayState = crate::volume::ArrayState::Failed;
+/// How long a request waits for another one about the same array, which may wait for a device.
+const CHANGE_WAIT: Duration = Duration::from_secs(10);
+
+/// How long the end of the daemon waits for requests that are being carried out.
+const LAST_CHANGES_WAIT: Duration = Duration::from_secs(2);
+
+/// How long the end of an array waits until its devices are closed; those that hang are left.
+const CLOSING_WAIT: Duration = Duration::from_secs(1);
+
+/// Lines about what could not be looked at that are told where members are missing.
+const UNREAD_TOLD: usize = 8;
 
 /// What a daemon is to be.
 #[derive(Clone, Debug, PartialEq)]
@@ -67,8 +80,8 @@ pub struct ServeOptions {
     pub full_stripe: Option<FullStripe>,
     /// Bytes of memory for metadata pages; none for the built-in amount.
     pub page_cache: Option<u64>,
-    /// How patient to be with the servers of remote members.
-    pub remote: RemoteLimits,
+    /// How patient to be with members.
+    pub limits: TimeLimits,
     /// Serve although a replay of the log finds rows lost that nothing would tell from good ones.
     pub force: bool,
 }
@@ -105,8 +118,7 @@ pub struct Daemon {
     addresses: Mutex<Vec<(ListenAddress, TlsMode)>>,
     served: Mutex<Vec<Served>>,
     returns: Mutex<Returns>,
-    /// Held while something is changed.
-    changes: Mutex<()>,
+    changes: Arc<Changes>,
     /// Rings when the daemon is to end.
     stop: EventFd,
 }
@@ -117,7 +129,7 @@ pub(super) struct Served {
     /// One of its superblocks, for what never changes.
     pub(super) superblock: Superblock,
     pub(super) names: Names,
-    pub(super) remote: RemoteLimits,
+    pub(super) limits: TimeLimits,
 }
 
 /// What a request that changes something leads to.
@@ -158,8 +170,8 @@ impl From<ImportError> for RequestError {
         let code = match &error {
             ImportError::NotFound { .. } | ImportError::Ambiguous { .. } => ErrorCode::NoSuchArray,
             ImportError::Device(_) => ErrorCode::Device,
-            ImportError::Assembly(_) if error.needs_force() => ErrorCode::NeedsForce,
-            ImportError::Assembly(_) => ErrorCode::Refused,
+            ImportError::Assembly { .. } if error.needs_force() => ErrorCode::NeedsForce,
+            ImportError::Assembly { .. } => ErrorCode::Refused,
         };
         refusal(code, error.to_string())
     }
@@ -198,7 +210,7 @@ impl Daemon {
             addresses: Mutex::default(),
             served: Mutex::default(),
             returns: Mutex::default(),
-            changes: Mutex::default(),
+            changes: Arc::default(),
             stop: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
         })
     }
@@ -224,7 +236,7 @@ impl Daemon {
     /// # Errors
     /// When one of its name or identity is served, or it cannot be exported.
     pub fn serve(&self, opened: Opened, options: ServeOptions) -> Result<ArrayReport, RequestError> {
-        let Opened { assembled, devices, damaged, warnings, elsewhere } = opened;
+        let Opened { assembled, devices, damaged, warnings, left_out } = opened;
         let superblock = assembled.superblock.clone();
         if lock(&self.served).iter().any(|served| served.names.uuid == superblock.array) {
             return Err(refusal(
@@ -250,12 +262,14 @@ impl Daemon {
         };
         let place = |key: &usize, uuid: Uuid| {
             let (id, device) = devices[*key].as_ref().expect("assembly seats only devices that are open");
-            let cached = device.facts().is_cached();
-            (*id, Place { uuid, path: Some(device.path().to_owned()), cached })
+            (*id, Place::of(uuid, device))
         };
         let seats = assembled.seats.iter().map(|seat| match &seat.key {
             Some(key) => place(key, seat.uuid).1,
-            None => Place { uuid: seat.uuid, path: elsewhere.get(&seat.uuid).cloned(), cached: false },
+            None => {
+                let left = left_out.iter().find(|left| left.device == seat.uuid);
+                Place::unseen(seat.uuid, left.and_then(|left| left.path.clone()))
+            }
         });
         let names = Names {
             name: superblock.name.clone(),
@@ -275,7 +289,7 @@ impl Daemon {
             meters: Meters::default(),
         };
         for (_, device) in devices.iter().flatten() {
-            device.set_remote_limits(options.remote);
+            device.set_limits(options.limits);
             crate::member::forget_lost(device.path(), device.since());
         }
         let rotational = devices.iter().flatten().any(|(_, device)| device.facts().rotational);
@@ -289,12 +303,18 @@ impl Daemon {
             devices: devices.into_iter().flatten().collect(),
             read_only: options.read_only,
         })?;
-        lock(&self.served).push(Served { id, superblock, names, remote: options.remote });
+        lock(&self.served).push(Served { id, superblock, names, limits: options.limits });
         let report = self.report_of(id)?;
         let level = if report.state == ArrayState::Online { NoticeLevel::Info } else { NoticeLevel::Warning };
         self.notice(&report.name, level, format!("imported, {}", report.state));
         for warning in warnings {
             self.notice(&report.name, NoticeLevel::Warning, warning);
+        }
+        for LeftOut { device, reason, .. } in left_out {
+            let member = report.members.iter().find(|member| member.uuid == device);
+            let member = member.map(|member| MemberIndex(member.index));
+            let text = format!("{reason}; the array starts without it");
+            self.events.push(&report.name, ArrayNotice { level: NoticeLevel::Warning, member, text });
         }
         Ok(report)
     }
@@ -324,26 +344,24 @@ impl Daemon {
             Request::Events { since } => return self.events_since(since),
             Request::ListImportable { dirs } => return self.importable(&dirs),
             Request::Import { array, all, dirs, force, dry_run } => {
-                self.change(|| self.import(array.as_deref(), all, &dirs, force, dry_run))
+                self.import(array.as_deref(), all, &dirs, force, dry_run)
             }
-            Request::Export { array, dry_run } => self.change(|| self.export(&array, dry_run)),
-            Request::Fail { array, member, dry_run } => {
-                self.change(|| self.take_out(&array, &member, true, dry_run))
-            }
-            Request::Offline { array, member, dry_run } => {
-                self.change(|| self.take_out(&array, &member, false, dry_run))
-            }
+            Request::Export { array, dry_run } => self.export(&array, dry_run),
+            Request::Fail { array, member, dry_run } => self.take_out(&array, &member, true, dry_run),
+            Request::Offline { array, member, dry_run } => self.take_out(&array, &member, false, dry_run),
             Request::Online { array, member, path, dry_run } => {
-                self.change(|| self.online(&array, &member, path.as_deref(), dry_run))
+                self.online(&array, &member, path.as_deref(), dry_run)
             }
             Request::Replace { array, old, new, force, dry_run } => {
-                self.change(|| self.replace(&array, &old, &new, force, dry_run))
+                self.replace(&array, &old, &new, force, dry_run)
             }
-            Request::Scrub { array, action, dry_run } => self.change(|| self.scrub(&array, action, dry_run)),
-            Request::GpuDrill { drill, dry_run } => self.change(|| {
+            Request::Scrub { array, action, dry_run } => self.scrub(&array, action, dry_run),
+            Request::Repair { array, dry_run } => self.repair(&array, dry_run),
+            Request::Clear { array, member, dry_run } => self.clear(&array, member.as_ref(), dry_run),
+            Request::GpuDrill { drill, dry_run } => {
                 let done = self.gpus.drill(drill, dry_run);
                 done.map(Done::line).map_err(|reason| refusal(ErrorCode::Refused, reason))
-            }),
+            }
             Request::Shutdown { dry_run } => Ok(self.request_shutdown(dry_run)),
         };
         match outcome {
@@ -367,20 +385,30 @@ impl Daemon {
     }
 
     /// Takes note of progress, for rates, and brings members back that are there again: of failed arrays, and remote ones; to
-    /// be called once a second or so.
-    pub fn observe(&self) {
+    /// be called once a second or so. Waits for no device.
+    pub fn observe(self: &Arc<Self>) {
         self.gpus.tell(&self.events);
-        let ids: Vec<ArrayId> = lock(&self.served).iter().map(|served| served.id).collect();
-        for id in ids {
+        let ids: Vec<(ArrayId, Uuid)> =
+            lock(&self.served).iter().map(|served| (served.id, served.names.uuid)).collect();
+        for (id, uuid) in ids {
             // An array that was just stopped has no facts, and needs none.
             let Ok(facts) = self.facts(id) else { continue };
-            if facts.status.state != crate::volume::ArrayState::Online {
-                let _changes = lock(&self.changes);
-                if facts.status.state == FAILED {
-                    self.bring_back(id, &facts);
-                }
-                self.return_members(id, &facts);
+            let failed = facts.status.state == crate::volume::ArrayState::Failed;
+            let whole = facts.status.state == crate::volume::ArrayState::Online;
+            if whole || (!failed && !self.has_away(id, &facts)) {
+                continue;
             }
+            // One that is being changed has its turn the next time.
+            let Some(change) = self.changes.begin(uuid, Duration::ZERO) else { continue };
+            let daemon = Arc::clone(self);
+            let thread = std::thread::Builder::new().name("return".into());
+            // Without a thread it is tried again the next time.
+            let _ = thread.spawn(move || {
+                if failed {
+                    daemon.bring_back(id, &facts, &change);
+                }
+                daemon.return_members(id, &facts, &change);
+            });
         }
     }
 
@@ -395,9 +423,10 @@ impl Daemon {
     /// # Errors
     /// What made the reactor end early, if something did.
     pub fn shutdown(&self) -> io::Result<()> {
-        let _changes = lock(&self.changes);
+        self.changes.close(LAST_CHANGES_WAIT);
         let result = self.reactor.shutdown();
         lock(&self.served).clear();
+        await_closings(CLOSING_WAIT);
         result
     }
 
@@ -407,9 +436,16 @@ impl Daemon {
         self.reactor.is_alive()
     }
 
-    fn change(&self, action: impl FnOnce() -> Outcome) -> Outcome {
-        let _changes = lock(&self.changes);
-        action()
+    /// Begins a change of an array.
+    ///
+    /// # Errors
+    /// When another one takes too long.
+    pub(super) fn begin_change(&self, array: Uuid) -> Result<Change, RequestError> {
+        self.changes.begin(array, CHANGE_WAIT).ok_or_else(|| {
+            let what =
+                "another request about this array is being carried out, or the daemon stops; try again";
+            refusal(ErrorCode::Refused, what)
+        })
     }
 
     fn ping(&self, version: u32) -> Reply {
@@ -460,7 +496,7 @@ impl Daemon {
     }
 
     fn importable(&self, dirs: &[PathBuf]) -> Reply {
-        let found = import::search(&self.places(dirs));
+        let found = search(&self.places(dirs), DEFAULT_MEMBER_TIMEOUT);
         let served: Vec<Uuid> = lock(&self.served).iter().map(|served| served.names.uuid).collect();
         let mut arrays: Vec<Importable> = found
             .arrays
@@ -469,7 +505,7 @@ impl Daemon {
             .filter_map(|(_, members)| importable(members))
             .collect();
         arrays.sort_by(|a, b| (&a.name, a.uuid).cmp(&(&b.name, b.uuid)));
-        Reply::Importable { arrays }
+        Reply::Importable { arrays, warnings: found.warnings }
     }
 
     fn import(
@@ -481,7 +517,7 @@ impl Daemon {
         dry_run: bool,
     ) -> Outcome {
         let places = self.places(dirs);
-        let found = import::search(&places);
+        let found = search(&places, DEFAULT_MEMBER_TIMEOUT);
         let is_served = |uuid: &Uuid| lock(&self.served).iter().any(|served| served.names.uuid == *uuid);
         let chosen: Vec<Uuid> = match (array, all) {
             (Some(array), false) => {
@@ -503,7 +539,7 @@ impl Daemon {
         let mut lines = Vec::new();
         let mut failures = Vec::new();
         for uuid in chosen {
-            match self.import_one(&found.arrays[&uuid], force, dry_run) {
+            match self.import_one(&found, uuid, force, dry_run) {
                 Ok(Done { message, warnings }) => {
                     lines.push(message);
                     done.warnings.extend(warnings);
@@ -526,7 +562,8 @@ impl Daemon {
         Ok(done)
     }
 
-    fn import_one(&self, members: &[Found], force: bool, dry_run: bool) -> Outcome {
+    fn import_one(&self, found: &Search, array: Uuid, force: bool, dry_run: bool) -> Outcome {
+        let members = &found.arrays[&array];
         if dry_run {
             let assembled = import::preview(members, force).map_err(ImportError::from)?;
             let superblock = &assembled.superblock;
@@ -537,14 +574,37 @@ impl Daemon {
                 superblock.members.len()
             )));
         }
-        let opened = import::open(members, force)?;
-        let warnings = opened.warnings.clone();
-        let report = self.serve(opened, ServeOptions { force, ..ServeOptions::default() })?;
+        let options = ServeOptions { force, ..ServeOptions::default() };
+        let (report, warnings) = self.open_and_serve(found, array, options, &[])?;
         Ok(Done { message: served_line(&report), warnings })
     }
 
+    /// Opens an array that was found, and begins to serve it. Returns what a person should know, too, a line each. `told`
+    /// becomes events of the array beside that.
+    ///
+    /// # Errors
+    /// As [`import::open`] and [`Daemon::serve`].
+    pub fn open_and_serve(
+        &self,
+        found: &Search,
+        array: Uuid,
+        options: ServeOptions,
+        told: &[String],
+    ) -> Result<(ArrayReport, Vec<String>), RequestError> {
+        let _change = self.begin_change(array)?;
+        let mut opened = import::open(&found.arrays[&array], options.force, options.limits.local)?;
+        if opened.assembled.seats.iter().any(|seat| seat.state == MemberState::Missing) {
+            opened.warnings.extend(found.unread.iter().take(UNREAD_TOLD).cloned());
+        }
+        let mut warnings = opened.warnings.clone();
+        warnings.extend(opened.left_out.iter().map(|left| left.reason.clone()));
+        opened.warnings.splice(0..0, told.iter().cloned());
+        Ok((self.serve(opened, options)?, warnings))
+    }
+
     fn export(&self, array: &str, dry_run: bool) -> Outcome {
-        let (id, name) = self.find(array, |served| (served.id, served.names.name.clone()))?;
+        let about = |served: &Served| (served.id, served.names.uuid, served.names.name.clone());
+        let (id, uuid, name) = self.find(array, about)?;
         let clients = self.facts(id)?.clients;
         let note = match clients {
             0 => Vec::new(),
@@ -554,8 +614,10 @@ impl Daemon {
         if dry_run {
             return Ok(Done { message: format!("would stop array '{name}'"), warnings: note });
         }
+        let _change = self.begin_change(uuid)?;
         let result = self.reactor.stop_array(id);
         lock(&self.served).retain(|served| served.id != id);
+        await_closings(CLOSING_WAIT);
         result?;
         self.notice(&name, NoticeLevel::Info, "exported, stopped cleanly".into());
         Ok(Done { message: format!("array '{name}' is stopped"), warnings: Vec::new() })
@@ -572,6 +634,17 @@ impl Daemon {
             return Ok(Done::line(format!("would {word} the scrub of array '{name}'")));
         }
         let outcome = self.reactor.admin(id, request, Vec::new())?;
+        Ok(Done::line(format!("array '{name}': {}", outcome.0)))
+    }
+
+    fn repair(&self, array: &str, dry_run: bool) -> Outcome {
+        let (id, name) = self.find(array, |served| (served.id, served.names.name.clone()))?;
+        if dry_run {
+            return Ok(Done::line(format!(
+                "would look again at what is set aside or lost on array '{name}'"
+            )));
+        }
+        let outcome = self.reactor.admin(id, AdminRequest::Repair, Vec::new())?;
         Ok(Done::line(format!("array '{name}': {}", outcome.0)))
     }
 

@@ -16,8 +16,11 @@ const WIPED_BYTES: u64 = SIGNATURE_WINDOW;
 /// Bytes of a log that are zeroed with one write.
 const WIPED_AT_ONCE: u64 = 1 << 20;
 
-/// The four copies as they can be read and decoded; an I/O error as its text.
-pub fn read_copies(device: &Device) -> [Result<Result<Superblock, FormatError>, String>; 4] {
+/// The four copies of a superblock as they can be read and decoded; an I/O error as its text.
+pub type Copies = [Result<Result<Superblock, FormatError>, String>; 4];
+
+/// Reads the copies.
+pub fn read_copies(device: &Device) -> Copies {
     all_copy_offsets(device.facts().bytes).map(|offset| {
         let mut copy = vec![0; COPY_BYTES];
         device.read_at(offset.0, &mut copy).map_err(|error| error.to_string())?;
@@ -59,15 +62,12 @@ pub fn write_superblock(device: &Device, superblock: &Superblock) -> Result<(), 
     device.flush()
 }
 
-/// Sets space aside for the log and the metadata pages of a member that has them, so that a filesystem that runs full
+/// Sets space aside for the log and the metadata pages of a member, so that a filesystem that runs full
 /// refuses data, which clients are told of, and never what keeps the array consistent.
 ///
 /// # Errors
 /// When there is no room.
 pub fn reserve_regions(device: &Device, superblock: &Superblock) -> Result<(), DeviceError> {
-    if superblock.redo.is_none() {
-        return Ok(());
-    }
     let regions = superblock.regions.iter().filter(|region| region.kind != RegionKind::Data);
     regions.into_iter().try_for_each(|region| device.preallocate(region.offset.0, region.len))
 }
@@ -91,7 +91,7 @@ pub fn wipe_ends(device: &Device) -> Result<(), DeviceError> {
 /// # Errors
 /// When the device fails.
 pub fn wipe_log(device: &Device, superblock: &Superblock) -> Result<(), DeviceError> {
-    let Some(log) = superblock.redo.and_then(|_| superblock.region(RegionKind::Log)) else { return Ok(()) };
+    let Some(log) = superblock.region(RegionKind::Log) else { return Ok(()) };
     let zeroes = vec![0; WIPED_AT_ONCE.min(log.len) as usize];
     let mut done = 0;
     while done < log.len {
@@ -116,6 +116,9 @@ pub fn witness(device_bytes: u64, array: Uuid, device: Uuid, sequence: u64) -> A
         }
         match newest(copies) {
             Ok(superblock) if superblock.array == array && superblock.device == device => {
+                if let Some(why) = superblock.unfit() {
+                    return Err(RemoteError::Changed(why.to_string()));
+                }
                 let seen = newest_seen.fetch_max(superblock.sequence, Ordering::Relaxed);
                 if superblock.role == Role::Replaced {
                     return Err(RemoteError::Changed("it was replaced by another device".into()));
@@ -160,6 +163,7 @@ pub fn inspect(device: &Device) -> Inspection {
 mod tests {
     use super::*;
     use crate::array::NewArray;
+    use crate::format::COUNT_END;
     use crate::member::Access;
 
     fn first_superblock(array: &NewArray) -> Superblock {
@@ -174,27 +178,23 @@ mod tests {
         let log = array.regions.iter_mut().find(|region| region.kind == RegionKind::Log).unwrap();
         log.len = WIPED_AT_ONCE + (12 << 10);
         let log = *log;
-        let superblock = |redo| first_superblock(&NewArray { redo, ..array.clone() });
-        let bytes = superblock(None).device_bytes_min();
+        let superblock = first_superblock(&array);
+        let bytes = superblock.device_bytes_min();
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("m0");
         let content: Vec<u8> = (0..bytes).map(|at| (at % 251) as u8 | 1).collect();
-        for (redo, wiped) in [(None, false), (Some([3; 16]), true)] {
-            std::fs::write(&path, &content).unwrap();
-            let device = Device::open(&path, Access::Exclusive).unwrap();
-            wipe_log(&device, &superblock(redo)).unwrap();
-            drop(device);
-            let mut expected = content.clone();
-            if wiped {
-                expected[log.offset.0 as usize..(log.offset.0 + log.len) as usize].fill(0);
-            }
-            assert!(std::fs::read(&path).unwrap() == expected, "wiped {wiped}");
-        }
+        std::fs::write(&path, &content).unwrap();
+        let device = Device::open(&path, Access::Exclusive).unwrap();
+        wipe_log(&device, &superblock).unwrap();
+        drop(device);
+        let mut expected = content;
+        expected[log.offset.0 as usize..(log.offset.0 + log.len) as usize].fill(0);
+        assert!(std::fs::read(&path).unwrap() == expected);
     }
 
     #[test]
     fn a_device_that_is_back_in_an_older_state_is_not_the_one_that_was_lost() {
-        let superblock = first_superblock(&NewArray { redo: Some([3; 16]), ..NewArray::small(2, 1) });
+        let superblock = first_superblock(&NewArray::small(2, 1));
         let bytes = superblock.device_bytes_min();
         // A superblock leaves half of the copies of the one before: each state is on a device of its own.
         let look = |witness: &Witness, sequence: u64, role: Role| {
@@ -217,6 +217,9 @@ mod tests {
         assert_eq!(look(&*lost, 9, Role::Member), Ok(()));
         assert!(look(&*lost, 8, Role::Member).unwrap_err().contains("superblock 8 after 9"));
         assert!(look(&*lost, 10, Role::Replaced).unwrap_err().contains("was replaced"));
+        // What nobody can have counted is not remembered either: the device may be back as it was.
+        assert!(look(&*lost, COUNT_END - 2, Role::Member).unwrap_err().contains("no array has counted"));
+        assert_eq!(look(&*lost, 10, Role::Member), Ok(()));
         let other = witness(bytes, superblock.array, Uuid::from_u128(99), 0);
         assert!(look(&*other, 11, Role::Member).is_err());
     }

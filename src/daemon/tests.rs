@@ -1,13 +1,14 @@
 //! The daemon as an administrator meets it: real files, a real reactor, requests in, replies out.
 
 use super::import::tests::created_in;
+use super::search::search;
 use super::service::{Daemon, ServeOptions, ServiceConfig};
 use super::{ControlServer, import};
 use crate::control::{
     ArrayReport, ArrayState, ErrorCode, MAX_REPLY_BYTES, MemberRef, MemberState, PROTOCOL_VERSION, Reply,
     Request, RequestError, ScrubAction, read_message, write_message,
 };
-use crate::member::{Access, Device};
+use crate::member::{Access, DEFAULT_MEMBER_TIMEOUT, Device};
 use std::io::{BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -21,7 +22,7 @@ fn gpu_off() -> crate::gpu::GpuConfig {
 
 struct Bench {
     dir: TempDir,
-    daemon: Daemon,
+    daemon: Arc<Daemon>,
 }
 
 impl Drop for Bench {
@@ -43,7 +44,7 @@ impl Bench {
             gpu: gpu_off(),
             runtime_dir: None,
         };
-        let bench = Bench { dir, daemon: Daemon::start(config).unwrap() };
+        let bench = Bench { dir, daemon: Arc::new(Daemon::start(config).unwrap()) };
         let import =
             Request::Import { array: None, all: true, dirs: Vec::new(), force: false, dry_run: false };
         assert!(bench.done(import).contains("ONLINE"));
@@ -176,7 +177,7 @@ fn a_replacement_must_be_worthless_large_enough_and_its_own() {
         let error = bench.refused(replace(member(0), path.clone(), false, false));
         assert_eq!(error.code, code, "{}: {error}", path.display());
     }
-    let pond = import::search(&[foreign.path().into()]);
+    let pond = search(&[foreign.path().into()], DEFAULT_MEMBER_TIMEOUT);
     assert_eq!(pond.arrays.values().next().unwrap().len(), 2, "what is refused is untouched");
     bench.done(replace(member(0), foreign.path().join("m0"), true, false));
     let report = bench.wait_online();
@@ -224,12 +225,12 @@ fn an_exported_array_can_be_listed_and_imported_again() {
     let bench = Bench::new();
     assert!(matches!(
         bench.daemon.handle(Request::ListImportable { dirs: Vec::new() }),
-        Reply::Importable { arrays } if arrays.is_empty()
+        Reply::Importable { arrays, .. } if arrays.is_empty()
     ));
     bench.done(Request::Export { array: "tank".into(), dry_run: false });
     std::fs::remove_file(bench.path("m3")).unwrap();
     match bench.daemon.handle(Request::ListImportable { dirs: Vec::new() }) {
-        Reply::Importable { arrays } => {
+        Reply::Importable { arrays, .. } => {
             assert_eq!((arrays.len(), arrays[0].name.as_str()), (1, "tank"));
             assert!(arrays[0].problem.is_none(), "{:?}", arrays[0].problem);
             let paths: Vec<_> = arrays[0].members.iter().map(|member| member.path.clone()).collect();
@@ -282,9 +283,10 @@ fn a_read_only_array_is_served_under_its_options() {
         runtime_dir: None,
     })
     .unwrap();
-    let members = import::search(&[dir.path().into()]).arrays.remove(&array).unwrap();
+    let members = search(&[dir.path().into()], DEFAULT_MEMBER_TIMEOUT).arrays.remove(&array).unwrap();
     let options = ServeOptions { read_only: true, ..ServeOptions::default() };
-    let report = daemon.serve(import::open(&members, false).unwrap(), options).unwrap();
+    let report =
+        daemon.serve(import::open(&members, false, DEFAULT_MEMBER_TIMEOUT).unwrap(), options).unwrap();
     assert_eq!(report.uuid, array);
     daemon.shutdown().unwrap();
     assert!(!daemon.is_alive());

@@ -6,19 +6,20 @@
 use super::clock;
 use super::config::{CONTROL_SOCKET_NAME, DEFAULT_CONNECTIONS, DEFAULT_MEMORY, NBD_SOCKET_NAME};
 use super::control_server::ControlServer;
-use super::create::{CreatePlan, CreateRequest, DEFAULT_CHUNK, WRITE_HOLE_NOTE, default_checksum};
-use super::import::{self, Opened};
+use super::create::{CreatePlan, CreateRequest, DEFAULT_CHECKSUM, DEFAULT_CHUNK};
+use super::import::{self, ImportError, Opened};
 use super::reactor::{ListenAddress, Listener};
-use super::serve::{RunError, create_dir, system, until_stopped};
+use super::search::{Found, search};
+use super::serve::{RunError, create_dir, system, unless_stopped, until_stopped};
 use super::service::{Daemon, ServeOptions, ServiceConfig};
 use super::signals::Signals;
 use crate::array::assembly::{Candidate, assemble};
 use crate::control::{ArrayReport, MemberState};
 use crate::format::{ChecksumKind, Superblock, VolumeKind};
 use crate::gpu::{GpuConfig, Mode};
+use crate::member::DEFAULT_MEMBER_TIMEOUT;
 use crate::reclaim;
 use crate::units::{ByteCount, HumanSize};
-use std::collections::HashMap;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -53,8 +54,6 @@ pub struct UpOptions {
     pub volume: Option<VolumeKind>,
     /// Checksum of each block.
     pub checksum: Option<ChecksumKind>,
-    /// Without redo log.
-    pub no_log: bool,
     /// Whether GPUs are used.
     pub gpu: Option<Mode>,
     /// Start even where the members cannot prove that they are the current ones.
@@ -77,7 +76,11 @@ pub fn run_up(options: &UpOptions, out: &mut dyn Write) -> Result<(), RunError> 
     let addresses = [CONTROL_SOCKET_NAME, NBD_SOCKET_NAME].map(|name| ListenAddress::Unix(dir.join(name)));
     // Before anything is created: an array that could then not be served would be in the way.
     let possible = addresses.iter().try_for_each(Listener::check).map_err(RunError::from);
-    let (opened, origin) = possible.and_then(|()| open_or_create(options, &dir)).inspect_err(|_| {
+    let opening = possible.and_then(|()| {
+        let (options, dir) = (options.clone(), dir.clone());
+        unless_stopped(&signals, move || open_or_create(&options, &dir))?
+    });
+    let (opened, origin) = opening.inspect_err(|_| {
         for made in &missing {
             // One that is not empty any more stays; the error is the answer.
             let _ = std::fs::remove_dir(made);
@@ -95,7 +98,8 @@ pub fn run_up(options: &UpOptions, out: &mut dyn Write) -> Result<(), RunError> 
         .map_err(system("start the reactor"))?,
     );
     let control = ControlServer::start(Arc::clone(&daemon), &dir.join(CONTROL_SOCKET_NAME))?;
-    let warnings = opened.warnings.clone();
+    let mut warnings = opened.warnings.clone();
+    warnings.extend(opened.left_out.iter().map(|left| left.reason.clone()));
     let array = opened.assembled.superblock.array;
     let served = daemon.listen(&ListenAddress::Unix(dir.join(NBD_SOCKET_NAME))).map_err(RunError::from);
     let serve_options = ServeOptions { force: options.force, ..ServeOptions::default() };
@@ -112,7 +116,7 @@ pub fn run_up(options: &UpOptions, out: &mut dyn Write) -> Result<(), RunError> 
         let _ = daemon.shutdown();
         return Err(error);
     }
-    until_stopped(&daemon, &signals, control, None, |_| {})?;
+    until_stopped(&daemon, &signals, control, None, &mut || true)?;
     writeln!(out, "Stopped cleanly. 'calpe up' picks it up again.").map_err(system("print"))
 }
 
@@ -130,7 +134,7 @@ fn member_path(dir: &Path, index: usize) -> PathBuf {
 }
 
 fn open_or_create(options: &UpOptions, dir: &Path) -> Result<(Opened, Origin), RunError> {
-    let mut found = import::search(std::slice::from_ref(&options.dir));
+    let mut found = search(std::slice::from_ref(&options.dir), DEFAULT_MEMBER_TIMEOUT);
     let unclear = |what: String| Err(RunError::Unclear { dir: dir.into(), what });
     let arrays: Vec<Uuid> = found.arrays.keys().copied().collect();
     match arrays[..] {
@@ -142,7 +146,7 @@ fn open_or_create(options: &UpOptions, dir: &Path) -> Result<(Opened, Origin), R
         }
         [array] => {
             let members = found.arrays.remove(&array).unwrap_or_default();
-            let mut opened = import::open(&members, options.force)
+            let mut opened = import::open(&members, options.force, DEFAULT_MEMBER_TIMEOUT)
                 .map_err(|error| name_files(error, options, &members))?;
             opened.warnings.splice(0..0, found.warnings);
             let origin = picked_up(options, &opened.assembled.superblock);
@@ -156,14 +160,14 @@ fn open_or_create(options: &UpOptions, dir: &Path) -> Result<(Opened, Origin), R
 }
 
 /// Adds which files are not there to an array that cannot start: people know files, not uuids.
-fn name_files(error: import::ImportError, options: &UpOptions, members: &[import::Found]) -> RunError {
+fn name_files(error: ImportError, options: &UpOptions, members: &[Found]) -> RunError {
     let width = members.first().map_or(0, |found| found.superblock.members.len());
     let gone: Vec<String> = (0..width)
         .map(|index| member_path(&options.dir, index))
         .filter(|path| !path.exists())
         .map(|path| path.display().to_string())
         .collect();
-    if gone.is_empty() || !matches!(error, import::ImportError::Assembly(_)) {
+    if gone.is_empty() || !matches!(error, ImportError::Assembly { .. }) {
         return error.into();
     }
     let force = if error.needs_force() { "; 'calpe up --force' starts without them" } else { "" };
@@ -191,8 +195,7 @@ fn create(options: &UpOptions) -> Result<(Opened, Origin), RunError> {
         parity,
         // Out of range is refused as what it is, not as what it would wrap to.
         chunk: u32::try_from(chunk).unwrap_or(u32::MAX),
-        checksum: options.checksum.unwrap_or(default_checksum(!options.no_log)),
-        log: !options.no_log,
+        checksum: options.checksum.unwrap_or(DEFAULT_CHECKSUM),
         volume: options.volume.unwrap_or(VolumeKind::Plain),
         volume_bytes: Some(options.size.map_or(UP_BYTES, |size| size.0)),
         members,
@@ -202,15 +205,14 @@ fn create(options: &UpOptions) -> Result<(Opened, Origin), RunError> {
     let bytes = created.members.first().map_or(0, |(device, _)| device.facts().bytes);
     let mut origin =
         vec![format!("created {width} sparse files of {} in {}", HumanSize(bytes), options.dir.display())];
-    origin.extend(options.no_log.then(|| WRITE_HOLE_NOTE.to_owned()));
     origin.extend(space_note(&options.dir, bytes.saturating_mul(width as u64)));
     let (devices, superblocks): (Vec<_>, Vec<_>) = created.members.into_iter().unzip();
     let candidates: Vec<_> =
         superblocks.into_iter().enumerate().map(|(key, superblock)| Candidate { key, superblock }).collect();
-    let assembled = assemble(&candidates, false).map_err(import::ImportError::from)?;
+    let assembled = assemble(&candidates, false).map_err(ImportError::from)?;
     let devices = devices.into_iter().map(Some).collect();
     Ok((
-        Opened { assembled, devices, damaged: Vec::new(), warnings: Vec::new(), elsewhere: HashMap::new() },
+        Opened { assembled, devices, damaged: Vec::new(), warnings: Vec::new(), left_out: Vec::new() },
         origin,
     ))
 }
@@ -243,9 +245,6 @@ fn picked_up(options: &UpOptions, superblock: &Superblock) -> Origin {
     compare("--size", options.size.map(|size| human(size.0)), human(geometry.volume_bytes));
     compare("--chunk", options.chunk.map(|chunk| human(chunk.0)), human(u64::from(geometry.chunk)));
     compare("--checksum", options.checksum.map(|kind| kind.to_string()), superblock.checksum.to_string());
-    if options.no_log && superblock.redo.is_some() {
-        ignored.push("--no-log does not count: the array has a redo log, and keeps it".into());
-    }
     let mut origin =
         vec![format!("picked up the array in {}, with the geometry it has", options.dir.display())];
     origin.extend(ignored);

@@ -68,15 +68,16 @@ pub struct SuperblockReport {
     data_length: u64,
     unused_bytes: u64,
     sequence: u64,
+    update: u64,
+    update_complete: u64,
     epoch: EpochReport,
     clean: bool,
-    resynced_slots: u64,
     members: Vec<MemberReport>,
     replacements: Vec<ReplacementReport>,
     regions: Vec<RegionReport>,
     scrub: ScrubReport,
-    /// Where the redo log starts, absent when the array has none.
-    log_start: Option<LogStart>,
+    /// Where the redo log starts.
+    log_start: LogStart,
     features: FeatureReport,
 }
 
@@ -96,6 +97,8 @@ struct MemberReport {
     rebuilt_slots: u64,
     /// Identity of the last epoch in which a member out of service was current, absent where there is none.
     left_epoch_id: Option<String>,
+    /// Batches below were in place on it then.
+    left_tail: Option<u64>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -207,6 +210,8 @@ impl SuperblockReport {
             data_length: data.len,
             unused_bytes: leftover_bytes(device_bytes, &superblock.regions),
             sequence: superblock.sequence,
+            update: superblock.update,
+            update_complete: superblock.update_complete,
             epoch: EpochReport {
                 number: superblock.epoch.number,
                 id: epoch_id(superblock.epoch.id),
@@ -214,7 +219,6 @@ impl SuperblockReport {
                 live: superblock.epoch.live,
             },
             clean: superblock.clean,
-            resynced_slots: superblock.resynced.0,
             members: (0..)
                 .zip(superblock.members)
                 .zip(superblock.left)
@@ -223,7 +227,8 @@ impl SuperblockReport {
                     uuid: member.uuid,
                     state: member.state.as_str(),
                     rebuilt_slots: member.rebuilt.0,
-                    left_epoch_id: (left != 0).then(|| epoch_id(left)),
+                    left_epoch_id: (left.epoch != 0).then(|| epoch_id(left.epoch)),
+                    left_tail: (left.epoch != 0).then_some(left.tail),
                 })
                 .collect(),
             replacements: superblock
@@ -248,7 +253,7 @@ impl SuperblockReport {
                 errors: superblock.scrub.errors,
                 repaired: superblock.scrub.repaired,
             },
-            log_start: superblock.redo.map(|redo| redo.start),
+            log_start: superblock.redo.start,
             features: FeatureReport {
                 compat: feature(superblock.features_compat),
                 ro_compat: feature(superblock.features_ro_compat),
@@ -329,13 +334,10 @@ impl fmt::Display for SuperblockReport {
                 self.epoch.number, self.epoch.id, self.epoch.parent, self.epoch.live
             ),
         )?;
+        line(f, "update", format_args!("{}, {} was complete", self.update, self.update_complete))?;
         line(f, "clean", if self.clean { "yes" } else { "no" })?;
-        if self.clean && self.resynced_slots < self.slots {
-            line(f, "resynced", format_args!("{} of {} slots", self.resynced_slots, self.slots))?;
-        }
-        if let Some(LogStart { epoch, sequence }) = self.log_start {
-            line(f, "log start", format_args!("batch {sequence}, epoch {epoch}"))?;
-        }
+        let LogStart { epoch, sequence } = self.log_start;
+        line(f, "log start", format_args!("batch {sequence}, epoch {epoch}"))?;
         for region in &self.regions {
             let what = format!("{} region", region.kind);
             line(
@@ -458,9 +460,11 @@ mod tests {
         assert!(json["error"].is_null());
         assert_eq!(json["checksum"], "blake3");
         assert_eq!(json["log_start"], serde_json::json!({"epoch": 8, "sequence": 990}));
-        assert_eq!(json["features"]["incompat"], "0x7");
-        assert_eq!(json["features"]["incompat_names"], "redo-log, checksum-pages, stripe-map");
+        assert_eq!((&json["update"], &json["update_complete"]), (&41.into(), &39.into()));
+        assert_eq!(json["features"]["incompat"], "0x17");
+        assert_eq!(json["features"]["incompat_names"], "redo-log, checksum-pages, stripe-map, update-count");
         assert_eq!(json["members"][5]["left_epoch_id"], "76543210feebdaed");
+        assert_eq!(json["members"][5]["left_tail"], 980);
         assert!(json["members"][0]["left_epoch_id"].is_null());
     }
 
@@ -475,7 +479,7 @@ mod tests {
             "member: 2 REBUILDING",
             "checksum: blake3",
             "log start: batch 990, epoch 8",
-            "features: compat 0x0 ro-compat 0x0 incompat 0x7 (redo-log, checksum-pages, stripe-map)",
+            "features: compat 0x0 ro-compat 0x0 incompat 0x17 (redo-log, checksum-pages, stripe-map, update-count)",
             "FAULTED     01234567-89ab-4def-8000-000000000005  current until epoch 76543210feebdaed",
             "data region: at 35651584, 269484032 bytes (257 MiB)",
             "  2  REBUILDING  01234567-89ab-4def-8000-000000000002  77 of 4112 slots rebuilt",

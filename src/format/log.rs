@@ -7,7 +7,7 @@
 //! Invariants: `decode` accepts exactly what `encode` writes for the same array, member and place, and never reads or
 //! allocates beyond the bytes it is given, whatever they are.
 
-use super::{MAX_CHUNK_BYTES, MAX_MEMBERS};
+use super::{COUNT_END, MAX_CHUNK_BYTES, MAX_MEMBERS};
 use crate::units::{BlockHash, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
 use uuid::Uuid;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -130,6 +130,8 @@ pub struct SegmentHeader {
     pub header_blocks: u32,
     /// Blocks of payload.
     pub payload_blocks: u32,
+    /// A replay wrote it, on a member that lacked it: what it says is true of the array and nothing that this member did.
+    pub rewritten: bool,
 }
 
 /// Why bytes are no header of a segment.
@@ -291,6 +293,18 @@ impl Manifest {
     /// When `out` is shorter than [`Manifest::header_bytes`], the member has no place in the batch, or the piece would
     /// end beyond what places can name.
     pub fn write_piece(&self, member: MemberIndex, payload_blocks: u32, out: &mut [u8]) {
+        self.write(member, payload_blocks, 0, out);
+    }
+
+    /// The same for a member that lacked its piece: [`SegmentHeader::rewritten`].
+    ///
+    /// # Panics
+    /// As [`Manifest::write_piece`].
+    pub fn rewrite_piece(&self, member: MemberIndex, payload_blocks: u32, out: &mut [u8]) {
+        self.write(member, payload_blocks, REWRITTEN, out);
+    }
+
+    fn write(&self, member: MemberIndex, payload_blocks: u32, flags: u16, out: &mut [u8]) {
         let place = self.places.get(usize::from(member.0)).copied().filter(|&place| place != NO_PLACE);
         let place = place.unwrap_or_else(|| panic!("member {member} has no place in the batch"));
         let header_blocks = (self.bytes.len() / LOG_BLOCK_BYTES) as u32;
@@ -300,7 +314,7 @@ impl Manifest {
             hash: [0; 32],
             array: self.array.into_bytes(),
             member: member.0.into(),
-            reserved: [0; 2],
+            flags: flags.into(),
             place: place.into(),
             header_blocks: header_blocks.into(),
             payload_blocks: payload_blocks.into(),
@@ -344,6 +358,9 @@ impl SegmentHeader {
     }
 }
 
+/// Flag of a piece: a replay wrote it.
+const REWRITTEN: u16 = 1;
+
 /// The header in its whole blocks; none unless it verifies and every field is possible.
 fn verified(key: &LogKey, piece: &RawPiece, bytes: &[u8]) -> Option<SegmentHeader> {
     let (shared, _) = RawShared::ref_from_prefix(&bytes[size_of::<RawPiece>()..]).ok()?;
@@ -360,7 +377,8 @@ fn verified(key: &LogKey, piece: &RawPiece, bytes: &[u8]) -> Option<SegmentHeade
     let (header_blocks, payload_blocks) = (piece.header_blocks.get(), piece.payload_blocks.get());
     let place = batch.places.get(usize::from(piece.member.get()))?;
     let here = *place == piece.place.get() && piece_fits(*place, header_blocks, payload_blocks);
-    here.then_some(SegmentHeader { batch, hash, header_blocks, payload_blocks })
+    let rewritten = piece.flags.get() & REWRITTEN != 0;
+    here.then_some(SegmentHeader { batch, hash, header_blocks, payload_blocks, rewritten })
 }
 
 /// Whether a piece ends at or below the last block that a place can name.
@@ -389,7 +407,7 @@ struct RawPiece {
     hash: [u8; 32],
     array: [u8; 16],
     member: U16,
-    reserved: [u8; 2],
+    flags: U16,
     place: U32,
     header_blocks: U32,
     payload_blocks: U32,
@@ -502,6 +520,10 @@ impl LogRecord {
 impl RawShared {
     /// The batch, from these fields and the bytes of places and records.
     fn read(&self, mut body: &[u8]) -> Option<Batch> {
+        let counts = [self.sequence, self.epoch_number, self.durable_upto, self.tail];
+        if counts.iter().any(|count| count.get() >= COUNT_END) {
+            return None;
+        }
         let width = usize::from(self.place_count.get());
         if width > usize::from(MAX_MEMBERS) {
             return None;
@@ -669,22 +691,23 @@ pub(super) mod tests {
             );
             let numbers = any::<[u64; 5]>();
             (places, numbers, prop::collection::vec(records(width), 0..6), 0..width, any::<[u8; 32]>())
-                .prop_map(
-                    |(mut places, [sequence, number, id, durable_upto, tail], records, member, previous)| {
-                        places[usize::from(member)] &= (1 << 30) - 1;
-                        let batch = Batch {
-                            lane: sequence as u16,
-                            sequence,
-                            epoch: EpochStamp { number, id },
-                            durable_upto,
-                            tail,
-                            previous: BatchHash(previous),
-                            places,
-                            records,
-                        };
-                        (batch, MemberIndex(member))
-                    },
-                )
+                .prop_map(|(mut places, numbers, records, member, previous)| {
+                    let [sequence, number, durable_upto, tail, id] = numbers;
+                    let [sequence, number, durable_upto, tail] =
+                        [sequence, number, durable_upto, tail].map(|count| count % COUNT_END);
+                    places[usize::from(member)] &= (1 << 30) - 1;
+                    let batch = Batch {
+                        lane: sequence as u16,
+                        sequence,
+                        epoch: EpochStamp { number, id },
+                        durable_upto,
+                        tail,
+                        previous: BatchHash(previous),
+                        places,
+                        records,
+                    };
+                    (batch, MemberIndex(member))
+                })
         })
     }
 

@@ -2,6 +2,8 @@
 //! docs/on-disk-format.md is the byte-level document; code refers to it rather than repeating it.
 
 mod copies;
+mod counts;
+mod format_error;
 mod inspect;
 mod layout;
 mod log;
@@ -15,6 +17,8 @@ mod words;
 pub use copies::{
     CopyPlace, Identity, NewestError, all_copy_offsets, damaged_copies, newest, superblock_offsets,
 };
+pub use counts::{COUNT_END, COUNTED_IN_A_LIFE, Unfit};
+pub use format_error::FormatError;
 pub use inspect::{CopyReport, Inspection, RegionReport, SuperblockReport};
 pub use layout::{
     ArrayShape, LayoutError, MIN_REGION_OFFSET, REGION_ALIGN, geometry_for, leftover_bytes, member_bytes_for,
@@ -28,12 +32,12 @@ pub use member_set::MemberSet;
 pub use page::{MapEntry, PAGE_BYTES, PAGE_ENTRIES, Page, PageError, PageIndex, PageLayout, hash_of_entry};
 pub use signature::{SIGNATURE_WINDOW, Signature, recognise};
 pub use superblock::{
-    ChecksumKind, Epoch, Geometry, LogStart, MatrixId, MemberRecord, MemberState, RedoRecord, Region,
+    ChecksumKind, Epoch, Geometry, Left, LogStart, MatrixId, MemberRecord, MemberState, RedoRecord, Region,
     RegionKind, ReplacementRecord, Role, ScrubRecord, Superblock, VolumeKind,
 };
 use superblock_bytes::MAGIC;
 pub use superblock_bytes::{
-    CLEARED_BYTE, COPY_BYTES, FORMAT_MAJOR, FORMAT_MINOR, FormatError, MAX_CHUNK_BYTES, MAX_DEVICE_BYTES,
+    CLEARED_BYTE, COPY_BYTES, FORMAT_MAJOR, FORMAT_MINOR, MAX_CHUNK_BYTES, MAX_DEVICE_BYTES, MAX_LEFT,
     MAX_MEMBERS, MAX_NAME_BYTES, MAX_REGIONS, MAX_REPLACEMENTS, MIN_CHUNK_BYTES, check_array_name,
     valid_name,
 };

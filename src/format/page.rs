@@ -3,7 +3,7 @@
 //! A page has `m + 1` copies on different members; each copy has two places, of which the one that does not hold the
 //! copy's newest version is written next. Which copy counts is decided by whoever reads them.
 
-use super::{Geometry, LogKey};
+use super::{COUNT_END, Geometry, LogKey};
 use crate::units::{BlockHash, MemberIndex, ROW_BYTES, SlotIndex};
 use std::ops::Range;
 use uuid::Uuid;
@@ -87,6 +87,22 @@ impl Page {
         zerocopy::transmute!(raw)
     }
 
+    /// The bytes of a copy that is to count as damaged: versions of the page were written, and this copy has none of them.
+    #[must_use]
+    pub fn encode_void(array: Uuid, index: PageIndex) -> [u8; PAGE_BYTES] {
+        let raw = RawPage {
+            // No page has this hash, but for a chance of 2^-128.
+            hash: [0xff; 16],
+            array: array.into_bytes(),
+            index: index.0.into(),
+            sequence: 0.into(),
+            epoch: 0.into(),
+            flags: 0.into(),
+            entries: [[0; 16]; PAGE_ENTRIES],
+        };
+        zerocopy::transmute!(raw)
+    }
+
     /// Reads a page.
     ///
     /// # Errors
@@ -96,7 +112,9 @@ impl Page {
         if raw.array != array.into_bytes() {
             return Err(PageError::Blank);
         }
-        if raw.index.get() != index.0 || raw.hash != page_hash(key, raw) {
+        let counts = [raw.sequence, raw.epoch];
+        let counted = counts.iter().all(|count| count.get() < COUNT_END);
+        if raw.index.get() != index.0 || raw.hash != page_hash(key, raw) || !counted {
             return Err(PageError::Damaged);
         }
         let entries = Box::new(raw.entries);
@@ -360,7 +378,7 @@ pub(super) mod tests {
         fn every_page_reads_back_as_it_was_written(
             numbers in any::<[u64; 3]>(), paired in any::<bool>(), entries in prop::collection::vec(any::<[u8; 16]>(), PAGE_ENTRIES),
         ) {
-            let [sequence, epoch, index] = numbers;
+            let [sequence, epoch, index] = [numbers[0] % COUNT_END, numbers[1] % COUNT_END, numbers[2]];
             let page = Page { sequence, epoch, paired, entries: entries.try_into().unwrap() };
             let bytes = page.encode(&key(), ARRAY, PageIndex(index));
             prop_assert_eq!(Page::decode(&key(), ARRAY, PageIndex(index), &bytes), Ok(page));

@@ -3,7 +3,7 @@
 //!
 //! Magic numbers are those of the formats' own documents. Pure: the caller reads the bytes.
 
-use super::{COPY_BYTES, MAGIC, Superblock, all_copy_offsets};
+use super::{COPY_BYTES, FormatError, MAGIC, Superblock, all_copy_offsets};
 use crate::units::ByteOffset;
 use std::fmt;
 
@@ -145,6 +145,9 @@ fn calpe(device: &Ends<'_>, found: &mut Vec<Signature>) {
         let copy = device.at(offset, COPY_BYTES).map(Superblock::decode);
         let name = match copy {
             Some(Ok(copy)) => format!("Calpe member {} of '{}' ({})", copy.member, copy.name, copy.array),
+            Some(Err(FormatError::NoRedoLog { name, .. })) => {
+                format!("Calpe member of '{name}', an array without redo log of an earlier build")
+            }
             _ => "Calpe member (damaged or newer superblock)".to_owned(),
         };
         found.push(signature(name, offset));

@@ -188,13 +188,22 @@ pub struct LogStart {
     pub sequence: u64,
 }
 
-/// What an array with redo log and stripe map keeps of them in its superblock.
+/// What an array keeps of its redo log in its superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RedoRecord {
     /// From which the key of log and pages is derived; random, fixed at creation.
     pub secret: [u8; 16],
     /// Where the log starts.
     pub start: LogStart,
+}
+
+/// What a member held when it left service. What it missed since can be told from the stripe map.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Left {
+    /// Identity of the last complete epoch in which it was current, 0 for none: then it is rebuilt.
+    pub epoch: u64,
+    /// Batches below were in place on it, and a batch in its log said so.
+    pub tail: u64,
 }
 
 /// What a region of a member holds.
@@ -246,7 +255,7 @@ pub struct Superblock {
     pub geometry: Geometry,
     /// Parity matrix.
     pub matrix: MatrixId,
-    /// Checksums; other than none only with `redo`.
+    /// Checksums.
     pub checksum: ChecksumKind,
     /// Volume.
     pub volume: VolumeKind,
@@ -254,24 +263,24 @@ pub struct Superblock {
     pub regions: Vec<Region>,
     /// Counts writes of this superblock; the highest valid copy is the current one.
     pub sequence: u64,
+    /// Number of this update of the members' superblocks, the same on all of them; 0 before updates were counted.
+    pub update: u64,
+    /// The newest update that all members in service had when this one began. Who has an older one was rolled back.
+    pub update_complete: u64,
     /// Epoch.
     pub epoch: Epoch,
     /// No write is under way.
     pub clean: bool,
-    /// With `clean`: parity is consistent below this slot (all slots when no resync is under way). Without `clean`
-    /// nothing is known about parity after a restart, whatever this says.
-    pub resynced: SlotIndex,
     /// Per member.
     pub members: Vec<MemberRecord>,
     /// Replacements under construction.
     pub replacements: Vec<ReplacementRecord>,
     /// Scrubs.
     pub scrub: ScrubRecord,
-    /// The redo log; none for plain arrays of version 1.0, which have no stripe map either.
-    pub redo: Option<RedoRecord>,
-    /// Per member, while it is out of service: identity of the last complete epoch in which it was current, 0 for
-    /// none. What it missed since can be told from the stripe map.
-    pub left: Vec<u64>,
+    /// The redo log.
+    pub redo: RedoRecord,
+    /// Per member, while it is out of service: what it must hold to be caught up with what it missed.
+    pub left: Vec<Left>,
 }
 
 impl Superblock {

@@ -5,10 +5,11 @@
 //! numbers are consistent, so that arithmetic on them (`slots * chunk`, region ends) cannot overflow. Where copies
 //! lie and which one counts is not known here.
 
+use super::counts::COUNT_END;
 use super::{
-    ChecksumKind, Epoch, Geometry, LOG_BLOCK_BYTES, LogStart, MatrixId, MemberRecord, MemberSet, MemberState,
-    NO_PLACE, PageLayout, RedoRecord, Region, RegionKind, ReplacementRecord, Role, ScrubRecord, Superblock,
-    VolumeKind,
+    ChecksumKind, Epoch, FormatError, Geometry, LOG_BLOCK_BYTES, Left, LogStart, MatrixId, MemberRecord,
+    MemberSet, MemberState, NO_PLACE, PageLayout, RedoRecord, Region, RegionKind, ReplacementRecord, Role,
+    ScrubRecord, Superblock, VolumeKind,
 };
 use crate::units::{ByteOffset, MemberIndex, ROW_BYTES, SlotIndex};
 use std::collections::HashSet;
@@ -40,6 +41,10 @@ pub const MAX_CHUNK_BYTES: u32 = 4 << 20;
 /// Largest device and largest volume: file offsets and NBD clients' offsets are signed 64-bit numbers.
 pub const MAX_DEVICE_BYTES: u64 = i64::MAX as u64 & !(ROW_BYTES - 1);
 
+/// Members out of service whose tail is recorded: as many as there is room for. More than m are never out while an array lives; a
+/// member without a record is rebuilt.
+pub const MAX_LEFT: usize = 100;
+
 /// First bytes of every copy. The last two bytes differ under newline translation and end a text display.
 pub(super) const MAGIC: [u8; 8] = *b"CALPE\x0d\x0a\x1a";
 
@@ -55,92 +60,21 @@ const CHECKSUM_AT: std::ops::Range<usize> = 0x10..0x30;
 
 /// Feature bits that this version knows; of the first two classes none exist yet.
 const KNOWN_COMPAT: u64 = 0;
-const KNOWN_RO_COMPAT: u64 = 0;
-const KNOWN_INCOMPAT: u64 = REDO_LOG | CHECKSUM_PAGES | STRIPE_MAP;
+pub(super) const KNOWN_RO_COMPAT: u64 = 0;
+const KNOWN_INCOMPAT: u64 = REDO_LOG | CHECKSUM_PAGES | STRIPE_MAP | UPDATE_COUNT;
 /// Incompat bit: writes go through the redo log.
 const REDO_LOG: u64 = 1 << 0;
 /// Incompat bit: every block has a hash in the pages.
 const CHECKSUM_PAGES: u64 = 1 << 1;
 /// Incompat bit: the pages tell which slot holds which stripe.
 const STRIPE_MAP: u64 = 1 << 2;
+/// Incompat bit: updates are counted, and a member that left has its tail recorded. Always set by this version; an image without it
+/// has counted none, and is upgraded by its next update.
+const UPDATE_COUNT: u64 = 1 << 4;
 /// Names of the incompat bits, and of those set aside for the formats that are planned next, so that this version's
 /// refusal can name them.
-const INCOMPAT_NAMES: [(u32, &str); 4] =
-    [(0, "redo-log"), (1, "checksum-pages"), (2, "stripe-map"), (3, "cas-volume")];
-
-/// Why bytes are not a usable superblock.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum FormatError {
-    /// Wrong magic number: there is no superblock here.
-    #[error("no Calpe superblock")]
-    NoMagic,
-    /// No whole copy, and a sector of it is cleared: the power failed in a first update after a start.
-    #[error("cleared for an update that was cut off")]
-    Cleared,
-    /// Fewer (or more) bytes than a copy has.
-    #[error("a superblock copy has {COPY_BYTES} bytes, {found} were given")]
-    Length {
-        /// Bytes given.
-        found: usize,
-    },
-    /// The copy is damaged or torn.
-    #[error("superblock checksum is {found}, its content hashes to {expected}: the copy is damaged")]
-    Checksum {
-        /// First bytes of the hash of the content, in hexadecimal.
-        expected: String,
-        /// First bytes of the checksum found.
-        found: String,
-    },
-    /// Written by a version this one cannot read.
-    #[error(
-        "superblock has format version {major}.{minor}, this Calpe reads up to {FORMAT_MAJOR}.x: use a newer Calpe"
-    )]
-    NewerVersion {
-        /// Major version found.
-        major: u16,
-        /// Minor version found.
-        minor: u16,
-        /// Sequence of the copy.
-        sequence: u64,
-    },
-    /// Uses features without the knowledge of which the member must not be read.
-    #[error("superblock needs features this Calpe does not have: {features}; use a newer Calpe")]
-    IncompatFeatures {
-        /// Names, or bit numbers where there is no name, separated by commas.
-        features: String,
-        /// Sequence of the copy.
-        sequence: u64,
-    },
-    /// A field has a value that cannot be, although the checksum is right: a writer was wrong.
-    #[error("superblock field '{field}' is {found}, expected {expected}")]
-    Field {
-        /// Which field.
-        field: &'static str,
-        /// What was found.
-        found: String,
-        /// What would be right.
-        expected: String,
-        /// Sequence of the copy.
-        sequence: u64,
-    },
-}
-
-impl FormatError {
-    /// The sequence of a copy that is whole but refused. Such a copy outranks older ones: falling back to them would
-    /// undo what a newer version wrote.
-    #[must_use]
-    pub fn refused_sequence(&self) -> Option<u64> {
-        match self {
-            FormatError::NewerVersion { sequence, .. }
-            | FormatError::IncompatFeatures { sequence, .. }
-            | FormatError::Field { sequence, .. } => Some(*sequence),
-            FormatError::NoMagic
-            | FormatError::Cleared
-            | FormatError::Length { .. }
-            | FormatError::Checksum { .. } => None,
-        }
-    }
-}
+const INCOMPAT_NAMES: [(u32, &str); 5] =
+    [(0, "redo-log"), (1, "checksum-pages"), (2, "stripe-map"), (3, "cas-volume"), (4, "update-count")];
 
 /// Whether a clearing of this copy, or an update of one that was cleared, was cut off.
 fn has_cleared_sector(copy: &[u8]) -> bool {
@@ -205,7 +139,8 @@ struct RawCopy {
     epoch_id: U64,
     epoch_parent: U64,
     epoch_live: [U64; 4],
-    resynced: U64,
+    /// Written by earlier builds, for arrays without redo log.
+    reserved_7: U64,
     scrub_active: u8,
     reserved_2: [u8; 7],
     scrub_position: U64,
@@ -217,17 +152,20 @@ struct RawCopy {
     region_count: U16,
     member_count: U16,
     replacement_count: U16,
-    reserved_3: U16,
+    left_count: U16,
     log_start_sequence: U64,
     log_start_epoch: U64,
     log_secret: [u8; 16],
-    reserved_4: [u8; 0x80],
+    update: U64,
+    update_complete: U64,
+    reserved_4: [u8; 0x70],
     regions: [RawRegion; MAX_REGIONS],
     members: [RawMember; MAX_MEMBERS as usize],
     reserved_5: [u8; 32],
     replacements: [RawReplacement; MAX_REPLACEMENTS],
-    left: [U64; MAX_MEMBERS as usize],
-    reserved_6: [u8; 0x408],
+    left_epochs: [U64; MAX_MEMBERS as usize],
+    left_tails: [RawLeft; MAX_LEFT],
+    reserved_6: [u8; 32],
 }
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -258,6 +196,13 @@ struct RawReplacement {
     reserved: [u8; 6],
 }
 
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawLeft {
+    member: U16,
+    tail: U64,
+}
+
 const _: () = {
     assert!(size_of::<RawCopy>() == COPY_BYTES);
     assert!(size_of::<RawRegion>() == 32);
@@ -275,11 +220,14 @@ const _: () = {
     assert!(std::mem::offset_of!(RawCopy, regions) == 0x200);
     assert!(std::mem::offset_of!(RawCopy, members) == 0x400);
     assert!(std::mem::offset_of!(RawCopy, replacements) == 0x2400);
-    assert!(std::mem::offset_of!(RawCopy, left) == 0x3400);
+    assert!(std::mem::offset_of!(RawCopy, left_epochs) == 0x3400);
+    assert!(std::mem::offset_of!(RawCopy, left_tails) == 0x3bf8);
+    assert!(std::mem::offset_of!(RawCopy, update) == 0x180);
 };
 
 impl Superblock {
-    /// The bytes of a copy. Unknown compat bits are dropped, since the bytes they speak of are not carried over.
+    /// The bytes of a copy. Unknown compat bits are dropped, since the bytes they speak of are not carried over. Unknown ro-compat
+    /// bits stay: that their member is not written is for assembly to see to ([`Superblock::unfit`]).
     ///
     /// # Panics
     /// When the superblock breaks an invariant that [`Superblock::decode`] would refuse.
@@ -291,10 +239,6 @@ impl Superblock {
                 fault.field, fault.found, fault.expected
             );
         }
-        assert!(
-            self.features_ro_compat & !KNOWN_RO_COMPAT == 0,
-            "a member with unknown read-only features is not written"
-        );
         let mut bytes = Box::new([0; COPY_BYTES]);
         self.fill(RawCopy::mut_from_bytes(bytes.as_mut_slice()).expect("exactly a copy, of any alignment"));
         let checksum = checksum(bytes.as_slice());
@@ -323,26 +267,23 @@ impl Superblock {
         if major > FORMAT_MAJOR {
             return Err(FormatError::NewerVersion { major, minor, sequence });
         }
-        let unknown = raw.features_incompat.get() & !KNOWN_INCOMPAT;
+        let features = raw.features_incompat.get();
+        let unknown = features & !KNOWN_INCOMPAT;
         if unknown != 0 {
             return Err(FormatError::IncompatFeatures { features: feature_names(unknown), sequence });
+        }
+        if features == 0 {
+            return Err(FormatError::NoRedoLog { name: raw.shown_name(), sequence });
         }
         raw.read().and_then(|superblock| superblock.validate().map(|()| superblock)).map_err(
             |Fault { field, found, expected }| FormatError::Field { field, found, expected, sequence },
         )
     }
 
-    /// Bits of `features_ro_compat` that this version does not know: if any, the member may be read but not written.
+    /// The incompat bits of an array with this checksum.
     #[must_use]
-    pub fn unknown_ro_compat(&self) -> u64 {
-        self.features_ro_compat & !KNOWN_RO_COMPAT
-    }
-
-    /// The incompat bits of an array with or without redo log and stripe map, and with this checksum.
-    #[must_use]
-    pub fn incompat_features(redo: bool, checksum: ChecksumKind) -> u64 {
-        let log = if redo { REDO_LOG | STRIPE_MAP } else { 0 };
-        log | if checksum == ChecksumKind::None { 0 } else { CHECKSUM_PAGES }
+    pub fn incompat_features(checksum: ChecksumKind) -> u64 {
+        REDO_LOG | STRIPE_MAP | UPDATE_COUNT | if checksum == ChecksumKind::None { 0 } else { CHECKSUM_PAGES }
     }
 
     /// The names of the incompat features in use, separated by commas.
@@ -359,7 +300,7 @@ impl Superblock {
         raw.sequence = self.sequence.into();
         raw.features_compat = (self.features_compat & KNOWN_COMPAT).into();
         raw.features_ro_compat = self.features_ro_compat.into();
-        raw.features_incompat = self.features_incompat.into();
+        raw.features_incompat = (self.features_incompat | UPDATE_COUNT).into();
         raw.array = self.array.into_bytes();
         raw.device = self.device.into_bytes();
         raw.name[..self.name.len()].copy_from_slice(self.name.as_bytes());
@@ -380,7 +321,6 @@ impl Superblock {
         raw.epoch_id = self.epoch.id.into();
         raw.epoch_parent = self.epoch.parent.into();
         raw.epoch_live = self.epoch.live.0.map(U64::from);
-        raw.resynced = self.resynced.0.into();
         raw.scrub_active = u8::from(self.scrub.position.is_some());
         raw.scrub_position = self.scrub.position.map_or(0, |slot| slot.0).into();
         raw.scrub_errors_so_far = self.scrub.errors_so_far.into();
@@ -391,14 +331,18 @@ impl Superblock {
         raw.region_count = (self.regions.len() as u16).into();
         raw.member_count = (self.members.len() as u16).into();
         raw.replacement_count = (self.replacements.len() as u16).into();
-        if let Some(redo) = &self.redo {
-            raw.log_start_sequence = redo.start.sequence.into();
-            raw.log_start_epoch = redo.start.epoch.into();
-            raw.log_secret = redo.secret;
+        raw.log_start_sequence = self.redo.start.sequence.into();
+        raw.log_start_epoch = self.redo.start.epoch.into();
+        raw.log_secret = self.redo.secret;
+        raw.update = self.update.into();
+        raw.update_complete = self.update_complete.into();
+        let mut tails = raw.left_tails.iter_mut();
+        for (at, left) in self.left.iter().enumerate().filter(|(_, left)| left.epoch != 0) {
+            raw.left_epochs[at] = left.epoch.into();
+            let tail = tails.next().expect("no more records than there is room for");
+            (tail.member, tail.tail) = ((at as u16).into(), left.tail.into());
         }
-        for (raw, left) in raw.left.iter_mut().zip(&self.left) {
-            *raw = (*left).into();
-        }
+        raw.left_count = ((MAX_LEFT - tails.len()) as u16).into();
         for (raw, region) in raw.regions.iter_mut().zip(&self.regions) {
             raw.kind = region.kind.byte();
             raw.offset = region.offset.0.into();
@@ -424,7 +368,16 @@ impl Superblock {
         let width = self.geometry.width();
         let member_limit = || format!("below {width}, the members of the array");
         ensure(self.member.0 < width, "member", self.member, member_limit())?;
-        ensure(self.sequence < u64::MAX, "sequence", self.sequence, "a number with a successor")?;
+        for (what, value) in self.counts() {
+            ensure(value < COUNT_END, what, value, "a number below 2^62")?;
+        }
+        let update = self.update;
+        ensure(
+            self.update_complete <= update,
+            "update complete",
+            self.update_complete,
+            format!("at most {update}, the update"),
+        )?;
         ensure(
             self.epoch.live.iter().all(|member| member.0 < width),
             "epoch live set",
@@ -432,30 +385,21 @@ impl Superblock {
             member_limit(),
         )?;
         let slot_limit = || format!("at most {slots}, the slots of the array");
-        ensure(self.resynced.0 <= slots, "resynced", self.resynced, slot_limit())?;
         let position = self.scrub.position.unwrap_or_default();
         ensure(position.0 <= slots, "scrub position", position, slot_limit())?;
         self.validate_members(&slot_limit, &member_limit)?;
         self.validate_regions()?;
-        let features = Superblock::incompat_features(self.redo.is_some(), self.checksum);
+        let features = Superblock::incompat_features(self.checksum);
         ensure(
-            self.features_incompat == features,
+            self.features_incompat | UPDATE_COUNT == features,
             "incompat features",
             format!("{:#x}", self.features_incompat),
             format!("{features:#x} for what the array uses"),
         )?;
-        match self.redo {
-            Some(_) => self.validate_log_and_pages(),
-            None => ensure(
-                self.checksum == ChecksumKind::None,
-                "checksum kind",
-                self.checksum,
-                "none without a redo log",
-            ),
-        }
+        self.validate_log_and_pages()
     }
 
-    /// That a logged array has room for its log and pages, so that no offset computed in them is outside.
+    /// That there is room for the log and the pages, so that no offset computed in them is outside.
     fn validate_log_and_pages(&self) -> Result<(), Fault> {
         let most = u64::from(NO_PLACE) * LOG_BLOCK_BYTES as u64;
         let logs = || self.regions.iter().filter(|region| region.kind == RegionKind::Log);
@@ -485,7 +429,11 @@ impl Superblock {
             self.members.len(),
             format!("{width}, data and parity together"),
         )?;
-        ensure(self.left.len() == usize::from(width), "left count", self.left.len(), width.to_string())?;
+        ensure(self.left.len() == usize::from(width), "left", self.left.len(), width.to_string())?;
+        let left = self.left.iter().filter(|left| left.epoch != 0).count();
+        ensure(left <= MAX_LEFT, "left count", left, format!("at most {MAX_LEFT}"))?;
+        let unheld = self.left.iter().any(|left| left.epoch == 0 && left.tail != 0);
+        ensure(!unheld, "left tail", "of a member without an epoch", "none")?;
         let mut devices = HashSet::new();
         for record in &self.members {
             ensure(record.rebuilt.0 <= slots, "member rebuilt", record.rebuilt, slot_limit())?;
@@ -604,6 +552,12 @@ impl Geometry {
 }
 
 impl RawCopy {
+    /// The name, for a message about a copy that is not read.
+    fn shown_name(&self) -> String {
+        let bytes = self.name.split(|&byte| byte == 0).next().unwrap_or_default();
+        bytes.escape_ascii().to_string()
+    }
+
     fn read(&self) -> Result<Superblock, Fault> {
         ensure(
             self.copy_bytes.get() as usize == COPY_BYTES,
@@ -625,16 +579,12 @@ impl RawCopy {
         let replacements = counted("replacement count", self.replacement_count, MAX_REPLACEMENTS)?;
         let scrub_active = boolean("scrub active", self.scrub_active)?;
         let features_incompat = self.features_incompat.get();
-        // Without the feature there are no hashes: version 1.0 had a place for the kind and no use for it.
+        let has_updates = features_incompat & UPDATE_COUNT != 0;
         let checksum = match features_incompat & CHECKSUM_PAGES {
             0 => ChecksumKind::None,
             _ => coded("checksum kind", self.checksum_kind, ChecksumKind::from_byte)?,
         };
-        // Half of the pair is refused by validation, which compares the features with what they stand for.
-        let redo = (features_incompat & (REDO_LOG | STRIPE_MAP) != 0).then(|| RedoRecord {
-            secret: self.log_secret,
-            start: LogStart { epoch: self.log_start_epoch.get(), sequence: self.log_start_sequence.get() },
-        });
+        let start = LogStart { epoch: self.log_start_epoch.get(), sequence: self.log_start_sequence.get() };
         Ok(Superblock {
             features_compat: self.features_compat.get(),
             features_ro_compat: self.features_ro_compat.get(),
@@ -658,6 +608,8 @@ impl RawCopy {
             volume: coded("volume kind", self.volume, VolumeKind::from_byte)?,
             regions: self.regions[..regions].iter().map(RawRegion::read).collect::<Result<_, _>>()?,
             sequence: self.sequence.get(),
+            update: if has_updates { self.update.get() } else { 0 },
+            update_complete: if has_updates { self.update_complete.get() } else { 0 },
             epoch: Epoch {
                 number: self.epoch_number.get(),
                 id: self.epoch_id.get(),
@@ -665,7 +617,6 @@ impl RawCopy {
                 live: MemberSet(self.epoch_live.map(U64::get)),
             },
             clean: boolean("clean", self.clean)?,
-            resynced: SlotIndex(self.resynced.get()),
             members: self.members[..members].iter().map(RawMember::read).collect::<Result<_, _>>()?,
             replacements: self.replacements[..replacements].iter().map(RawReplacement::read).collect(),
             scrub: ScrubRecord {
@@ -676,9 +627,24 @@ impl RawCopy {
                 errors: self.scrub_errors.get(),
                 repaired: self.scrub_repaired.get(),
             },
-            redo,
-            left: self.left[..members].iter().map(|left| left.get()).collect(),
+            redo: RedoRecord { secret: self.log_secret, start },
+            left: if has_updates { self.read_left(members)? } else { vec![Left::default(); members] },
         })
+    }
+
+    /// Members with an epoch and a tail; one with an epoch alone, as earlier builds wrote it, has left nothing to go by.
+    fn read_left(&self, members: usize) -> Result<Vec<Left>, Fault> {
+        let count = usize::from(self.left_count.get());
+        ensure(count <= MAX_LEFT, "left count", count, format!("at most {MAX_LEFT}"))?;
+        let mut left = vec![Left::default(); members];
+        for raw in &self.left_tails[..count] {
+            let member = usize::from(raw.member.get());
+            let free = left.get(member).is_some_and(|left| left.epoch == 0);
+            let epoch = self.left_epochs.get(member).map_or(0, |epoch| epoch.get());
+            ensure(free && epoch != 0, "left member", member, "a member with an epoch, once")?;
+            left[member] = Left { epoch, tail: raw.tail.get() };
+        }
+        Ok(left)
     }
 }
 
@@ -754,11 +720,13 @@ fn hex(hash: &[u8; 32]) -> String {
 }
 
 fn feature_names(bits: u64) -> String {
+    bit_names("incompat", bits, &INCOMPAT_NAMES)
+}
+
+pub(super) fn bit_names(class: &str, bits: u64, names: &[(u32, &str)]) -> String {
     let name = |bit: u32| {
-        INCOMPAT_NAMES
-            .iter()
-            .find(|(number, _)| *number == bit)
-            .map_or_else(|| format!("incompat bit {bit}"), |(_, name)| (*name).to_owned())
+        let known = names.iter().find(|(number, _)| *number == bit);
+        known.map_or_else(|| format!("{class} bit {bit}"), |(_, name)| (*name).to_owned())
     };
     (0..u64::BITS).filter(|bit| bits >> bit & 1 == 1).map(name).collect::<Vec<_>>().join(", ")
 }
@@ -766,25 +734,11 @@ fn feature_names(bits: u64) -> String {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::format::golden;
+    use crate::format::{COUNTED_IN_A_LIFE, Unfit, golden};
     use proptest::prelude::*;
 
-    /// A superblock with something in every field, and the same at every run: of an array with redo log.
+    /// A superblock with something in every field, and the same at every run.
     pub(in crate::format) fn example(role: Role) -> Superblock {
-        Superblock {
-            features_incompat: 0x7,
-            checksum: ChecksumKind::Blake3,
-            redo: Some(RedoRecord {
-                secret: *b"0123456789abcdef",
-                start: LogStart { epoch: 8, sequence: 990 },
-            }),
-            left: vec![0, 0, 0, 0, 0, 0x7654_3210_feeb_daed, 0],
-            ..plain_example(role)
-        }
-    }
-
-    /// The same array as version 1.0 would have made it, without redo log.
-    fn plain_example(role: Role) -> Superblock {
         let geometry =
             Geometry { data: 4, parity: 3, chunk: 65536, sector: 4096, slots: 4112, volume_bytes: 1 << 30 };
         let uuid = |number: u128| Uuid::from_u128(0x0123_4567_89ab_4def_8000_0000_0000_0000 + number);
@@ -794,10 +748,14 @@ pub(super) mod tests {
         members[2].state = MemberState::Rebuilding;
         members[2].rebuilt = SlotIndex(77);
         members[5].state = MemberState::Faulted;
+        let left = |member| match member {
+            5 => Left { epoch: 0x7654_3210_feeb_daed, tail: 980 },
+            _ => Left::default(),
+        };
         Superblock {
             features_compat: 0,
             features_ro_compat: 0,
-            features_incompat: 0,
+            features_incompat: 0x17,
             array: uuid(1000),
             name: "tank".into(),
             created_unix: 1_750_000_000,
@@ -810,7 +768,7 @@ pub(super) mod tests {
             role,
             geometry,
             matrix: MatrixId::Vandermonde11d,
-            checksum: ChecksumKind::None,
+            checksum: ChecksumKind::Blake3,
             volume: VolumeKind::Plain,
             regions: vec![
                 Region { kind: RegionKind::Log, offset: ByteOffset(1 << 20), len: 16 << 20 },
@@ -818,6 +776,8 @@ pub(super) mod tests {
                 Region { kind: RegionKind::Data, offset: ByteOffset(34 << 20), len: 257 << 20 },
             ],
             sequence: 42,
+            update: 41,
+            update_complete: 39,
             epoch: Epoch {
                 number: 9,
                 id: 0xdead_beef_0123_4567,
@@ -825,7 +785,6 @@ pub(super) mod tests {
                 live: MemberSet::first(5),
             },
             clean: true,
-            resynced: SlotIndex(4000),
             members,
             replacements: vec![ReplacementRecord {
                 member: MemberIndex(5),
@@ -840,9 +799,19 @@ pub(super) mod tests {
                 errors: 3,
                 repaired: 4,
             },
-            redo: None,
-            left: vec![0; 7],
+            redo: RedoRecord { secret: *b"0123456789abcdef", start: LogStart { epoch: 8, sequence: 990 } },
+            left: (0..7).map(left).collect(),
         }
+    }
+
+    /// The example as it was written before updates were counted, and what that is read as.
+    fn uncounted(role: Role) -> (Superblock, Vec<u8>) {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+        let bytes = std::fs::read(root.join(format!("tests/golden/superblock-redo-{role}.bin"))).unwrap();
+        let left = vec![Left::default(); 7];
+        let superblock =
+            Superblock { features_incompat: 0x7, update: 0, update_complete: 0, left, ..example(role) };
+        (superblock, bytes)
     }
 
     /// Overwrites bytes of a copy and makes its checksum right again: what a faulty writer would leave.
@@ -854,12 +823,44 @@ pub(super) mod tests {
         copy
     }
 
+    /// Where the counts of a copy are.
+    const COUNTS_AT: [usize; 12] =
+        [0x30, 0xb0, 0xe0, 0x130, 0x138, 0x140, 0x148, 0x150, 0x160, 0x168, 0x180, 0x3bfa];
+
+    /// What is read of a superblock that was written; unknown compat bits aside, which are dropped, and the upgrade of an image
+    /// in which updates are not counted.
+    fn read_back(superblock: &Superblock) -> Superblock {
+        let again = Superblock::decode(superblock.encode().as_slice()).expect("our own bytes");
+        let Superblock { features_compat, features_incompat, .. } = *superblock;
+        Superblock { features_compat, features_incompat, ..again }
+    }
+
+    /// The same after everything was counted so far.
+    fn counted_on(superblock: Superblock, by: u64) -> Superblock {
+        let Superblock { sequence, epoch, scrub, redo, .. } = superblock.clone();
+        let start = LogStart { epoch: redo.start.epoch + by, sequence: redo.start.sequence + by };
+        Superblock {
+            sequence: sequence + by,
+            update: superblock.update + by,
+            update_complete: superblock.update_complete + by,
+            epoch: Epoch { number: epoch.number + by, ..epoch },
+            scrub: ScrubRecord {
+                errors_so_far: scrub.errors_so_far + by,
+                errors: scrub.errors + by,
+                ..scrub
+            },
+            redo: RedoRecord { start, ..redo },
+            ..superblock
+        }
+    }
+
     fn superblocks() -> impl Strategy<Value = Superblock> {
-        let shape = (1u16..=255).prop_flat_map(|width| (1..=width, Just(width), 12u32..=22, 1u64..1 << 40));
+        let shape = (1u16..=255).prop_flat_map(|width| (1..=width, Just(width), 12u32..=22, 1u64..1 << 36));
         let ids = (any::<u128>(), any::<[u64; 8]>(), "[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}");
         let flags = (any::<bool>(), any::<bool>(), any::<bool>(), 0usize..3);
         (shape, ids, flags).prop_map(
             |((data, width, chunk_log2, slots), (base, numbers, name), (clean, sector, scrubbing, kind))| {
+                let count_of = |number: u64| number % COUNT_END;
                 let uuid = |number: u128| Uuid::from_u128(base.wrapping_add(number));
                 let chunk = 1u32 << chunk_log2;
                 let pick = |number: u64| SlotIndex(number % (slots + 1));
@@ -890,20 +891,14 @@ pub(super) mod tests {
                 let data_start = 1 << 20;
                 let data_end = data_start + slots * u64::from(chunk);
                 let pages = PageLayout::new(geometry, true).region_bytes();
-                // The widest arrays of the most slots have no room for a log's pages on any device.
-                let fits = data_end.checked_add(pages).is_some_and(|end| end <= MAX_DEVICE_BYTES - 32768);
-                let redo = (fits && !sector).then(|| RedoRecord {
-                    secret: base.to_le_bytes(),
-                    start: LogStart { epoch: numbers[1], sequence: numbers[2] },
-                });
-                let checksum = if redo.is_some() { ChecksumKind::ALL[kind] } else { ChecksumKind::None };
+                let checksum = ChecksumKind::ALL[kind];
                 Superblock {
                     features_compat: 0,
                     features_ro_compat: 0,
-                    features_incompat: Superblock::incompat_features(redo.is_some(), checksum),
+                    features_incompat: Superblock::incompat_features(checksum),
                     array: uuid(5000),
                     name,
-                    created_unix: numbers[3],
+                    created_unix: count_of(numbers[3]),
                     device: uuid(match role {
                         Role::Member => u128::from(member.0),
                         Role::Replacement => 1000 + u128::from(member.0),
@@ -922,15 +917,13 @@ pub(super) mod tests {
                             offset: ByteOffset(data_start),
                             len: slots * u64::from(chunk),
                         },
-                        Region {
-                            kind: RegionKind::Pages,
-                            offset: ByteOffset(data_end),
-                            len: if fits { pages } else { 4096 },
-                        },
+                        Region { kind: RegionKind::Pages, offset: ByteOffset(data_end), len: pages },
                     ],
-                    sequence: numbers[5] >> 1,
+                    sequence: count_of(numbers[5]),
+                    update: count_of(numbers[6]),
+                    update_complete: count_of(numbers[6]) / 2,
                     epoch: Epoch {
-                        number: numbers[6],
+                        number: count_of(numbers[6]),
                         id: numbers[7],
                         parent: numbers[0],
                         live: (0..width)
@@ -939,7 +932,6 @@ pub(super) mod tests {
                             .collect(),
                     },
                     clean,
-                    resynced: pick(numbers[2]),
                     members: (0..width)
                         .map(|i| MemberRecord {
                             uuid: uuid(u128::from(i)),
@@ -951,14 +943,24 @@ pub(super) mod tests {
                     replacements,
                     scrub: ScrubRecord {
                         position: scrubbing.then(|| pick(numbers[5])),
-                        errors_so_far: numbers[6],
-                        repaired_so_far: numbers[7],
-                        finished_unix: numbers[1],
-                        errors: numbers[2],
-                        repaired: numbers[3],
+                        errors_so_far: count_of(numbers[6]),
+                        repaired_so_far: count_of(numbers[7]),
+                        finished_unix: count_of(numbers[1]),
+                        errors: count_of(numbers[2]),
+                        repaired: count_of(numbers[3]),
                     },
-                    left: (0..width).map(|i| numbers[5].rotate_left(u32::from(i))).collect(),
-                    redo,
+                    left: (0..width)
+                        .map(|i| match numbers[5].rotate_left(u32::from(i)) {
+                            epoch if i < MAX_LEFT as u16 && epoch != 0 => {
+                                Left { epoch, tail: count_of(!epoch) }
+                            }
+                            _ => Left::default(),
+                        })
+                        .collect(),
+                    redo: RedoRecord {
+                        secret: base.to_le_bytes(),
+                        start: LogStart { epoch: count_of(numbers[1]), sequence: count_of(numbers[2]) },
+                    },
                 }
             },
         )
@@ -981,9 +983,30 @@ pub(super) mod tests {
             }
             let sum = checksum(copy.as_slice());
             copy[CHECKSUM_AT].copy_from_slice(&sum);
-            if let Ok(superblock) = Superblock::decode(copy.as_slice()) && superblock.unknown_ro_compat() == 0 {
-                let again = Superblock::decode(superblock.encode().as_slice()).unwrap();
-                prop_assert_eq!(Superblock { features_compat: superblock.features_compat, ..again }, superblock);
+            if let Ok(superblock) = Superblock::decode(copy.as_slice()) {
+                prop_assert_eq!(read_back(&superblock), superblock);
+            }
+        }
+
+        /// Whatever a device says: what may be started from can be counted on from for longer than any start lasts.
+        #[test]
+        fn forged_counts_never_make_a_later_update_impossible(
+            field in 0usize..COUNTS_AT.len(), edge in 0u32..64, less in 0u64..3, counted in 0..COUNTED_IN_A_LIFE,
+        ) {
+            let value = (1u64 << edge).wrapping_sub(less);
+            let copy = forged(&example(Role::Member), COUNTS_AT[field], &value.to_le_bytes());
+            let Ok(superblock) = Superblock::decode(copy.as_slice()) else {
+                // An update has a number of its own, above that of the one before.
+                prop_assert!(value >= COUNT_END || COUNTS_AT[field] == 0x180 && value < 39);
+                return Ok(());
+            };
+            prop_assert_eq!(read_back(&superblock), superblock.clone());
+            match superblock.unfit() {
+                Some(unfit) => prop_assert!(value >= COUNT_END - COUNTED_IN_A_LIFE, "{unfit}"),
+                None => {
+                    let later = counted_on(superblock, counted);
+                    prop_assert_eq!(read_back(&later), later);
+                }
             }
         }
 
@@ -1022,9 +1045,20 @@ pub(super) mod tests {
     #[test]
     fn golden_images_are_written_and_read_byte_for_byte() {
         for role in [Role::Member, Role::Replacement, Role::Replaced] {
-            let name = format!("superblock-redo-{role}.bin");
-            let bytes = golden(&name, example(role).encode().as_slice());
+            let bytes =
+                golden(&format!("superblock-update-count-{role}.bin"), example(role).encode().as_slice());
             assert_eq!(Superblock::decode(&bytes), Ok(example(role)), "{role}");
+        }
+    }
+
+    #[test]
+    fn images_in_which_updates_are_not_counted_are_read_and_upgraded_by_the_next_update() {
+        for role in [Role::Member, Role::Replacement, Role::Replaced] {
+            let (expected, bytes) = uncounted(role);
+            let read = Superblock::decode(&bytes).unwrap();
+            assert_eq!(read, expected, "{role}");
+            let upgraded = Superblock::decode(read.encode().as_slice()).unwrap();
+            assert_eq!(upgraded, Superblock { features_incompat: 0x17, ..expected }, "{role}");
         }
     }
 
@@ -1039,44 +1073,45 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn golden_images_of_version_1_0_read_as_plain_arrays() {
+    fn golden_images_of_arrays_without_redo_log_are_refused_by_name() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
         for role in [Role::Member, Role::Replacement] {
-            // The images have a checksum kind, which version 1.0 had no use for.
-            let written = forged(&plain_example(role), 0xbd, &[2]);
-            let bytes = golden(&format!("superblock-v1-{role}.bin"), written.as_slice());
-            assert_eq!(Superblock::decode(&bytes), Ok(plain_example(role)), "{role}");
+            let bytes = std::fs::read(root.join(format!("tests/golden/superblock-v1-{role}.bin"))).unwrap();
+            let error = Superblock::decode(&bytes).unwrap_err();
+            assert_eq!(error, FormatError::NoRedoLog { name: "tank".into(), sequence: 42 }, "{role}");
+            assert_eq!(error.refused_sequence(), Some(42));
+            let text = error.to_string();
+            assert!(text.contains("'tank' without redo log") && text.contains("copy the data out"), "{text}");
         }
     }
 
     #[test]
     fn log_and_map_come_together_and_checksums_only_with_them() {
-        let plain = plain_example(Role::Member);
-        for (bits, field) in [
-            (0x1, "incompat features"),
-            (0x4, "incompat features"),
-            (0x3, "incompat features"),
-            (0x6, "incompat features"),
-            (0x2, "checksum kind"),
-        ] {
+        for bits in [0x1, 0x2, 0x3, 0x4, 0x6] {
             let copy = forged(&example(Role::Member), 0x48, &[bits]);
             match Superblock::decode(copy.as_slice()) {
-                Err(FormatError::Field { field: found, .. }) => assert_eq!(found, field, "bits {bits:#x}"),
+                Err(FormatError::Field { field, .. }) => {
+                    assert_eq!(field, "incompat features", "bits {bits:#x}")
+                }
                 other => panic!("bits {bits:#x}: {other:?}"),
             }
         }
         let none = forged(&example(Role::Member), 0xbd, &[0]);
         assert!(Superblock::decode(none.as_slice()).is_err(), "pages of no checksum");
         let unhashed =
-            Superblock { checksum: ChecksumKind::None, features_incompat: 5, ..example(Role::Member) };
+            Superblock { checksum: ChecksumKind::None, features_incompat: 0x15, ..example(Role::Member) };
         assert_eq!(Superblock::decode(unhashed.encode().as_slice()), Ok(unhashed));
-        // A log, or room for it, that the features do not tell of is not written.
-        let logged = Superblock { redo: example(Role::Member).redo, ..plain };
-        assert!(std::panic::catch_unwind(|| logged.encode()).is_err());
-        assert_eq!(example(Role::Member).feature_names(), "redo-log, checksum-pages, stripe-map");
+        // Features that are not what the array uses are not written.
+        let plain = Superblock { features_incompat: 0, ..example(Role::Member) };
+        assert!(std::panic::catch_unwind(|| plain.encode()).is_err());
+        assert_eq!(
+            example(Role::Member).feature_names(),
+            "redo-log, checksum-pages, stripe-map, update-count"
+        );
     }
 
     #[test]
-    fn a_logged_array_has_room_for_log_and_pages() {
+    fn an_array_has_room_for_log_and_pages() {
         let refused = |change: fn(&mut Superblock)| {
             let mut superblock = example(Role::Member);
             change(&mut superblock);
@@ -1085,7 +1120,7 @@ pub(super) mod tests {
         assert_eq!(refused(|s| s.regions[0].kind = RegionKind::Pages), "log regions");
         assert_eq!(refused(|s| s.regions[1].kind = RegionKind::Log), "pages region length");
         assert_eq!(refused(|s| s.regions[1].len = 8 << 20), "pages region length");
-        assert_eq!(refused(|s| s.left.truncate(1)), "left count");
+        assert_eq!(refused(|s| s.left.truncate(1)), "left");
         let long = |s: &mut Superblock| {
             s.regions[0] = Region { kind: RegionKind::Log, offset: ByteOffset(1 << 40), len: 1 << 44 };
         };
@@ -1114,13 +1149,16 @@ pub(super) mod tests {
 
     #[test]
     fn unknown_features_act_by_their_class() {
-        let incompat = forged(&example(Role::Member), 0x48, &[0x0f, 0x02]);
+        let incompat = forged(&example(Role::Member), 0x48, &[0x1f, 0x02]);
         let error = Superblock::decode(incompat.as_slice()).unwrap_err();
         assert!(error.to_string().contains("have: cas-volume, incompat bit 9;"), "{error}");
         assert_eq!(error.refused_sequence(), Some(42));
 
         let ro_compat = forged(&example(Role::Member), 0x40, &[0x10]);
-        assert_eq!(Superblock::decode(ro_compat.as_slice()).unwrap().unknown_ro_compat(), 0x10);
+        let read = Superblock::decode(ro_compat.as_slice()).unwrap();
+        assert_eq!(read.unfit(), Some(Unfit::RoCompatFeatures { features: "ro-compat bit 4".into() }));
+        assert_eq!(read_back(&read), read, "no panic: a mistake of the caller's must not end the process");
+        assert_eq!(example(Role::Member).unfit(), None);
 
         let compat = forged(&example(Role::Member), 0x38, &[0x10]);
         let read = Superblock::decode(compat.as_slice()).unwrap();
@@ -1134,6 +1172,12 @@ pub(super) mod tests {
         let cases: &[(usize, &[u8], &str)] = &[
             (0x0c, &[0, 0, 0, 0], "copy bytes"),
             (0x30, &[0xff; 8], "sequence"),
+            (0x30, &(u64::MAX - 1).to_le_bytes(), "sequence"),
+            (0x30, &COUNT_END.to_le_bytes(), "sequence"),
+            (0xe0, &[0xff; 8], "epoch number"),
+            (0x160, &[0xff; 8], "log start sequence"),
+            (0x168, &[0xff; 8], "log start epoch"),
+            (0x130, &[0xff; 8], "scrub errors so far"),
             (0x60, &[0; 16], "device uuid"),
             (0x70, b"/", "name"),
             (0x70 + 60, b"x", "name padding"),
@@ -1152,9 +1196,15 @@ pub(super) mod tests {
             (0xd8, &[0xff; 8], "volume bytes"),
             (0xd8, &[0; 8], "volume bytes"),
             (0xf8, &[0xff], "epoch live set"),
-            (0x118, &[0xff; 8], "resynced"),
             (0x120, &[2], "scrub active"),
             (0x128, &[0xff; 8], "scrub position"),
+            (0x15e, &[101, 0], "left count"),
+            (0x15e, &[2, 0], "left member"),
+            (0x3bf8, &[7, 0], "left member"),
+            (0x3bf8, &[4, 0], "left member"),
+            (0x3bfa, &[0xff; 8], "left tail"),
+            (0x180, &[0xff; 8], "update"),
+            (0x188, &[42], "update complete"),
             (0x158, &[17, 0], "region count"),
             (0x158, &[0, 0], "data regions"),
             (0x15a, &[6, 0], "member count"),

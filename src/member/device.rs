@@ -5,17 +5,21 @@
 //! for people, the inode is what counts. Must not know what is stored on it.
 #![allow(unsafe_code)] // ioctl, fcntl and statx; each block argues for itself
 
+use super::held::{self, Held, Stage};
 use super::remote::{self, RemoteDevice, RemoteLimits, Witness};
-use super::{DeviceError, holder};
-use crate::block_io::{IoFault, IoFaultKind};
+use super::{DeviceError, holder, patience};
+use crate::block_io::IoFault;
 use crate::units::SECTOR_BYTES;
+use std::ffi::CString;
 use std::fs::{File, Metadata, OpenOptions, TryLockError};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Largest direct-I/O alignment that is accepted in bytes: what the buffers are aligned to.
@@ -23,6 +27,25 @@ const DIRECT_ALIGN_MAX: u32 = 4096;
 
 /// Alignment assumed for direct I/O where the system does not tell.
 const DIRECT_ALIGN_UNKNOWN: u32 = 4096;
+
+/// How long an operation on a local device may take when nobody says otherwise. A disk that does not give up on bad sectors
+/// tries for seven to twenty seconds, and one that has to spin up needs ten.
+pub const DEFAULT_MEMBER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How patient to be with members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TimeLimits {
+    /// For an operation on a local one; then it is given up.
+    pub local: Duration,
+    /// With the servers of remote ones.
+    pub remote: RemoteLimits,
+}
+
+impl Default for TimeLimits {
+    fn default() -> TimeLimits {
+        TimeLimits { local: DEFAULT_MEMBER_TIMEOUT, remote: RemoteLimits::default() }
+    }
+}
 
 /// How to open a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,20 +101,74 @@ impl DeviceFacts {
     }
 }
 
-/// An open member device. Dropping it closes and unlocks it.
+/// An open member device. Dropping it closes and unlocks it, without waiting for that: closing a file may take as long as
+/// its filesystem likes.
 #[derive(Debug)]
 pub struct Device {
     path: PathBuf,
     backing: Backing,
     facts: DeviceFacts,
     since: Instant,
+    /// How long an operation may take, in milliseconds.
+    limit_ms: AtomicU64,
 }
 
 /// What is behind a device.
 #[derive(Debug)]
 enum Backing {
-    Local { file: File, node: Node },
+    Local(LocalFile),
     Remote { device: RemoteDevice, writable: bool },
+}
+
+/// An open file or block device.
+#[derive(Debug)]
+struct LocalFile {
+    /// There until it is closed.
+    file: Option<File>,
+    node: Node,
+    /// When it is locked.
+    held: Option<Held>,
+    /// Closing it may take long.
+    closes_slowly: bool,
+}
+
+impl LocalFile {
+    fn file(&self) -> &File {
+        self.file.as_ref().expect("open until it is dropped")
+    }
+}
+
+impl Drop for LocalFile {
+    fn drop(&mut self) {
+        let (file, held) = (self.file.take(), self.held.take());
+        if !self.closes_slowly {
+            // Not forgotten before the lock is gone.
+            drop(file);
+            drop(held);
+            return;
+        }
+        if let Some(held) = &held {
+            held.set(Stage::Closing);
+        }
+        let thread = std::thread::Builder::new().name("close".into());
+        // Without a thread it is closed here: when the closure is dropped.
+        let _ = thread.spawn(move || {
+            drop(file);
+            drop(held);
+        });
+    }
+}
+
+/// What tells local devices apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity(held::Key);
+
+impl Identity {
+    /// What a path leads to now. None: nothing that can be told.
+    #[must_use]
+    pub fn of(path: &Path) -> Option<Identity> {
+        std::fs::metadata(path).ok().map(|meta| Identity(Node::of(&meta).key()))
+    }
 }
 
 /// Identity of what a path leads to.
@@ -107,6 +184,10 @@ impl Node {
     fn of(meta: &Metadata) -> Node {
         let rdev = if meta.file_type().is_block_device() { meta.rdev() } else { 0 };
         Node { device: meta.dev(), inode: meta.ino(), rdev }
+    }
+
+    fn key(self) -> held::Key {
+        if self.rdev != 0 { (0, self.rdev) } else { (self.device, self.inode) }
     }
 
     /// Two nodes of one block device are the same device even if the nodes differ.
@@ -136,6 +217,38 @@ impl Device {
             return Err(DeviceError::Io { path: path.into(), action: "open it".into(), source });
         }
         Device::with_file(path, file, access, direct, memory)
+    }
+
+    /// A device that is anything else, as if it were a file.
+    #[cfg(test)]
+    pub(super) fn fake(path: &Path, file: File, bytes: u64) -> Device {
+        let facts = DeviceFacts {
+            kind: DeviceKind::File,
+            bytes,
+            sector: SECTOR_BYTES as u32,
+            rotational: false,
+            memory: false,
+            direct: false,
+        };
+        let node = Node::of(&file.metadata().unwrap());
+        let file = LocalFile { file: Some(file), node, held: None, closes_slowly: true };
+        Device::new(path, Backing::Local(file), facts, Instant::now())
+    }
+
+    /// As [`Device::open`], and no longer than `limit`.
+    ///
+    /// # Errors
+    /// As [`Device::open`], and when it takes longer, or an earlier attempt hangs still.
+    pub fn open_within(path: &Path, access: Access, limit: Duration) -> Result<Device, DeviceError> {
+        let own = path.to_path_buf();
+        patience::within(path, "open it", limit, move || Device::open(&own, access))?
+    }
+
+    /// Closes it here, however long that takes.
+    pub fn close(mut self) {
+        if let Backing::Local(local) = &mut self.backing {
+            local.closes_slowly = false;
+        }
     }
 
     /// Creates a sparse file of `bytes` and opens it as [`Access::Exclusive`]. Its content is zeroes.
@@ -185,6 +298,15 @@ impl Device {
         self.facts
     }
 
+    /// What tells that it is this device whatever path leads to it; not of a remote one.
+    #[must_use]
+    pub fn identity(&self) -> Option<Identity> {
+        match &self.backing {
+            Backing::Local(local) => Some(Identity(local.node.key())),
+            Backing::Remote { .. } => None,
+        }
+    }
+
     /// Since when it is open.
     #[must_use]
     pub fn since(&self) -> Instant {
@@ -195,7 +317,7 @@ impl Device {
     #[must_use]
     pub fn same_device(&self, other: &Device) -> bool {
         match (&self.backing, &other.backing) {
-            (Backing::Local { node, .. }, Backing::Local { node: other, .. }) => node.same_device(*other),
+            (Backing::Local(local), Backing::Local(other)) => local.node.same_device(other.node),
             (Backing::Remote { device, .. }, Backing::Remote { device: other, .. }) => {
                 device.uri() == other.uri()
             }
@@ -207,17 +329,18 @@ impl Device {
     #[must_use]
     pub fn is_at(&self, path: &Path) -> bool {
         match &self.backing {
-            Backing::Local { node, .. } => {
-                std::fs::metadata(path).is_ok_and(|meta| node.same_device(Node::of(&meta)))
+            Backing::Local(local) => {
+                std::fs::metadata(path).is_ok_and(|meta| local.node.same_device(Node::of(&meta)))
             }
             Backing::Remote { .. } => remote::same_remote(&self.path, path),
         }
     }
 
-    /// How patient to be with the server of a remote device, from now on. Nothing for others.
-    pub fn set_remote_limits(&self, limits: RemoteLimits) {
+    /// How patient to be with it, from now on.
+    pub fn set_limits(&self, limits: TimeLimits) {
+        self.set_time_limit(limits.local);
         if let Some(device) = self.remote() {
-            device.set_limits(limits);
+            device.set_limits(limits.remote);
         }
     }
 
@@ -229,33 +352,53 @@ impl Device {
         }
     }
 
-    /// Whether this file was deleted, moved away, cut off or replaced by another since it was opened: its path does
-    /// not lead to it any more, or not to all of it. Or whether a remote device was given up. Block devices report by failing
-    /// instead. None when it cannot be told.
-    #[must_use]
-    pub fn vanished(&self) -> Option<IoFault> {
-        match &self.backing {
-            Backing::Remote { device, .. } => device.given_up(),
-            Backing::Local { file, node } => (self.facts.kind == DeviceKind::File
-                && self.is_file_gone(file, *node))
-            .then_some(IoFault { kind: IoFaultKind::Gone, errno: libc::ENOENT }),
+    fn set_time_limit(&self, limit: Duration) {
+        self.limit_ms.store(u64::try_from(limit.as_millis()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// How long an operation on a local device may take: one that takes longer costs the device its place.
+    pub(super) fn time_limit(&self) -> Duration {
+        Duration::from_millis(self.limit_ms.load(Ordering::Relaxed))
+    }
+
+    /// Why a remote device was given up, if it was.
+    pub(super) fn given_up(&self) -> Option<IoFault> {
+        self.remote()?.given_up()
+    }
+
+    /// The path of a file, to be looked at now and then; none of what reports by failing that it is gone.
+    pub(super) fn path_to_watch(&self) -> Option<CString> {
+        let watched = self.facts.kind == DeviceKind::File;
+        CString::new(self.path.as_os_str().as_bytes()).ok().filter(|_| watched)
+    }
+
+    /// Whether this file was deleted, moved away, cut off or replaced by another since it was opened: its path does not
+    /// lead to it any more, or not to all of it. Told from what statx says of the path, or its errno. What cannot be told is
+    /// no reason.
+    pub(super) fn has_vanished(&self, stat: Result<&libc::statx, i32>) -> bool {
+        let Backing::Local(local) = &self.backing else { return false };
+        match stat {
+            Ok(stat) => {
+                let device = libc::makedev(stat.stx_dev_major, stat.stx_dev_minor);
+                let is_file = u32::from(stat.stx_mode) & libc::S_IFMT == libc::S_IFREG;
+                let node = Node { device, inode: stat.stx_ino, rdev: 0 };
+                !is_file || node != local.node || stat.stx_size < self.facts.bytes
+            }
+            Err(errno) => matches!(errno, libc::ENOENT | libc::ENOTDIR),
         }
     }
 
-    fn is_file_gone(&self, file: &File, node: Node) -> bool {
-        if file.metadata().is_ok_and(|meta| meta.nlink() == 0 || meta.len() < self.facts.bytes) {
-            return true;
-        }
-        match std::fs::metadata(&self.path) {
-            Ok(meta) => !node.same_device(Node::of(&meta)),
-            Err(e) => matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)),
+    /// It is out of service, and has operations in flight.
+    pub(super) fn leave(&self) {
+        if let Backing::Local(LocalFile { held: Some(held), .. }) = &self.backing {
+            held.set(Stage::Leaving);
         }
     }
 
     /// The file of a local device, or the other one.
     pub(super) fn file(&self) -> Result<&File, &RemoteDevice> {
         match &self.backing {
-            Backing::Local { file, .. } => Ok(file),
+            Backing::Local(local) => Ok(local.file()),
             Backing::Remote { device, .. } => Err(device),
         }
     }
@@ -288,7 +431,7 @@ impl Device {
             direct: false,
         };
         let backing = Backing::Remote { device, writable: access == Access::Exclusive };
-        Ok(Device { path: path.to_path_buf(), backing, facts, since })
+        Ok(Device::new(path, backing, facts, since))
     }
 
     fn with_file(
@@ -302,9 +445,8 @@ impl Device {
         let meta = file.metadata().map_err(|e| fail("look at it", e))?;
         let kind = kind_of(path, &meta)?;
         let node = Node::of(&meta);
-        if access.locks() {
-            lock(&file, path, &node)?;
-        }
+        let held = if access.locks() { Some(lock(&file, path, &node)?) } else { None };
+        let file = LocalFile { file: Some(file), node, held, closes_slowly: !memory };
         if access.locks()
             && kind == DeviceKind::File
             && let Some(usage) = holder::file_usage(path)
@@ -313,15 +455,15 @@ impl Device {
         }
         let (bytes, sector, rotational) = match kind {
             DeviceKind::File => {
-                let align = if direct { direct_alignment(&file) } else { None };
+                let align = if direct { direct_alignment(file.file()) } else { None };
                 let unknown = if direct { DIRECT_ALIGN_UNKNOWN } else { SECTOR_BYTES as u32 };
                 (meta.len(), align.unwrap_or(unknown), false)
             }
             DeviceKind::Block | DeviceKind::Remote => {
-                let bytes = block_bytes(&file).map_err(|e| fail("find out its size", e))?;
-                let sector = block_sector(&file).map_err(|e| fail("find out its sector", e))?;
+                let bytes = block_bytes(file.file()).map_err(|e| fail("find out its size", e))?;
+                let sector = block_sector(file.file()).map_err(|e| fail("find out its sector", e))?;
                 if access == Access::Exclusive
-                    && block_read_only(&file).map_err(|e| fail("find out if it is writable", e))?
+                    && block_read_only(file.file()).map_err(|e| fail("find out if it is writable", e))?
                 {
                     return Err(DeviceError::ReadOnly { path: path.into(), what: "the device" });
                 }
@@ -331,8 +473,13 @@ impl Device {
         let sector = sector.max(SECTOR_BYTES as u32);
         let bytes = bytes - bytes % u64::from(sector);
         let facts = DeviceFacts { kind, bytes, sector, rotational, memory, direct };
-        let backing = Backing::Local { file, node };
-        Ok(Device { path: path.to_path_buf(), backing, facts, since: Instant::now() })
+        Ok(Device::new(path, Backing::Local(file), facts, Instant::now()))
+    }
+
+    fn new(path: &Path, backing: Backing, facts: DeviceFacts, since: Instant) -> Device {
+        let device = Device { path: path.into(), backing, facts, since, limit_ms: AtomicU64::new(0) };
+        device.set_time_limit(DEFAULT_MEMBER_TIMEOUT);
+        device
     }
 }
 
@@ -341,13 +488,25 @@ impl Device {
 const DYING_HOLDER_WAIT: Duration = Duration::from_secs(5);
 
 /// Locks by flock(2); closing the file unlocks it.
-fn lock(file: &File, path: &Path, node: &Node) -> Result<(), DeviceError> {
+fn lock(file: &File, path: &Path, node: &Node) -> Result<Held, DeviceError> {
     let deadline = Instant::now() + DYING_HOLDER_WAIT;
     loop {
         match file.try_lock() {
-            Ok(()) => return Ok(()),
+            Ok(()) => return Ok(Held::new(node.key())),
             Err(TryLockError::Error(e)) => return Err(DeviceError::from_io(path, "lock it", e)),
             Err(TryLockError::WouldBlock) => {}
+        }
+        match held::stage(node.key()) {
+            Some(Stage::Leaving | Stage::Closing) => {
+                let source = io::Error::other(
+                    "operations on it from before it left service have not ended; it can be taken back when its filesystem or \
+                     its disk has answered them",
+                );
+                return Err(DeviceError::Io { path: path.into(), action: "lock it".into(), source });
+            }
+            // Closed just now.
+            None if file.try_lock().is_ok() => return Ok(Held::new(node.key())),
+            None | Some(Stage::Open) => {}
         }
         let holder = holder::flock_holder(node.device, node.inode);
         if holder.is_some() || Instant::now() >= deadline {
@@ -648,26 +807,6 @@ mod tests {
             Ok(_) => assert!(nix::unistd::geteuid().is_root()),
         }
         Device::open(&path, Access::ReadOnly).unwrap();
-    }
-
-    #[test]
-    fn a_member_that_was_deleted_moved_or_replaced_has_vanished() {
-        let change: [fn(&Path); 4] = [
-            |path| std::fs::remove_file(path).unwrap(),
-            |path| std::fs::rename(path, path.with_extension("moved")).unwrap(),
-            |path| File::options().write(true).open(path).unwrap().set_len(4096).unwrap(),
-            |path| {
-                std::fs::write(path.with_extension("new"), "other").unwrap();
-                std::fs::rename(path.with_extension("new"), path).unwrap();
-            },
-        ];
-        for change in change {
-            let (_dir, path) = dir_with_member();
-            let device = Device::open(&path, Access::Exclusive).unwrap();
-            assert!(device.vanished().is_none());
-            change(&path);
-            assert!(device.vanished().is_some());
-        }
     }
 
     #[test]

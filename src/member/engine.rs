@@ -13,15 +13,20 @@
 //! buffers made no difference above the noise (0.70 against 0.69 us for a 4 KiB read), so it is not done.
 #![allow(unsafe_code)] // memory handed to the kernel; each block argues for itself
 
+use super::error::fault_kind;
 use super::remote::Inbox;
 use super::{Device, DeviceKind, Ring};
-use crate::block_io::{Completion, DeviceId, IoFault, IoFaultKind, IoOp, IoToken, IoValue, Pool};
+use crate::block_io::{Completion, DeviceId, Extent, IoFault, IoFaultKind, IoOp, IoToken, IoValue, Pool};
+use crate::units::Timestamp;
 use io_uring::{opcode, squeue, types};
 use slab::Slab;
 use std::collections::VecDeque;
+use std::ffi::CString;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Most bytes of one registered buffer: what io_uring allows.
 const REGISTERED_MAX: usize = 1 << 30;
@@ -29,8 +34,9 @@ const REGISTERED_MAX: usize = 1 << 30;
 /// Most bytes of one transfer; larger operations are continued like short transfers. Keeps lengths in 32 bits.
 const TRANSFER_MAX: usize = 1 << 30;
 
-/// How often an operation is repeated that the kernel could not start (EAGAIN, EINTR) without any progress.
-const RETRIES_MAX: u16 = 1000;
+/// How often an operation is repeated at once that the kernel could not start (EAGAIN, EINTR). A shortage that lasts
+/// longer is for the array to wait out.
+const RETRIES_MAX: u16 = 16;
 
 /// Longest range zeroed on the calling thread on a memory-backed file; freeing more pages takes too long.
 const INLINE_ZERO_MAX: u64 = 4 << 20;
@@ -45,8 +51,24 @@ const INLINE_BYTES_MAX: usize = 128 << 10;
 /// Transfers with workers at one time; beyond that this thread copies too.
 const OFFLOADED_MAX: usize = 16;
 
-/// Stands for the inbox where entries of the ring have the key of a flight.
+/// Operations of one local device that the kernel has at one time. More would not make a disk faster, and each may occupy a
+/// thread of the kernel.
+const DEPTH_MAX: u32 = 256;
+
+/// Most time that passes between two turns of the caller's loop, in nanoseconds.
+const TURN_NANOS_MAX: u64 = 1_000_000_000;
+
+/// Key of the inbox in entries of the ring, where others have that of a flight.
 const INBOX_KEY: usize = u32::MAX as usize;
+
+/// Bit of keys that stand for a look at the path of a device; the others are its number.
+const LOOK_BIT: usize = 1 << 31;
+
+/// What is asked of a device that was released.
+const GONE: IoFault = IoFault { kind: IoFaultKind::Gone, errno: libc::EBADF };
+
+/// What is said of a device whose operations do not end.
+const HANGS: IoFault = IoFault { kind: IoFaultKind::Gone, errno: libc::ETIMEDOUT };
 
 /// A completed operation and the array it belongs to.
 #[derive(Debug)]
@@ -80,6 +102,13 @@ pub struct MemberIo {
     inbox: Option<Arc<Inbox>>,
     /// Operations that their threads have.
     remote_in_flight: usize,
+    /// Operations that have not ended on devices that were not released.
+    awaited: usize,
+    /// Nanoseconds during which the caller's loop has turned.
+    clock: u64,
+    last_turn: Option<Timestamp>,
+    /// Devices that were found to be gone, to be told.
+    gone: Vec<(u32, DeviceId, IoFault)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,8 +126,39 @@ struct Attached {
     device: Device,
     owner: u32,
     in_flight: u32,
+    /// Of these, what the kernel has.
+    depth: u32,
+    /// Of these, what waits until the kernel has less.
+    waiting: VecDeque<usize>,
     released: bool,
     reported_gone: bool,
+    /// When an operation ended last.
+    last_end: u64,
+    /// A look at its path that is under way.
+    look: Option<Box<Look>>,
+}
+
+/// A question for what is at a path, and the answer. The kernel has pointers to both.
+struct Look {
+    path: CString,
+    stat: MaybeUninit<libc::statx>,
+}
+
+impl std::fmt::Debug for Look {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Look").field("path", &self.path).finish_non_exhaustive()
+    }
+}
+
+/// What keeps the devices of an owner from being quiet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stragglers {
+    /// Devices with operations that have not ended.
+    pub busy: Vec<DeviceId>,
+    /// Devices without.
+    pub idle: usize,
+    /// How long ago the last operation of any of them ended.
+    pub silence: Duration,
 }
 
 #[derive(Debug)]
@@ -112,6 +172,8 @@ struct Flight {
     retries: u16,
     /// On a memory-backed file, and with a worker.
     offloaded: bool,
+    /// When the kernel got it, by the clock of the engine.
+    since: Option<u64>,
 }
 
 impl Flight {
@@ -142,7 +204,19 @@ impl MemberIo {
             may_offload: std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1),
             inbox: None,
             remote_in_flight: 0,
+            awaited: 0,
+            clock: 0,
+            last_turn: None,
+            gone: Vec::new(),
         }
+    }
+
+    /// Gets ready for remote devices. Later there may be no descriptor for it.
+    ///
+    /// # Errors
+    /// When the system is out of descriptors.
+    pub fn open_inbox(&mut self, ring: &mut Ring) -> io::Result<()> {
+        self.inbox(ring).map(|_| ())
     }
 
     /// Takes over an open device under a fresh id. Panics when the id was used before: a mistake of the caller.
@@ -163,8 +237,19 @@ impl MemberIo {
             self.devices.resize_with(index + 1, || None);
         }
         assert!(self.devices[index].is_none(), "device id {} given out twice", id.0);
-        self.devices[index] =
-            Some(Attached { device, owner, in_flight: 0, released: false, reported_gone: false });
+        self.devices[index] = Some(Attached {
+            device,
+            owner,
+            in_flight: 0,
+            depth: 0,
+            waiting: VecDeque::new(),
+            released: false,
+            reported_gone: false,
+            last_end: self.clock,
+            look: None,
+        });
+        let limited = self.devices.iter().flatten().filter(|attached| attached.is_limited()).count();
+        ring.allow_workers(u32::try_from(limited).unwrap_or(u32::MAX).saturating_mul(DEPTH_MAX));
     }
 
     /// The device behind an id, if it is open.
@@ -173,15 +258,24 @@ impl MemberIo {
         self.devices.get(id.0 as usize)?.as_ref().map(|attached| &attached.device)
     }
 
-    /// Closes a device as soon as nothing is in flight on it.
+    /// Closes a device as soon as nothing is in flight on it. What the kernel has not got yet ends at once.
     pub fn release(&mut self, id: DeviceId) {
-        if let Some(attached) = self.attached(id) {
-            attached.released = true;
-            if let Some(remote) = attached.device.remote() {
-                remote.release();
-            }
-            self.close_if_idle(id);
+        let Some(attached) = self.attached(id) else { return };
+        if std::mem::replace(&mut attached.released, true) {
+            return;
         }
+        let in_flight = attached.in_flight as usize;
+        let waiting = std::mem::take(&mut attached.waiting);
+        match attached.device.remote() {
+            Some(remote) => remote.release(),
+            None if in_flight > 0 => attached.device.leave(),
+            None => {}
+        }
+        self.awaited -= in_flight;
+        for key in waiting {
+            self.finish(key, Err(GONE));
+        }
+        self.close_if_idle(id);
     }
 
     /// Releases all devices of an owner.
@@ -195,30 +289,40 @@ impl MemberIo {
 
     /// Starts an operation; its outcome comes out of [`MemberIo::next_finished`].
     pub fn submit(&mut self, ring: &mut Ring, owner: u32, device: DeviceId, token: IoToken, op: IoOp) {
-        let Some(attached) = self.attached(device) else {
-            let fault = IoFault { kind: IoFaultKind::Gone, errno: libc::EBADF };
-            let completion = Completion { token, result: Err(fault) };
+        let Some(attached) = self.attached(device).filter(|attached| !attached.released) else {
+            let completion = Completion { token, result: Err(GONE) };
             self.finished.push_back(MemberCompletion { owner, device, completion });
             return;
         };
         attached.in_flight += 1;
         if let Some(remote) = attached.device.remote() {
             remote.submit(owner, device, token, op);
+            self.awaited += 1;
             self.remote_in_flight += 1;
             return;
         }
         let memory = attached.device.facts().memory;
-        let key =
-            self.flights.insert(Flight { owner, device, token, op, done: 0, retries: 0, offloaded: false });
+        self.awaited += 1;
+        let key = self.flights.insert(Flight {
+            owner,
+            device,
+            token,
+            op,
+            done: 0,
+            retries: 0,
+            offloaded: false,
+            since: None,
+        });
         match &self.flights[key].op {
             IoOp::Extents { offset, len } => {
                 let (offset, len) = (offset.0, *len);
-                let extents = self.device(device).map(|d| d.extents(offset, len)).unwrap_or_default();
-                self.finish(key, Ok(Some(extents)));
+                // Only memory does not wait for an answer; all data is one, too.
+                let asked = self.device(device).filter(|_| memory).map(|d| d.extents(offset, len));
+                self.finish(key, Ok(Some(asked.unwrap_or_else(|| vec![Extent { len, hole: false }]))));
             }
             IoOp::Zero { len, .. } if memory && *len > INLINE_ZERO_MAX => self.push(ring, key),
             _ if memory => self.start_in_memory(ring, key),
-            _ => self.push(ring, key),
+            _ => self.start(ring, key),
         }
     }
 
@@ -230,8 +334,14 @@ impl MemberIo {
             self.await_inbox(ring);
             return;
         }
-        if let Progress::Again = self.advance(key, result) {
-            self.push(ring, key);
+        if key & LOOK_BIT != 0 {
+            self.looked(DeviceId((key & !LOOK_BIT) as u32), result);
+            return;
+        }
+        let device = self.flights[key].device;
+        match self.advance(key, result) {
+            Progress::Again => self.push(ring, key),
+            Progress::Finished => self.start_waiting(ring, device),
         }
     }
 
@@ -254,27 +364,94 @@ impl MemberIo {
         !self.finished.is_empty() || !self.inline.is_empty() || self.has_returned()
     }
 
-    /// Operations submitted and not finished.
+    /// Operations submitted and not finished, but for those on released devices.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.flights.len() + self.remote_in_flight
+        self.awaited
     }
 
-    /// Files that were deleted, moved away or replaced, and remote devices that were given up, since the last question, with
-    /// their owners. Each is reported once. Asks the filesystem about every file: for once a second.
+    /// Lets time pass; for every turn of the caller's loop, after it has taken completions.
+    pub fn pass_time(&mut self, now: Timestamp) {
+        let passed = self.last_turn.replace(now).map_or(0, |last| now.nanos_since(last));
+        self.clock += passed.min(TURN_NANOS_MAX);
+    }
+
+    /// Begins to look whether files are still where they were; [`MemberIo::vanished`] tells.
+    pub fn look_after_files(&mut self, ring: &mut Ring) {
+        for (index, attached) in self.devices.iter_mut().enumerate() {
+            let Some(attached) = attached.as_mut().filter(|a| a.is_in_service() && a.look.is_none()) else {
+                continue;
+            };
+            let Some(path) = attached.device.path_to_watch() else { continue };
+            let look = attached.look.insert(Box::new(Look { path, stat: MaybeUninit::uninit() }));
+            let cwd = types::Fd(libc::AT_FDCWD);
+            let entry = opcode::Statx::new(cwd, look.path.as_ptr(), look.stat.as_mut_ptr().cast())
+                .mask(libc::STATX_BASIC_STATS)
+                .build();
+            // SAFETY: path and answer belong to the boxed look, which stays where it is until the completion was taken,
+            // and is leaked by `drop` otherwise.
+            unsafe { ring.push(entry.user_data(self.tag | (LOOK_BIT | index) as u64)) }
+        }
+    }
+
+    fn looked(&mut self, id: DeviceId, result: i32) {
+        let attached = self.attached(id).expect("open while it is looked at");
+        let look = attached.look.take().expect("one look at a time");
+        // SAFETY: the kernel says that it has filled it in.
+        let stat = if result < 0 { Err(-result) } else { Ok(unsafe { look.stat.assume_init_ref() }) };
+        if attached.is_in_service() && attached.device.has_vanished(stat) {
+            attached.reported_gone = true;
+            let (owner, fault) = (attached.owner, IoFault { kind: IoFaultKind::Gone, errno: libc::ENOENT });
+            self.gone.push((owner, id, fault));
+        }
+        self.close_if_idle(id);
+    }
+
+    /// Files that were deleted, moved away or replaced, remote devices that were given up, and local ones with operations
+    /// that do not end, since the last question, with their owners. Each is reported once.
     pub fn vanished(&mut self) -> Vec<(u32, DeviceId, IoFault)> {
-        let mut gone = Vec::new();
+        let mut gone = std::mem::take(&mut self.gone);
         for (index, slot) in self.devices.iter_mut().enumerate() {
             if let Some(attached) = slot
-                && !attached.released
-                && !attached.reported_gone
-                && let Some(fault) = attached.device.vanished()
+                && attached.is_in_service()
+                && let Some(fault) = attached.device.given_up()
             {
                 attached.reported_gone = true;
                 gone.push((attached.owner, DeviceId(index as u32), fault));
             }
         }
+        for (_, flight) in &self.flights {
+            let Some(since) = flight.since else { continue };
+            let attached = self.devices[flight.device.0 as usize].as_mut().expect("open while in flight");
+            let limit = attached.device.time_limit().as_nanos() as u64;
+            if attached.is_in_service() && self.clock - since > limit {
+                attached.reported_gone = true;
+                let path = attached.device.path().display();
+                tracing::warn!(%path, "an operation has not ended within {} s", limit / 1_000_000_000);
+                gone.push((flight.owner, flight.device, HANGS));
+            }
+        }
         gone
+    }
+
+    /// Which devices of an owner that were not released have operations in flight.
+    #[must_use]
+    pub fn stragglers(&self, owner: u32) -> Stragglers {
+        let mut stragglers = Stragglers::default();
+        let mut last_end = 0;
+        for (index, attached) in self.devices.iter().enumerate() {
+            let Some(attached) = attached.as_ref().filter(|a| a.owner == owner && !a.released) else {
+                continue;
+            };
+            last_end = last_end.max(attached.last_end);
+            if attached.in_flight > 0 {
+                stragglers.busy.push(DeviceId(index as u32));
+            } else {
+                stragglers.idle += 1;
+            }
+        }
+        stragglers.silence = Duration::from_nanos(self.clock - last_end);
+        stragglers
     }
 
     /// Where remote devices put their outcomes, with the ring told to look after it.
@@ -311,12 +488,20 @@ impl MemberIo {
         let returned = self.inbox.as_ref().map(|inbox| inbox.take()).unwrap_or_default();
         self.remote_in_flight -= returned.len();
         for (owner, device, token, result) in returned {
-            let attached = self.attached(device).expect("open while in flight");
-            attached.in_flight -= 1;
+            self.note_end(device);
             let completion = Completion { token, result };
             self.finished.push_back(MemberCompletion { owner, device, completion });
             self.close_if_idle(device);
         }
+    }
+
+    /// One operation less is in flight on a device.
+    fn note_end(&mut self, id: DeviceId) {
+        let clock = self.clock;
+        let attached = self.attached(id).expect("open while in flight");
+        attached.in_flight -= 1;
+        attached.last_end = clock;
+        self.awaited -= usize::from(!attached.released);
     }
 
     fn attached(&mut self, id: DeviceId) -> Option<&mut Attached> {
@@ -325,7 +510,7 @@ impl MemberIo {
 
     fn close_if_idle(&mut self, id: DeviceId) {
         if let Some(slot) = self.devices.get_mut(id.0 as usize)
-            && slot.as_ref().is_some_and(|attached| attached.released && attached.in_flight == 0)
+            && slot.as_ref().is_some_and(|a| a.released && a.in_flight == 0 && a.look.is_none())
         {
             *slot = None;
         }
@@ -349,7 +534,32 @@ impl MemberIo {
         }
     }
 
+    /// Hands an operation to the kernel, or lets it wait until the kernel has fewer of this device.
+    fn start(&mut self, ring: &mut Ring, key: usize) {
+        let attached =
+            self.devices[self.flights[key].device.0 as usize].as_mut().expect("open while in flight");
+        if attached.depth >= DEPTH_MAX {
+            attached.waiting.push_back(key);
+            return;
+        }
+        attached.depth += 1;
+        self.push(ring, key);
+    }
+
+    /// Hands over what has waited, as far as there is room.
+    fn start_waiting(&mut self, ring: &mut Ring, id: DeviceId) {
+        while let Some(attached) = self.attached(id)
+            && attached.depth < DEPTH_MAX
+            && let Some(key) = attached.waiting.pop_front()
+        {
+            attached.depth += 1;
+            self.push(ring, key);
+        }
+    }
+
     fn push(&mut self, ring: &mut Ring, key: usize) {
+        let clock = self.clock;
+        self.flights[key].since.get_or_insert(clock);
         let entry = self.entry(key).user_data(self.tag | key as u64);
         // SAFETY: the buffers belong to the flight, which stays in `flights` until the completion was taken and
         // is leaked by `drop` otherwise; the descriptor stays open while its in_flight count is above zero.
@@ -410,9 +620,16 @@ impl MemberIo {
         let attached = self.devices[flight.device.0 as usize].as_ref().expect("open while in flight");
         let facts = attached.device.facts();
         let total = flight.bytes();
+        if result >= 0 && attached.released && flight.done + (result as usize) < total {
+            // Nobody waits for the rest.
+            return self.finish(key, Err(GONE));
+        }
         if result < 0 {
             let errno = -result;
-            if matches!(errno, libc::EAGAIN | libc::EINTR | libc::ECANCELED) && flight.retries < RETRIES_MAX {
+            if matches!(errno, libc::EAGAIN | libc::EINTR | libc::ECANCELED)
+                && flight.retries < RETRIES_MAX
+                && !attached.released
+            {
                 flight.retries += 1;
                 return Progress::Again;
             }
@@ -440,15 +657,12 @@ impl MemberIo {
         self.finish(key, Ok(None))
     }
 
-    fn finish(
-        &mut self,
-        key: usize,
-        result: Result<Option<Vec<crate::block_io::Extent>>, IoFault>,
-    ) -> Progress {
+    fn finish(&mut self, key: usize, result: Result<Option<Vec<Extent>>, IoFault>) -> Progress {
         let flight = self.flights.remove(key);
         self.offloaded -= usize::from(flight.offloaded);
         let attached = self.attached(flight.device).expect("open while in flight");
-        attached.in_flight -= 1;
+        attached.depth -= u32::from(attached.is_limited() && flight.since.is_some());
+        self.note_end(flight.device);
         let result = result.map(|extents| match (extents, flight.op) {
             (Some(extents), _) => IoValue::Extents(extents),
             (None, IoOp::Read { buf, .. }) => IoValue::Data(buf),
@@ -461,8 +675,26 @@ impl MemberIo {
     }
 }
 
+impl Attached {
+    /// Whether it is in use, and not known to be gone.
+    fn is_in_service(&self) -> bool {
+        !self.released && !self.reported_gone
+    }
+
+    /// Whether the kernel gets so many of its operations at one time and not more.
+    fn is_limited(&self) -> bool {
+        self.device.remote().is_none() && !self.device.facts().memory
+    }
+}
+
 impl Drop for MemberIo {
     fn drop(&mut self) {
+        // As below.
+        self.devices
+            .iter_mut()
+            .flatten()
+            .filter_map(|attached| attached.look.take())
+            .for_each(std::mem::forget);
         if !self.flights.is_empty() {
             // The kernel may still write into these buffers: losing the memory is the lesser evil.
             tracing::warn!(operations = self.flights.len(), "member operations abandoned in flight");
@@ -512,19 +744,6 @@ fn zero_mode(may_unmap: bool) -> i32 {
     how | libc::FALLOC_FL_KEEP_SIZE
 }
 
-fn fault_kind(errno: i32, zero: bool) -> IoFaultKind {
-    match errno {
-        libc::ENODEV | libc::ENXIO | libc::EBADF | libc::ESTALE | libc::ENOMEDIUM | libc::ESHUTDOWN => {
-            IoFaultKind::Gone
-        }
-        libc::ENOSPC | libc::EDQUOT | libc::EFBIG => IoFaultKind::NoSpace,
-        libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY => IoFaultKind::Unsupported,
-        // What a filesystem or device says that cannot zero this range in this way.
-        libc::EINVAL | libc::EPERM if zero => IoFaultKind::Unsupported,
-        _ => IoFaultKind::Medium,
-    }
-}
-
 /// The registered buffer that holds a range wholly, if one does.
 fn fixed_index(registration: Registration, pool: &Pool, start: *const u8, len: usize) -> Option<u16> {
     if registration != Registration::Done || !pool.contains(start, len) {
@@ -571,11 +790,12 @@ fn raise_memlock(bytes: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::block_io::{Buf, Extent};
+    use crate::block_io::Buf;
     use crate::units::ByteOffset;
     use proptest::prelude::*;
-    use std::fs::OpenOptions;
-    use std::time::Duration;
+    use std::fs::{File, OpenOptions};
+    use std::io::Write;
+    use std::path::Path;
     use tempfile::TempDir;
 
     const TAG: u32 = 7;
@@ -588,6 +808,7 @@ mod tests {
         ring: Ring,
         pool: Pool,
         members: MemberIo,
+        now: Timestamp,
     }
 
     impl Bench {
@@ -597,11 +818,57 @@ mod tests {
                 if memory { tempfile::tempdir_in("/dev/shm").unwrap() } else { tempfile::tempdir().unwrap() };
             let device = Device::create_sparse(&dir.path().join("m.img"), BYTES).unwrap();
             assert!(!memory || device.facts().memory);
+            Bench::with(dir, device)
+        }
+
+        /// One member that is a pipe: reads do not end before something is written into it.
+        fn that_hangs() -> (Bench, File) {
+            let dir = tempfile::tempdir().unwrap();
+            let (reader, writer) = nix::unistd::pipe().unwrap();
+            let device = Device::fake(&dir.path().join("pipe"), reader.into(), BYTES);
+            (Bench::with(dir, device), writer.into())
+        }
+
+        fn with(dir: TempDir, device: Device) -> Bench {
             let mut ring = Ring::new().unwrap();
             let pool = Pool::new(4 << 20).unwrap();
             let mut members = MemberIo::new(TAG, &pool);
             members.add(&mut ring, ID, OWNER, device);
-            Bench { dir, ring, pool, members }
+            let now = Timestamp(1);
+            members.pass_time(now);
+            Bench { dir, ring, pool, members, now }
+        }
+
+        fn turn(&mut self, wait: Duration) -> usize {
+            let mut events = Vec::new();
+            self.ring.enter(Some(wait), &mut events).unwrap();
+            for event in &events {
+                self.members.complete(&mut self.ring, event.user_data, event.result);
+            }
+            events.len()
+        }
+
+        /// Lets time pass.
+        fn pass(&mut self, seconds: u64) {
+            for _ in 0..seconds * 10 {
+                self.now = Timestamp(self.now.0 + 100_000_000);
+                self.turn(Duration::ZERO);
+                self.members.pass_time(self.now);
+            }
+        }
+
+        fn gone(&mut self) -> Vec<(u32, DeviceId, i32)> {
+            let gone = self.members.vanished().into_iter();
+            gone.map(|(owner, id, fault)| (owner, id, fault.errno)).collect()
+        }
+
+        /// Looks after files once, and tells what is found.
+        fn look(&mut self) -> Vec<(u32, DeviceId, i32)> {
+            self.members.look_after_files(&mut self.ring);
+            while self.members.attached(ID).is_some_and(|attached| attached.look.is_some()) {
+                self.turn(Duration::from_secs(10));
+            }
+            self.gone()
         }
 
         fn submit(&mut self, token: u64, op: IoOp) {
@@ -614,12 +881,7 @@ mod tests {
                     assert_eq!((done.owner, done.device), (OWNER, ID));
                     return done.completion;
                 }
-                let mut events = Vec::new();
-                self.ring.enter(Some(Duration::from_secs(10)), &mut events).unwrap();
-                assert!(!events.is_empty(), "no completion within ten seconds");
-                for event in events {
-                    self.members.complete(&mut self.ring, event.user_data, event.result);
-                }
+                assert!(self.turn(Duration::from_secs(10)) > 0, "no completion within ten seconds");
             }
         }
 
@@ -715,7 +977,10 @@ mod tests {
             bench.write(1 << 20, buf, false);
             match bench.run(IoOp::Extents { offset: ByteOffset(0), len: BYTES }) {
                 Ok(IoValue::Extents(extents)) => {
-                    assert_eq!(extents[..2], [true, false].map(|hole| Extent { len: 1 << 20, hole }));
+                    let holes: Vec<bool> = extents.iter().map(|extent| extent.hole).collect();
+                    // Only memory can be asked without waiting.
+                    let expected: &[bool] = if memory { &[true, false, true] } else { &[false] };
+                    assert_eq!(holes, expected);
                     assert_eq!(extents.iter().map(|e| e.len).sum::<u64>(), BYTES);
                 }
                 other => panic!("{other:?}"),
@@ -780,22 +1045,98 @@ mod tests {
     }
 
     #[test]
-    fn a_deleted_file_is_reported_once() {
-        let mut bench = Bench::new(false);
-        assert!(bench.members.vanished().is_empty());
-        std::fs::remove_file(bench.dir.path().join("m.img")).unwrap();
-        let gone: Vec<_> = bench.members.vanished().into_iter().map(|(owner, id, _)| (owner, id)).collect();
-        assert_eq!(gone, [(OWNER, ID)]);
-        assert!(bench.members.vanished().is_empty());
+    fn a_file_that_was_deleted_moved_cut_off_or_replaced_is_reported_once() {
+        let change: [fn(&Path); 4] = [
+            |path| std::fs::remove_file(path).unwrap(),
+            |path| std::fs::rename(path, path.with_extension("moved")).unwrap(),
+            |path| OpenOptions::new().write(true).open(path).unwrap().set_len(4096).unwrap(),
+            |path| {
+                std::fs::write(path.with_extension("new"), "other").unwrap();
+                std::fs::rename(path.with_extension("new"), path).unwrap();
+            },
+        ];
+        for (memory, change) in [false, true].into_iter().flat_map(|memory| change.map(|c| (memory, c))) {
+            let mut bench = Bench::new(memory);
+            assert_eq!(bench.look(), []);
+            change(&bench.dir.path().join("m.img"));
+            assert_eq!(bench.look(), [(OWNER, ID, libc::ENOENT)]);
+            assert_eq!(bench.look(), []);
+        }
     }
 
     #[test]
-    fn a_full_filesystem_is_told_from_a_broken_one() {
-        assert_eq!(fault_kind(libc::ENOSPC, false), IoFaultKind::NoSpace);
-        assert_eq!(fault_kind(libc::EIO, false), IoFaultKind::Medium);
-        assert_eq!(fault_kind(libc::ENODEV, false), IoFaultKind::Gone);
-        assert_eq!(fault_kind(libc::EINVAL, false), IoFaultKind::Medium);
-        assert_eq!(fault_kind(libc::EINVAL, true), IoFaultKind::Unsupported);
+    fn a_device_whose_operations_do_not_end_is_gone_and_its_buffers_stay_its_own() {
+        let (mut bench, mut writer) = Bench::that_hangs();
+        let address = {
+            let buf = bench.pool.alloc(4096);
+            let address = buf.as_ptr();
+            bench.submit(1, IoOp::Read { offset: ByteOffset(0), buf });
+            address
+        };
+        bench.pass(29);
+        assert_eq!(bench.gone(), []);
+        bench.pass(2);
+        assert_eq!(bench.gone(), [(OWNER, ID, libc::ETIMEDOUT)]);
+        bench.pass(60);
+        assert_eq!(bench.gone(), [], "told once");
+        bench.members.release(ID);
+        assert_eq!(bench.members.in_flight(), 0, "nobody waits for it");
+        assert!(bench.members.device(ID).is_some(), "it is open as long as something is in flight");
+        let others: Vec<_> = (0..1024).map(|_| bench.pool.alloc(4096)).collect();
+        assert!(others.iter().all(|buf| buf.as_ptr() != address), "its memory is not given away");
+        assert!(bench.run(IoOp::Flush).is_err_and(|fault| fault.kind == IoFaultKind::Gone));
+        writer.write_all(&[7; 4096]).unwrap();
+        assert!(bench.wait().result.is_ok(), "what ends late ends");
+        assert!(bench.members.device(ID).is_none());
+    }
+
+    #[test]
+    fn time_passes_only_while_the_loop_turns() {
+        let (mut bench, _writer) = Bench::that_hangs();
+        let buf = bench.pool.alloc(4096);
+        bench.submit(1, IoOp::Read { offset: ByteOffset(0), buf });
+        // A process that was stopped for an hour.
+        let now = bench.now;
+        bench.now = Timestamp(now.0 + 3_600_000_000_000);
+        bench.members.pass_time(bench.now);
+        assert_eq!(bench.gone(), []);
+        bench.pass(31);
+        assert_eq!(bench.gone(), [(OWNER, ID, libc::ETIMEDOUT)]);
+    }
+
+    #[test]
+    fn a_device_that_hangs_takes_its_share_of_the_kernel_and_what_waits_ends_with_it() {
+        let (mut bench, mut writer) = Bench::that_hangs();
+        let count = u64::from(DEPTH_MAX) + 10;
+        for token in 0..count {
+            let buf = bench.pool.alloc(512);
+            bench.submit(token, IoOp::Read { offset: ByteOffset(0), buf });
+        }
+        let attached = bench.members.attached(ID).unwrap();
+        assert_eq!((attached.depth, attached.waiting.len()), (DEPTH_MAX, 10));
+        // What ends makes room.
+        writer.write_all(&[7; 512]).unwrap();
+        assert!(bench.wait().result.is_ok());
+        assert_eq!(bench.members.attached(ID).unwrap().waiting.len(), 9);
+        bench.members.release(ID);
+        for _ in 0..9 {
+            assert!(bench.wait().result.is_err_and(|fault| fault.kind == IoFaultKind::Gone));
+        }
+        assert_eq!(bench.members.attached(ID).unwrap().in_flight, DEPTH_MAX);
+    }
+
+    #[test]
+    fn who_holds_up_an_owner_is_known() {
+        let (mut bench, _writer) = Bench::that_hangs();
+        let other = DeviceId(ID.0 + 1);
+        let device = Device::create_sparse(&bench.dir.path().join("other"), BYTES).unwrap();
+        bench.members.add(&mut bench.ring, other, OWNER, device);
+        let buf = bench.pool.alloc(512);
+        bench.submit(1, IoOp::Read { offset: ByteOffset(0), buf });
+        bench.pass(3);
+        let expected = Stragglers { busy: vec![ID], idle: 1, silence: Duration::from_secs(3) };
+        assert_eq!(bench.members.stragglers(OWNER), expected);
+        assert_eq!(bench.members.stragglers(OWNER + 1).busy, []);
     }
 
     proptest! {

@@ -2,6 +2,7 @@
 //! the caller wanted the device.
 
 use super::RemoteError;
+use crate::block_io::IoFaultKind;
 use crate::units::HumanSize;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -131,5 +132,50 @@ impl DeviceError {
             Some(libc::EEXIST) => DeviceError::Exists { path },
             _ => DeviceError::Io { path, action: action.into(), source },
         }
+    }
+}
+
+/// What an error of the system says about the device that an operation was for; `zero`: it was to zero a range.
+pub(super) fn fault_kind(errno: i32, zero: bool) -> IoFaultKind {
+    match errno {
+        libc::ENODEV | libc::ENXIO | libc::EBADF | libc::ESTALE | libc::ENOMEDIUM | libc::ESHUTDOWN => {
+            IoFaultKind::Gone
+        }
+        libc::ENOSPC | libc::EDQUOT | libc::EFBIG => IoFaultKind::NoSpace,
+        libc::ENOMEM
+        | libc::EAGAIN
+        | libc::EINTR
+        | libc::ECANCELED
+        | libc::EMFILE
+        | libc::ENFILE
+        | libc::ENOBUFS
+        | libc::ENOLCK
+        | libc::EBUSY => IoFaultKind::Shortage,
+        libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY => IoFaultKind::Unsupported,
+        // What a filesystem or device says that cannot zero this range in this way.
+        libc::EINVAL | libc::EPERM if zero => IoFaultKind::Unsupported,
+        _ => IoFaultKind::Medium,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trouble_of_the_host_is_told_from_a_full_and_from_a_broken_device() {
+        for errno in [libc::ENOMEM, libc::EAGAIN, libc::EINTR, libc::EMFILE, libc::ENFILE, libc::ENOBUFS] {
+            assert_eq!(fault_kind(errno, false), IoFaultKind::Shortage, "{errno}");
+            assert!(fault_kind(errno, true).passes());
+        }
+        for errno in [libc::ENOSPC, libc::EDQUOT] {
+            assert_eq!(fault_kind(errno, false), IoFaultKind::NoSpace, "{errno}");
+            assert!(fault_kind(errno, true).passes());
+        }
+        assert_eq!(fault_kind(libc::EIO, false), IoFaultKind::Medium);
+        assert_eq!(fault_kind(libc::ENODEV, false), IoFaultKind::Gone);
+        assert_eq!(fault_kind(libc::EINVAL, false), IoFaultKind::Medium);
+        assert_eq!(fault_kind(libc::EINVAL, true), IoFaultKind::Unsupported);
+        assert!(!IoFaultKind::Medium.passes() && !IoFaultKind::Gone.passes());
     }
 }

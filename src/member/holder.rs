@@ -1,30 +1,58 @@
 //! Finds out who uses a file or block device, for error messages: reads /proc and /sys, best effort. An empty
-//! answer means "not known", never "nobody". Must not decide anything.
+//! answer means "not known", never "nobody". Must not decide what follows from it.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+
+/// What our processes are called.
+const PROGRAM: &str = "calpe";
 
 /// The living process that holds a `flock` on this inode, as "process 12 (calpe)". None also for one that has
 /// died: the kernel lets go of what its io_uring held a moment after it.
 pub(super) fn flock_holder(device: u64, inode: u64) -> Option<String> {
+    let pid = flock_pid(device, inode)?;
+    if pid == std::process::id() {
+        return Some("this process, as a member".to_owned());
+    }
+    living_name(pid).map(|name| format!("process {pid} ({name})"))
+}
+
+/// Whether the lock on a member is held by this process, or by another Calpe: one that serves its array perhaps, or checks
+/// it. Not by one that has died and left operations to the kernel.
+#[must_use]
+pub fn is_held_by_calpe(path: &Path) -> bool {
+    let Some(pid) = fs::metadata(path).ok().and_then(|meta| flock_pid(meta.dev(), meta.ino())) else {
+        return false;
+    };
+    let program =
+        |pid: &str| fs::metadata(format!("/proc/{pid}/exe")).ok().map(|meta| (meta.dev(), meta.ino()));
+    let same_program = || program("self").is_some_and(|own| program(&pid.to_string()) == Some(own));
+    // An older version of it may still run, and other users' programs cannot be looked at.
+    pid == std::process::id() || living_name(pid).is_some_and(|name| name == PROGRAM || same_program())
+}
+
+/// The process that took a `flock` on this inode, dead or alive.
+fn flock_pid(device: u64, inode: u64) -> Option<u32> {
     let wanted = format!("{:02x}:{:02x}:{inode}", libc::major(device), libc::minor(device));
     let locks = fs::read_to_string("/proc/locks").ok()?;
-    let pid: u32 = locks.lines().find_map(|line| {
+    locks.lines().find_map(|line| {
         // "1: FLOCK  ADVISORY  WRITE 1234 fd:01:5678 0 EOF"
         let mut fields = line.split_whitespace().skip(1);
         let kind = fields.next()?;
         let pid = fields.nth(2)?;
         (kind == "FLOCK" && fields.next()? == wanted).then(|| pid.parse().ok())?
-    })?;
-    if pid == std::process::id() {
-        return Some("this process, as a member".to_owned());
-    }
+    })
+}
+
+/// The name of a process that has not died.
+fn living_name(pid: u32) -> Option<String> {
     // "1234 (calpe) S ...": a name may hold anything, so the state is what follows the last parenthesis.
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (head, tail) = stat.rsplit_once(')')?;
     let name = head.split_once('(').map_or("", |(_, name)| name);
     let dead = matches!(tail.trim_start().chars().next(), Some('Z' | 'X'));
-    (!dead).then(|| format!("process {pid} ({name})"))
+    (!dead).then(|| name.to_owned())
 }
 
 /// How a block device is used ("mounted on /srv"), itself or one of its partitions.

@@ -7,14 +7,18 @@
 mod device;
 mod engine;
 mod error;
+mod held;
 mod helpers;
 mod holder;
+pub mod patience;
 mod remote;
 mod ring;
 
-pub use device::{Access, Device, DeviceFacts, DeviceKind};
-pub use engine::{MemberCompletion, MemberIo};
+pub use device::{Access, DEFAULT_MEMBER_TIMEOUT, Device, DeviceFacts, DeviceKind, Identity, TimeLimits};
+pub use engine::{MemberCompletion, MemberIo, Stragglers};
 pub use error::DeviceError;
+pub use held::await_closings;
+pub use holder::is_held_by_calpe;
 pub use remote::{
     Lost, ReadAt, RemoteError, RemoteLimits, Witness, backoff, forget_lost, is_remote, lost, same_remote,
     set_remote_tls,

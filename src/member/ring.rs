@@ -6,6 +6,7 @@
 
 use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, squeue};
+use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::io;
 use std::marker::PhantomData;
@@ -34,6 +35,8 @@ pub struct Ring {
     ring: IoUring,
     /// Entries that found the submission queue full, in order.
     backlog: VecDeque<squeue::Entry>,
+    /// How many threads the kernel takes at most by default for transfers that have to wait, once it was asked.
+    workers_default: OnceCell<u32>,
     /// Made with DEFER_TASKRUN, which ties it to its thread.
     _not_send: PhantomData<*const ()>,
 }
@@ -75,7 +78,7 @@ impl Ring {
                 "io_uring of this kernel is too old: Linux 5.11 or newer is needed",
             ));
         }
-        Ok(Ring { ring, backlog: VecDeque::new(), _not_send: PhantomData })
+        Ok(Ring { ring, backlog: VecDeque::new(), workers_default: OnceCell::new(), _not_send: PhantomData })
     }
 
     /// Queues an entry; it reaches the kernel with the next [`Ring::enter`] at the latest.
@@ -158,6 +161,21 @@ impl Ring {
     pub(super) unsafe fn register_buffers(&self, buffers: &[libc::iovec]) -> io::Result<()> {
         // SAFETY: passed on from the caller.
         unsafe { self.ring.submitter().register_buffers(buffers) }
+    }
+
+    /// Lets the kernel have so many more threads than it has by default for what cannot be done without waiting. Where it
+    /// knows no such limit it has one of its own.
+    pub(super) fn allow_workers(&self, more: u32) {
+        // The kernel answers with what was before; zeroes change nothing.
+        let mut workers = [0, 0];
+        if self.submitter_workers(&mut workers) {
+            let default = *self.workers_default.get_or_init(|| workers[0]);
+            self.submitter_workers(&mut [default.saturating_add(more), 0]);
+        }
+    }
+
+    fn submitter_workers(&self, workers: &mut [u32; 2]) -> bool {
+        self.ring.submitter().register_iowq_max_workers(workers).is_ok()
     }
 
     fn drain_backlog(&mut self) {

@@ -127,7 +127,7 @@ const SCRUBS_MAX: usize = 4;
 pub fn atlas(world: &SimWorld, scenario: &Scenario, aim: Aim, seed: u64) -> Result<AtlasTotals, String> {
     let workload = Workload { faults: 0, unreadable: 0, admin: 0, ..scenario.workload };
     let sim = SimArray::create_in(world, seed);
-    let oracle = Oracle::new(scenario.shape.volume_bytes, scenario.promise.logged);
+    let oracle = Oracle::new(scenario.shape.volume_bytes);
     let mut load = Run::new(sim, oracle, workload, Random::new(seed ^ 0xa71a5));
     load.errors_allowed = aim.beyond;
     let mut atlas = Atlas {

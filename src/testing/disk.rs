@@ -6,8 +6,10 @@
 //! in order is what reads see. Knows nothing of arrays but where superblocks lie.
 
 use super::Random;
+use super::faults::{PassingFault, PassingFaults, Trouble};
 use crate::block_io::{Buf, Extent, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::format::all_copy_offsets;
+use crate::units::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -203,6 +205,8 @@ pub struct SimDisk {
     pub dead: bool,
     /// Reads that touch these 4 KiB blocks fail until the block is written.
     pub bad_blocks: BTreeSet<u64>,
+    /// These blocks are in rows of which enough other members have theirs: the disk counts as sound.
+    pub scattered: bool,
     /// Writes of data fail for lack of space; superblocks have their place already.
     pub full: bool,
     /// Zeroing is refused as unsupported.
@@ -220,12 +224,19 @@ pub struct SimDisk {
     pub slow_flushes: bool,
     /// What happens to the next write that starts within these bytes.
     pub write_fault: Option<(Range<u64>, WriteFault)>,
+    passing: PassingFaults,
     /// Operations executed.
     pub reads: u64,
     /// Operations executed.
     pub writes: u64,
     /// Operations executed.
     pub flushes: u64,
+}
+
+/// A copy of all bytes of a disk; cheap.
+#[derive(Clone)]
+pub struct DiskCopy {
+    content: Sparse,
 }
 
 impl SimDisk {
@@ -244,7 +255,63 @@ impl SimDisk {
     /// Whether it works and has kept what it was given.
     #[must_use]
     pub fn is_sound(&self) -> bool {
-        !self.dead && !self.forgot && self.failing_flushes == 0 && self.bad_blocks.is_empty()
+        !self.dead
+            && !self.forgot
+            && self.failing_flushes == 0
+            && (self.scattered || self.bad_blocks.is_empty())
+    }
+
+    /// From now on operations are hit by this fault, too, until it is over.
+    pub fn inject(&mut self, fault: PassingFault) {
+        self.passing.add(fault);
+    }
+
+    /// All passing faults are over; what they have left hanging stays so until [`super::SimArray::end_hung`].
+    pub fn clear_faults(&mut self) {
+        self.passing.clear();
+    }
+
+    /// Whether a passing fault may still hit an operation.
+    #[must_use]
+    pub fn has_passing_fault(&self, now: Timestamp) -> bool {
+        self.passing.are_there(now)
+    }
+
+    /// Operations that passing faults have ended so.
+    #[must_use]
+    pub fn struck(&self, trouble: Trouble) -> u64 {
+        self.passing.struck(trouble)
+    }
+
+    /// Whether a passing fault hits this operation. What of it happens all the same has happened then.
+    pub(super) fn strike(&mut self, op: &IoOp, (executed, now): (u64, Timestamp)) -> Option<Trouble> {
+        if self.dead {
+            return None;
+        }
+        let (trouble, fate) = self.passing.strike(op, now)?;
+        if let Some(write) = DiskWrite::of(op).filter(|_| trouble != Trouble::Hang) {
+            self.leave_behind(&write, executed, fate);
+        }
+        Some(trouble)
+    }
+
+    /// The array's next life begins, with its clock at zero; `now` is where the clock of this one ends.
+    pub(super) fn start_clock_anew(&mut self, now: Timestamp) {
+        self.passing.start_clock_anew(now);
+    }
+
+    /// A copy of everything on it: of what a power cut would leave at this moment at least when `durable`, else of what reads
+    /// see, as when a file is copied while it is in use.
+    #[must_use]
+    pub fn copy(&self, durable: bool) -> DiskCopy {
+        DiskCopy { content: if durable { &self.medium } else { &self.visible }.clone() }
+    }
+
+    /// The disk becomes what it was when the copy was made. Its places that cannot be read stay.
+    pub fn restore(&mut self, copy: &DiskCopy) {
+        self.cached.clear();
+        self.visible = copy.content.clone();
+        self.medium = copy.content.clone();
     }
 
     /// Reads without faults or counting.
@@ -469,6 +536,7 @@ pub(super) fn fault(kind: IoFaultKind) -> IoFault {
         IoFaultKind::Medium => libc::EIO,
         IoFaultKind::Gone => libc::ENODEV,
         IoFaultKind::NoSpace => libc::ENOSPC,
+        IoFaultKind::Shortage => libc::ENOMEM,
         IoFaultKind::Unsupported => libc::EOPNOTSUPP,
     };
     IoFault { kind, errno }

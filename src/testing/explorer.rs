@@ -9,27 +9,21 @@
 
 use super::oracle::BLOCK_BYTES;
 use super::presence::Presence;
+use super::reads::{REFUSED, Reads, STEPS_MAX, run_until};
+use super::sicken::sicken;
+use super::sickness::OldCopy;
 use super::superblocks;
 use super::workload::Run;
 use super::{
-    Fate, Floor, Oracle, Random, SimArray, SimDisk, SimShape, SimWorld, Workload, Wreck, logs, presence,
+    Fate, FaultCounts, Floor, Oracle, Random, SimArray, SimDisk, SimShape, SimWorld, Workload, Wreck, logs,
+    presence,
 };
 use crate::format::MemberState;
-use crate::volume::{ActivityKind, AdminRequest, ClientReply, ClientRequest, LogState, MemberStatus};
+use crate::volume::{ActivityKind, AdminRequest, ClientReply, MemberStatus};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-
-/// What an array promises after a crash.
-#[derive(Clone, Copy, Debug)]
-pub struct Promise {
-    /// A block never shows a mix of writes, what was read after a crash stays, a disk that forgot acknowledged writes
-    /// is seen through, and a crash with members missing is survived. An array without a log promises none of these:
-    /// it refuses to start degraded after a crash.
-    pub logged: bool,
-    /// Start all the same, which an administrator can order.
-    pub force: bool,
-}
+use std::sync::Arc;
 
 /// What is explored.
 #[derive(Clone, Copy, Debug)]
@@ -40,8 +34,6 @@ pub struct Scenario {
     pub shape: SimShape,
     /// The load.
     pub workload: Workload,
-    /// What must hold.
-    pub promise: Promise,
     /// Steps of the load.
     pub steps: usize,
     /// Of the moments of a load, crashes are tried at one in so many, so that a seed goes through a long history.
@@ -104,6 +96,10 @@ pub struct Totals {
     pub scrubs: u64,
     /// Reads that ended in an error, as they may when too much is damaged.
     pub errors: u64,
+    /// Times that everything was made whole, checked and degraded after all faults had passed.
+    pub peaces: u64,
+    /// Faults beyond crashes and members that die.
+    pub faults: FaultCounts,
 }
 
 impl Totals {
@@ -116,6 +112,8 @@ impl Totals {
         self.refused += other.refused;
         self.scrubs += other.scrubs;
         self.errors += other.errors;
+        self.peaces += other.peaces;
+        self.faults.add(&other.faults);
     }
 }
 
@@ -191,6 +189,8 @@ struct Past {
     depth: u32,
     /// Members whose logs were damaged since something was served: bit by index.
     ruined: u64,
+    /// Copies of disks that the load has made.
+    copies: Arc<[OldCopy]>,
 }
 
 /// Which of the undecided writes are there after a crash.
@@ -215,17 +215,12 @@ enum Survivors {
     NewestTorn(bool),
 }
 
-/// How an error begins that says that the array does not start, or does not serve: with too few members it may.
-const REFUSED: &str = "the start is refused";
+/// After a recovery after which no crash comes, all faults pass and nothing may be left of them, one time in so many.
+const PEACE_ONE_IN: u64 = 6;
 /// With no more undecided writes than this, every subset of them is tried.
 const SUBSETS_OF_MAX: usize = 4;
 /// Crashes within one recovery; a quarter within a recovery after a crash within one.
 const SWEEP_CRASHES_MAX: u32 = 6;
-/// A recovery that takes more operations than this hangs.
-const STEPS_MAX: usize = 200_000;
-/// A recovery that waits for time more often than this, with nothing in flight, hangs.
-const IDLE_MAX: usize = 600;
-
 impl Explorer<'_> {
     fn new<'a>(world: &'a SimWorld, scenario: &'a Scenario, seed: u64) -> Explorer<'a> {
         Explorer {
@@ -262,7 +257,7 @@ impl Explorer<'_> {
         let scenario = self.scenario;
         self.totals.runs += 1;
         let sim = SimArray::create_in(self.world, self.seed);
-        let oracle = Oracle::new(scenario.shape.volume_bytes, scenario.promise.logged);
+        let oracle = Oracle::new(scenario.shape.volume_bytes);
         let mut load = Run::new(sim, oracle, scenario.workload, Random::new(self.seed ^ 0x5eed));
         let mut moment = 0;
         let mut loss = Random::new(self.seed ^ 0x1055);
@@ -285,8 +280,15 @@ impl Explorer<'_> {
             self.moment(moment, &mut load)?;
             let replayed = self.only.is_some_and(|(only, _)| only == moment);
             if replayed || self.totals.points >= self.points_max {
+                self.totals.faults.add(&load.counts);
                 return Ok(());
             }
+        }
+        self.totals.faults.add(&std::mem::take(&mut load.counts));
+        if !scenario.workload.kinds.is_empty() {
+            self.path = load.log().to_vec();
+            self.random = Random::new(self.seed ^ 0xeace);
+            return self.peace(load);
         }
         load.read_all()?;
         if load.impaired() == 0 {
@@ -294,6 +296,13 @@ impl Explorer<'_> {
             load.read_all()?;
         }
         Ok(())
+    }
+
+    /// All faults pass, and nothing may be left of them.
+    fn peace(&mut self, load: Run) -> Result<(), String> {
+        self.totals.peaces += 1;
+        let mut random = Random::new(self.random.next_u64());
+        load.make_peace(self.world, &mut random, &mut self.path)
     }
 
     /// Every crash that is tried at this moment.
@@ -305,7 +314,8 @@ impl Explorer<'_> {
         };
         self.totals.moments += 1;
         let (seats, faithful) = (seats(&load.sim), load.faithful());
-        let past = Past { seats, faithful, floor: None, depth: 0, ruined: 0 };
+        let copies = load.copies.clone().into();
+        let past = Past { seats, faithful, floor: None, depth: 0, ruined: 0, copies };
         let undecided = load.sim.wreck().undecided(true);
         for variant in variants {
             self.at = Some((moment, variant));
@@ -368,14 +378,30 @@ impl Explorer<'_> {
         };
         let mut presence =
             presence::choose(&mut disks, self.scenario, &past.seats, past.faithful, &mut self.random);
+        if past.ruined == 0 {
+            let own = (&mut self.random, &mut self.totals.faults);
+            sicken(&mut disks, &mut presence, self.scenario, &past.copies, own);
+        }
         let others = !presence.others.is_empty();
-        presence.ruined = past.ruined | self.damage_logs(&mut disks, power && !others, past.depth);
+        presence.ruined = past.ruined;
+        if presence.said.is_empty() && disks.values().all(|disk| !disk.scattered) {
+            presence.ruined |= self.damage_logs(&mut disks, power && !others, past.depth);
+        }
         let word = if power { "the power fails" } else { "the process dies" };
         self.path.push(format!(
             "{word}; of {undecided} undecided writes: {survivors:?}; {presence}; floor {floor:?}"
         ));
         let may_refuse = self.may_refuse(&presence);
-        match self.start_again(disks, &presence, oracle, (floor, past)) {
+        let again = presence.claims.then(|| disks.clone());
+        let mut result = self.start_again((disks, false), &presence, oracle, (floor, past));
+        if let (Some(disks), Err(error)) = (again, &result)
+            && error.starts_with(REFUSED)
+        {
+            self.totals.refused += 1;
+            self.path.push(format!("{error}; it is forced"));
+            result = self.start_again((disks, true), &presence, oracle, (floor, past));
+        }
+        match result {
             Err(error) if error.starts_with(REFUSED) && may_refuse => {
                 self.totals.refused += 1;
                 self.path.push(error);
@@ -389,23 +415,21 @@ impl Explorer<'_> {
     /// What comes after one crash.
     fn start_again(
         &mut self,
-        disks: BTreeMap<u32, SimDisk>,
+        (disks, force): (BTreeMap<u32, SimDisk>, bool),
         presence: &Presence,
         oracle: &Oracle,
         (floor, past): (Floor, &Past),
     ) -> Result<(), String> {
         let seed = Random::new(self.random.next_u64());
-        let started = self.world.start(disks, self.scenario.promise.force, seed);
+        let started = self.world.start(disks, force, seed);
         let mut sim = started.map_err(|error| format!("{REFUSED}: {error}"))?;
         mark_unrecorded(&mut sim);
         // A disk that forgot what it had acknowledged, or whose log is damaged, is an erasure beside those that are
         // missing.
         let (live, forgot) = live_members(&sim);
         let missing = u32::from(self.scenario.shape.width()) - live.count_ones();
-        let survives = |bad: u64| {
-            self.scenario.promise.logged
-                && missing + (bad & live).count_ones() <= u32::from(self.scenario.shape.parity)
-        };
+        let survives =
+            |bad: u64| missing + (bad & live).count_ones() <= u32::from(self.scenario.shape.parity);
         if presence.ruined & live != 0 && !survives(presence.ruined | forgot) {
             self.path.push("beyond what the array survives".into());
             // With every log damaged nothing may be left that tells where a stripe has moved to, or what went in place.
@@ -420,14 +444,26 @@ impl Explorer<'_> {
         let last = past.depth >= self.scenario.depth_max;
         let plan = if last { 0 } else { self.random.below(end + sweep + crash + load) };
         if plan < end {
+            if !self.scenario.workload.kinds.is_empty() && self.random.one_in(PEACE_ONE_IN) {
+                let mut oracle = oracle.clone();
+                self.observe_all(&mut sim, &mut oracle, floor)?;
+                let load = Run::new(sim, oracle, self.scenario.workload, Random::new(self.random.next_u64()));
+                return self.peace(load);
+            }
             self.read_all(&mut sim, oracle, floor)?;
             return self.scrub_sometimes(&mut sim);
         }
         let mut oracle = oracle.clone();
         let ruined = presence.ruined;
         let faithful = presence.current & live;
-        let mut past =
-            Past { seats: Vec::new(), faithful, floor: Some(floor), depth: past.depth + 1, ruined };
+        let mut past = Past {
+            seats: Vec::new(),
+            faithful,
+            floor: Some(floor),
+            depth: past.depth + 1,
+            ruined,
+            copies: Arc::clone(&past.copies),
+        };
         if plan < end + sweep {
             return self.sweep(&mut sim, oracle, floor, past);
         }
@@ -453,7 +489,9 @@ impl Explorer<'_> {
             }
         }
         self.path.extend_from_slice(load.log());
+        self.totals.faults.add(&load.counts);
         result?;
+        past.copies = past.copies.iter().chain(&load.copies).cloned().collect();
         past.seats = seats(&load.sim);
         past.faithful &= load.faithful();
         past.floor = None;
@@ -474,13 +512,9 @@ impl Explorer<'_> {
         let mut reads = self.submit_reads(sim, oracle.blocks());
         let mut changes = sim.changes();
         for _ in 0..STEPS_MAX {
-            // Without a log only a flush makes what is read stay.
-            let observe = self.scenario.promise.logged;
             reads.poll(sim, |first, bytes| {
                 oracle.check(first, bytes, floor).map_err(|wrong| format!("after the crash: {wrong}"))?;
-                if observe {
-                    oracle.observe(first, bytes);
-                }
+                oracle.observe(first, bytes);
                 Ok(())
             })?;
             if reads.are_over() {
@@ -508,9 +542,6 @@ impl Explorer<'_> {
     /// Damages logs now and then. Returns whose: bits by index of member; nobody's when it costs no row anything.
     fn damage_logs(&mut self, disks: &mut BTreeMap<u32, SimDisk>, may_spoil: bool, depth: u32) -> u64 {
         let one_in = if depth > 0 { 3 } else { 6 };
-        if !self.scenario.promise.logged {
-            return 0;
-        }
         if self.random.one_in(one_in) {
             return logs::ruin(disks, self.scenario.shape.width(), &mut self.random);
         }
@@ -545,8 +576,7 @@ impl Explorer<'_> {
         let (k, width) = (u32::from(self.scenario.shape.data), u32::from(self.scenario.shape.width()));
         let current = presence.current.count_ones();
         let sound = (presence.current & !presence.ruined).count_ones();
-        let enough = sound >= k && 2 * current > width;
-        !enough || (!self.scenario.promise.logged && current < width)
+        sound < k || 2 * current <= width
     }
 
     /// Reads the volume and checks what was read.
@@ -558,11 +588,6 @@ impl Explorer<'_> {
 
     /// The same, and what was read is all that may be read from then on.
     fn observe_all(&mut self, sim: &mut SimArray, oracle: &mut Oracle, floor: Floor) -> Result<(), String> {
-        if !self.scenario.promise.logged {
-            // Without a log only a flush makes what is read stay.
-            let flush = sim.submit(ClientRequest::Flush);
-            sim.wait(flush).map_err(|error| format!("a flush after the crash: {error}"))?;
-        }
         self.read_blocks(sim, oracle.blocks(), |first, bytes| {
             oracle.check(first, bytes, floor).map_err(|wrong| format!("after the crash: {wrong}"))?;
             oracle.observe(first, bytes);
@@ -605,8 +630,13 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// A scrub from the start, which must find nothing.
+    /// A scrub from the start, which must find nothing. Faults that pass have passed; where sectors stay unreadable there is
+    /// something to find.
     fn scrub(&mut self, sim: &mut SimArray) -> Result<(), String> {
+        if sim.disks.values().any(|disk| disk.scattered) {
+            return Ok(());
+        }
+        sim.disks.values_mut().for_each(SimDisk::clear_faults);
         run_until(sim, "what comes before a scrub", |sim| {
             sim.status().activities.iter().all(|a| a.kind == ActivityKind::Scrub)
         })?;
@@ -650,61 +680,6 @@ impl Survivors {
     }
 }
 
-/// Reads of the whole volume after a start.
-struct Reads {
-    /// Requests with their first blocks.
-    pending: Vec<(u64, usize)>,
-    idle: usize,
-}
-
-impl Reads {
-    fn are_over(&self) -> bool {
-        self.pending.is_empty()
-    }
-
-    /// Hands over what has been read.
-    fn poll(
-        &mut self,
-        sim: &mut SimArray,
-        mut take: impl FnMut(usize, &[u8]) -> Result<(), String>,
-    ) -> Result<(), String> {
-        let mut at = 0;
-        while at < self.pending.len() {
-            let (id, first) = self.pending[at];
-            match sim.poll(id) {
-                None => at += 1,
-                Some(Ok(ClientReply::Data(bytes))) => {
-                    take(first, &bytes)?;
-                    self.pending.swap_remove(at);
-                }
-                Some(other) => {
-                    let status = sim.status();
-                    if let LogState::Refused(reason) = status.log {
-                        return Err(format!("{REFUSED}: {reason}"));
-                    }
-                    let said: Vec<&str> = sim.notices.iter().map(|notice| notice.text.as_str()).collect();
-                    return Err(format!(
-                        "a read of block {first} after the crash: {other:?} with {status:?}, which said {said:?}"
-                    ));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Executes one operation, or lets time pass.
-    fn step(&mut self, sim: &mut SimArray) -> Result<(), String> {
-        if !sim.step() {
-            sim.sleep(100);
-            self.idle += 1;
-            if self.idle > IDLE_MAX {
-                return Err(format!("the recovery hangs: {:?}", sim.status()));
-            }
-        }
-        Ok(())
-    }
-}
-
 /// Members in service, and of these the ones whose disks have forgotten something: bits by index.
 fn live_members(sim: &SimArray) -> (u64, u64) {
     let (mut live, mut forgot) = (0, 0);
@@ -740,23 +715,4 @@ fn seats(sim: &SimArray) -> Vec<(u32, u16)> {
         (disk.failing_flushes == 0).then_some((id, member.index.0))
     };
     sim.status().members.iter().filter_map(in_order).collect()
-}
-
-/// Executes everything, and lets time pass, until `done`.
-fn run_until(sim: &mut SimArray, what: &str, done: impl Fn(&SimArray) -> bool) -> Result<(), String> {
-    for _ in 0..IDLE_MAX {
-        for step in 0.. {
-            if !sim.step() {
-                break;
-            }
-            if step > STEPS_MAX {
-                return Err(format!("{what} does not end: {:?}", sim.status()));
-            }
-        }
-        if done(sim) {
-            return Ok(());
-        }
-        sim.sleep(100);
-    }
-    Err(format!("{what} hangs: {:?}", sim.status()))
 }

@@ -148,12 +148,12 @@ fn superseded(disks: &BTreeMap<u32, SimDisk>, width: u16) -> Vec<(u32, u64)> {
     let log = |(id, disk): (&u32, _)| {
         let disk: &SimDisk = disk;
         let superblock = superblocks::newest(disk).filter(|_| !disk.dead)?;
-        let key = LogKey::derive(superblock.array, superblock.redo?.secret);
+        let key = LogKey::derive(superblock.array, superblock.redo.secret);
         let region = superblock.region(RegionKind::Log)?;
         Some(Log { id: *id, disk, superblock, region, key })
     };
     let logs: Vec<Log> = disks.iter().filter_map(log).collect();
-    let start = logs.iter().filter_map(|log| Some(log.superblock.redo?.start)).max();
+    let start = logs.iter().map(|log| log.superblock.redo.start).max();
     let (Some(start), Some(first)) = (start, logs.first()) else { return Vec::new() };
     if logs.len() != usize::from(width) {
         return Vec::new();

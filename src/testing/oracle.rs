@@ -74,8 +74,6 @@ pub struct Oracle {
     blocks: Vec<History>,
     clock: u64,
     last_value: u64,
-    /// Blocks show each write wholly or not at all even after a crash.
-    atomic: bool,
     /// When the reads that are under way began.
     readers: Vec<u64>,
 }
@@ -107,17 +105,11 @@ impl Version {
 }
 
 impl Oracle {
-    /// A volume of zeroes. `atomic`: whether a crash may mix the sectors of a block.
+    /// A volume of zeroes.
     #[must_use]
-    pub fn new(volume_bytes: u64, atomic: bool) -> Oracle {
+    pub fn new(volume_bytes: u64) -> Oracle {
         let blocks = (volume_bytes as usize).div_ceil(BLOCK_BYTES);
-        Oracle {
-            blocks: vec![History::default(); blocks],
-            clock: 1,
-            last_value: 0,
-            atomic,
-            readers: Vec::new(),
-        }
+        Oracle { blocks: vec![History::default(); blocks], clock: 1, last_value: 0, readers: Vec::new() }
     }
 
     /// Blocks of the volume.
@@ -279,7 +271,7 @@ impl Oracle {
                 )));
             }
         }
-        if self.atomic && !history.writes.is_empty() {
+        if !history.writes.is_empty() {
             history
                 .check_mix(sectors, &shown)
                 .map_err(|(sector, what)| Wrong { sector: block * SECTORS + sector, what })?;
@@ -478,7 +470,7 @@ mod tests {
 
     #[test]
     fn a_crash_may_show_any_version_from_the_floor_on_and_none_before() {
-        let mut oracle = Oracle::new(8192, true);
+        let mut oracle = Oracle::new(8192);
         let one = oracle.begin_write(0, 8);
         oracle.end_write(&one, true);
         let two = oracle.begin_write(0, 8);
@@ -499,7 +491,7 @@ mod tests {
 
     #[test]
     fn a_flush_raises_the_floor_to_what_was_answered_before_it_began() {
-        let mut oracle = Oracle::new(4096, true);
+        let mut oracle = Oracle::new(4096);
         let one = oracle.begin_write(0, 8);
         oracle.end_write(&one, false);
         let began = oracle.now();
@@ -515,7 +507,7 @@ mod tests {
 
     #[test]
     fn mixes_are_found_and_independent_writes_are_none() {
-        let mut oracle = Oracle::new(4096, true);
+        let mut oracle = Oracle::new(4096);
         let whole = oracle.begin_write(0, 8);
         oracle.end_write(&whole, false);
         // Two at a time, then one after both.
@@ -534,14 +526,11 @@ mod tests {
         assert!(!fits(&[(&whole, 0..8), (&left, 0..1)]), "half a write");
         assert!(!fits(&[(&whole, 0..8), (&left, 0..2), (&last, 7..8)]), "the last without what came before");
         assert!(!fits(&[(&whole, 0..4)]), "half a write beside zeroes");
-        let mut plain = oracle.clone();
-        plain.atomic = false;
-        assert!(plain.check(0, &block(&[(&whole, 0..8), (&left, 0..1)]), Floor::Flushed).is_ok());
     }
 
     #[test]
     fn garbage_and_other_places_are_told_apart() {
-        let mut oracle = Oracle::new(8192, true);
+        let mut oracle = Oracle::new(8192);
         let one = oracle.begin_write(0, 16);
         oracle.end_write(&one, false);
         let bytes = Oracle::bytes_of(&one);
@@ -557,7 +546,7 @@ mod tests {
 
     #[test]
     fn a_trim_may_or_may_not_have_happened() {
-        let mut oracle = Oracle::new(4096, true);
+        let mut oracle = Oracle::new(4096);
         let one = oracle.begin_write(0, 8);
         oracle.end_write(&one, true);
         let trim = oracle.begin_zeroes(0, 8, true);

@@ -1,5 +1,6 @@
 //! Who is there at the start after a crash: what the explorer tries of losses, returns and stale members.
 
+use super::sickness::depth_of_bad_sectors;
 use super::{Random, Scenario, SimDisk, superblocks};
 use crate::block_io::DeviceId;
 use crate::format::{Role, Superblock};
@@ -17,13 +18,20 @@ pub(super) struct Presence {
     pub others: Vec<DeviceId>,
     /// Members whose logs are damaged.
     pub ruined: u64,
+    /// A superblock claims what no other confirms: the start may be refused unless it is forced.
+    pub claims: bool,
+    /// What was done to members besides.
+    pub said: Vec<String>,
 }
 
 impl fmt::Display for Presence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let others: Vec<u32> = self.others.iter().map(|id| id.0).collect();
         write!(f, "current members {:#b}, lost {:#b}, other disks {others:?}", self.current, self.lost)?;
-        if self.ruined != 0 { write!(f, ", logs damaged {:#b}", self.ruined) } else { Ok(()) }
+        if self.ruined != 0 {
+            write!(f, ", logs damaged {:#b}", self.ruined)?;
+        }
+        self.said.iter().try_for_each(|said| write!(f, ", {said}"))
     }
 }
 
@@ -61,11 +69,15 @@ pub(super) fn choose(
         })
     };
     let good: Vec<(u32, u16)> = seats.iter().filter(|seat| is_good(seat)).copied().collect();
-    let spare = usize::from(shape.parity).saturating_sub(usize::from(shape.width()) - good.len());
+    let missing = usize::from(shape.width()) - good.len();
+    let spare = usize::from(shape.parity).saturating_sub(missing + depth_of_bad_sectors(disks.values()));
+    let has_bad_sectors = disks.values().any(|disk| disk.scattered);
     // Now and then any members at all: with stale ones in place of current ones the array must refuse, or be right.
     let any = random.one_in(scenario.any_one_in);
     let loss = match random.below(3) {
-        _ if any => random.below(usize::from(shape.parity).min(good.len()) as u64 + 1) as usize,
+        _ if any && !has_bad_sectors => {
+            random.below(usize::from(shape.parity).min(good.len()) as u64 + 1) as usize
+        }
         0 => 0,
         1 => spare,
         _ => random.below(spare as u64 + 1) as usize,

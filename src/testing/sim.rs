@@ -3,15 +3,16 @@
 //! do wrong is in `disk.rs`. Deterministic: the same seed and the same calls give the same run.
 
 use super::disk::{BLOCK, DiskWrite, Fate, SimDisk, fault};
-use super::{Random, superblocks};
+use super::hung::{Hung, HungEnd};
+use super::{Random, Trouble, superblocks};
 use crate::array::assembly::{AssemblyError, Candidate, assemble};
 use crate::array::{ArrayConfig, NewArray, OpenDevice};
-use crate::block_io::{Buf, Completion, DeviceId, IoFaultKind, IoOp, IoToken, Pool};
+use crate::block_io::{Buf, Completion, DeviceId, IoFault, IoFaultKind, IoOp, IoToken, Pool};
 use crate::codec::Codec;
 use crate::format::{
     ArrayShape, ChecksumKind, RegionKind, Role, all_copy_offsets, geometry_for, member_bytes_for,
 };
-use crate::units::{Timestamp, VolumeOffset};
+use crate::units::{BlockHash, Timestamp, VolumeOffset};
 use crate::volume::{
     AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, ClientReply, ClientRequest, Job,
     MemberStatus, NewDevice, PlainVolume, RequestId, Volume, VolumeAction, VolumeEvent, VolumeStatus,
@@ -30,9 +31,7 @@ pub struct SimShape {
     pub chunk: u32,
     /// Bytes of the volume.
     pub volume_bytes: u64,
-    /// With a redo log; without, an array of format 1.0.
-    pub redo: bool,
-    /// Checksum of each block; other than none only with `redo`.
+    /// Checksum of each block.
     pub checksum: ChecksumKind,
     /// Bytes of the log region in place of what `create` would give it: a ring that is soon full.
     pub log_bytes: Option<u64>,
@@ -53,7 +52,6 @@ impl SimShape {
             parity,
             chunk,
             volume_bytes,
-            redo: false,
             checksum: ChecksumKind::None,
             log_bytes: None,
             job_bytes: None,
@@ -61,10 +59,10 @@ impl SimShape {
         }
     }
 
-    /// The same with a redo log, checksums of this kind and a ring of so many bytes on every member.
+    /// The same with checksums of this kind and a ring of so many bytes on every member.
     #[must_use]
     pub const fn logged(self, checksum: ChecksumKind, log_bytes: u64) -> SimShape {
-        SimShape { redo: true, checksum, log_bytes: Some(log_bytes), ..self }
+        SimShape { checksum, log_bytes: Some(log_bytes), ..self }
     }
 
     /// Members.
@@ -121,8 +119,7 @@ impl SimWorld {
             geometry,
             regions,
             checksum: shape.checksum,
-            redo: shape.redo.then(|| *new_uuid(random).as_bytes()),
-            members_are_zero: true,
+            secret: *new_uuid(random).as_bytes(),
         };
         let mut disks = BTreeMap::new();
         for (superblock, at) in new.superblocks(&uuids).iter().zip(0..) {
@@ -216,19 +213,23 @@ pub struct SimArray {
     pub released: BTreeSet<u32>,
     volume: PlainVolume,
     queue: Vec<(DeviceId, IoToken, IoOp, u64)>,
+    /// Operations that do not end.
+    pub(super) hung: Vec<Hung>,
+    /// Nanoseconds after which the device of an operation that does not end is said to be gone, as the daemon says it.
+    pub hang_limit: Option<u64>,
     /// Work that the volume gave away.
     jobs: Vec<Job>,
     /// Nobody does any of it.
     pub holds_jobs: bool,
     /// Operations executed so far, by all disks.
-    executed: u64,
+    pub(super) executed: u64,
     /// Writes submitted, and writes and flushes executed.
-    changes: u64,
+    pub(super) changes: u64,
     actions: Vec<VolumeAction>,
     client_done: HashMap<u64, Result<ClientReply, ClientError>>,
     admin_done: HashMap<u64, Result<AdminOutcome, AdminError>>,
     next_request: u64,
-    now: Timestamp,
+    pub(super) now: Timestamp,
     random: Random,
 }
 
@@ -286,6 +287,8 @@ impl SimArray {
             released: BTreeSet::new(),
             volume,
             queue: Vec::new(),
+            hung: Vec::new(),
+            hang_limit: None,
             jobs: Vec::new(),
             holds_jobs: false,
             executed,
@@ -310,7 +313,7 @@ impl SimArray {
     /// Operations in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        self.queue.len() + self.jobs.len()
+        self.queue.len() + self.hung.len() + self.jobs.len()
     }
 
     /// What a crash at this moment would leave.
@@ -318,8 +321,11 @@ impl SimArray {
     pub fn wreck(&self) -> Wreck {
         let write =
             |(device, _, op, _): &(DeviceId, IoToken, IoOp, u64)| Some((device.0, DiskWrite::of(op)?));
-        let in_flight = self.queue.iter().filter_map(write).collect();
-        Wreck { disks: self.disks.clone(), in_flight, executed: self.executed }
+        let hung = self.hung.iter().filter_map(|hung| Some((hung.device.0, DiskWrite::of(&hung.op)?)));
+        let in_flight = self.queue.iter().filter_map(write).chain(hung).collect();
+        let mut disks = self.disks.clone();
+        disks.values_mut().for_each(|disk| disk.start_clock_anew(self.now));
+        Wreck { disks, in_flight, executed: self.executed }
     }
 
     /// Kills the process: of the operations in flight some have happened and some have not. Then starts anew.
@@ -360,7 +366,9 @@ impl SimArray {
     }
 
     fn crash(&mut self, happened: &mut dyn FnMut(u32, &IoOp) -> bool) {
-        for (device, _, op, submitted) in std::mem::take(&mut self.queue) {
+        let hung = std::mem::take(&mut self.hung).into_iter();
+        let hung = hung.map(|hung| (hung.device, hung.token, hung.op, hung.submitted));
+        for (device, _, op, submitted) in std::mem::take(&mut self.queue).into_iter().chain(hung) {
             if happened(device.0, &op)
                 && let Some(disk) = self.disks.get_mut(&device.0)
             {
@@ -369,6 +377,7 @@ impl SimArray {
                 let _ = disk.execute(op, self.executed, submitted);
             }
         }
+        self.disks.values_mut().for_each(|disk| disk.start_clock_anew(self.now));
     }
 
     /// The power of one disk fails: what no flush has covered is there or not.
@@ -410,6 +419,19 @@ impl SimArray {
         let (device, token, op, submitted) = self.queue.swap_remove(at);
         self.executed += 1;
         self.changes += u64::from(!matches!(op, IoOp::Read { .. } | IoOp::Extents { .. }));
+        let now = (self.executed, self.now);
+        let struck = self.disks.get_mut(&device.0).and_then(|disk| disk.strike(&op, now));
+        match struck.map(Trouble::fault) {
+            None => self.end(device, token, op, submitted),
+            Some(Some(fault)) => self.event(VolumeEvent::Io(Completion { token, result: Err(fault) })),
+            Some(None) => {
+                self.hung.push(Hung { device, token, op, submitted, since: self.now, is_told: false });
+            }
+        }
+    }
+
+    /// The disk executes it, and the array is told.
+    pub(super) fn end(&mut self, device: DeviceId, token: IoToken, op: IoOp, submitted: u64) {
         let now = self.executed;
         let disk = self.disks.get_mut(&device.0);
         let result = disk.map_or(Err(fault(IoFaultKind::Gone)), |disk| disk.execute(op, now, submitted));
@@ -427,6 +449,12 @@ impl SimArray {
     /// Whether the administrator's request has ended, and how.
     pub fn poll_admin(&mut self, id: u64) -> Option<Result<AdminOutcome, AdminError>> {
         self.admin_done.remove(&id)
+    }
+
+    /// The number that the next request will have.
+    #[must_use]
+    pub fn next_request(&self) -> u64 {
+        self.next_request
     }
 
     /// Starts a client request.
@@ -512,7 +540,11 @@ impl SimArray {
     /// When the array cannot be assembled.
     pub fn stop_and_restart(mut self, force: bool) -> Result<SimArray, AssemblyError> {
         self.admin(AdminRequest::Stop).expect("a stop succeeds");
-        assert_eq!(self.in_flight(), 0, "nothing is in flight after a stop");
+        let queued = self.queue.iter().map(|(device, ..)| device.0);
+        let mut left = queued.chain(self.hung.iter().map(|hung| hung.device.0));
+        assert!(left.all(|id| self.released.contains(&id)), "nothing is awaited after a stop");
+        assert!(self.jobs.is_empty(), "no work is out after a stop");
+        self.crash(&mut |_, _| true);
         Self::start(self.world, self.disks, force, self.random)
     }
 
@@ -538,8 +570,12 @@ impl SimArray {
         NewDevice { device: DeviceId(id), uuid, bytes, superblock: None, known_zero: true }
     }
 
-    /// The disk of a member that came back, under a new handle.
+    /// The disk of a member that came back, under a new handle. What was in flight on it ends before.
     pub fn reopen_disk(&mut self, old: u32) -> NewDevice {
+        while let Some(at) = self.queue.iter().position(|(device, ..)| device.0 == old) {
+            self.execute_queued(at);
+        }
+        self.end_hung(old, HungEnd::Late);
         let mut disk = self.disks.remove(&old).expect("a disk to reopen");
         disk.dead = false;
         let superblock = superblocks::newest(&disk).map(Box::new);
@@ -558,7 +594,8 @@ impl SimArray {
         let in_use = |id: u32| {
             let uses =
                 |m: &MemberStatus| m.device == Some(DeviceId(id)) || m.replacement == Some(DeviceId(id));
-            status.members.iter().any(uses) || self.queue.iter().any(|(device, _, _, _)| device.0 == id)
+            let queued = self.queue.iter().any(|(device, ..)| device.0 == id);
+            queued || self.hung(id) > 0 || status.members.iter().any(uses)
         };
         let superblock = |(id, disk): (&u32, &SimDisk)| Some((*id, superblocks::newest(disk)?));
         let known = self.disks.iter().filter_map(superblock);
@@ -635,12 +672,25 @@ impl SimArray {
         self.disks.get(&device.0).is_some_and(|disk| disk.slow || (disk.slow_flushes && is_flush))
     }
 
+    /// Tells the array that the operations of a disk do not end.
+    pub fn device_hangs(&mut self, id: u32) {
+        let fault = IoFault { kind: IoFaultKind::Gone, errno: libc::ETIMEDOUT };
+        self.event(VolumeEvent::DeviceGone(DeviceId(id), fault));
+    }
+
     /// Lets `milliseconds` pass with nothing executed but ticks.
     pub fn sleep(&mut self, milliseconds: u64) {
         for _ in 0..milliseconds.div_ceil(100) {
             self.now.0 += 100_000_000;
             self.event(VolumeEvent::Tick);
+            self.tell_of_hung();
         }
+    }
+
+    /// The array's clock.
+    #[must_use]
+    pub fn now(&self) -> Timestamp {
+        self.now
     }
 
     /// Executes everything, background passes included, until nothing is left to do.
@@ -679,12 +729,17 @@ impl SimArray {
         self.volume.status()
     }
 
+    /// The hash of a block of the volume as the array's cached pages have it; none while they do not.
+    pub(super) fn cached_hash(&self, block: usize) -> Option<BlockHash> {
+        self.volume.cached_hash(VolumeOffset(block as u64 * BLOCK))
+    }
+
     /// The array's random choices and the test's may come from one seed.
     pub fn random(&mut self) -> &mut Random {
         &mut self.random
     }
 
-    fn event(&mut self, event: VolumeEvent) {
+    pub(super) fn event(&mut self, event: VolumeEvent) {
         let mut actions = std::mem::take(&mut self.actions);
         self.volume.step(self.now, event, &mut actions);
         for action in actions.drain(..) {
@@ -702,11 +757,8 @@ impl SimArray {
                     assert!(self.admin_done.insert(id.0, result).is_none(), "answered twice");
                 }
                 VolumeAction::Release(device) => {
+                    // What is in flight on it may end later, or never.
                     assert!(self.released.insert(device.0), "released twice");
-                    assert!(
-                        self.queue.iter().all(|(d, _, _, _)| *d != device),
-                        "released with I/O in flight"
-                    );
                 }
                 VolumeAction::Notice(notice) => self.notices.push(notice),
             }

@@ -27,6 +27,78 @@ pub(super) fn newest(disk: &SimDisk) -> Option<Superblock> {
     newest_copy(all_copy_offsets(disk.bytes()).map(|offset| copy_at(disk, offset.0))).ok()
 }
 
+/// Words of a superblock copy that a device may lie about, with their places in it; see docs/on-disk-format.md.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// Counts updates of the superblock.
+    Sequence,
+    /// Features that only readers may ignore.
+    RoCompat,
+    /// Number of the epoch.
+    EpochNumber,
+    /// Identity of the epoch.
+    EpochId,
+    /// Identity of the epoch before.
+    EpochParent,
+    /// The members in service, the first 64 of them.
+    EpochLive,
+    /// The sequence with which the log starts.
+    LogStartSequence,
+    /// The epoch in which the log starts.
+    LogStartEpoch,
+}
+
+impl Claim {
+    /// All of them.
+    pub const ALL: [Claim; 8] = [
+        Claim::Sequence,
+        Claim::RoCompat,
+        Claim::EpochNumber,
+        Claim::EpochId,
+        Claim::EpochParent,
+        Claim::EpochLive,
+        Claim::LogStartSequence,
+        Claim::LogStartEpoch,
+    ];
+
+    fn at(self) -> usize {
+        match self {
+            Claim::Sequence => 0x30,
+            Claim::RoCompat => 0x40,
+            Claim::EpochNumber => 0xe0,
+            Claim::EpochId => 0xe8,
+            Claim::EpochParent => 0xf0,
+            Claim::EpochLive => 0xf8,
+            Claim::LogStartSequence => 0x160,
+            Claim::LogStartEpoch => 0x168,
+        }
+    }
+}
+
+/// Where the checksum of a copy lies; it is computed with these bytes zero.
+const CHECKSUM_AT: std::ops::Range<usize> = 0x10..0x30;
+
+impl SimDisk {
+    /// Every copy of the superblock that has one says `claim(what it says)` from now on, with a checksum that fits: what a
+    /// mistaken or hostile writer leaves. Returns what the newest copy said.
+    pub fn forge_superblock(&mut self, claim: Claim, value: impl Fn(u64) -> u64) -> Option<u64> {
+        let mut said = None;
+        for offset in all_copy_offsets(self.bytes()).map(|offset| offset.0) {
+            let mut copy = self.peek(offset, COPY_BYTES);
+            let Ok(superblock) = Superblock::decode(&copy) else { continue };
+            let word = claim.at()..claim.at() + 8;
+            let before = u64::from_le_bytes(copy[word.clone()].try_into().expect("eight bytes"));
+            said = said.max(Some((superblock.sequence, before)));
+            copy[word].copy_from_slice(&value(before).to_le_bytes());
+            copy[CHECKSUM_AT].fill(0);
+            let checksum = blake3::hash(&copy);
+            copy[CHECKSUM_AT].copy_from_slice(checksum.as_bytes());
+            self.poke(offset, &copy);
+        }
+        said.map(|(_, before)| before)
+    }
+}
+
 fn copy_at(disk: &SimDisk, offset: u64) -> Decoded {
     debug_assert!(offset.is_multiple_of(BLOCK));
     let first = offset / BLOCK;
@@ -47,4 +119,53 @@ fn copy_at(disk: &SimDisk, offset: u64) -> Decoded {
         remembered.insert(key, (held, decoded.clone()));
         decoded
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{SimArray, SimShape};
+
+    #[test]
+    fn a_forged_claim_is_read_as_such_and_nothing_else_is_changed() {
+        let mut sim = SimArray::create(
+            SimShape::new(2, 1, 4096, 2).logged(crate::format::ChecksumKind::Crc32c, 64 << 10),
+            1,
+        );
+        sim.settle();
+        let disk = sim.disks.get_mut(&1).expect("a disk");
+        let before = newest(disk).expect("a superblock");
+        assert_eq!(disk.forge_superblock(Claim::EpochNumber, |number| number + 7), Some(before.epoch.number));
+        assert_eq!(disk.forge_superblock(Claim::EpochParent, |_| 99), Some(before.epoch.parent));
+        let redo = before.redo;
+        assert_eq!(disk.forge_superblock(Claim::LogStartSequence, |n| n + 1), Some(redo.start.sequence));
+        let mut expected = before;
+        expected.epoch.number += 7;
+        expected.epoch.parent = 99;
+        expected.redo.start.sequence += 1;
+        assert_eq!(newest(disk), Some(expected));
+    }
+
+    #[test]
+    fn each_claim_is_the_field_of_its_name() {
+        let mut sim = SimArray::create(
+            SimShape::new(2, 1, 4096, 2).logged(crate::format::ChecksumKind::Crc32c, 64 << 10),
+            1,
+        );
+        sim.settle();
+        let superblock = newest(&sim.disks[&0]).expect("a superblock");
+        let said = |claim| sim.disks[&0].clone().forge_superblock(claim, |word| word).expect("a superblock");
+        let redo = superblock.redo;
+        let expected = [
+            superblock.sequence,
+            superblock.features_ro_compat,
+            superblock.epoch.number,
+            superblock.epoch.id,
+            superblock.epoch.parent,
+            superblock.epoch.live.0[0],
+            redo.start.sequence,
+            redo.start.epoch,
+        ];
+        assert_eq!(Claim::ALL.map(said), expected);
+    }
 }

@@ -4,12 +4,14 @@
 //! `m` members are out of service or dead at a time, so every request must succeed. Deterministic.
 
 use super::oracle::{BLOCK_BYTES, SECTOR_BYTES};
+use super::sickness::OldCopy;
 use super::superblocks;
-use super::{Fate, Floor, Oracle, Random, SimArray, SimDisk, SimWorld, Written};
+use super::watch::Watch;
+use super::{Fate, FaultCounts, FaultKinds, Floor, Oracle, Random, SimArray, SimDisk, SimWorld, Written};
 use crate::array::assembly::AssemblyError;
 use crate::format::MemberState;
 use crate::units::{MemberIndex, VolumeOffset};
-use crate::volume::{AdminRequest, ClientError, ClientReply, ClientRequest};
+use crate::volume::{AdminRequest, ClientError, ClientReply, ClientRequest, NewDevice};
 
 /// Sectors of a block.
 const SECTORS: u64 = (BLOCK_BYTES / SECTOR_BYTES) as u64;
@@ -39,6 +41,10 @@ pub struct Workload {
     pub faults: u64,
     /// Blocks of members that cannot be read until they are written.
     pub unreadable: u64,
+    /// Faults of these kinds that pass.
+    pub passing: u64,
+    /// See `passing`; also what restarts are given.
+    pub kinds: FaultKinds,
     /// Administrators that take members out, bring disks in, scrub.
     pub admin: u64,
     /// Most client requests in flight.
@@ -61,6 +67,8 @@ impl Workload {
         pauses: 2,
         faults: 1,
         unreadable: 0,
+        passing: 0,
+        kinds: FaultKinds::NONE,
         admin: 1,
         depth: 5,
         slow_flushes: false,
@@ -83,23 +91,37 @@ pub struct Run {
     pub errors_allowed: bool,
     /// Requests that failed.
     pub errors: u64,
-    workload: Workload,
-    random: Random,
+    /// Faults beyond crashes and members that die.
+    pub counts: FaultCounts,
+    pub(super) workload: Workload,
+    pub(super) random: Random,
     pending: Vec<(u64, Pending)>,
-    width: u16,
-    spare_members: usize,
+    pub(super) width: u16,
+    pub(super) spare_members: usize,
     stripe_sectors: u64,
+    /// Copies of disks that were made.
+    pub(super) copies: Vec<OldCopy>,
+    /// All members have trouble.
+    pub(super) is_overwhelmed: bool,
+    /// Requests with lower numbers may fail: they were there when all members had trouble.
+    pub(super) lenient_below: u64,
+    watch: Watch,
     /// Members that have been in service and in order from the start: bit by index.
     faithful: u64,
+    /// Members that something has happened to for which one may be taken out of service: bit by index.
+    pub(super) guilty: u64,
     /// Steps for which what happened to a member is still going through the array.
-    tense: u32,
+    pub(super) tense: u32,
     /// Notices of the array that are in the log.
     noticed: usize,
     log: Vec<String>,
 }
 
 /// Steps after a member's fault, or an administrator's request, until all is recorded; roughly.
-const TENSE_STEPS: u32 = 120;
+pub(super) const TENSE_STEPS: u32 = 120;
+
+/// Nanoseconds after which a member whose operations do not end is taken out, where some hang.
+const HANG_LIMIT: u64 = 30_000_000_000;
 
 /// What is remembered for the report of a violation.
 const LOG_MAX: usize = 400;
@@ -108,21 +130,31 @@ impl Run {
     /// A load on an array whose clients may see what `oracle` says.
     #[must_use]
     pub fn new(sim: SimArray, oracle: Oracle, workload: Workload, random: Random) -> Run {
-        let geometry = sim.status().geometry;
+        let status = sim.status();
+        let geometry = status.geometry;
+        let away = status.members.iter().filter(|member| member.state != MemberState::Online);
+        let guilty = away.fold(0, |bits, member| bits | 1 << member.index.0);
         let mut sim = sim;
         sim.disks.values_mut().for_each(|disk| disk.slow_flushes = workload.slow_flushes);
+        sim.hang_limit = Some(HANG_LIMIT);
         Run {
             sim,
             oracle,
             errors_allowed: false,
             errors: 0,
+            counts: FaultCounts::default(),
             workload,
             random,
             pending: Vec::new(),
             width: geometry.width(),
             spare_members: usize::from(geometry.parity),
             stripe_sectors: geometry.stripe_bytes() / SECTOR_BYTES as u64,
+            copies: Vec::new(),
+            is_overwhelmed: false,
+            lenient_below: 0,
+            watch: Watch::default(),
             faithful: u64::MAX,
+            guilty,
             tense: 0,
             noticed: 0,
             log: Vec::new(),
@@ -141,11 +173,29 @@ impl Run {
         self.tense > 0
     }
 
-    fn note(&mut self, what: String) {
+    pub(super) fn note(&mut self, what: String) {
         if self.log.len() >= LOG_MAX {
             self.log.drain(..LOG_MAX / 2);
         }
         self.log.push(what);
+    }
+
+    /// Takes what the array has said into the log.
+    fn hear(&mut self) {
+        for at in std::mem::replace(&mut self.noticed, self.sim.notices.len())..self.sim.notices.len() {
+            self.note(format!("the array: {}", self.sim.notices[at].text));
+        }
+    }
+
+    pub(super) fn forget_log(&mut self) {
+        self.hear();
+        self.log.clear();
+    }
+
+    /// Moves the log to the end of `said`.
+    pub(super) fn tell(&mut self, said: &mut Vec<String>) {
+        self.hear();
+        said.append(&mut self.log);
     }
 
     /// Members that are out of service, or whose disk is not in order: bit by index.
@@ -154,7 +204,12 @@ impl Run {
         let mut impaired = 0;
         for (at, member) in self.sim.status().members.iter().enumerate() {
             let disk = member.device.and_then(|device| self.sim.disks.get(&device.0));
-            let whole = member.state == MemberState::Online && disk.is_some_and(SimDisk::is_sound);
+            let has_trouble = |id: u32, disk: &SimDisk| {
+                !disk.is_sound() || disk.has_passing_fault(self.sim.now()) || self.sim.hung(id) > 0
+            };
+            let id = member.device.map_or(0, |device| device.0);
+            let whole =
+                member.state == MemberState::Online && disk.is_some_and(|disk| !has_trouble(id, disk));
             impaired |= u64::from(!whole) << at;
         }
         impaired
@@ -184,6 +239,7 @@ impl Run {
             w.faults,
             w.unreadable,
             w.admin,
+            w.passing,
         ];
         let mut pick = self.random.below(shares.iter().sum());
         let kind = shares.iter().position(|share| {
@@ -203,16 +259,16 @@ impl Run {
             8 => self.fault(),
             9 => self.unreadable(),
             10 => self.administrate(),
+            11 => self.passing_fault(),
             _ => drop(self.sim.step()),
         }
         // Only then may something have happened to a member.
         if self.tense > 0 {
             self.faithful &= !self.impaired();
         }
+        self.watch()?;
         self.reap()?;
-        for at in std::mem::replace(&mut self.noticed, self.sim.notices.len())..self.sim.notices.len() {
-            self.note(format!("the array: {}", self.sim.notices[at].text));
-        }
+        self.hear();
         Ok((self.sim.changes(), self.oracle.now()) != before)
     }
 
@@ -232,6 +288,7 @@ impl Run {
             if idle > 600 {
                 return Err(format!("{} requests hang: {:?}", self.pending.len(), self.sim.status()));
             }
+            self.watch()?;
             self.reap()?;
         }
         Ok(())
@@ -270,6 +327,10 @@ impl Run {
             Ok(sim) => sim,
             Err(error) => return Ok(Err(error)),
         };
+        self.sim.hang_limit = Some(HANG_LIMIT);
+        self.watch.reset();
+        self.guilty = u64::MAX;
+        (self.is_overwhelmed, self.lenient_below) = (false, 0);
         self.pending.clear();
         self.oracle.end_all_reads();
         let floor = if power { Floor::Flushed } else { Floor::ALL_ANSWERED };
@@ -363,6 +424,35 @@ impl Run {
         self.pending.push((id, Pending::Write { written, fua }));
     }
 
+    /// Looks at what has changed, and whether requests may fail that begin from now on.
+    fn watch(&mut self) -> Result<(), String> {
+        if self.workload.kinds.is_empty() {
+            return Ok(());
+        }
+        self.end_leniency(self.sim.next_request());
+        if let Some(member) = self
+            .sim
+            .status()
+            .members
+            .iter()
+            .find(|member| member.state == MemberState::Faulted && self.guilty >> member.index.0 & 1 == 0)
+        {
+            return Err(format!(
+                "T4: member {} leaves, and nothing is wrong with it: {:?}",
+                member.index, member.reason
+            ));
+        }
+        let written = self.pending.iter().filter_map(|(_, pending)| match pending {
+            Pending::Write { written, .. } => {
+                let end = written.first + written.count;
+                Some(written.first / SECTORS as usize..end.div_ceil(SECTORS as usize))
+            }
+            Pending::Flush { .. } | Pending::Read { .. } => None,
+        });
+        let written: Vec<_> = written.collect();
+        self.watch.look(&self.sim, self.oracle.blocks(), (&written, self.lenient_below > 0))
+    }
+
     fn reap(&mut self) -> Result<(), String> {
         let mut at = 0;
         while at < self.pending.len() {
@@ -372,15 +462,21 @@ impl Run {
             };
             let (id, pending) = self.pending.swap_remove(at);
             self.note(format!("request {id} ended: {}", if result.is_ok() { "done" } else { "error" }));
-            self.ended(pending, result)?;
+            let may_fail = self.errors_allowed || id < self.lenient_below;
+            self.ended(pending, result, may_fail)?;
         }
         Ok(())
     }
 
-    fn ended(&mut self, pending: Pending, result: Result<ClientReply, ClientError>) -> Result<(), String> {
+    fn ended(
+        &mut self,
+        pending: Pending,
+        result: Result<ClientReply, ClientError>,
+        may_fail: bool,
+    ) -> Result<(), String> {
         let reply = match result {
             Ok(reply) => reply,
-            Err(error) if !self.errors_allowed => {
+            Err(error) if !may_fail => {
                 return Err(format!("{error} within the budget: {:?}", self.sim.status()));
             }
             Err(_) => {
@@ -414,10 +510,11 @@ impl Run {
     }
 
     /// A healthy member, if one more may be lost.
-    fn victim(&mut self) -> Option<(u16, u32)> {
+    pub(super) fn victim(&mut self) -> Option<(u16, u32)> {
         let impaired = self.impaired();
         let member = self.any_member();
-        if impaired.count_ones() as usize >= self.spare_members || impaired >> member & 1 == 1 {
+        let sick = impaired.count_ones() as usize + self.depth_of_bad_sectors();
+        if sick >= self.spare_members || impaired >> member & 1 == 1 {
             return None;
         }
         Some((member, self.sim.disk_of(member)?))
@@ -440,6 +537,7 @@ impl Run {
             ["dies", "dies and loses its cache", "fails its next flush", "becomes slow"][kind as usize];
         self.note(format!("member {member} {word}"));
         self.tense = TENSE_STEPS;
+        self.guilty |= 1 << member;
         let seed = self.random.next_u64();
         let Some(disk) = self.sim.disks.get_mut(&id) else { return };
         match kind {
@@ -468,6 +566,35 @@ impl Run {
         }
         disk.bad_blocks.extend(&bad);
         self.note(format!("blocks {bad:?} of member {member} become unreadable"));
+    }
+
+    /// The disk of a member that comes back, in order.
+    pub(super) fn reopen(&mut self, id: u32) -> NewDevice {
+        let device = self.sim.reopen_disk(id);
+        // What it may have forgotten is the array's to know.
+        if let Some(disk) = self.sim.disks.get_mut(&device.device.0) {
+            if disk.forgot {
+                disk.forgot_in = superblocks::newest(disk).map(|superblock| superblock.epoch.number);
+            }
+            (disk.forgot, disk.failing_flushes, disk.slow) = (false, 0, false);
+        }
+        device
+    }
+
+    /// Reads a block, when no other request is under way; the error of the client, if it got one.
+    ///
+    /// # Errors
+    /// What is wrong with what was read.
+    pub(super) fn read_block(&mut self, block: usize) -> Result<Result<(), ClientError>, String> {
+        let id = self.sim.submit_read((block * BLOCK_BYTES) as u64, BLOCK_BYTES);
+        match self.sim.wait(id) {
+            Ok(ClientReply::Data(bytes)) => {
+                let checked = self.oracle.check(block, &bytes, Floor::ALL_ANSWERED);
+                checked.map(|()| Ok(())).map_err(|wrong| format!("a read: {wrong}"))
+            }
+            Ok(other) => Err(format!("a read was answered with {other:?}")),
+            Err(error) => Ok(Err(error)),
+        }
     }
 
     fn administrate(&mut self) {
@@ -499,15 +626,7 @@ impl Run {
                 if let Some(id) = self.sim.disk_out_of_use(member) {
                     self.note(format!("disk {id} of member {member} ({state:?}) comes back"));
                     self.tense = TENSE_STEPS;
-                    let device = self.sim.reopen_disk(id);
-                    // What it may have forgotten is the array's to know.
-                    if let Some(disk) = self.sim.disks.get_mut(&device.device.0) {
-                        if disk.forgot {
-                            disk.forgot_in =
-                                superblocks::newest(disk).map(|superblock| superblock.epoch.number);
-                        }
-                        (disk.forgot, disk.failing_flushes, disk.slow) = (false, 0, false);
-                    }
+                    let device = self.reopen(id);
                     let _ = self.sim.submit_admin(AdminRequest::Online { member: index, device });
                 }
             }

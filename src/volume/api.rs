@@ -119,7 +119,8 @@ pub enum VolumeEvent {
     Io(Completion),
     /// A job ended.
     Coded(JobDone),
-    /// A device is known to be gone without an operation having failed (its file was deleted).
+    /// A device is known to be gone without an operation having failed: its file was deleted, or its operations do not end
+    /// (ETIMEDOUT).
     DeviceGone(DeviceId, IoFault),
     /// Time passed. Due at least every 100 ms while anything is going on; cheap.
     Tick,
@@ -143,7 +144,8 @@ pub enum VolumeAction {
     ClientDone(RequestId, Result<ClientReply, ClientError>),
     /// An administrator's request ended (a replacement was admitted, not: is complete).
     AdminDone(RequestId, Result<AdminOutcome, AdminError>),
-    /// The array has no more use for this device and has nothing in flight on it: close it.
+    /// The array has no more use for this device: close it once what is in flight on it has ended. It may be handed to an array
+    /// again only then.
     Release(DeviceId),
     /// Something an operator wants to know: log it, keep it for `events`.
     Notice(ArrayNotice),

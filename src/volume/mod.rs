@@ -8,8 +8,8 @@ mod api;
 mod plain;
 
 pub use crate::array::{
-    Activity, ActivityKind, ArrayState, Job, JobDone, LogState, MemberCounters, MemberStatus, ScrubResult,
-    Urgency, VolumeStatus,
+    Activity, ActivityKind, ArrayState, Job, JobDone, LogState, MemberCondition, MemberCounters,
+    MemberStatus, ScrubResult, Urgency, VolumeStatus,
 };
 pub use api::{
     AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, ClientReply, ClientRequest, Health,
@@ -23,6 +23,9 @@ use crate::units::Timestamp;
 pub trait Volume: Send {
     /// Takes one event and appends what is to be done.
     fn step(&mut self, now: Timestamp, event: VolumeEvent, out: &mut Vec<VolumeAction>);
+
+    /// When [`VolumeEvent::Tick`] is due at the latest, where that is sooner than it says itself.
+    fn due(&self) -> Option<Timestamp>;
 
     /// The facts of the volume and its array.
     fn status(&self) -> VolumeStatus;

@@ -15,7 +15,7 @@ use crate::array::{
 };
 use crate::block_io::{Buf, BufMut, Pool};
 use crate::codec::Codec;
-use crate::units::{SlotIndex, StripeIndex, Timestamp, VolumeOffset};
+use crate::units::{BlockHash, ColumnIndex, ROW_BYTES, SlotIndex, StripeIndex, Timestamp, VolumeOffset};
 use slab::Slab;
 use std::ops::Range;
 
@@ -47,11 +47,9 @@ enum Kind {
     },
     Write,
     Flush,
-    /// What is left to zero, and how.
+    /// What is left to zero.
     Zero {
         left: Range<u64>,
-        may_unmap: bool,
-        advisory: bool,
         fua: bool,
     },
     /// The asked range.
@@ -102,6 +100,14 @@ impl PlainVolume {
         }
     }
 
+    /// The hash of the block at `offset` as the array's cached pages have it, for tests; none while they do not.
+    pub(crate) fn cached_hash(&self, offset: VolumeOffset) -> Option<BlockHash> {
+        let (stripe, within) = (offset.0 / self.stripe_bytes, offset.0 % self.stripe_bytes);
+        let chunk = u64::from(self.array.geometry().chunk);
+        let column = ColumnIndex((within / chunk) as u16);
+        self.array.cached_hash(StripeIndex(stripe), column, (within % chunk / ROW_BYTES) as usize)
+    }
+
     /// Where a logical stripe is.
     fn slot_of(&self, stripe: StripeIndex) -> SlotIndex {
         SlotIndex(stripe.0)
@@ -136,17 +142,19 @@ impl PlainVolume {
                 let request = self.start(id, Kind::Flush);
                 self.submit(now, request, 0, SlotRequest::Flush);
             }
-            // Trimming zeroes: members that cannot give space back are left alone.
             ClientRequest::Trim { offset, len, fua } => {
-                self.zero(now, id, offset, len, Zeroing::Trim { fua })
+                // Only whole stripes give space back; the ragged ends of a trim keep their bytes.
+                let start = offset.0.next_multiple_of(self.stripe_bytes);
+                let end = (offset.0 + len) / self.stripe_bytes * self.stripe_bytes;
+                self.zero(now, id, start..end.max(start), fua);
             }
             ClientRequest::WriteZeroes { offset, len, may_unmap, fast_only: true, .. }
                 if !(may_unmap && self.zeroes_fast(offset, len)) =>
             {
                 out.push(VolumeAction::ClientDone(id, Err(ClientError::NotSupported)));
             }
-            ClientRequest::WriteZeroes { offset, len, may_unmap, fua, .. } => {
-                self.zero(now, id, offset, len, Zeroing::Write { may_unmap, fua });
+            ClientRequest::WriteZeroes { offset, len, fua, .. } => {
+                self.zero(now, id, offset.0..offset.0 + len, fua);
             }
             ClientRequest::BlockStatus { offset, len } => self.block_status(now, id, offset, len),
             ClientRequest::Health { offset, len } => {
@@ -160,7 +168,7 @@ impl PlainVolume {
     /// Whether zeroes here are a matter of the stripe map alone. How fast members zero is not known beforehand.
     fn zeroes_fast(&self, offset: VolumeOffset, len: u64) -> bool {
         let whole = |bytes: u64| bytes.is_multiple_of(self.stripe_bytes);
-        self.array.discards_stripes() && whole(offset.0) && whole(len)
+        whole(offset.0) && whole(len)
     }
 
     fn start(&mut self, id: RequestId, kind: Kind) -> usize {
@@ -197,19 +205,8 @@ impl PlainVolume {
         }
     }
 
-    fn zero(&mut self, now: Timestamp, id: RequestId, offset: VolumeOffset, len: u64, zeroing: Zeroing) {
-        let mut left = offset.0..offset.0 + len;
-        let whole =
-            left.start.next_multiple_of(self.stripe_bytes)..left.end / self.stripe_bytes * self.stripe_bytes;
-        let (may_unmap, advisory, fua) = match zeroing {
-            // Only whole stripes give space back; the ragged ends of a trim keep their bytes.
-            Zeroing::Trim { fua } => {
-                left = if whole.start < whole.end { whole } else { left.start..left.start };
-                (true, true, fua)
-            }
-            Zeroing::Write { may_unmap, fua } => (may_unmap, false, fua),
-        };
-        let request = self.start(id, Kind::Zero { left, may_unmap, advisory, fua });
+    fn zero(&mut self, now: Timestamp, id: RequestId, left: Range<u64>, fua: bool) {
+        let request = self.start(id, Kind::Zero { left, fua });
         self.continue_zero(now, request);
         if self.requests[request].pending == 0 {
             // Nothing to zero: a flush is the shortest way that ends like every other request.
@@ -223,20 +220,19 @@ impl PlainVolume {
     /// Sends the next pieces of a zeroing request.
     fn continue_zero(&mut self, now: Timestamp, request: usize) {
         while self.requests[request].pending < ZERO_PIECES_MAX && self.requests[request].error.is_none() {
-            let Kind::Zero { left, may_unmap, advisory, .. } = &mut self.requests[request].kind else {
+            let Kind::Zero { left, .. } = &mut self.requests[request].kind else {
                 return;
             };
             if left.is_empty() {
                 return;
             }
-            let (may_unmap, advisory) = (*may_unmap, *advisory);
             let stripe = left.start / self.stripe_bytes;
             let whole = (left.end / self.stripe_bytes).saturating_sub(stripe);
             if left.start.is_multiple_of(self.stripe_bytes) && whole > 0 {
                 let count = whole.min(ZERO_RUN_SLOTS);
                 left.start += count * self.stripe_bytes;
                 let first = self.slot_of(StripeIndex(stripe));
-                self.submit(now, request, 0, SlotRequest::Zero { first, count, may_unmap, advisory });
+                self.submit(now, request, 0, SlotRequest::Zero { first, count });
                 continue;
             }
             let within = left.start % self.stripe_bytes;
@@ -357,11 +353,6 @@ impl PlainVolume {
     }
 }
 
-enum Zeroing {
-    Trim { fua: bool },
-    Write { may_unmap: bool, fua: bool },
-}
-
 impl Volume for PlainVolume {
     fn step(&mut self, now: Timestamp, event: VolumeEvent, out: &mut Vec<VolumeAction>) {
         match event {
@@ -379,6 +370,7 @@ impl Volume for PlainVolume {
             VolumeEvent::Admin(id, AdminRequest::Stop) => {
                 self.stopping = true;
                 self.stop = Some(id);
+                self.array.hurry();
             }
             VolumeEvent::Admin(id, request) => self.array.admin(now, id, request),
         }
@@ -389,6 +381,10 @@ impl Volume for PlainVolume {
             self.array.admin(now, id, AdminRequest::Stop);
             self.drain(now, out);
         }
+    }
+
+    fn due(&self) -> Option<Timestamp> {
+        self.array.due()
     }
 
     fn status(&self) -> VolumeStatus {

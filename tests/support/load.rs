@@ -12,6 +12,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 /// Bytes of a block, which is what a crash may not tear.
 pub const BLOCK: usize = 4096;
@@ -38,9 +39,17 @@ pub type Answer = (u64, Result<Vec<u8>, Failure>);
 impl Client {
     /// Connects to the only export behind a socket.
     pub fn connect(socket: &Path) -> io::Result<Client> {
+        Client::connect_within(socket, None)
+    }
+
+    /// The same; with a time limit, whatever is waited for longer than that is an error.
+    pub fn connect_within(socket: &Path, limit: Option<Duration>) -> io::Result<Client> {
         let options = ClientOptions::for_export("").expect("the empty name can travel");
+        let stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(limit)?;
+        stream.set_write_timeout(limit)?;
         let mut client = Client {
-            stream: UnixStream::connect(socket)?,
+            stream,
             connection: ClientConnection::new(options, Timestamp(0)).expect("the empty name can travel"),
             input: Vec::new(),
             out: Vec::new(),
@@ -250,19 +259,25 @@ impl Load {
             let request = Request::new(Command::Read, (first * BLOCK) as u64, (range.len() * BLOCK) as u64);
             let answer = client.call(&request, &[])?;
             let data = answer.unwrap_or_else(|failure| panic!("blocks {range:?} cannot be read: {failure}"));
-            for (at, bytes) in range.zip(data.chunks_exact(BLOCK)) {
-                let block = &mut self.blocks[at];
-                let mut possible = vec![block.now];
-                possible.extend(block.next.take());
-                let found = possible.iter().find(|content_of| bytes == content(at, **content_of));
-                *block = Block {
-                    now: *found.unwrap_or_else(|| panic!("{}", told(at, bytes, &possible))),
-                    ..*block
-                };
-                block.readers = 0;
-            }
+            range.zip(data.chunks_exact(BLOCK)).for_each(|(at, bytes)| self.settle_block(at, bytes));
         }
         Ok(())
+    }
+
+    /// The same, with the content of the volume as somebody else has read it.
+    pub fn settle_on(&mut self, volume: &[u8]) {
+        assert_eq!(volume.len(), self.blocks.len() * BLOCK);
+        self.flights.clear();
+        volume.chunks_exact(BLOCK).enumerate().for_each(|(at, bytes)| self.settle_block(at, bytes));
+    }
+
+    fn settle_block(&mut self, at: usize, bytes: &[u8]) {
+        let block = &mut self.blocks[at];
+        let mut possible = vec![block.now];
+        possible.extend(block.next.take());
+        let found = possible.iter().find(|content_of| bytes == content(at, **content_of));
+        block.now = *found.unwrap_or_else(|| panic!("{}", told(at, bytes, &possible)));
+        block.readers = 0;
     }
 
     /// Sends one request, or none when the blocks drawn are busy.

@@ -2,6 +2,7 @@
 //! tests; each of them uses a part of it.
 #![allow(dead_code)]
 
+pub mod fuse;
 pub mod image;
 pub mod load;
 pub mod pki;
@@ -158,7 +159,7 @@ impl Up {
         self.status()["name"].as_str().expect("a name").to_owned()
     }
 
-    /// Waits until the array has no resync or rebuild left.
+    /// Waits until the array has no rebuild left.
     #[track_caller]
     pub fn wait_quiet(&self) {
         self.calpe(&["wait", &self.name()]);

@@ -34,13 +34,17 @@ impl Array {
         let manifest = |blocks, records| self.manifest_blocks(blocks, records);
         match &write.work {
             Work::Discard { .. } => Share { bytes: 0, blocks: 1 },
+            Work::Repay { .. } => {
+                let blocks = 1 + self.map.m;
+                Share { bytes: blocks * BLOCK, blocks: 1 + manifest(self.map.width(), 1) }
+            }
             Work::Data { .. } if self.goes_fresh(write) => {
                 Share { bytes: 0, blocks: manifest(self.map.width() * self.map.chunk / BLOCK, 1) }
             }
             Work::Data { offset, data } => {
                 let rows = self.rows_of(*offset, data.len()).len() / BLOCK;
                 let blocks = data.len() / BLOCK + 2 + self.map.m * rows;
-                // The first write of a stripe without checksums is one of all of it, and where blocks are lost each row
+                // The first write of a stripe without checksums is one of all of it, and where blocks are set aside each row
                 // has a record of its own.
                 Share { bytes: blocks * BLOCK, blocks: rows + manifest(self.map.width() * rows, rows.max(3)) }
             }

@@ -110,11 +110,10 @@ impl Array {
         if self.is_failed() || write.life != self.redo().lives {
             return self.end_logged_write(key, write, Err(ClientError::Io));
         }
-        if write.no_space {
-            let text =
-                "a member has no space left for a whole stripe; nothing was changed, the client got ENOSPC";
-            self.notice(NoticeLevel::Error, None, text.into());
-            return self.end_logged_write(key, write, Err(ClientError::NoSpace));
+        if let Some(error) = write.short {
+            let text = format!("a whole stripe could not be written ({error}); nothing was changed");
+            self.notice(NoticeLevel::Error, None, text);
+            return self.end_logged_write(key, write, Err(error));
         }
         write.stage = Stage::Join;
         Flow::Wait

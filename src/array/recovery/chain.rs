@@ -9,7 +9,7 @@ use crate::array::geometry::Map;
 use crate::array::mutation::{Mutation, is_off};
 use crate::format::{Batch, BatchHash, LogRecord, LogStart, MemberSet, NO_PLACE, SegmentHeader};
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 /// One bit for each block of a payload.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -205,12 +205,22 @@ fn possible(record: &LogRecord, map: &Map) -> bool {
 }
 
 /// The batches that count, in order.
+///
+/// Replay starts at the highest tail of any usable member: below it everything is in place. But a member that was rolled back, or
+/// did not get the newest tail, shows a lower one; what batches between its own tail and the highest one wrote on it, it redoes
+/// itself (T6, own redo). So the chain starts at the lowest tail, and says for each member where its own starts.
 #[derive(Debug)]
 pub struct Chain {
-    /// Sequence of the first batch.
+    /// Sequence of the first batch: the lowest tail of any usable member.
     pub tail: u64,
-    /// How many batches from the tail some note covers.
+    /// Place of the first batch at the highest tail: from there on batches are replayed on all members.
+    pub top: u32,
+    /// For each member, by index, the place of the first batch that may not be in place on it: at most `top`.
+    pub floors: Vec<u32>,
+    /// How many batches from the first on some note covers.
     pub noted: u32,
+    /// For each member, by index, how many a note in its own log covers: it had flushed them when it got the note.
+    pub own_noted: Vec<u32>,
     /// The batches of sequences `tail`, `tail + 1`, ...
     pub batches: Vec<LogBatch>,
     /// By epoch: batches below this sequence are covered by a note that was written in it.
@@ -218,6 +228,38 @@ pub struct Chain {
 }
 
 impl Chain {
+    /// A chain of no batches whose next is `sequence`, in an array of so many members.
+    #[must_use]
+    pub fn empty(sequence: u64, width: usize) -> Chain {
+        Chain {
+            tail: sequence,
+            top: 0,
+            floors: vec![0; width],
+            noted: 0,
+            own_noted: vec![0; width],
+            batches: Vec::new(),
+            notes: HashMap::new(),
+        }
+    }
+
+    /// Whether everything that a batch wrote is in place on a member.
+    #[must_use]
+    pub fn is_in_place(&self, member: MemberIndex, batch: u32) -> bool {
+        batch < self.floors[usize::from(member.0)]
+    }
+
+    /// Whether a batch is in place on others and a member redoes it by itself.
+    #[must_use]
+    pub fn is_own(&self, member: MemberIndex, batch: u32) -> bool {
+        batch < self.top && !self.is_in_place(member, batch)
+    }
+
+    /// Whether what a batch wrote in place, before it was issued, is known to be durable on a member.
+    #[must_use]
+    pub fn is_flushed(&self, member: MemberIndex, batch: u32) -> bool {
+        batch < self.own_noted[usize::from(member.0)] && !self.is_own(member, batch)
+    }
+
     /// Blocks of the log that `members` must hold and that are missing or bad. A note says that every member with a part
     /// in a batch holds all of it. Batches of an epoch before that of their note are left out: what a replay noted need
     /// only be enough to be replayed again.
@@ -234,7 +276,9 @@ impl Chain {
                     (0..batch.payload_blocks(member)).filter(|&at| !batch.holds(member, at)).count();
                 u64::from(!header) + payload as u64
             };
-            let concerned = self.batches.iter().filter(noted).filter(|batch| batch.place(member).is_some());
+            let floor = self.floors[usize::from(member.0)] as usize;
+            let held = self.batches.iter().skip(floor);
+            let concerned = held.filter(noted).filter(|batch| batch.place(member).is_some());
             let count: u64 = concerned.map(bad).sum();
             faults.extend((count > 0).then_some((member, count)));
         }
@@ -246,9 +290,13 @@ impl Chain {
 #[derive(Debug)]
 pub struct Finds {
     start: LogStart,
+    /// Whose rings are read.
+    members: MemberSet,
     batches: HashMap<BatchHash, LogBatch>,
-    /// The highest tail seen.
-    tail: u64,
+    /// What each member's own pieces say, by index.
+    shown: Vec<Shown>,
+    /// The lowest tail that any member has shown so far.
+    lowest: u64,
     /// The highest note seen.
     noted: u64,
     /// The highest note seen of each epoch.
@@ -259,37 +307,79 @@ pub struct Finds {
     prune_at: usize,
 }
 
+/// What the pieces in a member's ring say, those that a replay wrote there left out.
+#[derive(Clone, Copy, Debug)]
+struct Shown {
+    /// Batches below are in place on it.
+    tail: u64,
+    /// Batches below were durable on it.
+    noted: u64,
+}
+
+/// Why the log is not replayed with these members.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ChainFault {
+    /// Not at all.
+    Error(RecoveryError),
+    /// Without these (T6): the space of batches that they have not in place was used again by all others. With each the tail
+    /// that it shows; and the highest tail.
+    RolledBack(Vec<(MemberIndex, u64)>, u64),
+}
+
+impl From<RecoveryError> for ChainFault {
+    fn from(error: RecoveryError) -> ChainFault {
+        ChainFault::Error(error)
+    }
+}
+
 /// Fewest batches among which those below the tail are looked for: doing so for each new one would be quadratic.
 const PRUNE_BATCHES_MIN: usize = 1024;
 
 impl Finds {
-    /// Nothing found yet; `start` is the newest log start of any usable member (R2).
+    /// Nothing found yet in the rings of `members`, of an array of `width`; `start` is the newest log start of any usable member
+    /// (R2), and batches below `durable` were durable.
     #[must_use]
-    pub fn new(start: LogStart) -> Finds {
+    pub fn new(start: LogStart, members: MemberSet, width: usize, durable: u64) -> Finds {
         Finds {
             start,
+            members,
             batches: HashMap::new(),
-            tail: start.sequence,
-            noted: start.sequence,
+            shown: vec![Shown { tail: start.sequence, noted: start.sequence }; width],
+            lowest: start.sequence,
+            noted: start.sequence.max(durable),
             notes: HashMap::new(),
             impossible: Vec::new(),
             prune_at: PRUNE_BATCHES_MIN,
         }
     }
 
-    /// A header that verifies. Returns the batch it belongs to unless it is void: of an epoch older than the log
-    /// start's, or below the tail.
-    pub fn add(&mut self, header: SegmentHeader, map: &Map, ring_blocks: u32) -> Option<&LogBatch> {
+    /// A header that verifies, in a member's ring. Returns the batch it belongs to unless it is void: of an epoch older than the
+    /// log start's, or in place on all.
+    pub fn add(
+        &mut self,
+        member: MemberIndex,
+        header: SegmentHeader,
+        map: &Map,
+        ring_blocks: u32,
+    ) -> Option<&LogBatch> {
         let (hash, sequence) = (header.hash, header.batch.sequence);
         if header.batch.epoch.number < self.start.epoch {
             return None;
         }
-        // What a header says of tail and note is true whatever becomes of its batch.
-        self.tail = self.tail.max(header.batch.tail);
+        // What a header says of tail and note is true whatever becomes of its batch; of the member it says something only
+        // where the member got it while it served.
+        if !header.rewritten || is_off(Mutation::RewrittenTailBelieved) {
+            let shown = &mut self.shown[usize::from(member.0)];
+            shown.noted = shown.noted.max(header.batch.durable_upto);
+            if header.batch.tail > shown.tail {
+                shown.tail = header.batch.tail;
+                self.lowest = self.tails().min().unwrap_or(self.lowest);
+            }
+        }
         self.noted = self.noted.max(header.batch.durable_upto);
         let note = self.notes.entry(header.batch.epoch.id).or_default();
         *note = header.batch.durable_upto.max(*note);
-        if sequence < self.tail {
+        if sequence < self.lowest {
             return None;
         }
         if !self.batches.contains_key(&hash) {
@@ -304,6 +394,10 @@ impl Finds {
         self.batches.get(&hash)
     }
 
+    fn tails(&self) -> impl Iterator<Item = u64> + '_ {
+        self.members.iter().map(|member| self.shown[usize::from(member.0)].tail)
+    }
+
     /// Takes what a member holds of a batch; nothing when the batch turned out to be void meanwhile.
     pub fn set_piece(&mut self, batch: &BatchHash, piece: Piece) {
         if let Some(batch) = self.batches.get_mut(batch) {
@@ -312,42 +406,81 @@ impl Finds {
     }
 
     fn prune(&mut self) {
-        self.batches.retain(|_, batch| batch.batch.sequence >= self.tail);
+        let lowest = self.lowest;
+        self.batches.retain(|_, batch| batch.batch.sequence >= lowest);
         self.prune_at = PRUNE_BATCHES_MIN.max(2 * self.batches.len());
     }
 
-    /// The chain (R3): from the tail on, each batch naming the one before. Of several candidates for a sequence the
-    /// one of the highest epoch counts: only a recovery makes a second one, in a newer epoch, and it had decided.
+    /// The chain (R3): from the highest tail on, each batch naming the one before, and back from there to the lowest. Of several
+    /// candidates for a sequence the one of the highest epoch counts: only a recovery makes a second one, in a newer epoch, and
+    /// it had decided.
     ///
     /// # Errors
-    /// When a noted batch is not to be found, unless `force`, or one is not possible.
-    pub fn chain(mut self, force: bool) -> Result<Chain, RecoveryError> {
+    /// When a noted batch is not to be found, unless `force`, or one is not possible; or when members were rolled back.
+    pub fn chain(mut self, force: bool) -> Result<Chain, ChainFault> {
+        let top = self.tails().max().unwrap_or(self.start.sequence);
+        if is_off(Mutation::NoOwnRedo) {
+            self.shown.iter_mut().for_each(|shown| shown.tail = top);
+            self.lowest = top;
+        }
         self.prune();
         let mut by_sequence: HashMap<u64, Vec<LogBatch>> = HashMap::new();
         for (_, batch) in self.batches.drain() {
             by_sequence.entry(batch.batch.sequence).or_default().push(batch);
         }
-        let mut batches: Vec<LogBatch> = Vec::new();
-        let mut next = self.tail;
-        while let Some(candidates) = by_sequence.remove(&next) {
-            let previous = batches.last().map(|batch: &LogBatch| batch.hash);
-            let fitting = candidates.into_iter().filter(|c| previous.is_none_or(|p| c.batch.previous == p));
+        let mut pick = |sequence: u64, fits: &dyn Fn(&LogBatch) -> bool| {
+            let fitting = by_sequence.remove(&sequence)?.into_iter().filter(|c| fits(c));
             // The rest of the key only makes the choice the same every time.
-            let best = fitting.max_by_key(|c| (c.batch.epoch.number, c.pieces.len(), c.hash.0));
-            let Some(best) = best else { break };
-            batches.push(best);
+            fitting.max_by_key(|c| (c.batch.epoch.number, c.pieces.len(), c.hash.0))
+        };
+        let mut batches: VecDeque<LogBatch> = VecDeque::new();
+        let mut next = top;
+        while let Some(best) = {
+            let previous = batches.back().map(|batch| batch.hash);
+            pick(next, &|c| previous.is_none_or(|p| c.batch.previous == p))
+        } {
+            batches.push_back(best);
             next += 1;
         }
-        if self.impossible.contains(&next) {
-            return Err(RecoveryError::Impossible { sequence: next });
+        let mut first = top;
+        while first > self.lowest
+            && let Some(best) = {
+                let expected = batches.front().map(|batch| batch.batch.previous);
+                pick(first - 1, &|c| expected.is_none_or(|hash| c.hash == hash))
+            }
+        {
+            batches.push_front(best);
+            first -= 1;
+        }
+        for end in [next, first.saturating_sub(1)] {
+            if self.impossible.contains(&end) {
+                return Err(RecoveryError::Impossible { sequence: end }.into());
+            }
+        }
+        // T6, reused space: what is between a member's tail and the highest is had from somebody as long as the space of it is not
+        // used again, and that waits until the tail is durable on all live members (W4).
+        let tail_of = |member: MemberIndex| (member, self.shown[usize::from(member.0)].tail);
+        let rolled_back: Vec<_> =
+            self.members.iter().map(tail_of).filter(|(_, tail)| *tail < first).collect();
+        if !rolled_back.is_empty() && !is_off(Mutation::NoReusedSpace) {
+            return Err(ChainFault::RolledBack(rolled_back, top));
         }
         let unchecked = is_off(Mutation::NoteNotChecked);
         if next < self.noted && !force && !unchecked {
-            return Err(RecoveryError::LogBroken { sequence: next, noted: self.noted });
+            return Err(RecoveryError::LogBroken { sequence: next, noted: self.noted }.into());
         }
         // A ring has fewer than 2^32 blocks, so no more batches either.
-        let noted = if unchecked { 0 } else { self.noted.clamp(self.tail, next) - self.tail };
-        Ok(Chain { tail: self.tail, noted: noted as u32, batches, notes: self.notes })
+        let place = |sequence: u64| (sequence.clamp(first, next) - first) as u32;
+        let noted = if unchecked { 0 } else { self.noted };
+        Ok(Chain {
+            tail: first,
+            top: place(top),
+            floors: self.shown.iter().map(|shown| place(shown.tail.min(top))).collect(),
+            noted: place(noted.max(top)),
+            own_noted: self.shown.iter().map(|shown| place(shown.noted)).collect(),
+            batches: batches.into(),
+            notes: self.notes,
+        })
     }
 }
 
@@ -357,9 +490,9 @@ mod tests {
     use super::*;
 
     fn find(start: LogStart, batches: &[Batch]) -> Finds {
-        let mut finds = Finds::new(start);
+        let mut finds = Finds::new(start, MemberSet::first(1), 3, 0);
         for batch in batches {
-            if finds.add(header(batch), &map(2, 1, 1), RING).is_some() {
+            if finds.add(MemberIndex(0), header(batch), &map(2, 1, 1), RING).is_some() {
                 let piece = Piece { member: MemberIndex(0), header: true, good: Bits::default() };
                 finds.set_piece(&header(batch).hash, piece);
             }
@@ -435,7 +568,7 @@ mod tests {
         assert_eq!(find(START, &batches).chain(false).unwrap().noted, 2);
         batches[1].durable_upto = 8;
         let broken = RecoveryError::LogBroken { sequence: 7, noted: 8 };
-        assert_eq!(find(START, &batches).chain(false).unwrap_err(), broken);
+        assert_eq!(find(START, &batches).chain(false).unwrap_err(), broken.into());
         assert_eq!(find(START, &batches).chain(true).unwrap().noted, 2);
     }
 
@@ -451,7 +584,7 @@ mod tests {
             LogRecord::Discard { stripe: StripeIndex(8), slot: SlotIndex(0) },
         ] {
             let batch = batch(5, 2, BatchHash::default(), vec![record.clone()], 3);
-            let impossible = Err(RecoveryError::Impossible { sequence: 5 });
+            let impossible = Err(RecoveryError::Impossible { sequence: 5 }.into());
             assert_eq!(find(START, &[batch]).chain(false).map(drop), impossible, "{record:?}");
         }
         let mut outside = batch(5, 2, BatchHash::default(), vec![in_place(0, 0, 1, &[0], 1)], 3);

@@ -48,17 +48,20 @@ fn touches(chain: &Chain) -> Vec<Touch> {
     all
 }
 
-/// The stripe map of every stripe that the first `prefix` batches touch; `epoch` goes into the entries.
+/// The stripe map of every stripe that the first `prefix` batches touch, with the last batch that does; `epoch` goes into the
+/// entries.
 #[must_use]
-pub fn final_map(chain: &Chain, prefix: u32, epoch: u64) -> BTreeMap<StripeIndex, MapEntry> {
+pub fn final_map(chain: &Chain, prefix: u32, epoch: u64) -> BTreeMap<StripeIndex, (MapEntry, u32)> {
     let mut map = BTreeMap::new();
-    for record in chain.batches[..prefix as usize].iter().flat_map(|batch| &batch.batch.records) {
-        let (stripe, slot, holds_data) = match record {
-            LogRecord::InPlace(record) => (record.stripe, record.slot, true),
-            LogRecord::Fresh(record) => (record.stripe, record.slot, true),
-            LogRecord::Discard { stripe, slot } => (*stripe, *slot, false),
-        };
-        map.insert(stripe, MapEntry { slot, holds_data, epoch });
+    for (batch, entry) in (0..).zip(&chain.batches[..prefix as usize]) {
+        for record in &entry.batch.records {
+            let (stripe, slot, holds_data) = match record {
+                LogRecord::InPlace(record) => (record.stripe, record.slot, true),
+                LogRecord::Fresh(record) => (record.stripe, record.slot, true),
+                LogRecord::Discard { stripe, slot } => (*stripe, *slot, false),
+            };
+            map.insert(stripe, (MapEntry { slot, holds_data, epoch }, batch));
+        }
     }
     map
 }
@@ -79,6 +82,8 @@ pub struct Tile {
 pub enum Cell {
     /// In place, as before the log; its hash is in the checksum pages.
     Untouched,
+    /// In place: the batch of the record that names its hash is in place on this member.
+    Placed(BlockHash),
     /// In place, written before the record of this batch that names its hash.
     Fresh {
         /// Its hash.
@@ -105,7 +110,9 @@ impl Cell {
     pub fn logged_hash(self) -> Option<BlockHash> {
         match self {
             Cell::Untouched => None,
-            Cell::Fresh { hash, .. } | Cell::Image { hash, .. } | Cell::Zero(hash) => Some(hash),
+            Cell::Placed(hash) | Cell::Fresh { hash, .. } | Cell::Image { hash, .. } | Cell::Zero(hash) => {
+                Some(hash)
+            }
         }
     }
 }
@@ -119,6 +126,8 @@ pub struct TileState {
     width: usize,
     cells: Vec<Cell>,
     touched: Vec<bool>,
+    /// Cells whose hash a record from the highest tail on has set: what the pages say of them may be of before.
+    is_news: Vec<bool>,
 }
 
 impl TileState {
@@ -130,7 +139,14 @@ impl TileState {
             width,
             cells: vec![Cell::Untouched; rows * width],
             touched: vec![false; rows],
+            is_news: vec![false; rows * width],
         }
+    }
+
+    /// Whether the pages need not say yet what the log says of a block.
+    #[must_use]
+    pub fn is_news(&self, row: usize, column: usize) -> bool {
+        self.is_news[(row - self.rows.start) * self.width + column]
     }
 
     /// A block's source; `row` counts from the chunk's start.
@@ -144,12 +160,15 @@ impl TileState {
         self.rows.clone().filter(|row| self.touched[row - self.rows.start])
     }
 
-    fn set(&mut self, row: usize, column: usize, cell: Cell) {
-        self.cells[(row - self.rows.start) * self.width + column] = cell;
+    fn set(&mut self, row: usize, column: usize, cell: Cell, is_news: bool) {
+        let at = (row - self.rows.start) * self.width + column;
+        (self.cells[at], self.is_news[at]) = (cell, is_news);
         self.touched[row - self.rows.start] = true;
     }
 
-    fn apply(&mut self, tile: &Tile, touch: Touch, entry: &LogBatch) {
+    fn apply(&mut self, judge: &Judge, tile: &Tile, touch: Touch) {
+        let entry = judge.entry(touch);
+        let is_news = touch.batch >= judge.chain.top;
         match &entry.batch.records[touch.record as usize] {
             LogRecord::Discard { .. } => self.live = false,
             LogRecord::Fresh(record) if record.slot != tile.slot => self.live = false,
@@ -164,32 +183,38 @@ impl TileState {
                         if image && is_off(Mutation::FreshDoesNotVoid) {
                             continue;
                         }
-                        self.set(row, column, if hash.is_stored() { fresh } else { Cell::Zero(hash) });
+                        let cell = if hash.is_stored() { fresh } else { Cell::Zero(hash) };
+                        self.set(row, column, cell, is_news);
                     }
                 }
             }
-            LogRecord::InPlace(record) => self.apply_in_place(touch, entry, record),
+            LogRecord::InPlace(record) => self.apply_in_place(judge, tile, touch, record),
         }
     }
 
-    fn apply_in_place(&mut self, touch: Touch, entry: &LogBatch, record: &InPlaceRecord) {
+    fn apply_in_place(&mut self, judge: &Judge, tile: &Tile, touch: Touch, record: &InPlaceRecord) {
+        let is_news = touch.batch >= judge.chain.top;
         if record.first {
             for row in self.rows.clone() {
                 for column in 0..self.width {
-                    self.set(row, column, Cell::Zero(BlockHash::UNWRITTEN));
+                    self.set(row, column, Cell::Zero(BlockHash::UNWRITTEN), is_news);
                 }
             }
         }
         self.live = true;
         for (at, &column) in record.columns.iter().enumerate() {
-            let mut ordinal = entry.ordinal(touch.record as usize, at);
+            let mut ordinal = judge.entry(touch).ordinal(touch.record as usize, at);
+            let is_in_place = judge.chain.is_in_place(judge.member(tile, usize::from(column)), touch.batch);
             for offset in 0..record.rows as usize {
                 let hash = record.hash(at, offset);
                 let row = record.row as usize + offset;
                 if self.rows.contains(&row) {
-                    let image = Cell::Image { hash, batch: touch.batch, ordinal };
+                    let image = match is_in_place {
+                        true => Cell::Placed(hash),
+                        false => Cell::Image { hash, batch: touch.batch, ordinal },
+                    };
                     let cell = if hash.is_stored() { image } else { Cell::Zero(hash) };
-                    self.set(row, usize::from(column), cell);
+                    self.set(row, usize::from(column), cell, is_news);
                 }
                 ordinal += u32::from(hash.is_stored());
             }
@@ -296,7 +321,7 @@ impl Judge {
     pub fn state_at(&self, tile: &Tile, prefix: u32) -> TileState {
         let mut state = TileState::new(tile, self.map.width());
         for touch in self.touches[tile.touches.clone()].iter().take_while(|touch| touch.batch < prefix) {
-            state.apply(tile, *touch, self.entry(*touch));
+            state.apply(self, tile, *touch);
         }
         state
     }
@@ -369,7 +394,7 @@ impl Judge {
         let end = self.chain.batches.len() as u32 + 1;
         while let Some(group) = groups.next() {
             for touch in group {
-                state.apply(tile, *touch, self.entry(*touch));
+                state.apply(self, tile, *touch);
             }
             let until = groups.peek().map_or(end, |next| next[0].batch + 1);
             let prefixes = (group[0].batch + 1).max(self.chain.noted)..until;
@@ -388,8 +413,8 @@ impl Judge {
         let member = self.member(tile, column);
         self.usable.contains(member)
             && match state.cell(row, column) {
-                Cell::Untouched | Cell::Zero(_) => false,
-                Cell::Fresh { batch, .. } => batch >= self.chain.noted,
+                Cell::Untouched | Cell::Zero(_) | Cell::Placed(_) => false,
+                Cell::Fresh { batch, .. } => !self.chain.is_flushed(member, batch),
                 Cell::Image { batch, ordinal, .. } => {
                     !self.chain.batches[batch as usize].holds(member, ordinal)
                 }
@@ -422,7 +447,7 @@ impl Judge {
                 Base::Unchecked => home.is_some(),
                 Base::Unknown => false,
             },
-            Cell::Fresh { hash, .. } => home == Some(hash),
+            Cell::Placed(hash) | Cell::Fresh { hash, .. } => home == Some(hash),
             // What is in place already need not be in the log.
             Cell::Image { hash, batch, ordinal } => {
                 self.chain.batches[batch as usize].holds(member, ordinal) || home == Some(hash)
@@ -743,6 +768,7 @@ mod tests {
                     let good = match state.cell(row, column) {
                         Cell::Zero(_) => true,
                         Cell::Untouched => home == Some(base_hash(slot, row, column)),
+                        Cell::Placed(hash) => home == Some(hash),
                         Cell::Fresh { hash, batch } => {
                             doubt |= batch >= judge.chain.noted;
                             home == Some(hash)

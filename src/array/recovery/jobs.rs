@@ -8,7 +8,6 @@ use super::decide::{Base, Cell, Homes, Judge, Tile, TileState};
 use super::{Building, Doing, Recovery, RecoveryContext, RecoveryError, Step};
 use crate::array::members::Which;
 use crate::array::mutation::{Mutation, is_off};
-use crate::array::page_copies::Torn;
 use crate::array::pages::{PageStore, Want};
 use crate::block_io::Buf;
 use crate::format::PageIndex;
@@ -171,11 +170,8 @@ impl Recovery {
         let tile = job.tile.clone();
         let key = self.jobs.insert(job);
         if self.cx.checksums {
-            let usable = self.cx.usable;
             for page in pages.layout().hash_pages(tile.slot, tile.rows).map(PageIndex) {
-                let mut more = Vec::new();
-                let want =
-                    pages.want(page, key, Torn::Possible, &|member| usable.contains(member), &mut more);
+                let want = self.want_page(page, key, pages);
                 let job = &mut self.jobs[key];
                 match want {
                     Want::Unavailable => return self.refuse(RecoveryError::PageUnavailable { page: page.0 }),
@@ -184,7 +180,6 @@ impl Recovery {
                     Want::BeingWritten => unreachable!("nothing is checked"),
                 }
                 job.pages.push(page);
-                self.page_io(more);
             }
         }
         if self.jobs[key].pending == 0 {
@@ -480,8 +475,11 @@ impl Job {
         let state = self.state.as_ref().expect("the state is known before hashes are set");
         for row in state.touched_rows() {
             for column in 0..cx.map.width() {
-                if let Some(hash) = state.cell(row, column).logged_hash() {
-                    pages.set_hash(self.tile.slot, row, ColumnIndex(column as u16), hash);
+                let Some(hash) = state.cell(row, column).logged_hash() else { continue };
+                let index = ColumnIndex(column as u16);
+                // Pages were written before the tail moved: only one that was rolled back with its member is older.
+                if state.is_news(row, column) || pages.hash(self.tile.slot, row, index) != hash {
+                    pages.set_hash(self.tile.slot, row, index, hash);
                 }
             }
         }
@@ -518,10 +516,10 @@ fn source(
     let base = match cell {
         Cell::Zero(_) => return Source::Zero,
         Cell::Untouched => base(cx, pages, tile, row, column),
-        Cell::Fresh { hash, .. } | Cell::Image { hash, .. } => Base::Hash(hash),
+        Cell::Placed(hash) | Cell::Fresh { hash, .. } | Cell::Image { hash, .. } => Base::Hash(hash),
     };
     let member = judge.member(tile, column);
-    if base == Base::Hash(BlockHash::UNWRITTEN) || base == Base::Hash(BlockHash::LOST) {
+    if matches!(base, Base::Hash(hash) if !hash.is_stored()) {
         return Source::Zero;
     }
     if base == Base::Unknown || !cx.usable.contains(member) {
@@ -555,9 +553,14 @@ fn wanted_again(
         let member = judge.member(tile, column);
         let which = Which::Primary;
         match state.cell(row, column) {
-            Cell::Untouched | Cell::Zero(_) => {}
+            Cell::Untouched | Cell::Zero(_) | Cell::Placed(_) => {}
             Cell::Fresh { .. } if is_off(Mutation::RebuildAfterNote) => {}
             Cell::Fresh { .. } => {
+                all.push(Wanted { row, column, member, which, offset: home(cx, tile, row), mends: None });
+            }
+            // Its log has no room for what others have in place; what it lacks of that goes in place here too, which no prefix
+            // changes.
+            Cell::Image { batch, .. } if judge.chain.is_own(member, batch) => {
                 all.push(Wanted { row, column, member, which, offset: home(cx, tile, row), mends: None });
             }
             Cell::Image { batch, ordinal, .. } => {
@@ -585,6 +588,7 @@ fn wanted_in_place(cx: &RecoveryContext, judge: &Judge, tile: &Tile, state: &Til
             let member = judge.member(tile, column);
             let (image, named) = match state.cell(row, column) {
                 Cell::Untouched => continue,
+                Cell::Placed(_) => (false, true),
                 Cell::Fresh { .. } => (is_off(Mutation::RebuildAfterNote), true),
                 Cell::Image { .. } => (true, true),
                 Cell::Zero(_) => (!cx.checksums, !cx.checksums),

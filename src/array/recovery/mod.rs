@@ -6,16 +6,21 @@
 //! write the note; redo last images in place and write the pages (jobs.rs). Writing the log start (R9) is the array's.
 //!
 //! Invariants: nothing in place and no page is written before the note is durable on all usable members; no step
-//! starts before the flush that ends the step before; a failed read is an erasure, a failed write or flush ends the
-//! recovery, and the array starts another over the members that are left (A1), with a new page store. What is kept in
-//! memory is the manifests of one ring, and a window of rows and pages, however much the log holds.
+//! starts before the flush that ends the step before; a failed write or flush ends the recovery, and the array starts
+//! another over the members that are left (A1), with a new page store. A failed read is an erasure, unless good bytes in its
+//! place would change what is decided or saved: then it is tried again for a while, and after that the start is refused
+//! (rule T3; `patience.rs`). What is kept in memory is the manifests of one ring, and a window of rows and pages, however
+//! much the log holds.
 //!
-//! Must not know of superblocks, clients, devices or clocks.
+//! Must not know of superblocks, clients or devices. Time comes with [`Recovery::poll`].
 
 mod chain;
 mod decide;
+mod error;
 mod jobs;
 mod note;
+mod pages;
+mod patience;
 mod scan;
 #[cfg(test)]
 mod tests;
@@ -23,28 +28,25 @@ mod tests;
 use super::geometry::Map;
 use super::members::Which;
 use super::mutation::{Mutation, is_off};
-use super::page_copies::{CopyFault, Torn};
-use super::pages::{Answer, LoadOutcome, Loaded, PageIo, PageRead, PageStore, PageWrite, Want};
+use super::page_copies::CopyFault;
+use super::pages::{Answer, PageRead, PageStore, PageWrite, Settle};
 use crate::block_io::{Buf, BufMut, IoFault, IoValue, Pool};
 use crate::codec::{BlockHasher, Codec};
 use crate::format::{BatchHash, EpochStamp, LOG_BLOCK_BYTES, LogKey, LogStart, MemberSet, PageIndex, Region};
-use crate::units::{ByteOffset, MemberIndex, SlotIndex, StripeIndex};
-use chain::{Chain, Finds};
+use crate::units::{ByteOffset, MemberIndex, SlotIndex, Timestamp};
+use chain::{Chain, ChainFault, Finds};
 use decide::{Decision, Judge, Tile, final_map};
+pub(super) use error::RecoveryError;
 use jobs::{CellRead, Job};
-use scan::{Ring, RingRead, Scan};
+use pages::PageTrials;
+use scan::Scan;
+pub(super) use scan::{Ring, RingRead, RingTail};
 use slab::Slab;
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use uuid::Uuid;
-
-/// Map pages that are being read at once: enough for the speed of a disk, 4 MiB of answers for one parity.
-const MAP_PAGES_AT_ONCE: usize = 256;
 
 /// Changed pages at which redo pauses to write them back, 64 MiB.
 const DIRTY_PAGES_MAX: usize = 16 << 10;
-
-/// Frozen pages whose writes are given out at once.
-const PAGE_WRITES_AT_ONCE: usize = 128;
 
 /// Manifests that are written again at once.
 const MANIFEST_WRITES_AT_ONCE: usize = 64;
@@ -78,6 +80,8 @@ pub(super) struct RecoveryContext {
     pub building: Vec<Building>,
     /// The newest of the usable members, by epoch, then sequence (R2).
     pub start: LogStart,
+    /// Batches below were durable, as the process knows that served them; 0 where it does not.
+    pub durable: u64,
     /// The new epoch, complete.
     pub epoch: EpochStamp,
     /// The log holds nothing beyond its start: only the stripe map is loaded.
@@ -119,6 +123,9 @@ pub(super) enum RecoveryIo {
 pub(super) enum RecoveryOutcome {
     /// The array may write the log start and serve.
     Recovered(Recovered),
+    /// Members were rolled back to older states of themselves: to be taken out of service, nothing on them counts. With each the
+    /// tail that it shows, and the highest tail.
+    RolledBack { members: Vec<(MemberIndex, u64)>, top: u64 },
     /// A device failed a write or flush: to be taken out of service.
     Failed { member: MemberIndex, which: Which, what: &'static str, fault: IoFault },
     /// The array cannot be started.
@@ -157,76 +164,6 @@ pub(super) struct LostRow {
     pub row: usize,
     /// Columns of the lost blocks, data and parity.
     pub columns: Vec<usize>,
-}
-
-/// Why an array cannot be recovered.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum RecoveryError {
-    /// Batches that were noted as durable are on no usable member.
-    #[error(
-        "the log breaks off before batch {sequence}, and all batches below {noted} were durable: more members have \
-         lost their log than the array survives; bring back members that are missing, or force the start and lose \
-         the last writes"
-    )]
-    LogBroken {
-        /// The first batch that is not there.
-        sequence: u64,
-        /// Batches below were durable.
-        noted: u64,
-    },
-    /// A batch verifies and cannot be in this array's log.
-    #[error(
-        "batch {sequence} of the log names blocks that the array does not have: it was written by another version or a defect"
-    )]
-    Impossible {
-        /// Which.
-        sequence: u64,
-    },
-    /// Rows are lost, and without checksums nothing would tell.
-    #[error(
-        "{rows} rows of durable writes cannot be decoded, the first is row {row} of slot {slot}, and without checksums \
-         what is there would be read as if it were right: bring back members that are missing, or force the start"
-    )]
-    RowsLost {
-        /// How many at least.
-        rows: usize,
-        /// The first.
-        slot: SlotIndex,
-        /// The first.
-        row: usize,
-    },
-    /// There is no room for the note.
-    #[error(
-        "the log of member {member} has no room for the note that recovery writes: the array kept no reserve"
-    )]
-    NoRoom {
-        /// Whose log.
-        member: MemberIndex,
-    },
-    /// No usable member has a copy of a page.
-    #[error(
-        "no member in use has a copy of metadata page {page}: more members are missing than the array survives"
-    )]
-    PageUnavailable {
-        /// Which.
-        page: u64,
-    },
-    /// A page of the stripe map is lost.
-    #[error("page {page} of the stripe map is lost: more of its copies are bad than the array survives")]
-    MapLost {
-        /// Which.
-        page: u64,
-    },
-    /// A page of the stripe map may be an old one.
-    #[error(
-        "page {page} of the stripe map may be behind: every copy of it is missing or damaged in one of its two places, and \
-         the newer version may have been there; bring back members that are missing, or force the start, and stripes may \
-         read as they were before"
-    )]
-    MapBehind {
-        /// Which.
-        page: u64,
-    },
 }
 
 /// What an operation in flight is for.
@@ -349,6 +286,8 @@ pub(super) struct Recovery {
     slots_with_data: Option<Vec<bool>>,
     result: Recovered,
     outcome: Option<RecoveryOutcome>,
+    now: Timestamp,
+    page_trials: PageTrials,
 }
 
 impl Recovery {
@@ -357,7 +296,7 @@ impl Recovery {
     pub fn new(cx: RecoveryContext) -> Recovery {
         let blocks = u32::try_from(cx.log.len / LOG_BLOCK_BYTES as u64).unwrap_or(u32::MAX);
         let ring = Ring { blocks, key: cx.key, array: cx.array, hasher: cx.hasher, map: cx.map };
-        let chain = Chain { tail: cx.start.sequence, noted: 0, batches: Vec::new(), notes: HashMap::new() };
+        let chain = Chain::empty(cx.start.sequence, cx.map.width());
         let io = Io { pool: cx.pool.clone(), flights: Slab::new(), out: Vec::new() };
         Recovery {
             ring,
@@ -376,8 +315,18 @@ impl Recovery {
             slots_with_data: None,
             result: Recovered::default(),
             outcome: None,
+            now: Timestamp(0),
+            page_trials: PageTrials::default(),
             cx,
         }
+    }
+
+    /// The highest tail of the log, once it has been read: everything below is in place on the members that say so.
+    pub fn tail(&self) -> Option<u64> {
+        let chain = &self.judge.chain;
+        let is_read = self.cx.clean
+            || !matches!(self.step, Step::Start | Step::FlushAll | Step::Scan(_) | Step::Probe(_));
+        is_read.then(|| chain.tail + u64::from(chain.top))
     }
 
     /// Takes the end of an operation; [`Recovery::poll`] acts on it.
@@ -386,14 +335,21 @@ impl Recovery {
     }
 
     /// Does what can be done now. With an outcome it is over: nothing more is given out, and what is still in flight
-    /// must end before another recovery starts.
-    pub fn poll(&mut self, pages: &mut PageStore, out: &mut Vec<RecoveryIo>) -> Option<RecoveryOutcome> {
+    /// must end before another recovery starts. It may wait with nothing in flight, for time to pass.
+    pub fn poll(
+        &mut self,
+        now: Timestamp,
+        pages: &mut PageStore,
+        out: &mut Vec<RecoveryIo>,
+    ) -> Option<RecoveryOutcome> {
+        self.now = now;
         for (item, result) in std::mem::take(&mut self.ended) {
             let flight = self.io.flights.remove(item);
             if self.outcome.is_none() {
                 self.end_flight(flight, result, pages);
             }
         }
+        self.retry_pages(pages);
         while self.outcome.is_none() && self.advance(pages) {}
         if self.outcome.is_some() {
             self.step = Step::Over;
@@ -463,7 +419,8 @@ impl Recovery {
                 if is_off(Mutation::OldEpochPiecesIgnored) {
                     start.epoch = start.epoch.max(self.cx.epoch.number - 1);
                 }
-                self.step = Step::Scan(Box::new((Scan::new(self.ring, self.cx.usable), Finds::new(start))));
+                let finds = Finds::new(start, self.cx.usable, self.cx.map.width(), self.cx.durable);
+                self.step = Step::Scan(Box::new((Scan::new(self.ring, self.cx.usable), finds)));
             }
             Step::Scan(mut scan) => {
                 self.read_rings(&mut scan.0);
@@ -475,7 +432,10 @@ impl Recovery {
                         let probe = Scan::probe(self.ring, self.cx.usable, &chain);
                         self.step = Step::Probe(Box::new((probe, chain)));
                     }
-                    Err(error) => self.refuse(error),
+                    Err(ChainFault::Error(error)) => self.refuse(error),
+                    Err(ChainFault::RolledBack(members, top)) => {
+                        self.outcome = Some(RecoveryOutcome::RolledBack { members, top });
+                    }
                 }
             }
             Step::Probe(mut probe) => {
@@ -508,10 +468,13 @@ impl Recovery {
                 if !self.io.is_idle() {
                     return self.stay(Step::FlushNote);
                 }
-                for (stripe, entry) in final_map(&self.judge.chain, self.prefix, self.cx.epoch.number) {
+                let top = self.judge.chain.top;
+                for (stripe, (entry, last)) in final_map(&self.judge.chain, self.prefix, self.cx.epoch.number)
+                {
                     let known = pages.map_entry(stripe);
                     let new = (known.slot, known.holds_data) != (entry.slot, entry.holds_data);
-                    if is_off(Mutation::PagesNotRewritten) && !new {
+                    // Pages were written before the tail moved: only one that was rolled back with its member is older.
+                    if (last < top || is_off(Mutation::PagesNotRewritten)) && !new {
                         continue;
                     }
                     pages.set_map_entry(stripe, entry);
@@ -528,7 +491,7 @@ impl Recovery {
                 if next < self.judge.touches.len() || !self.tiles.is_empty() {
                     self.step = Step::Redo { next };
                 } else {
-                    self.finish();
+                    self.finish(pages);
                 }
             }
             Step::Over => return false,
@@ -571,109 +534,26 @@ impl Recovery {
     }
 
     fn take_chain(&mut self, chain: Chain, pages: &PageStore) {
-        let mut names = |stripe: &StripeIndex| {
-            self.named_map_pages.insert(pages.layout().map_entry(stripe.0).0);
-        };
-        final_map(&chain, chain.batches.len() as u32, 0).keys().for_each(&mut names);
+        for (stripe, (_, last)) in final_map(&chain, chain.batches.len() as u32, 0) {
+            if last >= chain.top {
+                self.named_map_pages.insert(pages.layout().map_entry(stripe.0).0);
+            }
+        }
         self.result.log_faults = chain.faults(self.cx.usable);
         self.decision = Decision::new(&chain);
         self.judge = Judge::new(chain, self.cx.map, self.cx.usable);
     }
 
-    /// Loads every page of the stripe map; it stays in the cache.
-    fn load_map(&mut self, mut next: u64, pages: &mut PageStore) -> bool {
-        let usable = self.cx.usable;
-        while next < pages.layout().map_pages() && self.io.flights.len() < MAP_PAGES_AT_ONCE {
-            let page = PageIndex(next);
-            next += 1;
-            let named = self.named_map_pages.contains(&page);
-            let torn = if named { Torn::Possible } else { Torn::Impossible };
-            let mut more = Vec::new();
-            match pages.want(page, MAP_WAITER, torn, &|member| usable.contains(member), &mut more) {
-                Want::Cached => pages.release(page),
-                Want::Loading => self.page_io(more),
-                Want::BeingWritten => unreachable!("nothing is checked"),
-                Want::Unavailable => self.refuse(RecoveryError::PageUnavailable { page: page.0 }),
-            }
-        }
-        if next < pages.layout().map_pages() || !self.io.is_idle() {
-            return self.stay(Step::Map { next });
-        }
-        if self.cx.clean || self.cx.judge_only {
-            self.finish();
-        } else {
-            self.step = Step::Weigh { next: 0 };
-        }
-        true
-    }
-
-    fn page_io(&mut self, wanted: Vec<PageIo>) {
-        for io in wanted {
-            match io {
-                PageIo::Read { read, member, offset, len } => {
-                    self.io.read(member, self.cx.pages_offset.plus(offset), len, Doing::PageRead(read));
-                }
-                PageIo::Write { write, member, which, offset, bytes } => {
-                    let offset = self.cx.pages_offset.plus(offset);
-                    self.io.write(member, which, offset, bytes, Doing::PageWrite(write));
-                }
-            }
-        }
-    }
-
-    fn page_loaded(&mut self, page: PageIndex, loaded: Loaded, pages: &mut PageStore) {
-        let Loaded { waiters, mut outcome, mut faults } = loaded;
-        if outcome == LoadOutcome::Ready && pages.is_blank(page) && self.must_be_written(page, pages) {
-            faults = pages.deny_blank(page);
-            outcome = LoadOutcome::Lost;
-        }
-        self.result.page_faults.extend(faults);
-        debug_assert_ne!(outcome, LoadOutcome::AskAgain, "no member leaves while a recovery goes on");
-        for waiter in waiters {
-            if waiter != MAP_WAITER {
-                self.job_page_loaded(waiter, pages);
-                continue;
-            }
-            match outcome {
-                LoadOutcome::Lost => self.refuse(RecoveryError::MapLost { page: page.0 }),
-                // The marks that a loss of a member leaves on stripes are in no log: a crash may have cut off their page.
-                // That it was this and not damage is likely, and not known: it is not passed over without a word.
-                LoadOutcome::Behind if self.cx.force || !self.cx.clean => {
-                    self.result.old_map_pages.push(page.0);
-                }
-                LoadOutcome::Behind => self.refuse(RecoveryError::MapBehind { page: page.0 }),
-                LoadOutcome::Ready | LoadOutcome::AskAgain => {}
-            }
-            pages.release(page);
-        }
-    }
-
-    /// Whether a page has hashes of a slot that held data before the log began: it was written then. With the first
-    /// record of a stripe that the log has, its page may be as it was before the array was made.
-    fn must_be_written(&mut self, page: PageIndex, pages: &PageStore) -> bool {
-        let slots = pages.layout().slots_of(page);
-        if slots.is_empty() {
-            return false;
-        }
-        let count = self.cx.map.slots as usize;
-        let held = self.slots_with_data.get_or_insert_with(|| {
-            let mut held = vec![false; count];
-            for slot in pages.slots_with_data() {
-                if let Some(held) = held.get_mut(slot.0 as usize) {
-                    *held = true;
-                }
-            }
-            held
-        });
-        slots.into_iter().any(|slot| held[slot as usize] && !self.judge.begins_in_log(SlotIndex(slot)))
-    }
-
     /// R6: manifests on the usable members that lack them.
     fn write_manifests(&mut self, mut next: usize) -> bool {
         while next < self.prefix as usize && self.io.flights.len() < MANIFEST_WRITES_AT_ONCE {
-            let entry = &self.judge.chain.batches[next];
+            let (chain, place) = (&self.judge.chain, next as u32);
+            let entry = &chain.batches[next];
             next += 1;
-            let lacks = |member: &MemberIndex| !entry.piece(*member).is_some_and(|piece| piece.header);
+            // Not below the highest tail, where space may be used again.
+            let lacks = |member: &MemberIndex| {
+                place >= chain.top && !entry.piece(*member).is_some_and(|piece| piece.header)
+            };
             let lacking =
                 self.cx.usable.iter().filter(lacks).filter_map(|member| Some((member, entry.place(member)?)));
             let lacking: Vec<_> = lacking.collect();
@@ -683,7 +563,7 @@ impl Recovery {
             let manifest = entry.batch.manifest(&self.cx.key, self.cx.array);
             for (member, place) in lacking {
                 let mut bytes = self.cx.pool.alloc(manifest.header_bytes());
-                manifest.write_piece(member, entry.payload_blocks(member), &mut bytes);
+                manifest.rewrite_piece(member, entry.payload_blocks(member), &mut bytes);
                 let offset = self.cx.log.offset.plus(u64::from(place) * LOG_BLOCK_BYTES as u64);
                 self.io.write(member, Which::Primary, offset, bytes.freeze(), Doing::Write { job: None });
             }
@@ -729,35 +609,8 @@ impl Recovery {
         self.step = Step::WriteNote;
     }
 
-    /// R8: the pages that were changed, then a flush of everything.
-    fn write_pages(&mut self, next: usize, pages: &mut PageStore) -> bool {
-        let (usable, building) = (self.cx.usable, &self.cx.building);
-        let targets = |member: MemberIndex, which: Which| {
-            let built = |device: &Building| device.member == member && device.which == which;
-            which == Which::Primary && usable.contains(member) || building.iter().any(built)
-        };
-        while self.io.flights.len() < PAGE_WRITES_AT_ONCE {
-            let mut wanted = Vec::new();
-            pages.frozen_writes(1, &targets, &self.io.pool, &mut wanted);
-            if wanted.is_empty() {
-                break;
-            }
-            for io in wanted {
-                if let PageIo::Write { write, member, which, offset, bytes } = io {
-                    let offset = self.cx.pages_offset.plus(offset);
-                    self.io.write(member, which, offset, bytes, Doing::PageWrite(write));
-                }
-            }
-        }
-        if !pages.is_written() || !self.io.is_idle() {
-            return self.stay(Step::Pages { next });
-        }
-        self.flush(true);
-        self.step = Step::FlushRedo { next };
-        true
-    }
-
-    fn finish(&mut self) {
+    fn finish(&mut self, pages: &mut PageStore) {
+        pages.settle_for(Settle::Known);
         if self.cx.clean {
             self.result.next_sequence = self.cx.start.sequence;
             self.result.next_blocks = vec![0; self.cx.map.width()];
@@ -787,9 +640,6 @@ impl Recovery {
         refused
     }
 }
-
-/// The waiter of the pages of the stripe map; others are keys of jobs.
-const MAP_WAITER: usize = usize::MAX;
 
 /// The bytes of a read, none when it failed.
 fn data_of(result: Result<IoValue, IoFault>) -> Option<Buf> {

@@ -40,6 +40,7 @@ pub fn batch(
         sequence,
         epoch,
         durable_upto: sequence,
+        // The lowest: a member that has yet to redo what is in place on others must not be told otherwise.
         tail: chain.tail,
         previous: batches.last().map_or(BatchHash::default(), |last| last.hash),
         places: vec![NO_PLACE; width],
@@ -50,7 +51,9 @@ pub fn batch(
     for member in usable.iter() {
         let end = ends[usize::from(member.0)];
         let place = if u64::from(end) + u64::from(blocks) <= u64::from(ring_blocks) { end } else { 0 };
-        let mut pieces = batches.iter().filter_map(|batch| Some((batch.place(member)?, batch.end(member)?)));
+        // What is below the highest tail had given its space back, if not on a member that was rolled back.
+        let held = batches.iter().skip(chain.top as usize);
+        let mut pieces = held.filter_map(|batch| Some((batch.place(member)?, batch.end(member)?)));
         if blocks > ring_blocks || pieces.any(|(from, to)| from < place + blocks && place < to) {
             return Err(RecoveryError::NoRoom { member });
         }

@@ -13,7 +13,7 @@ use crate::codec::BlockHasher;
 use crate::format::{BatchHash, LOG_BLOCK_BYTES, LogKey, MemberSet, SegmentError, SegmentHeader};
 use crate::units::{BlockHash, MemberIndex};
 use std::collections::VecDeque;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use uuid::Uuid;
 
 /// Blocks of one read, 1 MiB: large enough for the full speed of a disk.
@@ -99,8 +99,12 @@ impl Scan {
         let mut waiting = VecDeque::new();
         for member in members.iter() {
             let mut reader = Reader::new(member, Vec::new(), true);
-            for batch in &chain.batches {
-                if batch.piece(member).is_some() || batch.payload_blocks(member) == 0 {
+            for (place, batch) in (0..).zip(&chain.batches) {
+                // The space of what is in place may have been used again.
+                if chain.is_in_place(member, place)
+                    || batch.piece(member).is_some()
+                    || batch.payload_blocks(member) == 0
+                {
                     continue;
                 }
                 if let Some(first) = batch.image_block(member, 0) {
@@ -160,17 +164,72 @@ impl Scan {
     }
 }
 
+/// What the ring of one member says of it: the highest tail of its pieces, read piece by piece.
+#[derive(Debug)]
+pub struct RingTail {
+    scan: Scan,
+    highest: HighestTail,
+}
+
+#[derive(Debug)]
+struct HighestTail {
+    /// Numbers of the epochs whose pieces count.
+    epochs: RangeInclusive<u64>,
+    tail: u64,
+}
+
+impl RingTail {
+    /// Of a member's ring, whole; pieces that were written in one of these epochs count.
+    #[must_use]
+    pub fn new(ring: Ring, member: MemberIndex, epochs: RangeInclusive<u64>) -> RingTail {
+        let mut members = MemberSet::default();
+        members.insert(member);
+        RingTail { scan: Scan::new(ring, members), highest: HighestTail { epochs, tail: 0 } }
+    }
+
+    /// The next read, which ends with [`RingTail::done`] before there is another; none when all is read.
+    pub fn next_read(&mut self) -> Option<RingRead> {
+        let mut reads = Vec::new();
+        self.scan.poll(&mut reads);
+        reads.pop()
+    }
+
+    /// Takes the end of a read, without bytes when it failed.
+    pub fn done(&mut self, read: RingRead, bytes: Option<&[u8]>) {
+        self.scan.done(read, bytes, &mut self.highest);
+    }
+
+    /// Batches below are in place on the member; 0 when nothing says so.
+    #[must_use]
+    pub fn tail(&self) -> u64 {
+        self.highest.tail
+    }
+}
+
+impl Found for HighestTail {
+    fn header(&mut self, _: MemberIndex, header: SegmentHeader, _: &Ring) -> Option<&LogBatch> {
+        if self.epochs.contains(&header.batch.epoch.number) && !header.rewritten {
+            self.tail = self.tail.max(header.batch.tail);
+        }
+        None
+    }
+
+    fn piece(&mut self, _: u64, _: &BatchHash, _: Piece) {
+        unreachable!("no batch is asked for");
+    }
+}
+
 /// Where what was found goes to.
 pub trait Found {
-    /// A header that verifies; returns its batch unless that is void.
-    fn header(&mut self, header: SegmentHeader, ring: &Ring) -> Option<&LogBatch>;
+    /// A header that verifies, in a member's ring; returns its batch unless that is void.
+    fn header(&mut self, member: MemberIndex, header: SegmentHeader, ring: &Ring) -> Option<&LogBatch>;
     /// What a member holds of a batch.
     fn piece(&mut self, sequence: u64, batch: &BatchHash, piece: Piece);
 }
 
 impl Found for Finds {
-    fn header(&mut self, header: SegmentHeader, ring: &Ring) -> Option<&LogBatch> {
-        self.add(header, &ring.map, ring.blocks)
+    fn header(&mut self, member: MemberIndex, header: SegmentHeader, ring: &Ring) -> Option<&LogBatch> {
+        self.add(member, header, &ring.map, ring.blocks)
     }
 
     fn piece(&mut self, _: u64, batch: &BatchHash, piece: Piece) {
@@ -180,7 +239,7 @@ impl Found for Finds {
 
 impl Found for Chain {
     /// Probing looks for payloads alone.
-    fn header(&mut self, _: SegmentHeader, _: &Ring) -> Option<&LogBatch> {
+    fn header(&mut self, _: MemberIndex, _: SegmentHeader, _: &Ring) -> Option<&LogBatch> {
         None
     }
 
@@ -291,7 +350,7 @@ impl Reader {
     }
 
     fn open(&mut self, ring: &Ring, header: SegmentHeader, found: &mut impl Found) {
-        let Some(batch) = found.header(header, ring) else { return };
+        let Some(batch) = found.header(self.member, header, ring) else { return };
         let Some(first) = batch.image_block(self.member, 0) else { return };
         let piece = OpenPiece::new(batch, &ring.map, self.member, first, true);
         if piece.hashes.is_empty() {
@@ -463,21 +522,27 @@ mod tests {
                 }
             }
             // Which batches count shows in headers only: those that are met before open pieces that are stale.
-            let mut finds = Finds::new(LogStart { sequence: 0, epoch: 3 });
+            let mut finds = Finds::new(LogStart { sequence: 0, epoch: 3 }, MemberSet::first(3), 3, 0);
             let members = MemberSet::first(3);
             read_all(&mut Scan::new(ring(map), members), &bytes, &bad, &mut finds, random);
-            let mut chain = finds.chain(true).unwrap();
+            // A member's newest headers may be damaged, and with them its tail; then what is before may be gone on all.
+            let Ok(mut chain) = finds.chain(true) else { continue };
             let mut probe = Scan::probe(ring(map), members, &chain);
             read_all(&mut probe, &bytes, &bad, &mut chain, random);
-            let has_header = |batch: &Batch| {
+            let has_header_on = |m: usize, batch: &Batch| {
                 let blocks = batch.header_blocks();
-                (0..3).any(|m| {
-                    !(batch.places[m]..batch.places[m] + blocks).any(|block| hurt[m][block as usize])
-                })
+                !(batch.places[m]..batch.places[m] + blocks).any(|block| hurt[m][block as usize])
             };
-            let first =
-                batches.iter().rev().find(|batch| has_header(batch)).map_or(0, |batch| batch.tail) as usize;
+            let has_header = |batch: &Batch| (0..3).any(|m| has_header_on(m, batch));
+            let tail_on = |m: usize| {
+                batches.iter().rev().find(|batch| has_header_on(m, batch)).map_or(0, |batch| batch.tail)
+            };
+            let tails = [0, 1, 2].map(tail_on);
+            let (first, top) = (tails[0].min(tails[1]).min(tails[2]) as usize, *tails.iter().max().unwrap());
             assert_eq!(chain.tail, first as u64, "seed {seed}");
+            assert_eq!(chain.tail + u64::from(chain.top), top, "seed {seed}");
+            let floors = tails.map(|tail| (tail - first as u64) as u32);
+            assert_eq!(chain.floors, floors, "seed {seed}");
             if first < batches.len() - LENGTH as usize {
                 // The tail was lost with its header; what is before may be gone.
                 continue;
@@ -488,7 +553,8 @@ mod tests {
                 let batch = &batches[first + expected];
                 assert_eq!(entry.batch, *batch);
                 expected += 1;
-                for member in members.iter() {
+                let is_needed = |member: &MemberIndex| !chain.is_in_place(*member, expected as u32 - 1);
+                for member in members.iter().filter(is_needed) {
                     let (place, blocks) = (entry.place(member).unwrap(), entry.payload_blocks(member));
                     let is_hurt = |block: u32| hurt[usize::from(member.0)][block as usize];
                     // A byte of padding at a header's end is covered too: the format wants it zero.
@@ -529,8 +595,8 @@ mod tests {
             previous = manifest.hash();
         }
         let fine = vec![vec![false; BLOCKS as usize]; 3];
-        let mut finds = Finds::new(LogStart { sequence: 0, epoch: 3 });
-        let mut scan = Scan::new(ring(map), MemberSet::first(3));
+        let mut finds = Finds::new(LogStart { sequence: 0, epoch: 3 }, MemberSet::first(1), 3, 0);
+        let mut scan = Scan::new(ring(map), MemberSet::first(1));
         read_all(&mut scan, &rings, &fine, &mut finds, &mut Random::new(1));
         let chain = finds.chain(false).unwrap();
         let found: Vec<_> =
@@ -543,7 +609,7 @@ mod tests {
         let random = &mut Random::new(1);
         let Rings { map, bytes, .. } = write_rings(random);
         let fine = vec![vec![false; BLOCKS as usize]; 3];
-        let mut finds = Finds::new(LogStart { sequence: 52, epoch: 3 });
+        let mut finds = Finds::new(LogStart { sequence: 52, epoch: 3 }, MemberSet::first(3), 3, 0);
         let mut scan = Scan::new(ring(map), MemberSet::first(3));
         assert_eq!(read_all(&mut scan, &bytes, &fine, &mut finds, random), 3 * u64::from(BLOCKS));
         let mut chain = finds.chain(false).unwrap();
@@ -558,7 +624,7 @@ mod tests {
         let Rings { map, bytes, .. } = write_rings(random);
         let mut bad = vec![vec![false; BLOCKS as usize]; 3];
         bad[1][100] = true;
-        let mut finds = Finds::new(LogStart { sequence: 52, epoch: 3 });
+        let mut finds = Finds::new(LogStart { sequence: 52, epoch: 3 }, MemberSet::first(3), 3, 0);
         let mut scan = Scan::new(ring(map), MemberSet::first(3));
         let blocks = read_all(&mut scan, &bytes, &bad, &mut finds, random);
         assert!(blocks <= 3 * u64::from(BLOCKS) + 2 * u64::from(READ_BLOCKS), "{blocks}");

@@ -187,7 +187,11 @@ pub fn check(members: &[PathBuf], progress: &mut dyn FnMut(&Activity)) -> Result
         members: seats.iter().enumerate().map(member).collect(),
         errors: scrub.map(|scrub| scrub.errors),
         repairable: scrub.map(|scrub| scrub.repaired),
-        lost: status.lost.iter().map(|&(at, bytes)| LostPart { offset: at.0, bytes }).collect(),
+        lost: [&status.lost, &status.set_aside, &status.unreadable]
+            .into_iter()
+            .flatten()
+            .map(|&(at, bytes)| LostPart { offset: at.0, bytes })
+            .collect(),
         problems,
         notices: run.notices,
     };
@@ -233,7 +237,7 @@ fn look_at(path: &Path, device: Device, problems: &mut Vec<String>) -> Result<Gi
     Ok(Given { path: path.into(), device: Some(device), superblock, damaged: faults.len() as u64 })
 }
 
-/// What a start would make of the members, without what it would do to them: nothing is built or resynced, and the scrub
+/// What a start would make of the members, without what it would do to them: nothing is built, and the scrub
 /// begins at the beginning.
 fn assembled(given: &[Given], problems: &mut Vec<String>) -> Result<Assembled<usize>, CheckError> {
     let candidates: Vec<_> = given
@@ -243,7 +247,7 @@ fn assembled(given: &[Given], problems: &mut Vec<String>) -> Result<Assembled<us
         .collect();
     let mut assembled = match assemble(&candidates, false) {
         Ok(assembled) => assembled,
-        Err(error @ (AssemblyError::NoMajority { .. } | AssemblyError::DirtyDegraded { .. })) => {
+        Err(error @ AssemblyError::NoMajority { .. }) => {
             // To look is no harm.
             let assembled = assemble(&candidates, true)?;
             problems.push(error.to_string());
@@ -269,10 +273,6 @@ fn assembled(given: &[Given], problems: &mut Vec<String>) -> Result<Assembled<us
     assembled.superblock.replacements.clear();
     // Who was replaced is told above, and not marked.
     assembled.replaced.clear();
-    if assembled.superblock.redo.is_none() {
-        // Parity that a crash left behind is a finding, not something to make good first.
-        assembled.resynced.0 = assembled.superblock.geometry.slots;
-    }
     Ok(assembled)
 }
 
@@ -324,7 +324,7 @@ impl Run {
         let refused = matches!(status.log, LogState::Refused(_)) || status.state == ArrayState::Failed;
         match self.phase {
             _ if refused => self.phase = Phase::Over,
-            Phase::Replay if matches!(status.log, LogState::None | LogState::Serving) => {
+            Phase::Replay if status.log == LogState::Serving => {
                 self.phase = Phase::Scrub;
                 // A scrub reads each block once: what it would rewrite need not be kept.
                 self.layer.forget();

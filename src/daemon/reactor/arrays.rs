@@ -5,8 +5,8 @@
 
 use super::handle::{NewArray, ReactorError, Reply};
 use super::{AdminPending, ArrayId, BUSY_NANOS, Reactor};
-use crate::block_io::DeviceId;
-use crate::member::Device;
+use crate::block_io::{DeviceId, IoFault, IoFaultKind};
+use crate::member::{Device, Stragglers};
 use crate::nbd::{BLOCK_BYTES_MAX, ExportInfo, Exports};
 use crate::units::Timestamp;
 use crate::volume::{
@@ -20,6 +20,14 @@ pub(super) const DRAIN_NANOS: u64 = 5_000_000_000;
 /// How long a volume may take to stop, in nanoseconds: flushing slow disks takes a while, and a supervisor kills
 /// after 90 s by default.
 pub(super) const STOP_NANOS_MAX: u64 = 60_000_000_000;
+
+/// When nothing of an array that is being stopped has ended for so long, in nanoseconds, members that hold it up while enough
+/// others have nothing to do are left out. Disks that are all slow, or all spin up, have all the time of the stop.
+const STRAGGLING_NANOS_MAX: u64 = 3_000_000_000;
+
+/// The same where there are not enough others: then the array is left as it is, to be checked at the next start. With what
+/// goes before and after, the daemon ends within ten seconds.
+const SILENCE_NANOS_MAX: u64 = 7_000_000_000;
 
 /// Ids of administrators' requests have this bit, those of clients do not.
 const ADMIN_BIT: u64 = 1 << 63;
@@ -56,6 +64,7 @@ pub(super) struct Hosted {
     volume: Box<dyn Volume>,
     pub(super) export: ExportInfo,
     life: Life,
+    stopping_since: Option<Timestamp>,
     pub(super) traffic: Traffic,
     /// Client requests inside the volume.
     pub(super) in_flight: usize,
@@ -88,6 +97,11 @@ impl Hosted {
 
     pub(super) fn is_serving(&self) -> bool {
         self.life == Life::Serving
+    }
+
+    /// When its volume wants a tick at the latest, if sooner than usual.
+    pub(super) fn due(&self) -> Option<Timestamp> {
+        if self.life == Life::Stopped { None } else { self.volume.due() }
     }
 }
 
@@ -167,6 +181,7 @@ impl Reactor {
             volume,
             export,
             life: Life::Serving,
+            stopping_since: None,
             traffic: Traffic::default(),
             in_flight: 0,
             modifying: 0,
@@ -262,6 +277,7 @@ impl Reactor {
             return;
         }
         array.life = Life::Draining(now);
+        array.stopping_since = Some(now);
         self.close_clients_of(id);
     }
 
@@ -282,18 +298,44 @@ impl Reactor {
                 }
                 Life::Stopping(since) => {
                     if now.nanos_since(since) > STOP_NANOS_MAX {
-                        array.life = Life::Stopped;
-                        let text = "the array did not stop in time: it will be checked at the next start";
-                        self.notice(
-                            id,
-                            ArrayNotice { level: NoticeLevel::Error, member: None, text: text.into() },
-                        );
-                        self.remove_array(id, Err(AdminError(text.into())));
+                        self.give_up_stop(id);
                     }
                 }
                 Life::Stopped => {}
             }
         }
+    }
+
+    /// Lets arrays that are being stopped go on without members that do not answer.
+    pub(super) fn leave_stragglers(&mut self) {
+        for index in 0..self.arrays.len() {
+            let (id, now) = (ArrayId(index as u32), self.now);
+            let Some(array) = self.hosted(id) else { continue };
+            let Some(begun) = array.stopping_since else { continue };
+            let needed = usize::from(array.volume.status().geometry.data);
+            let Stragglers { busy, idle, silence } = self.members.stragglers(id.0);
+            let silence = (silence.as_nanos() as u64).min(now.nanos_since(begun));
+            if busy.is_empty() || silence < STRAGGLING_NANOS_MAX {
+                continue;
+            }
+            if idle >= needed {
+                for device in busy {
+                    let fault = IoFault { kind: IoFaultKind::Gone, errno: libc::ETIMEDOUT };
+                    self.step(id, VolumeEvent::DeviceGone(device, fault));
+                }
+            } else if silence >= SILENCE_NANOS_MAX {
+                self.give_up_stop(id);
+            }
+        }
+    }
+
+    /// An array is left as it is.
+    fn give_up_stop(&mut self, id: ArrayId) {
+        let Some(array) = self.hosted(id) else { return };
+        array.life = Life::Stopped;
+        let text = "the array did not stop in time: it will be checked at the next start";
+        self.notice(id, ArrayNotice { level: NoticeLevel::Error, member: None, text: text.into() });
+        self.remove_array(id, Err(AdminError(text.into())));
     }
 
     fn admin_done(&mut self, id: ArrayId, request: RequestId, result: Result<AdminOutcome, AdminError>) {

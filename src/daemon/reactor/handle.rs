@@ -10,10 +10,9 @@ use crate::volume::{AdminError, AdminOutcome, AdminRequest, Volume};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::collections::VecDeque;
 use std::io;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
 
 /// An array to be served.
 pub struct NewArray {
@@ -111,13 +110,35 @@ impl Mailbox {
 pub struct ReactorHandle {
     mailbox: Arc<Mailbox>,
     ids: Arc<Ids>,
-    thread: Arc<Mutex<Option<JoinHandle<io::Result<()>>>>>,
+    thread: Arc<Thread>,
+}
+
+/// The reactor's thread, as far as others have to know. It is not joined: what the kernel still has of a device that hangs may
+/// keep it from ending.
+#[derive(Debug)]
+struct Thread {
+    alive: AtomicBool,
+    /// How it ended; for one who asks.
+    outcome: Mutex<Option<Receiver<io::Result<()>>>>,
 }
 
 #[derive(Debug, Default)]
 struct Ids {
     device: AtomicU32,
     array: AtomicU32,
+}
+
+/// Dropped when the reactor takes no more commands: those that came too late are answered.
+struct Last {
+    thread: Arc<Thread>,
+    mailbox: Arc<Mailbox>,
+}
+
+impl Drop for Last {
+    fn drop(&mut self) {
+        self.thread.alive.store(false, Ordering::SeqCst);
+        self.mailbox.take().clear();
+    }
 }
 
 impl ReactorHandle {
@@ -129,23 +150,29 @@ impl ReactorHandle {
         let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         let mailbox = Arc::new(Mailbox { commands: Mutex::default(), wake });
         let (started, start) = sync_channel(1);
+        let (end, outcome) = sync_channel(1);
+        let thread = Arc::new(Thread { alive: AtomicBool::new(true), outcome: Mutex::new(Some(outcome)) });
+        let last = Last { thread: Arc::clone(&thread), mailbox: Arc::clone(&mailbox) };
         let in_thread = Arc::clone(&mailbox);
-        let thread = std::thread::Builder::new().name("reactor".into()).spawn(move || {
+        std::thread::Builder::new().name("reactor".into()).spawn(move || {
             sys::go_first();
-            match Reactor::new(config, in_thread, events) {
-                Ok(reactor) => {
-                    // Whoever waits for this may have given up: that is their affair.
-                    let _ = started.send(Ok(()));
-                    reactor.run()
+            let last = last;
+            let reactor = match Reactor::new(config, in_thread, events) {
+                Ok(reactor) => reactor,
+                Err(error) => {
+                    let _ = started.send(Err(error));
+                    return;
                 }
-                Err(e) => {
-                    let _ = started.send(Err(e));
-                    Ok(())
-                }
-            }
+            };
+            // Whoever waits for this may have given up: that is their affair.
+            let _ = started.send(Ok(()));
+            let result = reactor.run();
+            drop(last);
+            // As above.
+            let _ = end.send(result);
         })?;
         start.recv().map_err(|_| io::Error::other("the reactor thread ended at once"))??;
-        Ok(ReactorHandle { mailbox, ids: Arc::default(), thread: Arc::new(Mutex::new(Some(thread))) })
+        Ok(ReactorHandle { mailbox, ids: Arc::default(), thread })
     }
 
     /// A fresh device id.
@@ -200,25 +227,26 @@ impl ReactorHandle {
         self.send(Command::Listen { listener });
     }
 
-    /// Stops all arrays and ends the thread; returns when it is gone.
+    /// Stops all arrays and ends the reactor; returns when that is done.
     ///
     /// # Errors
     /// What made the reactor end early, if something did.
     pub fn shutdown(&self) -> io::Result<()> {
         self.send(Command::Shutdown);
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        match thread.map(JoinHandle::join) {
-            None => Ok(()),
-            Some(Ok(result)) => result,
-            Some(Err(panic)) => std::panic::resume_unwind(panic),
-        }
+        self.outcome()
+    }
+
+    /// Waits for the end of the thread. Only the first who asks is told how it came about.
+    fn outcome(&self) -> io::Result<()> {
+        let outcome = self.thread.outcome.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let gone = |_| io::Error::other("the reactor thread panicked");
+        outcome.map_or(Ok(()), |outcome| outcome.recv().map_err(gone)?)
     }
 
     /// Whether the thread still runs.
     #[must_use]
     pub fn is_alive(&self) -> bool {
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
-        thread.as_ref().is_some_and(|thread| !thread.is_finished())
+        self.thread.alive.load(Ordering::SeqCst)
     }
 
     fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, ReactorError> {

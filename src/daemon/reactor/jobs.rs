@@ -10,6 +10,7 @@ use super::ArrayId;
 use super::handle::Mailbox;
 use super::sys;
 use crate::codec::{BlockHasher, CodecJob, CodedColumns};
+use crate::daemon::drill;
 use crate::gpu::{Answer, CpuLoad, GpuRuntime, Tag};
 use crate::units::ROW_BYTES;
 use crate::volume::{Job, JobDone, Urgency};
@@ -283,6 +284,7 @@ impl Drop for Jobs {
 impl Shared {
     fn work(&self) {
         while let Some((array, job)) = self.next() {
+            drill::point("job");
             let outcome = catch_unwind(AssertUnwindSafe(|| job.run()));
             self.give_back(Returned::Thread(array, outcome));
         }

@@ -19,13 +19,15 @@ mod outgoing;
 mod sys;
 #[cfg(test)]
 mod tests;
+mod watchdog;
 
 pub use arrays::{ArrayFacts, Traffic};
 pub use handle::{NewArray, ReactorError, ReactorHandle};
 pub use listener::{ListenAddress, ListenError, ListenTls, Listener, SOCKET_PATH_MAX};
+pub use sys::exit_at_once;
 
 use crate::block_io::{DeviceId, Pool};
-use crate::daemon::{clock, events::EventLog};
+use crate::daemon::{clock, drill, events::EventLog};
 use crate::gpu::GpuRuntime;
 use crate::member::{MemberIo, Ring, RingEvent};
 use crate::nbd::Request;
@@ -46,6 +48,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use sys::{SocketEvent, Sockets};
+use watchdog::Watchdog;
 
 /// `user_data` of member operations.
 const TAG_MEMBER: u32 = 1;
@@ -64,7 +67,7 @@ const TICK_IDLE: Duration = Duration::from_secs(1);
 const BUSY_NANOS: u64 = 2_000_000_000;
 
 /// How often member files are looked at, in nanoseconds.
-const VANISHED_NANOS: u64 = 1_000_000_000;
+const LOOK_NANOS: u64 = 1_000_000_000;
 
 /// Member completions handled between two looks at the ring: background work on memory-backed members would
 /// otherwise keep the sockets waiting for ever.
@@ -153,7 +156,8 @@ struct Reactor {
     /// What the last step of a volume asked for.
     actions: Vec<VolumeAction>,
     last_tick: Timestamp,
-    last_vanished: Timestamp,
+    last_look: Timestamp,
+    watchdog: Option<Watchdog>,
     /// Being shut down since.
     stopping: Option<Timestamp>,
     /// Arrays that were shut down and did not stop cleanly, and why.
@@ -162,13 +166,15 @@ struct Reactor {
 
 impl Reactor {
     fn new(config: ReactorConfig, mailbox: Arc<Mailbox>, events: EventLog) -> io::Result<Reactor> {
-        let ring = Ring::new()?;
+        let mut ring = Ring::new()?;
+        let mut members = MemberIo::new(TAG_MEMBER, &config.pool);
+        members.open_inbox(&mut ring)?;
         let wake = Rc::new(mailbox.wake.as_fd().try_clone_to_owned()?);
         let now = clock::now();
         Ok(Reactor {
             ring,
             sockets: Sockets::new(TAG_SOCKET),
-            members: MemberIo::new(TAG_MEMBER, &config.pool),
+            members,
             jobs: Jobs::new(Arc::clone(&mailbox), config.gpu.clone())?,
             pumps: Pumps::default(),
             config,
@@ -193,7 +199,8 @@ impl Reactor {
             unfence: false,
             actions: Vec::new(),
             last_tick: now,
-            last_vanished: now,
+            last_look: now,
+            watchdog: Watchdog::from_environment(),
             stopping: None,
             unclean: Vec::new(),
         })
@@ -207,17 +214,22 @@ impl Reactor {
             let more = self.members.has_finished() || self.jobs.has_done() || self.unfence;
             let wait = if more || !self.dirty.is_empty() || !self.touched.is_empty() {
                 None
-            } else if self.is_busy() {
-                Some(TICK_BUSY)
             } else {
-                Some(TICK_IDLE)
+                Some(self.until_tick())
             };
+            let wait_max = self.watchdog.as_ref().map(Watchdog::wait_max);
+            let wait = wait.map(|wait| wait_max.map_or(wait, |max| max.min(wait)));
             self.ring.enter(wait, &mut events)?;
             self.now = clock::now();
             self.turns += 1;
+            drill::point("reactor");
+            if let Some(watchdog) = &mut self.watchdog {
+                watchdog.turn(self.now);
+            }
             for event in events.drain(..) {
                 self.dispatch(event);
             }
+            self.members.pass_time(self.now);
             self.tick_if_due();
             self.work();
             self.progress_stops();
@@ -303,19 +315,29 @@ impl Reactor {
         }
     }
 
+    /// The longest wait until the next tick.
+    fn until_tick(&self) -> Duration {
+        let pace = if self.is_busy() { TICK_BUSY } else { TICK_IDLE };
+        let due = self.arrays.iter().flatten().filter_map(Hosted::due).min();
+        due.map_or(pace, |due| pace.min(Duration::from_nanos(due.nanos_since(self.now))))
+    }
+
     fn tick_if_due(&mut self) {
-        let due = if self.is_busy() { TICK_BUSY } else { TICK_IDLE }.as_nanos() as u64;
-        if self.now.nanos_since(self.last_tick) >= due {
+        let pace = if self.is_busy() { TICK_BUSY } else { TICK_IDLE }.as_nanos() as u64;
+        let is_due = self.arrays.iter().flatten().filter_map(Hosted::due).any(|due| due <= self.now);
+        if is_due || self.now.nanos_since(self.last_tick) >= pace {
             self.last_tick = self.now;
             for index in 0..self.arrays.len() {
                 self.step(ArrayId(index as u32), VolumeEvent::Tick);
             }
             self.close_overdue();
             self.resume_listeners();
-        }
-        if self.now.nanos_since(self.last_vanished) >= VANISHED_NANOS {
-            self.last_vanished = self.now;
             self.report_vanished();
+            self.leave_stragglers();
+        }
+        if self.now.nanos_since(self.last_look) >= LOOK_NANOS {
+            self.last_look = self.now;
+            self.members.look_after_files(&mut self.ring);
         }
     }
 

@@ -66,6 +66,10 @@ impl PassThrough {
 }
 
 impl Volume for PassThrough {
+    fn due(&self) -> Option<Timestamp> {
+        None
+    }
+
     fn step(&mut self, _now: Timestamp, event: VolumeEvent, out: &mut Vec<VolumeAction>) {
         let at = |offset: crate::units::VolumeOffset| ByteOffset(offset.0);
         match event {
@@ -161,14 +165,18 @@ impl Volume for PassThrough {
                 replacement: None,
                 counters: Default::default(),
                 reason: None,
+                conditions: Vec::new(),
+                returns: false,
             }],
             activities: Vec::new(),
             last_scrub: None,
             engine: "none",
             client_errors: 0,
             checksum: ChecksumKind::None,
-            log: LogState::None,
+            log: LogState::Serving,
             lost: Vec::new(),
+            set_aside: Vec::new(),
+            unreadable: Vec::new(),
         }
     }
 }

@@ -332,7 +332,7 @@ fn fault_of(request: &Request, failure: &Failure) -> IoFault {
         Errno::Inval | Errno::Perm if zero => (IoFaultKind::Unsupported, libc::EINVAL),
         Errno::Inval => (IoFaultKind::Medium, INTERNAL_ERRNO),
         Errno::Perm => (IoFaultKind::Medium, libc::EPERM),
-        Errno::NoMem => (IoFaultKind::Medium, libc::ENOMEM),
+        Errno::NoMem => (IoFaultKind::Shortage, libc::ENOMEM),
         Errno::Overflow => (IoFaultKind::Medium, libc::EOVERFLOW),
         Errno::Io => (IoFaultKind::Medium, libc::EIO),
     };

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::block_io::{BufMut, Extent, Pool};
-use crate::member::{Device, DeviceKind, MemberIo, Ring};
+use crate::member::{Device, DeviceKind, MemberIo, Ring, TimeLimits};
 use crate::units::ByteOffset;
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -234,7 +234,7 @@ struct Bench {
 impl Bench {
     fn new(server: Server, limits: RemoteLimits) -> Bench {
         let device = Device::open(&server.uri(), Access::Exclusive).unwrap();
-        device.set_remote_limits(limits);
+        device.set_limits(TimeLimits { remote: limits, ..TimeLimits::default() });
         device.set_remote_witness(Arc::new(|read: ReadAt<'_>| read(0, &mut [0; 4096])));
         let (mut ring, pool) = (Ring::new().unwrap(), Pool::new(32 << 20).unwrap());
         let mut members = MemberIo::new(1, &pool);
@@ -429,7 +429,12 @@ fn plain_access_reads_writes_and_discards() {
 
 #[test]
 fn errors_of_a_server_mean_what_those_of_a_disk_do() {
-    for (errno, kind) in [(5, IoFaultKind::Medium), (28, IoFaultKind::NoSpace), (22, IoFaultKind::Medium)] {
+    for (errno, kind) in [
+        (5, IoFaultKind::Medium),
+        (12, IoFaultKind::Shortage),
+        (28, IoFaultKind::NoSpace),
+        (22, IoFaultKind::Medium),
+    ] {
         let mut bench = Bench::new(Server::new(FLAGS), limits(5000, 1000));
         bench.server.script(move |_| Act::Refuse(errno));
         assert_eq!(bench.run(bench.write_op(0, 4096, 1, false)).unwrap_err().kind, kind, "{errno}");

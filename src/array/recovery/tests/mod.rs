@@ -70,6 +70,14 @@ fn recover_through(world: &mut World, fuses: &[u64], liars: &[usize]) -> Recover
                 world.kill(usize::from(member.0));
                 false
             }
+            Ok((RecoveryOutcome::RolledBack { members, .. }, _)) => {
+                // Whose newest headers rotted away cannot be told from one that never had them.
+                for (member, _) in members {
+                    assert!(liars.contains(&usize::from(member.0)), "member {member} is as it was");
+                    world.kill(usize::from(member.0));
+                }
+                false
+            }
             Ok((RecoveryOutcome::Refused(error), _)) => panic!("refused: {error}"),
             Err(Crash) => true,
         };
@@ -390,7 +398,17 @@ fn beyond_the_budget_noted_rows_are_told_lost_or_the_start_is_refused_and_nothin
             world.crash(End::ProcessDeath);
             world.lower_floor_to_note();
             rot_batch(&mut world, &mut random);
-            match world.recover(false) {
+            let mut outcome = world.recover(false);
+            // Whose newest headers are gone cannot be told from a member that was rolled back.
+            while let Ok((RecoveryOutcome::RolledBack { members, .. }, _)) = &outcome {
+                members.iter().for_each(|(member, _)| world.kill(usize::from(member.0)));
+                if world.live.len() < shape.k {
+                    break;
+                }
+                outcome = world.recover(false);
+            }
+            match outcome {
+                Ok((RecoveryOutcome::RolledBack { .. }, _)) => refused += 1,
                 Ok((RecoveryOutcome::Recovered(recovered), pages)) => {
                     world.start_log(&recovered).unwrap();
                     if recovered.lost.is_empty() {

@@ -5,6 +5,7 @@ use super::disk::{BLOCK, Block, Disk, block_of};
 use super::world::{ARRAY, Content, Crash, KEY, Shape, World, Writer};
 use crate::block_io::IoFaultKind;
 use crate::format::{MapEntry, PAGE_BYTES, Page, PageLayout, RegionKind};
+use crate::units::StripeIndex;
 use crate::units::{BlockHash, ColumnIndex};
 use std::collections::HashMap;
 
@@ -60,6 +61,7 @@ impl World {
             usable: self.live,
             building: self.building.iter().map(|(device, _)| *device).collect(),
             start: start.max_by_key(|start| (start.epoch, start.sequence)).unwrap(),
+            durable: 0,
             epoch: self.epoch,
             clean: false,
             force: self.force,
@@ -76,11 +78,17 @@ impl World {
         let mut recovery = Recovery::new(RecoveryContext { clean, ..self.context() });
         let mut pages = self.page_store();
         let mut pending = Vec::new();
+        let mut idle = 0;
         loop {
-            if let Some(outcome) = recovery.poll(&mut pages, &mut pending) {
+            if let Some(outcome) = recovery.poll(self.now, &mut pages, &mut pending) {
                 return Ok((outcome, pages));
             }
-            assert!(!pending.is_empty(), "the recovery waits for nothing");
+            if pending.is_empty() {
+                self.now.0 += 100_000_000;
+                idle += 1;
+                assert!(idle < 1000, "the recovery waits for nothing");
+                continue;
+            }
             let at = self.random.below(pending.len() as u64) as usize;
             let (item, result) = self.execute(pending.swap_remove(at))?;
             recovery.io_done(item, result);

@@ -61,7 +61,7 @@ pub fn batch(sequence: u64, epoch: u64, previous: BatchHash, records: Vec<LogRec
 
 pub fn header(batch: &Batch) -> SegmentHeader {
     let (hash, header_blocks) = (batch.hash(&KEY), batch.header_blocks());
-    SegmentHeader { batch: batch.clone(), hash, header_blocks, payload_blocks: 0 }
+    SegmentHeader { batch: batch.clone(), hash, header_blocks, payload_blocks: 0, rewritten: false }
 }
 
 /// A chain of batches with these records, from sequence 0. All members hold all of it but what `missing` says of
@@ -72,7 +72,9 @@ pub fn chain(
     batches: Vec<Vec<LogRecord>>,
     missing: impl Fn(u32, u16, u32) -> bool,
 ) -> Chain {
-    let mut chain = Chain { tail: 0, noted, batches: Vec::new(), notes: HashMap::from([(1, noted.into())]) };
+    let mut chain =
+        Chain { noted, notes: HashMap::from([(1, noted.into())]), ..Chain::empty(0, map.width()) };
+    chain.own_noted.fill(noted);
     let mut previous = BatchHash::default();
     for (at, records) in batches.into_iter().enumerate() {
         let batch = batch(at as u64, 1, previous, records, map.width());

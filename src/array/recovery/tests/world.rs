@@ -7,8 +7,11 @@
 
 use super::super::*;
 use super::disk::{BLOCK, Block, Disk, block_of};
+use crate::array::page_copies::Torn;
+use crate::array::pages::PageIo;
 use crate::format::{Batch, FreshRecord, Geometry, InPlaceRecord, LogRecord, MapEntry, NO_PLACE, PageLayout};
 use crate::testing::Random;
+use crate::units::StripeIndex;
 use crate::units::{BlockHash, ColumnIndex};
 use std::collections::{BTreeMap, HashMap};
 
@@ -143,6 +146,7 @@ pub struct World {
     pub epoch: EpochStamp,
     pub building: Vec<(Building, Disk)>,
     pub random: Random,
+    pub now: Timestamp,
     pub fuse: Option<u64>,
     pub burnt: u64,
     pub codec: Codec,
@@ -174,6 +178,7 @@ impl World {
             epoch: EpochStamp { number: 1, id: 11 },
             building: Vec::new(),
             random: Random::new(seed),
+            now: Timestamp(0),
             fuse: None,
             burnt: 0,
             codec: Codec::new(shape.k, shape.m).unwrap(),

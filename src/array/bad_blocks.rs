@@ -1,0 +1,483 @@
+//! Places of members in service that could not be read, or held wrong bytes; and what that means for the members (rule T5
+//! of the crash-safety design): the last copy is never thrown out for read errors.
+//!
+//! A place that was read well since, or written, is listed no more and does not count: only places that are bad now
+//! do, those that went bad again after they were written, and reads of which not one succeeds. A member that has too many
+//! is looked at again, place by place, and leaves only if they are still bad then, and if every row and page that is
+//! listed of the others stays readable without it. Where that is not so, or not known because a list is full, the member
+//! is kept, and the status says so.
+//!
+//! Invariant: a list holds places of the member's device in service only. Must not know of I/O, nor who reads.
+
+use super::mutation::{Mutation, is_off};
+use crate::format::PageIndex;
+use crate::units::{ByteOffset, MemberIndex, ROW_BYTES, Timestamp};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
+
+/// Errors that a member may have: a disk with some bad sectors serves on, one that rots away goes.
+pub(super) const ERRORS_MAX: u64 = 256;
+
+/// How long a member must have more than that: what passes by itself within this time takes no member out.
+const EXCESS_NS: u64 = 10_000_000_000;
+
+/// Time between two looks at the places of a member that is kept.
+const PROBE_INTERVAL_NS: u64 = 60_000_000_000;
+
+/// Places that are looked at again at one time: few enough that clients do not notice.
+const PROBES_AT_ONCE: usize = 32;
+
+/// Places that are remembered of a member; beyond that nobody knows which rows are bad on it.
+const LISTED_MAX: usize = 4096;
+
+/// Mended places that are remembered of a member, to tell when one fails again.
+const MENDED_MAX: usize = 4096;
+
+/// Relapses count half as much after this time.
+const HALF_LIFE_NS: u64 = 3_600_000_000_000;
+
+/// What is wrong with a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ill {
+    /// The device cannot read it.
+    Unreadable,
+    /// It does not hold what it should.
+    Wrong,
+}
+
+/// Bad places of one member.
+#[derive(Debug, Default)]
+struct OfMember {
+    /// 4 KiB blocks of the device.
+    blocks: BTreeMap<u64, Ill>,
+    pages: BTreeSet<PageIndex>,
+    /// Blocks that could not be rewritten, and when that was tried last.
+    unmended: BTreeMap<u64, Timestamp>,
+    /// More were bad than could be listed.
+    is_full: bool,
+    /// Blocks that were bad and were written since; the oldest first.
+    mended: BTreeSet<u64>,
+    mended_order: VecDeque<u64>,
+    /// Errors at places that had been mended before.
+    relapses: u64,
+    halved: Timestamp,
+    streak: Option<Streak>,
+    excess_since: Option<Timestamp>,
+    probe: Option<Probe>,
+    /// It is kept although its errors do not end, and the operator knows.
+    is_kept: bool,
+}
+
+/// Reads that failed without one between them that did not.
+#[derive(Clone, Copy, Debug)]
+struct Streak {
+    reads: u64,
+    first: Timestamp,
+    last: Timestamp,
+}
+
+/// A look at all places that are listed.
+#[derive(Debug, Default)]
+struct Probe {
+    left: Vec<u64>,
+    in_flight: usize,
+    over: Option<Timestamp>,
+}
+
+/// What is to be done about a member that has too many errors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Excess {
+    /// To read these blocks again; each is followed by [`BadBlocks::probed`].
+    Probe(Vec<u64>),
+    /// Its errors do not end: so many.
+    Certain(u64),
+}
+
+/// See the head of this file.
+#[derive(Debug, Default)]
+pub(super) struct BadBlocks {
+    members: BTreeMap<MemberIndex, OfMember>,
+}
+
+impl BadBlocks {
+    /// A block of the device is bad.
+    pub fn failed(&mut self, now: Timestamp, member: MemberIndex, offset: ByteOffset, ill: Ill) {
+        let of = self.of(now, member);
+        let block = offset.0 / ROW_BYTES;
+        if of.mended.remove(&block) {
+            of.mended_order.retain(|other| *other != block);
+            of.relapses += 1;
+        }
+        if of.blocks.len() < LISTED_MAX || of.blocks.contains_key(&block) {
+            of.blocks.insert(block, ill);
+        } else {
+            of.is_full = true;
+        }
+    }
+
+    /// A copy of a metadata page is bad.
+    pub fn page_failed(&mut self, now: Timestamp, member: MemberIndex, page: PageIndex) {
+        let of = self.of(now, member);
+        if of.pages.len() < LISTED_MAX || of.pages.contains(&page) {
+            of.pages.insert(page);
+        } else {
+            of.is_full = true;
+        }
+    }
+
+    /// A read failed, whatever it was for.
+    pub fn read_failed(&mut self, now: Timestamp, member: MemberIndex) {
+        let streak = &mut self.of(now, member).streak;
+        let before = streak.unwrap_or(Streak { reads: 0, first: now, last: now });
+        *streak = Some(Streak { reads: before.reads + 1, last: now, ..before });
+    }
+
+    /// These bytes of the device were read. Whether they are right is another question.
+    pub fn read(&mut self, member: MemberIndex, bytes: Range<u64>) {
+        let Some(of) = self.members.get_mut(&member) else { return };
+        of.streak = None;
+        for (block, ill) in of.listed(bytes) {
+            if ill == Ill::Unreadable {
+                of.blocks.remove(&block);
+                of.unmended.remove(&block);
+            }
+        }
+    }
+
+    /// A block of the device holds what it should.
+    pub fn verified(&mut self, member: MemberIndex, offset: ByteOffset) {
+        if let Some(of) = self.members.get_mut(&member) {
+            of.blocks.remove(&(offset.0 / ROW_BYTES));
+            of.unmended.remove(&(offset.0 / ROW_BYTES));
+        }
+    }
+
+    /// Whether nothing is listed of the member.
+    pub fn is_clear(&self, member: MemberIndex) -> bool {
+        self.members.get(&member).is_none_or(|of| of.blocks.is_empty() && of.unmended.is_empty())
+    }
+
+    /// These bytes of the device were written.
+    pub fn written(&mut self, member: MemberIndex, bytes: Range<u64>) {
+        let Some(of) = self.members.get_mut(&member) else { return };
+        if !of.unmended.is_empty() {
+            of.unmended.retain(|block, _| !bytes.contains(&(block * ROW_BYTES)));
+        }
+        for (block, _) in of.listed(bytes) {
+            of.blocks.remove(&block);
+            of.relapses += u64::from(is_off(Mutation::HealedErrorsCount));
+            if of.mended.insert(block) {
+                of.mended_order.push_back(block);
+            }
+        }
+        while of.mended_order.len() > MENDED_MAX {
+            if let Some(oldest) = of.mended_order.pop_front() {
+                of.mended.remove(&oldest);
+            }
+        }
+    }
+
+    /// A bad block could not be rewritten, and nobody relies on that write.
+    pub fn not_mended(&mut self, now: Timestamp, member: MemberIndex, bytes: Range<u64>) {
+        let blocks = bytes.start / ROW_BYTES..bytes.end.div_ceil(ROW_BYTES);
+        self.of(now, member).unmended.extend(blocks.take(LISTED_MAX).map(|block| (block, now)));
+    }
+
+    /// Whether it makes sense to rewrite a block: not if that has failed just now.
+    pub fn may_mend(&self, now: Timestamp, member: MemberIndex, offset: ByteOffset) -> bool {
+        let of = self.members.get(&member);
+        let tried = of.and_then(|of| of.unmended.get(&(offset.0 / ROW_BYTES)));
+        tried.is_none_or(|&tried| now.nanos_since(tried) >= PROBE_INTERVAL_NS)
+    }
+
+    /// A copy of a metadata page was read well or written.
+    pub fn page_mended(&mut self, member: MemberIndex, page: PageIndex) {
+        if let Some(of) = self.members.get_mut(&member) {
+            of.pages.remove(&page);
+        }
+    }
+
+    /// The member has another device, or none.
+    pub fn forget(&mut self, member: MemberIndex) {
+        self.members.remove(&member);
+    }
+
+    /// Everything was read, and what was bad is listed or mended.
+    pub fn scrubbed(&mut self) {
+        for of in self.members.values_mut() {
+            of.is_full = of.blocks.len() >= LISTED_MAX || of.pages.len() >= LISTED_MAX;
+        }
+    }
+
+    /// What is to be done now about members that have had too many errors for too long.
+    pub fn excessive(&mut self, now: Timestamp) -> Vec<(MemberIndex, Excess)> {
+        let excess = |(&member, of): (&MemberIndex, &mut OfMember)| Some((member, of.excess(now)?));
+        self.members.iter_mut().filter_map(excess).collect()
+    }
+
+    /// A block was read again, with whatever result.
+    pub fn probed(&mut self, member: MemberIndex) {
+        if let Some(probe) = self.members.get_mut(&member).and_then(|of| of.probe.as_mut()) {
+            probe.in_flight = probe.in_flight.saturating_sub(1);
+        }
+    }
+
+    /// The member is kept in spite of its errors. True: that is news.
+    pub fn keep(&mut self, member: MemberIndex) -> bool {
+        self.members.get_mut(&member).is_some_and(|of| !std::mem::replace(&mut of.is_kept, true))
+    }
+
+    /// Whether the member is kept in spite of its errors.
+    pub fn is_kept(&self, member: MemberIndex) -> bool {
+        self.members.get(&member).is_some_and(|of| of.is_kept)
+    }
+
+    /// Members, other than this one, that any row may be bad on: those with more bad places than are listed, and those
+    /// whose errors do not end.
+    pub fn unlisted(&self, without: MemberIndex) -> usize {
+        self.members.iter().filter(|&(member, of)| *member != without && of.is_unreliable()).count()
+    }
+
+    /// How many members other than this one have each listed block.
+    pub fn blocks(&self, without: MemberIndex) -> BTreeMap<u64, usize> {
+        let mut counts = BTreeMap::new();
+        for of in self.others(without) {
+            let unmended = of.unmended.keys().filter(|block| !of.blocks.contains_key(block));
+            for &block in of.blocks.keys().chain(unmended) {
+                *counts.entry(block).or_default() += 1;
+            }
+        }
+        counts
+    }
+
+    /// How many members other than this one have a bad copy of each listed page.
+    pub fn pages(&self, without: MemberIndex) -> BTreeMap<PageIndex, usize> {
+        let mut counts = BTreeMap::new();
+        for &page in self.others(without).flat_map(|of| &of.pages) {
+            *counts.entry(page).or_default() += 1;
+        }
+        counts
+    }
+
+    /// Those whose lists are whole; the others count wherever [`BadBlocks::unlisted`] does.
+    fn others(&self, without: MemberIndex) -> impl Iterator<Item = &OfMember> {
+        let others =
+            self.members.iter().filter(move |(member, of)| **member != without && !of.is_unreliable());
+        others.map(|(_, of)| of)
+    }
+
+    fn of(&mut self, now: Timestamp, member: MemberIndex) -> &mut OfMember {
+        self.members.entry(member).or_insert_with(|| OfMember { halved: now, ..OfMember::default() })
+    }
+}
+
+impl OfMember {
+    /// Listed blocks that lie wholly within these bytes.
+    fn listed(&self, bytes: Range<u64>) -> Vec<(u64, Ill)> {
+        if self.blocks.is_empty() {
+            return Vec::new();
+        }
+        let whole = bytes.start.div_ceil(ROW_BYTES)..bytes.end / ROW_BYTES;
+        self.blocks.range(whole).map(|(&block, &ill)| (block, ill)).collect()
+    }
+
+    fn decay(&mut self, now: Timestamp) {
+        while now.nanos_since(self.halved) >= HALF_LIFE_NS {
+            self.halved = Timestamp(self.halved.0 + HALF_LIFE_NS);
+            self.relapses /= 2;
+        }
+    }
+
+    fn is_unreliable(&self) -> bool {
+        self.is_full || self.is_kept
+    }
+
+    fn errors(&self) -> u64 {
+        let streak = self.streak.filter(|streak| streak.last.nanos_since(streak.first) >= EXCESS_NS);
+        let listed = (self.blocks.len() + self.pages.len()) as u64 + self.relapses;
+        listed.max(streak.map_or(0, |streak| streak.reads))
+    }
+
+    fn excess(&mut self, now: Timestamp) -> Option<Excess> {
+        self.decay(now);
+        if self.errors() <= ERRORS_MAX {
+            (self.excess_since, self.probe, self.is_kept) = (None, None, false);
+            return None;
+        }
+        if now.nanos_since(*self.excess_since.get_or_insert(now)) < EXCESS_NS {
+            return None;
+        }
+        let listed = || self.blocks.keys().copied().collect();
+        let probe = self.probe.get_or_insert_with(|| Probe { left: listed(), ..Probe::default() });
+        if let Some(over) = probe.over {
+            if now.nanos_since(over) >= PROBE_INTERVAL_NS {
+                self.probe = None;
+            }
+            return None;
+        }
+        let count = PROBES_AT_ONCE.saturating_sub(probe.in_flight).min(probe.left.len());
+        if count > 0 {
+            let batch = probe.left.split_off(probe.left.len() - count);
+            probe.in_flight += count;
+            return Some(Excess::Probe(batch));
+        }
+        if probe.in_flight > 0 {
+            return None;
+        }
+        probe.over = Some(now);
+        Some(Excess::Certain(self.errors()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MEMBER: MemberIndex = MemberIndex(1);
+    const OTHER: MemberIndex = MemberIndex(2);
+    const SECOND: u64 = 1_000_000_000;
+
+    fn at(seconds: u64) -> Timestamp {
+        Timestamp(seconds * SECOND)
+    }
+
+    fn offset(block: u64) -> ByteOffset {
+        ByteOffset(block * ROW_BYTES)
+    }
+
+    fn bytes(blocks: Range<u64>) -> Range<u64> {
+        blocks.start * ROW_BYTES..blocks.end * ROW_BYTES
+    }
+
+    fn with_bad(blocks: Range<u64>, ill: Ill) -> BadBlocks {
+        let mut bad = BadBlocks::default();
+        blocks.for_each(|block| bad.failed(at(1), MEMBER, offset(block), ill));
+        bad
+    }
+
+    /// Lets time pass until something is certain, with what is asked for not read.
+    fn judge(bad: &mut BadBlocks, from: u64) -> Option<u64> {
+        for second in from..from + 400 {
+            for (member, excess) in bad.excessive(at(second)) {
+                match excess {
+                    Excess::Certain(errors) => return Some(errors),
+                    Excess::Probe(blocks) => blocks.iter().for_each(|_| bad.probed(member)),
+                }
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn bad_places_count_while_they_are_bad() {
+        let mut bad = with_bad(0..300, Ill::Unreadable);
+        assert_eq!(judge(&mut bad, 1), Some(300));
+        bad.read(MEMBER, bytes(0..100));
+        assert_eq!(judge(&mut bad, 500), None, "200 are left");
+        let mut bad = with_bad(0..300, Ill::Wrong);
+        bad.read(MEMBER, bytes(0..300));
+        assert_eq!(judge(&mut bad, 1), Some(300), "what was read is wrong still");
+        (0..100).for_each(|block| bad.verified(MEMBER, offset(block)));
+        assert_eq!(judge(&mut bad, 500), None);
+        let mut bad = with_bad(0..300, Ill::Wrong);
+        bad.written(MEMBER, 1..300 * ROW_BYTES);
+        assert_eq!(judge(&mut bad, 1), None);
+        assert_eq!(bad.blocks(OTHER), [(0, 1)].into(), "a block that is written in part stays");
+    }
+
+    #[test]
+    fn what_can_be_read_when_it_is_looked_at_again_does_not_count() {
+        let mut bad = with_bad(0..300, Ill::Unreadable);
+        let mut asked = BTreeSet::new();
+        for second in 1..100 {
+            for (member, excess) in bad.excessive(at(second)) {
+                let Excess::Probe(blocks) = excess else { panic!("{excess:?}") };
+                assert!(second > 10 && blocks.len() <= PROBES_AT_ONCE);
+                for block in blocks {
+                    asked.insert(block);
+                    bad.read(member, bytes(block..block + 1));
+                    bad.probed(member);
+                }
+            }
+        }
+        assert!(asked.len() >= 300 - ERRORS_MAX as usize, "{}", asked.len());
+        assert!(bad.blocks(OTHER).len() as u64 <= ERRORS_MAX);
+    }
+
+    #[test]
+    fn places_that_go_bad_again_count_until_that_is_long_ago() {
+        let mut bad = BadBlocks::default();
+        for round in 0..4 {
+            for block in 0..100 {
+                bad.failed(at(round), MEMBER, offset(block), Ill::Unreadable);
+            }
+            bad.written(MEMBER, bytes(0..100));
+        }
+        assert_eq!(judge(&mut bad, 5), Some(300));
+        assert!(bad.keep(MEMBER) && !bad.keep(MEMBER) && bad.is_kept(MEMBER));
+        assert_eq!(judge(&mut bad, 4000), None, "an hour later it is half as many");
+        assert!(!bad.is_kept(MEMBER));
+    }
+
+    #[test]
+    fn a_member_that_is_kept_is_looked_at_again_from_time_to_time() {
+        let mut bad = with_bad(0..300, Ill::Unreadable);
+        assert_eq!(judge(&mut bad, 1), Some(300));
+        assert_eq!(judge(&mut bad, 100), Some(300));
+    }
+
+    #[test]
+    fn reads_that_fail_without_exception_count_when_they_have_for_a_while() {
+        let mut bad = BadBlocks::default();
+        (0..400).for_each(|_| bad.read_failed(at(1), MEMBER));
+        assert_eq!(judge(&mut bad, 2), None, "nobody has read since: it may have passed");
+        bad.read_failed(at(500), MEMBER);
+        assert_eq!(judge(&mut bad, 500), Some(401));
+        bad.read(MEMBER, bytes(7..8));
+        assert_eq!(judge(&mut bad, 1000), None);
+    }
+
+    #[test]
+    fn a_block_that_cannot_be_rewritten_is_listed_until_it_can() {
+        let mut bad = BadBlocks::default();
+        bad.not_mended(at(1), MEMBER, bytes(3..5));
+        assert_eq!(bad.blocks(OTHER), [(3, 1), (4, 1)].into());
+        assert!(!bad.may_mend(at(2), MEMBER, offset(4)) && bad.may_mend(at(2), MEMBER, offset(5)));
+        assert!(bad.may_mend(at(100), MEMBER, offset(4)), "once in a while");
+        assert_eq!(judge(&mut bad, 1), None, "a member with few of them serves on");
+        bad.written(MEMBER, bytes(0..9));
+        assert!(bad.blocks(OTHER).is_empty());
+    }
+
+    #[test]
+    fn a_member_with_more_bad_places_than_are_listed_counts_everywhere_until_a_scrub() {
+        let mut bad = with_bad(0..LISTED_MAX as u64 + 1, Ill::Unreadable);
+        assert_eq!((bad.unlisted(OTHER), bad.unlisted(MEMBER)), (1, 0));
+        assert!(bad.blocks(OTHER).is_empty());
+        bad.written(MEMBER, bytes(0..LISTED_MAX as u64));
+        assert_eq!(bad.unlisted(OTHER), 1, "one is nobody knows where");
+        bad.scrubbed();
+        assert_eq!(bad.unlisted(OTHER), 0);
+    }
+
+    #[test]
+    fn nobody_relies_on_a_member_that_is_kept_in_spite_of_its_errors() {
+        let mut bad = with_bad(0..300, Ill::Unreadable);
+        assert_eq!((bad.unlisted(OTHER), bad.blocks(OTHER).len()), (0, 300));
+        assert_eq!(judge(&mut bad, 1), Some(300));
+        bad.keep(MEMBER);
+        assert_eq!((bad.unlisted(OTHER), bad.blocks(OTHER).len()), (1, 0));
+    }
+
+    #[test]
+    fn what_a_member_had_goes_with_its_device() {
+        let mut bad = with_bad(0..300, Ill::Unreadable);
+        bad.page_failed(at(1), MEMBER, PageIndex(4));
+        assert_eq!(bad.pages(OTHER), [(PageIndex(4), 1)].into());
+        assert!(bad.pages(MEMBER).is_empty() && bad.blocks(MEMBER).is_empty());
+        bad.page_mended(MEMBER, PageIndex(4));
+        assert!(bad.pages(OTHER).is_empty());
+        bad.forget(MEMBER);
+        assert_eq!(judge(&mut bad, 1), None);
+    }
+}

@@ -1,0 +1,62 @@
+//! Whether a device holds what the array left on it, or was rolled back to an older copy of itself: rule T6 of the crash-safety
+//! design. One question with one answer, for assembly, `online`, automatic return, and catching up.
+//!
+//! What a device says of itself is a claim that is compared with what others say. Pure. What the rings of all members tell
+//! together (reused space) is judged where they are read, in `recovery/chain.rs`.
+
+use super::mutation::{Mutation, is_off};
+use crate::format::{Epoch, Superblock};
+
+/// What a device must show to be current.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mark {
+    /// The epoch that it holds, or whose parent: then the bump to it was cut off, and nothing was written under it (A1).
+    pub epoch: Epoch,
+    /// The newest update of the superblocks that is known to be complete.
+    pub update: u64,
+    /// Batches below are in place on it, and its superblock or a piece in its ring says so.
+    pub tail: u64,
+}
+
+/// Why a device is not current.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Behind {
+    #[error("stale: it holds epoch {held} and the array is at epoch {current}; it missed writes")]
+    Epoch { held: u64, current: u64 },
+    #[error(
+        "it was rolled back to an older state of itself: it has update {held} of its superblock, and update {complete} had \
+         reached every member"
+    )]
+    Update { held: u64, complete: u64 },
+    #[error(
+        "it was rolled back to an older state of itself: it shows the batches of its log below {shown} to be in place, and \
+         those below {tail} were when it left"
+    )]
+    Tail { shown: u64, tail: u64 },
+}
+
+/// Whether the device with this superblock is current; `ring_tail` is the highest tail that pieces in its ring show, 0 where
+/// that is not asked.
+pub(super) fn is_current(superblock: &Superblock, ring_tail: u64, mark: &Mark) -> Result<(), Behind> {
+    if !holds(superblock, &mark.epoch) {
+        return Err(Behind::Epoch { held: superblock.epoch.number, current: mark.epoch.number });
+    }
+    if superblock.update < mark.update && !is_off(Mutation::NoUpdateCount) {
+        return Err(Behind::Update { held: superblock.update, complete: mark.update });
+    }
+    let shown = superblock.redo.start.sequence.max(ring_tail);
+    if shown < mark.tail && !is_off(Mutation::LeftTailNotChecked) {
+        return Err(Behind::Tail { shown, tail: mark.tail });
+    }
+    Ok(())
+}
+
+/// Whether a device's content is of this epoch: it holds the epoch, or its parent with the bump unfinished (A1).
+pub(super) fn holds(superblock: &Superblock, epoch: &Epoch) -> bool {
+    let held = superblock.epoch;
+    if is_off(Mutation::EpochWithoutId) {
+        return held.number == epoch.number || held.number + 1 == epoch.number;
+    }
+    let unfinished = epoch.parent != 0 && held.id == epoch.parent;
+    held == *epoch || (unfinished && !is_off(Mutation::EpochOnlyHighestNumber))
+}

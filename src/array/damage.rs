@@ -1,0 +1,125 @@
+//! Blocks that the array could not serve, with what is known of each: the list behind the status, the health of a
+//! stripe, and what is looked at again by itself.
+//!
+//! The list is a memory of what requests, passes and replays met since the start; what it does not hold may be damaged
+//! all the same. It never decides what a block holds: that is the entry's and the content's to say (rule T1 of the
+//! crash-safety design). Must not know of I/O.
+
+use super::fetch::{Missing, Why};
+use crate::units::StripeIndex;
+use std::collections::BTreeMap;
+use std::ops::{Bound, Range};
+
+/// Blocks that are remembered; with more, "and more" is all a person needs.
+const BLOCKS_MAX: usize = 65_536;
+
+/// Names a block of a volume: its stripe, column and row.
+pub(super) type BlockName = (StripeIndex, u16, u32);
+
+/// See the head of this file.
+#[derive(Debug, Default)]
+pub(super) struct Damage {
+    blocks: BTreeMap<BlockName, Why>,
+}
+
+impl Damage {
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
+    /// Takes what a fetch could not get of a stripe.
+    pub fn note(&mut self, stripe: StripeIndex, missing: &[Missing]) {
+        for &Missing { column, row, why } in missing {
+            self.blocks.insert((stripe, column as u16, row as u32), why);
+        }
+        while self.blocks.len() > BLOCKS_MAX {
+            self.blocks.pop_last();
+        }
+    }
+
+    /// What is known of a block; nothing of one that can be had, as far as is known.
+    pub fn why(&self, block: BlockName) -> Option<Why> {
+        self.blocks.get(&block).copied()
+    }
+
+    pub fn clear(&mut self) {
+        self.blocks.clear();
+    }
+
+    /// The block was read, or written.
+    pub fn forget(&mut self, block: BlockName) {
+        self.blocks.remove(&block);
+    }
+
+    /// Blocks of a column that were read, or written.
+    pub fn forget_rows(&mut self, stripe: StripeIndex, column: u16, rows: Range<u32>) {
+        let range = (stripe, column, rows.start)..(stripe, column, rows.end);
+        let known: Vec<BlockName> = self.blocks.range(range).map(|(&block, _)| block).collect();
+        for block in known {
+            self.blocks.remove(&block);
+        }
+    }
+
+    /// Nothing of the stripe is needed any more.
+    pub fn forget_stripe(&mut self, stripe: StripeIndex) {
+        self.blocks.retain(|(other, _, _), _| *other != stripe);
+    }
+
+    /// Every block, ascending.
+    pub fn iter(&self) -> impl Iterator<Item = (BlockName, Why)> + '_ {
+        self.blocks.iter().map(|(&block, &why)| (block, why))
+    }
+
+    /// The blocks of a stripe, ascending.
+    pub fn of_stripe(&self, stripe: StripeIndex) -> impl Iterator<Item = (BlockName, Why)> + '_ {
+        let range = (stripe, 0, 0)..(StripeIndex(stripe.0 + 1), 0, 0);
+        self.blocks.range(range).map(|(&block, &why)| (block, why))
+    }
+
+    /// Up to `count` blocks behind `after`, or from the beginning where there is none.
+    pub fn next(&self, after: Option<BlockName>, count: usize) -> Vec<(BlockName, Why)> {
+        let start = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let behind = self.blocks.range((start, Bound::Unbounded)).take(count);
+        let found: Vec<(BlockName, Why)> = behind.map(|(&block, &why)| (block, why)).collect();
+        if found.is_empty() { self.iter().take(count).collect() } else { found }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn missing(column: usize, row: usize, why: Why) -> Missing {
+        Missing { column, row, why }
+    }
+
+    #[test]
+    fn what_was_read_or_written_is_forgotten_and_the_rest_stays() {
+        let mut damage = Damage::default();
+        let stripe = StripeIndex(3);
+        damage.note(
+            stripe,
+            &[missing(0, 1, Why::SetAside), missing(0, 2, Why::Proven), missing(1, 2, Why::Lost)],
+        );
+        damage.note(StripeIndex(4), &[missing(0, 1, Why::Unreadable)]);
+        damage.forget_rows(stripe, 0, 2..9);
+        let left: Vec<BlockName> = damage.iter().map(|(block, _)| block).collect();
+        assert_eq!(left, [(stripe, 0, 1), (stripe, 1, 2), (StripeIndex(4), 0, 1)]);
+        damage.forget_stripe(stripe);
+        assert_eq!(damage.of_stripe(stripe).count(), 0);
+        damage.forget((StripeIndex(4), 0, 1));
+        assert!(damage.is_empty());
+    }
+
+    #[test]
+    fn blocks_take_turns() {
+        let mut damage = Damage::default();
+        let blocks: Vec<Missing> = (0..5).map(|row| missing(0, row, Why::SetAside)).collect();
+        damage.note(StripeIndex(0), &blocks);
+        let rows =
+            |blocks: Vec<(BlockName, Why)>| blocks.iter().map(|(block, _)| block.2).collect::<Vec<_>>();
+        assert_eq!(rows(damage.next(None, 3)), [0, 1, 2]);
+        assert_eq!(rows(damage.next(Some((StripeIndex(0), 0, 2)), 3)), [3, 4]);
+        assert_eq!(rows(damage.next(Some((StripeIndex(0), 0, 4)), 3)), [0, 1, 2]);
+    }
+}

@@ -1,0 +1,241 @@
+//! Writes into rows that cannot be read for their parity (rules T1 and T2 of the crash-safety design), and the way back.
+//!
+//! New parity may come from the old bytes of the written columns and of the parities, or from the other data columns:
+//! both are tried, since either may be readable where the other is not. If neither is, the write lets go of its rows
+//! and tries again, within a limit. Then it sets aside what it cannot read: these columns count as zeroes in the new
+//! parity, their hashes stay, and reading them is an error until their own members give the content again
+//! ([`Array::start_repay`]) or they are written. At once, where every block of the row was read and too few match: waiting would
+//! show nothing new. Never without checksums, and never for a shortage of the host: then the write ends with an error and has
+//! changed nothing.
+
+use super::{BLOCK, Flow, LoggedWrite, Stage, Work};
+use crate::array::damage::BlockName;
+use crate::array::fetch::{Missing, Why};
+use crate::array::mutation::{Mutation, is_off};
+use crate::array::plan::ParityPath;
+use crate::array::{Array, ClientError, NoticeLevel, Owner, SlotReply};
+use crate::block_io::{IoFault, IoOp, IoValue};
+use crate::units::{ColumnIndex, Timestamp};
+
+/// How new parity comes about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum Way {
+    /// The cheapest.
+    Usual,
+    /// From the old bytes of the written columns and of the parities.
+    Delta,
+    /// From the other data columns.
+    Afresh,
+}
+
+/// A write tries this long to read its rows: longer than a path of a disk takes to come back, shorter than the 30 s
+/// after which the kernel's NBD client gives a request up.
+const PATIENCE_NS: u64 = 10_000_000_000;
+
+/// Time between two tries.
+const RETRY_NS: u64 = 250_000_000;
+
+/// Damaged blocks that are looked at again together by themselves, and the time between such rounds.
+const LOOK_ROUND: usize = 64;
+const LOOK_INTERVAL_NS: u64 = 5_000_000_000;
+
+impl Array {
+    /// Blocks that new parity would need cannot be had.
+    pub(super) fn old_missing(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        let all_delta = write.plans.iter().all(|(_, path)| *path == ParityPath::ReadModifyWrite);
+        let all_afresh = write.plans.iter().all(|(_, path)| *path != ParityPath::ReadModifyWrite);
+        let next = match write.way {
+            Way::Usual if all_delta => Some(Way::Afresh),
+            Way::Usual => Some(Way::Delta),
+            Way::Delta if !all_afresh => Some(Way::Afresh),
+            Way::Delta | Way::Afresh => None,
+        };
+        if let Some(next) = next {
+            write.way = next;
+            return self.plan_logged(key, write);
+        }
+        if let Some((_, column, row)) = write.repays {
+            return self.still_set_aside(key, write, usize::from(column), row as usize);
+        }
+        let mut unknown = write.fetch.missing.iter().filter(|block| !block.why.counts_as_zeroes());
+        let is_proven = unknown.all(|block| block.why == Why::Proven);
+        let has_waited = is_off(Mutation::NoPatience) || self.has_waited(write);
+        let may_set_aside = self.redo().checksums.is_some() && !write.fetch.host_is_short;
+        if may_set_aside && (is_proven || has_waited) {
+            return self.set_aside(write);
+        }
+        if has_waited || is_proven || self.hurried {
+            return self.refuse_unreadable(key, write);
+        }
+        self.wait_to_read(key, write)
+    }
+
+    /// Whether a block that was wanted for new parity keeps it from being computed. A data column that counts as zeroes does
+    /// not; a parity is never known to be zeroes.
+    pub(super) fn keeps_from_coding(&self, block: &Missing) -> bool {
+        !block.why.counts_as_zeroes() || block.column >= self.map.k
+    }
+
+    /// A block that is written in part cannot be had, so its new content is not known.
+    pub(super) fn edges_missing(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        let may_change = write.fetch.missing.iter().any(|block| block.why == Why::Unreadable);
+        if !may_change || self.has_waited(write) || self.hurried {
+            return self.refuse_unreadable(key, write);
+        }
+        self.wait_to_read(key, write)
+    }
+
+    fn has_waited(&self, write: &LoggedWrite) -> bool {
+        write.unreadable_since.is_some_and(|since| self.now.nanos_since(since) >= PATIENCE_NS)
+    }
+
+    fn refuse_unreadable(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        let missing = std::mem::take(&mut write.fetch.missing);
+        self.note_missing(write.stripe, write.slot, &missing);
+        self.end_logged_write(key, write, Err(ClientError::Io))
+    }
+
+    /// The rows are let go, so that reads go on, and are read again later.
+    fn wait_to_read(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        write.unreadable_since.get_or_insert(self.now);
+        write.fetch.missing.clear();
+        write.way = Way::Usual;
+        self.let_go(key, write);
+        self.wake_waiting_for_room();
+        let until = Timestamp(self.now.0 + RETRY_NS);
+        write.stage = Stage::Patience(until);
+        self.patient.push((until, key));
+        Flow::Wait
+    }
+
+    pub(super) fn try_again(&mut self, write: &mut LoggedWrite, until: Timestamp) -> Flow {
+        if self.now >= until {
+            write.stage = Stage::Room;
+        }
+        Flow::Wait
+    }
+
+    /// Tick: operations whose time has come go on.
+    pub(in super::super) fn wake_patient(&mut self) {
+        let now = self.now;
+        let due = self.patient.extract_if(.., |(until, _)| *until <= now).map(|(_, key)| key);
+        self.ready.extend(due);
+    }
+
+    /// T1, beyond the budget (T8): what cannot be read counts as zeroes from now on. Its hashes stay.
+    fn set_aside(&mut self, write: &mut LoggedWrite) -> Flow {
+        let aside: Vec<Missing> = write
+            .fetch
+            .missing
+            .iter()
+            .filter(|block| !block.why.counts_as_zeroes())
+            .map(|block| Missing { why: Why::SetAside, ..*block })
+            .collect();
+        let text = format!(
+            "{} blocks of slot {} cannot be read, and fewer than {} others of their rows can: a write into these rows sets \
+             them aside. Reading them is an error until their members give them again, or they are written",
+            aside.len(),
+            write.slot,
+            self.map.k
+        );
+        self.notice(NoticeLevel::Error, None, text);
+        let flow = self.records_made(write);
+        self.damage.note(write.stripe, &aside);
+        flow
+    }
+
+    /// Reads a block that is set aside from its own member; if it is what it was, it is written anew with all parities.
+    /// `waiter` is advanced when that is over.
+    pub(in super::super) fn start_repay(&mut self, block: BlockName, waiter: Option<usize>) {
+        let is_running = self.repaying.contains_key(&block);
+        self.repaying.entry(block).or_default().extend(waiter);
+        if !is_running {
+            let (stripe, column, row) = block;
+            let work = Work::Repay { column: usize::from(column), row: row as usize };
+            self.start_logged(None, stripe, work, false);
+        }
+    }
+
+    /// Whether an operation waits for blocks to be read again.
+    pub(in super::super) fn is_repaying(&self, key: usize) -> bool {
+        self.repaying.values().any(|waiters| waiters.contains(&key))
+    }
+
+    /// Tick: blocks that could not be had are looked at again, a few at a time.
+    pub(in super::super) fn look_at_damage(&mut self) {
+        let due = self.now.nanos_since(self.last_look) >= LOOK_INTERVAL_NS;
+        if !due || self.looks > 0 || self.damage.is_empty() || self.hurried || self.is_failed() {
+            return;
+        }
+        if !self.redo().is_serving() {
+            return;
+        }
+        self.last_look = self.now;
+        let blocks = self.damage.next(self.looked_at, LOOK_ROUND);
+        self.looked_at = blocks.last().map(|(block, _)| *block);
+        for (block, why) in blocks {
+            match why {
+                Why::SetAside => self.start_repay(block, None),
+                Why::Lost | Why::Unreadable | Why::Proven => self.look_again(block, None),
+            }
+        }
+    }
+
+    /// The rows are locked and their pages are here.
+    pub(super) fn read_set_aside(
+        &mut self,
+        key: usize,
+        write: &mut LoggedWrite,
+        column: usize,
+        row: usize,
+    ) -> Flow {
+        let entry = self.redo().block_hash(write.slot, row, column);
+        let member = self.member_at(write.slot, column);
+        let device = self.readable(member, write.slot);
+        if !entry.is_some_and(|entry| entry.is_set_aside()) {
+            // It was written meanwhile.
+            self.damage.forget((write.stripe, column as u16, row as u32));
+            return self.end_logged_write(key, write, Ok(SlotReply::Done));
+        }
+        let Some(device) = device else { return self.still_set_aside(key, write, column, row) };
+        write.stage = Stage::Repay;
+        let offset = self.map.device_offset(self.data_offset, write.slot, row * BLOCK);
+        let read = IoOp::Read { offset, buf: self.pool.alloc(BLOCK) };
+        self.submit_io(Owner::Op { key, item: 0 }, member, device, read);
+        Flow::Wait
+    }
+
+    pub(super) fn set_aside_read(
+        &mut self,
+        key: usize,
+        write: &mut LoggedWrite,
+        result: Result<IoValue, IoFault>,
+    ) -> Flow {
+        let Work::Repay { column, row } = write.work else { unreachable!("a block is repaid") };
+        let is_void = self.is_failed() || write.life != self.redo().lives;
+        if is_void {
+            return self.end_logged_write(key, write, Ok(SlotReply::Done));
+        }
+        let Ok(IoValue::Data(bytes)) = result else { return self.still_set_aside(key, write, column, row) };
+        let entry = self.redo().pages.hash(write.slot, row, ColumnIndex(column as u16));
+        if !entry.was_set_aside_from(self.redo().log_hasher().hash(&bytes)) {
+            return self.still_set_aside(key, write, column, row);
+        }
+        // To coding the block held zeroes until now.
+        let offset = column * self.map.chunk + row * BLOCK;
+        write.work = Work::Data { offset, data: bytes.freeze() };
+        let flow = self.plan_logged(key, write);
+        if flow == Flow::Finished { flow } else { self.advance_logged_write(key, write) }
+    }
+
+    fn still_set_aside(&mut self, key: usize, write: &mut LoggedWrite, column: usize, row: usize) -> Flow {
+        self.damage.note(write.stripe, &[Missing { column, row, why: Why::SetAside }]);
+        self.end_logged_write(key, write, Ok(SlotReply::Done))
+    }
+
+    /// A write ends: those that wait for the block it repaid look again.
+    pub(super) fn end_repay(&mut self, write: &mut LoggedWrite) {
+        let Some(block) = write.repays.take() else { return };
+        self.ready.extend(self.repaying.remove(&block).into_iter().flatten());
+    }
+}

@@ -1,0 +1,85 @@
+//! Why an array cannot be recovered, in words for its administrator.
+
+use crate::units::{MemberIndex, SlotIndex};
+
+/// Why an array cannot be recovered.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecoveryError {
+    /// Batches that were noted as durable are on no usable member.
+    #[error(
+        "the log breaks off before batch {sequence}, and all batches below {noted} were durable: more members have \
+         lost their log than the array survives; bring back members that are missing, or force the start and lose \
+         the last writes"
+    )]
+    LogBroken {
+        /// The first batch that is not there.
+        sequence: u64,
+        /// Batches below were durable.
+        noted: u64,
+    },
+    /// A batch verifies and cannot be in this array's log.
+    #[error(
+        "batch {sequence} of the log names blocks that the array does not have: it was written by another version or a defect"
+    )]
+    Impossible {
+        /// Which.
+        sequence: u64,
+    },
+    /// Rows are lost, and without checksums nothing would tell.
+    #[error(
+        "{rows} rows of durable writes cannot be decoded, the first is row {row} of slot {slot}, and without checksums \
+         what is there would be read as if it were right: bring back members that are missing, or force the start"
+    )]
+    RowsLost {
+        /// How many at least.
+        rows: usize,
+        /// The first.
+        slot: SlotIndex,
+        /// The first.
+        row: usize,
+    },
+    /// There is no room for the note.
+    #[error(
+        "the log of member {member} has no room for the note that recovery writes: the array kept no reserve"
+    )]
+    NoRoom {
+        /// Whose log.
+        member: MemberIndex,
+    },
+    /// No usable member has a copy of a page.
+    #[error(
+        "no member in use has a copy of metadata page {page}: more members are missing than the array survives"
+    )]
+    PageUnavailable {
+        /// Which.
+        page: u64,
+    },
+    /// The newest version of a page is not known, because of copies that could not be read (rule T3).
+    #[error(
+        "what metadata page {page} says last is not known ({why}), and an older version is not taken for it: start the array \
+         again when these members can be read, bring back those that are missing, or force the start and lose what is \
+         only there"
+    )]
+    PageUnreadable {
+        /// Which.
+        page: u64,
+        /// Which of its copies could not be read, in words.
+        why: String,
+    },
+    /// A page of the stripe map is lost.
+    #[error("page {page} of the stripe map is lost: more of its copies are bad than the array survives")]
+    MapLost {
+        /// Which.
+        page: u64,
+    },
+    /// A page of the stripe map may be an old one.
+    #[error(
+        "page {page} of the stripe map may be behind: every copy of it is missing or damaged in one of its two places, and \
+         the newer version may have been there; bring back members that are missing, or force the start, and stripes may \
+         read as they were before"
+    )]
+    MapBehind {
+        /// Which.
+        page: u64,
+    },
+}

@@ -1,0 +1,211 @@
+//! `calpe repair`: looks again at every block that is set aside or called lost, on disk or in the list of damage, and says what
+//! is truly gone. And `calpe clear`: forgets counts and what nothing shows any more.
+//!
+//! The walk goes over the hashes of every stripe that holds data, without locks: what it finds is looked at by operations that
+//! take theirs, and these tell what came of it through the list of damage. A scrub, which reads everything, finds what no hash
+//! tells of. Must not know how a block is decoded.
+
+use super::damage::BlockName;
+use super::fetch::Why;
+use super::page_hold::{PageHold, PagesHeld};
+use super::{Activity, ActivityKind, Array, Flow, NoticeLevel, Op};
+use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex};
+use std::collections::{BTreeMap, VecDeque};
+
+/// See the head of this file.
+pub(super) struct Repair {
+    /// The next slot of the walk.
+    next: u64,
+    hold: Option<PageHold>,
+    /// Blocks found and not looked at.
+    found: VecDeque<(BlockName, bool)>,
+    /// Blocks that are being looked at.
+    waiting: Vec<BlockName>,
+    tally: Tally,
+    life: u64,
+}
+
+/// What came of the blocks looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Tally {
+    readable: u64,
+    set_aside: u64,
+    unreadable: u64,
+    lost: u64,
+}
+
+/// How far the repair under way is.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct RepairProgress {
+    next: u64,
+    errors: u64,
+    repaired: u64,
+}
+
+/// Blocks that are looked at together.
+const LOOKS_AT_ONCE: usize = 64;
+
+impl Array {
+    /// Starts to look again; the end of it is a notice.
+    pub(super) fn start_repair(&mut self) -> Result<String, String> {
+        if self.is_failed() || !self.redo().is_serving() {
+            return Err("the array does not serve: there is nothing to look at".into());
+        }
+        if self.repair.is_some() {
+            return Err("a repair is running already".into());
+        }
+        let found: VecDeque<(BlockName, bool)> =
+            self.damage.iter().map(|(block, why)| (block, why == Why::SetAside)).collect();
+        let text = match found.len() {
+            0 => "looks for blocks that are set aside or lost".into(),
+            known => format!("looks again at {known} blocks, and for others that are set aside or lost"),
+        };
+        self.repair = Some(RepairProgress::default());
+        let life = self.redo().lives;
+        let op = Repair { next: 0, hold: None, found, waiting: Vec::new(), tally: Tally::default(), life };
+        let key = self.ops.insert(Op::Repair(Box::new(op)));
+        self.ready.push_back(key);
+        Ok(text)
+    }
+
+    pub(super) fn advance_repair(&mut self, key: usize, op: &mut Repair) -> Flow {
+        if self.is_failed() || op.life != self.redo().lives || self.hurried {
+            return self.end_repair_walk(op, false);
+        }
+        loop {
+            if op.waiting.iter().any(|block| self.repaying.contains_key(block)) {
+                return Flow::Wait;
+            }
+            self.tally_looks(op);
+            if !op.found.is_empty() {
+                self.look_at_found(key, op);
+                continue;
+            }
+            if op.next >= self.map.slots {
+                return self.end_repair_walk(op, true);
+            }
+            if !self.walk_slot(key, op) {
+                return Flow::Wait;
+            }
+        }
+    }
+
+    /// Looks at the hashes of one slot. False: its pages are on their way.
+    fn walk_slot(&mut self, key: usize, op: &mut Repair) -> bool {
+        let slot = SlotIndex(op.next);
+        let rows = 0..self.map.chunk / ROW_BYTES as usize;
+        let stripe = self.redo().stripes.stripe_at(slot).filter(|&stripe| self.holds_data(stripe));
+        let Some(stripe) = stripe.filter(|_| self.redo().checksums.is_some()) else {
+            if let Some(mut hold) = op.hold.take() {
+                self.release_pages(&mut hold);
+            }
+            op.next += 1;
+            return true;
+        };
+        let mut hold =
+            op.hold.take().unwrap_or_else(|| PageHold::new(self.hash_pages(slot, rows.clone()), op.life));
+        let held = self.hold_pages(key, &mut hold);
+        if held == PagesHeld::Wait {
+            op.hold = Some(hold);
+            return false;
+        }
+        if held == PagesHeld::Unreadable {
+            op.tally.unreadable += (self.map.k * rows.len()) as u64;
+            self.release_pages(&mut hold);
+            op.next += 1;
+            return true;
+        }
+        for column in 0..self.map.width() {
+            let hashes = self.redo().pages.hashes(slot, rows.clone(), ColumnIndex(column as u16));
+            for (row, hash) in hashes.enumerate() {
+                if hash.is_set_aside() || hash == BlockHash::LOST {
+                    op.found.push_back(((stripe, column as u16, row as u32), hash.is_set_aside()));
+                }
+            }
+        }
+        self.release_pages(&mut hold);
+        op.next += 1;
+        if let Some(progress) = &mut self.repair {
+            progress.next = op.next;
+        }
+        true
+    }
+
+    fn look_at_found(&mut self, key: usize, op: &mut Repair) {
+        let count = op.found.len().min(LOOKS_AT_ONCE);
+        let blocks: BTreeMap<BlockName, bool> = op.found.drain(..count).collect();
+        op.waiting = blocks.keys().copied().collect();
+        for (block, is_set_aside) in blocks {
+            if is_set_aside {
+                self.start_repay(block, Some(key));
+            } else {
+                self.look_again(block, Some(key));
+            }
+        }
+    }
+
+    fn tally_looks(&mut self, op: &mut Repair) {
+        for block in std::mem::take(&mut op.waiting) {
+            match self.damage.why(block) {
+                None => op.tally.readable += 1,
+                Some(Why::SetAside) => op.tally.set_aside += 1,
+                Some(Why::Unreadable) => op.tally.unreadable += 1,
+                Some(Why::Lost | Why::Proven) => op.tally.lost += 1,
+            }
+        }
+        if let Some(progress) = &mut self.repair {
+            progress.repaired = op.tally.readable;
+            progress.errors = op.tally.set_aside + op.tally.unreadable + op.tally.lost;
+        }
+    }
+
+    pub(super) fn end_repair_walk(&mut self, op: &mut Repair, complete: bool) -> Flow {
+        if let Some(mut hold) = op.hold.take() {
+            self.release_pages(&mut hold);
+        }
+        self.repair = None;
+        let Tally { readable, set_aside, unreadable, lost } = op.tally;
+        let word = if complete { "repair is complete" } else { "repair ended before its end" };
+        let text = format!(
+            "{word}: {readable} blocks are readable again, {set_aside} are still set aside, {unreadable} cannot be read for \
+             now, {lost} are beyond repair"
+        );
+        let level = match set_aside + unreadable + lost {
+            _ if !complete => NoticeLevel::Warning,
+            0 => NoticeLevel::Info,
+            _ => NoticeLevel::Warning,
+        };
+        self.notice(level, None, text);
+        Flow::Finished
+    }
+
+    /// For the status.
+    pub(super) fn repair_activity(&self) -> Option<Activity> {
+        let RepairProgress { next, errors, repaired } = self.repair?;
+        let bytes = |slot: u64| slot * self.map.stripe_bytes() as u64;
+        Some(Activity {
+            kind: ActivityKind::Repair,
+            done_bytes: bytes(next),
+            total_bytes: bytes(self.map.slots),
+            paused: false,
+            errors,
+            repaired,
+        })
+    }
+
+    /// Forgets the counts of a member, or of all and of the array, and damage that only the list knows of. What is set aside or
+    /// lost on disk is met again.
+    pub(super) fn clear(&mut self, member: Option<MemberIndex>) -> Result<String, String> {
+        if let Some(index) = member {
+            self.known(index)?;
+            self.member_mut(index).counters = Default::default();
+            return Ok(format!("the counts of member {index} are cleared"));
+        }
+        for member in &mut self.members {
+            member.counters = Default::default();
+        }
+        self.client_errors = 0;
+        self.damage.clear();
+        Ok("the counts of the array and of its members are cleared".into())
+    }
+}

@@ -1,0 +1,94 @@
+//! The log of a member that comes back is read before it is caught up: only what it shows tells whether the device is as the
+//! member left it, or was rolled back since to a copy of itself (rule T6). One that does not show it is rebuilt.
+//!
+//! Reads alone; a block that cannot be read shows nothing. Must not know of devices, batches or slots.
+
+use super::current::{Mark, is_current};
+use super::members::Which;
+use super::recovery::{RingRead, RingTail};
+use super::{Array, Flow, Inflight, NoticeLevel, Op, Owner};
+use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
+use crate::format::{LOG_BLOCK_BYTES, Superblock};
+use crate::units::MemberIndex;
+
+pub(super) struct RingCheck {
+    member: MemberIndex,
+    device: DeviceId,
+    /// What the device said of itself when it came.
+    superblock: Superblock,
+    /// What it must show.
+    mark: Mark,
+    ring: RingTail,
+    reading: Option<RingRead>,
+}
+
+impl Array {
+    /// Reads the log of a member that is to be caught up, which waits for that.
+    pub(super) fn start_ring_check(
+        &mut self,
+        member: MemberIndex,
+        device: DeviceId,
+        superblock: Superblock,
+        mark: Mark,
+    ) {
+        let ring = self.ring();
+        let epochs = superblock.redo.start.epoch..=superblock.epoch.number;
+        let ring = RingTail::new(ring, member, epochs);
+        let check = RingCheck { member, device, superblock, mark, ring, reading: None };
+        let key = self.ops.insert(Op::RingCheck(Box::new(check)));
+        self.ready.push_back(key);
+    }
+
+    pub(super) fn advance_ring_check(&mut self, key: usize, check: &mut RingCheck) -> Flow {
+        if check.reading.is_some() {
+            return Flow::Wait;
+        }
+        if self.device_of(check.member, Which::Primary) != Some(check.device) {
+            return Flow::Finished;
+        }
+        let Some(read) = check.ring.next_read() else {
+            self.end_ring_check(check);
+            return Flow::Finished;
+        };
+        let offset = self.redo().log_offset.plus(u64::from(read.blocks.start) * LOG_BLOCK_BYTES as u64);
+        let buf = self.pool.alloc(read.blocks.len() * LOG_BLOCK_BYTES);
+        check.reading = Some(read);
+        let owner = Owner::Op { key, item: 0 };
+        self.submit_io(owner, check.member, check.device, IoOp::Read { offset, buf });
+        Flow::Wait
+    }
+
+    pub(super) fn ring_check_io(
+        &mut self,
+        key: usize,
+        check: &mut RingCheck,
+        entry: Inflight,
+        result: Result<IoValue, IoFault>,
+    ) -> Flow {
+        let read = check.reading.take().expect("a read was under way");
+        match result {
+            Ok(IoValue::Data(bytes)) => check.ring.done(read, Some(&bytes)),
+            Ok(_) => check.ring.done(read, None),
+            Err(fault) => {
+                if fault.kind == IoFaultKind::Gone {
+                    self.read_fault(entry.member, entry.device, fault);
+                }
+                check.ring.done(read, None);
+            }
+        }
+        self.advance_ring_check(key, check)
+    }
+
+    fn end_ring_check(&mut self, check: &RingCheck) {
+        let verdict = is_current(&check.superblock, check.ring.tail(), &check.mark);
+        let member = self.member_mut(check.member);
+        let Some(progress) = member.progress.as_mut() else { return };
+        progress.awaits_ring = false;
+        if let Err(why) = verdict {
+            progress.since = None;
+            member.reason = Some(format!("being rebuilt: {why}"));
+            let text = format!("member {} is rebuilt and not only caught up: {why}", check.member);
+            self.notice(NoticeLevel::Warning, Some(check.member), text);
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! Faults of the daemon itself on purpose, for tests with a real process. In builds with debug assertions alone: a release
+//! build has none of it, so that no environment and no request makes a daemon panic that holds data.
+//!
+//! The environment variable CALPE_DRILL names a file. When it appears, it is removed, and what stands in it happens: `panic
+//! THREAD` or `hang THREAD`, when the thread comes to its next [`point`].
+
+#[cfg(debug_assertions)]
+mod orders {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{Mutex, PoisonError};
+    use std::time::Duration;
+
+    static GIVEN: AtomicBool = AtomicBool::new(false);
+    static ORDER: Mutex<String> = Mutex::new(String::new());
+
+    /// Looks whether there is an order.
+    pub fn look() {
+        let Some(file) = std::env::var_os("CALPE_DRILL") else { return };
+        if let Ok(text) = std::fs::read_to_string(&file)
+            && std::fs::remove_file(&file).is_ok()
+        {
+            *ORDER.lock().unwrap_or_else(PoisonError::into_inner) = text.trim().to_owned();
+            GIVEN.store(true, Ordering::Release);
+        }
+    }
+
+    /// A place where a thread panics, or hangs, when it is told to.
+    pub fn point(thread: &str) {
+        if !GIVEN.load(Ordering::Acquire) {
+            return;
+        }
+        let order = ORDER.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        match order.split_once(' ') {
+            Some(("panic", who)) if who == thread => panic!("a drill"),
+            Some(("hang", who)) if who == thread => loop {
+                std::thread::sleep(Duration::from_secs(1));
+            },
+            _ => {}
+        }
+    }
+}
+
+#[cfg(not(debug_assertions))]
+mod orders {
+    pub fn look() {}
+
+    #[inline(always)]
+    pub fn point(_thread: &str) {}
+}
+
+pub use orders::{look, point};

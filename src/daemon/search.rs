@@ -1,0 +1,207 @@
+//! Looking for members: by their superblocks, in directories, at paths and behind URIs.
+//!
+//! Invariants: identity is the uuid, a path is only where a device was found; nothing is written; a place that does not
+//! answer costs its own members and a limited time, whatever else is there. Must not know of running arrays.
+
+use super::superblocks::{check_length, read_superblock};
+use crate::format::{NewestError, Superblock};
+use crate::member::patience::{each_within, hangs};
+use crate::member::{Access, Device, DeviceError, is_remote, same_remote};
+use std::collections::{BTreeMap, HashSet};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use uuid::Uuid;
+
+/// Most entries of a directory that are looked at: a directory with more is not one of members.
+const ENTRIES_MAX: usize = 16 << 10;
+
+/// A device with a superblock.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Where.
+    pub path: PathBuf,
+    /// Its current superblock.
+    pub superblock: Superblock,
+}
+
+/// What a search brought up.
+#[derive(Clone, Debug, Default)]
+pub struct Search {
+    /// Members, by array.
+    pub arrays: BTreeMap<Uuid, Vec<Found>>,
+    /// What looks like a member and cannot be used, or could not be looked at, a line each.
+    pub warnings: Vec<String>,
+    /// What nobody named and could not be looked at, a line each: where members are missing, these may be they.
+    pub unread: Vec<String>,
+}
+
+/// Something to be looked at.
+struct Place {
+    path: PathBuf,
+    /// Somebody named this very path, so that everything that is wrong with it is worth a line.
+    named: bool,
+}
+
+/// What is at a place.
+enum Seen {
+    Member(Box<Found>),
+    Nothing,
+    /// It is a member, or was one, and cannot be used.
+    Unfit(String),
+    Unread(DeviceError),
+}
+
+/// Numbers of a filesystem and an inode, or of a block device: what several paths may lead to.
+type Node = (u64, u64, u64);
+
+/// Looks at every path and URI; of a directory at the regular files and block devices directly in it. A device that several
+/// paths lead to counts once, under the first. What does not answer within `patience` is left out.
+#[must_use]
+pub fn search(places: &[PathBuf], patience: Duration) -> Search {
+    let mut search = Search::default();
+    let mut uris: Vec<PathBuf> = Vec::new();
+    let mut local: Vec<PathBuf> = Vec::new();
+    for place in places {
+        if !is_remote(place) {
+            local.push(place.clone());
+        } else if !uris.iter().any(|other| same_remote(other, place)) {
+            uris.push(place.clone());
+        }
+    }
+    let mut candidates = search.list(&local, patience);
+    search.leave_out_twins(&mut candidates, patience);
+    // At the same time: hosts that do not answer cost their time once, not one after the other.
+    candidates.extend(uris.into_iter().map(|path| Place { path, named: true }));
+    let paths: Vec<PathBuf> = candidates.iter().map(|place| place.path.clone()).collect();
+    let seen = each_within(&paths, "look at it", patience, look_at);
+    for (place, seen) in candidates.iter().zip(seen) {
+        match seen {
+            Ok(Seen::Member(found)) => {
+                search.arrays.entry(found.superblock.array).or_default().push(*found);
+            }
+            Ok(Seen::Unfit(line)) => search.warnings.push(line),
+            Ok(Seen::Nothing) if place.named => {
+                search.warnings.push(format!("{}: holds no Calpe superblock", place.path.display()));
+            }
+            Ok(Seen::Nothing) => {}
+            Ok(Seen::Unread(error)) | Err(error) => search.note_unread(place, &error),
+        }
+    }
+    search
+}
+
+impl Search {
+    /// What may be members, at these places.
+    fn list(&mut self, places: &[PathBuf], patience: Duration) -> Vec<Place> {
+        let mut candidates = Vec::new();
+        for (place, entries) in places.iter().zip(each_within(places, "list it", patience, list)) {
+            match entries {
+                Ok(Ok(Some(entries))) => {
+                    candidates.extend(entries.into_iter().map(|path| Place { path, named: false }));
+                }
+                Ok(Ok(None)) => candidates.push(Place { path: place.clone(), named: true }),
+                Ok(Err(error)) => self.warnings.push(format!("{}: {error}", place.display())),
+                Err(error) => self.warnings.push(error.to_string()),
+            }
+        }
+        candidates
+    }
+
+    /// Keeps regular files and block devices, each once.
+    fn leave_out_twins(&mut self, candidates: &mut Vec<Place>, patience: Duration) {
+        let paths: Vec<PathBuf> = candidates.iter().map(|place| place.path.clone()).collect();
+        let nodes = each_within(&paths, "look at it", patience, node_of);
+        let mut seen = HashSet::new();
+        let mut nodes = nodes.into_iter();
+        candidates.retain(|place| match nodes.next().expect("one for each") {
+            Ok(Some(node)) => seen.insert(node),
+            Ok(None) => false,
+            Err(error) => {
+                self.note_unread(place, &error);
+                false
+            }
+        });
+    }
+
+    fn note_unread(&mut self, place: &Place, error: &DeviceError) {
+        if place.named || hangs(&place.path) {
+            self.warnings.push(error.to_string());
+        } else {
+            tracing::debug!(%error, "not looked at");
+            self.unread.push(error.to_string());
+        }
+    }
+}
+
+/// The entries of a directory; none of what is not one.
+fn list(place: &Path) -> io::Result<Option<Vec<PathBuf>>> {
+    if !std::fs::metadata(place)?.is_dir() {
+        return Ok(None);
+    }
+    let entries = std::fs::read_dir(place).map_err(|e| io::Error::other(format!("cannot be listed: {e}")))?;
+    let mut entries: Vec<PathBuf> = entries.flatten().take(ENTRIES_MAX).map(|entry| entry.path()).collect();
+    entries.sort();
+    Ok(Some(entries))
+}
+
+/// What a path leads to, if that can be a member.
+fn node_of(path: &Path) -> Option<Node> {
+    let meta = std::fs::metadata(path).ok()?;
+    let kind = meta.file_type();
+    if kind.is_block_device() {
+        return Some((0, 0, meta.rdev()));
+    }
+    kind.is_file().then(|| (meta.dev(), meta.ino(), u64::MAX))
+}
+
+fn look_at(path: &Path) -> Seen {
+    let device = match Device::open(path, Access::ReadOnly) {
+        Ok(device) => device,
+        Err(error) => return Seen::Unread(error),
+    };
+    let seen = match read_superblock(&device) {
+        Ok(superblock) => match check_length(&device, &superblock) {
+            Ok(()) => Seen::Member(Box::new(Found { path: path.into(), superblock })),
+            Err(error) => {
+                let Superblock { name, member, .. } = superblock;
+                Seen::Unfit(format!("{error} (it is member {member} of array '{name}')"))
+            }
+        },
+        Err(NewestError::NotAMember) => Seen::Nothing,
+        Err(error) => Seen::Unfit(format!("{}: {error}", path.display())),
+    };
+    device.close();
+    seen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::import::tests::created_in;
+    use super::*;
+    use crate::member::DEFAULT_MEMBER_TIMEOUT;
+
+    #[test]
+    fn members_are_found_by_superblock_whatever_they_are_called() {
+        let dir = tempfile::tempdir().unwrap();
+        let array = created_in(dir.path(), "tank", 2, 1);
+        std::fs::rename(dir.path().join("m1"), dir.path().join("zebra.bin")).unwrap();
+        std::os::unix::fs::symlink("m0", dir.path().join("also-m0")).unwrap();
+        std::fs::write(dir.path().join("note.txt"), "not a member").unwrap();
+        let found = search(&[dir.path().into(), dir.path().join("m2")], DEFAULT_MEMBER_TIMEOUT);
+        assert_eq!(found.arrays.len(), 1);
+        assert_eq!(found.arrays[&array].len(), 3);
+        assert_eq!(found.warnings, Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_is_named_and_no_member_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("blank");
+        std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        let found = search(&[path, dir.path().join("nowhere")], DEFAULT_MEMBER_TIMEOUT);
+        assert!(found.arrays.is_empty());
+        assert_eq!(found.warnings.len(), 2, "{:?}", found.warnings);
+    }
+}

@@ -1,0 +1,67 @@
+//! Counts in superblocks, log segments and pages: where they end, and what a superblock is worth whose counts nobody can have
+//! counted, or whose features forbid writing. Pure; where the fields lie is not known here.
+
+use super::Superblock;
+use super::superblock_bytes::{KNOWN_RO_COMPAT, bit_names};
+
+/// Everything that is counted (sequences, epochs, updates, batches, versions of pages, errors) stays below this. At a million a
+/// second that takes 146,000 years: a number beyond it was not counted, and sums of two below it do not overflow.
+pub const COUNT_END: u64 = 1 << 62;
+/// More than one start of an array can count: at a million a second, 2,000 years. A device that is not so far from [`COUNT_END`]
+/// is not started from, so that a count that was read can go on without being looked at.
+pub const COUNTED_IN_A_LIFE: u64 = 1 << 56;
+
+/// Why a member that can be read must not be written to.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unfit {
+    /// A newer version has set features that an older one must not write beside.
+    #[error("it has features that this Calpe may read and must not write to: {features}; use a newer Calpe")]
+    RoCompatFeatures {
+        /// Their bits, separated by commas.
+        features: String,
+    },
+    /// A count that no array has come to.
+    #[error(
+        "its superblock says that '{what}' is {value}, which no array has counted up to: it is damaged or forged"
+    )]
+    CountAtItsEnd {
+        /// Which.
+        what: &'static str,
+        /// What was found.
+        value: u64,
+    },
+}
+
+impl Superblock {
+    /// Why this version may read the member and must not write to it; none where it may.
+    #[must_use]
+    pub fn unfit(&self) -> Option<Unfit> {
+        let unknown = self.features_ro_compat & !KNOWN_RO_COMPAT;
+        if unknown != 0 {
+            return Some(Unfit::RoCompatFeatures { features: bit_names("ro-compat", unknown, &[]) });
+        }
+        let end = COUNT_END - COUNTED_IN_A_LIFE;
+        let (what, value) = self.counts().find(|(_, value)| *value >= end)?;
+        Some(Unfit::CountAtItsEnd { what, value })
+    }
+
+    /// Every count, by name.
+    pub(super) fn counts(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let (start, scrub) = (self.redo.start, self.scrub);
+        let counts = [
+            ("sequence", self.sequence),
+            ("epoch number", self.epoch.number),
+            ("update", self.update),
+            ("update complete", self.update_complete),
+            ("log start sequence", start.sequence),
+            ("log start epoch", start.epoch),
+            ("created", self.created_unix),
+            ("scrub errors so far", scrub.errors_so_far),
+            ("scrub repaired so far", scrub.repaired_so_far),
+            ("scrub finished", scrub.finished_unix),
+            ("scrub errors", scrub.errors),
+            ("scrub repaired", scrub.repaired),
+        ];
+        counts.into_iter().chain(self.left.iter().map(|left| ("left tail", left.tail)))
+    }
+}

@@ -1,0 +1,190 @@
+//! Calls that a filesystem or a device may never answer (open, stat, close, a first read), made on threads of their own and
+//! waited for within a limit, so that what hangs costs its own member and nothing else (rule T7).
+//!
+//! A thread that hangs stays until its call ends, and what the call yields then is dropped there. While one hangs for a path,
+//! no other is started for it: attempts that are repeated do not pile up. Must not know what calls are for.
+
+use super::DeviceError;
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// Calls that are made at one time for a list of paths: an array on a filesystem that hangs costs the limit once or a few times,
+/// not once for each member.
+const AT_ONCE: usize = 32;
+
+/// Calls that were given up and have not ended, by path.
+static HANGING: LazyLock<Mutex<HashMap<PathBuf, usize>>> = LazyLock::new(Mutex::default);
+
+fn hanging() -> MutexGuard<'static, HashMap<PathBuf, usize>> {
+    HANGING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether a call about a path was given up and has not ended.
+#[must_use]
+pub fn hangs(path: &Path) -> bool {
+    hanging().contains_key(path)
+}
+
+/// Makes a call about `path` on a thread of its own. `action` is for the error ("open it").
+///
+/// # Errors
+/// When it has not ended within the limit, or an earlier one still hangs, or there is no thread to make it.
+pub fn within<T: Send + 'static>(
+    path: &Path,
+    action: &str,
+    limit: Duration,
+    call: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, DeviceError> {
+    let fail = |source| DeviceError::Io { path: path.into(), action: action.into(), source };
+    let unanswered = |what: &str| fail(io::Error::new(io::ErrorKind::TimedOut, what.to_owned()));
+    if hangs(path) {
+        return Err(unanswered("it does not answer: an earlier attempt hangs still"));
+    }
+    let (sender, receiver) = sync_channel(1);
+    let ended = Arc::new(Ended { path: path.into(), state: Mutex::default() });
+    let in_thread = Arc::clone(&ended);
+    let thread = std::thread::Builder::new().name("patience".into());
+    let spawned = thread.spawn(move || {
+        let value = call();
+        // Whoever gave up gets nothing: then the value ends here, and only after that the call.
+        let _ = sender.send(value);
+        in_thread.end();
+    });
+    spawned.map_err(fail)?;
+    match receiver.recv_timeout(limit) {
+        Ok(value) => Ok(value),
+        Err(RecvTimeoutError::Timeout) => {
+            ended.give_up();
+            // It may have ended at the last moment.
+            receiver.try_recv().map_err(|_| unanswered(&format!("no answer within {} s", limit.as_secs())))
+        }
+        Err(RecvTimeoutError::Disconnected) => panic!("a call that was waited for panicked"),
+    }
+}
+
+/// Makes a call about each path, several at a time; as [`within`] for each of them. The answers come in the order of the paths.
+pub fn each_within<T: Send + 'static>(
+    paths: &[PathBuf],
+    action: &str,
+    limit: Duration,
+    call: impl Fn(&Path) -> T + Send + Sync + 'static,
+) -> Vec<Result<T, DeviceError>> {
+    let call = Arc::new(call);
+    let next = AtomicUsize::new(0);
+    let answers: Mutex<Vec<_>> = Mutex::new(paths.iter().map(|_| None).collect());
+    let work = || {
+        while let Some((at, path)) =
+            Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|at| Some((at, paths.get(at)?)))
+        {
+            let (call, own) = (Arc::clone(&call), path.clone());
+            let answer = within(path, action, limit, move || call(&own));
+            answers.lock().unwrap_or_else(PoisonError::into_inner)[at] = Some(answer);
+        }
+    };
+    std::thread::scope(|scope| {
+        // The caller's own thread is one of them: without others it takes longer.
+        for _ in 1..paths.len().min(AT_ONCE) {
+            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+        }
+        work();
+    });
+    let answers = answers.into_inner().unwrap_or_else(PoisonError::into_inner);
+    answers.into_iter().map(|answer| answer.expect("every path was taken")).collect()
+}
+
+/// Where a call and who waits for it agree on whether it was given up.
+struct Ended {
+    path: PathBuf,
+    state: Mutex<State>,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    Waited,
+    GivenUp,
+    Over,
+}
+
+impl Ended {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn give_up(&self) {
+        let mut state = self.state();
+        if *state == State::Waited {
+            *state = State::GivenUp;
+            *hanging().entry(self.path.clone()).or_default() += 1;
+        }
+    }
+
+    fn end(&self) {
+        let mut state = self.state();
+        if std::mem::replace(&mut *state, State::Over) == State::GivenUp {
+            let mut hanging = hanging();
+            if let Some(count) = hanging.get_mut(&self.path) {
+                *count -= 1;
+                if *count == 0 {
+                    hanging.remove(&self.path);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn a_call_that_ends_in_time_gives_its_value() {
+        let value = within(Path::new("/a"), "count", Duration::from_secs(10), || 7).unwrap();
+        assert_eq!(value, 7);
+        assert!(!hangs(Path::new("/a")));
+    }
+
+    #[test]
+    fn answers_come_in_the_order_of_the_paths() {
+        let paths: Vec<PathBuf> = (0..100).map(|at| format!("/list/{at}").into()).collect();
+        let answers = each_within(&paths, "read it", Duration::from_secs(10), Path::to_path_buf);
+        let answers: Vec<PathBuf> = answers.into_iter().map(Result::unwrap).collect();
+        assert_eq!(answers, paths);
+    }
+
+    #[test]
+    fn a_call_that_hangs_is_given_up_and_not_tried_again_before_it_has_ended() {
+        let path = Path::new("/hangs");
+        let (release, wait) = channel::<()>();
+        let (dropped, was_dropped) = channel();
+        struct Value(std::sync::mpsc::Sender<()>);
+        impl Drop for Value {
+            fn drop(&mut self) {
+                self.0.send(()).unwrap();
+            }
+        }
+        let limit = Duration::from_millis(20);
+        let error = within(path, "open it", limit, move || {
+            let _ = wait.recv();
+            Value(dropped)
+        });
+        assert!(
+            error.is_err_and(|error| error.to_string() == "/hangs: cannot open it: no answer within 0 s")
+        );
+        let error = within(path, "open it", limit, || ()).unwrap_err();
+        assert!(error.to_string().contains("an earlier attempt hangs still"), "{error}");
+        within(Path::new("/another"), "open it", Duration::from_secs(10), || ()).unwrap();
+        drop(release);
+        was_dropped.recv().unwrap();
+        while hangs(path) {
+            std::thread::yield_now();
+        }
+        within(path, "open it", Duration::from_secs(10), || ()).unwrap();
+    }
+}

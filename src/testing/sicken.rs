@@ -1,0 +1,99 @@
+//! What the explorer adds to a start after a crash: members whose operations fail for a while, members that were rolled back,
+//! and members whose superblocks claim what no other confirms.
+
+use super::presence::Presence;
+use super::sickness::{self, OldCopy, depth_of_bad_sectors, describe};
+use super::{Claim, FaultCounts, FaultKind, FaultKinds, Random, Scenario, SimDisk, superblocks};
+use crate::block_io::DeviceId;
+use crate::units::Timestamp;
+use std::collections::BTreeMap;
+
+/// Of the starts that may be given more faults, so many are: one in so many.
+const SICK_ONE_IN: u64 = 2;
+
+/// What a member may have at a start.
+const OF_STARTS: FaultKinds =
+    FaultKinds::of(&[FaultKind::StartErrors, FaultKind::Rollback, FaultKind::Hostile]);
+/// What [`FaultKind::StartErrors`] may be.
+const OF_ONE: FaultKinds =
+    FaultKinds::of(&[FaultKind::ReadErrors, FaultKind::WriteErrors, FaultKind::Shortage, FaultKind::NoSpace]);
+
+/// Makes some of the members sick that are there and current, as many as the array can spare beside those that are not. They
+/// count as missing from then on. Faults that passed with the crash are over.
+pub(super) fn sicken(
+    disks: &mut BTreeMap<u32, SimDisk>,
+    presence: &mut Presence,
+    scenario: &Scenario,
+    copies: &[OldCopy],
+    (random, counts): (&mut Random, &mut FaultCounts),
+) {
+    let kinds = scenario.workload.kinds.and(OF_STARTS);
+    if scenario.workload.kinds.is_empty() {
+        return;
+    }
+    disks.values_mut().for_each(SimDisk::clear_faults);
+    let missing = usize::from(scenario.shape.width()) - presence.current.count_ones() as usize;
+    let spare =
+        usize::from(scenario.shape.parity).saturating_sub(missing + depth_of_bad_sectors(disks.values()));
+    if kinds.is_empty() || spare == 0 || !random.one_in(SICK_ONE_IN) {
+        return;
+    }
+    let members: Vec<u16> =
+        (0..scenario.shape.width()).filter(|at| presence.current >> at & 1 == 1).collect();
+    for at in random.choose(1 + random.clone().index(spare), members.len()) {
+        let member = members[at];
+        let Some(id) = holder(disks, member) else { continue };
+        let Some(kind) = kinds.pick(random) else { return };
+        let Some(disk) = disks.get_mut(&id) else { continue };
+        let what = match kind {
+            FaultKind::Rollback => roll_back(disk, id, copies, random),
+            FaultKind::Hostile => forge(disk, random),
+            _ => trouble(disk, scenario, random),
+        };
+        let Some(what) = what else { continue };
+        counts.count(kind);
+        presence.said.push(format!("member {member} {what}"));
+        presence.current &= !(1 << member);
+        presence.others.push(DeviceId(id));
+        presence.claims |= kind == FaultKind::Hostile;
+    }
+}
+
+/// The disk that is there, and holds the newest that any says of this member.
+fn holder(disks: &BTreeMap<u32, SimDisk>, member: u16) -> Option<u32> {
+    let known = disks.iter().filter(|(_, disk)| !disk.dead);
+    let known = known.filter_map(|(id, disk)| Some((*id, superblocks::newest(disk)?)));
+    let of_member = known.filter(|(_, superblock)| superblock.member.0 == member);
+    of_member.max_by_key(|(_, superblock)| (superblock.epoch.number, superblock.sequence)).map(|(id, _)| id)
+}
+
+fn roll_back(disk: &mut SimDisk, id: u32, copies: &[OldCopy], random: &mut Random) -> Option<String> {
+    let of_disk: Vec<&OldCopy> = copies.iter().filter(|copy| copy.disk == id).collect();
+    let copy = of_disk.get(random.index(of_disk.len().max(1)))?;
+    disk.restore(&copy.copy);
+    disk.forgot = true;
+    Some(format!("is rolled back to moment {}", copy.moment))
+}
+
+fn forge(disk: &mut SimDisk, random: &mut Random) -> Option<String> {
+    let claim = Claim::ALL[random.index(Claim::ALL.len())];
+    let value = match random.below(6) {
+        0 => u64::MAX,
+        1 => u64::MAX - 1 - random.below(3),
+        2 => 1 << 40,
+        3 => 0,
+        _ => random.next_u64() >> random.below(64),
+    };
+    let is_relative = random.one_in(3);
+    let said = |before: u64| if is_relative { before.wrapping_add(1 + value % 4) } else { value };
+    let before = disk.forge_superblock(claim, said)?;
+    Some(format!("claims {:#x} as {claim:?}, not {before:#x}", said(before)))
+}
+
+fn trouble(disk: &mut SimDisk, scenario: &Scenario, random: &mut Random) -> Option<String> {
+    let kind = scenario.workload.kinds.and(OF_ONE).pick(random)?;
+    let fault = sickness::fault_of(kind, disk, Timestamp(1), random)?;
+    let what = format!("has trouble: {}", describe(&fault));
+    disk.inject(fault);
+    Some(what)
+}

@@ -1,0 +1,299 @@
+//! The last copy is never thrown out for read errors (rule T5 of the crash-safety design): a member with bad places serves
+//! on while rows need it, however many they are, and one whose errors do not end leaves only if it can be spared.
+
+use calpe::format::{ChecksumKind, MemberState};
+use calpe::testing::{DiskRegion, OpKinds, PassingFault, Random, SimArray, SimShape, Trouble};
+use calpe::volume::{AdminRequest, ArrayState, ClientError, MemberCondition};
+use std::collections::BTreeSet;
+
+const BLOCK: usize = 4096;
+const CHUNK: usize = 16384;
+const ROWS: u64 = (CHUNK / BLOCK) as u64;
+const STRIPES: u64 = 240;
+
+/// An array and what its volume must read as.
+struct Checked {
+    sim: SimArray,
+    model: Vec<u8>,
+}
+
+impl Checked {
+    /// A clean array full of random bytes, with 960 rows.
+    fn filled(data: u16, parity: u16) -> Checked {
+        let shape = SimShape::new(data, parity, CHUNK as u32, STRIPES).logged(ChecksumKind::Blake3, 1 << 20);
+        let mut model = vec![0; shape.volume_bytes as usize];
+        Random::new(5).fill(&mut model);
+        let mut sim = SimArray::create(shape, 5);
+        sim.write(0, &model).expect("written");
+        sim.settle();
+        Checked { sim, model }
+    }
+
+    /// The 4 KiB blocks of a member that rows with data have, row by row.
+    fn blocks(&self, member: u16) -> Vec<u64> {
+        let region = self.sim.data_region();
+        let disk = self.sim.disk_of(member).expect("a disk");
+        self.sim.disks[&disk].written_blocks(region.start..region.end)
+    }
+
+    fn disk(&mut self, member: u16) -> &mut calpe::testing::SimDisk {
+        let disk = self.sim.disk_of(member).expect("a disk");
+        self.sim.disks.get_mut(&disk).expect("a disk")
+    }
+
+    fn make_bad(&mut self, member: u16, blocks: &[u64]) {
+        self.disk(member).bad_blocks.extend(blocks);
+    }
+
+    /// These blocks can be neither read nor written any more.
+    fn break_for_good(&mut self, member: u16, blocks: &[u64]) {
+        let ranges = blocks.iter().map(|block| block * BLOCK as u64..(block + 1) * BLOCK as u64);
+        let fault = PassingFault::new(Trouble::Medium).on(OpKinds::READS | OpKinds::WRITES).within(ranges);
+        self.disk(member).inject(fault);
+    }
+
+    fn live(&mut self, seconds: u64) {
+        for _ in 0..seconds * 10 {
+            while self.sim.step() {}
+            self.sim.sleep(100);
+        }
+    }
+
+    /// Reads everything, block by block, without what was read before in the way.
+    #[track_caller]
+    fn verify(&mut self) {
+        for at in (0..self.model.len()).step_by(8 * BLOCK) {
+            let read = self.sim.read(at as u64, 8 * BLOCK);
+            let read = read.unwrap_or_else(|error| panic!("{error} at {at}: {:?}", self.sim.notices.last()));
+            assert!(read == self.model[at..at + 8 * BLOCK], "wrong bytes at {at}");
+        }
+    }
+
+    fn state_of(&self, member: u16) -> MemberState {
+        self.sim.status().members[usize::from(member)].state
+    }
+
+    fn conditions_of(&self, member: u16) -> Vec<MemberCondition> {
+        self.sim.status().members[usize::from(member)].conditions.clone()
+    }
+
+    fn said(&self, part: &str) -> usize {
+        self.sim.notices.iter().filter(|notice| notice.text.contains(part)).count()
+    }
+}
+
+#[test]
+fn bad_sectors_of_two_members_in_different_rows_cost_nothing_with_one_parity() {
+    // Case 3: 257 read errors removed a member, then another, though every row decodes.
+    for written_again in [true, false] {
+        let mut array = Checked::filled(2, 1);
+        let (first, second) = (array.blocks(0), array.blocks(1));
+        let first: Vec<u64> = first.into_iter().filter(|block| block % 2 == 0).collect();
+        let second: Vec<u64> = second.into_iter().filter(|block| block % 2 == 1).collect();
+        assert!(first.len() > 400 && second.len() > 400, "{} and {}", first.len(), second.len());
+        for (member, blocks) in [(0, &first), (1, &second)] {
+            match written_again {
+                true => array.make_bad(member, blocks),
+                false => array.break_for_good(member, blocks),
+            }
+        }
+        for _ in 0..3 {
+            array.verify();
+            array.live(20);
+        }
+        let status = array.sim.status();
+        assert_eq!((status.state, status.lost.len(), status.client_errors), (ArrayState::Online, 0, 0));
+        for member in [0, 1] {
+            let kept: &[MemberCondition] =
+                if written_again { &[] } else { &[MemberCondition::KeptDespiteErrors] };
+            assert_eq!(array.conditions_of(member), kept, "written again: {written_again}");
+        }
+        if !written_again {
+            let last: Vec<_> = array.sim.notices.iter().filter(|n| !n.text.contains("rewritten")).collect();
+            assert_eq!(array.said("kept in service"), 2, "each is told once: {last:?}");
+        }
+    }
+}
+
+#[test]
+fn an_unreadable_ring_that_no_row_needs_stops_no_start() {
+    // Case 3: one dead member and 2 MiB of unreadable ring: FAILED at each start.
+    for clean in [true, false] {
+        let mut array = Checked::filled(2, 1);
+        let ring = DiskRegion::Log.ranges(&array.sim.disks[&0]).remove(0);
+        if !clean {
+            let id = array.sim.submit_write(BLOCK as u64, &[7; BLOCK], true);
+            array.model[BLOCK..2 * BLOCK].fill(7);
+            array.sim.wait(id).expect("written");
+            array.sim.settle();
+        }
+        array.disk(2).dead = true;
+        array.live(2);
+        // The ring of a member that is left cannot be read but for where the live log is: that is at its start.
+        let live = 64 * BLOCK as u64;
+        let blocks: Vec<u64> =
+            (ring.start + live..ring.end).step_by(BLOCK).map(|at| at / BLOCK as u64).collect();
+        assert!(blocks.len() > 180);
+        array.make_bad(0, &blocks);
+        for _ in 0..3 {
+            let Checked { sim, model } = array;
+            let sim = if clean { sim.stop_and_restart(false) } else { sim.kill_and_restart(false) };
+            array = Checked { sim: sim.expect("it starts"), model };
+            array.live(20);
+            assert_eq!(array.sim.status().state, ArrayState::Degraded, "{:?}", array.sim.notices);
+            array.verify();
+        }
+    }
+}
+
+#[test]
+fn a_member_whose_errors_do_not_end_leaves_when_it_can_be_spared() {
+    let mut array = Checked::filled(2, 2);
+    let blocks = array.blocks(0);
+    array.break_for_good(0, &blocks[..700]);
+    array.verify();
+    assert_eq!(array.state_of(0), MemberState::Online, "a fault may pass");
+    array.live(15);
+    assert_eq!((array.state_of(0), array.sim.status().state), (MemberState::Faulted, ArrayState::Degraded));
+    let reason = array.sim.status().members[0].reason.clone().expect("a reason");
+    assert!(reason.contains("errors"), "{reason}");
+    array.verify();
+}
+
+#[test]
+fn a_member_is_kept_while_a_row_that_is_bad_elsewhere_needs_it() {
+    let mut array = Checked::filled(2, 1);
+    // Two bad places on member 1 that cannot be rewritten: these rows need all others.
+    let few = array.blocks(1)[10..12].to_vec();
+    array.break_for_good(1, &few);
+    let bad: Vec<u64> = array.blocks(0).into_iter().filter(|block| !few.contains(block)).collect();
+    array.break_for_good(0, &bad[..700]);
+    array.verify();
+    array.live(30);
+    assert_eq!((array.state_of(0), array.state_of(1)), (MemberState::Online, MemberState::Online));
+    assert_eq!(array.conditions_of(0), [MemberCondition::KeptDespiteErrors]);
+    assert_eq!(array.said("of member 0 do not end"), 1);
+    array.verify();
+    // What was broken is mended: nothing holds the member any more, and nothing is wrong with it either.
+    array.disk(0).clear_faults();
+    array.disk(1).clear_faults();
+    array.live(80);
+    array.verify();
+    assert_eq!((array.conditions_of(0), array.sim.status().state), (vec![], ArrayState::Online));
+}
+
+#[test]
+fn healed_errors_cost_no_member_however_many_they_are() {
+    let mut array = Checked::filled(2, 2);
+    for round in 0..3 {
+        let blocks: Vec<u64> = array.blocks(0).into_iter().filter(|block| block % 3 == round).collect();
+        assert!(blocks.len() >= 300);
+        array.make_bad(0, &blocks);
+        array.verify();
+        array.live(12);
+        assert_eq!((array.state_of(0), array.conditions_of(0)), (MemberState::Online, vec![]), "{round}");
+    }
+    assert!(array.sim.status().members[0].counters.read_errors > 400);
+    // What no client has read.
+    array.sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
+    array.sim.settle();
+    array.sim.assert_scrub_clean();
+}
+
+#[test]
+fn places_that_go_bad_again_and_again_cost_a_member_that_can_be_spared_and_no_other() {
+    for (parity, unreadable) in [(2, true), (2, false), (1, true), (1, false)] {
+        let mut array = Checked::filled(2, parity);
+        let blocks = array.blocks(0)[..200].to_vec();
+        if parity == 1 {
+            // A row that needs the member.
+            let other = array.blocks(1)[300];
+            array.break_for_good(1, &[other]);
+            array.verify();
+        }
+        for _ in 0..6 {
+            for &block in &blocks {
+                match unreadable {
+                    true => array.make_bad(0, &[block]),
+                    false => array.disk(0).flip(block * BLOCK as u64 + 9, 1),
+                }
+            }
+            array.verify();
+        }
+        array.live(30);
+        let expected = if parity == 2 { MemberState::Faulted } else { MemberState::Online };
+        assert_eq!(array.state_of(0), expected, "{parity} {unreadable}: {:?}", array.sim.notices.last());
+        let kept = array.conditions_of(0).contains(&MemberCondition::KeptDespiteErrors);
+        assert_eq!(kept, parity == 1);
+        array.verify();
+        if parity == 1 {
+            // A day later that is forgotten.
+            array.sim.sleep(4 * 3_600_000);
+            array.disk(1).clear_faults();
+            array.live(1);
+            assert!(!array.conditions_of(0).contains(&MemberCondition::KeptDespiteErrors));
+        }
+    }
+}
+
+#[test]
+fn errors_of_a_whole_member_that_pass_cost_nothing() {
+    let mut array = Checked::filled(2, 2);
+    array.disk(3).inject(PassingFault::new(Trouble::Medium).on(OpKinds::READS));
+    array.verify();
+    array.disk(3).clear_faults();
+    array.live(30);
+    array.verify();
+    let status = array.sim.status();
+    assert_eq!((status.state, array.conditions_of(3)), (ArrayState::Online, vec![]));
+    array.sim.assert_scrub_clean();
+}
+
+#[test]
+fn a_member_that_reads_nothing_leaves_when_it_can_be_spared() {
+    let mut array = Checked::filled(2, 2);
+    array.disk(3).inject(PassingFault::new(Trouble::Medium).on(OpKinds::READS));
+    for _ in 0..4 {
+        array.verify();
+        array.live(5);
+    }
+    assert_eq!(array.state_of(3), MemberState::Faulted);
+    array.verify();
+}
+
+#[test]
+fn a_member_that_fails_writes_leaves_though_others_have_bad_rows_and_the_last_one_needed_stops_the_array() {
+    let mut array = Checked::filled(2, 1);
+    let bad = array.blocks(1)[40];
+    array.break_for_good(1, &[bad]);
+    array.verify();
+    array.disk(0).inject(PassingFault::new(Trouble::Medium).on(OpKinds::WRITES));
+    let id = array.sim.submit_write(0, &[3; BLOCK], true);
+    array.sim.wait(id).expect("the others serve");
+    array.model[..BLOCK].fill(3);
+    assert_eq!(array.state_of(0), MemberState::Faulted);
+    // The listed row answers with an error, all else with data.
+    let mut errors = BTreeSet::new();
+    for at in (0..array.model.len()).step_by(BLOCK) {
+        match array.sim.read(at as u64, BLOCK) {
+            Ok(read) => assert!(read == array.model[at..at + BLOCK]),
+            Err(error) => {
+                assert_eq!(error, ClientError::Io);
+                errors.insert(at);
+            }
+        }
+    }
+    assert!(!errors.is_empty() && errors.len() <= 2, "{errors:?}");
+    array.disk(2).inject(PassingFault::new(Trouble::Medium).on(OpKinds::FLUSHES));
+    let id = array.sim.submit_write(0, &[4; BLOCK], true);
+    assert_eq!(array.sim.wait(id).map(|_| ()), Err(ClientError::Io), "nothing is acknowledged over it");
+    assert_eq!(array.sim.status().state, ArrayState::Failed);
+}
+
+#[test]
+fn a_row_index_is_a_place_on_every_member() {
+    // What the tests above rely on: the blocks of a row lie at one place on all members.
+    let array = Checked::filled(2, 1);
+    assert_eq!(array.blocks(0), array.blocks(1));
+    assert_eq!(array.blocks(0).len() as u64, STRIPES * ROWS);
+}

@@ -1,0 +1,491 @@
+//! Members that do not answer, cannot be opened, or are there twice, and a daemon that panics or is stuck: with the real
+//! binary. What hangs is a filesystem of the tests' own (FUSE), which takes root to mount; without, those tests say so and end.
+
+mod support;
+
+use calpe::nbd::{Command as Nbd, Request};
+use calpe::testing::Random;
+use std::fs;
+use std::os::unix::net::UnixDatagram;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+use support::fuse::Fuse;
+use support::load::Client;
+use support::{Up, calpe, run, try_run};
+
+/// `member_timeout` of the arrays, in seconds.
+const TIMEOUT: u64 = 4;
+
+/// Longest that anything may take; only a hang gets there.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What a machine under load takes longer than the limits that are tested.
+const SLACK: Duration = Duration::from_secs(6);
+
+#[track_caller]
+fn until(what: &str, mut reached: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !reached() {
+        assert!(Instant::now() < deadline, "not reached: {what}");
+        sleep(Duration::from_millis(20));
+    }
+}
+
+/// A folder with 'tank', 2+2, whose member 1 lies behind a filesystem that can be frozen.
+struct Scene {
+    dir: tempfile::TempDir,
+    fuse: Option<Fuse>,
+}
+
+impl Scene {
+    /// None: nothing can be mounted here.
+    fn new() -> Option<Scene> {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = |name: &str| dir.path().join(name);
+        ["plain", "behind", "mnt"].iter().for_each(|name| fs::create_dir(path(name)).expect("a directory"));
+        let members = ["plain/m0", "behind/m1", "plain/m2", "plain/m3"].map(path);
+        run(calpe()
+            .args(["create", "tank", "--data", "2", "--parity", "2", "--size", "32MiB"])
+            .args(&members));
+        let fuse = Fuse::mount(&path("behind"), &path("mnt"))?;
+        Some(Scene { dir, fuse: Some(fuse) })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn fuse(&self) -> &Fuse {
+        self.fuse.as_ref().expect("mounted")
+    }
+
+    fn config(&self) -> PathBuf {
+        configure(self.dir.path(), &[self.path("plain"), self.path("mnt")], "")
+    }
+
+    fn serve(&self) -> Up {
+        Up::serve(self.dir.path(), &self.config())
+    }
+}
+
+fn configure(dir: &Path, search: &[PathBuf], more: &str) -> PathBuf {
+    let config = dir.join("calpe.toml");
+    let search: Vec<String> = search.iter().map(|path| format!("\"{}\"", path.display())).collect();
+    let text = format!(
+        "[daemon]\nruntime_dir = \"{}\"\n[gpu]\nmode = \"off\"\n[[array]]\nname = \"tank\"\nsearch = [{}]\nmember_timeout = {TIMEOUT}\n{more}",
+        dir.join("data").display(),
+        search.join(", ")
+    );
+    fs::write(&config, text).expect("written");
+    config
+}
+
+/// A client, and what the start of the volume must read as.
+struct Checked {
+    client: Client,
+    model: Vec<u8>,
+    random: Random,
+}
+
+impl Checked {
+    fn new(up: &Up) -> Checked {
+        let client = Client::connect(&up.socket()).expect("the daemon accepts");
+        Checked { client, model: vec![0; 4 << 20], random: Random::new(7) }
+    }
+
+    /// Writes somewhere, and tells how long it took.
+    #[track_caller]
+    fn write(&mut self, fua: bool) -> Duration {
+        let at = self.random.below(self.model.len() as u64 / 4096) as usize * 4096;
+        let mut block = [0; 4096];
+        self.random.fill(&mut block);
+        let request = Request { fua, ..Request::new(Nbd::Write, at as u64, 4096) };
+        let begun = Instant::now();
+        self.client.call(&request, &block).expect("the daemon goes on").expect("written");
+        self.model[at..at + 4096].copy_from_slice(&block);
+        begun.elapsed()
+    }
+
+    #[track_caller]
+    fn write_some(&mut self, count: usize) {
+        for n in 0..count {
+            self.write(n % 5 == 0);
+        }
+    }
+
+    #[track_caller]
+    fn verify(&mut self) -> Duration {
+        let begun = Instant::now();
+        for at in (0..self.model.len()).step_by(1 << 20) {
+            let request = Request::new(Nbd::Read, at as u64, 1 << 20);
+            let read = self.client.call(&request, &[]).expect("the daemon goes on").expect("readable");
+            assert!(read == self.model[at..at + (1 << 20)], "what was read at {at} is wrong");
+        }
+        begun.elapsed()
+    }
+}
+
+fn member_state(up: &Up, index: usize) -> String {
+    up.status()["members"][index]["state"].as_str().expect("a state").to_owned()
+}
+
+/// Waits for the end of a process, and tells how long that took.
+#[track_caller]
+fn ended(up: Up, signal: &str) -> (std::process::ExitStatus, Duration) {
+    let begun = Instant::now();
+    up.signal(signal);
+    (up.ended(), begun.elapsed())
+}
+
+#[test]
+fn writes_go_on_without_a_local_member_that_never_answers() {
+    let Some(scene) = Scene::new() else { return };
+    let up = scene.serve();
+    assert_eq!(up.status()["state"], "ONLINE", "{}", up.log());
+    let mut checked = Checked::new(&up);
+    checked.write_some(50);
+    scene.fuse().freeze();
+    let begun = Instant::now();
+    let longest = (0..50).map(|n| checked.write(n % 5 == 0)).max().expect("some");
+    let limit = Duration::from_secs(TIMEOUT);
+    assert!(longest >= limit / 2, "nothing hung: {longest:?}");
+    assert!(longest <= limit + Duration::from_secs(1) + SLACK, "a write took {longest:?}");
+    assert!(begun.elapsed() <= 2 * limit + SLACK, "one wait is enough: {:?}", begun.elapsed());
+    checked.verify();
+    assert_eq!(member_state(&up, 1), "MISSING");
+    let text = up.calpe(&["status", "-v"]);
+    assert!(text.contains("does not answer"), "{text}");
+    // It is not taken back before its operations have ended, whoever asks.
+    let told =
+        try_run(&mut up.command(&["online", "tank", "1", scene.path("mnt/m1").to_str().expect("text")]));
+    assert!(!told.status.success(), "{told:?}");
+    scene.fuse().thaw();
+    until("it is taken back", || try_run(&mut up.command(&["online", "tank", "1"])).status.success());
+    up.wait_quiet();
+    until("it is whole", || up.status()["state"] == "ONLINE");
+    checked.verify();
+    assert_eq!(up.scrub(), (0, 0));
+    up.stop();
+}
+
+#[test]
+fn a_read_that_hangs_is_answered_by_the_others() {
+    let Some(scene) = Scene::new() else { return };
+    let up = scene.serve();
+    let mut checked = Checked::new(&up);
+    checked.write_some(200);
+    up.stop();
+    // Nothing is in memory now.
+    let up = scene.serve();
+    checked.client = Client::connect(&up.socket()).expect("the daemon accepts");
+    scene.fuse().freeze();
+    let took = checked.verify();
+    assert!(took <= Duration::from_secs(TIMEOUT + 1) + SLACK, "{took:?}");
+    let (status, _) = ended(up, "INT");
+    assert!(status.success(), "{status}");
+    drop(scene);
+}
+
+#[test]
+fn a_member_that_hangs_is_failed_by_command_at_once() {
+    let Some(scene) = Scene::new() else { return };
+    // Long enough that nothing but the command can be the reason.
+    let config = configure(scene.dir.path(), &[scene.path("plain"), scene.path("mnt")], "");
+    let text = fs::read_to_string(&config).expect("read");
+    fs::write(&config, text.replace("member_timeout = 4", "member_timeout = 300")).expect("written");
+    let up = Up::serve(scene.dir.path(), &config);
+    let mut checked = Checked::new(&up);
+    checked.write(true);
+    scene.fuse().freeze();
+    std::thread::scope(|scope| {
+        let writing = scope.spawn(|| (0..20).map(|_| checked.write(true)).max().expect("some"));
+        sleep(Duration::from_secs(2));
+        assert!(!writing.is_finished(), "nothing hangs");
+        let begun = Instant::now();
+        up.calpe(&["fail", "tank", "1"]);
+        let longest = writing.join().expect("it goes on");
+        assert!(begun.elapsed() <= Duration::from_secs(1) + SLACK, "{:?} after {longest:?}", begun.elapsed());
+    });
+    assert_eq!(member_state(&up, 1), "FAULTED");
+    checked.verify();
+    let told = try_run(&mut up.command(&["online", "tank", "1"]));
+    let text = String::from_utf8_lossy(&told.stderr).into_owned();
+    assert!(!told.status.success(), "{text}");
+    scene.fuse().thaw();
+    until("it is taken back", || try_run(&mut up.command(&["online", "tank", "1"])).status.success());
+    up.wait_quiet();
+    checked.verify();
+    assert_eq!(up.scrub(), (0, 0));
+    up.stop();
+}
+
+#[test]
+fn a_signal_ends_the_daemon_within_ten_seconds_though_a_member_hangs() {
+    let Some(scene) = Scene::new() else { return };
+    // Deaf: the daemon's own calls can be interrupted by its end. Frozen: what the kernel has cannot.
+    for (signal, freeze) in [("INT", Fuse::turn_deaf as fn(&Fuse)), ("TERM", Fuse::freeze)] {
+        let up = scene.serve();
+        until("it is whole", || {
+            up.status()["state"] == "ONLINE" || {
+                let _ = try_run(&mut up.command(&["online", "tank", "1"]));
+                false
+            }
+        });
+        let mut checked = Checked::new(&up);
+        checked.write_some(20);
+        freeze(scene.fuse());
+        let pid = up.pid();
+        let dir = up.dir.clone();
+        let begun = Instant::now();
+        up.signal(signal);
+        until("it ends", || is_over(pid));
+        assert!(begun.elapsed() <= Duration::from_secs(10) + SLACK, "{:?}", begun.elapsed());
+        let log = fs::read_to_string(dir.join("daemon.log")).expect("a log");
+        assert!(log.contains("stopped"), "{log}");
+        scene.fuse().thaw();
+        let status = up.ended();
+        assert!(status.success(), "{status}: {log}");
+        // The others say that it was stopped cleanly.
+        let plain = ["plain/m0", "plain/m2", "plain/m3"].map(|name| scene.path(name));
+        for member in &plain {
+            let text = run(calpe().arg("inspect").arg(member));
+            assert!(text.contains("clean"), "{text}");
+        }
+    }
+}
+
+/// Whether a process has ended: only what the kernel cannot end of it may be left.
+fn is_over(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
+    state.is_none_or(|state| matches!(state, 'Z' | 'X'))
+}
+
+#[test]
+fn a_filesystem_that_freezes_holds_up_neither_other_arrays_nor_status() {
+    let Some(scene) = Scene::new() else { return };
+    let pond: Vec<PathBuf> = (0..3).map(|at| scene.path(&format!("pond{at}"))).collect();
+    run(calpe().args(["create", "pond", "--data", "2", "--parity", "1", "--size", "16MiB"]).args(&pond));
+    let list: Vec<String> = pond.iter().map(|path| format!("\"{}\"", path.display())).collect();
+    let more = format!("[[array]]\nname = \"pond\"\nsearch = [{}]\n", list.join(", "));
+    let config = configure(scene.dir.path(), &[scene.path("plain"), scene.path("mnt")], &more);
+    let mut command = calpe();
+    command.arg("serve").arg("--config").arg(&config).env("CALPE_LOG", "info");
+    let log = fs::File::create(scene.path("daemon.log")).expect("a log");
+    let mut daemon = command.stdout(log.try_clone().expect("a handle")).stderr(log).spawn().expect("spawned");
+    let socket = scene.path("data/nbd.sock");
+    let uri = |name: &str| format!("nbd+unix:///{name}?socket={}", socket.display());
+    until("both are served", || {
+        ["tank", "pond"]
+            .iter()
+            .all(|name| try_run(Command::new("nbdinfo").arg("--size").arg(uri(name))).status.success())
+    });
+    let control = scene.path("data/control.sock");
+    let ask = |args: &[&str]| {
+        let begun = Instant::now();
+        let output = try_run(calpe().arg("--socket").arg(&control).args(args));
+        (output, begun.elapsed())
+    };
+    scene.fuse().freeze();
+    // Requests that wait for the filesystem must not hold up others.
+    let hanging = scene.path("mnt/m1");
+    let mut stuck: Vec<_> = [
+        vec!["online", "tank", "0", hanging.to_str().expect("text")],
+        vec!["fail", "tank", hanging.to_str().expect("text")],
+        vec!["import", "--dir", scene.path("mnt").to_str().expect("text"), "--all"],
+    ]
+    .into_iter()
+    .map(|args| calpe().arg("--socket").arg(&control).args(args).spawn().expect("spawned"))
+    .collect();
+    let quick = Duration::from_secs(1) + SLACK;
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_secs(2 * TIMEOUT) {
+        let (output, took) = ask(&["status"]);
+        assert!(output.status.success() && took < quick, "{output:?} in {took:?}");
+        let begun = Instant::now();
+        run(Command::new("nbdinfo").arg("--map").arg(uri("pond")));
+        assert!(begun.elapsed() < quick, "{:?}", begun.elapsed());
+        let (output, took) = ask(&["scrub", "pond"]);
+        assert!(took < quick, "{output:?} in {took:?}");
+        sleep(Duration::from_millis(100));
+    }
+    let (output, took) = ask(&["offline", "pond", "0"]);
+    assert!(output.status.success() && took < quick, "{output:?} in {took:?}");
+    let (output, took) = ask(&["online", "pond", "0"]);
+    assert!(output.status.success() && took < quick, "{output:?} in {took:?}");
+    scene.fuse().thaw();
+    stuck.iter_mut().for_each(|child| drop(child.wait()));
+    support::signal(&daemon, "INT");
+    assert!(daemon.wait().expect("ours").success());
+}
+
+#[test]
+fn an_array_starts_without_a_member_whose_filesystem_is_frozen() {
+    let Some(scene) = Scene::new() else { return };
+    scene.fuse().freeze();
+    let begun = Instant::now();
+    let up = scene.serve();
+    assert!(begun.elapsed() < Duration::from_secs(2 * TIMEOUT) + SLACK, "{:?}", begun.elapsed());
+    assert_eq!(up.status()["state"], "DEGRADED");
+    let mut checked = Checked::new(&up);
+    checked.write(true);
+    assert!(up.log().contains("no answer within"), "{}", up.log());
+    let (status, took) = ended(up, "INT");
+    assert!(status.success() && took < Duration::from_secs(10) + SLACK, "{status} after {took:?}");
+}
+
+#[test]
+fn a_member_that_cannot_be_opened_is_left_out_and_told() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name);
+    fs::create_dir(path("members")).expect("a directory");
+    let members: Vec<PathBuf> = (0..4).map(|at| path(&format!("members/m{at}"))).collect();
+    run(calpe().args(["create", "tank", "--data", "2", "--parity", "2", "--size", "16MiB"]).args(&members));
+    let config = configure(dir.path(), &[path("members")], "");
+    // Locked by somebody who is no Calpe.
+    let mut locker = Command::new("flock");
+    locker.arg("--no-fork").arg(&members[3]).arg("cat").stdin(Stdio::piped());
+    let mut locker = locker.spawn().expect("flock");
+    let busy = || !try_run(Command::new("flock").arg("-n").arg(&members[3]).arg("true")).status.success();
+    until("it is locked", busy);
+    let up = Up::serve(dir.path(), &config);
+    assert_eq!(member_state(&up, 3), "MISSING");
+    let text = up.calpe(&["status", "-v"]);
+    assert!(text.contains("left out at the start") && text.contains("in use by"), "{text}");
+    let events = up.calpe(&["events"]);
+    assert!(events.contains("the array starts without it"), "{events}");
+    Checked::new(&up).write(true);
+    // Another daemon finds the members of this one in use, and refuses.
+    fs::create_dir(path("other")).expect("a directory");
+    let other = configure(&path("other"), &[path("members")], "");
+    let mut second = calpe();
+    second.arg("serve").arg("--config").arg(&other);
+    let log = fs::File::create(path("other.log")).expect("a log");
+    let mut second = second.stdout(log.try_clone().expect("a handle")).stderr(log).spawn().expect("spawned");
+    let said = || fs::read_to_string(path("other.log")).unwrap_or_default();
+    until("it refuses", || said().contains("cannot import") && said().contains("is in use by process"));
+    support::signal(&second, "INT");
+    second.wait().expect("ours");
+    locker.kill().expect("killed");
+    locker.wait().expect("ours");
+    up.stop();
+}
+
+#[test]
+fn of_two_copies_of_a_member_the_current_one_is_used_and_of_two_alike_none() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name);
+    let (data, old, twin) = (path("data"), path("old"), path("twin"));
+    let up = Up::start(dir.path(), &["--data", "2", "--parity", "2", "--size", "16MiB", "--gpu", "off"]);
+    let member = up.member(1);
+    up.stop();
+    fs::copy(&member, &old).expect("copied");
+    // A start and a stop later the copy is old.
+    let up = Up::start(dir.path(), &["--gpu", "off"]);
+    let mut checked = Checked::new(&up);
+    checked.write_some(50);
+    up.stop();
+    fs::rename(&old, data.join("older-copy")).expect("moved");
+    let up = Up::start(dir.path(), &["--gpu", "off"]);
+    checked.client = Client::connect(&up.socket()).expect("the daemon accepts");
+    assert_eq!(up.status()["state"], "ONLINE");
+    let events = up.calpe(&["events"]);
+    assert!(events.contains("older-copy") && events.contains("an older copy of member 1"), "{events}");
+    checked.verify();
+    up.stop();
+    fs::rename(data.join("older-copy"), &old).expect("moved");
+    fs::copy(&member, &twin).expect("copied");
+    fs::rename(&twin, data.join("twin")).expect("moved");
+    let up = Up::start(dir.path(), &["--gpu", "off"]);
+    checked.client = Client::connect(&up.socket()).expect("the daemon accepts");
+    assert_eq!(member_state(&up, 1), "MISSING");
+    let text = up.calpe(&["status", "-v"]);
+    let both = text.contains("member-01.img") && text.contains("twin") && text.contains("which is current");
+    assert!(both, "{text}");
+    checked.verify();
+    up.stop();
+}
+
+#[test]
+fn a_panic_on_any_thread_ends_the_daemon_at_once_after_a_line() {
+    if !cfg!(debug_assertions) {
+        eprintln!("a release build panics on no order: not tested");
+        return;
+    }
+    for thread in ["reactor", "job", "admin"] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let order = dir.path().join("order");
+        let mut command = calpe();
+        command.arg("up").arg("--dir").arg(dir.path().join("data")).env("CALPE_DRILL", &order);
+        command.args(["--data", "2", "--parity", "1", "--size", "64MiB", "--gpu", "off"]);
+        let up = Up::spawn(dir.path(), command);
+        let mut checked = Checked::new(&up);
+        checked.write_some(10);
+        fs::write(&order, format!("panic {thread}\n")).expect("written");
+        until("the order is taken", || !order.exists());
+        // Whole stripes are coded as jobs.
+        let stripes = vec![7; 8 << 20];
+        let begun = Instant::now();
+        for at in (0..48u64 << 20).step_by(8 << 20) {
+            let request = Request::new(Nbd::Write, at, stripes.len() as u64);
+            if checked.client.call(&request, &stripes).is_err() {
+                break;
+            }
+            let _ = try_run(&mut up.command(&["status"]));
+        }
+        let log = || fs::read_to_string(dir.path().join("daemon.log")).expect("a log");
+        let status = up.ended();
+        assert!(begun.elapsed() < Duration::from_secs(10) + SLACK, "{thread}: {:?}", begun.elapsed());
+        assert_eq!(status.code(), Some(70), "{thread}: {status}\n{}", log());
+        let named = if thread == "job" { "thread 'job-" } else { &format!("thread '{thread}'") };
+        let line = log().lines().find(|line| line.contains("panicked at")).map(str::to_owned);
+        let line = line.unwrap_or_else(|| panic!("{thread}: no line\n{}", log()));
+        assert!(line.contains(named) && line.contains("drill.rs:") && line.contains("a drill"), "{line}");
+        // Nothing but a kill happened to the array.
+        let up = Up::start(dir.path(), &["--gpu", "off"]);
+        assert_eq!(up.status()["state"], "ONLINE");
+        assert_eq!(up.scrub().0, 0);
+        up.stop();
+    }
+}
+
+#[test]
+fn a_supervisor_hears_of_a_reactor_that_turns_and_not_of_one_that_is_stuck() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name);
+    let order = path("order");
+    let supervisor = UnixDatagram::bind(path("notify")).expect("a socket");
+    supervisor.set_read_timeout(Some(Duration::from_millis(200))).expect("set");
+    let mut command = calpe();
+    command.arg("up").arg("--dir").arg(path("data")).env("CALPE_DRILL", &order);
+    command.args(["--data", "2", "--parity", "1", "--size", "16MiB", "--gpu", "off"]);
+    command.env("NOTIFY_SOCKET", path("notify")).env("WATCHDOG_USEC", "2000000");
+    let up = Up::spawn(dir.path(), command);
+    let hear = |time: Duration| {
+        let (begun, mut heard) = (Instant::now(), String::new());
+        while begun.elapsed() < time {
+            let mut message = [0; 256];
+            if let Ok(len) = supervisor.recv(&mut message) {
+                heard += &String::from_utf8_lossy(&message[..len]);
+                heard.push('\n');
+            }
+        }
+        heard
+    };
+    let heard = hear(Duration::from_secs(5));
+    assert!(heard.contains("READY=1"), "{heard}");
+    let pings = heard.matches("WATCHDOG=1").count();
+    assert!((3..20).contains(&pings), "{pings} in five seconds of two: {heard}");
+    if !cfg!(debug_assertions) {
+        up.stop();
+        return;
+    }
+    fs::write(&order, "hang reactor\n").expect("written");
+    until("the order is taken", || !order.exists());
+    hear(Duration::from_secs(2));
+    let heard = hear(Duration::from_secs(4));
+    assert!(!heard.contains("WATCHDOG"), "a reactor that is stuck says that all is well: {heard}");
+    up.kill();
+}

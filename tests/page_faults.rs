@@ -1,0 +1,55 @@
+//! Metadata pages that cannot be read for a moment, or for long (rules T3 and T8): an error that
+//! goes away leaves nothing behind, and what is not known is never served as if it were. Each test is named after what must
+//! hold.
+
+#[path = "support/page_faults.rs"]
+mod scenes;
+
+use calpe::units::Timestamp;
+use scenes::*;
+
+/// Longer than a start tries.
+const FOR_GOOD: Timestamp = Timestamp(u64::MAX);
+
+#[test]
+fn pages_that_cannot_be_read_for_a_moment_cost_nothing() {
+    for offline in [false, true] {
+        for seed in 0..6 {
+            pages_unreadable_for_a_moment(offline, 1_000, seed)
+                .unwrap_or_else(|what| panic!("{seed}: {what}"));
+        }
+    }
+}
+
+#[test]
+fn pages_that_cannot_be_read_for_long_cost_errors_as_long() {
+    for offline in [false, true] {
+        for seed in 0..6 {
+            pages_unreadable_for_a_moment(offline, 8_000, seed)
+                .unwrap_or_else(|what| panic!("{seed}: {what}"));
+        }
+    }
+}
+
+#[test]
+fn an_old_page_of_the_stripe_map_is_not_taken_for_the_newest() {
+    for seed in 0..12 {
+        for until in [Timestamp(500_000_000), FOR_GOOD] {
+            old_map_page(until, seed).unwrap_or_else(|what| panic!("{seed} {until:?}: {what}"));
+        }
+    }
+}
+
+#[test]
+fn pages_that_cannot_be_read_for_a_moment_during_a_replay_cost_nothing() {
+    for seed in 0..6 {
+        pages_unreadable_during_replay(500, seed).unwrap_or_else(|what| panic!("{seed}: {what}"));
+    }
+}
+
+#[test]
+fn what_could_not_be_read_for_a_moment_survives_a_power_cut_later() {
+    for seed in 0..12 {
+        pages_unreadable_and_a_power_cut(seed).unwrap_or_else(|what| panic!("{seed}: {what}"));
+    }
+}

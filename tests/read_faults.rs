@@ -1,0 +1,370 @@
+//! Read errors are no evidence of loss, and a write changes what it was asked to change (rules T1 and T2 of the
+//! crash-safety design). Each test is named after what must hold.
+
+use calpe::format::{ChecksumKind, MemberState};
+use calpe::testing::{Mutation, OpKinds, PassingFault, Random, SimArray, SimShape, Trouble};
+use calpe::units::{MemberIndex, Timestamp, VolumeOffset};
+use calpe::volume::{AdminRequest, ClientError};
+use std::ops::Range;
+
+const BLOCK: usize = 4096;
+const CHUNK: usize = 16384;
+const RING: u64 = 1 << 20;
+const SECOND: u64 = 1_000_000_000;
+
+/// An array and what its volume must read as.
+struct Checked {
+    sim: SimArray,
+    model: Vec<u8>,
+}
+
+fn shape(data: u16, parity: u16, checksum: ChecksumKind) -> SimShape {
+    SimShape::new(data, parity, CHUNK as u32, 8).logged(checksum, RING)
+}
+
+impl Checked {
+    /// A clean array full of random bytes, with everything in place.
+    fn filled(shape: SimShape, seed: u64) -> Checked {
+        let mut model = vec![0; shape.volume_bytes as usize];
+        Random::new(seed ^ 0xf111).fill(&mut model);
+        let mut sim = SimArray::create(shape, seed);
+        sim.write(0, &model).expect("written");
+        sim.settle();
+        Checked { sim, model }
+    }
+
+    /// Starts a write that will be part of what must be read.
+    fn submit(&mut self, start: usize, byte: u8, len: usize) -> u64 {
+        self.model[start..start + len].fill(byte);
+        self.sim.submit_write(start as u64, &vec![byte; len], false)
+    }
+
+    /// Reads of these bytes of these members fail for so long.
+    fn fail_reads(&mut self, members: Range<u16>, trouble: Trouble, within: Range<u64>, seconds: u64) {
+        let until = Timestamp(self.sim.now().0 + seconds * SECOND);
+        for member in members {
+            let disk = self.disk(member);
+            disk.inject(PassingFault::new(trouble).on(OpKinds::READS).within([within.clone()]).until(until));
+        }
+    }
+
+    fn disk(&mut self, member: u16) -> &mut calpe::testing::SimDisk {
+        let id = self.sim.disk_of(member).expect("in service");
+        self.sim.disks.get_mut(&id).expect("a disk")
+    }
+
+    /// The first block of the data region of every member: row 0 of slot 0, where column c is on member c.
+    fn first_block(&self) -> Range<u64> {
+        let start = self.sim.data_region().start;
+        start..start + BLOCK as u64
+    }
+
+    fn break_first_block(&mut self, member: u16) {
+        let block = self.first_block().start / BLOCK as u64;
+        self.disk(member).bad_blocks.insert(block);
+    }
+
+    #[track_caller]
+    fn verify(&mut self) {
+        for (at, want) in self.model.chunks(BLOCK).enumerate() {
+            let read = self.sim.read((at * BLOCK) as u64, BLOCK);
+            assert!(read.as_deref() == Ok(want), "block {at}: {:?} {:?}", read.is_ok(), self.sim.notices);
+        }
+    }
+
+    #[track_caller]
+    fn assert_undamaged(&mut self) {
+        self.verify();
+        self.sim.assert_scrub_clean();
+        let status = self.sim.status();
+        assert_eq!((status.lost, status.set_aside, status.unreadable), (vec![], vec![], vec![]));
+    }
+
+    fn restart(self) -> Checked {
+        let sim = self.sim.stop_and_restart(false).expect("it starts");
+        Checked { sim, model: self.model }
+    }
+
+    fn online(&mut self, member: u16, disk: u32) {
+        let device = self.sim.reopen_disk(disk);
+        let member = MemberIndex(member);
+        self.sim.admin(AdminRequest::Online { member, device }).expect("it returns");
+        self.sim.settle();
+    }
+}
+
+fn offline(array: &mut Checked, member: u16) -> u32 {
+    let disk = array.sim.disk_of(member).expect("in service");
+    array.sim.admin(AdminRequest::Offline { member: MemberIndex(member) }).expect("it leaves");
+    disk
+}
+
+const WITH_CHECKSUMS: [ChecksumKind; 2] = [ChecksumKind::Crc32c, ChecksumKind::Blake3];
+
+#[test]
+fn a_write_while_no_data_can_be_read_waits_and_harms_no_other_block() {
+    for checksum in [ChecksumKind::Crc32c, ChecksumKind::Blake3, ChecksumKind::None] {
+        for trouble in [Trouble::Medium, Trouble::Shortage] {
+            for (start, len) in [(0, BLOCK), (3 * BLOCK + 512, 512), (CHUNK - BLOCK, 2 * CHUNK)] {
+                let mut array = Checked::filled(shape(4, 2, checksum), 1);
+                let data = array.sim.data_region();
+                array.fail_reads(0..6, trouble, data, 1);
+                let write = array.submit(start, 7, len);
+                assert_eq!(array.sim.wait(write).map(|_| ()), Ok(()), "{:?}", array.sim.notices);
+                array.verify();
+                array.restart().assert_undamaged();
+            }
+        }
+    }
+}
+
+#[test]
+fn reads_fail_while_nothing_can_be_read_and_succeed_after_it() {
+    let mut array = Checked::filled(shape(4, 2, ChecksumKind::Blake3), 2);
+    let data = array.sim.data_region();
+    array.fail_reads(0..6, Trouble::Medium, data, 1);
+    assert_eq!(array.sim.read(0, BLOCK), Err(ClientError::Io));
+    assert_eq!(array.sim.status().unreadable, [(VolumeOffset(0), BLOCK as u64)]);
+    assert_eq!(array.sim.status().lost, []);
+    array.sim.sleep(1100);
+    array.assert_undamaged();
+}
+
+/// Block 0 is on a member that is away, block `CHUNK` has a bad sector: 2+1 cannot decode either.
+fn beyond_the_budget(checksum: ChecksumKind) -> (Checked, u32) {
+    let mut array = Checked::filled(shape(2, 1, checksum), 3);
+    let away = offline(&mut array, 0);
+    array.break_first_block(1);
+    (array, away)
+}
+
+#[test]
+fn a_member_that_was_away_brings_back_what_was_set_aside_meanwhile() {
+    for checksum in WITH_CHECKSUMS {
+        let (mut array, away) = beyond_the_budget(checksum);
+        // Its old content cannot be had, and neither can its neighbour's: after a while the neighbour is set aside.
+        let write = array.submit(CHUNK, 7, BLOCK);
+        let begun = array.sim.now();
+        array.sim.wait(write).expect("the row can be written all the same");
+        assert!(array.sim.now().0 - begun.0 >= 9 * SECOND, "it has waited for a better moment");
+        assert_eq!(array.sim.status().set_aside, [(VolumeOffset(0), BLOCK as u64)]);
+        assert_eq!(array.sim.read(0, BLOCK), Err(ClientError::Io));
+        assert_eq!(array.sim.read(CHUNK as u64, BLOCK).expect("written"), vec![7; BLOCK]);
+        array.online(0, away);
+        array.assert_undamaged();
+        let mut array = array.restart();
+        array.assert_undamaged();
+        // The parity knows of it again.
+        offline(&mut array, 0);
+        array.verify();
+    }
+}
+
+#[test]
+fn what_is_set_aside_outlives_a_crash_and_a_restart_and_is_found_by_a_read() {
+    for kill in [true, false] {
+        let (mut array, away) = beyond_the_budget(ChecksumKind::Blake3);
+        let write = array.submit(CHUNK, 7, BLOCK);
+        array.sim.wait(write).expect("written");
+        let Checked { sim, model } = array;
+        let sim = if kill { sim.kill_and_restart(false) } else { sim.stop_and_restart(false) };
+        let mut array = Checked { sim: sim.expect("it starts"), model };
+        assert_eq!(array.sim.status().state, calpe::volume::ArrayState::Degraded);
+        assert_eq!(array.sim.read(0, BLOCK), Err(ClientError::Io));
+        array.online(0, away);
+        array.assert_undamaged();
+    }
+}
+
+#[test]
+fn a_bad_sector_that_heals_is_repaid_by_itself() {
+    let (mut array, _) = beyond_the_budget(ChecksumKind::Blake3);
+    array.disk(1).bad_blocks.clear();
+    let first = array.first_block();
+    array.fail_reads(1..2, Trouble::Medium, first, 20);
+    // The member of block 0 is away: its old content cannot be had, since block CHUNK cannot be read.
+    let write = array.submit(0, 9, BLOCK);
+    array.sim.wait(write).expect("written");
+    assert_eq!(array.sim.status().set_aside, [(VolumeOffset(CHUNK as u64), BLOCK as u64)]);
+    array.sim.sleep(30_000);
+    array.sim.settle();
+    assert_eq!(array.sim.status().set_aside, []);
+    array.verify();
+}
+
+#[test]
+fn what_every_member_shows_to_be_wrong_is_set_aside_at_once() {
+    let mut array = Checked::filled(shape(2, 1, ChecksumKind::Blake3), 4);
+    let at = array.first_block().start;
+    array.disk(0).flip(at, 1);
+    array.disk(1).flip(at, 1);
+    let write = array.submit(0, 5, BLOCK);
+    let begun = array.sim.now();
+    array.sim.wait(write).expect("written");
+    assert!(array.sim.now().0 - begun.0 < SECOND, "waiting would show nothing new");
+    assert_eq!(array.sim.read(CHUNK as u64, BLOCK), Err(ClientError::Io));
+    // Somebody puts the right bytes back.
+    array.disk(1).flip(at, 1);
+    array.assert_undamaged();
+}
+
+#[test]
+fn a_write_of_a_block_that_is_set_aside_makes_it_whole() {
+    let (mut array, _) = beyond_the_budget(ChecksumKind::Crc32c);
+    let write = array.submit(CHUNK, 7, BLOCK);
+    array.sim.wait(write).expect("written");
+    assert_eq!(array.sim.write(512, &[1; 512]), Err(ClientError::Io), "a part of it is not enough");
+    let write = array.submit(0, 8, BLOCK);
+    array.sim.wait(write).expect("written");
+    array.verify();
+    assert_eq!(array.sim.status().set_aside, []);
+}
+
+#[test]
+fn without_checksums_a_write_that_cannot_read_its_row_fails_and_changes_nothing() {
+    let mut array = Checked::filled(shape(2, 1, ChecksumKind::None), 5);
+    let data = array.sim.data_region();
+    array.fail_reads(0..3, Trouble::Medium, data, 15);
+    assert_eq!(array.sim.write(0, &[7; BLOCK]), Err(ClientError::Io));
+    array.sim.sleep(6000);
+    array.assert_undamaged();
+}
+
+#[test]
+fn a_shortage_of_the_host_sets_nothing_aside() {
+    let mut array = Checked::filled(shape(2, 1, ChecksumKind::Blake3), 6);
+    let data = array.sim.data_region();
+    array.fail_reads(0..3, Trouble::Shortage, data, 15);
+    assert_eq!(array.sim.write(0, &[7; BLOCK]), Err(ClientError::Io));
+    array.sim.sleep(6000);
+    array.assert_undamaged();
+}
+
+#[test]
+fn a_stop_waits_for_no_member_to_become_readable() {
+    let mut array = Checked::filled(shape(2, 1, ChecksumKind::Blake3), 7);
+    let data = array.sim.data_region();
+    array.fail_reads(0..3, Trouble::Medium, data, 8);
+    let write = array.sim.submit_write(0, &[7; BLOCK], false);
+    while array.sim.step() {}
+    let begun = array.sim.now();
+    array.sim.admin(AdminRequest::Stop).expect("stopped");
+    let took = array.sim.now().0 - begun.0;
+    assert!(took < 5 * SECOND, "{took} ns {:?} {:?}", array.sim.poll(write), array.sim.notices);
+    assert_eq!(array.sim.poll(write).map(|end| end.map(|_| ())), Some(Err(ClientError::Io)));
+}
+
+#[test]
+fn a_rebuild_whose_sources_cannot_be_read_for_a_while_builds_what_it_can_and_harms_nothing() {
+    for seconds in [2, 20] {
+        let mut array = Checked::filled(shape(2, 1, ChecksumKind::Blake3), 8);
+        offline(&mut array, 0);
+        let first = array.first_block();
+        array.fail_reads(1..2, Trouble::Medium, first, seconds);
+        let device = array.sim.add_blank_disk();
+        array.sim.admin(AdminRequest::Replace { member: MemberIndex(0), device }).expect("replaced");
+        array.sim.settle();
+        assert!(array.sim.status().members.iter().all(|member| member.state == MemberState::Online));
+        array.sim.sleep(21_000);
+        array.verify();
+        array.sim.settle();
+        array.assert_undamaged();
+    }
+}
+
+// ---- calpe repair and calpe clear ----
+
+/// The last thing that the array said of a repair.
+fn repair(array: &mut Checked) -> String {
+    array.sim.settle();
+    array.sim.admin(AdminRequest::Repair).expect("it begins");
+    array.sim.settle();
+    let said = array.sim.notices.iter().rev().find(|notice| notice.text.contains("repair"));
+    said.expect("it says how it ended").text.clone()
+}
+
+#[test]
+fn a_repair_finds_what_was_set_aside_before_a_restart_and_says_what_is_left() {
+    let (mut array, away) = beyond_the_budget(ChecksumKind::Blake3);
+    let write = array.submit(CHUNK, 7, BLOCK);
+    array.sim.wait(write).expect("written");
+    let mut array = array.restart();
+    assert_eq!(array.sim.status().set_aside, [], "nobody has met it yet");
+    let said = repair(&mut array);
+    assert!(said.contains("0 blocks are readable again, 1 are still set aside"), "{said}");
+    assert_eq!(array.sim.status().set_aside, [(VolumeOffset(0), BLOCK as u64)]);
+    array.online(0, away);
+    let said = repair(&mut array);
+    assert!(said.contains("0 are still set aside"), "{said}");
+    array.assert_undamaged();
+}
+
+#[test]
+fn a_repair_tells_what_is_lost_from_what_cannot_be_read_for_now() {
+    let mut array = Checked::filled(shape(2, 1, ChecksumKind::Blake3), 10);
+    let at = array.first_block().start;
+    array.disk(0).flip(at, 1);
+    array.disk(1).flip(at, 1);
+    assert_eq!(array.sim.read(0, BLOCK), Err(ClientError::Io));
+    let data = array.sim.data_region();
+    let second = data.start + BLOCK as u64..data.start + 2 * BLOCK as u64;
+    array.fail_reads(0..3, Trouble::Medium, second, 30);
+    assert_eq!(array.sim.read(BLOCK as u64, BLOCK), Err(ClientError::Io));
+    assert!(repair(&mut array).contains("1 cannot be read for now, 1 are beyond repair"));
+    array.sim.sleep(30_000);
+    assert!(repair(&mut array).contains("0 cannot be read for now, 1 are beyond repair"));
+    assert_eq!(array.sim.status().lost, [(VolumeOffset(0), BLOCK as u64)]);
+    array.sim.admin(AdminRequest::Clear { member: None }).expect("cleared");
+    let status = array.sim.status();
+    assert_eq!((status.client_errors, status.lost), (0, vec![]));
+    assert!(status.members.iter().all(|member| member.counters.checksum_errors == 0));
+    assert_eq!(array.sim.read(0, BLOCK), Err(ClientError::Io), "that it is forgotten mends nothing");
+}
+
+// ---- Each rule is needed ----
+
+/// Block 0 is beyond reading for good; the parity cannot be read for a moment, while block `CHUNK` is written.
+fn write_beside_a_bad_sector() -> Checked {
+    let mut array = Checked::filled(shape(2, 2, ChecksumKind::Blake3), 9);
+    offline(&mut array, 3);
+    array.break_first_block(0);
+    let first = array.first_block();
+    array.fail_reads(2..3, Trouble::Medium, first, 1);
+    let write = array.submit(CHUNK, 7, BLOCK);
+    array.sim.wait(write).expect("written");
+    array
+}
+
+#[test]
+fn a_row_that_can_soon_be_read_is_waited_for() {
+    write_beside_a_bad_sector().verify();
+    let broken = Mutation::NoPatience.with(|| {
+        let mut array = write_beside_a_bad_sector();
+        array.sim.read(0, BLOCK).is_err()
+    });
+    assert!(broken, "nothing notices a write without patience");
+}
+
+#[test]
+fn a_block_that_is_called_lost_without_evidence_is_noticed() {
+    let broken = Mutation::LostWithoutEvidence.with(|| {
+        let (mut array, away) = beyond_the_budget(ChecksumKind::Blake3);
+        let write = array.submit(CHUNK, 7, BLOCK);
+        array.sim.wait(write).expect("written");
+        array.online(0, away);
+        array.sim.read(0, BLOCK).is_err()
+    });
+    assert!(broken, "nothing notices a loss without evidence");
+}
+
+#[test]
+fn a_rebuild_that_writes_what_it_lacks_is_noticed() {
+    let broken = Mutation::RebuildWritesWhatItLacks.with(|| {
+        let (mut array, away) = beyond_the_budget(ChecksumKind::Blake3);
+        let write = array.submit(CHUNK, 7, BLOCK);
+        array.sim.wait(write).expect("written");
+        array.online(0, away);
+        array.sim.read(0, BLOCK).is_err()
+    });
+    assert!(broken, "nothing notices a rebuild that writes what it lacks");
+}

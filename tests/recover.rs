@@ -1,0 +1,125 @@
+//! docs/on-disk-format.md is enough to recover data with: scripts/recover.py, written from it alone, gets out of the
+//! members of a killed, degraded array what the daemon makes of them, block for block.
+
+mod support;
+
+use calpe::nbd::{Command as NbdCommand, Request};
+use calpe::testing::Random;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+use support::load::{BLOCK, Client, Counts, Load};
+use support::process::{Daemon, Setup, hide};
+use support::try_run;
+
+const BYTES: u64 = 8 << 20;
+
+/// Runs the script on the members that are there.
+fn recover(dir: &Path) -> (Output, Vec<u8>) {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/recover.py");
+    let volume = dir.join("volume");
+    let output = try_run(Command::new("python3").arg(script).args(members(dir)).arg("--output").arg(&volume));
+    (output, fs::read(&volume).unwrap_or_default())
+}
+
+/// Files of the members that are there.
+fn members(dir: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir.join("data")).expect("the directory of the members");
+    let paths = entries.map(|entry| entry.expect("an entry").path());
+    let mut images: Vec<PathBuf> =
+        paths.filter(|path| path.extension().is_some_and(|e| e == "img")).collect();
+    images.sort();
+    images
+}
+
+/// Kills a daemon under load, with members lost before and after it as many as there may be.
+fn killed_and_degraded(dir: &Path, setup: &Setup, early: usize, seed: u64) -> Load {
+    let mut random = Random::new(seed);
+    let mut load = Load::new(setup.bytes, setup.stripe_bytes(), random.next_u64());
+    let lost = random.choose(setup.parity, setup.width());
+    let daemon = Daemon::start(dir, setup);
+    let mut client = Client::connect(&daemon.socket()).expect("connected");
+    std::thread::scope(|scope| {
+        let (stop, counts) = (AtomicBool::new(false), Counts::default());
+        let running = scope.spawn(move || {
+            let ended = load.run(&mut client, &stop, &counts);
+            assert!(ended.is_err(), "the connection outlived the daemon");
+            load
+        });
+        std::thread::sleep(Duration::from_millis(300));
+        lost[..early].iter().for_each(|&index| daemon.fail(index));
+        std::thread::sleep(Duration::from_millis(300));
+        daemon.kill();
+        let load = running.join().expect("the load saw nothing wrong");
+        hide(dir, &lost);
+        load
+    })
+}
+
+fn a_reader_of_the_document_gets_everything(setup: &Setup, early: usize) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut load = killed_and_degraded(dir.path(), setup, early, setup.chunk);
+    let (output, volume) = recover(dir.path());
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains("not clean") && said.contains(" 0 blocks of 4 KiB lost"), "{said}");
+    load.settle_on(&volume);
+    // From now on each block has one content, and the daemon must have the same.
+    let daemon = Daemon::start(dir.path(), setup);
+    load.settle(&mut Client::connect(&daemon.socket()).expect("connected")).expect("all is read");
+    daemon.kill();
+}
+
+#[test]
+fn a_killed_and_degraded_array_is_recovered_4_2_blake3() {
+    let setup = Setup { data: 4, parity: 2, checksum: "blake3", bytes: BYTES, chunk: 16 << 10 };
+    a_reader_of_the_document_gets_everything(&setup, 1);
+}
+
+#[test]
+fn a_killed_and_degraded_array_is_recovered_3_2_crc32c() {
+    let setup = Setup { data: 3, parity: 2, checksum: "crc32c", bytes: BYTES, chunk: 64 << 10 };
+    a_reader_of_the_document_gets_everything(&setup, 0);
+}
+
+#[test]
+fn a_killed_and_degraded_array_is_recovered_2_1_without_checksums() {
+    let setup = Setup { data: 2, parity: 1, checksum: "none", bytes: BYTES, chunk: 4 << 10 };
+    a_reader_of_the_document_gets_everything(&setup, 0);
+}
+
+#[test]
+fn what_is_lost_is_told_and_is_what_the_daemon_answers_with_errors() {
+    let setup = Setup { data: 3, parity: 1, checksum: "blake3", bytes: BYTES, chunk: 16 << 10 };
+    let dir = tempfile::tempdir().expect("a directory");
+    drop(killed_and_degraded(dir.path(), &setup, 0, 7));
+    // One member is away; another has a part of its data damaged, behind log and pages.
+    let victim = members(dir.path()).remove(0);
+    let file = File::options().write(true).open(&victim).expect("a member");
+    let middle = file.metadata().expect("its size").len() - (2 << 20);
+    (0..64).for_each(|at| file.write_all_at(&[0x66; 100], middle + at * 3 * BLOCK as u64).expect("written"));
+
+    let (output, volume) = recover(dir.path());
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    let mut lost = vec![false; volume.len() / BLOCK];
+    for line in said.lines().filter(|line| line.starts_with("lost: bytes ")) {
+        let numbers: Vec<usize> = line.split(' ').filter_map(|word| word.parse().ok()).collect();
+        lost[numbers[0] / BLOCK..numbers[1].div_ceil(BLOCK)].fill(true);
+    }
+    assert!(lost.iter().any(|lost| *lost) && !lost.iter().all(|lost| *lost), "{said}");
+
+    let daemon = Daemon::start(dir.path(), &setup);
+    let mut client = Client::connect(&daemon.socket()).expect("connected");
+    for (at, bytes) in volume.chunks_exact(BLOCK).enumerate() {
+        let request = Request::new(NbdCommand::Read, (at * BLOCK) as u64, BLOCK as u64);
+        match client.call(&request, &[]).expect("connected") {
+            Ok(served) => assert!(served == bytes && !lost[at], "block {at}"),
+            Err(failure) => assert!(lost[at], "block {at}: {failure}"),
+        }
+    }
+    daemon.kill();
+}

@@ -1,0 +1,214 @@
+//! What is to go wrong with requests: rules that match by operation, range, time and count, and what they do. Must not know
+//! connections.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+/// An error that travels in a reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Errno {
+    Perm,
+    Io,
+    NoMem,
+    Inval,
+    NoSpc,
+    Shutdown,
+}
+
+impl Errno {
+    pub const fn code(self) -> u32 {
+        match self {
+            Errno::Perm => 1,
+            Errno::Io => 5,
+            Errno::NoMem => 12,
+            Errno::Inval => 22,
+            Errno::NoSpc => 28,
+            Errno::Shutdown => 108,
+        }
+    }
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Errno::Perm => "EPERM",
+            Errno::Io => "EIO",
+            Errno::NoMem => "ENOMEM",
+            Errno::Inval => "EINVAL",
+            Errno::NoSpc => "ENOSPC",
+            Errno::Shutdown => "ESHUTDOWN",
+        }
+    }
+}
+
+/// What a request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Op {
+    Read,
+    Write,
+    Flush,
+    Trim,
+    Zero,
+}
+
+/// A set of operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ops(u8);
+
+impl Ops {
+    pub const ALL: Ops = Ops(0b11111);
+    /// What changes something, and its flush.
+    pub const CHANGES: Ops = Ops(0b11110);
+
+    pub const fn of(op: Op) -> Ops {
+        Ops(1 << op as u8)
+    }
+
+    pub const fn or(self, other: Ops) -> Ops {
+        Ops(self.0 | other.0)
+    }
+
+    pub const fn has(self, op: Op) -> bool {
+        self.0 >> op as u8 & 1 == 1
+    }
+}
+
+/// How much of a request is done although it is not answered with success.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    Nothing,
+    /// The first half of a write.
+    Half,
+    Whole,
+    /// Of a flush: the cache is lost, as some kernels do after a failed write-back.
+    CacheLost,
+}
+
+/// How a connection ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// In order; what was asked is not answered.
+    Close,
+    /// With bytes left unread, which the peer sees as a reset.
+    Reset,
+    /// In the middle of the reply; the request is done.
+    MidReply,
+}
+
+/// What happens to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Act {
+    Error {
+        errno: Errno,
+        effect: Effect,
+    },
+    /// Done after this time, and answered then.
+    Delay(Duration),
+    /// Done at once, answered after this time.
+    LateReply(Duration),
+    /// Never answered.
+    Hang(Effect),
+    /// All connections of the export end.
+    Cut(Cut),
+    /// Answered with success and not done: a device that lies.
+    Lie,
+}
+
+impl Act {
+    /// Name of its kind for counts.
+    pub const fn kind(self) -> &'static str {
+        match self {
+            Act::Error { errno, .. } => errno.name(),
+            Act::Delay(_) => "delay",
+            Act::LateReply(_) => "late reply",
+            Act::Hang(_) => "hang",
+            Act::Cut(_) => "cut",
+            Act::Lie => "lie",
+        }
+    }
+}
+
+/// When something goes wrong, and what.
+#[derive(Clone, Debug)]
+pub struct Rule {
+    pub ops: Ops,
+    /// Requests that touch one of these ranges; flushes always do. Empty: all.
+    pub ranges: Vec<Range<u64>>,
+    pub act: Act,
+    /// Of the requests that match, one in so many.
+    pub one_in: u64,
+    /// So many requests at most.
+    pub count: u64,
+    /// Until then.
+    pub until: Option<Instant>,
+}
+
+impl Rule {
+    /// All requests of some operations, until told otherwise.
+    pub fn new(ops: Ops, act: Act) -> Rule {
+        Rule { ops, ranges: Vec::new(), act, one_in: 1, count: u64::MAX, until: None }
+    }
+
+    pub fn within(self, ranges: Vec<Range<u64>>) -> Rule {
+        Rule { ranges, ..self }
+    }
+
+    pub fn times(self, count: u64) -> Rule {
+        Rule { count, ..self }
+    }
+
+    pub fn one_in(self, one_in: u64) -> Rule {
+        Rule { one_in, ..self }
+    }
+
+    pub fn lasting(self, span: Duration) -> Rule {
+        Rule { until: Some(Instant::now() + span), ..self }
+    }
+
+    fn matches(&self, op: Op, range: &Range<u64>) -> bool {
+        let touches = |other: &Range<u64>| range.start < other.end && other.start < range.end;
+        self.ops.has(op) && (self.ranges.is_empty() || op == Op::Flush || self.ranges.iter().any(touches))
+    }
+}
+
+/// The rules of one export, and how often each kind has struck.
+#[derive(Default)]
+pub struct Faults {
+    rules: Vec<Rule>,
+    struck: BTreeMap<&'static str, u64>,
+}
+
+impl Faults {
+    pub fn add(&mut self, rule: Rule) {
+        self.rules.push(rule);
+    }
+
+    pub fn clear(&mut self) {
+        self.rules.clear();
+    }
+
+    /// What happens to a request: the first rule that matches decides. `random` draws below a number.
+    pub fn strike(
+        &mut self,
+        op: Op,
+        range: &Range<u64>,
+        now: Instant,
+        mut random: impl FnMut(u64) -> u64,
+    ) -> Option<Act> {
+        self.rules.retain(|rule| rule.count > 0 && rule.until.is_none_or(|until| now < until));
+        let rule = self.rules.iter_mut().find(|rule| rule.matches(op, range) && random(rule.one_in) == 0)?;
+        rule.count -= 1;
+        let act = rule.act;
+        *self.struck.entry(act.kind()).or_default() += 1;
+        Some(act)
+    }
+
+    /// Something that no request met was done, too.
+    pub fn note(&mut self, kind: &'static str) {
+        *self.struck.entry(kind).or_default() += 1;
+    }
+
+    pub fn struck(&self) -> &BTreeMap<&'static str, u64> {
+        &self.struck
+    }
+}

@@ -1,0 +1,282 @@
+//! A filesystem of the test's own that can be frozen: the files of a directory, passed through FUSE by a thread of the test.
+//! Mounting it takes root and /dev/fuse; where that is missing, the test that needs it says so and ends.
+//!
+//! The wire is that of linux/fuse.h, version 7.31. Frozen, the server takes requests and answers none, so that whoever made one
+//! waits in the kernel and cannot be killed; or it does not even take them, and waiters can be.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Larger than any request: a write of 1 MiB and its header.
+const REQUEST_BYTES_MAX: usize = (1 << 20) + 4096;
+const WRITE_BYTES_MAX: u32 = 1 << 20;
+const ROOT: u64 = 1;
+
+const RUNNING: u8 = 0;
+const FROZEN: u8 = 1;
+const DEAF: u8 = 2;
+const ENDED: u8 = 3;
+
+/// A mounted filesystem; unmounted when dropped.
+pub struct Fuse {
+    mount: PathBuf,
+    state: Arc<AtomicU8>,
+    server: Option<JoinHandle<()>>,
+}
+
+impl Fuse {
+    /// Mounts the files of `backing` at `mount`, an empty directory. None: that is not possible here.
+    pub fn mount(backing: &Path, mount: &Path) -> Option<Fuse> {
+        let device = File::options().read(true).write(true).open("/dev/fuse").ok()?;
+        // The descriptor travels as standard input.
+        let options = "fd=0,rootmode=40000,user_id=0,group_id=0,allow_other";
+        let mounted = Command::new("mount")
+            .args(["-i", "-t", "fuse", "-o", options, "calpe-test"])
+            .arg(mount)
+            .stdin(Stdio::from(device.try_clone().expect("a second handle")))
+            .output();
+        match mounted {
+            Ok(output) if output.status.success() => {}
+            other => {
+                eprintln!("no FUSE here, this is not tested: {other:?}");
+                return None;
+            }
+        }
+        let state = Arc::new(AtomicU8::new(RUNNING));
+        let mut server =
+            Server { device, files: Files::new(backing), state: Arc::clone(&state), held: Vec::new() };
+        let server = std::thread::spawn(move || server.serve());
+        Some(Fuse { mount: mount.to_owned(), state, server: Some(server) })
+    }
+
+    /// Answers nothing any more.
+    pub fn freeze(&self) {
+        self.state.store(FROZEN, Ordering::SeqCst);
+    }
+
+    /// Takes nothing any more.
+    pub fn turn_deaf(&self) {
+        self.state.store(DEAF, Ordering::SeqCst);
+    }
+
+    /// Answers what has gathered, and goes on.
+    pub fn thaw(&self) {
+        self.state.store(RUNNING, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Fuse {
+    fn drop(&mut self) {
+        self.state.store(ENDED, Ordering::SeqCst);
+        // Its end of the connection goes with the thread: whoever still waits gets an error.
+        if let Some(server) = self.server.take() {
+            let _ = server.join();
+        }
+        let _ = Command::new("umount").arg("-l").arg(&self.mount).status();
+    }
+}
+
+struct Server {
+    device: File,
+    files: Files,
+    state: Arc<AtomicU8>,
+    /// Requests that were taken and not answered.
+    held: Vec<Vec<u8>>,
+}
+
+impl Server {
+    fn serve(&mut self) {
+        let mut buffer = vec![0; REQUEST_BYTES_MAX];
+        loop {
+            match self.state.load(Ordering::SeqCst) {
+                ENDED => return,
+                DEAF => {
+                    std::thread::sleep(Duration::from_millis(5));
+                    continue;
+                }
+                RUNNING => {
+                    for request in std::mem::take(&mut self.held) {
+                        self.answer(&request);
+                    }
+                }
+                _ => {}
+            }
+            if !self.is_readable() {
+                continue;
+            }
+            // Unmounted, or interrupted.
+            let Ok(len) = self.device.read(&mut buffer) else { continue };
+            if self.state.load(Ordering::SeqCst) == RUNNING {
+                self.answer(&buffer[..len].to_vec());
+            } else {
+                self.held.push(buffer[..len].to_vec());
+            }
+        }
+    }
+
+    fn is_readable(&self) -> bool {
+        use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+        use std::os::fd::AsFd;
+        let mut fds = [PollFd::new(self.device.as_fd(), PollFlags::POLLIN)];
+        matches!(poll(&mut fds, PollTimeout::from(20u8)), Ok(1)) && fds[0].any() == Some(true)
+    }
+
+    fn answer(&mut self, request: &[u8]) {
+        let opcode = u32_at(request, 4);
+        // FORGET, BATCH_FORGET and INTERRUPT have no answer.
+        if matches!(opcode, 2 | 36 | 42) {
+            return;
+        }
+        let (error, body) = match self.files.answer(opcode, u64_at(request, 16), &request[40..]) {
+            Ok(body) => (0, body),
+            Err(errno) => (-errno, Vec::new()),
+        };
+        let mut reply = Vec::with_capacity(16 + body.len());
+        reply.extend_from_slice(&(16 + body.len() as u32).to_ne_bytes());
+        reply.extend_from_slice(&error.to_ne_bytes());
+        reply.extend_from_slice(&request[8..16]);
+        reply.extend_from_slice(&body);
+        // Whoever asked may be gone.
+        let _ = self.device.write(&reply);
+    }
+}
+
+struct Files {
+    dir: PathBuf,
+    names: Vec<String>,
+    files: Vec<File>,
+}
+
+impl Files {
+    fn new(dir: &Path) -> Files {
+        let entries = fs::read_dir(dir).expect("a directory");
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("text")).collect();
+        names.sort();
+        let open =
+            |name: &String| File::options().read(true).write(true).open(dir.join(name)).expect("a file");
+        let files = names.iter().map(open).collect();
+        Files { dir: dir.to_owned(), names, files }
+    }
+
+    fn file(&self, node: u64) -> Result<&File, i32> {
+        self.files.get((node as usize).wrapping_sub(2)).ok_or(libc::ENOENT)
+    }
+
+    fn answer(&mut self, opcode: u32, node: u64, body: &[u8]) -> Result<Vec<u8>, i32> {
+        let errno = |error: std::io::Error| error.raw_os_error().unwrap_or(libc::EIO);
+        match opcode {
+            // INIT
+            26 => {
+                // ASYNC_READ, BIG_WRITES, ASYNC_DIO, MAX_PAGES
+                let flags = 1u32 | 1 << 5 | 1 << 15 | 1 << 22;
+                let mut out = words(&[7, 31, 1 << 17, flags]);
+                // max_background and congestion_threshold
+                out.extend_from_slice(&64u16.to_ne_bytes());
+                out.extend_from_slice(&48u16.to_ne_bytes());
+                out.extend(words(&[WRITE_BYTES_MAX, 1]));
+                // max_pages and map_alignment
+                out.extend_from_slice(&256u16.to_ne_bytes());
+                out.resize(64, 0);
+                Ok(out)
+            }
+            // LOOKUP
+            1 => {
+                let name = body.split(|byte| *byte == 0).next().unwrap_or_default();
+                let at = self.names.iter().position(|other| other.as_bytes() == name).ok_or(libc::ENOENT)?;
+                let node = at as u64 + 2;
+                let mut out = longs(&[node, 0, 0, 0]);
+                out.extend(words(&[0, 0]));
+                out.extend(self.attributes(node)?);
+                Ok(out)
+            }
+            // GETATTR
+            3 => {
+                let mut out = longs(&[0]);
+                out.extend(words(&[0, 0]));
+                out.extend(self.attributes(node)?);
+                Ok(out)
+            }
+            // SETATTR: nothing that a member's user changes
+            4 => Err(libc::EPERM),
+            // OPEN, OPENDIR
+            14 | 27 => Ok([longs(&[node]), words(&[0, 0])].concat()),
+            // READ
+            15 => {
+                let mut out = vec![0; u32_at(body, 16) as usize];
+                let len = self.file(node)?.read_at(&mut out, u64_at(body, 8)).map_err(errno)?;
+                out.truncate(len);
+                Ok(out)
+            }
+            // WRITE
+            16 => {
+                let len = u32_at(body, 16);
+                let data = &body[40..40 + len as usize];
+                self.file(node)?.write_all_at(data, u64_at(body, 8)).map_err(errno)?;
+                Ok(words(&[len, 0]))
+            }
+            // STATFS
+            17 => {
+                let mut out = longs(&[1 << 30, 1 << 29, 1 << 29, 1 << 20, 1 << 19]);
+                out.extend(words(&[4096, 255, 4096]));
+                out.resize(80, 0);
+                Ok(out)
+            }
+            // RELEASE, FLUSH, RELEASEDIR
+            18 | 25 | 29 => Ok(Vec::new()),
+            // FSYNC
+            20 => self.file(node)?.sync_data().map(|()| Vec::new()).map_err(errno),
+            // READDIR
+            28 => {
+                let mut out = Vec::new();
+                let from = u64_at(body, 8) as usize;
+                for (at, name) in self.names.iter().enumerate().skip(from) {
+                    let len = (24 + name.len()).next_multiple_of(8);
+                    if out.len() + len > u32_at(body, 16) as usize {
+                        break;
+                    }
+                    let start = out.len();
+                    out.extend(longs(&[at as u64 + 2, at as u64 + 1]));
+                    out.extend(words(&[name.len() as u32, 8]));
+                    out.extend_from_slice(name.as_bytes());
+                    out.resize(start + len, 0);
+                }
+                Ok(out)
+            }
+            _ => Err(libc::ENOSYS),
+        }
+    }
+
+    fn attributes(&self, node: u64) -> Result<Vec<u8>, i32> {
+        let (meta, mode) = match node {
+            ROOT => (fs::metadata(&self.dir).map_err(|_| libc::EIO)?, libc::S_IFDIR | 0o755),
+            _ => (self.file(node)?.metadata().map_err(|_| libc::EIO)?, libc::S_IFREG | 0o600),
+        };
+        let mut out = longs(&[node, meta.len(), meta.blocks(), 0, 0, 0]);
+        out.extend(words(&[0, 0, 0, mode, 1, 0, 0, 0, 4096, 0]));
+        Ok(out)
+    }
+}
+
+fn words(values: &[u32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_ne_bytes()).collect()
+}
+
+fn longs(values: &[u64]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_ne_bytes()).collect()
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_ne_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}

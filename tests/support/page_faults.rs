@@ -1,0 +1,326 @@
+//! Metadata pages that cannot be read for a moment (rules T3 and T8): scenes that each return what
+//! went wrong. Shared by `tests/page_faults.rs`, where nothing may, and `tests/mutations.rs`, where a broken rule must.
+
+use calpe::block_io::IoOp;
+use calpe::format::{COPY_BYTES, all_copy_offsets};
+use calpe::format::{ChecksumKind, LogKey, PAGE_BYTES, Page, PageIndex, PageLayout, RegionKind, Superblock};
+use calpe::testing::{
+    DiskRegion, Fate, OpKinds, PassingFault, Random, SimArray, SimDisk, SimShape, SimWorld, Trouble,
+};
+use calpe::units::{MemberIndex, Timestamp};
+use calpe::volume::{AdminRequest, ClientRequest, LogState};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+pub const BLOCK: usize = 4096;
+pub const CHUNK: usize = 16384;
+const SECOND: u64 = 1_000_000_000;
+
+type Disks = BTreeMap<u32, SimDisk>;
+
+/// An array that was stopped or killed, and what its volume must read as.
+pub struct Scene {
+    pub world: SimWorld,
+    pub disks: Disks,
+    pub model: Vec<u8>,
+}
+
+pub fn shape(data: u16, parity: u16, stripes: u64) -> SimShape {
+    SimShape::new(data, parity, CHUNK as u32, stripes).logged(ChecksumKind::Crc32c, 1 << 20)
+}
+
+impl Scene {
+    /// A running array full of random bytes, all in place.
+    pub fn running(shape: SimShape, seed: u64) -> (SimWorld, SimArray, Vec<u8>) {
+        let world = SimWorld::new(shape, 32 << 20);
+        let mut model = vec![0; shape.volume_bytes as usize];
+        Random::new(seed ^ 0xf111).fill(&mut model);
+        let mut sim = SimArray::create_in(&world, seed);
+        sim.write(0, &model).expect("written");
+        sim.settle();
+        (world, sim, model)
+    }
+
+    /// The same, stopped.
+    pub fn stopped(shape: SimShape, seed: u64) -> Scene {
+        let (world, mut sim, model) = Scene::running(shape, seed);
+        sim.admin(AdminRequest::Stop).expect("it stops");
+        Scene { world, disks: sim.disks.clone(), model }
+    }
+
+    /// The same, killed. Every write has happened.
+    pub fn killed(world: SimWorld, sim: &SimArray, model: Vec<u8>) -> Scene {
+        Scene { world, disks: sim.wreck().settle(false, |_, _| Fate::Kept), model }
+    }
+
+    pub fn start(&self, force: bool) -> SimArray {
+        self.world.start(self.disks.clone(), force, Random::new(5)).expect("it assembles")
+    }
+
+    /// Reads of the pages on this disk fail until `until` of the next start's clock.
+    pub fn hide_pages(&mut self, disk: u32, until: Timestamp) {
+        let disk = self.disks.get_mut(&disk).expect("a disk");
+        let pages = DiskRegion::Pages.ranges(disk);
+        disk.inject(unreadable(pages, until));
+    }
+}
+
+/// Reads of these bytes fail.
+pub fn unreadable(within: Vec<Range<u64>>, until: Timestamp) -> PassingFault {
+    PassingFault::new(Trouble::Medium).on(OpKinds::READS).within(within).until(until)
+}
+
+/// The newest superblock of a disk.
+pub fn superblock(disk: &SimDisk) -> Superblock {
+    let copies = all_copy_offsets(disk.bytes()).map(|at| Superblock::decode(&disk.peek(at.0, COPY_BYTES)));
+    copies.into_iter().flatten().max_by_key(|copy| copy.sequence).expect("a member")
+}
+
+/// Where the copies of a page are: disk and bytes, of an array whose members are on the disks of their numbers.
+pub fn copies(disk: &SimDisk, page: PageIndex) -> Vec<(u32, Range<u64>)> {
+    let superblock = superblock(disk);
+    let layout = PageLayout::new(superblock.geometry, superblock.checksum != ChecksumKind::None);
+    let start = superblock.region(RegionKind::Pages).expect("pages").offset.0;
+    let place = |(member, offset): (MemberIndex, u64)| {
+        (u32::from(member.0), start + offset..start + offset + 2 * PAGE_BYTES as u64)
+    };
+    layout.copies(page).map(place).collect()
+}
+
+/// The first page of hashes.
+pub fn first_hash_page(disk: &SimDisk) -> PageIndex {
+    PageIndex(PageLayout::new(superblock(disk).geometry, true).map_pages())
+}
+
+/// The place of a copy with the newest version.
+pub fn newest_place(disk: &SimDisk, page: PageIndex, copy: &Range<u64>) -> Range<u64> {
+    let superblock = superblock(disk);
+    let key = LogKey::derive(superblock.array, superblock.redo.secret);
+    let places = (copy.start..copy.end).step_by(PAGE_BYTES);
+    let sequence = |at: u64| {
+        Page::decode(&key, superblock.array, page, &disk.peek(at, PAGE_BYTES)).map_or(0, |page| page.sequence)
+    };
+    let at = places.max_by_key(|&at| sequence(at)).expect("two places");
+    at..at + PAGE_BYTES as u64
+}
+
+/// Executes everything and lets a minute pass, whatever hangs meanwhile.
+pub fn drain(sim: &mut SimArray) {
+    for _ in 0..600 {
+        while sim.step() {}
+        sim.sleep(100);
+    }
+}
+
+/// Everything reads as it must, block by block.
+pub fn verify(sim: &mut SimArray, model: &[u8], when: &str) -> Result<(), String> {
+    for (block, expected) in model.chunks(BLOCK).enumerate() {
+        match sim.read((block * BLOCK) as u64, BLOCK) {
+            Ok(read) if read == expected => {}
+            Ok(_) => return Err(format!("{when}: block {block} reads wrong; {:?}", texts(sim))),
+            Err(error) => return Err(format!("{when}: block {block}: {error:?}; {:?}", texts(sim))),
+        }
+    }
+    Ok(())
+}
+
+/// Nothing reads wrong; what cannot be read is an error.
+pub fn verify_or_error(sim: &mut SimArray, model: &[u8], when: &str) -> Result<usize, String> {
+    let mut errors = 0;
+    for (block, expected) in model.chunks(BLOCK).enumerate() {
+        match sim.read((block * BLOCK) as u64, BLOCK) {
+            Ok(read) if read == expected => {}
+            Ok(_) => return Err(format!("{when}: block {block} reads wrong; {:?}", texts(sim))),
+            Err(_) => errors += 1,
+        }
+    }
+    Ok(errors)
+}
+
+pub fn texts(sim: &SimArray) -> Vec<&str> {
+    sim.notices.iter().map(|notice| notice.text.as_str()).collect()
+}
+
+/// It stops, starts again, and everything reads as it must, with a scrub that finds nothing at the end.
+fn verify_after_restart(mut sim: SimArray, model: &[u8], when: &str) -> Result<(), String> {
+    drain(&mut sim);
+    verify(&mut sim, model, when)?;
+    drain(&mut sim);
+    let mut sim = sim.stop_and_restart(false).map_err(|error| format!("{when}: {error}"))?;
+    drain(&mut sim);
+    verify(&mut sim, model, &format!("{when}, after a restart"))?;
+    for _ in 0..2 {
+        sim.admin(AdminRequest::ScrubStart).map_err(|error| format!("{when}: {error:?}"))?;
+        drain(&mut sim);
+    }
+    let scrub = sim.status().last_scrub.ok_or("no scrub has ended")?;
+    let is_whole = (scrub.errors, scrub.repaired) == (0, 0);
+    if is_whole { Ok(()) } else { Err(format!("{when}: a scrub finds {scrub:?}; {:?}", texts(&sim))) }
+}
+
+/// Copies of pages cannot be read for a moment, with cold pages; meanwhile there are reads and writes. Those may fail;
+/// nothing else may be different afterwards. `offline`: a member is out of service all the while.
+pub fn pages_unreadable_for_a_moment(offline: bool, millis: u64, seed: u64) -> Result<(), String> {
+    let scene = Scene::stopped(shape(2, 1, 40), seed);
+    let mut model = scene.model.clone();
+    let mut sim = scene.start(false);
+    drain(&mut sim);
+    if offline {
+        sim.admin(AdminRequest::Offline { member: MemberIndex(0) }).expect("one is spare");
+        drain(&mut sim);
+    }
+    let until = Timestamp(sim.now().0 + millis * 1_000_000);
+    for disk in sim.disks.values_mut() {
+        let pages = DiskRegion::Pages.ranges(disk);
+        // One place of each copy, or both: it is the newest one that matters, and which that is differs.
+        let within = match seed % 3 {
+            0 => pages,
+            one => {
+                let places = pages.iter().flat_map(|pages| pages.clone().step_by(PAGE_BYTES));
+                let picked = places.enumerate().filter(|(at, _)| at % 2 == one as usize - 1);
+                picked.map(|(_, at)| at..at + PAGE_BYTES as u64).collect()
+            }
+        };
+        disk.inject(unreadable(within, until));
+    }
+    let mut random = Random::new(seed);
+    let mut writes = Vec::new();
+    for _ in 0..6 {
+        let block = random.below((model.len() / BLOCK) as u64) as usize;
+        if random.one_in(2) {
+            sim.submit_read((block * BLOCK) as u64, BLOCK);
+        } else {
+            let bytes = vec![random.below(250) as u8 + 1; BLOCK];
+            writes.push((block, sim.submit_write((block * BLOCK) as u64, &bytes, true), bytes));
+        }
+    }
+    for (block, id, bytes) in writes {
+        match sim.wait(id) {
+            Ok(_) => model[block * BLOCK..][..BLOCK].copy_from_slice(&bytes),
+            Err(error) if millis < 2_000 => return Err(format!("a write did not wait: {error:?}")),
+            Err(_) => {}
+        }
+    }
+    sim.sleep(millis);
+    let mut at_once = Vec::new();
+    std::mem::swap(&mut at_once, &mut sim.notices);
+    if let Some(text) = at_once.iter().map(|notice| &notice.text).find(|text| text.contains("on all members"))
+    {
+        return Err(format!("called lost: {text}"));
+    }
+    verify_after_restart(sim, &model, "the pages can be read again")
+}
+
+/// Case 4: a member is dead, and the newest version of a page of the stripe map cannot be read on another during the start
+/// after a kill. The stripes were written again and again, each time to another slot, and flushed.
+pub fn old_map_page(until: Timestamp, seed: u64) -> Result<(), String> {
+    let stripes = 300usize;
+    let shape = SimShape::new(2, 1, 4096, stripes as u64).logged(ChecksumKind::Crc32c, 1 << 20);
+    let world = SimWorld::new(shape, 32 << 20);
+    let mut sim = SimArray::create_in(&world, seed);
+    let stripe = 2 * 4096;
+    let mut model = vec![0; stripes * stripe];
+    for round in 1..3u8 + (seed % 2) as u8 {
+        model.fill(round);
+        sim.write(0, &model).expect("written");
+        let flush = sim.submit(ClientRequest::Flush);
+        sim.wait(flush).expect("flushed");
+        sim.settle();
+    }
+    // What the log names at the kill concerns another page of the map, or the same one.
+    let last = if seed.is_multiple_of(3) { 5 } else { stripes - 1 };
+    model[last * stripe..(last + 1) * stripe].fill(9);
+    sim.write((last * stripe) as u64, &vec![9; stripe]).expect("written");
+    let mut scene = Scene::killed(world, &sim, model);
+    let any = scene.disks.values().next().expect("a disk");
+    let places = copies(any, PageIndex(0));
+    let (dead, sick) = (places[0].0, places[1].clone());
+    scene.disks.get_mut(&dead).expect("a disk").dead = true;
+    let place = newest_place(&scene.disks[&sick.0], PageIndex(0), &sick.1);
+    let hidden = if seed.is_multiple_of(2) { place } else { sick.1 };
+    scene.disks.get_mut(&sick.0).expect("a disk").inject(unreadable(vec![hidden], until));
+    let mut sim = scene.start(false);
+    drain(&mut sim);
+    if until.0 < 5 * SECOND {
+        verify(&mut sim, &scene.model, "the map page can be read again")?;
+        // A map page is written anew.
+        sim.write(0, &vec![8; stripe]).map_err(|error| format!("{error:?}"))?;
+        scene.model[..stripe].fill(8);
+        drain(&mut sim);
+        return verify(&mut sim, &scene.model, "the map page was written");
+    }
+    let LogState::Refused(reason) = sim.status().log else {
+        verify_or_error(&mut sim, &scene.model, "the map page cannot be read")?;
+        return Err(format!("served without the newest map page: {:?}", texts(&sim)));
+    };
+    if !reason.contains("metadata page 0") || !reason.contains(&format!("unreadable on member {}", sick.0)) {
+        return Err(format!("it does not say which page and member: {reason}"));
+    }
+    // When it can be read again, nothing was changed by the refused start.
+    sim.disks.values_mut().for_each(SimDisk::clear_faults);
+    scene.disks = sim.wreck().settle(true, |_, _| Fate::Kept);
+    let mut sim = scene.start(false);
+    drain(&mut sim);
+    verify(&mut sim, &scene.model, "the start after the refused one")
+}
+
+/// Pages of checksums cannot be read on any member for a moment while the log is replayed.
+pub fn pages_unreadable_during_replay(millis: u64, seed: u64) -> Result<(), String> {
+    let (world, mut sim, mut model) = Scene::running(shape(2, 1, 40), seed);
+    let mut random = Random::new(seed);
+    for _ in 0..8 {
+        let block = random.below((model.len() / BLOCK) as u64) as usize;
+        let bytes = vec![random.below(250) as u8 + 1; BLOCK];
+        model[block * BLOCK..][..BLOCK].copy_from_slice(&bytes);
+        let id = sim.submit_write((block * BLOCK) as u64, &bytes, true);
+        sim.wait(id).expect("written");
+    }
+    let mut scene = Scene::killed(world, &sim, model);
+    let until = Timestamp(millis * 1_000_000);
+    for disk in 0..3 {
+        scene.hide_pages(disk, until);
+    }
+    let sim = scene.start(false);
+    verify_after_restart(sim, &scene.model, "after the replay")
+}
+
+/// A copy of a page cannot be read for a moment, and its blocks are written later, all within the budget; the power fails
+/// while the page is written, and the other copy is gone.
+pub fn pages_unreadable_and_a_power_cut(seed: u64) -> Result<(), String> {
+    let scene = Scene::stopped(shape(2, 1, 40), seed);
+    let mut sim = scene.start(false);
+    let Scene { world, mut model, .. } = scene;
+    drain(&mut sim);
+    let page = first_hash_page(&sim.disks[&0]);
+    let places = copies(&sim.disks[&0], page);
+    let (sick, other) = (places[seed as usize % 2].clone(), places[1 - seed as usize % 2].0);
+    // Both places, together and each alone.
+    let fault = unreadable(vec![sick.1.clone()], Timestamp(u64::MAX)).times(3);
+    sim.disks.get_mut(&sick.0).expect("a disk").inject(fault);
+    sim.read(0, BLOCK).map_err(|error| format!("one copy is enough: {error:?}"))?;
+    // Its entry is not in the sector of the page's head, so a torn page shows.
+    let block = 120 + seed as usize % 8;
+    model[block * BLOCK..][..BLOCK].fill(7);
+    let id = sim.submit_write((block * BLOCK) as u64, &[7; BLOCK], true);
+    sim.wait(id).map_err(|error| format!("{error:?}"))?;
+    // Until the copy is on its way.
+    let is_written = |sim: &SimArray| {
+        let is_it = |op: &IoOp| matches!(op, IoOp::Write { offset, .. } if sick.1.contains(&offset.0));
+        sim.queued().any(|(disk, op)| disk == sick.0 && is_it(op))
+    };
+    while !is_written(&sim) {
+        if !sim.step() {
+            sim.sleep(100);
+        }
+    }
+    for tear in 0..8 {
+        let mut disks = sim.wreck().settle(true, |_, disk| {
+            if disk == sick.0 { Fate::Torn(Random::new(seed * 8 + tear).next_u64()) } else { Fate::Kept }
+        });
+        disks.get_mut(&other).expect("a disk").dead = true;
+        let mut sim = world.start(disks, false, Random::new(tear)).expect("it assembles");
+        drain(&mut sim);
+        verify(&mut sim, &model, &format!("tear {tear}"))?;
+    }
+    Ok(())
+}
