@@ -23,7 +23,8 @@ BLOCK = 4096
 ENTRIES = 252
 NOWHERE = 0xFFFFFFFF
 UNWRITTEN, LOST, SET_ASIDE = bytes(16), b"\xff" * 16, b"setaside"
-CHECKSUM_PAGES, KNOWN_FEATURES = 1 << 1, 0b111
+CHECKSUM_PAGES, UPDATE_COUNT, KNOWN_FEATURES = 1 << 1, 1 << 4, 0b10111
+WRITTEN_AGAIN = 1
 # A hash that no block has.
 UNKNOWN = b"unknown"
 # Hashes are computed side by side; so many blocks are kept in memory.
@@ -226,7 +227,7 @@ def decode(present, wanted):
 Superblock = namedtuple(
     "Superblock",
     "sequence array device name member role clean checksum_kind volume data parity chunk slots volume_bytes epoch regions members "
-    "log_start secret",
+    "log_start secret update update_complete",
 )
 Epoch = namedtuple("Epoch", "number id parent live")
 
@@ -254,6 +255,7 @@ def decode_superblock(copy):
         chunk=number(0xC4, 4), slots=number(0xD0, 8), volume_bytes=number(0xD8, 8),
         epoch=Epoch(number(0xE0, 8), number(0xE8, 8), number(0xF0, 8), live), regions=regions, members=members,
         log_start=(number(0x168, 8), number(0x160, 8)), secret=copy[0x170:0x180],
+        update=number(0x180, 8) if incompat & UPDATE_COUNT else 0, update_complete=number(0x188, 8) if incompat & UPDATE_COUNT else 0,
     )
 
 
@@ -324,7 +326,14 @@ def assemble(devices):
     (number, complete, _), epoch, usable = choices[-1]
     if complete and sum(choice[0][:2] == (number, True) for choice in choices) > 1:
         raise Unreadable("two histories: the array was forced to start twice; leave the devices of one of them out")
-    return records[epoch.id], usable
+    related = [s.update_complete for s in superblocks if s.epoch.id == epoch.id or epoch.parent and s.epoch.id == epoch.parent]
+    current = {member: d for member, d in usable.items() if d.superblock.update >= max(related)}
+    for device in usable.values():
+        if device not in current.values():
+            print(f"{device.path}: left out: it was rolled back to an older state of itself", file=sys.stderr)
+    if len(current) < records[epoch.id].data:
+        raise Unreadable("too few members are as they were last; the others were rolled back")
+    return records[epoch.id], current
 
 
 # "Redo log".
@@ -395,7 +404,9 @@ class Array:
 
     def read_log(self):
         start_epoch, tail = max(device.superblock.log_start for device in self.usable.values())
-        committed, found = tail, {}
+        start, committed, found = tail, tail, {}
+        self.own_tails = dict.fromkeys(self.usable, start)
+        self.own_notes = dict.fromkeys(self.usable, start)
         for member, device in self.usable.items():
             offset, length = device.region(1)
             for place in range(length // BLOCK):
@@ -405,12 +416,15 @@ class Array:
                 batch = self.decode_header(device, member, place, block)
                 if batch is None or batch.epoch < start_epoch:
                     continue
-                tail, committed = max(tail, batch.tail), max(committed, batch.durable_upto)
+                committed = max(committed, batch.durable_upto)
+                if not struct.unpack_from("<H", block, 0x3A)[0] & WRITTEN_AGAIN:
+                    self.own_tails[member] = max(self.own_tails[member], batch.tail)
+                    self.own_notes[member] = max(self.own_notes[member], batch.durable_upto)
                 found[batch.hash] = batch
         by_sequence = defaultdict(list)
         for batch in found.values():
             by_sequence[batch.sequence].append(batch)
-        sequence = tail
+        sequence = tail = max(self.own_tails.values())
         while True:
             fitting = [b for b in by_sequence[sequence] if not self.chain or b.previous == self.chain[-1].hash]
             if not fitting:
@@ -419,8 +433,24 @@ class Array:
             sequence += 1
         if sequence < committed and not self.force:
             raise Unreadable(f"the log ends before batch {sequence}, and the batches below {committed} were durable")
-        self.committed = committed - tail
+        first = self.extend_backwards(by_sequence, tail)
+        self.first, self.committed = first, committed - first
         self.check_payloads()
+
+    def extend_backwards(self, by_sequence, tail):
+        """Puts the batches before the tail that members with a lower one need before the chain; returns the first sequence."""
+        first, lowest = tail, min(self.own_tails.values())
+        while first > lowest:
+            before = [b for b in by_sequence[first - 1] if not self.chain or b.hash == self.chain[0].previous]
+            if not before:
+                break
+            self.chain.insert(0, max(before, key=lambda batch: batch.epoch))
+            first -= 1
+        for member in [member for member, own in self.own_tails.items() if own < first]:
+            print(f"{self.usable.pop(member).path}: left out: it was rolled back, the space of its log was used again", file=sys.stderr)
+        if len(self.usable) < self.k:
+            raise Unreadable("too few members are as they were last; the others were rolled back")
+        return first
 
     def decode_header(self, device, member, place, block):
         header_blocks, payload_blocks = struct.unpack_from("<II", block, 0x40)
@@ -503,6 +533,9 @@ class Array:
                             value = record.hashes[at * record.rows + row - record.row]
                             kind = "image" if is_stored(value) else "zero"
                             place = self.good_images.get((number, nth, row, column))
+                            own = self.own_tails.get(self.member_of(record.slot, column), 0)
+                            if kind == "image" and place is None and batch.sequence < own:
+                                kind, place = "fresh", -1
                             cells[record.slot][row, column] = (kind, value, place)
                 holds[record.slot] = True
         return holds, cells
@@ -518,7 +551,8 @@ class Array:
                 row_cells = [named.get((row, column)) for column in range(self.width)]
                 doubtful = any(
                     cell and self.member_of(slot, column) in self.usable and (
-                        cell[0] == "image" and cell[2] is None or cell[0] == "fresh" and cell[2] >= self.committed)
+                        cell[0] == "image" and cell[2] is None
+                        or cell[0] == "fresh" and cell[2] >= self.noted_on(self.member_of(slot, column)))
                     for column, cell in enumerate(row_cells)
                 )
                 if not doubtful:
@@ -543,6 +577,11 @@ class Array:
                 if len(lost) > self.m:
                     missing.update(lost)
         return missing
+
+    def noted_on(self, member):
+        """The batch of the chain from which on a member may lack fresh blocks."""
+        is_behind = self.own_tails[member] < max(self.own_tails.values())
+        return min(self.committed, self.own_notes[member] - self.first) if is_behind else self.committed
 
     def longest_prefix(self):
         least = min(self.committed, len(self.chain))
