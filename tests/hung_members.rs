@@ -127,16 +127,42 @@ impl Checked {
     }
 }
 
+/// What hangs is not taken back, and whoever wants that is told why, at once.
+#[track_caller]
+fn is_refused(up: &Up) {
+    let begun = Instant::now();
+    let output = try_run(&mut up.command(&["online", "tank", "1"]));
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && text.contains("have not ended"), "{text}");
+    assert!(begun.elapsed() < Duration::from_secs(1) + SLACK, "{:?}", begun.elapsed());
+}
+
 fn member_state(up: &Up, index: usize) -> String {
     up.status()["members"][index]["state"].as_str().expect("a state").to_owned()
 }
 
-/// Waits for the end of a process, and tells how long that took.
+/// Ends a daemon although a member hangs, and tells how long that took. What the kernel cannot take back of what hangs ends
+/// with the thaw.
 #[track_caller]
-fn ended(up: Up, signal: &str) -> (std::process::ExitStatus, Duration) {
+fn ends_in_time(up: Up, scene: &Scene, signal: &str) -> Duration {
+    let (pid, dir) = (up.pid(), up.dir.clone());
     let begun = Instant::now();
     up.signal(signal);
-    (up.ended(), begun.elapsed())
+    until("it ends", || is_over(pid));
+    let took = begun.elapsed();
+    let log = fs::read_to_string(dir.join("daemon.log")).expect("a log");
+    assert!(took <= Duration::from_secs(10) + SLACK, "{took:?}: {log}");
+    scene.fuse().thaw();
+    let status = up.ended();
+    assert!(status.success() && log.contains("stopped"), "{status}: {log}");
+    took
+}
+
+/// Whether a process has ended: only what the kernel cannot end of it may be left.
+fn is_over(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
+    state.is_none_or(|state| matches!(state, 'Z' | 'X'))
 }
 
 #[test]
@@ -183,9 +209,7 @@ fn a_read_that_hangs_is_answered_by_the_others() {
     scene.fuse().freeze();
     let took = checked.verify();
     assert!(took <= Duration::from_secs(TIMEOUT + 1) + SLACK, "{took:?}");
-    let (status, _) = ended(up, "INT");
-    assert!(status.success(), "{status}");
-    drop(scene);
+    ends_in_time(up, &scene, "INT");
 }
 
 #[test]
@@ -210,9 +234,7 @@ fn a_member_that_hangs_is_failed_by_command_at_once() {
     });
     assert_eq!(member_state(&up, 1), "FAULTED");
     checked.verify();
-    let told = try_run(&mut up.command(&["online", "tank", "1"]));
-    let text = String::from_utf8_lossy(&told.stderr).into_owned();
-    assert!(!told.status.success(), "{text}");
+    is_refused(&up);
     scene.fuse().thaw();
     until("it is taken back", || try_run(&mut up.command(&["online", "tank", "1"])).status.success());
     up.wait_quiet();
@@ -236,17 +258,7 @@ fn a_signal_ends_the_daemon_within_ten_seconds_though_a_member_hangs() {
         let mut checked = Checked::new(&up);
         checked.write_some(20);
         freeze(scene.fuse());
-        let pid = up.pid();
-        let dir = up.dir.clone();
-        let begun = Instant::now();
-        up.signal(signal);
-        until("it ends", || is_over(pid));
-        assert!(begun.elapsed() <= Duration::from_secs(10) + SLACK, "{:?}", begun.elapsed());
-        let log = fs::read_to_string(dir.join("daemon.log")).expect("a log");
-        assert!(log.contains("stopped"), "{log}");
-        scene.fuse().thaw();
-        let status = up.ended();
-        assert!(status.success(), "{status}: {log}");
+        ends_in_time(up, &scene, signal);
         // The others say that it was stopped cleanly.
         let plain = ["plain/m0", "plain/m2", "plain/m3"].map(|name| scene.path(name));
         for member in &plain {
@@ -254,13 +266,6 @@ fn a_signal_ends_the_daemon_within_ten_seconds_though_a_member_hangs() {
             assert!(text.contains("clean"), "{text}");
         }
     }
-}
-
-/// Whether a process has ended: only what the kernel cannot end of it may be left.
-fn is_over(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
-    state.is_none_or(|state| matches!(state, 'Z' | 'X'))
 }
 
 #[test]
@@ -292,7 +297,7 @@ fn a_filesystem_that_freezes_holds_up_neither_other_arrays_nor_status() {
     // Requests that wait for the filesystem must not hold up others.
     let hanging = scene.path("mnt/m1");
     let mut stuck: Vec<_> = [
-        vec!["online", "tank", "0", hanging.to_str().expect("text")],
+        vec!["online", "tank", "0", "--path", hanging.to_str().expect("text")],
         vec!["fail", "tank", hanging.to_str().expect("text")],
         vec!["import", "--dir", scene.path("mnt").to_str().expect("text"), "--all"],
     ]
@@ -332,8 +337,7 @@ fn an_array_starts_without_a_member_whose_filesystem_is_frozen() {
     let mut checked = Checked::new(&up);
     checked.write(true);
     assert!(up.log().contains("no answer within"), "{}", up.log());
-    let (status, took) = ended(up, "INT");
-    assert!(status.success() && took < Duration::from_secs(10) + SLACK, "{status} after {took:?}");
+    ends_in_time(up, &scene, "INT");
 }
 
 #[test]

@@ -14,7 +14,9 @@ use super::superblocks::{read_superblock, reserve_regions, signatures, wipe_ends
 use crate::control::{ErrorCode, MemberRef, RequestError};
 use crate::format::{MemberState, NewestError, Role, Superblock};
 use crate::member::patience::within;
-use crate::member::{self, Access, Device, DeviceError, DeviceKind, Identity, TimeLimits};
+use crate::member::{
+    self, Access, DEFAULT_MEMBER_TIMEOUT, Device, DeviceError, DeviceKind, Identity, TimeLimits,
+};
 use crate::units::MemberIndex;
 use crate::volume::{AdminRequest, ArrayState, NewDevice};
 use std::path::{Path, PathBuf};
@@ -120,6 +122,11 @@ impl Daemon {
                 None => Ok(Done::line(format!("{} is {} already", target.describe(), state.as_str()))),
             };
         }
+        // Known without asking it; what it leads to now may be something else.
+        let leaving = target.seat.found.and_then(|found| found.identity).is_some_and(Identity::is_leaving);
+        if let (true, None, Some(path)) = (leaving, path, &target.seat.path) {
+            return Err(DeviceError::Unfinished { path: path.clone() }.into());
+        }
         let path = match path {
             Some(path) => path.to_owned(),
             None => self.where_is(&target)?,
@@ -178,7 +185,7 @@ impl Daemon {
         }
         let access = if dry_run { Access::ReadOnly } else { Access::Exclusive };
         let mut warnings = Vec::new();
-        let (device, created) = match Device::open_within(new, access, target.limits.local) {
+        let (device, created) = match Device::open_within(new, access, patience(target.limits)) {
             Ok(device) => {
                 check_fit(&target, &device)?;
                 warnings = check_worthless(&device, force)?;
@@ -357,7 +364,7 @@ impl Daemon {
         // All of /dev is not searched only because a member is there.
         let wider: Vec<PathBuf> = wider.filter(|place| place != Path::new("/dev")).collect();
         for places in [own.into_iter().collect(), wider] {
-            let mut found = search(&places, target.limits.local);
+            let mut found = search(&places, patience(target.limits));
             let members = found.arrays.remove(&target.superblock.array).unwrap_or_default();
             let is_own = |s: &Superblock| {
                 s.device == target.seat.uuid && s.member == target.index && s.role == Role::Member
@@ -391,7 +398,7 @@ impl Daemon {
         });
         let parent = new.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let own = parent.to_path_buf();
-        let may_hold_files = within(parent, "look at it", target.limits.local, move || {
+        let may_hold_files = within(parent, "look at it", patience(target.limits), move || {
             let in_dev = |real: PathBuf| real.starts_with("/dev") && !real.starts_with("/dev/shm");
             own.is_dir() && !own.canonicalize().is_ok_and(in_dev)
         })?;
@@ -464,7 +471,12 @@ pub(super) fn open_member(path: &Path, access: Access, limits: TimeLimits) -> Re
         return open(path);
     }
     let own = path.to_path_buf();
-    within(path, "open it", limits.local, move || open(&own))?
+    within(path, "open it", patience(limits), move || open(&own))?
+}
+
+/// How long a device that is to be opened is waited for: an administrator waits, too.
+fn patience(limits: TimeLimits) -> Duration {
+    limits.local.min(DEFAULT_MEMBER_TIMEOUT)
 }
 
 impl Target {

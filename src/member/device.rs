@@ -169,6 +169,12 @@ impl Identity {
     pub fn of(path: &Path) -> Option<Identity> {
         std::fs::metadata(path).ok().map(|meta| Identity(Node::of(&meta).key()))
     }
+
+    /// Whether this process had it in service, and operations on it have not ended since.
+    #[must_use]
+    pub fn is_leaving(self) -> bool {
+        held::now(self.0) == Some(Stage::Leaving)
+    }
 }
 
 /// Identity of what a path leads to.
@@ -498,11 +504,7 @@ fn lock(file: &File, path: &Path, node: &Node) -> Result<Held, DeviceError> {
         }
         match held::stage(node.key()) {
             Some(Stage::Leaving | Stage::Closing) => {
-                let source = io::Error::other(
-                    "operations on it from before it left service have not ended; it can be taken back when its filesystem or \
-                     its disk has answered them",
-                );
-                return Err(DeviceError::Io { path: path.into(), action: "lock it".into(), source });
+                return Err(DeviceError::Unfinished { path: path.into() });
             }
             // Closed just now.
             None if file.try_lock().is_ok() => return Ok(Held::new(node.key())),

@@ -54,6 +54,15 @@ pub enum DeviceError {
         /// Who holds the lock, as far as the system tells.
         holder: String,
     },
+    /// This process had it in service, and it has not answered everything since.
+    #[error(
+        "{}: operations on it from before it left service have not ended: it can be taken back when its filesystem or its disk has answered them",
+        path.display()
+    )]
+    Unfinished {
+        /// The path as given.
+        path: PathBuf,
+    },
     /// Mounted, attached, part of something else. Cannot be forced.
     #[error("{}: is {usage}: release it first; this cannot be forced", path.display())]
     Busy {

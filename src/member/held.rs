@@ -78,6 +78,11 @@ impl Drop for Held {
 pub(super) fn stage(key: Key) -> Option<Stage> {
     let deadline = Instant::now() + CLOSING_WAIT;
     wait_until(deadline, |table| table.devices.get(&key).is_none_or(|entry| entry.1 != Stage::Closing));
+    now(key)
+}
+
+/// As [`stage`], at this moment.
+pub(super) fn now(key: Key) -> Option<Stage> {
     table().devices.get(&key).map(|entry| entry.1)
 }
 
