@@ -688,9 +688,11 @@ fn a_kill_under_writes_while_a_replacement_is_built_leaves_no_torn_row_on_it() {
 fn a_full_member_can_be_replaced() {
     let mut array = Checked::filled(3, 1, 20, 12);
     disk(&mut array.sim, 1).full = true;
-    assert_eq!(array.sim.write(0, &vec![3; 3 * CHUNK]), Err(ClientError::NoSpace));
+    let write = array.sim.submit_write(0, &vec![3; 3 * CHUNK], false);
+    while array.sim.step() {}
     let new = replace(&mut array.sim, 1);
     drain(&mut array.sim);
+    assert!(matches!(array.sim.poll(write), Some(Ok(_))), "it does without the full one");
     assert_eq!(array.sim.disk_of(1), Some(new), "the replacement never ends: {:?}", array.sim.status());
 }
 
@@ -758,15 +760,15 @@ fn stop_ends(sim: &mut SimArray) -> bool {
 fn a_stop_ends_although_a_member_is_full_and_a_pass_waits_for_its_row() {
     let mut array = Checked::filled(3, 1, 20, 18);
     disk(&mut array.sim, 1).full = true;
-    assert_eq!(array.sim.write(0, &vec![3; CHUNK * 3]), Err(ClientError::NoSpace));
-    disk(&mut array.sim, 1).full = false;
+    let write = array.sim.submit_write(0, &vec![3; CHUNK * 3], false);
+    while array.sim.step() {}
     array.sim.submit_admin(AdminRequest::ScrubStart);
-    disk(&mut array.sim, 1).full = true;
     for _ in 0..3 {
         array.sim.step_where(|d, _| d != 1);
     }
     // Superblocks have their place already; only new data has no room.
     assert!(stop_ends(&mut array.sim), "the stop hangs: {:?}", array.sim.status());
+    assert_eq!(array.sim.poll(write).map(|end| end.map(|_| ())), Some(Err(ClientError::NoSpace)));
 }
 
 #[test]
@@ -783,12 +785,12 @@ fn a_stop_ends_when_the_array_fails_during_its_last_update() {
 fn a_stopped_array_does_nothing_more() {
     let mut array = Checked::filled(3, 1, 8, 20);
     disk(&mut array.sim, 1).full = true;
-    assert_eq!(array.sim.write(0, &vec![3; CHUNK * 3]), Err(ClientError::NoSpace));
-    disk(&mut array.sim, 1).full = false;
+    array.sim.submit_write(0, &vec![3; CHUNK * 3], false);
+    while array.sim.step() {}
     let id = array.sim.submit_admin(AdminRequest::Stop);
-    while array.sim.poll_admin(id).is_none() {
-        assert!(array.sim.step());
-    }
+    drain(&mut array.sim);
+    assert!(array.sim.poll_admin(id).is_some(), "the stop hangs: {:?}", array.sim.status());
+    disk(&mut array.sim, 1).full = false;
     array.sim.sleep(5000);
 }
 

@@ -8,6 +8,9 @@
 #[path = "support/page_faults.rs"]
 #[allow(dead_code)]
 mod page_faults;
+#[path = "support/trouble.rs"]
+#[allow(dead_code)]
+mod trouble;
 
 use calpe::format::ChecksumKind;
 use calpe::testing::{
@@ -81,6 +84,14 @@ fn hunt_by_page_faults(mutation: Mutation) -> Result<String, String> {
     Err(format!("{}: NOT FOUND by page faults", mutation.name()))
 }
 
+fn hunt_by_trouble(mutation: Mutation) -> Result<String, String> {
+    assert_eq!(trouble::cost_of_faults(mutation), None, "{} while it is kept", mutation.name());
+    match mutation.with(|| trouble::cost_of_faults(mutation)) {
+        Some(what) => Ok(format!("{}: {what}", mutation.name())),
+        None => Err(format!("{}: NOT FOUND by trouble", mutation.name())),
+    }
+}
+
 const CHUNK: usize = 16384;
 
 /// A clean array of 400 stripes of 16 KiB chunks, full of bytes.
@@ -90,60 +101,6 @@ fn filled(data: u16, parity: u16) -> SimArray {
     sim.write(0, &vec![7; shape.volume_bytes as usize]).expect("written");
     sim.settle();
     sim
-}
-
-/// Reads everything, and lets time pass for what comes of it. The first error.
-fn read_all(sim: &mut SimArray) -> Option<String> {
-    let stripe = 2 * CHUNK;
-    let first = (0..400).find_map(|at| {
-        let read = sim.read((at * stripe) as u64, stripe);
-        read.err().map(|error| format!("stripe {at}: {error}"))
-    });
-    for _ in 0..200 {
-        while sim.step() {}
-        sim.sleep(100);
-    }
-    first
-}
-
-/// What trouble of the host, or bad places of members, cost that should cost nothing.
-fn cost_of_faults(mutation: Mutation) -> Option<String> {
-    let parity = if mutation == Mutation::HealedErrorsCount { 2 } else { 1 };
-    let mut sim = filled(2, parity);
-    let region = sim.data_region();
-    let blocks = |sim: &SimArray, member: u32| sim.disks[&member].written_blocks(region.clone());
-    let broken = |disk: &mut SimDisk, blocks: &[u64]| {
-        let ranges = blocks.iter().map(|block| block * 4096..(block + 1) * 4096);
-        disk.inject(PassingFault::new(Trouble::Medium).on(OpKinds::READS | OpKinds::WRITES).within(ranges));
-    };
-    let (first, second) = (blocks(&sim, 0), blocks(&sim, 1));
-    match mutation {
-        Mutation::ShortageIsAFault => {
-            let shortage = PassingFault::new(Trouble::Shortage).on(OpKinds::WRITES).times(2);
-            sim.disks.values_mut().for_each(|disk| disk.inject(shortage.clone()));
-            if let Err(error) = sim.write(0, &[1; 4096]) {
-                return Some(format!("a write: {error}"));
-            }
-        }
-        Mutation::HealedErrorsCount => {
-            sim.disks.get_mut(&0).expect("a disk").bad_blocks = first.into_iter().collect();
-        }
-        _ => {
-            broken(sim.disks.get_mut(&0).expect("a disk"), &first[..800]);
-            broken(sim.disks.get_mut(&1).expect("a disk"), &second[1000..1040]);
-        }
-    }
-    let error = read_all(&mut sim).or_else(|| read_all(&mut sim));
-    let status = sim.status();
-    error.or_else(|| (status.state != ArrayState::Online).then(|| format!("{:?}", status.state)))
-}
-
-fn hunt_by_faults(mutation: Mutation) -> Result<String, String> {
-    assert_eq!(cost_of_faults(mutation), None, "{} while it is kept", mutation.name());
-    match mutation.with(|| cost_of_faults(mutation)) {
-        Some(what) => Ok(format!("{}: {what}", mutation.name())),
-        None => Err(format!("{}: NOT FOUND by faults", mutation.name())),
-    }
 }
 
 /// What errors of reads cost that should cost nothing: block 0 cannot be read afterwards.
@@ -158,7 +115,7 @@ fn cost_of_read_errors(mutation: Mutation) -> Option<String> {
     sim.disks.get_mut(&bad).expect("a disk").bad_blocks.insert(start / 4096);
     if parity == 2 {
         let moment = Timestamp(sim.now().0 + 1_000_000_000);
-        let fault = PassingFault::new(Trouble::Medium).on(OpKinds::READS).within([start..start + 4096]);
+        let fault = PassingFault::new(Trouble::Medium).on(OpKinds::READS).within(std::iter::once(start..start + 4096));
         sim.disks.get_mut(&2).expect("a disk").inject(fault.until(moment));
     }
     sim.write(CHUNK as u64, &[9; 4096]).expect("the row can be written all the same");
@@ -183,7 +140,7 @@ fn hunt(mutation: Mutation) -> Result<String, String> {
             return hunt_by_page_faults(mutation);
         }
         Mutation::ShortageIsAFault | Mutation::LastCopyNotSpared | Mutation::HealedErrorsCount => {
-            return hunt_by_faults(mutation);
+            return hunt_by_trouble(mutation);
         }
         Mutation::NoPatience | Mutation::LostWithoutEvidence | Mutation::RebuildWritesWhatItLacks => {
             return hunt_by_read_errors(mutation);

@@ -15,13 +15,14 @@ use super::page_hold::{PageHold, PagesHeld};
 use super::plan::{self, Band, ParityPath};
 use super::redo::Share;
 use super::{Array, ClientError, Flow, Inflight, Op, PieceId, SlotReply};
-use crate::block_io::{Buf, BufMut, DeviceId, IoFault, IoFaultKind, IoValue};
+use crate::block_io::{Buf, BufMut, DeviceId, IoFault, IoValue};
 use crate::codec::CodedColumns;
 use crate::format::{FreshRecord, InPlaceRecord, LogRecord, MapEntry};
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex, Timestamp};
 use std::ops::Range;
 
 mod parity;
+mod patience;
 mod room;
 mod stripe;
 mod unreadable;
@@ -65,19 +66,6 @@ pub(super) struct LoggedWrite {
     since: Timestamp,
     /// It has waited for too long for what a shortage holds up.
     expired: Option<ClientError>,
-}
-
-impl LoggedWrite {
-    /// Whether the client gets this error instead of waiting any longer; the operation is to be advanced then.
-    pub fn loses_patience(&mut self, now: Timestamp, patience_ns: u64, error: ClientError) -> bool {
-        let waits = matches!(self.stage, Stage::Room | Stage::Slot | Stage::Join | Stage::Logged);
-        let is_late = now.nanos_since(self.since) >= patience_ns;
-        let loses = waits && is_late && self.piece.is_some() && self.expired.is_none();
-        if loses {
-            self.expired = Some(error);
-        }
-        loses
-    }
 }
 
 enum Work {
@@ -725,24 +713,7 @@ impl Array {
             let fetched = self.fetch_io(key, &mut write.fetch, item, entry, result);
             return self.go_on_fetched(key, write, fetched);
         }
-        write.pending -= 1;
-        if let Err(fault) = result {
-            let retry = fault.kind == IoFaultKind::Medium && !write.writes[item].retried;
-            if fault.kind.passes() && self.find_device(entry.device).is_some() {
-                let is_full = fault.kind == IoFaultKind::NoSpace || write.short == Some(ClientError::NoSpace);
-                write.short = Some(if is_full { ClientError::NoSpace } else { ClientError::Io });
-            } else if retry && self.find_device(entry.device).is_some() {
-                write.writes[item].retried = true;
-                self.send_stripe_write(key, write, item);
-            } else {
-                self.write_fault(entry.member, entry.device, "write", fault);
-            }
-        }
-        if write.pending > 0 {
-            return Flow::Wait;
-        }
-        let flow = self.stripe_written(key, write);
-        if flow == Flow::Finished { flow } else { self.advance_logged_write(key, write) }
+        self.stripe_io(key, write, item, entry, result)
     }
 
     /// Takes the end of a job: a whole stripe is coded, or what was read is verified.

@@ -3,8 +3,8 @@
 use super::{Flow, LoggedWrite, SLOT_LOCK, Stage, StripeWrite, Work};
 use crate::array::lock::LockMode;
 use crate::array::page_hold::PageHold;
-use crate::array::{Array, ClientError, NoticeLevel, Owner};
-use crate::block_io::{BufMut, IoOp};
+use crate::array::{Array, ClientError, Inflight, NoticeLevel, Owner};
+use crate::block_io::{BufMut, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::codec::{CodecJob, CodedColumns, Column, Outputs};
 use crate::format::{FreshRecord, LogRecord};
 use crate::units::{ROW_BYTES, SlotIndex};
@@ -117,5 +117,34 @@ impl Array {
         }
         write.stage = Stage::Join;
         Flow::Wait
+    }
+
+    /// A member has written its column, or has not.
+    pub(super) fn stripe_io(
+        &mut self,
+        key: usize,
+        write: &mut LoggedWrite,
+        item: usize,
+        entry: Inflight,
+        result: Result<IoValue, IoFault>,
+    ) -> Flow {
+        write.pending -= 1;
+        if let Err(fault) = result {
+            let retry = fault.kind == IoFaultKind::Medium && !write.writes[item].retried;
+            if fault.kind.passes() && self.find_device(entry.device).is_some() {
+                let is_full = fault.kind == IoFaultKind::NoSpace || write.short == Some(ClientError::NoSpace);
+                write.short = Some(if is_full { ClientError::NoSpace } else { ClientError::Io });
+            } else if retry && self.find_device(entry.device).is_some() {
+                write.writes[item].retried = true;
+                self.send_stripe_write(key, write, item);
+            } else {
+                self.write_fault(entry.member, entry.device, "write", fault);
+            }
+        }
+        if write.pending > 0 {
+            return Flow::Wait;
+        }
+        let flow = self.stripe_written(key, write);
+        if flow == Flow::Finished { flow } else { self.advance_logged_write(key, write) }
     }
 }

@@ -1,0 +1,62 @@
+//! Trouble of the host, and bad places of members, that should cost nothing.
+
+use calpe::format::ChecksumKind;
+use calpe::testing::{Mutation, OpKinds, PassingFault, SimArray, SimDisk, SimShape, Trouble};
+use calpe::volume::ArrayState;
+
+const CHUNK: usize = 16384;
+
+/// A clean array of 400 stripes of 16 KiB chunks, full of bytes.
+fn filled(data: u16, parity: u16) -> SimArray {
+    let shape = SimShape::new(data, parity, CHUNK as u32, 400).logged(ChecksumKind::Blake3, 1 << 20);
+    let mut sim = SimArray::create(shape, 1);
+    sim.write(0, &vec![7; shape.volume_bytes as usize]).expect("written");
+    sim.settle();
+    sim
+}
+
+/// Reads everything, and lets time pass for what comes of it. The first error.
+fn read_all(sim: &mut SimArray) -> Option<String> {
+    let stripe = 2 * CHUNK;
+    let first = (0..400).find_map(|at| {
+        let read = sim.read((at * stripe) as u64, stripe);
+        read.err().map(|error| format!("stripe {at}: {error}"))
+    });
+    for _ in 0..200 {
+        while sim.step() {}
+        sim.sleep(100);
+    }
+    first
+}
+
+/// What it cost, if something. Which trouble it is depends on the rule that is to forbid it.
+pub fn cost_of_faults(mutation: Mutation) -> Option<String> {
+    let parity = if mutation == Mutation::HealedErrorsCount { 2 } else { 1 };
+    let mut sim = filled(2, parity);
+    let region = sim.data_region();
+    let blocks = |sim: &SimArray, member: u32| sim.disks[&member].written_blocks(region.clone());
+    let broken = |disk: &mut SimDisk, blocks: &[u64]| {
+        let ranges = blocks.iter().map(|block| block * 4096..(block + 1) * 4096);
+        disk.inject(PassingFault::new(Trouble::Medium).on(OpKinds::READS | OpKinds::WRITES).within(ranges));
+    };
+    let (first, second) = (blocks(&sim, 0), blocks(&sim, 1));
+    match mutation {
+        Mutation::ShortageIsAFault => {
+            let shortage = PassingFault::new(Trouble::Shortage).on(OpKinds::WRITES).times(2);
+            sim.disks.values_mut().for_each(|disk| disk.inject(shortage.clone()));
+            if let Err(error) = sim.write(0, &[1; 4096]) {
+                return Some(format!("a write: {error}"));
+            }
+        }
+        Mutation::HealedErrorsCount => {
+            sim.disks.get_mut(&0).expect("a disk").bad_blocks = first.into_iter().collect();
+        }
+        _ => {
+            broken(sim.disks.get_mut(&0).expect("a disk"), &first[..800]);
+            broken(sim.disks.get_mut(&1).expect("a disk"), &second[1000..1040]);
+        }
+    }
+    let error = read_all(&mut sim).or_else(|| read_all(&mut sim));
+    let status = sim.status();
+    error.or_else(|| (status.state != ArrayState::Online).then(|| format!("{:?}", status.state)))
+}
