@@ -10,7 +10,8 @@
 use super::oracle::BLOCK_BYTES;
 use super::presence::Presence;
 use super::reads::{REFUSED, Reads, STEPS_MAX, run_until};
-use super::sicken::sicken;
+use super::scenarios::{BEYOND, Standing};
+use super::sicken::{roll_back_many, sicken};
 use super::sickness::OldCopy;
 use super::superblocks;
 use super::workload::Run;
@@ -19,7 +20,7 @@ use super::{
     presence,
 };
 use crate::format::MemberState;
-use crate::volume::{ActivityKind, AdminRequest, ClientReply, MemberStatus};
+use crate::volume::{ActivityKind, AdminRequest, ClientReply, MemberStatus, NoticeLevel};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -380,6 +381,11 @@ impl Explorer<'_> {
             presence::choose(&mut disks, self.scenario, &past.seats, past.faithful, &mut self.random);
         if past.ruined == 0 {
             let own = (&mut self.random, &mut self.totals.faults);
+            if let Some(what) = roll_back_many(&mut disks, &presence, self.scenario, &past.copies, own) {
+                self.path.push(format!("{presence}, {what}; floor {floor:?}"));
+                return self.start_beyond(disks, oracle, floor);
+            }
+            let own = (&mut self.random, &mut self.totals.faults);
             sicken(&mut disks, &mut presence, self.scenario, &past.copies, own);
         }
         let others = !presence.others.is_empty();
@@ -436,7 +442,7 @@ impl Explorer<'_> {
             if live & !presence.ruined == 0 {
                 return Ok(());
             }
-            return self.read_what_is_left(&mut sim, oracle);
+            return self.read_what_is_left(&mut sim, oracle, floor);
         }
         let floor = if forgot == 0 || survives(presence.ruined | forgot) { floor } else { Floor::Flushed };
 
@@ -555,13 +561,34 @@ impl Explorer<'_> {
         0
     }
 
-    /// Reads what can be read when more is damaged than the array survives: errors are right, wrong data never is.
-    fn read_what_is_left(&mut self, sim: &mut SimArray, oracle: &Oracle) -> Result<(), String> {
+    /// A start with more old members than the array survives: it may be refused.
+    fn start_beyond(
+        &mut self,
+        disks: BTreeMap<u32, SimDisk>,
+        oracle: &Oracle,
+        floor: Floor,
+    ) -> Result<(), String> {
+        let seed = Random::new(self.random.next_u64());
+        match self.world.start(disks, false, seed) {
+            Ok(mut sim) => self.read_what_is_left(&mut sim, oracle, floor),
+            Err(_) => {
+                self.totals.refused += 1;
+                Ok(())
+            }
+        }
+    }
+
+    /// Reads what can be read when more is damaged than the array survives. Errors are right; an older version is only where
+    /// the array has said so (T8); wrong data never is.
+    fn read_what_is_left(&mut self, sim: &mut SimArray, oracle: &Oracle, floor: Floor) -> Result<(), String> {
         for block in 0..oracle.blocks() {
             let id = sim.submit_read((block * BLOCK_BYTES) as u64, BLOCK_BYTES);
             match sim.wait(id) {
                 Ok(ClientReply::Data(bytes)) => {
-                    let checked = oracle.check(block, &bytes, Floor::Anything);
+                    let has_said_so = sim.notices.iter().any(|notice| notice.level == NoticeLevel::Error);
+                    let may_be_old = BEYOND == Standing::Pending || has_said_so;
+                    let floor = if may_be_old { Floor::Anything } else { floor };
+                    let checked = oracle.check(block, &bytes, floor);
                     checked.map_err(|wrong| format!("beyond what the array survives: {wrong}"))?;
                 }
                 Ok(other) => return Err(format!("a read was answered with {other:?}")),

@@ -169,8 +169,13 @@ pub const FAULT_RULES: &[(FaultKind, &str, Standing)] = &[
     (FaultKind::StartErrors, "T3", Standing::Pending),
     (FaultKind::Rollback, "T6", Standing::Pending),
     (FaultKind::Hostile, "T6", Standing::Pending),
-    (FaultKind::Everywhere, "T1, T2, T4", Standing::Pending),
+    (FaultKind::ReadsEverywhere, "T1, T2", Standing::Pending),
+    (FaultKind::Everywhere, "T4", Standing::Pending),
+    (FaultKind::RollbackMany, "T6, T8", Standing::Pending),
 ];
+
+/// Whether damage beyond what the array survives never shows an older version without a word (T8).
+pub const BEYOND: Standing = Standing::Pending;
 
 /// The kinds of faults that are survived.
 const KEPT: FaultKinds = {
@@ -192,9 +197,29 @@ pub const fn is_kept(scenario: &Scenario) -> bool {
 
 /// Members have trouble that passes, one after the other.
 const fn sick(name: &'static str, shape: SimShape, kinds: FaultKinds) -> Scenario {
-    let workload = Workload { passing: 3, kinds, admin: 1, ..LOAD };
+    let workload = Workload { passing: 6, kinds, reads: 8, faults: 0, admin: 1, ..LOAD };
     let scenario = scenario(name, shape);
     Scenario { workload, steps: 1500, moments_one_in: 48, variants: 6, ..scenario }
+}
+
+/// The same, and members die and are replaced.
+const fn sick_and_dying(name: &'static str, shape: SimShape, kinds: FaultKinds) -> Scenario {
+    let scenario = sick(name, shape, kinds);
+    let workload = Workload { faults: 1, admin: 2, ..scenario.workload };
+    Scenario { workload, ..scenario }
+}
+
+/// Members have trouble, and it takes reads of pages to find out what is theirs.
+const fn cold(name: &'static str, shape: SimShape, kinds: FaultKinds) -> Scenario {
+    let scenario = sick(name, shape, kinds);
+    Scenario { steps: 800, moments_one_in: 128, variants: 3, ..scenario }
+}
+
+/// Hundreds of sectors cannot be read, and everything is read again and again.
+const fn sectors(name: &'static str, shape: SimShape) -> Scenario {
+    let scenario = sick(name, shape, SECTORS);
+    let workload = Workload { passing: 1, small_writes: 20, ..scenario.workload };
+    Scenario { workload, steps: 600, moments_one_in: 192, variants: 3, ..scenario }
 }
 
 const READS: FaultKinds = FaultKinds::of(&[FaultKind::ReadErrors]);
@@ -213,6 +238,8 @@ const START_ANY: FaultKinds = FaultKinds::of(&[
 ]);
 const ROLLBACK: FaultKinds = FaultKinds::of(&[FaultKind::Rollback]);
 const HOSTILE: FaultKinds = FaultKinds::of(&[FaultKind::Hostile]);
+const ROLLBACK_MANY: FaultKinds = FaultKinds::of(&[FaultKind::RollbackMany]);
+const BLIND: FaultKinds = FaultKinds::of(&[FaultKind::ReadsEverywhere]);
 const EVERYWHERE: FaultKinds = FaultKinds::of(&[FaultKind::Everywhere]);
 
 const CRC_2_1: SimShape = SimShape::new(2, 1, SMALL, 5).logged(ChecksumKind::Crc32c, RING);
@@ -222,8 +249,13 @@ const BLAKE_2_1: SimShape = SimShape::new(2, 1, SMALL, 5).logged(ChecksumKind::B
 const BLAKE_4_2: SimShape = SimShape::new(4, 2, SMALL, 4).logged(ChecksumKind::Blake3, RING);
 const BARE_2_1: SimShape = SimShape::new(2, 1, SMALL, 5).logged(ChecksumKind::None, RING);
 const BARE_2_2: SimShape = SimShape::new(2, 2, SMALL, 4).logged(ChecksumKind::None, RING);
-/// Some hundred blocks on every member.
-const LARGE_2_1: SimShape = SimShape::new(2, 1, 32 << 10, 40).logged(ChecksumKind::Crc32c, RING);
+/// More pages of checksums than are kept in memory.
+const COLD_2_1: SimShape = SimShape {
+    page_cache: Some(8 << 10),
+    ..SimShape::new(2, 1, 32 << 10, 24).logged(ChecksumKind::Crc32c, RING)
+};
+/// More blocks on every member than errors after which one is suspected.
+const LARGE_2_1: SimShape = SimShape::new(2, 1, 64 << 10, 40).logged(ChecksumKind::Crc32c, RING);
 
 /// The scenarios; a replay token begins with a name of these.
 pub const SCENARIOS: &[Scenario] = &[
@@ -258,6 +290,7 @@ pub const SCENARIOS: &[Scenario] = &[
     sick("reads-2+1", CRC_2_1, READS),
     sick("reads-3+2", CRC_3_2, READS),
     sick("reads-bare-2+2", BARE_2_2, READS),
+    cold("reads-cold-2+1", COLD_2_1, READS),
     sick("writes-2+1", CRC_2_1, WRITES),
     sick("writes-3+2", CRC_3_2, WRITES),
     sick("shortage-2+1", CRC_2_1, SHORTAGE),
@@ -266,7 +299,7 @@ pub const SCENARIOS: &[Scenario] = &[
     sick("space-4+2", BLAKE_4_2, SPACE),
     sick("hang-2+1", CRC_2_1, HANG),
     sick("hang-3+2", CRC_3_2, HANG),
-    sick("sectors-2+1", LARGE_2_1, SECTORS),
+    sectors("sectors-2+1", LARGE_2_1),
     sick("sectors-3+2", CRC_3_2, SECTORS),
     sick("start-2+1", CRC_2_1, START),
     sick("start-3+2", CRC_3_2, START),
@@ -276,11 +309,18 @@ pub const SCENARIOS: &[Scenario] = &[
     sick("rollback-bare-2+1", BARE_2_1, ROLLBACK),
     sick("hostile-2+1", CRC_2_1, HOSTILE),
     sick("hostile-4+2", BLAKE_4_2, HOSTILE),
+    sick("rollback-many-2+1", CRC_2_1, ROLLBACK_MANY),
+    sick("rollback-many-4+2", BLAKE_4_2, ROLLBACK_MANY),
+    sick("blind-2+1", CRC_2_1, BLIND),
+    sick("blind-3+2", CRC_3_2, BLIND),
+    sick("blind-bare-2+1", BARE_2_1, BLIND),
+    cold("blind-cold-2+1", COLD_2_1, BLIND),
     sick("everywhere-2+1", CRC_2_1, EVERYWHERE),
     sick("everywhere-4+2", BLAKE_4_2, EVERYWHERE),
-    sick("sick-2+1", CRC_2_1, KEPT),
-    sick("sick-2+2", CRC_2_2, KEPT),
-    sick("sick-4+2", BLAKE_4_2, KEPT),
+    sick_and_dying("sick-2+1", CRC_2_1, KEPT),
+    sick_and_dying("sick-2+2", CRC_2_2, KEPT),
+    sick_and_dying("sick-4+2", BLAKE_4_2, KEPT),
+    cold("sick-cold-2+1", COLD_2_1, KEPT),
 ];
 
 /// The scenario that a replay token names.

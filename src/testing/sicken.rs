@@ -46,7 +46,7 @@ pub(super) fn sicken(
         let Some(kind) = kinds.pick(random) else { return };
         let Some(disk) = disks.get_mut(&id) else { continue };
         let what = match kind {
-            FaultKind::Rollback => roll_back(disk, id, copies, random),
+            FaultKind::Rollback => roll_back(disk, copies, random),
             FaultKind::Hostile => forge(disk, random),
             _ => trouble(disk, scenario, random),
         };
@@ -67,12 +67,43 @@ fn holder(disks: &BTreeMap<u32, SimDisk>, member: u16) -> Option<u32> {
     of_member.max_by_key(|(_, superblock)| (superblock.epoch.number, superblock.sequence)).map(|(id, _)| id)
 }
 
-fn roll_back(disk: &mut SimDisk, id: u32, copies: &[OldCopy], random: &mut Random) -> Option<String> {
-    let of_disk: Vec<&OldCopy> = copies.iter().filter(|copy| copy.disk == id).collect();
+/// The disk becomes what one of its copies has; none is made of what it holds.
+pub(super) fn roll_back(disk: &mut SimDisk, copies: &[OldCopy], random: &mut Random) -> Option<String> {
+    let device = superblocks::newest(disk)?.device;
+    let of_disk: Vec<&OldCopy> = copies.iter().filter(|copy| copy.device == device).collect();
     let copy = of_disk.get(random.index(of_disk.len().max(1)))?;
     disk.restore(&copy.copy);
     disk.forgot = true;
     Some(format!("is rolled back to moment {}", copy.moment))
+}
+
+/// More members than can be spared show what they held some time ago, and at least one what it held last. What was done, if
+/// anything.
+pub(super) fn roll_back_many(
+    disks: &mut BTreeMap<u32, SimDisk>,
+    presence: &Presence,
+    scenario: &Scenario,
+    copies: &[OldCopy],
+    (random, counts): (&mut Random, &mut FaultCounts),
+) -> Option<String> {
+    let is_wanted = scenario.workload.kinds.contains(FaultKind::RollbackMany) && random.one_in(SICK_ONE_IN);
+    let mut members: Vec<u16> =
+        (0..scenario.shape.width()).filter(|at| presence.current >> at & 1 == 1).collect();
+    if !is_wanted || members.len() <= usize::from(scenario.shape.parity) + 1 {
+        return None;
+    }
+    random.shuffle(&mut members);
+    let most = members.len() - 1;
+    let count = most - random.index(most - usize::from(scenario.shape.parity));
+    let mut done = Vec::new();
+    for &member in &members[..count] {
+        let disk = holder(disks, member).and_then(|id| disks.get_mut(&id));
+        if let Some(what) = disk.and_then(|disk| roll_back(disk, copies, random)) {
+            done.push(format!("member {member} {what}"));
+        }
+    }
+    counts.count(FaultKind::RollbackMany);
+    (!done.is_empty()).then(|| done.join(", "))
 }
 
 fn forge(disk: &mut SimDisk, random: &mut Random) -> Option<String> {

@@ -1,15 +1,16 @@
 //! Which kinds of faults a load and its restarts are given, and how often; and the faults that pass while a load runs.
 //!
 //! Faults add up: a member is sick while a fault may hit it or what hung has not ended, and until it is whole again. At most `m`
-//! members of a load are sick at a time, bad sectors included, so that every request must succeed; only
-//! [`FaultKind::Everywhere`] makes all of them sick for a moment, and then requests may fail until it has passed, and nothing
-//! may be lost.
+//! members of a load are sick at a time, bad sectors included, so that every request must succeed. Only
+//! [`FaultKind::ReadsEverywhere`] and [`FaultKind::Everywhere`] make more of them sick, for a moment: then requests may fail
+//! until it has passed, and nothing may be lost.
 
 use super::disk::BLOCK;
 use super::workload::Run;
-use super::{DiskCopy, DiskRegion, HungEnd, OpKinds, PassingFault, Random, SimDisk, Trouble};
+use super::{DiskCopy, DiskRegion, HungEnd, OpKinds, PassingFault, Random, SimDisk, Trouble, superblocks};
 use crate::units::Timestamp;
 use std::fmt;
+use uuid::Uuid;
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $variant:ident $name:literal),* $(,)?) => {
@@ -49,8 +50,12 @@ kinds! {
     Rollback "rolled-back members",
     /// A member's superblock claims what no other confirms.
     Hostile "hostile superblocks",
-    /// Reads end with EIO or ENOMEM, or writes with ENOMEM or ENOSPC, on every member at once.
-    Everywhere "faults on all members",
+    /// Reads end with EIO on more members at once than the array survives.
+    ReadsEverywhere "read errors on many members",
+    /// Operations end with ENOMEM or ENOSPC on more members at once than the array survives.
+    Everywhere "shortages on many members",
+    /// At a start more members show what they held some time ago than the array survives.
+    RollbackMany "many rolled-back members",
 }
 
 /// A set of kinds of faults.
@@ -143,7 +148,8 @@ impl fmt::Display for FaultCounts {
 /// A copy of a disk that a load has made.
 #[derive(Clone)]
 pub(super) struct OldCopy {
-    pub disk: u32,
+    /// The identity of the device.
+    pub device: Uuid,
     pub copy: DiskCopy,
     /// Copies of one moment have one number.
     pub moment: u64,
@@ -176,14 +182,16 @@ pub(super) fn fault_of(
         FaultKind::Shortage => (Trouble::Shortage, any[random.index(any.len())]),
         FaultKind::NoSpace => (Trouble::NoSpace, changes[random.index(changes.len())]),
         FaultKind::Hang => (Trouble::Hang, any[random.index(any.len())]),
-        FaultKind::Everywhere => match random.below(4) {
-            0 => (Trouble::Medium, OpKinds::READS),
-            1 => (Trouble::NoSpace, changes[random.index(changes.len())]),
+        FaultKind::ReadsEverywhere => (Trouble::Medium, OpKinds::READS),
+        FaultKind::Everywhere => match random.below(3) {
+            0 => (Trouble::NoSpace, changes[random.index(changes.len())]),
             _ => (Trouble::Shortage, any[random.index(any.len())]),
         },
-        FaultKind::BadSectors | FaultKind::StartErrors | FaultKind::Rollback | FaultKind::Hostile => {
-            return None;
-        }
+        FaultKind::BadSectors
+        | FaultKind::StartErrors
+        | FaultKind::Rollback
+        | FaultKind::RollbackMany
+        | FaultKind::Hostile => return None,
     };
     let mut fault = PassingFault::new(trouble).on(ops).one_in(1 << random.below(3), random.next_u64());
     // Often one region alone, since the others would hide what it does.
@@ -207,9 +215,9 @@ impl Run {
         }
         let Some(kind) = self.workload.kinds.pick(&mut self.random) else { return };
         match kind {
-            FaultKind::Rollback => self.copy_disks(),
+            FaultKind::Rollback | FaultKind::RollbackMany => self.copy_disks(),
             FaultKind::BadSectors => self.scatter_bad_sectors(),
-            FaultKind::Everywhere => self.fault_everywhere(),
+            FaultKind::ReadsEverywhere | FaultKind::Everywhere => self.fault_everywhere(kind),
             FaultKind::StartErrors | FaultKind::Hostile => {}
             _ => self.fault_of_one(kind),
         }
@@ -231,17 +239,25 @@ impl Run {
         self.tense = super::workload::TENSE_STEPS;
     }
 
-    /// All members at once, for a moment.
-    fn fault_everywhere(&mut self) {
+    /// More members at once than can be spared, for a moment.
+    fn fault_everywhere(&mut self, kind: FaultKind) {
         let now = self.sim.now();
         if self.impaired() != 0 || self.depth_of_bad_sectors() > 0 {
             return;
         }
         let Some(disk) = self.sim.disks.values().next() else { return };
-        let Some(fault) = fault_of(FaultKind::Everywhere, disk, now, &mut self.random) else { return };
-        self.note(format!("all members have trouble: {}", describe(&fault)));
-        self.sim.disks.values_mut().for_each(|disk| disk.inject(fault.clone()));
-        self.counts.count(FaultKind::Everywhere);
+        let Some(fault) = fault_of(kind, disk, now, &mut self.random) else { return };
+        let (width, spare) = (usize::from(self.width), self.spare_members);
+        let count = spare + 1 + self.random.index(width - spare);
+        let members = self.random.choose(count, width);
+        self.note(format!("members {members:?} have trouble: {}", describe(&fault)));
+        for member in members {
+            let id = self.sim.disk_of(member as u16);
+            if let Some(disk) = id.and_then(|id| self.sim.disks.get_mut(&id)) {
+                disk.inject(fault.clone());
+            }
+        }
+        self.counts.count(kind);
         self.is_overwhelmed = true;
         self.lenient_below = u64::MAX;
     }
@@ -282,7 +298,10 @@ impl Run {
         let one = self.random.index(self.sim.disks.len());
         let chosen =
             self.sim.disks.iter().enumerate().filter(|(at, (_, disk))| !disk.dead && (all || *at == one));
-        let copies = chosen.map(|(_, (id, disk))| OldCopy { disk: *id, copy: disk.copy(durable), moment });
+        let copies = chosen.filter_map(|(_, (_, disk))| {
+            let device = superblocks::newest(disk)?.device;
+            Some(OldCopy { device, copy: disk.copy(durable), moment })
+        });
         let copies: Vec<OldCopy> = copies.collect();
         self.note(format!("{} disks are copied, as moment {moment}", copies.len()));
         self.copies.extend(copies);

@@ -40,6 +40,8 @@ pub struct SimShape {
     pub job_bytes: Option<usize>,
     /// Slots beyond those of the stripes in place of what `create` would give: slots that are soon used again.
     pub free_slots: Option<u64>,
+    /// Bytes of memory for pages of checksums in place of the default: pages that are read again and again.
+    pub page_cache: Option<usize>,
 }
 
 impl SimShape {
@@ -56,6 +58,7 @@ impl SimShape {
             log_bytes: None,
             job_bytes: None,
             free_slots: None,
+            page_cache: None,
         }
     }
 
@@ -276,7 +279,8 @@ impl SimArray {
             blocks @ 1..=4 => (blocks * BLOCK) as usize,
             _ => defaults.job_bytes_min,
         });
-        let config = ArrayConfig { seed, job_bytes_min, force, ..defaults };
+        let page_cache = world.shape.page_cache.unwrap_or(defaults.page_cache);
+        let config = ArrayConfig { seed, job_bytes_min, page_cache, force, ..defaults };
         let volume = PlainVolume::new(assembled, world.codec.clone(), world.pool.clone(), config);
         // What an earlier life left in the caches is older than everything this one does.
         let executed = disks.values().map(SimDisk::newest_cached).max().unwrap_or(0);

@@ -4,10 +4,13 @@
 //! `m` members are out of service or dead at a time, so every request must succeed. Deterministic.
 
 use super::oracle::{BLOCK_BYTES, SECTOR_BYTES};
+use super::sicken::roll_back;
 use super::sickness::OldCopy;
 use super::superblocks;
 use super::watch::Watch;
-use super::{Fate, FaultCounts, FaultKinds, Floor, Oracle, Random, SimArray, SimDisk, SimWorld, Written};
+use super::{
+    Fate, FaultCounts, FaultKind, FaultKinds, Floor, Oracle, Random, SimArray, SimDisk, SimWorld, Written,
+};
 use crate::array::assembly::AssemblyError;
 use crate::format::MemberState;
 use crate::units::{MemberIndex, VolumeOffset};
@@ -122,6 +125,10 @@ pub(super) const TENSE_STEPS: u32 = 120;
 
 /// Nanoseconds after which a member whose operations do not end is taken out, where some hang.
 const HANG_LIMIT: u64 = 30_000_000_000;
+
+/// Tenths of a second in which nothing is in flight, after which requests hang: [`HANG_LIMIT`], and as much again for what
+/// waits for a row that cannot be read, and for what comes to wait after another.
+const IDLE_MAX: usize = 600;
 
 /// What is remembered for the report of a violation.
 const LOG_MAX: usize = 400;
@@ -277,15 +284,15 @@ impl Run {
     /// # Errors
     /// What a client saw that it must not.
     pub fn finish(&mut self) -> Result<(), String> {
+        // Nothing waits for ever (T7): a member that does not answer is given up after its time, and a row that cannot be read
+        // is waited for some more.
         let mut idle = 0;
         while !self.pending.is_empty() {
-            if self.sim.step() {
-                idle = 0;
-            } else {
+            if !self.sim.step() {
                 self.sim.sleep(100);
                 idle += 1;
             }
-            if idle > 600 {
+            if idle > IDLE_MAX {
                 return Err(format!("{} requests hang: {:?}", self.pending.len(), self.sim.status()));
             }
             self.watch()?;
@@ -570,6 +577,14 @@ impl Run {
 
     /// The disk of a member that comes back, in order.
     pub(super) fn reopen(&mut self, id: u32) -> NewDevice {
+        if self.workload.kinds.contains(FaultKind::Rollback)
+            && self.random.one_in(2)
+            && let Some(disk) = self.sim.disks.get_mut(&id)
+            && let Some(what) = roll_back(disk, &self.copies, &mut self.random)
+        {
+            self.note(format!("disk {id} {what}"));
+            self.counts.count(FaultKind::Rollback);
+        }
         let device = self.sim.reopen_disk(id);
         // What it may have forgotten is the array's to know.
         if let Some(disk) = self.sim.disks.get_mut(&device.device.0) {
