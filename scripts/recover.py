@@ -24,7 +24,6 @@ ENTRIES = 252
 NOWHERE = 0xFFFFFFFF
 UNWRITTEN, LOST, SET_ASIDE = bytes(16), b"\xff" * 16, b"setaside"
 CHECKSUM_PAGES, UPDATE_COUNT, KNOWN_FEATURES = 1 << 1, 1 << 4, 0b10111
-WRITTEN_AGAIN = 1
 # A hash that no block has.
 UNKNOWN = b"unknown"
 # Hashes are computed side by side; so many blocks are kept in memory.
@@ -255,7 +254,8 @@ def decode_superblock(copy):
         chunk=number(0xC4, 4), slots=number(0xD0, 8), volume_bytes=number(0xD8, 8),
         epoch=Epoch(number(0xE0, 8), number(0xE8, 8), number(0xF0, 8), live), regions=regions, members=members,
         log_start=(number(0x168, 8), number(0x160, 8)), secret=copy[0x170:0x180],
-        update=number(0x180, 8) if incompat & UPDATE_COUNT else 0, update_complete=number(0x188, 8) if incompat & UPDATE_COUNT else 0,
+        update=number(0x180, 8) if incompat & UPDATE_COUNT else 0,
+        update_complete=number(0x188, 8) if incompat & UPDATE_COUNT else 0,
     )
 
 
@@ -326,19 +326,21 @@ def assemble(devices):
     (number, complete, _), epoch, usable = choices[-1]
     if complete and sum(choice[0][:2] == (number, True) for choice in choices) > 1:
         raise Unreadable("two histories: the array was forced to start twice; leave the devices of one of them out")
-    related = [s.update_complete for s in superblocks if s.epoch.id == epoch.id or epoch.parent and s.epoch.id == epoch.parent]
-    current = {member: d for member, d in usable.items() if d.superblock.update >= max(related)}
-    for device in usable.values():
-        if device not in current.values():
-            print(f"{device.path}: left out: it was rolled back to an older state of itself", file=sys.stderr)
-    if len(current) < records[epoch.id].data:
-        raise Unreadable("too few members are as they were last; the others were rolled back")
-    return records[epoch.id], current
+    in_line = [s for s in superblocks if s.role != 3 and s.epoch.id in (epoch.id, epoch.parent or epoch.id)]
+    newest_complete = max(s.update_complete for s in in_line)
+    rolled_back = [member for member, device in usable.items() if device.superblock.update < newest_complete]
+    for member in rolled_back:
+        print(f"member {member} was rolled back: update {usable[member].superblock.update} of {newest_complete}", file=sys.stderr)
+        del usable[member]
+    if len(usable) < records[epoch.id].data:
+        raise Unreadable(f"too few members that were not rolled back: {sorted(usable)}")
+    return records[epoch.id], usable
 
 
 # "Redo log".
 
 Batch = namedtuple("Batch", "sequence epoch durable_upto tail previous places records hash header_blocks")
+Shown = namedtuple("Shown", "tail durable_upto")
 InPlace = namedtuple("InPlace", "stripe slot first columns row rows hashes")
 Fresh = namedtuple("Fresh", "stripe slot old_slot hashes")
 Discard = namedtuple("Discard", "stripe slot")
@@ -379,8 +381,9 @@ class Array:
         self.good_images, self.batch_hashes = {}, {}
         self.map_pages = -(-record.slots // ENTRIES)
         self.chain, self.committed = [], 0
-        if not record.clean:
-            self.read_log()
+        self.tails, self.noted, self.first = {}, {}, 0
+        while not record.clean and self.read_log():
+            pass
         self.named_pages = {page for batch in self.chain for record in batch.records for page in self.pages_of(record)}
         self.read_map()
         self.apply(self.longest_prefix())
@@ -403,10 +406,10 @@ class Array:
     # "Reading the log".
 
     def read_log(self):
-        start_epoch, tail = max(device.superblock.log_start for device in self.usable.values())
-        start, committed, found = tail, tail, {}
-        self.own_tails = dict.fromkeys(self.usable, start)
-        self.own_notes = dict.fromkeys(self.usable, start)
+        """Whether it has to be read again, without members that were rolled back."""
+        start_epoch, start = max(device.superblock.log_start for device in self.usable.values())
+        committed, found, self.chain = start, {}, []
+        shown = {member: Shown(start, start) for member in self.usable}
         for member, device in self.usable.items():
             offset, length = device.region(1)
             for place in range(length // BLOCK):
@@ -417,40 +420,43 @@ class Array:
                 if batch is None or batch.epoch < start_epoch:
                     continue
                 committed = max(committed, batch.durable_upto)
-                if not struct.unpack_from("<H", block, 0x3A)[0] & WRITTEN_AGAIN:
-                    self.own_tails[member] = max(self.own_tails[member], batch.tail)
-                    self.own_notes[member] = max(self.own_notes[member], batch.durable_upto)
+                if not block[0x3A] & 1:
+                    of_member = shown[member]
+                    shown[member] = Shown(max(of_member.tail, batch.tail), max(of_member.durable_upto, batch.durable_upto))
                 found[batch.hash] = batch
         by_sequence = defaultdict(list)
         for batch in found.values():
             by_sequence[batch.sequence].append(batch)
-        sequence = tail = max(self.own_tails.values())
+        sequence = tail = max(of_member.tail for of_member in shown.values())
         while True:
             fitting = [b for b in by_sequence[sequence] if not self.chain or b.previous == self.chain[-1].hash]
             if not fitting:
                 break
             self.chain.append(max(fitting, key=lambda batch: batch.epoch))
             sequence += 1
+        first, lowest = tail, min(of_member.tail for of_member in shown.values())
+        while first > lowest:
+            fitting = [b for b in by_sequence[first - 1] if not self.chain or b.hash == self.chain[0].previous]
+            if not fitting:
+                break
+            self.chain.insert(0, max(fitting, key=lambda batch: batch.epoch))
+            first -= 1
+        rolled_back = [member for member, of_member in shown.items() if of_member.tail < first]
+        for member in rolled_back:
+            print(f"member {member} was rolled back: the space of batch {shown[member].tail} was used again", file=sys.stderr)
+            del self.usable[member]
+        if len(self.usable) < self.k:
+            raise Unreadable(f"too few members that were not rolled back: {sorted(self.usable)}")
+        if rolled_back:
+            return True
+        self.tails = {member: of_member.tail for member, of_member in shown.items()}
+        self.noted = {member: of_member.durable_upto for member, of_member in shown.items()}
+        self.first = first
         if sequence < committed and not self.force:
             raise Unreadable(f"the log ends before batch {sequence}, and the batches below {committed} were durable")
-        first = self.extend_backwards(by_sequence, tail)
-        self.first, self.committed = first, committed - first
+        self.committed = committed - first
         self.check_payloads()
-
-    def extend_backwards(self, by_sequence, tail):
-        """Puts the batches before the tail that members with a lower one need before the chain; returns the first sequence."""
-        first, lowest = tail, min(self.own_tails.values())
-        while first > lowest:
-            before = [b for b in by_sequence[first - 1] if not self.chain or b.hash == self.chain[0].previous]
-            if not before:
-                break
-            self.chain.insert(0, max(before, key=lambda batch: batch.epoch))
-            first -= 1
-        for member in [member for member, own in self.own_tails.items() if own < first]:
-            print(f"{self.usable.pop(member).path}: left out: it was rolled back, the space of its log was used again", file=sys.stderr)
-        if len(self.usable) < self.k:
-            raise Unreadable("too few members are as they were last; the others were rolled back")
-        return first
+        return False
 
     def decode_header(self, device, member, place, block):
         header_blocks, payload_blocks = struct.unpack_from("<II", block, 0x40)
@@ -533,12 +539,20 @@ class Array:
                             value = record.hashes[at * record.rows + row - record.row]
                             kind = "image" if is_stored(value) else "zero"
                             place = self.good_images.get((number, nth, row, column))
-                            own = self.own_tails.get(self.member_of(record.slot, column), 0)
-                            if kind == "image" and place is None and batch.sequence < own:
-                                kind, place = "fresh", -1
+                            if kind == "image" and self.is_in_place(record.slot, column, batch):
+                                kind, place = "placed", None
                             cells[record.slot][row, column] = (kind, value, place)
                 holds[record.slot] = True
         return holds, cells
+
+    def is_in_place(self, slot, column, batch):
+        """Whether the batch is below the own tail of the member with a column."""
+        return batch.sequence < self.tails.get(self.member_of(slot, column), 0)
+
+    def is_durable(self, slot, column, number):
+        """Whether what a batch wrote afresh is known to be durable on the member with a column."""
+        noted = self.noted.get(self.member_of(slot, column), 0)
+        return number < self.committed and self.first + number < noted
 
     def missing_after(self, prefix):
         """The blocks that are missing in rows that miss more than m, as (slot, row, column)."""
@@ -551,8 +565,7 @@ class Array:
                 row_cells = [named.get((row, column)) for column in range(self.width)]
                 doubtful = any(
                     cell and self.member_of(slot, column) in self.usable and (
-                        cell[0] == "image" and cell[2] is None
-                        or cell[0] == "fresh" and cell[2] >= self.noted_on(self.member_of(slot, column)))
+                        cell[0] == "image" and cell[2] is None or cell[0] == "fresh" and not self.is_durable(slot, column, cell[2]))
                     for column, cell in enumerate(row_cells)
                 )
                 if not doubtful:
@@ -562,11 +575,11 @@ class Array:
                 lost = []
                 for column, cell in enumerate(row_cells):
                     if cell is None:
-                        cell = ("place", self.page_hash(slot, row, column), None)
+                        cell = ("untouched", self.page_hash(slot, row, column), None)
                         if cell[1] is not None and not is_stored(cell[1]):
                             cell = ("zero", None, None)
                     kind, value, place = cell
-                    unchecked = kind == "place" and not self.record.checksum_kind
+                    unchecked = kind == "untouched" and not self.record.checksum_kind
                     good = (
                         kind == "zero"
                         or kind == "image" and place is not None
@@ -577,11 +590,6 @@ class Array:
                 if len(lost) > self.m:
                     missing.update(lost)
         return missing
-
-    def noted_on(self, member):
-        """The batch of the chain from which on a member may lack fresh blocks."""
-        is_behind = self.own_tails[member] < max(self.own_tails.values())
-        return min(self.committed, self.own_notes[member] - self.first) if is_behind else self.committed
 
     def longest_prefix(self):
         least = min(self.committed, len(self.chain))

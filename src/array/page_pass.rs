@@ -40,6 +40,11 @@ impl Array {
         if !drained {
             self.redo_mut().checkpoint.want();
         }
+        // The update that tells of the device says that all members have in place what it has no log of (T6).
+        if drained && !self.supers.is_known_quiet() {
+            self.supers.want_quiet();
+            return false;
+        }
         drained && self.acknowledgements_allowed()
     }
 

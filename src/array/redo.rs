@@ -457,6 +457,8 @@ impl Array {
             return false;
         };
         redo.is_stuck &= redo.open.is_empty();
+        self.supers.note_batch();
+        let redo = self.redo_mut();
         let open = std::mem::take(&mut redo.open);
         redo.waiters.extend(open.waiters.into_iter().map(|(key, durable)| (sequence, key, durable)));
         let log_offset = redo.log_offset;

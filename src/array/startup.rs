@@ -146,6 +146,7 @@ impl Array {
         {
             return;
         }
+        self.supers.forget_log_start();
         let epoch = self.supers.epoch();
         let mut facts = self.redo().facts.clone();
         // The newest that was recorded (R2), as a restart would find it: not where the log started when this process did. What

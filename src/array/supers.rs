@@ -5,8 +5,10 @@
 //! cleared before. A device that was replaced gets the update that tells of it, as its last: with others that have not
 //! heard of it, it could otherwise pass for the array. It gets it when the others have it, for until then it counts.
 //! Rules E1-E3 of the crash-safety design: while a loss is not yet recorded durably on all remaining members, no write
-//! starts and none is acknowledged. Rule T6: each update has a number and names the newest one that was complete when it began, so
-//! that a device that was rolled back shows; and a change to clean takes two updates, so that a copy made before it shows as well.
+//! starts and none is acknowledged. Rule T6: each update has a number and names the newest one that was complete when it
+//! began, so that a device that was rolled back shows. What an update says of the content of all members (that they are clean,
+//! that their log starts here, that one joins whose log is void) takes two: the first is made when it is true, the second says
+//! so, and that the first was complete. So a copy of a device from before it was true shows as well.
 
 use super::NoticeLevel;
 use super::assembly::{Assembled, CLAIM_STEP_MAX};
@@ -35,9 +37,10 @@ pub(super) struct Supers {
     bump_due: bool,
     /// The newest update that every device in use has.
     update_complete: u64,
-    /// An update that was made when no write was under way any more, since then none has begun: once it is complete the next says
-    /// that the array is clean.
+    /// The first update that was made since the log holds nothing that is not in place: once it is complete the next may say so.
     quiet_update: Option<u64>,
+    /// Where the log is to start once replay is over, and the first update that was made since.
+    new_log_start: Option<(LogStart, Option<u64>)>,
     /// What members that are out of service held when they left.
     left: Vec<Leaving>,
     /// Losses of devices so far, and how many of them are on disk.
@@ -143,6 +146,7 @@ impl Supers {
             epoch_is_complete,
             update_complete,
             quiet_update: None,
+            new_log_start: None,
             left,
             bump_due: true,
             losses: 1,
@@ -239,9 +243,29 @@ impl Supers {
 
     /// The log is empty below `start`: recorded on every member before anything is served (R9).
     pub fn set_log_start(&mut self, start: LogStart) {
-        self.template.redo.start = start;
+        self.new_log_start = Some((start, None));
         self.durable_log_start = None;
         self.wanted = true;
+    }
+
+    /// The log is read again: where it is to start is not known any more.
+    pub fn forget_log_start(&mut self) {
+        self.new_log_start = None;
+    }
+
+    /// A batch is issued: what the log holds is not in place everywhere any more.
+    pub fn note_batch(&mut self) {
+        self.quiet_update = None;
+    }
+
+    /// Whether all devices have an update that was made since the log holds nothing that is not in place.
+    pub fn is_known_quiet(&self) -> bool {
+        self.quiet_update.is_some_and(|quiet| quiet <= self.update_complete)
+    }
+
+    /// Asks for the update that lets the array be known to be quiet, unless it is on its way.
+    pub fn want_quiet(&mut self) {
+        self.wanted |= self.quiet_update.is_none() && self.job.is_none();
     }
 
     /// What the members say of the log's start, once they all do.
@@ -309,7 +333,6 @@ impl Array {
     pub(super) fn writes_allowed(&mut self) -> bool {
         if !self.supers.dirty {
             self.supers.dirty = true;
-            self.supers.quiet_update = None;
             self.supers.wanted = true;
         }
         let marking_clean = self.supers.job.as_ref().is_some_and(|job| job.template.clean);
@@ -391,16 +414,25 @@ impl Array {
         next.update += 1;
         next.update_complete =
             if is_off(Mutation::CompleteOfItself) { next.update } else { self.supers.update_complete };
-        if let Some(sequence) = self.needless_log() {
+        let needless = self.needless_log();
+        let supers = &mut self.supers;
+        let complete = supers.update_complete;
+        match needless {
+            Some(_) => supers.quiet_update = supers.quiet_update.or(Some(next.update)),
+            None => supers.quiet_update = None,
+        }
+        if let (Some(sequence), true) = (needless, supers.is_known_quiet()) {
             next.redo.start = LogStart { sequence, epoch: next.epoch.number };
         }
-        // T6: only the second update of a quiet array says that it is clean, for it says that the first was complete.
-        let supers = &mut self.supers;
-        let is_known_quiet = supers.quiet_update.is_some_and(|quiet| quiet <= supers.update_complete);
-        next.clean = !supers.dirty && (next.clean || is_known_quiet);
-        if !supers.dirty && !next.clean {
-            supers.quiet_update.get_or_insert(next.update);
+        match &mut supers.new_log_start {
+            Some((start, Some(since))) if *since <= complete => {
+                next.redo.start = *start;
+                supers.new_log_start = None;
+            }
+            Some((_, since)) => *since = since.or(Some(next.update)),
+            None => {}
         }
+        next.clean = !supers.dirty && (next.clean || supers.is_known_quiet());
         next.scrub = self.passes.scrub_record();
         next.members = self
             .members
@@ -603,6 +635,7 @@ impl Array {
             let gated = std::mem::take(&mut self.gated);
             self.ready.extend(gated);
         }
+        self.supers.wanted |= self.supers.new_log_start.is_some();
         let is_half_clean = !self.supers.dirty && !job.template.clean;
         if is_half_clean {
             self.supers.wanted = true;

@@ -5,8 +5,7 @@ use super::disk::{BLOCK, Block, Disk, block_of};
 use super::world::{ARRAY, Content, Crash, KEY, Shape, World, Writer};
 use crate::block_io::IoFaultKind;
 use crate::format::{MapEntry, PAGE_BYTES, Page, PageLayout, RegionKind};
-use crate::units::StripeIndex;
-use crate::units::{BlockHash, ColumnIndex};
+use crate::units::{BlockHash, ColumnIndex, StripeIndex};
 use std::collections::HashMap;
 
 /// How the array ended.

@@ -11,8 +11,7 @@ use crate::array::page_copies::Torn;
 use crate::array::pages::PageIo;
 use crate::format::{Batch, FreshRecord, Geometry, InPlaceRecord, LogRecord, MapEntry, NO_PLACE, PageLayout};
 use crate::testing::Random;
-use crate::units::StripeIndex;
-use crate::units::{BlockHash, ColumnIndex};
+use crate::units::{BlockHash, ColumnIndex, StripeIndex};
 use std::collections::{BTreeMap, HashMap};
 
 pub const ARRAY: Uuid = Uuid::from_u128(0x5eed);
