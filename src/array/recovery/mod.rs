@@ -286,6 +286,8 @@ pub(super) struct Recovery {
     slots_with_data: Option<Vec<bool>>,
     result: Recovered,
     outcome: Option<RecoveryOutcome>,
+    /// The highest tail of the log, once it is known.
+    tail: Option<u64>,
     now: Timestamp,
     page_trials: PageTrials,
 }
@@ -315,6 +317,7 @@ impl Recovery {
             slots_with_data: None,
             result: Recovered::default(),
             outcome: None,
+            tail: cx.clean.then_some(cx.start.sequence),
             now: Timestamp(0),
             page_trials: PageTrials::default(),
             cx,
@@ -323,10 +326,7 @@ impl Recovery {
 
     /// The highest tail of the log, once it has been read: everything below is in place on the members that say so.
     pub fn tail(&self) -> Option<u64> {
-        let chain = &self.judge.chain;
-        let is_read = self.cx.clean
-            || !matches!(self.step, Step::Start | Step::FlushAll | Step::Scan(_) | Step::Probe(_));
-        is_read.then(|| chain.tail + u64::from(chain.top))
+        self.tail
     }
 
     /// Takes the end of an operation; [`Recovery::poll`] acts on it.
@@ -539,6 +539,7 @@ impl Recovery {
                 self.named_map_pages.insert(pages.layout().map_entry(stripe.0).0);
             }
         }
+        self.tail = Some(chain.tail + u64::from(chain.top));
         self.result.log_faults = chain.faults(self.cx.usable);
         self.decision = Decision::new(&chain);
         self.judge = Judge::new(chain, self.cx.map, self.cx.usable);
