@@ -135,7 +135,8 @@ pub struct Bed {
     copies: BTreeMap<usize, Vec<u8>>,
     daemon: Option<Child>,
     log: File,
-    begun: Instant,
+    /// When all times of its log begin.
+    pub begun: Instant,
     random: Random,
     /// Files that were made so far.
     files: usize,

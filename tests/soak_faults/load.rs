@@ -68,7 +68,7 @@ pub enum End {
     /// A request was not answered in time.
     Stalled,
     /// Something was read that cannot be.
-    Wrong(Wrong),
+    Wrong(Wrong, String),
 }
 
 /// The result of comparing the whole volume.
@@ -95,18 +95,58 @@ pub struct Load {
     random: Random,
     stripe_sectors: usize,
     pub done: Done,
+    /// What changed something since the volume was compared last.
+    diary: Vec<Entry>,
+    begun: Instant,
+}
+
+/// How a write or a flush ended.
+struct Entry {
+    at: Duration,
+    /// None for a flush.
+    written: Option<Written>,
+    end: &'static str,
 }
 
 impl Load {
-    /// The load of a volume of zeroes.
-    pub fn new(socket: &Path, bytes: u64, stripe_bytes: u64, seed: u64) -> Load {
+    /// The load of a volume of zeroes; `begun`: when all times begin.
+    pub fn new(socket: &Path, bytes: u64, stripe_bytes: u64, seed: u64, begun: Instant) -> Load {
         Load {
             socket: socket.to_owned(),
             oracle: Oracle::new(bytes),
             random: Random::new(seed),
             stripe_sectors: stripe_bytes as usize / SECTOR,
             done: Done::default(),
+            diary: Vec::new(),
+            begun,
         }
+    }
+
+    /// What was written so far is settled.
+    pub fn turn_page(&mut self) {
+        self.diary.clear();
+    }
+
+    fn enter(&mut self, written: Option<Written>, end: &'static str) {
+        self.diary.push(Entry { at: self.begun.elapsed(), written, end });
+    }
+
+    /// What was written to a sector since the volume was compared last, and the flushes in between.
+    pub fn history(&self, sector: usize) -> String {
+        let mut told = String::new();
+        for Entry { at, written, end } in &self.diary {
+            let at = at.as_secs_f64();
+            match written {
+                Some(written) if (written.first..written.first + written.count).contains(&sector) => {
+                    told += &format!("\n  {at:.3} write {} of {} sectors {end}", written.value, written.count);
+                }
+                Some(_) => {}
+                // One of several says enough.
+                None if told.ends_with(end) => {}
+                None => told += &format!("\n  {at:.3} flush {end}"),
+            }
+        }
+        told
     }
 
     /// Reads and writes until told to stop, over crashes of the daemon; `pace`: what is waited for after each answer.
@@ -139,6 +179,7 @@ impl Load {
         let end = self.drive(&mut client, &mut flights, stop, pace);
         for flight in flights.into_values() {
             if let Flight::Write(written, _) = flight {
+                self.enter(Some(written), "was not answered");
                 self.oracle.fail_write(&written);
             }
         }
@@ -169,19 +210,29 @@ impl Load {
             self.done.requests += 1;
             self.done.errors += u64::from(result.is_err());
             match (flights.remove(&cookie).expect("a request that is on its way"), result) {
-                (Flight::Write(written, fua), Ok(_)) => self.oracle.end_write(&written, fua),
-                (Flight::Write(written, _), Err(_)) => self.oracle.fail_write(&written),
+                (Flight::Write(written, fua), Ok(_)) => {
+                    self.enter(Some(written), if fua { "acknowledged, FUA" } else { "acknowledged" });
+                    self.oracle.end_write(&written, fua);
+                }
+                (Flight::Write(written, _), Err(_)) => {
+                    self.enter(Some(written), "failed");
+                    self.oracle.fail_write(&written);
+                }
                 (Flight::Read { first, count, since }, result) => {
                     self.oracle.end_read(since);
                     if let Ok(data) = result {
                         assert_eq!(data.len(), count * SECTOR);
                         if let Err(wrong) = self.oracle.check_sectors(first, &data, Floor::Answered(since)) {
-                            return Ok(End::Wrong(wrong));
+                            let history = self.history(wrong.sector);
+                            return Ok(End::Wrong(wrong, history));
                         }
                     }
                 }
-                (Flight::Flush { began }, Ok(_)) => self.oracle.end_flush(began),
-                (Flight::Flush { .. }, Err(_)) => {}
+                (Flight::Flush { began }, Ok(_)) => {
+                    self.enter(None, "acknowledged");
+                    self.oracle.end_flush(began);
+                }
+                (Flight::Flush { .. }, Err(_)) => self.enter(None, "failed"),
             }
             if !pace.is_zero() {
                 sleep(pace);

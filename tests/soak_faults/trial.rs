@@ -2,7 +2,7 @@
 //! every block compared. Must not know which faults there are.
 
 use crate::bed::{Bed, Build, Shape, VOLUME};
-use crate::load::{Compared, Control, End, Load, until};
+use crate::load::{BLOCK, Compared, Control, End, Load, until};
 use crate::plan::{Bench, Crash, Event, Kind, Plan, Step, Wave, What, lasts};
 use crate::tally::{Tally, Violation};
 use calpe::control::{ArrayReport, ArrayState, MemberReport, MemberState, ScanKind};
@@ -67,7 +67,7 @@ pub fn trial(shape: Shape, settings: &Settings) -> Tally {
         let dir = tempfile::tempdir().expect("a directory");
         let build = Build::draw(shape, array_seed);
         let bed = Bed::new(dir.path(), &settings.binary, build, array_seed);
-        let load = Load::new(&bed.socket(), VOLUME, build.stripe_bytes(), array_seed);
+        let load = Load::new(&bed.socket(), VOLUME, build.stripe_bytes(), array_seed, bed.begun);
         tally.arrays += 1;
         let mut array = Array { field: Field { bed, tally: &mut tally }, load };
         let violation = array.rounds(array_seed, settings);
@@ -158,7 +158,7 @@ impl Array<'_> {
             let end = running.join().expect("the load judges, and does not panic");
             // What clients saw comes first: what followed may follow from it.
             match end {
-                End::Wrong(_) => Ok(end),
+                End::Wrong(..) => Ok(end),
                 end => outcome.map(|()| end),
             }
         })?;
@@ -169,8 +169,9 @@ impl Array<'_> {
                 None => return other(format!("the daemon ended the connection of a client: {error}")),
             },
             End::Stalled => return other("a request was not answered"),
-            End::Wrong(wrong) => {
-                return Err(Violation::Wrong { blocks: 1, text: format!("under load: {wrong}") });
+            End::Wrong(wrong, history) => {
+                let text = format!("under load: {wrong}{history}");
+                return Err(Violation::Wrong { blocks: 1, text });
             }
         }
         if plan.scrub {
@@ -193,13 +194,16 @@ impl Array<'_> {
         self.field.tally.late += late;
         if !wrong.is_empty() {
             let told: Vec<String> = wrong.iter().take(4).map(ToString::to_string).collect();
-            let text = format!("{} blocks are wrong{how}: {}", wrong.len(), told.join("; "));
+            let history = self.load.history(wrong[0].sector);
+            let text = format!("{} blocks are wrong{how}: {}{history}", wrong.len(), told.join("; "));
             return Err(Violation::Wrong { blocks: wrong.len(), text });
         }
         if !lost.is_empty() {
-            let text = format!("{} blocks cannot be read{how}: {lost:?}", lost.len());
+            let history = self.load.history(lost[0] * BLOCK / 512);
+            let text = format!("{} blocks cannot be read{how}: {lost:?}{history}", lost.len());
             return Err(Violation::Lost { blocks: lost.len(), text });
         }
+        self.load.turn_page();
         if late > 0 {
             return other(format!("{late} blocks could not be read at first{how}"));
         }
