@@ -14,11 +14,11 @@ mod trouble;
 
 use calpe::format::ChecksumKind;
 use calpe::testing::{
-    Aim, Damage, Mutation, OpKinds, PassingFault, Place, SCENARIOS, Scenario, SimArray, SimDisk, SimShape,
-    SimWorld, Totals, Trouble, atlas, explore,
+    Aim, Damage, Mutation, OpKinds, PassingFault, Place, SCENARIOS, Scenario, SimArray, SimShape, SimWorld,
+    Totals, Trouble, atlas, explore,
 };
 use calpe::units::{MemberIndex, Timestamp};
-use calpe::volume::{AdminRequest, ArrayState};
+use calpe::volume::AdminRequest;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -115,7 +115,9 @@ fn cost_of_read_errors(mutation: Mutation) -> Option<String> {
     sim.disks.get_mut(&bad).expect("a disk").bad_blocks.insert(start / 4096);
     if parity == 2 {
         let moment = Timestamp(sim.now().0 + 1_000_000_000);
-        let fault = PassingFault::new(Trouble::Medium).on(OpKinds::READS).within(std::iter::once(start..start + 4096));
+        let fault = PassingFault::new(Trouble::Medium)
+            .on(OpKinds::READS)
+            .within(std::iter::once(start..start + 4096));
         sim.disks.get_mut(&2).expect("a disk").inject(fault.until(moment));
     }
     sim.write(CHUNK as u64, &[9; 4096]).expect("the row can be written all the same");

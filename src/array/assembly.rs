@@ -863,7 +863,8 @@ mod tests {
     /// A newer version has set a bit on it, or its numbers are at their end: it must not be written to.
     #[test]
     fn a_member_that_must_not_be_written_to_is_left_out_and_named() {
-        let changes: [(fn(&mut Superblock), &str); 3] = [
+        type Change = fn(&mut Superblock);
+        let changes: [(Change, &str); 3] = [
             (|s| s.features_ro_compat = 1 << 7, "ro-compat bit 7"),
             (|s| s.sequence = COUNT_END - 2, "'sequence' is 4611686018427387902"),
             (|s| s.epoch.number = COUNT_END - COUNTED_IN_A_LIFE, "'epoch number'"),

@@ -180,7 +180,7 @@ mod tests {
                     break;
                 }
             }
-            assert_eq!(pages.joins(page, 2), true);
+            assert!(pages.joins(page, 2));
             tickets = vec![1, 2];
             let before = now;
             while pages.take_due(now, false).is_empty() {

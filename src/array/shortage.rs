@@ -262,8 +262,9 @@ impl Array {
         let now = self.now;
         let over =
             |episode: &Episode| episode.tokens.is_empty() && now.nanos_since(episode.newest) >= QUIET_NS;
-        let ended: Vec<(DeviceId, Episode)> =
-            self.shortages.episodes.extract_if(.., |_, episode| over(episode)).collect();
+        let episodes = std::mem::take(&mut self.shortages.episodes).into_iter();
+        let (ended, go_on): (Vec<_>, Vec<_>) = episodes.partition(|(_, episode)| over(episode));
+        self.shortages.episodes = go_on.into_iter().collect();
         for (device, Episode { member, since, .. }) in ended {
             if self.find_device(device).is_some() {
                 let seconds = now.nanos_since(since) as f64 / 1e9;

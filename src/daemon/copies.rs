@@ -49,7 +49,7 @@ fn current_copy(copies: &[&Superblock], others: &[&Superblock]) -> Option<usize>
         let same = other.epoch.id == epoch.id;
         same || other.epoch.parent == epoch.id || (epoch.parent != 0 && other.epoch.id == epoch.parent)
     };
-    (alone && others.iter().any(|other| confirms(&other))).then_some(newest)
+    (alone && others.iter().any(confirms)).then_some(newest)
 }
 
 #[cfg(test)]

@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn a_change_of_a_block_that_nobody_wrote_is_seen_and_one_that_somebody_wrote_is_not() {
         let (mut sim, oracle) = written();
-        let of_block = |block| vec![block..block + 1];
+        let of_block = |block| Vec::from_iter([block].map(|block| block..block + 1));
         let mut watch = Watch::default();
         watch.look(&sim, oracle.blocks(), (&[], false)).expect("the first look");
         watch.look(&sim, oracle.blocks(), (&[], false)).expect("nothing has happened");

@@ -138,7 +138,8 @@ impl Load {
             let at = at.as_secs_f64();
             match written {
                 Some(written) if (written.first..written.first + written.count).contains(&sector) => {
-                    told += &format!("\n  {at:.3} write {} of {} sectors {end}", written.value, written.count);
+                    told +=
+                        &format!("\n  {at:.3} write {} of {} sectors {end}", written.value, written.count);
                 }
                 Some(_) => {}
                 // One of several says enough.

@@ -114,7 +114,7 @@ impl Server {
             // Unmounted, or interrupted.
             let Ok(len) = self.device.read(&mut buffer) else { continue };
             if self.state.load(Ordering::SeqCst) == RUNNING {
-                self.answer(&buffer[..len].to_vec());
+                self.answer(&buffer[..len]);
             } else {
                 self.held.push(buffer[..len].to_vec());
             }

@@ -80,7 +80,8 @@ impl PageStore {
         let next = |page: &Page| if page.sequence == 0 { Places::Alone } else { Places::First };
         self.set_next(member, |page| Next::At(next(page)));
         // But some that could not be read when the device was built.
-        let void: Vec<_> = self.void.extract_if(.., |(_, other, _)| *other == member).collect();
+        let void: Vec<_> = self.void.iter().copied().filter(|(_, other, _)| *other == member).collect();
+        self.void.retain(|(_, other, _)| *other != member);
         self.void_due.retain(|(_, other, _)| *other != member);
         for (page, _, _) in void {
             if let (Some(cached), Some(copy)) =
@@ -196,7 +197,10 @@ impl PageStore {
         pool: &Pool,
         out: &mut Vec<PageIo>,
     ) {
-        for ((page, copy), probe) in self.probes.extract_if(.., |_, probe| probe.pending == 0) {
+        let probes = std::mem::take(&mut self.probes).into_iter();
+        let (read, unread): (Vec<_>, Vec<_>) = probes.partition(|(_, probe)| probe.pending == 0);
+        self.probes = unread.into_iter().collect();
+        for ((page, copy), probe) in read {
             let frozen = self.frozen.get_mut(&page).expect("a page stays frozen while its copies are read");
             let CopyFound { member, .. } = probe.found;
             let sequence = frozen.image.sequence;
