@@ -49,17 +49,17 @@ impl Checked {
         for _ in 0..20 {
             loop {
                 match until {
-                    Until::Client(id) => match self.sim.poll(*id) {
-                        Some(result) => return Some(Some(result.expect("within the budget"))),
-                        None => {}
-                    },
-                    Until::Admin(id) => match self.sim.poll_admin(*id) {
-                        Some(result) => {
+                    Until::Client(id) => {
+                        if let Some(result) = self.sim.poll(*id) {
+                            return Some(Some(result.expect("within the budget")));
+                        }
+                    }
+                    Until::Admin(id) => {
+                        if let Some(result) = self.sim.poll_admin(*id) {
                             result.expect("within the budget");
                             return Some(None);
                         }
-                        None => {}
-                    },
+                    }
                     Until::Done(test) if test(&self.sim) => return Some(None),
                     Until::Done(_) => {}
                 }

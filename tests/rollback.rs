@@ -228,7 +228,7 @@ fn a_member_as_it_was_while_the_array_ran_counts_as_one_fault_and_no_more() {
                 _ => left_out += 1,
             }
             // What was redone on it is there without the others, too.
-            if states(&array.sim)[1] == MemberState::Online && others_out + 1 <= parity {
+            if states(&array.sim)[1] == MemberState::Online && others_out < parity {
                 array.offline(0);
                 array.verify();
             }
