@@ -615,7 +615,8 @@ fn a_member_may_be_replaced_again_while_an_older_superblock_update_is_under_way(
     let is_super =
         |op: &IoOp| matches!(op, IoOp::Write { offset, .. } if all_copy_offsets(bytes).contains(offset));
     while array.sim.disk_of(1) != Some(new) {
-        if !array.sim.step_where(|_, op| !is_super(op)) {
+        // An update that names it comes before the one that has it in service.
+        if !array.sim.step_where(|_, op| !is_super(op)) && !array.sim.step() {
             array.sim.sleep(100);
         }
     }

@@ -162,7 +162,8 @@ pub enum AssemblyError {
     },
     /// Too many members were rolled back.
     #[error(
-        "array '{name}' cannot start: {which}. The others are {found}, too few. Bring back members as they were last, or take those          away that are newer to start from the older state"
+        "array '{name}' cannot start: {which}. The others are {found}, too few. Bring back members as they were last, or take \
+         those away that are newer to start from the older state"
     )]
     RolledBack {
         /// Array name.

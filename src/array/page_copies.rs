@@ -197,6 +197,11 @@ impl CopyFound {
         self.count(Place::Unreadable) > 0
     }
 
+    /// Whether neither of its places can be read.
+    pub fn is_wholly_unreadable(&self) -> bool {
+        self.count(Place::Unreadable) == 2
+    }
+
     /// Whether this copy, with no fault of its own, says that there is no newer version than `truth`. Of the m + 1 copies at
     /// most m are at fault, so one that says so decides. Where a crash may have cut off a write, a copy that shows anything
     /// shows no less than the version before that write, and that is enough.

@@ -629,8 +629,8 @@ impl PageStore {
             let read = |copy: &CopyFound| copy.places.is_some() && !self.away.contains(copy.member);
             for (next, copy) in next.iter_mut().zip(&copies.0).filter(|(_, copy)| read(copy)) {
                 *next = match copy.next_write() {
-                    // What could not be read is where it was.
-                    Next::Unread if matches!(next, Next::At(_)) => *next,
+                    // What could not be read is where it was; of a copy without a readable place, both are to be written.
+                    Next::Unread if matches!(next, Next::At(_)) && !copy.is_wholly_unreadable() => *next,
                     told => told,
                 };
             }

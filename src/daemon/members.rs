@@ -75,8 +75,8 @@ impl Daemon {
             return Ok(Done::line(format!("would {word} {}", target.describe())));
         }
         let state = self.state_of(&target)?;
-        let remote = target.seat.path.as_deref().is_some_and(member::is_remote);
-        if remote && matches!(state, MemberState::Missing | MemberState::Faulted) {
+        let returns = self.returns_by_itself(&target)?;
+        if returns && matches!(state, MemberState::Missing | MemberState::Faulted) {
             self.returns().keep_out(target.superblock.array, member);
             return Ok(Done::line(format!(
                 "{} is {} and stays away until it is brought back with 'calpe online'",
@@ -339,6 +339,12 @@ impl Daemon {
                 limits: served.limits,
             })
         })?
+    }
+
+    /// Whether the daemon brings the member back when it can, if nobody says that it is to stay away.
+    fn returns_by_itself(&self, target: &Target) -> Result<bool, RequestError> {
+        let is_remote = target.seat.path.as_deref().is_some_and(member::is_remote);
+        Ok(is_remote || self.facts(target.array)?.status.members[usize::from(target.index.0)].returns)
     }
 
     fn state_of(&self, target: &Target) -> Result<MemberState, RequestError> {

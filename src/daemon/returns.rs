@@ -1,5 +1,6 @@
-//! Remote members that went away come back by themselves: their servers are tried, with back-off, and when the device of the
-//! member answers again, what `calpe online` does is done.
+//! Members that went away for something that passes come back by themselves: remote ones whose connection was given up, and
+//! local ones whose storage was full or for which the host lacked resources (rule T4). They are tried, with back-off, and when
+//! the device of the member answers again, and has room, what `calpe online` does is done.
 //!
 //! Invariants: a member that an administrator took out stays out; nothing here waits for a server but threads of its own,
 //! one for each member at a time; a device is handed over only after it has been reachable for a while, so that what an
@@ -13,9 +14,11 @@ use super::service::{Daemon, Done, Served};
 use super::superblocks::read_superblock;
 use crate::control::{MemberRef, RequestError};
 use crate::format::{MemberState, Role, Superblock};
+use crate::member::patience::within;
 use crate::member::{self, Access, Device, TimeLimits};
 use crate::units::MemberIndex;
 use crate::volume::{AdminRequest, MemberStatus, NoticeLevel};
+use nix::sys::statvfs::statvfs;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
@@ -27,6 +30,9 @@ use uuid::Uuid;
 const BACKOFF_FIRST: Duration = Duration::from_secs(1);
 /// ... up to this.
 const BACKOFF_MAX: Duration = Duration::from_secs(15);
+
+/// A member that was full is tried again when its filesystem has so many bytes free.
+const ROOM_MIN: u64 = 16 << 20;
 
 /// A member of an array.
 type Seat = (Uuid, u16);
@@ -55,6 +61,8 @@ struct Away {
     places: Vec<PathBuf>,
     /// Why it went, as far as the connection tells, and until when it must stay away.
     lost: Option<member::Lost>,
+    /// It went because its storage was full, or the host short.
+    was_short: bool,
     /// How patient to be with its server.
     limits: TimeLimits,
 }
@@ -80,7 +88,7 @@ impl Returns {
 }
 
 impl Daemon {
-    /// Takes an attempt or a return further, for every remote member of an array that is away; to be called once a second
+    /// Takes an attempt or a return further, for every member of an array that is away and may come back; to be called once a second
     /// or so, as a change of the array.
     pub(super) fn return_members(&self, array: ArrayId, facts: &ArrayFacts, _change: &Change) {
         let Some((uuid, away)) = self.with_served(array, |served| self.find_away(served, facts)) else {
@@ -109,7 +117,7 @@ impl Daemon {
         let unused: Vec<PathBuf> = unused.cloned().collect();
         let mut away = Vec::new();
         for (status, seat) in facts.status.members.iter().zip(&names.seats) {
-            let MemberStatus { index, state, .. } = status;
+            let MemberStatus { index, state, returns: was_short, .. } = status;
             let key = (names.uuid, index.0);
             let remote = seat.path.as_ref().filter(|path| member::is_remote(path));
             let lost = remote.and_then(|path| member::lost(path));
@@ -122,10 +130,12 @@ impl Daemon {
             let places = match (&seat.path, remote) {
                 (_, Some(path)) => vec![path.clone()],
                 (None, None) => unused.clone(),
+                (Some(path), None) if *was_short => vec![path.clone()],
                 (Some(_), None) => Vec::new(),
             };
             if may && !places.is_empty() && !returns.kept_out.contains(&key) {
-                away.push(Away { index: *index, uuid: seat.uuid, places, lost, limits: served.limits });
+                let (index, was_short) = (*index, *was_short);
+                away.push(Away { index, uuid: seat.uuid, places, lost, was_short, limits: served.limits });
             }
         }
         (names.uuid, away)
@@ -148,7 +158,7 @@ impl Daemon {
                 return Some(found);
             }
             Some(Ok(Err(reason))) => {
-                tracing::debug!(member = member.index.0, %reason, "a remote member is not back");
+                tracing::debug!(member = member.index.0, %reason, "a member is not back");
                 attempt.fail(now);
             }
             Some(Err(TryRecvError::Disconnected)) => attempt.fail(now),
@@ -158,11 +168,16 @@ impl Daemon {
                 if now >= due {
                     let (sender, receiver) = channel();
                     let (places, device, limits) = (member.places.clone(), member.uuid, member.limits);
-                    let thread = std::thread::Builder::new().name("remote-return".into());
+                    let was_short = member.was_short;
+                    let thread = std::thread::Builder::new().name("member-return".into());
                     // Without a thread the receiver tells of no sender, which is a failure.
                     let _ = thread.spawn(move || {
                         // Who waits for it may have lost interest: then it is closed again.
-                        let _ = sender.send(look_for(&places, limits, uuid, device));
+                        let found = match was_short {
+                            true => has_room(&places, limits),
+                            false => Ok(()),
+                        };
+                        let _ = sender.send(found.and_then(|()| look_for(&places, limits, uuid, device)));
                     });
                     attempt.running = Some(receiver);
                 }
@@ -187,11 +202,12 @@ impl Daemon {
                 }
             }
             Ok(done) => {
-                let text = format!("{path} answers again: {}", done.message);
+                let how = if away.was_short { "has room again" } else { "answers again" };
+                let text = format!("{path} {how}: {}", done.message);
                 self.notice_member(array, NoticeLevel::Info, away.index, text);
             }
             Err(error) => {
-                tracing::debug!(%error, "a remote member answers and is not taken back");
+                tracing::debug!(%error, "a member answers and is not taken back");
                 if let Some(attempt) = self.returns().attempts.get_mut(&(uuid, away.index.0)) {
                     attempt.fail(Instant::now());
                 }
@@ -206,6 +222,23 @@ impl Attempt {
         self.failures += 1;
         self.running = None;
     }
+}
+
+/// Whether the filesystems of these files have room for more than what a member writes at once: a member that comes back to
+/// a full one would leave again. Room on servers and below block devices shows only when it is used.
+fn has_room(places: &[PathBuf], limits: TimeLimits) -> Result<(), String> {
+    for place in places.iter().filter(|place| !member::is_remote(place)) {
+        let own = place.clone();
+        let room = within(place, "ask for its free space", limits.local, move || {
+            let is_file = own.is_file();
+            is_file.then(|| statvfs(&own).ok()).flatten()
+        });
+        let room = room.map_err(|error| error.to_string())?;
+        if room.is_some_and(|fs| fs.blocks_available() * fs.fragment_size() < ROOM_MIN) {
+            return Err(format!("{}: its filesystem is full", place.display()));
+        }
+    }
+    Ok(())
 }
 
 /// Opens the device of a member, wherever it is.
