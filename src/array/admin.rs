@@ -5,7 +5,7 @@ use super::members::{Device, Progress, Replacement};
 use super::startup::Life;
 use super::{AdminError, AdminOutcome, AdminRequest, NewDevice, NoticeLevel, RequestId};
 use super::{Array, ArrayAction, Stopping};
-use crate::format::{COPY_BYTES, Epoch, MemberSet, MemberState, Role, Superblock, region_end};
+use crate::format::{COPY_BYTES, MemberSet, MemberState, Role, Superblock, region_end};
 use crate::units::{MemberIndex, Timestamp};
 
 impl Array {
@@ -157,8 +157,8 @@ impl Array {
     fn caught_up_from(&self, index: MemberIndex, superblock: &Superblock) -> Option<Mark> {
         let left = self.supers.left(index)?;
         let held = superblock.epoch;
-        let mark = Mark { epoch: Epoch { id: left.epoch, parent: 0, ..held }, update: 0, tail: left.tail };
-        self.is_own_device(index, superblock).then_some(mark).filter(|mark| mark.epoch == held)
+        let mark = Mark { epoch: held, update: 0, tail: left.tail };
+        (self.is_own_device(index, superblock) && held.id == left.epoch).then_some(mark)
     }
 
     fn is_own_device(&self, index: MemberIndex, superblock: &Superblock) -> bool {
