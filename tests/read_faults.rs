@@ -232,7 +232,7 @@ fn without_checksums_a_write_that_cannot_read_its_row_fails_and_changes_nothing(
 
 #[test]
 fn a_shortage_of_the_host_sets_nothing_aside() {
-    for (seconds, fails) in [(15, false), (90, true)] {
+    for (seconds, fails) in [(15, false), (45, true)] {
         let mut array = Checked::filled(shape(2, 1, ChecksumKind::Blake3), 6);
         let data = array.sim.data_region();
         array.fail_reads(0..3, Trouble::Shortage, data, seconds);

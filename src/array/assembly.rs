@@ -263,7 +263,9 @@ fn assemble_claims<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result
     let Some(claimant) = claimant else { return Err((error, None)) };
     let mut others = candidates.to_vec();
     let Superblock { name, member, device, .. } = &others.remove(claimant).superblock;
-    if assemble_claims(&others, force).is_err() {
+    // Force goes on without it only where that is what the refusal names: not where the others are a minority as well, and
+    // nobody was told that an older state would be served.
+    if assemble_claims(&others, false).is_err() {
         return Err((error, None));
     }
     let claim = claim(&candidates[claimant].superblock);

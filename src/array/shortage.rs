@@ -310,6 +310,11 @@ impl Array {
         })
     }
 
+    /// Whether what clients wait for since then has been held up by a shortage for longer than they are kept waiting.
+    pub(super) fn is_lasting_shortage(&self, since: Timestamp) -> bool {
+        self.now.nanos_since(since) >= PATIENCE_NS
+    }
+
     /// Since when the operation that has waited longest is tried again.
     fn oldest_shortage(&self) -> Option<Timestamp> {
         let tokens = self.shortages.episodes.values().flat_map(|episode| &episode.tokens);

@@ -42,6 +42,10 @@ const LOOK_INTERVAL_NS: u64 = 5_000_000_000;
 impl Array {
     /// Blocks that new parity would need cannot be had.
     pub(super) fn old_missing(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
+        // The reads themselves have waited for the end of the shortage: another way would have to, again.
+        if write.fetch.host_is_short && self.is_lasting_shortage(write.since) {
+            return self.refuse_unreadable(key, write);
+        }
         let all_delta = write.plans.iter().all(|(_, path)| *path == ParityPath::ReadModifyWrite);
         let all_afresh = write.plans.iter().all(|(_, path)| *path != ParityPath::ReadModifyWrite);
         let next = match write.way {
