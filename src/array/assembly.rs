@@ -148,7 +148,9 @@ pub enum AssemblyError {
     },
     /// A member says what nobody confirms.
     #[error(
-        "array '{name}' cannot start: member {member} (device {device}) {claim}, and no other member that is here confirms it. Either          it is damaged, or the others are older copies of themselves. Bring back members that confirm it, take it away, or force          the start without it"
+        "array '{name}' cannot start: member {member} (device {device}) {claim}, and no other member that is here confirms it. Either \
+         it is damaged, or the others are older copies of themselves. Bring back members that confirm it, take it away, or force \
+         the start without it"
     )]
     Unconfirmed {
         /// Array name.
@@ -293,15 +295,34 @@ fn check_claim<K>(
     Err((AssemblyError::Unconfirmed { name, member, device, claim }, Some(claimant)))
 }
 
-/// T6: that no log starts in an epoch that has not been.
+/// T6: that no log starts in an epoch that has not been, and that all devices with the same update say the same of its start,
+/// as one update writes the same to all. What fewer say is the claim, and of as many the later start: believing that would skip
+/// what the log holds.
 fn check_log_start<K>(candidates: &[Candidate<K>], used: &[usize], epoch: Epoch) -> Result<(), Refusal> {
-    let later = |&&at: &&usize| candidates[at].superblock.redo.start.epoch > epoch.number;
-    let Some(&claimant) = used.iter().find(later) else { return Ok(()) };
-    let Superblock { name, member, device, redo, .. } = &candidates[claimant].superblock;
-    let claim =
-        format!("claims that the log starts in epoch {} and holds epoch {}", redo.start.epoch, epoch.number);
-    let (name, member, device) = (name.clone(), *member, *device);
-    Err((AssemblyError::Unconfirmed { name, member, device, claim }, Some(claimant)))
+    let of = |at: usize| &candidates[at].superblock;
+    let refuse = |claimant: usize, claim: String| {
+        let Superblock { name, member, device, .. } = of(claimant);
+        let (name, member, device) = (name.clone(), *member, *device);
+        Err((AssemblyError::Unconfirmed { name, member, device, claim }, Some(claimant)))
+    };
+    if let Some(&claimant) = used.iter().find(|&&at| of(at).redo.start.epoch > epoch.number) {
+        let start = of(claimant).redo.start.epoch;
+        let claim = format!("claims that the log starts in epoch {start} and holds epoch {}", epoch.number);
+        return refuse(claimant, claim);
+    }
+    // Updates were not counted always.
+    let counted = used.iter().copied().filter(|&at| of(at).update > 0);
+    let fellows = |at: usize| used.iter().copied().filter(move |&other| of(other).update == of(at).update);
+    let differing = counted.filter(|&at| fellows(at).any(|other| of(other).redo.start != of(at).redo.start));
+    let confirmed =
+        |at: usize| fellows(at).filter(|&other| of(other).redo.start == of(at).redo.start).count();
+    let least = differing.min_by_key(|&at| (confirmed(at), std::cmp::Reverse(of(at).redo.start)));
+    let Some(claimant) = least else { return Ok(()) };
+    let start = of(claimant).redo.start.sequence;
+    let text = format!(
+        "claims that the log starts at batch {start}, and others with the same update of the superblocks do not"
+    );
+    refuse(claimant, text)
 }
 
 /// A1-A4, and who was rolled back (T6). Returns the places of the candidates in use, too.

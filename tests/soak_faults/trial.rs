@@ -449,7 +449,10 @@ impl Field<'_> {
                     continue;
                 }
                 let due = commanded.get(&member).is_none_or(|at| at.elapsed() > COMMAND_EVERY);
-                if by_command[member] {
+                // One that is taken out for its errors is not trusted until a person has looked.
+                let by_errors =
+                    seat.reason.as_deref().is_some_and(|why| why.contains("its errors do not end"));
+                if by_command[member] || by_errors {
                     if due && begun.elapsed() > COMMAND_AFTER {
                         self.bed.online(member);
                         commanded.insert(member, Instant::now());
