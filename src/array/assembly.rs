@@ -400,7 +400,8 @@ fn assemble_current<K: Clone>(
         }
         seats.push(seat);
     }
-    if !rolled_back.is_empty() && !is_enough(live, &epoch, record.geometry, force) {
+    // The epoch has its majority, these among it: they are here, so that no other half can be served with them.
+    if !rolled_back.is_empty() && live.len() < usize::from(record.geometry.data) {
         let which = rolled_back_words.join("; ");
         return Err(AssemblyError::RolledBack { name, which, found: live.len() });
     }
@@ -712,6 +713,7 @@ mod tests {
         // The mark of a replay that was over has reached the device under construction alone.
         superblocks.iter_mut().for_each(|superblock| superblock.epoch.number = 2);
         superblocks[3].sequence += 2;
+        superblocks[3].update += 1;
         superblocks[3].redo.start = start(2, 50);
         let begins = |superblocks: &[Superblock], present: &[usize]| {
             assemble(&candidates(superblocks, present), false).unwrap().superblock.redo.start
@@ -720,6 +722,7 @@ mod tests {
         // It has reached a member as well, the last of all.
         superblocks[1].redo.start = start(2, 7);
         superblocks[1].sequence += 2;
+        superblocks[1].update += 2;
         assert_eq!(begins(&superblocks, &[0, 1, 2, 3]), start(2, 7));
         assert_eq!(begins(&superblocks, &[2, 1, 0]), start(2, 7));
         assert_eq!(begins(&superblocks, &[0, 2, 3]), start(1, 5), "that member is missing");
@@ -727,6 +730,24 @@ mod tests {
         bump(&mut superblocks, &[0, 2], 200);
         superblocks[1].redo.start = start(2, 90);
         assert_eq!(begins(&superblocks, &[0, 1, 2]), start(1, 5));
+    }
+
+    #[test]
+    fn a_log_start_that_others_with_the_same_update_do_not_confirm_is_refused_by_name() {
+        let start = |sequence| LogStart { epoch: 1, sequence };
+        // One against two, later or earlier; and of two the later.
+        for (claim, present, named) in [(90, vec![0, 1, 2], 1), (2, vec![0, 1, 2], 1), (90, vec![0, 1], 1)] {
+            let mut superblocks = logged(2, 1, start(5));
+            superblocks.iter_mut().for_each(|superblock| superblock.update = 7);
+            superblocks[1].redo.start = start(claim);
+            let error = assemble(&candidates(&superblocks, &present), false).unwrap_err();
+            let AssemblyError::Unconfirmed { member, .. } = error else { panic!("{error}") };
+            assert_eq!(member, MemberIndex(named), "{claim}");
+            if present.len() == 3 {
+                let assembled = assemble(&candidates(&superblocks, &present), true).expect("forced");
+                assert_eq!(assembled.superblock.redo.start, start(5));
+            }
+        }
     }
 
     #[test]

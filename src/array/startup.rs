@@ -247,7 +247,7 @@ impl Array {
         }
     }
 
-    /// T6: goes on without members that were rolled back, where the others are enough for an epoch (A2).
+    /// T6: goes on without members that were rolled back, where the others can decode.
     fn leave_out(&mut self, members: &[(MemberIndex, u64)], top: u64) {
         let why = |tail: u64| {
             format!(
@@ -259,8 +259,8 @@ impl Array {
         for (member, _) in members {
             left.remove(*member);
         }
-        let enough = 2 * left.len() > self.map.width() || self.redo().facts.force;
-        if left.len() < self.map.k || !enough {
+        // Assembly found a majority, these among them: they are here, so that no other half can be served with them.
+        if left.len() < self.map.k {
             let list: Vec<String> =
                 members.iter().map(|&(member, tail)| format!("member {member}: {}", why(tail))).collect();
             let text = format!(

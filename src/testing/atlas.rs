@@ -274,11 +274,7 @@ impl Atlas<'_> {
             Err(_) if self.aim.beyond => Ok(None),
             // Where k <= m the members whose superblocks are good need not be a majority, and half of them must not
             // start on their own (A2).
-            Err(AssemblyError::NoMajority { .. } | AssemblyError::RolledBack { .. })
-                if 2 * truthful <= status.members.len() =>
-            {
-                Ok(None)
-            }
+            Err(AssemblyError::NoMajority { .. }) if 2 * truthful <= status.members.len() => Ok(None),
             Err(error) => Err(format!("a restart is refused: {error}")),
         }
     }

@@ -388,6 +388,8 @@ impl Explorer<'_> {
             let own = (&mut self.random, &mut self.totals.faults);
             sicken(&mut disks, &mut presence, self.scenario, &past.copies, own);
         }
+        // Also those of an earlier crash, as long as nobody has replaced the disk.
+        presence.claims = disks.values().any(|disk| disk.forged && !disk.dead);
         let others = !presence.others.is_empty();
         presence.ruined = past.ruined;
         if presence.said.is_empty() && disks.values().all(|disk| !disk.scattered) {

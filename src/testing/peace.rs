@@ -72,9 +72,12 @@ impl Run {
 
     /// Kills the process and starts again. None: with no more than half of the members it may be refused.
     fn started_again(self, world: &SimWorld, random: &mut Random) -> Result<Option<Run>, String> {
+        let is_forged = self.sim.disks.values().any(|disk| disk.forged && !disk.dead);
         match self.restart(world, true, false, random)? {
             Ok(run) => Ok(Some(run)),
             Err(AssemblyError::NoMajority { .. }) if world.shape.data <= world.shape.parity => Ok(None),
+            // A person has to take that device away.
+            Err(AssemblyError::Unconfirmed { .. } | AssemblyError::Unfit { .. }) if is_forged => Ok(None),
             Err(error) => Err(format!("the start is refused when all faults have passed: {error}")),
         }
     }
@@ -110,8 +113,14 @@ impl Run {
                 AdminRequest::Replace { member: index, device: self.sim.add_blank_disk() }
             }
         };
-        if let Err(error) = self.sim.admin(request) {
-            self.note(format!("refused: {error}"));
+        let Err(error) = self.sim.admin(request) else { return };
+        self.note(format!("refused: {error}"));
+        // As the error says.
+        if error.0.contains("'calpe replace' builds it anew") {
+            let device = self.sim.add_blank_disk();
+            if let Err(error) = self.sim.admin(AdminRequest::Replace { member: index, device }) {
+                self.note(format!("refused: {error}"));
+            }
         }
     }
 

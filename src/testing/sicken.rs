@@ -55,7 +55,6 @@ pub(super) fn sicken(
         presence.said.push(format!("member {member} {what}"));
         presence.current &= !(1 << member);
         presence.others.push(DeviceId(id));
-        presence.claims |= kind == FaultKind::Hostile;
     }
 }
 
@@ -118,6 +117,7 @@ fn forge(disk: &mut SimDisk, random: &mut Random) -> Option<String> {
     let is_relative = random.one_in(3);
     let said = |before: u64| if is_relative { before.wrapping_add(1 + value % 4) } else { value };
     let before = disk.forge_superblock(claim, said)?;
+    disk.forged = true;
     Some(format!("claims {:#x} as {claim:?}, not {before:#x}", said(before)))
 }
 
