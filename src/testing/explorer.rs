@@ -404,6 +404,8 @@ impl Explorer<'_> {
         let mut result = self.start_again((disks, false), &presence, oracle, (floor, past));
         if let (Some(disks), Err(error)) = (again, &result)
             && error.starts_with(REFUSED)
+            && (error.contains("no other member that is here confirms it")
+                || error.contains("cannot start with member"))
         {
             self.totals.refused += 1;
             self.path.push(format!("{error}; it is forced"));

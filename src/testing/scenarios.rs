@@ -161,16 +161,16 @@ pub enum Standing {
 /// out.
 pub const FAULT_RULES: &[(FaultKind, &str, Standing)] = &[
     (FaultKind::ReadErrors, "T1, T2", Standing::Pending),
-    (FaultKind::WriteErrors, "T2, T5", Standing::Pending),
-    (FaultKind::Shortage, "T4", Standing::Pending),
-    (FaultKind::NoSpace, "T4", Standing::Pending),
-    (FaultKind::Hang, "T7", Standing::Pending),
+    (FaultKind::WriteErrors, "T2, T5", Standing::Kept),
+    (FaultKind::Shortage, "T4", Standing::Kept),
+    (FaultKind::NoSpace, "T4", Standing::Kept),
+    (FaultKind::Hang, "T7", Standing::Kept),
     (FaultKind::BadSectors, "T1, T5", Standing::Pending),
     (FaultKind::StartErrors, "T3", Standing::Pending),
     (FaultKind::Rollback, "T6", Standing::Pending),
-    (FaultKind::Hostile, "T6", Standing::Pending),
+    (FaultKind::Hostile, "T6", Standing::Kept),
     (FaultKind::ReadsEverywhere, "T1, T2", Standing::Pending),
-    (FaultKind::Everywhere, "T4", Standing::Pending),
+    (FaultKind::Everywhere, "T4", Standing::Kept),
     (FaultKind::RollbackMany, "T6, T8", Standing::Pending),
 ];
 
