@@ -139,6 +139,11 @@ impl Array {
                  sure{why}; bring back the members that were in service when it failed, or restart with --force"
             ));
         }
+        let epoch = self.supers.epoch();
+        match own.is_some_and(|superblock| superblock.epoch != epoch) {
+            true => drop(self.redo_mut().behind.insert(index)),
+            false => drop(self.redo_mut().behind.remove(index)),
+        }
         let member = self.member_mut(index);
         member.device = Some(new_device(&new));
         member.away = None;

@@ -57,6 +57,9 @@ pub struct Assembled<K> {
     pub update: u64,
     /// The newest update that is known to have reached every member in service.
     pub update_complete: u64,
+    /// Members in service that hold only the parent of the chosen epoch: current as long as nothing was written under it (A1), which
+    /// their rings tell.
+    pub behind: MemberSet,
     /// Members of the chosen epoch whose devices were rolled back to an older state: none of their content counts.
     pub rolled_back: MemberSet,
     /// The sequence of the newest superblock of every device: the next one must not go over it.
@@ -449,6 +452,8 @@ fn assemble_current<K: Clone>(
         .filter(|c| seated(c))
         .all(|c| c.superblock.epoch == epoch && c.superblock.role == Role::Member)
         && replaced.is_empty();
+    let seated_behind = candidates.iter().filter(|c| seated(c) && c.superblock.epoch != epoch);
+    let behind = seated_behind.map(|c| c.superblock.member).collect();
     // What the next update records must be what the replay starts from. The newest superblock may be that of a device under
     // construction, which alone got the mark of a replay that was over: with its start on all members and the replay cut
     // off again, the next start would find an empty log and pages half written that nothing names.
@@ -470,6 +475,7 @@ fn assemble_current<K: Clone>(
         sequence: highest(|s| s.sequence),
         update,
         update_complete: if all_have_it { update } else { known_complete },
+        behind,
         rolled_back,
         sequences: candidates.iter().map(|c| (c.superblock.device, c.superblock.sequence)).collect(),
         epoch_number: candidates.iter().map(|c| c.superblock.epoch.number).max().unwrap_or(0),

@@ -345,7 +345,8 @@ impl Array {
             BatchHash::default(),
         );
         let mut redo = Box::new(Redo::new(facts, pages, journal));
-        redo.unjudged = assembled.live != superblock.epoch.live;
+        redo.unjudged = assembled.live != superblock.epoch.live || !assembled.behind.is_empty();
+        redo.behind = assembled.behind;
         let passes = Passes::new(geometry.slots, &scrub);
         let mut array = Array {
             map,

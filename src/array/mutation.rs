@@ -102,6 +102,8 @@ mutations! {
     CompleteOfItself "complete-of-itself",
     /// T6: a member whose ring lacks batches that nobody has any more counts as current, although their space was reused.
     NoReusedSpace "no-reused-space",
+    /// A1, T6: a member that holds only the parent of an epoch counts as current although batches were written in that epoch.
+    WritesInEpochPassedOver "writes-in-epoch-passed-over",
     /// T6: replay starts at the highest tail for all; a member whose tail is lower is left with what it had before.
     NoOwnRedo "no-own-redo",
     /// T6: what replay writes again in a member's log counts as the member's own word; its tail is believed before it is true.

@@ -20,7 +20,7 @@ use super::stripe_map::StripeMap;
 use super::{Array, ClientError, Inflight, NoticeLevel, Owner, PieceId, SlotReply, SlotRequest};
 use crate::block_io::{Buf, IoFault, IoOp, IoValue};
 use crate::codec::BlockHasher;
-use crate::format::{EpochStamp, LOG_BLOCK_BYTES, LogRecord, MapEntry, MemberState};
+use crate::format::{EpochStamp, LOG_BLOCK_BYTES, LogRecord, MapEntry, MemberSet, MemberState};
 use crate::units::{
     BlockHash, ByteOffset, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex, Timestamp,
     VolumeOffset,
@@ -31,9 +31,11 @@ use std::ops::Range;
 /// See the head of this file.
 pub(super) struct Redo {
     pub life: Life,
-    /// A member that the last epoch had in service is missing, and whether the others can be served without it is not known:
-    /// until it is, nothing is written, or its return would not help.
+    /// A member that the last epoch had in service is missing, or holds only the parent of that epoch, and whether the array can be
+    /// served is not known: until it is, nothing is written. Its return would not help, or what tells of its age would be gone.
     pub unjudged: bool,
+    /// While that is not known: members in service that hold only the parent of the last epoch.
+    pub behind: MemberSet,
     /// Batches below were durable before the array failed, whatever its members say when they come back; 0 where nothing is known.
     pub durable_before: u64,
     /// Counts starts of the log: an operation that began in an earlier life ends with an error.
@@ -150,6 +152,7 @@ impl Redo {
         Redo {
             life: Life::Starting,
             unjudged: false,
+            behind: MemberSet::default(),
             durable_before: 0,
             lives: 1,
             journal,

@@ -10,7 +10,7 @@ use super::members::Which;
 use super::mutation::{Mutation, is_off};
 use super::pages::PageStore;
 use super::recovery::{
-    Building, LostRow, Recovered, Recovery, RecoveryContext, RecoveryIo, RecoveryOutcome, Ring,
+    Building, LostRow, Recovered, Recovery, RecoveryContext, RecoveryIo, RecoveryOutcome, Ring, RolledBack,
 };
 use super::redo::Redo;
 use super::stripe_map::StripeMap;
@@ -18,8 +18,8 @@ use super::{Array, ArrayConfig, Inflight, LogState, NoticeLevel, Op, Owner};
 use crate::block_io::{IoFault, IoOp, IoValue, Pool};
 use crate::codec::BlockHasher;
 use crate::format::{
-    ChecksumKind, EpochStamp, LOG_BLOCK_BYTES, LogKey, LogStart, MemberState, PAGE_BYTES, Region, RegionKind,
-    Superblock,
+    ChecksumKind, EpochStamp, LOG_BLOCK_BYTES, LogKey, LogStart, MemberSet, MemberState, PAGE_BYTES, Region,
+    RegionKind, Superblock,
 };
 use crate::units::{ByteOffset, MemberIndex, SlotIndex};
 
@@ -134,6 +134,7 @@ impl Array {
     fn judged(&mut self) {
         let redo = self.redo_mut();
         redo.unjudged = false;
+        redo.behind = MemberSet::default();
         redo.life = Life::Starting;
         self.pump_supers();
     }
@@ -181,6 +182,7 @@ impl Array {
             force: facts.force,
             judge_only: self.is_unjudged(),
             durable: self.redo().durable_before,
+            behind: usable.iter().filter(|member| self.redo().behind.contains(*member)).collect(),
             epoch: EpochStamp { number: epoch.number, id: epoch.id },
             codec: self.codec.clone(),
             pool: self.pool.clone(),
@@ -195,9 +197,9 @@ impl Array {
         let members = (0..self.map.width()).map(|at| MemberIndex(at as u16));
         members.filter(|member| !usable.contains(*member)).for_each(|member| pages.left(member));
         let losses = self.supers.losses();
-        let (lives, unjudged) = (self.redo().lives, self.redo().unjudged);
+        let (lives, unjudged, behind) = (self.redo().lives, self.redo().unjudged, self.redo().behind);
         let mut redo = Redo::new(facts, pages, self.empty_journal());
-        (redo.lives, redo.unjudged) = (lives, unjudged);
+        (redo.lives, redo.unjudged, redo.behind) = (lives, unjudged, behind);
         redo.durable_before = self.redo().durable_before;
         redo.queued = std::mem::take(&mut self.redo_mut().queued);
         redo.life = Life::Recovering { recovery: Box::new(Recovery::new(context)), losses };
@@ -233,7 +235,7 @@ impl Array {
         }
         match outcome {
             None => {}
-            Some(RecoveryOutcome::RolledBack { members, top }) => self.leave_out(&members, top),
+            Some(RecoveryOutcome::RolledBack(members)) => self.leave_out(&members),
             Some(RecoveryOutcome::Recovered(_)) if self.is_unjudged() => self.judged(),
             Some(RecoveryOutcome::Recovered(recovered)) => self.recovered(recovered),
             Some(RecoveryOutcome::Failed { member, which, what, fault }) => {
@@ -248,13 +250,7 @@ impl Array {
     }
 
     /// T6: goes on without members that were rolled back, where the others can decode.
-    fn leave_out(&mut self, members: &[(MemberIndex, u64)], top: u64) {
-        let why = |tail: u64| {
-            format!(
-                "it was rolled back to an older state of itself: the others have used the space of its log again from batch {tail} \
-                 on, up to {top}"
-            )
-        };
+    fn leave_out(&mut self, members: &[(MemberIndex, RolledBack)]) {
         let mut left = self.online();
         for (member, _) in members {
             left.remove(*member);
@@ -262,7 +258,7 @@ impl Array {
         // Assembly found a majority, these among them: they are here, so that no other half can be served with them.
         if left.len() < self.map.k {
             let list: Vec<String> =
-                members.iter().map(|&(member, tail)| format!("member {member}: {}", why(tail))).collect();
+                members.iter().map(|(member, why)| format!("member {member}: {why}")).collect();
             let text = format!(
                 "{}; the other {} members are too few to go on without: bring back members as they were last",
                 list.join("; "),
@@ -270,13 +266,14 @@ impl Array {
             );
             return self.refuse_to_serve(&text);
         }
-        for &(member, tail) in members {
+        for &(member, why) in members {
             if let Some(device) = self.device_of(member, Which::Primary) {
-                let reason = format!("{}; it must be rebuilt ('calpe online')", why(tail));
+                let reason = format!("{why}; it must be rebuilt ('calpe online')");
                 self.fault_device(member, device, MemberState::Faulted, reason);
             }
             self.returnable.remove(member);
             self.supers.note_rolled_back(member);
+            self.redo_mut().behind.remove(member);
         }
         // Another recovery over those that are left.
         self.redo_mut().life = Life::Starting;
@@ -371,6 +368,14 @@ impl Array {
                 recovered.batches, recovered.rows_redone
             );
             self.notice(NoticeLevel::Info, None, text);
+        }
+        if recovered.dropped > 0 {
+            let text = format!(
+                "{} batches at the end of the redo log are on too few members to be replayed, and no member notes that they were \
+                 flushed: they were dropped",
+                recovered.dropped
+            );
+            self.notice(NoticeLevel::Warning, None, text);
         }
         if !recovered.lost.is_empty() {
             for LostRow { slot, row, columns } in &recovered.lost {

@@ -333,6 +333,7 @@ pub fn with_handles<K: Clone>(assembled: Assembled<usize>, handle: impl Fn(usize
         seats: assembled.seats.into_iter().map(seat).collect(),
         live: assembled.live,
         epoch_is_complete: assembled.epoch_is_complete,
+        behind: assembled.behind,
         sequence: assembled.sequence,
         update: assembled.update,
         update_complete: assembled.update_complete,

@@ -7,7 +7,7 @@
 use super::RecoveryError;
 use crate::array::geometry::Map;
 use crate::array::mutation::{Mutation, is_off};
-use crate::format::{Batch, BatchHash, LogRecord, LogStart, MemberSet, NO_PLACE, SegmentHeader};
+use crate::format::{Batch, BatchHash, EpochStamp, LogRecord, LogStart, MemberSet, NO_PLACE, SegmentHeader};
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
 use std::collections::{HashMap, VecDeque};
 
@@ -301,6 +301,11 @@ pub struct Finds {
     noted: u64,
     /// The highest note seen of each epoch.
     notes: HashMap<u64, u64>,
+    /// Members that hold only the parent of an epoch, and that epoch: of those that have it in their live set, each had it before a
+    /// batch was written in it (E3).
+    behind: (EpochStamp, MemberSet),
+    /// Whether a batch of that epoch was found.
+    has_batch_of_epoch: bool,
     /// Sequences of batches that verify and are not possible.
     impossible: Vec<u64>,
     /// Batches at which those below the tail are dropped next.
@@ -321,9 +326,33 @@ struct Shown {
 pub enum ChainFault {
     /// Not at all.
     Error(RecoveryError),
-    /// Without these (T6): the space of batches that they have not in place was used again by all others. With each the tail
-    /// that it shows; and the highest tail.
-    RolledBack(Vec<(MemberIndex, u64)>, u64),
+    /// Without these (T6).
+    RolledBack(Vec<(MemberIndex, RolledBack)>),
+}
+
+/// How the rings tell that a member was rolled back (T6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RolledBack {
+    /// Space of batches that it has not in place was used again, which waited for it.
+    #[error(
+        "it was rolled back to an older state of itself: the others have used the space of its log again from batch {tail} on, up \
+         to {top}"
+    )]
+    ReusedSpace {
+        /// The tail that it shows.
+        tail: u64,
+        /// The highest tail.
+        top: u64,
+    },
+    /// Batches were written in an epoch that it does not hold, and it had to hold it first.
+    #[error(
+        "it was rolled back to an older state of itself: it lacks epoch {epoch}, and batches were written in that one, which all \
+         of its members had before"
+    )]
+    MissedEpoch {
+        /// The number of the epoch.
+        epoch: u64,
+    },
 }
 
 impl From<RecoveryError> for ChainFault {
@@ -348,9 +377,16 @@ impl Finds {
             lowest: start.sequence,
             noted: start.sequence.max(durable),
             notes: HashMap::new(),
+            behind: (EpochStamp::default(), MemberSet::default()),
+            has_batch_of_epoch: false,
             impossible: Vec::new(),
             prune_at: PRUNE_BATCHES_MIN,
         }
+    }
+
+    /// These members hold only the parent of an epoch: they are current as long as there is no batch of it (A1).
+    pub fn expect_nothing_of(&mut self, epoch: EpochStamp, behind: MemberSet) {
+        self.behind = (epoch, behind);
     }
 
     /// A header that verifies, in a member's ring. Returns the batch it belongs to unless it is void: of an epoch older than the
@@ -363,6 +399,7 @@ impl Finds {
         ring_blocks: u32,
     ) -> Option<&LogBatch> {
         let (hash, sequence) = (header.hash, header.batch.sequence);
+        self.has_batch_of_epoch |= header.batch.epoch == self.behind.0;
         if header.batch.epoch.number < self.start.epoch {
             return None;
         }
@@ -418,6 +455,11 @@ impl Finds {
     /// # Errors
     /// When a noted batch is not to be found, unless `force`, or one is not possible; or when members were rolled back.
     pub fn chain(mut self, force: bool) -> Result<Chain, ChainFault> {
+        let (epoch, behind) = self.behind;
+        if self.has_batch_of_epoch && !behind.is_empty() && !is_off(Mutation::WritesInEpochPassedOver) {
+            let why = RolledBack::MissedEpoch { epoch: epoch.number };
+            return Err(ChainFault::RolledBack(behind.iter().map(|member| (member, why)).collect()));
+        }
         let top = self.tails().max().unwrap_or(self.start.sequence);
         if is_off(Mutation::NoOwnRedo) {
             self.shown.iter_mut().for_each(|shown| shown.tail = top);
@@ -463,7 +505,8 @@ impl Finds {
         let rolled_back: Vec<_> =
             self.members.iter().map(tail_of).filter(|(_, tail)| *tail < first).collect();
         if !rolled_back.is_empty() && !is_off(Mutation::NoReusedSpace) {
-            return Err(ChainFault::RolledBack(rolled_back, top));
+            let why = |(member, tail)| (member, RolledBack::ReusedSpace { tail, top });
+            return Err(ChainFault::RolledBack(rolled_back.into_iter().map(why).collect()));
         }
         let unchecked = is_off(Mutation::NoteNotChecked);
         if next < self.noted && !force && !unchecked {

@@ -34,6 +34,7 @@ use crate::block_io::{Buf, BufMut, IoFault, IoValue, Pool};
 use crate::codec::{BlockHasher, Codec};
 use crate::format::{BatchHash, EpochStamp, LOG_BLOCK_BYTES, LogKey, LogStart, MemberSet, PageIndex, Region};
 use crate::units::{ByteOffset, MemberIndex, SlotIndex, Timestamp};
+pub(super) use chain::RolledBack;
 use chain::{Chain, ChainFault, Finds};
 use decide::{Decision, Judge, Tile, final_map};
 pub(super) use error::RecoveryError;
@@ -82,7 +83,9 @@ pub(super) struct RecoveryContext {
     pub start: LogStart,
     /// Batches below were durable, as the process knows that served them; 0 where it does not.
     pub durable: u64,
-    /// The new epoch, complete.
+    /// When only judging: members that hold only the parent of `epoch`.
+    pub behind: MemberSet,
+    /// The new epoch, complete; when only judging the last one that is on a member.
     pub epoch: EpochStamp,
     /// The log holds nothing beyond its start: only the stripe map is loaded.
     pub clean: bool,
@@ -123,9 +126,9 @@ pub(super) enum RecoveryIo {
 pub(super) enum RecoveryOutcome {
     /// The array may write the log start and serve.
     Recovered(Recovered),
-    /// Members were rolled back to older states of themselves: to be taken out of service, nothing on them counts. With each the
-    /// tail that it shows, and the highest tail.
-    RolledBack { members: Vec<(MemberIndex, u64)>, top: u64 },
+    /// Members were rolled back to older states of themselves: to be taken out of service, nothing on them counts. With each how
+    /// that is known.
+    RolledBack(Vec<(MemberIndex, RolledBack)>),
     /// A device failed a write or flush: to be taken out of service.
     Failed { member: MemberIndex, which: Which, what: &'static str, fault: IoFault },
     /// The array cannot be started.
@@ -419,7 +422,8 @@ impl Recovery {
                 if is_off(Mutation::OldEpochPiecesIgnored) {
                     start.epoch = start.epoch.max(self.cx.epoch.number - 1);
                 }
-                let finds = Finds::new(start, self.cx.usable, self.cx.map.width(), self.cx.durable);
+                let mut finds = Finds::new(start, self.cx.usable, self.cx.map.width(), self.cx.durable);
+                finds.expect_nothing_of(self.cx.epoch, self.cx.behind);
                 self.step = Step::Scan(Box::new((Scan::new(self.ring, self.cx.usable), finds)));
             }
             Step::Scan(mut scan) => {
@@ -433,8 +437,8 @@ impl Recovery {
                         self.step = Step::Probe(Box::new((probe, chain)));
                     }
                     Err(ChainFault::Error(error)) => self.refuse(error),
-                    Err(ChainFault::RolledBack(members, top)) => {
-                        self.outcome = Some(RecoveryOutcome::RolledBack { members, top });
+                    Err(ChainFault::RolledBack(members)) => {
+                        self.outcome = Some(RecoveryOutcome::RolledBack(members));
                     }
                 }
             }

@@ -70,7 +70,7 @@ fn recover_through(world: &mut World, fuses: &[u64], liars: &[usize]) -> Recover
                 world.kill(usize::from(member.0));
                 false
             }
-            Ok((RecoveryOutcome::RolledBack { members, .. }, _)) => {
+            Ok((RecoveryOutcome::RolledBack(members), _)) => {
                 // Whose newest headers rotted away cannot be told from one that never had them.
                 for (member, _) in members {
                     assert!(liars.contains(&usize::from(member.0)), "member {member} is as it was");
@@ -400,7 +400,7 @@ fn beyond_the_budget_noted_rows_are_told_lost_or_the_start_is_refused_and_nothin
             rot_batch(&mut world, &mut random);
             let mut outcome = world.recover(false);
             // Whose newest headers are gone cannot be told from a member that was rolled back.
-            while let Ok((RecoveryOutcome::RolledBack { members, .. }, _)) = &outcome {
+            while let Ok((RecoveryOutcome::RolledBack(members), _)) = &outcome {
                 members.iter().for_each(|(member, _)| world.kill(usize::from(member.0)));
                 if world.live.len() < shape.k {
                     break;
@@ -408,7 +408,7 @@ fn beyond_the_budget_noted_rows_are_told_lost_or_the_start_is_refused_and_nothin
                 outcome = world.recover(false);
             }
             match outcome {
-                Ok((RecoveryOutcome::RolledBack { .. }, _)) => refused += 1,
+                Ok((RecoveryOutcome::RolledBack(_), _)) => refused += 1,
                 Ok((RecoveryOutcome::Recovered(recovered), pages)) => {
                     world.start_log(&recovered).unwrap();
                     if recovered.lost.is_empty() {
