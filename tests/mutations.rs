@@ -8,6 +8,9 @@
 #[path = "support/page_faults.rs"]
 #[allow(dead_code)]
 mod page_faults;
+#[path = "support/rollback.rs"]
+#[allow(dead_code)]
+mod rollback;
 #[path = "support/trouble.rs"]
 #[allow(dead_code)]
 mod trouble;
@@ -92,6 +95,28 @@ fn hunt_by_trouble(mutation: Mutation) -> Result<String, String> {
     }
 }
 
+/// A rolled-back member is recognised, and no honest one taken for it. The scenes pass while the rule is kept (tests/rollback.rs).
+fn hunt_by_rollback(mutation: Mutation) -> Result<String, String> {
+    let scene: fn() = match mutation {
+        Mutation::NoUpdateCount => rollback::a_member_as_it_was_one_start_earlier_is_rebuilt_and_never_read,
+        Mutation::CompleteOfItself => rollback::members_that_an_update_did_not_reach_are_not_old,
+        Mutation::RewrittenTailBelieved => {
+            rollback::a_replay_over_a_rolled_back_member_that_is_cut_off_is_done_again
+        }
+        Mutation::LeftTailNotChecked => rollback::a_member_rolled_back_while_it_is_out_returns_whole,
+        Mutation::WritesInEpochPassedOver => {
+            rollback::whenever_the_copy_was_taken_with_too_many_out_nothing_old_is_read
+        }
+        _ => rollback::a_member_as_it_was_while_the_array_ran_counts_as_one_fault_and_no_more,
+    };
+    let Err(panic) = mutation.with(|| catch_unwind(AssertUnwindSafe(scene))) else {
+        return Err(format!("{}: NOT FOUND by rollback", mutation.name()));
+    };
+    let what = panic.downcast_ref::<String>().map_or("panic", String::as_str);
+    let what: String = what.chars().take(160).collect();
+    Ok(format!("{}: {what}", mutation.name()))
+}
+
 const CHUNK: usize = 16384;
 
 /// A clean array of 400 stripes of 16 KiB chunks, full of bytes.
@@ -147,6 +172,13 @@ fn hunt(mutation: Mutation) -> Result<String, String> {
         Mutation::NoPatience | Mutation::LostWithoutEvidence | Mutation::RebuildWritesWhatItLacks => {
             return hunt_by_read_errors(mutation);
         }
+        Mutation::NoUpdateCount
+        | Mutation::CompleteOfItself
+        | Mutation::NoReusedSpace
+        | Mutation::NoOwnRedo
+        | Mutation::RewrittenTailBelieved
+        | Mutation::LeftTailNotChecked
+        | Mutation::WritesInEpochPassedOver => return hunt_by_rollback(mutation),
         _ => {}
     }
     if matches!(mutation, Mutation::OldParityNotVerified | Mutation::BlendNotVerified) {

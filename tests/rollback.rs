@@ -1,116 +1,15 @@
 //! Members whose whole device is not what it was: rolled back to a copy of itself, or with a superblock that says what is not
 //! true. Rule T6 of the crash-safety design: such a member is recognised, and costs the array that member and nothing else.
 
+#[path = "support/rollback.rs"]
+mod scenes;
+
 use calpe::array::assembly::AssemblyError;
 use calpe::format::{COUNT_END, ChecksumKind, MemberState};
-use calpe::testing::{Claim, DiskCopy, Random, SimArray, SimDisk, SimShape};
+use calpe::testing::{Claim, DiskCopy, Random};
 use calpe::units::MemberIndex;
-use calpe::volume::{AdminRequest, ArrayNotice, ArrayState, ClientRequest, LogState};
-
-const BLOCK: usize = 4096;
-const CHUNK: usize = 4 * BLOCK;
-
-/// An array and what its volume must read as.
-struct Checked {
-    sim: SimArray,
-    model: Vec<u8>,
-}
-
-impl Checked {
-    /// A clean array of eight stripes full of random bytes, with a small log that goes round soon.
-    fn filled(data: u16, parity: u16, checksum: ChecksumKind, seed: u64) -> Checked {
-        Self::with_log(data, parity, checksum, seed, 256 << 10)
-    }
-
-    /// The same with so many bytes of log.
-    fn with_log(data: u16, parity: u16, checksum: ChecksumKind, seed: u64, log: u64) -> Checked {
-        let shape = SimShape::new(data, parity, CHUNK as u32, 8).logged(checksum, log);
-        let mut model = vec![0; shape.volume_bytes as usize];
-        Random::new(seed ^ 0xf111).fill(&mut model);
-        let mut sim = SimArray::create(shape, seed);
-        sim.write(0, &model).expect("written");
-        sim.settle();
-        Checked { sim, model }
-    }
-
-    /// Writes blocks at random places, and has all of it durable in the end.
-    fn load(&mut self, writes: u64, random: &mut Random) {
-        for _ in 0..writes {
-            let blocks = 1 + random.below(9) as usize;
-            let at = random.below((self.model.len() / BLOCK - blocks) as u64) as usize * BLOCK;
-            let mut bytes = vec![0; blocks * BLOCK];
-            random.fill(&mut bytes);
-            self.sim.write(at as u64, &bytes).expect("written");
-            self.model[at..at + bytes.len()].copy_from_slice(&bytes);
-        }
-        let flush = self.sim.submit(ClientRequest::Flush);
-        self.sim.wait(flush).expect("flushed");
-    }
-
-    /// Lets the note of what was flushed become durable (W2).
-    fn note(&mut self) {
-        for _ in 0..3 {
-            while self.sim.step() {}
-            self.sim.sleep(100);
-        }
-    }
-
-    fn copy(&self, id: u32) -> DiskCopy {
-        self.sim.disks[&id].copy(false)
-    }
-
-    /// Takes a member out, and lets everything settle.
-    fn offline(&mut self, member: u16) {
-        self.take_out(member);
-        self.sim.settle();
-    }
-
-    /// Takes a member out; no more superblocks are written than that takes.
-    fn take_out(&mut self, member: u16) {
-        self.sim.admin(AdminRequest::Offline { member: MemberIndex(member) }).expect("it can be spared");
-    }
-
-    /// The process is killed with nothing in flight; these disks are found as they were when they were copied.
-    fn restart_with(self, copies: &[(u32, &DiskCopy)], force: bool) -> Result<Checked, AssemblyError> {
-        let Checked { mut sim, model } = self;
-        copies.iter().for_each(|(id, copy)| disk(&mut sim, *id).restore(copy));
-        let sim = sim.kill_where(force, |_, _| false)?;
-        Ok(Checked { sim, model })
-    }
-
-    /// That no block reads as anything but what it must. Returns how many cannot be read.
-    #[track_caller]
-    fn count_errors(&mut self) -> usize {
-        let mut errors = 0;
-        for block in 0..self.model.len() / BLOCK {
-            match self.sim.read((block * BLOCK) as u64, BLOCK) {
-                Ok(bytes) => {
-                    let right = bytes == self.model[block * BLOCK..][..BLOCK];
-                    assert!(right, "block {block} reads what is not its: {:?}", self.sim.notices);
-                }
-                Err(_) => errors += 1,
-            }
-        }
-        errors
-    }
-
-    #[track_caller]
-    fn verify(&mut self) {
-        let read = self.sim.read(0, self.model.len()).expect("every byte can be read");
-        let differing = (0..read.len() / BLOCK)
-            .filter(|block| read[block * BLOCK..][..BLOCK] != self.model[block * BLOCK..][..BLOCK])
-            .count();
-        assert_eq!(differing, 0, "blocks read what is not theirs: {:?}", self.sim.notices);
-    }
-}
-
-fn disk(sim: &mut SimArray, id: u32) -> &mut SimDisk {
-    sim.disks.get_mut(&id).expect("a disk")
-}
-
-fn states(sim: &SimArray) -> Vec<MemberState> {
-    sim.status().members.iter().map(|m| m.state).collect()
-}
+use calpe::volume::{AdminRequest, ArrayState};
+use scenes::{Checked, disk, shapes, states};
 
 #[test]
 fn numbers_that_nobody_counted_to_cost_their_member_and_no_more() {
@@ -162,123 +61,39 @@ fn a_member_that_comes_back_with_numbers_at_their_end_is_refused_by_name() {
 
 // ---- Members that were rolled back ----
 
-/// What is left of a member of 2+1, in a ring that goes round often or never.
-fn shapes() -> impl Iterator<Item = (u16, u16, ChecksumKind)> {
-    let kinds = [ChecksumKind::Blake3, ChecksumKind::None, ChecksumKind::Crc32c];
-    kinds.into_iter().flat_map(|kind| [(2, 1, kind), (2, 2, kind), (3, 2, kind)])
-}
-
 #[test]
 fn a_member_as_it_was_one_start_earlier_is_rebuilt_and_never_read() {
-    for (at, (data, parity, checksum)) in shapes().enumerate() {
-        for clean in [false, true] {
-            let random = &mut Random::new(at as u64);
-            let mut array = Checked::filled(data, parity, checksum, at as u64);
-            array.load(20, random);
-            let copy = array.copy(1);
-            if clean {
-                array.sim.settle();
-            }
-            array = array.restart_with(&[], false).expect("all is there");
-            array.load(20, random);
-            array = array.restart_with(&[(1, &copy)], false).expect("one member may be missing");
-            assert_eq!(states(&array.sim)[1], MemberState::Missing, "{data}+{parity} clean {clean}");
-            array.verify();
-            // With one more out of service there is nothing left that could be wrong.
-            if parity > 1 {
-                array.offline(0);
-                array.verify();
-            }
-            let device = array.sim.reopen_disk(1);
-            let done = array.sim.admin(AdminRequest::Online { member: MemberIndex(1), device }).unwrap();
-            assert!(done.0.contains("being rebuilt"), "{done:?}");
-            array.sim.settle();
-            assert_eq!(states(&array.sim)[1], MemberState::Online);
-            array.offline(data + parity - 1);
-            array.verify();
-        }
-    }
+    scenes::a_member_as_it_was_one_start_earlier_is_rebuilt_and_never_read();
 }
 
 #[test]
 fn a_member_as_it_was_while_the_array_ran_counts_as_one_fault_and_no_more() {
-    let (mut left_out, mut healed) = (0, 0);
-    for (at, (data, parity, checksum)) in shapes().enumerate() {
-        for seed in 0..trial(24) {
-            let random = &mut Random::new(1000 * at as u64 + seed);
-            let log = [256 << 10, 4 << 20][seed as usize % 2];
-            let mut array = Checked::with_log(data, parity, checksum, seed, log);
-            array.load(random.below(12), random);
-            let copy = array.copy(1);
-            array.load(1 + random.below(40), random);
-            // Another one goes, which one fault more would leave below what is needed.
-            let others_out = random.below(u64::from(parity)) as u16;
-            (0..others_out).for_each(|out| array.take_out(data + out));
-            array.load(random.below(20), random);
-            let when = format!("{data}+{parity} {checksum:?} seed {seed}, {others_out} out");
-            array = match array.restart_with(&[(1, &copy)], false) {
-                Ok(array) => array,
-                // Without it the others may be no majority.
-                Err(error) if 2 * (data + parity - others_out - 1) <= data + parity => {
-                    assert!(error.to_string().contains("member 1"), "{when}: {error}");
-                    continue;
-                }
-                Err(error) => panic!("{when}: {error}"),
-            };
-            array.sim.settle();
-            if matches!(array.sim.status().log, LogState::Refused(_)) {
-                assert!(2 * (data + parity - others_out - 1) <= data + parity, "{when}");
-                continue;
-            }
-            array.verify();
-            match states(&array.sim)[1] {
-                MemberState::Online => healed += 1,
-                _ => left_out += 1,
-            }
-            // What was redone on it is there without the others, too.
-            if states(&array.sim)[1] == MemberState::Online && others_out < parity {
-                array.offline(0);
-                array.verify();
-            }
-        }
-    }
-    assert!(left_out > 20 && healed > 20, "{left_out} left out, {healed} healed");
+    scenes::a_member_as_it_was_while_the_array_ran_counts_as_one_fault_and_no_more();
 }
 
-/// Beyond the budget: errors, or a start that is refused. Until a note covers what was flushed, a member without it looks as after
-/// a crash that cut the batch off (W2): then something old may be read, and the array says that it has dropped batches.
 #[test]
 fn a_rolled_back_member_and_as_many_others_out_as_there_is_parity_read_nothing_old_without_a_word() {
-    let (mut refused, mut told, mut errors, mut whole) = (0, 0, 0, 0);
-    for (at, (data, parity, checksum)) in shapes().enumerate() {
-        for seed in 0..trial(16) {
-            let random = &mut Random::new(7000 * at as u64 + seed);
-            let log = [256 << 10, 4 << 20][seed as usize % 2];
-            let mut array = Checked::with_log(data, parity, checksum, seed, log);
-            array.load(random.below(12), random);
-            let copy = array.copy(0);
-            array.load(1 + random.below(40), random);
-            (0..parity).for_each(|out| array.take_out(data + out));
-            array.load(random.below(20), random);
-            match array.restart_with(&[(0, &copy)], false) {
-                Err(_) => refused += 1,
-                Ok(mut array) => {
-                    array.sim.settle();
-                    let has_told = |notice: &ArrayNotice| notice.text.contains("were dropped");
-                    if array.sim.notices.iter().any(has_told) {
-                        told += 1;
-                        continue;
-                    }
-                    match array.count_errors() {
-                        0 => whole += 1,
-                        _ => errors += 1,
-                    }
-                }
-            }
-        }
-    }
-    println!("{refused} refused, {told} told that batches were dropped, {errors} with errors, {whole} whole");
-    assert!(errors > 0 && refused > 0 && told < errors);
+    scenes::a_rolled_back_member_and_as_many_others_out_as_there_is_parity_read_nothing_old_without_a_word();
+}
+
+#[test]
+fn whenever_the_copy_was_taken_with_too_many_out_nothing_old_is_read() {
+    scenes::whenever_the_copy_was_taken_with_too_many_out_nothing_old_is_read();
+}
+
+#[test]
+fn members_that_an_update_did_not_reach_are_not_old() {
+    scenes::members_that_an_update_did_not_reach_are_not_old();
+}
+
+#[test]
+fn a_replay_over_a_rolled_back_member_that_is_cut_off_is_done_again() {
+    scenes::a_replay_over_a_rolled_back_member_that_is_cut_off_is_done_again();
+}
+
+#[test]
+fn a_member_rolled_back_while_it_is_out_returns_whole() {
+    scenes::a_member_rolled_back_while_it_is_out_returns_whole();
 }
 
 #[test]
@@ -312,49 +127,4 @@ fn of_all_members_but_one_as_they_were_one_start_earlier_nothing_is_served() {
         forced.model = before;
         forced.verify();
     }
-}
-
-/// So many seeds, or as many as CALPE_ROLLBACK_SEEDS says.
-fn trial(seeds: u64) -> u64 {
-    std::env::var("CALPE_ROLLBACK_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(seeds)
-}
-
-/// The copy may be of any moment: before the others leave, between two of them, after. A note covers what was flushed.
-#[test]
-fn whenever_the_copy_was_taken_with_too_many_out_nothing_old_is_read() {
-    let (mut refused, mut errors, mut whole) = (0, 0, 0);
-    for (at, (data, parity, checksum)) in shapes().enumerate() {
-        for seed in 0..trial(16) {
-            let random = &mut Random::new(9000 * at as u64 + seed);
-            let log = [256 << 10, 4 << 20][seed as usize % 2];
-            let mut array = Checked::with_log(data, parity, checksum, seed, log);
-            array.load(random.below(12), random);
-            let moment = random.below(u64::from(parity) + 1);
-            let mut copy = None;
-            for out in 0..=u64::from(parity) {
-                if out == moment {
-                    array.load(random.below(12), random);
-                    copy = Some(array.copy(0));
-                    array.load(random.below(40), random);
-                }
-                if out < u64::from(parity) {
-                    array.take_out(data + out as u16);
-                }
-            }
-            array.load(1 + random.below(20), random);
-            array.note();
-            match array.restart_with(&[(0, copy.as_ref().expect("it was taken"))], false) {
-                Err(_) => refused += 1,
-                Ok(mut array) => {
-                    array.sim.settle();
-                    match array.count_errors() {
-                        0 => whole += 1,
-                        _ => errors += 1,
-                    }
-                }
-            }
-        }
-    }
-    println!("{refused} refused, {errors} with errors, {whole} whole");
-    assert!(errors > 0);
 }

@@ -1,0 +1,334 @@
+//! Members that were rolled back to an older state of themselves (rule T6): scenes that panic when something old is read, or an honest
+//! member is taken for old. Shared by `tests/rollback.rs`, where none may, and `tests/mutations.rs`, where a broken rule must.
+
+use calpe::array::assembly::AssemblyError;
+use calpe::format::{ChecksumKind, MemberState};
+use calpe::testing::{DiskCopy, Random, SimArray, SimDisk, SimShape};
+use calpe::units::MemberIndex;
+use calpe::volume::{AdminRequest, ArrayNotice, ClientRequest, LogState};
+
+const BLOCK: usize = 4096;
+const CHUNK: usize = 4 * BLOCK;
+
+/// An array and what its volume must read as.
+pub struct Checked {
+    pub sim: SimArray,
+    pub model: Vec<u8>,
+}
+
+impl Checked {
+    /// A clean array of eight stripes full of random bytes, with a small log that goes round soon.
+    pub fn filled(data: u16, parity: u16, checksum: ChecksumKind, seed: u64) -> Checked {
+        Self::with_log(data, parity, checksum, seed, 256 << 10)
+    }
+
+    /// The same with so many bytes of log.
+    pub fn with_log(data: u16, parity: u16, checksum: ChecksumKind, seed: u64, log: u64) -> Checked {
+        let shape = SimShape::new(data, parity, CHUNK as u32, 8).logged(checksum, log);
+        let mut model = vec![0; shape.volume_bytes as usize];
+        Random::new(seed ^ 0xf111).fill(&mut model);
+        let mut sim = SimArray::create(shape, seed);
+        sim.write(0, &model).expect("written");
+        sim.settle();
+        Checked { sim, model }
+    }
+
+    /// Writes blocks at random places, and has all of it durable in the end.
+    pub fn load(&mut self, writes: u64, random: &mut Random) {
+        for _ in 0..writes {
+            let blocks = 1 + random.below(9) as usize;
+            let at = random.below((self.model.len() / BLOCK - blocks) as u64) as usize * BLOCK;
+            let mut bytes = vec![0; blocks * BLOCK];
+            random.fill(&mut bytes);
+            self.sim.write(at as u64, &bytes).expect("written");
+            self.model[at..at + bytes.len()].copy_from_slice(&bytes);
+        }
+        let flush = self.sim.submit(ClientRequest::Flush);
+        self.sim.wait(flush).expect("flushed");
+    }
+
+    /// Lets the note of what was flushed become durable (W2).
+    pub fn note(&mut self) {
+        for _ in 0..3 {
+            while self.sim.step() {}
+            self.sim.sleep(100);
+        }
+    }
+
+    pub fn copy(&self, id: u32) -> DiskCopy {
+        self.sim.disks[&id].copy(false)
+    }
+
+    /// Takes a member out, and lets everything settle.
+    pub fn offline(&mut self, member: u16) {
+        self.take_out(member);
+        self.sim.settle();
+    }
+
+    /// Takes a member out; no more superblocks are written than that takes.
+    pub fn take_out(&mut self, member: u16) {
+        self.sim.admin(AdminRequest::Offline { member: MemberIndex(member) }).expect("it can be spared");
+    }
+
+    /// The process is killed with nothing in flight; these disks are found as they were when they were copied.
+    pub fn restart_with(self, copies: &[(u32, &DiskCopy)], force: bool) -> Result<Checked, AssemblyError> {
+        let Checked { mut sim, model } = self;
+        copies.iter().for_each(|(id, copy)| disk(&mut sim, *id).restore(copy));
+        let sim = sim.kill_where(force, |_, _| false)?;
+        Ok(Checked { sim, model })
+    }
+
+    /// That no block reads as anything but what it must. Returns how many cannot be read.
+    #[track_caller]
+    pub fn count_errors(&mut self) -> usize {
+        let mut errors = 0;
+        for block in 0..self.model.len() / BLOCK {
+            match self.sim.read((block * BLOCK) as u64, BLOCK) {
+                Ok(bytes) => {
+                    let right = bytes == self.model[block * BLOCK..][..BLOCK];
+                    assert!(right, "block {block} reads what is not its: {:?}", self.sim.notices);
+                }
+                Err(_) => errors += 1,
+            }
+        }
+        errors
+    }
+
+    #[track_caller]
+    pub fn verify(&mut self) {
+        let read = self.sim.read(0, self.model.len()).expect("every byte can be read");
+        let differing = (0..read.len() / BLOCK)
+            .filter(|block| read[block * BLOCK..][..BLOCK] != self.model[block * BLOCK..][..BLOCK])
+            .count();
+        assert_eq!(differing, 0, "blocks read what is not theirs: {:?}", self.sim.notices);
+    }
+}
+
+pub fn disk(sim: &mut SimArray, id: u32) -> &mut SimDisk {
+    sim.disks.get_mut(&id).expect("a disk")
+}
+
+pub fn states(sim: &SimArray) -> Vec<MemberState> {
+    sim.status().members.iter().map(|m| m.state).collect()
+}
+
+/// What is left of a member of 2+1, in a ring that goes round often or never.
+pub fn shapes() -> impl Iterator<Item = (u16, u16, ChecksumKind)> {
+    let kinds = [ChecksumKind::Blake3, ChecksumKind::None, ChecksumKind::Crc32c];
+    kinds.into_iter().flat_map(|kind| [(2, 1, kind), (2, 2, kind), (3, 2, kind)])
+}
+
+/// So many seeds, or as many as CALPE_ROLLBACK_SEEDS says.
+fn trial(seeds: u64) -> u64 {
+    std::env::var("CALPE_ROLLBACK_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(seeds)
+}
+
+pub fn a_member_as_it_was_one_start_earlier_is_rebuilt_and_never_read() {
+    for (at, (data, parity, checksum)) in shapes().enumerate() {
+        for clean in [false, true] {
+            let random = &mut Random::new(at as u64);
+            let mut array = Checked::filled(data, parity, checksum, at as u64);
+            array.load(20, random);
+            let copy = array.copy(1);
+            if clean {
+                array.sim.settle();
+            }
+            array = array.restart_with(&[], false).expect("all is there");
+            array.load(20, random);
+            array = array.restart_with(&[(1, &copy)], false).expect("one member may be missing");
+            assert_eq!(states(&array.sim)[1], MemberState::Missing, "{data}+{parity} clean {clean}");
+            array.verify();
+            // With one more out of service there is nothing left that could be wrong.
+            if parity > 1 {
+                array.offline(0);
+                array.verify();
+            }
+            let device = array.sim.reopen_disk(1);
+            let done = array.sim.admin(AdminRequest::Online { member: MemberIndex(1), device }).unwrap();
+            assert!(done.0.contains("being rebuilt"), "{done:?}");
+            array.sim.settle();
+            assert_eq!(states(&array.sim)[1], MemberState::Online);
+            array.offline(data + parity - 1);
+            array.verify();
+        }
+    }
+}
+
+pub fn a_member_as_it_was_while_the_array_ran_counts_as_one_fault_and_no_more() {
+    let (mut left_out, mut healed) = (0, 0);
+    for (at, (data, parity, checksum)) in shapes().enumerate() {
+        for seed in 0..trial(24) {
+            let random = &mut Random::new(1000 * at as u64 + seed);
+            let log = [256 << 10, 4 << 20][seed as usize % 2];
+            let mut array = Checked::with_log(data, parity, checksum, seed, log);
+            array.load(random.below(12), random);
+            let copy = array.copy(1);
+            array.load(1 + random.below(40), random);
+            // Another one goes, which one fault more would leave below what is needed.
+            let others_out = random.below(u64::from(parity)) as u16;
+            (0..others_out).for_each(|out| array.take_out(data + out));
+            array.load(random.below(20), random);
+            let when = format!("{data}+{parity} {checksum:?} seed {seed}, {others_out} out");
+            array = match array.restart_with(&[(1, &copy)], false) {
+                Ok(array) => array,
+                // Without it the others may be no majority.
+                Err(error) if 2 * (data + parity - others_out - 1) <= data + parity => {
+                    assert!(error.to_string().contains("member 1"), "{when}: {error}");
+                    continue;
+                }
+                Err(error) => panic!("{when}: {error}"),
+            };
+            array.sim.settle();
+            if matches!(array.sim.status().log, LogState::Refused(_)) {
+                assert!(2 * (data + parity - others_out - 1) <= data + parity, "{when}");
+                continue;
+            }
+            array.verify();
+            match states(&array.sim)[1] {
+                MemberState::Online => healed += 1,
+                _ => left_out += 1,
+            }
+            // What was redone on it is there without the others, too.
+            if states(&array.sim)[1] == MemberState::Online && others_out < parity {
+                array.offline(0);
+                array.verify();
+            }
+        }
+    }
+    assert!(left_out > 20 && healed > 20, "{left_out} left out, {healed} healed");
+}
+
+/// Beyond the budget: errors, or a start that is refused. Until a note covers what was flushed, a member without it looks as after
+/// a crash that cut the batch off (W2): then something old may be read, and the array says that it has dropped batches.
+pub fn a_rolled_back_member_and_as_many_others_out_as_there_is_parity_read_nothing_old_without_a_word() {
+    let (mut refused, mut told, mut errors, mut whole) = (0, 0, 0, 0);
+    for (at, (data, parity, checksum)) in shapes().enumerate() {
+        for seed in 0..trial(16) {
+            let random = &mut Random::new(7000 * at as u64 + seed);
+            let log = [256 << 10, 4 << 20][seed as usize % 2];
+            let mut array = Checked::with_log(data, parity, checksum, seed, log);
+            array.load(random.below(12), random);
+            let copy = array.copy(0);
+            array.load(1 + random.below(40), random);
+            (0..parity).for_each(|out| array.take_out(data + out));
+            array.load(random.below(20), random);
+            match array.restart_with(&[(0, &copy)], false) {
+                Err(_) => refused += 1,
+                Ok(mut array) => {
+                    array.sim.settle();
+                    let has_told = |notice: &ArrayNotice| notice.text.contains("were dropped");
+                    if array.sim.notices.iter().any(has_told) {
+                        told += 1;
+                        continue;
+                    }
+                    match array.count_errors() {
+                        0 => whole += 1,
+                        _ => errors += 1,
+                    }
+                }
+            }
+        }
+    }
+    println!("{refused} refused, {told} told that batches were dropped, {errors} with errors, {whole} whole");
+    assert!(errors > 0 && refused > 0 && told < errors);
+}
+
+/// The copy may be of any moment: before the others leave, between two of them, after. A note covers what was flushed.
+pub fn whenever_the_copy_was_taken_with_too_many_out_nothing_old_is_read() {
+    let (mut refused, mut errors, mut whole) = (0, 0, 0);
+    for (at, (data, parity, checksum)) in shapes().enumerate() {
+        for seed in 0..trial(16) {
+            let random = &mut Random::new(9000 * at as u64 + seed);
+            let log = [256 << 10, 4 << 20][seed as usize % 2];
+            let mut array = Checked::with_log(data, parity, checksum, seed, log);
+            array.load(random.below(12), random);
+            let moment = random.below(u64::from(parity) + 1);
+            let mut copy = None;
+            for out in 0..=u64::from(parity) {
+                if out == moment {
+                    array.load(random.below(12), random);
+                    copy = Some(array.copy(0));
+                    array.load(random.below(40), random);
+                }
+                if out < u64::from(parity) {
+                    array.take_out(data + out as u16);
+                }
+            }
+            array.load(1 + random.below(20), random);
+            array.note();
+            match array.restart_with(&[(0, copy.as_ref().expect("it was taken"))], false) {
+                Err(_) => refused += 1,
+                Ok(mut array) => {
+                    array.sim.settle();
+                    match array.count_errors() {
+                        0 => whole += 1,
+                        _ => errors += 1,
+                    }
+                }
+            }
+        }
+    }
+    println!("{refused} refused, {errors} with errors, {whole} whole");
+    assert!(errors > 0);
+}
+
+/// Honest members that an update of the superblocks did not reach, because the process was killed, are in service at the next start.
+pub fn members_that_an_update_did_not_reach_are_not_old() {
+    for steps in 0..60 {
+        let random = &mut Random::new(steps);
+        let mut array = Checked::filled(2, 2, ChecksumKind::Crc32c, steps);
+        array.load(3, random);
+        array.sim.submit_admin(AdminRequest::Offline { member: MemberIndex(3) });
+        for _ in 0..steps {
+            array.sim.step();
+        }
+        array.sim = array.sim.kill_where(false, |_, _| random.one_in(2)).expect("all is there");
+        array.sim.settle();
+        assert_eq!(states(&array.sim)[..3], [MemberState::Online; 3], "killed after {steps} steps");
+        array.verify();
+    }
+}
+
+/// A replay that is killed leaves nothing that the next one believes before it is true.
+pub fn a_replay_over_a_rolled_back_member_that_is_cut_off_is_done_again() {
+    for seed in 0..trial(60) {
+        let random = &mut Random::new(400 + seed);
+        let kind = [ChecksumKind::Blake3, ChecksumKind::None][seed as usize % 2];
+        let mut array = Checked::with_log(2, 1, kind, seed, 4 << 20);
+        array.load(random.below(12), random);
+        let copy = array.copy(1);
+        array.load(1 + random.below(40), random);
+        array = array.restart_with(&[(1, &copy)], false).expect("one member may be missing");
+        for _ in 0..random.below(300) {
+            array.sim.step();
+        }
+        array = array.restart_with(&[], false).expect("one member may be missing");
+        array.sim.settle();
+        array.verify();
+        if states(&array.sim)[1] == MemberState::Online {
+            array.offline(0);
+            array.verify();
+        }
+    }
+}
+
+/// A member that left, and was rolled back before it returns, gets everything that it lacks.
+pub fn a_member_rolled_back_while_it_is_out_returns_whole() {
+    for seed in 0..trial(24) {
+        let random = &mut Random::new(700 + seed);
+        let mut array = Checked::with_log(2, 1, ChecksumKind::Blake3, seed, 256 << 10);
+        array.load(random.below(12), random);
+        let copy = array.copy(1);
+        array.load(1 + random.below(60), random);
+        array.offline(1);
+        array.load(random.below(12), random);
+        array.sim.settle();
+        disk(&mut array.sim, 1).restore(&copy);
+        let device = array.sim.reopen_disk(1);
+        array.sim.admin(AdminRequest::Online { member: MemberIndex(1), device }).expect("it returns");
+        array.sim.settle();
+        assert_eq!(states(&array.sim)[1], MemberState::Online);
+        array.offline(0);
+        array.verify();
+    }
+}
