@@ -105,7 +105,7 @@ fn hunt_by_rollback(mutation: Mutation) -> Result<String, String> {
         }
         Mutation::LeftTailNotChecked => rollback::a_member_rolled_back_while_it_is_out_returns_whole,
         Mutation::WritesInEpochPassedOver => {
-            rollback::whenever_the_copy_was_taken_with_too_many_out_nothing_old_is_read
+            rollback::a_rolled_back_member_and_as_many_others_out_as_there_is_parity_read_nothing_old_without_a_word
         }
         _ => rollback::a_member_as_it_was_while_the_array_ran_counts_as_one_fault_and_no_more,
     };
