@@ -397,8 +397,9 @@ impl Array {
                 if online.contains(member) {
                     *left = Leaving::default();
                 } else if before.live.contains(member) && !left.rolled_back {
-                    // What it held of an epoch before counts no more.
-                    let tail = left.tail.filter(|_| left.epoch == 0);
+                    // What it held of an epoch before counts no more. A bump that was not complete when another member
+                    // left is made again, from the same epoch.
+                    let tail = left.tail.filter(|_| left.epoch == 0 || left.epoch == before.id);
                     *left = Leaving { epoch: before.id, tail, rolled_back: false };
                 }
             }

@@ -7,8 +7,8 @@ use calpe::testing::{DiskCopy, Random, SimArray, SimDisk, SimShape};
 use calpe::units::MemberIndex;
 use calpe::volume::{AdminRequest, ArrayNotice, ClientRequest, LogState};
 
-const BLOCK: usize = 4096;
-const CHUNK: usize = 4 * BLOCK;
+pub const BLOCK: usize = 4096;
+pub const CHUNK: usize = 4 * BLOCK;
 
 /// An array and what its volume must read as.
 pub struct Checked {
