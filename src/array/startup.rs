@@ -15,7 +15,7 @@ use super::recovery::{
 use super::redo::Redo;
 use super::stripe_map::StripeMap;
 use super::{Array, ArrayConfig, Inflight, LogState, NoticeLevel, Op, Owner};
-use crate::block_io::{IoFault, IoOp, IoValue, Pool};
+use crate::block_io::{IoFault, IoFaultKind, IoOp, IoValue, Pool};
 use crate::codec::BlockHasher;
 use crate::format::{
     ChecksumKind, EpochStamp, LOG_BLOCK_BYTES, LogKey, LogStart, MemberState, PAGE_BYTES, Region, RegionKind,
@@ -330,7 +330,13 @@ impl Array {
     }
 
     pub(super) fn recovery_io(&mut self, item: usize, entry: Inflight, result: Result<IoValue, IoFault>) {
-        if let (Err(fault), super::Effect::None) = (&result, entry.effect) {
+        let counts = match &self.redo().life {
+            Life::Recovering { recovery, .. } => recovery.counts(item),
+            _ => false,
+        };
+        if let (Err(fault), super::Effect::None) = (&result, entry.effect)
+            && (counts || fault.kind == IoFaultKind::Gone)
+        {
             self.read_fault(entry.member, entry.device, *fault);
         }
         self.recovery_done(item, result);
@@ -371,6 +377,20 @@ impl Array {
                 recovered.batches, recovered.rows_redone
             );
             self.notice(NoticeLevel::Info, None, text);
+        }
+        if recovered.dropped > 0 || recovered.dropped_unread.is_some() {
+            let (level, why) = match &recovered.dropped_unread {
+                None => (NoticeLevel::Info, String::new()),
+                Some(members) => {
+                    (NoticeLevel::Error, format!("; the log of {members} could not be read there"))
+                }
+            };
+            let text = format!(
+                "{} batches at the end of the redo log were dropped: too few members have them whole, so that nothing in them \
+                 was flushed{why}",
+                recovered.dropped
+            );
+            self.notice(level, None, text);
         }
         if !recovered.lost.is_empty() {
             for LostRow { slot, row, columns } in &recovered.lost {
