@@ -30,16 +30,17 @@ use super::members::Which;
 use super::mutation::{Mutation, is_off};
 use super::page_copies::CopyFault;
 use super::pages::{Answer, PageRead, PageStore, PageWrite, Settle};
-use crate::block_io::{Buf, BufMut, IoFault, IoValue, Pool};
+use crate::block_io::{Buf, BufMut, IoFault, IoFaultKind, IoValue, Pool};
 use crate::codec::{BlockHasher, Codec};
 use crate::format::{BatchHash, EpochStamp, LOG_BLOCK_BYTES, LogKey, LogStart, MemberSet, PageIndex, Region};
-use crate::units::{ByteOffset, MemberIndex, SlotIndex, Timestamp};
+use crate::units::{ByteOffset, MemberIndex, ROW_BYTES, SlotIndex, Timestamp};
 pub(super) use chain::RolledBack;
 use chain::{Chain, ChainFault, Finds};
 use decide::{Decision, Judge, Tile, final_map};
 pub(super) use error::RecoveryError;
 use jobs::{CellRead, Job};
 use pages::PageTrials;
+use patience::Patience;
 use scan::Scan;
 pub(super) use scan::{Ring, RingRead, RingTail};
 use slab::Slab;
@@ -230,6 +231,10 @@ enum Step {
     /// R1.
     FlushAll,
     Scan(Box<(Scan, Finds)>),
+    /// Blocks of rings could not be read: all is read again, at this time (T1: a read error is no evidence).
+    Rescan {
+        at: Timestamp,
+    },
     Probe(Box<(Scan, Chain)>),
     /// The stripe map.
     Map {
@@ -293,6 +298,11 @@ pub(super) struct Recovery {
     tail: Option<u64>,
     now: Timestamp,
     page_trials: PageTrials,
+    ring_patience: Patience,
+    /// Blocks in place that could not be read, to be read again at that time.
+    cells_again: Vec<(MemberIndex, ByteOffset, Doing)>,
+    cells_due: Option<Timestamp>,
+    cell_patience: Patience,
 }
 
 impl Recovery {
@@ -323,6 +333,10 @@ impl Recovery {
             tail: cx.clean.then_some(cx.start.sequence),
             now: Timestamp(0),
             page_trials: PageTrials::default(),
+            ring_patience: Patience::default(),
+            cells_again: Vec::new(),
+            cells_due: None,
+            cell_patience: Patience::default(),
             cx,
         }
     }
@@ -353,6 +367,7 @@ impl Recovery {
             }
         }
         self.retry_pages(pages);
+        self.retry_cells();
         while self.outcome.is_none() && self.advance(pages) {}
         if self.outcome.is_some() {
             self.step = Step::Over;
@@ -392,6 +407,9 @@ impl Recovery {
                     self.outcome = failed("write of a metadata page", fault);
                 }
             }
+            (Doing::Cells { job, offset, cells }, Err(fault)) if self.may_read_again(&cells, fault) => {
+                self.cells_again.push((member, offset, Doing::Cells { job, offset, cells }));
+            }
             (Doing::Cells { job, offset, cells }, result) => {
                 self.cells_read(job, member, offset, cells, data_of(result), pages);
             }
@@ -401,6 +419,53 @@ impl Recovery {
                     self.job_written(job, pages);
                 }
             }
+        }
+    }
+
+    /// Whether a single block that could not be read is read again: a read error is no evidence (T1). All of a recovery have the
+    /// same moment for that.
+    fn may_read_again(&mut self, cells: &[CellRead], fault: IoFault) -> bool {
+        if cells.len() > 1 || fault.kind == IoFaultKind::Gone {
+            return false;
+        }
+        if self.cells_due.is_none() {
+            self.cells_due = self.cell_patience.failed_briefly(self.now);
+        }
+        self.cells_due.is_some()
+    }
+
+    fn retry_cells(&mut self) {
+        if self.outcome.is_some() || self.cells_due.is_none_or(|at| at > self.now) {
+            return;
+        }
+        self.cells_due = None;
+        for (member, offset, doing) in std::mem::take(&mut self.cells_again) {
+            self.io.read(member, offset, ROW_BYTES as usize, doing);
+        }
+    }
+
+    fn begin_scan(&mut self) {
+        let mut start = self.cx.start;
+        if is_off(Mutation::OldEpochPiecesIgnored) {
+            start.epoch = start.epoch.max(self.cx.epoch.number - 1);
+        }
+        let mut finds = Finds::new(start, self.cx.usable, self.cx.map.width(), self.cx.durable);
+        finds.expect_nothing_of(self.cx.epoch, self.cx.behind);
+        self.step = Step::Scan(Box::new((Scan::new(self.ring, self.cx.usable), finds)));
+    }
+
+    /// When the rings are to be read again, because of blocks that could not be read on these members; none when what was read
+    /// has to do. Where the others make up for these members, a moment is enough.
+    fn when_to_read_again(&mut self, unread: MemberSet) -> Option<Timestamp> {
+        if unread.is_empty() {
+            return None;
+        }
+        let gone = self.cx.map.width() - self.cx.usable.len();
+        let is_covered = gone + unread.len() <= self.cx.map.width() - self.cx.map.k;
+        if is_covered {
+            self.ring_patience.failed_briefly(self.now)
+        } else {
+            self.ring_patience.failed(self.now)
         }
     }
 
@@ -418,18 +483,18 @@ impl Recovery {
                 if !self.io.is_idle() {
                     return self.stay(Step::FlushAll);
                 }
-                let mut start = self.cx.start;
-                if is_off(Mutation::OldEpochPiecesIgnored) {
-                    start.epoch = start.epoch.max(self.cx.epoch.number - 1);
-                }
-                let mut finds = Finds::new(start, self.cx.usable, self.cx.map.width(), self.cx.durable);
-                finds.expect_nothing_of(self.cx.epoch, self.cx.behind);
-                self.step = Step::Scan(Box::new((Scan::new(self.ring, self.cx.usable), finds)));
+                self.begin_scan();
             }
+            Step::Rescan { at } if self.now < at => return self.stay(Step::Rescan { at }),
+            Step::Rescan { .. } => self.begin_scan(),
             Step::Scan(mut scan) => {
                 self.read_rings(&mut scan.0);
                 if !scan.0.is_over() {
                     return self.stay(Step::Scan(scan));
+                }
+                if let Some(at) = self.when_to_read_again(scan.0.unread()) {
+                    self.step = Step::Rescan { at };
+                    return true;
                 }
                 match scan.1.chain(self.cx.force) {
                     Ok(chain) => {

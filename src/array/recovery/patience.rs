@@ -5,6 +5,8 @@ use crate::units::Timestamp;
 /// What cannot be read is tried for this long: longer than a bus reset or a short loss of a path takes, and short enough
 /// for whoever waits for the start.
 const LIMIT_NS: u64 = 10_000_000_000;
+/// What others make up for is tried for this long.
+const BRIEF_LIMIT_NS: u64 = 1_000_000_000;
 /// The first interval between two tries; each is twice as long as the one before.
 const INTERVAL_MIN_NS: u64 = 50_000_000;
 /// The longest interval between two tries.
@@ -22,9 +24,18 @@ pub struct Patience {
 impl Patience {
     /// A try has failed. Returns when to try again; none when that was the last.
     pub fn failed(&mut self, now: Timestamp) -> Option<Timestamp> {
+        self.failed_of(now, LIMIT_NS)
+    }
+
+    /// The same, of what can be done without.
+    pub fn failed_briefly(&mut self, now: Timestamp) -> Option<Timestamp> {
+        self.failed_of(now, BRIEF_LIMIT_NS)
+    }
+
+    fn failed_of(&mut self, now: Timestamp, limit_ns: u64) -> Option<Timestamp> {
         let since = *self.since.get_or_insert(now);
         self.tries += 1;
-        if now.nanos_since(since) >= LIMIT_NS && self.tries >= TRIES_MIN {
+        if now.nanos_since(since) >= limit_ns && self.tries >= TRIES_MIN {
             return None;
         }
         let interval = INTERVAL_MIN_NS << (self.tries - 1).min(16);

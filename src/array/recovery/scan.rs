@@ -52,6 +52,7 @@ pub struct Scan {
     ring: Ring,
     waiting: VecDeque<Reader>,
     reading: Vec<Reader>,
+    unread: MemberSet,
 }
 
 /// Reading of one ring: blocks in order, and what is made of them.
@@ -90,7 +91,7 @@ impl Scan {
     pub fn new(ring: Ring, members: MemberSet) -> Scan {
         let whole = || (ring.blocks > 0).then_some(0..ring.blocks).into_iter().collect();
         let waiting = members.iter().map(|member| Reader::new(member, whole(), false)).collect();
-        Scan { ring, waiting, reading: Vec::new() }
+        Scan { ring, waiting, reading: Vec::new(), unread: MemberSet::default() }
     }
 
     /// Reads the payloads of a chain's pieces whose headers were not found.
@@ -116,7 +117,13 @@ impl Scan {
                 waiting.push_back(reader);
             }
         }
-        Scan { ring, waiting, reading: Vec::new() }
+        Scan { ring, waiting, reading: Vec::new(), unread: MemberSet::default() }
+    }
+
+    /// Members with blocks that could not be read.
+    #[must_use]
+    pub fn unread(&self) -> MemberSet {
+        self.unread
     }
 
     /// The reads that can be done now. The caller ends each with [`Scan::done`].
@@ -150,7 +157,10 @@ impl Scan {
                 reader.left.push(middle..blocks.end);
                 reader.left.push(blocks.start..middle);
             }
-            None => reader.take(&self.ring, blocks.start, None, found),
+            None => {
+                self.unread.insert(reader.member);
+                reader.take(&self.ring, blocks.start, None, found);
+            }
         }
         if reader.left.is_empty() {
             self.reading.swap_remove(at.expect("found above"));
