@@ -15,10 +15,9 @@ mod rollback;
 #[allow(dead_code)]
 mod trouble;
 
-use calpe::format::ChecksumKind;
 use calpe::testing::{
-    Aim, Damage, Mutation, OpKinds, PassingFault, Place, SCENARIOS, Scenario, SimArray, SimShape, SimWorld,
-    Totals, Trouble, atlas, explore,
+    Aim, Damage, Mutation, OpKinds, PassingFault, Place, SCENARIOS, Scenario, SimWorld, Totals, Trouble,
+    atlas, explore,
 };
 use calpe::units::{MemberIndex, Timestamp};
 use calpe::volume::AdminRequest;
@@ -117,21 +116,10 @@ fn hunt_by_rollback(mutation: Mutation) -> Result<String, String> {
     Ok(format!("{}: {what}", mutation.name()))
 }
 
-const CHUNK: usize = 16384;
-
-/// A clean array of 400 stripes of 16 KiB chunks, full of bytes.
-fn filled(data: u16, parity: u16) -> SimArray {
-    let shape = SimShape::new(data, parity, CHUNK as u32, 400).logged(ChecksumKind::Blake3, 1 << 20);
-    let mut sim = SimArray::create(shape, 1);
-    sim.write(0, &vec![7; shape.volume_bytes as usize]).expect("written");
-    sim.settle();
-    sim
-}
-
 /// What errors of reads cost that should cost nothing: block 0 cannot be read afterwards.
 fn cost_of_read_errors(mutation: Mutation) -> Option<String> {
     let parity = if mutation == Mutation::NoPatience { 2 } else { 1 };
-    let mut sim = filled(2, parity);
+    let mut sim = trouble::filled(2, parity);
     let start = sim.data_region().start;
     let away = if parity == 2 { 3 } else { 0 };
     let disk = sim.disk_of(away).expect("in service");
@@ -145,7 +133,7 @@ fn cost_of_read_errors(mutation: Mutation) -> Option<String> {
             .within(std::iter::once(start..start + 4096));
         sim.disks.get_mut(&2).expect("a disk").inject(fault.until(moment));
     }
-    sim.write(CHUNK as u64, &[9; 4096]).expect("the row can be written all the same");
+    sim.write(trouble::CHUNK as u64, &[9; 4096]).expect("the row can be written all the same");
     if parity == 1 {
         let device = sim.reopen_disk(disk);
         sim.admin(AdminRequest::Online { member: MemberIndex(away), device }).expect("it returns");

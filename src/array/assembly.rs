@@ -60,7 +60,7 @@ pub struct Assembled<K> {
     /// Members in service that hold only the parent of the chosen epoch: current as long as nothing was written under it (A1), which
     /// their rings tell.
     pub behind: MemberSet,
-    /// Members of the chosen epoch whose devices were rolled back to an older state: none of their content counts.
+    /// Members of the chosen epoch with devices that were rolled back to an older state: none of their content counts.
     pub rolled_back: MemberSet,
     /// The sequence of the newest superblock of every device: the next one must not go over it.
     pub sequences: HashMap<Uuid, u64>,
@@ -173,7 +173,7 @@ pub enum AssemblyError {
     RolledBack {
         /// Array name.
         name: String,
-        /// Who was rolled back, and how that is known.
+        /// The members that were rolled back, and how that is known.
         which: String,
         /// Members that are current.
         found: usize,
@@ -195,7 +195,7 @@ pub enum AssemblyError {
 /// did not reach; a member that served alone is some starts ahead; earlier builds now and then passed over a few.
 pub const CLAIM_STEP_MAX: u64 = 1 << 20;
 
-/// Why devices are no array; with the place of the one whose claim is in the way, where there is one.
+/// Why devices are no array; where a claim is in the way, with the place of the device that makes it.
 type Refusal = (AssemblyError, Option<usize>);
 
 /// Decides how the array of these devices may be served. All candidates carry the same array uuid.
@@ -328,7 +328,7 @@ fn check_log_start<K>(candidates: &[Candidate<K>], used: &[usize], epoch: Epoch)
     refuse(claimant, text)
 }
 
-/// A1-A4, and who was rolled back (T6). Returns the places of the candidates in use, too.
+/// A1-A4, and which members were rolled back (T6). Returns the places of the candidates in use, too.
 fn assemble_current<K: Clone>(
     candidates: &[Candidate<K>],
     force: bool,

@@ -7,7 +7,7 @@
 //! listed of the others stays readable without it. Where that is not so, or not known because a list is full, the member
 //! is kept, and the status says so.
 //!
-//! Invariant: a list holds places of the member's device in service only. Must not know of I/O, nor who reads.
+//! Invariant: a list holds places of the member's device in service only. Must not know of I/O, nor what reads are for.
 
 use super::mutation::{Mutation, is_off};
 use crate::format::PageIndex;
@@ -233,7 +233,7 @@ impl BadBlocks {
     }
 
     /// Members, other than this one, that any row may be bad on: those with more bad places than are listed, and those
-    /// whose errors do not end.
+    /// with errors that do not end.
     pub fn unlisted(&self, without: MemberIndex) -> usize {
         self.members.iter().filter(|&(member, of)| *member != without && of.is_unreliable()).count()
     }

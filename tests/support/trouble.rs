@@ -4,10 +4,11 @@ use calpe::format::ChecksumKind;
 use calpe::testing::{Mutation, OpKinds, PassingFault, SimArray, SimDisk, SimShape, Trouble};
 use calpe::volume::ArrayState;
 
-const CHUNK: usize = 16384;
+/// Bytes of a chunk of [`filled`].
+pub const CHUNK: usize = 16384;
 
 /// A clean array of 400 stripes of 16 KiB chunks, full of bytes.
-fn filled(data: u16, parity: u16) -> SimArray {
+pub fn filled(data: u16, parity: u16) -> SimArray {
     let shape = SimShape::new(data, parity, CHUNK as u32, 400).logged(ChecksumKind::Blake3, 1 << 20);
     let mut sim = SimArray::create(shape, 1);
     sim.write(0, &vec![7; shape.volume_bytes as usize]).expect("written");
