@@ -1,4 +1,4 @@
-//! Metadata pages that cannot be read for a moment, or for long (rules T3 and T8): an error that
+//! Metadata pages and the end of the log that cannot be read for a moment, or for long (rules T3, R5 and T8): an error that
 //! goes away leaves nothing behind, and what is not known is never served as if it were. Each test is named after what must
 //! hold.
 
@@ -51,5 +51,31 @@ fn pages_that_cannot_be_read_for_a_moment_during_a_replay_cost_nothing() {
 fn what_could_not_be_read_for_a_moment_survives_a_power_cut_later() {
     for seed in 0..12 {
         pages_unreadable_and_a_power_cut(seed).unwrap_or_else(|what| panic!("{seed}: {what}"));
+    }
+}
+
+#[test]
+fn a_flushed_batch_is_not_dropped_because_it_cannot_be_read_now() {
+    let mut refused = 0;
+    for seed in 0..12 {
+        for millis in [500, u64::MAX / 1_000_000] {
+            let was_refused = flushed_batch_unreadable(millis, seed);
+            refused += usize::from(was_refused.unwrap_or_else(|what| panic!("{seed} {millis}: {what}")));
+        }
+    }
+    assert!(refused > 3, "{refused}");
+}
+
+#[test]
+fn rings_that_cannot_be_read_where_the_log_is_not_do_not_keep_an_array_from_starting() {
+    for seed in 0..6 {
+        unused_ring_unreadable(seed).unwrap_or_else(|what| panic!("{seed}: {what}"));
+    }
+}
+
+#[test]
+fn a_member_that_cannot_be_read_at_all_is_one_fault_and_no_more() {
+    for seed in 0..12 {
+        one_member_unreadable(seed).unwrap_or_else(|what| panic!("{seed}: {what}"));
     }
 }

@@ -110,6 +110,8 @@ mutations! {
     RewrittenTailBelieved "rewritten-tail-believed",
     /// T6: a member that left is caught up whatever its log shows; what it held before it was rolled back is not written again.
     LeftTailNotChecked "left-tail-not-checked",
+    /// R5, T3: the end of the log is dropped although what cannot be read of the rings for a moment may hold it.
+    UnreadTailDropped "unread-tail-dropped",
     /// Old parity enters new parity without being verified: damage of one block becomes damage of its row.
     OldParityNotVerified "old-parity-not-verified",
     /// T4: what the host lacks for a moment is taken for a fault of the member; a shortage of all takes all out.

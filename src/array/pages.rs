@@ -520,6 +520,18 @@ impl PageStore {
         self.clock.retain(|&other| other != page);
     }
 
+    /// Forgets everything: all pages are loaded anew. Nothing may be in use, changed or on its way.
+    pub fn forget_all(&mut self) {
+        assert!(self.loads.is_empty() && self.frozen.is_empty(), "nothing is on its way");
+        assert!(self.cached.values().all(|cached| cached.pins == 0), "nothing is in use");
+        self.cached.clear();
+        self.clock.clear();
+        self.dirty.clear();
+        self.due.clear();
+        self.versions = Versions::new(self.layout.pages());
+        self.settles_for = Settle::Known;
+    }
+
     /// What loads settle for that end from now on.
     pub fn settle_for(&mut self, settle: Settle) {
         self.settles_for = settle;

@@ -15,7 +15,7 @@ use super::recovery::{
 use super::redo::Redo;
 use super::stripe_map::StripeMap;
 use super::{Array, ArrayConfig, Inflight, LogState, NoticeLevel, Op, Owner};
-use crate::block_io::{IoFault, IoOp, IoValue, Pool};
+use crate::block_io::{IoFault, IoFaultKind, IoOp, IoValue, Pool};
 use crate::codec::BlockHasher;
 use crate::format::{
     ChecksumKind, EpochStamp, LOG_BLOCK_BYTES, LogKey, LogStart, MemberSet, MemberState, PAGE_BYTES, Region,
@@ -327,7 +327,13 @@ impl Array {
     }
 
     pub(super) fn recovery_io(&mut self, item: usize, entry: Inflight, result: Result<IoValue, IoFault>) {
-        if let (Err(fault), super::Effect::None) = (&result, entry.effect) {
+        let counts = match &self.redo().life {
+            Life::Recovering { recovery, .. } => recovery.counts(item),
+            _ => false,
+        };
+        if let (Err(fault), super::Effect::None) = (&result, entry.effect)
+            && (counts || fault.kind == IoFaultKind::Gone)
+        {
             self.read_fault(entry.member, entry.device, *fault);
         }
         self.recovery_done(item, result);
@@ -369,13 +375,19 @@ impl Array {
             );
             self.notice(NoticeLevel::Info, None, text);
         }
-        if recovered.dropped > 0 {
+        if recovered.dropped > 0 || recovered.dropped_unread.is_some() {
+            let (level, why) = match &recovered.dropped_unread {
+                None => (NoticeLevel::Warning, String::new()),
+                Some(members) => {
+                    (NoticeLevel::Error, format!("; the log of {members} could not be read there"))
+                }
+            };
             let text = format!(
-                "{} batches at the end of the redo log are on too few members to be replayed, and no member notes that they were \
-                 flushed: they were dropped",
+                "{} batches at the end of the redo log were dropped: too few members have them whole, and no member notes \
+                 that they were flushed{why}",
                 recovered.dropped
             );
-            self.notice(NoticeLevel::Warning, None, text);
+            self.notice(level, None, text);
         }
         if !recovered.lost.is_empty() {
             for LostRow { slot, row, columns } in &recovered.lost {

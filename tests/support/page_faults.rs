@@ -1,4 +1,4 @@
-//! Metadata pages that cannot be read for a moment (rules T3 and T8): scenes that each return what
+//! Metadata pages and the end of the log that cannot be read for a moment (rules T3, R5 and T8): scenes that each return what
 //! went wrong. Shared by `tests/page_faults.rs`, where nothing may, and `tests/mutations.rs`, where a broken rule must.
 
 use calpe::block_io::IoOp;
@@ -323,4 +323,142 @@ pub fn pages_unreadable_and_a_power_cut(seed: u64) -> Result<(), String> {
         verify(&mut sim, &model, &format!("tear {tear}"))?;
     }
     Ok(())
+}
+
+/// The last flushed batch, which no note covers yet, cannot be read for a moment on more members than the array survives. Returns
+/// whether the start was refused meanwhile.
+pub fn flushed_batch_unreadable(millis: u64, seed: u64) -> Result<bool, String> {
+    let (data, parity) = [(2, 1), (3, 2), (2, 2)][seed as usize % 3];
+    let shape = shape(data, parity, 12);
+    let (world, mut sim, mut model) = Scene::running(shape, seed);
+    let log = sim.log_region();
+    let to_log = |op: &IoOp| match op {
+        IoOp::Write { offset, buf, .. } if log.contains(&offset.0) => {
+            Some(offset.0..offset.0 + buf.len() as u64)
+        }
+        _ => None,
+    };
+    let mut random = Random::new(seed);
+    let whole = seed.is_multiple_of(4);
+    let stripe = usize::from(data) * CHUNK;
+    // One batch before it, so that there is a chain.
+    for last in [false, true] {
+        let len = if whole { stripe } else { BLOCK };
+        let at = random.below((model.len() / len) as u64) as usize * len;
+        let bytes = vec![random.below(250) as u8 + 1; len];
+        model[at..at + len].copy_from_slice(&bytes);
+        let id = sim.submit_write(at as u64, &bytes, true);
+        let mut pieces: BTreeMap<u32, Vec<Range<u64>>> = BTreeMap::new();
+        loop {
+            for (disk, op) in sim.queued() {
+                pieces.entry(disk).or_default().extend(to_log(op));
+            }
+            if sim.poll(id).is_some() {
+                break;
+            }
+            if !sim.step() {
+                sim.sleep(100);
+            }
+        }
+        if !last {
+            continue;
+        }
+        let sick = random.choose(usize::from(parity) + 1, usize::from(data + parity));
+        let mut scene = Scene::killed(world.clone(), &sim, model.clone());
+        for at in sick {
+            let disk = scene.disks.get_mut(&(at as u32)).expect("a disk");
+            let mut within = pieces.remove(&(at as u32)).unwrap_or_default();
+            // Of a whole stripe the log has records alone: what decides is in its slot.
+            within.extend(DiskRegion::Data.ranges(disk).into_iter().filter(|_| whole));
+            disk.inject(unreadable(within, Timestamp(millis * 1_000_000)));
+        }
+        let mut sim = scene.start(false);
+        drain(&mut sim);
+        if millis < 5_000 {
+            return verify(&mut sim, &scene.model, "the flushed batch can be read again").map(|()| false);
+        }
+        if let LogState::Refused(_) = sim.status().log {
+            sim.disks.values_mut().for_each(SimDisk::clear_faults);
+            scene.disks = sim.wreck().settle(true, |_, _| Fate::Kept);
+            let mut sim = scene.start(false);
+            drain(&mut sim);
+            return verify(&mut sim, &scene.model, "the start after the refused one").map(|()| true);
+        }
+        // What the others have of it may do.
+        return verify(&mut sim, &scene.model, "served all the same").map(|()| false);
+    }
+    unreachable!("the last batch returns")
+}
+
+/// Case 3: one member is dead, and much of the ring of another cannot be read, none of it in use. No member leaves for that.
+pub fn unused_ring_unreadable(seed: u64) -> Result<(), String> {
+    let shape = shape(2, 1, 12);
+    let (world, mut sim, mut model) = Scene::running(shape, seed);
+    let mut random = Random::new(seed);
+    for _ in 0..random.below(5) {
+        let block = random.below((model.len() / BLOCK) as u64) as usize;
+        let bytes = vec![random.below(250) as u8 + 1; BLOCK];
+        model[block * BLOCK..][..BLOCK].copy_from_slice(&bytes);
+        let id = sim.submit_write((block * BLOCK) as u64, &bytes, true);
+        sim.wait(id).expect("written");
+    }
+    let mut scene = Scene::killed(world, &sim, model);
+    let dead = random.below(3) as u32;
+    let sick = (dead + 1) % 3;
+    scene.disks.get_mut(&dead).expect("a disk").dead = true;
+    let disk = scene.disks.get_mut(&sick).expect("a disk");
+    let log = DiskRegion::Log.ranges(disk).remove(0);
+    // The log starts where the ring begins, and is short.
+    let unused = log.start + (log.end - log.start) / 2..log.end;
+    disk.inject(unreadable(vec![unused], Timestamp(u64::MAX)));
+    let mut sim = scene.start(false);
+    drain(&mut sim);
+    verify(&mut sim, &scene.model, "with half of a ring unreadable")?;
+    let errors: Vec<u64> = sim.status().members.iter().map(|member| member.counters.read_errors).collect();
+    if errors.iter().any(|errors| *errors > 0) {
+        return Err(format!("errors of a scan are counted: {errors:?}"));
+    }
+    Ok(())
+}
+
+/// Within the budget: after a kill under load one member gives nothing but errors for reads, for good. What was
+/// acknowledged is there, or the start waits a little and then goes on.
+pub fn one_member_unreadable(seed: u64) -> Result<(), String> {
+    let (data, parity) = [(2, 1), (4, 2), (2, 2), (1, 1)][seed as usize % 4];
+    let shape = shape(data, parity, 12);
+    let (world, mut sim, mut model) = Scene::running(shape, seed);
+    let mut random = Random::new(seed);
+    let blocks = (model.len() / BLOCK) as u64;
+    // The last is not answered: it is there or not.
+    let mut last = None;
+    for at in 0..8 {
+        let block = random.below(blocks) as usize;
+        let bytes = vec![at as u8 + 1; BLOCK];
+        let id = sim.submit_write((block * BLOCK) as u64, &bytes, random.one_in(2));
+        if at < 7 {
+            sim.wait(id).expect("written");
+            model[block * BLOCK..][..BLOCK].copy_from_slice(&bytes);
+        } else {
+            (0..random.below(12)).for_each(|_| {
+                sim.step();
+            });
+            last = Some((block, bytes));
+        }
+    }
+    let (block, bytes) = last.expect("the last");
+    let mut torn = Random::new(seed);
+    let disks = sim.wreck().settle(false, |_, _| if torn.one_in(2) { Fate::Kept } else { Fate::Lost });
+    let mut scene = Scene { world, disks, model };
+    let sick = random.below(u64::from(data + parity)) as u32;
+    let superblocks = DiskRegion::Superblocks.ranges(&scene.disks[&sick]);
+    let end = superblocks.iter().map(|range| range.start).filter(|start| *start > 1 << 20).min();
+    let start = superblocks.iter().map(|range| range.end).filter(|end| *end < 1 << 20).max();
+    let within = start.expect("copies at the head")..end.expect("copies at the tail");
+    scene.disks.get_mut(&sick).expect("a disk").inject(unreadable(vec![within], Timestamp(u64::MAX)));
+    let mut sim = scene.start(false);
+    drain(&mut sim);
+    if sim.read((block * BLOCK) as u64, BLOCK).is_ok_and(|read| read == bytes) {
+        scene.model[block * BLOCK..][..BLOCK].copy_from_slice(&bytes);
+    }
+    verify(&mut sim, &scene.model, "one member is unreadable")
 }

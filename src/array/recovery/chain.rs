@@ -5,6 +5,7 @@
 //! Must not know how rings are read or rows are decoded.
 
 use super::RecoveryError;
+use super::unread::UnreadBlocks;
 use crate::array::geometry::Map;
 use crate::array::mutation::{Mutation, is_off};
 use crate::format::{Batch, BatchHash, EpochStamp, LogRecord, LogStart, MemberSet, NO_PLACE, SegmentHeader};
@@ -225,6 +226,10 @@ pub struct Chain {
     pub batches: Vec<LogBatch>,
     /// By epoch: batches below this sequence are covered by a note that was written in it.
     pub notes: HashMap<u64, u64>,
+    /// Batches of the sequence before the tail that were found: they tell where the first batch was written.
+    pub before: Vec<LogBatch>,
+    /// What could not be read of the rings.
+    pub unread: UnreadBlocks,
 }
 
 impl Chain {
@@ -239,6 +244,8 @@ impl Chain {
             own_noted: vec![0; width],
             batches: Vec::new(),
             notes: HashMap::new(),
+            before: Vec::new(),
+            unread: UnreadBlocks::default(),
         }
     }
 
@@ -310,6 +317,10 @@ pub struct Finds {
     impossible: Vec<u64>,
     /// Batches at which those below the tail are dropped next.
     prune_at: usize,
+    /// Batches of the sequence before the tail.
+    before: Vec<LogBatch>,
+    /// What could not be read.
+    pub unread: UnreadBlocks,
 }
 
 /// What the pieces in a member's ring say, those that a replay wrote there left out.
@@ -381,6 +392,8 @@ impl Finds {
             has_batch_of_epoch: false,
             impossible: Vec::new(),
             prune_at: PRUNE_BATCHES_MIN,
+            before: Vec::new(),
+            unread: UnreadBlocks::default(),
         }
     }
 
@@ -401,6 +414,9 @@ impl Finds {
         let (hash, sequence) = (header.hash, header.batch.sequence);
         self.has_batch_of_epoch |= header.batch.epoch == self.behind.0;
         if header.batch.epoch.number < self.start.epoch {
+            if sequence + 1 == self.start.sequence {
+                self.add_before(header, map, ring_blocks);
+            }
             return None;
         }
         // What a header says of tail and note is true whatever becomes of its batch; of the member it says something only
@@ -417,6 +433,9 @@ impl Finds {
         let note = self.notes.entry(header.batch.epoch.id).or_default();
         *note = header.batch.durable_upto.max(*note);
         if sequence < self.lowest {
+            if sequence + 1 == self.lowest {
+                self.add_before(header, map, ring_blocks);
+            }
             return None;
         }
         if !self.batches.contains_key(&hash) {
@@ -429,6 +448,13 @@ impl Finds {
             }
         }
         self.batches.get(&hash)
+    }
+
+    /// A batch just below the tail: what comes next begins where it ends, whatever its epoch.
+    fn add_before(&mut self, header: SegmentHeader, map: &Map, ring_blocks: u32) {
+        if self.before.iter().all(|known| known.hash != header.hash) {
+            self.before.extend(LogBatch::new(header, map, ring_blocks));
+        }
     }
 
     fn tails(&self) -> impl Iterator<Item = u64> + '_ {
@@ -444,7 +470,9 @@ impl Finds {
 
     fn prune(&mut self) {
         let lowest = self.lowest;
-        self.batches.retain(|_, batch| batch.batch.sequence >= lowest);
+        let void = self.batches.extract_if(|_, batch| batch.batch.sequence < lowest).map(|(_, batch)| batch);
+        self.before.extend(void);
+        self.before.retain(|batch| batch.batch.sequence + 1 == lowest);
         self.prune_at = PRUNE_BATCHES_MIN.max(2 * self.batches.len());
     }
 
@@ -454,7 +482,7 @@ impl Finds {
     ///
     /// # Errors
     /// When a noted batch is not to be found, unless `force`, or one is not possible; or when members were rolled back.
-    pub fn chain(mut self, force: bool) -> Result<Chain, ChainFault> {
+    pub fn chain(&mut self, force: bool) -> Result<Chain, ChainFault> {
         let (epoch, behind) = self.behind;
         if self.has_batch_of_epoch && !behind.is_empty() && !is_off(Mutation::WritesInEpochPassedOver) {
             let why = RolledBack::MissedEpoch { epoch: epoch.number };
@@ -522,7 +550,9 @@ impl Finds {
             noted: place(noted.max(top)),
             own_noted: self.shown.iter().map(|shown| place(shown.noted)).collect(),
             batches: batches.into(),
-            notes: self.notes,
+            notes: std::mem::take(&mut self.notes),
+            before: std::mem::take(&mut self.before),
+            unread: std::mem::take(&mut self.unread),
         })
     }
 }

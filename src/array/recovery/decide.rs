@@ -6,6 +6,7 @@
 //! nothing is bad is found when all ranges are known. Must not know how blocks are read.
 
 use super::chain::{Chain, LogBatch};
+use super::unread::Doubt;
 use crate::array::geometry::Map;
 use crate::array::mutation::{Mutation, is_off};
 use crate::format::{InPlaceRecord, LogRecord, MapEntry, MemberSet};
@@ -222,7 +223,7 @@ impl TileState {
     }
 }
 
-/// What was read of home blocks: (row, column) to the hash of what is there, none where it cannot be read.
+/// What was read of home blocks: (row, column) to the hash of what is there, none where that gave an error.
 pub type Homes = HashMap<(usize, usize), Option<BlockHash>>;
 
 /// What the checksum pages say of an untouched block.
@@ -258,11 +259,26 @@ pub struct Bad {
     pub avoidable: bool,
 }
 
+/// What to make of blocks that could not be read, because of errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reading {
+    /// They are erasures.
+    Erased,
+    /// They are erasures where, with members that are gone, they are no more than the array survives. Elsewhere they may be good.
+    Covered,
+    /// They may be good.
+    Good,
+}
+
+impl Reading {
+    const ALL: [Reading; 3] = [Reading::Erased, Reading::Covered, Reading::Good];
+}
+
 /// What a tile contributes to the decision.
 #[derive(Clone, Debug, Default)]
 pub struct Verdict {
-    /// When prefixes are bad.
-    pub bad: Vec<Bad>,
+    /// When prefixes are bad, by [`Reading`].
+    pub bad: [Vec<Bad>; 3],
     /// Blocks of usable members, (row, column), that are missing or bad at some prefix.
     pub suspects: Vec<(usize, usize)>,
 }
@@ -356,29 +372,47 @@ impl Judge {
         let mut verdict = Verdict::default();
         let mut suspects = vec![false; tile.rows.len() * self.map.width()];
         // What is lost at the note already: no prefix that may be chosen could save it.
-        let mut lost_at_note: HashMap<usize, Vec<usize>> = HashMap::new();
+        let mut lost_at_note: [HashMap<usize, Vec<usize>>; 3] = Default::default();
         self.walk(tile, |state, prefixes| {
             for &row in doubtful.iter().filter(|&&row| state.touched[row - tile.rows.start]) {
-                let mut lost = Vec::new();
+                // Those that could not be read are told from others.
+                let mut lost: Vec<(usize, bool)> = Vec::new();
+                let mut gone = 0;
                 for column in 0..self.map.width() {
                     let known = self.is_good(tile, state, row, column, homes, &base);
                     if known != Some(true) {
-                        lost.push(column);
+                        lost.push((
+                            column,
+                            known.is_some() && self.is_unread(tile, state, row, column, homes),
+                        ));
+                        gone += usize::from(known.is_none());
                     }
                     // An image that is in place already is missing in the log all the same.
                     if known == Some(false) || self.in_doubt_image(tile, state, row, column) {
                         suspects[(row - tile.rows.start) * self.map.width() + column] = true;
                     }
                 }
-                if lost.len() <= self.map.m {
-                    continue;
+                let unread = lost.iter().filter(|(_, unread)| *unread).count();
+                for reading in Reading::ALL {
+                    let spares = match reading {
+                        Reading::Erased => false,
+                        Reading::Covered => Doubt::of(unread, gone, self.map.m) == Doubt::Beyond,
+                        Reading::Good => true,
+                    };
+                    let lost =
+                        lost.iter().filter(|(_, unread)| !(spares && *unread)).map(|(column, _)| *column);
+                    let lost: Vec<usize> = lost.collect();
+                    if lost.len() <= self.map.m {
+                        continue;
+                    }
+                    let lost_at_note = &mut lost_at_note[reading as usize];
+                    if prefixes.start == self.chain.noted {
+                        lost_at_note.insert(row, lost.clone());
+                    }
+                    let before = lost_at_note.get(&row).map_or(&[][..], Vec::as_slice);
+                    let avoidable = lost.iter().any(|column| !before.contains(column));
+                    verdict.bad[reading as usize].push(Bad { prefixes: prefixes.clone(), avoidable });
                 }
-                if prefixes.start == self.chain.noted {
-                    lost_at_note.insert(row, lost.clone());
-                }
-                let before = lost_at_note.get(&row).map_or(&[][..], Vec::as_slice);
-                let avoidable = lost.iter().any(|column| !before.contains(column));
-                verdict.bad.push(Bad { prefixes: prefixes.clone(), avoidable });
             }
         });
         let width = self.map.width();
@@ -455,6 +489,19 @@ impl Judge {
         })
     }
 
+    /// Whether an error keeps it open whether a block of a usable member, which is not known to be good, is.
+    fn is_unread(&self, tile: &Tile, state: &TileState, row: usize, column: usize, homes: &Homes) -> bool {
+        let home = homes.get(&(row, column)) == Some(&None);
+        home || match state.cell(row, column) {
+            Cell::Image { batch, ordinal, .. } => {
+                let member = self.member(tile, column);
+                let block = self.chain.batches[batch as usize].image_block(member, ordinal);
+                block.is_some_and(|block| self.chain.unread.contains(member, block))
+            }
+            _ => false,
+        }
+    }
+
     /// The member with a column of a tile.
     #[must_use]
     pub fn member(&self, tile: &Tile, column: usize) -> MemberIndex {
@@ -474,25 +521,40 @@ impl Judge {
 #[derive(Debug)]
 pub struct Decision {
     noted: u32,
-    /// For each length of prefix how many more ranges start than end there: any, and avoidable ones.
-    changes: Vec<(i32, i32)>,
+    /// By [`Reading`], for each length of prefix how many more ranges start than end there: any, and avoidable ones.
+    changes: [Vec<(i32, i32)>; 3],
 }
 
 impl Decision {
     /// Nothing is bad yet.
     #[must_use]
     pub fn new(chain: &Chain) -> Decision {
-        Decision { noted: chain.noted, changes: vec![(0, 0); chain.batches.len() + 2] }
+        let changes = vec![(0, 0); chain.batches.len() + 2];
+        Decision { noted: chain.noted, changes: [changes.clone(), changes.clone(), changes] }
     }
 
     /// Takes what is bad in one tile.
-    pub fn add(&mut self, bad: &[Bad]) {
-        for Bad { prefixes, avoidable } in bad {
-            for (at, change) in [(prefixes.start, 1), (prefixes.end, -1)] {
-                let entry = &mut self.changes[at as usize];
-                entry.0 += change;
-                entry.1 += if *avoidable { change } else { 0 };
+    pub fn add(&mut self, bad: &[Vec<Bad>; 3]) {
+        for (bad, changes) in bad.iter().zip(&mut self.changes) {
+            for Bad { prefixes, avoidable } in bad {
+                for (at, change) in [(prefixes.start, 1), (prefixes.end, -1)] {
+                    let entry = &mut changes[at as usize];
+                    entry.0 += change;
+                    entry.1 += if *avoidable { change } else { 0 };
+                }
             }
+        }
+    }
+
+    /// Whether the prefix would be another one if what could not be read were good (R5).
+    #[must_use]
+    pub fn doubt(&self) -> Doubt {
+        let erased = self.longest();
+        match (self.longest_if(Reading::Covered), self.longest_if(Reading::Good)) {
+            _ if is_off(Mutation::UnreadTailDropped) => Doubt::None,
+            (covered, _) if covered != erased => Doubt::Beyond,
+            (_, good) if good != erased => Doubt::Covered,
+            _ => Doubt::None,
         }
     }
 
@@ -500,9 +562,14 @@ impl Decision {
     /// that the noted batches touch are lost whatever is chosen; the longest prefix that loses nothing more then.
     #[must_use]
     pub fn longest(&self) -> u32 {
+        self.longest_if(Reading::Erased)
+    }
+
+    fn longest_if(&self, reading: Reading) -> u32 {
+        let changes = &self.changes[reading as usize];
         let (mut any, mut avoidable) = (0, 0);
         let (mut whole, mut best) = (None, self.noted);
-        for (at, change) in self.changes[..self.changes.len() - 1].iter().enumerate() {
+        for (at, change) in changes[..changes.len() - 1].iter().enumerate() {
             any += change.0;
             avoidable += change.1;
             let at = at as u32;
@@ -515,7 +582,7 @@ impl Decision {
             }
         }
         if is_off(Mutation::NoPrefix) {
-            return self.changes.len() as u32 - 2;
+            return changes.len() as u32 - 2;
         }
         whole.unwrap_or(best)
     }

@@ -25,6 +25,29 @@ pub enum RecoveryError {
         /// Which.
         sequence: u64,
     },
+    /// The end of the log is not known, because of blocks that could not be read (rule R5).
+    #[error(
+        "whether the log goes on with batch {sequence} is not known, as the log of {members} cannot be read there: writes that \
+         were flushed may be in it. Start the array again when it can be read, bring back members that are missing, or force \
+         the start and lose the last writes"
+    )]
+    EndUnreadable {
+        /// The first batch that may be there.
+        sequence: u64,
+        /// Whose log could not be read, in words.
+        members: String,
+    },
+    /// A row of the log cannot be decoded because of blocks that could not be read (rule T3).
+    #[error(
+        "what the log holds of row {row} of slot {slot} cannot be put in place, as blocks that it takes cannot be read: start \
+         the array again when they can, bring back members that are missing, or force the start and lose these blocks"
+    )]
+    RowUnreadable {
+        /// Which.
+        slot: SlotIndex,
+        /// Which.
+        row: usize,
+    },
     /// Rows are lost, and without checksums nothing would tell.
     #[error(
         "{rows} rows of durable writes cannot be decoded, the first is row {row} of slot {slot}, and without checksums \

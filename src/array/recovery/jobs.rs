@@ -5,13 +5,15 @@
 //! Jobs run side by side within a bound of bytes; the step that they belong to ends with the last.
 
 use super::decide::{Base, Cell, Homes, Judge, Tile, TileState};
+use super::patience::Patience;
+use super::unread::Doubt;
 use super::{Building, Doing, Recovery, RecoveryContext, RecoveryError, Step};
 use crate::array::members::Which;
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::pages::{PageStore, Want};
 use crate::block_io::Buf;
 use crate::format::PageIndex;
-use crate::units::{BlockHash, ByteOffset, ColumnIndex, MemberIndex, ROW_BYTES};
+use crate::units::{BlockHash, ByteOffset, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, Timestamp};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::mem;
 
@@ -76,6 +78,29 @@ pub(super) struct Job {
     have: HashMap<(usize, usize), Buf>,
     /// Blocks that were asked for; those that are not in `have` cannot be had.
     asked: HashSet<(usize, usize)>,
+    /// Of these, those that gave an error.
+    unread: HashSet<(usize, usize)>,
+}
+
+/// Jobs with rows that cannot be decoded because of errors.
+#[derive(Debug, Default)]
+pub(super) struct CellTrials {
+    patience: Patience,
+    /// They read again at this time.
+    again: Option<Timestamp>,
+    /// Those that wait for that.
+    jobs: Vec<usize>,
+    /// Those that have waited and are not through.
+    tried: BTreeSet<usize>,
+    /// What gives an error counts as lost: there is no time left, and the start is forced.
+    takes_anything: bool,
+}
+
+impl CellTrials {
+    /// Whether blocks are tried again.
+    pub fn is_trying(&self) -> bool {
+        !self.tried.is_empty()
+    }
 }
 
 /// Where a block can be had.
@@ -99,6 +124,10 @@ impl Recovery {
         }
         if next < self.judge.touches.len() || !self.tiles.is_empty() || !self.jobs.is_empty() {
             return self.stay(Step::Weigh { next });
+        }
+        let doubt = self.decision.doubt();
+        if doubt != Doubt::None && !self.settles_end(doubt) {
+            return true;
         }
         // Rows that it loses show when they are to be decoded, before anything in place is written.
         self.prefix = self.decision.longest();
@@ -265,7 +294,12 @@ impl Recovery {
                 }
                 return;
             }
-            None => {}
+            None => {
+                for CellRead { row, column, .. } in cells {
+                    job.unread.insert((row, column));
+                    job.homes.insert((row, column), None);
+                }
+            }
             Some(data) => {
                 for (at, CellRead { row, column, expected }) in cells.into_iter().enumerate() {
                     let block = data.slice(at * BLOCK..(at + 1) * BLOCK);
@@ -302,6 +336,7 @@ impl Recovery {
         }
         let mut reads = Vec::new();
         let mut decodable = Vec::new();
+        let mut waits_for = None;
         for (row, columns) in missing {
             // Zeroes cost nothing; of the others only as many as needed are asked for at a time.
             let mut good = (0..self.cx.map.width()).filter(|&c| job.have.contains_key(&(row, c))).count();
@@ -322,6 +357,12 @@ impl Recovery {
                 decodable.push((row, columns));
             } else if asked == 0 {
                 // Every column was asked for, and none can be decoded.
+                let unread = job.unread.iter().filter(|(other, _)| *other == row).count();
+                if good + unread >= self.cx.map.k && !self.cell_trials.takes_anything {
+                    // With what gave an error it can (T3).
+                    waits_for.get_or_insert((job.tile.slot, row));
+                    continue;
+                }
                 let width = self.cx.map.width();
                 let gone = (0..width).filter(|&column| !job.have.contains_key(&(row, column)));
                 self.lost.entry((job.tile.slot, row)).or_default().extend(gone);
@@ -329,6 +370,9 @@ impl Recovery {
         }
         if !reads.is_empty() {
             return self.read_cells(key, reads);
+        }
+        if let Some(row) = waits_for {
+            return self.wait_for_cells(key, row);
         }
         for (row, columns) in decodable {
             let wrong = job.decode(&self.cx, row, &columns);
@@ -339,8 +383,45 @@ impl Recovery {
         self.write_job(key, pages);
     }
 
+    /// Blocks that gave an error, without which a row cannot be decoded, are read again later. Otherwise what the log has of
+    /// the row would be lost with the log: the start ends here when that takes too long, unless it is forced.
+    fn wait_for_cells(&mut self, key: usize, (slot, row): (SlotIndex, usize)) {
+        let trials = &mut self.cell_trials;
+        trials.jobs.push(key);
+        trials.tried.insert(key);
+        if trials.again.is_none() {
+            trials.again = trials.patience.failed(self.now);
+        }
+        if trials.again.is_some() {
+            return;
+        }
+        if !self.cx.force {
+            return self.refuse(RecoveryError::RowUnreadable { slot, row });
+        }
+        trials.takes_anything = true;
+        trials.again = Some(self.now);
+    }
+
+    /// Reads blocks again whose time has come.
+    pub(super) fn retry_cells(&mut self, pages: &mut PageStore) {
+        if self.outcome.is_some() || self.cell_trials.again.is_none_or(|at| at > self.now) {
+            return;
+        }
+        self.cell_trials.again = None;
+        for key in mem::take(&mut self.cell_trials.jobs) {
+            let job = &mut self.jobs[key];
+            for cell in job.unread.drain() {
+                job.asked.remove(&cell);
+            }
+            self.cells_complete(key, pages);
+        }
+    }
+
     /// Writes what is wanted and could be had, neighbours together; sets the hashes.
     fn write_job(&mut self, key: usize, pages: &mut PageStore) {
+        if self.cell_trials.tried.remove(&key) && self.cell_trials.tried.is_empty() {
+            self.cell_trials.patience.succeeded();
+        }
         let job = &mut self.jobs[key];
         if job.kind == Kind::Redo {
             job.set_hashes(&self.cx, pages);
@@ -416,6 +497,7 @@ impl Job {
             wanted: Vec::new(),
             have: HashMap::new(),
             asked: HashSet::new(),
+            unread: HashSet::new(),
         }
     }
 

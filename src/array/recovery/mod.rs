@@ -24,6 +24,8 @@ mod patience;
 mod scan;
 #[cfg(test)]
 mod tests;
+mod trials;
+mod unread;
 
 use super::geometry::Map;
 use super::members::Which;
@@ -35,15 +37,16 @@ use crate::codec::{BlockHasher, Codec};
 use crate::format::{BatchHash, EpochStamp, LOG_BLOCK_BYTES, LogKey, LogStart, MemberSet, PageIndex, Region};
 use crate::units::{ByteOffset, MemberIndex, SlotIndex, Timestamp};
 pub(super) use chain::RolledBack;
-use chain::{Chain, ChainFault, Finds};
+use chain::{Chain, Finds};
 use decide::{Decision, Judge, Tile, final_map};
 pub(super) use error::RecoveryError;
-use jobs::{CellRead, Job};
+use jobs::{CellRead, CellTrials, Job};
 use pages::PageTrials;
 use scan::Scan;
 pub(super) use scan::{Ring, RingRead, RingTail};
 use slab::Slab;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use trials::LogTrials;
 use uuid::Uuid;
 
 /// Changed pages at which redo pauses to write them back, 64 MiB.
@@ -150,6 +153,8 @@ pub(super) struct Recovered {
     pub batches: u32,
     /// Batches that were dropped: never acknowledged as durable.
     pub dropped: u32,
+    /// Members whose logs could not be read where a batch would be that was dropped, in words.
+    pub dropped_unread: Option<String>,
     /// Rows that were written in place.
     pub rows_redone: u64,
     /// Bad copies of pages, to be counted against their members.
@@ -230,6 +235,10 @@ enum Step {
     /// R1.
     FlushAll,
     Scan(Box<(Scan, Finds)>),
+    /// The rings are read again at this time.
+    Again {
+        at: Timestamp,
+    },
     Probe(Box<(Scan, Chain)>),
     /// The stripe map.
     Map {
@@ -293,6 +302,8 @@ pub(super) struct Recovery {
     tail: Option<u64>,
     now: Timestamp,
     page_trials: PageTrials,
+    cell_trials: CellTrials,
+    log_trials: LogTrials,
 }
 
 impl Recovery {
@@ -323,6 +334,8 @@ impl Recovery {
             tail: cx.clean.then_some(cx.start.sequence),
             now: Timestamp(0),
             page_trials: PageTrials::default(),
+            cell_trials: CellTrials::default(),
+            log_trials: LogTrials::default(),
             cx,
         }
     }
@@ -353,6 +366,7 @@ impl Recovery {
             }
         }
         self.retry_pages(pages);
+        self.retry_cells(pages);
         while self.outcome.is_none() && self.advance(pages) {}
         if self.outcome.is_some() {
             self.step = Step::Over;
@@ -418,29 +432,20 @@ impl Recovery {
                 if !self.io.is_idle() {
                     return self.stay(Step::FlushAll);
                 }
-                let mut start = self.cx.start;
-                if is_off(Mutation::OldEpochPiecesIgnored) {
-                    start.epoch = start.epoch.max(self.cx.epoch.number - 1);
-                }
-                let mut finds = Finds::new(start, self.cx.usable, self.cx.map.width(), self.cx.durable);
-                finds.expect_nothing_of(self.cx.epoch, self.cx.behind);
-                self.step = Step::Scan(Box::new((Scan::new(self.ring, self.cx.usable), finds)));
+                self.begin_scan();
             }
             Step::Scan(mut scan) => {
                 self.read_rings(&mut scan.0);
                 if !scan.0.is_over() {
                     return self.stay(Step::Scan(scan));
                 }
-                match scan.1.chain(self.cx.force) {
-                    Ok(chain) => {
-                        let probe = Scan::probe(self.ring, self.cx.usable, &chain);
-                        self.step = Step::Probe(Box::new((probe, chain)));
-                    }
-                    Err(ChainFault::Error(error)) => self.refuse(error),
-                    Err(ChainFault::RolledBack(members)) => {
-                        self.outcome = Some(RecoveryOutcome::RolledBack(members));
-                    }
+                self.end_scan(scan.1);
+            }
+            Step::Again { at } => {
+                if self.now < at {
+                    return self.stay(Step::Again { at });
                 }
+                self.read_anew(pages);
             }
             Step::Probe(mut probe) => {
                 self.read_rings(&mut probe.0);

@@ -34,6 +34,13 @@ pub struct PageTrials {
     takes_anything: bool,
 }
 
+impl PageTrials {
+    /// Whether pages are tried again.
+    pub fn is_trying(&self) -> bool {
+        !self.pages.is_empty()
+    }
+}
+
 impl Recovery {
     /// Loads every page of the stripe map; it stays in the cache.
     pub(super) fn load_map(&mut self, mut next: u64, pages: &mut PageStore) -> bool {

@@ -31,6 +31,11 @@ impl Patience {
         Some(Timestamp(now.0 + interval.min(INTERVAL_MAX_NS)))
     }
 
+    /// Whether something is being tried again.
+    pub fn has_failed(&self) -> bool {
+        self.since.is_some()
+    }
+
     /// A try has succeeded: the next trouble is another one.
     pub fn succeeded(&mut self) {
         *self = Patience::default();

@@ -8,6 +8,7 @@
 //! [`Scan::probe`] reads the payloads that were not recognised in passing. Must not know of rows or prefixes.
 
 use super::chain::{Bits, Chain, Finds, LogBatch, Piece};
+use super::unread::UnreadBlocks;
 use crate::array::geometry::Map;
 use crate::codec::BlockHasher;
 use crate::format::{BatchHash, LOG_BLOCK_BYTES, LogKey, MemberSet, SegmentError, SegmentHeader};
@@ -176,6 +177,8 @@ struct HighestTail {
     /// Numbers of the epochs whose pieces count.
     epochs: RangeInclusive<u64>,
     tail: u64,
+    /// What could not be read.
+    unread: UnreadBlocks,
 }
 
 impl RingTail {
@@ -184,7 +187,10 @@ impl RingTail {
     pub fn new(ring: Ring, member: MemberIndex, epochs: RangeInclusive<u64>) -> RingTail {
         let mut members = MemberSet::default();
         members.insert(member);
-        RingTail { scan: Scan::new(ring, members), highest: HighestTail { epochs, tail: 0 } }
+        RingTail {
+            scan: Scan::new(ring, members),
+            highest: HighestTail { epochs, tail: 0, unread: UnreadBlocks::default() },
+        }
     }
 
     /// The next read, which ends with [`RingTail::done`] before there is another; none when all is read.
@@ -217,6 +223,10 @@ impl Found for HighestTail {
     fn piece(&mut self, _: u64, _: &BatchHash, _: Piece) {
         unreachable!("no batch is asked for");
     }
+
+    fn unread(&mut self) -> &mut UnreadBlocks {
+        &mut self.unread
+    }
 }
 
 /// Where what was found goes to.
@@ -225,6 +235,8 @@ pub trait Found {
     fn header(&mut self, member: MemberIndex, header: SegmentHeader, ring: &Ring) -> Option<&LogBatch>;
     /// What a member holds of a batch.
     fn piece(&mut self, sequence: u64, batch: &BatchHash, piece: Piece);
+    /// Where what could not be read is noted.
+    fn unread(&mut self) -> &mut UnreadBlocks;
 }
 
 impl Found for Finds {
@@ -234,6 +246,10 @@ impl Found for Finds {
 
     fn piece(&mut self, _: u64, batch: &BatchHash, piece: Piece) {
         self.set_piece(batch, piece);
+    }
+
+    fn unread(&mut self) -> &mut UnreadBlocks {
+        &mut self.unread
     }
 }
 
@@ -247,6 +263,10 @@ impl Found for Chain {
         let known = &mut self.batches[(sequence - self.tail) as usize];
         debug_assert_eq!(known.hash, *batch);
         known.set_piece(piece);
+    }
+
+    fn unread(&mut self) -> &mut UnreadBlocks {
+        &mut self.unread
     }
 }
 
@@ -296,11 +316,16 @@ impl Reader {
             self.open.extend(self.upcoming.pop());
         }
         self.verify(ring, block, bytes, found);
+        if bytes.is_none() {
+            found.unread().add(self.member, block, ring.blocks);
+        }
         if self.probe {
             return;
         }
         let Some(bytes) = bytes else {
-            self.unfinished.clear();
+            for (place, _) in self.unfinished.drain(..) {
+                found.unread().add_cut(self.member, place, ring.blocks);
+            }
             self.window.clear();
             return;
         };
