@@ -12,7 +12,7 @@ use super::presence::Presence;
 use super::reads::{REFUSED, Reads, STEPS_MAX, run_until};
 use super::scenarios::{BEYOND, Standing};
 use super::sicken::{roll_back_many, sicken};
-use super::sickness::OldCopy;
+use super::sickness::{OldCopy, depth_of_bad_sectors};
 use super::superblocks;
 use super::workload::Run;
 use super::{
@@ -399,7 +399,7 @@ impl Explorer<'_> {
         self.path.push(format!(
             "{word}; of {undecided} undecided writes: {survivors:?}; {presence}; floor {floor:?}"
         ));
-        let may_refuse = self.may_refuse(&presence);
+        let may_refuse = self.may_refuse(&presence, logs::unreadable(&disks));
         let again = presence.claims.then(|| disks.clone());
         let mut result = self.start_again((disks, false), &presence, oracle, (floor, past));
         if let (Some(disks), Err(error)) = (again, &result)
@@ -446,6 +446,13 @@ impl Explorer<'_> {
             if live & !presence.ruined == 0 {
                 return Ok(());
             }
+            return self.read_what_is_left(&mut sim, oracle, floor);
+        }
+        // So is one place of a member that cannot be read.
+        let gone = u32::from(self.scenario.shape.width()) - presence.current.count_ones();
+        let depth = depth_of_bad_sectors(sim.disks.values()) as u32;
+        if depth > 0 && gone + depth > u32::from(self.scenario.shape.parity) {
+            self.path.push("beyond what the array survives, where sectors cannot be read".into());
             return self.read_what_is_left(&mut sim, oracle, floor);
         }
         let floor = if forgot == 0 || survives(presence.ruined | forgot) { floor } else { Floor::Flushed };
@@ -602,11 +609,11 @@ impl Explorer<'_> {
         Ok(())
     }
 
-    /// Whether a start may be refused with these members.
-    fn may_refuse(&self, presence: &Presence) -> bool {
+    /// Whether a start may be refused with these members, of which some, `unreadable`, have blocks in their logs that cannot be read.
+    fn may_refuse(&self, presence: &Presence, unreadable: u64) -> bool {
         let (k, width) = (u32::from(self.scenario.shape.data), u32::from(self.scenario.shape.width()));
         let current = presence.current.count_ones();
-        let sound = (presence.current & !presence.ruined).count_ones();
+        let sound = (presence.current & !presence.ruined & !unreadable).count_ones();
         sound < k || 2 * current <= width
     }
 

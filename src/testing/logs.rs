@@ -38,6 +38,18 @@ pub(super) fn ruin(disks: &mut BTreeMap<u32, SimDisk>, width: u16, random: &mut 
     ruined
 }
 
+/// Members with blocks in their logs that cannot be read: bits by index.
+pub(super) fn unreadable(disks: &BTreeMap<u32, SimDisk>) -> u64 {
+    let of = |disk: &SimDisk| {
+        let superblock = superblocks::newest(disk)?;
+        let region = superblock.region(RegionKind::Log)?;
+        let blocks = region.offset.0 / BLOCK..(region.offset.0 + region.len) / BLOCK;
+        let bit = 1 << superblock.member.0;
+        disk.bad_blocks.iter().any(|block| blocks.contains(block)).then_some(bit)
+    };
+    disks.values().filter(|disk| !disk.dead).filter_map(of).fold(0, |bits, bit| bits | bit)
+}
+
 /// Damages images that later batches replace, on any number of members: that costs no row anything, so nothing may be
 /// lost. Returns how many. All disks that are there must be current, and nothing is damaged unless every member is: one that
 /// comes back at a later start may lack the newer batch, and with others lost meanwhile the older image would be needed.
