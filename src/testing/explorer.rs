@@ -267,7 +267,11 @@ impl Explorer<'_> {
             if loss_at == Some(step as u64) {
                 load.lose_member();
             }
-            if !load.step()? {
+            let has_changed = load.step();
+            if has_changed.is_err() {
+                self.path = load.log().to_vec();
+            }
+            if !has_changed? {
                 continue;
             }
             moment += 1;
