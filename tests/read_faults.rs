@@ -118,6 +118,32 @@ fn a_write_while_no_data_can_be_read_waits_and_harms_no_other_block() {
     }
 }
 
+/// The old content of the block can be read, but nothing for its parity: the write has to let go of the row, and others
+/// write to it meanwhile.
+#[test]
+fn a_part_of_a_block_that_waits_for_its_row_changes_nothing_that_others_write_beside_it() {
+    for checksum in [ChecksumKind::Crc32c, ChecksumKind::Blake3, ChecksumKind::None] {
+        for (start, len) in [(512, 512), (0, BLOCK), (0, 2 * CHUNK)] {
+            let mut array = Checked::filled(shape(2, 1, checksum), 1);
+            let data = array.sim.data_region();
+            array.fail_reads(1..3, Trouble::Medium, data, 1);
+            let other = array.sim.submit_write(1024, &[7; 512], false);
+            array.sim.sleep(100);
+            let whole = array.submit(start, 8, len);
+            array.sim.sleep(100);
+            for write in [other, whole] {
+                assert_eq!(array.sim.wait(write).map(|_| ()), Ok(()), "{:?}", array.sim.notices);
+            }
+            // Which of two writes of the same bytes comes last is for nobody to say who does not wait for the first.
+            let shown = array.sim.read(1024, 512).expect("it can be read");
+            assert!(shown == [7; 512] || (len > 512 && shown == [8; 512]), "{start}+{len} {:?}", &shown[..8]);
+            array.model[1024..1536].copy_from_slice(&shown);
+            array.verify();
+            array.restart().assert_undamaged();
+        }
+    }
+}
+
 #[test]
 fn reads_fail_while_nothing_can_be_read_and_succeed_after_it() {
     let mut array = Checked::filled(shape(4, 2, ChecksumKind::Blake3), 2);

@@ -37,6 +37,9 @@ pub(super) struct LoggedWrite {
     stripe: StripeIndex,
     slot: SlotIndex,
     work: Work,
+    /// The data as they were asked for, where `work` has whole blocks made of them and of what the blocks held. That is
+    /// true only while the rows are locked.
+    asked: Option<(usize, Buf)>,
     /// What of the data comes after `work`: where a ring is small beside a chunk, a write goes part by part.
     rest: Option<(usize, Buf)>,
     fua: bool,
@@ -150,6 +153,7 @@ impl Array {
             stripe,
             slot,
             work,
+            asked: None,
             rest: None,
             fua,
             life: self.redo().lives,
@@ -356,7 +360,8 @@ impl Array {
             merged[at..at + BLOCK].copy_from_slice(&bytes);
         }
         merged[*offset - start..*offset - start + data.len()].copy_from_slice(data);
-        (*offset, *data) = (start, merged.freeze());
+        let asked = (std::mem::replace(offset, start), std::mem::replace(data, merged.freeze()));
+        write.asked = Some(asked);
         self.plan_logged(key, write)
     }
 
@@ -598,7 +603,7 @@ impl Array {
         }
         if let Some((offset, data)) = write.rest.take() {
             self.let_go(key, write);
-            write.work = Work::Data { offset, data };
+            (write.work, write.asked) = (Work::Data { offset, data }, None);
             (write.way, write.unreadable_since, write.stage) = (Way::Usual, None, Stage::Room);
             write.writes.clear();
             self.cut_write(write);

@@ -104,6 +104,10 @@ impl Array {
         write.unreadable_since.get_or_insert(self.now);
         write.fetch.missing.clear();
         write.way = Way::Usual;
+        // Others may write the rest of its blocks before it has the rows again (T2).
+        if let Some((offset, data)) = write.asked.take() {
+            write.work = Work::Data { offset, data };
+        }
         self.let_go(key, write);
         self.wake_waiting_for_room();
         let until = Timestamp(self.now.0 + RETRY_NS);
