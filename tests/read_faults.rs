@@ -156,6 +156,28 @@ fn reads_fail_while_nothing_can_be_read_and_succeed_after_it() {
     array.assert_undamaged();
 }
 
+#[test]
+fn faults_one_after_the_other_that_meet_the_same_read_do_not_fail_it() {
+    for is_taken_out in [false, true] {
+        let mut array = Checked::filled(shape(2, 1, ChecksumKind::Blake3), 2);
+        let once =
+            PassingFault::new(Trouble::Medium).on(OpKinds::READS).within([array.first_block()]).times(1);
+        array.disk(0).inject(once.clone());
+        let read = array.sim.submit_read(0, BLOCK);
+        while array.disk(0).struck(Trouble::Medium) == 0 {
+            assert!(array.sim.step(), "it reads");
+        }
+        // The first has passed. What would decode the block meets the next.
+        if is_taken_out {
+            offline(&mut array, 2);
+        } else {
+            array.disk(2).inject(once);
+        }
+        assert!(array.sim.wait(read).is_ok(), "{:?}", array.sim.notices);
+        array.verify();
+    }
+}
+
 /// Block 0 is on a member that is away, block `CHUNK` has a bad sector: 2+1 cannot decode either.
 fn beyond_the_budget(checksum: ChecksumKind) -> (Checked, u32) {
     let mut array = Checked::filled(shape(2, 1, checksum), 3);

@@ -16,6 +16,10 @@ const BLOCK: usize = ROW_BYTES as usize;
 /// Blocks set aside that one read looks for on their members: a read of 1 MiB has no more.
 const REPAID_AT_ONCE: usize = 256;
 
+/// So many times a read looks again for blocks that it could not have: faults that follow one another quickly, none of them
+/// more than is survived, may all have met its first look.
+const LOOKS_AGAIN: u32 = 2;
+
 pub(super) struct LoggedRead {
     /// None: nobody waits for it, it looks at one block of a column again.
     piece: Option<PieceId>,
@@ -35,6 +39,7 @@ pub(super) struct LoggedRead {
     answered: bool,
     /// Its blocks that are set aside were read again on their own members: not twice.
     has_repaid: bool,
+    looked_again: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +103,7 @@ impl Array {
             repairing: 0,
             answered: false,
             has_repaid: false,
+            looked_again: 0,
         });
         let rows = self.rows_of_read(&read);
         let key = self.ops.insert(Op::Busy);
@@ -285,12 +291,25 @@ impl Array {
         if read.repairing > 0 { Flow::Wait } else { self.release_logged_read(key, read) }
     }
 
-    /// Some blocks cannot be had. Those that are set aside are looked for once on their own members; the rest is an error.
+    /// Some blocks cannot be had. All is read again where that may help. Those that are set aside are looked for once on their
+    /// own members; the rest is an error.
     fn read_missing(&mut self, key: usize, read: &mut LoggedRead) -> Flow {
         let missing = std::mem::take(&mut read.fetch.missing);
         if read.looks_at.is_some() {
             self.damage.note(read.stripe, &missing);
             return self.release_logged_read(key, read);
+        }
+        let may_change = |why| matches!(why, Why::Unreadable | Why::SetAside);
+        let is_unread = missing.iter().any(|block| block.why == Why::Unreadable);
+        if is_unread
+            && missing.iter().all(|block| may_change(block.why))
+            && read.looked_again < LOOKS_AGAIN
+            && !read.fetch.host_is_short
+            && !self.hurried
+        {
+            read.looked_again += 1;
+            self.take_buffer_back(read);
+            return self.fetch_for_read(key, read);
         }
         self.note_missing(read.stripe, read.slot, &missing);
         let can_repay = missing.len() <= REPAID_AT_ONCE && !read.has_repaid && self.stopping.is_none();
@@ -298,13 +317,7 @@ impl Array {
             return self.end_logged_read(key, read, Err(ClientError::Io));
         }
         read.has_repaid = true;
-        let parts = read.fetch.take();
-        if read.buf.as_ref().is_none_or(|buf| buf.len() < read.len) {
-            // The client's buffer was split among the columns.
-            let whole =
-                parts.into_iter().map(|(_, _, part)| part).reduce(|whole, part| self.join(whole, part));
-            read.buf = whole;
-        }
+        self.take_buffer_back(read);
         self.release_pages(&mut read.pages);
         self.unlock(SlotIndex(read.stripe.0), key);
         read.stage = Stage::Repay;
@@ -312,6 +325,15 @@ impl Array {
             self.start_repay((read.stripe, block.column as u16, block.row as u32), Some(key));
         }
         Flow::Wait
+    }
+
+    /// The client's buffer, if it was split among the columns, is whole again.
+    fn take_buffer_back(&self, read: &mut LoggedRead) {
+        let parts = read.fetch.take();
+        if read.buf.as_ref().is_none_or(|buf| buf.len() < read.len) {
+            read.buf =
+                parts.into_iter().map(|(_, _, part)| part).reduce(|whole, part| self.join(whole, part));
+        }
     }
 
     /// Blocks of a byte range of a stripe that were read are not damaged any more.
