@@ -70,7 +70,10 @@ pub(super) fn choose(
     };
     let good: Vec<(u32, u16)> = seats.iter().filter(|seat| is_good(seat)).copied().collect();
     let missing = usize::from(shape.width()) - good.len();
-    let spare = usize::from(shape.parity).saturating_sub(missing + depth_of_bad_sectors(disks.values()));
+    let sick = missing + depth_of_bad_sectors(disks.values());
+    let spare = usize::from(shape.parity).saturating_sub(sick);
+    // The disk that a member is about to give its place to another for is not among the good ones, and may be needed.
+    let none_may_go = sick > usize::from(shape.parity);
     let has_bad_sectors = disks.values().any(|disk| disk.scattered);
     // Now and then any members at all: with stale ones in place of current ones the array must refuse, or be right.
     let any = random.one_in(scenario.any_one_in);
@@ -99,7 +102,7 @@ pub(super) fn choose(
     for (id, disk) in disks.iter_mut().filter(|(id, _)| good.iter().all(|(other, _)| other != *id)) {
         disk.failing_flushes = 0;
         let there = if disk.dead && !any { random.one_in(3) } else { !random.one_in(4) };
-        let there = side.as_ref().map_or(there, |side| side.contains(id));
+        let there = side.as_ref().map_or(there, |side| side.contains(id)) || none_may_go;
         disk.dead = !there;
         if there {
             presence.others.push(DeviceId(*id));
