@@ -326,6 +326,40 @@ fn a_rebuild_whose_sources_cannot_be_read_for_a_while_builds_what_it_can_and_har
     }
 }
 
+/// The row can be read neither from the old device nor from others for longer than the rebuild waits at one place.
+#[test]
+fn a_member_is_not_replaced_while_the_old_device_may_hold_the_only_copy_of_a_block() {
+    let mut array = Checked::filled(shape(2, 1, ChecksumKind::Blake3), 9);
+    let first = array.first_block();
+    array.fail_reads(0..2, Trouble::Medium, first, 9);
+    let device = array.sim.add_blank_disk();
+    array.sim.admin(AdminRequest::Replace { member: MemberIndex(1), device }).expect("it begins");
+    while array.sim.status().members[1].replacement.is_some() {
+        if !array.sim.step() {
+            array.sim.sleep(100);
+        }
+        assert!(array.sim.now().0 < 60 * SECOND, "it ends");
+    }
+    // From now on one more may be lost.
+    offline(&mut array, 0);
+    array.sim.sleep(10_000);
+    array.verify();
+}
+
+/// What never can be read does not keep a member from being replaced for ever.
+#[test]
+fn a_member_is_replaced_though_a_block_cannot_be_read() {
+    let mut array = Checked::filled(shape(2, 1, ChecksumKind::Blake3), 9);
+    array.break_first_block(0);
+    array.break_first_block(1);
+    let device = array.sim.add_blank_disk();
+    array.sim.admin(AdminRequest::Replace { member: MemberIndex(1), device }).expect("it begins");
+    array.sim.settle();
+    assert!(array.sim.status().members[1].replacement.is_none());
+    let said = array.sim.notices.iter().filter(|notice| notice.text.contains("goes without")).count();
+    assert_eq!(said, 1, "{:?}", array.sim.notices);
+}
+
 // ---- calpe repair and calpe clear ----
 
 /// The last thing that the array said of a repair.

@@ -3,7 +3,7 @@
 //! Every block that goes to a device under construction was verified or decoded from verified blocks. A scrub knows by
 //! its checksum which block is wrong; without checksums it falls back to what parity can tell (`verify.rs`).
 
-use super::fetch::{Blend, Fetch, Fetched, Ingredient, Why};
+use super::fetch::{Blend, Fetch, Fetched, Ingredient, Missing, Why};
 use super::mutation::{Mutation, is_off};
 use super::rebuild::Target;
 use super::slot_hold::{Held, SlotHold};
@@ -29,8 +29,8 @@ pub(super) struct LoggedPass {
     unreadable_since: Option<Timestamp>,
 }
 
-/// A rebuild reads a slot again for this long where blocks cannot be read. Then the new device lacks them: they are
-/// erasures of it until others can be read.
+/// A rebuild reads a slot again for this long where blocks cannot be read. Then the new device lacks them until all others are
+/// built, and they are tried again (`Progress::lacking`).
 const PATIENCE_NS: u64 = 5_000_000_000;
 
 /// Time between two tries.
@@ -157,8 +157,9 @@ impl Array {
         }
     }
 
-    /// The checksums of the slot cannot be read now (rule T3). A device under construction goes without its blocks: once the
-    /// checksums can be read, what it holds does not match them, and is decoded from others and repaired.
+    /// The checksums of the slot cannot be read now (rule T3). A device under construction goes without its blocks for now, and
+    /// in the end for good: once the checksums can be read, what it holds does not match them, and is decoded from others and
+    /// repaired.
     fn skip_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
         let slot = pass.hold.slot;
         match &pass.work {
@@ -167,12 +168,12 @@ impl Array {
                     scrub.errors += 1;
                 }
             }
-            Work::Rebuild(_) => {
+            Work::Rebuild(targets) => {
                 let text = format!(
-                    "slot {slot} was not built, as its checksums cannot be read for now: its blocks are missing on the new device \
-                     until a scrub, or a read, finds them so"
+                    "slot {slot} was not built, as its checksums cannot be read for now: it is tried again"
                 );
-                self.notice(NoticeLevel::Error, None, text);
+                self.notice(NoticeLevel::Warning, None, text);
+                targets.iter().for_each(|target| self.slot_lacks(slot, target));
             }
         }
         self.end_logged_pass(key, pass, true)
@@ -254,6 +255,12 @@ impl Array {
         match self.redo().stripes.stripe_at(slot).filter(|_| !missing.is_empty()) {
             Some(stripe) => self.note_missing(stripe, slot, &missing),
             None => self.passes.patience_spent = 0,
+        }
+        for target in &targets {
+            let lacks = |block: &Missing| block.column == target.column && block.why == Why::Unreadable;
+            if missing.iter().any(lacks) {
+                self.slot_lacks(slot, target);
+            }
         }
         let columns: Vec<(usize, Buf)> =
             pass.fetch.take().into_iter().map(|(column, _, buf)| (column, buf.freeze())).collect();

@@ -7,7 +7,7 @@ use super::{Array, ArrayAction, Effect, Owner, Stopping};
 use super::{MemberCondition, MemberCounters, MemberStatus, NoticeLevel};
 use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::format::{MemberSet, MemberState};
-use crate::units::{ByteOffset, MemberIndex, ROW_BYTES, SlotIndex};
+use crate::units::{ByteOffset, MemberIndex, ROW_BYTES, SlotIndex, Timestamp};
 use std::collections::BTreeSet;
 use uuid::Uuid;
 
@@ -64,6 +64,13 @@ impl Device {
     }
 }
 
+/// A device that lacks nothing but blocks that cannot be read does not join for this long: the member that it takes the place
+/// of may hold the only copy of them, and others may leave once it is there.
+const JOIN_PATIENCE_NS: u64 = 30_000_000_000;
+
+/// Time between two tries to build what it lacks.
+const LACKING_RETRY_NS: u64 = 1_000_000_000;
+
 /// How far a device has been built. Slots are built in ascending order, several at a time.
 #[derive(Clone, Debug)]
 pub(super) struct Progress {
@@ -71,6 +78,12 @@ pub(super) struct Progress {
     pub next: u64,
     /// Slots below `next` that are not complete.
     pub running: BTreeSet<u64>,
+    /// Slots below `next` that could not be built whole, because blocks cannot be read for now.
+    pub lacking: BTreeSet<u64>,
+    /// When the next of them is tried again.
+    pub again: Timestamp,
+    /// When it was first found that only these are left.
+    pub waits_since: Option<Timestamp>,
     /// Slots from `next` on read as zeroes, so a slot of zeroes need not be written.
     pub known_zero: bool,
     /// The device is current as of the end of this epoch: only what was written later has to be built.
@@ -98,12 +111,55 @@ impl Progress {
     /// Everything from slot `next` on is to be built.
     pub fn starting_at(next: u64, known_zero: bool) -> Progress {
         let pages = PagesBuilt::No;
-        Progress { next, running: BTreeSet::new(), known_zero, since: None, awaits_ring: false, pages }
+        Progress {
+            next,
+            running: BTreeSet::new(),
+            lacking: BTreeSet::new(),
+            again: Timestamp(0),
+            waits_since: None,
+            known_zero,
+            since: None,
+            awaits_ring: false,
+            pages,
+        }
     }
 
     /// After a restart slots beyond the recorded position may have been written already.
     pub fn resumed(rebuilt: SlotIndex) -> Progress {
         Progress::starting_at(rebuilt.0, false)
+    }
+
+    /// The slot to be built next: what could not be built whole comes again when all others are done.
+    pub fn due(&self, slots: u64, now: Timestamp) -> Option<u64> {
+        if self.awaits_ring {
+            return None;
+        }
+        if self.next < slots {
+            return Some(self.next);
+        }
+        self.lacking.difference(&self.running).next().copied().filter(|_| now >= self.again)
+    }
+
+    /// Slot `slot`, which was due, is being built.
+    pub fn begin(&mut self, slot: u64) {
+        self.lacking.remove(&slot);
+        self.next = self.next.max(slot + 1);
+        self.running.insert(slot);
+    }
+
+    /// Slot `slot`, which is being built, lacks blocks that cannot be read for now. False: it was tried for long enough.
+    pub fn lacks(&mut self, slot: u64, slots: u64, now: Timestamp) -> bool {
+        if self.next >= slots && now.nanos_since(*self.waits_since.get_or_insert(now)) >= JOIN_PATIENCE_NS {
+            return false;
+        }
+        self.lacking.insert(slot);
+        self.again = Timestamp(now.0 + LACKING_RETRY_NS);
+        true
+    }
+
+    /// Whether all slots are built, as far as their blocks can be had.
+    pub fn is_over(&self, slots: u64) -> bool {
+        self.done() >= slots && self.lacking.is_empty()
     }
 
     /// Slot `slot` was not completed: it and all after it are started again. Slots that are still running keep

@@ -56,7 +56,7 @@ impl Array {
         let slots = self.map.slots;
         let waits = self
             .builds_mut()
-            .any(|(_, _, _, progress)| progress.pages == PagesBuilt::Done && progress.done() >= slots);
+            .any(|(_, _, _, progress)| progress.pages == PagesBuilt::Done && progress.is_over(slots));
         // Nobody joins an array that is stopping, and it stops only when the writes that wait have ended.
         if !waits || self.stopping.is_some() {
             self.redo_mut().held = false;

@@ -278,7 +278,7 @@ impl Array {
         // Only a device that a restart would find may count as the member.
         let member = self.member(index);
         let recorded = member.device.is_some_and(|device| device.recorded);
-        let built = recorded && member.progress.as_ref().is_some_and(|p| p.done() >= slots);
+        let built = recorded && member.progress.as_ref().is_some_and(|p| p.is_over(slots));
         if built && self.may_join(index, Which::Primary) {
             let member = self.member_mut(index);
             member.progress = None;
@@ -293,7 +293,7 @@ impl Array {
         }
         let member = self.member(index);
         let built =
-            member.replacement.as_ref().is_some_and(|r| r.device.recorded && r.progress.done() >= slots);
+            member.replacement.as_ref().is_some_and(|r| r.device.recorded && r.progress.is_over(slots));
         let may_join = built && self.may_join(index, Which::Replacement);
         let member = self.member_mut(index);
         if let Some(replacement) = member.replacement.take_if(|_| may_join) {

@@ -1,7 +1,7 @@
 //! Which slot is rebuilt next, and on which devices. What happens on a slot is in `logged_passes.rs`.
 
-use super::Array;
 use super::members::{Progress, Which};
+use super::{Array, NoticeLevel};
 use crate::block_io::DeviceId;
 use crate::units::{MemberIndex, SlotIndex};
 
@@ -33,12 +33,7 @@ impl Array {
         let progresses = self.members.iter().flat_map(|member| {
             [member.progress.as_ref(), member.replacement.as_ref().map(|r| &r.progress)].into_iter().flatten()
         });
-        progresses
-            .filter(|p| !p.awaits_ring)
-            .map(|p| p.next)
-            .filter(|&next| next < self.map.slots)
-            .min()
-            .map(SlotIndex)
+        progresses.filter_map(|progress| progress.due(self.map.slots, self.now)).min().map(SlotIndex)
     }
 
     pub(super) fn start_rebuild_slot(&mut self) {
@@ -46,16 +41,31 @@ impl Array {
             self.passes.running -= 1;
             return;
         };
-        let map = self.map;
+        let (map, now) = (self.map, self.now);
         let mut targets = Vec::new();
         for (member, _, device, progress) in self.builds_mut() {
-            if progress.next == slot.0 && !progress.awaits_ring {
-                progress.next += 1;
-                progress.running.insert(slot.0);
+            if progress.due(map.slots, now) == Some(slot.0) {
+                progress.begin(slot.0);
                 targets.push(Target { member, device, column: usize::from(map.column_of(slot, member).0) });
             }
         }
         self.start_logged_rebuild(slot, targets);
+    }
+
+    /// A slot is built but for blocks that a target lacks, as they cannot be read for now.
+    pub(super) fn slot_lacks(&mut self, slot: SlotIndex, target: &Target) {
+        let (slots, now) = (self.map.slots, self.now);
+        let goes_without = self.builds_mut().any(|(m, _, d, progress)| {
+            (m, d) == (target.member, target.device) && !progress.lacks(slot.0, slots, now)
+        });
+        if goes_without {
+            let text = format!(
+                "the new device of member {} goes without blocks of slot {slot} that cannot be read: a read or a scrub builds them \
+                 when they can be",
+                target.member
+            );
+            self.notice(NoticeLevel::Error, Some(target.member), text);
+        }
     }
 
     /// Moves the progress of the targets over a slot, or back to it.
