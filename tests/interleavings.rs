@@ -740,7 +740,8 @@ fn what_a_member_acknowledged_and_lost_is_not_taken_for_current() {
         assert_eq!(array.sim.wait(id).err(), Some(ClientError::Io));
         drain(&mut array.sim);
         array.sim.cut_power_of(before);
-        if online(&mut array.sim, 0, before).is_err() {
+        if let Err(refused) = online(&mut array.sim, 0, before) {
+            assert!(refused.contains("Restart it, without --force"), "{refused}");
             continue;
         }
         array.sim.settle();

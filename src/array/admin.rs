@@ -132,11 +132,20 @@ impl Array {
         let mark = self.supers.mark();
         let own = new.superblock.as_deref().filter(|s| self.is_own_device(index, s));
         let verdict = own.filter(|_| self.returnable.contains(index)).map(|s| is_current(s, 0, &mark));
+        if verdict.is_none() && own.is_some_and(|superblock| is_current(superblock, 0, &mark).is_ok()) {
+            let why = self.member(index).reason.as_deref().unwrap_or("it left before the others");
+            return Err(format!(
+                "the array has FAILED, and member {index} may lack writes that it had acknowledged and not flushed ({why}); clients \
+                 notice that only when the array is started anew. Restart it, without --force: the log is replayed, and nothing \
+                 that was flushed is lost"
+            ));
+        }
         if verdict != Some(Ok(())) {
             let why = verdict.and_then(Result::err).map(|why| format!(" ({why})")).unwrap_or_default();
             return Err(format!(
                 "the array has FAILED and this device does not hold what member {index} last held, or that is not \
-                 sure{why}; bring back the members that were in service when it failed, or restart with --force"
+                 sure{why}; bring back the members that were in service when it failed, or restart the array: a start looks at \
+                 all members that are there"
             ));
         }
         let epoch = self.supers.epoch();
