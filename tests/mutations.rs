@@ -50,6 +50,7 @@ fn first(mutation: Mutation) -> (&'static [&'static str], u64) {
         | Mutation::DestageBySlotNumber
         | Mutation::RebuildAfterNote
         | Mutation::PagesNotRewritten => (&["fresh-2+1", "fresh-3+2"], 1),
+        Mutation::WritesWhatItReadBefore => (&["blind-bare-2+1", "blind-2+1"], 20),
         _ => (&["steady-2+1", "bare-2+1"], 1),
     }
 }
@@ -143,8 +144,34 @@ fn cost_of_read_errors(mutation: Mutation) -> Option<String> {
     sim.read(0, 4096).err().map(|error| format!("block 0: {error}"))
 }
 
+/// What it costs to replace a member while a row cannot be read for some seconds, and then to lose another.
+fn cost_of_a_replacement() -> Option<String> {
+    let mut sim = trouble::filled(2, 1);
+    let start = sim.data_region().start;
+    let until = Timestamp(sim.now().0 + 9_000_000_000);
+    for disk in 0..2 {
+        let fault = PassingFault::new(Trouble::Medium).on(OpKinds::READS).within([start..start + 4096]);
+        sim.disks.get_mut(&disk).expect("a disk").inject(fault.until(until));
+    }
+    let device = sim.add_blank_disk();
+    sim.admin(AdminRequest::Replace { member: MemberIndex(1), device }).expect("it begins");
+    while sim.status().members[1].replacement.is_some() {
+        if !sim.step() {
+            sim.sleep(100);
+        }
+    }
+    sim.admin(AdminRequest::Offline { member: MemberIndex(0) }).expect("it leaves");
+    sim.sleep(10_000);
+    sim.read(0, 4096).err().map(|error| format!("block 0: {error}"))
+}
+
 fn hunt_by_read_errors(mutation: Mutation) -> Result<String, String> {
-    match mutation.with(|| cost_of_read_errors(mutation)) {
+    let cost = || match mutation {
+        Mutation::JoinsLacking => cost_of_a_replacement(),
+        _ => cost_of_read_errors(mutation),
+    };
+    assert_eq!(cost(), None, "{} while it is kept", mutation.name());
+    match mutation.with(cost) {
         Some(what) => Ok(format!("{}: {what}", mutation.name())),
         None => Err(format!("{}: NOT FOUND by errors of reads", mutation.name())),
     }
@@ -159,9 +186,10 @@ fn hunt(mutation: Mutation) -> Result<String, String> {
         Mutation::ShortageIsAFault | Mutation::LastCopyNotSpared | Mutation::HealedErrorsCount => {
             return hunt_by_trouble(mutation);
         }
-        Mutation::NoPatience | Mutation::LostWithoutEvidence | Mutation::RebuildWritesWhatItLacks => {
-            return hunt_by_read_errors(mutation);
-        }
+        Mutation::NoPatience
+        | Mutation::LostWithoutEvidence
+        | Mutation::RebuildWritesWhatItLacks
+        | Mutation::JoinsLacking => return hunt_by_read_errors(mutation),
         Mutation::NoUpdateCount
         | Mutation::CompleteOfItself
         | Mutation::NoReusedSpace

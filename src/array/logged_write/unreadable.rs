@@ -105,7 +105,9 @@ impl Array {
         write.fetch.missing.clear();
         write.way = Way::Usual;
         // Others may write the rest of its blocks before it has the rows again (T2).
-        if let Some((offset, data)) = write.asked.take() {
+        if let Some((offset, data)) = write.asked.take()
+            && !is_off(Mutation::WritesWhatItReadBefore)
+        {
             write.work = Work::Data { offset, data };
         }
         self.let_go(key, write);
