@@ -150,7 +150,9 @@ fn cost_of_a_replacement() -> Option<String> {
     let start = sim.data_region().start;
     let until = Timestamp(sim.now().0 + 9_000_000_000);
     for disk in 0..2 {
-        let fault = PassingFault::new(Trouble::Medium).on(OpKinds::READS).within([start..start + 4096]);
+        let fault = PassingFault::new(Trouble::Medium)
+            .on(OpKinds::READS)
+            .within(std::iter::once(start..start + 4096));
         sim.disks.get_mut(&disk).expect("a disk").inject(fault.until(until));
     }
     let device = sim.add_blank_disk();
