@@ -89,25 +89,10 @@ pub const KINDS: &[Kind] = &[
     Kind { name: "admin", weight: 2, waits_for: None, what: What::Admin },
     Kind { name: "replace", weight: 1, waits_for: None, what: What::Replace },
     Kind { name: "rot", weight: 2, waits_for: None, what: What::Rot },
-    Kind {
-        name: "rollback",
-        weight: 2,
-        waits_for: Some("T6: a device that was rolled back is not current"),
-        what: What::Rollback,
-    },
+    Kind { name: "rollback", weight: 2, waits_for: None, what: What::Rollback },
     Kind { name: "all-read-errors", weight: 3, waits_for: None, what: What::AllReadErrors },
-    Kind {
-        name: "all-many-read-errors",
-        weight: 2,
-        waits_for: Some("T5: read errors never take out a member that is needed"),
-        what: What::AllManyReadErrors,
-    },
-    Kind {
-        name: "all-shortages",
-        weight: 2,
-        waits_for: Some("T4: shortages are waited for"),
-        what: What::AllShortages,
-    },
+    Kind { name: "all-many-read-errors", weight: 2, waits_for: None, what: What::AllManyReadErrors },
+    Kind { name: "all-shortages", weight: 2, waits_for: None, what: What::AllShortages },
     Kind { name: "all-cuts", weight: 2, waits_for: None, what: What::AllCuts },
 ];
 
