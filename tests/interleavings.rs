@@ -6,7 +6,7 @@ use calpe::block_io::IoOp;
 use calpe::format::{COPY_BYTES, ChecksumKind, MemberState, Superblock, all_copy_offsets, damaged_copies};
 use calpe::testing::{Random, SimArray, SimShape};
 use calpe::units::{MemberIndex, VolumeOffset};
-use calpe::volume::{AdminRequest, ArrayState, ClientError, ClientRequest};
+use calpe::volume::{AdminRequest, ArrayNotice, ArrayState, ClientError, ClientRequest, NoticeLevel};
 
 const CHUNK: usize = 16384;
 
@@ -739,6 +739,12 @@ fn what_a_member_acknowledged_and_lost_is_not_taken_for_current() {
         let id = array.sim.submit(ClientRequest::Flush);
         assert_eq!(array.sim.wait(id).err(), Some(ClientError::Io));
         drain(&mut array.sim);
+        let said = |notice: &ArrayNotice| {
+            notice.level == NoticeLevel::Error
+                && notice.text.contains("acknowledged and not flushed may be lost")
+                && notice.text.contains("without --force")
+        };
+        assert_eq!(array.sim.notices.iter().filter(|n| said(n)).count(), 1, "{:?}", array.sim.notices);
         array.sim.cut_power_of(before);
         if let Err(refused) = online(&mut array.sim, 0, before) {
             assert!(refused.contains("Restart it, without --force"), "{refused}");

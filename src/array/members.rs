@@ -466,7 +466,20 @@ impl Array {
     pub(super) fn flush_fault(&mut self, index: MemberIndex, device: DeviceId, fault: IoFault) {
         self.write_fault(index, device, "flush", fault);
         if fault.kind != IoFaultKind::Gone && !fault.kind.passes() {
-            self.returnable.remove(index);
+            self.needs_restart(index);
+        }
+    }
+
+    /// What a member of a failed array acknowledged and did not flush may be gone. Clients would not notice if it came back
+    /// under them, so it does not.
+    fn needs_restart(&mut self, index: MemberIndex) {
+        if self.returnable.remove(index) {
+            let text = format!(
+                "a flush of member {index} failed: writes that were acknowledged and not flushed may be lost. It cannot come \
+                 back while the array is FAILED: restart the array when the cause is mended, without --force; nothing that \
+                 was flushed is lost"
+            );
+            self.notice(NoticeLevel::Error, Some(index), text);
         }
     }
 
@@ -559,7 +572,7 @@ impl Array {
         if let (Err(fault), Effect::Flush(_)) = (result, entry.effect)
             && fault.kind != IoFaultKind::Gone
         {
-            self.returnable.remove(entry.member);
+            self.needs_restart(entry.member);
         }
     }
 
