@@ -14,7 +14,7 @@ use super::{
 use crate::array::assembly::AssemblyError;
 use crate::format::MemberState;
 use crate::units::{MemberIndex, VolumeOffset};
-use crate::volume::{AdminRequest, ClientError, ClientReply, ClientRequest, NewDevice};
+use crate::volume::{AdminRequest, ClientError, ClientReply, ClientRequest, MemberStatus, NewDevice};
 
 /// Sectors of a block.
 const SECTORS: u64 = (BLOCK_BYTES / SECTOR_BYTES) as u64;
@@ -140,7 +140,13 @@ impl Run {
         let status = sim.status();
         let geometry = status.geometry;
         let away = status.members.iter().filter(|member| member.state != MemberState::Online);
-        let guilty = away.fold(0, |bits, member| bits | 1 << member.index.0);
+        // Also those whose trouble began before this load did.
+        let is_sick = |member: &&MemberStatus| {
+            let disk = member.device.and_then(|device| sim.disks.get(&device.0));
+            disk.is_some_and(|disk| disk.has_passing_fault(sim.now()))
+        };
+        let sick = status.members.iter().filter(is_sick);
+        let guilty = away.chain(sick).fold(0, |bits, member| bits | 1 << member.index.0);
         let mut sim = sim;
         sim.disks.values_mut().for_each(|disk| disk.slow_flushes = workload.slow_flushes);
         sim.hang_limit = Some(HANG_LIMIT);
