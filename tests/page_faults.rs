@@ -67,6 +67,18 @@ fn a_flushed_batch_is_not_dropped_because_it_cannot_be_read_now() {
 }
 
 #[test]
+fn what_was_flushed_is_not_lost_because_the_logs_cannot_be_read_now() {
+    let mut refused = 0;
+    for seed in 0..12 {
+        for millis in [500, u64::MAX / 1_000_000] {
+            let was_refused = logs_unreadable(millis, seed);
+            refused += usize::from(was_refused.unwrap_or_else(|what| panic!("{seed} {millis}: {what}")));
+        }
+    }
+    assert!(refused > 6, "{refused}");
+}
+
+#[test]
 fn rings_that_cannot_be_read_where_the_log_is_not_do_not_keep_an_array_from_starting() {
     for seed in 0..6 {
         unused_ring_unreadable(seed).unwrap_or_else(|what| panic!("{seed}: {what}"));

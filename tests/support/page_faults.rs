@@ -390,6 +390,36 @@ pub fn flushed_batch_unreadable(millis: u64, seed: u64) -> Result<bool, String> 
     unreachable!("the last batch returns")
 }
 
+/// The whole logs of more members than the array survives cannot be read for a moment, with flushed batches in them that a note
+/// covers. Returns whether the start was refused meanwhile.
+pub fn logs_unreadable(millis: u64, seed: u64) -> Result<bool, String> {
+    let (data, parity) = [(2, 1), (4, 2), (2, 2)][seed as usize % 3];
+    let (world, mut sim, mut model) = Scene::running(shape(data, parity, 12), seed);
+    let mut random = Random::new(seed);
+    for at in 0..12 {
+        let block = random.below((model.len() / BLOCK) as u64) as usize;
+        model[block * BLOCK..][..BLOCK].fill(at + 1);
+        let id = sim.submit_write((block * BLOCK) as u64, &[at + 1; BLOCK], true);
+        sim.wait(id).expect("written");
+    }
+    let mut scene = Scene::killed(world, &sim, model);
+    for at in random.choose(usize::from(parity) + 1, usize::from(data + parity)) {
+        let disk = scene.disks.get_mut(&(at as u32)).expect("a disk");
+        let log = DiskRegion::Log.ranges(disk);
+        disk.inject(unreadable(log, Timestamp(millis * 1_000_000)));
+    }
+    let mut sim = scene.start(false);
+    drain(&mut sim);
+    let refused = matches!(sim.status().log, LogState::Refused(_));
+    if refused {
+        sim.disks.values_mut().for_each(SimDisk::clear_faults);
+        scene.disks = sim.wreck().settle(true, |_, _| Fate::Kept);
+        sim = scene.start(false);
+        drain(&mut sim);
+    }
+    verify(&mut sim, &scene.model, "the logs can be read again").map(|()| refused)
+}
+
 /// Case 3: one member is dead, and much of the ring of another cannot be read, none of it in use. No member leaves for that.
 pub fn unused_ring_unreadable(seed: u64) -> Result<(), String> {
     let shape = shape(2, 1, 12);

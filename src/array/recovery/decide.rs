@@ -546,16 +546,32 @@ impl Decision {
         }
     }
 
-    /// Whether the prefix would be another one if what could not be read were good (R5).
+    /// Whether the prefix would be another one if what could not be read were good, or would lose less (R5, T3).
     #[must_use]
     pub fn doubt(&self) -> Doubt {
         let erased = self.longest();
-        match (self.longest_if(Reading::Covered), self.longest_if(Reading::Good)) {
+        let differs = |reading| {
+            self.longest_if(reading) != erased
+                || self.losses(reading, erased) < self.losses(Reading::Erased, erased)
+        };
+        match (differs(Reading::Covered), differs(Reading::Good)) {
             _ if is_off(Mutation::UnreadTailDropped) => Doubt::None,
-            (covered, _) if covered != erased => Doubt::Beyond,
-            (_, good) if good != erased => Doubt::Covered,
+            (true, _) => Doubt::Beyond,
+            (_, true) => Doubt::Covered,
             _ => Doubt::None,
         }
+    }
+
+    /// How many rows, or ranges of prefixes of them, cannot be decoded at this prefix.
+    fn losses(&self, reading: Reading, prefix: u32) -> i32 {
+        self.changes[reading as usize][..=prefix as usize].iter().map(|(any, _)| any).sum()
+    }
+
+    /// Whether rows cannot be decoded that could if blocks were good which could not be read, on more members than is survived.
+    #[must_use]
+    pub fn loses_unread(&self) -> bool {
+        let prefix = self.longest();
+        self.losses(Reading::Covered, prefix) < self.losses(Reading::Erased, prefix)
     }
 
     /// The longest prefix, not below the note, in which every row can be decoded (R5). Where there is none, rows

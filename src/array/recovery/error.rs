@@ -37,6 +37,15 @@ pub enum RecoveryError {
         /// Whose log could not be read, in words.
         members: String,
     },
+    /// Blocks of the log that could not be read hold what was flushed (rule T3).
+    #[error(
+        "rows that were flushed cannot be decoded without blocks of the log of {members} that cannot be read: start the array again \
+         when they can, bring back members that are missing, or force the start and lose these rows"
+    )]
+    LogUnreadable {
+        /// Whose log could not be read, in words.
+        members: String,
+    },
     /// A row of the log cannot be decoded because of blocks that could not be read (rule T3).
     #[error(
         "what the log holds of row {row} of slot {slot} cannot be put in place, as blocks that it takes cannot be read: start \

@@ -42,7 +42,7 @@ impl Recovery {
             Ok(chain) => {
                 let doubt = chain.hidden_end(self.cx.usable, self.cx.behind, map);
                 let sequence = chain.tail + chain.batches.len() as u64;
-                if doubt != Doubt::None && !self.settle(doubt, sequence, &chain) {
+                if doubt != Doubt::None && !self.settle(doubt, Some(sequence), &chain) {
                     return;
                 }
                 if doubt == Doubt::Beyond {
@@ -80,9 +80,12 @@ impl Recovery {
         let chain = std::mem::replace(&mut self.judge.chain, Chain::empty(0, self.cx.map.width()));
         let first = self.decision.longest();
         let RecoveryContext { usable, behind, epoch, .. } = self.cx;
-        let was_never_durable =
-            (first as usize) < chain.batches.len() && chain.was_never_durable(first, usable, behind, epoch);
-        let settles = was_never_durable || self.settle(doubt, chain.tail + u64::from(first), &chain);
+        let loses_unread = self.decision.loses_unread();
+        let was_never_durable = !loses_unread
+            && (first as usize) < chain.batches.len()
+            && chain.was_never_durable(first, usable, behind, epoch);
+        let sequence = (!loses_unread).then_some(chain.tail + u64::from(first));
+        let settles = was_never_durable || self.settle(doubt, sequence, &chain);
         if settles && !was_never_durable {
             self.result.dropped_unread = Some(chain.unread.text());
         }
@@ -90,7 +93,8 @@ impl Recovery {
         settles
     }
 
-    fn settle(&mut self, doubt: Doubt, sequence: u64, chain: &Chain) -> bool {
+    /// `sequence`: the first batch that may be there and is dropped.
+    fn settle(&mut self, doubt: Doubt, sequence: Option<u64>, chain: &Chain) -> bool {
         let trials = &mut self.log_trials;
         if !trials.is_over {
             if let Some(at) = trials.patience.failed(self.now) {
@@ -98,7 +102,11 @@ impl Recovery {
                 return false;
             }
             if doubt == Doubt::Beyond && !self.cx.force {
-                self.refuse(RecoveryError::EndUnreadable { sequence, members: chain.unread.text() });
+                let members = chain.unread.text();
+                self.refuse(match sequence {
+                    Some(sequence) => RecoveryError::EndUnreadable { sequence, members },
+                    None => RecoveryError::LogUnreadable { members },
+                });
                 return false;
             }
             trials.is_over = true;

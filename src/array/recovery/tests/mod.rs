@@ -384,8 +384,8 @@ fn rot_batch(world: &mut World, random: &mut Random) {
 
 /// Whether more of the log is gone or cannot be read than the array survives.
 fn is_of_the_log(error: &RecoveryError) -> bool {
-    use RecoveryError::{EndUnreadable, LogBroken, RowUnreadable};
-    matches!(error, LogBroken { .. } | EndUnreadable { .. } | RowUnreadable { .. })
+    use RecoveryError::{EndUnreadable, LogBroken, LogUnreadable, RowUnreadable};
+    matches!(error, LogBroken { .. } | EndUnreadable { .. } | LogUnreadable { .. } | RowUnreadable { .. })
 }
 
 #[test]
