@@ -134,7 +134,7 @@ fn a_part_of_a_block_that_waits_for_its_row_changes_nothing_that_others_write_be
             for write in [other, whole] {
                 assert_eq!(array.sim.wait(write).map(|_| ()), Ok(()), "{:?}", array.sim.notices);
             }
-            // Which of two writes of the same bytes comes last is for nobody to say who does not wait for the first.
+            // Two writes of the same bytes at once: either may come last.
             let shown = array.sim.read(1024, 512).expect("it can be read");
             assert!(shown == [7; 512] || (len > 512 && shown == [8; 512]), "{start}+{len} {:?}", &shown[..8]);
             array.model[1024..1536].copy_from_slice(&shown);

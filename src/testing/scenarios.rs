@@ -242,8 +242,8 @@ const ROLLBACK_MANY: FaultKinds = FaultKinds::of(&[FaultKind::RollbackMany]);
 const BLIND: FaultKinds = FaultKinds::of(&[FaultKind::ReadsEverywhere]);
 const EVERYWHERE: FaultKinds = FaultKinds::of(&[FaultKind::Everywhere]);
 
-/// Everything that is survived, but no superblock lies: beside read errors one that does may keep an array from starting. Members
-/// 0 to 3 and 5 of 4+2 are there, 5 was forged two starts before, and it is taken for one that was rolled back.
+/// Everything that is survived but forged superblocks. With them and read errors, a start was refused within the budget: a member
+/// with a forged sequence was taken for one that was rolled back.
 const HONEST: FaultKinds = KEPT.without(HOSTILE);
 const WITHOUT_READ_ERRORS: FaultKinds = FaultKinds::of(&[
     FaultKind::WriteErrors,

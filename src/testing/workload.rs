@@ -140,7 +140,7 @@ impl Run {
         let status = sim.status();
         let geometry = status.geometry;
         let away = status.members.iter().filter(|member| member.state != MemberState::Online);
-        // Also those whose trouble began before this load did.
+        // Also those that were sick before this load began.
         let is_sick = |member: &&MemberStatus| {
             let disk = member.device.and_then(|device| sim.disks.get(&device.0));
             disk.is_some_and(|disk| disk.has_passing_fault(sim.now()))

@@ -325,6 +325,21 @@ pub fn pages_unreadable_and_a_power_cut(seed: u64) -> Result<(), String> {
     Ok(())
 }
 
+/// What was written is there after a start with the faults of the scene, or, where that was refused, after one without them. Returns
+/// whether it was refused.
+fn refused_or_right(mut scene: Scene) -> Result<bool, String> {
+    let mut sim = scene.start(false);
+    drain(&mut sim);
+    let refused = matches!(sim.status().log, LogState::Refused(_));
+    if refused {
+        sim.disks.values_mut().for_each(SimDisk::clear_faults);
+        scene.disks = sim.wreck().settle(true, |_, _| Fate::Kept);
+        sim = scene.start(false);
+        drain(&mut sim);
+    }
+    verify(&mut sim, &scene.model, "the log can be read, or others have what it takes").map(|()| refused)
+}
+
 /// The last flushed batch, which no note covers yet, cannot be read for a moment on more members than the array survives. Returns
 /// whether the start was refused meanwhile.
 pub fn flushed_batch_unreadable(millis: u64, seed: u64) -> Result<bool, String> {
@@ -372,20 +387,7 @@ pub fn flushed_batch_unreadable(millis: u64, seed: u64) -> Result<bool, String> 
             within.extend(DiskRegion::Data.ranges(disk).into_iter().filter(|_| whole));
             disk.inject(unreadable(within, Timestamp(millis * 1_000_000)));
         }
-        let mut sim = scene.start(false);
-        drain(&mut sim);
-        if millis < 5_000 {
-            return verify(&mut sim, &scene.model, "the flushed batch can be read again").map(|()| false);
-        }
-        if let LogState::Refused(_) = sim.status().log {
-            sim.disks.values_mut().for_each(SimDisk::clear_faults);
-            scene.disks = sim.wreck().settle(true, |_, _| Fate::Kept);
-            let mut sim = scene.start(false);
-            drain(&mut sim);
-            return verify(&mut sim, &scene.model, "the start after the refused one").map(|()| true);
-        }
-        // What the others have of it may do.
-        return verify(&mut sim, &scene.model, "served all the same").map(|()| false);
+        return refused_or_right(scene);
     }
     unreachable!("the last batch returns")
 }
@@ -408,16 +410,7 @@ pub fn logs_unreadable(millis: u64, seed: u64) -> Result<bool, String> {
         let log = DiskRegion::Log.ranges(disk);
         disk.inject(unreadable(log, Timestamp(millis * 1_000_000)));
     }
-    let mut sim = scene.start(false);
-    drain(&mut sim);
-    let refused = matches!(sim.status().log, LogState::Refused(_));
-    if refused {
-        sim.disks.values_mut().for_each(SimDisk::clear_faults);
-        scene.disks = sim.wreck().settle(true, |_, _| Fate::Kept);
-        sim = scene.start(false);
-        drain(&mut sim);
-    }
-    verify(&mut sim, &scene.model, "the logs can be read again").map(|()| refused)
+    refused_or_right(scene)
 }
 
 /// Case 3: one member is dead, and much of the ring of another cannot be read, none of it in use. No member leaves for that.

@@ -402,7 +402,7 @@ impl Recovery {
         trials.again = Some(self.now);
     }
 
-    /// Reads blocks again whose time has come.
+    /// Reads blocks again that are due.
     pub(super) fn retry_cells(&mut self, pages: &mut PageStore) {
         if self.outcome.is_some() || self.cell_trials.again.is_none_or(|at| at > self.now) {
             return;

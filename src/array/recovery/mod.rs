@@ -153,7 +153,7 @@ pub(super) struct Recovered {
     pub batches: u32,
     /// Batches that were dropped: never acknowledged as durable.
     pub dropped: u32,
-    /// Members whose logs could not be read where a batch would be that was dropped, in words.
+    /// In words, the members with logs that could not be read where a dropped batch would be.
     pub dropped_unread: Option<String>,
     /// Rows that were written in place.
     pub rows_redone: u64,
