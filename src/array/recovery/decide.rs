@@ -550,10 +550,7 @@ impl Decision {
     #[must_use]
     pub fn doubt(&self) -> Doubt {
         let erased = self.longest();
-        let differs = |reading| {
-            self.longest_if(reading) != erased
-                || self.losses(reading, erased) < self.losses(Reading::Erased, erased)
-        };
+        let differs = |reading| self.longest_if(reading) != erased || self.loses_less_if(reading);
         match (differs(Reading::Covered), differs(Reading::Good)) {
             _ if is_off(Mutation::UnreadTailDropped) => Doubt::None,
             (true, _) => Doubt::Beyond,
@@ -562,16 +559,19 @@ impl Decision {
         }
     }
 
-    /// How many rows, or ranges of prefixes of them, cannot be decoded at this prefix.
-    fn losses(&self, reading: Reading, prefix: u32) -> i32 {
-        self.changes[reading as usize][..=prefix as usize].iter().map(|(any, _)| any).sum()
-    }
-
     /// Whether rows cannot be decoded that could if blocks were good which could not be read, on more members than is survived.
     #[must_use]
     pub fn loses_unread(&self) -> bool {
-        let prefix = self.longest();
-        self.losses(Reading::Covered, prefix) < self.losses(Reading::Erased, prefix)
+        self.loses_less_if(Reading::Covered)
+    }
+
+    /// Whether fewer rows could not be decoded at the prefix that is chosen.
+    fn loses_less_if(&self, reading: Reading) -> bool {
+        let prefix = self.longest() as usize;
+        let losses = |reading: Reading| -> i32 {
+            self.changes[reading as usize][..=prefix].iter().map(|(any, _)| any).sum()
+        };
+        losses(reading) < losses(Reading::Erased)
     }
 
     /// The longest prefix, not below the note, in which every row can be decoded (R5). Where there is none, rows
