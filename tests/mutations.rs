@@ -50,6 +50,7 @@ fn first(mutation: Mutation) -> (&'static [&'static str], u64) {
         | Mutation::DestageBySlotNumber
         | Mutation::RebuildAfterNote
         | Mutation::PagesNotRewritten => (&["fresh-2+1", "fresh-3+2"], 1),
+        Mutation::LoneLogStartBelieved => (&["hostile-4+2"], 90222),
         Mutation::WritesWhatItReadBefore => (&["blind-bare-2+1", "blind-2+1"], 20),
         _ => (&["steady-2+1", "bare-2+1"], 1),
     }

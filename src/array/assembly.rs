@@ -6,6 +6,7 @@
 //! Pure: superblocks in, a verdict out. Must not know of paths or open devices; `K` is the caller's handle.
 
 use super::current::{Behind, Mark, holds, is_current};
+use super::log_start;
 use super::mutation::{Mutation, is_off};
 use crate::format::{Epoch, Geometry, MemberSet, MemberState, Role, Superblock, Unfit};
 use crate::units::{MemberIndex, SlotIndex};
@@ -41,8 +42,8 @@ pub struct Seat<K> {
 /// An array that can be served.
 #[derive(Clone, Debug)]
 pub struct Assembled<K> {
-    /// The superblock of the chosen epoch with the highest sequence: identity, geometry, features. Its log starts where the
-    /// newest start on any member in service says (R2).
+    /// The superblock of the chosen epoch with the highest sequence: identity, geometry, features. Its log starts where enough
+    /// members in service say (R2, T6), and it is clean if they all say so.
     pub superblock: Superblock,
     /// Per member, by index.
     pub seats: Vec<Seat<K>>,
@@ -458,8 +459,13 @@ fn assemble_current<K: Clone>(
     // construction, which alone got the mark of a replay that was over: with its start on all members and the replay cut
     // off again, the next start would find an empty log and pages half written that nothing names.
     let mut superblock = record.clone();
-    let starts = candidates.iter().filter(|c| seated(c)).map(|c| c.superblock.redo.start);
-    superblock.redo.start = starts.max().unwrap_or(record.redo.start);
+    let in_service: Vec<&Superblock> =
+        candidates.iter().filter(|c| seated(c)).map(|c| &c.superblock).collect();
+    let all: Vec<&Superblock> = candidates.iter().map(|c| &c.superblock).collect();
+    if !in_service.is_empty() {
+        superblock.redo.start = log_start::believed(&in_service, &all, &epoch, record.geometry);
+        superblock.clean = log_start::is_clean(&in_service);
+    }
     let used: Vec<usize> = (0..candidates.len()).filter(|at| taken[*at] || unmarked.contains(at)).collect();
     let highest = |value: fn(&Superblock) -> u64| {
         used.iter().map(|&at| value(&candidates[at].superblock)).max().unwrap_or(0)
@@ -712,9 +718,10 @@ mod tests {
     }
 
     #[test]
-    fn the_log_starts_where_the_newest_of_the_members_in_service_says_and_nobody_else() {
+    fn the_log_starts_where_more_than_one_member_in_service_says_and_nobody_else() {
         let start = |epoch, sequence| LogStart { epoch, sequence };
         let mut superblocks = logged(2, 1, start(1, 5));
+        superblocks.iter_mut().for_each(|superblock| superblock.clean = false);
         add_replacement(&mut superblocks, 0);
         // The mark of a replay that was over has reached the device under construction alone.
         superblocks.iter_mut().for_each(|superblock| superblock.epoch.number = 2);
@@ -725,17 +732,64 @@ mod tests {
             assemble(&candidates(superblocks, present), false).unwrap().superblock.redo.start
         };
         assert_eq!(begins(&superblocks, &[0, 1, 2, 3]), start(1, 5));
-        // It has reached a member as well, the last of all.
-        superblocks[1].redo.start = start(2, 7);
-        superblocks[1].sequence += 2;
-        superblocks[1].update += 2;
-        assert_eq!(begins(&superblocks, &[0, 1, 2, 3]), start(2, 7));
-        assert_eq!(begins(&superblocks, &[2, 1, 0]), start(2, 7));
-        assert_eq!(begins(&superblocks, &[0, 2, 3]), start(1, 5), "that member is missing");
+        // It has reached a member as well, by its own word.
+        let mut told = |at: usize, sequence| {
+            superblocks[at].redo.start = start(2, sequence);
+            superblocks[at].sequence += 2;
+            superblocks[at].update += 1 + at as u64;
+            superblocks.clone()
+        };
+        let one = told(1, 9);
+        assert_eq!(begins(&one, &[0, 1, 2, 3]), start(1, 5));
+        assert_eq!(begins(&one, &[0, 2, 3]), start(1, 5), "that member is missing");
+        let two = told(2, 7);
+        assert_eq!(begins(&two, &[0, 1, 2, 3]), start(2, 7), "two are past that");
+        assert_eq!(begins(&two, &[2, 1]), start(2, 7), "two are past that");
         // A stale member's says nothing, nor that of a device that was replaced.
-        bump(&mut superblocks, &[0, 2], 200);
-        superblocks[1].redo.start = start(2, 90);
-        assert_eq!(begins(&superblocks, &[0, 1, 2]), start(1, 5));
+        let mut stale = one;
+        bump(&mut stale, &[0, 2], 200);
+        stale[2].redo.start = start(2, 90);
+        stale[2].update += 1;
+        assert_eq!(begins(&stale, &[0, 1, 2]), start(1, 5));
+        // With more to spare, more must say it; a clean array needs no log.
+        let mut many = logged(4, 2, start(1, 5));
+        for at in 0..6 {
+            many[at].redo.start = start(1, 5 + at as u64);
+            many[at].update = 10 + at as u64;
+            many[at].clean = false;
+        }
+        assert_eq!(begins(&many, &[0, 1, 2, 3, 4, 5]), start(1, 8));
+        assert_eq!(begins(&many, &[0, 1, 2, 4, 5]), start(1, 9));
+        assert_eq!(begins(&many, &[0, 2, 4, 5]), start(1, 9));
+        many.iter_mut().for_each(|superblock| superblock.clean = true);
+        assert_eq!(begins(&many, &[0, 1, 2, 3, 4, 5]), start(1, 10));
+    }
+
+    #[test]
+    fn a_log_that_was_empty_when_a_device_joined_is_read_from_there_on() {
+        let start = |epoch, sequence| LogStart { epoch, sequence };
+        let mut superblocks = logged(2, 2, start(1, 5));
+        superblocks.iter_mut().for_each(|superblock| superblock.clean = false);
+        bump(&mut superblocks, &[0, 1, 2], 200);
+        // Member 3 is built. The update that lets it join reaches one device only: it, another, or one under construction.
+        let live = MemberSet::first(4);
+        for only in [3, 0, 4] {
+            let mut cut = superblocks.clone();
+            cut[3] = Superblock { device: cut[3].device, member: MemberIndex(3), ..cut[0].clone() };
+            add_replacement(&mut cut, 0);
+            bump_partly(&mut cut, &[only], live, 300);
+            cut[only].redo.start = start(3, 106);
+            cut[only].update += 1;
+            let assembled = assemble(&candidates(&cut, &[0, 1, 2, 3, 4]), false)
+                .unwrap_or_else(|e| panic!("{only}: {e}"));
+            assert_eq!((assembled.live, assembled.superblock.redo.start), (live, start(3, 106)), "{only}");
+        }
+        // An epoch that only leaves somebody out says nothing of the log.
+        bump_partly(&mut superblocks, &[0], MemberSet::first(2), 400);
+        superblocks[0].redo.start = start(3, 106);
+        superblocks[0].update += 1;
+        let assembled = assemble(&candidates(&superblocks, &[0, 1]), true).unwrap();
+        assert_eq!(assembled.superblock.redo.start, start(1, 5));
     }
 
     #[test]
@@ -757,7 +811,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_true_once_it_is_written_anywhere_comes_from_the_newest_superblock_of_the_epoch() {
+    fn progress_comes_from_the_newest_superblock_of_the_epoch_and_clean_is_what_all_members_call_so() {
         let mut superblocks = logged(2, 1, LogStart { epoch: 1, sequence: 5 });
         superblocks.iter_mut().for_each(|superblock| superblock.clean = false);
         add_replacement(&mut superblocks, 0);
@@ -768,7 +822,7 @@ mod tests {
         newest.replacements[0].rebuilt = SlotIndex(7);
         let sequence = newest.sequence;
         let assembled = assemble(&candidates(&superblocks, &[0, 1, 2, 3]), false).unwrap();
-        assert!(assembled.superblock.clean);
+        assert!(!assembled.superblock.clean);
         assert_eq!(
             assembled.seats[0].replacement,
             Some((3, superblocks[3].device, SlotIndex(7))),
@@ -776,14 +830,17 @@ mod tests {
         );
         assert_eq!(assembled.seats[0].key, Some(0), "the old device serves");
         assert_eq!((assembled.sequence, live(&assembled)), (sequence, vec![0, 1, 2]));
-        // Without that device nothing is known of the update.
-        assert!(!assemble(&candidates(&superblocks, &[0, 1, 2]), false).unwrap().superblock.clean);
+        for at in 0..3 {
+            assert!(!assemble(&candidates(&superblocks, &[0, 1, 2, 3]), false).unwrap().superblock.clean);
+            superblocks[at].clean = true;
+        }
+        assert!(assemble(&candidates(&superblocks, &[0, 1, 2, 3]), false).unwrap().superblock.clean);
         // Of another epoch nothing counts, however new its superblock is.
         bump(&mut superblocks, &[0, 1, 2], 200);
         superblocks[3].sequence += 100;
         superblocks[3].epoch.id = 300;
         let assembled = assemble(&candidates(&superblocks, &[0, 1, 2, 3]), false).unwrap();
-        assert!(!assembled.superblock.clean && assembled.seats[0].replacement.is_none());
+        assert!(assembled.seats[0].replacement.is_none());
         assert_eq!(assembled.sequence, superblocks[0].sequence);
         assert_eq!(assembled.sequences[&superblocks[1].device], superblocks[1].sequence);
     }

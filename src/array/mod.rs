@@ -29,6 +29,7 @@ mod inspect;
 mod job;
 mod journal;
 mod lock;
+mod log_start;
 mod logged_passes;
 mod logged_read;
 mod logged_write;

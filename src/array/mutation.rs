@@ -110,6 +110,8 @@ mutations! {
     RewrittenTailBelieved "rewritten-tail-believed",
     /// T6: a member that left is caught up whatever its log shows; what it held before it was rolled back is not written again.
     LeftTailNotChecked "left-tail-not-checked",
+    /// R2, T6: where the log starts is believed of one device alone; what it holds is skipped.
+    LoneLogStartBelieved "lone-log-start-believed",
     /// R5, T3: the end of the log is dropped although what cannot be read of the rings for a moment may hold it.
     UnreadTailDropped "unread-tail-dropped",
     /// Old parity enters new parity without being verified: damage of one block becomes damage of its row.

@@ -82,7 +82,7 @@ pub(super) struct RecoveryContext {
     /// The live set of the new epoch: at least k.
     pub usable: MemberSet,
     pub building: Vec<Building>,
-    /// The newest of the usable members, by epoch, then sequence (R2).
+    /// The newest that enough of the usable members name, by epoch, then sequence (R2, T6).
     pub start: LogStart,
     /// Batches below were durable, as the process knows that served them; 0 where it does not.
     pub durable: u64,

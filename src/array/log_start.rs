@@ -1,0 +1,51 @@
+//! Where the log of an array starts, by what the superblocks of its members say (R2, T6).
+//!
+//! A start that is too late skips what the log holds, so what one device alone says is not believed. A start that is too early only
+//! costs time: nothing that the log holds from there on is used again before every member in service knows a later tail (W4).
+//! Pure: superblocks in, a verdict out.
+
+use super::mutation::{Mutation, is_off};
+use crate::format::{Epoch, Geometry, LogStart, MemberRecord, Superblock};
+use crate::units::MemberIndex;
+
+/// The start of the log that is believed. `seated` are the superblocks of the members in service, one at least, `all` those of all
+/// devices of the array, and `epoch` the one that is served.
+///
+/// Of k + s members in service, the latest start that s + 1 of them have or are past, and two in any case: so many would have to lie.
+/// An update that a power cut ended may have told fewer of a later start; then everything from the earlier one on is still there.
+///
+/// A device that joined with `epoch` has nothing in its log from before. Where others have only the parent of that epoch, because the
+/// update was cut off, the start that the epoch itself names holds: the log was empty, and all knew it, before the device joined.
+pub(super) fn believed(
+    seated: &[&Superblock],
+    all: &[&Superblock],
+    epoch: &Epoch,
+    geometry: Geometry,
+) -> LogStart {
+    let mut starts: Vec<LogStart> = seated.iter().map(|s| s.redo.start).collect();
+    starts.sort_unstable_by(|a, b| b.cmp(a));
+    // In a clean array everything is in place, and only the numbers in use matter: the highest is above them all.
+    if is_clean(seated) || is_off(Mutation::LoneLogStartBelieved) {
+        return starts[0];
+    }
+    let spare = starts.len().saturating_sub(usize::from(geometry.data));
+    let confirmed = starts[spare.max(1).min(starts.len() - 1)];
+    let of_epoch = || all.iter().filter(|s| s.epoch == *epoch);
+    let has_joined = |parent: &&&Superblock| {
+        let Some(child) = of_epoch().next() else { return false };
+        let devices = child.members.iter().zip(&parent.members);
+        let exchanged = |(at, (now, before)): (u16, (&MemberRecord, &MemberRecord))| {
+            let member = MemberIndex(at);
+            epoch.live.contains(member) && !(parent.epoch.live.contains(member) && now.uuid == before.uuid)
+        };
+        (0..).zip(devices).any(exchanged)
+    };
+    let parent = seated.iter().filter(|s| epoch.parent != 0 && s.epoch.id == epoch.parent).find(has_joined);
+    let at_join = parent.and_then(|_| of_epoch().map(|s| s.redo.start).min());
+    at_join.map_or(confirmed, |start| start.max(confirmed))
+}
+
+/// Whether the log holds nothing that is not in place: every member in service says so.
+pub(super) fn is_clean(seated: &[&Superblock]) -> bool {
+    seated.iter().all(|s| s.clean)
+}
