@@ -305,8 +305,13 @@ def assemble(devices):
     def is_named(superblock, epoch):
         return superblock.member in epoch.live and records[epoch.id].members[superblock.member][0] == superblock.device
 
+    def had(held):
+        """What all devices named there had, as those that hold an epoch say."""
+        return max((s.update_complete for s in superblocks if s.epoch.id == held.id), default=0)
+
     def may_be_complete(epoch):
-        return not any(is_named(s, epoch) and s.epoch.number < epoch.number for s in superblocks)
+        lacking = [s for s in superblocks if is_named(s, epoch) and s.epoch.number < epoch.number]
+        return all(s.update < had(epoch) for s in lacking)
 
     epochs = [record.epoch for record in records.values()]
     oldest = max([epoch.number for epoch in epochs if may_be_complete(epoch)], default=0)
@@ -328,10 +333,13 @@ def assemble(devices):
         raise Unreadable("two histories: the array was forced to start twice; leave the devices of one of them out")
     in_line = [s for s in superblocks if s.role != 3 and s.epoch.id in (epoch.id, epoch.parent or epoch.id)]
     newest_complete = max(s.update_complete for s in in_line)
-    rolled_back = [member for member, device in usable.items() if device.superblock.update < newest_complete]
-    for member in rolled_back:
-        print(f"member {member} was rolled back: update {usable[member].superblock.update} of {newest_complete}", file=sys.stderr)
-        del usable[member]
+    children = [child for child in epochs if child.parent == epoch.id]
+    for member, device in list(usable.items()):
+        of_children = [had(child) for child in children if is_named(device.superblock, child)]
+        needed = max([newest_complete, *of_children])
+        if device.superblock.update < needed:
+            print(f"member {member} was rolled back: update {device.superblock.update} of {needed}", file=sys.stderr)
+            del usable[member]
     if len(usable) < records[epoch.id].data:
         raise Unreadable(f"too few members that were not rolled back: {sorted(usable)}")
     return records[epoch.id], usable

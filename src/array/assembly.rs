@@ -424,7 +424,9 @@ fn assemble_current<K: Clone>(
     }
     let refused = (0..candidates.len())
         .filter(|&at| !taken[at])
-        .map(|at| (candidates[at].key.clone(), refusal(&candidates[at].superblock, record, &mark)))
+        .map(|at| {
+            (candidates[at].key.clone(), refusal(&candidates[at].superblock, record, current(at).err()))
+        })
         .collect();
 
     // Of the parent alone: what holds anything else may be of another line, and that is not for a start to end.
@@ -539,6 +541,18 @@ fn check_agreement<K>(first: &Candidate<K>, candidates: &[Candidate<K>]) -> Resu
     Ok(())
 }
 
+/// Whether this device is one of those that had the update of `of` to come, as that one says.
+fn lives_in(device: &Superblock, of: &Superblock) -> bool {
+    let named = of.members.get(usize::from(device.member.0)).is_some_and(|m| m.uuid == device.device);
+    named && of.epoch.live.contains(device.member)
+}
+
+/// T6: whether what a superblock says shows that a device of its live set was rolled back: an update had reached all members when
+/// it was made, and that device lacks it. So it was not here for any epoch since.
+fn shows_old(of: &Superblock, device: &Superblock) -> bool {
+    device.update < of.update_complete && !is_off(Mutation::NoUpdateCount)
+}
+
 /// A1-A3: the epoch to serve.
 fn choose_epoch<K>(candidates: &[Candidate<K>], name: &str, force: bool) -> Result<Epoch, AssemblyError> {
     struct Choice {
@@ -550,13 +564,13 @@ fn choose_epoch<K>(candidates: &[Candidate<K>], name: &str, force: bool) -> Resu
     let (k, width) = (usize::from(geometry.data), usize::from(geometry.data) + usize::from(geometry.parity));
     let mut choices: Vec<Choice> = Vec::new();
     // What was acknowledged under an epoch must not be rolled back without a word, forced or not: nothing older is
-    // served than the newest that may have been complete. One that a device of its live set never held was not.
+    // served than the newest that may have been complete. One that a device of its live set never held was not; but what a
+    // device never held that was rolled back shows nothing (T6).
     let may_be_complete = |s: &&Superblock| {
-        !candidates.iter().map(|c| &c.superblock).any(|other| {
-            s.epoch.live.contains(other.member)
-                && s.members.get(usize::from(other.member.0)).is_some_and(|m| m.uuid == other.device)
-                && other.epoch.number < s.epoch.number
-        })
+        !candidates
+            .iter()
+            .map(|c| &c.superblock)
+            .any(|other| lives_in(other, s) && other.epoch.number < s.epoch.number && !shows_old(s, other))
     };
     let superblocks = candidates.iter().map(|c| &c.superblock);
     let oldest = superblocks.filter(may_be_complete).map(|s| s.epoch.number).max().unwrap_or(0);
@@ -597,13 +611,29 @@ fn choose_epoch<K>(candidates: &[Candidate<K>], name: &str, force: bool) -> Resu
         // Say what the newest epoch lacks: that is the one a person would want back.
         let newest = choices.iter().max_by_key(|c| (c.epoch.number, c.usable.len()));
         let (epoch, usable) = newest.map(|c| (c.epoch, c.usable)).ok_or(AssemblyError::Nothing)?;
-        let record = candidates.iter().map(|c| &c.superblock).find(|s| s.epoch == epoch);
+        let of_epoch = candidates.iter().map(|c| &c.superblock).filter(|s| s.epoch == epoch);
+        let record = of_epoch.max_by_key(|s| s.update_complete);
         let record = record.ok_or(AssemblyError::Nothing)?;
         let mut missing_of_live = MemberSet::default();
         for at in 0..width as u16 {
             if usable.contains(MemberIndex(at)) || !epoch.live.contains(MemberIndex(at)) {
                 missing_of_live.insert(MemberIndex(at));
             }
+        }
+        // Word of those that are here and were rolled back says more than a list of what is missing.
+        let old =
+            candidates.iter().map(|c| &c.superblock).filter(|s| lives_in(s, record) && shows_old(record, s));
+        let words = |s: &Superblock| {
+            let why = Behind::Update { held: s.update, complete: record.update_complete };
+            format!("member {}: {why}", s.member)
+        };
+        let old: Vec<String> = old.map(words).collect();
+        if !old.is_empty() {
+            return Err(AssemblyError::RolledBack {
+                name: name.into(),
+                which: old.join("; "),
+                found: usable.len(),
+            });
         }
         let missing = describe_missing(record, &missing_of_live);
         let (data, parity) = (geometry.data, geometry.parity);
@@ -634,7 +664,7 @@ fn describe_missing(record: &Superblock, present: &MemberSet) -> String {
     list.join(", ")
 }
 
-fn refusal(superblock: &Superblock, record: &Superblock, mark: &Mark) -> String {
+fn refusal(superblock: &Superblock, record: &Superblock, why: Option<Behind>) -> String {
     let index = superblock.member;
     let current = record.members.get(usize::from(index.0)).map(|m| m.uuid);
     if superblock.role == Role::Replacement {
@@ -643,8 +673,8 @@ fn refusal(superblock: &Superblock, record: &Superblock, mark: &Mark) -> String 
     if current != Some(superblock.device) {
         return format!("it was member {index} before that was replaced; it holds nothing current");
     }
-    let (held, current) = (superblock.epoch.number, mark.epoch.number);
-    let why = is_current(superblock, 0, mark).err().unwrap_or(Behind::Epoch { held, current });
+    let (held, current) = (superblock.epoch.number, record.epoch.number);
+    let why = why.unwrap_or(Behind::Epoch { held, current });
     format!("{why}; it must be rebuilt ('calpe online')")
 }
 
@@ -906,6 +936,44 @@ mod tests {
         let mut superblocks = fresh(3, 2);
         bump(&mut superblocks, &[2, 3, 4], 400);
         assert!(assemble(&candidates(&superblocks, &[0, 1, 2, 3]), true).is_err());
+    }
+
+    /// Members 1 and 2 show what they held some starts ago; member 0 alone knows of what came since.
+    #[test]
+    fn members_that_were_rolled_back_do_not_show_that_an_epoch_was_not_complete() {
+        let update = |superblocks: &mut [Superblock], members: &[usize], id| {
+            bump(superblocks, members, id);
+            for &at in members {
+                let before = superblocks[at].update;
+                (superblocks[at].update, superblocks[at].update_complete) = (before + 1, before);
+            }
+        };
+        let mut superblocks = fresh(2, 1);
+        update(&mut superblocks, &[0, 1, 2], 200);
+        let old = superblocks.clone();
+        for id in [300, 400] {
+            update(&mut superblocks, &[0, 1, 2], id);
+        }
+        let refused = |superblocks: &[Superblock], present: &[usize]| {
+            let error = assemble(&candidates(superblocks, present), false).unwrap_err();
+            assert!(matches!(error, AssemblyError::Unconfirmed { member: MemberIndex(0), .. }), "{error}");
+            error.to_string()
+        };
+        superblocks[1..].clone_from_slice(&old[1..]);
+        let text = refused(&superblocks, &[0, 1, 2]);
+        assert!(text.contains("member 1: it was rolled back") && text.contains("member 2: it was"), "{text}");
+        let forced = assemble(&candidates(&superblocks, &[0, 1, 2]), true).unwrap();
+        assert_eq!((forced.superblock.epoch.id, live(&forced)), (200, vec![1, 2]));
+        // A bump that reached one member alone, with the others as they were before it: it was not complete.
+        let mut superblocks = old.clone();
+        let all = MemberSet::first(3);
+        bump_partly(&mut superblocks, &[0], all, 500);
+        (superblocks[0].update, superblocks[0].update_complete) = (old[0].update + 1, old[0].update);
+        assert_eq!(live(&assemble(&candidates(&superblocks, &[0, 1, 2]), false).unwrap()), [0, 1, 2]);
+        // Nor was it where the others went on without it, to an epoch that it does not know.
+        bump(&mut superblocks, &[1, 2], 600);
+        superblocks[0].epoch.number += 1;
+        assert_eq!(live(&assemble(&candidates(&superblocks, &[0, 1, 2]), false).unwrap()), [1, 2]);
     }
 
     #[test]
