@@ -349,7 +349,15 @@ fn assemble_current<K: Clone>(
     let line = candidates.iter().map(|c| &c.superblock).filter(of_line);
     let known_complete = line.map(|s| s.update_complete).max().unwrap_or(0);
     let mark = Mark { epoch, update: known_complete, tail: 0 };
-    let current = |at: usize| is_current(&candidates[at].superblock, 0, &mark);
+    let current = |at: usize| {
+        let superblock = &candidates[at].superblock;
+        is_current(superblock, 0, &mark)?;
+        // One may know of a later epoch that was not complete, and say of this one what its members had when that was begun.
+        let later = candidates.iter().map(|c| &c.superblock).filter(|s| s.epoch.parent == epoch.id);
+        let complete =
+            later.filter(|s| lives_in(superblock, s)).map(|s| s.update_complete).max().unwrap_or(0);
+        is_current(superblock, 0, &Mark { update: complete, ..mark })
+    };
 
     let mut seats: Vec<Seat<K>> = Vec::with_capacity(record.members.len());
     let (mut live, mut rolled_back) = (MemberSet::default(), MemberSet::default());
@@ -974,6 +982,37 @@ mod tests {
         bump(&mut superblocks, &[1, 2], 600);
         superblocks[0].epoch.number += 1;
         assert_eq!(live(&assemble(&candidates(&superblocks, &[0, 1, 2]), false).unwrap()), [1, 2]);
+    }
+
+    /// Members 1 to 3 show the epoch before, member 4 one before that; member 0 knows that this one had that, too.
+    #[test]
+    fn a_later_epoch_that_was_not_complete_shows_which_members_of_this_one_were_rolled_back() {
+        let mut superblocks = fresh(3, 2);
+        let all: Vec<usize> = (0..5).collect();
+        let mut before = Vec::new();
+        for (id, update) in [(200, 5), (300, 6), (400, 7)] {
+            before.push(superblocks.clone());
+            let written = if id == 400 { &all[..1] } else { &all[..] };
+            let live = if id == 400 {
+                [0, 1, 2, 4].into_iter().map(MemberIndex).collect()
+            } else {
+                MemberSet::first(5)
+            };
+            bump_partly(&mut superblocks, written, live, id);
+            for &at in written {
+                (superblocks[at].update, superblocks[at].update_complete) = (update, update - 1);
+            }
+        }
+        let line = |superblocks: &[Superblock]| {
+            let assembled = assemble(&candidates(superblocks, &[0, 2, 3, 4]), false)?;
+            Ok((assembled.superblock.epoch.id, live(&assembled)))
+        };
+        assert_eq!(line(&superblocks), Ok((400, vec![0, 2, 4])));
+        superblocks[4] = before[1].clone()[4].clone();
+        assert_eq!(superblocks[4].epoch.id, 200);
+        let error: Result<_, AssemblyError> = line(&superblocks);
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("member 4: it was rolled back"), "{error}");
     }
 
     #[test]
