@@ -56,7 +56,7 @@ pub struct Assembled<K> {
     pub sequence: u64,
     /// Highest update seen on any device in use: the next one is above.
     pub update: u64,
-    /// The newest update that is known to have reached every member in service.
+    /// The newest update that is known to have reached every member that the next epoch is made of.
     pub update_complete: u64,
     /// Members in service that hold only the parent of the chosen epoch: current as long as nothing was written under it (A1), which
     /// their rings tell.
@@ -484,13 +484,18 @@ fn assemble_current<K: Clone>(
     let update = highest(|s| s.update);
     let all_have_it =
         live == epoch.live && candidates.iter().filter(|c| seated(c)).all(|c| c.superblock.update == update);
+    // With some missing it shows what those have that are here, for the next epoch is of these alone. But an update that
+    // finishes this one speaks of those that are missing as well.
+    let least =
+        (0..candidates.len()).filter(|&at| taken[at]).map(|at| candidates[at].superblock.update).min();
+    let shown = least.filter(|_| epoch_is_complete).unwrap_or(0).max(known_complete);
     let assembled = Assembled {
         seats,
         live,
         epoch_is_complete,
         sequence: highest(|s| s.sequence),
         update,
-        update_complete: if all_have_it { update } else { known_complete },
+        update_complete: if all_have_it { update } else { shown },
         behind,
         rolled_back,
         sequences: candidates.iter().map(|c| (c.superblock.device, c.superblock.sequence)).collect(),
@@ -982,6 +987,35 @@ mod tests {
         bump(&mut superblocks, &[1, 2], 600);
         superblocks[0].epoch.number += 1;
         assert_eq!(live(&assemble(&candidates(&superblocks, &[0, 1, 2]), false).unwrap()), [1, 2]);
+    }
+
+    /// The start that made the newest epoch found one member missing, and was cut off.
+    #[test]
+    fn an_epoch_says_what_those_had_that_were_there_when_it_was_made() {
+        let update = |superblocks: &mut [Superblock], written: &[usize], id, (update, complete)| {
+            bump_partly(superblocks, written, MemberSet::first(5), id);
+            for &at in written {
+                (superblocks[at].update, superblocks[at].update_complete) = (update, complete);
+            }
+        };
+        let mut superblocks = fresh(4, 2);
+        update(&mut superblocks, &[0, 1, 2, 3, 4, 5], 200, (5, 4));
+        let old = superblocks.clone();
+        update(&mut superblocks, &[0, 1, 2, 3, 4], 300, (6, 5));
+        let of = |present: &[usize], superblocks: &[Superblock]| {
+            assemble(&candidates(superblocks, present), false).map(|assembled| assembled.update_complete)
+        };
+        assert_eq!(of(&[0, 1, 2, 3, 4], &superblocks), Ok(6));
+        assert_eq!(of(&[0, 1, 3, 4], &superblocks), Ok(6), "the next epoch is of these");
+        // What finishes this epoch is not of these alone: member 3 may be as it was before.
+        let mut partly = superblocks.clone();
+        partly[1] = old[1].clone();
+        assert_eq!(of(&[0, 1, 2, 4], &partly), Ok(5));
+        // The next epoch reached member 0 alone, and all others show what they held before the last.
+        update(&mut superblocks, &[0], 400, (7, 6));
+        superblocks[1..].clone_from_slice(&old[1..]);
+        let error = of(&[0, 1, 2, 3, 4, 5], &superblocks).unwrap_err();
+        assert!(matches!(error, AssemblyError::Unconfirmed { member: MemberIndex(0), .. }), "{error}");
     }
 
     /// Members 1 to 3 show the epoch before, member 4 one before that; member 0 knows that this one had that, too.
