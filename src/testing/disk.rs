@@ -218,6 +218,8 @@ pub struct SimDisk {
     /// The number of the epoch that it showed when it came back after it had forgotten. As long as it shows that one, its
     /// array has not recorded that it was away, and only a log could tell what it lacks.
     pub forgot_in: Option<u64>,
+    /// It shows what it held some time ago, and no recovery has made it whole since: it has `forgot`, too.
+    pub restored: bool,
     /// Its superblock was forged.
     pub forged: bool,
     /// Its operations are executed when no other disk has any.

@@ -10,7 +10,6 @@
 use super::oracle::BLOCK_BYTES;
 use super::presence::Presence;
 use super::reads::{REFUSED, Reads, STEPS_MAX, run_until};
-use super::scenarios::{BEYOND, Standing};
 use super::sicken::{roll_back_many, sicken};
 use super::sickness::{OldCopy, depth_of_bad_sectors};
 use super::superblocks;
@@ -20,7 +19,7 @@ use super::{
     presence,
 };
 use crate::format::MemberState;
-use crate::volume::{ActivityKind, AdminRequest, ClientReply, MemberStatus, NoticeLevel};
+use crate::volume::{ActivityKind, AdminRequest, MemberStatus};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -165,15 +164,15 @@ pub fn replay(world: &SimWorld, scenario: &Scenario, token: &str) -> Option<Viol
     explorer.guarded().1
 }
 
-struct Explorer<'a> {
-    world: &'a SimWorld,
+pub(super) struct Explorer<'a> {
+    pub(super) world: &'a SimWorld,
     scenario: &'a Scenario,
     seed: u64,
     only: Option<(u64, u64)>,
     points_max: u64,
     at: Option<(u64, u64)>,
-    random: Random,
-    totals: Totals,
+    pub(super) random: Random,
+    pub(super) totals: Totals,
     path: Vec<String>,
 }
 
@@ -440,7 +439,7 @@ impl Explorer<'_> {
         mark_unrecorded(&mut sim);
         // A disk that forgot what it had acknowledged, or whose log is damaged, is an erasure beside those that are
         // missing.
-        let (live, forgot) = live_members(&sim);
+        let Service { live, forgot, restored } = service(&sim);
         let missing = u32::from(self.scenario.shape.width()) - live.count_ones();
         let survives =
             |bad: u64| missing + (bad & live).count_ones() <= u32::from(self.scenario.shape.parity);
@@ -451,6 +450,15 @@ impl Explorer<'_> {
                 return Ok(());
             }
             return self.read_what_is_left(&mut sim, oracle, floor);
+        }
+        // So is a member in service that was rolled back, until it is recognised or a recovery has made it whole.
+        if restored != 0 && !survives(forgot) {
+            self.path.push("beyond what the array survives, with members that were rolled back".into());
+            // With none that is current nothing could tell.
+            return match presence.current {
+                0 => Ok(()),
+                _ => self.read_beside_restored(&mut sim, oracle, floor),
+            };
         }
         // So is one place of a member that cannot be read.
         let gone = u32::from(self.scenario.shape.width()) - presence.current.count_ones();
@@ -490,7 +498,7 @@ impl Explorer<'_> {
         }
         self.observe_all(&mut sim, &mut oracle, floor)?;
         for disk in sim.disks.values_mut().filter(|disk| !disk.dead) {
-            (disk.forgot, disk.forgot_in) = (false, None);
+            (disk.forgot, disk.forgot_in, disk.restored) = (false, None, false);
         }
         past.ruined = 0;
         if plan < end + sweep + crash {
@@ -574,43 +582,6 @@ impl Explorer<'_> {
             }
         }
         0
-    }
-
-    /// A start with more old members than the array survives: it may be refused.
-    fn start_beyond(
-        &mut self,
-        disks: BTreeMap<u32, SimDisk>,
-        oracle: &Oracle,
-        floor: Floor,
-    ) -> Result<(), String> {
-        let seed = Random::new(self.random.next_u64());
-        match self.world.start(disks, false, seed) {
-            Ok(mut sim) => self.read_what_is_left(&mut sim, oracle, floor),
-            Err(_) => {
-                self.totals.refused += 1;
-                Ok(())
-            }
-        }
-    }
-
-    /// Reads what can be read when more is damaged than the array survives. Errors are right; an older version is only where
-    /// the array has said so (T8); wrong data never is.
-    fn read_what_is_left(&mut self, sim: &mut SimArray, oracle: &Oracle, floor: Floor) -> Result<(), String> {
-        for block in 0..oracle.blocks() {
-            let id = sim.submit_read((block * BLOCK_BYTES) as u64, BLOCK_BYTES);
-            match sim.wait(id) {
-                Ok(ClientReply::Data(bytes)) => {
-                    let has_said_so = sim.notices.iter().any(|notice| notice.level == NoticeLevel::Error);
-                    let may_be_old = BEYOND == Standing::Pending || has_said_so;
-                    let floor = if may_be_old { Floor::Anything } else { floor };
-                    let checked = oracle.check(block, &bytes, floor);
-                    checked.map_err(|wrong| format!("beyond what the array survives: {wrong}"))?;
-                }
-                Ok(other) => return Err(format!("a read was answered with {other:?}")),
-                Err(_) => self.totals.errors += 1,
-            }
-        }
-        Ok(())
     }
 
     /// Whether a start may be refused with these members, of which some, `unreadable`, have blocks in their logs that cannot be read.
@@ -722,17 +693,25 @@ impl Survivors {
     }
 }
 
-/// Members in service, and of these the ones whose disks have forgotten something: bits by index.
-fn live_members(sim: &SimArray) -> (u64, u64) {
-    let (mut live, mut forgot) = (0, 0);
+/// Members in service, and of these the ones whose disks have forgotten something, and the ones whose disks were rolled back:
+/// bits by index.
+struct Service {
+    live: u64,
+    forgot: u64,
+    restored: u64,
+}
+
+fn service(sim: &SimArray) -> Service {
+    let mut service = Service { live: 0, forgot: 0, restored: 0 };
     for (at, member) in sim.status().members.iter().enumerate() {
         if member.state == MemberState::Online {
-            live |= 1 << at;
+            service.live |= 1 << at;
             let disk = member.device.and_then(|device| sim.disks.get(&device.0));
-            forgot |= u64::from(disk.is_some_and(|disk| disk.forgot)) << at;
+            service.forgot |= u64::from(disk.is_some_and(|disk| disk.forgot)) << at;
+            service.restored |= u64::from(disk.is_some_and(|disk| disk.restored)) << at;
         }
     }
-    (live, forgot)
+    service
 }
 
 /// Disks of members in service that have forgotten something, and were taken back before that was recorded anywhere, count

@@ -11,7 +11,7 @@ use crate::format::{
     SegmentHeader, Superblock,
 };
 use crate::units::{BlockHash, ColumnIndex, MemberIndex};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Headers in a simulated ring are far shorter, in blocks.
 const HEADER_BLOCKS_MAX: u32 = 64;
@@ -75,6 +75,36 @@ fn harm(disk: &mut SimDisk, block: u64, kind: u64, random: &mut Random) {
 }
 
 /// One disk's log.
+/// Blocks of the volume that batches touch of which none of these disks says that they were flushed: between a flush and
+/// its note (W2) nothing tells a disk that was rolled back from one that had not got such a batch yet. What others say is not
+/// read: they are stale.
+pub(super) fn blocks_not_noted<'a>(disks: impl Iterator<Item = (&'a u32, &'a SimDisk)>) -> BTreeSet<usize> {
+    let logs: Vec<Log> = disks.filter_map(Log::of).collect();
+    let Some(geometry) = logs.first().map(|log| log.superblock.geometry) else { return BTreeSet::new() };
+    let (data, rows) = (usize::from(geometry.data), geometry.chunk as usize / BLOCK as usize);
+    let headers: Vec<SegmentHeader> = logs.iter().flat_map(Log::headers).collect();
+    let starts = logs.iter().map(|log| log.superblock.redo.start).max().map_or(0, |start| start.sequence);
+    let noted = headers.iter().map(|header| header.batch.durable_upto).fold(starts, u64::max);
+    let mut blocks = BTreeSet::new();
+    for record in headers.iter().filter(|h| h.batch.sequence >= noted).flat_map(|h| &h.batch.records) {
+        let (stripe, record) = match record {
+            LogRecord::InPlace(record) => (record.stripe, Some(record).filter(|record| !record.first)),
+            LogRecord::Fresh(record) => (record.stripe, None),
+            LogRecord::Discard { stripe, .. } => (*stripe, None),
+        };
+        let first = stripe.0 as usize * data * rows;
+        let Some(record) = record else {
+            blocks.extend(first..first + data * rows);
+            continue;
+        };
+        for column in record.columns.iter().map(|&column| usize::from(column)).filter(|&c| c < data) {
+            let from = first + column * rows + record.row as usize;
+            blocks.extend(from..from + record.rows as usize);
+        }
+    }
+    blocks
+}
+
 struct Log<'a> {
     id: u32,
     disk: &'a SimDisk,
@@ -83,7 +113,15 @@ struct Log<'a> {
     key: LogKey,
 }
 
-impl Log<'_> {
+impl<'a> Log<'a> {
+    /// That of a disk which is there.
+    fn of((id, disk): (&u32, &'a SimDisk)) -> Option<Log<'a>> {
+        let superblock = superblocks::newest(disk).filter(|_| !disk.dead)?;
+        let key = LogKey::derive(superblock.array, superblock.redo.secret);
+        let region = superblock.region(RegionKind::Log)?;
+        Some(Log { id: *id, disk, superblock, region, key })
+    }
+
     fn block_of_disk(&self, place: u32) -> u64 {
         self.region.offset.0 / BLOCK + u64::from(place)
     }
@@ -157,14 +195,7 @@ fn images(batch: &Batch, map: &Map) -> Vec<Image> {
 /// Blocks of disks with images that no recovery needs: some later batch replaces them, and it and all before it are
 /// whole on every member, all of which are there.
 fn superseded(disks: &BTreeMap<u32, SimDisk>, width: u16) -> Vec<(u32, u64)> {
-    let log = |(id, disk): (&u32, _)| {
-        let disk: &SimDisk = disk;
-        let superblock = superblocks::newest(disk).filter(|_| !disk.dead)?;
-        let key = LogKey::derive(superblock.array, superblock.redo.secret);
-        let region = superblock.region(RegionKind::Log)?;
-        Some(Log { id: *id, disk, superblock, region, key })
-    };
-    let logs: Vec<Log> = disks.iter().filter_map(log).collect();
+    let logs: Vec<Log> = disks.iter().filter_map(Log::of).collect();
     let start = logs.iter().map(|log| log.superblock.redo.start).max();
     let (Some(start), Some(first)) = (start, logs.first()) else { return Vec::new() };
     if logs.len() != usize::from(width) {

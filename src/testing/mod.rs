@@ -2,6 +2,7 @@
 //! files. Used by the project's own tests. May use every layer but `daemon` and `cli`.
 
 mod atlas;
+mod beyond;
 mod disk;
 mod explorer;
 mod faults;

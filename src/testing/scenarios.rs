@@ -167,11 +167,11 @@ pub const FAULT_RULES: &[(FaultKind, &str, Standing)] = &[
     (FaultKind::Hang, "T7", Standing::Kept),
     (FaultKind::BadSectors, "T1, T5", Standing::Kept),
     (FaultKind::StartErrors, "T3", Standing::Kept),
-    (FaultKind::Rollback, "T6", Standing::Pending),
+    (FaultKind::Rollback, "T6", Standing::Kept),
     (FaultKind::Hostile, "T6", Standing::Kept),
     (FaultKind::ReadsEverywhere, "T1, T2", Standing::Kept),
     (FaultKind::Everywhere, "T4", Standing::Kept),
-    (FaultKind::RollbackMany, "T6, T8", Standing::Pending),
+    (FaultKind::RollbackMany, "T6, T8", Standing::Kept),
 ];
 
 /// Whether damage beyond what the array survives never shows an older version without a word (T8).

@@ -72,7 +72,7 @@ pub(super) fn roll_back(disk: &mut SimDisk, copies: &[OldCopy], random: &mut Ran
     let of_disk: Vec<&OldCopy> = copies.iter().filter(|copy| copy.device == device).collect();
     let copy = of_disk.get(random.index(of_disk.len().max(1)))?;
     disk.restore(&copy.copy);
-    disk.forgot = true;
+    (disk.forgot, disk.restored) = (true, true);
     Some(format!("is rolled back to moment {}", copy.moment))
 }
 
@@ -91,6 +91,7 @@ pub(super) fn roll_back_many(
     if !is_wanted || members.len() <= usize::from(scenario.shape.parity) + 1 {
         return None;
     }
+    disks.values_mut().for_each(SimDisk::clear_faults);
     random.shuffle(&mut members);
     let most = members.len() - 1;
     let count = most - random.index(most - usize::from(scenario.shape.parity));

@@ -597,7 +597,8 @@ impl Run {
             if disk.forgot {
                 disk.forgot_in = superblocks::newest(disk).map(|superblock| superblock.epoch.number);
             }
-            (disk.forgot, disk.failing_flushes, disk.slow) = (false, 0, false);
+            (disk.forgot, disk.restored) = (false, false);
+            (disk.failing_flushes, disk.slow) = (0, false);
         }
         device
     }
