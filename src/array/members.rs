@@ -178,6 +178,11 @@ impl Progress {
         slot.0 < self.next && !self.running.contains(&slot.0)
     }
 
+    /// Where a restart goes on: what could not be built whole is not remembered otherwise.
+    pub fn recorded(&self) -> u64 {
+        self.lacking.first().copied().unwrap_or(self.next).min(self.done())
+    }
+
     /// Slots below this are complete.
     pub fn done(&self) -> u64 {
         self.running.first().copied().unwrap_or(self.next).min(self.next)

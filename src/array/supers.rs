@@ -441,7 +441,7 @@ impl Array {
             .map(|member| MemberRecord {
                 uuid: member.uuid,
                 state: member.state,
-                rebuilt: SlotIndex(member.progress.as_ref().map_or(0, |p| p.done())),
+                rebuilt: SlotIndex(member.progress.as_ref().map_or(0, |p| p.recorded())),
             })
             .collect();
         next.replacements = self
@@ -453,7 +453,7 @@ impl Array {
                 Some(ReplacementRecord {
                     member: MemberIndex(at as u16),
                     uuid: replacement.uuid,
-                    rebuilt: SlotIndex(replacement.progress.done()),
+                    rebuilt: SlotIndex(replacement.progress.recorded()),
                 })
             })
             .collect();
