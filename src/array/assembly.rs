@@ -796,10 +796,10 @@ mod tests {
         assert_eq!(begins(&stale, &[0, 1, 2]), start(1, 5));
         // With more to spare, more must say it; a clean array needs no log.
         let mut many = logged(4, 2, start(1, 5));
-        for at in 0..6 {
-            many[at].redo.start = start(1, 5 + at as u64);
-            many[at].update = 10 + at as u64;
-            many[at].clean = false;
+        for (at, superblock) in (0..).zip(&mut many) {
+            superblock.redo.start = start(1, 5 + at);
+            superblock.update = 10 + at;
+            superblock.clean = false;
         }
         assert_eq!(begins(&many, &[0, 1, 2, 3, 4, 5]), start(1, 8));
         assert_eq!(begins(&many, &[0, 1, 2, 4, 5]), start(1, 9));
