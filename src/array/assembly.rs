@@ -5,7 +5,7 @@
 //! and the member named; forced, it goes on without the member.
 //! Pure: superblocks in, a verdict out. Must not know of paths or open devices; `K` is the caller's handle.
 
-use super::current::{Behind, Mark, holds, is_current};
+use super::current::{Behind, Mark, has_update, holds, is_current};
 use super::log_start;
 use super::mutation::{Mutation, is_off};
 use crate::format::{Epoch, Geometry, MemberSet, MemberState, Role, Superblock, Unfit};
@@ -354,9 +354,8 @@ fn assemble_current<K: Clone>(
         is_current(superblock, 0, &mark)?;
         // One may know of a later epoch that was not complete, and say of this one what its members had when that was begun.
         let later = candidates.iter().map(|c| &c.superblock).filter(|s| s.epoch.parent == epoch.id);
-        let complete =
-            later.filter(|s| lives_in(superblock, s)).map(|s| s.update_complete).max().unwrap_or(0);
-        is_current(superblock, 0, &Mark { update: complete, ..mark })
+        let complete = later.filter(|s| lives_in(superblock, s)).map(|s| s.update_complete).max();
+        has_update(superblock, complete.unwrap_or(0))
     };
 
     let mut seats: Vec<Seat<K>> = Vec::with_capacity(record.members.len());
@@ -473,7 +472,7 @@ fn assemble_current<K: Clone>(
         candidates.iter().filter(|c| seated(c)).map(|c| &c.superblock).collect();
     let all: Vec<&Superblock> = candidates.iter().map(|c| &c.superblock).collect();
     if !in_service.is_empty() {
-        superblock.redo.start = log_start::believed(&in_service, &all, &epoch, record.geometry);
+        superblock.redo.start = log_start::believed(&in_service, &all, record);
         superblock.clean = log_start::is_clean(&in_service);
     }
     let used: Vec<usize> = (0..candidates.len()).filter(|at| taken[*at] || unmarked.contains(at)).collect();
@@ -560,12 +559,6 @@ fn lives_in(device: &Superblock, of: &Superblock) -> bool {
     named && of.epoch.live.contains(device.member)
 }
 
-/// T6: whether what a superblock says shows that a device of its live set was rolled back: an update had reached all members when
-/// it was made, and that device lacks it. So it was not here for any epoch since.
-fn shows_old(of: &Superblock, device: &Superblock) -> bool {
-    device.update < of.update_complete && !is_off(Mutation::NoUpdateCount)
-}
-
 /// A1-A3: the epoch to serve.
 fn choose_epoch<K>(candidates: &[Candidate<K>], name: &str, force: bool) -> Result<Epoch, AssemblyError> {
     struct Choice {
@@ -578,12 +571,12 @@ fn choose_epoch<K>(candidates: &[Candidate<K>], name: &str, force: bool) -> Resu
     let mut choices: Vec<Choice> = Vec::new();
     // What was acknowledged under an epoch must not be rolled back without a word, forced or not: nothing older is
     // served than the newest that may have been complete. One that a device of its live set never held was not; but what a
-    // device never held that was rolled back shows nothing (T6).
+    // device never held that was rolled back shows nothing (T6): an update had reached all members when that epoch was made, the
+    // device lacks it, and so was not here for any epoch since.
     let may_be_complete = |s: &&Superblock| {
-        !candidates
-            .iter()
-            .map(|c| &c.superblock)
-            .any(|other| lives_in(other, s) && other.epoch.number < s.epoch.number && !shows_old(s, other))
+        let lacks_it = |other: &Superblock| lives_in(other, s) && other.epoch.number < s.epoch.number;
+        let others = candidates.iter().map(|c| &c.superblock);
+        !others.filter(|other| lacks_it(other)).any(|other| has_update(other, s.update_complete).is_ok())
     };
     let superblocks = candidates.iter().map(|c| &c.superblock);
     let oldest = superblocks.filter(may_be_complete).map(|s| s.epoch.number).max().unwrap_or(0);
@@ -634,13 +627,12 @@ fn choose_epoch<K>(candidates: &[Candidate<K>], name: &str, force: bool) -> Resu
             }
         }
         // Word of those that are here and were rolled back says more than a list of what is missing.
-        let old =
-            candidates.iter().map(|c| &c.superblock).filter(|s| lives_in(s, record) && shows_old(record, s));
+        let named = candidates.iter().map(|c| &c.superblock).filter(|s| lives_in(s, record));
         let words = |s: &Superblock| {
-            let why = Behind::Update { held: s.update, complete: record.update_complete };
-            format!("member {}: {why}", s.member)
+            let why = has_update(s, record.update_complete).err()?;
+            Some(format!("member {}: {why}", s.member))
         };
-        let old: Vec<String> = old.map(words).collect();
+        let old: Vec<String> = named.filter_map(words).collect();
         if !old.is_empty() {
             return Err(AssemblyError::RolledBack {
                 name: name.into(),

@@ -41,12 +41,18 @@ pub(super) fn is_current(superblock: &Superblock, ring_tail: u64, mark: &Mark) -
     if !holds(superblock, &mark.epoch) {
         return Err(Behind::Epoch { held: superblock.epoch.number, current: mark.epoch.number });
     }
-    if superblock.update < mark.update && !is_off(Mutation::NoUpdateCount) {
-        return Err(Behind::Update { held: superblock.update, complete: mark.update });
-    }
+    has_update(superblock, mark.update)?;
     let shown = superblock.redo.start.sequence.max(ring_tail);
     if shown < mark.tail && !is_off(Mutation::LeftTailNotChecked) {
         return Err(Behind::Tail { shown, tail: mark.tail });
+    }
+    Ok(())
+}
+
+/// Whether a device has the newest update of the superblocks that is known to have reached all members, it among them.
+pub(super) fn has_update(superblock: &Superblock, complete: u64) -> Result<(), Behind> {
+    if superblock.update < complete && !is_off(Mutation::NoUpdateCount) {
+        return Err(Behind::Update { held: superblock.update, complete });
     }
     Ok(())
 }

@@ -5,44 +5,44 @@
 //! Pure: superblocks in, a verdict out.
 
 use super::mutation::{Mutation, is_off};
-use crate::format::{Epoch, Geometry, LogStart, MemberRecord, Superblock};
+use crate::format::{LogStart, Superblock};
 use crate::units::MemberIndex;
 
 /// The start of the log that is believed. `seated` are the superblocks of the members in service, one at least, `all` those of all
-/// devices of the array, and `epoch` the one that is served.
+/// devices of the array, and `record` is one of the epoch that is served.
 ///
-/// Of k + s members in service, the latest start that s + 1 of them have or are past, and two in any case: so many would have to lie.
-/// An update that a power cut ended may have told fewer of a later start; then everything from the earlier one on is still there.
+/// Of k + s members in service, the latest start counts that s + 1 of them have or are past, and two in any case: so many would have
+/// to lie. An update that a power cut ended may have told fewer of a later start; then everything from the earlier one on is
+/// still there.
 ///
-/// A device that joined with `epoch` has nothing in its log from before. Where others have only the parent of that epoch, because the
-/// update was cut off, the start that the epoch itself names holds: the log was empty, and all knew it, before the device joined.
-pub(super) fn believed(
-    seated: &[&Superblock],
-    all: &[&Superblock],
-    epoch: &Epoch,
-    geometry: Geometry,
-) -> LogStart {
+/// A device that joined with the epoch has nothing in its log from before. Where a member has only the parent of that epoch, because
+/// the update was cut off, the start that the epoch itself names holds: the log was empty, and all knew it, before the device joined.
+pub(super) fn believed(seated: &[&Superblock], all: &[&Superblock], record: &Superblock) -> LogStart {
     let mut starts: Vec<LogStart> = seated.iter().map(|s| s.redo.start).collect();
     starts.sort_unstable_by(|a, b| b.cmp(a));
     // In a clean array everything is in place, and only the numbers in use matter: the highest is above them all.
     if is_clean(seated) || is_off(Mutation::LoneLogStartBelieved) {
         return starts[0];
     }
-    let spare = starts.len().saturating_sub(usize::from(geometry.data));
+    let spare = starts.len().saturating_sub(usize::from(record.geometry.data));
     let confirmed = starts[spare.max(1).min(starts.len() - 1)];
-    let of_epoch = || all.iter().filter(|s| s.epoch == *epoch);
-    let has_joined = |parent: &&&Superblock| {
-        let Some(child) = of_epoch().next() else { return false };
-        let devices = child.members.iter().zip(&parent.members);
-        let exchanged = |(at, (now, before)): (u16, (&MemberRecord, &MemberRecord))| {
-            let member = MemberIndex(at);
-            epoch.live.contains(member) && !(parent.epoch.live.contains(member) && now.uuid == before.uuid)
-        };
-        (0..).zip(devices).any(exchanged)
+    let epoch = record.epoch;
+    let mut parents = seated.iter().filter(|s| epoch.parent != 0 && s.epoch.id == epoch.parent);
+    if !parents.any(|parent| has_joined(record, parent)) {
+        return confirmed;
+    }
+    let of_epoch = all.iter().filter(|s| s.epoch == epoch).map(|s| s.redo.start);
+    of_epoch.min().map_or(confirmed, |start| start.max(confirmed))
+}
+
+/// Whether some device is in service by `record` and was not by the superblock of the epoch before.
+fn has_joined(record: &Superblock, parent: &Superblock) -> bool {
+    let serves = |of: &Superblock, at: u16| {
+        let uuid = of.members.get(usize::from(at)).map(|member| member.uuid);
+        uuid.filter(|_| of.epoch.live.contains(MemberIndex(at)))
     };
-    let parent = seated.iter().filter(|s| epoch.parent != 0 && s.epoch.id == epoch.parent).find(has_joined);
-    let at_join = parent.and_then(|_| of_epoch().map(|s| s.redo.start).min());
-    at_join.map_or(confirmed, |start| start.max(confirmed))
+    (0..record.geometry.width())
+        .any(|at| serves(record, at).is_some() && serves(record, at) != serves(parent, at))
 }
 
 /// Whether the log holds nothing that is not in place: every member in service says so.

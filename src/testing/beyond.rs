@@ -38,21 +38,36 @@ impl Explorer<'_> {
         oracle: &Oracle,
         floor: Floor,
     ) -> Result<(), String> {
+        self.read_all_beyond(sim, oracle, "beyond what the array survives", |sim, _| {
+            let has_said_so = sim.notices.iter().any(|notice| notice.level == NoticeLevel::Error);
+            if BEYOND == Standing::Pending || has_said_so { Floor::Anything } else { floor }
+        })
+        .map(drop)
+    }
+
+    /// Reads every block, each of which must be as new as the floor says that `floor_of` gives for it. Returns how many gave errors.
+    fn read_all_beyond(
+        &mut self,
+        sim: &mut SimArray,
+        oracle: &Oracle,
+        when: &str,
+        floor_of: impl Fn(&SimArray, usize) -> Floor,
+    ) -> Result<u64, String> {
+        let before = self.totals.errors;
         for block in 0..oracle.blocks() {
             let id = sim.submit_read((block * BLOCK_BYTES) as u64, BLOCK_BYTES);
             match sim.wait(id) {
                 Ok(ClientReply::Data(bytes)) => {
-                    let has_said_so = sim.notices.iter().any(|notice| notice.level == NoticeLevel::Error);
-                    let may_be_old = BEYOND == Standing::Pending || has_said_so;
-                    let floor = if may_be_old { Floor::Anything } else { floor };
-                    let checked = oracle.check(block, &bytes, floor);
-                    checked.map_err(|wrong| format!("beyond what the array survives: {wrong}"))?;
+                    oracle.check(block, &bytes, floor_of(sim, block)).map_err(|wrong| {
+                        let said: Vec<&str> = sim.notices.iter().map(|notice| notice.text.as_str()).collect();
+                        format!("{when}: {wrong}; it said {said:?}")
+                    })?;
                 }
                 Ok(other) => return Err(format!("a read was answered with {other:?}")),
                 Err(_) => self.totals.errors += 1,
             }
         }
-        Ok(())
+        Ok(self.totals.errors - before)
     }
 
     /// Reads what can be read with more members that are missing or were rolled back than the array survives (T8). Errors are
@@ -71,27 +86,12 @@ impl Explorer<'_> {
             members.iter().any(|member| of(member) && member.state == MemberState::Online)
         };
         let not_noted = logs::blocks_not_noted(sim.disks.iter().filter(|(id, _)| in_service(**id)));
-        let mut has_errors = false;
-        for block in 0..oracle.blocks() {
-            let id = sim.submit_read((block * BLOCK_BYTES) as u64, BLOCK_BYTES);
-            match sim.wait(id) {
-                Ok(ClientReply::Data(bytes)) => {
-                    let dropped = sim.notices.iter().any(|notice| notice.text.contains(DROPPED));
-                    let may_be_old = dropped && not_noted.contains(&block);
-                    let floor = if may_be_old { Floor::Anything } else { floor };
-                    oracle.check(block, &bytes, floor).map_err(|wrong| {
-                        let said: Vec<&str> = sim.notices.iter().map(|notice| notice.text.as_str()).collect();
-                        format!("beside members that were rolled back: {wrong}; it said {said:?}")
-                    })?;
-                }
-                Ok(other) => return Err(format!("a read was answered with {other:?}")),
-                Err(_) => {
-                    has_errors = true;
-                    self.totals.errors += 1;
-                }
-            }
-        }
-        if has_errors && sim.notices.iter().all(|notice| notice.level != NoticeLevel::Error) {
+        let errors =
+            self.read_all_beyond(sim, oracle, "beside members that were rolled back", |sim, block| {
+                let dropped = sim.notices.iter().any(|notice| notice.text.contains(DROPPED));
+                if dropped && not_noted.contains(&block) { Floor::Anything } else { floor }
+            })?;
+        if errors > 0 && sim.notices.iter().all(|notice| notice.level != NoticeLevel::Error) {
             return Err("there are errors beside members that were rolled back, and no event says why".into());
         }
         Ok(())

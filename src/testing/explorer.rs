@@ -693,11 +693,12 @@ impl Survivors {
     }
 }
 
-/// Members in service, and of these the ones whose disks have forgotten something, and the ones whose disks were rolled back:
-/// bits by index.
+/// Members in service: bits by index.
 struct Service {
     live: u64,
+    /// Of these, members on disks that have forgotten something.
     forgot: u64,
+    /// Of these, members on disks that were rolled back.
     restored: u64,
 }
 

@@ -74,10 +74,8 @@ fn harm(disk: &mut SimDisk, block: u64, kind: u64, random: &mut Random) {
     }
 }
 
-/// One disk's log.
-/// Blocks of the volume that batches touch of which none of these disks says that they were flushed: between a flush and
-/// its note (W2) nothing tells a disk that was rolled back from one that had not got such a batch yet. What others say is not
-/// read: they are stale.
+/// Blocks of the volume in batches that none of these disks notes as flushed. Between a flush and its note (W2) nothing tells a
+/// disk that was rolled back from one that had not got such a batch yet. Other disks are stale: their notes are not read.
 pub(super) fn blocks_not_noted<'a>(disks: impl Iterator<Item = (&'a u32, &'a SimDisk)>) -> BTreeSet<usize> {
     let logs: Vec<Log> = disks.filter_map(Log::of).collect();
     let Some(geometry) = logs.first().map(|log| log.superblock.geometry) else { return BTreeSet::new() };
@@ -105,6 +103,7 @@ pub(super) fn blocks_not_noted<'a>(disks: impl Iterator<Item = (&'a u32, &'a Sim
     blocks
 }
 
+/// One disk's log.
 struct Log<'a> {
     id: u32,
     disk: &'a SimDisk,

@@ -376,7 +376,8 @@ impl From<RecoveryError> for ChainFault {
 const PRUNE_BATCHES_MIN: usize = 1024;
 
 impl Finds {
-    /// Nothing found yet in the rings of `members`, of an array of `width`; `start` is where the log starts (R2), and batches below `durable` were durable.
+    /// Nothing found yet in the rings of `members`, of an array of `width`; `start` is where the log starts (R2), and batches below
+    /// `durable` were durable.
     #[must_use]
     pub fn new(start: LogStart, members: MemberSet, width: usize, durable: u64) -> Finds {
         Finds {
