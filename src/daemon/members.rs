@@ -6,6 +6,7 @@
 //! once, whatever else goes on. Must not know how requests arrive.
 
 use super::changes::Change;
+use super::import::SETTLE;
 use super::reactor::{ArrayFacts, ArrayId};
 use super::report::{Names, Place};
 use super::search::search;
@@ -25,6 +26,9 @@ use uuid::Uuid;
 
 /// How long it may take to find out what a path leads to.
 const GLANCE: Duration = Duration::from_secs(2);
+
+/// How long an attempt to bring a member back by itself may take to let go of its device, once it has that open.
+const ATTEMPT_WAIT: Duration = SETTLE.saturating_mul(2);
 
 /// A member that a request is about.
 pub(super) struct Target {
@@ -131,6 +135,11 @@ impl Daemon {
             Some(path) => path.to_owned(),
             None => self.where_is(&target)?,
         };
+        if !dry_run {
+            // An attempt of the daemon's own may have the device locked. The next one waits for this change of the array.
+            let attempt = self.returns().interrupt(target.superblock.array, target.index);
+            drop(attempt.map(|attempt| attempt.recv_timeout(ATTEMPT_WAIT)));
+        }
         let access = if dry_run { Access::ReadOnly } else { Access::Exclusive };
         let (device, superblock) = open_member(&path, access, target.limits)?;
         let superblock = target.own(&device, superblock)?;

@@ -49,8 +49,11 @@ pub(super) struct Returns {
 struct Attempt {
     next: Instant,
     failures: u32,
-    running: Option<Receiver<Result<(Device, Superblock), String>>>,
+    running: Option<Receiver<Attempted>>,
 }
+
+/// What an attempt came to: the member's device, locked, or why it is not had.
+pub(super) type Attempted = Result<(Device, Superblock), String>;
 
 /// A member that may come back.
 struct Away {
@@ -78,6 +81,11 @@ impl Returns {
     pub fn back(&mut self, array: Uuid, index: MemberIndex) {
         self.attempts.remove(&(array, index.0));
         self.kept_out.remove(&(array, index.0));
+    }
+
+    /// Ends the attempt that is being made to bring the member back by itself. Returns what tells that it has let go of the device.
+    pub fn interrupt(&mut self, array: Uuid, index: MemberIndex) -> Option<Receiver<Attempted>> {
+        self.attempts.get_mut(&(array, index.0))?.running.take()
     }
 
     /// The member is back by itself. Whether it may stay: nobody has said meanwhile that it shall not come.
