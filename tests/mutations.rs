@@ -78,7 +78,8 @@ fn hunt_by_page_faults(mutation: Mutation) -> Result<String, String> {
             page_faults::old_map_page(moment, seed)?;
             page_faults::pages_unreadable_for_a_moment(seed.is_multiple_of(2), 1_000, seed)?;
             page_faults::pages_unreadable_and_a_power_cut(seed)?;
-            page_faults::flushed_batch_unreadable(500, seed).map(drop)
+            page_faults::flushed_batch_unreadable(500, seed)?;
+            page_faults::member_comes_late(seed).map(drop)
         };
         let result = mutation.with(|| catch_unwind(AssertUnwindSafe(scene)));
         if let Err(what) = result.unwrap_or_else(|_| Err("panic".into())) {
@@ -185,7 +186,8 @@ fn hunt(mutation: Mutation) -> Result<String, String> {
         Mutation::UnreadTakenForOld
         | Mutation::UnreadTakenForLost
         | Mutation::UnreadWrittenOver
-        | Mutation::UnreadTailDropped => return hunt_by_page_faults(mutation),
+        | Mutation::UnreadTailDropped
+        | Mutation::AbsentTakenForLost => return hunt_by_page_faults(mutation),
         Mutation::ShortageIsAFault | Mutation::LastCopyNotSpared | Mutation::HealedErrorsCount => {
             return hunt_by_trouble(mutation);
         }

@@ -114,6 +114,8 @@ mutations! {
     LoneLogStartBelieved "lone-log-start-believed",
     /// R5, T3: the end of the log is dropped although what cannot be read of the rings for a moment may hold it.
     UnreadTailDropped "unread-tail-dropped",
+    /// T1: a start gives up rows that were flushed although a member that is not here may have what others have lost.
+    AbsentTakenForLost "absent-taken-for-lost",
     /// Old parity enters new parity without being verified: damage of one block becomes damage of its row.
     OldParityNotVerified "old-parity-not-verified",
     /// T4: what the host lacks for a moment is taken for a fault of the member; a shortage of all takes all out.

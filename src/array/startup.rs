@@ -356,9 +356,9 @@ impl Array {
         }
         for &(member, blocks) in &recovered.log_faults {
             self.member_mut(member).counters.checksum_errors += blocks;
-            let text = format!(
-                "{blocks} blocks of the redo log of member {member} were damaged or lost; what they held was taken from others"
-            );
+            let rest = if recovered.lost.is_empty() { "; what they held was taken from others" } else { "" };
+            let text =
+                format!("{blocks} blocks of the redo log of member {member} were damaged or lost{rest}");
             self.notice(NoticeLevel::Warning, Some(member), text);
         }
         for page in &recovered.old_map_pages {

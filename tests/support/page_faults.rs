@@ -383,6 +383,10 @@ pub fn flushed_batch_unreadable(millis: u64, seed: u64) -> Result<bool, String> 
         for at in sick {
             let disk = scene.disks.get_mut(&(at as u32)).expect("a disk");
             let mut within = pieces.remove(&(at as u32)).unwrap_or_default();
+            if seed % 2 == 1 {
+                // Nor can what is behind it: that there is nothing settles itself, this does not.
+                within.iter_mut().for_each(|piece| piece.end = log.end.min(piece.end + 4 * BLOCK as u64));
+            }
             // Of a whole stripe the log has records alone: what decides is in its slot.
             within.extend(DiskRegion::Data.ranges(disk).into_iter().filter(|_| whole));
             disk.inject(unreadable(within, Timestamp(millis * 1_000_000)));
@@ -484,4 +488,57 @@ pub fn one_member_unreadable(seed: u64) -> Result<(), String> {
         scene.model[block * BLOCK..][..BLOCK].copy_from_slice(&bytes);
     }
     verify(&mut sim, &scene.model, "one member is unreadable")
+}
+
+/// Flushed rows of 2+1; one member is not there at the start, and one image in the log of another is rotten. The late member has
+/// what decodes the row, in its log: that it is not there is no evidence of a loss (T1). Either nothing is lost without it, or the
+/// start is refused and leaves it as current as it was. Returns whether it was refused.
+pub fn member_comes_late(seed: u64) -> Result<bool, String> {
+    let (world, mut sim, mut model) = Scene::running(shape(2, 1, 12), seed);
+    for at in 0..12u8 {
+        let block = usize::from(at) * 7 % (model.len() / BLOCK);
+        model[block * BLOCK..][..BLOCK].fill(at + 1);
+        let id = sim.submit_write((block * BLOCK) as u64, &[at + 1; BLOCK], true);
+        sim.wait(id).map_err(|error| format!("a write: {error:?}"))?;
+    }
+    let mut scene = Scene::killed(world, &sim, model);
+    let (late, rotten) = ((seed % 3) as u32, ((seed + 1) % 3) as u32);
+    let disk = scene.disks.get_mut(&rotten).expect("a disk");
+    let log = DiskRegion::Log.ranges(disk).remove(0);
+    let is_image = |at: &u64| {
+        let bytes = disk.peek(*at, BLOCK);
+        (1..10).contains(&bytes[0]) && bytes.iter().all(|byte| *byte == bytes[0])
+    };
+    let Some(at) = (log.start..log.end).step_by(BLOCK).find(is_image) else { return Ok(false) };
+    disk.flip(at, 1);
+    let is_refused = |sim: &SimArray| matches!(sim.status().log, LogState::Refused(_));
+    for force in [false, true] {
+        let mut without = scene.disks.clone();
+        without.get_mut(&late).expect("a disk").dead = true;
+        let mut sim = scene.world.start(without, force, Random::new(5)).expect("it assembles");
+        drain(&mut sim);
+        if force {
+            let errors = verify_or_error(&mut sim, &scene.model, "forced")?;
+            return if errors > 0 { Ok(true) } else { Err("refused, and forced it had it all".into()) };
+        }
+        if !is_refused(&sim) {
+            let device = sim.reopen_disk(late);
+            let member = MemberIndex(late as u16);
+            sim.admin(AdminRequest::Online { member, device }).map_err(|error| format!("{error:?}"))?;
+            drain(&mut sim);
+            verify(&mut sim, &scene.model, "the late member is back")?;
+            return Ok(false);
+        }
+        let said = format!("{:?}", texts(&sim));
+        if !said.contains(&format!("member {late}, missing now, may have them")) {
+            return Err(format!("it does not say which member is wanted: {said}"));
+        }
+        // What the refused start left behind, and the member is there.
+        let mut disks = sim.disks.clone();
+        disks.get_mut(&late).expect("a disk").dead = false;
+        let mut sim = scene.world.start(disks, false, Random::new(5)).expect("it assembles");
+        drain(&mut sim);
+        verify(&mut sim, &scene.model, "all are there")?;
+    }
+    unreachable!("the forced start is the last")
 }

@@ -217,6 +217,10 @@ pub fn a_rolled_back_member_and_as_many_others_out_as_there_is_parity_read_nothi
                 Err(_) => refused += 1,
                 Ok(mut array) => {
                     array.sim.settle();
+                    if let LogState::Refused(why) = &array.sim.status().log {
+                        let tells = last == 0 || why.contains("rolled back");
+                        assert!(tells, "member 0 lacks an epoch in which batches were written: {why}");
+                    }
                     let has_told = |notice: &ArrayNotice| notice.text.contains("were dropped");
                     if array.sim.notices.iter().any(has_told) {
                         assert_eq!(last, 0, "batches of an epoch that member 0 does not hold are dropped");

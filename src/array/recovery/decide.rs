@@ -268,17 +268,32 @@ pub enum Reading {
     Covered,
     /// They may be good.
     Good,
+    /// They may be good, and so may what members have that are not here and had a part in it.
+    Present,
 }
 
 impl Reading {
-    const ALL: [Reading; 3] = [Reading::Erased, Reading::Covered, Reading::Good];
+    const COUNT: usize = 4;
+    const ALL: [Reading; Reading::COUNT] =
+        [Reading::Erased, Reading::Covered, Reading::Good, Reading::Present];
+}
+
+/// Why a block cannot be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lack {
+    /// It was read and is wrong, or its member never had it.
+    Wrong,
+    /// It gave an error.
+    Unread,
+    /// Its member is not here, and had a part in it.
+    Absent,
 }
 
 /// What a tile contributes to the decision.
 #[derive(Clone, Debug, Default)]
 pub struct Verdict {
     /// When prefixes are bad, by [`Reading`].
-    pub bad: [Vec<Bad>; 3],
+    pub bad: [Vec<Bad>; Reading::COUNT],
     /// Blocks of usable members, (row, column), that are missing or bad at some prefix.
     pub suspects: Vec<(usize, usize)>,
 }
@@ -372,19 +387,20 @@ impl Judge {
         let mut verdict = Verdict::default();
         let mut suspects = vec![false; tile.rows.len() * self.map.width()];
         // What is lost at the note already: no prefix that may be chosen could save it.
-        let mut lost_at_note: [HashMap<usize, Vec<usize>>; 3] = Default::default();
+        let mut lost_at_note: [HashMap<usize, Vec<usize>>; Reading::COUNT] = Default::default();
         self.walk(tile, |state, prefixes| {
             for &row in doubtful.iter().filter(|&&row| state.touched[row - tile.rows.start]) {
-                // Those that could not be read are told from others.
-                let mut lost: Vec<(usize, bool)> = Vec::new();
+                let mut lost: Vec<(usize, Lack)> = Vec::new();
                 let mut gone = 0;
                 for column in 0..self.map.width() {
                     let known = self.is_good(tile, state, row, column, homes, &base);
+                    let lack = match known {
+                        Some(false) if self.is_unread(tile, state, row, column, homes) => Lack::Unread,
+                        None if self.had_part(tile, state, row, column) => Lack::Absent,
+                        Some(_) | None => Lack::Wrong,
+                    };
                     if known != Some(true) {
-                        lost.push((
-                            column,
-                            known.is_some() && self.is_unread(tile, state, row, column, homes),
-                        ));
+                        lost.push((column, lack));
                         gone += usize::from(known.is_none());
                     }
                     // An image that is in place already is missing in the log all the same.
@@ -392,15 +408,16 @@ impl Judge {
                         suspects[(row - tile.rows.start) * self.map.width() + column] = true;
                     }
                 }
-                let unread = lost.iter().filter(|(_, unread)| *unread).count();
+                let unread = lost.iter().filter(|(_, lack)| *lack == Lack::Unread).count();
                 for reading in Reading::ALL {
-                    let spares = match reading {
+                    let beyond = Doubt::of(unread, gone, self.map.m) == Doubt::Beyond;
+                    let spares = |lack: Lack| match reading {
                         Reading::Erased => false,
-                        Reading::Covered => Doubt::of(unread, gone, self.map.m) == Doubt::Beyond,
-                        Reading::Good => true,
+                        Reading::Covered => beyond && lack == Lack::Unread,
+                        Reading::Good => lack == Lack::Unread,
+                        Reading::Present => lack != Lack::Wrong,
                     };
-                    let lost =
-                        lost.iter().filter(|(_, unread)| !(spares && *unread)).map(|(column, _)| *column);
+                    let lost = lost.iter().filter(|(_, lack)| !spares(*lack)).map(|(column, _)| *column);
                     let lost: Vec<usize> = lost.collect();
                     if lost.len() <= self.map.m {
                         continue;
@@ -502,6 +519,17 @@ impl Judge {
         }
     }
 
+    /// Whether the member of a block, which is not here, was there when the log says that the block was written. What the
+    /// log does not write is from before: a member with any part in the log has it.
+    fn had_part(&self, tile: &Tile, state: &TileState, row: usize, column: usize) -> bool {
+        let member = self.member(tile, column);
+        let had = |batch: &LogBatch| batch.place(member).is_some();
+        match state.cell(row, column) {
+            Cell::Image { batch, .. } | Cell::Fresh { batch, .. } => had(&self.chain.batches[batch as usize]),
+            Cell::Untouched | Cell::Placed(_) | Cell::Zero(_) => self.chain.batches.iter().any(had),
+        }
+    }
+
     /// The member with a column of a tile.
     #[must_use]
     pub fn member(&self, tile: &Tile, column: usize) -> MemberIndex {
@@ -522,7 +550,7 @@ impl Judge {
 pub struct Decision {
     noted: u32,
     /// By [`Reading`], for each length of prefix how many more ranges start than end there: any, and avoidable ones.
-    changes: [Vec<(i32, i32)>; 3],
+    changes: [Vec<(i32, i32)>; Reading::COUNT],
 }
 
 impl Decision {
@@ -530,11 +558,11 @@ impl Decision {
     #[must_use]
     pub fn new(chain: &Chain) -> Decision {
         let changes = vec![(0, 0); chain.batches.len() + 2];
-        Decision { noted: chain.noted, changes: [changes.clone(), changes.clone(), changes] }
+        Decision { noted: chain.noted, changes: std::array::from_fn(|_| changes.clone()) }
     }
 
     /// Takes what is bad in one tile.
-    pub fn add(&mut self, bad: &[Vec<Bad>; 3]) {
+    pub fn add(&mut self, bad: &[Vec<Bad>; Reading::COUNT]) {
         for (bad, changes) in bad.iter().zip(&mut self.changes) {
             for Bad { prefixes, avoidable } in bad {
                 for (at, change) in [(prefixes.start, 1), (prefixes.end, -1)] {
@@ -550,7 +578,8 @@ impl Decision {
     #[must_use]
     pub fn doubt(&self) -> Doubt {
         let erased = self.longest();
-        let differs = |reading| self.longest_if(reading) != erased || self.loses_less_if(reading);
+        let differs =
+            |reading| self.longest_if(reading) != erased || self.loses_less_if(reading, Reading::Erased);
         match (differs(Reading::Covered), differs(Reading::Good)) {
             _ if is_off(Mutation::UnreadTailDropped) => Doubt::None,
             (true, _) => Doubt::Beyond,
@@ -562,16 +591,22 @@ impl Decision {
     /// Whether rows cannot be decoded that could if blocks were good which could not be read, on more members than is survived.
     #[must_use]
     pub fn loses_unread(&self) -> bool {
-        self.loses_less_if(Reading::Covered)
+        self.loses_less_if(Reading::Covered, Reading::Erased)
     }
 
-    /// Whether fewer rows could not be decoded at the prefix that is chosen.
-    fn loses_less_if(&self, reading: Reading) -> bool {
+    /// Whether rows cannot be decoded that could with what members may have that are not here.
+    #[must_use]
+    pub fn loses_absent(&self) -> bool {
+        !is_off(Mutation::AbsentTakenForLost) && self.loses_less_if(Reading::Present, Reading::Good)
+    }
+
+    /// Whether fewer rows could not be decoded at the prefix that is chosen than with another reading.
+    fn loses_less_if(&self, reading: Reading, than: Reading) -> bool {
         let prefix = self.longest() as usize;
         let losses = |reading: Reading| -> i32 {
             self.changes[reading as usize][..=prefix].iter().map(|(any, _)| any).sum()
         };
-        losses(reading) < losses(Reading::Erased)
+        losses(reading) < losses(than)
     }
 
     /// The longest prefix, not below the note, in which every row can be decoded (R5). Where there is none, rows

@@ -46,6 +46,15 @@ pub enum RecoveryError {
         /// Whose log could not be read, in words.
         members: String,
     },
+    /// Members that are missing may have what was flushed and others have lost (rule T1).
+    #[error(
+        "rows that were flushed cannot be decoded with the members that are here, as blocks of their logs are wrong or gone, and \
+         {members}, missing now, may have them: bring it back, or force the start and lose these rows"
+    )]
+    RowsAbsent {
+        /// Which members, in words.
+        members: String,
+    },
     /// A row of the log cannot be decoded because of blocks that could not be read (rule T3).
     #[error(
         "what the log holds of row {row} of slot {slot} cannot be put in place, as blocks that it takes cannot be read: start \

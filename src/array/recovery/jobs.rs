@@ -129,6 +129,13 @@ impl Recovery {
         if doubt != Doubt::None && !self.settles_end(doubt) {
             return true;
         }
+        if self.cx.judge_only {
+            match self.absent_with_losses() {
+                Some(members) => self.refuse(RecoveryError::RowsAbsent { members }),
+                None => self.finish(pages),
+            }
+            return true;
+        }
         // Rows that it loses show when they are to be decoded, before anything in place is written.
         self.prefix = self.decision.longest();
         self.step = Step::Manifests { next: 0 };

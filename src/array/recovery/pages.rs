@@ -57,7 +57,7 @@ impl Recovery {
         if next < pages.layout().map_pages() || !self.io.is_idle() || !self.page_trials.pages.is_empty() {
             return self.stay(Step::Map { next });
         }
-        if self.cx.clean || self.cx.judge_only {
+        if self.cx.clean {
             self.finish(pages);
         } else {
             self.step = Step::Weigh { next: 0 };

@@ -13,6 +13,7 @@ use super::unread::Doubt;
 use super::{Doing, Recovered, Recovery, RecoveryContext, RecoveryError, RecoveryOutcome, Step};
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::pages::PageStore;
+use crate::units::MemberIndex;
 
 /// See the head of this file.
 #[derive(Debug, Default)]
@@ -45,7 +46,7 @@ impl Recovery {
                 if doubt != Doubt::None && !self.settle(doubt, Some(sequence), &chain) {
                     return;
                 }
-                if doubt == Doubt::Beyond {
+                if doubt >= Doubt::Denied {
                     self.result.dropped_unread = Some(chain.unread.text());
                 }
                 let probe = Scan::probe(self.ring, self.cx.usable, &chain);
@@ -62,6 +63,20 @@ impl Recovery {
                 None => self.end_at(fault),
             },
         }
+    }
+
+    /// When rows are lost that could be had with members that are not here: which these are, in words. Unless the start is forced.
+    pub(super) fn absent_with_losses(&self) -> Option<String> {
+        if self.cx.force || !self.decision.loses_absent() {
+            return None;
+        }
+        let had_part = |member: &MemberIndex| {
+            self.judge.chain.batches.iter().any(|batch| batch.place(*member).is_some())
+        };
+        let all = (0..self.cx.map.width()).map(|at| MemberIndex(at as u16));
+        let absent = all.filter(|member| !self.cx.usable.contains(*member)).filter(had_part);
+        let names: Vec<String> = absent.map(|member| member.to_string()).collect();
+        Some(format!("member {}", names.join(", ")))
     }
 
     /// There is no chain to replay with these members.
@@ -85,8 +100,14 @@ impl Recovery {
             && (first as usize) < chain.batches.len()
             && chain.was_never_durable(first, usable, behind, epoch);
         let sequence = (!loses_unread).then_some(chain.tail + u64::from(first));
-        let settles = was_never_durable || self.settle(doubt, sequence, &chain);
-        if settles && !was_never_durable {
+        let doubt = match doubt {
+            Doubt::Covered if was_never_durable => Doubt::None,
+            // What was read without an error may be wrong all the same.
+            _ if was_never_durable => Doubt::Denied,
+            doubt => doubt,
+        };
+        let settles = doubt == Doubt::None || self.settle(doubt, sequence, &chain);
+        if settles && doubt != Doubt::None {
             self.result.dropped_unread = Some(chain.unread.text());
         }
         self.judge.chain = chain;
@@ -96,20 +117,20 @@ impl Recovery {
     /// `sequence`: the first batch that may be there and is dropped.
     fn settle(&mut self, doubt: Doubt, sequence: Option<u64>, chain: &Chain) -> bool {
         let trials = &mut self.log_trials;
-        if !trials.is_over {
-            if let Some(at) = trials.patience.failed(self.now) {
-                self.step = Step::Again { at };
-                return false;
-            }
-            if doubt == Doubt::Beyond && !self.cx.force {
-                let members = chain.unread.text();
-                self.refuse(match sequence {
-                    Some(sequence) => RecoveryError::EndUnreadable { sequence, members },
-                    None => RecoveryError::LogUnreadable { members },
-                });
-                return false;
-            }
-            trials.is_over = true;
+        if !trials.is_over
+            && let Some(at) = trials.patience.failed(self.now)
+        {
+            self.step = Step::Again { at };
+            return false;
+        }
+        trials.is_over = true;
+        if doubt == Doubt::Beyond && !self.cx.force {
+            let members = chain.unread.text();
+            self.refuse(match sequence {
+                Some(sequence) => RecoveryError::EndUnreadable { sequence, members },
+                None => RecoveryError::LogUnreadable { members },
+            });
+            return false;
         }
         true
     }

@@ -31,6 +31,9 @@ pub enum Doubt {
     /// It could, but no more members are gone or gave errors than the array survives: then what was durable shows all the
     /// same, and what does not show was not.
     Covered,
+    /// It could, and on more members than the array survives. But one of the others shows that what would be there was never
+    /// durable, unless its own log is damaged there.
+    Denied,
     /// It could.
     Beyond,
 }
@@ -91,8 +94,8 @@ impl UnreadBlocks {
 impl Chain {
     /// Whether a batch behind the last one may be hidden (R5). It is not if one of the members, read without an error where it
     /// would start, lacks it: what is durable is on every member that was live. Those that are `behind` in their epoch, or had no
-    /// part in the batch before, do not count, since they may have missed it. Of the other members no more lie than the array survives, together with those
-    /// that are gone or gave errors: so one that lacks it is always enough.
+    /// part in the batch before, do not count, since they may have missed it. Where more members than the array survives are gone or
+    /// gave errors, one that lacks it may be damaged: its word is enough only when the errors do not pass.
     #[must_use]
     pub fn hidden_end(&self, members: MemberSet, behind: MemberSet, map: &Map) -> Doubt {
         let may_hold = |member: &MemberIndex| match self.places_of_next(*member) {
@@ -102,7 +105,11 @@ impl Chain {
         let unread = members.iter().filter(may_hold).count();
         let lacks_it = |member| self.was_there(member, behind) && !may_hold(&member);
         let lack_it = members.iter().any(lacks_it);
-        if lack_it { Doubt::None } else { Doubt::of(unread, map.width() - members.len(), map.m) }
+        match Doubt::of(unread, map.width() - members.len(), map.m) {
+            Doubt::Beyond if lack_it => Doubt::Denied,
+            _ if lack_it => Doubt::None,
+            doubt => doubt,
+        }
     }
 
     /// Whether a batch of the chain cannot have been durable: a member that had a part in it was read without an error and lacks
@@ -192,16 +199,22 @@ mod tests {
     #[test]
     fn a_member_that_lacks_it_shows_that_it_was_not_durable() {
         assert_eq!(hidden(2, 1, 0, &[(0, end(0))]), Doubt::None);
-        assert_eq!(hidden(2, 1, 1, &[(0, end(0))]), Doubt::None, "the other lacks it");
+        assert_eq!(hidden(2, 1, 1, &[(0, end(0))]), Doubt::Denied, "the other lacks it");
         assert_eq!(
-            hidden(2, 1, 1, &[(0, end(0) + 9), (1, end(1))]),
+            hidden(2, 1, 1, &[(0, end(0) + 9), (1, end(1) + 9)]),
             Doubt::None,
             "what the log does not use"
+        );
+        assert_eq!(
+            hidden(2, 1, 1, &[(0, end(0) + 9), (1, end(1))]),
+            Doubt::Denied,
+            "one of both is read where it would be"
         );
         assert_eq!(hidden(2, 2, 1, &[(0, 0), (1, 0), (2, 0)]), Doubt::Beyond);
         assert_eq!(hidden(1, 2, 1, &[(0, 0)]), Doubt::None);
         assert_eq!(hidden(1, 2, 2, &[(0, 0)]), Doubt::Beyond);
         assert_eq!(hidden(2, 1, 1, &[]), Doubt::None, "a dead member alone never stops a start");
+        assert_eq!(hidden(2, 2, 0, &[(0, end(0)), (1, end(1))]), Doubt::None);
     }
 
     #[test]
@@ -212,7 +225,7 @@ mod tests {
             chain.unread.add(MemberIndex(member), 0, RING);
         }
         let (members, mut behind) = (MemberSet::first(3), MemberSet::default());
-        assert_eq!(chain.hidden_end(members, behind, &map), Doubt::None);
+        assert_eq!(chain.hidden_end(members, behind, &map), Doubt::Denied);
         behind.insert(MemberIndex(2));
         assert_eq!(chain.hidden_end(members, behind, &map), Doubt::Beyond);
     }
