@@ -2,8 +2,8 @@
 //! share. Knows where bytes lie from `format`; must not know of arrays that run.
 
 use crate::format::{
-    COPY_BYTES, FormatError, Inspection, NewestError, RegionKind, Role, SIGNATURE_WINDOW, Signature,
-    Superblock, all_copy_offsets, newest, recognise, superblock_offsets,
+    COPY_BYTES, CopyPlace, FormatError, Inspection, NewestError, RegionKind, Role, SIGNATURE_WINDOW,
+    Signature, Superblock, all_copy_offsets, decode_copy, newest, recognise, superblock_offsets,
 };
 use crate::member::{Device, DeviceError, ReadAt, RemoteError, Witness};
 use std::sync::Arc;
@@ -21,10 +21,11 @@ pub type Copies = [Result<Result<Superblock, FormatError>, String>; 4];
 
 /// Reads the copies.
 pub fn read_copies(device: &Device) -> Copies {
-    all_copy_offsets(device.facts().bytes).map(|offset| {
+    let offsets = all_copy_offsets(device.facts().bytes);
+    std::array::from_fn(|at| {
         let mut copy = vec![0; COPY_BYTES];
-        device.read_at(offset.0, &mut copy).map_err(|error| error.to_string())?;
-        Ok(Superblock::decode(&copy))
+        device.read_at(offsets[at].0, &mut copy).map_err(|error| error.to_string())?;
+        Ok(decode_copy(CopyPlace::ALL[at], &copy))
     })
 }
 
@@ -109,10 +110,10 @@ pub fn witness(device_bytes: u64, array: Uuid, device: Uuid, sequence: u64) -> A
     let newest_seen = AtomicU64::new(sequence);
     Arc::new(move |read: ReadAt<'_>| {
         let mut copies = Vec::new();
-        for offset in all_copy_offsets(device_bytes) {
+        for (place, offset) in CopyPlace::ALL.into_iter().zip(all_copy_offsets(device_bytes)) {
             let mut copy = vec![0; COPY_BYTES];
             read(offset.0, &mut copy)?;
-            copies.push(Superblock::decode(&copy));
+            copies.push(decode_copy(place, &copy));
         }
         match newest(copies) {
             Ok(superblock) if superblock.array == array && superblock.device == device => {

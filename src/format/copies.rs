@@ -56,6 +56,21 @@ pub fn superblock_offsets(device_bytes: u64, sequence: u64) -> [ByteOffset; 2] {
     if sequence.is_multiple_of(2) { [head_a, tail_a] } else { [head_b, tail_b] }
 }
 
+/// Decodes what was read at a place.
+///
+/// # Errors
+/// See [`Superblock::decode`]; [`FormatError::Misplaced`] where no update with this sequence goes: such a copy did not get there by
+/// an update, and the next one could go over the newest that the device has.
+pub fn decode_copy(place: CopyPlace, bytes: &[u8]) -> Result<Superblock, FormatError> {
+    let superblock = Superblock::decode(bytes)?;
+    let is_even_place = matches!(place, CopyPlace::HeadA | CopyPlace::TailA);
+    if superblock.sequence.is_multiple_of(2) == is_even_place {
+        Ok(superblock)
+    } else {
+        Err(FormatError::Misplaced { place: place.word(), sequence: superblock.sequence })
+    }
+}
+
 /// Why a device has no usable superblock.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NewestError {
@@ -184,6 +199,21 @@ mod tests {
             let at = at.0 as usize;
             Superblock::decode(&device[at..at + COPY_BYTES])
         }))
+    }
+
+    #[test]
+    fn a_copy_in_a_slot_that_no_update_with_its_sequence_goes_to_does_not_count() {
+        for sequence in [6, 7] {
+            let copy = at_sequence(sequence).encode();
+            let counts = CopyPlace::ALL.map(|place| decode_copy(place, &copy[..]).is_ok());
+            let offsets = superblock_offsets(DEVICE, sequence);
+            assert_eq!(counts, all_copy_offsets(DEVICE).map(|offset| offsets.contains(&offset)));
+        }
+        let error = decode_copy(CopyPlace::TailB, &at_sequence(6).encode()[..]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "superblock 6 does not belong at tail B: it was copied there, or altered"
+        );
     }
 
     #[test]

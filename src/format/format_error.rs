@@ -25,6 +25,14 @@ pub enum FormatError {
         /// First bytes of the checksum found.
         found: String,
     },
+    /// A whole copy, in a slot that no update with its sequence goes to.
+    #[error("superblock {sequence} does not belong at {place}: it was copied there, or altered")]
+    Misplaced {
+        /// Where it is.
+        place: &'static str,
+        /// Its sequence.
+        sequence: u64,
+    },
     /// Written by a version this one cannot read.
     #[error(
         "superblock has format version {major}.{minor}, this Calpe reads up to {FORMAT_MAJOR}.x: use a newer Calpe"
@@ -79,6 +87,7 @@ impl FormatError {
             FormatError::NewerVersion { sequence, .. }
             | FormatError::IncompatFeatures { sequence, .. }
             | FormatError::NoRedoLog { sequence, .. }
+            | FormatError::Misplaced { sequence, .. }
             | FormatError::Field { sequence, .. } => Some(*sequence),
             FormatError::NoMagic
             | FormatError::Cleared

@@ -15,7 +15,8 @@ mod superblock_bytes;
 mod words;
 
 pub use copies::{
-    CopyPlace, Identity, NewestError, all_copy_offsets, damaged_copies, newest, superblock_offsets,
+    CopyPlace, Identity, NewestError, all_copy_offsets, damaged_copies, decode_copy, newest,
+    superblock_offsets,
 };
 pub use counts::{COUNT_END, COUNTED_IN_A_LIFE, Unfit};
 pub use format_error::FormatError;

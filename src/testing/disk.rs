@@ -220,8 +220,8 @@ pub struct SimDisk {
     pub forgot_in: Option<u64>,
     /// It shows what it held some time ago, and no recovery has made it whole since: it has `forgot`, too.
     pub restored: bool,
-    /// Its superblock was forged.
-    pub forged: bool,
+    /// Its superblock was forged: the sequence of the newest copy since.
+    pub forged: Option<u64>,
     /// Its operations are executed when no other disk has any.
     pub slow: bool,
     /// So are its flushes.

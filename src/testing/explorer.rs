@@ -392,7 +392,7 @@ impl Explorer<'_> {
             sicken(&mut disks, &mut presence, self.scenario, &past.copies, own);
         }
         // Also those of an earlier crash, as long as nobody has replaced the disk.
-        presence.claims = disks.values().any(|disk| disk.forged && !disk.dead);
+        presence.claims = disks.values().any(|disk| disk.forged.is_some() && !disk.dead);
         let others = !presence.others.is_empty();
         presence.ruined = past.ruined;
         if presence.said.is_empty() && disks.values().all(|disk| !disk.scattered) {

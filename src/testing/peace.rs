@@ -72,7 +72,7 @@ impl Run {
 
     /// Kills the process and starts again. None: with no more than half of the members it may be refused.
     fn started_again(self, world: &SimWorld, random: &mut Random) -> Result<Option<Run>, String> {
-        let is_forged = self.sim.disks.values().any(|disk| disk.forged && !disk.dead);
+        let is_forged = self.sim.disks.values().any(|disk| disk.forged.is_some() && !disk.dead);
         match self.restart(world, true, false, random)? {
             Ok(run) => Ok(Some(run)),
             Err(AssemblyError::NoMajority { .. }) if world.shape.data <= world.shape.parity => Ok(None),

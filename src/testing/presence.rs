@@ -68,7 +68,13 @@ pub(super) fn choose(
             other == id && (is_current(s) || (named && faithful >> member & 1 == 1))
         })
     };
-    let good: Vec<(u32, u16)> = seats.iter().filter(|seat| is_good(seat)).copied().collect();
+    // An array may have believed a forged superblock. It is one fault until an update has gone over it.
+    let is_forged = |id: &u32| {
+        let newest = known.iter().find(|(other, _)| other == id).map(|(_, s)| s.sequence);
+        disks.get(id).and_then(|disk| disk.forged).is_some_and(|forged| newest.is_none_or(|s| s <= forged))
+    };
+    let good: Vec<(u32, u16)> =
+        seats.iter().filter(|seat| is_good(seat) && !is_forged(&seat.0)).copied().collect();
     let missing = usize::from(shape.width()) - good.len();
     let sick = missing + depth_of_bad_sectors(disks.values());
     let spare = usize::from(shape.parity).saturating_sub(sick);

@@ -10,7 +10,7 @@ use crate::array::{ArrayConfig, NewArray, OpenDevice};
 use crate::block_io::{Buf, Completion, DeviceId, IoFault, IoFaultKind, IoOp, IoToken, Pool};
 use crate::codec::Codec;
 use crate::format::{
-    ArrayShape, ChecksumKind, RegionKind, Role, all_copy_offsets, geometry_for, member_bytes_for,
+    ArrayShape, ChecksumKind, RegionKind, Role, geometry_for, member_bytes_for, superblock_offsets,
 };
 use crate::units::{BlockHash, Timestamp, VolumeOffset};
 use crate::volume::{
@@ -127,7 +127,7 @@ impl SimWorld {
         let mut disks = BTreeMap::new();
         for (superblock, at) in new.superblocks(&uuids).iter().zip(0..) {
             let mut disk = SimDisk::new(bytes);
-            for offset in all_copy_offsets(bytes) {
+            for offset in superblock_offsets(bytes, superblock.sequence) {
                 disk.poke(offset.0, &superblock.encode()[..]);
             }
             disks.insert(at, disk);

@@ -5,7 +5,9 @@
 //! memory holds the handles it knows, so that no address is ever used again while it is a key.
 
 use super::disk::{BLOCK, Block, SimDisk};
-use crate::format::{COPY_BYTES, FormatError, Superblock, all_copy_offsets, newest as newest_copy};
+use crate::format::{
+    COPY_BYTES, CopyPlace, FormatError, Superblock, all_copy_offsets, decode_copy, newest as newest_copy,
+};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +17,7 @@ const BLOCKS: usize = COPY_BYTES / BLOCK as usize;
 /// Copies that are remembered: all those of the widest array that is explored, many times over.
 const REMEMBERED_MAX: usize = 2048;
 
-type Key = [usize; BLOCKS];
+type Key = (CopyPlace, [usize; BLOCKS]);
 type Decoded = Result<Superblock, FormatError>;
 
 thread_local! {
@@ -24,7 +26,8 @@ thread_local! {
 
 /// The superblock that counts; none where there is none, or none that may be used.
 pub(super) fn newest(disk: &SimDisk) -> Option<Superblock> {
-    newest_copy(all_copy_offsets(disk.bytes()).map(|offset| copy_at(disk, offset.0))).ok()
+    let copies = CopyPlace::ALL.into_iter().zip(all_copy_offsets(disk.bytes()));
+    newest_copy(copies.map(|(place, offset)| copy_at(disk, place, offset.0))).ok()
 }
 
 /// Words of a superblock copy that a device may lie about, with their places in it; see docs/on-disk-format.md.
@@ -99,19 +102,19 @@ impl SimDisk {
     }
 }
 
-fn copy_at(disk: &SimDisk, offset: u64) -> Decoded {
+fn copy_at(disk: &SimDisk, place: CopyPlace, offset: u64) -> Decoded {
     debug_assert!(offset.is_multiple_of(BLOCK));
     let first = offset / BLOCK;
     let blocks: Vec<Option<&Block>> = (first..first + BLOCKS as u64).map(|at| disk.block(at)).collect();
-    let mut key = [0; BLOCKS];
-    for (key, block) in key.iter_mut().zip(&blocks) {
+    let mut key = (place, [0; BLOCKS]);
+    for (key, block) in key.1.iter_mut().zip(&blocks) {
         *key = block.map_or(0, |block| Arc::as_ptr(block).addr());
     }
     REMEMBERED.with_borrow_mut(|remembered| {
         if let Some((_, decoded)) = remembered.get(&key) {
             return decoded.clone();
         }
-        let decoded = Superblock::decode(&disk.peek(offset, COPY_BYTES));
+        let decoded = decode_copy(place, &disk.peek(offset, COPY_BYTES));
         if remembered.len() >= REMEMBERED_MAX {
             remembered.clear();
         }
