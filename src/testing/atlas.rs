@@ -12,7 +12,7 @@ use crate::array::geometry::Map;
 use crate::block_io::DeviceId;
 use crate::format::{COPY_BYTES, MemberState, RegionKind, all_copy_offsets};
 use crate::units::{MemberIndex, SlotIndex};
-use crate::volume::{ActivityKind, AdminRequest, MemberStatus};
+use crate::volume::{ActivityKind, AdminRequest, MemberStatus, NoticeLevel};
 use std::ops::Range;
 
 /// A part of a member.
@@ -137,6 +137,7 @@ pub fn atlas(world: &SimWorld, scenario: &Scenario, aim: Aim, seed: u64) -> Resu
         liars: 0,
         old: Vec::new(),
         totals: AtlasTotals::default(),
+        errors: 0,
         done: Vec::new(),
     };
     match atlas.run(load) {
@@ -156,6 +157,8 @@ struct Atlas<'a> {
     /// Disks as they were a while ago.
     old: Vec<(u32, SimDisk)>,
     totals: AtlasTotals,
+    /// Requests that have failed so far.
+    errors: u64,
     done: Vec<String>,
 }
 
@@ -193,7 +196,16 @@ impl Atlas<'_> {
         if !self.aim.beyond {
             self.heal(&mut load)?;
         }
-        self.totals.errors += load.errors;
+        self.count_errors(&load)
+    }
+
+    /// Errors are right beyond the budget, with an event (T8). Must come before what has happened since the last start is forgotten.
+    fn count_errors(&mut self, load: &Run) -> Result<(), String> {
+        let errors = load.errors - std::mem::replace(&mut self.errors, load.errors);
+        if errors > 0 && load.sim.notices.iter().all(|notice| notice.level != NoticeLevel::Error) {
+            return Err(format!("{errors} requests failed, and no event says why"));
+        }
+        self.totals.errors += errors;
         Ok(())
     }
 
@@ -258,6 +270,7 @@ impl Atlas<'_> {
                 return Ok(None);
             }
         }
+        self.count_errors(&load)?;
         let status = load.sim.status();
         let used: Vec<u32> = status.members.iter().filter_map(|m| m.device).map(|id| id.0).collect();
         load.sim.disks.retain(|id, _| used.contains(id));

@@ -174,9 +174,6 @@ pub const FAULT_RULES: &[(FaultKind, &str, Standing)] = &[
     (FaultKind::RollbackMany, "T6, T8", Standing::Kept),
 ];
 
-/// Whether damage beyond what the array survives never shows an older version without a word (T8).
-pub const BEYOND: Standing = Standing::Pending;
-
 /// The kinds of faults that are survived.
 const KEPT: FaultKinds = {
     let (mut kept, mut at) = (FaultKinds::NONE, 0);
