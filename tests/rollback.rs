@@ -6,8 +6,8 @@ mod scenes;
 
 use calpe::array::assembly::AssemblyError;
 use calpe::format::{COUNT_END, ChecksumKind, MemberState};
-use calpe::testing::{Claim, DiskCopy, Random};
-use calpe::units::MemberIndex;
+use calpe::testing::{Claim, DiskCopy, OpKinds, PassingFault, Random, Trouble};
+use calpe::units::{MemberIndex, Timestamp};
 use calpe::volume::{AdminRequest, ArrayState};
 use scenes::{BLOCK, CHUNK, Checked, disk, shapes, states};
 
@@ -172,4 +172,32 @@ fn members_that_leave_one_right_after_the_other_under_load_are_caught_up() {
         array.verify();
     }
     assert!(rebuilt <= 6, "{rebuilt} of 24");
+}
+
+#[test]
+fn a_member_whose_log_cannot_be_read_for_a_moment_is_caught_up_and_not_rebuilt() {
+    for (millis, is_caught_up) in [(3_000, true), (60_000, false)] {
+        let mut array = Checked::filled(2, 1, ChecksumKind::Blake3, 8);
+        array.load(6, &mut Random::new(3));
+        array.offline(1);
+        array.load(6, &mut Random::new(4));
+        array.sim.settle();
+        let until = Timestamp(array.sim.now().0 + millis * 1_000_000);
+        let log = array.sim.log_region();
+        let fault = PassingFault::new(Trouble::Medium).on(OpKinds::READS).within(vec![log]).until(until);
+        disk(&mut array.sim, 1).inject(fault);
+        array.sim.notices.clear();
+        let device = array.sim.reopen_disk(1);
+        array.sim.admin(AdminRequest::Online { member: MemberIndex(1), device }).expect("it returns");
+        for _ in 0..200 {
+            array.sim.sleep(100);
+            array.sim.settle();
+        }
+        assert_eq!(states(&array.sim)[1], MemberState::Online);
+        let rebuilt =
+            array.sim.notices.iter().any(|notice| notice.text.contains("rebuilt and not only caught up"));
+        assert_eq!(!rebuilt, is_caught_up, "{millis} ms: {:?}", array.sim.notices);
+        array.offline(0);
+        array.verify();
+    }
 }

@@ -1,15 +1,22 @@
 //! The log of a member that comes back is read before it is caught up: only what it shows tells whether the device is as the
 //! member left it, or was rolled back since to a copy of itself (rule T6). One that does not show it is rebuilt.
 //!
-//! Reads alone; a block that cannot be read shows nothing. Must not know of devices, batches or slots.
+//! Reads alone; a block that cannot be read shows nothing. Where it then lacks what it must show, all of it is read again for a
+//! while: an error that passes is no reason to build a whole device anew (T1). Must not know of devices, batches or slots.
 
-use super::current::{Mark, is_current};
+use super::current::{Behind, Mark, is_current};
 use super::members::Which;
 use super::recovery::{RingRead, RingTail};
 use super::{Array, Flow, Inflight, NoticeLevel, Op, Owner};
 use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::format::{LOG_BLOCK_BYTES, Superblock};
-use crate::units::MemberIndex;
+use crate::units::{MemberIndex, Timestamp};
+
+/// A log with blocks that cannot be read is read again for so long.
+const PATIENCE_NS: u64 = 10_000_000_000;
+
+/// The time between two attempts.
+const RETRY_NS: u64 = 500_000_000;
 
 pub(super) struct RingCheck {
     member: MemberIndex,
@@ -20,6 +27,9 @@ pub(super) struct RingCheck {
     mark: Mark,
     ring: RingTail,
     reading: Option<RingRead>,
+    /// When an attempt first failed for errors, and when the next begins.
+    unreadable_since: Option<Timestamp>,
+    not_before: Timestamp,
 }
 
 impl Array {
@@ -31,22 +41,37 @@ impl Array {
         superblock: Superblock,
         mark: Mark,
     ) {
-        let ring = self.ring();
-        let epochs = superblock.redo.start.epoch..=superblock.epoch.number;
-        let ring = RingTail::new(ring, member, epochs);
-        let check = RingCheck { member, device, superblock, mark, ring, reading: None };
+        let ring = self.ring_tail(member, &superblock);
+        let check = RingCheck {
+            member,
+            device,
+            superblock,
+            mark,
+            ring,
+            reading: None,
+            unreadable_since: None,
+            not_before: self.now,
+        };
         let key = self.ops.insert(Op::RingCheck(Box::new(check)));
         self.ready.push_back(key);
     }
 
+    fn ring_tail(&self, member: MemberIndex, superblock: &Superblock) -> RingTail {
+        let epochs = superblock.redo.start.epoch..=superblock.epoch.number;
+        RingTail::new(self.ring(), member, epochs)
+    }
+
     pub(super) fn advance_ring_check(&mut self, key: usize, check: &mut RingCheck) -> Flow {
-        if check.reading.is_some() {
+        if check.reading.is_some() || self.now < check.not_before {
             return Flow::Wait;
         }
         if self.device_of(check.member, Which::Primary) != Some(check.device) {
             return Flow::Finished;
         }
         let Some(read) = check.ring.next_read() else {
+            if self.reads_ring_again(key, check) {
+                return Flow::Wait;
+            }
             self.end_ring_check(check);
             return Flow::Finished;
         };
@@ -79,8 +104,22 @@ impl Array {
         self.advance_ring_check(key, check)
     }
 
+    /// Whether blocks that could not be read may hold what the log must show, and are read again.
+    fn reads_ring_again(&mut self, key: usize, check: &mut RingCheck) -> bool {
+        let since = check.unreadable_since.unwrap_or(self.now);
+        let is_over = self.now.nanos_since(since) >= PATIENCE_NS || self.hurried;
+        if check.verdict().is_ok() || check.ring.was_read() || is_over {
+            return false;
+        }
+        check.unreadable_since = Some(since);
+        check.ring = self.ring_tail(check.member, &check.superblock);
+        check.not_before = Timestamp(self.now.0 + RETRY_NS);
+        self.patient.push((check.not_before, key));
+        true
+    }
+
     fn end_ring_check(&mut self, check: &RingCheck) {
-        let verdict = is_current(&check.superblock, check.ring.tail(), &check.mark);
+        let verdict = check.verdict();
         let member = self.member_mut(check.member);
         let Some(progress) = member.progress.as_mut() else { return };
         progress.awaits_ring = false;
@@ -90,5 +129,11 @@ impl Array {
             let text = format!("member {} is rebuilt and not only caught up: {why}", check.member);
             self.notice(NoticeLevel::Warning, Some(check.member), text);
         }
+    }
+}
+
+impl RingCheck {
+    fn verdict(&self) -> Result<(), Behind> {
+        is_current(&self.superblock, self.ring.tail(), &self.mark)
     }
 }

@@ -18,7 +18,7 @@ use crate::member::patience::within;
 use crate::member::{
     self, Access, DEFAULT_MEMBER_TIMEOUT, Device, DeviceError, DeviceKind, Identity, TimeLimits,
 };
-use crate::units::MemberIndex;
+use crate::units::{MemberIndex, ROW_BYTES};
 use crate::volume::{AdminRequest, ArrayState, NewDevice};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -526,11 +526,12 @@ impl Target {
 /// Whether a device can hold what a member holds.
 fn check_fit(target: &Target, device: &Device) -> Result<(), RequestError> {
     let facts = device.facts();
-    let (needed, sector) = (target.needed_bytes(), target.superblock.geometry.sector);
+    let needed = target.needed_bytes();
     if facts.bytes < needed {
         return Err(DeviceError::TooShort { path: device.path().into(), bytes: facts.bytes, needed }.into());
     }
-    if facts.sector > sector {
+    // Whatever sector the array shows to clients: members are read and written by whole blocks.
+    if u64::from(facts.sector) > ROW_BYTES {
         let what = match facts.kind {
             DeviceKind::Block => "device",
             DeviceKind::File => "filesystem",
@@ -539,10 +540,9 @@ fn check_fit(target: &Target, device: &Device) -> Result<(), RequestError> {
         return Err(refusal(
             ErrorCode::Device,
             format!(
-                "{}: the {what} has sectors of {} bytes, array '{}' works in {sector}: use another one",
+                "{}: the {what} has sectors of {} bytes, members are read and written in blocks of {ROW_BYTES}: use another one",
                 device.path().display(),
-                facts.sector,
-                target.name
+                facts.sector
             ),
         ));
     }

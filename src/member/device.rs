@@ -372,6 +372,14 @@ impl Device {
         self.remote()?.given_up()
     }
 
+    /// Whether a block device has less room than when it was opened: none where it was taken away, which some drivers answer writes
+    /// to with ENOSPC, as if it were full. The system answers from memory.
+    pub(super) fn was_cut_off(&self) -> bool {
+        let Backing::Local(local) = &self.backing else { return false };
+        let is_block = self.facts.kind == DeviceKind::Block;
+        is_block && block_bytes(local.file()).is_ok_and(|bytes| bytes < self.facts.bytes)
+    }
+
     /// The path of a file, to be looked at now and then; none of what reports by failing that it is gone.
     pub(super) fn path_to_watch(&self) -> Option<CString> {
         let watched = self.facts.kind == DeviceKind::File;

@@ -634,7 +634,10 @@ impl MemberIo {
                 return Progress::Again;
             }
             let zero = matches!(flight.op, IoOp::Zero { .. });
-            return self.finish(key, Err(IoFault { kind: fault_kind(errno, zero), errno }));
+            // A disk that was taken away may answer as if it were full: it has no room at all.
+            let kind =
+                if attached.device.was_cut_off() { IoFaultKind::Gone } else { fault_kind(errno, zero) };
+            return self.finish(key, Err(IoFault { kind, errno }));
         }
         if total == 0 {
             return self.finish(key, Ok(None));

@@ -205,6 +205,12 @@ impl RingTail {
         self.scan.done(read, bytes, &mut self.highest);
     }
 
+    /// Whether every block so far could be read.
+    #[must_use]
+    pub fn was_read(&self) -> bool {
+        self.highest.unread.is_empty()
+    }
+
     /// Batches below are in place on the member; 0 when nothing says so.
     #[must_use]
     pub fn tail(&self) -> u64 {
