@@ -246,6 +246,10 @@ fn assemble_claims<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result
         Ok((assembled, used)) => {
             check_claim(candidates, &used, "superblock", |s| s.sequence)?;
             check_claim(candidates, &used, "update", |s| s.update)?;
+            // With a log in use a member may be far behind in this; that is for its start to judge.
+            if assembled.superblock.clean {
+                check_claim(candidates, &used, "batch", |s| s.redo.start.sequence)?;
+            }
             check_log_start(candidates, &used, assembled.superblock.epoch)?;
             return Ok(assembled);
         }
@@ -724,6 +728,25 @@ mod tests {
 
     fn live(assembled: &Assembled<usize>) -> Vec<usize> {
         assembled.live.iter().map(|member| usize::from(member.0)).collect()
+    }
+
+    #[test]
+    fn in_a_clean_array_one_member_does_not_say_alone_that_the_log_starts_far_beyond_that_of_the_others() {
+        let mut superblocks = logged(2, 1, LogStart { epoch: 1, sequence: 5 });
+        for superblock in &mut superblocks {
+            (superblock.clean, superblock.update) = (true, 10);
+        }
+        superblocks[1].update = 11;
+        for (ahead, is_claim) in
+            [(0, false), (CLAIM_STEP_MAX, false), (CLAIM_STEP_MAX + 1, true), (1 << 60, true)]
+        {
+            superblocks[1].redo.start.sequence = 5 + ahead;
+            let assembled = assemble(&candidates(&superblocks, &[0, 1, 2]), false);
+            let refused = matches!(assembled, Err(AssemblyError::Unconfirmed { member: MemberIndex(1), .. }));
+            assert_eq!(refused, is_claim, "{ahead}: {assembled:?}");
+            let forced = assemble(&candidates(&superblocks, &[0, 1, 2]), true).expect("without it");
+            assert_eq!(forced.live.contains(MemberIndex(1)), !is_claim, "{ahead}");
+        }
     }
 
     #[test]
