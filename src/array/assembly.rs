@@ -305,7 +305,8 @@ fn check_claim<K>(
 
 /// T6: that no log starts in an epoch that has not been, and that all devices with the same update say the same of its start,
 /// as one update writes the same to all. What fewer say is the claim, and of as many the later start: believing that would skip
-/// what the log holds.
+/// what the log holds. Updates of one number in two epochs are two: the device that alone got the first was not there when the
+/// second was made.
 fn check_log_start<K>(candidates: &[Candidate<K>], used: &[usize], epoch: Epoch) -> Result<(), Refusal> {
     let of = |at: usize| &candidates[at].superblock;
     let refuse = |claimant: usize, claim: String| {
@@ -320,7 +321,8 @@ fn check_log_start<K>(candidates: &[Candidate<K>], used: &[usize], epoch: Epoch)
     }
     // Updates were not counted always.
     let counted = used.iter().copied().filter(|&at| of(at).update > 0);
-    let fellows = |at: usize| used.iter().copied().filter(move |&other| of(other).update == of(at).update);
+    let update = |at: usize| (of(at).epoch.id, of(at).update);
+    let fellows = |at: usize| used.iter().copied().filter(move |&other| update(other) == update(at));
     let differing = counted.filter(|&at| fellows(at).any(|other| of(other).redo.start != of(at).redo.start));
     let confirmed =
         |at: usize| fellows(at).filter(|&other| of(other).redo.start == of(at).redo.start).count();
@@ -747,6 +749,28 @@ mod tests {
             let forced = assemble(&candidates(&superblocks, &[0, 1, 2]), true).expect("without it");
             assert_eq!(forced.live.contains(MemberIndex(1)), !is_claim, "{ahead}");
         }
+    }
+
+    #[test]
+    fn updates_of_one_number_in_two_epochs_may_differ_in_the_start_of_the_log() {
+        // An update that lets a device join reached that device alone; a start without it made one of the same number.
+        let mut superblocks = logged(2, 1, LogStart { epoch: 1, sequence: 1 });
+        for superblock in &mut superblocks {
+            (superblock.clean, superblock.update, superblock.update_complete) = (false, 9, 8);
+        }
+        let parent = superblocks[0].epoch;
+        superblocks[0].epoch =
+            Epoch { number: parent.number + 1, id: 77, parent: parent.id, live: parent.live };
+        superblocks[0].redo.start = LogStart { epoch: parent.number + 1, sequence: 6 };
+        let assembled = assemble(&candidates(&superblocks, &[0, 1, 2]), false).expect("two updates");
+        assert_eq!(assembled.live.len(), 3);
+        superblocks[0].epoch = parent;
+        superblocks[0].redo.start.epoch = parent.number;
+        let refused = assemble(&candidates(&superblocks, &[0, 1, 2]), false);
+        assert!(
+            matches!(refused, Err(AssemblyError::Unconfirmed { member: MemberIndex(0), .. })),
+            "{refused:?}"
+        );
     }
 
     #[test]

@@ -220,6 +220,8 @@ pub struct SimDisk {
     pub forgot_in: Option<u64>,
     /// It shows what it held some time ago, and no recovery has made it whole since: it has `forgot`, too.
     pub restored: bool,
+    /// It was `restored` when it came back; counts as long as `forgot_in` does.
+    pub restored_before: bool,
     /// Its superblock was forged: the sequence of the newest copy since.
     pub forged: Option<u64>,
     /// Its operations are executed when no other disk has any.

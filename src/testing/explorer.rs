@@ -498,7 +498,8 @@ impl Explorer<'_> {
         }
         self.observe_all(&mut sim, &mut oracle, floor)?;
         for disk in sim.disks.values_mut().filter(|disk| !disk.dead) {
-            (disk.forgot, disk.forgot_in, disk.restored) = (false, None, false);
+            (disk.forgot, disk.forgot_in) = (false, None);
+            (disk.restored, disk.restored_before) = (false, false);
         }
         past.ruined = 0;
         if plan < end + sweep + crash {
@@ -724,7 +725,9 @@ fn mark_unrecorded(sim: &mut SimArray) {
     for id in online.filter_map(|member| member.device) {
         if let Some(disk) = sim.disks.get_mut(&id.0).filter(|disk| disk.forgot_in.is_some()) {
             let shows = superblocks::newest(disk).map(|superblock| superblock.epoch.number);
-            disk.forgot |= disk.forgot_in == shows;
+            let is_unrecorded = disk.forgot_in == shows;
+            disk.forgot |= is_unrecorded;
+            disk.restored |= is_unrecorded && disk.restored_before;
         }
     }
 }

@@ -597,6 +597,7 @@ impl Run {
             if disk.forgot {
                 disk.forgot_in = superblocks::newest(disk).map(|superblock| superblock.epoch.number);
             }
+            disk.restored_before = disk.restored;
             (disk.forgot, disk.restored) = (false, false);
             (disk.failing_flushes, disk.slow) = (0, false);
         }
