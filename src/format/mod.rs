@@ -12,6 +12,8 @@ mod page;
 mod signature;
 mod superblock;
 mod superblock_bytes;
+#[cfg(test)]
+mod vectors;
 mod words;
 
 pub use copies::{
