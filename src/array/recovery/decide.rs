@@ -484,7 +484,13 @@ impl Judge {
     ) -> Option<bool> {
         let member = self.member(tile, column);
         let cell = state.cell(row, column);
-        if matches!(cell, Cell::Zero(_)) {
+        // What counts as zeroes is on no device, so it does not matter whether its member is here.
+        let is_zero = match cell {
+            Cell::Zero(_) => true,
+            Cell::Untouched => matches!(base(row, column), Base::Hash(hash) if !hash.is_stored()),
+            _ => false,
+        };
+        if is_zero {
             return Some(true);
         }
         if !self.usable.contains(member) {
@@ -494,7 +500,7 @@ impl Judge {
         Some(match cell {
             Cell::Zero(_) => true,
             Cell::Untouched => match base(row, column) {
-                Base::Hash(hash) => !hash.is_stored() || home == Some(hash),
+                Base::Hash(hash) => home == Some(hash),
                 Base::Unchecked => home.is_some(),
                 Base::Unknown => false,
             },
@@ -713,6 +719,25 @@ mod tests {
         assert_eq!(decide(&judge, 1, untouched), 0);
         judge.usable.insert(MemberIndex(1));
         assert_eq!(decide(&judge, 1, untouched), 1);
+    }
+
+    #[test]
+    fn what_was_never_written_is_had_without_its_member() {
+        // Member 1 is away, and the image of column 0 is bad: parity and the zeroes of column 1 give it.
+        let mut judge = judge(2, 1, 0, vec![vec![in_place(0, 0, 1, &[0, 2], 1)]], &[(0, 0)]);
+        judge.usable.remove(MemberIndex(1));
+        let decided = |base: Base| {
+            let mut decision = Decision::new(&judge.chain);
+            for tile in all_tiles(&judge, 1) {
+                let homes = (0..3).map(|column| ((0, column), Some(hash(99)))).collect();
+                let base = |_: usize, column: usize| if column == 1 { base } else { Base::Hash(hash(7)) };
+                decision.add(&judge.weigh(&tile, &judge.rows_in_doubt(&tile), &homes, base).bad);
+            }
+            decision.longest()
+        };
+        assert_eq!(decided(Base::Hash(BlockHash::UNWRITTEN)), 1);
+        assert_eq!(decided(Base::Hash(hash(8))), 0);
+        assert_eq!(decided(Base::Unchecked), 0);
     }
 
     #[test]
