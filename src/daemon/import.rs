@@ -7,7 +7,7 @@ use super::copies::{Twins, find_twins};
 use super::search::{Found, Search};
 use super::superblocks::{Copies, check_length, read_copies, witness};
 use crate::array::assembly::{Assembled, AssemblyError, Candidate, Seat, assemble};
-use crate::format::{MemberState, Superblock, damaged_copies, newest};
+use crate::format::{MemberState, Superblock, damaged_copies, newest_read};
 use crate::member::patience::each_within;
 use crate::member::{Access, Device, DeviceError, is_held_by_calpe, is_remote};
 use std::path::PathBuf;
@@ -170,7 +170,7 @@ pub fn open(members: &[Found], force: bool, patience: Duration) -> Result<Opened
     for (found, device, copies) in opening.open_all(members, patience)? {
         let path = found.path.display();
         let faults = damaged_copies(&copies);
-        match newest(copies.into_iter().flatten()) {
+        match newest_read(copies) {
             Ok(superblock)
                 if superblock.array == found.superblock.array
                     && check_length(&device, &superblock).is_ok() =>
@@ -190,9 +190,12 @@ pub fn open(members: &[Found], force: bool, patience: Duration) -> Result<Opened
                 opening.candidates.push(Candidate { key: opening.devices.len(), superblock });
                 opening.devices.push(Some(device));
             }
-            _ => {
-                let reason = format!("{path}: changed while it was opened, or cannot be read");
-                opening.leave_out(found, reason);
+            outcome => {
+                let why = match outcome {
+                    Ok(_) => "it changed while it was opened".to_owned(),
+                    Err(error) => error.to_string(),
+                };
+                opening.leave_out(found, format!("{path}: {why}"));
             }
         }
     }

@@ -3,11 +3,12 @@
 
 use crate::format::{
     COPY_BYTES, CopyPlace, FormatError, Inspection, NewestError, RegionKind, Role, SIGNATURE_WINDOW,
-    Signature, Superblock, all_copy_offsets, decode_copy, newest, recognise, superblock_offsets,
+    Signature, Superblock, all_copy_offsets, decode_copy, newest, newest_read, recognise, superblock_offsets,
 };
 use crate::member::{Device, DeviceError, ReadAt, RemoteError, Witness};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 /// Bytes that are zeroed at each end of a device whose content is given up: every place where a signature can be.
@@ -19,23 +20,45 @@ const WIPED_AT_ONCE: u64 = 1 << 20;
 /// The four copies of a superblock as they can be read and decoded; an I/O error as its text.
 pub type Copies = [Result<Result<Superblock, FormatError>, String>; 4];
 
+/// A copy that gives an error is read so often.
+const READS_MAX: u32 = 3;
+
+/// But not again when that took so long: then it hangs, and its own limit is the one that counts.
+const READS_LIMIT: Duration = Duration::from_secs(1);
+
+/// The time between two reads of it.
+const READ_INTERVAL: Duration = Duration::from_millis(100);
+
 /// Reads the copies.
 pub fn read_copies(device: &Device) -> Copies {
     let offsets = all_copy_offsets(device.facts().bytes);
     std::array::from_fn(|at| {
+        if offsets[at].0 + COPY_BYTES as u64 > device.facts().bytes {
+            // Too small to be a member.
+            return Ok(Err(FormatError::NoMagic));
+        }
         let mut copy = vec![0; COPY_BYTES];
-        device.read_at(offsets[at].0, &mut copy).map_err(|error| error.to_string())?;
+        let mut read = || device.read_at(offsets[at].0, &mut copy);
+        let began = Instant::now();
+        let mut result = read();
+        for _ in 1..READS_MAX {
+            if result.is_ok() || began.elapsed() >= READS_LIMIT {
+                break;
+            }
+            std::thread::sleep(READ_INTERVAL);
+            result = read();
+        }
+        result.map_err(|error| error.to_string())?;
         Ok(decode_copy(CopyPlace::ALL[at], &copy))
     })
 }
 
-/// The superblock that counts. A copy that cannot be read is as good as not there; when no copy can be read, the
-/// device is told to be no member.
+/// The superblock that counts.
 ///
 /// # Errors
-/// See [`newest`].
+/// See [`newest_read`].
 pub fn read_superblock(device: &Device) -> Result<Superblock, NewestError> {
-    newest(read_copies(device).into_iter().flatten())
+    newest_read(read_copies(device))
 }
 
 /// Whether a device still has the room that its superblock speaks of: one that was cut off since would take writes

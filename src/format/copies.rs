@@ -86,6 +86,12 @@ pub enum NewestError {
     /// The newest whole copy was written by a version that this one must not go behind.
     #[error(transparent)]
     Refused(FormatError),
+    /// Neither copy of a slot can be read, and the newest may be there.
+    #[error("the superblock cannot be read: {0}")]
+    Unreadable(
+        /// The error of the read.
+        String,
+    ),
     /// Whole copies of different arrays or devices: something was copied over part of this device.
     #[error(
         "superblock copies disagree on what this device is: device {} of array {}, or device {} of array {}; wipe the wrong ones first",
@@ -150,6 +156,24 @@ pub fn newest(
         (None, None) if damaged.is_empty() => Err(NewestError::NotAMember),
         (None, None) => Err(NewestError::Damaged(damaged)),
     }
+}
+
+/// As [`newest`], of a device's four copies as they were read: each with its I/O error as text, or decoded. An update goes to one
+/// slot, at both ends. So where neither copy of a slot can be read, the newest may be there: it is not known then, and an older one
+/// is not taken for it (rule T3). One that can be read at one end only is known well enough: an update that is not at both ends was
+/// not complete.
+///
+/// # Errors
+/// As [`newest`], and [`NewestError::Unreadable`].
+pub fn newest_read(
+    copies: [Result<Result<Superblock, FormatError>, String>; 4],
+) -> Result<Superblock, NewestError> {
+    for slot in 0..2 {
+        if let (Err(error), Err(_)) = (&copies[slot], &copies[slot + 2]) {
+            return Err(NewestError::Unreadable(error.clone()));
+        }
+    }
+    newest(copies.into_iter().flatten())
 }
 
 /// Copies that should be whole and are not, and why, of a device's four as they were read: each with its I/O error as
@@ -298,6 +322,27 @@ mod tests {
         match read(&device) {
             Err(NewestError::Damaged(errors)) => assert_eq!(errors.len(), 1),
             other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn an_older_superblock_is_not_taken_for_the_newest_because_that_cannot_be_read_now() {
+        let copies = |unread: &[usize]| {
+            let read = |at: usize| match unread.contains(&at) {
+                true => Err("Input/output error".to_owned()),
+                false => Ok(Ok(at_sequence(if at.is_multiple_of(2) { 6 } else { 7 }))),
+            };
+            [read(0), read(1), read(2), read(3)]
+        };
+        for (unread, sequence) in
+            [(&[][..], Some(7)), (&[1], Some(7)), (&[0, 1], Some(7)), (&[1, 2], Some(7))]
+        {
+            let newest = newest_read(copies(unread)).ok().map(|superblock| superblock.sequence);
+            assert_eq!(newest, sequence, "{unread:?}");
+        }
+        for unread in [&[1, 3][..], &[0, 2], &[0, 1, 2, 3]] {
+            let error = newest_read(copies(unread)).unwrap_err();
+            assert_eq!(error, NewestError::Unreadable("Input/output error".into()), "{unread:?}");
         }
     }
 

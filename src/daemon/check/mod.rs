@@ -20,7 +20,7 @@ use crate::array::assembly::{Assembled, AssemblyError, Candidate, assemble};
 use crate::array::{ArrayConfig, OpenDevice};
 use crate::block_io::{DeviceId, Pool};
 use crate::codec::Codec;
-use crate::format::{MemberState, ScrubRecord, Superblock, VolumeKind, damaged_copies, newest};
+use crate::format::{MemberState, ScrubRecord, Superblock, VolumeKind, damaged_copies, newest_read};
 use crate::member::{Access, Device, DeviceError};
 use crate::units::{HumanSize, Timestamp};
 use crate::volume::{
@@ -228,8 +228,8 @@ fn open(paths: &[PathBuf], problems: &mut Vec<String>) -> Result<Vec<Given>, Che
 fn look_at(path: &Path, device: Device, problems: &mut Vec<String>) -> Result<Given, String> {
     let copies = read_copies(&device);
     let faults = damaged_copies(&copies);
-    let superblock = newest(copies.into_iter().flatten())
-        .map_err(|error| format!("{}: {error}: it was not looked at", path.display()))?;
+    let superblock =
+        newest_read(copies).map_err(|error| format!("{}: {error}: it was not looked at", path.display()))?;
     check_length(&device, &superblock).map_err(|error| error.to_string())?;
     problems.extend(faults.iter().map(|(place, why)| {
         format!("{}: superblock copy {} is damaged: {why}", path.display(), place.word())
