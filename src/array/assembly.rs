@@ -685,8 +685,12 @@ fn refusal(superblock: &Superblock, record: &Superblock, why: Option<Behind>) ->
         return format!("it was member {index} before that was replaced; it holds nothing current");
     }
     let (held, current) = (superblock.epoch.number, record.epoch.number);
-    let why = why.unwrap_or(Behind::Epoch { held, current });
-    format!("{why}; it must be rebuilt ('calpe online')")
+    let stale = Behind::Epoch { held, current };
+    // What a member lacks that the array went on without is no sign that it was rolled back.
+    if !record.epoch.live.contains(index) {
+        return format!("{stale}; 'calpe online' brings it back");
+    }
+    format!("{}; it must be rebuilt ('calpe online')", why.unwrap_or(stale))
 }
 
 #[cfg(test)]
@@ -770,6 +774,24 @@ mod tests {
         assert!(
             matches!(refused, Err(AssemblyError::Unconfirmed { member: MemberIndex(0), .. })),
             "{refused:?}"
+        );
+    }
+
+    #[test]
+    fn a_member_that_the_array_went_on_without_is_stale_and_not_rolled_back() {
+        let mut superblocks = fresh(2, 1);
+        for superblock in &mut superblocks {
+            (superblock.update, superblock.update_complete) = (5, 4);
+        }
+        bump(&mut superblocks, &[0, 2], 7);
+        for at in [0, 2] {
+            (superblocks[at].update, superblocks[at].update_complete) = (7, 6);
+        }
+        let assembled = assemble(&candidates(&superblocks, &[0, 1, 2]), false).expect("two of three");
+        let (key, why) = &assembled.refused[0];
+        assert!(
+            *key == 1 && why.contains("stale: it holds epoch") && why.contains("brings it back"),
+            "{why}"
         );
     }
 
