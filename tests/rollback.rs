@@ -17,10 +17,7 @@ fn numbers_that_nobody_counted_to_cost_their_member_and_no_more() {
         // The last is read and not started from; of the others the superblock is refused.
         for value in [u64::MAX, u64::MAX - 1, COUNT_END, COUNT_END - 1] {
             let mut array = Checked::filled(2, 2, ChecksumKind::Crc32c, 1);
-            // Each copy in the slot of its sequence.
-            let is_sequence = claim == Claim::Sequence;
-            let said = |before: u64| if is_sequence { value & !1 | before & 1 } else { value };
-            disk(&mut array.sim, 1).forge_superblock(claim, said);
+            disk(&mut array.sim, 1).forge_superblock(claim, |before| claim.in_place(value, before));
             array.sim = array.sim.kill_where(false, |_, _| false).expect("three of four members are enough");
             let missing = states(&array.sim)[1];
             assert_eq!(missing, MemberState::Missing, "{claim:?} {value}: {:?}", states(&array.sim));
@@ -53,8 +50,7 @@ fn a_member_that_comes_back_with_numbers_at_their_end_is_refused_by_name() {
         let mut array = Checked::filled(2, 1, ChecksumKind::Blake3, 3);
         array.sim.admin(AdminRequest::Offline { member: MemberIndex(0) }).expect("it can be spared");
         array.sim.settle();
-        // Each copy in the slot of its sequence.
-        disk(&mut array.sim, 0).forge_superblock(claim, |before| (COUNT_END - 2) & !1 | before & 1);
+        disk(&mut array.sim, 0).forge_superblock(claim, |before| claim.in_place(COUNT_END - 2, before));
         let device = array.sim.reopen_disk(0);
         let refused = array.sim.admin(AdminRequest::Online { member: MemberIndex(0), device }).unwrap_err();
         assert!(refused.0.contains("member 0 cannot come back"), "{refused}");

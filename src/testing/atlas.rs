@@ -4,6 +4,7 @@
 //! liars may be counted, and scrubs must leave nothing. Beyond it requests may fail, and wrong data may still never be
 //! served. Damage that no array could notice is left out: the same old state on all copies of something.
 
+use super::beyond::says_why;
 use super::disk::BLOCK;
 use super::workload::Run;
 use super::{Oracle, Random, Scenario, SimArray, SimDisk, SimWorld, Workload, WriteFault, superblocks};
@@ -12,7 +13,7 @@ use crate::array::geometry::Map;
 use crate::block_io::DeviceId;
 use crate::format::{COPY_BYTES, MemberState, RegionKind, all_copy_offsets};
 use crate::units::{MemberIndex, SlotIndex};
-use crate::volume::{ActivityKind, AdminRequest, MemberStatus, NoticeLevel};
+use crate::volume::{ActivityKind, AdminRequest, MemberStatus};
 use std::ops::Range;
 
 /// A part of a member.
@@ -202,11 +203,8 @@ impl Atlas<'_> {
     /// Errors are right beyond the budget, with an event (T8). Must come before what has happened since the last start is forgotten.
     fn count_errors(&mut self, load: &Run) -> Result<(), String> {
         let errors = load.errors - std::mem::replace(&mut self.errors, load.errors);
-        if errors > 0 && load.sim.notices.iter().all(|notice| notice.level != NoticeLevel::Error) {
-            return Err(format!("{errors} requests failed, and no event says why"));
-        }
         self.totals.errors += errors;
-        Ok(())
+        says_why(&load.sim, errors)
     }
 
     fn steps(&mut self, load: &mut Run, steps: usize) -> Result<(), String> {

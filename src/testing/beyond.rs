@@ -93,10 +93,10 @@ impl Explorer<'_> {
     }
 }
 
-/// That an event tells of errors.
-fn says_why(sim: &SimArray, errors: u64) -> Result<(), String> {
+/// That an event tells of so many errors since the start.
+pub(super) fn says_why(sim: &SimArray, errors: u64) -> Result<(), String> {
     if errors > 0 && sim.notices.iter().all(|notice| notice.level != NoticeLevel::Error) {
-        return Err(format!("{errors} blocks are errors, and no event says why"));
+        return Err(format!("{errors} requests ended with errors, and no event says why"));
     }
     Ok(())
 }

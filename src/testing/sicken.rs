@@ -119,7 +119,7 @@ fn forge(disk: &mut SimDisk, random: &mut Random) -> Option<String> {
     let said = |before: u64| if is_relative { before.wrapping_add(1 + value % 4) } else { value };
     // Otherwise most copies would be in a slot that is not that of their sequence.
     let keeps_slots = claim == Claim::Sequence && !random.one_in(4);
-    let said = |before: u64| if keeps_slots { said(before) & !1 | before & 1 } else { said(before) };
+    let said = |before: u64| if keeps_slots { claim.in_place(said(before), before) } else { said(before) };
     let before = disk.forge_superblock(claim, said)?;
     disk.forged = Some(superblocks::newest(disk).map_or(u64::MAX, |forged| forged.sequence));
     Some(format!("claims {:#x} as {claim:?}, not {before:#x}", said(before)))

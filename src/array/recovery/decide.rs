@@ -390,27 +390,30 @@ impl Judge {
         let mut lost_at_note: [HashMap<usize, Vec<usize>>; Reading::COUNT] = Default::default();
         self.walk(tile, |state, prefixes| {
             for &row in doubtful.iter().filter(|&&row| state.touched[row - tile.rows.start]) {
-                let mut lost: Vec<(usize, Lack)> = Vec::new();
-                let mut gone = 0;
+                let mut lost: Vec<(usize, Option<bool>)> = Vec::new();
                 for column in 0..self.map.width() {
                     let known = self.is_good(tile, state, row, column, homes, &base);
-                    let lack = match known {
-                        Some(false) if self.is_unread(tile, state, row, column, homes) => Lack::Unread,
-                        None if self.had_part(tile, state, row, column) => Lack::Absent,
-                        Some(_) | None => Lack::Wrong,
-                    };
                     if known != Some(true) {
-                        lost.push((column, lack));
-                        gone += usize::from(known.is_none());
+                        lost.push((column, known));
                     }
                     // An image that is in place already is missing in the log all the same.
                     if known == Some(false) || self.in_doubt_image(tile, state, row, column) {
                         suspects[(row - tile.rows.start) * self.map.width() + column] = true;
                     }
                 }
+                if lost.len() <= self.map.m {
+                    continue;
+                }
+                let gone = lost.iter().filter(|(_, known)| known.is_none()).count();
+                let lack = |(column, known): (usize, Option<bool>)| match known {
+                    Some(_) if self.is_unread(tile, state, row, column, homes) => (column, Lack::Unread),
+                    None if self.had_part(tile, state, row, column) => (column, Lack::Absent),
+                    _ => (column, Lack::Wrong),
+                };
+                let lost: Vec<(usize, Lack)> = lost.into_iter().map(lack).collect();
                 let unread = lost.iter().filter(|(_, lack)| *lack == Lack::Unread).count();
+                let beyond = Doubt::of(unread, gone, self.map.m) == Doubt::Beyond;
                 for reading in Reading::ALL {
-                    let beyond = Doubt::of(unread, gone, self.map.m) == Doubt::Beyond;
                     let spares = |lack: Lack| match reading {
                         Reading::Erased => false,
                         Reading::Covered => beyond && lack == Lack::Unread,
@@ -482,34 +485,28 @@ impl Judge {
         homes: &Homes,
         base: &impl Fn(usize, usize) -> Base,
     ) -> Option<bool> {
-        let member = self.member(tile, column);
         let cell = state.cell(row, column);
+        let wanted = cell.logged_hash().map_or_else(|| base(row, column), Base::Hash);
         // What counts as zeroes is on no device, so it does not matter whether its member is here.
-        let is_zero = match cell {
-            Cell::Zero(_) => true,
-            Cell::Untouched => matches!(base(row, column), Base::Hash(hash) if !hash.is_stored()),
-            _ => false,
-        };
-        if is_zero {
+        if matches!(wanted, Base::Hash(hash) if !hash.is_stored()) {
             return Some(true);
         }
+        let member = self.member(tile, column);
         if !self.usable.contains(member) {
             return None;
         }
         let home = homes.get(&(row, column)).copied().flatten();
-        Some(match cell {
-            Cell::Zero(_) => true,
-            Cell::Untouched => match base(row, column) {
-                Base::Hash(hash) => home == Some(hash),
-                Base::Unchecked => home.is_some(),
-                Base::Unknown => false,
-            },
-            Cell::Placed(hash) | Cell::Fresh { hash, .. } => home == Some(hash),
-            // What is in place already need not be in the log.
-            Cell::Image { hash, batch, ordinal } => {
-                self.chain.batches[batch as usize].holds(member, ordinal) || home == Some(hash)
-            }
-        })
+        let is_in_place = match wanted {
+            Base::Hash(hash) => home == Some(hash),
+            Base::Unchecked => home.is_some(),
+            Base::Unknown => false,
+        };
+        // What is in place already need not be in the log.
+        Some(
+            is_in_place
+                || matches!(cell, Cell::Image { batch, ordinal, .. }
+            if self.chain.batches[batch as usize].holds(member, ordinal)),
+        )
     }
 
     /// Whether an error keeps it open whether a block of a usable member, which is not known to be good, is.

@@ -49,7 +49,7 @@ pub enum RecoveryError {
     /// Members that are missing may have what was flushed and others have lost (rule T1).
     #[error(
         "rows that were flushed cannot be decoded with the members that are here, as blocks of their logs are wrong or gone, and \
-         {members}, missing now, may have them: bring it back, or force the start and lose these rows"
+         {members}, missing now, may have them: bring back members that are missing, or force the start and lose these rows"
     )]
     RowsAbsent {
         /// Which members, in words.

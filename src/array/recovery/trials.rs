@@ -9,7 +9,7 @@ use super::decide::{Decision, Judge};
 use super::pages::PageTrials;
 use super::patience::Patience;
 use super::scan::Scan;
-use super::unread::Doubt;
+use super::unread::{Doubt, in_words};
 use super::{Doing, Recovered, Recovery, RecoveryContext, RecoveryError, RecoveryOutcome, Step};
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::pages::PageStore;
@@ -74,9 +74,7 @@ impl Recovery {
             self.judge.chain.batches.iter().any(|batch| batch.place(*member).is_some())
         };
         let all = (0..self.cx.map.width()).map(|at| MemberIndex(at as u16));
-        let absent = all.filter(|member| !self.cx.usable.contains(*member)).filter(had_part);
-        let names: Vec<String> = absent.map(|member| member.to_string()).collect();
-        Some(format!("member {}", names.join(", ")))
+        Some(in_words(all.filter(|member| !self.cx.usable.contains(*member)).filter(had_part)))
     }
 
     /// There is no chain to replay with these members.

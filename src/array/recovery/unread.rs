@@ -82,13 +82,18 @@ impl UnreadBlocks {
     /// The members in question, in words.
     #[must_use]
     pub fn text(&self) -> String {
-        let members: Vec<String> = self.members.keys().map(ToString::to_string).collect();
-        format!("member {}", members.join(", "))
+        in_words(self.members.keys().copied())
     }
 
     fn hides(&self, member: MemberIndex, place: u32) -> bool {
         self.members.get(&member).is_some_and(|of| of.blocks.get(place) || of.cut.contains(&place))
     }
+}
+
+/// Members, in words.
+pub(super) fn in_words(members: impl Iterator<Item = MemberIndex>) -> String {
+    let members: Vec<String> = members.map(|member| member.to_string()).collect();
+    format!("member {}", members.join(", "))
 }
 
 impl Chain {
