@@ -2,18 +2,23 @@
 
 Rounds are interleaved: in each of them every server runs each test once, and the server that goes first changes from round to round. So a
 slow minute of the machine hits everybody, and two binaries are compared within each round: a ratio in a table is the median of the
-ratios of the rounds, with the lowest and the highest.
+ratios of the rounds, with the lowest and the highest, and an interval that holds the true median with 95 % confidence.
+
+Where a process lies in memory and on which cores its threads settle moves its figures by ten percent for as long as it lives: to tell
+two binaries apart by less, start them several times (`--starts`), with many short rounds.
 
 It must not know what a test does: that is nbd_load's, and the script's that picks the tests.
 """
 
 import argparse
+import math
 import os
 import shutil
 import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 import nbd_load
@@ -38,7 +43,8 @@ def arguments(doc, seconds):
     """The options that every comparison has."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=seconds, help="of each test, each server, each round")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="of each start")
+    parser.add_argument("--starts", type=int, default=1, help="new processes and arrays so many times")
     parser.add_argument("--size", default="1GiB", help="of the volume")
     parser.add_argument("--data", type=int, default=4)
     parser.add_argument("--parity", type=int, default=2)
@@ -117,7 +123,29 @@ def need_space(options, arrays, files=0):
         sys.exit(f"{options.dir} has {free >> 20} MiB free, this needs {need >> 20}: fewer --calpe, or a smaller --size")
 
 
-def measure(servers, loads, options):
+def measure(start_servers, loads, options):
+    """Starts the servers as often as asked, and measures them; `start_servers` appends them to the list that it is given, in a folder.
+
+    Returns the servers of the last start, ended, and for each load and server's name the samples of all starts, one a round.
+    """
+    samples = {load.title: {} for load in loads}
+    for number in range(options.starts):
+        work, servers = tempfile.mkdtemp(prefix="calpe-bench-", dir=options.dir), []
+        try:
+            start_servers(servers, work)
+            for title, of_servers in _measure_start(servers, loads, options).items():
+                for name, rounds in of_servers.items():
+                    samples[title].setdefault(name, []).extend(rounds)
+        finally:
+            for server in servers:
+                server.stop()
+            shutil.rmtree(work, ignore_errors=True)
+        if options.starts > 1:
+            print(f"start {number + 1} of {options.starts}", file=sys.stderr)
+    return servers, samples
+
+
+def _measure_start(servers, loads, options):
     """Fills every server, then runs the rounds; returns for each load and server's name the samples, one a round."""
     size = parse_size(options.size)
     for server in servers:
@@ -134,8 +162,8 @@ def measure(servers, loads, options):
                     with open(server.log) as log:
                         sys.exit(f"{server.name}: {error}\n{log.read()[-2000:]}")
                 # At least one tick, so that a ratio exists.
-                used = max(server.cpu_seconds() - before, 1 / os.sysconf("SC_CLK_TCK"))
-                sample["cpu_us"] = used * 1e6 / max(sample["operations"], 1)
+                sample["cpu"] = max(server.cpu_seconds() - before, 1 / os.sysconf("SC_CLK_TCK"))
+                sample["cpu_us"] = sample["cpu"] * 1e6 / max(sample["operations"], 1)
                 samples[load.title][server.name].append(sample)
         print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
     return samples
@@ -148,15 +176,36 @@ def figure(samples, key):
 
 
 def ratios(samples, base, key):
-    """How much better than `base`, round by round: median, lowest, highest. Above 1 is better, for times too."""
-    values = [old[key] / new[key] if key in TIMES else new[key] / old[key] for new, old in zip(samples, base)]
-    return statistics.median(values), min(values), max(values)
+    """How much better than `base`, in ascending order, one a round. Above 1 is better, for times too."""
+    return sorted(old[key] / new[key] if key in TIMES else new[key] / old[key] for new, old in zip(samples, base))
+
+
+def median_interval(values):
+    """Two of the ascending values that have the true median between them with at least 95 % confidence; None when there are too few.
+
+    The count of values below the median is binomial (n, 1/2); this is the sign test's interval.
+    """
+    outside, below = 0.0, 0
+    while (tail := outside + math.comb(len(values), below) / 2 ** len(values)) <= 0.025:
+        outside, below = tail, below + 1
+    return (values[below - 1], values[-below]) if below else None
+
+
+def cpu_per_operation(samples):
+    """Seconds of the server's CPU time an operation, over all rounds: one round has too few ticks of the kernel's clock."""
+    return sum(sample["cpu"] for sample in samples) / max(sum(sample["operations"] for sample in samples), 1)
 
 
 def cell(samples, key):
     scale, unit = SCALES[key]
     median, low, high = (value / scale for value in figure(samples, key))
     return f"{median:.1f} {unit} ({low:.1f}-{high:.1f})"
+
+
+def ratio_cell(values):
+    interval = median_interval(values)
+    within = "; {:.3f}-{:.3f}".format(*interval) if interval else ""
+    return f"{statistics.median(values):.3f} ({values[0]:.3f}-{values[-1]:.3f}{within})"
 
 
 def print_binaries(servers, samples, loads):
@@ -166,7 +215,8 @@ def print_binaries(servers, samples, loads):
     variants = list(dict.fromkeys(server.variant for server in arrays))
     if len(names) < 2:
         return
-    print(f"\nRatio to {names[0]}, above 1 is faster or less CPU time of the server a request: median of the rounds (lowest-highest)\n")
+    print(f"\nRatio to {names[0]}, above 1 is faster or less CPU time of the server a request: median of the rounds (lowest-highest; 95 % "
+          "interval of the median)\n")
     print("| test | checksum | " + " | ".join(names[1:]) + " |")
     print("|---|---|" + "---|" * len(names[1:]))
     least = {}
@@ -174,10 +224,10 @@ def print_binaries(servers, samples, loads):
         for variant in variants:
             of = {server.binary: samples[load.title][server.name] for server in arrays if server.variant == variant}
             row = [ratios(of[name], of[names[0]], load.key) for name in names[1:]]
-            for name, triple in zip(names[1:], row):
-                least[name] = min(least.get(name, (9e9,)), (triple[0], load.title, variant))
-            cpu = [ratios(of[name], of[names[0]], "cpu_us")[0] for name in names[1:]]
-            cells = ["{:.3f} ({:.3f}-{:.3f}), CPU {:.2f}".format(*triple, less) for triple, less in zip(row, cpu)]
+            for name, values in zip(names[1:], row):
+                least[name] = min(least.get(name, (9e9,)), (statistics.median(values), load.title, variant))
+            cpu = [cpu_per_operation(of[names[0]]) / cpu_per_operation(of[name]) for name in names[1:]]
+            cells = [f"{ratio_cell(values)}, CPU {less:.2f}" for values, less in zip(row, cpu)]
             print(f"| {load.title} | {variant} | " + " | ".join(cells) + " |")
     for name, (ratio, title, variant) in least.items():
         print(f"\n{name}: the lowest median is {ratio:.3f} ({title}, {variant})")
