@@ -366,7 +366,7 @@ fn verified(key: &LogKey, piece: &RawPiece, bytes: &[u8]) -> Option<SegmentHeade
     let (shared, _) = RawShared::ref_from_prefix(&bytes[size_of::<RawPiece>()..]).ok()?;
     let end = HEAD_BYTES.checked_add(shared.body_bytes.get() as usize)?;
     let padding = bytes.get(end..)?;
-    if padding.len() >= LOG_BLOCK_BYTES || padding.iter().any(|&byte| byte != 0) {
+    if padding.len() >= LOG_BLOCK_BYTES || padding != &[0; LOG_BLOCK_BYTES][..padding.len()] {
         return None;
     }
     let hash = batch_hash(key, &bytes[size_of::<RawPiece>()..end]);

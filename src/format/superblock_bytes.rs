@@ -13,6 +13,7 @@ use super::{
 };
 use crate::units::{ByteOffset, MemberIndex, ROW_BYTES, SlotIndex};
 use std::collections::HashSet;
+use std::fmt;
 use uuid::Uuid;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -362,12 +363,12 @@ impl Superblock {
 
     /// Everything that must hold between the fields, so that later arithmetic on them is safe.
     fn validate(&self) -> Result<(), Fault> {
-        ensure(valid_name(&self.name), "name", format!("{:?}", self.name), "a valid array name")?;
+        ensure(valid_name(&self.name), "name", format_args!("{:?}", self.name), "a valid array name")?;
         self.geometry.validate()?;
         let Geometry { slots, .. } = self.geometry;
         let width = self.geometry.width();
-        let member_limit = || format!("below {width}, the members of the array");
-        ensure(self.member.0 < width, "member", self.member, member_limit())?;
+        let member_limit = format_args!("below {width}, the members of the array");
+        ensure(self.member.0 < width, "member", self.member, member_limit)?;
         for (what, value) in self.counts() {
             ensure(value < COUNT_END, what, value, "a number below 2^62")?;
         }
@@ -376,25 +377,25 @@ impl Superblock {
             self.update_complete <= update,
             "update complete",
             self.update_complete,
-            format!("at most {update}, the update"),
+            format_args!("at most {update}, the update"),
         )?;
         ensure(
             self.epoch.live.iter().all(|member| member.0 < width),
             "epoch live set",
             self.epoch.live,
-            member_limit(),
+            member_limit,
         )?;
-        let slot_limit = || format!("at most {slots}, the slots of the array");
+        let slot_limit = format_args!("at most {slots}, the slots of the array");
         let position = self.scrub.position.unwrap_or_default();
-        ensure(position.0 <= slots, "scrub position", position, slot_limit())?;
-        self.validate_members(&slot_limit, &member_limit)?;
+        ensure(position.0 <= slots, "scrub position", position, slot_limit)?;
+        self.validate_members(slot_limit, member_limit)?;
         self.validate_regions()?;
         let features = Superblock::incompat_features(self.checksum);
         ensure(
             self.features_incompat | UPDATE_COUNT == features,
             "incompat features",
-            format!("{:#x}", self.features_incompat),
-            format!("{features:#x} for what the array uses"),
+            format_args!("{:#x}", self.features_incompat),
+            format_args!("{features:#x} for what the array uses"),
         )?;
         self.validate_log_and_pages()
     }
@@ -409,17 +410,17 @@ impl Superblock {
             longest <= most,
             "log region length",
             longest,
-            format!("at most {most}, whose blocks can be numbered"),
+            format_args!("at most {most}, whose blocks can be numbered"),
         )?;
         let needed = PageLayout::new(self.geometry, self.checksum != ChecksumKind::None).region_bytes();
         let len = self.region(RegionKind::Pages).map_or(0, |region| region.len);
-        ensure(len >= needed, "pages region length", len, format!("{needed} bytes or more"))
+        ensure(len >= needed, "pages region length", len, format_args!("{needed} bytes or more"))
     }
 
     fn validate_members(
         &self,
-        slot_limit: &dyn Fn() -> String,
-        member_limit: &dyn Fn() -> String,
+        slot_limit: fmt::Arguments,
+        member_limit: fmt::Arguments,
     ) -> Result<(), Fault> {
         let Geometry { slots, .. } = self.geometry;
         let width = self.geometry.width();
@@ -427,34 +428,34 @@ impl Superblock {
             self.members.len() == usize::from(width),
             "member count",
             self.members.len(),
-            format!("{width}, data and parity together"),
+            format_args!("{width}, data and parity together"),
         )?;
         ensure(self.left.len() == usize::from(width), "left", self.left.len(), width.to_string())?;
         let left = self.left.iter().filter(|left| left.epoch != 0).count();
-        ensure(left <= MAX_LEFT, "left count", left, format!("at most {MAX_LEFT}"))?;
+        ensure(left <= MAX_LEFT, "left count", left, format_args!("at most {MAX_LEFT}"))?;
         let unheld = self.left.iter().any(|left| left.epoch == 0 && left.tail != 0);
         ensure(!unheld, "left tail", "of a member without an epoch", "none")?;
         let mut devices = HashSet::new();
         for record in &self.members {
-            ensure(record.rebuilt.0 <= slots, "member rebuilt", record.rebuilt, slot_limit())?;
+            ensure(record.rebuilt.0 <= slots, "member rebuilt", record.rebuilt, slot_limit)?;
             ensure(devices.insert(record.uuid), "member uuid", record.uuid, "different for each device")?;
         }
         ensure(
             self.replacements.len() <= MAX_REPLACEMENTS,
             "replacement count",
             self.replacements.len(),
-            format!("at most {MAX_REPLACEMENTS}"),
+            format_args!("at most {MAX_REPLACEMENTS}"),
         )?;
         let mut replaced = HashSet::new();
         for record in &self.replacements {
-            ensure(record.member.0 < width, "replacement member", record.member, member_limit())?;
+            ensure(record.member.0 < width, "replacement member", record.member, member_limit)?;
             ensure(
                 replaced.insert(record.member),
                 "replacement member",
                 record.member,
                 "one for each member",
             )?;
-            ensure(record.rebuilt.0 <= slots, "replacement rebuilt", record.rebuilt, slot_limit())?;
+            ensure(record.rebuilt.0 <= slots, "replacement rebuilt", record.rebuilt, slot_limit)?;
             ensure(
                 devices.insert(record.uuid),
                 "replacement uuid",
@@ -462,16 +463,15 @@ impl Superblock {
                 "different for each device",
             )?;
         }
-        let its_record = || format!("the {} record of member {} to have it", self.role, self.member);
+        let its_record = format_args!("the {} record of member {} to have it", self.role, self.member);
+        let no_record = format_args!("no record to have it, as it was replaced");
         let (right, rule) = match self.role {
-            Role::Member => (self.members[usize::from(self.member.0)].uuid == self.device, its_record()),
+            Role::Member => (self.members[usize::from(self.member.0)].uuid == self.device, its_record),
             Role::Replacement => {
                 let named = |r: &ReplacementRecord| r.member == self.member && r.uuid == self.device;
-                (self.replacements.iter().any(named), its_record())
+                (self.replacements.iter().any(named), its_record)
             }
-            Role::Replaced => {
-                (!devices.contains(&self.device), "no record to have it, as it was replaced".to_owned())
-            }
+            Role::Replaced => (!devices.contains(&self.device), no_record),
         };
         ensure(right, "device uuid", self.device, rule)
     }
@@ -481,7 +481,7 @@ impl Superblock {
             self.regions.len() <= MAX_REGIONS,
             "region count",
             self.regions.len(),
-            format!("at most {MAX_REGIONS}"),
+            format_args!("at most {MAX_REGIONS}"),
         )?;
         let head = 2 * COPY_BYTES as u64;
         for region in &self.regions {
@@ -491,7 +491,7 @@ impl Superblock {
             ensure(
                 aligned && region.len > 0 && region.offset.0 >= head && fits,
                 "region",
-                format!("{} at {} of {} bytes", region.kind, region.offset, region.len),
+                format_args!("{} at {} of {} bytes", region.kind, region.offset, region.len),
                 "whole 4 KiB blocks between the superblock copies",
             )?;
         }
@@ -501,8 +501,8 @@ impl Superblock {
             ensure(
                 pair[0].offset.0 + pair[0].len <= pair[1].offset.0,
                 "region",
-                format!("{} at {} of {} bytes", pair[0].kind, pair[0].offset, pair[0].len),
-                format!("to end before the {} region at {}", pair[1].kind, pair[1].offset),
+                format_args!("{} at {} of {} bytes", pair[0].kind, pair[0].offset, pair[0].len),
+                format_args!("to end before the {} region at {}", pair[1].kind, pair[1].offset),
             )?;
         }
         let data = self.regions.iter().filter(|region| region.kind == RegionKind::Data).count();
@@ -513,7 +513,7 @@ impl Superblock {
             len >= needed,
             "data region length",
             len,
-            format!("{needed} bytes or more for {} slots", self.geometry.slots),
+            format_args!("{needed} bytes or more for {} slots", self.geometry.slots),
         )
     }
 }
@@ -526,18 +526,18 @@ impl Geometry {
             width <= u32::from(MAX_MEMBERS),
             "data + parity",
             width,
-            format!("{MAX_MEMBERS} members at most"),
+            format_args!("{MAX_MEMBERS} members at most"),
         )?;
         ensure(
             self.chunk.is_power_of_two() && (MIN_CHUNK_BYTES..=MAX_CHUNK_BYTES).contains(&self.chunk),
             "chunk",
             self.chunk,
-            format!("a power of two from {MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES}"),
+            format_args!("a power of two from {MIN_CHUNK_BYTES} to {MAX_CHUNK_BYTES}"),
         )?;
         ensure(matches!(self.sector, 512 | 4096), "sector", self.sector, "512 or 4096")?;
         // Bounds slots * chunk, hence every offset inside a member.
         let most = MAX_DEVICE_BYTES / u64::from(self.chunk);
-        ensure((1..=most).contains(&self.slots), "slots", self.slots, format!("from 1 to {most}"))?;
+        ensure((1..=most).contains(&self.slots), "slots", self.slots, format_args!("from 1 to {most}"))?;
         let capacity = u128::from(self.slots) * u128::from(self.stripe_bytes());
         ensure(
             self.volume_bytes >= ROW_BYTES
@@ -546,7 +546,7 @@ impl Geometry {
                 && u128::from(self.volume_bytes) <= capacity,
             "volume bytes",
             self.volume_bytes,
-            format!("whole 4 KiB blocks, at most {capacity} in {} slots", self.slots),
+            format_args!("whole 4 KiB blocks, at most {capacity} in {} slots", self.slots),
         )
     }
 }
@@ -567,12 +567,13 @@ impl RawCopy {
         )?;
         let name_len = self.name.iter().position(|&byte| byte == 0).unwrap_or(MAX_NAME_BYTES);
         let (name, padding) = self.name.split_at(name_len);
-        let name_fault = || fault("name", format!("{:?}", name.escape_ascii().to_string()), "a valid name");
+        let name_fault =
+            || fault("name", format_args!("{:?}", name.escape_ascii().to_string()), "a valid name");
         ensure(padding.iter().all(|&byte| byte == 0), "name padding", "not zero", "zeroes")?;
         let name = std::str::from_utf8(name).map_err(|_| name_fault())?.to_owned();
         let counted = |field, count: U16, limit: usize| {
             let count = usize::from(count.get());
-            ensure(count <= limit, field, count, format!("at most {limit}")).map(|()| count)
+            ensure(count <= limit, field, count, format_args!("at most {limit}")).map(|()| count)
         };
         let regions = counted("region count", self.region_count, MAX_REGIONS)?;
         let members = counted("member count", self.member_count, usize::from(MAX_MEMBERS))?;
@@ -635,7 +636,7 @@ impl RawCopy {
     /// Members with an epoch and a tail; one with an epoch alone, as earlier builds wrote it, has left nothing to go by.
     fn read_left(&self, members: usize) -> Result<Vec<Left>, Fault> {
         let count = usize::from(self.left_count.get());
-        ensure(count <= MAX_LEFT, "left count", count, format!("at most {MAX_LEFT}"))?;
+        ensure(count <= MAX_LEFT, "left count", count, format_args!("at most {MAX_LEFT}"))?;
         let mut left = vec![Left::default(); members];
         for raw in &self.left_tails[..count] {
             let member = usize::from(raw.member.get());
@@ -685,15 +686,15 @@ struct Fault {
     expected: String,
 }
 
-fn fault(field: &'static str, found: impl ToString, expected: impl Into<String>) -> Fault {
-    Fault { field, found: found.to_string(), expected: expected.into() }
+fn fault(field: &'static str, found: impl ToString, expected: impl ToString) -> Fault {
+    Fault { field, found: found.to_string(), expected: expected.to_string() }
 }
 
 fn ensure(
     holds: bool,
     field: &'static str,
     found: impl ToString,
-    expected: impl Into<String>,
+    expected: impl ToString,
 ) -> Result<(), Fault> {
     if holds { Ok(()) } else { Err(fault(field, found, expected)) }
 }
