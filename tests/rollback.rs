@@ -197,3 +197,39 @@ fn a_member_whose_log_cannot_be_read_for_a_moment_is_caught_up_and_not_rebuilt()
         array.verify();
     }
 }
+
+#[test]
+fn an_array_that_fails_while_a_returning_members_log_is_read_again_serves_when_it_is_back() {
+    let mut array = Checked::filled(2, 1, ChecksumKind::Blake3, 8);
+    array.load(6, &mut Random::new(3));
+    array.offline(1);
+    array.load(6, &mut Random::new(4));
+    array.sim.settle();
+    let until = Timestamp(array.sim.now().0 + 3_000 * 1_000_000);
+    let log = array.sim.log_region();
+    let fault = PassingFault::new(Trouble::Medium).on(OpKinds::READS).within(vec![log]).until(until);
+    disk(&mut array.sim, 1).inject(fault);
+    let device = array.sim.reopen_disk(1);
+    array.sim.admin(AdminRequest::Online { member: MemberIndex(1), device }).expect("it returns");
+    array.sim.sleep(300);
+    // Another member goes away meanwhile, and comes back.
+    disk(&mut array.sim, 2).dead = true;
+    let write = array.sim.submit_write(BLOCK as u64, &[9; BLOCK], false);
+    array.model[BLOCK..2 * BLOCK].fill(9);
+    array.sim.wait(write).expect_err("too few members");
+    assert_eq!(array.sim.status().state, ArrayState::Failed);
+    disk(&mut array.sim, 2).dead = false;
+    let device = array.sim.reopen_disk(2);
+    array.sim.admin(AdminRequest::Online { member: MemberIndex(2), device }).expect("it returns");
+    for _ in 0..200 {
+        array.sim.sleep(100);
+        array.sim.settle();
+    }
+    assert_eq!(states(&array.sim), [MemberState::Online; 3]);
+    // The failed write may have been done or not.
+    let write = array.sim.submit_write(BLOCK as u64, &[9; BLOCK], false);
+    array.sim.wait(write).expect("it serves");
+    array.verify();
+    array.offline(0);
+    array.verify();
+}

@@ -246,11 +246,14 @@ fn assemble_claims<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result
         Ok((assembled, used)) => {
             check_claim(candidates, &used, "superblock", |s| s.sequence)?;
             check_claim(candidates, &used, "update", |s| s.update)?;
-            // With a log in use a member may be far behind in this; that is for its start to judge.
+            // With a log in use a member may be far behind in this, and so may a device under construction, which the update
+            // that calls the array clean need not have reached; that is for its start to judge.
+            let in_service = |&at: &usize| is_in_service(&candidates[at], &assembled);
+            let in_service: Vec<usize> = used.iter().copied().filter(in_service).collect();
             if assembled.superblock.clean {
-                check_claim(candidates, &used, "batch", |s| s.redo.start.sequence)?;
+                check_claim(candidates, &in_service, "batch", |s| s.redo.start.sequence)?;
             }
-            check_log_start(candidates, &used, assembled.superblock.epoch)?;
+            check_log_start(candidates, &used, &assembled, force)?;
             return Ok(assembled);
         }
         Err(error) => error,
@@ -307,8 +310,18 @@ fn check_claim<K>(
 /// as one update writes the same to all. What fewer say is the claim, and of as many the later start: believing that would skip
 /// what the log holds. Updates of one number in two epochs are two: the device that alone got the first was not there when the
 /// second was made.
-fn check_log_start<K>(candidates: &[Candidate<K>], used: &[usize], epoch: Epoch) -> Result<(), Refusal> {
+///
+/// Two starts with different members, both cut off while they finished one epoch, made two updates of one number as well. So the
+/// start goes on where the log is read from where a member in service says that nobody contradicts; and forced, from where
+/// most have it, where there is no array without the claimant.
+fn check_log_start<K: Clone>(
+    candidates: &[Candidate<K>],
+    used: &[usize],
+    assembled: &Assembled<K>,
+    force: bool,
+) -> Result<(), Refusal> {
     let of = |at: usize| &candidates[at].superblock;
+    let epoch = assembled.superblock.epoch;
     let refuse = |claimant: usize, claim: String| {
         let Superblock { name, member, device, .. } = of(claimant);
         let (name, member, device) = (name.clone(), *member, *device);
@@ -323,16 +336,35 @@ fn check_log_start<K>(candidates: &[Candidate<K>], used: &[usize], epoch: Epoch)
     let counted = used.iter().copied().filter(|&at| of(at).update > 0);
     let update = |at: usize| (of(at).epoch.id, of(at).update);
     let fellows = |at: usize| used.iter().copied().filter(move |&other| update(other) == update(at));
-    let differing = counted.filter(|&at| fellows(at).any(|other| of(other).redo.start != of(at).redo.start));
+    let is_contradicted = |at: usize| fellows(at).any(|other| of(other).redo.start != of(at).redo.start);
     let confirmed =
         |at: usize| fellows(at).filter(|&other| of(other).redo.start == of(at).redo.start).count();
-    let least = differing.min_by_key(|&at| (confirmed(at), std::cmp::Reverse(of(at).redo.start)));
+    let least = counted
+        .filter(|&at| is_contradicted(at))
+        .min_by_key(|&at| (confirmed(at), std::cmp::Reverse(of(at).redo.start)));
     let Some(claimant) = least else { return Ok(()) };
+    let believed = assembled.superblock.redo.start;
+    let mut in_service = used.iter().copied().filter(|&at| is_in_service(&candidates[at], assembled));
+    if in_service.any(|at| of(at).redo.start == believed && !is_contradicted(at)) {
+        return Ok(());
+    }
+    let mut others = candidates.to_vec();
+    others.remove(claimant);
+    if force && assemble_claims(&others, false).is_err() {
+        return Ok(());
+    }
     let start = of(claimant).redo.start.sequence;
     let text = format!(
         "claims that the log starts at batch {start}, and others with the same update of the superblocks do not"
     );
     refuse(claimant, text)
+}
+
+/// Whether a candidate is the device of a member in service.
+fn is_in_service<K>(candidate: &Candidate<K>, assembled: &Assembled<K>) -> bool {
+    let Superblock { member, device, .. } = candidate.superblock;
+    let has_seat = assembled.seats.get(usize::from(member.0)).is_some_and(|seat| seat.uuid == device);
+    has_seat && assembled.live.contains(member)
 }
 
 /// A1-A4, and which members were rolled back (T6). Returns the places of the candidates in use, too.
@@ -911,6 +943,71 @@ mod tests {
                 let assembled = assemble(&candidates(&superblocks, &present), true).expect("forced");
                 assert_eq!(assembled.superblock.redo.start, start(5));
             }
+        }
+    }
+
+    #[test]
+    fn two_updates_that_finish_one_epoch_may_differ_in_the_start_of_the_log() {
+        let (early, late) = (LogStart { epoch: 1, sequence: 1 }, LogStart { epoch: 1, sequence: 9 });
+        let mut superblocks = logged(2, 1, early);
+        for superblock in &mut superblocks {
+            (superblock.clean, superblock.update, superblock.update_complete) = (false, 9, 8);
+        }
+        let write = |superblock: &mut Superblock, by: &Assembled<usize>| {
+            let Superblock { epoch, ref members, ref redo, .. } = by.superblock;
+            (superblock.epoch, superblock.members) = (epoch, members.clone());
+            superblock.redo.start = redo.start;
+            (superblock.update, superblock.update_complete) = (by.update + 1, by.update_complete);
+            superblock.sequence = by.sequence + 2;
+        };
+        // Each of these is cut off: the update with a new start of the log does not reach member 2; the next epoch reaches
+        // member 0 alone; and that is finished by a start without member 2, on member 1, and by one without member 1.
+        for at in [0, 1] {
+            let superblock = &mut superblocks[at];
+            (superblock.redo.start, superblock.update, superblock.update_complete) = (late, 10, 9);
+            superblock.sequence += 2;
+        }
+        let all = assemble(&candidates(&superblocks, &[0, 1, 2]), false).expect("all");
+        bump_partly(&mut superblocks, &[0], MemberSet::first(3), 77);
+        let epoch = superblocks[0].epoch;
+        write(&mut superblocks[0], &all);
+        superblocks[0].epoch = epoch;
+        let without_2 = assemble(&candidates(&superblocks, &[0, 1]), false).expect("without member 2");
+        let without_1 = assemble(&candidates(&superblocks, &[0, 2]), false).expect("without member 1");
+        assert!(!without_2.epoch_is_complete && !without_1.epoch_is_complete);
+        write(&mut superblocks[1], &without_2);
+        write(&mut superblocks[2], &without_1);
+        let starts: Vec<_> = superblocks.iter().map(|s| (s.epoch.id, s.update, s.redo.start)).collect();
+        assert_eq!((starts[1].0, starts[1].1), (starts[2].0, starts[2].1));
+        assert_ne!(starts[1].2, starts[2].2);
+
+        let assembled = assemble(&candidates(&superblocks, &[0, 1, 2]), false).expect("all of them again");
+        assert_eq!((live(&assembled), assembled.superblock.redo.start), (vec![0, 1, 2], late));
+        // With the two alone nobody can tell; forced, the log is read from the earlier one.
+        let error = assemble(&candidates(&superblocks, &[1, 2]), false).unwrap_err();
+        assert!(matches!(error, AssemblyError::Unconfirmed { .. }), "{error}");
+        let forced = assemble(&candidates(&superblocks, &[1, 2]), true).expect("forced");
+        assert_eq!((live(&forced), forced.superblock.redo.start), (vec![1, 2], early));
+    }
+
+    #[test]
+    fn a_device_under_construction_that_missed_much_makes_no_claim_of_the_member_that_served_alone() {
+        let mut superblocks = logged(1, 1, LogStart { epoch: 1, sequence: 5 });
+        bump(&mut superblocks, &[0], 7);
+        superblocks[1].epoch = superblocks[0].epoch;
+        superblocks[1].members = superblocks[0].members.clone();
+        for superblock in &mut superblocks {
+            superblock.members[1].state = MemberState::Rebuilding;
+            (superblock.clean, superblock.update, superblock.update_complete) = (false, 10, 9);
+        }
+        // The update that calls the array clean reaches the member in service alone.
+        let alone = &mut superblocks[0];
+        (alone.clean, alone.update, alone.update_complete) = (true, 11, 10);
+        alone.redo.start = LogStart { epoch: 2, sequence: 6 + CLAIM_STEP_MAX };
+        let start = alone.redo.start;
+        for present in [vec![0, 1], vec![0]] {
+            let assembled = assemble(&candidates(&superblocks, &present), false).expect("it starts");
+            assert_eq!((live(&assembled), assembled.superblock.redo.start), (vec![0], start));
         }
     }
 

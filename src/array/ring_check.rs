@@ -62,7 +62,12 @@ impl Array {
     }
 
     pub(super) fn advance_ring_check(&mut self, key: usize, check: &mut RingCheck) -> Flow {
-        if check.reading.is_some() || self.now < check.not_before {
+        if check.reading.is_some() {
+            return Flow::Wait;
+        }
+        if self.now < check.not_before && !self.hurried {
+            // Woken early: an array that fails wakes all that wait.
+            self.patient.push((check.not_before, key));
             return Flow::Wait;
         }
         if self.device_of(check.member, Which::Primary) != Some(check.device) {
