@@ -75,6 +75,11 @@ fn what_was_flushed_is_not_lost_because_the_logs_cannot_be_read_now() {
 }
 
 #[test]
+fn an_error_that_passes_costs_nothing_where_a_block_of_the_log_is_rotten_besides() {
+    assert!(refusals(image_rotten_and_log_unreadable) > 3);
+}
+
+#[test]
 fn rings_that_cannot_be_read_where_the_log_is_not_do_not_keep_an_array_from_starting() {
     for seed in 0..6 {
         unused_ring_unreadable(seed).unwrap_or_else(|what| panic!("{seed}: {what}"));

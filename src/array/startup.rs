@@ -182,6 +182,7 @@ impl Array {
             force: facts.force,
             judge_only: self.is_unjudged(),
             durable: self.redo().durable_before,
+            away: self.supers.live().iter().filter(|member| !usable.contains(*member)).collect(),
             behind: usable.iter().filter(|member| self.redo().behind.contains(*member)).collect(),
             epoch: EpochStamp { number: epoch.number, id: epoch.id },
             codec: self.codec.clone(),

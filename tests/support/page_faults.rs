@@ -490,26 +490,64 @@ pub fn one_member_unreadable(seed: u64) -> Result<(), String> {
     verify(&mut sim, &scene.model, "one member is unreadable")
 }
 
+/// The writes of [`flushed_and_killed`], each of one block full of its number, from 1 on.
+const FLUSHED_WRITES: u8 = 12;
+
+/// 2+1, killed after writes that were flushed one by one: a note covers all but the last of them.
+fn flushed_and_killed(seed: u64) -> Result<Scene, String> {
+    let (world, mut sim, mut model) = Scene::running(shape(2, 1, 12), seed);
+    for write in 1..=FLUSHED_WRITES {
+        let block = usize::from(write - 1) * 7 % (model.len() / BLOCK);
+        model[block * BLOCK..][..BLOCK].fill(write);
+        let id = sim.submit_write((block * BLOCK) as u64, &[write; BLOCK], true);
+        sim.wait(id).map_err(|error| format!("a write: {error:?}"))?;
+    }
+    Ok(Scene::killed(world, &sim, model))
+}
+
+/// The data blocks in the log of a disk of [`flushed_and_killed`]: where, and of which write.
+fn images(disk: &SimDisk) -> Vec<(u64, u8)> {
+    let log = DiskRegion::Log.ranges(disk).remove(0);
+    let image = |at: u64| {
+        let bytes = disk.peek(at, BLOCK);
+        let is_of_write =
+            (1..=FLUSHED_WRITES).contains(&bytes[0]) && bytes.iter().all(|byte| *byte == bytes[0]);
+        is_of_write.then_some((at, bytes[0]))
+    };
+    (log.start..log.end).step_by(BLOCK).filter_map(image).collect()
+}
+
+/// One image in the log of one member is rotten, and the log of another cannot be read for a moment. An error that passes costs
+/// nothing, whatever is wrong besides (T1, T3): neither is the last batch taken for one that was never flushed, nor a row given up.
+/// Returns whether the start was refused meanwhile.
+pub fn image_rotten_and_log_unreadable(millis: u64, seed: u64) -> Result<bool, String> {
+    let mut scene = flushed_and_killed(seed)?;
+    let (rotten, sick) = ((seed % 3) as u32, ((seed + 1 + seed / 3 % 2) % 3) as u32);
+    let disk = scene.disks.get_mut(&rotten).expect("a disk");
+    let passes = millis < 10_000;
+    // What no note covers is dropped, with an event, when the error stays.
+    let images: Vec<u64> = images(disk)
+        .into_iter()
+        .filter(|(_, write)| passes || *write < FLUSHED_WRITES)
+        .map(|(at, _)| at)
+        .collect();
+    let Some(&at) = images.iter().rev().nth(seed as usize / 6 % images.len().max(1)) else {
+        return Ok(false);
+    };
+    disk.flip(at, 1);
+    let log = DiskRegion::Log.ranges(disk);
+    scene.disks.get_mut(&sick).expect("a disk").inject(unreadable(log, Timestamp(millis * 1_000_000)));
+    refused_or_right(scene)
+}
+
 /// Flushed rows of 2+1; one member is not there at the start, and one image in the log of another is rotten. The late member has
 /// what decodes the row, in its log: that it is not there is no evidence of a loss (T1). Either nothing is lost without it, or the
 /// start is refused and leaves it as current as it was. Returns whether it was refused.
 pub fn member_comes_late(seed: u64) -> Result<bool, String> {
-    let (world, mut sim, mut model) = Scene::running(shape(2, 1, 12), seed);
-    for at in 0..12u8 {
-        let block = usize::from(at) * 7 % (model.len() / BLOCK);
-        model[block * BLOCK..][..BLOCK].fill(at + 1);
-        let id = sim.submit_write((block * BLOCK) as u64, &[at + 1; BLOCK], true);
-        sim.wait(id).map_err(|error| format!("a write: {error:?}"))?;
-    }
-    let mut scene = Scene::killed(world, &sim, model);
+    let mut scene = flushed_and_killed(seed)?;
     let (late, rotten) = ((seed % 3) as u32, ((seed + 1) % 3) as u32);
     let disk = scene.disks.get_mut(&rotten).expect("a disk");
-    let log = DiskRegion::Log.ranges(disk).remove(0);
-    let is_image = |at: &u64| {
-        let bytes = disk.peek(*at, BLOCK);
-        (1..10).contains(&bytes[0]) && bytes.iter().all(|byte| *byte == bytes[0])
-    };
-    let Some(at) = (log.start..log.end).step_by(BLOCK).find(is_image) else { return Ok(false) };
+    let Some((at, _)) = images(disk).into_iter().find(|(_, write)| *write < 10) else { return Ok(false) };
     disk.flip(at, 1);
     let start_without = |force| {
         let mut disks = scene.disks.clone();

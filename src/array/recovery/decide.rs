@@ -248,6 +248,8 @@ pub struct Judge {
     pub map: Map,
     /// The members that may be read.
     pub usable: MemberSet,
+    /// Members that are not here, and would be current if they were.
+    pub away: MemberSet,
 }
 
 /// A range of prefixes in which a row cannot be decoded.
@@ -268,7 +270,8 @@ pub enum Reading {
     Covered,
     /// They may be good.
     Good,
-    /// They may be good, and so may what members have that are not here and had a part in it.
+    /// In a row that a member had a part in which is not here they may be good, and so may what that member has; elsewhere they
+    /// are erasures.
     Present,
 }
 
@@ -301,9 +304,9 @@ pub struct Verdict {
 impl Judge {
     /// A judge of what a chain makes of the rows.
     #[must_use]
-    pub fn new(chain: Chain, map: Map, usable: MemberSet) -> Judge {
+    pub fn new(chain: Chain, map: Map, usable: MemberSet, away: MemberSet) -> Judge {
         let touches = touches(&chain);
-        Judge { chain, touches, map, usable }
+        Judge { chain, touches, map, usable, away }
     }
 
     /// Cuts what the log touches into tiles of at most `rows_max` rows, in the order of slots; `from` is an index of
@@ -412,13 +415,14 @@ impl Judge {
                 };
                 let lost: Vec<(usize, Lack)> = lost.into_iter().map(lack).collect();
                 let unread = lost.iter().filter(|(_, lack)| *lack == Lack::Unread).count();
+                let lacks_absent = lost.iter().any(|(_, lack)| *lack == Lack::Absent);
                 let beyond = Doubt::of(unread, gone, self.map.m) == Doubt::Beyond;
                 for reading in Reading::ALL {
                     let spares = |lack: Lack| match reading {
                         Reading::Erased => false,
                         Reading::Covered => beyond && lack == Lack::Unread,
                         Reading::Good => lack == Lack::Unread,
-                        Reading::Present => lack != Lack::Wrong,
+                        Reading::Present => lacks_absent && lack != Lack::Wrong,
                     };
                     let lost = lost.iter().filter(|(_, lack)| !spares(*lack)).map(|(column, _)| *column);
                     let lost: Vec<usize> = lost.collect();
@@ -522,11 +526,11 @@ impl Judge {
         }
     }
 
-    /// Whether the member of a block, which is not here, was there when the log says that the block was written. What the
-    /// log does not write is from before: a member with any part in the log has it.
+    /// Whether the member of a block is away, and was there when the log says that the block was written. What the log does not
+    /// write is from before: a member with any part in the log has it.
     fn had_part(&self, tile: &Tile, state: &TileState, row: usize, column: usize) -> bool {
         let member = self.member(tile, column);
-        let had = |batch: &LogBatch| batch.place(member).is_some();
+        let had = |batch: &LogBatch| self.away.contains(member) && batch.place(member).is_some();
         match state.cell(row, column) {
             Cell::Image { batch, .. } | Cell::Fresh { batch, .. } => had(&self.chain.batches[batch as usize]),
             Cell::Untouched | Cell::Placed(_) | Cell::Zero(_) => self.chain.batches.iter().any(had),
@@ -597,10 +601,11 @@ impl Decision {
         self.loses_less_if(Reading::Covered, Reading::Erased)
     }
 
-    /// Whether rows cannot be decoded that could with what members may have that are not here.
+    /// Whether rows cannot be decoded that could with what members may have that are not here. That other blocks of such a row
+    /// gave errors makes no difference: they may stay unreadable, and the members would be stale by then.
     #[must_use]
     pub fn loses_absent(&self) -> bool {
-        !is_off(Mutation::AbsentTakenForLost) && self.loses_less_if(Reading::Present, Reading::Good)
+        !is_off(Mutation::AbsentTakenForLost) && self.loses_less_if(Reading::Present, Reading::Erased)
     }
 
     /// Whether fewer rows could not be decoded at the prefix that is chosen than with another reading.
@@ -687,7 +692,7 @@ mod tests {
     fn judge(k: usize, m: usize, noted: u32, batches: Vec<Vec<LogRecord>>, missing: &[(u32, u16)]) -> Judge {
         let map = map(k, m, 1);
         let chain = chain(&map, noted, batches, |batch, member, _| missing.contains(&(batch, member)));
-        Judge::new(chain, map, MemberSet::first((k + m) as u16))
+        Judge::new(chain, map, MemberSet::first((k + m) as u16), MemberSet::default())
     }
 
     #[test]
@@ -863,8 +868,12 @@ mod tests {
                 let draw = salt ^ u64::from(batch) << 40 ^ u64::from(member) << 20 ^ u64::from(block);
                 Random::new(draw).one_in(rare)
             };
-            let judge =
-                Judge::new(chain(&map, noted, batches, missing), map, MemberSet::first(map.width() as u16));
+            let judge = Judge::new(
+                chain(&map, noted, batches, missing),
+                map,
+                MemberSet::first(map.width() as u16),
+                MemberSet::default(),
+            );
             // Fresh blocks are what some record says or not there; all others are as before the log.
             let fresh_hash = |slot: u64, row: usize, column: usize| {
                 let records = judge.chain.batches.iter().flat_map(|entry| &entry.batch.records);

@@ -35,6 +35,8 @@ pub(super) struct CellRead {
     row: usize,
     column: usize,
     expected: Option<BlockHash>,
+    /// Where it is as well, perhaps: its image in the log, which gave an error.
+    or_at: Option<ByteOffset>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +108,7 @@ impl CellTrials {
 /// Where a block can be had.
 enum Source {
     Zero,
-    Read(ByteOffset, Option<BlockHash>),
+    Read(ByteOffset, Option<BlockHash>, Option<ByteOffset>),
     Nowhere,
 }
 
@@ -240,7 +242,11 @@ impl Recovery {
                         let member = self.judge.member(&job.tile, column);
                         if self.cx.usable.contains(member) {
                             let offset = home(&self.cx, &job.tile, row);
-                            reads.push((member, offset, CellRead { row, column, expected: None }));
+                            reads.push((
+                                member,
+                                offset,
+                                CellRead { row, column, expected: None, or_at: None },
+                            ));
                         }
                     }
                 }
@@ -289,6 +295,7 @@ impl Recovery {
         pages: &mut PageStore,
     ) {
         let hasher = self.cx.hasher;
+        let mut elsewhere = Vec::new();
         let job = &mut self.jobs[key];
         job.pending -= 1;
         match data {
@@ -302,23 +309,35 @@ impl Recovery {
                 return;
             }
             None => {
-                for CellRead { row, column, .. } in cells {
-                    job.unread.insert((row, column));
-                    job.homes.insert((row, column), None);
+                for cell in cells {
+                    job.homes.insert((cell.row, cell.column), None);
+                    job.unread.insert((cell.row, cell.column));
+                    elsewhere.push(cell);
                 }
             }
             Some(data) => {
-                for (at, CellRead { row, column, expected }) in cells.into_iter().enumerate() {
+                for (at, cell) in cells.into_iter().enumerate() {
+                    let CellRead { row, column, expected, .. } = cell;
                     let block = data.slice(at * BLOCK..(at + 1) * BLOCK);
                     let hash = (job.kind == Kind::Weigh || expected.is_some()).then(|| hasher.hash(&block));
                     if job.kind == Kind::Weigh {
                         job.homes.insert((row, column), hash);
                     } else if expected.is_none() || expected == hash {
                         job.have.insert((row, column), block);
+                        job.unread.remove(&(row, column));
+                    } else {
+                        elsewhere.push(cell);
                     }
                 }
             }
         }
+        for cell in elsewhere {
+            let Some(offset) = cell.or_at else { continue };
+            let cells = vec![CellRead { or_at: None, ..cell }];
+            self.jobs[key].pending += 1;
+            self.io.read(member, offset, BLOCK, Doing::Cells { job: key, offset, cells });
+        }
+        let job = &self.jobs[key];
         if job.pending == 0 {
             self.cells_complete(key, pages);
         }
@@ -525,8 +544,9 @@ impl Job {
                 self.have.insert((row, column), cx.pool.alloc_zeroed(BLOCK).freeze());
                 None
             }
-            Source::Read(offset, expected) => {
-                Some((judge.member(&self.tile, column), offset, CellRead { row, column, expected }))
+            Source::Read(offset, expected, or_at) => {
+                let cell = CellRead { row, column, expected, or_at };
+                Some((judge.member(&self.tile, column), offset, cell))
             }
         }
     }
@@ -618,15 +638,15 @@ fn source(
         Base::Hash(hash) => Some(hash),
         _ => None,
     };
-    let offset = match cell {
-        Cell::Image { batch, ordinal, .. } => {
-            let entry = &judge.chain.batches[batch as usize];
-            entry.image_block(member, ordinal).filter(|_| entry.holds(member, ordinal))
-        }
-        _ => None,
-    };
-    let offset = offset.map(|block| cx.log.offset.plus(u64::from(block) * ROW_BYTES));
-    Source::Read(offset.unwrap_or_else(|| home(cx, tile, row)), expected)
+    let home = home(cx, tile, row);
+    let Cell::Image { batch, ordinal, .. } = cell else { return Source::Read(home, expected, None) };
+    let entry = &judge.chain.batches[batch as usize];
+    let Some(block) = entry.image_block(member, ordinal) else { return Source::Read(home, expected, None) };
+    let image = cx.log.offset.plus(u64::from(block) * ROW_BYTES);
+    if entry.holds(member, ordinal) {
+        return Source::Read(image, expected, None);
+    }
+    Source::Read(home, expected, Some(image).filter(|_| judge.chain.unread.contains(member, block)))
 }
 
 /// R6: the blocks that usable members lack, and where they belong.

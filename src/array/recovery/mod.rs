@@ -86,6 +86,8 @@ pub(super) struct RecoveryContext {
     pub start: LogStart,
     /// Batches below were durable, as the process knows that served them; 0 where it does not.
     pub durable: u64,
+    /// When only judging: members that are not usable, and would be current if they were here.
+    pub away: MemberSet,
     /// When only judging: members that hold only the parent of `epoch`.
     pub behind: MemberSet,
     /// The new epoch, complete; when only judging the last one that is on a member.
@@ -320,7 +322,7 @@ impl Recovery {
             ended: Vec::new(),
             step: Step::Start,
             decision: Decision::new(&chain),
-            judge: Judge::new(chain, cx.map, cx.usable),
+            judge: Judge::new(chain, cx.map, cx.usable, cx.away),
             prefix: 0,
             jobs: Slab::new(),
             job_bytes: 0,
@@ -551,7 +553,7 @@ impl Recovery {
         self.tail = Some(chain.tail + u64::from(chain.top));
         self.result.log_faults = chain.faults(self.cx.usable);
         self.decision = Decision::new(&chain);
-        self.judge = Judge::new(chain, self.cx.map, self.cx.usable);
+        self.judge = Judge::new(chain, self.cx.map, self.cx.usable, self.cx.away);
     }
 
     /// R6: manifests on the usable members that lack them.

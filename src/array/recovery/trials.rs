@@ -73,8 +73,7 @@ impl Recovery {
         let had_part = |member: &MemberIndex| {
             self.judge.chain.batches.iter().any(|batch| batch.place(*member).is_some())
         };
-        let all = (0..self.cx.map.width()).map(|at| MemberIndex(at as u16));
-        Some(in_words(all.filter(|member| !self.cx.usable.contains(*member)).filter(had_part)))
+        Some(in_words(self.cx.away.iter().filter(had_part)))
     }
 
     /// There is no chain to replay with these members.
@@ -99,8 +98,7 @@ impl Recovery {
             && chain.was_never_durable(first, usable, behind, epoch);
         let sequence = (!loses_unread).then_some(chain.tail + u64::from(first));
         let doubt = match doubt {
-            Doubt::Covered if was_never_durable => Doubt::None,
-            // What was read without an error may be wrong all the same.
+            // What was read without an error may be wrong all the same: the errors get the time to pass.
             _ if was_never_durable => Doubt::Denied,
             doubt => doubt,
         };
@@ -139,7 +137,7 @@ impl Recovery {
         pages.forget_all();
         let chain = Chain::empty(self.cx.start.sequence, self.cx.map.width());
         self.decision = Decision::new(&chain);
-        self.judge = Judge::new(chain, self.cx.map, self.cx.usable);
+        self.judge = Judge::new(chain, self.cx.map, self.cx.usable, self.cx.away);
         self.tiles.clear();
         self.suspects.clear();
         self.lost.clear();

@@ -64,6 +64,7 @@ impl World {
             epoch: self.epoch,
             clean: false,
             force: self.force,
+            away: MemberSet::default(),
             behind: MemberSet::default(),
             judge_only: false,
             codec: self.codec.clone(),
