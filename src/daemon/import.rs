@@ -5,14 +5,14 @@
 
 use super::copies::{Twins, find_twins};
 use super::search::{Found, Search};
-use super::superblocks::{Copies, check_length, read_copies, witness};
+use super::superblocks::{Copies, check_length, patiently, read_copies, witness};
 use crate::array::assembly::{Assembled, AssemblyError, Candidate, Seat, assemble};
 use crate::format::{MemberState, Superblock, damaged_copies, newest_read};
 use crate::member::patience::each_within;
 use crate::member::{Access, Device, DeviceError, is_held_by_calpe, is_remote};
 use std::path::PathBuf;
 use std::thread::ScopedJoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 /// Where members are looked for when nobody says where.
@@ -242,7 +242,7 @@ impl Opening {
     ) -> Result<Vec<(&'f Found, Device, Copies)>, ImportError> {
         let paths: Vec<PathBuf> = members.iter().map(|found| found.path.clone()).collect();
         let opened = each_within(&paths, "open it", patience, |path| {
-            let device = Device::open(path, Access::Exclusive)?;
+            let device = patiently(Instant::now(), || Device::open(path, Access::Exclusive))?;
             // What a remote one holds is read when what an earlier daemon has left to its server has landed.
             let copies = (!is_remote(path)).then(|| read_copies(&device));
             Ok((device, copies))

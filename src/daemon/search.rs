@@ -3,7 +3,7 @@
 //! Invariants: identity is the uuid, a path is only where a device was found; nothing is written; a place that does not
 //! answer costs its own members and a limited time, whatever else is there. Must not know of running arrays.
 
-use super::superblocks::{check_length, read_superblock};
+use super::superblocks::{check_length, patiently, read_superblock};
 use crate::format::{NewestError, Superblock};
 use crate::member::patience::{each_within, hangs};
 use crate::member::{Access, Device, DeviceError, is_remote, same_remote};
@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 /// Most entries of a directory that are looked at: a directory with more is not one of members.
@@ -148,7 +148,8 @@ fn list(place: &Path) -> io::Result<Option<Vec<PathBuf>>> {
 
 /// What a path leads to, if that can be a member.
 fn node_of(path: &Path) -> Option<Node> {
-    let meta = std::fs::metadata(path).ok()?;
+    let look = || std::fs::metadata(path).map_err(|e| DeviceError::from_io(path, "look at it", e));
+    let meta = patiently(Instant::now(), look).ok()?;
     let kind = meta.file_type();
     if kind.is_block_device() {
         return Some((0, 0, meta.rdev()));
@@ -157,7 +158,7 @@ fn node_of(path: &Path) -> Option<Node> {
 }
 
 fn look_at(path: &Path) -> Seen {
-    let device = match Device::open(path, Access::ReadOnly) {
+    let device = match patiently(Instant::now(), || Device::open(path, Access::ReadOnly)) {
         Ok(device) => device,
         Err(error) => return Seen::Unread(error),
     };

@@ -1,6 +1,7 @@
 //! Superblocks and signatures on opened devices: the few waiting reads and writes that creation, import and inspection
 //! share. Knows where bytes lie from `format`; must not know of arrays that run.
 
+use crate::block_io::IoFaultKind;
 use crate::format::{
     COPY_BYTES, CopyPlace, FormatError, Inspection, NewestError, RegionKind, Role, SIGNATURE_WINDOW,
     Signature, Superblock, all_copy_offsets, decode_copy, newest, newest_read, recognise, superblock_offsets,
@@ -20,35 +21,54 @@ const WIPED_AT_ONCE: u64 = 1 << 20;
 /// The four copies of a superblock as they can be read and decoded; an I/O error as its text.
 pub type Copies = [Result<Result<Superblock, FormatError>, String>; 4];
 
-/// A copy that gives an error is read so often.
-const READS_MAX: u32 = 3;
+/// What gives an error is tried again for so long, from its first try on: a passing error is no reason to start without a member.
+/// What hangs ends with the first try, as its own limit is the one that counts.
+const PATIENCE: Duration = Duration::from_secs(1);
 
-/// But not again when that took so long: then it hangs, and its own limit is the one that counts.
-const READS_LIMIT: Duration = Duration::from_secs(1);
+/// The same where the host is short of something, which is no fault of the device's (T4).
+const SHORTAGE_PATIENCE: Duration = Duration::from_secs(10);
 
-/// The time between two reads of it.
-const READ_INTERVAL: Duration = Duration::from_millis(100);
+/// The time between two tries.
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Tries a call about a device, which began at `since`, until it succeeds or patience ends.
+///
+/// # Errors
+/// Those of the last try.
+pub(super) fn patiently<T>(
+    since: Instant,
+    mut call: impl FnMut() -> Result<T, DeviceError>,
+) -> Result<T, DeviceError> {
+    loop {
+        let error = match call() {
+            Ok(value) => return Ok(value),
+            Err(error) => error,
+        };
+        let limit = match error.fault_kind() {
+            Some(IoFaultKind::Shortage) => SHORTAGE_PATIENCE,
+            Some(IoFaultKind::Medium) => PATIENCE,
+            // What it says of the device stays true.
+            _ => return Err(error),
+        };
+        if since.elapsed() >= limit {
+            return Err(error);
+        }
+        std::thread::sleep(RETRY_INTERVAL);
+    }
+}
 
 /// Reads the copies.
 pub fn read_copies(device: &Device) -> Copies {
     let offsets = all_copy_offsets(device.facts().bytes);
+    let began = Instant::now();
     std::array::from_fn(|at| {
         if offsets[at].0 + COPY_BYTES as u64 > device.facts().bytes {
             // Too small to be a member.
             return Ok(Err(FormatError::NoMagic));
         }
         let mut copy = vec![0; COPY_BYTES];
-        let mut read = || device.read_at(offsets[at].0, &mut copy);
-        let began = Instant::now();
-        let mut result = read();
-        for _ in 1..READS_MAX {
-            if result.is_ok() || began.elapsed() >= READS_LIMIT {
-                break;
-            }
-            std::thread::sleep(READ_INTERVAL);
-            result = read();
-        }
-        result.map_err(|error| error.to_string())?;
+        let read = patiently(began, || device.read_at(offsets[at].0, &mut copy));
+        read.map_err(|error| error.to_string())?;
         Ok(decode_copy(CopyPlace::ALL[at], &copy))
     })
 }
@@ -193,6 +213,31 @@ mod tests {
     fn first_superblock(array: &NewArray) -> Superblock {
         let devices: Vec<Uuid> = (1..4).map(Uuid::from_u128).collect();
         array.superblocks(&devices).swap_remove(0)
+    }
+
+    #[test]
+    fn what_the_host_is_short_of_is_waited_for_and_what_a_device_is_is_not() {
+        let io = |errno| {
+            let source = std::io::Error::from_raw_os_error(errno);
+            DeviceError::Io { path: "m0".into(), action: "read it".into(), source }
+        };
+        let tries = |since: Instant, error: &dyn Fn() -> DeviceError, failures: u32| {
+            let mut tries = 0;
+            let outcome = patiently(since, || {
+                tries += 1;
+                if tries <= failures { Err(error()) } else { Ok(()) }
+            });
+            (outcome.is_ok(), tries)
+        };
+        let now = Instant::now();
+        assert_eq!(tries(now, &|| io(libc::ENOMEM), 2), (true, 3));
+        assert_eq!(tries(now, &|| io(libc::EIO), 2), (true, 3));
+        assert_eq!(tries(now, &|| io(libc::ENOMEDIUM), 1), (false, 1));
+        assert_eq!(tries(now, &|| DeviceError::NotFound { path: "m0".into() }, 1), (false, 1));
+        let earlier = |limit: Duration| now.checked_sub(limit).expect("the machine has run for longer");
+        assert_eq!(tries(earlier(PATIENCE), &|| io(libc::EIO), 1), (false, 1));
+        assert_eq!(tries(earlier(PATIENCE), &|| io(libc::EMFILE), 1), (true, 2));
+        assert_eq!(tries(earlier(SHORTAGE_PATIENCE), &|| io(libc::EMFILE), 1), (false, 1));
     }
 
     #[test]

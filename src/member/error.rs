@@ -130,8 +130,15 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
+    /// What an error of the operating system says about the device; none for what Calpe itself found wrong with it.
+    #[must_use]
+    pub fn fault_kind(&self) -> Option<IoFaultKind> {
+        let DeviceError::Io { source, .. } = self else { return None };
+        Some(source.raw_os_error().map_or(IoFaultKind::Medium, |errno| fault_kind(errno, false)))
+    }
+
     /// Turns an error of the operating system into the variant that says most.
-    pub(super) fn from_io(path: &Path, action: impl Into<String>, source: io::Error) -> DeviceError {
+    pub(crate) fn from_io(path: &Path, action: impl Into<String>, source: io::Error) -> DeviceError {
         let path = path.to_path_buf();
         match source.raw_os_error() {
             Some(libc::ENOENT | libc::ENOTDIR) => DeviceError::NotFound { path },
