@@ -376,7 +376,12 @@ impl Array {
             );
             self.notice(NoticeLevel::Info, None, text);
         }
-        if recovered.dropped > 0 || recovered.dropped_unread.is_some() {
+        if let (0, Some(members)) = (recovered.dropped, &recovered.dropped_unread) {
+            let text = format!(
+                "the redo log of {members} could not be read everywhere: what may be there and nowhere else counts as never written"
+            );
+            self.notice(NoticeLevel::Error, None, text);
+        } else if recovered.dropped > 0 {
             let (level, why) = match &recovered.dropped_unread {
                 None => (NoticeLevel::Warning, String::new()),
                 Some(members) => {
