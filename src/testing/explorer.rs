@@ -10,7 +10,7 @@
 use super::oracle::BLOCK_BYTES;
 use super::presence::Presence;
 use super::reads::{REFUSED, Reads, STEPS_MAX, run_until};
-use super::sicken::{roll_back_many, sicken};
+use super::sicken::{blind_logs, roll_back_many, sicken};
 use super::sickness::{OldCopy, depth_of_bad_sectors};
 use super::superblocks;
 use super::workload::Run;
@@ -397,6 +397,8 @@ impl Explorer<'_> {
         presence.ruined = past.ruined;
         if presence.said.is_empty() && disks.values().all(|disk| !disk.scattered) {
             presence.ruined |= self.damage_logs(&mut disks, power && !others, past.depth);
+            let own = (&mut self.random, &mut self.totals.faults);
+            self.path.extend(blind_logs(&mut disks, self.scenario, own));
         }
         let word = if power { "the power fails" } else { "the process dies" };
         self.path.push(format!(

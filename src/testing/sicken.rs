@@ -2,8 +2,11 @@
 //! and members whose superblocks claim what no other confirms.
 
 use super::presence::Presence;
-use super::sickness::{self, OldCopy, depth_of_bad_sectors, describe};
-use super::{Claim, FaultCounts, FaultKind, FaultKinds, Random, Scenario, SimDisk, superblocks};
+use super::sickness::{self, OldCopy, SPAN_MAX, depth_of_bad_sectors, describe};
+use super::{
+    Claim, DiskRegion, FaultCounts, FaultKind, FaultKinds, OpKinds, PassingFault, Random, Scenario, SimDisk,
+    Trouble, superblocks,
+};
 use crate::block_io::DeviceId;
 use crate::units::Timestamp;
 use std::collections::BTreeMap;
@@ -104,6 +107,30 @@ pub(super) fn roll_back_many(
     }
     counts.count(FaultKind::RollbackMany);
     (!done.is_empty()).then(|| done.join(", "))
+}
+
+/// The logs of some members cannot be read at a start, for less time than it tries again. That changes nothing, on however many of
+/// them and whatever is wrong with the logs besides (T1, T3). What was done, if anything.
+pub(super) fn blind_logs(
+    disks: &mut BTreeMap<u32, SimDisk>,
+    scenario: &Scenario,
+    (random, counts): (&mut Random, &mut FaultCounts),
+) -> Option<String> {
+    if !scenario.workload.kinds.contains(FaultKind::StartErrors) || !random.one_in(2) {
+        return None;
+    }
+    let mut blind = Vec::new();
+    for (id, disk) in disks.iter_mut().filter(|(_, disk)| !disk.dead) {
+        if random.one_in(2) {
+            let until = Timestamp(1 + (SPAN_MAX >> random.below(8)));
+            let fault = PassingFault::new(Trouble::Medium).on(OpKinds::READS).until(until);
+            let within = DiskRegion::Log.ranges(disk);
+            disk.inject(fault.within(within).one_in(1 << random.below(3), random.next_u64()));
+            blind.push(*id);
+        }
+    }
+    counts.count(FaultKind::StartErrors);
+    (!blind.is_empty()).then(|| format!("the logs of disks {blind:?} cannot be read for a moment"))
 }
 
 fn forge(disk: &mut SimDisk, random: &mut Random) -> Option<String> {

@@ -162,7 +162,7 @@ const OPERATIONS_MAX: u64 = 40;
 /// The same for faults whose operations are tried again, more and more seldom.
 const RETRIES_MAX: u64 = 6;
 /// The longest fault that is a span of time, in nanoseconds.
-const SPAN_MAX: u64 = 1_000_000_000;
+pub(super) const SPAN_MAX: u64 = 1_000_000_000;
 /// Of the moments at which a fault may begin, at one in so many those that there are end.
 const FAULT_ENDS_ONE_IN: u64 = 3;
 
