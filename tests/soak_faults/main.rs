@@ -1,7 +1,7 @@
 //! Faults that pass, against the real daemon: members behind servers that err, hang, cut connections and lose their caches at
 //! random, at most m of them sick at any moment, with the daemon killed and restarted in between. When all faults are over every
 //! block must be readable and right, and the array whole again. `scripts/soak-faults` runs it for as long as asked; without
-//! its variables it is a run of half a minute, with the kinds of faults that arrays stand.
+//! its variables it is a run of half a minute.
 //!
 //! CALPE_SOAK_FAULTS_MINUTES, _GEOMETRIES ("2+2 4+2"), _SEED, _ROUND (one round over and over), _KINDS ("all", "all -rot", "storms", or names of
 //! plan.rs), _BINARY (another calpe), _KEEP (where violations are kept).
@@ -43,7 +43,7 @@ fn number(name: &str) -> Option<u64> {
 
 fn kinds() -> Vec<&'static Kind> {
     match setting("KINDS").as_deref() {
-        None => KINDS.iter().filter(|kind| kind.waits_for.is_none()).collect(),
+        None => KINDS.iter().collect(),
         Some(text) => {
             let mut kinds: Vec<&'static Kind> = Vec::new();
             for name in text.split_whitespace() {
