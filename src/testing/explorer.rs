@@ -136,7 +136,7 @@ impl fmt::Display for Violation {
         writeln!(f, "  {}", self.what)?;
         write!(
             f,
-            "  replay: CALPE_SIM_REPLAY='{}' cargo test --release --test sim replayed -- --nocapture",
+            "  replay: CALPE_SIM_REPLAY='{}' cargo test --release --test sim explore::replayed -- --nocapture",
             self.token
         )
     }

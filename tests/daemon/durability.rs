@@ -1,15 +1,13 @@
 //! Promise 1, through the real process: the daemon is killed under a verified write load, again and again, with all
 //! members there and with some missing before, during and after; nothing that was acknowledged is lost, and no block
-//! is a mix. `CALPE_KILL_CYCLES=200 cargo test --test durability` does it that often.
+//! is a mix. `CALPE_KILL_CYCLES=200 cargo test --test daemon durability::` does it that often.
 
-mod support;
-
+use crate::support::load::{Client, Counts, Load};
+use crate::support::process::{Daemon, Setup, hide, unhide};
 use calpe::control::{ArrayState, MemberState};
 use calpe::testing::Random;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use support::load::{Client, Counts, Load};
-use support::process::{Daemon, Setup, hide, unhide};
 
 /// How many cycles: as many as asked for, or a few.
 fn cycles(few: u64) -> u64 {

@@ -5,18 +5,16 @@
 //! Superblocks are read at a start and the log after a kill only: they are damaged under load, and after the kill that
 //! ends it, and looked at with the restart that follows.
 
-mod support;
-
+use crate::support::image::{Damage, Image, live_log};
+use crate::support::load::{Client, Counts, Load};
+use crate::support::process::{Daemon, Setup, member};
+use crate::support::{calpe, run};
 use calpe::control::ArrayReport;
 use calpe::format::RegionKind;
 use calpe::testing::Random;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
-use support::image::{Damage, Image, live_log};
-use support::load::{Client, Counts, Load};
-use support::process::{Daemon, Setup, member};
-use support::{calpe, run};
 
 const DAMAGES: [Damage; 3] = [Damage::Flip, Damage::ZeroSector, Damage::Swap];
 

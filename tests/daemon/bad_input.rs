@@ -1,8 +1,7 @@
 //! Everything wrong that a person can type, plug in or pull out, through the real binary: what is said (what, where,
 //! what to do), the exit code, and that nothing is changed where it is refused.
 
-mod support;
-
+use crate::support::{Up, calpe, disk_image, fio_verify, run, signal, try_run};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
@@ -10,7 +9,6 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
-use support::{Up, calpe, disk_image, fio_verify, run, signal, try_run};
 
 /// Longest that anything may take; only a hang gets there.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,5 +1,5 @@
 //! Metadata pages and the end of the log that cannot be read for a moment (rules T3, R5 and T8): scenes that each return what
-//! went wrong. Shared by `tests/page_faults.rs`, where nothing may, and `tests/mutations.rs`, where a broken rule must.
+//! went wrong. Shared by `tests/sim/page_faults.rs`, where nothing may, and `tests/sim/mutations.rs`, where a broken rule must.
 
 use calpe::block_io::IoOp;
 use calpe::format::{COPY_BYTES, all_copy_offsets};

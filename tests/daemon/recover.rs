@@ -1,8 +1,9 @@
 //! docs/on-disk-format.md is enough to recover data with: scripts/recover.py, written from it alone, gets out of the
 //! members of a killed, degraded array what the daemon makes of them, block for block.
 
-mod support;
-
+use crate::support::load::{BLOCK, Client, Counts, Load};
+use crate::support::process::{Daemon, Setup, hide};
+use crate::support::try_run;
 use calpe::nbd::{Command as NbdCommand, Request};
 use calpe::testing::Random;
 use std::fs::{self, File};
@@ -11,9 +12,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
-use support::load::{BLOCK, Client, Counts, Load};
-use support::process::{Daemon, Setup, hide};
-use support::try_run;
 
 const BYTES: u64 = 8 << 20;
 

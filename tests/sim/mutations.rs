@@ -3,18 +3,8 @@
 //!
 //! Rules can be broken in builds with debug assertions only. CALPE_MUTATION: only the mutation of this name;
 //! CALPE_SIM_SCENARIO: it is hunted in the scenarios of these names; CALPE_SIM_SEED: from this seed on.
-#![cfg(debug_assertions)]
 
-#[path = "support/page_faults.rs"]
-#[allow(dead_code)]
-mod page_faults;
-#[path = "support/rollback.rs"]
-#[allow(dead_code)]
-mod rollback;
-#[path = "support/trouble.rs"]
-#[allow(dead_code)]
-mod trouble;
-
+use crate::scenes::{page_faults, rollback, trouble};
 use calpe::testing::{
     Aim, Damage, Mutation, OpKinds, PassingFault, Place, SCENARIOS, Scenario, SimWorld, Totals, Trouble,
     atlas, explore,
@@ -98,7 +88,7 @@ fn hunt_by_trouble(mutation: Mutation) -> Result<String, String> {
     }
 }
 
-/// A rolled-back member is recognised, and no honest one taken for it. The scenes pass while the rule is kept (tests/rollback.rs).
+/// A rolled-back member is recognised, and no honest one taken for it. The scenes pass while the rule is kept (tests/sim/rollback.rs).
 fn hunt_by_rollback(mutation: Mutation) -> Result<String, String> {
     let scene: fn() = match mutation {
         Mutation::NoUpdateCount => rollback::a_member_as_it_was_one_start_earlier_is_rebuilt_and_never_read,

@@ -1,14 +1,12 @@
 //! NBD clients that are wrong, silent, greedy or gone, over the real socket of a real daemon. What is checked: the
 //! errno or the end that each gets, that everybody else is served meanwhile, and that memory stays bounded.
 
-mod support;
-
+use crate::support::{Up, run};
 use std::fs;
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use support::{Up, run};
 
 const MIB: u64 = 1 << 20;
 

@@ -1,15 +1,13 @@
 //! Members whose whole device is not what it was: rolled back to a copy of itself, or with a superblock that says what is not
 //! true. Rule T6 of the crash-safety design: such a member is recognised, and costs the array that member and nothing else.
 
-#[path = "support/rollback.rs"]
-mod scenes;
-
+use crate::scenes::rollback as scenes;
+use crate::scenes::rollback::{BLOCK, CHUNK, Checked, disk, shapes, states};
 use calpe::array::assembly::AssemblyError;
 use calpe::format::{COUNT_END, ChecksumKind, MemberState};
 use calpe::testing::{Claim, DiskCopy, OpKinds, PassingFault, Random, Trouble};
 use calpe::units::{MemberIndex, Timestamp};
 use calpe::volume::{AdminRequest, ArrayState};
-use scenes::{BLOCK, CHUNK, Checked, disk, shapes, states};
 
 #[test]
 fn numbers_that_nobody_counted_to_cost_their_member_and_no_more() {

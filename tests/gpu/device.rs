@@ -3,13 +3,9 @@
 //! a failure. `scripts/gpu-test` runs it, with faults and benchmarks.
 #![allow(unsafe_code)] // a device is given addresses; the bed keeps what they point to
 
-#[path = "gpu/bed.rs"]
 mod bed;
-#[path = "gpu/benchmarks.rs"]
 mod benchmarks;
-#[path = "gpu/faults.rs"]
 mod faults;
-#[path = "gpu/kernels.rs"]
 mod kernels;
 
 use std::time::{Duration, Instant};

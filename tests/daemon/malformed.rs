@@ -2,12 +2,10 @@
 //! sends them, through libnbd with its own checks off where it can, else through a plain socket. No case may fail, and
 //! none may be missing.
 
-mod support;
-
+use crate::support::{Up, calpe, run, try_run};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use support::{Up, calpe, run, try_run};
 
 /// Cases that there have to be: a file that lost some would still pass all it has.
 const CASES_MIN: usize = 80;

@@ -1,5 +1,5 @@
 //! Members that were rolled back to an older state of themselves (rule T6): scenes that panic when something old is read, or an honest
-//! member is taken for old. Shared by `tests/rollback.rs`, where none may, and `tests/mutations.rs`, where a broken rule must.
+//! member is taken for old. Shared by `tests/sim/rollback.rs`, where none may, and `tests/sim/mutations.rs`, where a broken rule must.
 
 use calpe::array::assembly::AssemblyError;
 use calpe::format::{ChecksumKind, MemberState};

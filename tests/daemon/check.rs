@@ -1,8 +1,10 @@
 //! `calpe check` through the real binary: what is good is proved good, whatever byte is wrong is named with its member,
 //! and no member is changed by looking.
 
-mod support;
-
+use crate::support::image::{BLOCK, Image, live_log};
+use crate::support::load::{Client, Counts, Load};
+use crate::support::process::{Daemon, Setup, member};
+use crate::support::{calpe, run, try_run};
 use calpe::format::RegionKind;
 use calpe::nbd::{Command, Request};
 use calpe::testing::Random;
@@ -11,10 +13,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
-use support::image::{BLOCK, Image, live_log};
-use support::load::{Client, Counts, Load};
-use support::process::{Daemon, Setup, member};
-use support::{calpe, run, try_run};
 
 const SETUP: Setup = Setup { data: 3, parity: 2, checksum: "blake3", bytes: 6 << 20, chunk: 16 << 10 };
 

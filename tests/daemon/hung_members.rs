@@ -1,8 +1,9 @@
 //! Members that do not answer, cannot be opened, or are there twice, and a daemon that panics or is stuck: with the real
 //! binary. What hangs is a filesystem of the tests' own (FUSE), which takes root to mount; without, those tests say so and end.
 
-mod support;
-
+use crate::support::fuse::Fuse;
+use crate::support::load::Client;
+use crate::support::{Up, calpe, run, try_run};
 use calpe::nbd::{Command as Nbd, Request};
 use calpe::testing::Random;
 use std::fs;
@@ -11,9 +12,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-use support::fuse::Fuse;
-use support::load::Client;
-use support::{Up, calpe, run, try_run};
 
 /// `member_timeout` of the arrays, in seconds.
 const TIMEOUT: u64 = 4;
@@ -339,7 +337,7 @@ fn a_filesystem_that_freezes_holds_up_neither_other_arrays_nor_status() {
     assert!(output.status.success() && took < quick, "{output:?} in {took:?}");
     scene.fuse().thaw();
     stuck.iter_mut().for_each(|child| drop(child.wait()));
-    support::signal(&daemon, "INT");
+    crate::support::signal(&daemon, "INT");
     assert!(daemon.wait().expect("ours").success());
 }
 
@@ -387,7 +385,7 @@ fn a_member_that_cannot_be_opened_is_left_out_and_told() {
     let mut second = second.stdout(log.try_clone().expect("a handle")).stderr(log).spawn().expect("spawned");
     let said = || fs::read_to_string(path("other.log")).unwrap_or_default();
     until("it refuses", || said().contains("cannot import") && said().contains("is in use by process"));
-    support::signal(&second, "INT");
+    crate::support::signal(&second, "INT");
     second.wait().expect("ours");
     locker.kill().expect("killed");
     locker.wait().expect("ours");

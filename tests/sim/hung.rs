@@ -1,5 +1,5 @@
 //! Operations that never end (rule T7): once their device has left service nothing waits for them, and what they do when
-//! they end after all reaches nobody. Simulated members; the daemon's part is in `tests/hung_members.rs`.
+//! they end after all reaches nobody. Simulated members; the daemon's part is in `tests/daemon/hung_members.rs`.
 
 use calpe::format::{ChecksumKind, MemberState};
 use calpe::testing::{Random, SimArray, SimShape};

@@ -2,8 +2,8 @@
 //! against nbdkit, and clients that are strangers, liars or silent. What is checked: who gets in, what the others get,
 //! and that everybody else is served meanwhile.
 
-mod support;
-
+use crate::support::pki::{Ca, Identity};
+use crate::support::{Up, calpe, disk_image, run, signal, try_run};
 use calpe::nbd::{ClientConnection, ClientEvent, ClientOptions, Command as Nbd, Request};
 use calpe::tls::{ClientFiles, ClientTls, Pumps};
 use calpe::units::Timestamp;
@@ -14,8 +14,6 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use support::pki::{Ca, Identity};
-use support::{Up, calpe, disk_image, run, signal, try_run};
 
 /// Longest that anything may take; only a hang gets there.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,8 +1,9 @@
 //! Members on other hosts, through the real binary: servers of several makes, and an array over four hosts that loses two
 //! of them, in every way in which hosts are lost. The hosts are network namespaces, which takes root to make.
 
-mod support;
-
+use crate::support::load::{Client, Counts, Load};
+use crate::support::pki::Ca;
+use crate::support::{Up, calpe, run, signal, try_run};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -10,9 +11,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-use support::load::{Client, Counts, Load};
-use support::pki::Ca;
-use support::{Up, calpe, run, signal, try_run};
 
 const VOLUME: u64 = 48 << 20;
 const DISK: u64 = 96 << 20;

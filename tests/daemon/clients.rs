@@ -1,14 +1,12 @@
 //! The daemon against real NBD clients: nbdinfo, nbdcopy, qemu-img, fio, healthy and with members gone.
 
-mod support;
-
+use crate::support::load::Client;
+use crate::support::{Up, calpe, disk_image, fio_verify, run, try_run};
 use calpe::nbd::{Command as Ask, Errno, Request};
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use support::load::Client;
-use support::{Up, calpe, disk_image, fio_verify, run, try_run};
 
 #[test]
 fn clients_copy_compare_and_verify_healthy_and_with_three_members_gone() {

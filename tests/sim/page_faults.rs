@@ -2,11 +2,8 @@
 //! goes away leaves nothing behind, and what is not known is never served as if it were. Each test is named after what must
 //! hold.
 
-#[path = "support/page_faults.rs"]
-mod scenes;
-
+use crate::scenes::page_faults::*;
 use calpe::units::Timestamp;
-use scenes::*;
 
 /// Longer than a start tries.
 const FOR_GOOD: Timestamp = Timestamp(u64::MAX);

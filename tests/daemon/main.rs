@@ -1,0 +1,19 @@
+//! The daemon and the command line as processes, against real NBD clients and servers; and the rules that the
+//! sources themselves keep.
+
+mod bad_input;
+mod check;
+mod clients;
+mod command_line;
+mod damage;
+mod durability;
+mod hostile_clients;
+mod hung_members;
+mod malformed;
+mod recover;
+mod remote;
+#[path = "../support/mod.rs"]
+mod support;
+mod tidy;
+mod tls;
+mod units;

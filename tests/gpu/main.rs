@@ -1,0 +1,4 @@
+//! GPUs: the runtime against devices in memory, and a real device where there is one.
+
+mod device;
+mod runtime;

@@ -1,0 +1,20 @@
+//! Arrays in the simulator: every order of disk operations, every fault, every crash. No file, no socket, no clock.
+
+mod array;
+mod atlas;
+mod bad_sectors;
+mod chaos;
+mod explore;
+mod health;
+mod host_trouble;
+mod hung;
+mod interleavings;
+mod jobs;
+mod log_edges;
+mod log_review;
+#[cfg(debug_assertions)]
+mod mutations;
+mod page_faults;
+mod read_faults;
+mod rollback;
+mod scenes;
