@@ -88,8 +88,8 @@ pub enum SlotReply {
     /// The buffer, filled but for these ranges of it (ascending, disjoint, never empty), which read as zeroes whatever
     /// it holds there.
     Sparse(BufMut, Vec<Range<usize>>),
-    /// Per slot and data column, in stripe order: whether the chunk is a hole.
-    Holes(Vec<bool>),
+    /// Runs of stripes, in their order: (stripes, whether they are holes).
+    Holes(Vec<(u64, bool)>),
     /// Runs of user data, in stripe order: (bytes, health).
     Health(Vec<(u64, Health)>),
 }

@@ -631,10 +631,15 @@ impl Array {
 
     /// Which stripes of a run hold nothing.
     pub(super) fn logged_extents(&mut self, piece: PieceId, first: StripeIndex, count: u64) {
-        let stripes = (first.0..first.0 + count).map(StripeIndex);
-        let holes =
-            stripes.flat_map(|stripe| std::iter::repeat_n(!self.holds_data(stripe), self.map.k)).collect();
-        self.done(piece, Ok(SlotReply::Holes(holes)));
+        let mut runs: Vec<(u64, bool)> = Vec::new();
+        for stripe in (first.0..first.0 + count).map(StripeIndex) {
+            let hole = !self.holds_data(stripe);
+            match runs.last_mut() {
+                Some((stripes, last)) if *last == hole => *stripes += 1,
+                _ => runs.push((1, hole)),
+            }
+        }
+        self.done(piece, Ok(SlotReply::Holes(runs)));
     }
 
     /// Blocks that could not be had, as byte ranges of the volume.

@@ -41,6 +41,10 @@ const STALL_MAX: Duration = Duration::from_secs(2);
 /// How long a peer that has all last bytes is given to close, so that closing first does not destroy them on the way.
 const FAREWELL_MAX: Duration = Duration::from_millis(500);
 
+/// Pumps up to which a peer that failed is given the time to read why: with more, somebody may be trying to keep all of them
+/// busy.
+const EXPLAINED_MAX: usize = 32;
+
 /// Why a connection by TLS ended other than in order.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum TlsFailure {
@@ -116,6 +120,10 @@ struct Running {
     ended: Condvar,
 }
 
+fn running_of(running: &Running) -> usize {
+    *running.count.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// One running pump.
 struct Guard(Arc<Running>);
 
@@ -149,7 +157,7 @@ impl Pumps {
     /// How many run.
     #[must_use]
     pub fn running(&self) -> usize {
-        *self.0.count.lock().unwrap_or_else(PoisonError::into_inner)
+        running_of(&self.0)
     }
 
     /// Waits until all have ended, or `patience` is over. Returns whether all have.
@@ -175,8 +183,8 @@ impl Pumps {
         let pump = Pump::new(network, ours, tls, goodbye);
         std::thread::Builder::new().name(thread.into()).stack_size(STACK_BYTES).spawn(move || {
             // Dropped last, and also by a panic.
-            let _guard = guard;
-            pump.run(&failure);
+            let guard = guard;
+            pump.run(&failure, || running_of(&guard.0));
         })?;
         Ok(tunnel)
     }
@@ -329,8 +337,10 @@ impl Pump {
         }
     }
 
-    fn run(mut self, failure: &OnceLock<TlsFailure>) {
+    /// `running`: tells how many pumps there are.
+    fn run(mut self, failure: &OnceLock<TlsFailure>, running: impl Fn() -> usize) {
         let result = self.carry();
+        let running = running();
         if let Err(fault) = &result {
             // Before the plain side learns that it is over.
             let _ = failure.set(fault.clone());
@@ -343,7 +353,8 @@ impl Pump {
             }
         }
         self.plain.shut(Shutdown::Both);
-        if matches!(result, Err(TlsFailure::Handshake(_) | TlsFailure::Stream(_))) {
+        if running <= EXPLAINED_MAX && matches!(result, Err(TlsFailure::Handshake(_) | TlsFailure::Stream(_)))
+        {
             self.explain();
         }
     }

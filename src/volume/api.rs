@@ -36,7 +36,8 @@ pub enum ClientRequest {
     },
     /// Done when every write completed before, on any connection, is on stable storage.
     Flush,
-    /// The client does not need these bytes any more; advisory.
+    /// The client does not need these bytes any more; advisory. Long ones come in parts, see [`super::Volume::part_len`];
+    /// and so do all below.
     Trim {
         /// Where in the volume.
         offset: VolumeOffset,
@@ -83,10 +84,9 @@ pub enum ClientReply {
     Data(BufMut),
     /// What a read found, in runs that cover the asked range; one of them at least is of zeroes.
     Sparse(Vec<ReadRun>),
-    /// Extents that cover the asked range from its start, at least one, perhaps not to its end.
+    /// Extents that cover the asked range, at least one.
     Extents(Vec<VolumeExtent>),
-    /// Runs of equal health, (bytes, health), that cover the asked range from its start, at least one, perhaps not to its
-    /// end.
+    /// Runs of equal health, (bytes, health), that cover the asked range, at least one.
     Health(Vec<(u64, Health)>),
 }
 

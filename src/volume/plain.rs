@@ -5,8 +5,8 @@
 //! zeroing request of any length holds a bounded number of pieces. Must not know of members.
 
 use super::api::{
-    AdminError, AdminRequest, ClientError, ClientReply, ClientRequest, Health, ReadRun, RequestId,
-    VolumeAction, VolumeEvent, VolumeExtent,
+    AdminError, AdminRequest, ClientError, ClientReply, ClientRequest, ReadRun, RequestId, VolumeAction,
+    VolumeEvent, VolumeExtent,
 };
 use super::{Volume, VolumeStatus};
 use crate::array::assembly::Assembled;
@@ -67,11 +67,9 @@ const SPARSE_RUNS_MAX: usize = 16;
 /// Pieces of one zeroing request under way at one time.
 const ZERO_PIECES_MAX: usize = 4;
 
-/// Slots that one question for extents covers: bounds the answer's size and the time it takes.
-const EXTENT_SLOTS_MAX: u64 = 1024;
-
-/// Slots that one question for health covers: it needs no I/O, and takes a few milliseconds.
-const HEALTH_SLOTS_MAX: u64 = 16 << 10;
+/// Chunks, with parity, that one part of a request without payload covers: a discard takes 60 ns for each, so that a part keeps the
+/// thread that serves everybody for 50 us.
+const PART_CHUNKS: u64 = 768;
 
 /// Piece numbers carry their place in the request in these low bits; a request of 32 MiB in the smallest
 /// stripes (one 4 KiB chunk) has 2^13 pieces.
@@ -158,8 +156,8 @@ impl PlainVolume {
             }
             ClientRequest::BlockStatus { offset, len } => self.block_status(now, id, offset, len),
             ClientRequest::Health { offset, len } => {
-                let (range, first, count) = self.slots_of(offset, len, HEALTH_SLOTS_MAX);
-                let request = self.start(id, Kind::Health(range));
+                let (first, count) = self.slots_of(offset, len);
+                let request = self.start(id, Kind::Health(offset.0..offset.0 + len));
                 self.submit(now, request, 0, SlotRequest::Health { first, count });
             }
         }
@@ -256,17 +254,16 @@ impl PlainVolume {
     }
 
     fn block_status(&mut self, now: Timestamp, id: RequestId, offset: VolumeOffset, len: u64) {
-        let (range, first, count) = self.slots_of(offset, len, EXTENT_SLOTS_MAX);
-        let request = self.start(id, Kind::Extents(range));
+        let (first, count) = self.slots_of(offset, len);
+        let request = self.start(id, Kind::Extents(offset.0..offset.0 + len));
         self.submit(now, request, 0, SlotRequest::Extents { first, count });
     }
 
-    /// The first slots of a range, at most `most`, and the part of the range that lies in them.
-    fn slots_of(&self, offset: VolumeOffset, len: u64, most: u64) -> (Range<u64>, SlotIndex, u64) {
+    /// The slots of a range: the first, and how many.
+    fn slots_of(&self, offset: VolumeOffset, len: u64) -> (SlotIndex, u64) {
         let first = offset.0 / self.stripe_bytes;
-        let end = (offset.0 + len).div_ceil(self.stripe_bytes).min(first + most);
-        let range = offset.0..(offset.0 + len).min(end * self.stripe_bytes);
-        (range, self.slot_of(StripeIndex(first)), end - first)
+        let end = (offset.0 + len).div_ceil(self.stripe_bytes);
+        (self.slot_of(StripeIndex(first)), end - first)
     }
 
     /// Takes what the array wants done and passes it on, until it wants nothing more.
@@ -339,13 +336,14 @@ impl PlainVolume {
                 range.end - range.start,
             ))),
             (None, Kind::Extents(range)) => {
-                let chunk = u64::from(self.array.geometry().chunk);
-                Ok(ClientReply::Extents(extents(
-                    &range,
-                    self.stripe_bytes,
-                    chunk,
-                    &holes.unwrap_or_default(),
-                )))
+                let runs: Vec<(u64, bool)> = holes
+                    .iter()
+                    .flatten()
+                    .map(|&(stripes, hole)| (stripes * self.stripe_bytes, hole))
+                    .collect();
+                let runs = clip(&runs, range.start % self.stripe_bytes, range.end - range.start);
+                let extents = runs.into_iter().map(|(len, hole)| VolumeExtent { len, hole });
+                Ok(ClientReply::Extents(extents.collect()))
             }
             (None, _) => Ok(ClientReply::Done),
         };
@@ -381,6 +379,29 @@ impl Volume for PlainVolume {
             self.array.admin(now, id, AdminRequest::Stop);
             self.drain(now, out);
         }
+    }
+
+    fn part_len(&self, request: &ClientRequest) -> u64 {
+        let (offset, len) = match *request {
+            // It must fail before any of it is done.
+            ClientRequest::WriteZeroes { offset, len, may_unmap, fast_only: true, .. }
+                if !(may_unmap && self.zeroes_fast(offset, len)) =>
+            {
+                return len;
+            }
+            ClientRequest::Trim { offset, len, .. }
+            | ClientRequest::WriteZeroes { offset, len, .. }
+            | ClientRequest::BlockStatus { offset, len }
+            | ClientRequest::Health { offset, len } => (offset.0, len),
+            ClientRequest::Read { .. }
+            | ClientRequest::ReadSparse { .. }
+            | ClientRequest::Write { .. }
+            | ClientRequest::Flush => return u64::MAX,
+        };
+        let stripes = (PART_CHUNKS / self.array.map().width() as u64).max(1);
+        // Cut between stripes, so that whole ones stay whole.
+        let end = (offset / self.stripe_bytes + stripes) * self.stripe_bytes;
+        len.min(end - offset)
     }
 
     fn due(&self) -> Option<Timestamp> {
@@ -477,41 +498,24 @@ fn join(pool: &Pool, parts: impl Iterator<Item = BufMut>) -> BufMut {
 }
 
 /// `len` bytes of the runs from `skip` on.
-fn clip(runs: &[(u64, Health)], skip: u64, len: u64) -> Vec<(u64, Health)> {
+fn clip<T: Copy>(runs: &[(u64, T)], skip: u64, len: u64) -> Vec<(u64, T)> {
     let mut start = 0;
     let mut clipped = Vec::new();
-    for &(bytes, health) in runs {
+    for &(bytes, what) in runs {
         let end = start + bytes;
         let (low, high) = (start.max(skip), end.min(skip + len));
         if low < high {
-            clipped.push((high - low, health));
+            clipped.push((high - low, what));
         }
         start = end;
     }
     clipped
 }
 
-/// Runs of equal allocation over `range` of the volume, from one flag for each chunk of its slots.
-fn extents(range: &Range<u64>, stripe_bytes: u64, chunk: u64, holes: &[bool]) -> Vec<VolumeExtent> {
-    let base = range.start / stripe_bytes * stripe_bytes;
-    let mut extents: Vec<VolumeExtent> = Vec::new();
-    for (at, &hole) in holes.iter().enumerate() {
-        let start = (base + at as u64 * chunk).max(range.start);
-        let end = (base + (at as u64 + 1) * chunk).min(range.end);
-        if start >= end {
-            continue;
-        }
-        match extents.last_mut() {
-            Some(last) if last.hole == hole => last.len += end - start,
-            _ => extents.push(VolumeExtent { len: end - start, hole }),
-        }
-    }
-    extents
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::volume::Health;
 
     /// A piece of a read: `bytes` long, with zeroes in these ranges and sevens, or rubbish in the zeroes, elsewhere.
     fn piece(buf: &mut BufMut, bytes: usize, zeroes: &[Range<usize>]) -> Part {

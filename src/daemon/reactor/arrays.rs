@@ -4,14 +4,15 @@
 //! closed again; a stop ends within a bounded time. Must not know what volumes do.
 
 use super::handle::{NewArray, ReactorError, Reply};
-use super::{AdminPending, ArrayId, BUSY_NANOS, Reactor};
+use super::long::Order;
+use super::{AdminPending, ArrayId, BUSY_NANOS, Pending, Reactor};
 use crate::block_io::{DeviceId, IoFault, IoFaultKind};
 use crate::member::{Device, Stragglers};
 use crate::nbd::{BLOCK_BYTES_MAX, ExportInfo, Exports};
 use crate::units::Timestamp;
 use crate::volume::{
-    AdminError, AdminOutcome, AdminRequest, ArrayNotice, NoticeLevel, RequestId, Volume, VolumeAction,
-    VolumeEvent, VolumeStatus,
+    AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientRequest, NoticeLevel, RequestId, Volume,
+    VolumeAction, VolumeEvent, VolumeStatus,
 };
 
 /// How long client requests in flight may take when an array is stopped, in nanoseconds.
@@ -97,6 +98,11 @@ impl Hosted {
 
     pub(super) fn is_serving(&self) -> bool {
         self.life == Life::Serving
+    }
+
+    /// How much of a request is done at once, in bytes.
+    pub(super) fn part_len(&self, request: &ClientRequest) -> u64 {
+        self.volume.part_len(request)
     }
 
     /// When its volume wants a tick at the latest, if sooner than usual.
@@ -362,8 +368,9 @@ impl Reactor {
             if pending.request.command.modifies() {
                 self.modifies_less(pending.connection, id);
             }
-            self.connections[pending.connection].in_flight -= 1;
-            self.payload_bytes -= super::clients::payload_len(&pending.request);
+            let (key, Pending { request, charge, long, .. }) = (pending.connection, pending);
+            self.connections[key].in_flight -= 1;
+            self.drop_order(key, Order { request, payload: None, charge, long });
         }
         self.drop_fenced(id);
         self.close_clients_of(id);

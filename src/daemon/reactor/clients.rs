@@ -4,13 +4,17 @@
 //! request until their reply has left; whatever a client does costs nothing but its connection. Must not know
 //! what volumes do.
 
+use super::admission::{Origin, STRANGERS_MAX, has_place, stranger_to_drop};
 use super::arrays::ExportView;
 use super::connection::{Connection, Next, Receiving};
 use super::fence::hangup_bits;
-use super::listener::Listener;
+use super::listener::{ListenAddress, Listener};
+use super::long::{LongKind, Order, STATUS_BYTES};
 use super::outgoing::Outgoing;
+use super::turns::later_cost;
 use super::{ArrayId, FAREWELL_NANOS, Pending, Reactor};
 use crate::block_io::BufMut;
+use crate::daemon::clock;
 use crate::nbd::{
     Command, Errno, Extents, HEALTH_DEGRADED, HEALTH_LOST, ReadPart, Request, STATE_HOLE, STATE_ZERO,
     ServerConnection,
@@ -21,6 +25,7 @@ use crate::volume::{
 };
 use nix::sys::socket::{Shutdown, setsockopt, shutdown, sockopt};
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
 
@@ -32,14 +37,16 @@ const SEND_BUFFER_BYTES: usize = 2 << 20;
 /// read them meanwhile.
 const EARLY_SEND_BYTES: usize = 256 << 10;
 
-/// Payload memory, in multiples of what is configured for it, that the connections together may take by having one
-/// request each beyond it: the whole memory of the daemon by default. Beyond that, large requests wait.
-const PAYLOAD_OVERSHOOT: usize = 2;
-
-/// How long a client may keep payload memory that large requests of others wait for, by not sending the rest of a
-/// payload or not taking its replies, in nanoseconds. The largest message needs 3 MB/s to be in time; while nobody
-/// waits, nobody is hurried.
+/// How long a client may keep more than its share of the memory while it is scarce, by not sending the rest of a payload or not
+/// taking its replies, in nanoseconds. It can have come to that only while there were fewer clients. A message of 32 MiB needs
+/// 3 MB/s to be in time; nobody else waits for it meanwhile, their large requests are carried out in smaller parts.
 const HOARD_NANOS_MAX: u64 = 10_000_000_000;
+
+/// Clients that a listener may get in one turn: a thousand turns for as many would keep the last one waiting.
+const ACCEPTS: usize = 16;
+
+/// Part of a turn that a client gets who has not chosen an export, as a divisor: whoever can connect can be one.
+const STRANGERS_SHARE: i64 = 4;
 
 /// A listening socket of the reactor.
 #[derive(Debug)]
@@ -47,17 +54,37 @@ pub(super) struct ListenerState {
     /// Removes the socket file when dropped.
     listener: Listener,
     socket: Rc<OwnedFd>,
-    /// An accept is in the kernel.
-    armed: bool,
+    /// Accepts in the kernel.
+    armed: usize,
     closing: bool,
 }
 
-/// Payload bytes that a request keeps in memory.
-pub(super) fn payload_len(request: &Request) -> usize {
+/// Bytes of memory that a request counts as, from its arrival until its reply was sent.
+pub(super) fn charge_of(request: &Request) -> usize {
     match request.command {
         Command::Read | Command::Write => request.length as usize,
+        Command::BlockStatus => STATUS_BYTES,
         _ => 0,
     }
+}
+
+/// A request without payload in a volume's terms; none for one that has some, or that no volume is asked.
+pub(super) fn client_request(request: &Request) -> Option<ClientRequest> {
+    let (offset, len) = (VolumeOffset(request.offset), request.length);
+    Some(match request.command {
+        Command::Flush => ClientRequest::Flush,
+        Command::Trim => ClientRequest::Trim { offset, len, fua: request.fua },
+        Command::WriteZeroes => ClientRequest::WriteZeroes {
+            offset,
+            len,
+            may_unmap: !request.no_hole,
+            fast_only: request.fast_zero,
+            fua: request.fua,
+        },
+        Command::BlockStatus if request.contexts.allocation => ClientRequest::BlockStatus { offset, len },
+        Command::BlockStatus => ClientRequest::Health { offset, len },
+        Command::Read | Command::Write | Command::Cache => return None,
+    })
 }
 
 impl Reactor {
@@ -65,19 +92,18 @@ impl Reactor {
         match listener.descriptor() {
             Ok(socket) => {
                 let socket = Rc::new(socket);
-                self.listeners.insert(ListenerState { listener, socket, armed: false, closing: false });
+                self.listeners.insert(ListenerState { listener, socket, armed: 0, closing: false });
                 self.resume_listeners();
             }
             Err(error) => tracing::error!(address = %listener.address(), %error, "cannot listen"),
         }
     }
 
-    /// Waits for clients again where it was given up, unless there are too many. Beyond the limit they wait in
-    /// the socket's backlog.
+    /// Waits for clients, again where an accept failed. Whoever connects is let in; a place is another matter.
     pub(super) fn resume_listeners(&mut self) {
         for (key, listener) in &mut self.listeners {
-            if !listener.armed && !listener.closing && self.connections.len() < self.config.connections_max {
-                listener.armed = true;
+            while !listener.closing && listener.armed < ACCEPTS {
+                listener.armed += 1;
                 self.sockets.accept(&mut self.ring, key, &listener.socket);
             }
         }
@@ -88,23 +114,32 @@ impl Reactor {
             listener.closing = true;
             // Wakes the accept that is in the kernel; an error means that there is none to wake.
             let _ = shutdown(listener.socket.as_raw_fd(), Shutdown::Both);
-            listener.armed
+            listener.armed > 0
         });
     }
 
     pub(super) fn on_accepted(&mut self, key: usize, result: io::Result<OwnedFd>) {
-        self.listeners[key].armed = false;
+        self.listeners[key].armed -= 1;
         if self.listeners[key].closing {
-            self.listeners.remove(key);
+            if self.listeners[key].armed == 0 {
+                self.listeners.remove(key);
+            }
             return;
         }
         match result {
             Ok(socket) => {
                 let now = self.now;
                 let listener = &self.listeners[key].listener;
-                let tcp = matches!(listener.address(), super::ListenAddress::Tcp(_));
+                let tcp = matches!(listener.address(), ListenAddress::Tcp(_));
+                let origin = if tcp { network_origin(&socket) } else { Origin::Unix };
                 tune(&socket, tcp);
-                let connection = Connection::new(socket, hangup_bits(tcp), now, listener.tls());
+                let connection = Connection::new(socket, hangup_bits(tcp), now, listener.tls(), origin);
+                let guests = self.connections.iter().map(|(key, connection)| connection.guest(key));
+                if let Some(dropped) = stranger_to_drop(guests, origin) {
+                    tracing::debug!(connection = dropped, "dropped for another one: it chose no export");
+                    self.connections[dropped].broken = true;
+                    self.mark(dropped);
+                }
                 let connection = self.connections.insert(connection);
                 tracing::debug!(connection, address = %self.listeners[key].listener.address(), "client connected");
                 self.mark(connection);
@@ -152,12 +187,16 @@ impl Reactor {
                 if len == 0 || connection.broken {
                     // The stream ended inside a payload: there is nobody to tell.
                     connection.broken = true;
-                    self.free_payload(payload_len(&request));
+                    let long = connection.writing;
+                    self.drop_order(key, Order { charge: buf.len(), request, payload: None, long });
                 } else if have < buf.len() {
                     self.receive_payload(key, request, buf, have);
+                } else if connection.writing.is_some() {
+                    self.part_received(key, request, buf, &mut false);
                 } else {
                     connection.nbd.payload_taken();
-                    self.begin(key, request, Some(buf), &mut false);
+                    let charge = buf.len();
+                    self.begin(key, Order { request, payload: Some(buf), charge, long: None }, &mut false);
                 }
             }
             Receiving::Inbox | Receiving::Nothing => {
@@ -171,7 +210,7 @@ impl Reactor {
     }
 
     pub(super) fn on_sent(&mut self, key: usize, mut message: Box<Outgoing>, result: io::Result<()>) {
-        self.free_payload(message.held_bytes());
+        self.give_memory_back(key, message.held_bytes());
         message.recycle();
         self.mark(key);
         let connection = &mut self.connections[key];
@@ -210,78 +249,136 @@ impl Reactor {
             self.sockets.send(&mut self.ring, key, &connection.socket, message);
         }
         if connection.may_swap_socket() {
-            self.start_tls(key);
+            // Each has a thread, until that has ended, whatever became of its connection. Those beyond wait.
+            if self.pumps.running() < self.config.connections_max + STRANGERS_MAX {
+                self.start_tls(key);
+            } else {
+                self.next_turn_for_tls = true;
+            }
         }
         let connection = &mut self.connections[key];
         if let Some(buf) = connection.buffer_to_receive(&self.config.pool) {
             connection.receiving = Receiving::Inbox;
             self.sockets.receive(&mut self.ring, key, &connection.socket, buf, 0, false);
         }
-        if connection.waits_for_room() && !self.starved.contains(&key) {
+        if connection.has_input() {
             self.mark(key);
+        }
+        if self.connections[key].broken {
+            self.drop_longs(key);
         }
         self.close_if_done(key);
     }
 
-    /// Takes the requests that a connection has received, as far as it may start them.
+    /// Goes on with a connection's long requests and takes those that it has received, as far as it may start them and as its
+    /// share of this turn goes.
     pub(super) fn parse(&mut self, key: usize) {
-        self.connections[key].dirty = false;
+        let connection = &mut self.connections[key];
+        connection.dirty = false;
+        let share = if connection.array.is_some() { self.share } else { self.share / STRANGERS_SHARE };
+        self.active += usize::from(connection.allowance.renew(self.turns, share));
         let mut looked = false;
-        loop {
-            let connection = &mut self.connections[key];
-            if connection.broken || connection.read_closed || connection.receiving != Receiving::Nothing {
+        let mut since = clock::now();
+        while !self.connections[key].broken {
+            if self.connections[key].allowance.is_spent() {
+                self.next_turn(key);
                 return;
             }
-            if self.payload_bytes > self.config.payload_bytes && connection.in_flight > 0 {
-                if !self.starved.contains(&key) {
-                    self.starved.push_back(key);
-                }
+            let advanced = self.advance_longs(key, &mut looked) || self.continue_writing(key, &mut looked);
+            let taken = self.take_next(key, &mut looked);
+            let now = clock::now();
+            self.connections[key].allowance.spend(now.nanos_since(since) as i64);
+            since = now;
+            if !advanced && !taken {
                 return;
-            }
-            let room = self.payload_bytes <= PAYLOAD_OVERSHOOT * self.config.payload_bytes;
-            match connection.next(&ExportView(&self.arrays), &self.config.pool, room) {
-                Next::Receive | Next::Full => return,
-                Next::Starved => {
-                    if !self.starved.contains(&key) {
-                        self.starved.push_back(key);
-                    }
-                    return;
-                }
-                Next::Selected => self.selected(key),
-                Next::Request(request) => {
-                    self.payload_bytes += payload_len(&request);
-                    self.begin(key, request, None, &mut looked);
-                }
-                Next::Write(request, buf) => {
-                    self.payload_bytes += payload_len(&request);
-                    self.begin(key, request, Some(buf), &mut looked);
-                }
-                Next::Payload { request, buf, have } => {
-                    self.payload_bytes += payload_len(&request);
-                    connection.payload_since = self.now;
-                    self.receive_payload(key, request, buf, have);
-                }
-                Next::StartTls => connection.starting_tls = true,
-                Next::Leave => {
-                    connection.read_closed = true;
-                    connection.discard_input();
-                }
-                Next::Fatal(fault) => {
-                    tracing::debug!(connection = key, %fault, "client broke the protocol");
-                    connection.read_closed = true;
-                    connection.discard_input();
-                }
             }
         }
     }
 
-    fn receive_payload(&mut self, key: usize, request: Request, buf: BufMut, have: usize) {
+    /// Takes the next message that a connection has received. Returns whether there may be another one.
+    fn take_next(&mut self, key: usize, looked: &mut bool) -> bool {
+        let connection = &mut self.connections[key];
+        if connection.broken
+            || connection.read_closed
+            || connection.receiving != Receiving::Nothing
+            || connection.writing.is_some()
+            || connection.alone
+            || connection.waits_for_place
+        {
+            return false;
+        }
+        let allowed = self.memory.allowed(connection.held);
+        match connection.next(&ExportView(&self.arrays), &self.config.pool, allowed) {
+            Next::Receive | Next::Full | Next::Starved => return false,
+            Next::Answered => {}
+            Next::Selected => self.selected(key),
+            Next::Request(request) => {
+                let charge = charge_of(&request);
+                self.take_memory(key, charge);
+                if self.is_long(key, &request) {
+                    self.begin_long(key, request, LongKind::NoPayload, charge);
+                } else {
+                    self.begin(key, Order { request, payload: None, charge, long: None }, looked);
+                }
+            }
+            Next::Write(request, buf) => {
+                let charge = buf.len();
+                self.take_memory(key, charge);
+                self.begin(key, Order { request, payload: Some(buf), charge, long: None }, looked);
+            }
+            Next::Payload { request, buf, have } => {
+                self.take_memory(key, buf.len());
+                self.receive_payload(key, request, buf, have);
+            }
+            Next::InParts(request) => {
+                let kind = match request.command {
+                    Command::Write => LongKind::Write,
+                    _ if connection.nbd.takes_parts(&request) => LongKind::ReadInParts,
+                    _ => LongKind::ReadAlone,
+                };
+                self.begin_long(key, request, kind, 0);
+            }
+            Next::StartTls => connection.starting_tls = true,
+            Next::Leave => {
+                connection.read_closed = true;
+                connection.discard_input();
+            }
+            Next::Fatal(fault) => {
+                tracing::debug!(connection = key, %fault, "client broke the protocol");
+                connection.read_closed = true;
+                connection.discard_input();
+            }
+        }
+        true
+    }
+
+    /// Has a connection parsed in the next turn.
+    fn next_turn(&mut self, key: usize) {
+        let connection = &mut self.connections[key];
+        if !connection.dirty {
+            connection.dirty = true;
+            self.later.push(key);
+        }
+    }
+
+    pub(super) fn receive_payload(&mut self, key: usize, request: Request, buf: BufMut, have: usize) {
         let connection = &mut self.connections[key];
         connection.receiving = Receiving::Payload { request, have };
+        connection.payload_since = self.now;
         self.sockets.receive(&mut self.ring, key, &connection.socket, buf, have, true);
     }
 
+    /// A connection has chosen its export. Without a place for one more client it waits for one, and is a stranger until then.
     fn selected(&mut self, key: usize) {
+        let unix = self.connections[key].guest(key).origin == Origin::Unix;
+        let guests = self.connections.iter().map(|(key, connection)| connection.guest(key));
+        if !has_place(guests, unix, self.config.connections_max) {
+            tracing::debug!(connection = key, "there are enough clients: it waits");
+            self.connections[key].waits_for_place = true;
+            self.waiting.push_back(key);
+            return;
+        }
+        self.connections[key].waits_for_place = false;
         let name = self.connections[key].nbd.export().map(|export| export.name.clone()).unwrap_or_default();
         let array = self.array_of_export(&name);
         self.connections[key].array = array;
@@ -289,15 +386,31 @@ impl Reactor {
             // It was stopped since the client asked for it.
             self.dismiss(key);
         }
+        self.count_clients();
         tracing::debug!(connection = key, export = %name, "client attached");
     }
 
+    /// Gives places to those that wait for one, in the order in which they came.
+    fn seat_waiting(&mut self) {
+        for key in std::mem::take(&mut self.waiting) {
+            self.selected(key);
+            self.mark(key);
+        }
+    }
+
     /// Hands a request to its volume.
-    pub(super) fn start(&mut self, key: usize, request: Request, payload: Option<BufMut>) {
+    pub(super) fn start(&mut self, key: usize, order: Order) {
         let connection = &mut self.connections[key];
+        let request = order.request;
+        let array = connection.array.filter(|id| self.arrays[id.0 as usize].is_some());
+        let Some(array) = array else {
+            self.drop_order(key, order);
+            self.dismiss(key);
+            return;
+        };
+        connection.allowance.spend(later_cost(&request));
         let offset = VolumeOffset(request.offset);
-        let len = request.length;
-        let client_request = match (request.command, payload) {
+        let client_request = match (request.command, order.payload) {
             (Command::Read, _) => {
                 let buf = self.config.pool.alloc(request.length as usize);
                 if connection.nbd.takes_parts(&request) {
@@ -310,30 +423,12 @@ impl Reactor {
                 ClientRequest::Write { offset, data: buf.freeze(), fua: request.fua }
             }
             (Command::Write, None) => unreachable!("a write starts with its payload"),
-            (Command::Flush, _) => ClientRequest::Flush,
-            (Command::Trim, _) => ClientRequest::Trim { offset, len, fua: request.fua },
-            (Command::WriteZeroes, _) => ClientRequest::WriteZeroes {
-                offset,
-                len,
-                may_unmap: !request.no_hole,
-                fast_only: request.fast_zero,
-                fua: request.fua,
-            },
-            (Command::BlockStatus, _) if request.contexts.allocation => {
-                ClientRequest::BlockStatus { offset, len }
-            }
-            (Command::BlockStatus, _) => ClientRequest::Health { offset, len },
             (Command::Cache, _) => {
                 // Advisory, and there is no cache to fill.
                 connection.nbd.reply_done(&request, &mut connection.filling.head);
                 return;
             }
-        };
-        let array = connection.array.filter(|id| self.arrays[id.0 as usize].is_some());
-        let Some(array) = array else {
-            self.payload_bytes -= payload_len(&request);
-            self.dismiss(key);
-            return;
+            _ => client_request(&request).expect("a request without payload"),
         };
         connection.in_flight += 1;
         if let Some(hosted) = self.hosted(array) {
@@ -342,18 +437,22 @@ impl Reactor {
         if request.command.modifies() {
             self.modifies_more(key, array);
         }
-        let id = self.requests.insert(Pending { connection: key, array, request, allocation: Vec::new() });
+        let (charge, long) = (order.charge, order.long);
+        let pending = Pending { connection: key, array, request, charge, long, allocation: Vec::new() };
+        let id = self.requests.insert(pending);
         self.step(array, VolumeEvent::Client(RequestId(id as u64), client_request));
     }
 
     /// Takes a volume's answer.
     pub(super) fn client_done(&mut self, id: RequestId, result: Result<ClientReply, ClientError>) {
-        let Pending { connection: key, array, request, allocation } = self.requests.remove(id.0 as usize);
+        let Pending { connection: key, array, request, charge, long, allocation } =
+            self.requests.remove(id.0 as usize);
         let result = match result {
             // Asked about both contexts: the other is another question, to the same volume.
             Ok(ClientReply::Extents(extents)) if request.contexts.health => {
                 let allocation = extents.iter().map(|e| (e.len, allocation_flags(e))).collect();
-                let id = self.requests.insert(Pending { connection: key, array, request, allocation });
+                let pending = Pending { connection: key, array, request, charge, long, allocation };
+                let id = self.requests.insert(pending);
                 let question =
                     ClientRequest::Health { offset: VolumeOffset(request.offset), len: request.length };
                 self.step(array, VolumeEvent::Client(RequestId(id as u64), question));
@@ -361,20 +460,8 @@ impl Reactor {
             }
             result => result,
         };
-        let succeeded = result.is_ok();
         if let Some(hosted) = self.hosted(array) {
             hosted.in_flight -= 1;
-            match request.command {
-                Command::Read if succeeded => {
-                    hosted.traffic.reads += 1;
-                    hosted.traffic.read_bytes += request.length;
-                }
-                Command::Write if succeeded => {
-                    hosted.traffic.writes += 1;
-                    hosted.traffic.written_bytes += request.length;
-                }
-                _ => {}
-            }
         }
         if request.command.modifies() {
             self.modifies_less(key, array);
@@ -387,73 +474,102 @@ impl Reactor {
         connection.in_flight -= 1;
         // The time to take the last replies begins with the last reply.
         connection.dismissed = connection.dismissed.map(|_| now);
-        if connection.waits_for_room() {
-            self.mark(key)
-        } else {
-            self.touch(key)
+        match long {
+            Some(long) => self.part_done((long, request, charge), allocation, result),
+            None => {
+                self.count_traffic(array, &request, result.is_ok());
+                self.reply(key, &request, charge, &allocation, result);
+            }
         }
+        if self.connections[key].may_go_on() { self.mark(key) } else { self.touch(key) }
+    }
+
+    /// Appends the reply to a request.
+    fn reply(
+        &mut self,
+        key: usize,
+        request: &Request,
+        charge: usize,
+        allocation: &[(u64, u32)],
+        result: Result<ClientReply, ClientError>,
+    ) {
         let connection = &mut self.connections[key];
         if connection.broken {
-            self.free_payload(payload_len(&request));
+            self.give_memory_back(key, charge);
             return;
         }
         let nbd = &connection.nbd;
         let head = &mut connection.filling.head;
-        match result {
+        // What is kept of its memory until the reply is sent.
+        let kept = match result {
             Ok(ClientReply::Data(buf)) => {
                 assert_eq!(buf.len() as u64, request.length, "a volume answered with another length");
-                nbd.reply_read_header(&request, head);
-                // Counted until it is sent.
+                nbd.reply_read_header(request, head);
                 connection.filling.push_payload(buf);
-                if connection.sending.is_none() && connection.filling.bytes() >= EARLY_SEND_BYTES {
-                    self.urgent = true;
-                }
-                return;
+                charge
             }
             Ok(ClientReply::Sparse(runs)) => {
-                let sent = append_runs(nbd, &request, runs, &mut connection.filling);
-                let held = if sent > 0 { payload_len(&request) } else { 0 };
-                connection.filling.hold(held - sent);
-                if connection.sending.is_none() && connection.filling.bytes() >= EARLY_SEND_BYTES {
-                    self.urgent = true;
-                }
-                self.free_payload(payload_len(&request) - held);
-                return;
+                let sent = append_runs(nbd, request, request.offset, runs, &mut connection.filling);
+                let kept = if sent > 0 { charge } else { 0 };
+                connection.filling.hold(kept - sent);
+                kept
             }
-            Ok(ClientReply::Done) => nbd.reply_done(&request, head),
+            Ok(ClientReply::Done) => {
+                nbd.reply_done(request, head);
+                0
+            }
             Ok(ClientReply::Extents(extents)) => {
                 let extents: Vec<(u64, u32)> = extents.iter().map(|e| (e.len, allocation_flags(e))).collect();
-                nbd.reply_block_status(&request, Extents { allocation: &extents, health: &[] }, head);
+                nbd.reply_block_status(request, Extents { allocation: &extents, health: &[] }, head);
+                connection.filling.hold(charge);
+                charge
             }
             Ok(ClientReply::Health(runs)) => {
                 let health: Vec<(u64, u32)> =
                     runs.iter().map(|&(len, health)| (len, health_flags(health))).collect();
-                nbd.reply_block_status(&request, Extents { allocation: &allocation, health: &health }, head);
+                nbd.reply_block_status(request, Extents { allocation, health: &health }, head);
+                connection.filling.hold(charge);
+                charge
             }
             // Dismissed: it learns by the end of the connection that its request was not served.
-            Err(ClientError::Stopping) => {}
+            Err(ClientError::Stopping) => 0,
             Err(error) => {
-                let errno = match error {
-                    ClientError::Io | ClientError::Stopping => Errno::Io,
-                    ClientError::NoSpace => Errno::NoSpc,
-                    ClientError::NotSupported => Errno::NotSup,
-                };
-                nbd.reply_error(&request, errno, &error.to_string(), head);
+                nbd.reply_error(request, errno_of(error), &error.to_string(), head);
+                0
             }
+        };
+        if connection.sending.is_none() && connection.filling.bytes() >= EARLY_SEND_BYTES {
+            self.urgent = true;
         }
-        self.free_payload(payload_len(&request));
+        self.give_memory_back(key, charge - kept);
     }
 
-    /// Payload memory is free again: lets those go on who waited for it.
-    pub(super) fn free_payload(&mut self, bytes: usize) {
-        self.payload_bytes -= bytes;
-        if self.payload_bytes <= self.config.payload_bytes {
-            while let Some(key) = self.starved.pop_front() {
-                if self.connections.contains(key) {
-                    self.mark(key);
-                }
+    /// Counts what a client did to an array.
+    pub(super) fn count_traffic(&mut self, array: ArrayId, request: &Request, succeeded: bool) {
+        let Some(hosted) = self.hosted(array).filter(|_| succeeded) else { return };
+        match request.command {
+            Command::Read => {
+                hosted.traffic.reads += 1;
+                hosted.traffic.read_bytes += request.length;
             }
+            Command::Write => {
+                hosted.traffic.writes += 1;
+                hosted.traffic.written_bytes += request.length;
+            }
+            _ => {}
         }
+    }
+
+    /// Charges memory to a connection.
+    pub(super) fn take_memory(&mut self, key: usize, bytes: usize) {
+        self.connections[key].held += bytes;
+        self.memory.take(bytes);
+    }
+
+    /// Gives back what was charged to a connection.
+    pub(super) fn give_memory_back(&mut self, key: usize, bytes: usize) {
+        self.connections[key].held -= bytes;
+        self.memory.give_back(bytes);
     }
 
     fn close_if_done(&mut self, key: usize) {
@@ -464,7 +580,7 @@ impl Reactor {
         if connection.broken && !connection.filling.is_empty() {
             let bytes = connection.filling.held_bytes();
             connection.filling.recycle();
-            self.free_payload(bytes);
+            self.give_memory_back(key, bytes);
         }
         let connection = &mut self.connections[key];
         if !connection.is_idle_in_kernel() {
@@ -472,12 +588,17 @@ impl Reactor {
             let _ = shutdown(connection.socket.as_raw_fd(), Shutdown::Both);
         } else if connection.is_done() {
             tracing::debug!(connection = key, "client gone");
-            self.connections.remove(key);
+            let connection = self.connections.remove(key);
+            assert_eq!(connection.held, 0, "memory of a client that is gone");
             // Its number may be used again: forget all that names it.
             self.dirty.retain(|&dirty| dirty != key);
+            self.later.retain(|&later| later != key);
             self.touched.retain(|&touched| touched != key);
-            self.starved.retain(|&starved| starved != key);
-            self.resume_listeners();
+            self.waiting.retain(|&waiting| waiting != key);
+            self.count_clients();
+            if connection.array.is_some() {
+                self.seat_waiting();
+            }
         }
     }
 
@@ -485,12 +606,14 @@ impl Reactor {
     /// wait for.
     pub(super) fn close_overdue(&mut self) {
         let now = self.now;
-        let scarce = self.connections.iter().any(|(_, c)| c.is_parked());
+        let (scarce, share) = (self.memory.is_scarce(), self.memory.share());
         let is_overdue = |connection: &Connection| {
             let dismissed = connection.in_flight == 0
                 && connection.dismissed.is_some_and(|since| now.nanos_since(since) > FAREWELL_NANOS);
-            let hoards =
-                || connection.keeps_memory_since().is_some_and(|at| now.nanos_since(at) > HOARD_NANOS_MAX);
+            let hoards = || {
+                connection.held > share
+                    && connection.keeps_memory_since().is_some_and(|at| now.nanos_since(at) > HOARD_NANOS_MAX)
+            };
             !connection.broken && (dismissed || connection.nbd.handshake_overdue(now) || scarce && hoards())
         };
         let overdue: Vec<usize> =
@@ -499,6 +622,21 @@ impl Reactor {
             tracing::debug!(connection = key, "client took too long");
             self.connections[key].broken = true;
             self.mark(key);
+        }
+    }
+
+    /// Deals the memory out anew.
+    fn count_clients(&mut self) {
+        let clients = self.connections.iter().filter(|(_, c)| c.array.is_some()).count();
+        self.memory.set_clients(clients);
+    }
+
+    /// Starts TLS where it had to wait for other connections to end theirs.
+    pub(super) fn resume_tls(&mut self) {
+        if std::mem::take(&mut self.next_turn_for_tls) {
+            let waiting: Vec<usize> =
+                self.connections.iter().filter(|(_, c)| c.starting_tls).map(|(key, _)| key).collect();
+            waiting.into_iter().for_each(|key| self.mark(key));
         }
     }
 
@@ -530,15 +668,17 @@ impl Reactor {
     }
 }
 
-/// Appends what a read found, in parts; says how many bytes of payload are sent.
-fn append_runs(
+/// Appends what a read found from `start` on, in parts, the last of which ends where the request does; says how many bytes of
+/// payload are sent.
+pub(super) fn append_runs(
     nbd: &ServerConnection,
     request: &Request,
+    start: u64,
     runs: Vec<ReadRun>,
     filling: &mut Outgoing,
 ) -> usize {
     let end = request.offset + request.length;
-    let (mut offset, mut sent) = (request.offset, 0);
+    let (mut offset, mut sent) = (start, 0);
     for run in runs {
         let length = match &run {
             ReadRun::Zeroes(length) => *length,
@@ -555,20 +695,36 @@ fn append_runs(
             }
         }
     }
-    assert_eq!(offset, end, "a volume answered with another length");
     sent
 }
 
-fn allocation_flags(extent: &VolumeExtent) -> u32 {
+pub(super) fn allocation_flags(extent: &VolumeExtent) -> u32 {
     if extent.hole { STATE_HOLE | STATE_ZERO } else { 0 }
 }
 
-fn health_flags(health: Health) -> u32 {
+pub(super) fn health_flags(health: Health) -> u32 {
     match health {
         Health::Clean => 0,
         Health::Degraded => HEALTH_DEGRADED,
         Health::Lost => HEALTH_LOST,
     }
+}
+
+pub(super) fn errno_of(error: ClientError) -> Errno {
+    match error {
+        ClientError::Io | ClientError::Stopping => Errno::Io,
+        ClientError::NoSpace => Errno::NoSpc,
+        ClientError::NotSupported => Errno::NotSup,
+    }
+}
+
+/// Where a socket of the network comes from; nowhere known where it is gone already.
+fn network_origin(socket: &OwnedFd) -> Origin {
+    use nix::sys::socket::{SockaddrStorage, getpeername};
+    let address = getpeername::<SockaddrStorage>(socket.as_raw_fd()).ok();
+    let v4 = address.and_then(|address| Some(IpAddr::from(address.as_sockaddr_in()?.ip())));
+    let v6 = address.and_then(|address| Some(IpAddr::from(address.as_sockaddr_in6()?.ip())));
+    Origin::network(v4.or(v6).unwrap_or(IpAddr::from([0, 0, 0, 0])))
 }
 
 /// Socket options of a client; none of them is vital.

@@ -5,14 +5,17 @@
 //! volume. Must not touch the ring or volumes.
 
 use super::ArrayId;
-use super::clients::payload_len;
+use super::admission::{Guest, Origin, Stage};
+use super::clients::charge_of;
 use super::listener::ListenTls;
 use super::outgoing::Outgoing;
 use super::sys::PollBits;
+use super::turns::Allowance;
 use crate::block_io::{BufMut, Pool};
 use crate::nbd::{Command, Exports, Fatal, Incoming, Request, ServerConnection, UNREAD_BYTES_MAX};
 use crate::tls::{Goodbye, ServerTls, Tunnel};
 use crate::units::Timestamp;
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -30,16 +33,16 @@ const BULK_WRITE_BYTES: u64 = 128 << 10;
 /// Requests of one connection in flight or answered but unsent: twice what the Linux client keeps in flight.
 const REQUESTS_MAX: usize = 256;
 
-/// A request with at most this much payload is taken also when the memory for payloads is used up, if it is the only
-/// one of its connection: a hundred connections take 25 MiB in this way, and small
-/// requests of one client never wait for the large ones of another.
-const SMALL_BYTES: u64 = 256 << 10;
+/// Bytes of replies without payload that may gather behind a message that is being sent: some thousand. They are not charged to
+/// the memory for payloads.
+const HEADS_BYTES_MAX: usize = 128 << 10;
 
 /// A client's connection.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) socket: Rc<OwnedFd>,
     pub(super) nbd: ServerConnection,
+    origin: Origin,
     /// The array it chose.
     pub(super) array: Option<ArrayId>,
     /// Received and not yet parsed; none while the kernel fills it.
@@ -49,8 +52,20 @@ pub(super) struct Connection {
     /// this client can bring to an end.
     pub(super) payload_since: Timestamp,
     pub(super) sending_since: Timestamp,
-    /// A request that waits for payload memory; nothing behind it is parsed.
+    /// A request that waits for memory that this connection has itself; nothing behind it is parsed.
     parked: Option<Request>,
+    /// Bytes of memory that its requests and unsent replies have.
+    pub(super) held: usize,
+    /// What it may spend of this turn.
+    pub(super) allowance: Allowance,
+    /// Its long requests that can go on.
+    pub(super) longs: VecDeque<usize>,
+    /// The long write whose payload comes next on the stream.
+    pub(super) writing: Option<usize>,
+    /// It has chosen an export and is no client yet; nothing is parsed.
+    pub(super) waits_for_place: bool,
+    /// A long read has the connection to itself; nothing is parsed.
+    pub(super) alone: bool,
     /// Replies being gathered.
     pub(super) filling: Box<Outgoing>,
     /// Bytes in the kernel's hands, when a send is under way.
@@ -126,8 +141,10 @@ pub(super) enum Next {
     Receive,
     /// There is something, but this connection has enough in flight or unsent.
     Full,
-    /// There is a request, and no memory for its payload.
+    /// There is a request, and no memory for its payload before something else of the connection has ended.
     Starved,
+    /// A message was answered, or is not complete.
+    Answered,
     /// An export was chosen.
     Selected,
     /// A request without payload.
@@ -136,6 +153,8 @@ pub(super) enum Next {
     Write(Request, BufMut),
     /// A write whose payload is to be received from `have` on.
     Payload { request: Request, buf: BufMut, have: usize },
+    /// A READ or WRITE with more payload than there is memory for. The payload of a write is on the stream.
+    InParts(Request),
     /// The client gets TLS once what there is for it was sent.
     StartTls,
     /// The client says goodbye.
@@ -147,19 +166,32 @@ pub(super) enum Next {
 impl Connection {
     /// `hangup`: what of the socket says that the client has hung up. It stays what it is under TLS, where the plain end
     /// tells as little as TCP what a client that ends its stream still wants.
-    pub(super) fn new(socket: OwnedFd, hangup: PollBits, now: Timestamp, tls: &ListenTls) -> Connection {
+    pub(super) fn new(
+        socket: OwnedFd,
+        hangup: PollBits,
+        now: Timestamp,
+        tls: &ListenTls,
+        origin: Origin,
+    ) -> Connection {
         let mut filling = Box::new(Outgoing::new());
         let mut nbd = ServerConnection::with_tls(now, tls.mode);
         nbd.start(&mut filling.head);
         Connection {
             socket: Rc::new(socket),
             nbd,
+            origin,
             array: None,
             inbox: None,
             receiving: Receiving::Nothing,
             payload_since: now,
             sending_since: now,
             parked: None,
+            held: 0,
+            allowance: Allowance::default(),
+            longs: VecDeque::new(),
+            writing: None,
+            waits_for_place: false,
+            alone: false,
             filling,
             sending: None,
             spare: None,
@@ -179,63 +211,83 @@ impl Connection {
         }
     }
 
-    /// Parses the next message of what was received. `room`: there is memory for payloads.
-    pub(super) fn next(&mut self, exports: &dyn Exports, pool: &Pool, room: bool) -> Next {
+    /// What it is, as far as its place goes.
+    pub(super) fn guest(&self, key: usize) -> Guest {
+        let stage = match self.array {
+            Some(_) => Stage::Client,
+            None if self.broken || self.read_closed => Stage::Leaving,
+            None => Stage::Stranger,
+        };
+        Guest { key, origin: self.origin, stage }
+    }
+
+    /// Parses the next message of what was received. `allowed`: bytes that its payload may take.
+    pub(super) fn next(&mut self, exports: &dyn Exports, pool: &Pool, allowed: usize) -> Next {
         if let Some(request) = self.parked.take() {
-            return self.admit(request, pool, room);
+            return self.admit(request, pool, allowed);
         }
         let full = self.is_full();
-        let Some(inbox) = &mut self.inbox else { return Next::Receive };
-        loop {
-            if inbox.start == inbox.end {
-                self.inbox = None;
-                return Next::Receive;
-            }
-            if full || self.filling.bytes() > UNREAD_BYTES_MAX {
-                return Next::Full;
-            }
-            let input = &inbox.buf[inbox.start..inbox.end];
-            let incoming = match self.nbd.receive(input, exports, &mut self.filling.head) {
-                Ok((taken, incoming)) => {
-                    inbox.start += taken;
-                    incoming
-                }
-                Err(fatal) => return Next::Fatal(fatal),
-            };
-            match incoming {
-                None => {}
-                Some(Incoming::Selected) => return Next::Selected,
-                Some(Incoming::StartTls) => return Next::StartTls,
-                Some(Incoming::Disconnect) => return Next::Leave,
-                Some(Incoming::Request(request) | Incoming::Write { request }) => {
-                    return self.admit(request, pool, room);
+        let Some(inbox) = self.inbox.as_mut().filter(|inbox| inbox.start < inbox.end) else {
+            self.inbox = None;
+            return Next::Receive;
+        };
+        if full {
+            return Next::Full;
+        }
+        let input = &inbox.buf[inbox.start..inbox.end];
+        match self.nbd.receive(input, exports, &mut self.filling.head) {
+            Err(fatal) => Next::Fatal(fatal),
+            Ok((taken, incoming)) => {
+                inbox.start += taken;
+                match incoming {
+                    None => Next::Answered,
+                    Some(Incoming::Selected) => Next::Selected,
+                    Some(Incoming::StartTls) => Next::StartTls,
+                    Some(Incoming::Disconnect) => Next::Leave,
+                    Some(Incoming::Request(request) | Incoming::Write { request }) => {
+                        self.admit(request, pool, allowed)
+                    }
                 }
             }
         }
     }
 
     /// Takes a request on, with the memory that it needs from here on, or parks it.
-    fn admit(&mut self, request: Request, pool: &Pool, room: bool) -> Next {
-        let payload = payload_len(&request);
-        if !room && payload as u64 > SMALL_BYTES {
-            self.parked = Some(request);
-            return Next::Starved;
+    fn admit(&mut self, request: Request, pool: &Pool, allowed: usize) -> Next {
+        let charge = charge_of(&request);
+        let has_payload = matches!(request.command, Command::Read | Command::Write);
+        if charge > allowed {
+            let in_parts = request.command == Command::Write || self.nbd.takes_parts(&request);
+            // What cannot be cut, or only where nothing else is under way, waits for what is.
+            if self.held > 0 || !has_payload || !in_parts && self.in_flight > 0 {
+                self.parked = Some(request);
+                return Next::Starved;
+            }
+            return Next::InParts(request);
         }
         if request.command != Command::Write {
             return Next::Request(request);
         }
         self.bulk = request.length >= BULK_WRITE_BYTES;
-        let mut buf = pool.alloc(payload);
-        let inbox =
-            self.inbox.as_mut().expect("a request was parsed from it, and nothing was received since");
-        let have = payload.min(inbox.end - inbox.start);
-        buf[..have].copy_from_slice(&inbox.buf[inbox.start..inbox.start + have]);
-        inbox.start += have;
-        if have < payload {
+        let mut buf = pool.alloc(charge);
+        let have = self.take_payload(&mut buf);
+        if have < charge {
             return Next::Payload { request, buf, have };
         }
         self.nbd.payload_taken();
         Next::Write(request, buf)
+    }
+
+    /// Copies as much of a payload as was received with its header. Returns how much that is.
+    pub(super) fn take_payload(&mut self, buf: &mut BufMut) -> usize {
+        let Some(inbox) = &mut self.inbox else { return 0 };
+        let have = buf.len().min(inbox.end - inbox.start);
+        buf[..have].copy_from_slice(&inbox.buf[inbox.start..inbox.start + have]);
+        inbox.start += have;
+        if inbox.start == inbox.end {
+            self.inbox = None;
+        }
+        have
     }
 
     /// Puts received bytes where [`Connection::next`] finds them.
@@ -250,6 +302,7 @@ impl Connection {
             && !self.read_closed
             && !self.broken
             && !self.starting_tls
+            && self.writing.is_none()
             && !self.is_full();
         may.then(|| pool.alloc(if self.bulk { INBOX_BYTES_BULK } else { INBOX_BYTES }))
     }
@@ -275,15 +328,26 @@ impl Connection {
     /// Whether it may start no more requests for now.
     pub(super) fn is_full(&self) -> bool {
         self.in_flight >= REQUESTS_MAX
+            || self.filling.head.len() > HEADS_BYTES_MAX
             || self.unsent() > UNREAD_BYTES_MAX
             || !self.filling.has_room_for(self.in_flight)
     }
 
-    /// Whether received requests wait until it may start more.
-    pub(super) fn waits_for_room(&self) -> bool {
+    /// Whether it should be looked at again since something of it has ended: received requests waited until it may start
+    /// more, or a long one for memory.
+    pub(super) fn may_go_on(&self) -> bool {
+        self.has_input() || self.is_parked() || !self.longs.is_empty() || self.writing.is_some() || self.alone
+    }
+
+    /// Whether there are received requests that wait for nothing.
+    pub(super) fn has_input(&self) -> bool {
         // A payload that is being received comes first: until it is there, there is nothing to parse.
         self.inbox.is_some()
             && self.receiving == Receiving::Nothing
+            && self.writing.is_none()
+            && !self.alone
+            && !self.waits_for_place
+            && !self.is_parked()
             && !self.broken
             && !self.read_closed
             && !self.is_full()

@@ -21,10 +21,9 @@
 //! Cost: one poll without waiting for each parse run with a request that modifies, or while others modify. Must not
 //! know what volumes do.
 
+use super::long::Order;
 use super::sys::{PollBits, hang_ups};
 use super::{ArrayId, Pending, Reactor};
-use crate::block_io::BufMut;
-use crate::daemon::reactor::clients::payload_len;
 use crate::nbd::Request;
 use std::os::fd::AsFd;
 
@@ -33,8 +32,7 @@ use std::os::fd::AsFd;
 pub(super) struct Fenced {
     connection: usize,
     array: ArrayId,
-    request: Request,
-    payload: Option<BufMut>,
+    order: Order,
     /// The key of an orphan that it overlaps.
     behind: usize,
 }
@@ -52,7 +50,8 @@ fn overlap(a: &Request, b: &Request) -> bool {
 impl Reactor {
     /// Hands a request to its volume, unless its client has hung up, or after the orphans that it overlaps. `looked`:
     /// it was seen in this run who has hung up.
-    pub(super) fn begin(&mut self, key: usize, request: Request, payload: Option<BufMut>, looked: &mut bool) {
+    pub(super) fn begin(&mut self, key: usize, order: Order, looked: &mut bool) {
+        let request = order.request;
         let connection = &self.connections[key];
         let modifies = request.command.modifies();
         if let Some(array) = connection.array {
@@ -65,7 +64,7 @@ impl Reactor {
             if modifies && self.connections[key].hung_up {
                 tracing::debug!(connection = key, "client hung up: what it left behind is dropped");
                 self.connections[key].broken = true;
-                self.free_payload(payload_len(&request));
+                self.drop_order(key, order);
                 return;
             }
             if let Some(behind) = self.find_orphan(key, array, &request) {
@@ -73,11 +72,11 @@ impl Reactor {
                 if let Some(hosted) = self.hosted(array) {
                     hosted.in_flight += 1;
                 }
-                self.fenced.push(Fenced { connection: key, array, request, payload, behind });
+                self.fenced.push(Fenced { connection: key, array, order, behind });
                 return;
             }
         }
-        self.start(key, request, payload);
+        self.start(key, order);
     }
 
     /// Sees who of an array's clients has hung up: this one, and those of whom it has something to do that modifies.
@@ -155,22 +154,22 @@ impl Reactor {
             return;
         }
         for fenced in std::mem::take(&mut self.fenced) {
-            let Fenced { connection: key, array, request, behind, .. } = &fenced;
-            let blocks = |pending| self.must_wait_for(pending, *key, *array, request);
+            let Fenced { connection: key, array, order, behind } = &fenced;
+            let blocks = |pending| self.must_wait_for(pending, *key, *array, &order.request);
             if !self.connections[*key].broken && self.requests.get(*behind).is_some_and(blocks) {
                 // Nothing has changed for it. To look for another each time would cost the square of all that wait.
                 self.fenced.push(fenced);
                 continue;
             }
-            let Fenced { connection: key, array, request, payload, .. } = fenced;
+            let Fenced { connection: key, array, order, .. } = fenced;
             self.connections[key].in_flight -= 1;
             if let Some(hosted) = self.hosted(array) {
                 hosted.in_flight -= 1;
             }
             if self.connections[key].broken {
-                self.free_payload(payload_len(&request));
+                self.drop_order(key, order);
             } else {
-                self.begin(key, request, payload, &mut false);
+                self.begin(key, order, &mut false);
             }
             // It may have been the last thing that its connection waited for.
             self.mark(key);
@@ -184,7 +183,7 @@ impl Reactor {
         self.fenced = stay;
         for fenced in gone {
             self.connections[fenced.connection].in_flight -= 1;
-            self.free_payload(payload_len(&fenced.request));
+            self.drop_order(fenced.connection, fenced.order);
         }
     }
 }

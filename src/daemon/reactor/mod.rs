@@ -8,6 +8,7 @@
 //! is owned by `sockets` and `members`; a request given to a volume is answered exactly once, or its array is
 //! gone. Must not know what volumes do, or how the protocol encodes things.
 
+mod admission;
 mod arrays;
 mod clients;
 mod connection;
@@ -15,10 +16,13 @@ mod fence;
 mod handle;
 mod jobs;
 mod listener;
+mod long;
+mod memory;
 mod outgoing;
 mod sys;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod watchdog;
 
 pub use arrays::{ArrayFacts, Traffic};
@@ -40,6 +44,8 @@ use connection::Connection;
 use fence::Fenced;
 use handle::{Command, Mailbox, Reply};
 use jobs::Jobs;
+use long::Long;
+use memory::Memory;
 use slab::Slab;
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -88,11 +94,11 @@ pub struct ArrayId(pub u32);
 pub struct ReactorConfig {
     /// Memory for requests and members; shared with the volumes.
     pub pool: Pool,
-    /// Bytes of client payloads in memory above which connections have to wait. Each connection may have one
-    /// request in flight beyond it, a large one up to twice the bytes; who keeps memory that others wait for is
-    /// given up after a while, so that none starves.
+    /// Bytes of memory that the requests and unread replies of clients may take, in equal shares; each client has a little
+    /// beyond it, see `memory`.
     pub payload_bytes: usize,
-    /// Clients at one time; more wait in the sockets' backlogs.
+    /// Clients at one time; more are let in and not served before others leave. Connections that have chosen no export do
+    /// not count.
     pub connections_max: usize,
     /// GPUs that bulk work may go to.
     pub gpu: Option<GpuRuntime>,
@@ -104,6 +110,10 @@ struct Pending {
     connection: usize,
     array: ArrayId,
     request: Request,
+    /// Bytes of its connection's memory that it has.
+    charge: usize,
+    /// The long request that it is a part of.
+    long: Option<usize>,
     /// What is known already of a question about two contexts: (bytes, flags) of base:allocation.
     allocation: Vec<(u64, u32)>,
 }
@@ -137,16 +147,24 @@ struct Reactor {
     /// Administrators' requests inside volumes.
     admin: HashMap<RequestId, AdminPending>,
     next_admin: u64,
-    /// Payload bytes of requests in volumes and of replies not yet sent.
-    payload_bytes: usize,
+    /// Long requests of clients.
+    longs: Slab<Long>,
+    memory: Memory,
     /// Connections with something to parse.
     dirty: VecDeque<usize>,
+    /// Those that have had their share of this turn.
+    later: Vec<usize>,
+    /// What each connection may spend of this turn, in nanoseconds, and how many have begun to.
+    share: i64,
+    active: usize,
+    /// Connections that wait for a client's place.
+    waiting: VecDeque<usize>,
     /// Connections to be settled at the end of this turn.
     touched: Vec<usize>,
     /// There is enough to send that it should leave before the turn goes on.
     urgent: bool,
-    /// Connections that wait for payload memory.
-    starved: VecDeque<usize>,
+    /// Some connection waits for others to end TLS.
+    next_turn_for_tls: bool,
     /// Requests that modify, in volumes, of clients that hung up.
     orphans: usize,
     /// Requests that wait for such, in the order in which they came.
@@ -171,6 +189,7 @@ impl Reactor {
         members.open_inbox(&mut ring)?;
         let wake = Rc::new(mailbox.wake.as_fd().try_clone_to_owned()?);
         let now = clock::now();
+        let memory = Memory::new(config.payload_bytes);
         Ok(Reactor {
             ring,
             sockets: Sockets::new(TAG_SOCKET),
@@ -189,11 +208,16 @@ impl Reactor {
             requests: Slab::new(),
             admin: HashMap::new(),
             next_admin: 0,
-            payload_bytes: 0,
+            longs: Slab::new(),
+            memory,
             dirty: VecDeque::new(),
+            later: Vec::new(),
+            share: 0,
+            active: 0,
+            waiting: VecDeque::new(),
             touched: Vec::new(),
             urgent: false,
-            starved: VecDeque::new(),
+            next_turn_for_tls: false,
             orphans: 0,
             fenced: Vec::new(),
             unfence: false,
@@ -212,11 +236,8 @@ impl Reactor {
         loop {
             self.jobs.end_turn();
             let more = self.members.has_finished() || self.jobs.has_done() || self.unfence;
-            let wait = if more || !self.dirty.is_empty() || !self.touched.is_empty() {
-                None
-            } else {
-                Some(self.until_tick())
-            };
+            let work = !self.dirty.is_empty() || !self.later.is_empty() || !self.touched.is_empty();
+            let wait = if more || work { None } else { Some(self.until_tick()) };
             let wait_max = self.watchdog.as_ref().map(Watchdog::wait_max);
             let wait = wait.map(|wait| wait_max.map_or(wait, |max| max.min(wait)));
             self.ring.enter(wait, &mut events)?;
@@ -267,6 +288,10 @@ impl Reactor {
     /// sends.
     fn work(&mut self) {
         self.urgent = false;
+        self.dirty.extend(self.later.drain(..));
+        // As many as there were in the last turn, or have something to do already.
+        self.share = turns::share(self.dirty.len().max(self.active));
+        self.active = 0;
         for _ in 0..COMPLETIONS_PER_TURN {
             self.begin_fenced();
             while let Some(key) = self.dirty.pop_front() {
@@ -332,6 +357,7 @@ impl Reactor {
             }
             self.close_overdue();
             self.resume_listeners();
+            self.resume_tls();
             self.report_vanished();
             self.leave_stragglers();
         }
@@ -343,6 +369,7 @@ impl Reactor {
 
     fn is_busy(&self) -> bool {
         self.stopping.is_some()
+            || self.next_turn_for_tls
             || self.members.in_flight() > 0
             || self.arrays.iter().flatten().any(|array| array.is_busy(self.now))
     }

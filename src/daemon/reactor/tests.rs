@@ -66,6 +66,16 @@ impl PassThrough {
 }
 
 impl Volume for PassThrough {
+    fn part_len(&self, request: &ClientRequest) -> u64 {
+        match request {
+            ClientRequest::Trim { len, .. }
+            | ClientRequest::WriteZeroes { len, .. }
+            | ClientRequest::BlockStatus { len, .. }
+            | ClientRequest::Health { len, .. } => (*len).min(MIB),
+            _ => u64::MAX,
+        }
+    }
+
     fn due(&self) -> Option<Timestamp> {
         None
     }
@@ -276,6 +286,7 @@ const READ: u16 = 0;
 const WRITE: u16 = 1;
 const DISC: u16 = 2;
 const FLUSH: u16 = 3;
+const TRIM: u16 = 4;
 const CACHE: u16 = 5;
 
 impl<S: Read + Write> Client<S> {
@@ -622,12 +633,100 @@ fn a_device_that_the_volume_refuses_is_closed_again() {
 fn beyond_the_limit_clients_wait_for_a_place() {
     let served = Served::new(true);
     let mut clients: Vec<_> = (0..CLIENTS_MAX).map(|_| served.client()).collect();
-    let mut waiting = UnixStream::connect(served.socket()).unwrap();
-    waiting.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
-    assert!(waiting.read(&mut [0; 1]).is_err());
-    drop(clients.pop());
-    waiting.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    assert!(Client::attach(waiting).read(0, 4096).is_ok());
+    let mut waiting: Vec<_> = (0..2).map(|_| served.client()).collect();
+    for client in &mut waiting {
+        client.send(READ, 1, 0, 4096);
+        client.0.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        assert!(client.0.read(&mut [0; 1]).is_err());
+    }
+    for client in &mut waiting {
+        drop(clients.pop());
+        client.0.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        assert_eq!(client.reply(), (1, 0), "first come, first served");
+        client.0.read_exact(&mut [0; 4096]).unwrap();
+    }
+}
+
+#[test]
+fn silence_takes_no_place_from_clients() {
+    let served = Served::new(true);
+    let silent: Vec<_> =
+        (0..4 * CLIENTS_MAX).map(|_| UnixStream::connect(served.socket()).unwrap()).collect();
+    let started = Instant::now();
+    let mut clients: Vec<_> = (0..CLIENTS_MAX).map(|_| served.client()).collect();
+    clients.iter_mut().for_each(|client| assert!(client.read(0, 4096).is_ok()));
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    drop(silent);
+}
+
+#[test]
+fn the_network_leaves_places_for_this_host() {
+    let served = Served::new(true);
+    let tcp = || Client::attach(TcpStream::connect(("127.0.0.1", served.port)).unwrap());
+    let many: Vec<_> = (0..CLIENTS_MAX).map(|_| tcp()).collect();
+    served.wait_for_clients(CLIENTS_MAX - CLIENTS_MAX / 10);
+    assert!(served.client().read(0, 4096).is_ok());
+    drop(many);
+}
+
+#[test]
+fn requests_larger_than_their_clients_memory_are_done_in_parts() {
+    // A share of 64 KiB.
+    let served = Served::with_payload(true, 0);
+    let mut clients = [served.client(), served.client()];
+    let data = [pattern(9 << 20, 3), pattern(300 << 10, 4)];
+    for (client, (data, offset)) in clients.iter_mut().zip(data.iter().zip([512, 32 * MIB])) {
+        assert_eq!(client.write(offset, data), 0);
+        assert!(client.read(offset, data.len() as u32).unwrap() == *data);
+        // Several at once, among small ones.
+        for cookie in 0..6 {
+            client.send(READ, cookie, offset, if cookie % 2 == 0 { data.len() as u32 } else { 4096 });
+        }
+        for _ in 0..6 {
+            let (cookie, error) = client.reply();
+            let mut seen = vec![0; if cookie % 2 == 0 { data.len() } else { 4096 }];
+            client.0.read_exact(&mut seen).unwrap();
+            assert!(error == 0 && seen == data[..seen.len()], "{cookie}");
+        }
+    }
+    let traffic = served.handle.status(served.array).unwrap().traffic;
+    assert_eq!((traffic.reads, traffic.writes), (14, 2), "counted as their clients sent them");
+}
+
+#[test]
+fn a_client_that_vanishes_within_a_request_in_parts_leaves_nothing_behind() {
+    for memory in [false, true] {
+        let served = Served::with_payload(memory, 0);
+        let mut half = served.client();
+        half.send(WRITE, 1, 0, 4 << 20);
+        half.0.write_all(&vec![7; 1 << 20]).unwrap();
+        let mut deaf = served.client();
+        deaf.send(READ, 1, 0, 32 << 20);
+        let mut trims = served.client();
+        (0..50).for_each(|cookie| trims.send(TRIM, cookie, 0, 64 << 20));
+        drop((half, deaf, trims));
+        served.wait_for_clients(0);
+        assert!(served.client().read(0, 1 << 20).is_ok());
+    }
+}
+
+#[test]
+fn a_trim_in_parts_is_answered_once() {
+    let served = Served::new(true);
+    let mut client = served.client();
+    assert_eq!(client.write(0, &pattern(8 << 20, 1)), 0);
+    client.send(TRIM, 5, 0, 64 << 20);
+    client.send(READ, 6, 0, 4096);
+    let mut replies = Vec::new();
+    for _ in 0..2 {
+        replies.push(client.reply());
+        if replies.ends_with(&[(6, 0)]) {
+            client.0.read_exact(&mut [0; 4096]).unwrap();
+        }
+    }
+    replies.sort_unstable();
+    assert_eq!(replies, [(5, 0), (6, 0)]);
+    assert!(client.read(0, 8 << 20).unwrap().iter().all(|&byte| byte == 0));
 }
 
 #[test]

@@ -112,7 +112,8 @@ type Kind = fn(&Served) -> Client<Box<dyn Stream>>;
 
 const KINDS: [Kind; 3] = [unix, tcp, tls];
 
-/// Large enough to wait for payload memory, small enough to lie in a unix socket's buffer and the inbox.
+/// Two of them are more than the share of a client that has 512 KiB, and small enough to lie in a unix socket's buffer and the
+/// inbox.
 const LARGE: usize = 300 << 10;
 
 fn ends_unanswered(client: &mut Client<Box<dyn Stream>>) {
@@ -120,26 +121,24 @@ fn ends_unanswered(client: &mut Client<Box<dyn Stream>>) {
     assert!(client.at_end());
 }
 
-/// Sends a write that cannot start because another client takes all payload memory, hangs up, writes anew.
+/// Sends a write that cannot start because the one before it has all memory of its client, hangs up, writes anew.
 fn stale_write(kind: Kind, how: Shutdown) -> (Served, Client<Box<dyn Stream>>) {
     let served = Served::with_payload(false, 1 << 20);
-    let mut greedy = served.client();
-    greedy.send(WRITE, 1, 32 * MIB, 32 << 20);
-    greedy.0.write_all(&[1; 4096]).unwrap();
     let mut old = kind(&served);
     setsockopt(&old.0, sockopt::SndBuf, &(1 << 20)).unwrap();
-    let mut message = Client::<UnixStream>::header(WRITE, 2, 0, LARGE as u32);
-    message.extend(pattern(LARGE, 2));
-    old.0.write_all(&message).unwrap();
-    // It lies there: what the greedy client keeps is what it waits for.
+    served.gate.store(true, Ordering::SeqCst);
+    for (cookie, offset) in [(1, 32 * MIB), (2, 0)] {
+        let mut message = Client::<UnixStream>::header(WRITE, cookie, offset, LARGE as u32);
+        message.extend(pattern(LARGE, 2));
+        old.0.write_all(&message).unwrap();
+    }
+    // The second one lies there until the first is done.
     old.0.patience(Duration::from_millis(200));
     assert!(old.0.read(&mut [0; 1]).is_err(), "the write was to wait");
     old.0.hang_up(how);
     let mut new = kind(&served);
     assert_eq!(new.write(0, &[9; 4096]), 0);
-    greedy.0.write_all(&vec![1; (32 << 20) - 4096]).unwrap();
-    assert_eq!(greedy.reply(), (1, 0));
-    drop(greedy);
+    served.gate.store(false, Ordering::SeqCst);
     (served, old)
 }
 
@@ -158,10 +157,13 @@ fn a_write_that_waits_when_its_client_hangs_up_is_never_done() {
 #[test]
 fn on_tcp_an_ended_stream_counts_as_hung_up_and_on_a_unix_socket_it_does_not() {
     let (served, mut old) = stale_write(tcp, Shutdown::Write);
+    old.0.patience(Duration::from_secs(10));
+    assert_eq!(old.reply(), (1, 0), "it was in the volume before");
     ends_unanswered(&mut old);
     assert!(tcp(&served).read(0, 4096).unwrap() == [9; 4096]);
     let (_served, mut old) = stale_write(unix, Shutdown::Write);
     old.0.patience(Duration::from_secs(10));
+    assert_eq!(old.reply(), (1, 0));
     assert_eq!(old.reply(), (2, 0), "its client can still read, and waits for the reply");
     ends_unanswered(&mut old);
 }
