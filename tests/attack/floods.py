@@ -2,7 +2,7 @@
 """What one client can do to another: floods of cheap or awkward requests against one array, while a victim reads 4 KiB at a time
 from another one of the same daemon. nbdkit's file plugin, two files, stands beside it in the same run.
 
-    floods.py --calpe BINARY [--nbdkit] [--connections 20,100] [--seconds 3] [--only NAME,...] [--json] [--bound MS]
+    floods.py --calpe BINARY [--nbdkit] [--connections 20,100] [--seconds 3] [--only NAME;...] [--json] [--bound MS]
 
 For each flood: connections, bytes sent to the server, the victim's median, 99th percentile and longest wait in ms. With --bound, exit
 status 1 when a 99th percentile of calpe's is above it. Loopback and unix sockets only; ends by itself.
@@ -290,6 +290,7 @@ def main():
     parser.add_argument("--nbdkit", action="store_true")
     parser.add_argument("--connections", default="20,100")
     parser.add_argument("--seconds", type=float, default=3)
+    parser.add_argument("--settle", type=float, default=0.7, help="how long a flood runs before its victim begins")
     parser.add_argument("--only")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--bound", type=float)
@@ -300,7 +301,7 @@ def main():
         target = json.loads(args.target)
         return attack(target if isinstance(target, str) else tuple(target), args.attack, int(args.connections),
                       args.seconds)
-    wanted = args.only.split(",") if args.only else list(FLOODS)
+    wanted = args.only.split(";") if args.only else list(FLOODS)
     wanted = [name for name in FLOODS if any(part in name for part in wanted)]
     folder = tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
     servers, bad = [], False
@@ -317,7 +318,7 @@ def main():
                     if "health" in name and server.name == "nbdkit":
                         continue
                     server.revive()
-                    row = {"server": server.name, **measure(server.target, name, connections, args.seconds)}
+                    row = {"server": server.name, **measure(server.target, name, connections, args.seconds, args.settle)}
                     row["rss"] = server.memory()
                     bad |= bool(args.bound) and server.name == "calpe" and row["p99"] > args.bound
                     if args.json:

@@ -7,6 +7,7 @@ mod clients;
 mod command_line;
 mod damage;
 mod durability;
+mod floods;
 mod hostile_clients;
 mod hung_members;
 mod malformed;

@@ -30,15 +30,15 @@ fn free_port() -> u16 {
 }
 
 /// A daemon with a certificate, an array `tank`, and clients' certificates.
-struct World {
+pub struct World {
     dir: tempfile::TempDir,
     ca: Ca,
     server: Identity,
-    port: u16,
+    pub port: u16,
 }
 
 impl World {
-    fn new() -> World {
+    pub fn new() -> World {
         let dir = tempfile::tempdir().expect("a folder");
         let ca = Ca::new(&dir.path().join("pki"));
         let server = ca.issue("server", 1);
@@ -71,7 +71,7 @@ impl World {
         config
     }
 
-    fn serve(&self, more: &str) -> Up {
+    pub fn serve(&self, more: &str) -> Up {
         let listen = format!("tcp = \"127.0.0.1:{}\"\n{more}", self.port);
         Up::serve(self.dir.path(), &self.config(&listen))
     }
@@ -89,7 +89,7 @@ impl World {
     }
 
     /// A client that is welcome.
-    fn friend(&self) -> PathBuf {
+    pub fn friend(&self) -> PathBuf {
         self.client_dir("friend", &self.ca.certificate(), Some(&self.ca.issue("friend", 10)))
     }
 
@@ -104,7 +104,7 @@ impl World {
     }
 
     #[track_caller]
-    fn welcome(&self, client: &Path) {
+    pub fn welcome(&self, client: &Path) {
         assert_eq!(self.size_over(client), Ok(VOLUME.to_string()));
     }
 
