@@ -6,7 +6,7 @@
 //! for what came under its protection. It must not know of requests: [`Negotiated`] is all that outlives it, nor of
 //! cryptography: the driver swaps the stream.
 
-use super::export::{BLOCK_MIN_BYTES_ASSUMED, ExportInfo, Exports};
+use super::export::{ExportInfo, Exports};
 use super::server::Fatal;
 use super::wire::{self, Contexts, Gather, Headers, Reader, StringFault, check_string, info, option, reply};
 
@@ -47,6 +47,8 @@ pub(super) struct Negotiated {
     pub export: ExportInfo,
     pub headers: Headers,
     pub contexts: Contexts,
+    /// The client asked for the block sizes, so that they bind it.
+    pub told_block_sizes: bool,
 }
 
 /// What one call of [`Handshake::receive`] came to.
@@ -331,6 +333,9 @@ impl Handshake {
                 self.headers = Headers::Structured;
                 Ok(())
             }
+            option::EXTENDED_HEADERS if self.headers == Headers::Extended => {
+                Err(refuse(reply::ERR_INVALID, "extended headers are negotiated already"))
+            }
             option::EXTENDED_HEADERS => {
                 self.headers = Headers::Extended;
                 Ok(())
@@ -366,9 +371,6 @@ impl Handshake {
             return Err(Fatal::ExportNameAfterExtendedHeaders);
         }
         let export = find(exports, name).ok_or_else(|| Fatal::UnknownExport { name: name.to_owned() })?;
-        if self.must_be_told_block_size(&export) {
-            return Err(Fatal::BlockSizeUnknown { block_min: export.block_min });
-        }
         out.extend_from_slice(&export.size.to_be_bytes());
         out.extend_from_slice(&export.transmission_flags(self.headers, false).to_be_bytes());
         if !self.no_zeroes {
@@ -402,7 +404,6 @@ impl Handshake {
         if asked[usize::from(info::BLOCK_SIZE)] {
             self.block_size_told_for = Some(export.name.clone());
         }
-        let untold = self.must_be_told_block_size(&export);
 
         // Before anything is chosen, INFO says what could be had.
         let filter = option == option::INFO || !self.contexts_of(&export).is_empty();
@@ -418,15 +419,9 @@ impl Handshake {
         if asked[usize::from(info::DESCRIPTION)] && !export.description.is_empty() {
             put(info::DESCRIPTION, [export.description.as_bytes(), &[], &[]]);
         }
-        if asked[usize::from(info::BLOCK_SIZE)] || untold {
+        if asked[usize::from(info::BLOCK_SIZE)] {
             let (min, preferred, max) = (export.block_min, export.block_preferred, export.block_max);
             put(info::BLOCK_SIZE, [&min.to_be_bytes(), &preferred.to_be_bytes(), &max.to_be_bytes()]);
-        }
-        if untold {
-            return Err(refuse(
-                reply::ERR_BLOCK_SIZE_REQD,
-                "the export's blocks are larger than 512 bytes: ask for NBD_INFO_BLOCK_SIZE and obey it",
-            ));
         }
         Ok(export)
     }
@@ -486,14 +481,10 @@ impl Handshake {
         }
     }
 
-    /// Whether the client would send requests too small for the export because nobody told it better.
-    fn must_be_told_block_size(&self, export: &ExportInfo) -> bool {
-        export.block_min > BLOCK_MIN_BYTES_ASSUMED && self.block_size_told_for.as_ref() != Some(&export.name)
-    }
-
     fn select(&mut self, export: ExportInfo) -> Progress {
         let contexts = self.contexts_of(&export);
-        Progress::Selected(Box::new(Negotiated { export, headers: self.headers, contexts }))
+        let told_block_sizes = self.block_size_told_for.as_ref() == Some(&export.name);
+        Progress::Selected(Box::new(Negotiated { export, headers: self.headers, contexts, told_block_sizes }))
     }
 }
 

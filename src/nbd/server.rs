@@ -90,12 +90,6 @@ pub enum Fatal {
         /// The name.
         name: String,
     },
-    /// EXPORT_NAME for an export whose blocks are larger than the client can know.
-    #[error("the client chose an export with blocks of {block_min} bytes without asking for its block size")]
-    BlockSizeUnknown {
-        /// The export's minimum block, bytes.
-        block_min: u32,
-    },
     /// EXPORT_NAME from a client that negotiated extended headers, which demand GO.
     #[error("the client chose an export by EXPORT_NAME although it negotiated extended headers")]
     ExportNameAfterExtendedHeaders,

@@ -18,6 +18,9 @@ use super::wire::{
 /// took the limit for a hint; one that announces more is quicker to reconnect than to listen to.
 pub const WRITE_DRAIN_BYTES_MAX: u64 = 64 << 20;
 
+/// The longest payload for a client that did not ask for the block sizes, and so knows none: what nbdkit takes.
+pub const UNTOLD_PAYLOAD_BYTES_MAX: u64 = 64 << 20;
+
 /// Length of the message in an error reply; long enough for a sentence, short enough to send thousands.
 pub const ERROR_MESSAGE_BYTES_MAX: usize = 256;
 
@@ -64,6 +67,10 @@ pub(super) struct Transmission {
     export: ExportInfo,
     headers: Headers,
     contexts: Contexts,
+    /// What offsets and lengths must be multiples of, and how long payloads may be: the export's block sizes, for a client that
+    /// knows them.
+    align: u64,
+    payload_max: u64,
     state: State,
     header: Gather<{ wire::EXTENDED_REQUEST_HEADER_BYTES }>,
     pub stopping: bool,
@@ -71,7 +78,11 @@ pub(super) struct Transmission {
 
 impl Transmission {
     pub fn new(negotiated: Negotiated, stopping: bool) -> Transmission {
+        let told = negotiated.told_block_sizes;
+        let (min, max) = (negotiated.export.block_min, negotiated.export.block_max);
         Transmission {
+            align: if told { u64::from(min) } else { 1 },
+            payload_max: if told { u64::from(max) } else { UNTOLD_PAYLOAD_BYTES_MAX },
             export: negotiated.export,
             headers: negotiated.headers,
             contexts: negotiated.contexts,
@@ -174,7 +185,7 @@ impl Transmission {
         let flagged = extended && header.flags & command_flag::PAYLOAD_LEN != 0;
         let paid = flagged || header.command == Command::Write.code();
         // What was advertised binds a client that can say so much else.
-        let limit = if extended { u64::from(self.export.block_max) } else { WRITE_DRAIN_BYTES_MAX };
+        let limit = if extended { self.payload_max } else { WRITE_DRAIN_BYTES_MAX };
         let length = if paid { header.length } else { 0 };
         if length > limit { Err(Fatal::PayloadLength { length, limit }) } else { Ok(length) }
     }
@@ -209,7 +220,7 @@ impl Transmission {
         Ok(chosen)
     }
 
-    /// Everything that can be wrong with a header. The order matters where two faults meet: nonsense before
+    /// Everything that can be wrong with a header. A client that did not ask for the block sizes is served at any alignment. The order matters where two faults meet: nonsense before
     /// permission, permission before range, range before alignment.
     fn validate(&self, header: &RequestHeader) -> Result<Request, Refusal> {
         let Some(command) = Command::from_code(header.command) else {
@@ -270,11 +281,10 @@ impl Transmission {
                 "the range ends beyond the end of the export",
             );
         }
-        let block_min = u64::from(self.export.block_min);
-        if !request.offset.is_multiple_of(block_min) || !request.length.is_multiple_of(block_min) {
+        if !request.offset.is_multiple_of(self.align) || !request.length.is_multiple_of(self.align) {
             return refuse(Errno::Inval, "offset or length is not a multiple of the minimum block size");
         }
-        if request.length > u64::from(self.export.block_max) {
+        if request.length > self.payload_max {
             match command {
                 Command::Read if request.df => {
                     return refuse(Errno::Overflow, "the read is too long for one reply");

@@ -123,10 +123,10 @@ fn option(code: u32, data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Client flags, and GO for the default export.
+/// Client flags, and GO for the default export, with its block sizes.
 fn go_handshake() -> Vec<u8> {
     let mut bytes = 3u32.to_be_bytes().to_vec();
-    bytes.extend(option(OPTION_GO, &[0; 6]));
+    bytes.extend(option(OPTION_GO, &[0, 0, 0, 0, 0, 1, 0, 3]));
     bytes
 }
 

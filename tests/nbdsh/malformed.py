@@ -100,9 +100,16 @@ class Raw:
 
     def agree(self, mode="structured", contexts=(), export=b""):
         if mode != "simple":
-            same(self.ask(STRUCTURED if mode == "structured" else EXTENDED), [ACK], "headers")
+            self.agree_headers(STRUCTURED if mode == "structured" else EXTENDED)
         if contexts:
             same(self.ask(SET_META, meta(export, contexts))[-1], ACK, "contexts")
+        return self.go(mode, export)
+
+    def agree_headers(self, option):
+        same(self.ask(option), [ACK], "headers")
+        return self
+
+    def go(self, mode, export=b""):
         same(self.ask(GO, go(export, [3]))[-1], ACK, "GO")
         self.mode = mode
         return self
@@ -426,17 +433,17 @@ def _():
 
 @case("STRUCTURED_REPLY after extended headers: ERR_EXT_HEADER_REQD")
 def _():
-    raw = Raw()
-    same(raw.ask(EXTENDED), [ACK])
+    raw = Raw().agree_headers(EXTENDED)
     same(raw.ask(STRUCTURED), [EXT_REQD])
-    raw.agree("extended").alive()
+    raw.go("extended").alive()
 
 
-@case("headers agreed twice are agreed")
+@case("structured replies agreed twice are agreed; extended headers a second time: ERR_INVALID, and they stay")
 def _():
     raw = Raw()
-    same(raw.ask(STRUCTURED) + raw.ask(STRUCTURED) + raw.ask(EXTENDED) + raw.ask(EXTENDED), [ACK] * 4)
-    raw.agree("extended").alive()
+    same(raw.ask(STRUCTURED) + raw.ask(STRUCTURED) + raw.ask(EXTENDED), [ACK] * 3)
+    same(raw.ask(EXTENDED), [INVALID])
+    raw.go("extended").alive()
 
 
 @case("EXPORT_NAME after extended headers: close")
@@ -503,6 +510,27 @@ def _():
             same(write(raw, offset, b"\1" * length), EINVAL, (offset, length))
 
     each(body)
+
+
+@case("a client that did not ask for the block size: any alignment, payloads to 64 MiB")
+def _():
+    for options in (lambda raw: same(raw.ask(GO, go(b"", []))[-1], ACK), None):
+        raw = Raw()
+        if options:
+            options(raw)
+        else:
+            raw.option(EXPORT_NAME)
+            raw.take(10)
+        same(write(raw, 1 * MIB, b"\1" * 4096), 0)
+        same(write(raw, 1 * MIB + 7, b"\2" * 1000), 0)
+        same(raw.error(ZEROES, 1 * MIB + 1, 2), 0)
+        raw.request(READ, 1 * MIB, 1100)
+        same(raw.take(16)[4:8], bytes(4))
+        same(raw.take(1100), b"\1\0\0" + b"\1" * 4 + b"\2" * 1000 + b"\1" * 93)
+        for command in (TRIM, CACHE):
+            same(raw.error(command, 1, 77777), 0, command)
+        same(write(raw, 0, bytes(64 * MIB)), 0)
+        same(raw.error(READ, 3, 1 + 64 * MIB), EINVAL)
 
 
 @case("unknown commands: EINVAL")

@@ -368,6 +368,7 @@ impl Reactor {
             if pending.request.command.modifies() {
                 self.modifies_less(pending.connection, id);
             }
+            self.edges -= usize::from(pending.edges.is_some());
             let (key, Pending { request, charge, long, .. }) = (pending.connection, pending);
             self.connections[key].in_flight -= 1;
             self.drop_order(key, Order { request, payload: None, charge, long });

@@ -7,6 +7,7 @@
 use super::admission::{Origin, STRANGERS_MAX, has_place, stranger_to_drop};
 use super::arrays::ExportView;
 use super::connection::{Connection, Next, Receiving};
+use super::edges::{blocks_of, middle};
 use super::fence::hangup_bits;
 use super::listener::{ListenAddress, Listener};
 use super::long::{LongKind, Order, STATUS_BYTES};
@@ -58,6 +59,9 @@ pub(super) struct ListenerState {
     armed: usize,
     closing: bool,
 }
+
+/// What the protocol has made sure of.
+pub(super) const RANGE_OF_VOLUME: &str = "a request lies within its export";
 
 /// Bytes of memory that a request counts as, from its arrival until its reply was sent.
 pub(super) fn charge_of(request: &Request) -> usize {
@@ -410,48 +414,82 @@ impl Reactor {
         };
         connection.allowance.spend(later_cost(&request));
         let offset = VolumeOffset(request.offset);
+        let uneven =
+            matches!(request.command, Command::Read | Command::Write) && self.has_edges(array, &request);
+        let (charge, long) = (order.charge, order.long);
+        let mut pending =
+            Pending { connection: key, array, request, charge, long, edges: None, allocation: Vec::new() };
+        let connection = &self.connections[key];
         let client_request = match (request.command, order.payload) {
+            (Command::Read, _) if uneven => {
+                let blocks = blocks_of(&request, self.block_of(array));
+                let buf = self.config.pool.alloc((blocks.end - blocks.start) as usize);
+                Some(ClientRequest::Read { offset: VolumeOffset(blocks.start), buf })
+            }
+            (Command::Write, Some(payload)) if uneven => {
+                pending.edges = Some(Box::new(self.edges_of(array, &request, &payload)));
+                None
+            }
             (Command::Read, _) => {
                 let buf = self.config.pool.alloc(request.length as usize);
-                if connection.nbd.takes_parts(&request) {
+                Some(if connection.nbd.takes_parts(&request) {
                     ClientRequest::ReadSparse { offset, buf }
                 } else {
                     ClientRequest::Read { offset, buf }
-                }
+                })
             }
             (Command::Write, Some(buf)) => {
-                ClientRequest::Write { offset, data: buf.freeze(), fua: request.fua }
+                Some(ClientRequest::Write { offset, data: buf.freeze(), fua: request.fua })
             }
             (Command::Write, None) => unreachable!("a write starts with its payload"),
             (Command::Cache, _) => {
                 // Advisory, and there is no cache to fill.
+                let connection = &mut self.connections[key];
                 connection.nbd.reply_done(&request, &mut connection.filling.head);
                 return;
             }
-            _ => client_request(&request).expect("a request without payload"),
+            _ => Some(client_request(&request).expect("a request without payload")),
         };
-        connection.in_flight += 1;
+        self.connections[key].in_flight += 1;
         if let Some(hosted) = self.hosted(array) {
             hosted.in_flight += 1;
         }
         if request.command.modifies() {
             self.modifies_more(key, array);
         }
-        let (charge, long) = (order.charge, order.long);
-        let pending = Pending { connection: key, array, request, charge, long, allocation: Vec::new() };
-        let id = self.requests.insert(pending);
-        self.step(array, VolumeEvent::Client(RequestId(id as u64), client_request));
+        match client_request {
+            Some(client_request) => {
+                let id = self.requests.insert(pending);
+                self.step(array, VolumeEvent::Client(RequestId(id as u64), client_request));
+            }
+            None => {
+                self.edges += 1;
+                self.continue_edges(pending, None);
+            }
+        }
     }
 
     /// Takes a volume's answer.
     pub(super) fn client_done(&mut self, id: RequestId, result: Result<ClientReply, ClientError>) {
-        let Pending { connection: key, array, request, charge, long, allocation } =
-            self.requests.remove(id.0 as usize);
+        let pending = self.requests.remove(id.0 as usize);
+        let result = match result {
+            Ok(ClientReply::Data(block)) if pending.edges.is_some() => {
+                self.continue_edges(pending, Some(block));
+                return;
+            }
+            Ok(ClientReply::Data(blocks)) => {
+                Ok(ClientReply::Data(middle(blocks, &pending.request, self.block_of(pending.array))))
+            }
+            result => result,
+        };
+        let Pending { connection: key, array, request, charge, long, edges, allocation } = pending;
+        self.edges -= usize::from(edges.is_some());
         let result = match result {
             // Asked about both contexts: the other is another question, to the same volume.
             Ok(ClientReply::Extents(extents)) if request.contexts.health => {
                 let allocation = extents.iter().map(|e| (e.len, allocation_flags(e))).collect();
-                let pending = Pending { connection: key, array, request, charge, long, allocation };
+                let edges = None;
+                let pending = Pending { connection: key, array, request, charge, long, edges, allocation };
                 let id = self.requests.insert(pending);
                 let question =
                     ClientRequest::Health { offset: VolumeOffset(request.offset), len: request.length };

@@ -8,6 +8,7 @@
 //! - A request that modifies is handed to its volume only after its client was seen not to have hung up, in this very
 //!   parse run and after its payload was complete. What a client that hung up has left behind is dropped: nobody waits
 //!   for the replies.
+//! - A write waits while it overlaps another one, if either of them does not lie on blocks.
 //! - A request waits while it overlaps an orphan, that is a modifying request that a volume still has of a client that
 //!   hung up. Whether others have hung up is asked before the request is looked at; and whoever sends a request
 //!   again has hung up before.
@@ -21,6 +22,7 @@
 //! Cost: one poll without waiting for each parse run with a request that modifies, or while others modify. Must not
 //! know what volumes do.
 
+use super::edges::blocks_of;
 use super::long::Order;
 use super::sys::{PollBits, hang_ups};
 use super::{ArrayId, Pending, Reactor};
@@ -43,8 +45,10 @@ pub(super) const fn hangup_bits(tcp: bool) -> PollBits {
     if tcp { always | libc::POLLRDHUP } else { always }
 }
 
-fn overlap(a: &Request, b: &Request) -> bool {
-    a.offset < b.offset.saturating_add(b.length) && b.offset < a.offset.saturating_add(a.length)
+/// Whether two requests have a block in common.
+fn overlap(a: &Request, b: &Request, block: u64) -> bool {
+    let (a, b) = (blocks_of(a, block), blocks_of(b, block));
+    a.start < b.end && b.start < a.end
 }
 
 impl Reactor {
@@ -108,9 +112,10 @@ impl Reactor {
         }
     }
 
-    /// An orphan that a request overlaps, by its key.
+    /// An orphan that a request overlaps, or a write where either does not lie on blocks, by its key.
     fn find_orphan(&self, key: usize, array: ArrayId, request: &Request) -> Option<usize> {
-        if self.orphans == 0 {
+        let uneven = request.command.modifies() && self.has_edges(array, request);
+        if self.orphans == 0 && self.edges == 0 && !uneven {
             return None;
         }
         let mut orphans =
@@ -118,13 +123,16 @@ impl Reactor {
         orphans.next().map(|(behind, _)| behind)
     }
 
-    /// Whether a request overlaps this one, which a volume has of another client that has hung up.
+    /// Whether a request overlaps this one, which a volume has of another client that has hung up, or which must not be mixed
+    /// with it.
     fn must_wait_for(&self, pending: &Pending, key: usize, array: ArrayId, request: &Request) -> bool {
+        let orphan = || pending.connection != key && self.connections[pending.connection].hung_up;
+        let edges =
+            || request.command.modifies() && (pending.edges.is_some() || self.has_edges(array, request));
         pending.array == array
-            && pending.connection != key
             && pending.request.command.modifies()
-            && self.connections[pending.connection].hung_up
-            && overlap(&pending.request, request)
+            && overlap(&pending.request, request, self.block_of(array))
+            && (orphan() || edges())
     }
 
     /// Notes that a volume was given a request that modifies.
@@ -141,8 +149,8 @@ impl Reactor {
         connection.modifying -= 1;
         if connection.hung_up {
             self.orphans -= 1;
-            self.unfence = !self.fenced.is_empty();
         }
+        self.unfence = !self.fenced.is_empty();
         if let Some(hosted) = self.hosted(array) {
             hosted.modifying -= 1;
         }

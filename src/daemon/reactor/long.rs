@@ -144,9 +144,20 @@ impl Reactor {
         }
     }
 
-    /// Whether a request without payload takes so long that it is cut.
+    /// Whether a request without payload takes so long that it is cut, or is zeroes for parts of blocks.
     pub(super) fn is_long(&self, key: usize, request: &Request) -> bool {
-        self.part_of(key, request) < request.length
+        self.part_of(key, request) < request.length || self.zero_edge(key, request).is_some()
+    }
+
+    /// How many bytes of zeroes at the start of a request are to be written, since they are a part of a block. What must be
+    /// fast is refused by the volume instead.
+    fn zero_edge(&self, key: usize, request: &Request) -> Option<u64> {
+        if request.command != Command::WriteZeroes || request.fast_zero {
+            return None;
+        }
+        let block = self.block_of(self.connections[key].array?);
+        let within = request.offset % block;
+        (within > 0 || request.length < block).then(|| request.length.min(block - within))
     }
 
     /// How many bytes of a request without payload are done at once.
@@ -175,9 +186,19 @@ impl Reactor {
         let order = match kind {
             _ if flushing => Order { request: rest, payload: None, charge: 0, long: Some(long) },
             LongKind::NoPayload => {
-                let length = self.part_of(key, &rest);
-                let request = Request { length, ..rest };
-                Order { request, payload: None, charge: 0, long: Some(long) }
+                if let Some(length) = self.zero_edge(key, &rest) {
+                    let zeroes = self.config.pool.alloc_zeroed(length as usize);
+                    let request = Request { command: Command::Write, length, ..rest };
+                    Order { request, payload: Some(zeroes), charge: 0, long: Some(long) }
+                } else {
+                    let mut length = self.part_of(key, &rest);
+                    if rest.command == Command::WriteZeroes && length == rest.length {
+                        let array = self.connections[key].array;
+                        length -= array.map_or(0, |array| length % self.block_of(array));
+                    }
+                    let request = Request { length, ..rest };
+                    Order { request, payload: None, charge: 0, long: Some(long) }
+                }
             }
             LongKind::ReadInParts | LongKind::ReadAlone => {
                 let Some(length) = self.payload_part(key, &rest) else { return false };

@@ -12,6 +12,7 @@ mod admission;
 mod arrays;
 mod clients;
 mod connection;
+mod edges;
 mod fence;
 mod handle;
 mod jobs;
@@ -41,6 +42,7 @@ use crate::volume::{AdminOutcome, RequestId, VolumeAction, VolumeEvent};
 use arrays::Hosted;
 use clients::ListenerState;
 use connection::Connection;
+use edges::Edges;
 use fence::Fenced;
 use handle::{Command, Mailbox, Reply};
 use jobs::Jobs;
@@ -114,6 +116,8 @@ struct Pending {
     charge: usize,
     /// The long request that it is a part of.
     long: Option<usize>,
+    /// Of a write that does not lie on blocks.
+    edges: Option<Box<Edges>>,
     /// What is known already of a question about two contexts: (bytes, flags) of base:allocation.
     allocation: Vec<(u64, u32)>,
 }
@@ -167,9 +171,11 @@ struct Reactor {
     next_turn_for_tls: bool,
     /// Requests that modify, in volumes, of clients that hung up.
     orphans: usize,
-    /// Requests that wait for such, in the order in which they came.
+    /// Writes in volumes that do not lie on blocks.
+    edges: usize,
+    /// Requests that wait for such, or for orphans, in the order in which they came.
     fenced: Vec<Fenced>,
-    /// An orphan is done: some of them may go on.
+    /// Something that they wait for is done: some of them may go on.
     unfence: bool,
     /// What the last step of a volume asked for.
     actions: Vec<VolumeAction>,
@@ -219,6 +225,7 @@ impl Reactor {
             urgent: false,
             next_turn_for_tls: false,
             orphans: 0,
+            edges: 0,
             fenced: Vec::new(),
             unfence: false,
             actions: Vec::new(),

@@ -287,6 +287,7 @@ const WRITE: u16 = 1;
 const DISC: u16 = 2;
 const FLUSH: u16 = 3;
 const TRIM: u16 = 4;
+const ZEROES: u16 = 6;
 const CACHE: u16 = 5;
 
 impl<S: Read + Write> Client<S> {
@@ -707,6 +708,64 @@ fn a_client_that_vanishes_within_a_request_in_parts_leaves_nothing_behind() {
         drop((half, deaf, trims));
         served.wait_for_clients(0);
         assert!(served.client().read(0, 1 << 20).is_ok());
+    }
+}
+
+#[test]
+fn bytes_at_any_offset_are_served_and_neighbours_keep_theirs() {
+    for (memory, payload_bytes) in [(true, 32 << 20), (true, 0), (false, 32 << 20)] {
+        let served = Served::with_payload(memory, payload_bytes);
+        let mut clients = [served.client(), served.client()];
+        let mut model = vec![0u8; 4 << 20];
+        let mut random = crate::testing::Random::new(7);
+        for turn in 0..200u64 {
+            let length = if turn % 20 == 0 { random.index(300 << 10) } else { random.index(3000) } + 1;
+            let offset = random.index(model.len() - length);
+            let range = offset..offset + length;
+            let client = &mut clients[random.index(2)];
+            match random.index(4) {
+                0 => {
+                    client.send(ZEROES, turn, offset as u64, length as u32);
+                    assert_eq!(client.reply(), (turn, 0));
+                    model[range].fill(0);
+                }
+                1 => {
+                    assert!(client.read(offset as u64, length as u32).unwrap() == model[range], "turn {turn}")
+                }
+                _ => {
+                    let data = pattern(length, turn as u8);
+                    assert_eq!(client.write(offset as u64, &data), 0);
+                    model[range].copy_from_slice(&data);
+                }
+            }
+        }
+        assert!(clients[0].read(0, model.len() as u32).unwrap() == model);
+    }
+}
+
+#[test]
+fn writes_of_neighbouring_bytes_at_one_time_lose_nothing() {
+    for memory in [false, true] {
+        let served = Served::new(memory);
+        let mut clients = [served.client(), served.client()];
+        // 100 bytes each, so that most blocks are written by both clients, several times; among them whole blocks.
+        for number in 0..200u64 {
+            for (at, client) in clients.iter_mut().enumerate() {
+                client.send(WRITE, number, (2 * number + at as u64) * 100, 100);
+                client.0.write_all(&[number as u8 + 1; 100]).unwrap();
+                client.send(WRITE, 1000 + number, MIB + (2 * number + at as u64) * 512, 512);
+                client.0.write_all(&[number as u8 + 1; 512]).unwrap();
+            }
+        }
+        for client in &mut clients {
+            (0..400).for_each(|_| assert_eq!(client.reply().1, 0));
+        }
+        for (offset, length) in [(0, 100), (MIB, 512)] {
+            let data = clients[0].read(offset, 400 * length as u32).unwrap();
+            for (number, bytes) in data.chunks(length).enumerate() {
+                assert!(bytes.iter().all(|&byte| byte == (number / 2) as u8 + 1), "{offset} {number}");
+            }
+        }
     }
 }
 

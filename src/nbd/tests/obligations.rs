@@ -183,30 +183,31 @@ fn an_empty_description_is_not_sent() {
 }
 
 #[test]
-fn blocks_above_512_bytes_demand_a_client_that_asked_for_them() {
-    for option in [option::GO, option::INFO] {
+fn block_sizes_bind_a_client_that_asked_for_them_and_no_other() {
+    // Those who asked, about the same export, perhaps earlier.
+    let info = |name: &str| opt(option::INFO, &go(name, &[3]));
+    let told = [
+        opt(option::GO, &go("4k", &[3])),
+        [info("4k"), opt(option::GO, &go("4k", &[]))].concat(),
+        [info("4k"), opt(option::EXPORT_NAME, b"4k")].concat(),
+    ];
+    let untold = [
+        opt(option::GO, &go("4k", &[])),
+        opt(option::EXPORT_NAME, b"4k"),
+        [info("vol"), opt(option::EXPORT_NAME, b"4k")].concat(),
+    ];
+    for (options, is_told) in
+        told.into_iter().map(|o| (o, true)).chain(untold.into_iter().map(|o| (o, false)))
+    {
         let mut server = Server::haggling();
-        let replies = server.options(&opt(option, &go("4k", &[])));
-        assert_eq!(kinds(&replies), [reply::INFO, reply::INFO, reply::ERR_BLOCK_SIZE_REQD]);
-        assert_eq!(replies[1].2[..6], [0, 3, 0, 0, 16, 0], "the sizes come before the refusal");
-        assert_eq!(server.seen, []);
-        let replies = server.options(&opt(option, &go("4k", &[3])));
-        assert_eq!(kinds(&replies).last(), Some(&reply::ACK));
-    }
-    let mut server = Server::haggling();
-    server.feed(&opt(option::EXPORT_NAME, b"4k"));
-    assert_eq!(server.fatal, Some(Fatal::BlockSizeUnknown { block_min: 4096 }));
-    // Who asked in an earlier INFO about the same export knows.
-    for last in [opt(option::GO, &go("4k", &[])), opt(option::EXPORT_NAME, b"4k")] {
-        let mut server = Server::haggling();
-        server.feed(&opt(option::INFO, &go("4k", &[3])));
-        server.feed(&last);
+        server.feed(&options);
         assert_eq!(server.seen, [Seen::Selected("4k".into())]);
+        for (offset, length) in [(1, 4096), (4096, 511), (7, 1)] {
+            server.seen.clear();
+            server.feed(&raw(0, Command::Read.code(), 7, offset, length));
+            assert_eq!(server.seen.is_empty(), is_told, "{offset} {length}");
+        }
     }
-    let mut server = Server::haggling();
-    server.feed(&opt(option::INFO, &go("vol", &[3])));
-    server.feed(&opt(option::EXPORT_NAME, b"4k"));
-    assert_eq!(server.fatal, Some(Fatal::BlockSizeUnknown { block_min: 4096 }));
 }
 
 #[test]
