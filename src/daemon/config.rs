@@ -38,6 +38,8 @@ pub const NBD_SOCKET_NAME: &str = "nbd.sock";
 pub const DEFAULT_MEMORY: u64 = 256 << 20;
 /// Less memory than this could not hold one full-stripe write of a wide array.
 pub const MIN_MEMORY: u64 = 32 << 20;
+/// Less memory for metadata than this holds no page cache that is worth it.
+const MIN_METADATA_MEMORY: u64 = 4 << 20;
 /// More memory than this is a mistyped suffix.
 pub const MAX_MEMORY: u64 = 1 << 40;
 
@@ -97,6 +99,8 @@ pub struct DaemonConfig {
     pub control_socket: PathBuf,
     /// Bytes of memory for requests in flight.
     pub memory: u64,
+    /// Bytes of memory for stripe maps and page caches; none for half of the host's.
+    pub metadata_memory: Option<u64>,
     /// Whether the daemon is protected against waiting for itself when memory is short.
     pub reclaim_safe: reclaim::Mode,
     /// Form of the log; none when the file does not say.
@@ -341,11 +345,15 @@ impl Reader<'_> {
             control_socket: runtime_dir.join(CONTROL_SOCKET_NAME),
             runtime_dir,
             memory: DEFAULT_MEMORY,
+            metadata_memory: None,
             reclaim_safe: reclaim::Mode::default(),
             log_format: None,
         };
         let Some(section) = section else { return daemon };
-        self.known(section, &["runtime_dir", "control_socket", "memory", "reclaim_safe", "log_format"]);
+        self.known(
+            section,
+            &["runtime_dir", "control_socket", "memory", "metadata_memory", "reclaim_safe", "log_format"],
+        );
         if let Some(dir) = self.path(section, "runtime_dir") {
             daemon.control_socket = dir.join(CONTROL_SOCKET_NAME);
             daemon.runtime_dir = dir;
@@ -356,6 +364,7 @@ impl Reader<'_> {
         if let Some(bytes) = self.size(section, "memory", MIN_MEMORY, MAX_MEMORY) {
             daemon.memory = bytes;
         }
+        daemon.metadata_memory = self.size(section, "metadata_memory", MIN_METADATA_MEMORY, MAX_MEMORY);
         if let Some(mode) = self.value(section, "reclaim_safe", reclaim_safe) {
             daemon.reclaim_safe = mode;
         }

@@ -14,6 +14,7 @@ pub mod create;
 mod drill;
 pub mod events;
 pub mod gpu;
+mod host_memory;
 pub mod import;
 mod imports;
 pub mod logging;

@@ -135,6 +135,7 @@ pub fn run_serve(config: &Config) -> Result<(), RunError> {
     let daemon = Arc::new(
         Daemon::start(ServiceConfig {
             memory: config.daemon.memory,
+            metadata_memory: config.daemon.metadata_memory,
             resident,
             connections_max: config.listen.max_connections as usize,
             search,

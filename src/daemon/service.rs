@@ -7,6 +7,7 @@ use super::changes::{Change, Changes};
 use super::clock;
 use super::events::EventLog;
 use super::gpu::Gpus;
+use super::host_memory;
 use super::import::{self, ImportError, LeftOut, Opened};
 use super::reactor::{
     ArrayFacts, ArrayId, ListenAddress, ListenError, Listener, NewArray, ReactorConfig, ReactorError,
@@ -15,7 +16,7 @@ use super::reactor::{
 use super::report::{Meters, Names, Place};
 use super::returns::Returns;
 use super::search::{Found, Search, search};
-use crate::array::{ArrayConfig, FullStripe, OpenDevice};
+use crate::array::{ArrayConfig, Footprint, FullStripe, OpenDevice};
 use crate::block_io::Pool;
 use crate::codec::Codec;
 use crate::control::{
@@ -38,6 +39,9 @@ use uuid::Uuid;
 /// The part of the memory that client payloads may take: the rest is for the reads and parity of their stripes.
 const PAYLOAD_SHARE: u64 = 2;
 
+/// The part of the memory of the host that metadata may take where nothing is configured, as a divisor.
+const METADATA_PART: u64 = 2;
+
 /// How long a request waits for another one about the same array, which may wait for a device.
 const CHANGE_WAIT: Duration = Duration::from_secs(10);
 
@@ -55,7 +59,9 @@ const UNREAD_TOLD: usize = 8;
 pub struct ServiceConfig {
     /// Bytes of memory for requests.
     pub memory: u64,
-    /// Takes all of it at the start.
+    /// Bytes of memory that the stripe maps and page caches of all arrays may take; none: half of what this process can have.
+    pub metadata_memory: Option<u64>,
+    /// Takes all memory for requests at the start.
     pub resident: bool,
     /// Clients at one time.
     pub connections_max: usize,
@@ -114,6 +120,7 @@ pub struct Daemon {
     pool: Pool,
     gpus: Gpus,
     events: EventLog,
+    metadata_memory: u64,
     search: Vec<PathBuf>,
     addresses: Mutex<Vec<(ListenAddress, TlsMode)>>,
     served: Mutex<Vec<Served>>,
@@ -130,6 +137,8 @@ pub(super) struct Served {
     pub(super) superblock: Superblock,
     pub(super) names: Names,
     pub(super) limits: TimeLimits,
+    /// Bytes of memory for its metadata.
+    memory: u64,
 }
 
 /// What a request that changes something leads to.
@@ -206,6 +215,7 @@ impl Daemon {
             pool,
             gpus,
             events,
+            metadata_memory: config.metadata_memory.unwrap_or_else(|| host_memory::bytes() / METADATA_PART),
             search: config.search,
             addresses: Mutex::default(),
             served: Mutex::default(),
@@ -251,6 +261,7 @@ impl Daemon {
             );
             return Err(refusal(ErrorCode::Refused, what));
         }
+        let memory = self.memory_for(&superblock, options)?;
         let geometry = superblock.geometry;
         let codec = Codec::new(usize::from(geometry.data), usize::from(geometry.parity))
             .map_err(|error| refusal(ErrorCode::Failed, error.to_string()))?;
@@ -303,7 +314,7 @@ impl Daemon {
             devices: devices.into_iter().flatten().collect(),
             read_only: options.read_only,
         })?;
-        lock(&self.served).push(Served { id, superblock, names, limits: options.limits });
+        lock(&self.served).push(Served { id, superblock, names, limits: options.limits, memory });
         let report = self.report_of(id)?;
         let level = if report.state == ArrayState::Online { NoticeLevel::Info } else { NoticeLevel::Warning };
         self.notice(&report.name, level, format!("imported, {}", report.state));
@@ -317,6 +328,25 @@ impl Daemon {
             self.events.push(&report.name, ArrayNotice { level: NoticeLevel::Warning, member, text });
         }
         Ok(report)
+    }
+
+    /// Memory for the metadata of an array, in bytes, if there is enough beside that of the others.
+    fn memory_for(&self, superblock: &Superblock, options: ServeOptions) -> Result<u64, RequestError> {
+        let page_cache = options.page_cache.unwrap_or(ArrayConfig::default().page_cache as u64);
+        let needed = Footprint::of(superblock, page_cache);
+        let taken: u64 = lock(&self.served).iter().map(|served| served.memory).sum();
+        let left = self.metadata_memory.saturating_sub(taken);
+        if needed.total() <= left {
+            return Ok(needed.total());
+        }
+        let what = format!(
+            "array '{}' needs {needed} of memory, and {} of {} are left: raise metadata_memory in [daemon], lower the array's page_cache, or, if its size of {} is not what you expect, look at its members with 'calpe inspect'",
+            superblock.name,
+            HumanSize(left),
+            HumanSize(self.metadata_memory),
+            HumanSize(superblock.geometry.volume_bytes),
+        );
+        Err(refusal(ErrorCode::Refused, what))
     }
 
     /// Remembers where the device of a member that is not there should be, for messages and for `online`.

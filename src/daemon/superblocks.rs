@@ -106,13 +106,17 @@ pub fn write_superblock(device: &Device, superblock: &Superblock) -> Result<(), 
     device.flush()
 }
 
-/// Sets space aside for the log and the metadata pages of a member, so that a filesystem that runs full
-/// refuses data, which clients are told of, and never what keeps the array consistent.
+/// Sets space aside for the superblocks and the log of a member: without them no write can be acknowledged, and nothing of
+/// what was is made safe. Metadata pages, which are two percent of a volume, take space as data comes; on a filesystem that
+/// runs full they wait in the log until there is room (rule T4), and clients are told.
 ///
 /// # Errors
 /// When there is no room.
 pub fn reserve_regions(device: &Device, superblock: &Superblock) -> Result<(), DeviceError> {
-    let regions = superblock.regions.iter().filter(|region| region.kind != RegionKind::Data);
+    let regions = superblock
+        .regions
+        .iter()
+        .filter(|region| !matches!(region.kind, RegionKind::Data | RegionKind::Pages));
     regions.into_iter().try_for_each(|region| device.preallocate(region.offset.0, region.len))
 }
 

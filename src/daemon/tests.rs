@@ -37,6 +37,7 @@ impl Bench {
         let dir = tempfile::tempdir().unwrap();
         created_in(dir.path(), "tank", 2, 2);
         let config = ServiceConfig {
+            metadata_memory: None,
             resident: false,
             memory: 64 << 20,
             connections_max: 10,
@@ -275,6 +276,7 @@ fn a_read_only_array_is_served_under_its_options() {
     let dir = tempfile::tempdir().unwrap();
     let array = created_in(dir.path(), "tank", 1, 1);
     let daemon = Daemon::start(ServiceConfig {
+        metadata_memory: None,
         resident: false,
         memory: 32 << 20,
         connections_max: 1,
@@ -297,6 +299,7 @@ fn a_read_only_array_is_served_under_its_options() {
 fn the_control_socket_answers_line_by_line_whatever_comes() {
     let dir = tempfile::tempdir().unwrap();
     let config = ServiceConfig {
+        metadata_memory: None,
         resident: false,
         memory: 32 << 20,
         connections_max: 1,
@@ -325,4 +328,48 @@ fn the_control_socket_answers_line_by_line_whatever_comes() {
     drop(server);
     assert!(!path.exists() && UnixStream::connect(&path).is_err());
     daemon.shutdown().unwrap();
+}
+
+#[test]
+fn an_array_whose_metadata_do_not_fit_into_the_memory_is_refused_and_others_are_served() {
+    let dir = tempfile::tempdir().unwrap();
+    created_in(dir.path(), "small", 2, 2);
+    let daemon = |bytes| {
+        Daemon::start(ServiceConfig {
+            metadata_memory: Some(bytes),
+            resident: false,
+            memory: 32 << 20,
+            connections_max: 1,
+            search: vec![dir.path().into()],
+            gpu: gpu_off(),
+            runtime_dir: None,
+        })
+        .unwrap()
+    };
+    let import =
+        || Request::Import { array: None, all: true, dirs: Vec::new(), force: false, dry_run: false };
+    let tight = daemon(4096);
+    let Reply::Error(error) = tight.handle(import()) else { panic!("it was served") };
+    assert!(error.message.contains("array 'small' needs"), "{}", error.message);
+    assert!(error.message.contains("of 4 KiB are left: raise metadata_memory"), "{}", error.message);
+    assert!(tight.status(None).unwrap().is_empty());
+    tight.shutdown().unwrap();
+    let roomy = daemon(64 << 20);
+    assert!(matches!(roomy.handle(import()), Reply::Done { .. }));
+    roomy.shutdown().unwrap();
+}
+
+#[test]
+fn the_memory_of_metadata_is_known_for_any_geometry_and_taken_for_none() {
+    use crate::array::Footprint;
+    let dir = tempfile::tempdir().unwrap();
+    let array = created_in(dir.path(), "tank", 2, 2);
+    let members = search(&[dir.path().into()], DEFAULT_MEMBER_TIMEOUT).arrays.remove(&array).unwrap();
+    let mut superblock = members[0].superblock.clone();
+    superblock.geometry.slots = 1 << 36;
+    superblock.geometry.volume_bytes = 1 << 53;
+    let huge = Footprint::of(&superblock, 64 << 20);
+    assert!(huge.stripe_map > 25 << 36 && huge.page_cache > 64 << 20, "{huge}");
+    superblock.geometry.slots = u64::MAX / (superblock.geometry.chunk as u64);
+    assert!(Footprint::of(&superblock, u64::MAX).total() > huge.total());
 }

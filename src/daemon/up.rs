@@ -89,6 +89,7 @@ pub fn run_up(options: &UpOptions, out: &mut dyn Write) -> Result<(), RunError> 
     let daemon = Arc::new(
         Daemon::start(ServiceConfig {
             memory: DEFAULT_MEMORY,
+            metadata_memory: None,
             resident: false,
             connections_max: DEFAULT_CONNECTIONS as usize,
             search: vec![dir.clone()],

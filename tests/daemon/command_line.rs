@@ -253,3 +253,20 @@ fn an_array_lives_through_loss_replacement_and_restart() {
     );
     place.stop();
 }
+
+#[test]
+fn an_empty_array_takes_space_for_its_logs_and_not_for_its_pages() {
+    let place = Place::new();
+    place.calpe("create wide --data 4 --parity 2 --size 100GiB a b c d e f", 0);
+    let inspected = place.json("inspect a --json");
+    let text = inspected.to_string();
+    let allocated = |member: &str| fs::metadata(place.path(member)).unwrap().blocks() * 512;
+    let log = inspected["regions"]
+        .as_array()
+        .and_then(|regions| regions.iter().find(|region| region["kind"] == "log"))
+        .and_then(|region| region["length"].as_u64())
+        .unwrap_or_else(|| panic!("{text}"));
+    for member in ["a", "b", "c", "d", "e", "f"] {
+        assert!(allocated(member) < log + (2 << 20), "{member}: {} of {log}", allocated(member));
+    }
+}

@@ -1,5 +1,5 @@
 //! Clients that ask for much, or for nothing, in great numbers: others wait for milliseconds, memory and threads stay
-//! within what is stated in docs/operations.md.
+//! within what is stated in conf/calpe.toml.
 
 use crate::support::{Up, calpe, run};
 use crate::tls::World;

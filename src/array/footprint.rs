@@ -1,0 +1,54 @@
+//! Memory that an array takes for as long as it is served, computed before any of it is. Must not know how much there is.
+
+use crate::format::{ChecksumKind, PAGE_BYTES, PageLayout, Superblock};
+use crate::units::HumanSize;
+use std::fmt;
+
+/// What a cached page takes beyond its bytes: its entry in the cache, where its copies go next, its place in the clock.
+const PAGE_OVERHEAD_BYTES: u64 = 256;
+
+/// What is in memory for each slot: which stripe is in it.
+const SLOT_BYTES: u64 = 8;
+
+/// What is in memory for each page, cached or not: its newest version.
+const VERSION_BYTES: u64 = 8;
+
+/// Memory that an array takes, in bytes, by what it is for. Requests under way are not in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Footprint {
+    /// The stripe map, which is in memory as a whole.
+    pub stripe_map: u64,
+    /// The cache for pages of hashes, with the versions of all of them.
+    pub page_cache: u64,
+}
+
+impl Footprint {
+    /// That of an array by its superblock, with a page cache of so many bytes.
+    #[must_use]
+    pub fn of(superblock: &Superblock, page_cache: u64) -> Footprint {
+        let checksums = superblock.checksum != ChecksumKind::None;
+        let layout = PageLayout::new(superblock.geometry, checksums);
+        let page = PAGE_BYTES as u64 + PAGE_OVERHEAD_BYTES;
+        let slots = superblock.geometry.slots.saturating_mul(SLOT_BYTES);
+        let cached = (page_cache / PAGE_BYTES as u64).min(layout.pages() - layout.map_pages());
+        Footprint {
+            stripe_map: layout.map_pages().saturating_mul(page).saturating_add(slots),
+            page_cache: cached
+                .saturating_mul(page)
+                .saturating_add(layout.pages().saturating_mul(VERSION_BYTES)),
+        }
+    }
+
+    /// All of it.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.stripe_map.saturating_add(self.page_cache)
+    }
+}
+
+impl fmt::Display for Footprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (map, cache) = (HumanSize(self.stripe_map), HumanSize(self.page_cache));
+        write!(f, "{} ({map} for its stripe map, {cache} for its page cache)", HumanSize(self.total()))
+    }
+}
