@@ -115,6 +115,7 @@ impl Array {
         member.progress = Some(Progress { since, awaits_ring, ..Progress::fresh(new.known_zero) });
         let how = if since.is_some() { "being caught up with what it missed" } else { "being rebuilt" };
         member.reason = Some(how.into());
+        self.count_members();
         match new.superblock {
             Some(superblock) => {
                 self.supers.note_return(&superblock);
@@ -158,6 +159,7 @@ impl Array {
         member.away = None;
         member.state = MemberState::Online;
         member.reason = None;
+        self.count_members();
         if self.is_failed() {
             let missing = self.map.k - self.online().len();
             return Ok(format!("member {index} is back; {missing} more are needed"));
@@ -211,6 +213,7 @@ impl Array {
         match member.state {
             MemberState::Online => {
                 member.replacement = Some(Replacement { device, uuid: new.uuid, progress });
+                self.count_members();
                 self.supers.want();
                 return Ok(format!(
                     "member {index} is being replaced; the old device serves until the new one is complete"
@@ -228,6 +231,7 @@ impl Array {
         member.state = MemberState::Rebuilding;
         member.progress = Some(progress);
         member.reason = Some("being rebuilt onto a new device".into());
+        self.count_members();
         self.supers.note_loss();
         self.release_idle_devices();
         Ok(format!("member {index} is REBUILDING onto the new device"))

@@ -221,6 +221,10 @@ impl Array {
 
     /// Sends writes of frozen pages, to every device in service or being built, while the window permits.
     fn write_pages(&mut self) {
+        let pages = &self.redo().pages;
+        if pages.writes_pending() >= IN_FLIGHT_MAX || pages.all_sent() {
+            return;
+        }
         let devices: Vec<(MemberIndex, Which)> =
             self.devices().into_iter().map(|(member, which, _)| (member, which)).collect();
         let pool = self.pool.clone();

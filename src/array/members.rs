@@ -234,6 +234,22 @@ pub(super) enum Which {
     Replacement,
 }
 
+/// How many members are what: asked at every step of the array, where to look at hundreds of members would take longer than
+/// the step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Census {
+    online: usize,
+    building: usize,
+}
+
+impl Census {
+    pub(super) fn of(members: &[Member]) -> Census {
+        let online = members.iter().filter(|member| member.state == MemberState::Online).count();
+        let is_building = |member: &&Member| member.progress.is_some() || member.replacement.is_some();
+        Census { online, building: members.iter().filter(is_building).count() }
+    }
+}
+
 impl Array {
     /// The members in service.
     pub(super) fn online(&self) -> MemberSet {
@@ -245,8 +261,22 @@ impl Array {
 
     /// Whether more than m members are out of service.
     pub(super) fn is_failed(&self) -> bool {
-        let online = self.members.iter().filter(|m| m.state == MemberState::Online).count();
-        online < self.map.k
+        self.census().online < self.map.k
+    }
+
+    /// Whether a member or a replacement is being built.
+    pub(super) fn any_building(&self) -> bool {
+        self.census().building > 0
+    }
+
+    fn census(&self) -> Census {
+        debug_assert_eq!(self.census, Census::of(&self.members), "members changed and were not counted");
+        self.census
+    }
+
+    /// Counts the members again: to be called whenever the state of one changes, or the construction of one begins or ends.
+    pub(super) fn count_members(&mut self) {
+        self.census = Census::of(&self.members);
     }
 
     pub(super) fn member(&self, index: MemberIndex) -> &Member {
@@ -299,10 +329,8 @@ impl Array {
     }
 
     pub(super) fn find_device(&self, id: DeviceId) -> Option<(MemberIndex, Which)> {
-        self.devices()
-            .into_iter()
-            .find(|(_, _, device)| device.id == id)
-            .map(|(member, which, _)| (member, which))
+        let found = self.devices().into_iter().find(|(_, _, device)| device.id == id);
+        found.map(|(member, which, _)| (member, which))
     }
 
     pub(super) fn device_mut(&mut self, member: MemberIndex, id: DeviceId) -> Option<&mut Device> {
@@ -508,6 +536,8 @@ impl Array {
         member.progress = None;
         member.away = None;
         member.reason = Some(reason.clone());
+        self.count_members();
+        let member = self.member_mut(index);
         if let Some(device) = member.device.take() {
             self.hand_back(device.id);
         }
@@ -551,6 +581,7 @@ impl Array {
     /// Gives up the construction of a replacement.
     pub(super) fn drop_replacement(&mut self, index: MemberIndex, reason: &str) {
         if let Some(replacement) = self.member_mut(index).replacement.take() {
+            self.count_members();
             self.hand_back(replacement.device.id);
             self.supers.note_loss();
             let text = format!("the replacement of member {index} was given up: {reason}");

@@ -80,7 +80,7 @@ use lock::LockTable;
 use logged_passes::LoggedPass;
 use logged_read::LoggedRead;
 use logged_write::LoggedWrite;
-use members::{Device, Member, Progress, Replaced, Replacement};
+use members::{Census, Device, Member, Progress, Replaced, Replacement};
 use page_hold::PageTask;
 use page_pass::PagePass;
 use page_scrub::PageScrub;
@@ -168,6 +168,8 @@ pub struct Array {
     config: ArrayConfig,
     now: Timestamp,
     members: Vec<Member>,
+    /// Counts of them, see [`Array::count_members`].
+    census: Census,
     ops: Slab<Op>,
     inflight: InflightTable,
     /// Operations in flight that are tried again.
@@ -305,7 +307,7 @@ impl Array {
             .offset;
         let clean = superblock.clean;
         let sequence_of = |uuid| assembled.sequences.get(&uuid).copied().unwrap_or(0);
-        let members = assembled
+        let members: Vec<Member> = assembled
             .seats
             .into_iter()
             .map(|seat| Member {
@@ -360,6 +362,7 @@ impl Array {
             pool,
             config,
             now: Timestamp(0),
+            census: Census::of(&members),
             members,
             ops: Slab::new(),
             inflight: InflightTable::default(),

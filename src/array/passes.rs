@@ -153,10 +153,6 @@ impl Passes {
 
 impl Array {
     /// Whether a device is being built.
-    pub(super) fn any_building(&self) -> bool {
-        self.members.iter().any(|member| member.progress.is_some() || member.replacement.is_some())
-    }
-
     /// Starts slot operations while the window and the allowance permit.
     pub(super) fn pump_passes(&mut self) {
         if self.is_failed() || self.stopping.is_some() || !self.redo.is_serving() {
@@ -253,8 +249,10 @@ impl Array {
             self.notice(level, None, text);
             self.supers.want();
         }
-        for at in 0..self.members.len() {
-            self.end_finished_builds(MemberIndex(at as u16));
+        if self.any_building() {
+            for at in 0..self.members.len() {
+                self.end_finished_builds(MemberIndex(at as u16));
+            }
         }
         self.pump_supers();
     }
@@ -284,6 +282,7 @@ impl Array {
             member.progress = None;
             member.state = MemberState::Online;
             member.reason = None;
+            self.count_members();
             let next = self.needless_log();
             self.redo.pages.joined(index);
             // No batch may be written before the epoch with this member is complete.
@@ -304,6 +303,7 @@ impl Array {
             member.state = MemberState::Online;
             member.progress = None;
             member.reason = None;
+            self.count_members();
             // The old device stays until the exchange is on disk: until then it is what a restart would look for.
             self.exchanged.extend(old.map(|device| Replaced { member: index, uuid, device }));
             let next = self.needless_log();
