@@ -152,7 +152,6 @@ impl Passes {
 }
 
 impl Array {
-    /// Whether a device is being built.
     /// Starts slot operations while the window and the allowance permit.
     pub(super) fn pump_passes(&mut self) {
         if self.is_failed() || self.stopping.is_some() || !self.redo.is_serving() {
