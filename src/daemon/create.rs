@@ -12,7 +12,7 @@ use crate::format::{
     check_array_name, geometry_for, leftover_bytes, member_bytes_for,
 };
 use crate::member::{Access, Device, DeviceError, DeviceKind, RemoteError};
-use crate::units::{HumanSize, SECTOR_BYTES};
+use crate::units::{HumanSize, SECTOR_BYTES, shown};
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
@@ -78,7 +78,11 @@ pub enum CreateError {
         what: String,
     },
     /// One device twice.
-    #[error("{} and {} are the same device: each member needs a device of its own", first.display(), second.display())]
+    #[error(
+        "{} and {} are the same device: each member needs a device of its own",
+        shown(first),
+        shown(second)
+    )]
     Duplicate {
         /// One path.
         first: PathBuf,
@@ -86,13 +90,16 @@ pub enum CreateError {
         second: PathBuf,
     },
     /// A path with nothing there, and no size to create a file of.
-    #[error("{}: does not exist: create it first, or give --size to have a sparse file created", path.display())]
+    #[error("{}: does not exist: create it first, or give --size to have a sparse file created", shown(path))]
     Missing {
         /// The path.
         path: PathBuf,
     },
     /// A path under /dev with nothing there.
-    #[error("{}: does not exist, and no file is created under /dev: check the name of the device", path.display())]
+    #[error(
+        "{}: does not exist, and no file is created under /dev: check the name of the device",
+        shown(path)
+    )]
     MissingDevice {
         /// The path.
         path: PathBuf,
@@ -116,9 +123,22 @@ pub enum CreateError {
     },
 }
 
+impl CreateError {
+    /// Whether it cannot be meant whatever the devices are like: a name, a shape, a size, a number of members.
+    #[must_use]
+    pub fn is_usage(&self) -> bool {
+        match self {
+            CreateError::Name(_) | CreateError::MemberCount { .. } | CreateError::Unsupported { .. } => true,
+            CreateError::Layout(LayoutError::TooSmall { .. } | LayoutError::Sector { .. }) => false,
+            CreateError::Layout(_) => true,
+            _ => false,
+        }
+    }
+}
+
 fn list_recognised(found: &[(PathBuf, Vec<Signature>)]) -> String {
     let lines: Vec<_> =
-        each_once(found).map(|(path, what)| format!("{}: holds {what}", path.display())).collect();
+        each_once(found).map(|(path, what)| format!("{}: holds {what}", shown(path))).collect();
     format!("{}\nnothing was changed; use --force to create over it, which destroys it", lines.join("\n"))
 }
 
@@ -209,7 +229,7 @@ impl CreatePlan {
             HumanSize(volume_bytes),
         )];
         for (member, index) in self.members.iter().zip(0..) {
-            let path = member.path.display();
+            let path = shown(&member.path);
             lines.push(match (&member.device, self.file_bytes) {
                 (Some(device), _) => format!("member {index}: {path}, {}", HumanSize(device.facts().bytes)),
                 (None, bytes) => {
@@ -224,13 +244,13 @@ impl CreatePlan {
     /// What the person should know beside: data that is destroyed, bytes that are left over.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
-        let destroyed = each_once(&self.overwritten)
-            .map(|(path, what)| format!("{}: {what} is destroyed", path.display()));
+        let destroyed =
+            each_once(&self.overwritten).map(|(path, what)| format!("{}: {what} is destroyed", shown(path)));
         let left_over = self.members.iter().filter_map(|member| {
             let left = leftover_bytes(member.device.as_ref()?.facts().bytes, &self.regions);
             // Less than a slot could not have been used anyway.
             (left >= u64::from(self.geometry.chunk) && left > LEFTOVER_TOLD)
-                .then(|| format!("{}: {} at its end are left over", member.path.display(), HumanSize(left)))
+                .then(|| format!("{}: {} at its end are left over", shown(&member.path), HumanSize(left)))
         });
         destroyed.chain(left_over).collect()
     }
@@ -441,7 +461,7 @@ fn take_back(device: Device, existed: bool) {
         std::fs::remove_file(&path).map_err(|error| error.to_string())
     };
     if let Err(error) = result {
-        tracing::warn!(path = %path.display(), %error, "a device of a failed creation could not be cleaned up");
+        tracing::warn!(path = %shown(&path), %error, "a device of a failed creation could not be cleaned up");
     }
 }
 

@@ -20,6 +20,7 @@ mod imports;
 pub mod logging;
 mod members;
 pub mod panic;
+pub mod peer;
 pub mod reactor;
 pub mod report;
 mod returns;

@@ -1,6 +1,7 @@
 //! The daemon and the command line as processes, against real NBD clients and servers; and the rules that the
 //! sources themselves keep.
 
+mod administration;
 mod bad_input;
 mod check;
 mod clients;
