@@ -15,6 +15,7 @@ pub use args::Cli;
 
 use crate::units::{Printable, PrintableLines, is_unprintable};
 use clap::Parser;
+use nix::sys::signal::{SigSet, Signal};
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -79,6 +80,7 @@ type Outcome = Result<ExitCode, CliError>;
 /// Runs the command line of this process.
 #[must_use]
 pub fn main() -> ExitCode {
+    keep_file_size_errors();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) if error.use_stderr() => {
@@ -97,6 +99,14 @@ pub fn main() -> ExitCode {
             error.exit_code()
         }
     }
+}
+
+/// Has a write beyond the limit on the size of files (`ulimit -f`) give an error, EFBIG, as a full filesystem does: by default
+/// its signal ends the process in the middle of what it writes. It is blocked, not ignored: a blocked one is inherited by
+/// threads, and does nothing.
+fn keep_file_size_errors() {
+    // Cannot fail with a valid set.
+    let _ = SigSet::from(Signal::SIGXFSZ).thread_block();
 }
 
 /// Prints what is wrong with a command line. It repeats what was written, which may be the name of a file that a shell put

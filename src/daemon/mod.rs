@@ -31,6 +31,7 @@ mod signals;
 pub mod superblocks;
 #[cfg(test)]
 mod tests;
+mod undo;
 pub mod up;
 
 pub use control_server::ControlServer;

@@ -6,6 +6,7 @@ mod bad_input;
 mod check;
 mod clients;
 mod command_line;
+mod create_failures;
 mod damage;
 mod durability;
 mod floods;
