@@ -7,6 +7,7 @@ pub mod cli;
 pub mod codec;
 pub mod control;
 pub mod daemon;
+pub mod files;
 pub mod format;
 pub mod gpu;
 pub mod member;

@@ -1,8 +1,16 @@
 //! Newtypes for every quantity that two layers exchange, so that an absolute offset is never taken for a
-//! relative one and a slot never for a stripe. Leaf module: knows nothing of the layers above.
+//! relative one and a slot never for a stripe; sizes and texts as people read them; how often a log is told. Leaf module:
+//! knows nothing of the layers above.
+
+mod printable;
+mod rate_limit;
+mod size;
+
+pub use printable::{Printable, PrintableLines, ShownPath, is_unprintable, shown};
+pub use rate_limit::RateLimit;
+pub use size::{HumanSize, ParseSizeError, SizeBeside, two_sizes};
 
 use std::fmt;
-use std::str::FromStr;
 
 /// Height of a row in bytes: the unit of checksums and of crash atomicity.
 pub const ROW_BYTES: u64 = 4096;
@@ -126,62 +134,6 @@ impl ByteOffset {
     }
 }
 
-/// Why a text is not a size.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "'{text}' is not a size: write a whole number of bytes, or one with KiB, MiB, GiB or TiB (64KiB, 1GiB)"
-)]
-pub struct ParseSizeError {
-    text: String,
-}
-
-impl FromStr for ByteCount {
-    type Err = ParseSizeError;
-
-    /// Accepts `4096`, `64KiB`, `1 GiB`; suffixes B, KiB, MiB, GiB, TiB in any case. No fractions.
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let fail = || ParseSizeError { text: text.to_owned() };
-        let trimmed = text.trim();
-        let split = trimmed.find(|c: char| !c.is_ascii_digit()).unwrap_or(trimmed.len());
-        let (digits, suffix) = trimmed.split_at(split);
-        let value: u64 = digits.parse().map_err(|_| fail())?;
-        let shift = match suffix.trim().to_ascii_lowercase().as_str() {
-            "" | "b" => 0,
-            "kib" | "k" => 10,
-            "mib" | "m" => 20,
-            "gib" | "g" => 30,
-            "tib" | "t" => 40,
-            _ => return Err(fail()),
-        };
-        value.checked_mul(1 << shift).map(ByteCount).ok_or_else(fail)
-    }
-}
-
-/// Prints a byte count for people: the largest binary unit that keeps three significant digits.
-#[derive(Debug, Clone, Copy)]
-pub struct HumanSize(pub u64);
-
-impl fmt::Display for HumanSize {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
-        for (name, shift) in UNITS {
-            if self.0 >> shift >= 1 {
-                let value = self.0 as f64 / (1u64 << shift) as f64;
-                return if self.0.is_multiple_of(1 << shift) {
-                    write!(f, "{} {name}", self.0 >> shift)
-                } else if value >= 100.0 {
-                    write!(f, "{value:.0} {name}")
-                } else if value >= 10.0 {
-                    write!(f, "{value:.1} {name}")
-                } else {
-                    write!(f, "{value:.2} {name}")
-                };
-            }
-        }
-        write!(f, "{} B", self.0)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -196,27 +148,5 @@ mod tests {
         for other in [BlockHash::UNWRITTEN, BlockHash::LOST] {
             assert!(!other.is_set_aside() && !aside.was_set_aside_from(other));
         }
-    }
-
-    #[test]
-    fn sizes_parse_with_binary_suffixes_in_any_case() {
-        for (text, bytes) in [("0", 0), ("4096", 4096), ("64KiB", 65536), ("1 gib", 1 << 30), ("2T", 2 << 40)]
-        {
-            assert_eq!(text.parse::<ByteCount>(), Ok(ByteCount(bytes)), "{text}");
-        }
-    }
-
-    #[test]
-    fn nonsense_and_overflowing_sizes_are_refused() {
-        for text in ["", "KiB", "1.5GiB", "-1", "1GB", "99999999999TiB", "1 2"] {
-            assert!(text.parse::<ByteCount>().is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn human_sizes_keep_three_digits() {
-        assert_eq!(HumanSize(512).to_string(), "512 B");
-        assert_eq!(HumanSize(1 << 30).to_string(), "1 GiB");
-        assert_eq!(HumanSize(1536 * 1024).to_string(), "1.50 MiB");
     }
 }

@@ -3,6 +3,7 @@
 //! Invariant: only reads, but for [`Host::tune`] and [`Host::announce`]. Where the files lie is an argument, so that
 //! tests may bring their own. Must not know netlink or servers.
 
+use crate::units::shown;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -83,7 +84,7 @@ pub enum DeviceError {
         users: Vec<String>,
     },
     /// The system does not let us see.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {source}", shown(path))]
     Io {
         /// What was looked at.
         path: PathBuf,
@@ -125,7 +126,7 @@ impl Host {
     /// # Errors
     /// When it is not one of the driver's.
     pub fn device(&self, given: &Path) -> Result<DeviceIndex, DeviceError> {
-        let path = given.display().to_string();
+        let path = shown(given).to_string();
         let real = given.canonicalize().unwrap_or_else(|_| given.to_owned());
         let name = real.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let in_dev = real.parent().is_some_and(|parent| parent == self.dev || parent.as_os_str().is_empty());
@@ -257,7 +258,7 @@ impl Host {
         let file = OpenOptions::new().read(true).write(write).custom_flags(libc::O_EXCL).open(&path);
         match file {
             Ok(file) if !file.metadata().map_err(io)?.file_type().is_block_device() => {
-                Err(DeviceError::NotNbd { path: path.display().to_string() })
+                Err(DeviceError::NotNbd { path: shown(&path).to_string() })
             }
             Ok(file) => Ok(file),
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
@@ -291,7 +292,7 @@ impl Host {
 
     fn set(&self, path: &Path, value: &str) {
         if let Err(error) = fs::write(path, value) {
-            tracing::debug!(path = %path.display(), value, %error, "not set");
+            tracing::debug!(path = %shown(path), value, %error, "not set");
         }
     }
 

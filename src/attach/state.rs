@@ -4,6 +4,8 @@
 //! ends, however it ends. A file is replaced as a whole. Must not know netlink or servers.
 
 use super::device::DeviceIndex;
+use crate::files::{self, ReadError, Source};
+use crate::units::shown;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
@@ -17,6 +19,9 @@ const VERSION: u32 = 1;
 
 /// Where keepers leave their files when nobody says otherwise.
 pub const STATE_DIR: &str = "/run/calpe/attached";
+
+/// Longest file that is read: a keeper writes a few hundred bytes.
+const STATE_BYTES_MAX: u64 = 64 << 10;
 
 /// How often a lock is tried, and how long between two tries: a look takes microseconds.
 const LOOKS: u32 = 10;
@@ -34,7 +39,7 @@ pub enum StateError {
         pid: Option<u32>,
     },
     /// The system refuses.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {source}", shown(path))]
     Io {
         /// What was to be read or written.
         path: PathBuf,
@@ -157,7 +162,10 @@ impl StateDir {
     #[must_use]
     pub fn keeper(&self, device: DeviceIndex) -> Option<u32> {
         // Not what is kept beside it, which may be of an earlier keeper: whoever has that number now is not to be ended.
-        let written = || fs::read_to_string(self.lock_file(device)).unwrap_or_default().trim().parse().ok();
+        let written = || {
+            let bytes = files::read(&self.lock_file(device), Source::File, STATE_BYTES_MAX).ok()?;
+            String::from_utf8(bytes).ok()?.trim().parse().ok()
+        };
         let said: Option<u32> = written().filter(|pid| *pid > 1);
         // Kept, and by the same one before and after: one that ended in between would leave its number to be read.
         said.filter(|_| self.is_kept(device) && written() == said && self.is_kept(device))
@@ -173,11 +181,13 @@ impl StateDir {
     /// When the file is there and cannot be read.
     pub fn read(&self, device: DeviceIndex) -> Result<Option<Kept>, StateError> {
         let path = self.file(device);
-        let text = match fs::read_to_string(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            other => other.map_err(|source| self.io(&path, source))?,
+        let bytes = match files::read(&path, Source::File, STATE_BYTES_MAX) {
+            Ok(bytes) => bytes,
+            Err(ReadError::Io(error)) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(ReadError::Io(source)) => return Err(self.io(&path, source)),
+            Err(other) => return Err(self.io(&path, io::Error::other(other.to_string()))),
         };
-        Ok(serde_json::from_str::<Kept>(&text).ok().filter(|kept| kept.version == VERSION))
+        Ok(serde_json::from_slice::<Kept>(&bytes).ok().filter(|kept| kept.version == VERSION))
     }
 
     /// Forgets a device.

@@ -16,7 +16,7 @@ pub const SOCKET_VARIABLE: &str = "CALPE_SOCKET";
 
 const EXIT_CODES: &str =
     "Exit codes: 0 done, 1 error, 2 usage. 'status --test' has its own: see 'calpe status --help'.
-Sizes are whole numbers of bytes, or take KiB, MiB, GiB, TiB. A MEMBER is an index, a path or a uuid.";
+Sizes are bytes, or take KiB, MiB, GiB, TiB, PiB, fractions too (1.5TiB). A MEMBER is an index, a path or a uuid.";
 
 /// Software RAID in user space: Reed-Solomon k+m over member disks, exported as NBD volumes.
 #[derive(Debug, Parser)]
@@ -661,7 +661,8 @@ mod tests {
         for line in [
             "calpe",
             "calpe up --data x",
-            "calpe up --size 1.5GiB",
+            "calpe up --size 1.5",
+            "calpe up --size 1.5GB",
             "calpe up --volume zfs",
             "calpe create tank --data 4 a b",
             "calpe create tank --data 4 --parity 2",

@@ -4,14 +4,15 @@
 //! waits for one line of JSON that says how it went.
 
 use super::args::{AttachArgs, DetachArgs};
-use super::client::{Client, ClientError};
-use super::{CliError, Outcome, say, say_json, tell_warnings};
+use super::client::{Client, ClientError, Server};
+use super::{CliError, Outcome, say, say_json, say_json_line, tell_warnings};
 use crate::attach::{
     Attachment, DeviceIndex, Directory, Host, Kept, LookupError, Options, StateDir, StateError, Target,
 };
 use crate::control::{ArrayReport, ErrorCode};
 use crate::daemon::config::LogFormat;
 use crate::daemon::logging;
+use crate::nbd::UriError;
 use crate::units::HumanSize;
 use crate::{attach as devices, reclaim};
 use serde::{Deserialize, Serialize};
@@ -24,15 +25,22 @@ use tracing::level_filters::LevelFilter;
 
 /// Asks the daemon anew each time: it may be another one by then.
 struct Daemons {
+    /// What was named on the command line.
     socket: Option<PathBuf>,
+    /// Where one was found, and whom it may belong to.
+    server: Option<Server>,
 }
 
 impl Directory for Daemons {
     fn find(&mut self, array: &str) -> Result<ArrayReport, LookupError> {
-        let mut client = Client::connect(self.socket.as_deref())
-            .map_err(|error| LookupError::Daemon(error.to_string()))?;
+        let server = match &self.server {
+            Some(server) => Ok(server.clone()),
+            None => Server::choose(self.socket.as_deref()),
+        };
+        let mut client =
+            server.and_then(Client::open).map_err(|error| LookupError::Daemon(error.to_string()))?;
         // From now on this daemon's successor is meant, not whichever comes first.
-        self.socket.get_or_insert_with(|| client.socket().to_owned());
+        self.server.get_or_insert_with(|| client.server().clone());
         let status = client.status(Some(array)).map_err(|error| match error {
             ClientError::Refused(refused) if refused.code == ErrorCode::NoSuchArray => {
                 LookupError::NoArray(refused.message)
@@ -70,7 +78,8 @@ pub(super) fn attach(args: AttachArgs, socket: Option<PathBuf>, log_format: Opti
     let host = Host::default();
     let state = StateDir::new(&args.state_dir);
     let target = if name.contains("://") {
-        Target::Uri(name.parse().map_err(devices::AttachError::from)?)
+        let unusable = |error: UriError| CliError::Usage(error.to_string());
+        Target::Uri(name.parse().map_err(unusable)?)
     } else {
         Target::Array(name.clone())
     };
@@ -85,7 +94,7 @@ pub(super) fn attach(args: AttachArgs, socket: Option<PathBuf>, log_format: Opti
         wait_s: args.wait,
     };
     let socket = socket.map(std::path::absolute).transpose()?;
-    let mut directory = Daemons { socket };
+    let mut directory = Daemons { socket, server: None };
     if args.dry_run {
         let plan = devices::plan(&host, &options, &mut directory)?;
         tell_warnings(&plan.warnings());
@@ -106,7 +115,7 @@ pub(super) fn attach(args: AttachArgs, socket: Option<PathBuf>, log_format: Opti
             Ok(attachment) => Begun::Done { line: attachment.describe(), warnings: attachment.warnings() },
             Err(error) => Begun::Failed(error.to_string()),
         };
-        say(&(serde_json::to_string(&word).map_err(io::Error::from)? + "\n"))?;
+        say_json_line(&word)?;
         leave_standard_output()?;
     }
     let attachment = begun?;

@@ -1,10 +1,16 @@
 //! The client half of the control socket: find the daemon, speak its version, ask. Must not know what is printed.
+//!
+//! Invariant: a socket that nobody named is spoken to only if it belongs to this user, to root, or to the user that root
+//! gave the system's runtime directory to. A socket that was named is believed: whoever names it knows whose it is.
 
 use super::args::SOCKET_VARIABLE;
 use crate::control::{
     MAX_REPLY_BYTES, PROTOCOL_VERSION, Reply, Request, RequestError, Status, WireError, read_message,
     write_message,
 };
+use crate::daemon::config::{CONTROL_SOCKET_NAME, DEFAULT_RUNTIME_DIR};
+use crate::daemon::peer::{Owner, Stranger, Trust};
+use crate::units::shown;
 use std::io::{self, BufReader};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -14,8 +20,8 @@ use std::time::Duration;
 /// who waits longer than this waits for a daemon that hangs.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Where a daemon may listen, in order, when nobody says where.
-const PLACES: [&str; 2] = ["calpe-data/control.sock", "/run/calpe/control.sock"];
+/// Where `calpe up` listens, seen from where it was started.
+const PLACE_HERE: &str = "calpe-data/control.sock";
 
 /// Why the daemon did not do what it was asked for.
 #[derive(Debug, thiserror::Error)]
@@ -30,15 +36,32 @@ pub enum ClientError {
         tried: Vec<PathBuf>,
     },
     /// There is a socket, and nobody behind it.
-    #[error("{}: no daemon answers ({source}): start it, or name another socket with --socket", socket.display())]
+    #[error(
+        "{}: no daemon answers ({source}): start it, or name another socket with --socket",
+        shown(socket)
+    )]
     NoAnswer {
         /// The socket.
         socket: PathBuf,
         /// What the system said.
         source: io::Error,
     },
+    /// Somebody else's socket, which nobody named.
+    #[error(
+        "{}: not trusted: {stranger}, and this command runs as {own}; whoever owns a socket decides what is reported and what is done: if you mean that daemon, name it with --socket {}",
+        shown(socket),
+        shown(socket)
+    )]
+    Untrusted {
+        /// The socket.
+        socket: PathBuf,
+        /// What is whose.
+        stranger: Stranger,
+        /// Who asks.
+        own: Owner,
+    },
     /// The conversation broke off.
-    #[error("{}: {source}", socket.display())]
+    #[error("{}: {source}", shown(socket))]
     Wire {
         /// The socket.
         socket: PathBuf,
@@ -48,7 +71,7 @@ pub enum ClientError {
     /// The daemon speaks another version.
     #[error(
         "{}: the daemon (calpe {program}) speaks version {found} of the control protocol, this command version {PROTOCOL_VERSION}: use the calpe of the daemon, or restart the daemon",
-        socket.display()
+        shown(socket)
     )]
     Version {
         /// The socket.
@@ -64,7 +87,7 @@ pub enum ClientError {
 }
 
 fn list(paths: &[PathBuf]) -> String {
-    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+    paths.iter().map(|path| shown(path).to_string()).collect::<Vec<_>>().join(", ")
 }
 
 /// What a change did.
@@ -76,10 +99,36 @@ pub struct Done {
     pub warnings: Vec<String>,
 }
 
+/// A socket to find a daemon at.
+#[derive(Clone, Debug)]
+pub struct Server {
+    socket: PathBuf,
+    /// Whom it may belong to; none where somebody named it, and knows.
+    trust: Option<Trust>,
+}
+
+impl Server {
+    /// The socket that the user named on the command line or in the environment, or else the first place that exists.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn choose(given: Option<&Path>) -> Result<Server, ClientError> {
+        let environment = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        if let Some(socket) = given.map(Path::to_owned).or_else(|| environment(SOCKET_VARIABLE)) {
+            return Ok(Server { socket, trust: None });
+        }
+        let socket = find(places(environment("XDG_RUNTIME_DIR")))?;
+        let system_dir = Path::new(DEFAULT_RUNTIME_DIR);
+        let is_system = socket.parent() == Some(system_dir);
+        let trust = Some(Trust::new(Owner::own(), is_system.then_some(system_dir)));
+        Ok(Server { socket, trust })
+    }
+}
+
 /// A conversation with the daemon.
 #[derive(Debug)]
 pub struct Client {
-    socket: PathBuf,
+    server: Server,
     stream: BufReader<UnixStream>,
 }
 
@@ -87,22 +136,36 @@ impl Client {
     /// Finds the daemon and agrees on the version. `given` is what the user said.
     ///
     /// # Errors
-    /// When there is none, or one of another version.
+    /// When there is none, one of somebody else that was not named, or one of another version.
     pub fn connect(given: Option<&Path>) -> Result<Client, ClientError> {
-        let environment = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let socket = match given.map(Path::to_owned).or_else(|| environment(SOCKET_VARIABLE)) {
-            Some(socket) => socket,
-            None => find(places(environment("XDG_RUNTIME_DIR")))?,
-        };
+        Client::open(Server::choose(given)?)
+    }
+
+    /// Connects to a server that was chosen, and agrees on the version.
+    ///
+    /// # Errors
+    /// When nobody answers, somebody who is not trusted, or a daemon of another version.
+    pub fn open(server: Server) -> Result<Client, ClientError> {
+        let Server { socket, trust } = &server;
+        let untrusted =
+            |stranger| ClientError::Untrusted { socket: socket.clone(), stranger, own: Owner::own() };
         let no_answer = |source| ClientError::NoAnswer { socket: socket.clone(), source };
-        let stream = UnixStream::connect(&socket).map_err(no_answer)?;
+        if let Some(trust) = trust {
+            trust.check_path(socket).map_err(untrusted)?;
+        }
+        let stream = UnixStream::connect(socket).map_err(no_answer)?;
+        if let Some(trust) = trust {
+            // The path may be another one's by now; who answers stays.
+            let owner = Owner::of_peer(&stream).map_err(no_answer)?;
+            trust.check_server(socket, owner).map_err(untrusted)?;
+        }
         stream.set_read_timeout(Some(REPLY_TIMEOUT)).map_err(no_answer)?;
         stream.set_write_timeout(Some(REPLY_TIMEOUT)).map_err(no_answer)?;
-        let mut client = Client { socket, stream: BufReader::new(stream) };
+        let mut client = Client { server, stream: BufReader::new(stream) };
         match client.ask(&Request::Ping { version: PROTOCOL_VERSION })? {
             Reply::Pong(pong) if pong.version == PROTOCOL_VERSION => Ok(client),
             Reply::Pong(pong) => Err(ClientError::Version {
-                socket: client.socket,
+                socket: client.server.socket,
                 program: pong.program,
                 found: pong.version,
             }),
@@ -111,8 +174,8 @@ impl Client {
     }
 
     /// Where the daemon was found.
-    pub fn socket(&self) -> &Path {
-        &self.socket
+    pub fn server(&self) -> &Server {
+        &self.server
     }
 
     /// Asks, and takes any answer but a refusal.
@@ -158,18 +221,24 @@ impl Client {
     }
 
     fn exchange(&mut self, request: &Request) -> Result<Reply, WireError> {
-        write_message(self.stream.get_mut(), request)?;
-        read_message(&mut self.stream, MAX_REPLY_BYTES)?.ok_or(WireError::Cut)
+        let sent = write_message(self.stream.get_mut(), request);
+        match read_message(&mut self.stream, MAX_REPLY_BYTES) {
+            // A daemon that turns a client away says why before it is asked.
+            Ok(Some(reply)) => Ok(reply),
+            Ok(None) => Err(sent.err().map_or(WireError::Cut, WireError::Io)),
+            Err(error) => Err(sent.err().map_or(error, WireError::Io)),
+        }
     }
 
     fn broken(&self, source: WireError) -> ClientError {
-        ClientError::Wire { socket: self.socket.clone(), source }
+        ClientError::Wire { socket: self.server.socket.clone(), source }
     }
 }
 
 /// The places to look in, in order.
 fn places(xdg_runtime_dir: Option<PathBuf>) -> Vec<PathBuf> {
-    let [here, system] = PLACES.map(PathBuf::from);
+    let here = PathBuf::from(PLACE_HERE);
+    let system = Path::new(DEFAULT_RUNTIME_DIR).join(CONTROL_SOCKET_NAME);
     let session = xdg_runtime_dir.map(|dir| dir.join("calpe/control.sock"));
     [Some(here), session, Some(system)].into_iter().flatten().collect()
 }

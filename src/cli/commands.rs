@@ -5,23 +5,21 @@ use super::args::{
     ReplaceArgs, ScrubArgs, StatusArgs, WaitArgs, WaitKind,
 };
 use super::client::{Client, ClientError, Done};
+use super::paths::Paths;
 use super::wait::{Goal, Look, POLL, Progress, ScrubMark, Waiter};
-use super::{CliError, Outcome, attach, complain, offline, run, say, say_json, tell_warnings, text};
-use crate::control::{
-    ArrayReport, GpuDrill, MemberRef, Reply, Request, ScanKind, ScrubAction, Verdict, verdict,
+use super::{
+    CliError, Outcome, attach, clear_terminal, complain, offline, run, say, say_json, say_json_line,
+    tell_warnings, text,
 };
+use crate::control::{ArrayReport, GpuDrill, Reply, Request, ScanKind, ScrubAction, Verdict, verdict};
 use crate::daemon::{clock, logging};
 use std::io::{self, IsTerminal};
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use tracing::level_filters::LevelFilter;
 
 /// Between two looks of `status --watch` and `events -f`.
 const WATCH: Duration = Duration::from_secs(1);
-
-/// Clears a terminal and goes to its upper left corner.
-const CLEAR: &str = "\x1b[H\x1b[2J\x1b[3J";
 
 /// Runs a command.
 pub(super) fn run(cli: Cli) -> Outcome {
@@ -30,11 +28,12 @@ pub(super) fn run(cli: Cli) -> Outcome {
         logging::start(log_format.unwrap_or_default(), LevelFilter::WARN);
     }
     let connect = || Client::connect(socket.as_deref());
+    let mut paths = Paths::default();
     match command {
         Command::Up(_) if socket.is_some() => {
             let message =
                 "'calpe up' keeps its control socket in its directory: leave --socket away, or use --dir";
-            Err(CliError::Outcome(message.into()))
+            Err(CliError::Usage(message.into()))
         }
         Command::Up(args) => run::up(args, log_format),
         Command::Serve(args) => run::serve(args, socket, log_format),
@@ -46,30 +45,30 @@ pub(super) fn run(cli: Cli) -> Outcome {
         Command::Status(args) => status(connect(), &args),
         Command::Import(args) => import(connect()?, args),
         Command::Export(args) => {
-            change(connect()?, &Request::Export { array: args.name, dry_run: args.dry_run })
+            change(connect()?, &Request::Export { array: args.name, dry_run: args.dry_run }, &paths)
         }
         Command::Fail(args) => {
-            let member = absolute_member(args.member)?;
-            change(connect()?, &Request::Fail { array: args.name, member, dry_run: args.dry_run })
+            let member = paths.member(args.member)?;
+            change(connect()?, &Request::Fail { array: args.name, member, dry_run: args.dry_run }, &paths)
         }
         Command::Offline(args) => {
-            let member = absolute_member(args.member)?;
-            change(connect()?, &Request::Offline { array: args.name, member, dry_run: args.dry_run })
+            let member = paths.member(args.member)?;
+            change(connect()?, &Request::Offline { array: args.name, member, dry_run: args.dry_run }, &paths)
         }
         Command::Online(args) => online(connect()?, args),
         Command::Replace(args) => replace(connect()?, args),
         Command::Scrub(args) => scrub(connect()?, args),
         Command::Repair(args) => repair(connect()?, args),
         Command::Clear(args) => {
-            let member = args.member.map(absolute_member).transpose()?;
-            change(connect()?, &Request::Clear { array: args.name, member, dry_run: args.dry_run })
+            let member = args.member.map(|member| paths.member(member)).transpose()?;
+            change(connect()?, &Request::Clear { array: args.name, member, dry_run: args.dry_run }, &paths)
         }
         Command::Gpu(GpuCommand::Drill(args)) => {
             let drill = match args.kind {
                 DrillKind::Error => GpuDrill::Error,
                 DrillKind::Hang => GpuDrill::Hang,
             };
-            change(connect()?, &Request::GpuDrill { drill, dry_run: args.dry_run })
+            change(connect()?, &Request::GpuDrill { drill, dry_run: args.dry_run }, &paths)
         }
         Command::Attach(args) => attach::attach(args, socket, log_format),
         Command::Detach(args) => attach::detach(&args),
@@ -78,14 +77,15 @@ pub(super) fn run(cli: Cli) -> Outcome {
     }
 }
 
-fn change(mut client: Client, request: &Request) -> Outcome {
-    tell(&client.change(request)?)?;
+fn change(mut client: Client, request: &Request, paths: &Paths) -> Outcome {
+    tell(client.change(request).map_err(|error| paths.error(error))?, paths)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn tell(done: &Done) -> io::Result<()> {
-    tell_warnings(&done.warnings);
-    say(&format!("{}\n", done.message))
+fn tell(done: Done, paths: &Paths) -> io::Result<()> {
+    let warnings: Vec<_> = done.warnings.iter().map(|warning| paths.as_given(warning)).collect();
+    tell_warnings(&warnings);
+    say(&format!("{}\n", paths.as_given(&done.message)))
 }
 
 fn status(client: Result<Client, ClientError>, args: &StatusArgs) -> Outcome {
@@ -102,16 +102,12 @@ fn status(client: Result<Client, ClientError>, args: &StatusArgs) -> Outcome {
         };
         let verdict = verdict(&status.arrays);
         if args.watch && !args.json && io::stdout().is_terminal() {
-            say(CLEAR)?;
+            clear_terminal()?;
         }
         if args.json {
             let mut status = status;
             status.arrays.retain(|array| !args.unhealthy || is_unhealthy(array));
-            if args.watch {
-                say(&(serde_json::to_string(&status).map_err(io::Error::from)? + "\n"))?
-            } else {
-                say_json(&status)?
-            }
+            if args.watch { say_json_line(&status)? } else { say_json(&status)? }
         } else {
             say(&text::status(&status.arrays, args.unhealthy, args.verbose))?;
         }
@@ -132,13 +128,15 @@ fn cannot_tell(error: &ClientError) -> ExitCode {
 }
 
 fn import(mut client: Client, args: ImportArgs) -> Outcome {
-    let dirs = args.dirs.iter().map(|dir| absolute(dir)).collect::<Result<Vec<_>, _>>()?;
+    let mut paths = Paths::default();
+    let dirs = args.dirs.iter().map(|dir| paths.absolute(dir)).collect::<Result<Vec<_>, _>>()?;
     if args.all || args.array.is_some() {
         let ImportArgs { array, all, force, dry_run, .. } = args;
-        return change(client, &Request::Import { array, all, dirs, force, dry_run });
+        return change(client, &Request::Import { array, all, dirs, force, dry_run }, &paths);
     }
-    match client.ask(&Request::ListImportable { dirs })? {
+    match client.ask(&Request::ListImportable { dirs }).map_err(|error| paths.error(error))? {
         Reply::Importable { arrays, warnings } => {
+            let warnings: Vec<_> = warnings.iter().map(|warning| paths.as_given(warning)).collect();
             tell_warnings(&warnings);
             if args.json {
                 say_json(&arrays)?;
@@ -152,27 +150,29 @@ fn import(mut client: Client, args: ImportArgs) -> Outcome {
 }
 
 fn online(client: Client, args: OnlineArgs) -> Outcome {
+    let mut paths = Paths::default();
     let request = Request::Online {
         array: args.which.name,
-        member: absolute_member(args.which.member)?,
-        path: args.path.as_deref().map(absolute).transpose()?,
+        member: paths.member(args.which.member)?,
+        path: args.path.as_deref().map(|path| paths.absolute(path)).transpose()?,
         dry_run: args.which.dry_run,
     };
-    change(client, &request)
+    change(client, &request, &paths)
 }
 
 fn replace(mut client: Client, args: ReplaceArgs) -> Outcome {
-    let new = absolute(&args.new)?;
+    let mut paths = Paths::default();
+    let new = paths.absolute(&args.new)?;
     let request = Request::Replace {
         array: args.name.clone(),
-        old: absolute_member(args.old)?,
+        old: paths.member(args.old)?,
         new: new.clone(),
         force: args.force,
         dry_run: args.dry_run,
     };
-    tell(&client.change(&request)?)?;
+    tell(client.change(&request).map_err(|error| paths.error(error))?, &paths)?;
     if args.wait {
-        return follow(client, &args.name, Goal::Replacement { new: new.display().to_string() });
+        return follow(client, &args.name, Goal::Replacement { new: new.display().to_string() }, &paths);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -184,17 +184,23 @@ fn scrub(mut client: Client, args: ScrubArgs) -> Outcome {
         _ => ScrubAction::Start,
     };
     let since = scrub_mark(&mut client, &args.name)?;
-    tell(&client.change(&Request::Scrub { array: args.name.clone(), action, dry_run: args.dry_run })?)?;
+    tell(
+        client.change(&Request::Scrub { array: args.name.clone(), action, dry_run: args.dry_run })?,
+        &Paths::default(),
+    )?;
     if args.wait {
-        return follow(client, &args.name, Goal::Scrub { since });
+        return follow(client, &args.name, Goal::Scrub { since }, &Paths::default());
     }
     Ok(ExitCode::SUCCESS)
 }
 
 fn repair(mut client: Client, args: RepairArgs) -> Outcome {
-    tell(&client.change(&Request::Repair { array: args.name.clone(), dry_run: args.dry_run })?)?;
+    tell(
+        client.change(&Request::Repair { array: args.name.clone(), dry_run: args.dry_run })?,
+        &Paths::default(),
+    )?;
     if args.wait {
-        return follow(client, &args.name, Goal::Repair);
+        return follow(client, &args.name, Goal::Repair, &Paths::default());
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -211,7 +217,7 @@ fn wait(mut client: Client, args: WaitArgs) -> Outcome {
         types => types.iter().map(|kind| scan_kind(*kind)).collect(),
     };
     let since = scrub_mark(&mut client, &args.name)?;
-    follow(client, &args.name, Goal::Passes { kinds, since })
+    follow(client, &args.name, Goal::Passes { kinds, since }, &Paths::default())
 }
 
 fn scan_kind(kind: WaitKind) -> ScanKind {
@@ -223,7 +229,7 @@ fn scan_kind(kind: WaitKind) -> ScanKind {
 }
 
 /// Looks at the array until the goal is decided.
-fn follow(mut client: Client, name: &str, goal: Goal) -> Outcome {
+fn follow(mut client: Client, name: &str, goal: Goal, paths: &Paths) -> Outcome {
     let mut waiter = Waiter::new(goal);
     let mut progress = Progress::new();
     loop {
@@ -241,12 +247,12 @@ fn follow(mut client: Client, name: &str, goal: Goal) -> Outcome {
             }
             Look::Well(message) => {
                 progress.clear();
-                say(&format!("{message}\n"))?;
+                say(&format!("{}\n", paths.as_given(&message)))?;
                 return Ok(ExitCode::SUCCESS);
             }
             Look::Badly(message) => {
                 progress.clear();
-                return Err(CliError::Outcome(message));
+                return Err(CliError::Outcome(paths.as_given(&message)));
             }
         }
     }
@@ -258,12 +264,11 @@ fn events(mut client: Client, args: &EventsArgs) -> Outcome {
         match client.ask(&Request::Events { since })? {
             Reply::Events { events, next } => {
                 for event in &events {
-                    let line = if args.json {
-                        serde_json::to_string(event).map_err(io::Error::from)?
+                    if args.json {
+                        say_json_line(event)?;
                     } else {
-                        text::event_line(event)
-                    };
-                    say(&(line + "\n"))?;
+                        say(&(text::event_line(event) + "\n"))?;
+                    }
                 }
                 since = next;
             }
@@ -273,33 +278,5 @@ fn events(mut client: Client, args: &EventsArgs) -> Outcome {
             return Ok(ExitCode::SUCCESS);
         }
         std::thread::sleep(WATCH);
-    }
-}
-
-/// A path as the daemon needs it: independent of the working directory, links kept. URIs stay as they are.
-fn absolute(path: &Path) -> io::Result<PathBuf> {
-    if path.to_string_lossy().contains("://") { Ok(path.to_owned()) } else { std::path::absolute(path) }
-}
-
-fn absolute_member(member: MemberRef) -> io::Result<MemberRef> {
-    match member {
-        MemberRef::Path(path) => absolute(&path).map(MemberRef::Path),
-        other => Ok(other),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn paths_become_absolute_and_uris_stay() {
-        let here = std::env::current_dir().unwrap();
-        assert_eq!(absolute(Path::new("m0")).unwrap(), here.join("m0"));
-        assert_eq!(absolute(Path::new("/dev/disk/by-id/x")).unwrap(), Path::new("/dev/disk/by-id/x"));
-        assert_eq!(absolute(Path::new("nbd://host/x")).unwrap(), Path::new("nbd://host/x"));
-        assert_eq!(absolute_member(MemberRef::Index(3)).unwrap(), MemberRef::Index(3));
-        let member = absolute_member(MemberRef::Path("./3".into())).unwrap();
-        assert_eq!(member, MemberRef::Path(here.join("3")));
     }
 }

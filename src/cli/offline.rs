@@ -2,7 +2,7 @@
 
 use super::args::{BenchCodecArgs, BenchEngine, BenchHashArgs, CheckArgs, CreateArgs, InspectArgs};
 use super::wait::Progress;
-use super::{CliError, Outcome, say, say_json};
+use super::{CliError, Outcome, say, say_json, tell_warnings};
 use crate::block_io::Pool;
 use crate::codec::bench;
 use crate::daemon::check;
@@ -13,7 +13,7 @@ use crate::daemon::superblocks;
 use crate::gpu::cuda::{CudaDriver, Tuning, bench as gpu_bench};
 use crate::gpu::{CalibrationSource, Crossover, GpuConfig, GpuRuntime};
 use crate::member::{Access, Device};
-use crate::units::HumanSize;
+use crate::units::{HumanSize, shown};
 use serde::Serialize;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -21,10 +21,7 @@ use std::sync::Arc;
 /// `calpe create`.
 pub(super) fn create(args: CreateArgs) -> Outcome {
     let chunk = u32::try_from(args.chunk.0).map_err(|_| {
-        CliError::Outcome(format!(
-            "a chunk of {} is not possible: use 4 MiB or less",
-            HumanSize(args.chunk.0)
-        ))
+        CliError::Usage(format!("a chunk of {} is not possible: use 4 MiB or less", HumanSize(args.chunk.0)))
     })?;
     let checksum = args.checksum;
     let plan = CreatePlan::new(CreateRequest {
@@ -42,9 +39,7 @@ pub(super) fn create(args: CreateArgs) -> Outcome {
         say(&format!("would create:\n{}\n", plan.describe().join("\n")))?;
         return Ok(ExitCode::SUCCESS);
     }
-    for note in plan.notes() {
-        eprintln!("calpe: {note}");
-    }
+    tell_warnings(&plan.notes());
     let created = plan.execute(clock::unix_seconds())?;
     let geometry = created.geometry;
     say(&format!(
@@ -69,7 +64,7 @@ pub(super) fn inspect(args: &InspectArgs) -> Outcome {
     }
     match inspection.error {
         None => Ok(ExitCode::SUCCESS),
-        Some(error) => Err(CliError::Outcome(format!("{}: {error}", args.member.display()))),
+        Some(error) => Err(CliError::Outcome(format!("{}: {error}", shown(&args.member)))),
     }
 }
 
@@ -120,7 +115,7 @@ pub(super) fn bench_codec(args: BenchCodecArgs) -> Outcome {
     let engines = args.engines.iter().map(|engine| match engine {
         BenchEngine::Cpu(engine) => Ok(*engine),
         BenchEngine::Cuda => {
-            Err(CliError::Outcome("cuda is measured by itself: leave out the other engines".into()))
+            Err(CliError::Usage("cuda is measured by itself: leave out the other engines".into()))
         }
     });
     let engines = engines.collect::<Result<Vec<_>, _>>()?;
@@ -136,7 +131,7 @@ pub(super) fn bench_codec(args: BenchCodecArgs) -> Outcome {
             .iter()
             .map(|block| usize::try_from(block.0))
             .collect::<Result<_, _>>()
-            .map_err(|_| CliError::Outcome("a block of this size does not fit in memory".into()))?;
+            .map_err(|_| CliError::Usage("a block of this size does not fit in memory".into()))?;
     }
     let report = bench::run(&options);
     if args.json {

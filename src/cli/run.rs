@@ -7,6 +7,7 @@ use crate::daemon::logging;
 use crate::daemon::panic::end_process_on_panic;
 use crate::daemon::serve::run_serve;
 use crate::daemon::up::{UpOptions, run_up};
+use crate::units::shown;
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -34,8 +35,7 @@ pub(super) fn serve(args: ServeArgs, socket: Option<PathBuf>, log_format: Option
         None => Config::default(),
     };
     if args.check {
-        let name =
-            file.map_or_else(|| "built-in configuration".to_owned(), |file| file.display().to_string());
+        let name = file.map_or_else(|| "built-in configuration".to_owned(), |file| shown(&file).to_string());
         say(&format!("{name}: valid\n"))?;
         return Ok(ExitCode::SUCCESS);
     }

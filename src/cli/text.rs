@@ -1,15 +1,42 @@
 //! Text for people: how status, progress and events look. Pure: facts in, text out.
+//!
+//! Invariant: what comes from a daemon, names and paths above all, is printable before it is laid out.
 
 use crate::control::{
     ArrayReport, EngineReport, Event, Importable, LastScrub, MemberReport, ScanReport, Verdict, verdict,
 };
-use crate::units::HumanSize;
+use crate::units::{HumanSize, Printable, PrintableLines};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 use std::fmt::Write;
 
 /// Width that sentences are folded to.
 const FOLD_COLUMNS: usize = 100;
 /// Width of the labels before the colon.
 const LABEL_COLUMNS: usize = 8;
+/// Fields of reports that may have several lines; a line break in any other one is somebody's attempt to forge a line.
+const FIELDS_OF_LINES: [&str; 3] = ["status", "action", "problem"];
+
+/// A report with every text in it made printable.
+fn printable<T: Serialize + DeserializeOwned>(report: &T) -> T {
+    fn clean(value: &mut Value, may_have_lines: bool) {
+        match value {
+            Value::String(text) if may_have_lines => *text = PrintableLines(text).to_string(),
+            Value::String(text) => *text = Printable(text).to_string(),
+            Value::Array(items) => items.iter_mut().for_each(|item| clean(item, false)),
+            Value::Object(fields) => {
+                for (name, field) in fields {
+                    clean(field, FIELDS_OF_LINES.contains(&name.as_str()));
+                }
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        }
+    }
+    let mut value = serde_json::to_value(report).expect("it came as JSON");
+    clean(&mut value, false);
+    serde_json::from_value(value).expect("its form is the same")
+}
 
 /// The status of arrays; `unhealthy` leaves out those that are well.
 #[must_use]
@@ -24,7 +51,8 @@ pub fn status(arrays: &[ArrayReport], unhealthy: bool, verbose: bool) -> String 
     if shown.is_empty() {
         return "all arrays are healthy\n".into();
     }
-    shown.into_iter().map(|array| one_array(array, verbose)).collect::<Vec<_>>().join("\n")
+    let text = |array: &ArrayReport| one_array(&printable(array), verbose);
+    shown.into_iter().map(text).collect::<Vec<_>>().join("\n")
 }
 
 fn one_array(array: &ArrayReport, verbose: bool) -> String {
@@ -249,6 +277,7 @@ pub fn last_scrub_line(scrub: &LastScrub) -> String {
 /// An event in one line.
 #[must_use]
 pub fn event_line(event: &Event) -> String {
+    let event = printable(event);
     let subject = match (&event.array, event.member) {
         (Some(array), Some(member)) => format!("{array}/{member}: "),
         (Some(array), None) => format!("{array}: "),
@@ -287,7 +316,7 @@ pub fn importable(arrays: &[Importable]) -> String {
         }
         text
     };
-    arrays.iter().map(one).collect::<Vec<_>>().join("\n")
+    arrays.iter().map(|array| one(&printable(array))).collect::<Vec<_>>().join("\n")
 }
 
 /// `label: text`, further lines and what does not fit the width indented below; nothing for an empty text.

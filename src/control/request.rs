@@ -1,6 +1,7 @@
 //! What can be asked of the daemon. Everything that changes something has a `dry_run`: check all, change nothing, and
 //! tell what would be done. Paths are absolute: the daemon's working directory is not the client's.
 
+use crate::units::shown;
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
 use std::fmt;
@@ -188,7 +189,7 @@ impl fmt::Display for MemberRef {
         match self {
             MemberRef::Index(index) => index.fmt(f),
             MemberRef::Uuid(uuid) => uuid.fmt(f),
-            MemberRef::Path(path) => path.display().fmt(f),
+            MemberRef::Path(path) => shown(path).fmt(f),
         }
     }
 }

@@ -11,14 +11,16 @@ pub use tls::ListenTlsConfig;
 
 use super::reactor::SOCKET_PATH_MAX;
 use crate::array::FullStripe;
+use crate::files::{self, ReadError, Source};
 use crate::gpu::{GpuConfig, Mode};
 use crate::member::{DEFAULT_MEMBER_TIMEOUT, RemoteLimits, TimeLimits, is_remote};
 use crate::nbd::NbdUri;
 use crate::reclaim;
 use crate::tls::ClientFiles;
-use crate::units::{ByteCount, HumanSize};
+use crate::units::{ByteCount, shown, two_sizes};
 use std::collections::HashSet;
 use std::fmt;
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -187,12 +189,12 @@ impl FromStr for LogFormat {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("{}: cannot read the configuration: {source}", file.display())]
+    #[error("{}: cannot read the configuration: {source}", shown(file))]
     Unreadable {
         /// The file.
         file: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
+        /// What is wrong with it.
+        source: ReadError,
     },
     /// The file is not a configuration.
     #[error("{}", list(file, problems))]
@@ -220,7 +222,7 @@ pub struct Problem {
 fn list(file: &Path, problems: &[Problem]) -> String {
     let line = |p: &Problem| {
         let key = if p.key.is_empty() { String::new() } else { format!("{}: ", p.key) };
-        format!("{}:{}:{}: {key}{}", file.display(), p.line, p.column, p.message)
+        format!("{}:{}:{}: {key}{}", shown(file), p.line, p.column, p.message)
     };
     problems.iter().map(line).collect::<Vec<_>>().join("\n")
 }
@@ -239,14 +241,12 @@ impl Config {
     /// When it cannot be read, or with everything that is wrong in it.
     pub fn load(file: &Path) -> Result<Config, ConfigError> {
         let unreadable = |source| ConfigError::Unreadable { file: file.into(), source };
-        let size = std::fs::metadata(file).map_err(unreadable)?.len();
-        if size > MAX_FILE_BYTES {
-            let message =
-                format!("it has {}, at most {} are read", HumanSize(size), HumanSize(MAX_FILE_BYTES));
-            return Err(unreadable(std::io::Error::other(message)));
-        }
-        let text = std::fs::read_to_string(file).map_err(unreadable)?;
-        let absolute = std::path::absolute(file).map_err(unreadable)?;
+        let bytes = files::read(file, Source::FileOrPipe, MAX_FILE_BYTES).map_err(unreadable)?;
+        let text = String::from_utf8(bytes).map_err(|error| {
+            let at = error.utf8_error().valid_up_to();
+            unreadable(io::Error::other(format!("it is not a text: byte {at} is not UTF-8")).into())
+        })?;
+        let absolute = std::path::absolute(file).map_err(|error| unreadable(error.into()))?;
         let dir = absolute.parent().unwrap_or(Path::new("/"));
         let invalid = |problems| ConfigError::Invalid { file: file.into(), problems };
         Config::read(&text, dir, true).map_err(invalid)
@@ -470,7 +470,8 @@ impl Reader<'_> {
             && min > max
         {
             let at = given("rebuild_max").unwrap_or_default().start;
-            let message = format!("is {}, below rebuild_min, which is {}", HumanSize(max), HumanSize(min));
+            let (max, min) = two_sizes(max, min);
+            let message = format!("is {max}, below rebuild_min, which is {min}");
             self.problem(at, &format!("{}rebuild_max", section.name), &message);
         }
         let full_stripe = self.value(section, "full_stripe", |value| full_stripe(string(value)?));
@@ -573,7 +574,7 @@ impl Reader<'_> {
             match path.as_os_str().len() {
                 len if len > SOCKET_PATH_MAX => Err(format!(
                     "'{}' has {len} bytes, a socket's path may have at most {SOCKET_PATH_MAX}",
-                    path.display()
+                    shown(&path)
                 )),
                 _ => Ok(path),
             }
@@ -590,10 +591,12 @@ impl Reader<'_> {
             };
             match bytes {
                 _ if bytes < min => {
-                    Err(format!("{} is too little: use {} or more", HumanSize(bytes), HumanSize(min)))
+                    let (bytes, min) = two_sizes(bytes, min);
+                    Err(format!("{bytes} is too little: use {min} or more"))
                 }
                 _ if bytes > max => {
-                    Err(format!("{} is too much: use {} or less", HumanSize(bytes), HumanSize(max)))
+                    let (bytes, max) = two_sizes(bytes, max);
+                    Err(format!("{bytes} is too much: use {max} or less"))
                 }
                 _ => Ok(bytes),
             }

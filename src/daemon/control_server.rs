@@ -1,29 +1,37 @@
 //! The control socket: takes administrators' requests, a line each, and answers them in turn.
 //!
-//! Invariants: the socket is private to its user; a client that is slow, silent or talks nonsense costs one
-//! thread of a limited number. Must not know what requests mean.
+//! Invariants: only the user of the daemon and root are listened to; a client that is slow, silent or talks nonsense costs
+//! one thread of a limited number, and never the place of one that asks. Must not know what requests mean.
 
 use super::drill;
+use super::logging;
+use super::peer::Owner;
 use super::reactor::{ListenAddress, ListenError, Listener};
 use super::service::Daemon;
 use crate::control::{
     ErrorCode, MAX_REQUEST_BYTES, Reply, Request, RequestError, WireError, read_message, write_message,
 };
 use nix::sys::socket::{Shutdown, shutdown};
-use std::io::{self, BufReader};
+use slab::Slab;
+use std::io::{self, BufReader, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Administrators at one time: people and scripts, not load.
 const CLIENTS_MAX: usize = 64;
 
-/// How long a client may say nothing.
+/// How long a client may take for its first request: programs send it at once, and people do not type it.
+const FIRST_REQUEST_MAX: Duration = Duration::from_secs(5);
+
+/// How long a client may take for each further request, and for taking a reply.
 const SILENCE_MAX: Duration = Duration::from_secs(600);
+
+/// How long a client that is turned away may take for the reason: no longer than it takes to put it in the socket's buffer.
+const REFUSAL_MAX: Duration = Duration::from_millis(100);
 
 /// A control socket being served. Dropping it stops taking clients and removes the socket.
 #[derive(Debug)]
@@ -80,48 +88,174 @@ impl Drop for ControlServer {
 }
 
 fn accept(daemon: &Arc<Daemon>, listener: &UnixListener) {
-    let clients = Arc::new(AtomicUsize::new(0));
+    let places = Arc::new(Places::default());
     loop {
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
             // Shut down.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return,
             Err(error) => {
-                tracing::warn!(%error, "control socket");
+                if logging::ACCEPT_FAILURES.admits() {
+                    tracing::warn!(%error, "control socket");
+                }
                 std::thread::sleep(Duration::from_millis(100));
                 continue;
             }
         };
-        if clients.fetch_add(1, Ordering::Relaxed) >= CLIENTS_MAX {
-            clients.fetch_sub(1, Ordering::Relaxed);
-            tracing::warn!("too many clients on the control socket");
-            continue;
+        match admit(&places, stream) {
+            Ok((place, stream)) => begin(daemon, &places, place, stream),
+            Err(turned_away) => turned_away.tell(),
         }
-        let (daemon, counted) = (Arc::clone(daemon), Arc::clone(&clients));
-        let spawned = std::thread::Builder::new().name("admin".into()).spawn(move || {
-            if let Err(error) = converse(&daemon, &stream) {
-                tracing::debug!(%error, "control client");
-            }
-            counted.fetch_sub(1, Ordering::Relaxed);
-        });
-        if let Err(error) = spawned {
-            clients.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A client that gets no place, and why.
+struct TurnedAway {
+    stream: UnixStream,
+    reason: String,
+}
+
+impl TurnedAway {
+    /// Tells the client and the log.
+    fn tell(self) {
+        if logging::CONTROL_REFUSALS.admits() {
+            tracing::warn!("a client of the control socket was turned away: {}", self.reason);
+        }
+        let reply = Reply::Error(RequestError { code: ErrorCode::Refused, message: self.reason });
+        let mut writer = &self.stream;
+        // A client that does not take it has lost nothing but the reason.
+        let _ = self
+            .stream
+            .set_write_timeout(Some(REFUSAL_MAX))
+            .and_then(|()| write_message(&mut writer, &reply));
+    }
+}
+
+/// Gives a client a place, if it may have one.
+fn admit(places: &Places, stream: UnixStream) -> Result<(usize, Arc<UnixStream>), TurnedAway> {
+    let own = Owner::own();
+    match Owner::of_peer(&stream) {
+        Ok(peer) if peer.may_administer(own) => {}
+        Ok(peer) => {
+            let reason = format!(
+                "this daemon belongs to {own}, and takes orders from that user and root, not from {peer}"
+            );
+            return Err(TurnedAway { stream, reason });
+        }
+        Err(error) => {
+            let reason = format!("the system does not say who asks: {error}");
+            return Err(TurnedAway { stream, reason });
+        }
+    }
+    let stream = Arc::new(stream);
+    match places.take(Arc::clone(&stream), Instant::now()) {
+        Some(place) => Ok((place, stream)),
+        None => {
+            let reason = format!("{CLIENTS_MAX} requests are being carried out at once: try again later");
+            let stream = Arc::into_inner(stream).expect("nobody else has it");
+            Err(TurnedAway { stream, reason })
+        }
+    }
+}
+
+/// Serves a client on a thread of its own.
+fn begin(daemon: &Arc<Daemon>, places: &Arc<Places>, place: usize, stream: Arc<UnixStream>) {
+    let (daemon, shared) = (Arc::clone(daemon), Arc::clone(places));
+    let spawned = std::thread::Builder::new().name("admin".into()).spawn(move || {
+        let handle = |request| shared.carry_out(place, || daemon.handle(request));
+        if let Err(error) = converse(handle, &stream) {
+            tracing::debug!(%error, "control client");
+        }
+        shared.leave(place);
+    });
+    if let Err(error) = spawned {
+        places.leave(place);
+        if logging::ACCEPT_FAILURES.admits() {
             tracing::warn!(%error, "no thread for a control client");
         }
     }
 }
 
-fn converse(daemon: &Daemon, stream: &UnixStream) -> Result<(), WireError> {
-    stream.set_read_timeout(Some(SILENCE_MAX))?;
+/// The clients that are served. When there are enough, one that is waited for makes room for the next one.
+#[derive(Debug, Default)]
+struct Places(Mutex<Slab<Client>>);
+
+#[derive(Debug)]
+struct Client {
+    stream: Arc<UnixStream>,
+    /// It has sent a request before.
+    has_spoken: bool,
+    /// Since when it is waited for; none while a request of it is carried out.
+    silent_since: Option<Instant>,
+    /// It was told to go, and its thread has not noticed yet.
+    dropped: bool,
+}
+
+impl Places {
+    fn lock(&self) -> MutexGuard<'_, Slab<Client>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a place, if need be that of another client: of those that never said anything the longest silent, else the
+    /// longest silent of all. None when all are being answered.
+    fn take(&self, stream: Arc<UnixStream>, now: Instant) -> Option<usize> {
+        let mut clients = self.lock();
+        if clients.iter().filter(|(_, client)| !client.dropped).count() >= CLIENTS_MAX {
+            let waited_for = |client: &Client| Some((client.has_spoken, client.silent_since?));
+            let idle = clients.iter_mut().filter(|(_, client)| !client.dropped);
+            let idle = idle.filter_map(|(_, client)| Some((waited_for(client)?, client)));
+            let (_, longest) = idle.min_by_key(|(key, _)| *key)?;
+            longest.dropped = true;
+            // Wakes its thread; an error means that the client is gone already.
+            let _ = longest.stream.shutdown(std::net::Shutdown::Both);
+        }
+        Some(clients.insert(Client { stream, has_spoken: false, silent_since: Some(now), dropped: false }))
+    }
+
+    fn carry_out<T>(&self, place: usize, request: impl FnOnce() -> T) -> T {
+        {
+            let mut clients = self.lock();
+            clients[place].has_spoken = true;
+            clients[place].silent_since = None;
+        }
+        let reply = request();
+        self.lock()[place].silent_since = Some(Instant::now());
+        reply
+    }
+
+    fn leave(&self, place: usize) {
+        self.lock().remove(place);
+    }
+}
+
+/// Reads until a deadline, however few bytes come at a time.
+struct Until<'s> {
+    stream: &'s UnixStream,
+    deadline: Instant,
+}
+
+impl Read for Until<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        let mut stream = self.stream;
+        stream.read(buffer)
+    }
+}
+
+fn converse(mut handle: impl FnMut(Request) -> Reply, stream: &UnixStream) -> Result<(), WireError> {
     stream.set_write_timeout(Some(SILENCE_MAX))?;
-    let mut reader = BufReader::new(stream);
+    let mut reader = BufReader::new(Until { stream, deadline: Instant::now() + FIRST_REQUEST_MAX });
     let mut writer = stream;
     loop {
         let reply = match read_message::<Request>(&mut reader, MAX_REQUEST_BYTES) {
             Ok(None) => return Ok(()),
             Ok(Some(request)) => {
                 drill::point("admin");
-                daemon.handle(request)
+                handle(request)
             }
             Err(error @ WireError::Malformed(_)) => {
                 Reply::Error(RequestError { code: ErrorCode::BadRequest, message: error.to_string() })
@@ -129,5 +263,80 @@ fn converse(daemon: &Daemon, stream: &UnixStream) -> Result<(), WireError> {
             Err(error) => return Err(error),
         };
         write_message(&mut writer, &reply)?;
+        reader.get_mut().deadline = Instant::now() + SILENCE_MAX;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    struct Scene {
+        places: Places,
+        clients: Vec<UnixStream>,
+        now: Instant,
+    }
+
+    impl Scene {
+        fn new() -> Scene {
+            Scene { places: Places::default(), clients: Vec::new(), now: Instant::now() }
+        }
+
+        /// A client that comes a second after the one before.
+        fn come(&mut self) -> Option<usize> {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            self.now += Duration::from_secs(1);
+            let place = self.places.take(Arc::new(ours), self.now);
+            self.clients.push(theirs);
+            place
+        }
+
+        fn is_dropped(&self, client: usize) -> bool {
+            let mut theirs = &self.clients[client];
+            theirs.set_nonblocking(true).unwrap();
+            matches!(theirs.read(&mut [0]), Ok(0))
+        }
+    }
+
+    #[test]
+    fn the_longest_silent_client_makes_room_and_those_that_spoke_or_are_answered_stay() {
+        let mut scene = Scene::new();
+        for _ in 0..CLIENTS_MAX {
+            scene.come().unwrap();
+        }
+        // The first has spoken; a request of the second is being carried out.
+        scene.places.carry_out(0, || ());
+        scene.places.lock()[0].silent_since = Some(scene.now - Duration::from_secs(1000));
+        scene.places.lock()[1].silent_since = None;
+        for client in 2..CLIENTS_MAX {
+            scene.come().unwrap();
+            assert!(scene.is_dropped(client), "{client}");
+        }
+        assert!(!scene.is_dropped(0) && !scene.is_dropped(1) && !scene.is_dropped(CLIENTS_MAX));
+        scene.come().unwrap();
+        assert!(scene.is_dropped(CLIENTS_MAX), "newer than the one that spoke, and without a word");
+    }
+
+    #[test]
+    fn when_all_are_being_answered_the_next_one_waits() {
+        let mut scene = Scene::new();
+        for _ in 0..CLIENTS_MAX {
+            let place = scene.come().unwrap();
+            scene.places.lock()[place].silent_since = None;
+        }
+        assert_eq!(scene.come(), None);
+        scene.places.leave(7);
+        assert_eq!(scene.come(), Some(7));
+    }
+
+    #[test]
+    fn a_byte_now_and_then_does_not_prolong_the_deadline() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let mut until = Until { stream: &ours, deadline: Instant::now() + Duration::from_secs(60) };
+        theirs.write_all(b"ab").unwrap();
+        assert_eq!(until.read(&mut [0]).unwrap(), 1);
+        until.deadline = Instant::now();
+        assert_eq!(until.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::TimedOut);
     }
 }

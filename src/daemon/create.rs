@@ -1,18 +1,22 @@
 //! Creating an array, in two steps: [`CreatePlan::new`] opens and locks every device, refuses what must not be
 //! overwritten, and changes nothing; [`CreatePlan::execute`] writes. Between the two the plan can be shown.
 //!
-//! Invariants: nothing is written before everything is checked; a creation that fails on the way takes back what
-//! makes its devices look like members; no device holds a superblock of the new array while an older copy of
+//! Invariants: nothing is written before everything is checked; a creation that fails on the way gives back what it took, in
+//! content and in space; no device holds a superblock of the new array while an older copy of
 //! another life could outrank it. Must not know of running arrays.
 
-use super::superblocks::{read_superblock, reserve_regions, signatures, wipe_ends, write_superblock};
+use super::drill;
+use super::superblocks::{
+    read_superblock, reserve_regions, reserved_ranges, signatures, wipe_ends, wiped_ranges, write_superblock,
+};
+use super::undo::Undo;
 use crate::array::NewArray;
 use crate::format::{
     ArrayShape, ChecksumKind, Geometry, LayoutError, Region, Signature, Superblock, VolumeKind,
     check_array_name, geometry_for, leftover_bytes, member_bytes_for,
 };
 use crate::member::{Access, Device, DeviceError, DeviceKind, RemoteError};
-use crate::units::{HumanSize, SECTOR_BYTES};
+use crate::units::{HumanSize, SECTOR_BYTES, shown};
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
@@ -78,7 +82,11 @@ pub enum CreateError {
         what: String,
     },
     /// One device twice.
-    #[error("{} and {} are the same device: each member needs a device of its own", first.display(), second.display())]
+    #[error(
+        "{} and {} are the same device: each member needs a device of its own",
+        shown(first),
+        shown(second)
+    )]
     Duplicate {
         /// One path.
         first: PathBuf,
@@ -86,13 +94,16 @@ pub enum CreateError {
         second: PathBuf,
     },
     /// A path with nothing there, and no size to create a file of.
-    #[error("{}: does not exist: create it first, or give --size to have a sparse file created", path.display())]
+    #[error("{}: does not exist: create it first, or give --size to have a sparse file created", shown(path))]
     Missing {
         /// The path.
         path: PathBuf,
     },
     /// A path under /dev with nothing there.
-    #[error("{}: does not exist, and no file is created under /dev: check the name of the device", path.display())]
+    #[error(
+        "{}: does not exist, and no file is created under /dev: check the name of the device",
+        shown(path)
+    )]
     MissingDevice {
         /// The path.
         path: PathBuf,
@@ -106,6 +117,15 @@ pub enum CreateError {
         /// For each device that is not blank, what was found.
         Vec<(PathBuf, Vec<Signature>)>,
     ),
+    /// An empty file in the place of a member that could be created.
+    #[error(
+        "{}: has 0 B, as a file that an interrupted creation leaves: remove it to have it created, or give it its size",
+        shown(path)
+    )]
+    Empty {
+        /// The path.
+        path: PathBuf,
+    },
     /// It went wrong on the way.
     #[error("creation of '{name}' failed and was taken back: {source}")]
     TakenBack {
@@ -114,11 +134,34 @@ pub enum CreateError {
         /// What failed.
         source: DeviceError,
     },
+    /// It went wrong on the way, and not all is as it was.
+    #[error("creation of '{name}' failed: {source}\nand not everything could be taken back:\n{}", left.join("\n"))]
+    LeftBehind {
+        /// Name of the array.
+        name: String,
+        /// What failed.
+        source: Box<DeviceError>,
+        /// What failed on the way back, a line each.
+        left: Vec<String>,
+    },
+}
+
+impl CreateError {
+    /// Whether it cannot be meant whatever the devices are like: a name, a shape, a size, a number of members.
+    #[must_use]
+    pub fn is_usage(&self) -> bool {
+        match self {
+            CreateError::Name(_) | CreateError::MemberCount { .. } | CreateError::Unsupported { .. } => true,
+            CreateError::Layout(LayoutError::TooSmall { .. } | LayoutError::Sector { .. }) => false,
+            CreateError::Layout(_) => true,
+            _ => false,
+        }
+    }
 }
 
 fn list_recognised(found: &[(PathBuf, Vec<Signature>)]) -> String {
     let lines: Vec<_> =
-        each_once(found).map(|(path, what)| format!("{}: holds {what}", path.display())).collect();
+        each_once(found).map(|(path, what)| format!("{}: holds {what}", shown(path))).collect();
     format!("{}\nnothing was changed; use --force to create over it, which destroys it", lines.join("\n"))
 }
 
@@ -209,7 +252,7 @@ impl CreatePlan {
             HumanSize(volume_bytes),
         )];
         for (member, index) in self.members.iter().zip(0..) {
-            let path = member.path.display();
+            let path = shown(&member.path);
             lines.push(match (&member.device, self.file_bytes) {
                 (Some(device), _) => format!("member {index}: {path}, {}", HumanSize(device.facts().bytes)),
                 (None, bytes) => {
@@ -224,67 +267,111 @@ impl CreatePlan {
     /// What the person should know beside: data that is destroyed, bytes that are left over.
     #[must_use]
     pub fn notes(&self) -> Vec<String> {
-        let destroyed = each_once(&self.overwritten)
-            .map(|(path, what)| format!("{}: {what} is destroyed", path.display()));
+        let destroyed =
+            each_once(&self.overwritten).map(|(path, what)| format!("{}: {what} is destroyed", shown(path)));
         let left_over = self.members.iter().filter_map(|member| {
             let left = leftover_bytes(member.device.as_ref()?.facts().bytes, &self.regions);
             // Less than a slot could not have been used anyway.
             (left >= u64::from(self.geometry.chunk) && left > LEFTOVER_TOLD)
-                .then(|| format!("{}: {} at its end are left over", member.path.display(), HumanSize(left)))
+                .then(|| format!("{}: {} at its end are left over", shown(&member.path), HumanSize(left)))
         });
         destroyed.chain(left_over).collect()
     }
 
-    /// Creates the files, gives up the old content, writes the superblocks.
+    /// Creates the files, writes the superblocks, gives up the old content.
     ///
     /// # Errors
-    /// When a device fails. Files that were created are removed again, devices that were given up stay blank.
+    /// When a device fails. Then files that were created are removed again, and what existed is as it was, in content and in
+    /// space; where even that fails, the error says so.
     pub fn execute(self, created_unix: u64) -> Result<Created, CreateError> {
         let name = self.request.name.clone();
-        let existed: Vec<_> = self.members.iter().map(|member| member.device.is_some()).collect();
-        let mut devices = Vec::new();
-        match self.write(created_unix, &mut devices) {
+        let mut taken = Vec::new();
+        match self.write(created_unix, &mut taken) {
             Ok(superblocks) => Ok(Created {
                 array: superblocks[0].array,
                 geometry: superblocks[0].geometry,
-                members: devices.into_iter().zip(superblocks).collect(),
+                members: taken.into_iter().map(|taken| taken.device).zip(superblocks).collect(),
             }),
             Err(source) => {
-                for (device, existed) in devices.into_iter().zip(existed) {
-                    take_back(device, existed);
+                let left: Vec<_> = taken.into_iter().filter_map(|taken| taken.give_back().err()).collect();
+                if left.is_empty() {
+                    return Err(CreateError::TakenBack { name, source });
                 }
-                Err(CreateError::TakenBack { name, source })
+                Err(CreateError::LeftBehind { name, source: Box::new(source), left })
             }
         }
     }
 
-    /// Leaves the devices, those that were reached, in `devices` also on failure.
-    fn write(self, created_unix: u64, devices: &mut Vec<Device>) -> Result<Vec<Superblock>, DeviceError> {
+    /// Leaves the devices, those that were reached, in `taken` also on failure. What may fail for want of space comes before
+    /// anything is written; what cannot be given back comes last, when the array exists.
+    fn write(self, created_unix: u64, taken: &mut Vec<Taken>) -> Result<Vec<Superblock>, DeviceError> {
+        drill::look();
         for member in self.members {
-            match member.device {
-                Some(device) => {
-                    devices.push(device);
-                    let device = devices.last().expect("just pushed");
-                    if !device.discard_all()? {
-                        wipe_ends(device)?;
-                    }
-                }
+            taken.push(match member.device {
+                Some(device) => Taken { device, before: Before::Existed(Undo::default()) },
                 None => {
                     let bytes = self.file_bytes.expect("files are created only with a size");
-                    devices.push(Device::create_sparse(&member.path, bytes)?);
+                    Taken { device: Device::create_sparse(&member.path, bytes)?, before: Before::Missing }
                 }
+            });
+        }
+        let geometry =
+            Geometry { sector: sector_for(taken.iter().map(|taken| &taken.device)), ..self.geometry };
+        let superblocks = new_superblocks(&self.request, geometry, &self.regions, created_unix);
+        for (Taken { device, before }, superblock) in taken.iter_mut().zip(&superblocks) {
+            if let Before::Existed(undo) = before {
+                *undo = Undo::of(device, &wiped_ranges(device), &reserved_ranges(superblock))?;
             }
         }
-        let geometry = Geometry { sector: sector_for(devices.iter()), ..self.geometry };
-        let superblocks = new_superblocks(&self.request, geometry, &self.regions, created_unix);
-        for (device, superblock) in devices.iter().zip(&superblocks) {
-            reserve_regions(device, superblock)?;
-            write_superblock(device, superblock)?;
+        for (taken, superblock) in taken.iter().zip(&superblocks) {
+            reserve_regions(&taken.device, superblock)?;
         }
-        for (device, superblock) in devices.iter().zip(&superblocks) {
-            check_own(device, superblock)?;
+        for (Taken { device, before }, superblock) in taken.iter().zip(&superblocks) {
+            if let Before::Existed(_) = before {
+                wipe_ends(device)?;
+            }
+            write_superblock(device, superblock)?;
+            drill::point("create");
+        }
+        for (taken, superblock) in taken.iter().zip(&superblocks) {
+            check_own(&taken.device, superblock)?;
+        }
+        for (Taken { device, before }, superblock) in taken.iter().zip(&superblocks) {
+            if let Before::Existed(_) = before {
+                for region in &superblock.regions {
+                    // Old content counts for nothing where its space cannot be given back.
+                    device.discard(region.offset.0, region.len)?;
+                }
+                reserve_regions(device, superblock)?;
+            }
         }
         Ok(superblocks)
+    }
+}
+
+/// A device that a creation has reached.
+#[derive(Debug)]
+struct Taken {
+    device: Device,
+    before: Before,
+}
+
+/// What was there before.
+#[derive(Debug)]
+enum Before {
+    Missing,
+    Existed(Undo),
+}
+
+impl Taken {
+    /// After a failure: makes it what it was. The error names it.
+    fn give_back(self) -> Result<(), String> {
+        let result = match &self.before {
+            Before::Missing => std::fs::remove_file(self.device.path())
+                .map_err(|source| DeviceError::from_io(self.device.path(), "remove it again", source)),
+            Before::Existed(undo) => undo.give_back(&self.device),
+        };
+        result.map_err(|error| error.to_string())
     }
 }
 
@@ -311,6 +398,11 @@ fn open_all(paths: &[PathBuf], may_create: bool) -> Result<Vec<Planned>, CreateE
             return Err(CreateError::Duplicate { first: first.path.clone(), second: path.clone() });
         }
         let device = match Device::open(path, Access::Exclusive) {
+            Ok(device)
+                if device.facts().bytes == 0 && device.facts().kind == DeviceKind::File && may_create =>
+            {
+                return Err(CreateError::Empty { path: path.clone() });
+            }
             Ok(device) => Some(device),
             Err(DeviceError::NotFound { .. }) => {
                 check_creatable(path, may_create)?;
@@ -422,7 +514,6 @@ fn random_secret() -> [u8; 16] {
     (Uuid::new_v4().as_u128() ^ Uuid::new_v4().as_u128().rotate_left(64)).to_ne_bytes()
 }
 
-/// After a failure: nothing that looks like a member stays. Best effort, since the device may be what failed.
 /// Whether a remote device still holds what was written to it: two URIs that lead to one export are not known as such before.
 fn check_own(device: &Device, superblock: &Superblock) -> Result<(), DeviceError> {
     let is_own = || read_superblock(device).is_ok_and(|found| found.device == superblock.device);
@@ -431,18 +522,6 @@ fn check_own(device: &Device, superblock: &Superblock) -> Result<(), DeviceError
     }
     let what = "another member was written over it, so both URIs lead to one export";
     Err(DeviceError::Remote { path: device.path().into(), source: RemoteError::Changed(what.into()) })
-}
-
-fn take_back(device: Device, existed: bool) {
-    let path = device.path().to_owned();
-    let result = if existed {
-        wipe_ends(&device).map_err(|error| error.to_string())
-    } else {
-        std::fs::remove_file(&path).map_err(|error| error.to_string())
-    };
-    if let Err(error) = result {
-        tracing::warn!(path = %path.display(), %error, "a device of a failed creation could not be cleaned up");
-    }
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use crate::array::assembly::{Assembled, AssemblyError, Candidate, Seat, assemble
 use crate::format::{MemberState, Superblock, damaged_copies, newest_read};
 use crate::member::patience::each_within;
 use crate::member::{Access, Device, DeviceError, is_held_by_calpe, is_remote};
+use crate::units::shown;
 use std::path::PathBuf;
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
@@ -81,7 +82,7 @@ impl ImportError {
 }
 
 fn list(places: &[PathBuf]) -> String {
-    places.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(", ")
+    places.iter().map(|p| shown(p).to_string()).collect::<Vec<_>>().join(", ")
 }
 
 impl Search {
@@ -168,7 +169,7 @@ pub fn open(members: &[Found], force: bool, patience: Duration) -> Result<Opened
     let mut damaged = Vec::new();
     let mut opening = Opening::default();
     for (found, device, copies) in opening.open_all(members, patience)? {
-        let path = found.path.display();
+        let path = shown(&found.path);
         let faults = damaged_copies(&copies);
         match newest_read(copies) {
             Ok(superblock)
@@ -210,7 +211,7 @@ pub fn open(members: &[Found], force: bool, patience: Duration) -> Result<Opened
     };
     for (key, reason) in &assembled.refused {
         if let Some(device) = &devices[*key] {
-            warnings.push(format!("{}: not used: {reason}", device.path().display()));
+            warnings.push(format!("{}: not used: {reason}", shown(device.path())));
         }
         if assembled.replaced.iter().all(|(replaced, ..)| replaced != key) {
             devices[*key] = None;
@@ -291,7 +292,7 @@ impl Opening {
         for Twins { device, unused, used } in find_twins(&self.candidates) {
             let path = |at: usize| {
                 let device = self.devices[self.candidates[at].key].as_ref();
-                device.map_or_else(String::new, |device| device.path().display().to_string())
+                device.map_or_else(String::new, |device| shown(device.path()).to_string())
             };
             let member = self.candidates[unused[0]].superblock.member;
             let paths = unused.iter().map(|&at| path(at)).collect::<Vec<_>>().join(", ");

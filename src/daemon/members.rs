@@ -18,7 +18,7 @@ use crate::member::patience::within;
 use crate::member::{
     self, Access, DEFAULT_MEMBER_TIMEOUT, Device, DeviceError, DeviceKind, Identity, TimeLimits,
 };
-use crate::units::{MemberIndex, ROW_BYTES};
+use crate::units::{MemberIndex, Printable, ROW_BYTES, shown};
 use crate::volume::{AdminRequest, ArrayState, NewDevice};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -42,7 +42,7 @@ pub(super) struct Target {
 
 impl Target {
     fn describe(&self) -> String {
-        format!("member {} ({}) of array '{}'", self.index, self.seat.name(), self.name)
+        format!("member {} ({}) of array '{}'", self.index, Printable(&self.seat.name()), self.name)
     }
 
     /// Bytes that a device needs to take its place.
@@ -90,7 +90,7 @@ impl Daemon {
         }
         let request = if failed { AdminRequest::Fail { member } } else { AdminRequest::Offline { member } };
         let outcome = self.reactor.admin(target.array, request, Vec::new())?;
-        Ok(Done::line(format!("array '{}': {} ({})", target.name, outcome.0, target.seat.name())))
+        Ok(Done::line(format!("array '{}': {} ({})", target.name, outcome.0, Printable(&target.seat.name()))))
     }
 
     pub(super) fn online(
@@ -145,7 +145,7 @@ impl Daemon {
         let superblock = target.own(&device, superblock)?;
         check_fit(&target, &device)?;
         if dry_run {
-            return Ok(Done::line(format!("would bring back {} from {}", target.describe(), path.display())));
+            return Ok(Done::line(format!("would bring back {} from {}", target.describe(), shown(&path))));
         }
         let done = self.bring_online(&target, device, superblock)?;
         self.returns().back(target.superblock.array, target.index);
@@ -208,7 +208,7 @@ impl Daemon {
         };
         if dry_run {
             let what = if created { "a new sparse file" } else { "the device" };
-            let message = format!("would replace {} by {what} {}", target.describe(), new.display());
+            let message = format!("would replace {} by {what} {}", target.describe(), shown(new));
             return Ok(Done { message, warnings });
         }
         let (device, known_zero) = match device {
@@ -301,7 +301,7 @@ impl Daemon {
         self.with_names(target.array, |names| names.devices.insert(id, place));
         // It may have been lost again meanwhile, which is no reason to keep it out.
         member::forget_lost(&path, since);
-        Ok(Done::line(format!("array '{}': {} ({})", target.name, outcome.0, path.display())))
+        Ok(Done::line(format!("array '{}': {} ({})", target.name, outcome.0, shown(&path))))
     }
 
     pub(super) fn target(&self, array: &str, member: &MemberRef) -> Result<Target, RequestError> {
@@ -437,7 +437,7 @@ fn name_of(member: &MemberRef) -> String {
     match member {
         MemberRef::Index(index) => index.to_string(),
         MemberRef::Uuid(uuid) => uuid.to_string(),
-        MemberRef::Path(path) => path.display().to_string(),
+        MemberRef::Path(path) => shown(path).to_string(),
     }
 }
 
@@ -501,7 +501,7 @@ impl Target {
         device: &Device,
         superblock: Result<Superblock, NewestError>,
     ) -> Result<Superblock, RequestError> {
-        let path = device.path().display();
+        let path = shown(device.path());
         let refuse = |what: String| {
             let advice = format!("to build it anew: 'calpe replace {} {} NEW'", self.name, self.index);
             Err(refusal(ErrorCode::Refused, format!("{path}: {what}; {advice}")))
@@ -541,7 +541,7 @@ fn check_fit(target: &Target, device: &Device) -> Result<(), RequestError> {
             ErrorCode::Device,
             format!(
                 "{}: the {what} has sectors of {} bytes, members are read and written in blocks of {ROW_BYTES}: use another one",
-                device.path().display(),
+                shown(device.path()),
                 facts.sector
             ),
         ));
@@ -552,7 +552,7 @@ fn check_fit(target: &Target, device: &Device) -> Result<(), RequestError> {
 /// Refuses what is recognised on a device, or lists it when forced.
 fn check_worthless(device: &Device, force: bool) -> Result<Vec<String>, RequestError> {
     let found = signatures(device)?;
-    let path = device.path().display();
+    let path = shown(device.path());
     if found.is_empty() || force {
         return Ok(found.iter().map(|signature| format!("{path}: {signature} is destroyed")).collect());
     }

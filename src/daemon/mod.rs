@@ -20,6 +20,7 @@ mod imports;
 pub mod logging;
 mod members;
 pub mod panic;
+pub mod peer;
 pub mod reactor;
 pub mod report;
 mod returns;
@@ -30,6 +31,7 @@ mod signals;
 pub mod superblocks;
 #[cfg(test)]
 mod tests;
+mod undo;
 pub mod up;
 
 pub use control_server::ControlServer;

@@ -6,6 +6,7 @@
 
 use super::config::LogFormat;
 use super::reactor::exit_at_once;
+use crate::units::Printable;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::os::fd::AsFd;
 use std::panic::PanicHookInfo;
@@ -43,7 +44,7 @@ fn line(format: LogFormat, thread: &str, panic: &PanicHookInfo<'_>) -> String {
     let message = message.unwrap_or("no text").split_whitespace().collect::<Vec<_>>().join(" ");
     let text = format!("thread '{thread}' panicked at {place}: {message}");
     let mut line = match format {
-        LogFormat::Human => format!("ERROR {text}; the daemon ends"),
+        LogFormat::Human => format!("ERROR {}; the daemon ends", Printable(&text)),
         LogFormat::Json => {
             serde_json::json!({ "level": "ERROR", "fields": { "message": text }, "target": "calpe::panic" })
                 .to_string()

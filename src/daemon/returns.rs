@@ -16,7 +16,7 @@ use crate::control::{MemberRef, RequestError};
 use crate::format::{MemberState, Role, Superblock};
 use crate::member::patience::within;
 use crate::member::{self, Access, Device, TimeLimits};
-use crate::units::MemberIndex;
+use crate::units::{MemberIndex, shown};
 use crate::volume::{AdminRequest, MemberStatus, NoticeLevel};
 use nix::sys::statvfs::statvfs;
 use std::collections::{BTreeMap, BTreeSet};
@@ -243,7 +243,7 @@ fn has_room(places: &[PathBuf], limits: TimeLimits) -> Result<(), String> {
         });
         let room = room.map_err(|error| error.to_string())?;
         if room.is_some_and(|fs| fs.blocks_available() * fs.fragment_size() < ROOM_MIN) {
-            return Err(format!("{}: its filesystem is full", place.display()));
+            return Err(format!("{}: its filesystem is full", shown(place)));
         }
     }
     Ok(())
@@ -270,7 +270,7 @@ fn look_for(
                 let superblock = read_superblock(&device).map_err(|error| error.to_string())?;
                 return Ok((device, superblock));
             }
-            Ok(_) => last = format!("{}: belongs to something else", place.display()),
+            Ok(_) => last = format!("{}: belongs to something else", shown(place)),
             Err(error) => last = error,
         }
     }

@@ -7,6 +7,7 @@ use super::superblocks::{check_length, patiently, read_superblock};
 use crate::format::{NewestError, Superblock};
 use crate::member::patience::{each_within, hangs};
 use crate::member::{Access, Device, DeviceError, is_remote, same_remote};
+use crate::units::shown;
 use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -83,7 +84,7 @@ pub fn search(places: &[PathBuf], patience: Duration) -> Search {
             }
             Ok(Seen::Unfit(line)) => search.warnings.push(line),
             Ok(Seen::Nothing) if place.named => {
-                search.warnings.push(format!("{}: holds no Calpe superblock", place.path.display()));
+                search.warnings.push(format!("{}: holds no Calpe superblock", shown(&place.path)));
             }
             Ok(Seen::Nothing) => {}
             Ok(Seen::Unread(error)) | Err(error) => search.note_unread(place, &error),
@@ -102,7 +103,7 @@ impl Search {
                     candidates.extend(entries.into_iter().map(|path| Place { path, named: false }));
                 }
                 Ok(Ok(None)) => candidates.push(Place { path: place.clone(), named: true }),
-                Ok(Err(error)) => self.warnings.push(format!("{}: {error}", place.display())),
+                Ok(Err(error)) => self.warnings.push(format!("{}: {error}", shown(place))),
                 Err(error) => self.warnings.push(error.to_string()),
             }
         }
@@ -171,7 +172,7 @@ fn look_at(path: &Path) -> Seen {
             }
         },
         Err(NewestError::NotAMember) => Seen::Nothing,
-        Err(error) => Seen::Unfit(format!("{}: {error}", path.display())),
+        Err(error) => Seen::Unfit(format!("{}: {error}", shown(path))),
     };
     device.close();
     seen

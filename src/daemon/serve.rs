@@ -8,6 +8,7 @@ use super::control_server::ControlServer;
 use super::drill;
 use super::import;
 use super::imports::Imports;
+use super::logging;
 use super::reactor::{ListenAddress, ListenError, ListenTls, Listener};
 use super::service::{Daemon, ServiceConfig};
 use super::signals::{Signals, Woken};
@@ -16,9 +17,11 @@ use crate::member::set_remote_tls;
 use crate::nbd::TlsMode;
 use crate::reclaim;
 use crate::tls::{ClientFiles, ClientTls, ServerTls, TlsFileError};
+use crate::units::shown;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::Signal;
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{TryRecvError, sync_channel};
@@ -55,7 +58,10 @@ pub enum RunError {
         address: ListenAddress,
     },
     /// A directory cannot be created.
-    #[error("{}: cannot create the directory: {source}: choose another place, or remove what is in the way", path.display())]
+    #[error(
+        "{}: cannot create the directory: {source}: choose another place, or remove what is in the way",
+        shown(path)
+    )]
     Directory {
         /// The directory.
         path: PathBuf,
@@ -72,7 +78,7 @@ pub enum RunError {
     #[error(transparent)]
     Serve(#[from] RequestError),
     /// The directory of `up` holds something else than one array.
-    #[error("{}: {what}", dir.display())]
+    #[error("{}: {what}", shown(dir))]
     Unclear {
         /// The directory.
         dir: PathBuf,
@@ -301,6 +307,7 @@ fn observe(daemon: &Arc<Daemon>) -> io::Result<()> {
     thread.spawn(move || {
         while daemon.is_alive() {
             daemon.observe();
+            logging::tell_left_out();
             std::thread::sleep(OBSERVED_EVERY);
         }
     })?;
@@ -360,6 +367,8 @@ fn shut_down(daemon: &Arc<Daemon>, signals: &Signals) -> Result<(), RunError> {
     result.map_err(system("stop cleanly"))
 }
 
+/// Creates a directory for sockets, with those above it, for this user alone. One that is there stays as it is.
 pub(super) fn create_dir(path: &Path) -> Result<(), RunError> {
-    std::fs::create_dir_all(path).map_err(|source| RunError::Directory { path: path.to_path_buf(), source })
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.map_err(|source| RunError::Directory { path: path.to_path_buf(), source })
 }

@@ -27,7 +27,7 @@ use crate::format::{MemberState, Superblock, VolumeKind};
 use crate::gpu::GpuConfig;
 use crate::member::{DEFAULT_MEMBER_TIMEOUT, TimeLimits, await_closings};
 use crate::nbd::TlsMode;
-use crate::units::{HumanSize, MemberIndex};
+use crate::units::{HumanSize, MemberIndex, SizeBeside};
 use crate::volume::{AdminRequest, ArrayNotice, NoticeLevel, PlainVolume};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
@@ -342,7 +342,7 @@ impl Daemon {
         let what = format!(
             "array '{}' needs {needed} of memory, and {} of {} are left: raise metadata_memory in [daemon], lower the array's page_cache, or, if its size of {} is not what you expect, look at its members with 'calpe inspect'",
             superblock.name,
-            HumanSize(left),
+            SizeBeside { bytes: left, other: needed.total() },
             HumanSize(self.metadata_memory),
             HumanSize(superblock.geometry.volume_bytes),
         );

@@ -3,7 +3,7 @@
 
 use crate::block_io::IoFaultKind;
 use crate::format::{
-    COPY_BYTES, CopyPlace, FormatError, Inspection, NewestError, RegionKind, Role, SIGNATURE_WINDOW,
+    COPY_BYTES, CopyPlace, FormatError, Inspection, NewestError, Region, RegionKind, Role, SIGNATURE_WINDOW,
     Signature, Superblock, all_copy_offsets, decode_copy, newest, newest_read, recognise, superblock_offsets,
 };
 use crate::member::{Device, DeviceError, ReadAt, RemoteError, Witness};
@@ -113,11 +113,15 @@ pub fn write_superblock(device: &Device, superblock: &Superblock) -> Result<(), 
 /// # Errors
 /// When there is no room.
 pub fn reserve_regions(device: &Device, superblock: &Superblock) -> Result<(), DeviceError> {
-    let regions = superblock
-        .regions
-        .iter()
-        .filter(|region| !matches!(region.kind, RegionKind::Data | RegionKind::Pages));
-    regions.into_iter().try_for_each(|region| device.preallocate(region.offset.0, region.len))
+    reserved_ranges(superblock).into_iter().try_for_each(|(offset, len)| device.preallocate(offset, len))
+}
+
+/// What [`reserve_regions`] sets aside: starts and lengths.
+#[must_use]
+pub fn reserved_ranges(superblock: &Superblock) -> Vec<(u64, u64)> {
+    let grows = |region: &&Region| matches!(region.kind, RegionKind::Data | RegionKind::Pages);
+    let reserved = superblock.regions.iter().filter(|region| !grows(region));
+    reserved.map(|region| (region.offset.0, region.len)).collect()
 }
 
 /// Zeroes both ends of a device, superblocks and all signatures with them, and flushes.
@@ -125,11 +129,18 @@ pub fn reserve_regions(device: &Device, superblock: &Superblock) -> Result<(), D
 /// # Errors
 /// When the device fails.
 pub fn wipe_ends(device: &Device) -> Result<(), DeviceError> {
-    let bytes = device.facts().bytes;
-    let zeroes = vec![0; WIPED_BYTES.min(bytes) as usize];
-    device.write_at(0, &zeroes)?;
-    device.write_at(bytes - zeroes.len() as u64, &zeroes)?;
+    for (offset, len) in wiped_ranges(device) {
+        device.write_at(offset, &vec![0; len as usize])?;
+    }
     device.flush()
+}
+
+/// What [`wipe_ends`] writes, all places of superblocks in it: starts and lengths.
+#[must_use]
+pub fn wiped_ranges(device: &Device) -> [(u64, u64); 2] {
+    let bytes = device.facts().bytes;
+    let len = WIPED_BYTES.min(bytes);
+    [(0, len), (bytes - len, len)]
 }
 
 /// Zeroes the log region of a device that is to become a member, and flushes. A device that was that member before, maybe

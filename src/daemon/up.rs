@@ -19,7 +19,7 @@ use crate::format::{ChecksumKind, Superblock, VolumeKind};
 use crate::gpu::{GpuConfig, Mode};
 use crate::member::DEFAULT_MEMBER_TIMEOUT;
 use crate::reclaim;
-use crate::units::{ByteCount, HumanSize};
+use crate::units::{ByteCount, HumanSize, Printable, PrintableLines, shown, two_sizes};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -166,7 +166,7 @@ fn name_files(error: ImportError, options: &UpOptions, members: &[Found]) -> Run
     let gone: Vec<String> = (0..width)
         .map(|index| member_path(&options.dir, index))
         .filter(|path| !path.exists())
-        .map(|path| path.display().to_string())
+        .map(|path| shown(&path).to_string())
         .collect();
     if gone.is_empty() || !matches!(error, ImportError::Assembly { .. }) {
         return error.into();
@@ -185,7 +185,7 @@ fn create(options: &UpOptions) -> Result<(Opened, Origin), RunError> {
             dir: options.dir.clone(),
             what: format!(
                 "{} is there and holds no superblock: move it away, or choose another directory with --dir",
-                taken.display()
+                shown(taken)
             ),
         });
     }
@@ -205,7 +205,7 @@ fn create(options: &UpOptions) -> Result<(Opened, Origin), RunError> {
     let created = plan.execute(clock::unix_seconds())?;
     let bytes = created.members.first().map_or(0, |(device, _)| device.facts().bytes);
     let mut origin =
-        vec![format!("created {width} sparse files of {} in {}", HumanSize(bytes), options.dir.display())];
+        vec![format!("created {width} sparse files of {} in {}", HumanSize(bytes), shown(&options.dir))];
     origin.extend(space_note(&options.dir, bytes.saturating_mul(width as u64)));
     let (devices, superblocks): (Vec<_>, Vec<_>) = created.members.into_iter().unzip();
     let candidates: Vec<_> =
@@ -223,11 +223,8 @@ fn space_note(dir: &Path, bytes: u64) -> Option<String> {
     let fs = nix::sys::statvfs::statvfs(dir).ok()?;
     let free = fs.blocks_available() as u64 * fs.fragment_size() as u64;
     (free < bytes).then(|| {
-        format!(
-            "the filesystem has {} free, the files may grow to {}: writes fail with 'no space' when it is full",
-            HumanSize(free),
-            HumanSize(bytes)
-        )
+        let (has, may) = two_sizes(free, bytes);
+        format!("the filesystem has {has} free, the files may grow to {may}: writes fail with 'no space' when it is full")
     })
 }
 
@@ -242,12 +239,17 @@ fn picked_up(options: &UpOptions, superblock: &Superblock) -> Origin {
     };
     compare("--data", options.data.map(|n| n.to_string()), geometry.data.to_string());
     compare("--parity", options.parity.map(|n| n.to_string()), geometry.parity.to_string());
-    let human = |bytes: u64| HumanSize(bytes).to_string();
-    compare("--size", options.size.map(|size| human(size.0)), human(geometry.volume_bytes));
-    compare("--chunk", options.chunk.map(|chunk| human(chunk.0)), human(u64::from(geometry.chunk)));
+    let sizes = [
+        ("--size", options.size, geometry.volume_bytes),
+        ("--chunk", options.chunk, u64::from(geometry.chunk)),
+    ];
+    for (option, asked, is) in sizes {
+        let (told, is) = two_sizes(asked.map_or(is, |asked| asked.0), is);
+        compare(option, asked.map(|_| told.to_string()), is.to_string());
+    }
     compare("--checksum", options.checksum.map(|kind| kind.to_string()), superblock.checksum.to_string());
     let mut origin =
-        vec![format!("picked up the array in {}, with the geometry it has", options.dir.display())];
+        vec![format!("picked up the array in {}, with the geometry it has", shown(&options.dir))];
     origin.extend(ignored);
     origin
 }
@@ -259,7 +261,7 @@ fn print(
     warnings: &[String],
     dir: &Path,
 ) -> io::Result<()> {
-    let uri = report.uris.first().map_or("", String::as_str);
+    let uri = Printable(report.uris.first().map_or("", String::as_str));
     let control = dir.join(CONTROL_SOCKET_NAME);
     writeln!(
         out,
@@ -278,16 +280,23 @@ fn print(
     writeln!(out, "  nbdinfo '{uri}'")?;
     writeln!(out, "  nbdcopy disk.img '{uri}'")?;
     writeln!(out, "  qemu-img convert -n -O raw disk.qcow2 '{uri}'")?;
-    writeln!(out, "  sudo calpe --socket {} attach {} /dev/nbd0", control.display(), report.name)?;
+    writeln!(out, "  sudo calpe --socket {} attach {} /dev/nbd0", shown(&control), report.name)?;
     writeln!(out, "\nMembers:")?;
     for member in &report.members {
-        let reason = member.reason.as_ref().map(|reason| format!("  ({reason})")).unwrap_or_default();
+        let reason =
+            member.reason.as_ref().map(|reason| format!("  ({})", Printable(reason))).unwrap_or_default();
         let state = if member.state == MemberState::Online { "" } else { "  <--" };
-        writeln!(out, "  {:>3}  {:<10} {}{reason}{state}", member.index, member.state, member.name)?;
+        writeln!(
+            out,
+            "  {:>3}  {:<10} {}{reason}{state}",
+            member.index,
+            member.state,
+            Printable(&member.name)
+        )?;
     }
     writeln!(out, "  parity by {}", report.engine.codec)?;
     for line in [&report.status, &report.action].into_iter().filter(|line| !line.is_empty()).chain(warnings) {
-        writeln!(out, "\n{line}")?;
+        writeln!(out, "\n{}", PrintableLines(line))?;
     }
     writeln!(out, "\n'calpe status' tells more, Ctrl-C stops cleanly.")?;
     out.flush()

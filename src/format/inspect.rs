@@ -5,7 +5,7 @@ use super::{
     CopyPlace, FormatError, LogStart, MemberSet, MemberState, Region, RegionKind, Role, Superblock,
     all_copy_offsets, leftover_bytes, newest,
 };
-use crate::units::HumanSize;
+use crate::units::{HumanSize, Printable, two_sizes};
 use serde::Serialize;
 use std::fmt;
 use uuid::Uuid;
@@ -159,7 +159,7 @@ impl Inspection {
             Ok(superblock) => {
                 let needed = superblock.device_bytes_min();
                 let cut_off = (device_bytes < needed).then(|| {
-                    let (has, needed) = (HumanSize(device_bytes), HumanSize(needed));
+                    let (has, needed) = two_sizes(device_bytes, needed);
                     format!("the device has {has}, its superblock describes {needed}: it was cut off, or copied in part")
                 });
                 (Some(SuperblockReport::new(superblock, device_bytes)), cut_off)
@@ -413,7 +413,7 @@ fn epoch_id(id: u64) -> String {
 }
 
 fn line(f: &mut fmt::Formatter<'_>, what: &str, value: impl fmt::Display) -> fmt::Result {
-    writeln!(f, "{what:>13}: {value}")
+    writeln!(f, "{what:>13}: {}", Printable(&value.to_string()))
 }
 
 #[cfg(test)]

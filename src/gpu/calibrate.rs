@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::block_io::{Buf, BufMut, Pool};
 use crate::codec::{BlockHasher, Codec, CodecJob, Column, Outputs, Transform};
+use crate::files::{self, Source};
 
 use super::batch::{Batch, Kind};
 use super::device::{Device, DeviceError, DeviceInfo};
@@ -33,6 +34,9 @@ const BUDGET: Duration = Duration::from_millis(900);
 
 /// Bytes of input memory at most; larger batches read them several times over.
 const INPUT_BYTES_MAX: usize = 16 << 20;
+
+/// Longest file of figures that is read: a device has a few KiB of them.
+const KEPT_BYTES_MAX: u64 = 4 << 20;
 
 /// The version of the file's form.
 const FORM: u32 = 1;
@@ -118,7 +122,9 @@ pub(super) fn costs(
 
 /// What the file holds; nothing if it is not there or means nothing, since all of it can be measured again.
 fn read(path: &Path) -> Vec<Entry> {
-    let kept = fs::read(path).ok().and_then(|text| serde_json::from_slice::<Kept>(&text).ok());
+    let kept = files::read(path, Source::File, KEPT_BYTES_MAX)
+        .ok()
+        .and_then(|text| serde_json::from_slice::<Kept>(&text).ok());
     let entries = kept.filter(|kept| kept.form == FORM).map_or(Vec::new(), |kept| kept.entries);
     entries.into_iter().filter(|entry| entry.costs.are_usable()).collect()
 }

@@ -9,7 +9,7 @@ use super::held::{self, Held, Stage};
 use super::remote::{self, RemoteDevice, RemoteLimits, Witness};
 use super::{DeviceError, holder, patience};
 use crate::block_io::IoFault;
-use crate::units::SECTOR_BYTES;
+use crate::units::{SECTOR_BYTES, shown};
 use std::ffi::CString;
 use std::fs::{File, Metadata, OpenOptions, TryLockError};
 use std::io;
@@ -583,7 +583,7 @@ fn open_file(
         Err(other) => return Err(other),
     };
     let file = open(false)?;
-    tracing::info!(path = %path.display(), %reason, "no direct I/O: using the page cache");
+    tracing::info!(path = %shown(path), %reason, "no direct I/O: using the page cache");
     Ok((file, false))
 }
 

@@ -17,7 +17,7 @@ use super::error::fault_kind;
 use super::remote::Inbox;
 use super::{Device, DeviceKind, Ring};
 use crate::block_io::{Completion, DeviceId, Extent, IoFault, IoFaultKind, IoOp, IoToken, IoValue, Pool};
-use crate::units::Timestamp;
+use crate::units::{Timestamp, shown};
 use io_uring::{opcode, squeue, types};
 use slab::Slab;
 use std::collections::VecDeque;
@@ -426,7 +426,7 @@ impl MemberIo {
             let limit = attached.device.time_limit().as_nanos() as u64;
             if attached.is_in_service() && self.clock - since > limit {
                 attached.reported_gone = true;
-                let path = attached.device.path().display();
+                let path = shown(attached.device.path());
                 tracing::warn!(%path, "an operation has not ended within {} s", limit / 1_000_000_000);
                 gone.push((flight.owner, flight.device, HANGS));
             }

@@ -3,7 +3,7 @@
 
 use super::RemoteError;
 use crate::block_io::IoFaultKind;
-use crate::units::HumanSize;
+use crate::units::{HumanSize, Printable, shown, two_sizes};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -11,19 +11,22 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// Nothing at this path.
-    #[error("{}: no such file or device: check the path, or create the file first", path.display())]
+    #[error("{}: no such file or device: check the path, or create the file first", shown(path))]
     NotFound {
         /// The path as given.
         path: PathBuf,
     },
     /// The system refuses access.
-    #[error("{}: permission denied: run as a user who may read and write it, or change its mode", path.display())]
+    #[error(
+        "{}: permission denied: run as a user who may read and write it, or change its mode",
+        shown(path)
+    )]
     Permission {
         /// The path as given.
         path: PathBuf,
     },
     /// It can only be read.
-    #[error("{}: {what} is read-only: a member must be writable", path.display())]
+    #[error("{}: {what} is read-only: a member must be writable", shown(path))]
     ReadOnly {
         /// The path as given.
         path: PathBuf,
@@ -31,7 +34,7 @@ pub enum DeviceError {
         what: &'static str,
     },
     /// Neither a regular file nor a block device.
-    #[error("{}: is {found}: a member must be a regular file or a block device", path.display())]
+    #[error("{}: is {found}: a member must be a regular file or a block device", shown(path))]
     WrongType {
         /// The path as given.
         path: PathBuf,
@@ -39,7 +42,7 @@ pub enum DeviceError {
         found: &'static str,
     },
     /// A remote member cannot be used.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {source}", shown(path))]
     Remote {
         /// The URI as given.
         path: PathBuf,
@@ -47,7 +50,11 @@ pub enum DeviceError {
         source: RemoteError,
     },
     /// Another process, or another array of this one, has it open as a member.
-    #[error("{}: is in use by {holder}: stop that first (a member serves one array at a time)", path.display())]
+    #[error(
+        "{}: is in use by {}: stop that first (a member serves one array at a time)",
+        shown(path),
+        Printable(holder)
+    )]
     Locked {
         /// The path as given.
         path: PathBuf,
@@ -57,14 +64,14 @@ pub enum DeviceError {
     /// This process had it in service, and it has not answered everything since.
     #[error(
         "{}: operations on it from before it left service have not ended: it can be taken back when its filesystem or its disk has answered them",
-        path.display()
+        shown(path)
     )]
     Unfinished {
         /// The path as given.
         path: PathBuf,
     },
     /// Mounted, attached, part of something else. Cannot be forced.
-    #[error("{}: is {usage}: release it first; this cannot be forced", path.display())]
+    #[error("{}: is {}: release it first; this cannot be forced", shown(path), Printable(usage))]
     Busy {
         /// The path as given.
         path: PathBuf,
@@ -72,7 +79,7 @@ pub enum DeviceError {
         usage: String,
     },
     /// Smaller than what is needed.
-    #[error("{}: has {}, but {} are needed: use a larger one", path.display(), HumanSize(*bytes), HumanSize(*needed))]
+    #[error("{}: has {}, but {} are needed: use a larger one", shown(path), two_sizes(*bytes, *needed).0, two_sizes(*bytes, *needed).1)]
     TooShort {
         /// The path as given.
         path: PathBuf,
@@ -82,7 +89,7 @@ pub enum DeviceError {
         needed: u64,
     },
     /// Smaller than what its own superblock says.
-    #[error("{}: has {}, but its superblock describes {}: it was cut off, or copied in part; replace the member", path.display(), HumanSize(*bytes), HumanSize(*needed))]
+    #[error("{}: has {}, but its superblock describes {}: it was cut off, or copied in part; replace the member", shown(path), two_sizes(*bytes, *needed).0, two_sizes(*bytes, *needed).1)]
     CutOff {
         /// The path as given.
         path: PathBuf,
@@ -92,13 +99,13 @@ pub enum DeviceError {
         needed: u64,
     },
     /// A new file was asked for where there is one.
-    #[error("{}: exists already: choose another name, or remove it", path.display())]
+    #[error("{}: exists already: choose another name, or remove it", shown(path))]
     Exists {
         /// The path as given.
         path: PathBuf,
     },
     /// The filesystem is full or the size beyond its limits.
-    #[error("{}: the filesystem has no room for {}: free some space, or choose another directory", path.display(), HumanSize(*bytes))]
+    #[error("{}: the filesystem has no room for {}: free some space, or choose another directory", shown(path), HumanSize(*bytes))]
     NoSpace {
         /// The path as given.
         path: PathBuf,
@@ -106,7 +113,10 @@ pub enum DeviceError {
         bytes: u64,
     },
     /// A request outside the device or off its sectors: a mistake of the caller.
-    #[error("{}: {len} bytes at {offset} are outside the device or off its {sector}-byte sectors", path.display())]
+    #[error(
+        "{}: {len} bytes at {offset} are outside the device or off its {sector}-byte sectors",
+        shown(path)
+    )]
     BadRange {
         /// The path as given.
         path: PathBuf,
@@ -118,7 +128,7 @@ pub enum DeviceError {
         sector: u32,
     },
     /// Any other error of the operating system.
-    #[error("{}: cannot {action}: {source}", path.display())]
+    #[error("{}: cannot {action}: {source}", shown(path))]
     Io {
         /// The path as given.
         path: PathBuf,

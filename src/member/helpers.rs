@@ -8,7 +8,7 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use nix::unistd::{Whence, lseek};
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 
 /// Alignment of bounce buffers in bytes: the most that direct I/O asks of memory.
 const ALIGN: usize = 4096;
@@ -16,6 +16,9 @@ const ALIGN: usize = 4096;
 /// Most extents one question is answered with; the rest of the range is called data. A file with a hole in
 /// every other block must not stall whoever asks.
 const EXTENTS_MAX: usize = 4096;
+
+/// Bytes of a block as stat(2) counts them.
+const STAT_BLOCK: u64 = 512;
 
 impl Device {
     /// Fills `target` from `offset`. Any offset and length inside the device.
@@ -87,18 +90,29 @@ impl Device {
     /// # Errors
     /// When the device fails on the way.
     pub fn discard_all(&self) -> Result<bool, DeviceError> {
+        self.discard(0, self.facts().bytes)
+    }
+
+    /// The same for a range.
+    ///
+    /// # Errors
+    /// When it is not inside the device, or the device fails on the way.
+    pub fn discard(&self, offset: u64, len: u64) -> Result<bool, DeviceError> {
+        self.check_range(offset, len)?;
+        if len == 0 {
+            return Ok(true);
+        }
         let file = match self.file() {
             Ok(file) => file,
             Err(_) if self.refuses_writes() => return Ok(false),
             Err(remote) => {
-                let result = remote.discard(self.facts().bytes);
+                let result = remote.discard(offset, len);
                 return result.map_err(|e| self.io_error("discard its content".into(), e));
             }
         };
         let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-        let len =
-            libc::off_t::try_from(self.facts().bytes).map_err(|_| self.bad_range(0, self.facts().bytes))?;
-        match fallocate(file, flags, 0, len) {
+        let signed = |value| libc::off_t::try_from(value).map_err(|_| self.bad_range(offset, len));
+        match fallocate(file, flags, signed(offset)?, signed(len)?) {
             Ok(()) => Ok(true),
             Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL | Errno::EPERM) => Ok(false),
             Err(other) => Err(self.io_error("discard its content".into(), other.into())),
@@ -123,6 +137,14 @@ impl Device {
             }
             Err(other) => Err(self.io_error(format!("set {len} bytes aside at {offset}"), other.into())),
         }
+    }
+
+    /// Whether parts of a file have no space of their own, as far as the system tells; never of other devices.
+    #[must_use]
+    pub fn is_sparse(&self) -> bool {
+        let metadata = self.file().ok().filter(|_| self.facts().kind == DeviceKind::File);
+        let metadata = metadata.and_then(|file| file.metadata().ok());
+        metadata.is_some_and(|metadata| metadata.blocks().saturating_mul(STAT_BLOCK) < metadata.len())
     }
 
     /// Which parts of a range inside the device are holes. All data where the device cannot tell; the lengths

@@ -3,11 +3,11 @@
 //! Invariants: every error names the file and what is wrong with it; a key that others than its owner and group may
 //! read is not used. Must not know what the files are for.
 
+use crate::files::{self, ReadError};
+use crate::units::shown;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 use std::fmt;
-use std::fs::File;
-use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -31,7 +31,7 @@ pub enum FileRole {
 
 /// A file that cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("{}: {fault}", file.display())]
+#[error("{}: {fault}", shown(file))]
 pub struct TlsFileError {
     /// What it was to be used for.
     pub role: FileRole,
@@ -46,10 +46,7 @@ pub struct TlsFileError {
 pub enum FileFault {
     /// It cannot be read.
     #[error("cannot be read: {0}")]
-    Unreadable(io::Error),
-    /// It is longer than anything it should be.
-    #[error("is longer than {} MiB, which no such file is", FILE_BYTES_MAX >> 20)]
-    TooLong,
+    Unreadable(#[from] ReadError),
     /// It is not PEM, or damaged.
     #[error("is not sound PEM: {0}")]
     Pem(String),
@@ -76,7 +73,7 @@ pub enum FileFault {
     #[error("{0}")]
     Unusable(String),
     /// The key belongs to another certificate.
-    #[error("the key does not belong to the certificate in {}", certificate.display())]
+    #[error("the key does not belong to the certificate in {}", shown(certificate))]
     Mismatch {
         /// The certificate's file.
         certificate: PathBuf,
@@ -195,20 +192,11 @@ impl Source<'_> {
 
     fn read(self) -> Result<Vec<u8>, TlsFileError> {
         let unreadable = |error| self.fault(FileFault::Unreadable(error));
-        let file = File::open(self.file).map_err(unreadable)?;
-        let metadata = file.metadata().map_err(unreadable)?;
-        if !metadata.is_file() {
-            return Err(unreadable(io::Error::other("it is not a file")));
-        }
-        let mode = metadata.permissions().mode() & 0o7777;
+        let file = files::open(self.file, files::Source::File).map_err(unreadable)?;
+        let mode = file.metadata().permissions().mode() & 0o7777;
         if self.role == FileRole::Key && mode & 0o007 != 0 {
             return Err(self.fault(FileFault::Exposed { mode }));
         }
-        let mut bytes = Vec::new();
-        file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
-        if bytes.len() as u64 > FILE_BYTES_MAX {
-            return Err(self.fault(FileFault::TooLong));
-        }
-        Ok(bytes)
+        file.read(FILE_BYTES_MAX).map_err(unreadable)
     }
 }

@@ -27,9 +27,11 @@
 mod files;
 mod identity;
 mod pump;
+mod refusals;
 #[cfg(test)]
 pub(crate) mod tests;
 
 pub use files::{FileFault, FileRole, TlsFileError};
 pub use identity::{ClientFiles, ClientTls, ServerFiles, ServerTls};
 pub use pump::{Goodbye, Pumps, TlsFailure, Tunnel};
+pub use refusals::tell_left_out;

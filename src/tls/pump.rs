@@ -7,6 +7,7 @@
 //! nothing. Must not know NBD.
 
 use super::identity::{ClientTls, ServerTls};
+use super::refusals::tell_refusal;
 use nix::errno::Errno;
 use nix::sys::socket::{
     AddressFamily, MsgFlags, Shutdown, SockFlag, SockType, recv, send, sendmsg, setsockopt, shutdown,
@@ -346,9 +347,7 @@ impl Pump {
             let _ = failure.set(fault.clone());
             match fault {
                 // Told whoever administers this host: certificates are a common mistake.
-                TlsFailure::Handshake(_) | TlsFailure::Refused(_) => {
-                    tracing::info!("a connection was refused: {fault}")
-                }
+                TlsFailure::Handshake(_) | TlsFailure::Refused(_) => tell_refusal(fault),
                 _ => tracing::debug!("a connection by TLS ended: {fault}"),
             }
         }

@@ -245,7 +245,7 @@ fn every_unusable_file_is_named_with_what_is_wrong() {
         (with_key(&put("secret.pem", encrypted, 0o600)), FileRole::Key, "encrypted with a passphrase"),
         (with_key(&good.certificate), FileRole::Key, "holds no private key in PEM form"),
         (with_key(&dir.join("none.pem")), FileRole::Key, "none.pem: cannot be read: No such file"),
-        (with_key(dir), FileRole::Key, "cannot be read: it is not a file"),
+        (with_key(dir), FileRole::Key, "cannot be read: it is a directory, not a file"),
         (with_certificate(&good.key), FileRole::Certificate, "server-key.pem: holds no certificate"),
         (with_certificate(&put("x", damaged.as_bytes(), 0o644)), FileRole::Certificate, "is not sound PEM"),
         (with_certificate(&put("y", short.as_bytes(), 0o644)), FileRole::Certificate, "is missing"),

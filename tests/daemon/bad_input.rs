@@ -129,34 +129,35 @@ fn wrong_geometries_and_sizes_are_refused_with_a_way_out_and_create_nothing() {
     let place = Place::new();
     #[rustfmt::skip]
     let table: &[(&str, i32, &str)] = &[
-        ("-k 0 -m 1 --size 1MiB m0", 1, "--data 1 or more"),
-        ("-k 200 -m 56 --size 1MiB m0", 1, "at most 255"),
-        ("-k 65535 -m 65535 --size 1MiB m0", 1, "at most 255"),
+        ("-k 0 -m 1 --size 1MiB m0", 2, "--data 1 or more"),
+        ("-k 200 -m 56 --size 1MiB m0", 2, "at most 255"),
+        ("-k 65535 -m 65535 --size 1MiB m0", 2, "at most 255"),
         ("-k 70000 -m 1 --size 1MiB m0", 2, "not in 0..=65535"),
         ("-k x -m 1 --size 1MiB m0", 2, "invalid"),
-        ("-k 1 -m 1 --chunk 3000 --size 1MiB m0 m1", 1, "power of two from 4 KiB to 4 MiB"),
-        ("-k 1 -m 1 --chunk 96KiB --size 1MiB m0 m1", 1, "power of two"),
-        ("-k 1 -m 1 --chunk 2KiB --size 1MiB m0 m1", 1, "power of two"),
-        ("-k 1 -m 1 --chunk 8MiB --size 1MiB m0 m1", 1, "4 MiB"),
-        ("-k 1 -m 1 --chunk 1TiB --size 1MiB m0 m1", 1, "4 MiB"),
-        ("-k 1 -m 1 --chunk 0 --size 1MiB m0 m1", 1, "power of two"),
-        ("-k 1 -m 1 --size 0 m0 m1", 1, "multiple of 4 KiB above zero"),
-        ("-k 1 -m 1 --size 4097 m0 m1", 1, "multiple of 4 KiB"),
-        ("-k 1 -m 1 --size 512 m0 m1", 1, "multiple of 4 KiB"),
+        ("-k 1 -m 1 --chunk 3000 --size 1MiB m0 m1", 2, "power of two from 4 KiB to 4 MiB"),
+        ("-k 1 -m 1 --chunk 96KiB --size 1MiB m0 m1", 2, "power of two"),
+        ("-k 1 -m 1 --chunk 2KiB --size 1MiB m0 m1", 2, "power of two"),
+        ("-k 1 -m 1 --chunk 8MiB --size 1MiB m0 m1", 2, "4 MiB"),
+        ("-k 1 -m 1 --chunk 1TiB --size 1MiB m0 m1", 2, "4 MiB"),
+        ("-k 1 -m 1 --chunk 0 --size 1MiB m0 m1", 2, "power of two"),
+        ("-k 1 -m 1 --size 0 m0 m1", 2, "multiple of 4 KiB above zero"),
+        ("-k 1 -m 1 --size 4097 m0 m1", 2, "multiple of 4 KiB"),
+        ("-k 1 -m 1 --size 512 m0 m1", 2, "multiple of 4 KiB"),
         ("-k 1 -m 1 --size banana m0 m1", 2, "'banana' is not a size"),
         ("-k 1 -m 1 --size -5 m0 m1", 2, "unexpected argument"),
-        ("-k 1 -m 1 --size 1.5GiB m0 m1", 2, "is not a size"),
-        ("-k 1 -m 1 --size 99999999999999999999 m0 m1", 2, "is not a size"),
-        ("-k 1 -m 1 --size 16000000TiB m0 m1", 1, "larger than any device"),
+        ("-k 1 -m 1 --size 1.5GB m0 m1", 2, "is not a size"),
+        ("-k 1 -m 1 --size 1.5 m0 m1", 2, "not a whole number of bytes"),
+        ("-k 1 -m 1 --size 99999999999999999999 m0 m1", 2, "is too large"),
+        ("-k 1 -m 1 --size 16000000TiB m0 m1", 2, "larger than any device"),
         ("-k 1 -m 1 --size 8000000TiB m0 m1", 1, "no room"),
-        ("-k 2 -m 1 --size 1MiB m0 m1", 1, "need 3 members, 2 are given"),
-        ("-k 1 -m 1 --size 1MiB m0 m1 m2", 1, "need 2 members, 3 are given"),
+        ("-k 2 -m 1 --size 1MiB m0 m1", 2, "need 3 members, 2 are given"),
+        ("-k 1 -m 1 --size 1MiB m0 m1 m2", 2, "need 2 members, 3 are given"),
         ("-k 1 -m 1 --size 1MiB m0 ./m0", 1, "same device"),
         ("-k 1 -m 1 m0 m1", 1, "m0: does not exist"),
         ("-k 1 -m 1 --size 1MiB m0 no/where", 1, "no/where: no such file"),
         ("-k 1 -m 1 --size 1MiB m0 /dev/calpe-nothing", 1, "no file is created under /dev"),
         ("-k 1 -m 1 --size 1MiB m0 nbd+unix:///?socket=none", 1, "cannot connect"),
-        ("-k 1 -m 1 --volume cas --size 1MiB m0 m1", 1, "not supported by this version"),
+        ("-k 1 -m 1 --volume cas --size 1MiB m0 m1", 2, "not supported by this version"),
         ("-k 1 -m 1 --checksum md5 --size 1MiB m0 m1", 2, "blake3"),
         ("-k 1 -m 1 --volume tape --size 1MiB m0 m1", 2, "plain, cas"),
     ];
@@ -168,7 +169,7 @@ fn wrong_geometries_and_sizes_are_refused_with_a_way_out_and_create_nothing() {
         let mut command = calpe();
         command.current_dir(place.0.path()).args(["create", name, "-k1", "-m1", "--size=1MiB", "m0", "m1"]);
         let output = try_run(&mut command);
-        assert_eq!(output.status.code(), Some(1), "{name}");
+        assert_eq!(output.status.code(), Some(2), "{name}");
         assert!(everything(&output).contains("cannot name an array"), "{name}: {}", everything(&output));
     }
     assert_eq!(place.contents(), []);
@@ -177,17 +178,17 @@ fn wrong_geometries_and_sizes_are_refused_with_a_way_out_and_create_nothing() {
 #[test]
 fn an_up_that_is_refused_leaves_no_directory_and_no_file() {
     let place = Place::new();
-    for (line, word) in [
-        ("up --dir new/er --data 0", "--data 1 or more"),
-        ("up --dir new/er --data 250 --parity 6", "at most 255"),
-        ("up --dir new/er --size 0", "multiple of 4 KiB"),
-        ("up --dir new/er --size 4097", "multiple of 4 KiB"),
-        ("up --dir new/er --chunk 5000", "power of two"),
-        ("up --dir new/er --volume cas", "not supported by this version"),
-        ("up --socket x --dir new/er", "leave --socket away"),
-        (&format!("up --size 16MiB --dir new/{}", "x".repeat(110)), "at most 107 bytes"),
+    for (line, code, word) in [
+        ("up --dir new/er --data 0", 2, "--data 1 or more"),
+        ("up --dir new/er --data 250 --parity 6", 2, "at most 255"),
+        ("up --dir new/er --size 0", 2, "multiple of 4 KiB"),
+        ("up --dir new/er --size 4097", 2, "multiple of 4 KiB"),
+        ("up --dir new/er --chunk 5000", 2, "power of two"),
+        ("up --dir new/er --volume cas", 2, "not supported by this version"),
+        ("up --socket x --dir new/er", 2, "leave --socket away"),
+        (&format!("up --size 16MiB --dir new/{}", "x".repeat(110)), 1, "at most 107 bytes"),
     ] {
-        let said = place.refused(line, 1);
+        let said = place.refused(line, code);
         assert!(said.contains(word), "{line}: {said}");
         assert!(!place.path("new").exists(), "{line}");
     }

@@ -50,6 +50,13 @@ impl Place {
         String::from_utf8(output.stderr).unwrap()
     }
 
+    /// What is said of a line that cannot be meant.
+    fn usage(&self, line: &str) -> String {
+        let output = self.calpe(line, 2);
+        assert_eq!(output.stdout, b"", "calpe {line}: a refusal goes to standard error");
+        String::from_utf8(output.stderr).unwrap()
+    }
+
     fn json(&self, line: &str) -> Value {
         serde_json::from_slice(&self.calpe(line, 0).stdout).unwrap()
     }
@@ -115,6 +122,27 @@ fn usage_errors_exit_with_2_and_help_with_0() {
     for line in ["", "nonsense", "create x", "create x -k 1 -m 1 --chunk big a b", "scrub x -p -s"] {
         place.calpe(line, 2);
     }
+    for (line, said) in [
+        ("create a/b -k 1 -m 1 x y", "cannot name an array"),
+        ("create x -k 0 -m 1 y", "at least one data chunk"),
+        ("create x -k 1 -m 1 y", "need 2 members, 1 are given"),
+        ("create x -k 1 -m 1 --chunk 5000 y z", "power of two"),
+        ("create x -k 1 -m 1 --chunk 8GiB y z", "4 MiB or less"),
+        ("create x -k 1 -m 1 --size 1000 y z", "multiple of 4 KiB"),
+        ("create x -k 1 -m 1 --size 16383PiB y z", "choose a smaller size"),
+        ("create x -k 1 -m 1 --size 0.1KiB y z", "not a whole number of bytes"),
+        ("create x -k 1 -m 1 --volume cas y z", "not supported"),
+        ("up --data 0", "at least one data chunk"),
+        ("up --size 1001", "multiple of 4 KiB"),
+        ("up --socket s", "--dir"),
+        ("attach tank /dev/sda", "not an NBD device"),
+        ("attach nbd://:x /dev/nbd0", "nbd://"),
+        ("detach nbd0p1", "nbd0"),
+    ] {
+        let told = place.usage(line);
+        assert!(told.contains(said), "calpe {line}: {told}");
+    }
+    assert_eq!(names(place.dir.path()), Vec::<String>::new(), "nothing is left behind");
     for line in ["--help", "--version", "up --help", "replace --help", "bench codec --help"] {
         place.calpe(line, 0);
     }
@@ -158,8 +186,8 @@ fn create_and_inspect_agree_and_refusals_change_nothing() {
     assert!(place.refusal("create other -k 2 -m 1 m0 m1 m2").contains("holds Calpe member 0 of 'tank'"));
     assert!(place.refusal("create other -k 2 -m 1 m0 m1 m9").contains("m9: does not exist"));
     assert!(place.refusal("create other -k 2 -m 1 m0 m1 ./m0").contains("same device"));
-    assert!(place.refusal("create other -k 2 -m 1 m0 m1").contains("need 3 members, 2 are given"));
-    assert!(place.refusal("create other -k 2 -m 300 m0 m1").contains("at most 255"));
+    assert!(place.usage("create other -k 2 -m 1 m0 m1").contains("need 3 members, 2 are given"));
+    assert!(place.usage("create other -k 2 -m 300 m0 m1").contains("at most 255"));
     assert!(fs::read(place.path("m0")).unwrap() == before && names(place.dir.path()).len() == 3);
     place.calpe("create other -k 2 -m 1 --force m0 m1 m2", 0);
     assert_eq!(place.json("inspect m0 --json")["name"], "other");
@@ -221,7 +249,12 @@ fn an_array_lives_through_loss_replacement_and_restart() {
         "{told}"
     );
     place.calpe(&format!("wait {name}"), 1);
-    assert!(place.stdout(&format!("replace {name} 1 calpe-data/new -n")).starts_with("would "));
+    let told = place.stdout(&format!("replace {name} 1 ./calpe-data/new -n"));
+    assert!(
+        told.starts_with("would ") && told.contains(" ./calpe-data/new"),
+        "the path as it was given: {told}"
+    );
+    assert!(place.refusal(&format!("replace {name} 1 no/dir/m")).starts_with("calpe: no/dir/m: "));
     assert!(!place.path("calpe-data/new").exists());
     place.calpe(&format!("replace {name} 1 calpe-data/new -w"), 0);
     assert_eq!(place.test_code(), 0);

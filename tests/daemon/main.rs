@@ -1,10 +1,12 @@
 //! The daemon and the command line as processes, against real NBD clients and servers; and the rules that the
 //! sources themselves keep.
 
+mod administration;
 mod bad_input;
 mod check;
 mod clients;
 mod command_line;
+mod create_failures;
 mod damage;
 mod durability;
 mod floods;

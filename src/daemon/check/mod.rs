@@ -22,7 +22,7 @@ use crate::block_io::{DeviceId, Pool};
 use crate::codec::Codec;
 use crate::format::{MemberState, ScrubRecord, Superblock, VolumeKind, damaged_copies, newest_read};
 use crate::member::{Access, Device, DeviceError};
-use crate::units::{HumanSize, Timestamp};
+use crate::units::{HumanSize, Timestamp, shown};
 use crate::volume::{
     Activity, ActivityKind, AdminRequest, ArrayNotice, ArrayState, LogState, MemberStatus, NoticeLevel,
     PlainVolume, RequestId, Volume, VolumeAction, VolumeEvent, VolumeStatus,
@@ -53,7 +53,7 @@ pub enum CheckError {
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// One device twice.
-    #[error("{} and {} are the same device", first.display(), second.display())]
+    #[error("{} and {} are the same device", shown(first), shown(second))]
     Duplicate {
         /// One path.
         first: PathBuf,
@@ -69,8 +69,8 @@ pub enum CheckError {
     /// Members of several arrays.
     #[error(
         "{} is a member of array '{first}', {} of array '{second}': check one array at a time",
-        first_path.display(),
-        second_path.display()
+        shown(first_path),
+        shown(second_path)
     )]
     SeveralArrays {
         /// A member.
@@ -229,11 +229,13 @@ fn look_at(path: &Path, device: Device, problems: &mut Vec<String>) -> Result<Gi
     let copies = read_copies(&device);
     let faults = damaged_copies(&copies);
     let superblock =
-        newest_read(copies).map_err(|error| format!("{}: {error}: it was not looked at", path.display()))?;
+        newest_read(copies).map_err(|error| format!("{}: {error}: it was not looked at", shown(path)))?;
     check_length(&device, &superblock).map_err(|error| error.to_string())?;
-    problems.extend(faults.iter().map(|(place, why)| {
-        format!("{}: superblock copy {} is damaged: {why}", path.display(), place.word())
-    }));
+    problems.extend(
+        faults.iter().map(|(place, why)| {
+            format!("{}: superblock copy {} is damaged: {why}", shown(path), place.word())
+        }),
+    );
     Ok(Given { path: path.into(), device: Some(device), superblock, damaged: faults.len() as u64 })
 }
 
@@ -255,7 +257,7 @@ fn assembled(given: &[Given], problems: &mut Vec<String>) -> Result<Assembled<us
         }
         Err(error) => return Err(error.into()),
     };
-    let path = |key: usize| given[key].path.display();
+    let path = |key: usize| shown(&given[key].path);
     for (key, reason) in &assembled.refused {
         problems.push(format!("{}: would not be used: {reason}", path(*key)));
     }

@@ -1,6 +1,6 @@
 //! What a check found, as text and as JSON. The names of the fields are a contract with scripts.
 
-use crate::units::HumanSize;
+use crate::units::{HumanSize, Printable};
 use serde::Serialize;
 use std::fmt;
 use uuid::Uuid;
@@ -115,17 +115,22 @@ impl CheckReport {
 
 impl fmt::Display for CheckReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "array {} ({})", self.array, self.uuid)?;
+        writeln!(f, "array {} ({})", Printable(&self.array), self.uuid)?;
         let stop = if self.clean { "stopped cleanly" } else { "not stopped cleanly" };
         writeln!(f, "{} data + {} parity, checksum {}, {stop}\n", self.data, self.parity, self.checksum)?;
         let name = |member: &CheckedMember| {
-            format!("{} {}", member.index, member.path.clone().unwrap_or_else(|| member.uuid.to_string()))
+            let path = member
+                .path
+                .as_ref()
+                .map_or_else(|| member.uuid.to_string(), |path| Printable(path).to_string());
+            format!("{} {path}", member.index)
         };
         let width = self.members.iter().map(|m| name(m).chars().count()).max().unwrap_or(0);
         writeln!(f, "  {:<width$}  {:>6}  {:>6}  {:>10}", "MEMBER", "READ", "CKSUM", "SUPERBLOCK")?;
         for member in &self.members {
             let CheckedMember { read, cksum, superblock, .. } = member;
-            let why = member.reason.as_ref().map(|reason| format!("  {reason}")).unwrap_or_default();
+            let why =
+                member.reason.as_ref().map(|reason| format!("  {}", Printable(reason))).unwrap_or_default();
             writeln!(f, "  {:<width$}  {read:>6}  {cksum:>6}  {superblock:>10}{why}", name(member))?;
         }
         writeln!(f)?;

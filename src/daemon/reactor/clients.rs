@@ -15,7 +15,7 @@ use super::outgoing::Outgoing;
 use super::turns::later_cost;
 use super::{ArrayId, FAREWELL_NANOS, Pending, Reactor};
 use crate::block_io::BufMut;
-use crate::daemon::clock;
+use crate::daemon::{clock, logging};
 use crate::nbd::{
     Command, Errno, Extents, HEALTH_DEGRADED, HEALTH_LOST, ReadPart, Request, STATE_HOLE, STATE_ZERO,
     ServerConnection,
@@ -150,7 +150,10 @@ impl Reactor {
                 self.resume_listeners();
             }
             // Out of descriptors, or the client is gone already: the next tick tries again.
-            Err(error) => tracing::warn!(%error, "cannot accept a client"),
+            Err(error) if logging::ACCEPT_FAILURES.admits() => {
+                tracing::warn!(%error, "cannot accept a client")
+            }
+            Err(_) => {}
         }
     }
 
@@ -238,7 +241,9 @@ impl Reactor {
                 connection.swap_socket(tunnel);
             }
             Err(error) => {
-                tracing::warn!(connection = key, %error, "cannot start TLS");
+                if logging::TLS_STARTS.admits() {
+                    tracing::warn!(connection = key, %error, "cannot start TLS");
+                }
                 connection.broken = true;
             }
         }

@@ -7,14 +7,16 @@
 use super::sys;
 use crate::nbd::TlsMode;
 use crate::tls::ServerTls;
+use crate::units::shown;
 use nix::errno::Errno;
 use nix::sys::socket::{Backlog, SockType, UnixAddr, getsockopt, sockopt};
+use nix::sys::stat::{Mode, fchmod};
 use nix::unistd::Pid;
 use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,7 +36,7 @@ pub enum ListenAddress {
 impl fmt::Display for ListenAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ListenAddress::Unix(path) => write!(f, "unix socket {}", path.display()),
+            ListenAddress::Unix(path) => write!(f, "unix socket {}", shown(path)),
             ListenAddress::Tcp(address) => write!(f, "tcp {address}"),
         }
     }
@@ -44,22 +46,34 @@ impl fmt::Display for ListenAddress {
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// The path does not fit into a socket address.
-    #[error("{}: a socket's path may have at most {SOCKET_PATH_MAX} bytes: choose a shorter one", path.display())]
+    #[error(
+        "{}: a socket's path may have at most {SOCKET_PATH_MAX} bytes: choose a shorter one",
+        shown(path)
+    )]
     PathTooLong {
         /// The path.
         path: PathBuf,
     },
     /// Something else is there.
-    #[error("{}: exists and is not a socket: choose another path, or remove it", path.display())]
+    #[error("{}: exists and is not a socket: choose another path, or remove it", shown(path))]
     NotASocket {
         /// The path.
         path: PathBuf,
     },
     /// Somebody serves it.
-    #[error("{}: another daemon answers there: stop it first, or choose another path", path.display())]
+    #[error("{}: another daemon answers there: stop it first, or choose another path", shown(path))]
     InUse {
         /// The path.
         path: PathBuf,
+    },
+    /// Others could put a socket of theirs in its place.
+    #[error(
+        "{}: every user may replace files in this directory, and a socket with them: chmod o-w it (or +t), or choose another directory",
+        shown(dir)
+    )]
+    OpenDirectory {
+        /// The directory.
+        dir: PathBuf,
     },
     /// A supervisor handed over something that cannot be used.
     #[error("descriptor {descriptor} of the supervisor {fault}")]
@@ -163,10 +177,10 @@ impl Listener {
     /// Whether the address could be had as far as what is there now goes; binds nothing.
     ///
     /// # Errors
-    /// When the path is too long, or something that is not a socket is there.
+    /// When the path is too long, something that is not a socket is there, or others may write to its directory.
     pub fn check(address: &ListenAddress) -> Result<(), ListenError> {
         match address {
-            ListenAddress::Unix(path) => socket_file(path).map(|_| ()),
+            ListenAddress::Unix(path) => check_directory(path).and_then(|()| socket_file(path)).map(|_| ()),
             ListenAddress::Tcp(_) => Ok(()),
         }
     }
@@ -226,7 +240,8 @@ fn is_orphaned(stream: &UnixStream) -> bool {
 }
 
 fn bind_unix(path: &Path, fail: impl Fn(io::Error) -> ListenError) -> Result<Listener, ListenError> {
-    use nix::sys::socket::{AddressFamily, SockFlag, SockType, bind, listen, socket};
+    use nix::sys::socket::listen;
+    check_directory(path)?;
     if socket_file(path)? {
         match UnixStream::connect(path) {
             Ok(stream) if !is_orphaned(&stream) => return Err(ListenError::InUse { path: path.into() }),
@@ -237,12 +252,7 @@ fn bind_unix(path: &Path, fail: impl Fn(io::Error) -> ListenError) -> Result<Lis
             Err(e) => return Err(fail(e)),
         }
     }
-    let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)
-        .map_err(|e| fail(e.into()))?;
-    let address = UnixAddr::new(path).map_err(|e| fail(e.into()))?;
-    bind(fd.as_raw_fd(), &address).map_err(|e| fail(e.into()))?;
-    // Nobody can connect before `listen`, so there is no moment in which others could.
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(&fail)?;
+    let fd = bind_private(path).map_err(&fail)?;
     listen(&fd, Backlog::MAXCONN).map_err(|e| fail(e.into()))?;
     let meta = std::fs::symlink_metadata(path).map_err(&fail)?;
     Ok(Listener {
@@ -253,9 +263,36 @@ fn bind_unix(path: &Path, fail: impl Fn(io::Error) -> ListenError) -> Result<Lis
     })
 }
 
+/// Binds a new socket, whose file has mode 0600 from the moment that it exists, less what the umask takes away.
+///
+/// The kernel gives the file the mode of the descriptor's own inode (`unix_bind_bsd`), so that is set first. Against chmod by
+/// path afterwards: until then others may open the file, and by then the path may be a link to something else.
+fn bind_private(path: &Path) -> io::Result<OwnedFd> {
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, bind, socket};
+    let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    fchmod(&fd, Mode::S_IRUSR | Mode::S_IWUSR)?;
+    bind(fd.as_raw_fd(), &UnixAddr::new(path)?)?;
+    Ok(fd)
+}
+
+/// Refuses a directory in which others than its owner could put a socket of theirs in the place of this one. One that is not
+/// there is no fault of its mode: binding fails.
+fn check_directory(path: &Path) -> Result<(), ListenError> {
+    const OTHERS_WRITE: u32 = 0o002;
+    const STICKY: u32 = 0o1000;
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match std::fs::metadata(dir) {
+        Ok(meta) if meta.mode() & (OTHERS_WRITE | STICKY) == OTHERS_WRITE => {
+            Err(ListenError::OpenDirectory { dir: dir.into() })
+        }
+        _ => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     #[test]
     fn a_unix_socket_is_private_and_goes_with_its_listener() {
@@ -266,6 +303,36 @@ mod tests {
         UnixStream::connect(&path).unwrap();
         drop(listener);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn the_file_of_a_socket_is_private_from_the_moment_that_it_exists() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        // Nothing between bind and this look changes the mode.
+        let _socket = bind_private(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_directory_that_everybody_may_write_to_is_refused_unless_it_is_sticky() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = dir.path().join("open");
+        std::fs::create_dir(&open).unwrap();
+        let address = ListenAddress::Unix(open.join("s"));
+        let set_mode = |mode| std::fs::set_permissions(&open, std::fs::Permissions::from_mode(mode)).unwrap();
+        set_mode(0o777);
+        for result in [Listener::bind(&address).map(|_| ()), Listener::check(&address)] {
+            let said = result.unwrap_err().to_string();
+            assert!(
+                said.contains("open: every user may replace files") && said.contains("chmod o-w"),
+                "{said}"
+            );
+        }
+        set_mode(0o1777);
+        drop(Listener::bind(&address).unwrap());
+        set_mode(0o755);
+        drop(Listener::bind(&address).unwrap());
     }
 
     #[test]

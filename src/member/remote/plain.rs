@@ -54,18 +54,18 @@ impl RemoteDevice {
         self.call(IoOp::Flush, false).map(drop).map_err(error)
     }
 
-    /// Makes `bytes` from the start read as zeroes, if they do already or that is fast. Where it is refused on the way, what
-    /// comes before reads as zeroes.
-    pub fn discard(&self, bytes: u64) -> io::Result<bool> {
-        if self.extents(0, bytes).iter().all(|extent| extent.hole) {
+    /// Makes a range read as zeroes, if it does already or that is fast. Where it is refused on the way, what comes before
+    /// reads as zeroes.
+    pub fn discard(&self, offset: u64, bytes: u64) -> io::Result<bool> {
+        if self.extents(offset, bytes).iter().all(|extent| extent.hole) {
             return Ok(true);
         }
         if !self.export().fast_zero {
             return Ok(false);
         }
-        let mut at = 0;
-        while at < bytes {
-            let len = (bytes - at).min(ZEROED_PER_CALL);
+        let (mut at, end) = (offset, offset + bytes);
+        while at < end {
+            let len = (end - at).min(ZEROED_PER_CALL);
             match self.call(IoOp::Zero { offset: ByteOffset(at), len, may_unmap: true }, true) {
                 Ok(_) => at += len,
                 Err(IoFault { kind: IoFaultKind::Unsupported, .. }) => return Ok(false),

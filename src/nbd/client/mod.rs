@@ -17,7 +17,7 @@ use super::server::HANDSHAKE_NANOS_MAX;
 use super::wire::{
     self, Command, Headers, Request, RequestHeader, StringFault, check_string, clip, option, reply,
 };
-use crate::units::Timestamp;
+use crate::units::{Timestamp, is_unprintable};
 
 /// A server's message or description is cut to this many bytes before it is shown to anybody.
 const TEXT_BYTES_MAX: usize = 1024;
@@ -619,6 +619,6 @@ impl ClientConnection {
 /// A server's text as it may be shown: valid UTF-8, without control characters, of bounded length.
 fn printable(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(&bytes[..bytes.len().min(TEXT_BYTES_MAX)]);
-    let clean: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    let clean: String = text.chars().map(|c| if is_unprintable(c) { ' ' } else { c }).collect();
     clip(clean.trim(), TEXT_BYTES_MAX).to_owned()
 }

@@ -1,0 +1,131 @@
+//! Paths of the command line on their way to the daemon, which has another working directory, and back: the person reads
+//! them as they were written. Must not know what they lead to.
+
+use super::client::ClientError;
+use crate::control::MemberRef;
+use crate::units::shown;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The paths of a command: as given, and as the daemon got them.
+#[derive(Debug, Default)]
+pub struct Paths {
+    /// Text of the absolute path, text of the given one.
+    said: Vec<(String, String)>,
+}
+
+impl Paths {
+    /// A path as the daemon needs it: independent of the working directory, links kept. URIs stay as they are.
+    ///
+    /// # Errors
+    /// When the path is empty, or there is no working directory.
+    pub fn absolute(&mut self, path: &Path) -> io::Result<PathBuf> {
+        if path.to_string_lossy().contains("://") {
+            return Ok(path.to_owned());
+        }
+        let absolute = std::path::absolute(path)?;
+        if absolute.as_os_str() != path.as_os_str() {
+            self.said.push((shown(&absolute).to_string(), shown(path).to_string()));
+            // What is below a directory that was given has it as its beginning.
+            self.said.sort_by_key(|(absolute, _)| std::cmp::Reverse(absolute.len()));
+        }
+        Ok(absolute)
+    }
+
+    /// The same for a member.
+    ///
+    /// # Errors
+    /// See [`Paths::absolute`].
+    pub fn member(&mut self, member: MemberRef) -> io::Result<MemberRef> {
+        match member {
+            MemberRef::Path(path) => self.absolute(&path).map(MemberRef::Path),
+            other => Ok(other),
+        }
+    }
+
+    /// A text of the daemon with the paths in it as they were given.
+    #[must_use]
+    pub fn as_given(&self, text: &str) -> String {
+        let mut out = String::with_capacity(text.len());
+        let mut rest = text;
+        'text: while let Some(next) = rest.chars().next() {
+            let before = out.chars().next_back();
+            for (absolute, given) in &self.said {
+                if let Some(after) = rest.strip_prefix(absolute.as_str())
+                    && !before.is_some_and(belongs_to_path)
+                    && is_end(after)
+                {
+                    out.push_str(given);
+                    rest = after;
+                    continue 'text;
+                }
+            }
+            out.push(next);
+            rest = &rest[next.len_utf8()..];
+        }
+        out
+    }
+
+    /// An error of the daemon with the paths in it as they were given.
+    pub fn error(&self, error: ClientError) -> ClientError {
+        match error {
+            ClientError::Refused(mut refused) => {
+                refused.message = self.as_given(&refused.message);
+                ClientError::Refused(refused)
+            }
+            other => other,
+        }
+    }
+}
+
+fn belongs_to_path(c: char) -> bool {
+    c.is_alphanumeric() || "/._-+@~%".contains(c)
+}
+
+/// Whether a path that stands before `after` ends there, or goes on with a name below it.
+fn is_end(after: &str) -> bool {
+    let mut chars = after.chars();
+    match (chars.next(), chars.next()) {
+        (None | Some('/'), _) => true,
+        // The end of a sentence, or of a name.
+        (Some('.'), second) => second.is_none_or(char::is_whitespace),
+        (Some(first), _) => !belongs_to_path(first),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_become_absolute_and_uris_stay() {
+        let here = std::env::current_dir().unwrap();
+        let mut paths = Paths::default();
+        assert_eq!(paths.absolute(Path::new("m0")).unwrap(), here.join("m0"));
+        assert_eq!(paths.absolute(Path::new("/dev/disk/by-id/x")).unwrap(), Path::new("/dev/disk/by-id/x"));
+        assert_eq!(paths.absolute(Path::new("nbd://host/x")).unwrap(), Path::new("nbd://host/x"));
+        assert_eq!(paths.member(MemberRef::Index(3)).unwrap(), MemberRef::Index(3));
+        let member = paths.member(MemberRef::Path("./3".into())).unwrap();
+        assert_eq!(member, MemberRef::Path(here.join("3")));
+    }
+
+    #[test]
+    fn people_read_the_paths_that_they_wrote() {
+        let here = std::env::current_dir().unwrap();
+        let here = here.display();
+        let mut paths = Paths::default();
+        for given in ["./a.img", "dir", "dir/m"] {
+            paths.absolute(Path::new(given)).unwrap();
+        }
+        for (said, read) in [
+            (format!("{here}/a.img: is a directory"), "./a.img: is a directory".to_owned()),
+            (format!("replaced by {here}/a.img."), "replaced by ./a.img.".to_owned()),
+            (format!("not {here}/a.img2, {here}/a.img.bak"), format!("not {here}/a.img2, {here}/a.img.bak")),
+            (format!("/other{here}/a.img"), format!("/other{here}/a.img")),
+            (format!("{here}/dir/m ({here}/dir/n)"), "dir/m (dir/n)".to_owned()),
+            ("nothing of ours, für alle".to_owned(), "nothing of ours, für alle".to_owned()),
+        ] {
+            assert_eq!(paths.as_given(&said), read);
+        }
+    }
+}

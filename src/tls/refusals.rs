@@ -1,0 +1,41 @@
+//! What the log says of peers that TLS turned away: certificates are a common mistake, and anybody on the network can make
+//! them at will. Must not know sockets.
+
+use super::pump::TlsFailure;
+use crate::units::{RateLimit, Timestamp};
+use std::sync::OnceLock;
+use std::time::Instant;
+
+/// Lines in a minute: enough to see what is wrong with the certificates of a few peers.
+const LINES_MAX: u32 = 10;
+
+/// That minute, in seconds.
+const PERIOD_S: u64 = 60;
+
+static REFUSALS: RateLimit = RateLimit::new(LINES_MAX, PERIOD_S);
+
+/// Logs why a connection was refused, unless many were.
+pub(super) fn tell_refusal(fault: &TlsFailure) {
+    if let Some(left_out) = REFUSALS.admit(now()) {
+        tell(Some(left_out));
+        tracing::info!("a connection was refused: {fault}");
+    }
+}
+
+/// Tells of refusals that were left out and that none followed. Call it every second or so.
+pub fn tell_left_out() {
+    tell(REFUSALS.left_out(now()));
+}
+
+fn tell(left_out: Option<u64>) {
+    if let Some(count @ 1..) = left_out {
+        tracing::info!("{count} more connections were refused by TLS");
+    }
+}
+
+/// Time since the first call.
+fn now() -> Timestamp {
+    static START: OnceLock<Instant> = OnceLock::new();
+    let elapsed = START.get_or_init(Instant::now).elapsed();
+    Timestamp(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX))
+}

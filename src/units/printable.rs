@@ -1,0 +1,89 @@
+//! Text of others on its way to a terminal or a log: escaped, so that it can neither steer the terminal nor pass for a line
+//! of ours. Names of arrays, paths, superblocks, remote servers and daemons are text of others.
+//!
+//! Invariants: what is printed has no control character, nothing that turns the direction of text, and no line break but
+//! those that [`PrintableLines`] is told to keep. Ordinary text stays as it is.
+
+use std::fmt::{self, Write};
+use std::path::Path;
+
+/// Prints a text as a part of one line.
+#[derive(Debug, Clone, Copy)]
+pub struct Printable<'a>(pub &'a str);
+
+impl fmt::Display for Printable<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.chars().try_for_each(|c| put(f, c))
+    }
+}
+
+/// Prints a text of several lines, each of them as [`Printable`] does.
+#[derive(Debug, Clone, Copy)]
+pub struct PrintableLines<'a>(pub &'a str);
+
+impl fmt::Display for PrintableLines<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.chars().try_for_each(|c| if c == '\n' { f.write_char(c) } else { put(f, c) })
+    }
+}
+
+/// A path as it was given, as a part of one line.
+#[must_use]
+pub fn shown<P: AsRef<Path> + ?Sized>(path: &P) -> ShownPath<'_> {
+    ShownPath(path.as_ref())
+}
+
+/// See [`shown`].
+#[derive(Debug, Clone, Copy)]
+pub struct ShownPath<'a>(&'a Path);
+
+impl fmt::Display for ShownPath<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Printable(&self.0.to_string_lossy()).fmt(f)
+    }
+}
+
+/// Whether a terminal would do something else with it than show it in its place.
+#[must_use]
+pub fn is_unprintable(c: char) -> bool {
+    // C0, DEL and C1.
+    c.is_control()
+        // What turns, embeds or isolates the direction of text, and the separators of lines and paragraphs.
+        || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+fn put(f: &mut fmt::Formatter<'_>, c: char) -> fmt::Result {
+    if is_unprintable(c) { write!(f, "{}", c.escape_default()) } else { f.write_char(c) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn ordinary_text_stays_and_what_steers_a_terminal_is_escaped() {
+        for (text, shown) in [
+            ("tank", "tank"),
+            ("/srv/für élise/日本", "/srv/für élise/日本"),
+            ("C:\\x 'y' \"z\"", "C:\\x 'y' \"z\""),
+            ("\x1b[2J", "\\u{1b}[2J"),
+            ("a\r\nb\tc", "a\\r\\nb\\tc"),
+            ("\x7f\u{9b}31m", "\\u{7f}\\u{9b}31m"),
+            ("\u{202e}txt.exe\u{2066}\u{200f}", "\\u{202e}txt.exe\\u{2066}\\u{200f}"),
+            ("\u{2028}", "\\u{2028}"),
+        ] {
+            assert_eq!(Printable(text).to_string(), shown);
+        }
+        assert_eq!(PrintableLines("a\n\x1bb\n").to_string(), "a\n\\u{1b}b\n");
+        assert_eq!(shown(Path::new("./m\n0")).to_string(), "./m\\n0");
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_unprintable_is_left(text in any::<String>()) {
+            prop_assert!(!Printable(&text).to_string().chars().any(is_unprintable));
+            prop_assert!(!PrintableLines(&text).to_string().chars().any(|c| c != '\n' && is_unprintable(c)));
+        }
+    }
+}
