@@ -16,7 +16,7 @@ use std::time::Duration;
 const VERSION: u32 = 1;
 
 /// Where keepers leave their files when nobody says otherwise.
-pub const STATE_DIR: &str = "/run/calpe/attached";
+pub const STATE_DIR: &str = "/run/calpe-attach";
 
 /// How often a lock is tried, and how long between two tries: a look takes microseconds.
 const LOOKS: u32 = 10;
