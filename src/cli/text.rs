@@ -1,7 +1,8 @@
 //! Text for people: how status, progress and events look. Pure: facts in, text out.
 
 use crate::control::{
-    ArrayReport, EngineReport, Event, Importable, LastScrub, MemberReport, ScanReport, Verdict, verdict,
+    ArrayReport, CertificateReport, EngineReport, Event, Importable, LastScrub, MemberReport, ScanReport,
+    Verdict, verdict,
 };
 use crate::units::HumanSize;
 use std::fmt::Write;
@@ -25,6 +26,18 @@ pub fn status(arrays: &[ArrayReport], unhealthy: bool, verbose: bool) -> String 
         return "all arrays are healthy\n".into();
     }
     shown.into_iter().map(|array| one_array(array, verbose)).collect::<Vec<_>>().join("\n")
+}
+
+/// What is to be done about certificates; nothing while all is well.
+#[must_use]
+pub fn certificates(certificates: &[CertificateReport], now_unix: u64) -> String {
+    let advice: Vec<_> = certificates.iter().filter_map(|certificate| certificate.advice(now_unix)).collect();
+    if advice.is_empty() {
+        return String::new();
+    }
+    let mut text = String::from("\n");
+    labelled(&mut text, "tls", &advice.join("\n"));
+    text
 }
 
 fn one_array(array: &ArrayReport, verbose: bool) -> String {

@@ -31,9 +31,9 @@ fn free_port() -> u16 {
 
 /// A daemon with a certificate, an array `tank`, and clients' certificates.
 pub struct World {
-    dir: tempfile::TempDir,
-    ca: Ca,
-    server: Identity,
+    pub dir: tempfile::TempDir,
+    pub ca: Ca,
+    pub server: Identity,
     pub port: u16,
 }
 
@@ -56,7 +56,7 @@ impl World {
     }
 
     /// Writes the configuration, with more lines for `[listen]`.
-    fn config(&self, listen: &str) -> PathBuf {
+    pub fn config(&self, listen: &str) -> PathBuf {
         let dir = self.dir.path();
         let config = dir.join("calpe.toml");
         let text = format!(
@@ -77,7 +77,7 @@ impl World {
     }
 
     /// A folder of a client as libnbd and qemu want it.
-    fn client_dir(&self, name: &str, ca: &Path, identity: Option<&Identity>) -> PathBuf {
+    pub fn client_dir(&self, name: &str, ca: &Path, identity: Option<&Identity>) -> PathBuf {
         let dir = self.dir.path().join(name);
         fs::create_dir_all(&dir).expect("a folder");
         fs::copy(ca, dir.join("ca-cert.pem")).expect("copied");
@@ -93,11 +93,11 @@ impl World {
         self.client_dir("friend", &self.ca.certificate(), Some(&self.ca.issue("friend", 10)))
     }
 
-    fn uri(&self, client: &Path) -> String {
+    pub fn uri(&self, client: &Path) -> String {
         format!("nbds://localhost:{}/tank?tls-certificates={}", self.port, client.display())
     }
 
-    fn size_over(&self, client: &Path) -> Result<String, String> {
+    pub fn size_over(&self, client: &Path) -> Result<String, String> {
         let output = try_run(Command::new("nbdinfo").arg("--size").arg(self.uri(client)));
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
         if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
@@ -148,7 +148,7 @@ impl Drop for Running {
     }
 }
 
-fn until(what: &str, mut reached: impl FnMut() -> bool) {
+pub fn until(what: &str, mut reached: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !reached() {
         assert!(Instant::now() < deadline, "not reached: {what}");
@@ -252,7 +252,7 @@ fn strangers_are_refused_and_friends_are_served() {
     world.ca.revoke(&[10, 13]);
     world.welcome(&friend);
     up.signal("HUP");
-    until("the files are read again", || up.log().contains("read the files of TLS again"));
+    until("the files are read again", || up.log().contains("the files of TLS again"));
     let error = world.size_over(&friend).expect_err("revoked");
     assert!(!error.is_empty());
     // A file that is no use changes nothing, and is reported.

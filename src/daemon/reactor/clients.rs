@@ -4,8 +4,8 @@
 //! request until their reply has left; whatever a client does costs nothing but its connection. Must not know
 //! what volumes do.
 
+use super::access::ExportView;
 use super::admission::{Origin, STRANGERS_MAX, has_place, stranger_to_drop};
-use super::arrays::ExportView;
 use super::connection::{Connection, Next, Receiving};
 use super::edges::{blocks_of, middle};
 use super::fence::hangup_bits;
@@ -312,7 +312,8 @@ impl Reactor {
             return false;
         }
         let allowed = self.memory.allowed(connection.held);
-        match connection.next(&ExportView(&self.arrays), &self.config.pool, allowed) {
+        let exports = ExportView { arrays: &self.arrays, viewer: connection.viewer() };
+        match connection.next(&exports, &self.config.pool, allowed) {
             Next::Receive | Next::Full | Next::Starved => return false,
             Next::Answered => {}
             Next::Selected => self.selected(key),
@@ -386,8 +387,8 @@ impl Reactor {
         let name = self.connections[key].nbd.export().map(|export| export.name.clone()).unwrap_or_default();
         let array = self.array_of_export(&name);
         self.connections[key].array = array;
-        if array.is_none() {
-            // It was stopped since the client asked for it.
+        // It was stopped since the client asked for it, or is not for it any more: it may have waited.
+        if array.is_none_or(|id| self.exceeds_rules(key, id)) {
             self.dismiss(key);
         }
         self.count_clients();
@@ -688,10 +689,13 @@ impl Reactor {
         self.close_where(|connection| connection.array.is_none());
     }
 
-    fn close_where(&mut self, which: impl Fn(&Connection) -> bool) {
+    /// Says goodbye to some clients, and returns to how many.
+    pub(super) fn close_where(&mut self, which: impl Fn(&Connection) -> bool) -> usize {
         let keys: Vec<usize> =
             self.connections.iter().filter(|(_, c)| which(c)).map(|(key, _)| key).collect();
+        let count = keys.len();
         keys.into_iter().for_each(|key| self.dismiss(key));
+        count
     }
 
     /// Takes no more requests of a client, and closes its connection once it has its replies. What it asked for and does

@@ -276,6 +276,7 @@ fn add_gated(
         volume,
         devices: vec![(id, device)],
         read_only: false,
+        rules: None,
     })
 }
 
