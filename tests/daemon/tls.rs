@@ -10,7 +10,8 @@ use calpe::units::Timestamp;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::net::UnixStream;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -505,6 +506,28 @@ fn sockets_of_a_supervisor_are_served_in_place_of_our_own() {
     let back = world.dir.path().join("back.img");
     run(Command::new("nbdcopy").arg("--").args(server).arg(&back));
     assert!(fs::read(&back).expect("copied") == fs::read(&image).expect("the original"));
+}
+
+/// The supervisor keeps the socket over a restart: clients that come in between wait for the next daemon.
+#[test]
+fn a_socket_of_a_supervisor_serves_the_next_daemon_too() {
+    let world = World::new();
+    let config = world.config("");
+    let socket = world.dir.path().join("kept.sock");
+    let kept = UnixListener::bind(&socket).expect("a socket");
+    let uri = format!("nbd+unix:///tank?socket={}", socket.display());
+    for _ in 0..2 {
+        let mut command = Command::new("sh");
+        let pass = "exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec \"$@\"";
+        command.args(["-c", pass, "sh", env!("CARGO_BIN_EXE_calpe"), "serve", "--config"]).arg(&config);
+        command.stdin(OwnedFd::from(kept.try_clone().expect("a descriptor"))).stderr(Stdio::null());
+        let mut daemon = Running(command.spawn().expect("the daemon starts"));
+        // Waits in the socket for the daemon.
+        let size = run(Command::new("nbdinfo").arg("--size").arg(&uri));
+        assert_eq!(size.trim(), VOLUME.to_string());
+        signal(&daemon.0, "TERM");
+        assert!(daemon.0.wait().expect("ours").success());
+    }
 }
 
 #[test]

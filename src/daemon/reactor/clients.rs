@@ -114,10 +114,16 @@ impl Reactor {
     }
 
     pub(super) fn close_listeners(&mut self) {
-        self.listeners.retain(|_, listener| {
+        let (ring, sockets) = (&mut self.ring, &mut self.sockets);
+        self.listeners.retain(|key, listener| {
             listener.closing = true;
-            // Wakes the accept that is in the kernel; an error means that there is none to wake.
-            let _ = shutdown(listener.socket.as_raw_fd(), Shutdown::Both);
+            if listener.listener.is_adopted() {
+                // It is its giver's, and goes on without us: a shutdown would end it for the next daemon, too.
+                sockets.cancel_accepts(ring, key);
+            } else {
+                // Wakes the accept that is in the kernel; an error means that there is none to wake.
+                let _ = shutdown(listener.socket.as_raw_fd(), Shutdown::Both);
+            }
             listener.armed > 0
         });
     }
