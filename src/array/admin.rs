@@ -25,6 +25,10 @@ impl Array {
             }
             AdminRequest::Online { member, device } => self.bring_in(member, device),
             AdminRequest::Replace { member, device } => self.replace(member, device),
+            AdminRequest::Pace { rebuild_min, rebuild_max } => {
+                (self.config.rebuild_min, self.config.rebuild_max) = (rebuild_min, rebuild_max);
+                Ok("the pace of rebuild and scrub is changed".into())
+            }
             AdminRequest::ScrubStart => self.scrub_start(),
             AdminRequest::ScrubPause if self.passes.pause_scrub() => Ok("the scrub is paused".into()),
             AdminRequest::ScrubPause => Err("no scrub is running".into()),

@@ -163,6 +163,13 @@ pub enum AdminRequest {
         /// The newly opened, blank device.
         device: NewDevice,
     },
+    /// Change the pace of rebuild and scrub, until the next start.
+    Pace {
+        /// Floor while clients are busy, bytes of user data per second.
+        rebuild_min: u64,
+        /// Ceiling; 0 for none.
+        rebuild_max: u64,
+    },
     /// Start or continue a scrub.
     ScrubStart,
     /// Pause a scrub.

@@ -18,7 +18,7 @@ use std::time::Duration;
 const VERSION: u32 = 1;
 
 /// Where keepers leave their files when nobody says otherwise.
-pub const STATE_DIR: &str = "/run/calpe/attached";
+pub const STATE_DIR: &str = "/run/calpe-attach";
 
 /// Longest file that is read: a keeper writes a few hundred bytes.
 const STATE_BYTES_MAX: u64 = 64 << 10;

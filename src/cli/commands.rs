@@ -110,6 +110,7 @@ fn status(client: Result<Client, ClientError>, args: &StatusArgs) -> Outcome {
             if args.watch { say_json_line(&status)? } else { say_json(&status)? }
         } else {
             say(&text::status(&status.arrays, args.unhealthy, args.verbose))?;
+            say(&text::certificates(&status.certificates, clock::unix_seconds()))?;
         }
         if !args.watch {
             return Ok(if args.test { verdict.exit_code().into() } else { ExitCode::SUCCESS });

@@ -2,7 +2,7 @@
 
 use super::args::{ServeArgs, UpArgs};
 use super::{Outcome, say};
-use crate::daemon::config::{Config, LogFormat};
+use crate::daemon::config::{Config, ConfigError, LogFormat};
 use crate::daemon::logging;
 use crate::daemon::panic::end_process_on_panic;
 use crate::daemon::serve::run_serve;
@@ -30,21 +30,25 @@ pub(super) fn up(args: UpArgs, log_format: Option<LogFormat>) -> Outcome {
 /// `calpe serve`. Options go before the configuration.
 pub(super) fn serve(args: ServeArgs, socket: Option<PathBuf>, log_format: Option<LogFormat>) -> Outcome {
     let file = args.config.or_else(|| Some(PathBuf::from(SYSTEM_CONFIG)).filter(|file| file.exists()));
-    let mut config = match &file {
-        Some(file) => Config::load(file)?,
-        None => Config::default(),
+    let check = args.check;
+    let name = file.as_ref().map_or("built-in configuration".to_owned(), |file| shown(file).to_string());
+    let read = move || -> Result<Config, ConfigError> {
+        // One that was not there at the start may be there by now; one that was must not have gone.
+        let file = file.clone().or_else(|| Some(PathBuf::from(SYSTEM_CONFIG)).filter(|file| file.exists()));
+        let mut config = file.map_or_else(|| Ok(Config::default()), |file| Config::load(&file))?;
+        if let Some(socket) = &socket {
+            config.daemon.control_socket.clone_from(socket);
+        }
+        Ok(config)
     };
-    if args.check {
-        let name = file.map_or_else(|| "built-in configuration".to_owned(), |file| shown(&file).to_string());
+    let config = read()?;
+    if check {
         say(&format!("{name}: valid\n"))?;
         return Ok(ExitCode::SUCCESS);
-    }
-    if let Some(socket) = socket {
-        config.daemon.control_socket = socket;
     }
     let log_format = log_format.or(config.daemon.log_format).unwrap_or_default();
     logging::start(log_format, LevelFilter::INFO);
     end_process_on_panic(log_format);
-    run_serve(&config)?;
+    run_serve(&config, &read)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -3,7 +3,8 @@
 //! Invariant: what comes from a daemon, names and paths above all, is printable before it is laid out.
 
 use crate::control::{
-    ArrayReport, EngineReport, Event, Importable, LastScrub, MemberReport, ScanReport, Verdict, verdict,
+    ArrayReport, CertificateReport, EngineReport, Event, Importable, LastScrub, MemberReport, ScanReport,
+    Verdict, verdict,
 };
 use crate::units::{HumanSize, Printable, PrintableLines};
 use serde::Serialize;
@@ -53,6 +54,18 @@ pub fn status(arrays: &[ArrayReport], unhealthy: bool, verbose: bool) -> String 
     }
     let text = |array: &ArrayReport| one_array(&printable(array), verbose);
     shown.into_iter().map(text).collect::<Vec<_>>().join("\n")
+}
+
+/// What is to be done about certificates; nothing while all is well.
+#[must_use]
+pub fn certificates(certificates: &[CertificateReport], now_unix: u64) -> String {
+    let advice: Vec<_> = certificates.iter().filter_map(|certificate| certificate.advice(now_unix)).collect();
+    if advice.is_empty() {
+        return String::new();
+    }
+    let mut text = String::from("\n");
+    labelled(&mut text, "tls", &advice.join("\n"));
+    text
 }
 
 fn one_array(array: &ArrayReport, verbose: bool) -> String {

@@ -5,6 +5,7 @@
 //! with scripts, versioned by [`OUTPUT_VERSION`]. Pure types and rules: must not know of sockets, threads, clocks or
 //! terminals, nor of the layers that the facts come from (the daemon translates).
 
+mod certificate;
 mod engine;
 mod reply;
 mod request;
@@ -12,6 +13,7 @@ mod status;
 mod verdict;
 mod wire;
 
+pub use certificate::{CertificateReport, CertificateRole, CertificateState, EXPIRY_NOTICE_SECONDS};
 pub use engine::{EngineReport, GpuCrossover, GpuDecisions, GpuDeviceReport, GpuReport};
 pub use reply::{ErrorCode, Event, Importable, ImportableMember, Pong, Reply, RequestError, Severity};
 pub use request::{GpuDrill, MemberRef, Request, ScrubAction};

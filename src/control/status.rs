@@ -1,5 +1,6 @@
 //! The state of arrays as users see it: the same facts for `status` as text, as JSON, and for `wait`.
 
+use super::certificate::CertificateReport;
 use super::engine::EngineReport;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -15,13 +16,16 @@ pub struct Status {
     pub output_version: u32,
     /// In order of name.
     pub arrays: Vec<ArrayReport>,
+    /// What the daemon shows and trusts under TLS.
+    #[serde(default)]
+    pub certificates: Vec<CertificateReport>,
 }
 
 impl Status {
     /// A status of this version.
     #[must_use]
     pub fn new(arrays: Vec<ArrayReport>) -> Status {
-        Status { output_version: OUTPUT_VERSION, arrays }
+        Status { output_version: OUTPUT_VERSION, arrays, certificates: Vec::new() }
     }
 }
 

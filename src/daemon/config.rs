@@ -16,7 +16,7 @@ use crate::gpu::{GpuConfig, Mode};
 use crate::member::{DEFAULT_MEMBER_TIMEOUT, RemoteLimits, TimeLimits, is_remote};
 use crate::nbd::NbdUri;
 use crate::reclaim;
-use crate::tls::ClientFiles;
+use crate::tls::{ClientFiles, PeerRules};
 use crate::units::{ByteCount, shown, two_sizes};
 use std::collections::HashSet;
 use std::fmt;
@@ -24,6 +24,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
@@ -57,7 +58,7 @@ pub const MIN_REBUILD_RATE: u64 = 1 << 20;
 pub const MIN_PAGE_CACHE: u64 = 1 << 20;
 
 /// Keys of a section `[[array]]`.
-const ARRAY_KEYS: [&str; 11] = [
+const ARRAY_KEYS: [&str; 13] = [
     "name",
     "uuid",
     "search",
@@ -69,6 +70,8 @@ const ARRAY_KEYS: [&str; 11] = [
     "member_timeout",
     "remote_timeout",
     "remote_grace",
+    "tls_allow",
+    "tls_allow_read_only",
 ];
 
 /// Longest time, in seconds, that an operation on a member may be given: clients give up before.
@@ -143,6 +146,8 @@ pub struct ArrayConfig {
     pub page_cache: Option<u64>,
     /// How patient to be with members.
     pub limits: TimeLimits,
+    /// Which clients' certificates may use it; none: all of the CA.
+    pub rules: Option<Arc<PeerRules>>,
 }
 
 /// How an array is chosen.
@@ -302,7 +307,9 @@ impl Reader<'_> {
         let gpu = self.section(&root, "gpu");
         let gpu = self.gpu(gpu.as_ref());
         let remote = self.section(&root, "remote").and_then(|section| self.remote(&section));
-        Config { listen, daemon, gpu, remote, arrays: self.arrays(&root) }
+        let client_ca = listen.tls.as_ref().is_some_and(|tls| tls.files.client_ca.is_some());
+        let arrays = self.arrays(&root, client_ca);
+        Config { listen, daemon, gpu, remote, arrays }
     }
 
     fn gpu(&mut self, section: Option<&Section<'_, '_>>) -> GpuConfig {
@@ -418,7 +425,8 @@ impl Reader<'_> {
         listen
     }
 
-    fn arrays(&mut self, root: &Section<'_, '_>) -> Vec<ArrayConfig> {
+    /// `client_ca`: clients show certificates.
+    fn arrays(&mut self, root: &Section<'_, '_>, client_ca: bool) -> Vec<ArrayConfig> {
         let Some(value) = root.table.get("array") else { return Vec::new() };
         let Some(list) = value.get_ref().as_array() else {
             self.problem(value.span().start, "array", "write each array as a section of its own: [[array]]");
@@ -432,7 +440,7 @@ impl Reader<'_> {
             match item.get_ref().as_table() {
                 Some(table) => {
                     let section = Section { name: name + ".", table, at };
-                    arrays.extend(self.array(&section, &mut seen));
+                    arrays.extend(self.array(&section, &mut seen, client_ca));
                 }
                 None => self.problem(at, &name, "write each array as a section of its own: [[array]]"),
             }
@@ -440,7 +448,12 @@ impl Reader<'_> {
         arrays
     }
 
-    fn array(&mut self, section: &Section<'_, '_>, seen: &mut HashSet<ArrayChoice>) -> Option<ArrayConfig> {
+    fn array(
+        &mut self,
+        section: &Section<'_, '_>,
+        seen: &mut HashSet<ArrayChoice>,
+        client_ca: bool,
+    ) -> Option<ArrayConfig> {
         self.known(section, &ARRAY_KEYS);
         let name = self.value(section, "name", |value| {
             let name = string(value)?;
@@ -478,6 +491,7 @@ impl Reader<'_> {
         let page_cache = self.size(section, "page_cache", MIN_PAGE_CACHE, MAX_MEMORY);
         let local = self.value(section, "member_timeout", seconds).unwrap_or(DEFAULT_MEMBER_TIMEOUT);
         let limits = TimeLimits { local, remote: self.remote_limits(section) };
+        let rules = self.peer_rules(section, client_ca).map(Arc::new);
         let which = name.or(uuid)?;
         if !seen.insert(which.clone()) {
             let message = format!("'{which}' is configured twice");
@@ -492,6 +506,7 @@ impl Reader<'_> {
             full_stripe,
             page_cache,
             limits,
+            rules,
         })
     }
 

@@ -375,7 +375,7 @@ impl Daemon {
             parents
         });
         let own = target.seat.path.clone();
-        let wider = fellows.unwrap_or_default().into_iter().chain(self.search_places().iter().cloned());
+        let wider = fellows.unwrap_or_default().into_iter().chain(self.search_places());
         // All of /dev is not searched only because a member is there.
         let wider: Vec<PathBuf> = wider.filter(|place| place != Path::new("/dev")).collect();
         for places in [own.into_iter().collect(), wider] {

@@ -4,6 +4,7 @@
 //! the reactor through a mailbox. Everything below this folder is told the time and handed its bytes.
 
 mod activation;
+mod certificates;
 mod changes;
 pub mod check;
 pub mod clock;
@@ -22,11 +23,13 @@ mod members;
 pub mod panic;
 pub mod peer;
 pub mod reactor;
+mod reload;
 pub mod report;
 mod returns;
 pub mod search;
 pub mod serve;
 pub mod service;
+mod settings;
 mod signals;
 pub mod superblocks;
 #[cfg(test)]

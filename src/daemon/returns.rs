@@ -119,7 +119,8 @@ impl Daemon {
         let names = &served.names;
         let returns = self.returns();
         let used: Vec<&PathBuf> = names.seats.iter().filter_map(|seat| seat.path.as_ref()).collect();
-        let unused = self.search_places().iter().filter(|place| {
+        let places = self.search_places();
+        let unused = places.iter().filter(|place| {
             member::is_remote(place) && !used.iter().any(|path| member::same_remote(path, place))
         });
         let unused: Vec<PathBuf> = unused.cloned().collect();

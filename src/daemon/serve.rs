@@ -3,20 +3,21 @@
 //! Invariant: nothing is left running or bound when it returns. Must not know of command lines.
 
 use super::activation::{Activated, ActivationError};
-use super::config::{Config, ListenConfig};
+use super::config::{Config, ConfigError, ListenConfig};
 use super::control_server::ControlServer;
 use super::drill;
 use super::import;
 use super::imports::Imports;
 use super::logging;
 use super::reactor::{ListenAddress, ListenError, ListenTls, Listener};
+use super::reload::Reloader;
 use super::service::{Daemon, ServiceConfig};
 use super::signals::{Signals, Woken};
 use crate::control::RequestError;
 use crate::member::set_remote_tls;
 use crate::nbd::TlsMode;
 use crate::reclaim;
-use crate::tls::{ClientFiles, ClientTls, ServerTls, TlsFileError};
+use crate::tls::{ClientTls, ServerTls, TlsFileError};
 use crate::units::shown;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::signal::Signal;
@@ -109,13 +110,12 @@ pub(super) fn system(action: &'static str) -> impl Fn(io::Error) -> RunError {
 
 /// Runs the daemon until it is told to stop.
 ///
-/// Arrays that cannot be imported do not keep the others from being served: they are tried again until they come.
+/// Arrays that cannot be imported do not keep the others from being served: they are tried again until they
+/// come. SIGHUP has the configuration read again by `reread`, and never ends the daemon.
 ///
 /// # Errors
 /// When it cannot start, or could not stop cleanly.
-pub fn run_serve(config: &Config) -> Result<(), RunError> {
-    // Whoever supervises us reloads by SIGHUP, and stops by another signal; to all others it says that the terminal is gone.
-    let supervised = std::env::var_os("NOTIFY_SOCKET").is_some();
+pub fn run_serve(config: &Config, reread: &dyn Fn() -> Result<Config, ConfigError>) -> Result<(), RunError> {
     // First of all: no descriptor of our own may have one of these numbers.
     let activated = Activated::take()?;
     let signals = Signals::take().map_err(system("take over signals"))?;
@@ -132,24 +132,19 @@ pub fn run_serve(config: &Config) -> Result<(), RunError> {
             create_dir(parent)?;
         }
     }
-    let mut search: Vec<PathBuf> = Vec::new();
-    for place in config.arrays.iter().flat_map(|array| &array.search) {
-        if !search.contains(place) {
-            search.push(place.clone());
-        }
-    }
     let daemon = Arc::new(
         Daemon::start(ServiceConfig {
             memory: config.daemon.memory,
             metadata_memory: config.daemon.metadata_memory,
             resident,
             connections_max: config.listen.max_connections as usize,
-            search,
+            search: Vec::new(),
             gpu: config.gpu.clone(),
             runtime_dir: Some(config.daemon.runtime_dir.clone()),
         })
         .map_err(system("start the reactor"))?,
     );
+    daemon.configure(&config.arrays);
     let control = match activated.control {
         Some(listener) => ControlServer::on(Arc::clone(&daemon), listener)?,
         None => ControlServer::start(Arc::clone(&daemon), &config.daemon.control_socket)?,
@@ -172,30 +167,26 @@ pub fn run_serve(config: &Config) -> Result<(), RunError> {
         }
         tried
     };
-    let reload = || tls.reload();
-    let reload = (supervised || tls.has_files()).then_some(&reload as &dyn Fn());
-    until_stopped(&daemon, &signals, control, reload, &mut start)
+    let reloader = Reloader::new(&daemon, config, reread, &imports, &tls);
+    until_stopped(&daemon, &signals, control, Some(&|| reloader.reload()), &mut start)
 }
 
 /// What TLS means to the listeners of this daemon.
-struct Tls {
+pub(super) struct Tls {
     tcp: ListenTls,
     unix: ListenTls,
-    server: Option<Arc<ServerTls>>,
-    /// What remote members are shown.
-    client: Option<ClientFiles>,
+    pub(super) server: Option<Arc<ServerTls>>,
 }
 
 impl Tls {
     fn load(config: &Config) -> Result<Tls, TlsFileError> {
-        let client = config.remote.clone();
-        set_remote_tls(client.as_ref().map(ClientTls::load).transpose()?);
+        set_remote_tls(config.remote.as_ref().map(ClientTls::load).transpose()?);
         let Some(tls) = &config.listen.tls else {
-            return Ok(Tls { tcp: ListenTls::default(), unix: ListenTls::default(), server: None, client });
+            return Ok(Tls { tcp: ListenTls::default(), unix: ListenTls::default(), server: None });
         };
         let server = Some(Arc::new(ServerTls::load(&tls.files)?));
         let with = |mode| ListenTls { mode, server: server.clone() };
-        Ok(Tls { tcp: with(tls.tcp), unix: with(tls.unix), server, client })
+        Ok(Tls { tcp: with(tls.tcp), unix: with(tls.unix), server })
     }
 
     /// Refuses an address that others than this host can reach without proving who they are.
@@ -218,24 +209,6 @@ impl Tls {
         let address = daemon.accept_on(listener.with_tls(tls.clone()));
         tracing::info!(%address, tls = ?mode, "listening for NBD clients");
     }
-
-    fn has_files(&self) -> bool {
-        self.server.is_some() || self.client.is_some()
-    }
-
-    /// Reads the files again, for connections to come.
-    fn reload(&self) {
-        let server = self.server.as_ref().map(|server| server.reload());
-        let client =
-            self.client.as_ref().map(|files| ClientTls::load(files).map(|tls| set_remote_tls(Some(tls))));
-        match [server, client].into_iter().flatten().reduce(Result::and) {
-            None => tracing::info!("asked to read the files of TLS again, and there are none"),
-            Some(Ok(())) => tracing::info!("read the files of TLS again; new connections use them"),
-            Some(Err(error)) => {
-                tracing::error!("cannot use the files of TLS, those of before stay in use: {error}");
-            }
-        }
-    }
 }
 
 /// Protects this process against waiting for itself when memory is short. Whether its memory stays where it is.
@@ -254,7 +227,7 @@ fn protect(mode: reclaim::Mode) -> Result<bool, RunError> {
     Ok(protection.locked)
 }
 
-/// Waits for the order to stop, then stops everything. SIGHUP is such an order, unless it may mean to `reload`.
+/// Waits for the order to stop, then stops everything. SIGHUP is such an order, unless it means to `reload`.
 /// A supervisor is told that the daemon is ready when `has_started`, which is asked again until it says so.
 pub(super) fn until_stopped(
     daemon: &Arc<Daemon>,
@@ -291,7 +264,7 @@ pub(super) fn until_stopped(
         }
     }
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
-    let result = shut_down(daemon, signals);
+    let result = shut_down(daemon, signals, reload.is_none());
     drop(control);
     if result.is_ok() {
         tracing::info!("stopped");
@@ -344,8 +317,9 @@ pub(super) fn unless_stopped<T: Send + 'static>(
     }
 }
 
-/// Stops the daemon. Signals that come together with the first one are the same order; later ones end the process.
-fn shut_down(daemon: &Arc<Daemon>, signals: &Signals) -> Result<(), RunError> {
+/// Stops the daemon. Signals that come together with the first one are the same order; later ones end the
+/// process, SIGHUP only if it `hangup_ends_us`.
+fn shut_down(daemon: &Arc<Daemon>, signals: &Signals, hangup_ends_us: bool) -> Result<(), RunError> {
     let finished = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
         .map_err(|errno| system("stop in order")(errno.into()))?;
     let result = std::thread::scope(|scope| {
@@ -361,7 +335,7 @@ fn shut_down(daemon: &Arc<Daemon>, signals: &Signals) -> Result<(), RunError> {
                 break;
             }
         }
-        signals.give_back();
+        signals.give_back(hangup_ends_us);
         ending.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
     result.map_err(system("stop cleanly"))

@@ -3,6 +3,7 @@
 //! Invariants: requests that change something run one at a time; what is refused has changed nothing; everything
 //! that an array is handed was opened and locked here. Must not know how requests arrive.
 
+use super::certificates::Certificates;
 use super::changes::{Change, Changes};
 use super::clock;
 use super::events::EventLog;
@@ -16,7 +17,9 @@ use super::reactor::{
 use super::report::{Meters, Names, Place};
 use super::returns::Returns;
 use super::search::{Found, Search, search};
-use crate::array::{ArrayConfig, Footprint, FullStripe, OpenDevice};
+pub use super::settings::ServeOptions;
+use super::settings::Settings;
+use crate::array::{ArrayConfig, Footprint, OpenDevice};
 use crate::block_io::Pool;
 use crate::codec::Codec;
 use crate::control::{
@@ -73,46 +76,6 @@ pub struct ServiceConfig {
     pub runtime_dir: Option<PathBuf>,
 }
 
-/// How an array is to be served.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ServeOptions {
-    /// Clients may only read.
-    pub read_only: bool,
-    /// Floor of background passes in bytes a second; none for the built-in one.
-    pub rebuild_min: Option<u64>,
-    /// Ceiling of background passes; none for no ceiling.
-    pub rebuild_max: Option<u64>,
-    /// What is done with writes of whole stripes; none for what suits the members.
-    pub full_stripe: Option<FullStripe>,
-    /// Bytes of memory for metadata pages; none for the built-in amount.
-    pub page_cache: Option<u64>,
-    /// How patient to be with members.
-    pub limits: TimeLimits,
-    /// Serve although a replay of the log finds rows lost that nothing would tell from good ones.
-    pub force: bool,
-}
-
-impl ServeOptions {
-    /// What an array is told of them; `rotational`: some member spins.
-    fn array_config(&self, rotational: bool) -> ArrayConfig {
-        let defaults = ArrayConfig::default();
-        // Order on disk is worth a second write only where a seek costs more than that.
-        let suited = if rotational { FullStripe::Logged } else { FullStripe::Fresh };
-        let page_cache = self.page_cache.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
-        ArrayConfig {
-            rebuild_min: self.rebuild_min.unwrap_or(defaults.rebuild_min),
-            rebuild_max: self.rebuild_max.unwrap_or(defaults.rebuild_max),
-            full_stripe: self.full_stripe.unwrap_or(suited),
-            job_bytes_min: defaults.job_bytes_min,
-            page_cache: page_cache.unwrap_or(defaults.page_cache),
-            force: self.force,
-            seed: random(),
-            // The daemon's clock counts from 1970.
-            unix_at_zero: 0,
-        }
-    }
-}
-
 /// A running daemon: a reactor and the names of what it serves.
 #[derive(Debug)]
 pub struct Daemon {
@@ -121,9 +84,12 @@ pub struct Daemon {
     gpus: Gpus,
     events: EventLog,
     metadata_memory: u64,
-    search: Vec<PathBuf>,
+    /// Goes before `search` and `served` where several are taken.
+    pub(super) settings: Mutex<Settings>,
+    pub(super) search: Mutex<Vec<PathBuf>>,
+    pub(super) certificates: Mutex<Certificates>,
     addresses: Mutex<Vec<(ListenAddress, TlsMode)>>,
-    served: Mutex<Vec<Served>>,
+    pub(super) served: Mutex<Vec<Served>>,
     returns: Mutex<Returns>,
     changes: Arc<Changes>,
     /// Rings when the daemon is to end.
@@ -216,7 +182,9 @@ impl Daemon {
             gpus,
             events,
             metadata_memory: config.metadata_memory.unwrap_or_else(|| host_memory::bytes() / METADATA_PART),
-            search: config.search,
+            settings: Mutex::default(),
+            search: Mutex::new(config.search),
+            certificates: Mutex::default(),
             addresses: Mutex::default(),
             served: Mutex::default(),
             returns: Mutex::default(),
@@ -307,14 +275,17 @@ impl Daemon {
         let config = options.array_config(rotational);
         let assembled = import::with_handles(assembled, open);
         let volume = Box::new(PlainVolume::new(assembled, codec, self.pool.clone(), config));
+        let settings = lock(&self.settings);
         let id = self.reactor.add_array(NewArray {
             array: superblock.array,
             name: names.name.clone(),
             volume,
             devices: devices.into_iter().flatten().collect(),
             read_only: options.read_only,
+            rules: settings.rules(&names.name, names.uuid),
         })?;
         lock(&self.served).push(Served { id, superblock, names, limits: options.limits, memory });
+        drop(settings);
         let report = self.report_of(id)?;
         let level = if report.state == ArrayState::Online { NoticeLevel::Info } else { NoticeLevel::Warning };
         self.notice(&report.name, level, format!("imported, {}", report.state));
@@ -367,7 +338,9 @@ impl Daemon {
             Request::Ping { version } => return self.ping(version),
             Request::Status { array } => {
                 return match self.status(array.as_deref()) {
-                    Ok(arrays) => Reply::Status(Status::new(arrays)),
+                    Ok(arrays) => {
+                        Reply::Status(Status { certificates: self.certificates(), ..Status::new(arrays) })
+                    }
                     Err(error) => Reply::Error(error),
                 };
             }
@@ -418,6 +391,7 @@ impl Daemon {
     /// be called once a second or so. Waits for no device.
     pub fn observe(self: &Arc<Self>) {
         self.gpus.tell(&self.events);
+        lock(&self.certificates).tell(&self.events);
         let ids: Vec<(ArrayId, Uuid)> =
             lock(&self.served).iter().map(|served| (served.id, served.names.uuid)).collect();
         for (id, uuid) in ids {
@@ -518,7 +492,7 @@ impl Daemon {
     }
 
     fn places(&self, dirs: &[PathBuf]) -> Vec<PathBuf> {
-        match (dirs, &self.search[..]) {
+        match (dirs, &self.search_places()[..]) {
             ([], []) => vec![import::DEFAULT_SEARCH.into()],
             ([], configured) => configured.to_vec(),
             (asked, configured) => asked.iter().chain(configured).cloned().collect(),
@@ -746,8 +720,8 @@ impl Daemon {
         }
     }
 
-    pub(super) fn search_places(&self) -> &[PathBuf] {
-        &self.search
+    pub(super) fn search_places(&self) -> Vec<PathBuf> {
+        lock(&self.search).clone()
     }
 
     fn notice(&self, array: &str, level: NoticeLevel, text: String) {
@@ -795,12 +769,6 @@ fn importable(members: &[Found]) -> Option<Importable> {
 }
 
 /// Locks; a panic of another holder leaves plain data, which stays usable.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// 64 random bits: a uuid's fixed bits lie in different places of its halves.
-fn random() -> u64 {
-    let (high, low) = Uuid::new_v4().as_u64_pair();
-    high ^ low
 }

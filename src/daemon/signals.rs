@@ -57,9 +57,14 @@ impl Signals {
         Ok(if fds[1].any() == Some(true) { Woken::Event } else { Woken::Timeout })
     }
 
-    /// Gives the signals their default actions back: the next one ends the process at once.
-    pub fn give_back(&self) {
+    /// Gives the signals their default actions back: the next one ends the process at once. SIGHUP
+    /// only if `hangup_ends_us`.
+    pub fn give_back(&self, hangup_ends_us: bool) {
+        let mut set = self.set;
+        if !hangup_ends_us {
+            set.remove(Signal::SIGHUP);
+        }
         // Cannot fail with a valid set; if it did, the process would merely be harder to kill.
-        let _ = self.set.thread_unblock();
+        let _ = set.thread_unblock();
     }
 }

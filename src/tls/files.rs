@@ -3,6 +3,7 @@
 //! Invariants: every error names the file and what is wrong with it; a key that others than its owner and group may
 //! read is not used. Must not know what the files are for.
 
+use super::peer::PeerNames;
 use crate::files::{self, ReadError};
 use crate::units::shown;
 use rustls::pki_types::pem::{self, PemObject};
@@ -27,6 +28,19 @@ pub enum FileRole {
     Ca,
     /// Certificates of peers that are trusted no more.
     Crl,
+}
+
+/// A certificate in a file, and when it ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CertificateFacts {
+    /// What its file is for.
+    pub role: FileRole,
+    /// The file.
+    pub file: PathBuf,
+    /// Whose it is.
+    pub subject: String,
+    /// Its last second, since 1970.
+    pub not_after_unix: u64,
 }
 
 /// A file that cannot be used.
@@ -127,6 +141,21 @@ impl Source<'_> {
         self.all("certificate", "CERTIFICATE", &self.read()?)
     }
 
+    /// What is known of the certificates in the file, in its order.
+    pub(super) fn facts(self) -> Result<Vec<CertificateFacts>, TlsFileError> {
+        let facts = |certificate: &CertificateDer<'_>| {
+            let parsed = self.parse(certificate)?;
+            let not_after = parsed.tbs_certificate.validity.not_after.to_unix_duration();
+            Ok(CertificateFacts {
+                role: self.role,
+                file: self.file.to_owned(),
+                subject: PeerNames::read(certificate).to_string(),
+                not_after_unix: not_after.as_secs(),
+            })
+        };
+        self.certificates()?.iter().map(facts).collect()
+    }
+
     /// The revocation lists in the file; at least one.
     pub(super) fn revocation_lists(self) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsFileError> {
         self.all("certificate revocation list", "X509 CRL", &self.read()?)
@@ -151,8 +180,7 @@ impl Source<'_> {
 
     /// Refuses a certificate that no peer would accept at this time.
     pub(super) fn check_validity(self, certificate: &CertificateDer<'_>) -> Result<(), TlsFileError> {
-        let parsed = x509_cert::Certificate::from_der(certificate)
-            .map_err(|error| self.unusable(format_args!("the certificate is damaged: {error}")))?;
+        let parsed = self.parse(certificate)?;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
         let validity = parsed.tbs_certificate.validity;
         let (from, until) = (validity.not_before.to_unix_duration(), validity.not_after.to_unix_duration());
@@ -163,6 +191,11 @@ impl Source<'_> {
             return Err(self.fault(FileFault::NotYetValid { seconds: (from - now).as_secs() }));
         }
         Ok(())
+    }
+
+    fn parse(self, certificate: &CertificateDer<'_>) -> Result<x509_cert::Certificate, TlsFileError> {
+        x509_cert::Certificate::from_der(certificate)
+            .map_err(|error| self.unusable(format_args!("the certificate is damaged: {error}")))
     }
 
     fn all<T: PemObject>(

@@ -2,10 +2,12 @@
 //!
 //! TLS 1.3 and 1.2 with the cipher suites that rustls considers safe, by the provider `ring`. Must not know sockets.
 
-use super::files::{FileFault, FileRole, Source, TlsFileError};
+use super::files::{CertificateFacts, FileFault, FileRole, Source, TlsFileError};
+use super::peer::Peer;
 use rustls::client::Resumption;
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{ClientConfig, Error, InconsistentKeys, RootCertStore, ServerConfig};
 use std::io;
@@ -39,8 +41,52 @@ pub struct ClientFiles {
 /// What a server presents and demands. The files can be read again while it is in use.
 #[derive(Debug)]
 pub struct ServerTls {
-    files: ServerFiles,
-    current: RwLock<Arc<ServerConfig>>,
+    current: RwLock<Arc<Current>>,
+}
+
+/// What the files came to when they were last read.
+#[derive(Debug)]
+pub(super) struct Current {
+    pub(super) config: Arc<ServerConfig>,
+    /// Judges clients' certificates; none where they need none.
+    verifier: Option<Arc<dyn ClientCertVerifier>>,
+}
+
+impl Current {
+    fn load(files: &ServerFiles) -> Result<Current, TlsFileError> {
+        let verifier = client_verifier(files)?;
+        let config = Arc::new(server_config(files, verifier.clone())?);
+        Ok(Current { config, verifier })
+    }
+}
+
+impl ServerFiles {
+    /// What is known of the own certificates and of the CA's.
+    ///
+    /// # Errors
+    /// The first file that cannot be used, and why.
+    pub fn certificates(&self) -> Result<Vec<CertificateFacts>, TlsFileError> {
+        let own = Some((FileRole::Certificate, &self.certificate));
+        facts(own.into_iter().chain(self.client_ca.as_ref().map(|file| (FileRole::Ca, file))))
+    }
+}
+
+impl ClientFiles {
+    /// What is known of the own certificates and of the CA's.
+    ///
+    /// # Errors
+    /// The first file that cannot be used, and why.
+    pub fn certificates(&self) -> Result<Vec<CertificateFacts>, TlsFileError> {
+        let own = self.identity.as_ref().map(|(certificate, _)| (FileRole::Certificate, certificate));
+        facts(own.into_iter().chain([(FileRole::Ca, &self.ca)]))
+    }
+}
+
+fn facts<'a>(
+    files: impl Iterator<Item = (FileRole, &'a PathBuf)>,
+) -> Result<Vec<CertificateFacts>, TlsFileError> {
+    let lists = files.map(|(role, file)| Source { role, file }.facts());
+    Ok(lists.collect::<Result<Vec<_>, _>>()?.concat())
 }
 
 /// What a client presents and demands.
@@ -56,26 +102,36 @@ impl ServerTls {
     /// # Errors
     /// The first file that cannot be used, and why.
     pub fn load(files: &ServerFiles) -> Result<ServerTls, TlsFileError> {
-        Ok(ServerTls { files: files.clone(), current: RwLock::new(Arc::new(server_config(files)?)) })
+        Ok(ServerTls { current: RwLock::new(Arc::new(Current::load(files)?)) })
     }
 
-    /// Reads the files again. New connections use them; on an error, all stays as it was.
-    ///
-    /// # Errors
-    /// As [`ServerTls::load`].
-    pub fn reload(&self) -> Result<(), TlsFileError> {
-        let fresh = Arc::new(server_config(&self.files)?);
+    /// Goes on with what another one was loaded from. New connections use it; ask [`ServerTls::trusts`] about
+    /// the others.
+    pub fn renew(&self, fresh: &ServerTls) {
+        let fresh = fresh.current();
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = fresh;
-        Ok(())
     }
 
     /// Whether clients must prove who they are.
     #[must_use]
     pub fn demands_certificates(&self) -> bool {
-        self.files.client_ca.is_some()
+        self.current().verifier.is_some()
     }
 
-    pub(super) fn config(&self) -> Arc<ServerConfig> {
+    /// Whether a client that was let in would be let in by the files as they are now: its CA is still
+    /// trusted, and its certificate is not revoked. That the certificate has expired since does not count.
+    /// Does cryptography.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn trusts(&self, peer: &Peer) -> Result<(), Error> {
+        let current = self.current();
+        let Some(verifier) = &current.verifier else { return Ok(()) };
+        let (own, between) = peer.chain.split_first().ok_or(Error::NoCertificatesPresented)?;
+        verifier.verify_client_cert(own, between, peer.since).map(|_| ())
+    }
+
+    pub(super) fn current(&self) -> Arc<Current> {
         Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -129,25 +185,31 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
-fn server_config(files: &ServerFiles) -> Result<ServerConfig, TlsFileError> {
+/// What judges clients' certificates; none where they need none.
+fn client_verifier(files: &ServerFiles) -> Result<Option<Arc<dyn ClientCertVerifier>>, TlsFileError> {
+    let Some(path) = &files.client_ca else { return Ok(None) };
+    let ca = Source { role: FileRole::Ca, file: path };
+    let mut verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(ca)?), provider());
+    let crl = files.crl.as_ref().map(|file| Source { role: FileRole::Crl, file });
+    if let Some(crl) = crl {
+        verifier = verifier.with_crls(crl.revocation_lists()?);
+    }
+    // The CA was checked; what is left to be wrong is the list.
+    Ok(Some(verifier.build().map_err(|error| crl.unwrap_or(ca).unusable(error))?))
+}
+
+fn server_config(
+    files: &ServerFiles,
+    verifier: Option<Arc<dyn ClientCertVerifier>>,
+) -> Result<ServerConfig, TlsFileError> {
     let own = Source { role: FileRole::Certificate, file: &files.certificate };
     let (chain, secret) = identity(&files.certificate, &files.key)?;
     let builder = ServerConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
         .map_err(|error| own.unusable(error))?;
-    let builder = match &files.client_ca {
+    let builder = match verifier {
         None => builder.with_no_client_auth(),
-        Some(path) => {
-            let ca = Source { role: FileRole::Ca, file: path };
-            let mut verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(ca)?), provider());
-            let crl = files.crl.as_ref().map(|file| Source { role: FileRole::Crl, file });
-            if let Some(crl) = crl {
-                verifier = verifier.with_crls(crl.revocation_lists()?);
-            }
-            // The CA was checked; what is left to be wrong is the list.
-            let verifier = verifier.build().map_err(|error| crl.unwrap_or(ca).unusable(error))?;
-            builder.with_client_cert_verifier(verifier)
-        }
+        Some(verifier) => builder.with_client_cert_verifier(verifier),
     };
     let mut config = builder
         .with_single_cert(chain, secret)

@@ -26,12 +26,14 @@
 
 mod files;
 mod identity;
+mod peer;
 mod pump;
 mod refusals;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use files::{FileFault, FileRole, TlsFileError};
+pub use files::{CertificateFacts, FileFault, FileRole, TlsFileError};
 pub use identity::{ClientFiles, ClientTls, ServerFiles, ServerTls};
-pub use pump::{Goodbye, Pumps, TlsFailure, Tunnel};
+pub use peer::{PATTERNS_MAX, Peer, PeerNames, PeerPattern, PeerRules, Right};
+pub use pump::{Goodbye, ProvenPeer, Pumps, TlsFailure, Tunnel};
 pub use refusals::tell_left_out;

@@ -6,7 +6,8 @@
 //! believe that a client is still there. The thread ends with either side, and in bounded time with a peer that does
 //! nothing. Must not know NBD.
 
-use super::identity::{ClientTls, ServerTls};
+use super::identity::{ClientTls, Current, ServerTls};
+use super::peer::Peer;
 use super::refusals::tell_refusal;
 use nix::errno::Errno;
 use nix::sys::socket::{
@@ -14,6 +15,7 @@ use nix::sys::socket::{
     socketpair, sockopt,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustls::pki_types::UnixTime;
 use rustls::{ClientConnection, Connection, ServerConnection};
 use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -82,6 +84,45 @@ pub struct Tunnel {
     pub socket: OwnedFd,
     failure: Arc<OnceLock<TlsFailure>>,
     goodbye: Goodbye,
+    peer: ProvenPeer,
+}
+
+/// Who the client of a server's tunnel has proved to be; set before the first of its bytes comes out at the
+/// plain end, unless clients need no certificate.
+#[derive(Clone, Debug, Default)]
+pub struct ProvenPeer(Arc<OnceLock<Arc<Peer>>>);
+
+impl ProvenPeer {
+    /// The client; none before it has proved who it is.
+    #[must_use]
+    pub fn get(&self) -> Option<&Arc<Peer>> {
+        self.0.get()
+    }
+}
+
+/// What a server's pump judges its client by.
+struct Judge {
+    tls: Arc<ServerTls>,
+    /// What the handshake began with.
+    begun_with: Arc<Current>,
+    peer: ProvenPeer,
+}
+
+impl Judge {
+    /// Makes known who the client is. What it was let in by may have been replaced since its handshake began:
+    /// whoever replaces it asks for the clients that are known afterwards, so one of both sees a client that
+    /// is trusted no more.
+    fn established(&self, tls: &Connection) -> Result<(), rustls::Error> {
+        if let Some(chain) = tls.peer_certificates() {
+            let chain = chain.iter().map(|certificate| certificate.clone().into_owned()).collect();
+            let peer = Arc::new(Peer::new(chain, UnixTime::now()));
+            // Once only: a handshake ends once.
+            let _ = self.peer.0.set(Arc::clone(&peer));
+            let renewed = !Arc::ptr_eq(&self.begun_with, &self.tls.current());
+            return if renewed { self.tls.trusts(&peer) } else { Ok(()) };
+        }
+        if self.tls.demands_certificates() { Err(rustls::Error::NoCertificatesPresented) } else { Ok(()) }
+    }
 }
 
 /// Whether the peer has said that nothing more comes from it, though what it said before may still be on its way to the
@@ -102,6 +143,12 @@ impl Tunnel {
     #[must_use]
     pub fn failure(&self) -> Option<&TlsFailure> {
         self.failure.get()
+    }
+
+    /// What tells who the client is.
+    #[must_use]
+    pub fn peer(&self) -> ProvenPeer {
+        self.peer.clone()
     }
 
     /// What tells of the peer's goodbye.
@@ -140,9 +187,12 @@ impl Pumps {
     ///
     /// # Errors
     /// When the system is out of descriptors or threads.
-    pub fn serve(&self, socket: OwnedFd, tls: &ServerTls) -> io::Result<Tunnel> {
-        let connection = ServerConnection::new(tls.config()).map_err(io::Error::other)?;
-        self.start("tls-server", socket, connection.into())
+    pub fn serve(&self, socket: OwnedFd, tls: &Arc<ServerTls>) -> io::Result<Tunnel> {
+        let begun_with = tls.current();
+        let config = Arc::clone(&begun_with.config);
+        let connection = ServerConnection::new(config).map_err(io::Error::other)?;
+        let judge = Judge { tls: Arc::clone(tls), begun_with, peer: ProvenPeer::default() };
+        self.start("tls-server", socket, connection.into(), Some(judge))
     }
 
     /// Runs TLS as a client of the server at `host`, and returns its plain end. The handshake goes on by itself.
@@ -152,7 +202,7 @@ impl Pumps {
     pub fn connect(&self, socket: OwnedFd, tls: &ClientTls, host: &str) -> io::Result<Tunnel> {
         let name = tls.name_of(host)?;
         let connection = ClientConnection::new(tls.config(), name).map_err(io::Error::other)?;
-        self.start("tls-client", socket, connection.into())
+        self.start("tls-client", socket, connection.into(), None)
     }
 
     /// How many run.
@@ -168,7 +218,13 @@ impl Pumps {
         *waited.unwrap_or_else(PoisonError::into_inner).0 == 0
     }
 
-    fn start(&self, thread: &str, network: OwnedFd, tls: Connection) -> io::Result<Tunnel> {
+    fn start(
+        &self,
+        thread: &str,
+        network: OwnedFd,
+        tls: Connection,
+        judge: Option<Judge>,
+    ) -> io::Result<Tunnel> {
         let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC)?;
         for end in [&ours, &theirs] {
             // The privileged form is not bound by the system's default maximum. Neither is vital.
@@ -178,10 +234,11 @@ impl Pumps {
         }
         let failure = Arc::new(OnceLock::new());
         let goodbye = Goodbye::default();
-        let tunnel = Tunnel { socket: theirs, failure: Arc::clone(&failure), goodbye: goodbye.clone() };
+        let peer = judge.as_ref().map(|judge| judge.peer.clone()).unwrap_or_default();
+        let tunnel = Tunnel { socket: theirs, failure: Arc::clone(&failure), goodbye: goodbye.clone(), peer };
         *self.0.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         let guard = Guard(Arc::clone(&self.0));
-        let pump = Pump::new(network, ours, tls, goodbye);
+        let pump = Pump::new(network, ours, tls, judge, goodbye);
         std::thread::Builder::new().name(thread.into()).stack_size(STACK_BYTES).spawn(move || {
             // Dropped last, and also by a panic.
             let guard = guard;
@@ -286,6 +343,8 @@ fn moved(result: io::Result<usize>) -> Result<Moved, Errno> {
 
 struct Pump {
     tls: Connection,
+    /// For the server's half.
+    judge: Option<Judge>,
     network: Socket,
     plain: Socket,
     /// Received from the network, not yet opened.
@@ -315,11 +374,18 @@ struct Pump {
 }
 
 impl Pump {
-    fn new(network: OwnedFd, plain: OwnedFd, mut tls: Connection, goodbye: Goodbye) -> Pump {
+    fn new(
+        network: OwnedFd,
+        plain: OwnedFd,
+        mut tls: Connection,
+        judge: Option<Judge>,
+        goodbye: Goodbye,
+    ) -> Pump {
         // What is given to it is one chunk at a time, and only when the last one has left.
         tls.set_buffer_limit(None);
         Pump {
             tls,
+            judge,
             network: Socket(network),
             plain: Socket(plain),
             arrived: Chunk::new(),
@@ -423,6 +489,9 @@ impl Pump {
             self.arrived.taken(count);
             let state = self.tls.process_new_packets().map_err(|error| broken(self, error))?;
             if !self.established && !self.tls.is_handshaking() {
+                if let Some(judge) = &self.judge {
+                    judge.established(&self.tls).map_err(TlsFailure::Handshake)?;
+                }
                 self.established = true;
                 tracing::debug!(version = ?self.tls.protocol_version(), "TLS established");
             }

@@ -13,6 +13,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Longest that anything may take; only a hang gets there.
@@ -70,7 +71,7 @@ impl Link {
     fn to(host: &str, server: &ServerFiles, client: &ClientFiles) -> Link {
         let (near, far) = UnixStream::pair().expect("a pair");
         let pumps = Pumps::default();
-        let tls = ServerTls::load(server).expect("sound files");
+        let tls = Arc::new(ServerTls::load(server).expect("sound files"));
         let server = pumps.serve(far.into(), &tls).expect("a pump");
         let tls = ClientTls::load(client).expect("sound files");
         let client = pumps.connect(near.into(), &tls, host).expect("a pump");
@@ -192,8 +193,8 @@ fn revoked_certificates_are_refused_also_after_a_reload() {
     let crl = world.ca.revoke(&[77]);
     let files = ServerFiles { crl: Some(crl), ..world.server_files() };
     Link::new(&files, &world.client_files()).works();
-    let tls = ServerTls::load(&files).expect("sound files");
-    let link_with = |tls: &ServerTls| {
+    let tls = Arc::new(ServerTls::load(&files).expect("sound files"));
+    let link_with = |tls: &Arc<ServerTls>| {
         let (near, far) = UnixStream::pair().expect("a pair");
         let pumps = Pumps::default();
         let server = pumps.serve(far.into(), tls).expect("a pump");
@@ -203,19 +204,77 @@ fn revoked_certificates_are_refused_also_after_a_reload() {
     };
     let before = link_with(&tls);
     before.works();
+    let peer = Arc::clone(before.server.peer().get().expect("it proved who it is"));
+    assert_eq!(peer.names().subject, "CN=client");
     world.ca.revoke(&[77, 2]);
     link_with(&tls).works();
-    tls.reload().expect("sound files");
+    tls.trusts(&peer).expect("the files were not read again");
+    tls.renew(&ServerTls::load(&files).expect("sound files"));
     let (server, _) = link_with(&tls).refused();
     assert!(server.contains("Revoked"), "{server}");
+    // Its pump goes on; whoever renewed decides what becomes of it.
     before.works();
+    let why = tls.trusts(&peer).expect_err("revoked").to_string();
+    assert!(why.contains("Revoked"), "{why}");
     // A bad file changes nothing.
     fs::write(&files.certificate, "nonsense").expect("written");
-    let error = tls.reload().expect_err("no certificate").to_string();
+    let error = ServerTls::load(&files).expect_err("no certificate").to_string();
     assert!(error.contains("server-cert.pem: holds no certificate"), "{error}");
     world.ca.revoke(&[]);
     let (server, _) = link_with(&tls).refused();
     assert!(server.contains("Revoked"), "the old configuration is whole: {server}");
+}
+
+/// A client whose certificate is revoked between its handshake's beginning and end is not let in by the list
+/// of before.
+#[test]
+fn a_handshake_that_a_revocation_overtakes_is_refused() {
+    let world = World::new();
+    let crl = world.ca.revoke(&[]);
+    let files = ServerFiles { crl: Some(crl), ..world.server_files() };
+    let tls = Arc::new(ServerTls::load(&files).expect("sound files"));
+    let (near, far) = UnixStream::pair().expect("a pair");
+    let pumps = Pumps::default();
+    let server = pumps.serve(far.into(), &tls).expect("a pump");
+    world.ca.revoke(&[2]);
+    tls.renew(&ServerTls::load(&files).expect("sound files"));
+    let client = ClientTls::load(&world.client_files()).expect("sound files");
+    let client = pumps.connect(near.into(), &client, "localhost").expect("a pump");
+    let (server, _) = Link { pumps, client, server }.refused();
+    assert!(server.contains("Revoked"), "{server}");
+}
+
+#[test]
+fn what_expires_later_ends_nothing_that_began_before() {
+    let world = World::new();
+    let link = Link::new(&world.server_files(), &world.client_files());
+    link.works();
+    let peer = Arc::clone(link.server.peer().get().expect("it proved who it is"));
+    let tls = ServerTls::load(&world.server_files()).expect("sound files");
+    let at = |seconds| Peer::at(&peer, seconds);
+    // The certificate is valid from 2020 until 2090.
+    tls.trusts(&at(1_700_000_000)).expect("valid then");
+    assert!(tls.trusts(&at(1_500_000_000)).is_err() && tls.trusts(&at(4_000_000_000)).is_err());
+}
+
+#[test]
+fn certificates_tell_when_they_end() {
+    let world = World::new();
+    let facts = world.server_files().certificates().expect("sound files");
+    let told: Vec<_> = facts.iter().map(|facts| (facts.role, facts.subject.as_str())).collect();
+    assert_eq!(told[0], (FileRole::Certificate, "CN=server"));
+    assert!(told[1].0 == FileRole::Ca && told[1].1.starts_with("CN=test CA"), "{told:?}");
+    assert!(facts.iter().all(|facts| facts.not_after_unix == 3_786_912_000), "2090-01-01: {facts:?}");
+    let soon = world.ca.issue_for_days("soon", 9, 5);
+    let files = ServerFiles { certificate: soon.certificate, key: soon.key, ..world.server_files() };
+    let end = files.certificates().expect("sound files")[0].not_after_unix;
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock").as_secs();
+    assert!((now + 5 * 86_400).abs_diff(end) < 60, "{end}");
+    let facts = world.client_files().certificates().expect("sound files");
+    assert_eq!(
+        facts.iter().map(|facts| facts.role).collect::<Vec<_>>(),
+        [FileRole::Certificate, FileRole::Ca]
+    );
 }
 
 #[test]
@@ -274,7 +333,7 @@ fn raw_server(world: &World) -> (UnixStream, Tunnel, Pumps) {
     let (near, far) = UnixStream::pair().expect("a pair");
     near.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     let pumps = Pumps::default();
-    let tls = ServerTls::load(&world.server_files()).expect("sound files");
+    let tls = Arc::new(ServerTls::load(&world.server_files()).expect("sound files"));
     let server = pumps.serve(far.into(), &tls).expect("a pump");
     (near, server, pumps)
 }
@@ -330,7 +389,7 @@ impl Wire {
         let (near, client_end) = UnixStream::pair().expect("a pair");
         let (far, server_end) = UnixStream::pair().expect("a pair");
         let pumps = Pumps::default();
-        let tls = ServerTls::load(&world.server_files()).expect("sound files");
+        let tls = Arc::new(ServerTls::load(&world.server_files()).expect("sound files"));
         let server = pumps.serve(server_end.into(), &tls).expect("a pump");
         let tls = ClientTls::load(&world.client_files()).expect("sound files");
         let client = pumps.connect(client_end.into(), &tls, "localhost").expect("a pump");

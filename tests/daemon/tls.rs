@@ -10,7 +10,8 @@ use calpe::units::Timestamp;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::unix::net::UnixStream;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -31,9 +32,9 @@ fn free_port() -> u16 {
 
 /// A daemon with a certificate, an array `tank`, and clients' certificates.
 pub struct World {
-    dir: tempfile::TempDir,
-    ca: Ca,
-    server: Identity,
+    pub dir: tempfile::TempDir,
+    pub ca: Ca,
+    pub server: Identity,
     pub port: u16,
 }
 
@@ -56,7 +57,7 @@ impl World {
     }
 
     /// Writes the configuration, with more lines for `[listen]`.
-    fn config(&self, listen: &str) -> PathBuf {
+    pub fn config(&self, listen: &str) -> PathBuf {
         let dir = self.dir.path();
         let config = dir.join("calpe.toml");
         let text = format!(
@@ -77,7 +78,7 @@ impl World {
     }
 
     /// A folder of a client as libnbd and qemu want it.
-    fn client_dir(&self, name: &str, ca: &Path, identity: Option<&Identity>) -> PathBuf {
+    pub fn client_dir(&self, name: &str, ca: &Path, identity: Option<&Identity>) -> PathBuf {
         let dir = self.dir.path().join(name);
         fs::create_dir_all(&dir).expect("a folder");
         fs::copy(ca, dir.join("ca-cert.pem")).expect("copied");
@@ -93,11 +94,11 @@ impl World {
         self.client_dir("friend", &self.ca.certificate(), Some(&self.ca.issue("friend", 10)))
     }
 
-    fn uri(&self, client: &Path) -> String {
+    pub fn uri(&self, client: &Path) -> String {
         format!("nbds://localhost:{}/tank?tls-certificates={}", self.port, client.display())
     }
 
-    fn size_over(&self, client: &Path) -> Result<String, String> {
+    pub fn size_over(&self, client: &Path) -> Result<String, String> {
         let output = try_run(Command::new("nbdinfo").arg("--size").arg(self.uri(client)));
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
         if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
@@ -148,7 +149,7 @@ impl Drop for Running {
     }
 }
 
-fn until(what: &str, mut reached: impl FnMut() -> bool) {
+pub fn until(what: &str, mut reached: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !reached() {
         assert!(Instant::now() < deadline, "not reached: {what}");
@@ -252,7 +253,7 @@ fn strangers_are_refused_and_friends_are_served() {
     world.ca.revoke(&[10, 13]);
     world.welcome(&friend);
     up.signal("HUP");
-    until("the files are read again", || up.log().contains("read the files of TLS again"));
+    until("the files are read again", || up.log().contains("the files of TLS again"));
     let error = world.size_over(&friend).expect_err("revoked");
     assert!(!error.is_empty());
     // A file that is no use changes nothing, and is reported.
@@ -505,6 +506,28 @@ fn sockets_of_a_supervisor_are_served_in_place_of_our_own() {
     let back = world.dir.path().join("back.img");
     run(Command::new("nbdcopy").arg("--").args(server).arg(&back));
     assert!(fs::read(&back).expect("copied") == fs::read(&image).expect("the original"));
+}
+
+/// The supervisor keeps the socket over a restart: clients that come in between wait for the next daemon.
+#[test]
+fn a_socket_of_a_supervisor_serves_the_next_daemon_too() {
+    let world = World::new();
+    let config = world.config("");
+    let socket = world.dir.path().join("kept.sock");
+    let kept = UnixListener::bind(&socket).expect("a socket");
+    let uri = format!("nbd+unix:///tank?socket={}", socket.display());
+    for _ in 0..2 {
+        let mut command = Command::new("sh");
+        let pass = "exec 3<&0 </dev/null; LISTEN_FDS=1 LISTEN_PID=$$ exec \"$@\"";
+        command.args(["-c", pass, "sh", env!("CARGO_BIN_EXE_calpe"), "serve", "--config"]).arg(&config);
+        command.stdin(OwnedFd::from(kept.try_clone().expect("a descriptor"))).stderr(Stdio::null());
+        let mut daemon = Running(command.spawn().expect("the daemon starts"));
+        // Waits in the socket for the daemon.
+        let size = run(Command::new("nbdinfo").arg("--size").arg(&uri));
+        assert_eq!(size.trim(), VOLUME.to_string());
+        signal(&daemon.0, "TERM");
+        assert!(daemon.0.wait().expect("ours").success());
+    }
 }
 
 #[test]

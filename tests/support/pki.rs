@@ -2,12 +2,13 @@
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, CertifiedIssuer, DnType,
-    ExtendedKeyUsagePurpose, IsCa, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber,
-    date_time_ymd,
+    ExtendedKeyUsagePurpose, IsCa, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SanType,
+    SerialNumber, date_time_ymd,
 };
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 /// A certificate authority with a folder to put files into.
 pub struct Ca {
@@ -50,11 +51,42 @@ impl Ca {
     pub fn issue_until(&self, name: &str, serial: u64, year: i32) -> Identity {
         let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()];
         let mut params = CertificateParams::new(names).expect("sound names");
+        (params.not_before, params.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(year, 1, 1));
+        self.sign(name, serial, params)
+    }
+
+    /// The same with other names: what has `://` is a URI, what has `@` an address, all else a host.
+    pub fn issue_to(&self, name: &str, serial: u64, names: &[&str]) -> Identity {
+        let mut params = CertificateParams::new(vec![]).expect("no names");
+        params.subject_alt_names = names
+            .iter()
+            .map(|&name| {
+                let text = name.try_into().expect("ASCII");
+                match name {
+                    _ if name.contains("://") => SanType::URI(text),
+                    _ if name.contains('@') => SanType::Rfc822Name(text),
+                    _ => SanType::DnsName(text),
+                }
+            })
+            .collect();
+        (params.not_before, params.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(2090, 1, 1));
+        self.sign(name, serial, params)
+    }
+
+    /// The same, valid for some days from now on.
+    pub fn issue_for_days(&self, name: &str, serial: u64, days: u64) -> Identity {
+        let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned()];
+        let mut params = CertificateParams::new(names).expect("sound names");
+        params.not_before = date_time_ymd(2020, 1, 1);
+        params.not_after = (SystemTime::now() + Duration::from_secs(days * 86_400)).into();
+        self.sign(name, serial, params)
+    }
+
+    fn sign(&self, name: &str, serial: u64, mut params: CertificateParams) -> Identity {
         params.distinguished_name.push(DnType::CommonName, name);
         params.serial_number = Some(SerialNumber::from(serial));
         params.extended_key_usages =
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        (params.not_before, params.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(year, 1, 1));
         params.use_authority_key_identifier_extension = true;
         let key = KeyPair::generate().expect("a key");
         let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");

@@ -72,6 +72,10 @@ def system(run, geometry, filesystem, degraded):
         moments = [rig.at(DAEMON, "ActiveEnter"), rig.at(KEEPER, "ActiveEnter"), rig.at("srv.mount", "ActiveEnter"),
                    rig.at("local-fs.target", "ActiveEnter"), rig.at("sysinit.target", "ActiveEnter")]
         check(0 < moments[0] and moments == sorted(moments), f"daemon, device, mount, local-fs, sysinit came in another order: {moments}")
+        owner = rig.sh(f"awk '/^Uid:/ {{ print $2 }}' /proc/{rig.process(DAEMON)}/status").strip()
+        check(owner == "900", f"the daemon runs as {owner}")
+        said = rig.console()
+        check("ordering cycle" not in said, "systemd found a circle among the units")
         mounted = rig.sh("grep ' /srv ' /proc/mounts")
         check(mounted.startswith(f"{DEVICE}p1 /srv ext4 rw"), f"mounted is {mounted}")
         rig.sh(f"test $(readlink -f /dev/calpe/{ARRAY}) = {DEVICE}")

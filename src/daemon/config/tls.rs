@@ -1,10 +1,14 @@
-//! The keys of TLS: the server's in `[listen]`, those for remote members in `[remote]`.
+//! The keys of TLS: the server's in `[listen]`, those for remote members in `[remote]`, who may use an array
+//! in `[[array]]`.
 //!
 //! Invariant: a file that cannot be used is a problem at the key that names it. Must not know what TLS does with them.
 
-use super::{Reader, Section, absolute, string};
+use super::{Reader, Section, absolute, expected, string};
 use crate::nbd::TlsMode;
-use crate::tls::{ClientFiles, ClientTls, FileRole, ServerFiles, ServerTls, TlsFileError};
+use crate::tls::{
+    ClientFiles, ClientTls, FileRole, PATTERNS_MAX, PeerPattern, PeerRules, ServerFiles, ServerTls,
+    TlsFileError,
+};
 use toml::Spanned;
 
 /// Keys of section `[listen]`.
@@ -102,6 +106,42 @@ impl Reader<'_> {
         Some(files)
     }
 
+    /// Which certificates may use an array; none where the section does not say. `client_ca`: clients show
+    /// some.
+    pub(super) fn peer_rules(&mut self, section: &Section<'_, '_>, client_ca: bool) -> Option<PeerRules> {
+        let [write, read] = ["tls_allow", "tls_allow_read_only"].map(|key| {
+            if section.table.contains_key(key) && !client_ca {
+                let what = "needs tls_client_ca in [listen]: without it, no client shows a certificate";
+                self.at_key(section, key, what);
+            }
+            section.table.contains_key(key).then(|| self.patterns(section, key))
+        });
+        // A list that is not there names nobody, as soon as the other one is there.
+        let given = write.is_some() || read.is_some();
+        given.then(|| PeerRules { write: write.unwrap_or_default(), read: read.unwrap_or_default() })
+    }
+
+    fn patterns(&mut self, section: &Section<'_, '_>, key: &str) -> Vec<PeerPattern> {
+        let Some(value) = section.table.get(key) else { return Vec::new() };
+        let Some(list) = value.get_ref().as_array() else {
+            let what = expected("a list of patterns like [\"CN:client one\"]", value.get_ref());
+            self.at_key(section, key, &what);
+            return Vec::new();
+        };
+        if list.len() > PATTERNS_MAX {
+            let what = format!("has {} patterns: at most {PATTERNS_MAX}", list.len());
+            self.at_key(section, key, &what);
+        }
+        let mut patterns = Vec::new();
+        for item in list.iter() {
+            match string(item.get_ref()).and_then(str::parse) {
+                Ok(pattern) => patterns.push(pattern),
+                Err(what) => self.problem(item.span().start, &format!("{}{key}", section.name), &what),
+            }
+        }
+        patterns
+    }
+
     /// A certificate and its key, which need each other.
     fn identity(&mut self, section: &Section<'_, '_>) -> Option<(std::path::PathBuf, std::path::PathBuf)> {
         let dir = self.dir;
@@ -185,6 +225,30 @@ mod tests {
             (remote.ca.as_path(), remote.server_name.as_deref()),
             (Path::new("/etc/calpe/a"), Some("store"))
         );
+    }
+
+    #[test]
+    fn who_may_use_an_array_is_said_by_patterns() {
+        let with = |ca: &str, keys: &str| {
+            let listen = format!("[listen]\n{IDENTITY}{ca}");
+            parse(&format!("{listen}[[array]]\nname = \"a\"\nsearch = [\"m\"]\n{keys}"))
+        };
+        let ca = "tls_client_ca = \"ca\"\n";
+        let rules = |keys: &str| with(ca, keys).unwrap().arrays[0].rules.clone();
+        assert_eq!(rules(""), None, "every certificate of the CA");
+        let pattern = |text: &str| text.parse::<PeerPattern>().unwrap();
+        let both = rules("tls_allow = [\"CN:one\", \"DNS:*.a\"]\ntls_allow_read_only = [\"*\"]").unwrap();
+        assert_eq!(both.write, [pattern("CN:one"), pattern("DNS:*.a")]);
+        assert_eq!(both.read, [pattern("*")]);
+        let one = rules("tls_allow_read_only = [\"*\"]").unwrap();
+        assert_eq!((one.write.len(), one.read.len()), (0, 1), "nobody writes");
+        assert_eq!(rules("tls_allow = []").unwrap().write.len(), 0, "nobody at all");
+        problem(with("", "tls_allow = [\"CN:one\"]"), "array[0].tls_allow: needs tls_client_ca");
+        problem(with(ca, "tls_allow = \"CN:one\""), "array[0].tls_allow: expected a list of patterns");
+        problem(with(ca, "tls_allow = [\"*\", \"one\"]"), "8:array[0].tls_allow: 'one' is no pattern");
+        problem(with(ca, "tls_allow_read_only = [7]"), "tls_allow_read_only: expected a text");
+        let many = vec!["\"*\""; PATTERNS_MAX + 1].join(",");
+        problem(with(ca, &format!("tls_allow = [{many}]")), "at most 256");
     }
 
     #[test]

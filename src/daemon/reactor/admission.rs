@@ -42,7 +42,7 @@ impl Origin {
         })
     }
 
-    fn is_unix(self) -> bool {
+    pub(super) fn is_unix(self) -> bool {
         self == Origin::Unix
     }
 }

@@ -8,12 +8,14 @@ use super::long::Order;
 use super::{AdminPending, ArrayId, BUSY_NANOS, Pending, Reactor};
 use crate::block_io::{DeviceId, IoFault, IoFaultKind};
 use crate::member::{Device, Stragglers};
-use crate::nbd::{BLOCK_BYTES_MAX, ExportInfo, Exports};
+use crate::nbd::{BLOCK_BYTES_MAX, ExportInfo};
+use crate::tls::PeerRules;
 use crate::units::Timestamp;
 use crate::volume::{
     AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientRequest, NoticeLevel, RequestId, Volume,
     VolumeAction, VolumeEvent, VolumeStatus,
 };
+use std::sync::Arc;
 
 /// How long client requests in flight may take when an array is stopped, in nanoseconds.
 pub(super) const DRAIN_NANOS: u64 = 5_000_000_000;
@@ -64,6 +66,8 @@ pub(super) struct Hosted {
     name: String,
     volume: Box<dyn Volume>,
     pub(super) export: ExportInfo,
+    /// Which certificates may use it; none: all.
+    pub(super) rules: Option<Arc<PeerRules>>,
     life: Life,
     stopping_since: Option<Timestamp>,
     pub(super) traffic: Traffic,
@@ -111,31 +115,6 @@ impl Hosted {
     }
 }
 
-/// What clients can see of the arrays.
-pub(super) struct ExportView<'a>(pub(super) &'a [Option<Hosted>]);
-
-impl ExportView<'_> {
-    fn serving(&self) -> impl Iterator<Item = &ExportInfo> {
-        self.0.iter().flatten().filter(|array| array.is_serving()).map(|array| &array.export)
-    }
-}
-
-impl Exports for ExportView<'_> {
-    fn list(&self) -> Vec<ExportInfo> {
-        self.serving().cloned().collect()
-    }
-
-    fn find(&self, name: &str) -> Option<ExportInfo> {
-        let mut serving = self.serving();
-        if name.is_empty() {
-            // The default export is the only one; with several the client has to choose.
-            let only = serving.next().cloned();
-            return if serving.next().is_none() { only } else { None };
-        }
-        serving.find(|export| export.name == name).cloned()
-    }
-}
-
 impl Reactor {
     pub(super) fn hosted(&mut self, id: ArrayId) -> Option<&mut Hosted> {
         self.arrays.get_mut(id.0 as usize)?.as_mut()
@@ -150,7 +129,7 @@ impl Reactor {
     }
 
     pub(super) fn add_array(&mut self, id: ArrayId, array: NewArray) -> Result<(), ReactorError> {
-        let NewArray { array, name, volume, devices, read_only } = array;
+        let NewArray { array, name, volume, devices, read_only, rules } = array;
         if self.stopping.is_some() {
             return Err(ReactorError::Gone);
         }
@@ -186,6 +165,7 @@ impl Reactor {
             name,
             volume,
             export,
+            rules,
             life: Life::Serving,
             stopping_since: None,
             traffic: Traffic::default(),

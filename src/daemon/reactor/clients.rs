@@ -4,8 +4,8 @@
 //! request until their reply has left; whatever a client does costs nothing but its connection. Must not know
 //! what volumes do.
 
+use super::access::ExportView;
 use super::admission::{Origin, STRANGERS_MAX, has_place, stranger_to_drop};
-use super::arrays::ExportView;
 use super::connection::{Connection, Next, Receiving};
 use super::edges::{blocks_of, middle};
 use super::fence::hangup_bits;
@@ -114,10 +114,16 @@ impl Reactor {
     }
 
     pub(super) fn close_listeners(&mut self) {
-        self.listeners.retain(|_, listener| {
+        let (ring, sockets) = (&mut self.ring, &mut self.sockets);
+        self.listeners.retain(|key, listener| {
             listener.closing = true;
-            // Wakes the accept that is in the kernel; an error means that there is none to wake.
-            let _ = shutdown(listener.socket.as_raw_fd(), Shutdown::Both);
+            if listener.listener.is_adopted() {
+                // It is its giver's, and goes on without us: a shutdown would end it for the next daemon, too.
+                sockets.cancel_accepts(ring, key);
+            } else {
+                // Wakes the accept that is in the kernel; an error means that there is none to wake.
+                let _ = shutdown(listener.socket.as_raw_fd(), Shutdown::Both);
+            }
             listener.armed > 0
         });
     }
@@ -317,7 +323,8 @@ impl Reactor {
             return false;
         }
         let allowed = self.memory.allowed(connection.held);
-        match connection.next(&ExportView(&self.arrays), &self.config.pool, allowed) {
+        let exports = ExportView { arrays: &self.arrays, viewer: connection.viewer() };
+        match connection.next(&exports, &self.config.pool, allowed) {
             Next::Receive | Next::Full | Next::Starved => return false,
             Next::Answered => {}
             Next::Selected => self.selected(key),
@@ -391,8 +398,8 @@ impl Reactor {
         let name = self.connections[key].nbd.export().map(|export| export.name.clone()).unwrap_or_default();
         let array = self.array_of_export(&name);
         self.connections[key].array = array;
-        if array.is_none() {
-            // It was stopped since the client asked for it.
+        // It was stopped since the client asked for it, or is not for it any more: it may have waited.
+        if array.is_none_or(|id| self.exceeds_rules(key, id)) {
             self.dismiss(key);
         }
         self.count_clients();
@@ -693,10 +700,13 @@ impl Reactor {
         self.close_where(|connection| connection.array.is_none());
     }
 
-    fn close_where(&mut self, which: impl Fn(&Connection) -> bool) {
+    /// Says goodbye to some clients, and returns to how many.
+    pub(super) fn close_where(&mut self, which: impl Fn(&Connection) -> bool) -> usize {
         let keys: Vec<usize> =
             self.connections.iter().filter(|(_, c)| which(c)).map(|(key, _)| key).collect();
+        let count = keys.len();
         keys.into_iter().for_each(|key| self.dismiss(key));
+        count
     }
 
     /// Takes no more requests of a client, and closes its connection once it has its replies. What it asked for and does

@@ -13,7 +13,7 @@ use super::sys::PollBits;
 use super::turns::Allowance;
 use crate::block_io::{BufMut, Pool};
 use crate::nbd::{Command, Exports, Fatal, Incoming, Request, ServerConnection, UNREAD_BYTES_MAX};
-use crate::tls::{Goodbye, ServerTls, Tunnel};
+use crate::tls::{Goodbye, ProvenPeer, ServerTls, Tunnel};
 use crate::units::Timestamp;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -42,7 +42,7 @@ const HEADS_BYTES_MAX: usize = 128 << 10;
 pub(super) struct Connection {
     pub(super) socket: Rc<OwnedFd>,
     pub(super) nbd: ServerConnection,
-    origin: Origin,
+    pub(super) origin: Origin,
     /// The array it chose.
     pub(super) array: Option<ArrayId>,
     /// Received and not yet parsed; none while the kernel fills it.
@@ -106,6 +106,8 @@ pub(super) struct Connection {
 pub(super) struct NetworkEnd {
     pub(super) socket: Rc<OwnedFd>,
     goodbye: Goodbye,
+    /// Who the client is.
+    pub(super) peer: ProvenPeer,
 }
 
 impl NetworkEnd {
@@ -386,9 +388,9 @@ impl Connection {
     /// Goes on with the plain end of TLS.
     pub(super) fn swap_socket(&mut self, tunnel: Tunnel) {
         assert!(self.may_swap_socket(), "a socket was swapped under an operation");
-        let goodbye = tunnel.goodbye();
+        let (goodbye, peer) = (tunnel.goodbye(), tunnel.peer());
         let socket = std::mem::replace(&mut self.socket, Rc::new(tunnel.socket));
-        self.network = Some(NetworkEnd { socket, goodbye });
+        self.network = Some(NetworkEnd { socket, goodbye, peer });
         self.starting_tls = false;
         self.nbd.tls_started();
     }

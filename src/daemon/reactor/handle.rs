@@ -6,6 +6,7 @@ use super::{ArrayFacts, ArrayId, Reactor, ReactorConfig, sys};
 use crate::block_io::DeviceId;
 use crate::daemon::events::EventLog;
 use crate::member::Device;
+use crate::tls::{Peer, PeerRules};
 use crate::volume::{AdminError, AdminOutcome, AdminRequest, Volume};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::collections::VecDeque;
@@ -26,6 +27,8 @@ pub struct NewArray {
     pub devices: Vec<(DeviceId, Device)>,
     /// Clients may only read.
     pub read_only: bool,
+    /// Which certificates may use it; none: all.
+    pub rules: Option<Arc<PeerRules>>,
 }
 
 impl std::fmt::Debug for NewArray {
@@ -81,6 +84,18 @@ pub(super) enum Command {
     Status {
         array: ArrayId,
         reply: Reply<ArrayFacts>,
+    },
+    SetRules {
+        array: ArrayId,
+        rules: Option<Arc<PeerRules>>,
+        reply: Reply<usize>,
+    },
+    Peers {
+        reply: Reply<Vec<Arc<Peer>>>,
+    },
+    EndSessions {
+        peers: Vec<Arc<Peer>>,
+        reply: Reply<usize>,
     },
     StopArray {
         array: ArrayId,
@@ -211,6 +226,31 @@ impl ReactorHandle {
     /// When it is not served.
     pub fn status(&self, array: ArrayId) -> Result<ArrayFacts, ReactorError> {
         self.ask(|reply| Command::Status { array, reply })
+    }
+
+    /// Replaces the rules about which certificates may use an array. Returns how many sessions end, because
+    /// they have what is not granted any more.
+    ///
+    /// # Errors
+    /// When it is not served.
+    pub fn set_rules(&self, array: ArrayId, rules: Option<Arc<PeerRules>>) -> Result<usize, ReactorError> {
+        self.ask(|reply| Command::SetRules { array, rules, reply })
+    }
+
+    /// Everybody who is connected and has proved who it is.
+    ///
+    /// # Errors
+    /// When the reactor has ended.
+    pub fn peers(&self) -> Result<Vec<Arc<Peer>>, ReactorError> {
+        self.ask(|reply| Command::Peers { reply })
+    }
+
+    /// Ends the connections of these. Returns how many there were.
+    ///
+    /// # Errors
+    /// When the reactor has ended.
+    pub fn end_sessions(&self, peers: Vec<Arc<Peer>>) -> Result<usize, ReactorError> {
+        self.ask(|reply| Command::EndSessions { peers, reply })
     }
 
     /// Stops an array: refuses new requests, finishes those in flight, marks it clean, closes its devices. Returns

@@ -109,6 +109,8 @@ pub struct Listener {
     socket: OwnedFd,
     /// Inode of the socket file, when it is to be removed.
     file: Option<(u64, u64)>,
+    /// A supervisor has it, too.
+    adopted: bool,
     tls: ListenTls,
 }
 
@@ -125,7 +127,13 @@ impl Listener {
                 let listener = TcpListener::bind(wanted).map_err(fail)?;
                 // The port may have been left to the system.
                 let address = ListenAddress::Tcp(listener.local_addr().map_err(fail)?);
-                Ok(Listener { address, socket: listener.into(), file: None, tls: ListenTls::default() })
+                Ok(Listener {
+                    address,
+                    socket: listener.into(),
+                    file: None,
+                    adopted: false,
+                    tls: ListenTls::default(),
+                })
             }
         }
     }
@@ -157,7 +165,7 @@ impl Listener {
             (_, Ok(address)) => ListenAddress::Tcp(address),
             _ => return Err(unfit("is neither a unix nor a TCP socket")),
         };
-        Ok(Listener { address, socket, file: None, tls: ListenTls::default() })
+        Ok(Listener { address, socket, file: None, adopted: true, tls: ListenTls::default() })
     }
 
     /// The same listener, with what TLS means to its clients.
@@ -189,6 +197,11 @@ impl Listener {
     #[must_use]
     pub fn address(&self) -> &ListenAddress {
         &self.address
+    }
+
+    /// Whether a supervisor handed it over, and keeps it when this process ends.
+    pub(super) fn is_adopted(&self) -> bool {
+        self.adopted
     }
 
     /// Another descriptor of the socket, for the reactor.
@@ -259,6 +272,7 @@ fn bind_unix(path: &Path, fail: impl Fn(io::Error) -> ListenError) -> Result<Lis
         address: ListenAddress::Unix(path.into()),
         socket: fd,
         file: Some((meta.dev(), meta.ino())),
+        adopted: false,
         tls: ListenTls::default(),
     })
 }

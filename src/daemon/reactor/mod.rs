@@ -8,6 +8,7 @@
 //! is owned by `sockets` and `members`; a request given to a volume is answered exactly once, or its array is
 //! gone. Must not know what volumes do, or how the protocol encodes things.
 
+mod access;
 mod admission;
 mod arrays;
 mod clients;
@@ -340,6 +341,15 @@ impl Reactor {
             }
             Command::Status { array, reply } => {
                 let _ = reply.send(self.facts(array));
+            }
+            Command::SetRules { array, rules, reply } => {
+                let _ = reply.send(self.set_rules(array, rules));
+            }
+            Command::Peers { reply } => {
+                let _ = reply.send(Ok(self.peers()));
+            }
+            Command::EndSessions { peers, reply } => {
+                let _ = reply.send(Ok(self.end_sessions(&peers)));
             }
             Command::StopArray { array, reply } => self.begin_stop(array, Some(reply)),
             Command::Listen { listener } => self.add_listener(listener),

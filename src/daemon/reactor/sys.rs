@@ -86,9 +86,19 @@ struct Flight {
 
 #[derive(Debug)]
 enum Work {
-    Receive { buf: BufMut, filled: usize, whole: bool },
-    Send { message: Box<Outgoing> },
-    Accept,
+    Receive {
+        buf: BufMut,
+        filled: usize,
+        whole: bool,
+    },
+    Send {
+        message: Box<Outgoing>,
+    },
+    Accept {
+        cancelled: bool,
+    },
+    /// Of the operation with this `user_data`.
+    Cancel(u64),
     Poll,
 }
 
@@ -220,7 +230,23 @@ impl Sockets {
 
     /// Waits for a connection.
     pub(super) fn accept(&mut self, ring: &mut Ring, owner: usize, listener: &Rc<OwnedFd>) {
-        self.start(ring, owner, listener, Work::Accept);
+        self.start(ring, owner, listener, Work::Accept { cancelled: false });
+    }
+
+    /// Ends the waits for connections of an owner: each completes, with a connection that came just now or an error.
+    pub(super) fn cancel_accepts(&mut self, ring: &mut Ring, owner: usize) {
+        let mut targets = Vec::new();
+        for (key, flight) in &mut self.flights {
+            if let Work::Accept { cancelled } = &mut flight.work
+                && flight.owner == owner
+            {
+                *cancelled = true;
+                targets.push((self.tag | key as u64, Rc::clone(&flight.socket)));
+            }
+        }
+        for (target, socket) in targets {
+            self.start(ring, owner, &socket, Work::Cancel(target));
+        }
     }
 
     /// Waits until a descriptor is readable.
@@ -231,7 +257,8 @@ impl Sockets {
     /// Takes a completion of the ring whose `user_data` carries this table's tag. None when the operation goes on.
     pub(super) fn complete(&mut self, ring: &mut Ring, user_data: u64, result: i32) -> Option<SocketEvent> {
         let key = (user_data & u64::from(u32::MAX)) as usize;
-        if result == -libc::EINTR || result == -libc::EAGAIN {
+        let cancelled = matches!(self.flights[key].work, Work::Accept { cancelled: true } | Work::Cancel(_));
+        if (result == -libc::EINTR || result == -libc::EAGAIN) && !cancelled {
             self.push(ring, key);
             return None;
         }
@@ -246,6 +273,7 @@ impl Sockets {
             if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(result as usize) };
         let Flight { owner, work, .. } = self.flights.remove(key);
         Some(match work {
+            Work::Cancel(_) => return None,
             Work::Receive { buf, .. } => SocketEvent::Received { owner, buf, result },
             Work::Send { message } => {
                 let result = match result {
@@ -255,7 +283,7 @@ impl Sockets {
                 };
                 SocketEvent::Sent { owner, message, result }
             }
-            Work::Accept => SocketEvent::Accepted {
+            Work::Accept { .. } => SocketEvent::Accepted {
                 owner,
                 result: result.map(|fd| {
                     // SAFETY: a fresh descriptor that the kernel just gave to this process alone.
@@ -289,7 +317,7 @@ impl Flight {
         match &self.work {
             Work::Receive { buf, filled, whole: true } => buf.len() - filled,
             Work::Send { message } => message.bytes(),
-            Work::Receive { .. } | Work::Accept | Work::Poll => 0,
+            Work::Receive { .. } | Work::Accept { .. } | Work::Cancel(_) | Work::Poll => 0,
         }
     }
 
@@ -306,7 +334,8 @@ impl Flight {
                 let flags = (libc::MSG_NOSIGNAL | libc::MSG_WAITALL) as u32;
                 opcode::SendMsg::new(fd, message.header()).flags(flags).build()
             }
-            Work::Accept => opcode::Accept::new(fd, std::ptr::null_mut(), std::ptr::null_mut())
+            Work::Cancel(target) => opcode::AsyncCancel::new(*target).build(),
+            Work::Accept { .. } => opcode::Accept::new(fd, std::ptr::null_mut(), std::ptr::null_mut())
                 .flags(libc::SOCK_CLOEXEC)
                 .build(),
             Work::Poll => opcode::PollAdd::new(fd, libc::POLLIN as u32).build(),

@@ -277,6 +277,7 @@ fn add_gated(
         volume,
         devices: vec![(id, device)],
         read_only: false,
+        rules: None,
     })
 }
 

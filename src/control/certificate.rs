@@ -1,0 +1,120 @@
+//! Certificates of the daemon, and what becomes of them.
+
+use serde::{Deserialize, Serialize};
+
+/// From when on it is said that a certificate is about to expire, in seconds before: time to have a new one
+/// signed by somebody who is on holiday.
+pub const EXPIRY_NOTICE_SECONDS: u64 = 30 * 86_400;
+
+/// A certificate that the daemon shows or trusts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CertificateReport {
+    /// What it is for.
+    pub role: CertificateRole,
+    /// Its file.
+    pub file: String,
+    /// Whose it is.
+    pub subject: String,
+    /// Its last second, since 1970.
+    pub not_after_unix: u64,
+    /// How it stands with it.
+    pub state: CertificateState,
+}
+
+/// What a certificate is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CertificateRole {
+    /// Shown to NBD clients.
+    Server,
+    /// Signs those of NBD clients.
+    ClientCa,
+    /// Shown to the servers of remote members.
+    Remote,
+    /// Signs those of the servers of remote members.
+    RemoteCa,
+}
+
+/// How it stands with a certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CertificateState {
+    /// It has more than [`EXPIRY_NOTICE_SECONDS`] left.
+    Valid,
+    /// It has less.
+    Expiring,
+    /// It has none.
+    Expired,
+}
+
+impl CertificateState {
+    /// The state at a time, both in seconds since 1970.
+    #[must_use]
+    pub const fn at(not_after_unix: u64, now_unix: u64) -> CertificateState {
+        if now_unix > not_after_unix {
+            CertificateState::Expired
+        } else if not_after_unix - now_unix < EXPIRY_NOTICE_SECONDS {
+            CertificateState::Expiring
+        } else {
+            CertificateState::Valid
+        }
+    }
+}
+
+impl CertificateReport {
+    /// What is to be done about it, in a sentence; none while there is nothing.
+    #[must_use]
+    pub fn advice(&self, now_unix: u64) -> Option<String> {
+        let when = match self.state {
+            CertificateState::Valid => return None,
+            CertificateState::Expired => {
+                format!("expired {} ago", span(now_unix.saturating_sub(self.not_after_unix)))
+            }
+            CertificateState::Expiring => {
+                format!("expires in {}", span(self.not_after_unix.saturating_sub(now_unix)))
+            }
+        };
+        let (what, then) = match self.role {
+            CertificateRole::Server => ("the daemon's certificate", "clients refuse it"),
+            CertificateRole::ClientCa => ("the CA of the clients", "no client is let in"),
+            CertificateRole::Remote => ("the certificate for remote members", "their servers refuse it"),
+            CertificateRole::RemoteCa => ("the CA of remote members", "their servers are not trusted"),
+        };
+        let (file, subject) = (&self.file, &self.subject);
+        let after = if self.state == CertificateState::Expired { "" } else { "after that " };
+        Some(format!(
+            "{what} ({subject}, {file}) {when}; {after}{then}: renew it, then 'systemctl reload calpe' or SIGHUP"
+        ))
+    }
+}
+
+/// Seconds as people count them.
+fn span(seconds: u64) -> String {
+    match (seconds / 86_400, seconds / 3600) {
+        (days @ 2.., _) => format!("{days} days"),
+        (_, hours @ 2..) => format!("{hours} h"),
+        _ => format!("{} min", seconds / 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_is_warned_about_thirty_days_before_its_end_and_after_it() {
+        const END: u64 = 2_000_000_000;
+        let at = |now: u64| {
+            let state = CertificateState::at(END, now);
+            let (role, file, subject) = (CertificateRole::Server, "s.pem".into(), "CN=s".into());
+            CertificateReport { role, file, subject, not_after_unix: END, state }.advice(now)
+        };
+        let day = 86_400;
+        assert_eq!(at(END - 30 * day), None);
+        let soon = at(END - 30 * day + 1).expect("advice");
+        assert!(soon.contains("the daemon's certificate (CN=s, s.pem) expires in 29 days"), "{soon}");
+        assert!(at(END - 3 * 3600).expect("advice").contains("in 3 h"));
+        assert!(at(END).expect("advice").contains("expires in 0 min"));
+        assert!(at(END + 3 * day).expect("advice").contains("expired 3 days ago"));
+    }
+}

@@ -1,0 +1,121 @@
+//! Which clients see which exports, and may do what with them.
+//!
+//! Invariants: a client sees an export only where it may use it, and an answer to one that may not is the
+//! same as for a name that there is not; what is taken away ends the sessions that have it. Certificates were
+//! verified by the pumps; no cryptography happens here. Must not know volumes.
+
+use super::arrays::Hosted;
+use super::connection::Connection;
+use super::{ArrayId, Reactor, ReactorError};
+use crate::nbd::{ExportInfo, Exports};
+use crate::tls::{Peer, PeerRules, Right};
+use std::sync::Arc;
+
+/// How a client is known.
+#[derive(Clone, Debug)]
+pub(super) enum Viewer {
+    /// On a unix socket, without TLS: it got past the mode of the socket.
+    Local,
+    /// It proved that a certificate is its own.
+    Proven(Arc<Peer>),
+    /// Anything else: plaintext TCP, TLS without a certificate.
+    Stranger,
+}
+
+impl Viewer {
+    /// What it may do with an array of these rules; none: nothing.
+    fn right(&self, rules: Option<&PeerRules>) -> Option<Right> {
+        match (rules, self) {
+            (None, _) | (_, Viewer::Local) => Some(Right::Write),
+            (Some(rules), Viewer::Proven(peer)) => rules.right_of(peer.names()),
+            (Some(_), Viewer::Stranger) => None,
+        }
+    }
+}
+
+/// What one client can see of the arrays.
+pub(super) struct ExportView<'a> {
+    pub(super) arrays: &'a [Option<Hosted>],
+    pub(super) viewer: Viewer,
+}
+
+impl ExportView<'_> {
+    fn visible(&self) -> impl Iterator<Item = ExportInfo> {
+        self.arrays.iter().flatten().filter(|array| array.is_serving()).filter_map(|array| {
+            let right = self.viewer.right(array.rules.as_deref())?;
+            let read_only = array.export.read_only || right == Right::Read;
+            Some(ExportInfo { read_only, ..array.export.clone() })
+        })
+    }
+}
+
+impl Exports for ExportView<'_> {
+    fn list(&self) -> Vec<ExportInfo> {
+        self.visible().collect()
+    }
+
+    fn find(&self, name: &str) -> Option<ExportInfo> {
+        let mut visible = self.visible();
+        if name.is_empty() {
+            // The default export is the only one; with several the client has to choose.
+            let only = visible.next();
+            return if visible.next().is_none() { only } else { None };
+        }
+        visible.find(|export| export.name == name)
+    }
+}
+
+impl Connection {
+    /// How its client is known by now.
+    pub(super) fn viewer(&self) -> Viewer {
+        match &self.network {
+            None if self.origin.is_unix() => Viewer::Local,
+            None => Viewer::Stranger,
+            Some(network) => network.peer.get().cloned().map_or(Viewer::Stranger, Viewer::Proven),
+        }
+    }
+
+    /// Whether its session goes beyond what these rules grant. One that may only read, and might write by
+    /// now, goes on.
+    fn exceeds(&self, rules: Option<&PeerRules>) -> bool {
+        let writes = self.nbd.export().is_some_and(|export| !export.read_only);
+        match self.viewer().right(rules) {
+            Some(Right::Write) => false,
+            Some(Right::Read) => writes,
+            None => true,
+        }
+    }
+}
+
+impl Reactor {
+    /// Whether a session goes beyond what an array grants its client.
+    pub(super) fn exceeds_rules(&self, key: usize, id: ArrayId) -> bool {
+        let hosted = self.arrays.get(id.0 as usize).and_then(Option::as_ref);
+        hosted.is_none_or(|hosted| self.connections[key].exceeds(hosted.rules.as_deref()))
+    }
+
+    /// Replaces the rules of an array. Returns how many sessions end by it.
+    pub(super) fn set_rules(
+        &mut self,
+        id: ArrayId,
+        rules: Option<Arc<PeerRules>>,
+    ) -> Result<usize, ReactorError> {
+        self.hosted(id).ok_or(ReactorError::NoSuchArray)?.rules.clone_from(&rules);
+        Ok(self
+            .close_where(|connection| connection.array == Some(id) && connection.exceeds(rules.as_deref())))
+    }
+
+    /// Everybody who is connected and has proved who it is.
+    pub(super) fn peers(&self) -> Vec<Arc<Peer>> {
+        let networks = self.connections.iter().filter_map(|(_, connection)| connection.network.as_ref());
+        networks.filter_map(|network| network.peer.get().cloned()).collect()
+    }
+
+    /// Ends the connections of these. Returns how many there were.
+    pub(super) fn end_sessions(&mut self, peers: &[Arc<Peer>]) -> usize {
+        self.close_where(|connection| match connection.viewer() {
+            Viewer::Proven(peer) => peers.iter().any(|ended| Arc::ptr_eq(ended, &peer)),
+            Viewer::Local | Viewer::Stranger => false,
+        })
+    }
+}

@@ -1,0 +1,292 @@
+//! SIGHUP: the configuration and the files of TLS read again, and what of it counts at once.
+//!
+//! Invariants: a configuration with any problem, or a file of TLS that cannot be used, changes nothing; what
+//! changed and cannot be applied is named, every time, until the next start. Must not know signals.
+
+use super::config::{ArrayChoice, ArrayConfig, Config, ConfigError};
+use super::imports::Imports;
+use super::serve::Tls;
+use super::service::Daemon;
+use crate::member::set_remote_tls;
+use crate::tls::{ClientFiles, ClientTls, ServerFiles, ServerTls, TlsFileError};
+use std::cell::RefCell;
+use std::sync::Arc;
+
+/// See the head of this file.
+pub(super) struct Reloader<'a> {
+    daemon: &'a Arc<Daemon>,
+    reread: &'a dyn Fn() -> Result<Config, ConfigError>,
+    imports: &'a Imports,
+    tls: &'a Tls,
+    /// What counts now.
+    running: RefCell<Config>,
+}
+
+impl<'a> Reloader<'a> {
+    /// `running`: what the daemon was started with.
+    pub(super) fn new(
+        daemon: &'a Arc<Daemon>,
+        running: &Config,
+        reread: &'a dyn Fn() -> Result<Config, ConfigError>,
+        imports: &'a Imports,
+        tls: &'a Tls,
+    ) -> Reloader<'a> {
+        let reloader = Reloader { daemon, reread, imports, tls, running: RefCell::new(running.clone()) };
+        reloader.watch_certificates();
+        reloader
+    }
+
+    /// Reads everything again, applies what can be applied, and says what cannot.
+    pub(super) fn reload(&self) {
+        let fresh = match (self.reread)() {
+            Ok(fresh) => fresh,
+            Err(error) => {
+                tracing::error!("the configuration is refused, all stays as it was: {error}");
+                return;
+            }
+        };
+        match self.reload_tls(&fresh) {
+            Ok(()) => {}
+            Err(error) => {
+                tracing::error!("cannot use the files of TLS, all stays as it was: {error}");
+                return;
+            }
+        }
+        self.apply_arrays(&fresh.arrays);
+        let left = needs_restart(&self.running.borrow(), &fresh);
+        if left.is_empty() {
+            tracing::info!("read the configuration and the files of TLS again");
+        } else {
+            tracing::warn!(
+                "read the configuration and the files of TLS again; changed, and without effect until the next start: {}",
+                left.join(", ")
+            );
+        }
+    }
+
+    /// Takes the files of TLS that can be taken without a restart.
+    fn reload_tls(&self, fresh: &Config) -> Result<(), TlsFileError> {
+        let server = match (&self.running.borrow().listen.tls, &fresh.listen.tls) {
+            (Some(old), Some(new)) => {
+                let files = server_files(&old.files, &new.files);
+                Some((ServerTls::load(&files)?, files))
+            }
+            // Listeners would have to be bound anew, or told that they have no certificate any more.
+            _ => None,
+        };
+        let client = fresh.remote.as_ref().map(ClientTls::load).transpose()?;
+        // From here on, nothing fails.
+        set_remote_tls(client);
+        let mut running = self.running.borrow_mut();
+        running.remote.clone_from(&fresh.remote);
+        if let (Some(tls), Some((server, files)), Some(current)) =
+            (&mut running.listen.tls, server, &self.tls.server)
+        {
+            current.renew(&server);
+            tls.files = files;
+            let ended = self.daemon.end_untrusted(current);
+            if !ended.is_empty() {
+                let names: Vec<String> = ended.iter().map(|peer| peer.names().to_string()).collect();
+                tracing::warn!(
+                    "ended sessions of certificates that are not trusted any more: {}",
+                    names.join(", ")
+                );
+            }
+        }
+        drop(running);
+        self.watch_certificates();
+        Ok(())
+    }
+
+    fn watch_certificates(&self) {
+        let running = self.running.borrow();
+        let server = running.listen.tls.as_ref().map(|tls| tls.files.certificates());
+        let remote = running.remote.as_ref().map(ClientFiles::certificates);
+        match (server.transpose(), remote.transpose()) {
+            (Ok(server), Ok(remote)) => {
+                self.daemon.watch_certificates(server.unwrap_or_default(), remote.unwrap_or_default());
+            }
+            // They were read a moment ago.
+            (Err(error), _) | (_, Err(error)) => {
+                tracing::warn!("cannot tell when certificates end: {error}");
+            }
+        }
+    }
+
+    fn apply_arrays(&self, fresh: &[ArrayConfig]) {
+        let old = std::mem::take(&mut self.running.borrow_mut().arrays);
+        let find = |list: &[ArrayConfig], which: &ArrayChoice| {
+            list.iter().find(|config| config.which == *which).cloned()
+        };
+        let new: Vec<_> =
+            fresh.iter().filter(|config| find(&old, &config.which).is_none()).cloned().collect();
+        // What the section of an array says counts for as long as it may be served: without it, all could use
+        // it.
+        let gone: Vec<_> =
+            old.iter().filter(|config| find(fresh, &config.which).is_none()).cloned().collect();
+        let all: Vec<_> = fresh.iter().chain(&gone).cloned().collect();
+        let ended = self.daemon.configure(&all);
+        if ended > 0 {
+            tracing::warn!("ended {ended} sessions of certificates that are not allowed any more");
+        }
+        for config in fresh {
+            let changed = find(&old, &config.which).is_some_and(|was| {
+                (was.rebuild_min, was.rebuild_max) != (config.rebuild_min, config.rebuild_max)
+            });
+            if changed && let Err(error) = self.daemon.pace(config) {
+                tracing::error!(array = %config.which, "cannot change the pace of rebuild and scrub: {error}");
+            }
+        }
+        for config in &new {
+            tracing::info!(array = %config.which, "new in the configuration: importing it");
+        }
+        for config in &gone {
+            let name = &config.which;
+            tracing::warn!(
+                "array '{name}' is not in the configuration any more: if it is served, it goes on as it was until 'calpe export {name}' or the next start"
+            );
+        }
+        self.imports.update(fresh, &new);
+        // What was not applied stays what it was.
+        self.running.borrow_mut().arrays = all
+            .into_iter()
+            .map(|config| match find(&old, &config.which) {
+                Some(was) => ArrayConfig {
+                    which: was.which,
+                    search: config.search,
+                    rules: config.rules,
+                    rebuild_min: config.rebuild_min,
+                    rebuild_max: config.rebuild_max,
+                    ..was
+                },
+                None => config,
+            })
+            .collect();
+    }
+}
+
+/// The files to be used without a restart: a CA that clients' certificates are judged by is not given up,
+/// because listeners may have been bound that only it makes safe.
+fn server_files(old: &ServerFiles, new: &ServerFiles) -> ServerFiles {
+    let mut files = new.clone();
+    if files.client_ca.is_none() {
+        files.client_ca.clone_from(&old.client_ca);
+        files.crl.clone_from(&old.crl);
+    }
+    files
+}
+
+/// The keys that differ between what counts and what is configured. What was applied is the same in both.
+fn needs_restart(running: &Config, fresh: &Config) -> Vec<String> {
+    let mut left = Vec::new();
+    let mut check = |differs: bool, key: &str| {
+        if differs {
+            left.push(key.to_owned());
+        }
+    };
+    // Taken apart, so that a new key cannot be forgotten.
+    let Config { daemon, listen, gpu, remote: _, arrays } = running;
+    let super::config::DaemonConfig {
+        runtime_dir,
+        control_socket,
+        memory,
+        metadata_memory,
+        reclaim_safe,
+        log_format,
+    } = daemon;
+    check(*runtime_dir != fresh.daemon.runtime_dir, "daemon.runtime_dir");
+    check(*control_socket != fresh.daemon.control_socket, "daemon.control_socket");
+    check(*memory != fresh.daemon.memory, "daemon.memory");
+    check(*metadata_memory != fresh.daemon.metadata_memory, "daemon.metadata_memory");
+    check(*reclaim_safe != fresh.daemon.reclaim_safe, "daemon.reclaim_safe");
+    check(*log_format != fresh.daemon.log_format, "daemon.log_format");
+    let super::config::ListenConfig { unix, tcp, plaintext, tls, max_connections } = listen;
+    check(*unix != fresh.listen.unix, "listen.unix");
+    check(*tcp != fresh.listen.tcp, "listen.tcp");
+    check(*plaintext != fresh.listen.plaintext, "listen.plaintext");
+    check(*max_connections != fresh.listen.max_connections, "listen.max_connections");
+    match (tls, &fresh.listen.tls) {
+        (None, None) => {}
+        (Some(old), Some(new)) => {
+            check(old.tcp != new.tcp, "listen.tls");
+            check(old.unix != new.unix, "listen.tls_unix");
+            check(old.files.client_ca != new.files.client_ca, "listen.tls_client_ca");
+        }
+        (None, Some(_)) | (Some(_), None) => check(true, "listen.tls_certificate"),
+    }
+    check(*gpu != fresh.gpu, "gpu");
+    for old in arrays {
+        let Some(new) = fresh.arrays.iter().find(|new| new.which == old.which) else { continue };
+        let ArrayConfig { which, search: _, read_only, full_stripe, page_cache, limits, .. } = old;
+        let mut check = |differs: bool, key: &str| check(differs, &format!("{key} of array '{which}'"));
+        check(*read_only != new.read_only, "read_only");
+        check(*full_stripe != new.full_stripe, "full_stripe");
+        check(*page_cache != new.page_cache, "page_cache");
+        check(limits.local != new.limits.local, "member_timeout");
+        check(limits.remote != new.limits.remote, "remote_timeout or remote_grace");
+    }
+    left
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn config(text: &str) -> Config {
+        Config::parse(text, Path::new("/etc/calpe")).unwrap_or_else(|problems| panic!("{problems:?}"))
+    }
+
+    #[test]
+    fn every_key_that_needs_a_restart_is_named() {
+        let tls = "tls_certificate = \"c\"\ntls_key = \"k\"\n";
+        let old = config(&format!("[listen]\n{tls}[[array]]\nname = \"a\"\nsearch = [\"m\"]\n"));
+        assert_eq!(needs_restart(&old, &old), Vec::<String>::new());
+        let fresh = config(&format!(
+            "[daemon]\nruntime_dir = \"r\"\nmemory = \"64MiB\"\nmetadata_memory = \"1GiB\"\nreclaim_safe = false\nlog_format = \"json\"\n[gpu]\nmode = \"off\"\n\
+             [listen]\n{tls}tcp = \"127.0.0.1:1\"\nplaintext = true\ntls = \"optional\"\ntls_unix = \"required\"\n\
+             tls_client_ca = \"ca\"\nmax_connections = 7\n\
+             [[array]]\nname = \"a\"\nsearch = [\"m\"]\nread_only = true\nfull_stripe = \"logged\"\npage_cache = \"2MiB\"\n\
+             member_timeout = 7\nremote_timeout = 7\n"
+        ));
+        let wanted = [
+            "daemon.runtime_dir",
+            "daemon.control_socket",
+            "daemon.memory",
+            "daemon.metadata_memory",
+            "daemon.reclaim_safe",
+            "daemon.log_format",
+            "listen.unix",
+            "listen.tcp",
+            "listen.plaintext",
+            "listen.max_connections",
+            "listen.tls",
+            "listen.tls_unix",
+            "listen.tls_client_ca",
+            "gpu",
+            "read_only of array 'a'",
+            "full_stripe of array 'a'",
+            "page_cache of array 'a'",
+            "member_timeout of array 'a'",
+            "remote_timeout or remote_grace of array 'a'",
+        ];
+        assert_eq!(needs_restart(&old, &fresh), wanted);
+        let without = config("[[array]]\nname = \"a\"\nsearch = [\"m\"]\n");
+        assert_eq!(needs_restart(&old, &without), ["listen.tls_certificate"]);
+    }
+
+    #[test]
+    fn a_ca_is_not_given_up_without_a_restart() {
+        let files = |certificate: &str, ca: Option<&str>, crl: Option<&str>| ServerFiles {
+            certificate: certificate.into(),
+            key: "k".into(),
+            client_ca: ca.map(Into::into),
+            crl: crl.map(Into::into),
+        };
+        let old = files("old", Some("ca"), Some("crl"));
+        assert_eq!(server_files(&old, &files("new", None, None)), files("new", Some("ca"), Some("crl")));
+        assert_eq!(server_files(&old, &files("new", Some("b"), None)), files("new", Some("b"), None));
+        let open = files("old", None, None);
+        assert_eq!(server_files(&open, &files("new", Some("b"), None)), files("new", Some("b"), None));
+    }
+}

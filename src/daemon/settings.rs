@@ -1,0 +1,149 @@
+//! What the configuration says of arrays, while the daemon runs: who may use them, how fast they are rebuilt,
+//! where members are looked for.
+//!
+//! Invariant: an array is never served by other rules than those that the configuration has for its name or
+//! identity, however it came to be served. Must not know where configurations come from.
+
+use super::config::{ArrayChoice, ArrayConfig};
+use super::service::{Daemon, lock};
+use crate::array::{self, FullStripe};
+use crate::control::{CertificateReport, RequestError};
+use crate::member::TimeLimits;
+use crate::tls::{CertificateFacts, Peer, PeerRules, ServerTls};
+use crate::volume::AdminRequest;
+use std::path::PathBuf;
+use std::sync::Arc;
+use uuid::Uuid;
+
+/// How an array is to be served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServeOptions {
+    /// Clients may only read.
+    pub read_only: bool,
+    /// Floor of background passes in bytes a second; none for the built-in one.
+    pub rebuild_min: Option<u64>,
+    /// Ceiling of background passes; none for no ceiling.
+    pub rebuild_max: Option<u64>,
+    /// What is done with writes of whole stripes; none for what suits the members.
+    pub full_stripe: Option<FullStripe>,
+    /// Bytes of memory for metadata pages; none for the built-in amount.
+    pub page_cache: Option<u64>,
+    /// How patient to be with members.
+    pub limits: TimeLimits,
+    /// Serve although a replay of the log finds rows lost that nothing would tell from good ones.
+    pub force: bool,
+}
+
+impl ServeOptions {
+    /// What an array is told of them; `rotational`: some member spins.
+    pub(super) fn array_config(&self, rotational: bool) -> array::ArrayConfig {
+        let defaults = array::ArrayConfig::default();
+        // Order on disk is worth a second write only where a seek costs more than that.
+        let suited = if rotational { FullStripe::Logged } else { FullStripe::Fresh };
+        let page_cache = self.page_cache.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+        array::ArrayConfig {
+            rebuild_min: self.rebuild_min.unwrap_or(defaults.rebuild_min),
+            rebuild_max: self.rebuild_max.unwrap_or(defaults.rebuild_max),
+            full_stripe: self.full_stripe.unwrap_or(suited),
+            job_bytes_min: defaults.job_bytes_min,
+            page_cache: page_cache.unwrap_or(defaults.page_cache),
+            force: self.force,
+            seed: random(),
+            // The daemon's clock counts from 1970.
+            unix_at_zero: 0,
+        }
+    }
+}
+
+/// Settings of a daemon's arrays.
+#[derive(Debug, Default)]
+pub(super) struct Settings {
+    arrays: Vec<ArrayConfig>,
+}
+
+impl Settings {
+    /// The section about an array: that of its identity goes before that of its name.
+    fn of(&self, name: &str, uuid: Uuid) -> Option<&ArrayConfig> {
+        let by = |which: ArrayChoice| self.arrays.iter().find(|config| config.which == which);
+        by(ArrayChoice::Uuid(uuid)).or_else(|| by(ArrayChoice::Name(name.to_owned())))
+    }
+
+    /// Which certificates may use an array; none: all.
+    pub(super) fn rules(&self, name: &str, uuid: Uuid) -> Option<Arc<PeerRules>> {
+        self.of(name, uuid)?.rules.clone()
+    }
+
+    /// Where members are looked for.
+    fn search(&self) -> Vec<PathBuf> {
+        let mut search: Vec<PathBuf> = Vec::new();
+        for place in self.arrays.iter().flat_map(|array| &array.search) {
+            if !search.contains(place) {
+                search.push(place.clone());
+            }
+        }
+        search
+    }
+}
+
+impl Daemon {
+    /// Goes by these sections from now on, also for arrays that are served. Returns how many sessions end by
+    /// it.
+    pub fn configure(&self, arrays: &[ArrayConfig]) -> usize {
+        let mut settings = lock(&self.settings);
+        settings.arrays = arrays.to_vec();
+        *lock(&self.search) = settings.search();
+        let served: Vec<_> =
+            lock(&self.served).iter().map(|s| (s.id, s.names.name.clone(), s.names.uuid)).collect();
+        // Under the lock: an array that is about to be served has either these rules or is in the list.
+        let ended = served.into_iter().map(|(id, name, uuid)| {
+            // One that is being stopped has no clients left.
+            self.reactor.set_rules(id, settings.rules(&name, uuid)).unwrap_or(0)
+        });
+        ended.sum()
+    }
+
+    /// Paces rebuild and scrub of an array as its section says, if it is served. Returns whether it is.
+    ///
+    /// # Errors
+    /// When the array refuses.
+    pub fn pace(&self, config: &ArrayConfig) -> Result<bool, RequestError> {
+        let Ok(id) = self.find(&config.which.to_string(), |served| served.id) else { return Ok(false) };
+        let defaults = array::ArrayConfig::default();
+        let request = AdminRequest::Pace {
+            rebuild_min: config.rebuild_min.unwrap_or(defaults.rebuild_min),
+            rebuild_max: config.rebuild_max.unwrap_or(defaults.rebuild_max),
+        };
+        self.reactor.admin(id, request, Vec::new())?;
+        Ok(true)
+    }
+
+    /// The section about an array as it is now.
+    pub(super) fn section(&self, which: &ArrayChoice) -> Option<ArrayConfig> {
+        lock(&self.settings).arrays.iter().find(|config| config.which == *which).cloned()
+    }
+
+    /// Ends the sessions of clients that a server's files do not let in any more. Returns who they were.
+    pub(super) fn end_untrusted(&self, tls: &ServerTls) -> Vec<Arc<Peer>> {
+        let mut peers = self.reactor.peers().unwrap_or_default();
+        peers.retain(|peer| tls.trusts(peer).is_err());
+        // A reactor that has ended has no sessions.
+        let _ = self.reactor.end_sessions(peers.clone());
+        peers
+    }
+
+    /// Tells from now on when these certificates end.
+    pub(super) fn watch_certificates(&self, server: Vec<CertificateFacts>, remote: Vec<CertificateFacts>) {
+        lock(&self.certificates).watch(server, remote);
+    }
+
+    /// The certificates that it shows and trusts.
+    pub(super) fn certificates(&self) -> Vec<CertificateReport> {
+        lock(&self.certificates).report(super::clock::unix_seconds())
+    }
+}
+
+/// 64 random bits: a uuid's fixed bits lie in different places of its halves.
+fn random() -> u64 {
+    let (high, low) = Uuid::new_v4().as_u64_pair();
+    high ^ low
+}
