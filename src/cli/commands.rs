@@ -1,14 +1,14 @@
 //! The commands that talk to a running daemon. Each asks, prints, and says how the process ends.
 
 use super::args::{
-    BenchCommand, Cli, Command, DrillKind, EventsArgs, GpuCommand, ImportArgs, OnlineArgs, RepairArgs,
-    ReplaceArgs, ScrubArgs, StatusArgs, WaitArgs, WaitKind,
+    BenchCommand, Cli, Command, DrillKind, EventsArgs, GpuCommand, HistoryArgs, ImportArgs, OnlineArgs,
+    RepairArgs, ReplaceArgs, ScrubArgs, StatusArgs, WaitArgs, WaitKind,
 };
 use super::client::{Client, ClientError, Done};
 use super::wait::{Goal, Look, POLL, Progress, ScrubMark, Waiter};
 use super::{CliError, Outcome, attach, complain, offline, run, say, say_json, tell_warnings, text};
 use crate::control::{
-    ArrayReport, GpuDrill, MemberRef, Reply, Request, ScanKind, ScrubAction, Verdict, verdict,
+    Event, GpuDrill, MemberRef, Reply, Request, ScanKind, ScrubAction, Verdict, is_notable, verdict,
 };
 use crate::daemon::{clock, logging};
 use std::io::{self, IsTerminal};
@@ -45,9 +45,10 @@ pub(super) fn run(cli: Cli) -> Outcome {
         Command::Bench(BenchCommand::Hash(args)) => offline::bench_hash(&args),
         Command::Status(args) => status(connect(), &args),
         Command::Import(args) => import(connect()?, args),
-        Command::Export(args) => {
-            change(connect()?, &Request::Export { array: args.name, dry_run: args.dry_run })
-        }
+        Command::Export(args) => change(
+            connect()?,
+            &Request::Export { array: args.name, force: args.force, dry_run: args.dry_run },
+        ),
         Command::Fail(args) => {
             let member = absolute_member(args.member)?;
             change(connect()?, &Request::Fail { array: args.name, member, dry_run: args.dry_run })
@@ -75,6 +76,7 @@ pub(super) fn run(cli: Cli) -> Outcome {
         Command::Detach(args) => attach::detach(&args),
         Command::Wait(args) => wait(connect()?, args),
         Command::Events(args) => events(connect()?, &args),
+        Command::History(args) => history(connect()?, &args),
     }
 }
 
@@ -106,7 +108,7 @@ fn status(client: Result<Client, ClientError>, args: &StatusArgs) -> Outcome {
         }
         if args.json {
             let mut status = status;
-            status.arrays.retain(|array| !args.unhealthy || is_unhealthy(array));
+            status.arrays.retain(|array| !args.unhealthy || is_notable(array));
             if args.watch {
                 say(&(serde_json::to_string(&status).map_err(io::Error::from)? + "\n"))?
             } else {
@@ -122,10 +124,6 @@ fn status(client: Result<Client, ClientError>, args: &StatusArgs) -> Outcome {
     }
 }
 
-fn is_unhealthy(array: &ArrayReport) -> bool {
-    verdict(std::slice::from_ref(array)) != Verdict::Healthy
-}
-
 fn cannot_tell(error: &ClientError) -> ExitCode {
     complain(error);
     Verdict::CannotTell.exit_code().into()
@@ -134,8 +132,8 @@ fn cannot_tell(error: &ClientError) -> ExitCode {
 fn import(mut client: Client, args: ImportArgs) -> Outcome {
     let dirs = args.dirs.iter().map(|dir| absolute(dir)).collect::<Result<Vec<_>, _>>()?;
     if args.all || args.array.is_some() {
-        let ImportArgs { array, all, force, dry_run, .. } = args;
-        return change(client, &Request::Import { array, all, dirs, force, dry_run });
+        let ImportArgs { array, all, force, once, dry_run, .. } = args;
+        return change(client, &Request::Import { array, all, dirs, force, once, dry_run });
     }
     match client.ask(&Request::ListImportable { dirs })? {
         Reply::Importable { arrays, warnings } => {
@@ -162,10 +160,17 @@ fn online(client: Client, args: OnlineArgs) -> Outcome {
 }
 
 fn replace(mut client: Client, args: ReplaceArgs) -> Outcome {
-    let new = absolute(&args.new)?;
+    let old = absolute_member(args.old)?;
+    let Some(new) = args.new else {
+        return change(
+            client,
+            &Request::CancelReplace { array: args.name, member: old, dry_run: args.dry_run },
+        );
+    };
+    let new = absolute(&new)?;
     let request = Request::Replace {
         array: args.name.clone(),
-        old: absolute_member(args.old)?,
+        old,
         new: new.clone(),
         force: args.force,
         dry_run: args.dry_run,
@@ -252,19 +257,28 @@ fn follow(mut client: Client, name: &str, goal: Goal) -> Outcome {
     }
 }
 
+fn history(mut client: Client, args: &HistoryArgs) -> Outcome {
+    match client.ask(&Request::History { array: args.name.clone() })? {
+        Reply::Events { events, .. } => say_events(&events, args.json)?,
+        other => return Err(client.unexpected(&other).into()),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn say_events(events: &[Event], json: bool) -> io::Result<()> {
+    for event in events {
+        let line = if json { serde_json::to_string(event)? } else { text::event_line(event) };
+        say(&(line + "\n"))?;
+    }
+    Ok(())
+}
+
 fn events(mut client: Client, args: &EventsArgs) -> Outcome {
     let mut since = 0;
     loop {
         match client.ask(&Request::Events { since })? {
             Reply::Events { events, next } => {
-                for event in &events {
-                    let line = if args.json {
-                        serde_json::to_string(event).map_err(io::Error::from)?
-                    } else {
-                        text::event_line(event)
-                    };
-                    say(&(line + "\n"))?;
-                }
+                say_events(&events, args.json)?;
                 since = next;
             }
             other => return Err(client.unexpected(&other).into()),

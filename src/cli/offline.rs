@@ -45,10 +45,11 @@ pub(super) fn create(args: CreateArgs) -> Outcome {
     for note in plan.notes() {
         eprintln!("calpe: {note}");
     }
+    let next = plan.next_steps().join("\n");
     let created = plan.execute(clock::unix_seconds())?;
     let geometry = created.geometry;
     say(&format!(
-        "created array '{}' ({}): {} data + {} parity, checksum {checksum}, volume of {}\n",
+        "created array '{}' ({}): {} data + {} parity, checksum {checksum}, volume of {}\n{next}\n",
         args.name,
         created.array,
         geometry.data,

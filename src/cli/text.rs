@@ -1,7 +1,8 @@
 //! Text for people: how status, progress and events look. Pure: facts in, text out.
 
 use crate::control::{
-    ArrayReport, EngineReport, Event, Importable, LastScrub, MemberReport, ScanReport, Verdict, verdict,
+    ArrayReport, Condition, EngineReport, Event, Importable, LastScrub, MemberReport, ScanReport,
+    StartReport, is_notable,
 };
 use crate::units::HumanSize;
 use std::fmt::Write;
@@ -14,10 +15,7 @@ const LABEL_COLUMNS: usize = 8;
 /// The status of arrays; `unhealthy` leaves out those that are well.
 #[must_use]
 pub fn status(arrays: &[ArrayReport], unhealthy: bool, verbose: bool) -> String {
-    let shown: Vec<_> = arrays
-        .iter()
-        .filter(|array| !unhealthy || verdict(std::slice::from_ref(array)) != Verdict::Healthy)
-        .collect();
+    let shown: Vec<_> = arrays.iter().filter(|array| !unhealthy || is_notable(array)).collect();
     if arrays.is_empty() {
         return "no arrays are imported: 'calpe import' lists what could be\n".into();
     }
@@ -36,6 +34,10 @@ fn one_array(array: &ArrayReport, verbose: bool) -> String {
     labelled(&mut text, "state", array.state.as_str());
     labelled(&mut text, "status", &array.status);
     labelled(&mut text, "action", &array.action);
+    if let Some(start) = &array.start {
+        not_served(&mut text, array, start, verbose);
+        return text;
+    }
     let mut scans: Vec<_> = array.scan.iter().map(scan_line).collect();
     scans.extend(array.last_scrub.as_ref().map(last_scrub_line));
     if scans.is_empty() {
@@ -78,6 +80,18 @@ fn one_array(array: &ArrayReport, verbose: bool) -> String {
         }
     }
     text
+}
+
+/// What is known of an array that is to be served and is not.
+fn not_served(text: &mut String, array: &ArrayReport, start: &StartReport, verbose: bool) {
+    labelled(text, "looked", &format!("in {}", start.searched.join(", ")));
+    labelled(text, "found", &start.notes.join("\n"));
+    if !array.members.is_empty() {
+        text.push_str("members:\n\n");
+        text.push_str(&member_table(array, verbose));
+        text.push('\n');
+        labelled(text, "volume", &volume_line(array));
+    }
 }
 
 /// The CPU's engine, then a line for each GPU.
@@ -164,7 +178,7 @@ fn member_table(array: &ArrayReport, verbose: bool) -> String {
             member.write.to_string(),
             member.cksum.to_string(),
             member.repaired.to_string(),
-            member.reason.clone().unwrap_or_default(),
+            remarks(member),
         ]);
         if verbose {
             rows.push(name_only(format!("      {}", member.uuid)));
@@ -199,6 +213,14 @@ fn member_table(array: &ArrayReport, verbose: bool) -> String {
         table.push('\n');
     }
     table
+}
+
+/// Why a member is not online, and what else there is to know.
+fn remarks(member: &MemberReport) -> String {
+    // The count says it.
+    let conditions = member.conditions.iter().filter(|condition| **condition != Condition::Repaired);
+    let conditions = conditions.map(|condition| condition.word().to_owned());
+    member.reason.iter().cloned().chain(conditions).collect::<Vec<_>>().join("; ")
 }
 
 fn name_only(name: String) -> [String; 7] {
@@ -254,7 +276,11 @@ pub fn event_line(event: &Event) -> String {
         (Some(array), None) => format!("{array}: "),
         (None, _) => String::new(),
     };
-    format!("{} {:<7} {subject}{}", timestamp(event.unix), event.severity.word(), event.text)
+    let times = match event.count {
+        0 | 1 => String::new(),
+        count => format!(" ({count} times since {})", timestamp(event.first_unix)),
+    };
+    format!("{} {:<7} {subject}{}{times}", timestamp(event.unix), event.severity.word(), event.text)
 }
 
 /// Arrays that could be imported.
@@ -382,6 +408,7 @@ pub(super) mod tests {
                     cksum: 0,
                     repaired: 0,
                     reason: None,
+                    conditions: Vec::new(),
                     cached: false,
                     replacement: None,
                 })
@@ -393,6 +420,7 @@ pub(super) mod tests {
             lost: Vec::new(),
             set_aside: Vec::new(),
             unreadable: Vec::new(),
+            start: None,
         }
     }
 
@@ -494,6 +522,11 @@ members:
     #[test]
     fn events_and_importable_arrays_are_lines() {
         let event = Event {
+            first_unix: 0,
+            count: 1,
+            kind: String::new(),
+            offset: None,
+            uid: None,
             sequence: 1,
             unix: 0,
             severity: Severity::Warning,

@@ -9,7 +9,8 @@ use super::service::Daemon;
 use crate::control::{
     ErrorCode, MAX_REQUEST_BYTES, Reply, Request, RequestError, WireError, read_message, write_message,
 };
-use nix::sys::socket::{Shutdown, shutdown};
+use nix::sys::socket::sockopt::PeerCredentials;
+use nix::sys::socket::{Shutdown, getsockopt, shutdown};
 use std::io::{self, BufReader};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -114,6 +115,8 @@ fn accept(daemon: &Arc<Daemon>, listener: &UnixListener) {
 fn converse(daemon: &Daemon, stream: &UnixStream) -> Result<(), WireError> {
     stream.set_read_timeout(Some(SILENCE_MAX))?;
     stream.set_write_timeout(Some(SILENCE_MAX))?;
+    // Who connected; commands are told with it.
+    let uid = getsockopt(stream, PeerCredentials).map_err(io::Error::from)?.uid();
     let mut reader = BufReader::new(stream);
     let mut writer = stream;
     loop {
@@ -121,7 +124,7 @@ fn converse(daemon: &Daemon, stream: &UnixStream) -> Result<(), WireError> {
             Ok(None) => return Ok(()),
             Ok(Some(request)) => {
                 drill::point("admin");
-                daemon.handle(request)
+                daemon.handle_from(request, uid)
             }
             Err(error @ WireError::Malformed(_)) => {
                 Reply::Error(RequestError { code: ErrorCode::BadRequest, message: error.to_string() })

@@ -1,9 +1,11 @@
 //! The configured arrays on their way into service: each is tried until it comes, on a thread of its own, so that a member
 //! that does not answer holds up no other array, and no signal. Must not know how arrays are opened.
 
+use super::arrays::served_line;
 use super::config::ArrayConfig;
-use super::search::search;
-use super::service::{Daemon, ServeOptions, served_line};
+use super::search::{Search, search_with};
+use super::service::{Daemon, ServeOptions};
+use super::waiting::Waiting;
 use crate::control::RequestError;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,26 +22,25 @@ pub struct Imports {
 }
 
 /// A configured array that is not served yet.
-struct Waiting {
-    config: ArrayConfig,
-    /// What was in the way last time; told once.
-    told: Option<String>,
-}
+struct Attempts(ArrayConfig);
 
 impl Imports {
-    /// Begins to import arrays, and goes on until each is served or the daemon ends.
+    /// Begins to import arrays, these and those that were imported by a command before, and goes on until
+    /// each is served or the daemon ends.
     #[must_use]
     pub fn start(daemon: &Arc<Daemon>, arrays: &[ArrayConfig]) -> Imports {
-        let untried = Arc::new(AtomicUsize::new(arrays.len()));
-        for config in arrays {
-            let mut waiting = Waiting { config: config.clone(), told: None };
+        let before = daemon.imports_of_before(arrays);
+        let untried = Arc::new(AtomicUsize::new(arrays.len() + before.len()));
+        for config in arrays.iter().chain(&before) {
+            daemon.await_array(Waiting::new(config.which.clone(), config.search.clone()));
+            let attempts = Attempts(config.clone());
             let (daemon, untried) = (Arc::clone(daemon), Arc::clone(&untried));
             let work = move || {
-                let mut served = waiting.try_import(&daemon);
+                let mut served = attempts.try_import(&daemon);
                 untried.fetch_sub(1, Ordering::Release);
-                while !served && daemon.is_alive() {
+                while !served && daemon.is_alive() && daemon.is_awaited(&attempts.0.which) {
                     std::thread::sleep(RETRY);
-                    served = waiting.try_import(&daemon);
+                    served = !daemon.is_awaited(&attempts.0.which) || attempts.try_import(&daemon);
                 }
             };
             let spawned = std::thread::Builder::new().name("import".into()).spawn(work);
@@ -55,44 +56,43 @@ impl Imports {
     }
 }
 
-impl Waiting {
+impl Attempts {
     /// Whether it need not be tried again.
-    fn try_import(&mut self, daemon: &Daemon) -> bool {
-        match self.import(daemon) {
+    fn try_import(&self, daemon: &Daemon) -> bool {
+        let earlier = daemon.earlier_paths(Some(&self.0.which.to_string()));
+        let found = search_with(&self.0.search, &earlier, self.0.limits.local);
+        match self.import(daemon, &found) {
             Ok(line) => {
                 tracing::info!("{line}");
+                daemon.not_awaited(&self.0.which);
                 true
             }
             Err(error) => {
-                let text = error.to_string();
-                if self.told.as_ref() != Some(&text) {
-                    tracing::error!(array = %self.config.which, "cannot import: {text}");
-                    self.told = Some(text);
-                }
+                daemon.still_awaited(&self.0.which, &found, error);
                 false
             }
         }
     }
 
-    fn import(&self, daemon: &Daemon) -> Result<String, RequestError> {
-        let found = search(&self.config.search, self.config.limits.local);
-        let uuid = found.choose(&self.config.which.to_string(), &self.config.search)?;
-        if let Ok(reports) = daemon.status(Some(&uuid.to_string()))
-            && let Some(report) = reports.first()
+    fn import(&self, daemon: &Daemon, found: &Search) -> Result<String, RequestError> {
+        let config = &self.0;
+        let uuid = found.choose(&config.which.to_string(), &config.search)?;
+        if daemon.served_uuids().contains(&uuid)
+            && let Some(report) = daemon.status(Some(&uuid.to_string()))?.first()
         {
             // An administrator was faster.
             return Ok(served_line(report));
         }
         let options = ServeOptions {
-            read_only: self.config.read_only,
-            rebuild_min: self.config.rebuild_min,
-            rebuild_max: self.config.rebuild_max,
-            full_stripe: self.config.full_stripe,
-            page_cache: self.config.page_cache,
-            limits: self.config.limits,
+            read_only: config.read_only,
+            rebuild_min: config.rebuild_min,
+            rebuild_max: config.rebuild_max,
+            full_stripe: config.full_stripe,
+            page_cache: config.page_cache,
+            limits: config.limits,
             force: false,
         };
-        let (report, _) = daemon.open_and_serve(&found, uuid, options, &found.warnings)?;
+        let (report, _) = daemon.open_and_serve(found, uuid, options, &found.warnings)?;
         Ok(served_line(&report))
     }
 }

@@ -4,9 +4,11 @@
 //! the reactor through a mailbox. Everything below this folder is told the time and handed its bytes.
 
 mod activation;
+mod arrays;
 mod changes;
 pub mod check;
 pub mod clock;
+mod commands;
 pub mod config;
 mod control_server;
 mod copies;
@@ -19,6 +21,7 @@ pub mod import;
 mod imports;
 pub mod logging;
 mod members;
+mod memory;
 pub mod panic;
 pub mod reactor;
 pub mod report;
@@ -27,9 +30,11 @@ pub mod search;
 pub mod serve;
 pub mod service;
 mod signals;
+mod state;
 pub mod superblocks;
 #[cfg(test)]
 mod tests;
 pub mod up;
+mod waiting;
 
 pub use control_server::ControlServer;

@@ -141,6 +141,7 @@ pub fn run_serve(config: &Config) -> Result<(), RunError> {
             search,
             gpu: config.gpu.clone(),
             runtime_dir: Some(config.daemon.runtime_dir.clone()),
+            state_dir: Some(config.daemon.state_dir.clone()),
         })
         .map_err(system("start the reactor"))?,
     );

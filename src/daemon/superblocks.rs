@@ -3,7 +3,7 @@
 
 use crate::block_io::IoFaultKind;
 use crate::format::{
-    COPY_BYTES, CopyPlace, FormatError, Inspection, NewestError, RegionKind, Role, SIGNATURE_WINDOW,
+    COPY_BYTES, CopyPlace, FormatError, Inspection, NewestError, Region, RegionKind, Role, SIGNATURE_WINDOW,
     Signature, Superblock, all_copy_offsets, decode_copy, newest, newest_read, recognise, superblock_offsets,
 };
 use crate::member::{Device, DeviceError, ReadAt, RemoteError, Witness};
@@ -106,6 +106,22 @@ pub fn write_superblock(device: &Device, superblock: &Superblock) -> Result<(), 
     device.flush()
 }
 
+/// Bytes that [`reserve_regions`] sets aside.
+#[must_use]
+pub fn reserved_bytes(superblock: &Superblock) -> u64 {
+    reserved_of(&superblock.regions)
+}
+
+/// Bytes of these regions that are set aside on every member.
+#[must_use]
+pub fn reserved_of(regions: &[Region]) -> u64 {
+    reserved(regions).map(|region| region.len).sum()
+}
+
+fn reserved(regions: &[Region]) -> impl Iterator<Item = &Region> {
+    regions.iter().filter(|region| !matches!(region.kind, RegionKind::Data | RegionKind::Pages))
+}
+
 /// Sets space aside for the superblocks and the log of a member: without them no write can be acknowledged, and nothing of
 /// what was is made safe. Metadata pages, which are two percent of a volume, take space as data comes; on a filesystem that
 /// runs full they wait in the log until there is room (rule T4), and clients are told.
@@ -113,11 +129,7 @@ pub fn write_superblock(device: &Device, superblock: &Superblock) -> Result<(), 
 /// # Errors
 /// When there is no room.
 pub fn reserve_regions(device: &Device, superblock: &Superblock) -> Result<(), DeviceError> {
-    let regions = superblock
-        .regions
-        .iter()
-        .filter(|region| !matches!(region.kind, RegionKind::Data | RegionKind::Pages));
-    regions.into_iter().try_for_each(|region| device.preallocate(region.offset.0, region.len))
+    reserved(&superblock.regions).try_for_each(|region| device.preallocate(region.offset.0, region.len))
 }
 
 /// Zeroes both ends of a device, superblocks and all signatures with them, and flushes.

@@ -1,6 +1,7 @@
 //! The daemon and the command line as processes, against real NBD clients and servers; and the rules that the
 //! sources themselves keep.
 
+mod absent;
 mod bad_input;
 mod check;
 mod clients;
@@ -12,6 +13,7 @@ mod hostile_clients;
 mod hung_members;
 mod malformed;
 mod recover;
+mod remembered;
 mod remote;
 #[path = "../support/mod.rs"]
 mod support;
