@@ -238,7 +238,7 @@ impl Daemon {
         };
         if let Some((name, problem, notes)) = told {
             let notes = notes.iter().map(|line| format!("\n{line}")).collect::<String>();
-            let text = format!("cannot be imported: {problem}; it is tried again{notes}");
+            let text = format!("cannot import it: {problem}; it is tried again{notes}");
             self.notice(&name, kinds::IMPORT_FAILED, NoticeLevel::Error, text);
         }
     }
