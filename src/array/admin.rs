@@ -3,10 +3,21 @@
 use super::current::{Mark, is_current};
 use super::members::{Device, Progress, Replacement};
 use super::startup::Life;
-use super::{AdminError, AdminOutcome, AdminRequest, NewDevice, NoticeLevel, RequestId};
+use super::{AdminError, AdminOutcome, AdminRequest, NewDevice, NoticeKind, NoticeLevel, RequestId};
 use super::{Array, ArrayAction, Stopping};
 use crate::format::{COPY_BYTES, MemberSet, MemberState, Role, Superblock, region_end};
 use crate::units::{MemberIndex, Timestamp};
+
+/// How a device comes in for a member that is out.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Entry {
+    /// To a failed array, whose members are all current.
+    ToFailed,
+    /// With what it missed since then.
+    CaughtUp(Mark),
+    /// With everything.
+    Rebuilt,
+}
 
 impl Array {
     /// Starts a request; its end is an [`ArrayAction::AdminDone`].
@@ -29,14 +40,17 @@ impl Array {
                 (self.config.rebuild_min, self.config.rebuild_max) = (rebuild_min, rebuild_max);
                 Ok("the pace of rebuild and scrub is changed".into())
             }
+            AdminRequest::CancelReplace { member } => self.cancel_replacement(member),
             AdminRequest::ScrubStart => self.scrub_start(),
-            AdminRequest::ScrubPause if self.passes.pause_scrub() => Ok("the scrub is paused".into()),
-            AdminRequest::ScrubPause => Err("no scrub is running".into()),
-            AdminRequest::ScrubStop if self.passes.stop_scrub() => {
+            AdminRequest::ScrubPause => self.check_scrub(true).map(|()| {
+                self.passes.pause_scrub();
+                "the scrub is paused".into()
+            }),
+            AdminRequest::ScrubStop => self.check_scrub(false).map(|()| {
+                self.passes.stop_scrub();
                 self.supers.want();
-                Ok("the scrub is stopped".into())
-            }
-            AdminRequest::ScrubStop => Err("no scrub is running".into()),
+                "the scrub is stopped".into()
+            }),
             AdminRequest::Repair => self.start_repair(),
             AdminRequest::Clear { member } => self.clear(member),
             AdminRequest::Stop => {
@@ -63,53 +77,19 @@ impl Array {
     }
 
     fn take_out(&mut self, index: MemberIndex, to: MemberState, reason: &str) -> Result<String, String> {
-        self.known(index)?;
-        let member = self.member(index);
-        let Some(device) = member.device else {
-            return Err(format!("member {index} is {} already", member.state.as_str()));
-        };
-        if member.state == MemberState::Online && self.online().len() <= self.map.k {
-            return Err(format!(
-                "member {index} is needed: with {} members online the array could not serve its data without it",
-                self.online().len()
-            ));
-        }
+        self.check_take_out(index, to)?;
+        let device = self.member(index).device.expect("it was looked at");
         self.fault_device(index, device.id, to, reason.into());
         Ok(format!("member {index} is {}", to.as_str()))
     }
 
     /// A member's own device, or a blank one, for a member that is out.
     fn bring_in(&mut self, index: MemberIndex, new: NewDevice) -> Result<String, String> {
-        self.known(index)?;
-        self.check_size(&new)?;
-        self.check_written()?;
-        if let Some(why) = new.superblock.as_deref().and_then(Superblock::unfit) {
-            return Err(format!("member {index} cannot come back: {why}; 'calpe replace' builds it anew"));
-        }
-        if let Some(why) = new.superblock.as_deref().and_then(|s| self.supers.unbelievable(s)) {
-            return Err(format!("member {index} cannot come back: {why}; 'calpe replace' builds it anew"));
-        }
-        // Its superblock would be both that of a member and that of a device that was replaced.
-        if self.exchanged.iter().any(|replaced| replaced.uuid == new.uuid) {
-            return Err(
-                "this device was replaced just now, and that is still being recorded: try again".into()
-            );
-        }
-        let state = self.member(index).state;
-        if matches!(state, MemberState::Online | MemberState::Rebuilding) {
-            return Err(format!(
-                "member {index} is {} already; use 'calpe replace' for another device",
-                state.as_str()
-            ));
-        }
-        if self.is_failed() {
-            return self.return_to_failed(index, new);
-        }
-        if self.member(index).replacement.is_some() {
-            return Err(format!("a replacement of member {index} is being built; wait until it is complete"));
-        }
-        // It missed writes, or is blank: what it missed is built, or all of it.
-        let mark = new.superblock.as_deref().and_then(|s| self.caught_up_from(index, s));
+        let mark = match self.check_bring_in(index, &new)? {
+            Entry::ToFailed => return Ok(self.return_to_failed(index, &new)),
+            Entry::CaughtUp(mark) => Some(mark),
+            Entry::Rebuilt => None,
+        };
         let member = self.member_mut(index);
         member.uuid = new.uuid;
         member.device = Some(new_device(&new));
@@ -133,7 +113,7 @@ impl Array {
     }
 
     /// While the array has failed nothing was written, so a member that was in service at that moment is current.
-    fn return_to_failed(&mut self, index: MemberIndex, new: NewDevice) -> Result<String, String> {
+    pub(super) fn check_return_to_failed(&self, index: MemberIndex, new: &NewDevice) -> Result<(), String> {
         let mark = self.supers.mark();
         let own = new.superblock.as_deref().filter(|s| self.is_own_device(index, s));
         let verdict = own.filter(|_| self.returnable.contains(index)).map(|s| is_current(s, 0, &mark));
@@ -153,28 +133,32 @@ impl Array {
                  all members that are there"
             ));
         }
+        Ok(())
+    }
+
+    fn return_to_failed(&mut self, index: MemberIndex, new: &NewDevice) -> String {
         let epoch = self.supers.epoch();
-        match own.is_some_and(|superblock| superblock.epoch != epoch) {
+        match new.superblock.as_ref().is_some_and(|superblock| superblock.epoch != epoch) {
             true => drop(self.redo_mut().behind.insert(index)),
             false => drop(self.redo_mut().behind.remove(index)),
         }
         let member = self.member_mut(index);
-        member.device = Some(new_device(&new));
+        member.device = Some(new_device(new));
         member.away = None;
         member.state = MemberState::Online;
         member.reason = None;
         self.count_members();
         if self.is_failed() {
             let missing = self.map.k - self.online().len();
-            return Ok(format!("member {index} is back; {missing} more are needed"));
+            return format!("member {index} is back; {missing} more are needed");
         }
         self.leave_failed();
-        Ok(format!("member {index} is ONLINE, and the array serves again"))
+        format!("member {index} is ONLINE, and the array serves again")
     }
 
     /// What a returning member's own device must show to be caught up from: that it is as it was when it left. None: what it
     /// missed since is not on record.
-    fn caught_up_from(&self, index: MemberIndex, superblock: &Superblock) -> Option<Mark> {
+    pub(super) fn caught_up_from(&self, index: MemberIndex, superblock: &Superblock) -> Option<Mark> {
         let left = self.supers.left(index)?;
         let held = superblock.epoch;
         let mark = Mark { epoch: held, update: 0, tail: left.tail };
@@ -196,24 +180,19 @@ impl Array {
         self.supers.note_exchange();
         // What comes back may be older than what went: no epoch says otherwise before the log has been read.
         self.redo_mut().unjudged = true;
-        self.notice(NoticeLevel::Warning, None, "enough members are back: the array serves again".into());
+        self.notice(
+            NoticeKind::ArrayServesAgain,
+            NoticeLevel::Warning,
+            None,
+            "enough members are back: the array serves again".into(),
+        );
     }
 
     fn replace(&mut self, index: MemberIndex, new: NewDevice) -> Result<String, String> {
-        self.known(index)?;
-        self.check_size(&new)?;
-        self.check_written()?;
-        if self.is_failed() {
-            return Err("the array has FAILED; bring its members back before replacing one".into());
-        }
-        let member = self.member_mut(index);
-        if member.replacement.is_some() {
-            return Err(format!(
-                "a replacement of member {index} is being built already; wait until it is complete"
-            ));
-        }
+        self.check_replace(index, &new)?;
         let device = new_device(&new);
         let progress = Progress::fresh(new.known_zero);
+        let member = self.member_mut(index);
         match member.state {
             MemberState::Online => {
                 member.replacement = Some(Replacement { device, uuid: new.uuid, progress });
@@ -241,8 +220,18 @@ impl Array {
         Ok(format!("member {index} is REBUILDING onto the new device"))
     }
 
+    /// The new device is handed back; the superblocks of the others say so from their next update on.
+    fn cancel_replacement(&mut self, index: MemberIndex) -> Result<String, String> {
+        self.check_cancel(index)?;
+        self.take_back_replacement(index);
+        let text =
+            format!("the replacement of member {index} was cancelled; the old device stays in service");
+        self.notice(NoticeKind::ReplacementCancelled, NoticeLevel::Info, Some(index), text);
+        Ok(format!("the replacement of member {index} is cancelled; the old device stays in service"))
+    }
+
     /// Nothing is built in an array that was refused for what is missing.
-    fn check_written(&self) -> Result<(), String> {
+    pub(super) fn check_written(&self) -> Result<(), String> {
         if self.is_refused_unwritten() {
             return Err("the array cannot be served as it was started, and nothing was written: stop it, bring back members that \
                         are missing, and start it with them"
@@ -252,7 +241,7 @@ impl Array {
     }
 
     /// The new device must hold what every other member holds, and its tail superblocks behind it.
-    fn check_size(&self, new: &NewDevice) -> Result<(), String> {
+    pub(super) fn check_size(&self, new: &NewDevice) -> Result<(), String> {
         let needed = region_end(&self.supers.template().regions).0 + 2 * COPY_BYTES as u64;
         if new.bytes < needed {
             return Err(format!("the device has {} bytes and {needed} are needed", new.bytes));
@@ -261,12 +250,8 @@ impl Array {
     }
 
     fn scrub_start(&mut self) -> Result<String, String> {
-        if self.is_failed() {
-            return Err("the array has FAILED; there is nothing to scrub".into());
-        }
-        if !self.passes.start_scrub() {
-            return Err("a scrub is running already".into());
-        }
+        self.check_scrub_start()?;
+        self.passes.start_scrub();
         self.supers.want();
         Ok("the scrub is running".into())
     }

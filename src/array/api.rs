@@ -4,7 +4,7 @@
 use super::job::Job;
 use crate::block_io::{Buf, BufMut, DeviceId, IoOp, IoToken};
 use crate::format::Superblock;
-use crate::units::{MemberIndex, SlotIndex};
+use crate::units::{MemberIndex, SlotIndex, VolumeOffset};
 use std::ops::Range;
 use uuid::Uuid;
 
@@ -170,6 +170,11 @@ pub enum AdminRequest {
         /// Ceiling; 0 for none.
         rebuild_max: u64,
     },
+    /// Give up the replacement of a member that is being built; its old device stays in service.
+    CancelReplace {
+        /// Which member.
+        member: MemberIndex,
+    },
     /// Start or continue a scrub.
     ScrubStart,
     /// Pause a scrub.
@@ -215,12 +220,111 @@ pub struct AdminError(pub String);
 /// Something an operator wants to know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArrayNotice {
+    /// What kind of thing it is.
+    pub kind: NoticeKind,
     /// How bad: an error needs a person, a warning a look, information none.
     pub level: NoticeLevel,
     /// The member it is about, if one.
     pub member: Option<MemberIndex>,
+    /// Where in the volume, if it is about one place.
+    pub offset: Option<VolumeOffset>,
     /// One sentence: what, where, what to do.
     pub text: String,
+}
+
+macro_rules! notice_kinds {
+    ($($(#[$doc:meta])* $kind:ident $name:literal),+ $(,)?) => {
+        /// What kind of thing an operator is told of.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum NoticeKind { $($(#[$doc])* $kind),+ }
+
+        impl NoticeKind {
+            /// Its name, for scripts: never changes its meaning.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(NoticeKind::$kind => $name),+ }
+            }
+        }
+    };
+}
+
+notice_kinds! {
+    /// A device under construction goes without blocks that cannot be read.
+    SlotLacks "blocks_not_built",
+    /// `calpe repair` has ended.
+    RepairEnded "repair_ended",
+    /// A write set aside blocks that it could not read.
+    BlocksSetAside "blocks_set_aside",
+    /// A write ended in an error and has changed nothing.
+    WriteFailed "write_failed",
+    /// The storage under a member is full.
+    MemberFull "member_full",
+    /// The host lacks memory or the like for operations on a member.
+    HostShort "host_short",
+    /// Operations on a member that was full or short succeed again.
+    ShortageEnded "shortage_ended",
+    /// The array stops although members lack room or resources.
+    StoppedShort "stopped_short",
+    /// The array did not stop in time, and is checked at the next start.
+    NotStopped "not_stopped",
+    /// A scrub found a row that nothing tells how to mend.
+    ScrubUnresolved "scrub_unresolved",
+    /// Blocks that were wrong or unreadable are rewritten.
+    BlocksRepaired "blocks_repaired",
+    /// A member is far slower than the others.
+    MemberSlow "member_slow",
+    /// A member that was far slower than the others is not any more.
+    MemberNotSlow "member_not_slow",
+    /// The errors of a member do not end, and others could not be read without it.
+    MemberKept "member_kept",
+    /// A member may lack unflushed writes and comes back with a restart only.
+    MemberNeedsRestart "member_needs_restart",
+    /// A member or its rebuild is out of service.
+    MemberOut "member_out",
+    /// The device that was to replace a member is out.
+    ReplacementGivenUp "replacement_given_up",
+    /// A replacement was given up on request.
+    ReplacementCancelled "replacement_cancelled",
+    /// A scrub is complete.
+    ScrubEnded "scrub_ended",
+    /// A member is rebuilt and in service.
+    MemberRebuilt "member_rebuilt",
+    /// A replacement is complete and in service.
+    MemberReplaced "member_replaced",
+    /// A device that was replaced does not say so itself.
+    OldDeviceUnmarked "old_device_unmarked",
+    /// Every member is in service again.
+    ArrayWhole "array_online",
+    /// A metadata page cannot be read for now.
+    PageUnreadable "page_unreadable",
+    /// A metadata page can be read again.
+    PageReadable "page_readable",
+    /// A member that came back is rebuilt and not only caught up.
+    MemberRebuiltWhole "member_rebuilt_whole",
+    /// A client got an error for blocks that cannot be read.
+    BlocksUnreadable "blocks_unreadable",
+    /// A metadata page is damaged on all members.
+    PageLost "page_lost",
+    /// A copy of a metadata page is rewritten.
+    PageRepaired "page_repaired",
+    /// The array cannot be served.
+    ArrayRefused "array_refused",
+    /// Blocks of the redo log were damaged.
+    LogDamaged "log_damaged",
+    /// A page of the stripe map may be behind.
+    MapPageOld "map_page_old",
+    /// The redo log was replayed.
+    LogReplayed "log_replayed",
+    /// Parts of the redo log could not be read and count as never written.
+    LogUnread "log_unread",
+    /// Batches at the end of the redo log were dropped.
+    LogDropped "log_dropped",
+    /// Rows could not be replayed.
+    RowsLost "rows_lost",
+    /// A rebuild waits for checksums that cannot be read.
+    SlotSkipped "slot_skipped",
+    /// Enough members of a failed array are back.
+    ArrayServesAgain "array_serves_again",
 }
 
 /// Severity of a notice.

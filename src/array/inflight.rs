@@ -49,6 +49,11 @@ impl Again {
         }
     }
 
+    /// Whether it transfers bytes, so that what it takes can be compared.
+    pub fn is_transfer(&self) -> bool {
+        matches!(self, Again::Read { .. } | Again::Write { .. })
+    }
+
     pub fn changes_nothing(&self) -> bool {
         matches!(self, Again::Read { .. } | Again::Extents { .. })
     }
@@ -69,6 +74,7 @@ pub(super) struct Short {
 pub(super) struct Flight {
     pub entry: Inflight,
     pub again: Again,
+    pub since: Timestamp,
     pub short: Option<Short>,
 }
 
@@ -96,8 +102,8 @@ pub(super) enum Ended {
 }
 
 impl InflightTable {
-    pub fn insert(&mut self, entry: Inflight, op: &IoOp) -> IoToken {
-        let flight = Flight { entry, again: Again::of(op), short: None };
+    pub fn insert(&mut self, entry: Inflight, op: &IoOp, now: Timestamp) -> IoToken {
+        let flight = Flight { entry, again: Again::of(op), since: now, short: None };
         IoToken(self.entries.insert(Entry { flight, abandoned: false }) as u64)
     }
 
@@ -193,7 +199,7 @@ mod tests {
     #[test]
     fn abandoned_operations_are_told_once_and_keep_their_tokens_until_they_end() {
         let mut table = InflightTable::default();
-        let tokens = [1, 2, 1].map(|device| table.insert(flush_on(device), &IoOp::Flush));
+        let tokens = [1, 2, 1].map(|device| table.insert(flush_on(device), &IoOp::Flush, Timestamp(0)));
         table.abandon(DeviceId(1), GONE);
         table.abandon(DeviceId(1), GONE);
         assert!(!table.is_awaited(DeviceId(1)) && table.is_awaited(DeviceId(2)));
@@ -202,7 +208,7 @@ mod tests {
         }
         assert!(table.next_orphan().is_none(), "told once");
         // A late end must not be taken for that of another operation.
-        let other = table.insert(flush_on(3), &IoOp::Flush);
+        let other = table.insert(flush_on(3), &IoOp::Flush, Timestamp(0));
         assert!(!tokens.contains(&other));
         assert!(matches!(table.end(tokens[0]), Ended::Late(_)));
         assert!(matches!(table.end(tokens[1]), Ended::Awaited(_)));
@@ -215,7 +221,7 @@ mod tests {
     #[test]
     fn an_abandoned_operation_that_the_driver_does_not_have_frees_its_token_at_once() {
         let mut table = InflightTable::default();
-        let [with, without] = [1, 1].map(|device| table.insert(flush_on(device), &IoOp::Flush));
+        let [with, without] = [1, 1].map(|device| table.insert(flush_on(device), &IoOp::Flush, Timestamp(0)));
         let fault = IoFault { kind: IoFaultKind::Shortage, errno: libc::ENOMEM };
         for (token, due) in [(with, None), (without, Some(Timestamp(7)))] {
             let short = Short { since: Timestamp(1), tries: 1, fault, due };
@@ -226,14 +232,14 @@ mod tests {
         assert!(table.get(with).is_none() && table.get(without).is_none());
         assert_eq!(table.awaited(), 2, "their owners are to be told");
         assert!(table.next_orphan().is_some() && table.next_orphan().is_some());
-        assert_eq!(table.insert(flush_on(2), &IoOp::Flush), without);
+        assert_eq!(table.insert(flush_on(2), &IoOp::Flush, Timestamp(0)), without);
         assert!(matches!(table.end(with), Ended::Late(_)));
     }
 
     #[test]
     fn a_table_with_owners_to_be_told_is_not_empty() {
         let mut table = InflightTable::default();
-        table.insert(flush_on(1), &IoOp::Flush);
+        table.insert(flush_on(1), &IoOp::Flush, Timestamp(0));
         table.abandon(DeviceId(1), GONE);
         assert!(!table.is_empty());
         table.next_orphan();

@@ -8,7 +8,7 @@ use super::mutation::{Mutation, is_off};
 use super::rebuild::Target;
 use super::slot_hold::{Held, SlotHold};
 use super::verify::{Column, Repair};
-use super::{ActivityKind, Array, Flow, Inflight, NoticeLevel, Op, Owner};
+use super::{ActivityKind, Array, Flow, Inflight, NoticeKind, NoticeLevel, Op, Owner};
 use crate::block_io::{Buf, IoFault, IoOp, IoValue};
 use crate::codec::{BlockHasher, CodedColumns};
 use crate::format::MemberState;
@@ -172,7 +172,7 @@ impl Array {
                 let text = format!(
                     "slot {slot} was not built, as its checksums cannot be read for now: it is tried again"
                 );
-                self.notice(NoticeLevel::Warning, None, text);
+                self.notice(NoticeKind::SlotSkipped, NoticeLevel::Warning, None, text);
                 targets.iter().for_each(|target| self.slot_lacks(slot, target));
             }
         }
@@ -348,7 +348,7 @@ impl Array {
                 "scrub: every block of slot {slot} matches its checksum, but parity does not match data; nothing was \
                  changed. Write the stripe again, and report this: it should not be possible"
             );
-            self.notice(NoticeLevel::Error, None, text);
+            self.notice(NoticeKind::ScrubUnresolved, NoticeLevel::Error, None, text);
         }
         pass.writing = self.send_repairs(key, &mut pass.fetch);
         if pass.writing > 0 { Flow::Wait } else { self.end_logged_pass(key, pass, true) }

@@ -4,7 +4,7 @@ use super::bad_blocks::{Excess, Ill};
 use super::inflight::{Again, Inflight};
 use super::mutation::{Mutation, is_off};
 use super::{Array, ArrayAction, Effect, Owner, Stopping};
-use super::{MemberCondition, MemberCounters, MemberStatus, NoticeLevel};
+use super::{MemberCondition, MemberCounters, MemberStatus, NoticeKind, NoticeLevel};
 use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::format::{MemberSet, MemberState};
 use crate::units::{ByteOffset, MemberIndex, ROW_BYTES, SlotIndex, Timestamp};
@@ -453,7 +453,7 @@ impl Array {
                     "the errors of member {index} do not end: {errors} places cannot be read or are wrong again. It is kept in \
                      service all the same, for without it others could not be read: replace it with 'calpe replace'"
                 );
-                self.notice(NoticeLevel::Error, Some(index), text);
+                self.notice(NoticeKind::MemberKept, NoticeLevel::Error, Some(index), text);
             }
         }
     }
@@ -512,7 +512,7 @@ impl Array {
                  back while the array is FAILED: restart the array when the cause is mended, without --force; nothing that \
                  was flushed is lost"
             );
-            self.notice(NoticeLevel::Error, Some(index), text);
+            self.notice(NoticeKind::MemberNeedsRestart, NoticeLevel::Error, Some(index), text);
         }
     }
 
@@ -543,6 +543,7 @@ impl Array {
         }
         self.supers.note_loss();
         self.bad.forget(index);
+        self.paces.forget(index);
         self.redo.pages.left(index);
         if self.redo.is_serving() {
             self.redo.member_lost();
@@ -550,6 +551,7 @@ impl Array {
         let word = to.as_str();
         if was == MemberState::Rebuilding {
             self.notice(
+                NoticeKind::MemberOut,
                 NoticeLevel::Error,
                 Some(index),
                 format!("the rebuild of member {index} ended ({word}): {reason}"),
@@ -560,7 +562,7 @@ impl Array {
                  nothing is written until they come back ('calpe online')",
                 self.map.m
             );
-            self.notice(NoticeLevel::Error, Some(index), text);
+            self.notice(NoticeKind::MemberOut, NoticeLevel::Error, Some(index), text);
             // From here on nothing is written: what this member holds stays current. One that was lost earlier has
             // been left out of writes.
             if was == MemberState::Online {
@@ -574,19 +576,25 @@ impl Array {
             let text = format!(
                 "member {index} is {word}: {reason}. The array is DEGRADED and survives {left} more; replace the member"
             );
-            self.notice(NoticeLevel::Warning, Some(index), text);
+            self.notice(NoticeKind::MemberOut, NoticeLevel::Warning, Some(index), text);
         }
     }
 
     /// Gives up the construction of a replacement.
     pub(super) fn drop_replacement(&mut self, index: MemberIndex, reason: &str) {
-        if let Some(replacement) = self.member_mut(index).replacement.take() {
-            self.count_members();
-            self.hand_back(replacement.device.id);
-            self.supers.note_loss();
+        if self.take_back_replacement(index) {
             let text = format!("the replacement of member {index} was given up: {reason}");
-            self.notice(NoticeLevel::Error, Some(index), text);
+            self.notice(NoticeKind::ReplacementGivenUp, NoticeLevel::Error, Some(index), text);
         }
+    }
+
+    /// A device that is being built as a replacement is not to be one any more. Whether there was one.
+    pub(super) fn take_back_replacement(&mut self, index: MemberIndex) -> bool {
+        let Some(replacement) = self.member_mut(index).replacement.take() else { return false };
+        self.count_members();
+        self.hand_back(replacement.device.id);
+        self.supers.note_loss();
+        true
     }
 
     /// Nobody waits for the operations of a device any more.
@@ -653,7 +661,8 @@ impl Array {
         let member = self.member(index);
         let short = self.shortage_of(member.device.map(|device| device.id));
         let kept = self.bad.is_kept(index).then_some(MemberCondition::KeptDespiteErrors);
-        member.away.or(short).into_iter().chain(kept).collect()
+        let slow = self.paces.is_slow(index).then_some(MemberCondition::Slow);
+        member.away.or(short).into_iter().chain(kept).chain(slow).collect()
     }
 
     /// Whether the array has ended.

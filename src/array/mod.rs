@@ -36,7 +36,9 @@ mod logged_read;
 mod logged_write;
 mod members;
 pub mod mutation;
+mod outlook;
 mod overlay;
+mod pace;
 mod page_copies;
 mod page_hold;
 mod page_pass;
@@ -61,10 +63,10 @@ mod verify;
 use crate::block_io::{Completion, DeviceId, IoFault, IoOp, IoToken, IoValue, Pool};
 use crate::codec::{Codec, Transform};
 use crate::format::{BatchHash, ChecksumKind, Geometry, MemberSet, MemberState, RegionKind};
-use crate::units::{ByteOffset, MemberIndex, SlotIndex, StripeIndex, Timestamp};
+use crate::units::{ByteOffset, MemberIndex, SlotIndex, StripeIndex, Timestamp, VolumeOffset};
 pub use api::{
     AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, Health, NewDevice,
-    NoticeLevel, PieceId, RequestId, SlotReply, SlotRequest, ZERO_RUN_SLOTS,
+    NoticeKind, NoticeLevel, PieceId, RequestId, SlotReply, SlotRequest, ZERO_RUN_SLOTS,
 };
 use assembly::Assembled;
 use bad_blocks::BadBlocks;
@@ -174,6 +176,8 @@ pub struct Array {
     inflight: InflightTable,
     /// Operations in flight that are tried again.
     shortages: Shortages,
+    /// What operations on the members take.
+    paces: pace::Paces,
     /// What of the members in service cannot be read.
     bad: BadBlocks,
     ready: VecDeque<usize>,
@@ -367,6 +371,7 @@ impl Array {
             ops: Slab::new(),
             inflight: InflightTable::default(),
             shortages: Shortages::default(),
+            paces: pace::Paces::default(),
             bad: BadBlocks::default(),
             ready: VecDeque::new(),
             granted: Vec::new(),
@@ -481,7 +486,10 @@ impl Array {
     /// An operation is over, and its token free.
     fn end_flight(&mut self, token: IoToken, result: Result<IoValue, IoFault>) {
         match self.inflight.end(token) {
-            Ended::Awaited(Flight { entry, again, short }) => {
+            Ended::Awaited(Flight { entry, again, since, short }) => {
+                if result.is_ok() && again.is_transfer() && short.is_none() {
+                    self.paces.note(entry.member, self.now.nanos_since(since));
+                }
                 if let Some(short) = short {
                     self.shortages.ended(entry.device, token, short);
                 }
@@ -568,6 +576,7 @@ impl Array {
         }
         self.judge_shortages();
         self.judge_errors();
+        self.judge_paces();
         self.wake_patient();
         self.look_at_damage();
         self.retry_pages();
@@ -686,7 +695,7 @@ impl Array {
             IoOp::Flush => Effect::Flush(self.device_mut(member, device).map_or(0, |d| d.writes)),
             IoOp::Read { .. } | IoOp::Extents { .. } => Effect::None,
         };
-        let token = self.inflight.insert(Inflight { owner, member, device, effect }, &op);
+        let token = self.inflight.insert(Inflight { owner, member, device, effect }, &op, self.now);
         self.actions.push(ArrayAction::Io { device, token, op });
     }
 
@@ -703,11 +712,17 @@ impl Array {
         self.ready.extend(self.granted.drain(..));
     }
 
-    fn notice(&mut self, level: NoticeLevel, member: Option<MemberIndex>, text: String) {
-        self.actions.push(ArrayAction::Notice(ArrayNotice { level, member, text }));
+    fn notice(&mut self, kind: NoticeKind, level: NoticeLevel, member: Option<MemberIndex>, text: String) {
+        self.actions.push(ArrayAction::Notice(ArrayNotice { kind, level, member, offset: None, text }));
     }
 
-    fn notice_unreadable(&mut self, slot: SlotIndex) {
+    /// As [`Array::notice`], about a place of the volume.
+    fn notice_at(&mut self, kind: NoticeKind, level: NoticeLevel, offset: VolumeOffset, text: String) {
+        let offset = Some(offset);
+        self.actions.push(ArrayAction::Notice(ArrayNotice { kind, level, member: None, offset, text }));
+    }
+
+    fn notice_unreadable(&mut self, slot: SlotIndex, offset: VolumeOffset) {
         let due = self
             .last_unreadable_notice
             .is_none_or(|last| self.now.nanos_since(last) >= UNREADABLE_NOTICE_INTERVAL_NS);
@@ -717,7 +732,7 @@ impl Array {
                 "slot {slot} cannot be read: more than {} of its chunks are missing or fail; the client gets EIO",
                 self.map.m
             );
-            self.notice(NoticeLevel::Error, None, text);
+            self.notice_at(NoticeKind::BlocksUnreadable, NoticeLevel::Error, offset, text);
         }
     }
 }

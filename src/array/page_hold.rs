@@ -5,7 +5,7 @@
 use super::members::Which;
 use super::page_copies::{CopyFault, Torn};
 use super::pages::{Answer, LoadOutcome, PageIo, PageRead, PageWrite, Want};
-use super::{ActivityKind, Array, Inflight, NoticeLevel, Owner};
+use super::{ActivityKind, Array, Inflight, NoticeKind, NoticeLevel, Owner};
 use crate::block_io::{IoFault, IoFaultKind, IoOp, IoValue};
 use crate::format::{MemberState, PageIndex};
 use crate::units::{MemberIndex, SlotIndex};
@@ -280,7 +280,7 @@ impl Array {
                  they are written again",
                 read.page.0
             );
-            self.notice(NoticeLevel::Error, None, text);
+            self.notice(NoticeKind::PageLost, NoticeLevel::Error, None, text);
         }
         self.page_arrived(read.page, loaded.outcome, loaded.waiters);
     }
@@ -322,6 +322,6 @@ impl Array {
         };
         let text =
             format!("member {member} has {what} copy of metadata page {}; it will be rewritten", page.0);
-        self.notice(NoticeLevel::Warning, Some(member), text);
+        self.notice(NoticeKind::PageRepaired, NoticeLevel::Warning, Some(member), text);
     }
 }

@@ -6,7 +6,7 @@
 
 use super::page_copies::Torn;
 use super::pages::{LoadOutcome, Loaded, Want};
-use super::{Array, NoticeLevel};
+use super::{Array, NoticeKind, NoticeLevel};
 use crate::format::PageIndex;
 use crate::units::Timestamp;
 use std::collections::BTreeMap;
@@ -109,7 +109,7 @@ impl Array {
                  can; nothing is given up",
                 page.0
             );
-            self.notice(NoticeLevel::Error, None, text);
+            self.notice(NoticeKind::PageUnreadable, NoticeLevel::Error, None, text);
         }
         self.page_arrived(page, LoadOutcome::Unreadable, tickets);
     }
@@ -118,7 +118,7 @@ impl Array {
     pub(super) fn page_readable(&mut self, page: PageIndex) {
         if let Some(Trial { stage: Stage::GivenUp, .. }) = self.redo_mut().unreadable.pages.remove(&page) {
             let text = format!("metadata page {} can be read again", page.0);
-            self.notice(NoticeLevel::Info, None, text);
+            self.notice(NoticeKind::PageReadable, NoticeLevel::Info, None, text);
         }
     }
 

@@ -4,7 +4,7 @@
 //! `rebuild_min`, otherwise to the ceiling `rebuild_max`.
 
 use super::members::{Progress, Replaced, Which};
-use super::{Activity, ActivityKind, NoticeLevel, ScrubResult};
+use super::{Activity, ActivityKind, NoticeKind, NoticeLevel, ScrubResult};
 use super::{Array, Op};
 use crate::format::{MemberState, ScrubRecord};
 use crate::units::{MemberIndex, SlotIndex, Timestamp};
@@ -136,18 +136,26 @@ impl Passes {
         fresh || was_paused
     }
 
-    /// False: there is no scrub, or it is paused already.
-    pub fn pause_scrub(&mut self) -> bool {
-        let pausable = self.scrub.is_some() && !self.scrub_paused;
-        self.scrub_paused |= pausable;
-        pausable
+    /// Whether there is a scrub, and nobody has paused it.
+    pub fn scrub_is_running(&self) -> bool {
+        self.scrub.is_some() && !self.scrub_paused
     }
 
-    /// False: there is no scrub.
-    pub fn stop_scrub(&mut self) -> bool {
+    /// Whether there is a scrub, paused or not.
+    pub fn has_scrub(&self) -> bool {
+        self.scrub.is_some()
+    }
+
+    /// Pauses the scrub that is running.
+    pub fn pause_scrub(&mut self) {
+        self.scrub_paused = self.scrub.is_some();
+    }
+
+    /// Ends the scrub, if there is one.
+    pub fn stop_scrub(&mut self) {
         self.scrub_paused = false;
         self.draining = true;
-        self.scrub.take().is_some()
+        self.scrub = None;
     }
 }
 
@@ -245,7 +253,7 @@ impl Array {
             let text = format!("scrub finished: {} errors, {} repaired", pass.errors, pass.repaired);
             self.passes.last_scrub = Some(result);
             self.bad.scrubbed();
-            self.notice(level, None, text);
+            self.notice(NoticeKind::ScrubEnded, level, None, text);
             self.supers.want();
         }
         if self.any_building() {
@@ -286,7 +294,12 @@ impl Array {
             self.redo.pages.joined(index);
             // No batch may be written before the epoch with this member is complete.
             self.supers.note_join(next);
-            self.notice(NoticeLevel::Info, Some(index), format!("member {index} is rebuilt and online"));
+            self.notice(
+                NoticeKind::MemberRebuilt,
+                NoticeLevel::Info,
+                Some(index),
+                format!("member {index} is rebuilt and online"),
+            );
             self.notice_if_whole();
         }
         let member = self.member(index);
@@ -309,7 +322,12 @@ impl Array {
             self.redo.pages.joined(index);
             // Recorded like a loss: the old device must not count as current once it misses a write.
             self.supers.note_join(next);
-            self.notice(NoticeLevel::Info, Some(index), format!("member {index} is replaced and online"));
+            self.notice(
+                NoticeKind::MemberReplaced,
+                NoticeLevel::Info,
+                Some(index),
+                format!("member {index} is replaced and online"),
+            );
             self.notice_if_whole();
         }
     }

@@ -1,7 +1,7 @@
 //! Which slot is rebuilt next, and on which devices. What happens on a slot is in `logged_passes.rs`.
 
 use super::members::{Progress, Which};
-use super::{Array, NoticeLevel};
+use super::{Array, NoticeKind, NoticeLevel};
 use crate::block_io::DeviceId;
 use crate::units::{MemberIndex, SlotIndex};
 
@@ -64,7 +64,7 @@ impl Array {
                  when they can be",
                 target.member
             );
-            self.notice(NoticeLevel::Error, Some(target.member), text);
+            self.notice(NoticeKind::SlotLacks, NoticeLevel::Error, Some(target.member), text);
         }
     }
 

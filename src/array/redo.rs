@@ -17,7 +17,7 @@ use super::page_patience::UnreadablePages;
 use super::pages::PageStore;
 use super::startup::{Life, LogFacts};
 use super::stripe_map::StripeMap;
-use super::{Array, ClientError, Inflight, NoticeLevel, Owner, PieceId, SlotReply, SlotRequest};
+use super::{Array, ClientError, Inflight, NoticeKind, NoticeLevel, Owner, PieceId, SlotReply, SlotRequest};
 use crate::block_io::{Buf, IoFault, IoOp, IoValue};
 use crate::codec::BlockHasher;
 use crate::format::{EpochStamp, LOG_BLOCK_BYTES, LogRecord, MapEntry, MemberSet, MemberState};
@@ -608,14 +608,14 @@ impl Array {
     /// Tells the operator of blocks that cannot be had, and keeps them for the status.
     pub(super) fn note_missing(&mut self, stripe: StripeIndex, slot: SlotIndex, missing: &[Missing]) {
         self.damage.note(stripe, missing);
-        self.notice_unreadable(slot);
+        self.notice_unreadable(slot, self.offset_of(stripe, missing));
     }
 
     pub(super) fn notice_repair(&mut self, member: MemberIndex, slot: SlotIndex, row: usize, rows: usize) {
         let text = format!(
             "{rows} blocks of member {member} from row {row} of slot {slot} on were wrong or unreadable; they are rewritten"
         );
-        self.notice(NoticeLevel::Warning, Some(member), text);
+        self.notice(NoticeKind::BlocksRepaired, NoticeLevel::Warning, Some(member), text);
     }
 
     /// The pages with the hashes of these rows; none where there are no checksums.
@@ -640,6 +640,14 @@ impl Array {
             }
         }
         self.done(piece, Ok(SlotReply::Holes(runs)));
+    }
+
+    /// Where in the volume the first of these blocks of a stripe lies; blocks of parity are those of its
+    /// start.
+    pub(super) fn offset_of(&self, stripe: StripeIndex, missing: &[Missing]) -> VolumeOffset {
+        let data = missing.iter().filter(|block| block.column < self.map.k);
+        let within = data.map(|block| block.column * self.map.chunk + block.row * ROW_BYTES as usize).min();
+        VolumeOffset(stripe.0 * self.map.stripe_bytes() as u64 + within.unwrap_or(0) as u64)
     }
 
     /// Blocks that could not be had, as byte ranges of the volume.

@@ -8,7 +8,7 @@
 use super::damage::BlockName;
 use super::fetch::Why;
 use super::page_hold::{PageHold, PagesHeld};
-use super::{Activity, ActivityKind, Array, Flow, NoticeLevel, Op};
+use super::{Activity, ActivityKind, Array, Flow, NoticeKind, NoticeLevel, Op};
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -48,12 +48,7 @@ const LOOKS_AT_ONCE: usize = 64;
 impl Array {
     /// Starts to look again; the end of it is a notice.
     pub(super) fn start_repair(&mut self) -> Result<String, String> {
-        if self.is_failed() || !self.redo().is_serving() {
-            return Err("the array does not serve: there is nothing to look at".into());
-        }
-        if self.repair.is_some() {
-            return Err("a repair is running already".into());
-        }
+        self.check_repair()?;
         let found: VecDeque<(BlockName, bool)> =
             self.damage.iter().map(|(block, why)| (block, why == Why::SetAside)).collect();
         let text = match found.len() {
@@ -175,7 +170,7 @@ impl Array {
             0 => NoticeLevel::Info,
             _ => NoticeLevel::Warning,
         };
-        self.notice(level, None, text);
+        self.notice(NoticeKind::RepairEnded, level, None, text);
         Flow::Finished
     }
 

@@ -7,7 +7,7 @@
 use super::current::{Behind, Mark, is_current};
 use super::members::Which;
 use super::recovery::{RingRead, RingTail};
-use super::{Array, Flow, Inflight, NoticeLevel, Op, Owner};
+use super::{Array, Flow, Inflight, NoticeKind, NoticeLevel, Op, Owner};
 use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::format::{LOG_BLOCK_BYTES, Superblock};
 use crate::units::{MemberIndex, Timestamp};
@@ -132,7 +132,7 @@ impl Array {
             progress.since = None;
             member.reason = Some(format!("being rebuilt: {why}"));
             let text = format!("member {} is rebuilt and not only caught up: {why}", check.member);
-            self.notice(NoticeLevel::Warning, Some(check.member), text);
+            self.notice(NoticeKind::MemberRebuiltWhole, NoticeLevel::Warning, Some(check.member), text);
         }
     }
 }

@@ -15,7 +15,7 @@ use super::inflight::{Inflight, Short};
 use super::members::Which;
 use super::startup::Life;
 use super::status::MemberCondition;
-use super::{Array, ClientError, NoticeLevel, Op, Owner, RequestId, Stopping};
+use super::{Array, ClientError, NoticeKind, NoticeLevel, Op, Owner, RequestId, Stopping};
 use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoToken};
 use crate::format::{MemberSet, MemberState};
 use crate::units::{MemberIndex, Timestamp};
@@ -139,8 +139,9 @@ impl Array {
     }
 
     fn notice_shortage(&mut self, member: MemberIndex, fault: IoFault) {
-        let (level, text) = match fault.kind {
+        let (kind, level, text) = match fault.kind {
             IoFaultKind::NoSpace => (
+                NoticeKind::MemberFull,
                 NoticeLevel::Error,
                 format!(
                     "the storage under member {member} is full ({fault}): make room there. What fails is tried again until \
@@ -148,6 +149,7 @@ impl Array {
                 ),
             ),
             _ => (
+                NoticeKind::HostShort,
                 NoticeLevel::Warning,
                 format!(
                     "this host lacks resources for an operation on member {member} ({fault}); it is tried again until it \
@@ -155,7 +157,7 @@ impl Array {
                 ),
             ),
         };
-        self.notice(level, Some(member), text);
+        self.notice(kind, level, Some(member), text);
     }
 
     /// How long an operation may be tried again before its owner is told; none where the owner relies on it.
@@ -269,7 +271,7 @@ impl Array {
             if self.find_device(device).is_some() {
                 let seconds = now.nanos_since(since) as f64 / 1e9;
                 let text = format!("operations on member {member} succeed again, after {seconds:.1} s");
-                self.notice(NoticeLevel::Info, Some(member), text);
+                self.notice(NoticeKind::ShortageEnded, NoticeLevel::Info, Some(member), text);
             }
         }
         if self.is_failed() {
@@ -376,7 +378,7 @@ impl Array {
         }
         let text =
             "the array stops although members lack room or resources: its log is replayed at the next start";
-        self.notice(NoticeLevel::Warning, None, text.into());
+        self.notice(NoticeKind::StoppedShort, NoticeLevel::Warning, None, text.into());
         for (_, token) in std::mem::take(&mut self.shortages).waiting {
             self.inflight.forget(token);
         }

@@ -14,7 +14,7 @@ use super::recovery::{
 };
 use super::redo::Redo;
 use super::stripe_map::StripeMap;
-use super::{Array, ArrayConfig, Inflight, LogState, NoticeLevel, Op, Owner};
+use super::{Array, ArrayConfig, Inflight, LogState, NoticeKind, NoticeLevel, Op, Owner};
 use crate::block_io::{IoFault, IoFaultKind, IoOp, IoValue, Pool};
 use crate::codec::BlockHasher;
 use crate::format::{
@@ -303,7 +303,12 @@ impl Array {
 
     fn refuse_to_serve(&mut self, reason: &str) {
         self.redo_mut().life = Life::Refused(reason.to_owned());
-        self.notice(NoticeLevel::Error, None, format!("the array cannot be served: {reason}"));
+        self.notice(
+            NoticeKind::ArrayRefused,
+            NoticeLevel::Error,
+            None,
+            format!("the array cannot be served: {reason}"),
+        );
         let queued = std::mem::take(&mut self.redo_mut().queued);
         for (piece, _) in queued {
             self.done(piece, Err(super::ClientError::Io));
@@ -360,27 +365,27 @@ impl Array {
             let rest = if recovered.lost.is_empty() { "; what they held was taken from others" } else { "" };
             let text =
                 format!("{blocks} blocks of the redo log of member {member} were damaged or lost{rest}");
-            self.notice(NoticeLevel::Warning, Some(member), text);
+            self.notice(NoticeKind::LogDamaged, NoticeLevel::Warning, Some(member), text);
         }
         for page in &recovered.old_map_pages {
             let text = format!(
                 "page {page} of the stripe map may be behind: no copy of it is undamaged. Where a crash cut it off as it was \
                  written, nothing is missing; after anything else stripes of it may read as they were before"
             );
-            self.notice(NoticeLevel::Error, None, text);
+            self.notice(NoticeKind::MapPageOld, NoticeLevel::Error, None, text);
         }
         if recovered.batches > 0 {
             let text = format!(
                 "the redo log was replayed: {} batches, {} rows brought up to date",
                 recovered.batches, recovered.rows_redone
             );
-            self.notice(NoticeLevel::Info, None, text);
+            self.notice(NoticeKind::LogReplayed, NoticeLevel::Info, None, text);
         }
         if let (0, Some(members)) = (recovered.dropped, &recovered.dropped_unread) {
             let text = format!(
                 "the redo log of {members} could not be read everywhere: what may be there and nowhere else counts as never written"
             );
-            self.notice(NoticeLevel::Error, None, text);
+            self.notice(NoticeKind::LogUnread, NoticeLevel::Error, None, text);
         } else if recovered.dropped > 0 {
             let (level, why) = match &recovered.dropped_unread {
                 None => (NoticeLevel::Warning, String::new()),
@@ -393,7 +398,7 @@ impl Array {
                  that they were flushed{why}",
                 recovered.dropped
             );
-            self.notice(level, None, text);
+            self.notice(NoticeKind::LogDropped, level, None, text);
         }
         if !recovered.lost.is_empty() {
             for LostRow { slot, row, columns } in &recovered.lost {
@@ -408,7 +413,7 @@ impl Array {
                  again",
                 recovered.lost.len()
             );
-            self.notice(NoticeLevel::Error, None, text);
+            self.notice(NoticeKind::RowsLost, NoticeLevel::Error, None, text);
         }
         let epoch = self.supers.epoch().number;
         let start = LogStart { sequence: recovered.next_sequence, epoch };

@@ -37,6 +37,8 @@ pub enum MemberCondition {
     ShortOfResources,
     /// Its errors do not end, and it is kept in service because what is bad on others could not be read without it.
     KeptDespiteErrors,
+    /// Its reads and writes take far longer than those of the others.
+    Slow,
 }
 
 /// One member of the array.

@@ -10,12 +10,12 @@
 //! that their log starts here, that one joins whose log is void) takes two: the first is made when it is true, the second says
 //! so, and that the first was complete. So a copy of a device from before it was true shows as well.
 
-use super::NoticeLevel;
 use super::assembly::{Assembled, CLAIM_STEP_MAX};
 use super::current::Mark;
 use super::members::{Device, Replaced, Which};
 use super::mutation::{Mutation, is_off};
 use super::{Array, Effect, Inflight, Owner, Stopping};
+use super::{NoticeKind, NoticeLevel};
 use crate::block_io::{DeviceId, IoFault, IoOp, IoValue};
 use crate::format::{
     CLEARED_BYTE, COPY_BYTES, Epoch, Left, LogStart, MAX_LEFT, MemberRecord, MemberSet, MemberState,
@@ -539,7 +539,7 @@ impl Array {
                 "the old device of member {member} (uuid {uuid}) could not be marked as replaced: {fault}; keep it away from \
                  this array, or wipe it"
             );
-            self.notice(NoticeLevel::Warning, Some(member), text);
+            self.notice(NoticeKind::OldDeviceUnmarked, NoticeLevel::Warning, Some(member), text);
             self.release_idle_devices();
             return;
         }
@@ -681,7 +681,12 @@ impl Array {
     /// Word to the operator that a returned or new device makes the array whole.
     pub(super) fn notice_if_whole(&mut self) {
         if self.members.iter().all(|member| member.state == MemberState::Online) {
-            self.notice(NoticeLevel::Info, None, "every member is online again".into());
+            self.notice(
+                NoticeKind::ArrayWhole,
+                NoticeLevel::Info,
+                None,
+                "every member is online again".into(),
+            );
         }
     }
 }

@@ -3,7 +3,7 @@
 //! It believes nobody: where at least two parities are there to judge by, the single column whose removal makes the row
 //! consistent is the liar and is rewritten; otherwise the row is reported.
 
-use super::{ActivityKind, Array, NoticeLevel};
+use super::{ActivityKind, Array, NoticeKind, NoticeLevel};
 use crate::block_io::{Buf, BufMut, DeviceId};
 use crate::units::{MemberIndex, ROW_BYTES, SlotIndex};
 
@@ -53,7 +53,7 @@ impl Array {
                     "scrub: row {row} of slot {slot} is inconsistent and parity cannot tell which member is wrong; nothing \
                      was changed. Compare with a backup and write the affected blocks again"
                 );
-                self.notice(NoticeLevel::Error, None, text);
+                self.notice(NoticeKind::ScrubUnresolved, NoticeLevel::Error, None, text);
             }
             return None;
         };
@@ -68,7 +68,7 @@ impl Array {
         if errors <= ROW_NOTICES_MAX {
             let text =
                 format!("scrub: row {row} of slot {slot} is wrong on member {member}; it is rewritten");
-            self.notice(NoticeLevel::Warning, Some(member), text);
+            self.notice(NoticeKind::BlocksRepaired, NoticeLevel::Warning, Some(member), text);
         }
         Some(Repair { member, device: liar.device, start, buf: buf.freeze() })
     }

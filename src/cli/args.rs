@@ -64,8 +64,8 @@ Examples:
   calpe import tank --dir /srv/members
   calpe import -a")]
     Import(ImportArgs),
-    /// Stop an array cleanly
-    Export(ArrayArgs),
+    /// Stop an array cleanly; unless it is configured, it is not served again until it is imported
+    Export(ExportArgs),
     /// Show arrays, their members, and what runs on them
     #[command(after_help = "\
 Exit codes with --test: 0 healthy, 1 degraded or a scrub found errors, 2 failed or unusable, 4 cannot tell.
@@ -88,7 +88,8 @@ Examples:
     #[command(after_help = "\
 Examples:
   calpe replace tank 3 /dev/disk/by-id/ata-new
-  calpe replace tank /srv/m3.img /srv/new3.img -w     wait until it is rebuilt")]
+  calpe replace tank /srv/m3.img /srv/new3.img -w     wait until it is rebuilt
+  calpe replace tank --cancel 3                       give the new device up; the old one stays")]
     Replace(ReplaceArgs),
     /// Read and verify everything, repair what is wrong
     #[command(after_help = "\
@@ -118,6 +119,12 @@ Examples:
     Wait(WaitArgs),
     /// Show what happened
     Events(EventsArgs),
+    /// Show what was done to an array and what state it was in, as far back as is known
+    #[command(after_help = "\
+Examples:
+  calpe history tank
+  calpe history tank --json | jq 'select(.kind == \"command\")'")]
+    History(HistoryArgs),
     /// Show the superblocks of a member; read-only, also beside a daemon that serves it
     Inspect(InspectArgs),
     /// Prove offline that an array is good; read-only, its members must not be in use
@@ -334,6 +341,9 @@ pub struct ImportArgs {
     /// Start even where the members present cannot prove that they are the current ones
     #[arg(long)]
     pub force: bool,
+    /// Not again after a restart of the daemon, as otherwise until 'export'
+    #[arg(long)]
+    pub once: bool,
     /// Only say what would be done
     #[arg(long, short = 'n')]
     pub dry_run: bool,
@@ -342,11 +352,14 @@ pub struct ImportArgs {
     pub json: bool,
 }
 
-/// An array and nothing else.
+/// Options of `export`.
 #[derive(Debug, Clone, Args)]
-pub struct ArrayArgs {
+pub struct ExportArgs {
     /// Name or uuid of the array
     pub name: String,
+    /// Also while clients are attached, which lose it
+    #[arg(long)]
+    pub force: bool,
     /// Only say what would be done
     #[arg(long, short = 'n')]
     pub dry_run: bool,
@@ -405,7 +418,11 @@ pub struct ReplaceArgs {
     /// Index, path or uuid of the member
     pub old: MemberRef,
     /// Block device or file that takes its place; a file that does not exist is created
-    pub new: PathBuf,
+    #[arg(required_unless_present = "cancel")]
+    pub new: Option<PathBuf>,
+    /// Give up the replacement that is being built; the old device stays in service
+    #[arg(long, conflicts_with_all = ["new", "wait", "force"])]
+    pub cancel: bool,
     /// Wait until it is rebuilt; exit 0 only if it then is in service
     #[arg(long, short, conflicts_with = "dry_run")]
     pub wait: bool,
@@ -488,6 +505,16 @@ pub struct EventsArgs {
     /// Go on with what happens from now on
     #[arg(long, short)]
     pub follow: bool,
+    /// One JSON object a line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `history`.
+#[derive(Debug, Clone, Args)]
+pub struct HistoryArgs {
+    /// Name or uuid of the array
+    pub name: String,
     /// One JSON object a line
     #[arg(long)]
     pub json: bool,
@@ -645,6 +672,11 @@ mod tests {
             "calpe scrub tank -s",
             "calpe wait tank -t rebuild,scrub",
             "calpe events -f --json",
+            "calpe history tank --json",
+            "calpe export tank --force",
+            "calpe import tank --once",
+            "calpe replace tank --cancel 3",
+            "calpe replace tank 3 --cancel -n",
             "calpe inspect /dev/sdb --json",
             "calpe check /dev/sdb /dev/sdc --json",
             "calpe bench codec --json",
@@ -670,6 +702,9 @@ mod tests {
             "calpe fail tank",
             "calpe scrub tank -p -s",
             "calpe replace tank 3 x -w -n",
+            "calpe replace tank 3",
+            "calpe replace tank 3 x --cancel",
+            "calpe replace tank --cancel",
             "calpe wait tank -t lunch",
             "calpe status --watch --test",
             "calpe bench",

@@ -48,7 +48,11 @@ impl Directory for Daemons {
             other => LookupError::Daemon(other.to_string()),
         })?;
         let none = || LookupError::NoArray(format!("no array '{array}'"));
-        status.arrays.into_iter().next().ok_or_else(none)
+        let report = status.arrays.into_iter().next().ok_or_else(none)?;
+        match report.start {
+            Some(_) => Err(LookupError::NoArray(format!("array '{array}': {}", report.status))),
+            None => Ok(report),
+        }
     }
 }
 

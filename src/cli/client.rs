@@ -293,7 +293,7 @@ mod tests {
         let server = daemon(&socket, replies);
         let mut client = Client::connect(Some(&socket)).unwrap();
         assert_eq!(client.status(None).unwrap().arrays, vec![]);
-        let export = Request::Export { array: "x".into(), dry_run: false };
+        let export = Request::Export { array: "x".into(), force: false, dry_run: false };
         assert_eq!(client.change(&export).unwrap().message, "ok");
         let refused = client.change(&export).unwrap_err();
         assert!(matches!(&refused, ClientError::Refused(error) if error.code == ErrorCode::NoSuchArray));

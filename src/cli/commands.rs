@@ -1,8 +1,8 @@
 //! The commands that talk to a running daemon. Each asks, prints, and says how the process ends.
 
 use super::args::{
-    BenchCommand, Cli, Command, DrillKind, EventsArgs, GpuCommand, ImportArgs, OnlineArgs, RepairArgs,
-    ReplaceArgs, ScrubArgs, StatusArgs, WaitArgs, WaitKind,
+    BenchCommand, Cli, Command, DrillKind, EventsArgs, GpuCommand, HistoryArgs, ImportArgs, OnlineArgs,
+    RepairArgs, ReplaceArgs, ScrubArgs, StatusArgs, WaitArgs, WaitKind,
 };
 use super::client::{Client, ClientError, Done};
 use super::paths::Paths;
@@ -11,7 +11,7 @@ use super::{
     CliError, Outcome, attach, clear_terminal, complain, offline, run, say, say_json, say_json_line,
     tell_warnings, text,
 };
-use crate::control::{ArrayReport, GpuDrill, Reply, Request, ScanKind, ScrubAction, Verdict, verdict};
+use crate::control::{Event, GpuDrill, Reply, Request, ScanKind, ScrubAction, Verdict, is_notable, verdict};
 use crate::daemon::{clock, logging};
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
@@ -45,7 +45,8 @@ pub(super) fn run(cli: Cli) -> Outcome {
         Command::Status(args) => status(connect(), &args),
         Command::Import(args) => import(connect()?, args),
         Command::Export(args) => {
-            change(connect()?, &Request::Export { array: args.name, dry_run: args.dry_run }, &paths)
+            let request = Request::Export { array: args.name, force: args.force, dry_run: args.dry_run };
+            change(connect()?, &request, &paths)
         }
         Command::Fail(args) => {
             let member = paths.member(args.member)?;
@@ -74,6 +75,7 @@ pub(super) fn run(cli: Cli) -> Outcome {
         Command::Detach(args) => attach::detach(&args),
         Command::Wait(args) => wait(connect()?, args),
         Command::Events(args) => events(connect()?, &args),
+        Command::History(args) => history(connect()?, &args),
     }
 }
 
@@ -106,7 +108,7 @@ fn status(client: Result<Client, ClientError>, args: &StatusArgs) -> Outcome {
         }
         if args.json {
             let mut status = status;
-            status.arrays.retain(|array| !args.unhealthy || is_unhealthy(array));
+            status.arrays.retain(|array| !args.unhealthy || is_notable(array));
             if args.watch { say_json_line(&status)? } else { say_json(&status)? }
         } else {
             say(&text::status(&status.arrays, args.unhealthy, args.verbose))?;
@@ -119,10 +121,6 @@ fn status(client: Result<Client, ClientError>, args: &StatusArgs) -> Outcome {
     }
 }
 
-fn is_unhealthy(array: &ArrayReport) -> bool {
-    verdict(std::slice::from_ref(array)) != Verdict::Healthy
-}
-
 fn cannot_tell(error: &ClientError) -> ExitCode {
     complain(error);
     Verdict::CannotTell.exit_code().into()
@@ -132,8 +130,8 @@ fn import(mut client: Client, args: ImportArgs) -> Outcome {
     let mut paths = Paths::default();
     let dirs = args.dirs.iter().map(|dir| paths.absolute(dir)).collect::<Result<Vec<_>, _>>()?;
     if args.all || args.array.is_some() {
-        let ImportArgs { array, all, force, dry_run, .. } = args;
-        return change(client, &Request::Import { array, all, dirs, force, dry_run }, &paths);
+        let ImportArgs { array, all, force, once, dry_run, .. } = args;
+        return change(client, &Request::Import { array, all, dirs, force, once, dry_run }, &paths);
     }
     match client.ask(&Request::ListImportable { dirs }).map_err(|error| paths.error(error))? {
         Reply::Importable { arrays, warnings } => {
@@ -163,10 +161,15 @@ fn online(client: Client, args: OnlineArgs) -> Outcome {
 
 fn replace(mut client: Client, args: ReplaceArgs) -> Outcome {
     let mut paths = Paths::default();
-    let new = paths.absolute(&args.new)?;
+    let old = paths.member(args.old)?;
+    let Some(new) = args.new else {
+        let request = Request::CancelReplace { array: args.name, member: old, dry_run: args.dry_run };
+        return change(client, &request, &paths);
+    };
+    let new = paths.absolute(&new)?;
     let request = Request::Replace {
         array: args.name.clone(),
-        old: paths.member(args.old)?,
+        old,
         new: new.clone(),
         force: args.force,
         dry_run: args.dry_run,
@@ -259,18 +262,31 @@ fn follow(mut client: Client, name: &str, goal: Goal, paths: &Paths) -> Outcome 
     }
 }
 
+fn history(mut client: Client, args: &HistoryArgs) -> Outcome {
+    match client.ask(&Request::History { array: args.name.clone() })? {
+        Reply::Events { events, .. } => say_events(&events, args.json)?,
+        other => return Err(client.unexpected(&other).into()),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn say_events(events: &[Event], json: bool) -> io::Result<()> {
+    for event in events {
+        if json {
+            say_json_line(event)?;
+        } else {
+            say(&(text::event_line(event) + "\n"))?;
+        }
+    }
+    Ok(())
+}
+
 fn events(mut client: Client, args: &EventsArgs) -> Outcome {
     let mut since = 0;
     loop {
         match client.ask(&Request::Events { since })? {
             Reply::Events { events, next } => {
-                for event in &events {
-                    if args.json {
-                        say_json_line(event)?;
-                    } else {
-                        say(&(text::event_line(event) + "\n"))?;
-                    }
-                }
+                say_events(&events, args.json)?;
                 since = next;
             }
             other => return Err(client.unexpected(&other).into()),

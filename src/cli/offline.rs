@@ -40,10 +40,11 @@ pub(super) fn create(args: CreateArgs) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     tell_warnings(&plan.notes());
+    let next = plan.next_steps().join("\n");
     let created = plan.execute(clock::unix_seconds())?;
     let geometry = created.geometry;
     say(&format!(
-        "created array '{}' ({}): {} data + {} parity, checksum {checksum}, volume of {}\n",
+        "created array '{}' ({}): {} data + {} parity, checksum {checksum}, volume of {}\n{next}\n",
         args.name,
         created.array,
         geometry.data,

@@ -3,8 +3,8 @@
 //! Invariant: what comes from a daemon, names and paths above all, is printable before it is laid out.
 
 use crate::control::{
-    ArrayReport, CertificateReport, EngineReport, Event, Importable, LastScrub, MemberReport, ScanReport,
-    Verdict, verdict,
+    ArrayReport, CertificateReport, Condition, EngineReport, Event, Importable, LastScrub, MemberReport,
+    ScanReport, StartReport, is_notable,
 };
 use crate::units::{HumanSize, Printable, PrintableLines};
 use serde::Serialize;
@@ -42,10 +42,7 @@ fn printable<T: Serialize + DeserializeOwned>(report: &T) -> T {
 /// The status of arrays; `unhealthy` leaves out those that are well.
 #[must_use]
 pub fn status(arrays: &[ArrayReport], unhealthy: bool, verbose: bool) -> String {
-    let shown: Vec<_> = arrays
-        .iter()
-        .filter(|array| !unhealthy || verdict(std::slice::from_ref(array)) != Verdict::Healthy)
-        .collect();
+    let shown: Vec<_> = arrays.iter().filter(|array| !unhealthy || is_notable(array)).collect();
     if arrays.is_empty() {
         return "no arrays are imported: 'calpe import' lists what could be\n".into();
     }
@@ -77,6 +74,10 @@ fn one_array(array: &ArrayReport, verbose: bool) -> String {
     labelled(&mut text, "state", array.state.as_str());
     labelled(&mut text, "status", &array.status);
     labelled(&mut text, "action", &array.action);
+    if let Some(start) = &array.start {
+        not_served(&mut text, array, start, verbose);
+        return text;
+    }
     let mut scans: Vec<_> = array.scan.iter().map(scan_line).collect();
     scans.extend(array.last_scrub.as_ref().map(last_scrub_line));
     if scans.is_empty() {
@@ -119,6 +120,18 @@ fn one_array(array: &ArrayReport, verbose: bool) -> String {
         }
     }
     text
+}
+
+/// What is known of an array that is to be served and is not.
+fn not_served(text: &mut String, array: &ArrayReport, start: &StartReport, verbose: bool) {
+    labelled(text, "looked", &format!("in {}", start.searched.join(", ")));
+    labelled(text, "found", &start.notes.join("\n"));
+    if !array.members.is_empty() {
+        text.push_str("members:\n\n");
+        text.push_str(&member_table(array, verbose));
+        text.push('\n');
+        labelled(text, "volume", &volume_line(array));
+    }
 }
 
 /// The CPU's engine, then a line for each GPU.
@@ -205,7 +218,7 @@ fn member_table(array: &ArrayReport, verbose: bool) -> String {
             member.write.to_string(),
             member.cksum.to_string(),
             member.repaired.to_string(),
-            member.reason.clone().unwrap_or_default(),
+            remarks(member),
         ]);
         if verbose {
             rows.push(name_only(format!("      {}", member.uuid)));
@@ -240,6 +253,14 @@ fn member_table(array: &ArrayReport, verbose: bool) -> String {
         table.push('\n');
     }
     table
+}
+
+/// Why a member is not online, and what else there is to know.
+fn remarks(member: &MemberReport) -> String {
+    // The count says it.
+    let conditions = member.conditions.iter().filter(|condition| **condition != Condition::Repaired);
+    let conditions = conditions.map(|condition| condition.word().to_owned());
+    member.reason.iter().cloned().chain(conditions).collect::<Vec<_>>().join("; ")
 }
 
 fn name_only(name: String) -> [String; 7] {
@@ -296,7 +317,11 @@ pub fn event_line(event: &Event) -> String {
         (Some(array), None) => format!("{array}: "),
         (None, _) => String::new(),
     };
-    format!("{} {:<7} {subject}{}", timestamp(event.unix), event.severity.word(), event.text)
+    let times = match event.count {
+        0 | 1 => String::new(),
+        count => format!(" ({count} times since {})", timestamp(event.first_unix)),
+    };
+    format!("{} {:<7} {subject}{}{times}", timestamp(event.unix), event.severity.word(), event.text)
 }
 
 /// Arrays that could be imported.
@@ -424,6 +449,7 @@ pub(super) mod tests {
                     cksum: 0,
                     repaired: 0,
                     reason: None,
+                    conditions: Vec::new(),
                     cached: false,
                     replacement: None,
                 })
@@ -435,6 +461,7 @@ pub(super) mod tests {
             lost: Vec::new(),
             set_aside: Vec::new(),
             unreadable: Vec::new(),
+            start: None,
         }
     }
 
@@ -536,6 +563,11 @@ members:
     #[test]
     fn events_and_importable_arrays_are_lines() {
         let event = Event {
+            first_unix: 0,
+            count: 1,
+            kind: String::new(),
+            offset: None,
+            uid: None,
             sequence: 1,
             unix: 0,
             severity: Severity::Warning,

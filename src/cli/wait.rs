@@ -89,6 +89,9 @@ impl Waiter {
 
     /// Looks at the next status of the array.
     pub fn look(&mut self, array: &ArrayReport) -> Look {
+        if array.state == ArrayState::Waiting {
+            return Look::Running(None);
+        }
         if array.state == ArrayState::Failed {
             return Look::Badly(format!("array '{}' is FAILED: {}", array.name, array.status));
         }

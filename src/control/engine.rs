@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// What computes parity.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EngineReport {
     /// Name of the CPU's engine ("gfni").
     pub codec: String,

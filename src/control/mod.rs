@@ -18,10 +18,11 @@ pub use engine::{EngineReport, GpuCrossover, GpuDecisions, GpuDeviceReport, GpuR
 pub use reply::{ErrorCode, Event, Importable, ImportableMember, Pong, Reply, RequestError, Severity};
 pub use request::{GpuDrill, MemberRef, Request, ScrubAction};
 pub use status::{
-    ArrayReport, ArrayState, ErrorReport, LastScrub, LogReport, LogState, LostReport, MemberReport,
-    MemberState, OUTPUT_VERSION, ReplacementReport, ScanKind, ScanReport, Status, VolumeReport,
+    ArrayReport, ArrayState, Condition, ErrorReport, LastScrub, LogReport, LogState, LostReport,
+    MemberReport, MemberState, OUTPUT_VERSION, ReplacementReport, ScanKind, ScanReport, StartReport, Status,
+    VolumeReport,
 };
-pub use verdict::{Explanation, Verdict, explain, verdict};
+pub use verdict::{Explanation, Verdict, explain, is_notable, verdict};
 pub use wire::{MAX_REPLY_BYTES, MAX_REQUEST_BYTES, WireError, read_message, write_message};
 
 /// Version of this vocabulary. A daemon refuses a client of another version, and says both.

@@ -84,18 +84,37 @@ pub enum ErrorCode {
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
-    /// Counts events since the daemon started.
+    /// Counts events; goes on over restarts.
     pub sequence: u64,
-    /// Seconds since 1970.
+    /// Seconds since 1970; of the last time, where it happened several times.
     pub unix: u64,
+    /// When it happened for the first time.
+    #[serde(default)]
+    pub first_unix: u64,
+    /// How often it happened, one time right after the other.
+    #[serde(default = "once")]
+    pub count: u64,
+    /// What kind of thing it is: a name that never changes its meaning.
+    #[serde(default)]
+    pub kind: String,
     /// How bad.
     pub severity: Severity,
     /// Name of the array it is about.
     pub array: Option<String>,
     /// The member it is about.
     pub member: Option<u16>,
+    /// Where in the volume, in bytes, if it is about one place.
+    #[serde(default)]
+    pub offset: Option<u64>,
+    /// The user who asked for it, if it is what an administrator's command has done.
+    #[serde(default)]
+    pub uid: Option<u32>,
     /// One sentence: what, where, what to do.
     pub text: String,
+}
+
+fn once() -> u64 {
+    1
 }
 
 /// How bad an event is.
@@ -169,9 +188,14 @@ mod tests {
                 events: vec![Event {
                     sequence: 1,
                     unix: 2,
+                    first_unix: 1,
+                    count: 2,
+                    kind: "member_out".into(),
                     severity: Severity::Warning,
                     array: Some("tank".into()),
                     member: Some(3),
+                    offset: Some(4096),
+                    uid: None,
                     text: "member 3 failed".into(),
                 }],
                 next: 2,

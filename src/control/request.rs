@@ -28,6 +28,11 @@ pub enum Request {
         /// The first event wanted; 0 for all that are kept.
         since: u64,
     },
+    /// What was done to an array and what state it was in. Answered by `Events`.
+    History {
+        /// Name or uuid of the array.
+        array: String,
+    },
     /// Arrays found by their superblocks that are not imported. Answered by `Importable`.
     ListImportable {
         /// Where to look beside the configured places: directories or devices.
@@ -43,13 +48,20 @@ pub enum Request {
         dirs: Vec<PathBuf>,
         /// Start even where the present members cannot prove that they are the current ones.
         force: bool,
+        /// Not again after a restart of the daemon.
+        #[serde(default)]
+        once: bool,
         /// Only tell.
         dry_run: bool,
     },
-    /// Stop an array cleanly. Answered by `Done` when it is stopped.
+    /// Stop an array cleanly, and do not serve it again after a restart. Answered by `Done` when it is
+    /// stopped.
     Export {
         /// Name or uuid of the array.
         array: String,
+        /// Also while clients are attached, which lose it.
+        #[serde(default)]
+        force: bool,
         /// Only tell.
         dry_run: bool,
     },
@@ -92,6 +104,15 @@ pub enum Request {
         new: PathBuf,
         /// Even over recognised data.
         force: bool,
+        /// Only tell.
+        dry_run: bool,
+    },
+    /// Give up a replacement that is being built; the old device stays. Answered by `Done`.
+    CancelReplace {
+        /// Name or uuid of the array.
+        array: String,
+        /// Which member.
+        member: MemberRef,
         /// Only tell.
         dry_run: bool,
     },

@@ -34,7 +34,7 @@ impl Status {
 pub struct ArrayReport {
     /// Its name.
     pub name: String,
-    /// Its identity.
+    /// Its identity; all zeroes where it is not known, because nothing of the array was found.
     pub uuid: Uuid,
     /// How it is.
     pub state: ArrayState,
@@ -81,6 +81,24 @@ pub struct ArrayReport {
     /// Parts that could not be read when they were last asked for, ascending. Nothing shows that they are lost.
     #[serde(default)]
     pub unreadable: Vec<LostReport>,
+    /// Why it is not served, of an array that is to be: then what was found of it is all that is known.
+    #[serde(default)]
+    pub start: Option<StartReport>,
+}
+
+/// Attempts to serve an array that have not succeeded.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StartReport {
+    /// How many have failed; 0 while the first is under way.
+    pub attempts: u64,
+    /// What was in the way the last time.
+    pub problem: Option<String>,
+    /// What to do about it.
+    pub advice: String,
+    /// Where its members are looked for.
+    pub searched: Vec<String>,
+    /// What was found there and cannot be used, a line each.
+    pub notes: Vec<String>,
 }
 
 /// A part of a volume that cannot be read, in bytes.
@@ -111,6 +129,8 @@ pub enum LogState {
     Serving,
     /// It cannot be replayed; requests end in an error.
     Refused,
+    /// The array is not served.
+    NotStarted,
 }
 
 impl LogState {
@@ -121,6 +141,7 @@ impl LogState {
             LogState::Replaying => "replaying",
             LogState::Serving => "serving",
             LogState::Refused => "refused",
+            LogState::NotStarted => "not started",
         }
     }
 }
@@ -133,8 +154,10 @@ pub enum ArrayState {
     Online,
     /// Some members are not in service; all data can be served.
     Degraded,
-    /// Too few members: I/O is refused and nothing is written.
+    /// Too few members, or not served for another reason: I/O is refused and nothing is written.
     Failed,
+    /// It is to be served, and its members are being looked for for the first time.
+    Waiting,
 }
 
 /// How a member is.
@@ -155,6 +178,8 @@ pub enum MemberState {
     Missing,
     /// Waiting to replace a member.
     Spare,
+    /// It is there, and its array is not served.
+    Found,
 }
 
 macro_rules! upper_case_names {
@@ -175,10 +200,10 @@ macro_rules! upper_case_names {
     };
 }
 
-upper_case_names!(ArrayState: Online "ONLINE", Degraded "DEGRADED", Failed "FAILED");
+upper_case_names!(ArrayState: Online "ONLINE", Degraded "DEGRADED", Failed "FAILED", Waiting "WAITING");
 upper_case_names!(MemberState:
     Online "ONLINE", Degraded "DEGRADED", Rebuilding "REBUILDING", Faulted "FAULTED", Offline "OFFLINE",
-    Missing "MISSING", Spare "SPARE"
+    Missing "MISSING", Spare "SPARE", Found "FOUND"
 );
 
 /// The volume of an array.
@@ -215,12 +240,48 @@ pub struct MemberReport {
     pub repaired: u64,
     /// Why it is not online.
     pub reason: Option<String>,
+    /// What a person should know beside.
+    #[serde(default)]
+    pub conditions: Vec<Condition>,
     /// Its transfers go through the page cache of the daemon's host: with a block device of the array on the same host,
     /// writing memory back may need memory.
     #[serde(default)]
     pub cached: bool,
     /// What is being built in its place.
     pub replacement: Option<ReplacementReport>,
+}
+
+/// Something about a member that a person should know beside its state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Condition {
+    /// The storage under it is full.
+    Full,
+    /// The daemon's host lacks memory or the like for operations on it.
+    HostShort,
+    /// Its errors do not end, and others could not be read without it.
+    KeptDespiteErrors,
+    /// Its reads and writes take far longer than those of the others.
+    Slow,
+    /// It is out of service, and comes back by itself: when its host answers, or when there is room.
+    Returning,
+    /// Blocks of it were rewritten with bytes from others.
+    Repaired,
+}
+
+impl Condition {
+    /// The word for it.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Condition::Full => "its storage is full",
+            Condition::HostShort => "this host lacks resources for it",
+            Condition::KeptDespiteErrors => "kept despite its errors",
+            Condition::Slow => "far slower than the others",
+            Condition::Returning => "comes back by itself",
+            Condition::Repaired => "blocks were repaired",
+        }
+    }
 }
 
 /// A device being built as the replacement of a member.
@@ -338,6 +399,7 @@ pub(super) mod tests {
                     cksum: 0,
                     repaired: 0,
                     reason: None,
+                    conditions: Vec::new(),
                     cached: false,
                     replacement: None,
                 })
@@ -349,6 +411,7 @@ pub(super) mod tests {
             lost: Vec::new(),
             set_aside: Vec::new(),
             unreadable: Vec::new(),
+            start: None,
         }
     }
 
@@ -406,8 +469,9 @@ pub(super) mod tests {
     #[test]
     fn fields_that_older_daemons_do_not_have_may_be_absent() {
         let mut json = serde_json::to_value(Status::new(vec![healthy()])).unwrap();
+        assert!(json["arrays"][0]["members"][0].as_object_mut().unwrap().remove("conditions").is_some());
         let array = json["arrays"][0].as_object_mut().unwrap();
-        for field in ["checksum", "lost", "set_aside", "unreadable"] {
+        for field in ["checksum", "lost", "set_aside", "unreadable", "start"] {
             assert!(array.remove(field).is_some(), "{field}");
         }
         let read = serde_json::from_value::<Status>(json).unwrap();
@@ -423,10 +487,11 @@ pub(super) mod tests {
 
     #[test]
     fn states_print_as_they_serialise() {
-        for state in [ArrayState::Online, ArrayState::Degraded, ArrayState::Failed] {
+        for state in [ArrayState::Online, ArrayState::Degraded, ArrayState::Failed, ArrayState::Waiting] {
             assert_eq!(serde_json::to_value(state).unwrap(), state.as_str());
         }
         assert_eq!(serde_json::to_value(MemberState::Rebuilding).unwrap(), MemberState::Rebuilding.as_str());
         assert_eq!(format!("{:<9}|", MemberState::Spare), "SPARE    |");
+        assert_eq!(serde_json::to_value(Condition::KeptDespiteErrors).unwrap(), "kept_despite_errors");
     }
 }

@@ -1,7 +1,10 @@
 //! What the facts of an array mean: the exit code of `status --test`, and the sentences that say how an array is and
 //! what to do. One place, so that text, JSON and exit code never disagree.
 
-use super::{ArrayReport, ArrayState, LogState, LostReport, MemberReport, MemberState, ScanKind};
+use super::{
+    ArrayReport, ArrayState, Condition, LogState, LostReport, MemberReport, MemberState, ScanKind,
+    StartReport,
+};
 use crate::units::HumanSize;
 
 /// What `status --test` answers, with its exit code.
@@ -38,13 +41,22 @@ pub fn verdict(arrays: &[ArrayReport]) -> Verdict {
 fn verdict_of(array: &ArrayReport) -> Verdict {
     let troubled = scrub_errors(array) > 0 || array.errors.client > 0 || !array.lost.is_empty();
     let troubled = troubled || !array.set_aside.is_empty() || !array.unreadable.is_empty();
+    let is_grave = |condition| matches!(condition, Condition::Full | Condition::KeptDespiteErrors);
+    let mut conditions = array.members.iter().flat_map(|member| member.conditions.iter().copied());
+    let troubled = troubled || conditions.any(is_grave);
     match array.state {
         _ if array.log.state == LogState::Refused => Verdict::Failed,
-        ArrayState::Failed => Verdict::Failed,
+        ArrayState::Failed | ArrayState::Waiting => Verdict::Failed,
         ArrayState::Degraded => Verdict::Degraded,
         ArrayState::Online if troubled => Verdict::Degraded,
         ArrayState::Online => Verdict::Healthy,
     }
+}
+
+/// Whether there is anything to say of an array: also what is no trouble any more.
+#[must_use]
+pub fn is_notable(array: &ArrayReport) -> bool {
+    verdict_of(array) != Verdict::Healthy || !array.status.is_empty()
 }
 
 /// How an array is, and what to do; both empty when there is nothing to say.
@@ -60,7 +72,11 @@ pub struct Explanation {
 #[must_use]
 pub fn explain(array: &ArrayReport) -> Explanation {
     let absent: Vec<_> = array.members.iter().filter(|member| !in_service(member)).collect();
+    if let Some(start) = &array.start {
+        return explain_start(start);
+    }
     match array.state {
+        ArrayState::Waiting => Explanation::default(),
         ArrayState::Failed => explain_failed(array, &absent),
         _ if array.log.state == LogState::Refused => explain_refused(array),
         _ if !array.lost.is_empty() => explain_lost(array),
@@ -71,6 +87,14 @@ pub fn explain(array: &ArrayReport) -> Explanation {
     }
 }
 
+fn explain_start(start: &StartReport) -> Explanation {
+    let status = match &start.problem {
+        None => "It is not served yet: its members are being looked for.".to_owned(),
+        Some(problem) => format!("It is not served: {problem}."),
+    };
+    Explanation { status, action: start.advice.clone() }
+}
+
 fn explain_failed(array: &ArrayReport, absent: &[&MemberReport]) -> Explanation {
     Explanation {
         status: format!(
@@ -79,11 +103,14 @@ fn explain_failed(array: &ArrayReport, absent: &[&MemberReport]) -> Explanation 
             array.members.len(),
             array.parity
         ),
-        action: format!(
-            "Bring members back: reconnect their devices, then 'calpe online {} MEMBER'. ({})",
-            array.name,
-            names(absent)
-        ),
+        action: match absent.iter().all(|member| returns(member)) {
+            true => wait_for(absent),
+            false => format!(
+                "Bring members back: reconnect their devices, then 'calpe online {} MEMBER'. ({})",
+                array.name,
+                names(absent)
+            ),
+        },
     }
 }
 
@@ -165,14 +192,16 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
         .copied()
         .filter(|member| member.state != MemberState::Rebuilding && member.replacement.is_none())
         .collect();
-    let action = match waiting.first() {
+    let (returning, gone): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|member| returns(member));
+    let action = match gone.first() {
+        None if !returning.is_empty() => wait_for(&returning),
         None => format!("Wait for the rebuild to end: 'calpe wait {}'.", array.name),
         Some(first) if first.state == MemberState::Offline => {
             format!("Bring it back with 'calpe online {} {}'.", array.name, first.index)
         }
         Some(first) => format!(
             "Replace it with 'calpe replace {name} {index} NEW', or bring it back with 'calpe online {name} {index}'. ({})",
-            names(&waiting),
+            names(&gone),
             name = array.name,
             index = first.index
         ),
@@ -197,6 +226,47 @@ fn explain_online(array: &ArrayReport) -> Explanation {
             action: "See 'calpe events' for which, and what to restore.".into(),
         };
     }
+    let with = |condition| array.members.iter().find(|member| member.conditions.contains(&condition));
+    if let Some(member) = with(Condition::Full) {
+        return Explanation {
+            status: format!(
+                "The storage under member {} ({}) is full: what fails is tried again for a while, then clients are told that there is no \
+                 space.",
+                member.index, member.name
+            ),
+            action: "Make room there; it goes on by itself, and what was written is safe.".into(),
+        };
+    }
+    if let Some(member) = with(Condition::KeptDespiteErrors) {
+        return Explanation {
+            status: format!(
+                "The errors of member {} ({}) do not end; it is kept in service, as others could not be read without it.",
+                member.index, member.name
+            ),
+            action: format!("Replace it now: 'calpe replace {} {} NEW'.", array.name, member.index),
+        };
+    }
+    if let Some(member) = with(Condition::HostShort) {
+        return Explanation {
+            status: format!(
+                "This host lacks memory or the like for operations on member {} ({}); they are tried again.",
+                member.index, member.name
+            ),
+            action: "Give the daemon what it lacks: see 'calpe events'.".into(),
+        };
+    }
+    if let Some(member) = with(Condition::Slow) {
+        return Explanation {
+            status: format!(
+                "Member {} ({}) is far slower than the others, and slows the whole array down.",
+                member.index, member.name
+            ),
+            action: format!(
+                "Look at its device and what leads there; replace it with 'calpe replace {} {} NEW' if it stays so.",
+                array.name, member.index
+            ),
+        };
+    }
     match array.members.iter().find(|member| member.read + member.write + member.cksum > 0) {
         Some(member) => Explanation {
             status: format!(
@@ -210,6 +280,41 @@ fn explain_online(array: &ArrayReport) -> Explanation {
         },
         None => Explanation::default(),
     }
+}
+
+/// Whether it comes back by itself.
+fn returns(member: &MemberReport) -> bool {
+    member.conditions.contains(&Condition::Returning)
+}
+
+/// What to do about members that come back by themselves: never to replace them.
+fn wait_for(members: &[&MemberReport]) -> String {
+    let (full, away): (Vec<&MemberReport>, Vec<_>) =
+        members.iter().copied().partition(|member| member.conditions.contains(&Condition::Full));
+    let mut hosts: Vec<String> = away.iter().map(|member| host_of(&member.name)).collect();
+    hosts.dedup();
+    let mut text = Vec::new();
+    if !hosts.is_empty() {
+        text.push(format!(
+            "Waiting for {}: what is there comes back by itself when it answers; see that hosts and network are up. ({})",
+            hosts.join(", "),
+            names(&away)
+        ));
+    }
+    if !full.is_empty() {
+        text.push(format!("Make room: what is full comes back by itself then. ({})", names(&full)));
+    }
+    text.join(" ")
+}
+
+/// The host in the URI of a remote member; of another, its name.
+fn host_of(name: &str) -> String {
+    let rest = name.split_once("://").map_or(name, |(_, rest)| rest);
+    let host = match rest.strip_prefix('[') {
+        Some(address) => address.split(']').next().unwrap_or_default(),
+        None => rest.split(['/', ':', '?']).next().unwrap_or_default(),
+    };
+    if host.is_empty() { name.to_owned() } else { host.to_owned() }
 }
 
 fn in_service(member: &MemberReport) -> bool {
@@ -332,6 +437,48 @@ mod tests {
         let failed = explain(&with_absent(&[MemberState::Missing; 3]));
         assert!(failed.status.contains("3 of 6"), "{}", failed.status);
         assert!(failed.action.contains("1: /srv/m1"), "{}", failed.action);
+    }
+
+    #[test]
+    fn members_that_come_back_by_themselves_are_waited_for_and_not_replaced() {
+        let mut array = with_absent(&[MemberState::Faulted, MemberState::Missing]);
+        array.members[0].name = "nbd://host1:10809/disk".into();
+        array.members[0].conditions = vec![Condition::Returning];
+        let told = explain(&array).action;
+        assert!(told.contains("calpe replace tank 1 NEW") && !told.contains("host1"), "{told}");
+        array.members[1].name = "/srv/m1".into();
+        array.members[1].conditions = vec![Condition::Full, Condition::Returning];
+        let told = explain(&array).action;
+        assert!(told.starts_with("Waiting for host1:") && told.contains("Make room"), "{told}");
+        assert!(!told.contains("replace"), "{told}");
+        let mut failed = with_absent(&[MemberState::Faulted; 3]);
+        for (member, host) in failed.members.iter_mut().zip(["a", "b", "[::1]"]) {
+            member.name = format!("nbd://{host}/x");
+            member.conditions = vec![Condition::Returning];
+        }
+        assert!(explain(&failed).action.starts_with("Waiting for a, b, ::1:"), "{}", explain(&failed).action);
+    }
+
+    #[test]
+    fn conditions_of_members_in_service_are_named_with_what_to_do() {
+        for (condition, word, verdict_of_it) in [
+            (Condition::Full, "Make room", Verdict::Degraded),
+            (Condition::KeptDespiteErrors, "calpe replace tank 2 NEW", Verdict::Degraded),
+            (Condition::HostShort, "what it lacks", Verdict::Healthy),
+            (Condition::Slow, "what leads there", Verdict::Healthy),
+        ] {
+            let mut array = healthy();
+            array.members[2].conditions = vec![condition];
+            let told = explain(&array);
+            assert!(
+                told.status.to_lowercase().contains("member 2 (/srv/m2)") && told.action.contains(word),
+                "{told:?}"
+            );
+            assert_eq!(verdict(std::slice::from_ref(&array)), verdict_of_it);
+            array.status = told.status;
+            assert!(is_notable(&array));
+        }
+        assert!(!is_notable(&healthy()));
     }
 
     #[test]

@@ -2,13 +2,10 @@
 //! before and again at the end. Must not read files.
 
 use super::clock;
-use super::events::EventLog;
+use super::events::{EventLog, News, kinds};
 use crate::control::{CertificateReport, CertificateRole, CertificateState};
 use crate::tls::{CertificateFacts, FileRole};
-use crate::volume::{ArrayNotice, NoticeLevel};
-
-/// What events about certificates have in place of the name of an array.
-const EVENTS_OF: &str = "tls";
+use crate::volume::NoticeLevel;
 
 /// See the head of this file.
 #[derive(Debug, Default)]
@@ -51,7 +48,7 @@ impl Certificates {
     pub(super) fn tell(&mut self, events: &EventLog) {
         let now = clock::unix_seconds();
         for (level, text) in self.news(now) {
-            events.push(EVENTS_OF, ArrayNotice { level, member: None, text });
+            events.tell(News::new(None, kinds::CERTIFICATE, level, text));
         }
     }
 

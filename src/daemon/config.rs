@@ -10,6 +10,7 @@ mod tls;
 pub use tls::ListenTlsConfig;
 
 use super::reactor::SOCKET_PATH_MAX;
+use super::state::DEFAULT_STATE_DIR;
 use crate::array::FullStripe;
 use crate::files::{self, ReadError, Source};
 use crate::gpu::{GpuConfig, Mode};
@@ -36,6 +37,9 @@ pub const DEFAULT_RUNTIME_DIR: &str = "/run/calpe";
 pub const CONTROL_SOCKET_NAME: &str = "control.sock";
 /// Name of the NBD socket in the runtime directory.
 pub const NBD_SOCKET_NAME: &str = "nbd.sock";
+
+/// Name of the state directory in a runtime directory that is not that of the system.
+pub const STATE_DIR_NAME: &str = "state";
 
 /// Memory for requests when nothing is configured: a few dozen of the largest requests.
 pub const DEFAULT_MEMORY: u64 = 256 << 20;
@@ -100,6 +104,8 @@ pub struct Config {
 pub struct DaemonConfig {
     /// Directory of the sockets; created if missing.
     pub runtime_dir: PathBuf,
+    /// Directory of what is remembered across restarts; created if missing.
+    pub state_dir: PathBuf,
     /// Where administrators connect.
     pub control_socket: PathBuf,
     /// Bytes of memory for requests in flight.
@@ -351,6 +357,7 @@ impl Reader<'_> {
         let mut daemon = DaemonConfig {
             control_socket: runtime_dir.join(CONTROL_SOCKET_NAME),
             runtime_dir,
+            state_dir: DEFAULT_STATE_DIR.into(),
             memory: DEFAULT_MEMORY,
             metadata_memory: None,
             reclaim_safe: reclaim::Mode::default(),
@@ -359,11 +366,26 @@ impl Reader<'_> {
         let Some(section) = section else { return daemon };
         self.known(
             section,
-            &["runtime_dir", "control_socket", "memory", "metadata_memory", "reclaim_safe", "log_format"],
+            &[
+                "runtime_dir",
+                "state_dir",
+                "control_socket",
+                "memory",
+                "metadata_memory",
+                "reclaim_safe",
+                "log_format",
+            ],
         );
         if let Some(dir) = self.path(section, "runtime_dir") {
             daemon.control_socket = dir.join(CONTROL_SOCKET_NAME);
+            if dir != Path::new(DEFAULT_RUNTIME_DIR) {
+                // A daemon beside that of the system: what that one remembers is not its own.
+                daemon.state_dir = dir.join(STATE_DIR_NAME);
+            }
             daemon.runtime_dir = dir;
+        }
+        if let Some(dir) = self.path(section, "state_dir") {
+            daemon.state_dir = dir;
         }
         if let Some(path) = self.socket_path(section, "control_socket") {
             daemon.control_socket = path;
@@ -742,6 +764,7 @@ mod tests {
     fn an_empty_file_means_the_defaults() {
         let config = Config::default();
         assert_eq!(config.daemon.control_socket, Path::new("/run/calpe/control.sock"));
+        assert_eq!(config.daemon.state_dir, Path::new("/var/lib/calpe"));
         assert_eq!(config.listen.unix.as_deref(), Some(Path::new("/run/calpe/nbd.sock")));
         assert_eq!((config.listen.tcp, config.listen.max_connections), (None, 100));
         assert!(config.arrays.is_empty());
@@ -787,6 +810,9 @@ mod tests {
         )
         .unwrap();
         assert_eq!(config.daemon.control_socket, Path::new("/etc/calpe/run/control.sock"));
+        assert_eq!(config.daemon.state_dir, Path::new("/etc/calpe/run/state"));
+        let both = parse("[daemon]\nstate_dir = \"kept\"\nruntime_dir = \"run\"\n").unwrap();
+        assert_eq!(both.daemon.state_dir, Path::new("/etc/calpe/kept"));
         assert_eq!((config.daemon.memory, config.daemon.log_format), (64 << 20, Some(LogFormat::Json)));
         assert_eq!(config.daemon.reclaim_safe, reclaim::Mode::Off);
         let reclaim_safe = |value: &str| parse(&format!("[daemon]\nreclaim_safe = {value}\n"));

@@ -162,7 +162,8 @@ fn admit(places: &Places, stream: UnixStream) -> Result<(usize, Arc<UnixStream>)
 fn begin(daemon: &Arc<Daemon>, places: &Arc<Places>, place: usize, stream: Arc<UnixStream>) {
     let (daemon, shared) = (Arc::clone(daemon), Arc::clone(places));
     let spawned = std::thread::Builder::new().name("admin".into()).spawn(move || {
-        let handle = |request| shared.carry_out(place, || daemon.handle(request));
+        let uid = Owner::of_peer(&stream).map_or(0, |peer| peer.0.as_raw());
+        let handle = |request| shared.carry_out(place, || daemon.handle_from(request, uid));
         if let Err(error) = converse(handle, &stream) {
             tracing::debug!(%error, "control client");
         }

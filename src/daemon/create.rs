@@ -7,7 +7,8 @@
 
 use super::drill;
 use super::superblocks::{
-    read_superblock, reserve_regions, reserved_ranges, signatures, wipe_ends, wiped_ranges, write_superblock,
+    read_superblock, reserve_regions, reserved_of, reserved_ranges, signatures, wipe_ends, wiped_ranges,
+    write_superblock,
 };
 use super::undo::Undo;
 use crate::array::NewArray;
@@ -15,7 +16,7 @@ use crate::format::{
     ArrayShape, ChecksumKind, Geometry, LayoutError, Region, Signature, Superblock, VolumeKind,
     check_array_name, geometry_for, leftover_bytes, member_bytes_for,
 };
-use crate::member::{Access, Device, DeviceError, DeviceKind, RemoteError};
+use crate::member::{Access, Device, DeviceError, DeviceKind, RemoteError, is_remote};
 use crate::units::{HumanSize, SECTOR_BYTES, shown};
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
@@ -260,8 +261,47 @@ impl CreatePlan {
                 }
             });
         }
+        lines.push(format!(
+            "{} of each member allocated at once, for superblocks and log",
+            HumanSize(reserved_of(&self.regions))
+        ));
         lines.extend(self.notes());
         lines
+    }
+
+    /// What to do next, a line each: a command that serves the array, and what serves it at every start of
+    /// the daemon.
+    #[must_use]
+    pub fn next_steps(&self) -> Vec<String> {
+        let mut places: Vec<PathBuf> = Vec::new();
+        for member in &self.members {
+            let path = &member.path;
+            let absolute = || std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            let place = match is_remote(path) {
+                true => path.clone(),
+                // All of /dev is not searched only because a member is there.
+                false => match absolute().parent() {
+                    Some(parent) if parent != Path::new("/dev") => parent.to_path_buf(),
+                    _ => absolute(),
+                },
+            };
+            if !places.contains(&place) {
+                places.push(place);
+            }
+        }
+        let name = &self.request.name;
+        let dirs: Vec<String> = places.iter().map(|place| format!(" --dir {}", place.display())).collect();
+        let search: Vec<String> =
+            places.iter().map(|place| format!("{:?}", place.display().to_string())).collect();
+        vec![
+            format!(
+                "serve it with 'calpe import {name}{}', or by the configuration of 'calpe serve':",
+                dirs.concat()
+            ),
+            "  [[array]]".to_owned(),
+            format!("  name = \"{name}\""),
+            format!("  search = [{}]", search.join(", ")),
+        ]
     }
 
     /// What the person should know beside: data that is destroyed, bytes that are left over.

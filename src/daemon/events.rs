@@ -1,30 +1,90 @@
-//! What happened lately, for operators: a bounded list that every part of the daemon appends to and the control
-//! server reads. Each event is also logged. Must not decide anything.
+//! What happened, for operators: a bounded list that every part of the daemon appends to and the control
+//! server reads, and the state directory keeps. Each event is also logged.
+//!
+//! Invariant: sequence numbers rise, also over restarts. Must not decide anything.
 
 use super::clock;
+use super::state::StateDir;
+use crate::control::{Event, Severity};
 use crate::volume::{ArrayNotice, NoticeLevel};
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Events kept; older ones are in the log only. A bad day of one array is a few hundred.
+/// Events kept in memory; older ones are in the state directory and the log. A bad day of one array is a few
+/// hundred.
 const EVENTS_MAX: usize = 1024;
 
-/// Something that happened.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
-    /// Counts events since the daemon started.
-    pub sequence: u64,
-    /// Seconds since 1970.
-    pub unix: u64,
+/// The same thing, right after itself, is one event with a count for so long: then it is worth a line of its
+/// own again.
+const COALESCED_SECONDS: u64 = 3600;
+
+/// Kinds of events that the daemon itself tells of, beside those of arrays. The names never change their
+/// meaning.
+pub mod kinds {
+    /// An array is served.
+    pub const IMPORTED: &str = "imported";
+    /// An array cannot be served.
+    pub const IMPORT_FAILED: &str = "import_failed";
+    /// Something about the members was found at an import.
+    pub const IMPORT_NOTE: &str = "import_note";
+    /// An array starts without a member that is there.
+    pub const MEMBER_LEFT_OUT: &str = "member_left_out";
+    /// An array was stopped.
+    pub const EXPORTED: &str = "exported";
+    /// An administrator's command, and what became of it.
+    pub const COMMAND: &str = "command";
+    /// The connection to a remote member is given up.
+    pub const MEMBER_LOST: &str = "member_lost";
+    /// A member came back by itself.
+    pub const MEMBER_RETURNED: &str = "member_returned";
+    /// Something about a GPU.
+    pub const GPU: &str = "gpu";
+    /// A certificate ends soon, or has ended.
+    pub const CERTIFICATE: &str = "certificate";
+    /// The state directory cannot be written to, or can again.
+    pub const STATE_DIR: &str = "state_dir";
+}
+
+/// Kinds that come by the hundred and change nothing about an array: they are no part of its history.
+const NOT_HISTORY: [&str; 4] = ["blocks_repaired", "blocks_unreadable", "page_repaired", "gpu"];
+
+/// Something that has happened.
+#[derive(Clone, Debug)]
+pub struct News {
     /// Name of the array it is about.
-    pub array: String,
+    pub array: Option<String>,
+    /// One of [`kinds`], or of those of arrays.
+    pub kind: &'static str,
+    /// How bad.
+    pub level: NoticeLevel,
+    /// The member it is about.
+    pub member: Option<u16>,
+    /// Where in the volume.
+    pub offset: Option<u64>,
+    /// Who asked for it.
+    pub uid: Option<u32>,
     /// What.
-    pub notice: ArrayNotice,
+    pub text: String,
+}
+
+impl News {
+    /// Something about an array, or about the daemon.
+    #[must_use]
+    pub fn new(array: Option<&str>, kind: &'static str, level: NoticeLevel, text: String) -> News {
+        let array = array.map(str::to_owned);
+        News { array, kind, level, member: None, offset: None, uid: None, text }
+    }
 }
 
 /// The list. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct EventLog(Arc<Mutex<Ring>>);
+pub struct EventLog(Arc<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    ring: Mutex<Ring>,
+    store: StateDir,
+}
 
 #[derive(Debug, Default)]
 struct Ring {
@@ -33,45 +93,193 @@ struct Ring {
 }
 
 impl EventLog {
-    /// Appends and logs an event.
-    pub fn push(&self, array: &str, notice: ArrayNotice) {
-        let member = notice.member.map(|m| m.0);
-        match notice.level {
-            NoticeLevel::Info => tracing::info!(array, member, "{}", notice.text),
-            NoticeLevel::Warning => tracing::warn!(array, member, "{}", notice.text),
-            NoticeLevel::Error => tracing::error!(array, member, "{}", notice.text),
+    /// A list that goes on where an earlier one has ended.
+    #[must_use]
+    pub(super) fn new(store: StateDir, earlier: Vec<Event>) -> EventLog {
+        let mut ring = Ring::default();
+        for event in coalesced(earlier) {
+            ring.next = ring.next.max(event.sequence + 1);
+            ring.push(event);
         }
-        let mut ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        EventLog(Arc::new(Inner { ring: Mutex::new(ring), store }))
+    }
+
+    /// Appends and logs what an array tells.
+    pub fn push(&self, array: &str, notice: ArrayNotice) {
+        self.tell(News {
+            array: Some(array.to_owned()),
+            kind: notice.kind.name(),
+            level: notice.level,
+            member: notice.member.map(|member| member.0),
+            offset: notice.offset.map(|offset| offset.0),
+            uid: None,
+            text: notice.text,
+        });
+    }
+
+    /// Appends and logs an event.
+    pub fn tell(&self, news: News) {
+        let News { array, kind, level, member, offset, uid, text } = news;
+        let name = array.as_deref();
+        match level {
+            NoticeLevel::Info => tracing::info!(array = name, member, "{text}"),
+            NoticeLevel::Warning => tracing::warn!(array = name, member, "{text}"),
+            NoticeLevel::Error => tracing::error!(array = name, member, "{text}"),
+        }
+        let severity = match level {
+            NoticeLevel::Info => Severity::Info,
+            NoticeLevel::Warning => Severity::Warning,
+            NoticeLevel::Error => Severity::Error,
+        };
+        let unix = clock::unix_seconds();
+        let kind = kind.to_owned();
+        let mut ring = self.ring();
         let sequence = ring.next;
         ring.next += 1;
-        if ring.events.len() == EVENTS_MAX {
-            ring.events.pop_front();
-        }
-        let event = Event { sequence, unix: clock::unix_seconds(), array: array.to_owned(), notice };
-        ring.events.push_back(event);
+        let mut event = Event {
+            sequence,
+            unix,
+            first_unix: unix,
+            count: 1,
+            kind,
+            severity,
+            array,
+            member,
+            offset,
+            uid,
+            text,
+        };
+        ring.coalesce(&mut event);
+        // Under the lock: lines are in the order of their numbers.
+        self.0.store.append(&event);
+        ring.push(event);
     }
 
     /// The kept events with at least this sequence number, oldest first.
     #[must_use]
     pub fn since(&self, sequence: u64) -> Vec<Event> {
-        let ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        ring.events.iter().filter(|event| event.sequence >= sequence).cloned().collect()
+        self.ring().events.iter().filter(|event| event.sequence >= sequence).cloned().collect()
     }
+
+    /// What was done to an array and what state it was in, as far back as is known, oldest first.
+    #[must_use]
+    pub fn history(&self, array: &str) -> Vec<Event> {
+        let kept = self.since(0);
+        let first = kept.first().map_or(u64::MAX, |event| event.sequence);
+        let mut earlier = self.0.store.events();
+        earlier.retain(|event| event.sequence < first);
+        let is_part = |event: &Event| {
+            event.array.as_deref() == Some(array) && !NOT_HISTORY.contains(&event.kind.as_str())
+        };
+        coalesced(earlier).into_iter().chain(kept).filter(is_part).collect()
+    }
+
+    fn ring(&self) -> MutexGuard<'_, Ring> {
+        self.0.ring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Ring {
+    fn push(&mut self, event: Event) {
+        if self.events.len() == EVENTS_MAX {
+            self.events.pop_front();
+        }
+        self.events.push_back(event);
+    }
+
+    /// Takes out the newest event about the same member or array, if it is the same: the new one stands for
+    /// both.
+    fn coalesce(&mut self, event: &mut Event) {
+        let same_subject = |other: &Event| (&other.array, other.member) == (&event.array, event.member);
+        let Some(at) = self.events.iter().rposition(same_subject) else { return };
+        let last = &self.events[at];
+        let is_same = |e: &Event| (e.kind.clone(), e.severity, e.offset, e.uid, e.text.clone());
+        // What somebody has asked for twice was done twice.
+        let repeats = event.uid.is_none() && is_same(last) == is_same(event);
+        if repeats && event.unix.saturating_sub(last.first_unix) < COALESCED_SECONDS {
+            event.count = last.count + 1;
+            event.first_unix = last.first_unix;
+            self.events.remove(at);
+        }
+    }
+}
+
+/// Leaves out what later events with a count stand for.
+fn coalesced(events: Vec<Event>) -> Vec<Event> {
+    let mut kept: Vec<Event> = Vec::with_capacity(events.len());
+    for event in events {
+        if event.count > 1 {
+            let is_earlier = |other: &Event| {
+                (&other.array, other.member, &other.kind, &other.text, other.first_unix, other.count)
+                    == (
+                        &event.array,
+                        event.member,
+                        &event.kind,
+                        &event.text,
+                        event.first_unix,
+                        event.count - 1,
+                    )
+            };
+            if let Some(at) = kept.iter().rposition(is_earlier) {
+                kept.remove(at);
+            }
+        }
+        kept.push(event);
+    }
+    kept
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn news(member: u16, text: &str) -> News {
+        let news = News::new(Some("a"), kinds::IMPORT_NOTE, NoticeLevel::Info, text.to_owned());
+        News { member: Some(member), ..news }
+    }
+
     #[test]
     fn old_events_make_room_and_numbers_go_on() {
         let log = EventLog::default();
         for n in 0..EVENTS_MAX + 10 {
-            log.push("a", ArrayNotice { level: NoticeLevel::Info, member: None, text: n.to_string() });
+            log.tell(news(0, &n.to_string()));
         }
         let all = log.since(0);
         assert_eq!(all.len(), EVENTS_MAX);
-        assert_eq!((all[0].sequence, all[0].notice.text.as_str()), (10, "10"));
+        assert_eq!((all[0].sequence, all[0].text.as_str()), (10, "10"));
         assert_eq!(log.since(EVENTS_MAX as u64 + 9).len(), 1);
+        let next = EventLog::new(StateDir::default(), all);
+        next.tell(news(0, "next"));
+        assert_eq!(next.since(0).last().unwrap().sequence, EVENTS_MAX as u64 + 10);
+    }
+
+    #[test]
+    fn what_repeats_is_one_event_with_a_count_and_a_new_number() {
+        let log = EventLog::default();
+        for _ in 0..3 {
+            log.tell(news(0, "again"));
+            log.tell(news(1, "again"));
+        }
+        log.tell(news(0, "other"));
+        log.tell(news(0, "again"));
+        let told: Vec<_> = log.since(0).into_iter().map(|e| (e.sequence, e.count, e.text)).collect();
+        let expected = [(4, 3, "again"), (5, 3, "again"), (6, 1, "other"), (7, 1, "again")];
+        assert_eq!(told, expected.map(|(sequence, count, text)| (sequence, count, text.to_owned())));
+        for _ in 0..2 {
+            log.tell(News { uid: Some(0), ..news(2, "a command") });
+        }
+        assert_eq!(log.since(8).len(), 2, "commands are never one");
+    }
+
+    #[test]
+    fn lines_that_later_ones_stand_for_are_left_out() {
+        let log = EventLog::default();
+        let mut lines = Vec::new();
+        for text in ["a", "a", "b", "a", "a"] {
+            log.tell(news(0, text));
+            lines.extend(log.since(0).pop());
+        }
+        let kept: Vec<_> = coalesced(lines).into_iter().map(|e| (e.count, e.text)).collect();
+        assert_eq!(kept, [(2, "a".to_owned()), (1, "b".to_owned()), (2, "a".to_owned())]);
     }
 }

@@ -5,12 +5,12 @@
 
 use crate::block_io::Pool;
 use crate::control::{GpuCrossover, GpuDecisions, GpuDeviceReport, GpuDrill, GpuReport};
-use crate::daemon::events::EventLog;
+use crate::daemon::events::{EventLog, News, kinds};
 use crate::gpu::cuda::{CudaDriver, Tuning};
 use crate::gpu::{
     CalibrationSource, DeviceReport, DeviceState, Drill, GpuConfig, GpuError, GpuEventKind, GpuRuntime, Mode,
 };
-use crate::volume::{ArrayNotice, NoticeLevel};
+use crate::volume::NoticeLevel;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -75,7 +75,7 @@ impl Gpus {
                 GpuEventKind::Mismatch | GpuEventKind::Answer => NoticeLevel::Error,
             };
             let text = format!("GPU {} ({}): {}", event.device, event.name, event.text);
-            events.push(EVENTS_OF, ArrayNotice { level, member: None, text });
+            events.tell(News::new(Some(EVENTS_OF), kinds::GPU, level, text));
         }
     }
 

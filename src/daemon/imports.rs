@@ -1,9 +1,12 @@
-//! The configured arrays on their way into service: each is tried until it comes, on a thread of its own, so that a member
-//! that does not answer holds up no other array, and no signal. Must not know how arrays are opened.
+//! The arrays on their way into service, configured or imported by a command before: each is tried until it comes, on a
+//! thread of its own, so that a member that does not answer holds up no other array, and no signal. Must not know how
+//! arrays are opened.
 
+use super::arrays::served_line;
 use super::config::{ArrayChoice, ArrayConfig};
-use super::search::search;
-use super::service::{Daemon, ServeOptions, lock, served_line};
+use super::search::{Search, search_with};
+use super::service::{Daemon, ServeOptions, lock};
+use super::waiting::Waiting;
 use crate::control::RequestError;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,52 +27,63 @@ pub struct Imports {
 struct Shared {
     /// Arrays whose first attempt is under way.
     untried: AtomicUsize,
-    /// Arrays that the configuration names.
-    wanted: Mutex<HashSet<ArrayChoice>>,
+    /// Arrays that the configuration named last.
+    configured: Mutex<HashSet<ArrayChoice>>,
     /// Those that a thread tries to import.
     under_way: Mutex<HashSet<ArrayChoice>>,
 }
 
-/// A configured array that is not served yet.
-struct Waiting {
-    config: ArrayConfig,
-    /// What was in the way last time; told once.
-    told: Option<String>,
-}
+/// An array that is not served yet.
+struct Attempts(ArrayConfig);
 
 impl Imports {
-    /// Begins to import arrays, and goes on until each is served or the daemon ends. Each attempt goes by the
-    /// section that the daemon has then ([`Daemon::configure`]).
+    /// Has the status list the arrays that [`Imports::start`] will import.
+    pub fn announce(daemon: &Daemon, arrays: &[ArrayConfig]) {
+        for config in arrays.iter().chain(&daemon.imports_of_before(arrays)) {
+            daemon.await_array(Waiting::new(config.which.clone(), config.search.clone()));
+        }
+    }
+
+    /// Begins to import arrays, these and those that were imported by a command before, and goes on until each is
+    /// served or the daemon ends. Each attempt goes by the section that the daemon has then
+    /// ([`Daemon::configure`]).
     #[must_use]
     pub fn start(daemon: &Arc<Daemon>, arrays: &[ArrayConfig]) -> Imports {
+        let before = daemon.imports_of_before(arrays);
         let imports = Imports { daemon: Arc::clone(daemon), shared: Arc::default() };
         imports.update(arrays, arrays);
+        before.iter().for_each(|config| imports.begin(config));
         imports
     }
 
-    /// Begins to import the arrays of `new`, and gives up on those that are not in `all`.
+    /// Begins to import the arrays of `new`, and gives up on those that were configured and are not in `all`.
     pub fn update(&self, all: &[ArrayConfig], new: &[ArrayConfig]) {
-        *lock(&self.shared.wanted) = all.iter().map(|config| config.which.clone()).collect();
-        for config in new {
-            if !lock(&self.shared.under_way).insert(config.which.clone()) {
-                // It was given up a moment ago, and its thread has not noticed.
-                continue;
-            }
-            self.shared.untried.fetch_add(1, Ordering::Release);
-            let mut waiting = Waiting { config: config.clone(), told: None };
-            let (daemon, shared) = (Arc::clone(&self.daemon), Arc::clone(&self.shared));
-            let work = move || {
-                let mut over = waiting.try_import(&daemon);
-                shared.untried.fetch_sub(1, Ordering::Release);
-                while !over && daemon.is_alive() {
-                    std::thread::sleep(RETRY);
-                    over = !waiting.is_wanted(&shared) || waiting.try_import(&daemon);
-                }
-                lock(&shared.under_way).remove(&waiting.config.which);
-            };
-            let spawned = std::thread::Builder::new().name("import".into()).spawn(work);
-            spawned.unwrap_or_else(|error| panic!("no thread for the import of an array: {error}"));
+        let configured: HashSet<ArrayChoice> = all.iter().map(|config| config.which.clone()).collect();
+        let before = std::mem::replace(&mut *lock(&self.shared.configured), configured.clone());
+        before.difference(&configured).for_each(|which| self.daemon.not_awaited(which));
+        new.iter().for_each(|config| self.begin(config));
+    }
+
+    fn begin(&self, config: &ArrayConfig) {
+        self.daemon.await_array(Waiting::new(config.which.clone(), config.search.clone()));
+        if !lock(&self.shared.under_way).insert(config.which.clone()) {
+            // It was given up a moment ago, and its thread has not noticed.
+            return;
         }
+        self.shared.untried.fetch_add(1, Ordering::Release);
+        let mut attempts = Attempts(config.clone());
+        let (daemon, shared) = (Arc::clone(&self.daemon), Arc::clone(&self.shared));
+        let work = move || {
+            let mut over = attempts.try_import(&daemon);
+            shared.untried.fetch_sub(1, Ordering::Release);
+            while !over && daemon.is_alive() && daemon.is_awaited(&attempts.0.which) {
+                std::thread::sleep(RETRY);
+                over = !daemon.is_awaited(&attempts.0.which) || attempts.try_import(&daemon);
+            }
+            lock(&shared.under_way).remove(&attempts.0.which);
+        };
+        let spawned = std::thread::Builder::new().name("import".into()).spawn(work);
+        spawned.unwrap_or_else(|error| panic!("no thread for the import of an array: {error}"));
     }
 
     /// Whether every array has been tried at least once.
@@ -79,51 +93,46 @@ impl Imports {
     }
 }
 
-impl Waiting {
-    fn is_wanted(&self, shared: &Shared) -> bool {
-        lock(&shared.wanted).contains(&self.config.which)
-    }
-
+impl Attempts {
     /// Whether it need not be tried again.
     fn try_import(&mut self, daemon: &Daemon) -> bool {
-        if let Some(config) = daemon.section(&self.config.which) {
-            self.config = config;
+        if let Some(config) = daemon.section(&self.0.which) {
+            self.0 = config;
         }
-        match self.import(daemon) {
+        let earlier = daemon.earlier_paths(Some(&self.0.which.to_string()));
+        let found = search_with(&self.0.search, &earlier, self.0.limits.local);
+        match self.import(daemon, &found) {
             Ok(line) => {
                 tracing::info!("{line}");
+                daemon.not_awaited(&self.0.which);
                 true
             }
             Err(error) => {
-                let text = error.to_string();
-                if self.told.as_ref() != Some(&text) {
-                    tracing::error!(array = %self.config.which, "cannot import: {text}");
-                    self.told = Some(text);
-                }
+                daemon.still_awaited(&self.0.which, &found, error);
                 false
             }
         }
     }
 
-    fn import(&self, daemon: &Daemon) -> Result<String, RequestError> {
-        let found = search(&self.config.search, self.config.limits.local);
-        let uuid = found.choose(&self.config.which.to_string(), &self.config.search)?;
-        if let Ok(reports) = daemon.status(Some(&uuid.to_string()))
-            && let Some(report) = reports.first()
+    fn import(&self, daemon: &Daemon, found: &Search) -> Result<String, RequestError> {
+        let config = &self.0;
+        let uuid = found.choose(&config.which.to_string(), &config.search)?;
+        if daemon.served_uuids().contains(&uuid)
+            && let Some(report) = daemon.status(Some(&uuid.to_string()))?.first()
         {
             // An administrator was faster.
             return Ok(served_line(report));
         }
         let options = ServeOptions {
-            read_only: self.config.read_only,
-            rebuild_min: self.config.rebuild_min,
-            rebuild_max: self.config.rebuild_max,
-            full_stripe: self.config.full_stripe,
-            page_cache: self.config.page_cache,
-            limits: self.config.limits,
+            read_only: config.read_only,
+            rebuild_min: config.rebuild_min,
+            rebuild_max: config.rebuild_max,
+            full_stripe: config.full_stripe,
+            page_cache: config.page_cache,
+            limits: config.limits,
             force: false,
         };
-        let (report, _) = daemon.open_and_serve(&found, uuid, options, &found.warnings)?;
+        let (report, _) = daemon.open_and_serve(found, uuid, options, &found.warnings)?;
         Ok(served_line(&report))
     }
 }

@@ -11,15 +11,17 @@ use super::reactor::{ArrayFacts, ArrayId};
 use super::report::{Names, Place};
 use super::search::search;
 use super::service::{Daemon, Done, Outcome, refusal};
-use super::superblocks::{read_superblock, reserve_regions, signatures, wipe_ends, wipe_log, witness};
+use super::superblocks::{
+    read_superblock, reserve_regions, reserved_bytes, signatures, wipe_ends, wipe_log, witness,
+};
 use crate::control::{ErrorCode, MemberRef, RequestError};
 use crate::format::{MemberState, NewestError, Role, Superblock};
 use crate::member::patience::within;
 use crate::member::{
     self, Access, DEFAULT_MEMBER_TIMEOUT, Device, DeviceError, DeviceKind, Identity, TimeLimits,
 };
-use crate::units::{MemberIndex, Printable, ROW_BYTES, shown};
-use crate::volume::{AdminRequest, ArrayState, NewDevice};
+use crate::units::{HumanSize, MemberIndex, Printable, ROW_BYTES, shown};
+use crate::volume::{AdminRequest, NewDevice};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use uuid::Uuid;
@@ -35,7 +37,7 @@ pub(super) struct Target {
     array: ArrayId,
     name: String,
     superblock: Superblock,
-    index: MemberIndex,
+    pub(super) index: MemberIndex,
     seat: Place,
     limits: TimeLimits,
 }
@@ -62,33 +64,36 @@ impl Daemon {
     pub(super) fn clear(&self, array: &str, member: Option<&MemberRef>, dry_run: bool) -> Outcome {
         let (id, name) = self.find(array, |served| (served.id, served.names.name.clone()))?;
         let target = member.map(|member| self.target(array, member)).transpose()?;
-        let what =
-            target.as_ref().map_or_else(|| "all members and the array".into(), |target| target.describe());
-        if dry_run {
-            return Ok(Done::line(format!("would clear the error counts of {what}")));
-        }
         let member = target.map(|target| target.index);
+        if dry_run {
+            return self.would(id, &name, AdminRequest::Clear { member });
+        }
         let outcome = self.reactor.admin(id, AdminRequest::Clear { member }, Vec::new())?;
+        self.with_names(id, |names| names.clear(member));
+        self.remember_now(id);
         Ok(Done::line(format!("array '{name}': {}", outcome.0)))
     }
 
     pub(super) fn take_out(&self, array: &str, member: &MemberRef, failed: bool, dry_run: bool) -> Outcome {
         let target = self.target(array, member)?;
-        let (word, member) = (if failed { "fail" } else { "take offline" }, target.index);
-        if dry_run {
-            return Ok(Done::line(format!("would {word} {}", target.describe())));
-        }
+        let member = target.index;
         let state = self.state_of(&target)?;
         let returns = self.returns_by_itself(&target)?;
         if returns && matches!(state, MemberState::Missing | MemberState::Faulted) {
-            self.returns().keep_out(target.superblock.array, member);
+            let stays = if dry_run { "would stay" } else { "stays" };
+            if !dry_run {
+                self.returns().keep_out(target.superblock.array, member);
+            }
             return Ok(Done::line(format!(
-                "{} is {} and stays away until it is brought back with 'calpe online'",
+                "{} is {} and {stays} away until it is brought back with 'calpe online'",
                 target.describe(),
                 state.as_str()
             )));
         }
         let request = if failed { AdminRequest::Fail { member } } else { AdminRequest::Offline { member } };
+        if dry_run {
+            return self.would(target.array, &target.name, request);
+        }
         let outcome = self.reactor.admin(target.array, request, Vec::new())?;
         Ok(Done::line(format!("array '{}': {} ({})", target.name, outcome.0, Printable(&target.seat.name()))))
     }
@@ -135,17 +140,19 @@ impl Daemon {
             Some(path) => path.to_owned(),
             None => self.where_is(&target)?,
         };
-        if !dry_run {
-            // An attempt of the daemon's own may have the device locked. The next one waits for this change of the array.
-            let attempt = self.returns().interrupt(target.superblock.array, target.index);
-            drop(attempt.map(|attempt| attempt.recv_timeout(ATTEMPT_WAIT)));
-        }
-        let access = if dry_run { Access::ReadOnly } else { Access::Exclusive };
-        let (device, superblock) = open_member(&path, access, target.limits)?;
+        // An attempt of the daemon's own may have the device locked. The next one waits for this change of
+        // the array.
+        let attempt = self.returns().interrupt(target.superblock.array, target.index);
+        drop(attempt.map(|attempt| attempt.recv_timeout(ATTEMPT_WAIT)));
+        // Locked in a dry run, too: whether it can be is part of what is to be known.
+        let (device, superblock) = open_member(&path, Access::Exclusive, target.limits)?;
         let superblock = target.own(&device, superblock)?;
         check_fit(&target, &device)?;
         if dry_run {
-            return Ok(Done::line(format!("would bring back {} from {}", target.describe(), shown(&path))));
+            let new = self.new_device(&device, Some(superblock));
+            let request = AdminRequest::Online { member: target.index, device: new };
+            let done = self.would(target.array, &target.name, request)?;
+            return Ok(Done::line(format!("{} ({})", done.message, shown(&path))));
         }
         let done = self.bring_online(&target, device, superblock)?;
         self.returns().back(target.superblock.array, target.index);
@@ -155,14 +162,7 @@ impl Daemon {
     /// Hands a member's own device to its array again.
     pub(super) fn bring_online(&self, target: &Target, device: Device, superblock: Superblock) -> Outcome {
         check_fit(target, &device)?;
-        let id = self.reactor.next_device_id();
-        let new = NewDevice {
-            device: id,
-            uuid: superblock.device,
-            bytes: device.facts().bytes,
-            superblock: Some(Box::new(superblock)),
-            known_zero: false,
-        };
+        let new = self.new_device(&device, Some(superblock));
         self.hand_over(target, new, device, |member, device| AdminRequest::Online { member, device })
     }
 
@@ -175,26 +175,19 @@ impl Daemon {
         dry_run: bool,
     ) -> Outcome {
         let target = self.target(array, old)?;
-        let facts = self.facts(target.array)?;
-        let status = &facts.status.members[usize::from(target.index.0)];
-        if facts.status.state == ArrayState::Failed {
-            return Err(refusal(
-                ErrorCode::Refused,
-                format!("array '{}' has FAILED: bring its members back before replacing one", target.name),
-            ));
-        }
-        if status.replacement.is_some() {
-            return Err(refusal(
-                ErrorCode::Refused,
-                format!(
-                    "a replacement of {} is being built already: wait until it is complete",
-                    target.describe()
-                ),
-            ));
-        }
-        let access = if dry_run { Access::ReadOnly } else { Access::Exclusive };
+        // Before anything is opened or created. A device that is large enough is checked for the rest.
+        let fitting = NewDevice {
+            device: self.reactor.next_device_id(),
+            uuid: Uuid::new_v4(),
+            bytes: target.needed_bytes(),
+            superblock: None,
+            known_zero: false,
+        };
+        let request = AdminRequest::Replace { member: target.index, device: fitting };
+        let would = self.would(target.array, &target.name, request)?;
         let mut warnings = Vec::new();
-        let (device, created) = match Device::open_within(new, access, patience(target.limits)) {
+        // Locked in a dry run, too: whether it can be is part of what is to be known.
+        let (device, created) = match Device::open_within(new, Access::Exclusive, patience(target.limits)) {
             Ok(device) => {
                 check_fit(&target, &device)?;
                 warnings = check_worthless(&device, force)?;
@@ -207,8 +200,16 @@ impl Daemon {
             Err(error) => return Err(error.into()),
         };
         if dry_run {
-            let what = if created { "a new sparse file" } else { "the device" };
-            let message = format!("would replace {} by {what} {}", target.describe(), shown(new));
+            let reserved = HumanSize(reserved_bytes(&target.superblock));
+            let what = match created {
+                true => format!(
+                    "a new sparse file of {}, {reserved} of it allocated at once",
+                    HumanSize(self.file_bytes(&target))
+                ),
+                false => format!("{reserved} of it allocated at once"),
+            };
+            let message = format!("{} ({}: {what})", would.message, shown(new));
+            warnings.extend(self.outside_search(new));
             return Ok(Done { message, warnings });
         }
         let (device, known_zero) = match device {
@@ -254,7 +255,38 @@ impl Daemon {
             // As above.
             let _ = std::fs::remove_file(new);
         }
-        outcome.map(|done| Done { warnings, ..done })
+        outcome.map(|mut done| {
+            done.warnings.splice(0..0, warnings);
+            done
+        })
+    }
+
+    /// What the array says to a request, which it does not carry out.
+    pub(super) fn would(&self, id: ArrayId, name: &str, request: AdminRequest) -> Outcome {
+        let outcome = self.reactor.check(id, request)?;
+        Ok(Done::line(format!("would be done on array '{name}': {}", outcome.0)))
+    }
+
+    fn new_device(&self, device: &Device, superblock: Option<Superblock>) -> NewDevice {
+        NewDevice {
+            device: self.reactor.next_device_id(),
+            uuid: superblock.as_ref().map_or_else(Uuid::new_v4, |superblock| superblock.device),
+            bytes: device.facts().bytes,
+            superblock: superblock.map(Box::new),
+            known_zero: false,
+        }
+    }
+
+    /// Gives up a replacement that is being built.
+    pub(super) fn cancel_replace(&self, array: &str, member: &MemberRef, dry_run: bool) -> Outcome {
+        let target = self.target(array, member)?;
+        let request = AdminRequest::CancelReplace { member: target.index };
+        if dry_run {
+            return self.would(target.array, &target.name, request);
+        }
+        let outcome = self.reactor.admin(target.array, request, Vec::new())?;
+        self.remember_now(target.array);
+        Ok(Done::line(format!("array '{}': {} ({})", target.name, outcome.0, target.seat.name())))
     }
 
     /// Brings back those members of a failed array that are where they were. What was in service when it failed is
@@ -301,7 +333,9 @@ impl Daemon {
         self.with_names(target.array, |names| names.devices.insert(id, place));
         // It may have been lost again meanwhile, which is no reason to keep it out.
         member::forget_lost(&path, since);
-        Ok(Done::line(format!("array '{}': {} ({})", target.name, outcome.0, shown(&path))))
+        self.remember_now(target.array);
+        let message = format!("array '{}': {} ({})", target.name, outcome.0, shown(&path));
+        Ok(Done { message, warnings: self.outside_search(&path).into_iter().collect() })
     }
 
     pub(super) fn target(&self, array: &str, member: &MemberRef) -> Result<Target, RequestError> {

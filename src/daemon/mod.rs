@@ -4,10 +4,12 @@
 //! the reactor through a mailbox. Everything below this folder is told the time and handed its bytes.
 
 mod activation;
+mod arrays;
 mod certificates;
 mod changes;
 pub mod check;
 pub mod clock;
+mod commands;
 pub mod config;
 mod control_server;
 mod copies;
@@ -20,6 +22,7 @@ pub mod import;
 mod imports;
 pub mod logging;
 mod members;
+mod memory;
 pub mod panic;
 pub mod peer;
 pub mod reactor;
@@ -31,10 +34,12 @@ pub mod serve;
 pub mod service;
 mod settings;
 mod signals;
+mod state;
 pub mod superblocks;
 #[cfg(test)]
 mod tests;
 mod undo;
 pub mod up;
+mod waiting;
 
 pub use control_server::ControlServer;

@@ -31,9 +31,7 @@ impl<'a> Reloader<'a> {
         imports: &'a Imports,
         tls: &'a Tls,
     ) -> Reloader<'a> {
-        let reloader = Reloader { daemon, reread, imports, tls, running: RefCell::new(running.clone()) };
-        reloader.watch_certificates();
-        reloader
+        Reloader { daemon, reread, imports, tls, running: RefCell::new(running.clone()) }
     }
 
     /// Reads everything again, applies what can be applied, and says what cannot.
@@ -94,23 +92,8 @@ impl<'a> Reloader<'a> {
             }
         }
         drop(running);
-        self.watch_certificates();
+        watch_certificates(self.daemon, &self.running.borrow());
         Ok(())
-    }
-
-    fn watch_certificates(&self) {
-        let running = self.running.borrow();
-        let server = running.listen.tls.as_ref().map(|tls| tls.files.certificates());
-        let remote = running.remote.as_ref().map(ClientFiles::certificates);
-        match (server.transpose(), remote.transpose()) {
-            (Ok(server), Ok(remote)) => {
-                self.daemon.watch_certificates(server.unwrap_or_default(), remote.unwrap_or_default());
-            }
-            // They were read a moment ago.
-            (Err(error), _) | (_, Err(error)) => {
-                tracing::warn!("cannot tell when certificates end: {error}");
-            }
-        }
     }
 
     fn apply_arrays(&self, fresh: &[ArrayConfig]) {
@@ -188,6 +171,7 @@ fn needs_restart(running: &Config, fresh: &Config) -> Vec<String> {
     let Config { daemon, listen, gpu, remote: _, arrays } = running;
     let super::config::DaemonConfig {
         runtime_dir,
+        state_dir,
         control_socket,
         memory,
         metadata_memory,
@@ -195,6 +179,7 @@ fn needs_restart(running: &Config, fresh: &Config) -> Vec<String> {
         log_format,
     } = daemon;
     check(*runtime_dir != fresh.daemon.runtime_dir, "daemon.runtime_dir");
+    check(*state_dir != fresh.daemon.state_dir, "daemon.state_dir");
     check(*control_socket != fresh.daemon.control_socket, "daemon.control_socket");
     check(*memory != fresh.daemon.memory, "daemon.memory");
     check(*metadata_memory != fresh.daemon.metadata_memory, "daemon.metadata_memory");
@@ -226,6 +211,19 @@ fn needs_restart(running: &Config, fresh: &Config) -> Vec<String> {
         check(limits.remote != new.limits.remote, "remote_timeout or remote_grace");
     }
     left
+}
+
+/// Has the daemon tell when the certificates that a configuration names end.
+pub(super) fn watch_certificates(daemon: &Daemon, config: &Config) {
+    let server = config.listen.tls.as_ref().map(|tls| tls.files.certificates());
+    let remote = config.remote.as_ref().map(ClientFiles::certificates);
+    match (server.transpose(), remote.transpose()) {
+        (Ok(server), Ok(remote)) => {
+            daemon.watch_certificates(server.unwrap_or_default(), remote.unwrap_or_default());
+        }
+        // They were read a moment ago.
+        (Err(error), _) | (_, Err(error)) => tracing::warn!("cannot tell when certificates end: {error}"),
+    }
 }
 
 #[cfg(test)]

@@ -3,16 +3,19 @@
 //! Must not ask anybody anything: facts in, report out. Rates come from samples that are handed in with their time.
 
 use super::reactor::{ArrayFacts, ListenAddress};
+use super::state::Counts;
 use crate::block_io::DeviceId;
 use crate::control::{
-    self, ArrayReport, EngineReport, ErrorReport, GpuReport, LastScrub, LogReport, LostReport, MemberReport,
-    ReplacementReport, ScanKind, ScanReport, VolumeReport, explain,
+    self, ArrayReport, Condition, EngineReport, ErrorReport, GpuReport, LastScrub, LogReport, LostReport,
+    MemberReport, ReplacementReport, ScanKind, ScanReport, VolumeReport, explain,
 };
 use crate::format::{MemberState, VolumeKind};
 use crate::member::{Device, DeviceFacts, Identity};
 use crate::nbd::TlsMode;
-use crate::units::{Timestamp, VolumeOffset};
-use crate::volume::{Activity, ActivityKind, ArrayState, LogState, MemberStatus};
+use crate::units::{MemberIndex, Timestamp, VolumeOffset};
+use crate::volume::{
+    Activity, ActivityKind, ArrayState, LogState, MemberCondition, MemberStatus, VolumeStatus,
+};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
@@ -85,6 +88,8 @@ pub struct Names {
     pub seats: Vec<Place>,
     /// Every device handed to the array.
     pub devices: HashMap<DeviceId, Place>,
+    /// Counts of earlier runs, by member.
+    pub(super) earlier: Vec<Counts>,
     /// Copies of the superblock that were found damaged when the array was opened, by device.
     pub damaged: HashMap<Uuid, u64>,
     /// Progress lately.
@@ -102,13 +107,14 @@ impl Names {
         self.meters.observe(now, &facts.status.activities);
     }
 
-    /// The report of an array.
+    /// The report of an array; `returning` are the members that come back by themselves.
     #[must_use]
     pub fn report(
         &self,
         facts: &ArrayFacts,
         addresses: &[(ListenAddress, TlsMode)],
         gpu: &GpuReport,
+        returning: &[MemberIndex],
     ) -> ArrayReport {
         let status = &facts.status;
         let mut report = ArrayReport {
@@ -138,7 +144,12 @@ impl Names {
             epoch: status.epoch,
             dirty: status.dirty,
             uris: addresses.iter().map(|(address, tls)| uri(address, *tls, &self.name)).collect(),
-            members: self.seats.iter().zip(&status.members).map(|(s, m)| self.member(s, m)).collect(),
+            members: self
+                .seats
+                .iter()
+                .zip(&status.members)
+                .map(|(seat, member)| self.member(seat, member, returning.contains(&member.index)))
+                .collect(),
             scan: status.activities.iter().map(|activity| self.meters.scan(activity)).collect(),
             last_scrub: status.last_scrub.map(|scrub| LastScrub {
                 finished_unix: scrub.finished_unix,
@@ -150,6 +161,7 @@ impl Names {
             lost: parts(&status.lost),
             set_aside: parts(&status.set_aside),
             unreadable: parts(&status.unreadable),
+            start: None,
         };
         let explanation = explain(&report);
         report.status = explanation.status;
@@ -157,10 +169,34 @@ impl Names {
         report
     }
 
-    fn member(&self, seat: &Place, member: &MemberStatus) -> MemberReport {
-        let counters = member.counters;
-        let wrong = counters.checksum_errors + self.damaged.get(&seat.uuid).copied().unwrap_or(0);
-        let troubled = counters.read_errors + counters.write_errors + wrong > 0;
+    /// The counts of all members, those of earlier runs included.
+    #[must_use]
+    pub(super) fn counts(&self, status: &VolumeStatus) -> Vec<Counts> {
+        self.seats.iter().zip(&status.members).map(|(seat, member)| self.counts_of(seat, member)).collect()
+    }
+
+    fn counts_of(&self, seat: &Place, member: &MemberStatus) -> Counts {
+        let cksum = self.damaged.get(&seat.uuid).copied().unwrap_or(0);
+        let earlier = self.earlier.get(usize::from(member.index.0)).copied().unwrap_or_default();
+        earlier + Counts::from(member.counters) + Counts { cksum, ..Counts::default() }
+    }
+
+    /// Forgets the counts of a member, or of all, but for those that the volume keeps.
+    pub fn clear(&mut self, member: Option<MemberIndex>) {
+        let is_meant = |at: usize| member.is_none_or(|member| usize::from(member.0) == at);
+        for (_, counts) in self.earlier.iter_mut().enumerate().filter(|(at, _)| is_meant(*at)) {
+            *counts = Counts::default();
+        }
+        for (at, seat) in self.seats.iter().enumerate() {
+            if is_meant(at) {
+                self.damaged.remove(&seat.uuid);
+            }
+        }
+    }
+
+    fn member(&self, seat: &Place, member: &MemberStatus, returning: bool) -> MemberReport {
+        let counts = self.counts_of(seat, member);
+        let troubled = counts.read + counts.write + counts.cksum > 0;
         MemberReport {
             index: member.index.0,
             name: seat.name(),
@@ -173,11 +209,12 @@ impl Names {
                 MemberState::Offline => control::MemberState::Offline,
                 MemberState::Missing => control::MemberState::Missing,
             },
-            read: counters.read_errors,
-            write: counters.write_errors,
-            cksum: wrong,
-            repaired: counters.repaired,
+            read: counts.read,
+            write: counts.write,
+            cksum: counts.cksum,
+            repaired: counts.repaired,
             reason: member.reason.clone(),
+            conditions: conditions(member, &counts, returning),
             cached: member.device.and_then(|id| self.devices.get(&id)).is_some_and(Place::is_cached),
             replacement: member.replacement.map(|device| match self.devices.get(&device) {
                 Some(place) => ReplacementReport { name: place.name(), uuid: Some(place.uuid) },
@@ -185,6 +222,18 @@ impl Names {
             }),
         }
     }
+}
+
+fn conditions(member: &MemberStatus, counts: &Counts, returning: bool) -> Vec<Condition> {
+    let of_array = member.conditions.iter().map(|condition| match condition {
+        MemberCondition::Full => Condition::Full,
+        MemberCondition::ShortOfResources => Condition::HostShort,
+        MemberCondition::KeptDespiteErrors => Condition::KeptDespiteErrors,
+        MemberCondition::Slow => Condition::Slow,
+    });
+    let returning = returning.then_some(Condition::Returning);
+    let repaired = (counts.repaired > 0).then_some(Condition::Repaired);
+    of_array.chain(returning).chain(repaired).collect()
 }
 
 fn log_report(log: &LogState) -> LogReport {

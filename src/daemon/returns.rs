@@ -7,6 +7,7 @@
 //! earlier connection has left in its server's hands has landed. Must not know the state machine of an array.
 
 use super::changes::Change;
+use super::events::kinds;
 use super::import::SETTLE;
 use super::members::{Target, open_member};
 use super::reactor::{ArrayFacts, ArrayId};
@@ -115,6 +116,12 @@ impl Daemon {
         away.is_some_and(|(_, away)| !away.is_empty())
     }
 
+    /// The members that come back by themselves.
+    pub(super) fn returning(&self, array: ArrayId, facts: &ArrayFacts) -> Vec<MemberIndex> {
+        let away = self.with_served(array, |served| self.find_away(served, facts));
+        away.map_or_else(Vec::new, |(_, away)| away.into_iter().map(|member| member.index).collect())
+    }
+
     fn find_away(&self, served: &Served, facts: &ArrayFacts) -> (Uuid, Vec<Away>) {
         let names = &served.names;
         let returns = self.returns();
@@ -137,9 +144,14 @@ impl Daemon {
                 _ => false,
             };
             let places = match (&seat.path, remote) {
+                // Where it was before the daemon started; it may be another host's by now.
+                (_, Some(path)) if seat.found.is_none() => {
+                    std::iter::once(path).chain(&unused).cloned().collect()
+                }
                 (_, Some(path)) => vec![path.clone()],
                 (None, None) => unused.clone(),
                 (Some(path), None) if *was_short => vec![path.clone()],
+                (Some(_), None) if seat.found.is_none() => unused.clone(),
                 (Some(_), None) => Vec::new(),
             };
             if may && !places.is_empty() && !returns.kept_out.contains(&key) {
@@ -156,7 +168,7 @@ impl Daemon {
         let key = (uuid, member.index.0);
         if let (false, Some(lost)) = (self.returns().attempts.contains_key(&key), &member.lost) {
             let text = format!("the connection to it is given up: {}; it is tried again", lost.reason);
-            self.notice_member(array, NoticeLevel::Warning, member.index, text);
+            self.notice_member(array, kinds::MEMBER_LOST, NoticeLevel::Warning, member.index, text);
         }
         let mut returns = self.returns();
         let attempt =
@@ -213,7 +225,7 @@ impl Daemon {
             Ok(done) => {
                 let how = if away.was_short { "has room again" } else { "answers again" };
                 let text = format!("{path} {how}: {}", done.message);
-                self.notice_member(array, NoticeLevel::Info, away.index, text);
+                self.notice_member(array, kinds::MEMBER_RETURNED, NoticeLevel::Info, away.index, text);
             }
             Err(error) => {
                 tracing::debug!(%error, "a member answers and is not taken back");

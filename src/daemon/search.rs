@@ -25,6 +25,8 @@ pub struct Found {
     pub path: PathBuf,
     /// Its current superblock.
     pub superblock: Superblock,
+    /// It was found only because it had been there before.
+    pub remembered: bool,
 }
 
 /// What a search brought up.
@@ -43,6 +45,8 @@ struct Place {
     path: PathBuf,
     /// Somebody named this very path, so that everything that is wrong with it is worth a line.
     named: bool,
+    /// A device was there before; nobody has asked for it.
+    remembered: bool,
 }
 
 /// What is at a place.
@@ -61,6 +65,13 @@ type Node = (u64, u64, u64);
 /// paths lead to counts once, under the first. What does not answer within `patience` is left out.
 #[must_use]
 pub fn search(places: &[PathBuf], patience: Duration) -> Search {
+    search_with(places, &[], patience)
+}
+
+/// The same, where devices were at these paths before: they are looked at too, and need not be there any
+/// more.
+#[must_use]
+pub fn search_with(places: &[PathBuf], remembered: &[PathBuf], patience: Duration) -> Search {
     let mut search = Search::default();
     let mut uris: Vec<PathBuf> = Vec::new();
     let mut local: Vec<PathBuf> = Vec::new();
@@ -72,16 +83,24 @@ pub fn search(places: &[PathBuf], patience: Duration) -> Search {
         }
     }
     let mut candidates = search.list(&local, patience);
+    let (remote, local): (Vec<_>, Vec<_>) = remembered.iter().cloned().partition(|path| is_remote(path));
+    candidates.extend(local.into_iter().map(|path| Place { path, named: false, remembered: true }));
     search.leave_out_twins(&mut candidates, patience);
     // At the same time: hosts that do not answer cost their time once, not one after the other.
-    candidates.extend(uris.into_iter().map(|path| Place { path, named: true }));
+    let remote = remote.into_iter().filter(|path| !uris.iter().any(|uri| same_remote(uri, path)));
+    let remote: Vec<_> = remote.map(|path| Place { path, named: false, remembered: true }).collect();
+    candidates.extend(uris.into_iter().map(|path| Place { path, named: true, remembered: false }));
+    candidates.extend(remote);
     let paths: Vec<PathBuf> = candidates.iter().map(|place| place.path.clone()).collect();
     let seen = each_within(&paths, "look at it", patience, look_at);
     for (place, seen) in candidates.iter().zip(seen) {
         match seen {
-            Ok(Seen::Member(found)) => {
+            Ok(Seen::Member(mut found)) => {
+                found.remembered = place.remembered;
                 search.arrays.entry(found.superblock.array).or_default().push(*found);
             }
+            // What was a member once, and is told where members are missing.
+            Ok(Seen::Unfit(line)) if place.remembered => search.unread.push(line),
             Ok(Seen::Unfit(line)) => search.warnings.push(line),
             Ok(Seen::Nothing) if place.named => {
                 search.warnings.push(format!("{}: holds no Calpe superblock", shown(&place.path)));
@@ -100,9 +119,15 @@ impl Search {
         for (place, entries) in places.iter().zip(each_within(places, "list it", patience, list)) {
             match entries {
                 Ok(Ok(Some(entries))) => {
-                    candidates.extend(entries.into_iter().map(|path| Place { path, named: false }));
+                    candidates.extend(entries.into_iter().map(|path| Place {
+                        path,
+                        named: false,
+                        remembered: false,
+                    }));
                 }
-                Ok(Ok(None)) => candidates.push(Place { path: place.clone(), named: true }),
+                Ok(Ok(None)) => {
+                    candidates.push(Place { path: place.clone(), named: true, remembered: false })
+                }
                 Ok(Err(error)) => self.warnings.push(format!("{}: {error}", shown(place))),
                 Err(error) => self.warnings.push(error.to_string()),
             }
@@ -165,7 +190,7 @@ fn look_at(path: &Path) -> Seen {
     };
     let seen = match read_superblock(&device) {
         Ok(superblock) => match check_length(&device, &superblock) {
-            Ok(()) => Seen::Member(Box::new(Found { path: path.into(), superblock })),
+            Ok(()) => Seen::Member(Box::new(Found { path: path.into(), superblock, remembered: false })),
             Err(error) => {
                 let Superblock { name, member, .. } = superblock;
                 Seen::Unfit(format!("{error} (it is member {member} of array '{name}')"))

@@ -10,7 +10,7 @@ use super::import;
 use super::imports::Imports;
 use super::logging;
 use super::reactor::{ListenAddress, ListenError, ListenTls, Listener};
-use super::reload::Reloader;
+use super::reload::{Reloader, watch_certificates};
 use super::service::{Daemon, ServiceConfig};
 use super::signals::{Signals, Woken};
 use crate::control::RequestError;
@@ -141,10 +141,14 @@ pub fn run_serve(config: &Config, reread: &dyn Fn() -> Result<Config, ConfigErro
             search: Vec::new(),
             gpu: config.gpu.clone(),
             runtime_dir: Some(config.daemon.runtime_dir.clone()),
+            state_dir: Some(config.daemon.state_dir.clone()),
         })
         .map_err(system("start the reactor"))?,
     );
     daemon.configure(&config.arrays);
+    // Before anybody can ask: no array and no certificate is ever left out of a status.
+    Imports::announce(&daemon, &config.arrays);
+    watch_certificates(&daemon, config);
     let control = match activated.control {
         Some(listener) => ControlServer::on(Arc::clone(&daemon), listener)?,
         None => ControlServer::start(Arc::clone(&daemon), &config.daemon.control_socket)?,

@@ -3,38 +3,41 @@
 //! Invariants: requests that change something run one at a time; what is refused has changed nothing; everything
 //! that an array is handed was opened and locked here. Must not know how requests arrive.
 
+use super::arrays::ImportOrder;
 use super::certificates::Certificates;
 use super::changes::{Change, Changes};
 use super::clock;
-use super::events::EventLog;
+use super::commands::command_of;
+use super::events::{EventLog, News, kinds};
 use super::gpu::Gpus;
 use super::host_memory;
 use super::import::{self, ImportError, LeftOut, Opened};
+use super::memory::Memory;
 use super::reactor::{
     ArrayFacts, ArrayId, ListenAddress, ListenError, Listener, NewArray, ReactorConfig, ReactorError,
     ReactorHandle,
 };
 use super::report::{Meters, Names, Place};
 use super::returns::Returns;
-use super::search::{Found, Search, search};
 pub use super::settings::ServeOptions;
 use super::settings::Settings;
+use super::state::{Remembered, StateDir};
+use super::waiting::Waiting;
 use crate::array::{ArrayConfig, Footprint, OpenDevice};
 use crate::block_io::Pool;
 use crate::codec::Codec;
 use crate::control::{
-    ArrayReport, ArrayState, ErrorCode, Event, Importable, ImportableMember, PROTOCOL_VERSION, Pong, Reply,
-    Request, RequestError, ScrubAction, Severity, Status,
+    ArrayReport, ArrayState, ErrorCode, PROTOCOL_VERSION, Pong, Reply, Request, RequestError, Status,
 };
-use crate::format::{MemberState, Superblock, VolumeKind};
+use crate::format::{Superblock, VolumeKind};
 use crate::gpu::GpuConfig;
-use crate::member::{DEFAULT_MEMBER_TIMEOUT, TimeLimits, await_closings};
+use crate::member::{TimeLimits, await_closings};
 use crate::nbd::TlsMode;
 use crate::units::{HumanSize, MemberIndex, SizeBeside};
-use crate::volume::{AdminRequest, ArrayNotice, NoticeLevel, PlainVolume};
+use crate::volume::{NoticeLevel, PlainVolume};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use uuid::Uuid;
@@ -51,11 +54,11 @@ const CHANGE_WAIT: Duration = Duration::from_secs(10);
 /// How long the end of the daemon waits for requests that are being carried out.
 const LAST_CHANGES_WAIT: Duration = Duration::from_secs(2);
 
-/// How long the end of an array waits until its devices are closed; those that hang are left.
-const CLOSING_WAIT: Duration = Duration::from_secs(1);
+/// How long the end of the daemon waits for what is written to the state directory.
+const STATE_WAIT: Duration = Duration::from_secs(2);
 
-/// Lines about what could not be looked at that are told where members are missing.
-const UNREAD_TOLD: usize = 8;
+/// How long the end of an array waits until its devices are closed; those that hang are left.
+pub(super) const CLOSING_WAIT: Duration = Duration::from_secs(1);
 
 /// What a daemon is to be.
 #[derive(Clone, Debug, PartialEq)]
@@ -74,6 +77,8 @@ pub struct ServiceConfig {
     pub gpu: GpuConfig,
     /// Where what was measured is kept; none: nowhere.
     pub runtime_dir: Option<PathBuf>,
+    /// Where is kept what the next start should know; none: nowhere.
+    pub state_dir: Option<PathBuf>,
 }
 
 /// A running daemon: a reactor and the names of what it serves.
@@ -82,7 +87,9 @@ pub struct Daemon {
     pub(super) reactor: ReactorHandle,
     pool: Pool,
     gpus: Gpus,
-    events: EventLog,
+    pub(super) events: EventLog,
+    pub(super) state: StateDir,
+    pub(super) memory: Mutex<Memory>,
     metadata_memory: u64,
     /// Goes before `search` and `served` where several are taken.
     pub(super) settings: Mutex<Settings>,
@@ -90,6 +97,7 @@ pub struct Daemon {
     pub(super) certificates: Mutex<Certificates>,
     addresses: Mutex<Vec<(ListenAddress, TlsMode)>>,
     pub(super) served: Mutex<Vec<Served>>,
+    pub(super) waiting: Mutex<Vec<Waiting>>,
     returns: Mutex<Returns>,
     changes: Arc<Changes>,
     /// Rings when the daemon is to end.
@@ -166,7 +174,12 @@ impl Daemon {
             tracing::warn!(%error, "cannot take all memory for requests at the start");
         }
         let gpus = Gpus::start(&config.gpu, &pool, config.runtime_dir.as_deref())?;
-        let events = EventLog::default();
+        let opened = config.state_dir.as_deref().map(StateDir::open);
+        let (state, Remembered { arrays, counters, events: earlier, warnings }) = opened.unwrap_or_default();
+        let events = EventLog::new(state.clone(), earlier);
+        for warning in warnings {
+            events.tell(News::new(None, kinds::STATE_DIR, NoticeLevel::Warning, warning));
+        }
         let reactor = ReactorHandle::spawn(
             ReactorConfig {
                 pool: pool.clone(),
@@ -181,12 +194,15 @@ impl Daemon {
             pool,
             gpus,
             events,
+            state,
+            memory: Mutex::new(Memory { arrays, counters }),
             metadata_memory: config.metadata_memory.unwrap_or_else(|| host_memory::bytes() / METADATA_PART),
             settings: Mutex::default(),
             search: Mutex::new(config.search),
             certificates: Mutex::default(),
             addresses: Mutex::default(),
             served: Mutex::default(),
+            waiting: Mutex::default(),
             returns: Mutex::default(),
             changes: Arc::default(),
             stop: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
@@ -247,7 +263,8 @@ impl Daemon {
             Some(key) => place(key, seat.uuid).1,
             None => {
                 let left = left_out.iter().find(|left| left.device == seat.uuid);
-                Place::unseen(seat.uuid, left.and_then(|left| left.path.clone()))
+                let path = left.and_then(|left| left.path.clone());
+                Place::unseen(seat.uuid, path.or_else(|| self.earlier_path(superblock.array, seat.uuid)))
             }
         });
         let names = Names {
@@ -264,6 +281,7 @@ impl Daemon {
                     own.into_iter().chain(new)
                 })
                 .collect(),
+            earlier: self.earlier_counts(superblock.array),
             damaged: damaged.into_iter().collect(),
             meters: Meters::default(),
         };
@@ -286,23 +304,28 @@ impl Daemon {
         })?;
         lock(&self.served).push(Served { id, superblock, names, limits: options.limits, memory });
         drop(settings);
+        self.remember_now(id);
         let report = self.report_of(id)?;
         let level = if report.state == ArrayState::Online { NoticeLevel::Info } else { NoticeLevel::Warning };
-        self.notice(&report.name, level, format!("imported, {}", report.state));
+        self.notice(&report.name, kinds::IMPORTED, level, format!("imported, {}", report.state));
         for warning in warnings {
-            self.notice(&report.name, NoticeLevel::Warning, warning);
+            self.notice(&report.name, kinds::IMPORT_NOTE, NoticeLevel::Warning, warning);
         }
         for LeftOut { device, reason, .. } in left_out {
             let member = report.members.iter().find(|member| member.uuid == device);
-            let member = member.map(|member| MemberIndex(member.index));
             let text = format!("{reason}; the array starts without it");
-            self.events.push(&report.name, ArrayNotice { level: NoticeLevel::Warning, member, text });
+            let news = News::new(Some(&report.name), kinds::MEMBER_LEFT_OUT, NoticeLevel::Warning, text);
+            self.events.tell(News { member: member.map(|member| member.index), ..news });
         }
         Ok(report)
     }
 
     /// Memory for the metadata of an array, in bytes, if there is enough beside that of the others.
-    fn memory_for(&self, superblock: &Superblock, options: ServeOptions) -> Result<u64, RequestError> {
+    pub(super) fn memory_for(
+        &self,
+        superblock: &Superblock,
+        options: ServeOptions,
+    ) -> Result<u64, RequestError> {
         let page_cache = options.page_cache.unwrap_or(ArrayConfig::default().page_cache as u64);
         let needed = Footprint::of(superblock, page_cache);
         let taken: u64 = lock(&self.served).iter().map(|served| served.memory).sum();
@@ -332,8 +355,22 @@ impl Daemon {
         }
     }
 
-    /// Carries out a request.
+    /// Carries out a request of this process's own user.
     pub fn handle(&self, request: Request) -> Reply {
+        self.handle_from(request, nix::unistd::getuid().as_raw())
+    }
+
+    /// Carries out a request of a user. What it changes, or was to change, is an event.
+    pub fn handle_from(&self, request: Request, uid: u32) -> Reply {
+        let command = command_of(&request);
+        let reply = self.carry_out(request);
+        if let Some(command) = command {
+            self.note_command(command, uid, &reply);
+        }
+        reply
+    }
+
+    fn carry_out(&self, request: Request) -> Reply {
         let outcome = match request {
             Request::Ping { version } => return self.ping(version),
             Request::Status { array } => {
@@ -345,11 +382,12 @@ impl Daemon {
                 };
             }
             Request::Events { since } => return self.events_since(since),
+            Request::History { array } => return self.history(&array),
             Request::ListImportable { dirs } => return self.importable(&dirs),
-            Request::Import { array, all, dirs, force, dry_run } => {
-                self.import(array.as_deref(), all, &dirs, force, dry_run)
+            Request::Import { array, all, dirs, force, once, dry_run } => {
+                self.import(&ImportOrder { array, all, dirs, force, once, dry_run })
             }
-            Request::Export { array, dry_run } => self.export(&array, dry_run),
+            Request::Export { array, force, dry_run } => self.export(&array, force, dry_run),
             Request::Fail { array, member, dry_run } => self.take_out(&array, &member, true, dry_run),
             Request::Offline { array, member, dry_run } => self.take_out(&array, &member, false, dry_run),
             Request::Online { array, member, path, dry_run } => {
@@ -357,6 +395,9 @@ impl Daemon {
             }
             Request::Replace { array, old, new, force, dry_run } => {
                 self.replace(&array, &old, &new, force, dry_run)
+            }
+            Request::CancelReplace { array, member, dry_run } => {
+                self.cancel_replace(&array, &member, dry_run)
             }
             Request::Scrub { array, action, dry_run } => self.scrub(&array, action, dry_run),
             Request::Repair { array, dry_run } => self.repair(&array, dry_run),
@@ -373,16 +414,23 @@ impl Daemon {
         }
     }
 
-    /// State of one array, or of all in order of name.
+    /// State of one array, or of all in order of name; also of those that are to be served and are not.
     ///
     /// # Errors
     /// When there is no such array.
     pub fn status(&self, array: Option<&str>) -> Result<Vec<ArrayReport>, RequestError> {
         let ids = match array {
-            Some(array) => vec![self.find(array, |served| served.id)?],
+            Some(array) => match (self.find(array, |served| served.id), self.find_awaited(array)) {
+                (Ok(id), _) => vec![id],
+                (Err(_), Some(waiting)) => return Ok(vec![waiting.report()]),
+                (Err(error), None) => return Err(error),
+            },
             None => lock(&self.served).iter().map(|served| served.id).collect(),
         };
         let mut reports = ids.into_iter().map(|id| self.report_of(id)).collect::<Result<Vec<_>, _>>()?;
+        if array.is_none() {
+            reports.extend(self.awaited().iter().map(Waiting::report));
+        }
         reports.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(reports)
     }
@@ -392,11 +440,13 @@ impl Daemon {
     pub fn observe(self: &Arc<Self>) {
         self.gpus.tell(&self.events);
         lock(&self.certificates).tell(&self.events);
+        self.tell_of_state();
         let ids: Vec<(ArrayId, Uuid)> =
             lock(&self.served).iter().map(|served| (served.id, served.names.uuid)).collect();
         for (id, uuid) in ids {
             // An array that was just stopped has no facts, and needs none.
             let Ok(facts) = self.facts(id) else { continue };
+            self.remember(id, &facts);
             let failed = facts.status.state == crate::volume::ArrayState::Failed;
             let whole = facts.status.state == crate::volume::ArrayState::Online;
             if whole || (!failed && !self.has_away(id, &facts)) {
@@ -428,9 +478,12 @@ impl Daemon {
     /// What made the reactor end early, if something did.
     pub fn shutdown(&self) -> io::Result<()> {
         self.changes.close(LAST_CHANGES_WAIT);
+        let ids: Vec<ArrayId> = lock(&self.served).iter().map(|served| served.id).collect();
+        ids.into_iter().for_each(|id| self.remember_now(id));
         let result = self.reactor.shutdown();
         lock(&self.served).clear();
         await_closings(CLOSING_WAIT);
+        self.state.close(STATE_WAIT);
         result
     }
 
@@ -470,186 +523,23 @@ impl Daemon {
     }
 
     fn events_since(&self, since: u64) -> Reply {
-        let events: Vec<Event> = self
-            .events
-            .since(since)
-            .into_iter()
-            .map(|event| Event {
-                sequence: event.sequence,
-                unix: event.unix,
-                severity: match event.notice.level {
-                    NoticeLevel::Info => Severity::Info,
-                    NoticeLevel::Warning => Severity::Warning,
-                    NoticeLevel::Error => Severity::Error,
-                },
-                array: Some(event.array),
-                member: event.notice.member.map(|member| member.0),
-                text: event.notice.text,
-            })
-            .collect();
+        let events = self.events.since(since);
         let next = events.last().map_or(since, |last| last.sequence + 1);
         Reply::Events { events, next }
     }
 
-    fn places(&self, dirs: &[PathBuf]) -> Vec<PathBuf> {
-        match (dirs, &self.search_places()[..]) {
-            ([], []) => vec![import::DEFAULT_SEARCH.into()],
-            ([], configured) => configured.to_vec(),
-            (asked, configured) => asked.iter().chain(configured).cloned().collect(),
-        }
-    }
-
-    fn importable(&self, dirs: &[PathBuf]) -> Reply {
-        let found = search(&self.places(dirs), DEFAULT_MEMBER_TIMEOUT);
-        let served: Vec<Uuid> = lock(&self.served).iter().map(|served| served.names.uuid).collect();
-        let mut arrays: Vec<Importable> = found
-            .arrays
-            .iter()
-            .filter(|(uuid, _)| !served.contains(uuid))
-            .filter_map(|(_, members)| importable(members))
-            .collect();
-        arrays.sort_by(|a, b| (&a.name, a.uuid).cmp(&(&b.name, b.uuid)));
-        Reply::Importable { arrays, warnings: found.warnings }
-    }
-
-    fn import(
-        &self,
-        array: Option<&str>,
-        all: bool,
-        dirs: &[PathBuf],
-        force: bool,
-        dry_run: bool,
-    ) -> Outcome {
-        let places = self.places(dirs);
-        let found = search(&places, DEFAULT_MEMBER_TIMEOUT);
-        let is_served = |uuid: &Uuid| lock(&self.served).iter().any(|served| served.names.uuid == *uuid);
-        let chosen: Vec<Uuid> = match (array, all) {
-            (Some(array), false) => {
-                let uuid = found.choose(array, &places)?;
-                if is_served(&uuid) {
-                    return Err(refusal(ErrorCode::Refused, format!("array '{array}' is served already")));
-                }
-                vec![uuid]
-            }
-            (None, true) => found.arrays.keys().filter(|uuid| !is_served(uuid)).copied().collect(),
+    fn history(&self, array: &str) -> Reply {
+        let uuid = array.parse::<Uuid>().ok();
+        let served = self.find(array, |served| served.names.name.clone());
+        let name = served.as_ref().ok().cloned().or_else(|| self.earlier_name(uuid?));
+        let events = self.events.history(name.as_deref().unwrap_or(array));
+        match (served, &events[..]) {
+            (Err(error), []) => Reply::Error(error),
             _ => {
-                return Err(refusal(
-                    ErrorCode::BadRequest,
-                    "name one array to import, or ask for all of them",
-                ));
-            }
-        };
-        let mut done = Done { message: String::new(), warnings: found.warnings.clone() };
-        let mut lines = Vec::new();
-        let mut failures = Vec::new();
-        for uuid in chosen {
-            match self.import_one(&found, uuid, force, dry_run) {
-                Ok(Done { message, warnings }) => {
-                    lines.push(message);
-                    done.warnings.extend(warnings);
-                }
-                Err(error) => failures.push(error),
+                let next = events.last().map_or(0, |last| last.sequence + 1);
+                Reply::Events { events, next }
             }
         }
-        // One failure among several must not hide what worked, nor pass for success.
-        match (lines.is_empty(), failures.pop()) {
-            (true, Some(error)) if failures.is_empty() => return Err(error),
-            (_, Some(error)) => {
-                let texts = failures.iter().chain([&error]).map(|e| e.message.clone());
-                let text = lines.into_iter().chain(texts).collect::<Vec<_>>().join("\n");
-                return Err(refusal(error.code, text));
-            }
-            (true, None) => lines.push("nothing to import".into()),
-            (false, None) => {}
-        }
-        done.message = lines.join("\n");
-        Ok(done)
-    }
-
-    fn import_one(&self, found: &Search, array: Uuid, force: bool, dry_run: bool) -> Outcome {
-        let members = &found.arrays[&array];
-        if dry_run {
-            let assembled = import::preview(members, force).map_err(ImportError::from)?;
-            let superblock = &assembled.superblock;
-            return Ok(Done::line(format!(
-                "would import array '{}' with {} of {} members",
-                superblock.name,
-                assembled.live.len(),
-                superblock.members.len()
-            )));
-        }
-        let options = ServeOptions { force, ..ServeOptions::default() };
-        let (report, warnings) = self.open_and_serve(found, array, options, &[])?;
-        Ok(Done { message: served_line(&report), warnings })
-    }
-
-    /// Opens an array that was found, and begins to serve it. Returns what a person should know, too, a line each. `told`
-    /// becomes events of the array beside that.
-    ///
-    /// # Errors
-    /// As [`import::open`] and [`Daemon::serve`].
-    pub fn open_and_serve(
-        &self,
-        found: &Search,
-        array: Uuid,
-        options: ServeOptions,
-        told: &[String],
-    ) -> Result<(ArrayReport, Vec<String>), RequestError> {
-        let _change = self.begin_change(array)?;
-        let mut opened = import::open(&found.arrays[&array], options.force, options.limits.local)?;
-        if opened.assembled.seats.iter().any(|seat| seat.state == MemberState::Missing) {
-            opened.warnings.extend(found.unread.iter().take(UNREAD_TOLD).cloned());
-        }
-        let mut warnings = opened.warnings.clone();
-        warnings.extend(opened.left_out.iter().map(|left| left.reason.clone()));
-        opened.warnings.splice(0..0, told.iter().cloned());
-        Ok((self.serve(opened, options)?, warnings))
-    }
-
-    fn export(&self, array: &str, dry_run: bool) -> Outcome {
-        let about = |served: &Served| (served.id, served.names.uuid, served.names.name.clone());
-        let (id, uuid, name) = self.find(array, about)?;
-        let clients = self.facts(id)?.clients;
-        let note = match clients {
-            0 => Vec::new(),
-            1 => vec!["1 client is attached and loses it".into()],
-            many => vec![format!("{many} clients are attached and lose it")],
-        };
-        if dry_run {
-            return Ok(Done { message: format!("would stop array '{name}'"), warnings: note });
-        }
-        let _change = self.begin_change(uuid)?;
-        let result = self.reactor.stop_array(id);
-        lock(&self.served).retain(|served| served.id != id);
-        await_closings(CLOSING_WAIT);
-        result?;
-        self.notice(&name, NoticeLevel::Info, "exported, stopped cleanly".into());
-        Ok(Done { message: format!("array '{name}' is stopped"), warnings: Vec::new() })
-    }
-
-    fn scrub(&self, array: &str, action: ScrubAction, dry_run: bool) -> Outcome {
-        let (id, name) = self.find(array, |served| (served.id, served.names.name.clone()))?;
-        let (request, word) = match action {
-            ScrubAction::Start => (AdminRequest::ScrubStart, "start"),
-            ScrubAction::Pause => (AdminRequest::ScrubPause, "pause"),
-            ScrubAction::Stop => (AdminRequest::ScrubStop, "stop"),
-        };
-        if dry_run {
-            return Ok(Done::line(format!("would {word} the scrub of array '{name}'")));
-        }
-        let outcome = self.reactor.admin(id, request, Vec::new())?;
-        Ok(Done::line(format!("array '{name}': {}", outcome.0)))
-    }
-
-    fn repair(&self, array: &str, dry_run: bool) -> Outcome {
-        let (id, name) = self.find(array, |served| (served.id, served.names.name.clone()))?;
-        if dry_run {
-            return Ok(Done::line(format!(
-                "would look again at what is set aside or lost on array '{name}'"
-            )));
-        }
-        let outcome = self.reactor.admin(id, AdminRequest::Repair, Vec::new())?;
-        Ok(Done::line(format!("array '{name}': {}", outcome.0)))
     }
 
     fn request_shutdown(&self, dry_run: bool) -> Done {
@@ -665,23 +555,27 @@ impl Daemon {
 
     /// Looks an array up by name or uuid.
     pub(super) fn find<T>(&self, array: &str, take: impl FnOnce(&Served) -> T) -> Result<T, RequestError> {
-        let served = lock(&self.served);
         let by_uuid = array.parse::<Uuid>().ok();
-        served
-            .iter()
-            .find(|served| served.names.name == array || Some(served.names.uuid) == by_uuid)
-            .map(take)
-            .ok_or_else(|| {
-                let names: Vec<_> = served.iter().map(|served| served.names.name.as_str()).collect();
-                let known = match names[..] {
-                    [] => "none is served".to_owned(),
-                    _ => format!("served are: {}", names.join(", ")),
-                };
-                refusal(
-                    ErrorCode::NoSuchArray,
-                    format!("no array '{array}' is served ({known}); 'calpe import' lists what could be"),
-                )
-            })
+        let known = {
+            let served = lock(&self.served);
+            let is_it = |served: &&Served| served.names.name == array || Some(served.names.uuid) == by_uuid;
+            if let Some(served) = served.iter().find(is_it) {
+                return Ok(take(served));
+            }
+            served.iter().map(|served| served.names.name.clone()).collect::<Vec<_>>()
+        };
+        if let Some(waiting) = self.find_awaited(array) {
+            let why = waiting.problem().unwrap_or_else(|| "its members are being looked for".into());
+            return Err(refusal(ErrorCode::NoSuchArray, format!("array '{array}' is not served: {why}")));
+        }
+        let known = match known[..] {
+            [] => "none is served".to_owned(),
+            _ => format!("served are: {}", known.join(", ")),
+        };
+        Err(refusal(
+            ErrorCode::NoSuchArray,
+            format!("no array '{array}' is served ({known}); 'calpe import' lists what could be"),
+        ))
     }
 
     /// The facts of an array, taken note of.
@@ -695,7 +589,8 @@ impl Daemon {
         let facts = self.facts(id)?;
         let addresses = lock(&self.addresses).clone();
         let gpu = self.gpus.report();
-        self.with_names(id, |names| names.report(&facts, &addresses, &gpu))
+        let returning = self.returning(id, &facts);
+        self.with_names(id, |names| names.report(&facts, &addresses, &gpu, &returning))
             .ok_or_else(|| ReactorError::NoSuchArray.into())
     }
 
@@ -714,58 +609,36 @@ impl Daemon {
         lock(&self.returns)
     }
 
-    pub(super) fn notice_member(&self, id: ArrayId, level: NoticeLevel, member: MemberIndex, text: String) {
+    pub(super) fn notice_member(
+        &self,
+        id: ArrayId,
+        kind: &'static str,
+        level: NoticeLevel,
+        member: MemberIndex,
+        text: String,
+    ) {
         if let Some(name) = self.with_served(id, |served| served.names.name.clone()) {
-            self.events.push(&name, ArrayNotice { level, member: Some(member), text });
+            self.events.tell(News { member: Some(member.0), ..News::new(Some(&name), kind, level, text) });
         }
+    }
+
+    /// Identities of the arrays that are served.
+    pub(super) fn served_uuids(&self) -> Vec<Uuid> {
+        lock(&self.served).iter().map(|served| served.names.uuid).collect()
+    }
+
+    /// An array was stopped.
+    pub(super) fn forget_served(&self, id: ArrayId) {
+        lock(&self.served).retain(|served| served.id != id);
     }
 
     pub(super) fn search_places(&self) -> Vec<PathBuf> {
         lock(&self.search).clone()
     }
 
-    fn notice(&self, array: &str, level: NoticeLevel, text: String) {
-        self.events.push(array, ArrayNotice { level, member: None, text });
+    pub(super) fn notice(&self, array: &str, kind: &'static str, level: NoticeLevel, text: String) {
+        self.events.tell(News::new(Some(array), kind, level, text));
     }
-}
-
-/// One line on an array that has just begun to be served.
-#[must_use]
-pub fn served_line(report: &ArrayReport) -> String {
-    let shape = format!("{}+{}, {}", report.data, report.parity, HumanSize(report.volume.bytes));
-    let uri = report.uris.first().map(|uri| format!(", {uri}")).unwrap_or_default();
-    format!("array '{}' ({shape}) is {}{uri}", report.name, report.state)
-}
-
-fn importable(members: &[Found]) -> Option<Importable> {
-    let superblock = import::newest_found(members)?;
-    let verdict = import::preview(members, false);
-    let note = |path: &Path| match &verdict {
-        Ok(assembled) => assembled
-            .refused
-            .iter()
-            .find(|(key, _)| members[*key].path == path)
-            .map(|(_, reason)| reason.clone()),
-        Err(_) => None,
-    };
-    let member = |(record, index): (&crate::format::MemberRecord, u16)| {
-        let found = members.iter().find(|found| found.superblock.device == record.uuid);
-        ImportableMember {
-            index,
-            uuid: record.uuid,
-            path: found.map(|found| found.path.clone()),
-            note: found.and_then(|found| note(&found.path)),
-        }
-    };
-    Some(Importable {
-        name: superblock.name.clone(),
-        uuid: superblock.array,
-        data: superblock.geometry.data,
-        parity: superblock.geometry.parity,
-        volume_bytes: superblock.geometry.volume_bytes,
-        problem: verdict.as_ref().err().map(ToString::to_string),
-        members: superblock.members.iter().zip(0..).map(member).collect(),
-    })
 }
 
 /// Locks; a panic of another holder leaves plain data, which stays usable.

@@ -106,6 +106,22 @@ pub fn write_superblock(device: &Device, superblock: &Superblock) -> Result<(), 
     device.flush()
 }
 
+/// Bytes that [`reserve_regions`] sets aside.
+#[must_use]
+pub fn reserved_bytes(superblock: &Superblock) -> u64 {
+    reserved_of(&superblock.regions)
+}
+
+/// Bytes of these regions that are set aside on every member.
+#[must_use]
+pub fn reserved_of(regions: &[Region]) -> u64 {
+    reserved(regions).map(|region| region.len).sum()
+}
+
+fn reserved(regions: &[Region]) -> impl Iterator<Item = &Region> {
+    regions.iter().filter(|region| !matches!(region.kind, RegionKind::Data | RegionKind::Pages))
+}
+
 /// Sets space aside for the superblocks and the log of a member: without them no write can be acknowledged, and nothing of
 /// what was is made safe. Metadata pages, which are two percent of a volume, take space as data comes; on a filesystem that
 /// runs full they wait in the log until there is room (rule T4), and clients are told.
@@ -119,9 +135,7 @@ pub fn reserve_regions(device: &Device, superblock: &Superblock) -> Result<(), D
 /// What [`reserve_regions`] sets aside: starts and lengths.
 #[must_use]
 pub fn reserved_ranges(superblock: &Superblock) -> Vec<(u64, u64)> {
-    let grows = |region: &&Region| matches!(region.kind, RegionKind::Data | RegionKind::Pages);
-    let reserved = superblock.regions.iter().filter(|region| !grows(region));
-    reserved.map(|region| (region.offset.0, region.len)).collect()
+    reserved(&superblock.regions).map(|region| (region.offset.0, region.len)).collect()
 }
 
 /// Zeroes both ends of a device, superblocks and all signatures with them, and flushes.

@@ -1,5 +1,7 @@
 //! The daemon as an administrator meets it: real files, a real reactor, requests in, replies out.
 
+mod dry_run;
+
 use super::import::tests::created_in;
 use super::search::search;
 use super::service::{Daemon, ServeOptions, ServiceConfig};
@@ -44,10 +46,17 @@ impl Bench {
             search: vec![dir.path().into()],
             gpu: gpu_off(),
             runtime_dir: None,
+            state_dir: None,
         };
         let bench = Bench { dir, daemon: Arc::new(Daemon::start(config).unwrap()) };
-        let import =
-            Request::Import { array: None, all: true, dirs: Vec::new(), force: false, dry_run: false };
+        let import = Request::Import {
+            array: None,
+            all: true,
+            dirs: Vec::new(),
+            force: false,
+            once: false,
+            dry_run: false,
+        };
         assert!(bench.done(import).contains("ONLINE"));
         bench
     }
@@ -228,7 +237,7 @@ fn an_exported_array_can_be_listed_and_imported_again() {
         bench.daemon.handle(Request::ListImportable { dirs: Vec::new() }),
         Reply::Importable { arrays, .. } if arrays.is_empty()
     ));
-    bench.done(Request::Export { array: "tank".into(), dry_run: false });
+    bench.done(Request::Export { array: "tank".into(), force: false, dry_run: false });
     std::fs::remove_file(bench.path("m3")).unwrap();
     match bench.daemon.handle(Request::ListImportable { dirs: Vec::new() }) {
         Reply::Importable { arrays, .. } => {
@@ -245,6 +254,7 @@ fn an_exported_array_can_be_listed_and_imported_again() {
         all: false,
         dirs: Vec::new(),
         force: false,
+        once: false,
         dry_run,
     };
     assert!(bench.done(import(true)).contains("3 of 4"));
@@ -283,6 +293,7 @@ fn a_read_only_array_is_served_under_its_options() {
         search: Vec::new(),
         gpu: gpu_off(),
         runtime_dir: None,
+        state_dir: None,
     })
     .unwrap();
     let members = search(&[dir.path().into()], DEFAULT_MEMBER_TIMEOUT).arrays.remove(&array).unwrap();
@@ -306,6 +317,7 @@ fn the_control_socket_answers_line_by_line_whatever_comes() {
         search: vec![dir.path().into()],
         gpu: gpu_off(),
         runtime_dir: None,
+        state_dir: None,
     };
     let daemon = Arc::new(Daemon::start(config).unwrap());
     let path = dir.path().join("control.sock");
@@ -343,19 +355,28 @@ fn an_array_whose_metadata_do_not_fit_into_the_memory_is_refused_and_others_are_
             search: vec![dir.path().into()],
             gpu: gpu_off(),
             runtime_dir: None,
+            state_dir: None,
         })
         .unwrap()
     };
-    let import =
-        || Request::Import { array: None, all: true, dirs: Vec::new(), force: false, dry_run: false };
+    let import = |dry_run| Request::Import {
+        array: None,
+        all: true,
+        dirs: Vec::new(),
+        force: false,
+        once: false,
+        dry_run,
+    };
     let tight = daemon(4096);
-    let Reply::Error(error) = tight.handle(import()) else { panic!("it was served") };
+    let Reply::Error(would) = tight.handle(import(true)) else { panic!("a dry run promises it") };
+    let Reply::Error(error) = tight.handle(import(false)) else { panic!("it was served") };
+    assert_eq!(would, error);
     assert!(error.message.contains("array 'small' needs"), "{}", error.message);
     assert!(error.message.contains("of 4 KiB are left: raise metadata_memory"), "{}", error.message);
     assert!(tight.status(None).unwrap().is_empty());
     tight.shutdown().unwrap();
     let roomy = daemon(64 << 20);
-    assert!(matches!(roomy.handle(import()), Reply::Done { .. }));
+    assert!(matches!(roomy.handle(import(false)), Reply::Done { .. }));
     roomy.shutdown().unwrap();
 }
 

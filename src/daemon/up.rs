@@ -4,10 +4,13 @@
 //! lines.
 
 use super::clock;
-use super::config::{CONTROL_SOCKET_NAME, DEFAULT_CONNECTIONS, DEFAULT_MEMORY, NBD_SOCKET_NAME};
+use super::config::{
+    CONTROL_SOCKET_NAME, DEFAULT_CONNECTIONS, DEFAULT_MEMORY, NBD_SOCKET_NAME, STATE_DIR_NAME,
+};
 use super::control_server::ControlServer;
 use super::create::{CreatePlan, CreateRequest, DEFAULT_CHECKSUM, DEFAULT_CHUNK};
 use super::import::{self, ImportError, Opened};
+use super::imports::Imports;
 use super::reactor::{ListenAddress, Listener};
 use super::search::{Found, search};
 use super::serve::{RunError, create_dir, system, unless_stopped, until_stopped};
@@ -95,6 +98,7 @@ pub fn run_up(options: &UpOptions, out: &mut dyn Write) -> Result<(), RunError> 
             search: vec![dir.clone()],
             gpu: GpuConfig { mode: options.gpu.unwrap_or_default(), ..GpuConfig::default() },
             runtime_dir: Some(dir.clone()),
+            state_dir: Some(dir.join(STATE_DIR_NAME)),
         })
         .map_err(system("start the reactor"))?,
     );
@@ -117,6 +121,8 @@ pub fn run_up(options: &UpOptions, out: &mut dyn Write) -> Result<(), RunError> 
         let _ = daemon.shutdown();
         return Err(error);
     }
+    // Others that were imported by a command.
+    let _imports = Imports::start(&daemon, &[]);
     until_stopped(&daemon, &signals, control, None, &mut || true)?;
     writeln!(out, "Stopped cleanly. 'calpe up' picks it up again.").map_err(system("print"))
 }

@@ -1,8 +1,8 @@
 //! Events and actions of a volume. See the folder's head page.
 
 pub use crate::array::{
-    AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, Health, NewDevice, NoticeLevel,
-    RequestId,
+    AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, Health, NewDevice, NoticeKind,
+    NoticeLevel, RequestId,
 };
 use crate::array::{Job, JobDone};
 use crate::block_io::{Buf, BufMut, Completion, DeviceId, IoFault, IoOp, IoToken};

@@ -13,7 +13,7 @@ pub use crate::array::{
 };
 pub use api::{
     AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, ClientReply, ClientRequest, Health,
-    NewDevice, NoticeLevel, ReadRun, RequestId, VolumeAction, VolumeEvent, VolumeExtent,
+    NewDevice, NoticeKind, NoticeLevel, ReadRun, RequestId, VolumeAction, VolumeEvent, VolumeExtent,
 };
 pub use plain::PlainVolume;
 
@@ -31,6 +31,12 @@ pub trait Volume: Send {
 
     /// When [`VolumeEvent::Tick`] is due at the latest, where that is sooner than it says itself.
     fn due(&self) -> Option<Timestamp>;
+
+    /// Whether an administrator's request would be refused, and what it would do; nothing is changed.
+    ///
+    /// # Errors
+    /// Why it would be refused.
+    fn check(&self, request: &AdminRequest) -> Result<AdminOutcome, AdminError>;
 
     /// The facts of the volume and its array.
     fn status(&self) -> VolumeStatus;

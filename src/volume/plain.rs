@@ -5,8 +5,8 @@
 //! zeroing request of any length holds a bounded number of pieces. Must not know of members.
 
 use super::api::{
-    AdminError, AdminRequest, ClientError, ClientReply, ClientRequest, ReadRun, RequestId, VolumeAction,
-    VolumeEvent, VolumeExtent,
+    AdminError, AdminOutcome, AdminRequest, ClientError, ClientReply, ClientRequest, ReadRun, RequestId,
+    VolumeAction, VolumeEvent, VolumeExtent,
 };
 use super::{Volume, VolumeStatus};
 use crate::array::assembly::Assembled;
@@ -378,6 +378,13 @@ impl Volume for PlainVolume {
         {
             self.array.admin(now, id, AdminRequest::Stop);
             self.drain(now, out);
+        }
+    }
+
+    fn check(&self, request: &AdminRequest) -> Result<AdminOutcome, AdminError> {
+        match request {
+            AdminRequest::Stop if self.stopping => Err(AdminError("the array is stopping already".into())),
+            request => self.array.check(request),
         }
     }
 

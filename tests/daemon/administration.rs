@@ -290,6 +290,11 @@ fn what_a_daemon_says_cannot_steer_a_terminal() {
     let event = Event {
         sequence: 1,
         unix: 0,
+        first_unix: 0,
+        count: 1,
+        kind: EVIL.into(),
+        offset: None,
+        uid: None,
         severity: Severity::Error,
         array: Some(EVIL.into()),
         member: None,

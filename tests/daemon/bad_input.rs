@@ -782,6 +782,7 @@ h.trim(1 << 20, 1 << 20)
     let output = nbdsh(&up, fill);
     assert!(output.status.success(), "{}\n{}", everything(&output), up.log());
     assert_ne!(up.status()["state"], "FAILED", "{}", up.status());
+    assert!(up.calpe(&["events", "--json"]).contains("\"kind\":\"member_full\""), "{}", up.log());
     // One that stays short while the others are not may be out of service, and is back when there is room.
     let words = |up: &Up| -> Vec<String> {
         let status = up.status();

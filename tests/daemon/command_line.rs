@@ -162,9 +162,17 @@ fn without_a_daemon_commands_say_how_to_start_one() {
 fn create_and_inspect_agree_and_refusals_change_nothing() {
     let place = Place::new();
     let create = "create tank --data 2 --parity 1 --size 16MiB m0 m1 m2";
-    assert!(place.stdout(&format!("{create} -n")).contains("a new sparse file"));
+    let would = place.stdout(&format!("{create} -n"));
+    assert!(
+        would.contains("a new sparse file") && would.contains("of each member allocated at once"),
+        "{would}"
+    );
     assert_eq!(names(place.dir.path()), Vec::<String>::new(), "a dry run creates nothing");
-    place.calpe(create, 0);
+    let created = place.stdout(create);
+    let here = place.dir.path().display().to_string();
+    for next in [format!("calpe import tank --dir {here}"), format!("  search = [\"{here}\"]")] {
+        assert!(created.contains(&next), "no '{next}' in\n{created}");
+    }
     let told = place.json("inspect m1 --json");
     for (field, expected) in [
         ("name", Value::from("tank")),

@@ -9,7 +9,7 @@ use crate::support::image::{Damage, Image, live_log};
 use crate::support::load::{Client, Counts, Load};
 use crate::support::process::{Daemon, Setup, member};
 use crate::support::{calpe, run};
-use calpe::control::ArrayReport;
+use calpe::control::{ArrayReport, Request};
 use calpe::format::RegionKind;
 use calpe::testing::Random;
 use std::path::Path;
@@ -145,15 +145,18 @@ impl Bench<'_> {
         self.restart(daemon, &what)
     }
 
-    /// Everything is right, and stays so over a restart, which reads all pages anew and counts from zero.
+    /// Everything is right, and stays so over a restart, which reads all pages anew and keeps the counts as they are.
     fn restart(&mut self, daemon: Daemon, what: &str) -> Daemon {
+        let counts = |report: &ArrayReport| report.members.iter().map(|m| m.cksum).collect::<Vec<_>>();
         self.settle(&daemon);
+        let before = counts(&daemon.report());
         daemon.stop();
         let daemon = Daemon::start(self.dir, &self.setup);
         self.settle(&daemon);
         let report = daemon.report();
-        assert!(report.members.iter().all(|member| member.cksum == 0), "{what}: {report:?}");
+        assert_eq!(counts(&report), before, "{what}: {report:?}");
         self.assert_blame(&report, false, what);
+        clear(&daemon);
         daemon
     }
 
@@ -162,6 +165,7 @@ impl Bench<'_> {
         let mut blamed = 0;
         for round in 0..5 {
             let what = format!("{damage:?} in the log, round {round}");
+            clear(&daemon);
             // What nobody needs, mostly; whatever a replay needs of it is on others.
             self.under_load(daemon, true, |bench, _| {
                 bench.damage(damage, |image| image.blocks(RegionKind::Log))
@@ -201,6 +205,7 @@ impl Bench<'_> {
 
     fn damage_in_superblocks(&mut self, damage: Damage, daemon: Daemon) -> Daemon {
         let what = format!("{damage:?} in a superblock");
+        clear(&daemon);
         self.under_load(daemon, true, |bench, _| bench.damage_superblocks(damage));
         let mut daemon = Daemon::start(self.dir, &self.setup);
         self.settle(&daemon);
@@ -212,6 +217,7 @@ impl Bench<'_> {
     /// All of it at once, and a kill on top.
     fn damage_everywhere(&mut self, damage: Damage, daemon: Daemon) -> Daemon {
         let what = format!("{damage:?} everywhere");
+        clear(&daemon);
         self.under_load(daemon, true, |bench, _| {
             for place in [Place::Data, Place::Parity, Place::Pages] {
                 bench.damage(damage, |image| place.blocks(image));
@@ -232,6 +238,12 @@ impl Bench<'_> {
     fn settle(&mut self, daemon: &Daemon) {
         self.load.settle(&mut Client::connect(&daemon.socket()).expect("connected")).expect("all is read");
     }
+}
+
+/// What is counted from here on is news, also after a kill.
+fn clear(daemon: &Daemon) {
+    daemon.done(&Request::Clear { array: "calpe".into(), member: None, dry_run: false });
+    assert!(daemon.report().members.iter().all(|member| member.cksum + member.repaired == 0));
 }
 
 fn every_region_of_a_member(checksum: &'static str) {

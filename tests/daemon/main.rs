@@ -1,6 +1,7 @@
 //! The daemon and the command line as processes, against real NBD clients and servers; and the rules that the
 //! sources themselves keep.
 
+mod absent;
 mod access;
 mod administration;
 mod bad_input;
@@ -16,6 +17,7 @@ mod hung_members;
 mod malformed;
 mod recover;
 mod reload;
+mod remembered;
 mod remote;
 #[path = "../support/mod.rs"]
 mod support;

@@ -185,6 +185,39 @@ fn servers_of_several_makes_hold_an_array_together() {
 }
 
 #[test]
+fn a_member_whose_host_is_away_is_waited_for_and_nobody_is_told_to_replace_it() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name);
+    let server = |at: usize| {
+        let (socket, disk) = (path(&format!("s{at}")), path(&format!("disk{at}")));
+        // One that was killed leaves it behind.
+        let _ = fs::remove_file(&socket);
+        Process::start(Command::new("nbdkit").arg("-f").arg("-U").arg(socket).arg("file").arg(disk))
+    };
+    (0..3).for_each(|at| sparse(&path(&format!("disk{at}")), DISK));
+    let mut servers: Vec<Process> = (0..3).map(server).collect();
+    let uris: Vec<String> = (0..3).map(|at| unix_uri(&path(&format!("s{at}")))).collect();
+    uris.iter().for_each(|uri| answers(uri));
+    create(&uris, 2);
+    let up = Up::serve(dir.path(), &configure(dir.path(), &uris, "remote_timeout = 1\n"));
+    drop(servers.remove(1));
+    let working = Working::start(&up.socket(), load());
+    until("the member is out", || states(&up)[1] == "FAULTED");
+    let status = up.status();
+    let conditions = status["members"][1]["conditions"].as_array().expect("conditions");
+    assert!(conditions.contains(&"returning".into()), "{status}");
+    let action = status["action"].as_str().expect("an action");
+    assert!(action.starts_with("Waiting for") && !action.contains("replace"), "{action}");
+    assert!(up.calpe(&["status", "-x"]).contains("comes back by itself"));
+    let _back = server(1);
+    until("it is back", || is_whole(&up));
+    working.end();
+    let status = up.status();
+    assert_eq!(status["members"][1]["conditions"].as_array().map(Vec::len), Some(0), "{status}");
+    up.stop();
+}
+
+#[test]
 fn two_uris_of_one_export_are_no_two_members_and_errors_of_a_server_cost_its_member() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = |name: &str| dir.path().join(name);

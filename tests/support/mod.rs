@@ -7,6 +7,7 @@ pub mod image;
 pub mod load;
 pub mod pki;
 pub mod process;
+pub mod serve;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -3,7 +3,7 @@
 use super::{Flow, LoggedWrite, SLOT_LOCK, Stage, StripeWrite, Work};
 use crate::array::lock::LockMode;
 use crate::array::page_hold::PageHold;
-use crate::array::{Array, ClientError, Inflight, NoticeLevel, Owner};
+use crate::array::{Array, ClientError, Inflight, NoticeKind, NoticeLevel, Owner};
 use crate::block_io::{BufMut, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::codec::{CodecJob, CodedColumns, Column, Outputs};
 use crate::format::{FreshRecord, LogRecord};
@@ -112,7 +112,7 @@ impl Array {
         }
         if let Some(error) = write.short {
             let text = format!("a whole stripe could not be written ({error}); nothing was changed");
-            self.notice(NoticeLevel::Error, None, text);
+            self.notice(NoticeKind::WriteFailed, NoticeLevel::Error, None, text);
             return self.end_logged_write(key, write, Err(error));
         }
         write.stage = Stage::Join;

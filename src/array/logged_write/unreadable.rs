@@ -13,7 +13,7 @@ use crate::array::damage::BlockName;
 use crate::array::fetch::{Missing, Why};
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::plan::ParityPath;
-use crate::array::{Array, ClientError, NoticeLevel, Owner, SlotReply};
+use crate::array::{Array, ClientError, NoticeKind, NoticeLevel, Owner, SlotReply};
 use crate::block_io::{IoFault, IoOp, IoValue};
 use crate::units::{ColumnIndex, Timestamp};
 
@@ -148,7 +148,8 @@ impl Array {
             write.slot,
             self.map.k
         );
-        self.notice(NoticeLevel::Error, None, text);
+        let offset = self.offset_of(write.stripe, &aside);
+        self.notice_at(NoticeKind::BlocksSetAside, NoticeLevel::Error, offset, text);
         let flow = self.records_made(write);
         self.damage.note(write.stripe, &aside);
         flow

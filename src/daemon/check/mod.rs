@@ -24,7 +24,7 @@ use crate::format::{MemberState, ScrubRecord, Superblock, VolumeKind, damaged_co
 use crate::member::{Access, Device, DeviceError};
 use crate::units::{HumanSize, Timestamp, shown};
 use crate::volume::{
-    Activity, ActivityKind, AdminRequest, ArrayNotice, ArrayState, LogState, MemberStatus, NoticeLevel,
+    Activity, ActivityKind, AdminRequest, ArrayNotice, ArrayState, LogState, MemberStatus, NoticeKind,
     PlainVolume, RequestId, Volume, VolumeAction, VolumeEvent, VolumeStatus,
 };
 use layer::Layer;
@@ -375,8 +375,26 @@ impl Run {
     }
 }
 
-/// Notices of an array that is served speak of what is done to its members; here nothing is.
+/// Notices of an array that is served speak of what is done to its members; here nothing is. What a scrub
+/// came to is in the report.
 fn worth_telling(notice: ArrayNotice) -> Option<String> {
-    let scrub_summary = notice.level == NoticeLevel::Info && notice.text.starts_with("scrub");
-    (!scrub_summary).then_some(notice.text)
+    let text = notice.text;
+    let text = text.strip_prefix("scrub: ").unwrap_or(&text);
+    Some(match notice.kind {
+        NoticeKind::ScrubEnded => return None,
+        NoticeKind::BlocksRepaired | NoticeKind::PageRepaired => DONE_BY_A_SCRUB
+            .iter()
+            .find_map(|(done, would)| Some(text.strip_suffix(done)?.to_owned() + would))
+            .unwrap_or_else(|| text.to_owned()),
+        NoticeKind::LogReplayed => text.replacen("was replayed", "was replayed in memory", 1),
+        NoticeKind::BlocksUnreadable => text.replacen("the client gets EIO", "a client would get EIO", 1),
+        _ => text.to_owned(),
+    })
 }
+
+/// How notices end of what a scrub does, and what is said of it here.
+const DONE_BY_A_SCRUB: [(&str, &str); 3] = [
+    ("they are rewritten", "they would be rewritten by a scrub"),
+    ("it is rewritten", "it would be rewritten by a scrub"),
+    ("it will be rewritten", "it would be rewritten by a scrub"),
+];

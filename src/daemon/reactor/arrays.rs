@@ -12,8 +12,8 @@ use crate::nbd::{BLOCK_BYTES_MAX, ExportInfo};
 use crate::tls::PeerRules;
 use crate::units::Timestamp;
 use crate::volume::{
-    AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientRequest, NoticeLevel, RequestId, Volume,
-    VolumeAction, VolumeEvent, VolumeStatus,
+    AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientRequest, NoticeKind, NoticeLevel, RequestId,
+    Volume, VolumeAction, VolumeEvent, VolumeStatus,
 };
 use std::sync::Arc;
 
@@ -241,6 +241,16 @@ impl Reactor {
         self.step(id, VolumeEvent::Admin(request_id, request));
     }
 
+    /// What would become of an administrator's request.
+    pub(super) fn check_request(
+        &mut self,
+        id: ArrayId,
+        request: &AdminRequest,
+    ) -> Result<AdminOutcome, ReactorError> {
+        let array = self.hosted(id).filter(|array| array.is_serving()).ok_or(ReactorError::NoSuchArray)?;
+        array.volume.check(request).map_err(ReactorError::Refused)
+    }
+
     /// Tells volumes of members that are gone.
     pub(super) fn report_vanished(&mut self) {
         for (owner, device, fault) in self.members.vanished() {
@@ -320,7 +330,16 @@ impl Reactor {
         let Some(array) = self.hosted(id) else { return };
         array.life = Life::Stopped;
         let text = "the array did not stop in time: it will be checked at the next start";
-        self.notice(id, ArrayNotice { level: NoticeLevel::Error, member: None, text: text.into() });
+        self.notice(
+            id,
+            ArrayNotice {
+                kind: NoticeKind::NotStopped,
+                level: NoticeLevel::Error,
+                member: None,
+                offset: None,
+                text: text.into(),
+            },
+        );
         self.remove_array(id, Err(AdminError(text.into())));
     }
 

@@ -81,6 +81,11 @@ pub(super) enum Command {
         devices: Vec<(DeviceId, Device)>,
         reply: Reply<AdminOutcome>,
     },
+    Check {
+        array: ArrayId,
+        request: AdminRequest,
+        reply: Reply<AdminOutcome>,
+    },
     Status {
         array: ArrayId,
         reply: Reply<ArrayFacts>,
@@ -218,6 +223,15 @@ impl ReactorHandle {
         devices: Vec<(DeviceId, Device)>,
     ) -> Result<AdminOutcome, ReactorError> {
         self.ask(|reply| Command::Admin { array, request, devices, reply })
+    }
+
+    /// Whether a volume would refuse a request, and what it would do; nothing is changed. Devices that the
+    /// request names need not be handed over.
+    ///
+    /// # Errors
+    /// When the volume would refuse.
+    pub fn check(&self, array: ArrayId, request: AdminRequest) -> Result<AdminOutcome, ReactorError> {
+        self.ask(|reply| Command::Check { array, request, reply })
     }
 
     /// The facts of an array.

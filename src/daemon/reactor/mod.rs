@@ -339,6 +339,9 @@ impl Reactor {
             Command::Admin { array, request, devices, reply } => {
                 self.admin_request(array, request, devices, reply);
             }
+            Command::Check { array, request, reply } => {
+                let _ = reply.send(self.check_request(array, &request));
+            }
             Command::Status { array, reply } => {
                 let _ = reply.send(self.facts(array));
             }

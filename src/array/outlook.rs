@@ -1,0 +1,181 @@
+//! What an administrator's request would come to: the checks that the request itself makes, and the
+//! consequence in words. So that a dry run never promises what is then refused.
+//!
+//! Invariant: nothing here changes anything. What `admin.rs` does begins with these checks.
+
+use super::admin::Entry;
+use super::{AdminError, AdminOutcome, AdminRequest, Array, NewDevice};
+use crate::format::{MemberState, Superblock};
+use crate::units::MemberIndex;
+
+impl Array {
+    /// Whether a request would be refused, and what it would do.
+    ///
+    /// # Errors
+    /// Why it would be refused.
+    pub fn check(&self, request: &AdminRequest) -> Result<AdminOutcome, AdminError> {
+        if self.stopping.is_some() {
+            return Err(AdminError("the array is stopping".into()));
+        }
+        let text = match request {
+            AdminRequest::Fail { member } => self.check_take_out(*member, MemberState::Faulted),
+            AdminRequest::Offline { member } => self.check_take_out(*member, MemberState::Offline),
+            AdminRequest::Online { member, device } => {
+                self.check_bring_in(*member, device).map(|entry| self.words_for(*member, entry))
+            }
+            AdminRequest::Replace { member, device } => {
+                self.check_replace(*member, device).map(|()| match self.member(*member).state {
+                    MemberState::Online => format!(
+                        "member {member} is replaced; the old device serves until the new one is complete"
+                    ),
+                    _ => format!("member {member} is REBUILDING onto the new device, {}", self.after(1)),
+                })
+            }
+            AdminRequest::CancelReplace { member } => self.check_cancel(*member).map(|()| {
+                format!("the replacement of member {member} is cancelled; the old device stays in service")
+            }),
+            AdminRequest::ScrubStart => self.check_scrub_start().map(|()| "the scrub runs".into()),
+            AdminRequest::ScrubPause => self.check_scrub(true).map(|()| "the scrub is paused".into()),
+            AdminRequest::ScrubStop => self.check_scrub(false).map(|()| "the scrub is stopped".into()),
+            AdminRequest::Repair => {
+                self.check_repair().map(|()| "what is set aside or lost is looked at again".into())
+            }
+            AdminRequest::Clear { member: Some(member) } => {
+                self.known(*member).map(|()| format!("the counts of member {member} are cleared"))
+            }
+            AdminRequest::Clear { member: None } => {
+                Ok("the counts of the array and of its members are cleared".into())
+            }
+            AdminRequest::Pace { .. } => Ok("the pace of rebuild and scrub is changed".into()),
+            AdminRequest::Stop => Ok("the array is stopped".into()),
+        };
+        text.map(AdminOutcome).map_err(AdminError)
+    }
+
+    /// What the array is when this many more members are online.
+    fn after(&self, more: isize) -> String {
+        let online = self.online().len().saturating_add_signed(more);
+        match online.checked_sub(self.map.k) {
+            None => "and the array is FAILED".into(),
+            Some(_) if online == self.map.width() => "then the array is ONLINE".into(),
+            Some(left) => format!("then the array is DEGRADED and survives {left} more"),
+        }
+    }
+
+    pub(super) fn check_take_out(&self, index: MemberIndex, to: MemberState) -> Result<String, String> {
+        self.known(index)?;
+        let member = self.member(index);
+        if member.device.is_none() {
+            return Err(format!("member {index} is {} already", member.state.as_str()));
+        }
+        let is_online = member.state == MemberState::Online;
+        if is_online && self.online().len() <= self.map.k {
+            return Err(format!(
+                "member {index} is needed: with {} members online the array could not serve its data without it",
+                self.online().len()
+            ));
+        }
+        let after = self.after(if is_online { -1 } else { 0 });
+        Ok(format!("member {index} is {}, {after}", to.as_str()))
+    }
+
+    fn words_for(&self, index: MemberIndex, entry: Entry) -> String {
+        match entry {
+            Entry::ToFailed => format!("member {index} is ONLINE, {}", self.after(1)),
+            Entry::CaughtUp(_) => {
+                format!("member {index} is caught up with what it missed, {}", self.after(1))
+            }
+            Entry::Rebuilt => format!("member {index} is rebuilt, {}", self.after(1)),
+        }
+    }
+
+    /// How a device would come in for a member that is out.
+    pub(super) fn check_bring_in(&self, index: MemberIndex, new: &NewDevice) -> Result<Entry, String> {
+        self.known(index)?;
+        self.check_size(new)?;
+        self.check_written()?;
+        if let Some(why) = new.superblock.as_deref().and_then(Superblock::unfit) {
+            return Err(format!("member {index} cannot come back: {why}; 'calpe replace' builds it anew"));
+        }
+        if let Some(why) = new.superblock.as_deref().and_then(|s| self.supers.unbelievable(s)) {
+            return Err(format!("member {index} cannot come back: {why}; 'calpe replace' builds it anew"));
+        }
+        // Its superblock would be both that of a member and that of a device that was replaced.
+        if self.exchanged.iter().any(|replaced| replaced.uuid == new.uuid) {
+            return Err(
+                "this device was replaced just now, and that is still being recorded: try again".into()
+            );
+        }
+        let state = self.member(index).state;
+        if matches!(state, MemberState::Online | MemberState::Rebuilding) {
+            return Err(format!(
+                "member {index} is {} already; use 'calpe replace' for another device",
+                state.as_str()
+            ));
+        }
+        if self.is_failed() {
+            return self.check_return_to_failed(index, new).map(|()| Entry::ToFailed);
+        }
+        if self.member(index).replacement.is_some() {
+            return Err(format!("a replacement of member {index} is being built; wait until it is complete"));
+        }
+        // It missed writes, or is blank: what it missed is built, or all of it.
+        let mark = new.superblock.as_deref().and_then(|s| self.caught_up_from(index, s));
+        Ok(mark.map_or(Entry::Rebuilt, Entry::CaughtUp))
+    }
+
+    pub(super) fn check_replace(&self, index: MemberIndex, new: &NewDevice) -> Result<(), String> {
+        self.known(index)?;
+        self.check_size(new)?;
+        self.check_written()?;
+        if self.is_failed() {
+            return Err("the array has FAILED; bring its members back before replacing one".into());
+        }
+        if self.member(index).replacement.is_some() {
+            return Err(format!(
+                "a replacement of member {index} is being built already; wait until it is complete"
+            ));
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_cancel(&self, index: MemberIndex) -> Result<(), String> {
+        self.known(index)?;
+        match self.member(index) {
+            member if member.replacement.is_some() => Ok(()),
+            member if member.state == MemberState::Rebuilding => Err(format!(
+                "member {index} is REBUILDING and there is no old device that could stay instead: 'calpe offline' or 'calpe fail' \
+                 ends the rebuild"
+            )),
+            _ => Err(format!("member {index} is not being replaced")),
+        }
+    }
+
+    pub(super) fn check_scrub_start(&self) -> Result<(), String> {
+        if self.is_failed() {
+            return Err("the array has FAILED; there is nothing to scrub".into());
+        }
+        match self.passes.scrub_is_running() {
+            true => Err("a scrub is running already".into()),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether there is a scrub to be paused, or to be stopped.
+    pub(super) fn check_scrub(&self, to_pause: bool) -> Result<(), String> {
+        match self.passes.scrub_is_running() || (self.passes.has_scrub() && !to_pause) {
+            true => Ok(()),
+            false => Err("no scrub is running".into()),
+        }
+    }
+
+    pub(super) fn check_repair(&self) -> Result<(), String> {
+        if self.is_failed() || !self.redo().is_serving() {
+            return Err("the array does not serve: there is nothing to look at".into());
+        }
+        match self.repair {
+            Some(_) => Err("a repair is running already".into()),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! Administrators' requests about whole arrays: import, export, scrub, repair, and the list of what could be
+//! imported.
+//!
+//! Invariants: an import that fails has changed nothing; one failure among several neither hides what worked
+//! nor passes for success. Must not know how requests arrive, nor how arrays are assembled.
+
+use super::events::kinds;
+use super::import::{self, ImportError, Opened};
+use super::search::{Found, Search, search, search_with};
+use super::service::{CLOSING_WAIT, Daemon, Done, Outcome, ServeOptions, Served, refusal};
+use super::waiting::Waiting;
+use crate::control::{
+    ArrayReport, ErrorCode, Importable, ImportableMember, Reply, RequestError, ScrubAction,
+};
+use crate::format::{MemberState, ReplacementRecord};
+use crate::member::{DEFAULT_MEMBER_TIMEOUT, await_closings};
+use crate::units::HumanSize;
+use crate::volume::{AdminRequest, NoticeLevel};
+use std::path::{Path, PathBuf};
+use uuid::Uuid;
+
+/// Lines about what could not be looked at that are told where members are missing.
+const UNREAD_TOLD: usize = 8;
+
+/// What is to be imported, and how.
+pub(super) struct ImportOrder {
+    /// Name or uuid of the array; none with `all`.
+    pub array: Option<String>,
+    /// Every array found.
+    pub all: bool,
+    /// Where to look beside the configured places.
+    pub dirs: Vec<PathBuf>,
+    /// Start even where the present members cannot prove that they are the current ones.
+    pub force: bool,
+    /// Not again after a restart of the daemon.
+    pub once: bool,
+    /// Only tell.
+    pub dry_run: bool,
+}
+
+impl Daemon {
+    fn places(&self, dirs: &[PathBuf]) -> Vec<PathBuf> {
+        let configured = self.search_places();
+        match (dirs, &configured[..]) {
+            ([], []) => vec![import::DEFAULT_SEARCH.into()],
+            ([], configured) => configured.to_vec(),
+            (asked, configured) => asked.iter().chain(configured).cloned().collect(),
+        }
+    }
+
+    pub(super) fn importable(&self, dirs: &[PathBuf]) -> Reply {
+        let found = search(&self.places(dirs), DEFAULT_MEMBER_TIMEOUT);
+        let served: Vec<Uuid> = self.served_uuids();
+        let mut arrays: Vec<Importable> = found
+            .arrays
+            .iter()
+            .filter(|(uuid, _)| !served.contains(uuid))
+            .filter_map(|(_, members)| importable(members))
+            .collect();
+        arrays.sort_by(|a, b| (&a.name, a.uuid).cmp(&(&b.name, b.uuid)));
+        Reply::Importable { arrays, warnings: found.warnings }
+    }
+
+    pub(super) fn import(&self, order: &ImportOrder) -> Outcome {
+        let ImportOrder { array, all, dirs, force, once, dry_run } = order;
+        let (array, all, force, dry_run) = (array.as_deref(), *all, *force, *dry_run);
+        let places = self.places(dirs);
+        // Devices that served an array are part of it wherever they are.
+        let earlier = self.earlier_paths(array.filter(|_| !all));
+        let found = search_with(&places, &earlier, DEFAULT_MEMBER_TIMEOUT);
+        let is_served = |uuid: &Uuid| self.served_uuids().contains(uuid);
+        let is_there = |members: &[Found]| members.iter().any(|member| !member.remembered);
+        let chosen: Vec<Uuid> = match (array, all) {
+            (Some(array), false) => {
+                let uuid = found.choose(array, &places)?;
+                if is_served(&uuid) {
+                    return Err(refusal(ErrorCode::Refused, format!("array '{array}' is served already")));
+                }
+                vec![uuid]
+            }
+            (None, true) => {
+                let there =
+                    found.arrays.iter().filter(|(uuid, members)| !is_served(uuid) && is_there(members));
+                there.map(|(uuid, _)| *uuid).collect()
+            }
+            _ => {
+                return Err(refusal(
+                    ErrorCode::BadRequest,
+                    "name one array to import, or ask for all of them",
+                ));
+            }
+        };
+        let mut done = Done { message: String::new(), warnings: found.warnings.clone() };
+        let mut lines = Vec::new();
+        let mut failures = Vec::new();
+        for uuid in chosen {
+            match self.import_one(&found, uuid, force, dry_run) {
+                Ok(Done { message, warnings }) => {
+                    lines.push(message);
+                    done.warnings.extend(warnings);
+                    if !dry_run {
+                        let again = Some(&places).filter(|_| !once).map(Vec::as_slice);
+                        done.warnings.extend(self.import_again(uuid, again));
+                    }
+                }
+                Err(error) => failures.push(error),
+            }
+        }
+        // One failure among several must not hide what worked, nor pass for success.
+        match (lines.is_empty(), failures.pop()) {
+            (true, Some(error)) if failures.is_empty() => return Err(error),
+            (_, Some(error)) => {
+                let texts = failures.iter().chain([&error]).map(|e| e.message.clone());
+                let text = lines.into_iter().chain(texts).collect::<Vec<_>>().join("\n");
+                return Err(refusal(error.code, text));
+            }
+            (true, None) => lines.push("nothing to import".into()),
+            (false, None) => {}
+        }
+        done.message = lines.join("\n");
+        Ok(done)
+    }
+
+    fn import_one(&self, found: &Search, array: Uuid, force: bool, dry_run: bool) -> Outcome {
+        let members = &found.arrays[&array];
+        if dry_run {
+            let assembled = import::preview(members, force).map_err(ImportError::from)?;
+            let superblock = &assembled.superblock;
+            self.memory_for(superblock, ServeOptions::default())?;
+            return Ok(Done::line(format!(
+                "would import array '{}' with {} of {} members",
+                superblock.name,
+                assembled.live.len(),
+                superblock.members.len()
+            )));
+        }
+        let options = ServeOptions { force, ..ServeOptions::default() };
+        let (report, warnings) = self.open_and_serve(found, array, options, &[])?;
+        Ok(Done { message: served_line(&report), warnings })
+    }
+
+    /// Opens an array that was found, and begins to serve it. Returns what a person should know, too, a line
+    /// each. `told` becomes events of the array beside that.
+    ///
+    /// # Errors
+    /// As [`import::open`] and [`Daemon::serve`].
+    pub fn open_and_serve(
+        &self,
+        found: &Search,
+        array: Uuid,
+        options: ServeOptions,
+        told: &[String],
+    ) -> Result<(ArrayReport, Vec<String>), RequestError> {
+        let _change = self.begin_change(array)?;
+        let mut opened = import::open(&found.arrays[&array], options.force, options.limits.local)?;
+        opened.warnings.extend(self.lost_replacements(&opened));
+        if opened.assembled.seats.iter().any(|seat| seat.state == MemberState::Missing) {
+            opened.warnings.extend(found.unread.iter().take(UNREAD_TOLD).cloned());
+        }
+        let mut warnings = opened.warnings.clone();
+        warnings.extend(opened.left_out.iter().map(|left| left.reason.clone()));
+        opened.warnings.splice(0..0, told.iter().cloned());
+        Ok((self.serve(opened, options)?, warnings))
+    }
+
+    /// Replacements that were being built when the array was stopped and whose devices are not there, a line
+    /// each.
+    fn lost_replacements(&self, opened: &Opened) -> Vec<String> {
+        let superblock = &opened.assembled.superblock;
+        let is_lost = |record: &&ReplacementRecord| {
+            let seat = &opened.assembled.seats[usize::from(record.member.0)];
+            seat.replacement.is_none() && seat.uuid != record.uuid
+        };
+        let line = |record: &ReplacementRecord| {
+            let place = self.earlier_path(superblock.array, record.uuid);
+            let place = place.map_or_else(|| record.uuid.to_string(), |path| path.display().to_string());
+            let ReplacementRecord { member, .. } = record;
+            format!(
+                "the replacement of member {member} that was being built on {place} is not there: it is given up; begin again with 'calpe \
+                 replace {} {member} NEW'",
+                superblock.name
+            )
+        };
+        superblock.replacements.iter().filter(is_lost).map(line).collect()
+    }
+
+    pub(super) fn export(&self, array: &str, force: bool, dry_run: bool) -> Outcome {
+        let about = |served: &Served| (served.id, served.names.uuid, served.names.name.clone());
+        let (id, uuid, name) = match (self.find(array, about), self.find_awaited(array)) {
+            (Ok(found), _) => found,
+            (Err(error), Some(waiting)) => return self.forget(&waiting, error, dry_run),
+            (Err(error), None) => return Err(error),
+        };
+        let clients = match self.facts(id)?.clients {
+            0 => None,
+            1 => Some(("1 client is attached".to_owned(), "loses")),
+            many => Some((format!("{many} clients are attached"), "lose")),
+        };
+        if let (Some((clients, _)), false) = (&clients, force) {
+            let what = format!(
+                "array '{name}': {clients}: detach first ('calpe detach', or end what uses it), or take it away from under them \
+                 with 'calpe export --force {name}'"
+            );
+            return Err(refusal(ErrorCode::NeedsForce, what));
+        }
+        let note: Vec<String> =
+            clients.into_iter().map(|(clients, lose)| format!("{clients} and {lose} it")).collect();
+        if dry_run {
+            return Ok(Done { message: format!("would stop array '{name}'"), warnings: note });
+        }
+        let _change = self.begin_change(uuid)?;
+        self.remember_now(id);
+        let result = self.reactor.stop_array(id);
+        self.forget_served(id);
+        await_closings(CLOSING_WAIT);
+        let unkept = self.import_again(uuid, None);
+        result?;
+        self.notice(&name, kinds::EXPORTED, NoticeLevel::Info, "exported, stopped cleanly".into());
+        let warnings = note.into_iter().chain(unkept).collect();
+        Ok(Done { message: format!("array '{name}' is stopped"), warnings })
+    }
+
+    /// An array that was imported by a command, and could not be served since, is no longer tried.
+    fn forget(&self, waiting: &Waiting, refused: RequestError, dry_run: bool) -> Outcome {
+        let (name, uuid) = (waiting.name(), waiting.uuid());
+        if !self.is_imported_again(uuid) {
+            let what = format!("{refused}; it is configured: take it out of the configuration");
+            return Err(refusal(ErrorCode::Refused, what));
+        }
+        if dry_run {
+            return Ok(Done::line(format!("would no longer try to import array '{name}'")));
+        }
+        let unkept = self.import_again(uuid, None);
+        self.not_awaited(waiting.which());
+        let message = format!("array '{name}' is no longer tried to be imported");
+        Ok(Done { message, warnings: unkept.into_iter().collect() })
+    }
+
+    pub(super) fn scrub(&self, array: &str, action: ScrubAction, dry_run: bool) -> Outcome {
+        let (id, name) = self.find(array, |served| (served.id, served.names.name.clone()))?;
+        let request = match action {
+            ScrubAction::Start => AdminRequest::ScrubStart,
+            ScrubAction::Pause => AdminRequest::ScrubPause,
+            ScrubAction::Stop => AdminRequest::ScrubStop,
+        };
+        if dry_run {
+            return self.would(id, &name, request);
+        }
+        let outcome = self.reactor.admin(id, request, Vec::new())?;
+        Ok(Done::line(format!("array '{name}': {}", outcome.0)))
+    }
+
+    pub(super) fn repair(&self, array: &str, dry_run: bool) -> Outcome {
+        let (id, name) = self.find(array, |served| (served.id, served.names.name.clone()))?;
+        if dry_run {
+            return self.would(id, &name, AdminRequest::Repair);
+        }
+        let outcome = self.reactor.admin(id, AdminRequest::Repair, Vec::new())?;
+        Ok(Done::line(format!("array '{name}': {}", outcome.0)))
+    }
+}
+
+/// One line on an array that has just begun to be served.
+#[must_use]
+pub fn served_line(report: &ArrayReport) -> String {
+    let shape = format!("{}+{}, {}", report.data, report.parity, HumanSize(report.volume.bytes));
+    let uri = report.uris.first().map(|uri| format!(", {uri}")).unwrap_or_default();
+    format!("array '{}' ({shape}) is {}{uri}", report.name, report.state)
+}
+
+pub(super) fn importable(members: &[Found]) -> Option<Importable> {
+    let superblock = import::newest_found(members)?;
+    let verdict = import::preview(members, false);
+    let note = |path: &Path| match &verdict {
+        Ok(assembled) => assembled
+            .refused
+            .iter()
+            .find(|(key, _)| members[*key].path == path)
+            .map(|(_, reason)| reason.clone()),
+        Err(_) => None,
+    };
+    let member = |(record, index): (&crate::format::MemberRecord, u16)| {
+        let found = members.iter().find(|found| found.superblock.device == record.uuid);
+        ImportableMember {
+            index,
+            uuid: record.uuid,
+            path: found.map(|found| found.path.clone()),
+            note: found.and_then(|found| note(&found.path)),
+        }
+    };
+    Some(Importable {
+        name: superblock.name.clone(),
+        uuid: superblock.array,
+        data: superblock.geometry.data,
+        parity: superblock.geometry.parity,
+        volume_bytes: superblock.geometry.volume_bytes,
+        problem: verdict.as_ref().err().map(ToString::to_string),
+        members: superblock.members.iter().zip(0..).map(member).collect(),
+    })
+}

@@ -1,0 +1,181 @@
+//! What the daemon keeps of its arrays for the next start: where their devices are, how many errors they had,
+//! and which of them are to be served again. Must not know how it is kept.
+
+use super::clock;
+use super::config::{ArrayChoice, ArrayConfig};
+use super::events::{News, kinds};
+use super::reactor::{ArrayFacts, ArrayId};
+use super::report::Names;
+use super::service::{Daemon, lock};
+use super::state::{Arrays, Counters, Counts, KnownDevice};
+use crate::member::TimeLimits;
+use crate::volume::NoticeLevel;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use uuid::Uuid;
+
+/// How long a command waits until what it is to be remembered for is written.
+const KEPT_WAIT: Duration = Duration::from_secs(2);
+
+/// What is remembered of all arrays.
+#[derive(Debug, Default)]
+pub(super) struct Memory {
+    pub arrays: Arrays,
+    pub counters: Counters,
+}
+
+impl Daemon {
+    /// Keeps where the devices of an array are, and the counts of its members.
+    pub(super) fn remember(&self, id: ArrayId, facts: &ArrayFacts) {
+        let known = self.with_names(id, |names| {
+            (names.uuid, names.name.clone(), known_devices(names, facts), names.counts(&facts.status))
+        });
+        let Some((uuid, name, mut devices, counts)) = known else { return };
+        let mut memory = lock(&self.memory);
+        // A member that was not seen since the start is where it was last.
+        if let Some(known) = memory.arrays.0.get(&uuid) {
+            let seated = |device: &KnownDevice| devices.iter().any(|other| other.member == device.member);
+            let unseen: Vec<_> = known.devices.iter().filter(|device| !seated(device)).cloned().collect();
+            devices.extend(unseen);
+        }
+        devices.sort_by_key(|device| (device.member, device.uuid));
+        if memory.arrays.note(uuid, &name, devices, clock::unix_seconds()) {
+            self.state.save_arrays(&memory.arrays);
+        }
+        if memory.counters.note(uuid, counts) {
+            self.state.save_counters(&memory.counters);
+        }
+    }
+
+    /// As [`Daemon::remember`], of an array that may have just been stopped.
+    pub(super) fn remember_now(&self, id: ArrayId) {
+        if let Ok(facts) = self.facts(id) {
+            self.remember(id, &facts);
+        }
+    }
+
+    /// Counts that an earlier run has left, by member.
+    pub(super) fn earlier_counts(&self, array: Uuid) -> Vec<Counts> {
+        lock(&self.memory).counters.0.get(&array).cloned().unwrap_or_default()
+    }
+
+    /// Where a device was, if it is not known better.
+    pub(super) fn earlier_path(&self, array: Uuid, device: Uuid) -> Option<PathBuf> {
+        lock(&self.memory).arrays.path_of(array, device)
+    }
+
+    /// Where devices were: of the array of that name or uuid, or of all.
+    pub(super) fn earlier_paths(&self, array: Option<&str>) -> Vec<PathBuf> {
+        let memory = lock(&self.memory);
+        let paths = |devices: &[KnownDevice]| -> Vec<PathBuf> {
+            devices.iter().map(|device| device.path.clone()).collect()
+        };
+        match array {
+            Some(array) => memory.arrays.find(array).flat_map(|(_, known)| paths(&known.devices)).collect(),
+            None => memory.arrays.0.values().flat_map(|known| paths(&known.devices)).collect(),
+        }
+    }
+
+    /// The name under which an array was served.
+    pub(super) fn earlier_name(&self, array: Uuid) -> Option<String> {
+        lock(&self.memory).arrays.0.get(&array).map(|known| known.name.clone())
+    }
+
+    /// The array shall be served after a restart, or shall not. A line when that cannot be kept.
+    pub(super) fn import_again(&self, array: Uuid, again: Option<&[PathBuf]>) -> Option<String> {
+        {
+            let mut memory = lock(&self.memory);
+            let known = match again {
+                Some(_) => memory.arrays.0.entry(array).or_default(),
+                None => memory.arrays.0.get_mut(&array)?,
+            };
+            let search = again.unwrap_or_default().to_vec();
+            if (known.import, &known.search) == (again.is_some(), &search) {
+                return None;
+            }
+            (known.import, known.search) = (again.is_some(), search);
+            self.state.save_arrays(&memory.arrays);
+        }
+        // Whoever asked for it is told when it is kept, or that it is not.
+        let why = self.state.flush(KEPT_WAIT).err()?;
+        Some(match again {
+            Some(_) => format!("the import is not remembered, and a restart does not serve the array: {why}"),
+            None => format!("the export is not remembered, and a restart may serve the array: {why}"),
+        })
+    }
+
+    /// Whether the array was imported by a command, and is served after a restart.
+    pub(super) fn is_imported_again(&self, array: Uuid) -> bool {
+        lock(&self.memory).arrays.0.get(&array).is_some_and(|known| known.import)
+    }
+
+    /// The arrays that were imported by a command and not exported since, but for those that are configured.
+    pub(super) fn imports_of_before(&self, configured: &[ArrayConfig]) -> Vec<ArrayConfig> {
+        let memory = lock(&self.memory);
+        let is_configured = |uuid: &Uuid, name: &str| {
+            configured.iter().any(|config| match &config.which {
+                ArrayChoice::Name(own) => own == name,
+                ArrayChoice::Uuid(own) => own == uuid,
+            })
+        };
+        let imports =
+            memory.arrays.0.iter().filter(|(uuid, known)| known.import && !is_configured(uuid, &known.name));
+        let as_config = |(uuid, known): (&Uuid, &super::state::Known)| ArrayConfig {
+            which: ArrayChoice::Uuid(*uuid),
+            search: known.search.clone(),
+            read_only: false,
+            rebuild_min: None,
+            rebuild_max: None,
+            full_stripe: None,
+            page_cache: None,
+            limits: TimeLimits::default(),
+            rules: None,
+        };
+        imports.map(as_config).collect()
+    }
+
+    /// Tells when the state directory cannot be written to, or can again.
+    pub(super) fn tell_of_state(&self) {
+        let (level, text) = match self.state.news() {
+            None => return,
+            Some(Ok(text)) => (NoticeLevel::Info, text),
+            Some(Err(text)) => (NoticeLevel::Warning, text),
+        };
+        self.events.tell(News::new(None, kinds::STATE_DIR, level, text));
+    }
+
+    /// A line for one who brings in a device that is outside of where the members of arrays are looked for.
+    pub(super) fn outside_search(&self, path: &Path) -> Option<String> {
+        let is_inside = self.search_places().iter().any(|place| match crate::member::is_remote(place) {
+            true => crate::member::same_remote(place, path),
+            false => place == path || path.parent() == Some(place),
+        });
+        if is_inside {
+            return None;
+        }
+        let kept = match self.state.path() {
+            Some(dir) => format!("is remembered in {}", dir.display()),
+            None => "is forgotten at a restart".to_owned(),
+        };
+        Some(format!(
+            "{} lies outside of the places where members are looked for: where it is {kept}; add it to 'search' of the array, so that \
+             it is found in any case",
+            path.display()
+        ))
+    }
+}
+
+/// Where the devices of an array are: those of its members, and those that are being built.
+fn known_devices(names: &Names, facts: &ArrayFacts) -> Vec<KnownDevice> {
+    let mut known = Vec::new();
+    for (seat, member) in names.seats.iter().zip(&facts.status.members) {
+        let replacement = member.replacement.and_then(|device| names.devices.get(&device));
+        for place in [Some(seat), replacement].into_iter().flatten() {
+            // JSON has no words for other paths.
+            if let Some(path) = place.path.as_ref().filter(|path| path.to_str().is_some()) {
+                known.push(KnownDevice { member: member.index.0, uuid: place.uuid, path: path.clone() });
+            }
+        }
+    }
+    known
+}

@@ -1,0 +1,156 @@
+//! What is remembered of arrays: which are to be served, where their devices were, and their counts of
+//! errors. Pure values, as they are on disk.
+
+use crate::volume::MemberCounters;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use uuid::Uuid;
+
+/// Arrays that are remembered: more than any host has; beyond that, the one that was not served for longest
+/// is forgotten.
+const ARRAYS_MAX: usize = 1024;
+
+/// Arrays, by identity.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(in crate::daemon) struct Arrays(pub BTreeMap<Uuid, Known>);
+
+/// What is known of an array.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::daemon) struct Known {
+    /// Its name.
+    pub name: String,
+    /// When it was served last, in seconds since 1970, roughly.
+    #[serde(default)]
+    pub served_unix: u64,
+    /// It was imported by a command, and is to be served after a restart, too.
+    #[serde(default)]
+    pub import: bool,
+    /// Where that import has looked for its members.
+    #[serde(default)]
+    pub search: Vec<PathBuf>,
+    /// The devices that served it last.
+    #[serde(default)]
+    pub devices: Vec<KnownDevice>,
+}
+
+/// A device of an array.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::daemon) struct KnownDevice {
+    /// Its member.
+    pub member: u16,
+    /// Its identity.
+    pub uuid: Uuid,
+    /// Where it was.
+    pub path: PathBuf,
+}
+
+impl Arrays {
+    /// Where a device was.
+    pub fn path_of(&self, array: Uuid, device: Uuid) -> Option<PathBuf> {
+        let devices = &self.0.get(&array)?.devices;
+        devices.iter().find(|known| known.uuid == device).map(|known| known.path.clone())
+    }
+
+    /// The arrays of that name or identity.
+    pub fn find<'a>(&'a self, which: &'a str) -> impl Iterator<Item = (&'a Uuid, &'a Known)> {
+        let uuid = which.parse::<Uuid>().ok();
+        self.0.iter().filter(move |(own, known)| known.name == which || uuid == Some(**own))
+    }
+
+    /// Takes note of an array that is served, by these devices. Whether that is news.
+    pub fn note(&mut self, array: Uuid, name: &str, devices: Vec<KnownDevice>, unix: u64) -> bool {
+        let known = self.0.entry(array).or_default();
+        let is_new = known.name != name || known.devices != devices;
+        if is_new {
+            known.name = name.to_owned();
+            known.devices = devices;
+            known.served_unix = unix;
+        }
+        if self.0.len() > ARRAYS_MAX {
+            let oldest = self.0.iter().filter(|(uuid, known)| **uuid != array && !known.import);
+            let oldest = oldest.min_by_key(|(_, known)| known.served_unix).map(|(uuid, _)| *uuid);
+            oldest.map(|uuid| self.0.remove(&uuid));
+        }
+        is_new
+    }
+}
+
+/// Counts of errors, by array and member.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(in crate::daemon) struct Counters(pub BTreeMap<Uuid, Vec<Counts>>);
+
+/// The counts of a member.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(in crate::daemon) struct Counts {
+    pub read: u64,
+    pub write: u64,
+    pub cksum: u64,
+    pub repaired: u64,
+}
+
+impl From<MemberCounters> for Counts {
+    fn from(counters: MemberCounters) -> Counts {
+        Counts {
+            read: counters.read_errors,
+            write: counters.write_errors,
+            cksum: counters.checksum_errors,
+            repaired: counters.repaired,
+        }
+    }
+}
+
+impl std::ops::Add for Counts {
+    type Output = Counts;
+
+    fn add(self, other: Counts) -> Counts {
+        Counts {
+            read: self.read.saturating_add(other.read),
+            write: self.write.saturating_add(other.write),
+            cksum: self.cksum.saturating_add(other.cksum),
+            repaired: self.repaired.saturating_add(other.repaired),
+        }
+    }
+}
+
+impl Counters {
+    /// Takes note of the counts of an array. Whether that is news. All zeroes are not worth a line.
+    pub fn note(&mut self, array: Uuid, counts: Vec<Counts>) -> bool {
+        if counts.iter().all(|count| *count == Counts::default()) {
+            return self.0.remove(&array).is_some();
+        }
+        self.0.insert(array, counts.clone()) != Some(counts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrays_that_were_not_served_for_longest_make_room_but_not_those_to_be_imported() {
+        let mut arrays = Arrays::default();
+        for at in 0..ARRAYS_MAX as u128 {
+            assert!(arrays.note(Uuid::from_u128(at), "a", Vec::new(), at as u64));
+        }
+        assert!(!arrays.note(Uuid::from_u128(1), "a", Vec::new(), 5000), "nothing new");
+        arrays.0.get_mut(&Uuid::from_u128(0)).unwrap().import = true;
+        assert!(arrays.note(Uuid::from_u128(9999), "b", Vec::new(), 9999));
+        assert_eq!(arrays.0.len(), ARRAYS_MAX);
+        assert!(arrays.0.contains_key(&Uuid::from_u128(0)) && !arrays.0.contains_key(&Uuid::from_u128(1)));
+    }
+
+    #[test]
+    fn counts_are_news_when_they_change() {
+        let (mut counters, array) = (Counters::default(), Uuid::from_u128(1));
+        let one = Counts { read: 1, ..Counts::default() };
+        assert!(!counters.note(array, vec![Counts::default(); 2]));
+        assert!(counters.note(array, vec![one, Counts::default()]));
+        assert!(!counters.note(array, vec![one, Counts::default()]));
+        assert!(counters.note(array, vec![one + one, Counts::default()]));
+        assert!(counters.note(array, vec![Counts::default(); 2]) && counters.0.is_empty());
+    }
+}

@@ -1,0 +1,372 @@
+//! What the daemon remembers across restarts: events, counts of errors, which arrays it serves and where
+//! their devices are.
+//!
+//! Invariants: nothing here is needed to serve: what cannot be read is as if it had never been, what cannot
+//! be written is tried again and told once; only a thread of its own writes, so nobody waits for the
+//! directory; two daemons never write to one directory. Must not know what happens to arrays.
+
+mod file;
+mod known;
+
+pub(super) use known::{Arrays, Counters, Counts, Known, KnownDevice};
+
+use crate::control::Event;
+use crate::member::patience::within;
+use file::{append, encode, load, read, replace};
+use nix::fcntl::{Flock, FlockArg};
+use std::collections::{BTreeMap, VecDeque};
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Where `serve` keeps its state when nothing is configured.
+pub const DEFAULT_STATE_DIR: &str = "/var/lib/calpe";
+
+/// Arrays that are served, and where their devices are.
+const ARRAYS_FILE: &str = "arrays.json";
+/// Counts of errors.
+const COUNTERS_FILE: &str = "counters.json";
+/// Events, a line each.
+const EVENTS_FILE: &str = "events.jsonl";
+/// Events of before.
+const OLDER_EVENTS_FILE: &str = "events.1.jsonl";
+/// Locked by the daemon that uses the directory.
+const LOCK_FILE: &str = "lock";
+
+/// Longest file of events; with the one of before it, some ten thousand events.
+const EVENTS_BYTES_MAX: u64 = 2 << 20;
+
+/// Events that wait to be written; beyond that the oldest are left out. What happens while the directory
+/// hangs is in the log.
+const LINES_MAX: usize = 4096;
+
+/// How long the start waits for the directory: one that hangs must not keep arrays from being served.
+const LOAD_WAIT: Duration = Duration::from_secs(5);
+
+/// Time between attempts to write what could not be written.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// A trouble that lasts is told again after this long.
+const TOLD_EVERY: Duration = Duration::from_secs(3600);
+
+/// What a state directory held when the daemon started.
+#[derive(Debug, Default)]
+pub(super) struct Remembered {
+    pub arrays: Arrays,
+    pub counters: Counters,
+    pub events: Vec<Event>,
+    /// What could not be used, a line each.
+    pub warnings: Vec<String>,
+}
+
+/// The state directory of a daemon, or none. Clones share it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct StateDir(Option<Arc<Shared>>);
+
+#[derive(Debug)]
+struct Shared {
+    dir: PathBuf,
+    work: Mutex<Work>,
+    changed: Condvar,
+}
+
+/// What is to be written.
+#[derive(Debug, Default)]
+struct Work {
+    files: BTreeMap<&'static str, Vec<u8>>,
+    lines: VecDeque<Vec<u8>>,
+    /// The thread is writing.
+    busy: bool,
+    closed: bool,
+    trouble: Trouble,
+}
+
+/// Whether the directory can be written to, and what was told of that.
+#[derive(Debug, Default)]
+struct Trouble {
+    now: Option<String>,
+    told: Option<Instant>,
+    /// The present trouble, or one since, was told, and its end is not.
+    is_open: bool,
+    /// What is to be told next.
+    news: Option<Result<String, String>>,
+}
+
+impl Trouble {
+    fn failed(&mut self, text: String) {
+        let due = self.told.is_none_or(|told| told.elapsed() >= TOLD_EVERY);
+        if due {
+            self.told = Some(Instant::now());
+            self.is_open = true;
+            self.news = Some(Err(text.clone()));
+        }
+        self.now = Some(text);
+    }
+
+    fn succeeded(&mut self, dir: &Path) {
+        self.now = None;
+        if std::mem::take(&mut self.is_open) {
+            self.news = Some(Ok(format!("the state directory {} can be written to again", dir.display())));
+        }
+    }
+}
+
+impl StateDir {
+    /// Takes the directory, creates it if need be, and reads what it holds. Whatever is wrong with it is a
+    /// warning.
+    pub fn open(dir: &Path) -> (StateDir, Remembered) {
+        let own = dir.to_path_buf();
+        let loaded = within(dir, "read it", LOAD_WAIT, move || Remembered::load(&own));
+        let (lock, remembered) = loaded.unwrap_or_else(|error| {
+            let warnings = vec![format!("{error}: nothing that an earlier run has left is known")];
+            (None, Remembered { warnings, ..Remembered::default() })
+        });
+        let shared =
+            Arc::new(Shared { dir: dir.to_path_buf(), work: Mutex::default(), changed: Condvar::new() });
+        let in_thread = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name("state".into());
+        if let Err(error) = thread.spawn(move || in_thread.write_all(lock)) {
+            tracing::warn!(%error, "no thread for the state directory: nothing is remembered");
+            return (StateDir(None), remembered);
+        }
+        (StateDir(Some(shared)), remembered)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> Option<&Path> {
+        self.0.as_ref().map(|shared| shared.dir.as_path())
+    }
+
+    /// The arrays have changed.
+    pub fn save_arrays(&self, arrays: &Arrays) {
+        self.save(ARRAYS_FILE, || encode(arrays));
+    }
+
+    /// The counts have changed.
+    pub fn save_counters(&self, counters: &Counters) {
+        self.save(COUNTERS_FILE, || encode(counters));
+    }
+
+    fn save(&self, name: &'static str, content: impl FnOnce() -> Vec<u8>) {
+        if let Some(shared) = &self.0 {
+            let content = content();
+            shared.work().files.insert(name, content);
+            shared.changed.notify_all();
+        }
+    }
+
+    /// Something has happened. Takes no longer than to hand it over.
+    pub fn append(&self, event: &Event) {
+        let Some(shared) = &self.0 else { return };
+        // An event has nothing that JSON cannot say.
+        let mut line = serde_json::to_vec(event).expect("plain data");
+        line.push(b'\n');
+        let mut work = shared.work();
+        if work.lines.len() == LINES_MAX {
+            work.lines.pop_front();
+        }
+        work.lines.push_back(line);
+        shared.changed.notify_all();
+    }
+
+    /// What has become of the directory since it was asked last: an error is that it cannot be written to.
+    pub fn news(&self) -> Option<Result<String, String>> {
+        self.0.as_ref()?.work().trouble.news.take()
+    }
+
+    /// Events on disk, oldest first. Waits for the directory, but not for long.
+    pub fn events(&self) -> Vec<Event> {
+        let Some(shared) = &self.0 else { return Vec::new() };
+        let dir = shared.dir.clone();
+        let events = within(&shared.dir, "read it", LOAD_WAIT, move || {
+            let mut warnings = Vec::new();
+            load_events(&dir, &mut warnings)
+        });
+        events.unwrap_or_default()
+    }
+
+    /// Waits until what was handed over is written, but not for longer than `limit`.
+    ///
+    /// # Errors
+    /// Why it is not.
+    pub fn flush(&self, limit: Duration) -> Result<(), String> {
+        let Some(shared) = &self.0 else { return Ok(()) };
+        let deadline = Instant::now() + limit;
+        let mut work = shared.work();
+        while work.busy || work.has_any() {
+            if let Some(trouble) = &work.trouble.now {
+                return Err(trouble.clone());
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(format!("{}: the state directory does not answer", shared.dir.display()));
+            }
+            work = shared.changed.wait_timeout(work, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(())
+    }
+
+    /// Writes what is left, but not for longer than `limit`, and nothing afterwards.
+    pub fn close(&self, limit: Duration) {
+        let Some(shared) = &self.0 else { return };
+        let deadline = Instant::now() + limit;
+        let mut work = shared.work();
+        work.closed = true;
+        shared.changed.notify_all();
+        while (work.busy || work.has_any()) && work.trouble.now.is_none() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            work = shared.changed.wait_timeout(work, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl Work {
+    fn has_any(&self) -> bool {
+        !self.files.is_empty() || !self.lines.is_empty()
+    }
+}
+
+impl Shared {
+    fn work(&self) -> MutexGuard<'_, Work> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The thread that writes.
+    fn write_all(&self, mut lock: Option<Flock<File>>) {
+        loop {
+            let (files, lines) = {
+                let mut work = self.work();
+                while !work.has_any() && !work.closed {
+                    work = self.changed.wait(work).unwrap_or_else(PoisonError::into_inner);
+                }
+                if !work.has_any() {
+                    return;
+                }
+                work.busy = true;
+                (std::mem::take(&mut work.files), std::mem::take(&mut work.lines))
+            };
+            let result = self.write(&mut lock, &files, &lines);
+            let mut work = self.work();
+            work.busy = false;
+            match result {
+                Ok(()) => work.trouble.succeeded(&self.dir),
+                Err(error) => {
+                    for (name, content) in files {
+                        work.files.entry(name).or_insert(content);
+                    }
+                    for line in lines.into_iter().rev().take(LINES_MAX - work.lines.len()) {
+                        work.lines.push_front(line);
+                    }
+                    work.trouble.failed(format!(
+                        "{}: events, counts and imports cannot be written there and are lost at a restart: {error}; mend it, or name another \
+                         'state_dir'",
+                        self.dir.display()
+                    ));
+                    let until = Instant::now() + RETRY;
+                    while !work.closed {
+                        let left = until.saturating_duration_since(Instant::now());
+                        if left.is_zero() {
+                            break;
+                        }
+                        work =
+                            self.changed.wait_timeout(work, left).unwrap_or_else(PoisonError::into_inner).0;
+                    }
+                    if work.closed {
+                        self.changed.notify_all();
+                        return;
+                    }
+                }
+            }
+            self.changed.notify_all();
+        }
+    }
+
+    fn write(
+        &self,
+        lock: &mut Option<Flock<File>>,
+        files: &BTreeMap<&'static str, Vec<u8>>,
+        lines: &VecDeque<Vec<u8>>,
+    ) -> io::Result<()> {
+        if lock.is_none() {
+            *lock = Some(take(&self.dir)?);
+        }
+        for (name, content) in files {
+            replace(&self.dir.join(name), content)?;
+        }
+        let lines: Vec<u8> = lines.iter().flatten().copied().collect();
+        if lines.is_empty() {
+            return Ok(());
+        }
+        let older = self.dir.join(OLDER_EVENTS_FILE);
+        append(&self.dir.join(EVENTS_FILE), &older, &lines, EVENTS_BYTES_MAX)
+    }
+}
+
+impl Remembered {
+    fn load(dir: &Path) -> (Option<Flock<File>>, Remembered) {
+        let mut remembered = Remembered::default();
+        let lock = match take(dir) {
+            Ok(lock) => Some(lock),
+            // What another daemon remembers is its own.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                remembered.warnings.push(format!("{}: {error}", dir.display()));
+                return (None, remembered);
+            }
+            // Perhaps it can be read all the same.
+            Err(_) => None,
+        };
+        let warnings = &mut remembered.warnings;
+        remembered.arrays = load(&dir.join(ARRAYS_FILE), warnings).unwrap_or_default();
+        remembered.counters = load(&dir.join(COUNTERS_FILE), warnings).unwrap_or_default();
+        remembered.events = load_events(dir, warnings);
+        (lock, remembered)
+    }
+}
+
+/// Creates the directory if need be, and locks it.
+fn take(dir: &Path) -> io::Result<Flock<File>> {
+    DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    let path = dir.join(LOCK_FILE);
+    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
+        nix::errno::Errno::EWOULDBLOCK => {
+            let what = "another daemon uses this state directory: name another 'state_dir'";
+            io::Error::new(io::ErrorKind::WouldBlock, what)
+        }
+        errno => errno.into(),
+    })
+}
+
+/// Events on disk, oldest first. Lines that are no events are left out: the last one may be torn.
+fn load_events(dir: &Path, warnings: &mut Vec<String>) -> Vec<Event> {
+    let mut events: Vec<Event> = Vec::new();
+    for name in [OLDER_EVENTS_FILE, EVENTS_FILE] {
+        let path = dir.join(name);
+        let bytes = match read(&path) {
+            Ok(bytes) => bytes.unwrap_or_default(),
+            Err(error) => {
+                warnings.push(format!("{}: cannot be read: {error}", path.display()));
+                continue;
+            }
+        };
+        let lines = bytes.split(|byte| *byte == b'\n');
+        let read = lines.filter(|line| !line.is_empty()).map(serde_json::from_slice::<Event>);
+        let mut bad = 0;
+        for event in read {
+            match event {
+                Ok(event) => events.push(event),
+                Err(_) => bad += 1,
+            }
+        }
+        if bad > 0 {
+            warnings.push(format!("{}: {bad} lines are damaged and left out", path.display()));
+        }
+    }
+    events
+}

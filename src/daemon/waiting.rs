@@ -1,0 +1,274 @@
+//! The arrays that are to be served and are not: what is in the way of each, and what was found of it. They
+//! are part of every status, so that an array is never healthy by omission.
+//!
+//! Invariant: an array is either here or served, once it has been tried. Must not know how arrays are opened,
+//! or when they are tried.
+
+use super::arrays::importable;
+use super::config::ArrayChoice;
+use super::events::kinds;
+use super::search::Search;
+use super::service::{Daemon, lock};
+use super::state::KnownDevice;
+use crate::control::{
+    ArrayReport, ArrayState, EngineReport, ErrorCode, ErrorReport, ImportableMember, LogReport, LogState,
+    MemberReport, MemberState, RequestError, StartReport, VolumeReport, explain,
+};
+use crate::format::{Superblock, VolumeKind};
+use crate::volume::NoticeLevel;
+use std::path::PathBuf;
+use uuid::Uuid;
+
+/// Lines about what was found and cannot be used that a status carries: a directory may be full of it.
+const NOTES_MAX: usize = 16;
+
+/// An array that is to be served and is not.
+#[derive(Clone, Debug)]
+pub(super) struct Waiting {
+    /// As it was asked for.
+    which: ArrayChoice,
+    /// Where its members are looked for.
+    searched: Vec<PathBuf>,
+    attempts: u64,
+    /// What was in the way the last time; none before the first attempt has ended.
+    problem: Option<RequestError>,
+    /// What the newest superblock says, and where its members are.
+    seen: Option<(Superblock, Vec<ImportableMember>)>,
+    /// What was found and cannot be used, a line each.
+    notes: Vec<String>,
+    /// Name and identity that it had when it was served.
+    earlier: Option<(String, Uuid)>,
+    /// Where its devices were then.
+    devices: Vec<KnownDevice>,
+}
+
+impl Waiting {
+    /// An array whose first attempt is yet to come.
+    pub fn new(which: ArrayChoice, searched: Vec<PathBuf>) -> Waiting {
+        Waiting {
+            which,
+            searched,
+            attempts: 0,
+            problem: None,
+            seen: None,
+            notes: Vec::new(),
+            earlier: None,
+            devices: Vec::new(),
+        }
+    }
+
+    /// Takes note of an attempt that failed. Whether there is something new about it.
+    pub fn note(&mut self, found: &Search, error: RequestError) -> bool {
+        self.attempts += 1;
+        let members = found.arrays.iter().find(|(_, members)| {
+            let newest = super::import::newest_found(members);
+            newest.is_some_and(|superblock| self.is(&superblock.name, superblock.array))
+        });
+        self.seen = members.and_then(|(_, members)| {
+            let newest = super::import::newest_found(members)?.clone();
+            Some((newest, importable(members)?.members))
+        });
+        self.notes = found.warnings.iter().chain(&found.unread).take(NOTES_MAX).cloned().collect();
+        let is_new = self.problem.as_ref() != Some(&error);
+        self.problem = Some(error);
+        is_new
+    }
+
+    fn is(&self, name: &str, uuid: Uuid) -> bool {
+        match &self.which {
+            ArrayChoice::Name(own) => own == name,
+            ArrayChoice::Uuid(own) => *own == uuid,
+        }
+    }
+
+    /// As it was asked for.
+    pub fn which(&self) -> &ArrayChoice {
+        &self.which
+    }
+
+    /// Its name, or what else it is known by.
+    pub fn name(&self) -> String {
+        let earlier = || self.earlier.as_ref().map(|(name, _)| name.clone());
+        let seen = self.seen.as_ref().map(|(superblock, _)| superblock.name.clone());
+        seen.or_else(earlier).unwrap_or_else(|| self.which.to_string())
+    }
+
+    /// Its identity; all zeroes where it is not known.
+    pub fn uuid(&self) -> Uuid {
+        match (&self.seen, &self.which, &self.earlier) {
+            (Some((superblock, _)), _, _) => superblock.array,
+            (None, ArrayChoice::Uuid(uuid), _) | (None, ArrayChoice::Name(_), Some((_, uuid))) => *uuid,
+            (None, ArrayChoice::Name(_), None) => Uuid::nil(),
+        }
+    }
+
+    /// What was in the way, in a sentence without its end.
+    pub fn problem(&self) -> Option<String> {
+        let error = self.problem.as_ref()?;
+        let places = || self.searched.iter().map(|place| place.display().to_string()).collect::<Vec<_>>();
+        Some(match (error.code, &self.seen) {
+            // Its advice is for one who has named the places on a command line.
+            (ErrorCode::NoSuchArray, None) => format!("no member of it was found in {}", places().join(", ")),
+            _ => error.message.trim_end_matches('.').to_owned(),
+        })
+    }
+
+    fn advice(&self) -> String {
+        let name = self.name();
+        match self.problem.as_ref().map(|error| error.code) {
+            None => String::new(),
+            Some(ErrorCode::NoSuchArray) => format!(
+                "Connect the devices of its members, or say where they are ('search' of the array in the configuration, or 'calpe import \
+                 {name} --dir DIR'). It is tried again by itself."
+            ),
+            Some(ErrorCode::NeedsForce) => format!(
+                "Bring back the members that are missing: it is tried again by itself. If they are gone for good, 'calpe import \
+                 --force {name}' starts it without them."
+            ),
+            Some(_) => "Mend what is in the way: it is tried again by itself.".to_owned(),
+        }
+    }
+
+    /// What is known of its members: where they were found, or were before.
+    fn members(&self) -> Vec<MemberReport> {
+        let earlier = |uuid: Uuid| self.devices.iter().find(|device| device.uuid == uuid);
+        let report = |index: u16, uuid: Uuid, path: Option<&PathBuf>, note: Option<String>| {
+            let place = path.or(earlier(uuid).map(|device| &device.path));
+            MemberReport {
+                index,
+                name: place.map_or_else(|| uuid.to_string(), |path| path.display().to_string()),
+                uuid,
+                state: if path.is_some() { MemberState::Found } else { MemberState::Missing },
+                read: 0,
+                write: 0,
+                cksum: 0,
+                repaired: 0,
+                reason: note,
+                conditions: Vec::new(),
+                cached: false,
+                replacement: None,
+            }
+        };
+        match &self.seen {
+            Some((_, members)) => members
+                .iter()
+                .map(|member| report(member.index, member.uuid, member.path.as_ref(), member.note.clone()))
+                .collect(),
+            None => {
+                self.devices.iter().map(|device| report(device.member, device.uuid, None, None)).collect()
+            }
+        }
+    }
+
+    /// As a part of a status.
+    pub fn report(&self) -> ArrayReport {
+        let superblock = self.seen.as_ref().map(|(superblock, _)| superblock);
+        let geometry = superblock.map(|superblock| &superblock.geometry);
+        let kind = superblock.map_or("", |superblock| match superblock.volume {
+            VolumeKind::Plain => "plain",
+            VolumeKind::Cas => "cas",
+        });
+        let mut report = ArrayReport {
+            name: self.name(),
+            uuid: self.uuid(),
+            state: if self.attempts == 0 { ArrayState::Waiting } else { ArrayState::Failed },
+            status: String::new(),
+            action: String::new(),
+            volume: VolumeReport {
+                kind: kind.into(),
+                bytes: geometry.map_or(0, |geometry| geometry.volume_bytes),
+                logical: None,
+                stored: None,
+            },
+            data: geometry.map_or(0, |geometry| geometry.data),
+            parity: geometry.map_or(0, |geometry| geometry.parity),
+            chunk: geometry.map_or(0, |geometry| geometry.chunk),
+            checksum: superblock.map_or_else(String::new, |superblock| superblock.checksum.to_string()),
+            log: LogReport { state: LogState::NotStarted, reason: None },
+            epoch: superblock.map_or(0, |superblock| superblock.epoch.number),
+            dirty: superblock.is_some_and(|superblock| !superblock.clean),
+            uris: Vec::new(),
+            members: self.members(),
+            scan: Vec::new(),
+            last_scrub: None,
+            engine: EngineReport::default(),
+            errors: ErrorReport::default(),
+            lost: Vec::new(),
+            set_aside: Vec::new(),
+            unreadable: Vec::new(),
+            start: Some(StartReport {
+                attempts: self.attempts,
+                problem: self.problem(),
+                advice: self.advice(),
+                searched: self.searched.iter().map(|place| place.display().to_string()).collect(),
+                notes: self.notes.clone(),
+            }),
+        };
+        let explanation = explain(&report);
+        report.status = explanation.status;
+        report.action = explanation.action;
+        report
+    }
+}
+
+impl Daemon {
+    /// An array is to be served from now on: it is part of the status although nothing of it is known. Nothing changes for
+    /// one that is awaited already.
+    pub(super) fn await_array(&self, mut waiting: Waiting) {
+        {
+            let memory = lock(&self.memory);
+            let which = waiting.which.to_string();
+            let mut earlier = memory.arrays.find(&which);
+            // Of two arrays of one name, nothing tells which is meant.
+            if let (Some((uuid, known)), None) = (earlier.next(), earlier.next()) {
+                waiting.earlier = Some((known.name.clone(), *uuid));
+                waiting.devices = known.devices.clone();
+            }
+        }
+        let mut all = lock(&self.waiting);
+        if !all.iter().any(|known| known.which == waiting.which) {
+            all.push(waiting);
+        }
+    }
+
+    /// An attempt to serve an array that is awaited has failed. It is told when there is something new about
+    /// it.
+    pub(super) fn still_awaited(&self, which: &ArrayChoice, found: &Search, error: RequestError) {
+        let told = {
+            let mut all = lock(&self.waiting);
+            let Some(waiting) = all.iter_mut().find(|waiting| waiting.which == *which) else { return };
+            let is_new = waiting.note(found, error);
+            is_new.then(|| (waiting.name(), waiting.problem().unwrap_or_default(), waiting.notes.clone()))
+        };
+        if let Some((name, problem, notes)) = told {
+            let notes = notes.iter().map(|line| format!("\n{line}")).collect::<String>();
+            let text = format!("cannot import it: {problem}; it is tried again{notes}");
+            self.notice(&name, kinds::IMPORT_FAILED, NoticeLevel::Error, text);
+        }
+    }
+
+    /// An array is served, or need not be.
+    pub(super) fn not_awaited(&self, which: &ArrayChoice) {
+        lock(&self.waiting).retain(|waiting| waiting.which != *which);
+    }
+
+    /// Whether an array is to be served and is not.
+    pub(super) fn is_awaited(&self, which: &ArrayChoice) -> bool {
+        lock(&self.waiting).iter().any(|waiting| waiting.which == *which)
+    }
+
+    /// The arrays that are awaited; one that was imported by hand meanwhile is served, and not awaited.
+    pub(super) fn awaited(&self) -> Vec<Waiting> {
+        let served: Vec<(String, Uuid)> =
+            lock(&self.served).iter().map(|served| (served.names.name.clone(), served.names.uuid)).collect();
+        let is_served = |waiting: &Waiting| served.iter().any(|(name, uuid)| waiting.is(name, *uuid));
+        lock(&self.waiting).iter().filter(|waiting| !is_served(waiting)).cloned().collect()
+    }
+
+    /// The awaited array of that name or uuid.
+    pub(super) fn find_awaited(&self, array: &str) -> Option<Waiting> {
+        let by_uuid = array.parse::<Uuid>().ok();
+        let is_it = |waiting: &Waiting| waiting.name() == array || by_uuid == Some(waiting.uuid());
+        self.awaited().into_iter().find(|waiting| is_it(waiting) || waiting.which.to_string() == array)
+    }
+}

@@ -1,0 +1,90 @@
+//! Arrays that are to be served and are not: they are part of every status, with what is missing and what was
+//! found.
+
+use crate::support::serve::{Serve, array, both, create};
+use std::fs;
+
+/// The exit code of `status --test`.
+fn tested(serve: &Serve, name: &str) -> Option<i32> {
+    serve.ask(&format!("status --test {name}")).status.code()
+}
+
+#[test]
+fn an_array_of_which_nothing_is_found_is_failed_and_not_left_out() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (there, nowhere) = (dir.path().join("there"), dir.path().join("nowhere"));
+    create(&there, "pond", 2, 1);
+    fs::create_dir(&nowhere).expect("a directory");
+    let mut serve = Serve::start(dir.path(), &(array("pond", &[&there]) + &array("tank", &[&nowhere])));
+    serve.until("both were tried", |serve| {
+        serve.arrays().iter().map(|array| array["state"].clone()).collect::<Vec<_>>() == ["ONLINE", "FAILED"]
+    });
+    let tank = &serve.arrays()[1];
+    assert_eq!((tank["name"].as_str(), tank["members"].as_array().map(Vec::len)), (Some("tank"), Some(0)));
+    let problem = tank["start"]["problem"].as_str().expect("a problem");
+    assert!(problem.contains("no member of it was found in") && problem.contains("nowhere"), "{problem}");
+    assert_eq!(
+        (tested(&serve, ""), tested(&serve, "tank"), tested(&serve, "pond")),
+        (Some(2), Some(2), Some(0))
+    );
+    let text = serve.says("status -x");
+    assert!(text.contains("tank") && text.contains("FAILED") && !text.contains("pond"), "{text}");
+    let told = serve.events().into_iter().filter(|event| event["array"] == "tank").collect::<Vec<_>>();
+    assert_eq!(told.len(), 1, "told once: {told:?}");
+    assert_eq!(told[0]["severity"], "error");
+    let refused = serve.refuses("scrub tank");
+    assert!(refused.contains("'tank' is not served: no member of it was found"), "{refused}");
+    serve.stop();
+}
+
+#[test]
+fn an_array_with_too_few_members_tells_which_are_missing_and_where_the_others_are() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let there = dir.path().join("there");
+    create(&there, "tank", 2, 1);
+    for gone in ["m0", "m2"] {
+        fs::rename(there.join(gone), dir.path().join(gone)).expect("moved");
+    }
+    let mut serve = Serve::start(dir.path(), &array("tank", &[&there]));
+    let tank = serve.array_when("it was tried", |array| array["state"] == "FAILED");
+    let states: Vec<_> =
+        tank["members"].as_array().expect("members").iter().map(|m| m["state"].clone()).collect();
+    assert_eq!(states, ["MISSING", "FOUND", "MISSING"]);
+    assert_eq!(tank["members"][1]["name"], there.join("m1").display().to_string());
+    let text = serve.says("status tank");
+    assert!(text.contains("It is not served: array 'tank' (2+1) cannot start: 1 of 2"), "{text}");
+    assert_eq!(tested(&serve, ""), Some(2));
+    // It is served as soon as it can be.
+    fs::rename(dir.path().join("m0"), there.join("m0")).expect("moved");
+    let tank = serve.array_when("it is served", |array| array["state"] == "DEGRADED");
+    assert!(tank["start"].is_null(), "{tank}");
+    assert_eq!((serve.arrays().len(), tested(&serve, "")), (1, Some(1)));
+    serve.stop();
+}
+
+#[test]
+fn an_array_whose_import_is_refused_tells_why() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let there = dir.path().join("there");
+    create(&there, "tank", 2, 1);
+    let holder = dir.path().join("holder");
+    fs::create_dir(&holder).expect("a directory");
+    let mut first = Serve::start(&holder, &array("tank", &[&there]));
+    first.array_when("it is served", |array| array["state"] == "ONLINE");
+    let mut serve = Serve::start(dir.path(), &array("tank", &[&there]));
+    let tank = serve.array_when("it was tried", |array| array["state"] == "FAILED");
+    let status = tank["status"].as_str().expect("a sentence");
+    assert!(status.contains("It is not served:") && status.contains("in use"), "{status}");
+    assert_eq!(tested(&serve, ""), Some(2));
+    serve.stop();
+    first.stop();
+}
+
+#[test]
+fn nothing_configured_is_not_healthy_either() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let serve = Serve::start(dir.path(), "");
+    let output = serve.ask("status --test");
+    assert_eq!(output.status.code(), Some(4), "{}", both(&output));
+    serve.stop();
+}

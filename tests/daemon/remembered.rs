@@ -1,0 +1,272 @@
+//! What the daemon knows survives a restart: events, counts, imports, and where devices are. And a state
+//! directory that is damaged, full or gone never keeps anything from being served.
+
+use crate::support::load::Client;
+use crate::support::run;
+use crate::support::serve::{Serve, array, create};
+use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::Path;
+use std::process::Command;
+
+/// A folder with 'tank', 2+1, in DIR/there.
+fn scene() -> (tempfile::TempDir, std::path::PathBuf) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let there = dir.path().join("there");
+    create(&there, "tank", 2, 1);
+    (dir, there)
+}
+
+fn is(state: &str) -> impl Fn(&Value) -> bool {
+    move |array| array["state"] == state && array["scan"].as_array().is_some_and(Vec::is_empty)
+}
+
+fn kinds(events: &[Value]) -> Vec<&str> {
+    events.iter().map(|event| event["kind"].as_str().expect("a kind")).collect()
+}
+
+#[test]
+fn events_go_on_over_restarts_and_tell_who_did_what() {
+    let (dir, there) = scene();
+    let section = array("tank", &[&there]);
+    let mut serve = Serve::start(dir.path(), &section);
+    serve.array_when("it is served", is("ONLINE"));
+    serve.says("offline tank 1");
+    serve.refuses("offline tank 2");
+    let before = serve.events();
+    serve.stop();
+    let mut serve = Serve::start(dir.path(), &section);
+    serve.array_when("it is served", |array| array["state"] == "DEGRADED");
+    let after = serve.events();
+    assert_eq!(after[..before.len()], before[..], "nothing is lost");
+    let numbers: Vec<u64> = after.iter().map(|event| event["sequence"].as_u64().expect("a number")).collect();
+    assert!(numbers.is_sorted() && numbers.windows(2).all(|pair| pair[0] != pair[1]), "{numbers:?}");
+    let commands: Vec<_> = after.iter().filter(|event| event["kind"] == "command").collect();
+    assert_eq!(commands.len(), 2, "{after:?}");
+    let uid = run(Command::new("id").arg("-u")).trim().parse::<u64>().expect("a uid");
+    for (command, word) in commands.iter().zip(["OFFLINE", "refused"]) {
+        assert_eq!((&command["array"], &command["uid"]), (&"tank".into(), &uid.into()));
+        assert!(command["text"].as_str().expect("a text").contains(word), "{command}");
+    }
+    assert_eq!(commands[0]["member"], 1);
+    // What was done, and what state it was in; not of other arrays.
+    let history = serve.says("history tank --json");
+    let history: Vec<Value> = history.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let expected = ["imported", "member_out", "command", "command", "imported", "import_note"];
+    assert_eq!(kinds(&history), expected, "{history:?}");
+    assert!(serve.says("history tank").contains("command 'offline 1'"));
+    assert!(serve.refuses("history pond").contains("no array 'pond'"));
+    serve.stop();
+}
+
+#[test]
+fn counts_survive_a_restart_and_a_kill_until_they_are_cleared() {
+    let (dir, there) = scene();
+    let section = array("tank", &[&there]);
+    // A damaged copy of a superblock counts as a wrong block.
+    let damage = || {
+        let file = fs::File::options().write(true).open(there.join("m1")).expect("a member");
+        file.write_all_at(b"x", 16384 + 77).expect("written");
+    };
+    damage();
+    let mut serve = Serve::start(dir.path(), &section);
+    let of = |array: &Value| array["members"][1]["cksum"].as_u64().expect("a count");
+    assert_eq!(of(&serve.array_when("it is served", is("ONLINE"))), 1);
+    serve.stop();
+    let mut serve = Serve::start(dir.path(), &section);
+    let tank = serve.array_when("it is served", is("ONLINE"));
+    assert_eq!((of(&tank), &tank["members"][1]["state"]), (1, &"DEGRADED".into()));
+    serve.stop();
+    damage();
+    let mut serve = Serve::start(dir.path(), &section);
+    assert_eq!(of(&serve.array_when("it is served", is("ONLINE"))), 2, "they add up");
+    serve.stop();
+    // The copy is whole again: what counts from here on is what was kept.
+    let mut serve = Serve::start(dir.path(), &section);
+    serve.array_when("it is served", is("ONLINE"));
+    let counters = dir.path().join("state/counters.json");
+    serve.until("it is kept", |_| {
+        fs::read_to_string(&counters).is_ok_and(|text| text.contains("\"cksum\": 2"))
+    });
+    serve.kill();
+    let mut serve = Serve::start(dir.path(), &section);
+    assert_eq!(of(&serve.array_when("it is served", is("ONLINE"))), 2);
+    serve.says("clear tank 1");
+    assert_eq!(of(&serve.arrays()[0]), 0);
+    serve.stop();
+    let mut serve = Serve::start(dir.path(), &section);
+    assert_eq!(of(&serve.array_when("it is served", is("ONLINE"))), 0);
+    serve.stop();
+}
+
+#[test]
+fn an_import_is_remembered_until_the_export_and_one_with_once_is_not() {
+    let (dir, there) = scene();
+    let start = || Serve::start(dir.path(), "");
+    let import = format!("import tank --dir {}", there.display());
+    let serve = start();
+    serve.says(&format!("{import} --once"));
+    serve.stop();
+    let serve = start();
+    assert_eq!(serve.arrays().len(), 0);
+    serve.says(&import);
+    serve.stop();
+    let mut serve = start();
+    serve.array_when("it is served again", is("ONLINE"));
+    serve.says("export tank");
+    serve.stop();
+    let serve = start();
+    assert_eq!(serve.arrays().len(), 0);
+    // What cannot be served is in the status, by name, until it is exported.
+    serve.says(&import);
+    serve.stop();
+    fs::rename(&there, dir.path().join("elsewhere")).expect("moved");
+    let mut serve = start();
+    let tank = serve.array_when("it was tried", |array| array["state"] == "FAILED");
+    assert_eq!(tank["name"], "tank");
+    let names: Vec<_> =
+        tank["members"].as_array().expect("members").iter().map(|m| m["name"].clone()).collect();
+    assert_eq!(names, ["m0", "m1", "m2"].map(|name| there.join(name).display().to_string()));
+    assert!(serve.says("export tank").contains("no longer"));
+    assert_eq!(serve.arrays().len(), 0);
+    serve.stop();
+    assert_eq!(start().arrays().len(), 0);
+}
+
+#[test]
+fn an_export_is_refused_while_clients_are_attached() {
+    let (dir, there) = scene();
+    let mut serve = Serve::start(dir.path(), &array("tank", &[&there]));
+    serve.array_when("it is served", is("ONLINE"));
+    let client = Client::connect(&serve.nbd()).expect("connected");
+    for line in ["export tank", "export tank -n"] {
+        let refused = serve.refuses(line);
+        assert!(refused.contains("1 client is attached") && refused.contains("--force"), "{refused}");
+    }
+    assert_eq!(serve.arrays()[0]["state"], "ONLINE");
+    let said = serve.says("export tank --force");
+    assert!(said.contains("is stopped") && said.contains("loses it"), "{said}");
+    drop(client);
+    serve.stop();
+}
+
+#[test]
+fn a_device_outside_of_the_search_is_found_again_and_a_missing_member_keeps_its_path() {
+    let (dir, there) = scene();
+    let section = array("tank", &[&there]);
+    let mut serve = Serve::start(dir.path(), &section);
+    serve.array_when("it is served", is("ONLINE"));
+    let said = serve.says("replace tank 1 far -w");
+    assert!(said.contains("outside of the places"), "{said}");
+    serve.stop();
+    let far = dir.path().join("far");
+    let name_of = |tank: &Value| tank["members"][1]["name"].as_str().expect("a name").to_owned();
+    let mut serve = Serve::start(dir.path(), &section);
+    assert_eq!(name_of(&serve.array_when("it is whole", is("ONLINE"))), far.display().to_string());
+    serve.stop();
+    fs::rename(&far, dir.path().join("gone")).expect("moved");
+    let mut serve = Serve::start(dir.path(), &section);
+    let tank = serve.array_when("it is served", |array| array["state"] == "DEGRADED");
+    assert_eq!(
+        (name_of(&tank), &tank["members"][1]["state"]),
+        (far.display().to_string(), &"MISSING".into())
+    );
+    serve.stop();
+}
+
+#[test]
+fn a_replacement_is_cancelled_and_one_that_a_restart_interrupts_goes_on() {
+    let (dir, there) = scene();
+    // Slow enough to be met under way.
+    let section = array("tank", &[&there]) + "rebuild_min = \"1MiB\"\nrebuild_max = \"1MiB\"\n";
+    let mut serve = Serve::start(dir.path(), &section);
+    serve.array_when("it is served", is("ONLINE"));
+    let image = dir.path().join("image");
+    fs::write(&image, vec![7; 8 << 20]).expect("an image");
+    let uri = format!("nbd+unix:///tank?socket={}", serve.nbd().display());
+    run(Command::new("nbdcopy").arg("--flush").arg(&image).arg(uri));
+    assert!(serve.refuses("replace tank --cancel 1").contains("is not being replaced"));
+    serve.says("replace tank 1 new1");
+    serve.stop();
+    let mut serve = Serve::start(dir.path(), &section);
+    let tank = serve.array_when("it is served", |array| array["state"] == "ONLINE");
+    let new = dir.path().join("new1").display().to_string();
+    assert_eq!(tank["members"][1]["replacement"]["name"], new, "{tank}");
+    assert!(serve.says("replace tank --cancel 1 -n").starts_with("would be done"));
+    assert!(serve.says("replace tank --cancel 1").contains("is cancelled"));
+    let tank = serve.array_when("it is over", is("ONLINE"));
+    assert!(tank["members"][1]["replacement"].is_null(), "{tank}");
+    // One whose device is gone at the next start is named.
+    serve.says("replace tank 2 new2");
+    serve.stop();
+    fs::remove_file(dir.path().join("new2")).expect("removed");
+    let mut serve = Serve::start(dir.path(), &section);
+    serve.array_when("it is served", is("ONLINE"));
+    let told = serve.says("events");
+    let new = dir.path().join("new2").display().to_string();
+    assert!(told.contains(&format!("on {new} is not there: it is given up")), "{told}");
+    serve.stop();
+}
+
+#[test]
+fn damaged_and_newer_files_are_set_aside_and_nothing_waits_for_them() {
+    let (dir, there) = scene();
+    let state = dir.path().join("state");
+    fs::create_dir(&state).expect("a directory");
+    fs::write(state.join("arrays.json"), "{ not json").expect("written");
+    fs::write(state.join("counters.json"), "{\"version\": 99, \"content\": {}}").expect("written");
+    fs::write(state.join("events.jsonl"), "half a li").expect("written");
+    let mut serve = Serve::start(dir.path(), &array("tank", &[&there]));
+    serve.array_when("it is served", is("ONLINE"));
+    let told = serve.says("events");
+    for word in ["arrays.json is damaged", "version 99", "events.jsonl: 1 lines are damaged"] {
+        assert!(told.contains(word), "no '{word}' in\n{told}");
+    }
+    assert!(state.join("arrays.json.damaged").exists() && state.join("counters.json.newer").exists());
+    serve.stop();
+}
+
+#[test]
+fn a_state_directory_that_cannot_be_written_is_told_once_and_stops_nothing() {
+    let (dir, there) = scene();
+    // Where a directory should be is a file; root may write wherever it wants.
+    fs::write(dir.path().join("state"), "in the way").expect("written");
+    let mut serve = Serve::start(dir.path(), &array("tank", &[&there]));
+    serve.array_when("it is served", is("ONLINE"));
+    serve.until("it is told", |serve| kinds(&serve.events()).contains(&"state_dir"));
+    serve.says("offline tank 1");
+    serve.says("online tank 1");
+    let tank = serve.array_when("it is whole again", is("ONLINE"));
+    assert_eq!(tank["name"], "tank");
+    let events = serve.events();
+    let told = events.iter().filter(|event| event["kind"] == "state_dir").collect::<Vec<_>>();
+    assert_eq!(told.len(), 1, "{told:?}");
+    // But whoever counts on it is told.
+    create(&dir.path().join("other"), "pond", 1, 1);
+    let said = serve.says("import pond --dir other");
+    assert!(said.contains("the import is not remembered"), "{said}");
+    assert!(!serve.says("export pond").is_empty());
+    let text = told[0]["text"].as_str().expect("a text");
+    assert!(text.contains("cannot be written") && text.contains("'state_dir'"), "{text}");
+    serve.stop();
+}
+
+#[test]
+fn two_daemons_never_share_a_state_directory_and_it_is_private() {
+    let (dir, there) = scene();
+    let mut first = Serve::start(dir.path(), &array("tank", &[&there]));
+    first.array_when("it is served", is("ONLINE"));
+    let state = dir.path().join("state");
+    first.until("it is used", |_| state.join("events.jsonl").exists());
+    let mode = |path: &Path| fs::metadata(path).expect("there").permissions().mode() & 0o777;
+    assert_eq!((mode(&state), mode(&state.join("events.jsonl"))), (0o700, 0o600));
+    let second = dir.path().join("second");
+    fs::create_dir(&second).expect("a directory");
+    std::os::unix::fs::symlink(&state, second.join("state")).expect("a link");
+    let serve = Serve::start(&second, "");
+    let told = serve.says("events");
+    assert!(told.contains("another daemon uses this state directory"), "{told}");
+    serve.stop();
+    first.stop();
+}

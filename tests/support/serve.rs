@@ -1,0 +1,166 @@
+//! `calpe serve` as a process that a test configures, asks and starts again; it need not serve anything to be
+//! asked.
+
+use super::{calpe, signal, try_run};
+use serde_json::Value;
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longest that anything may take; only a hang gets there.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Between two looks at something that is waited for.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// A running `calpe serve` whose runtime directory is DIR/run and whose state directory is DIR/state.
+pub struct Serve {
+    dir: PathBuf,
+    child: Child,
+}
+
+impl Serve {
+    /// Starts it with these sections of a configuration, and waits until it answers.
+    #[track_caller]
+    pub fn start(dir: &Path, arrays: &str) -> Serve {
+        let config = dir.join("calpe.toml");
+        let head = "[daemon]\nruntime_dir = \"run\"\nstate_dir = \"state\"\n[gpu]\nmode = \"off\"\n";
+        fs::write(&config, format!("{head}{arrays}")).expect("written");
+        let log =
+            fs::File::options().create(true).append(true).open(dir.join("daemon.log")).expect("a log file");
+        let mut command = calpe();
+        command.arg("serve").arg("--config").arg(&config);
+        command.stdin(Stdio::null()).stdout(log.try_clone().expect("a second handle")).stderr(log);
+        let mut serve = Serve { dir: dir.to_owned(), child: command.spawn().expect("the daemon starts") };
+        let socket = serve.control();
+        serve.until("it answers", |serve| {
+            if let Some(status) = serve.child.try_wait().expect("ours") {
+                panic!("the daemon ended: {status}\n{}", serve.log());
+            }
+            UnixStream::connect(&socket).is_ok()
+        });
+        serve
+    }
+
+    pub fn control(&self) -> PathBuf {
+        self.dir.join("run/control.sock")
+    }
+
+    pub fn nbd(&self) -> PathBuf {
+        self.dir.join("run/nbd.sock")
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.dir.join("daemon.log")).unwrap_or_default()
+    }
+
+    pub fn command(&self, line: &str) -> Command {
+        let mut command = calpe();
+        command.current_dir(&self.dir).arg("--socket").arg(self.control()).args(line.split_whitespace());
+        command
+    }
+
+    pub fn ask(&self, line: &str) -> Output {
+        try_run(&mut self.command(line))
+    }
+
+    /// What a command that must succeed prints, errors included.
+    #[track_caller]
+    pub fn says(&self, line: &str) -> String {
+        let output = self.ask(line);
+        assert!(output.status.success(), "calpe {line}: {}\n{}", both(&output), self.log());
+        both(&output)
+    }
+
+    /// What a command that must be refused prints.
+    #[track_caller]
+    pub fn refuses(&self, line: &str) -> String {
+        let output = self.ask(line);
+        assert_eq!(output.status.code(), Some(1), "calpe {line}: {}", both(&output));
+        both(&output)
+    }
+
+    /// Every array, as JSON.
+    #[track_caller]
+    pub fn arrays(&self) -> Vec<Value> {
+        let output = self.ask("status --json");
+        let status: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        status["arrays"].as_array().expect("arrays").clone()
+    }
+
+    /// The first array, once it is as it should be.
+    #[track_caller]
+    pub fn array_when(&mut self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+        let mut found = Value::Null;
+        self.until(what, |serve| {
+            found = serve.arrays().first().cloned().unwrap_or_default();
+            is_so(&found)
+        });
+        found
+    }
+
+    /// Every event, as JSON.
+    #[track_caller]
+    pub fn events(&self) -> Vec<Value> {
+        let text = self.says("events --json");
+        text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    }
+
+    #[track_caller]
+    pub fn until(&mut self, what: &str, mut reached: impl FnMut(&mut Serve) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !reached(self) {
+            assert!(Instant::now() < deadline, "not reached: {what}\n{}", self.log());
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Ends the daemon in order.
+    #[track_caller]
+    pub fn stop(mut self) {
+        signal(&self.child, "TERM");
+        self.until("the daemon has ended", |serve| match serve.child.try_wait().expect("ours") {
+            Some(status) => {
+                assert!(status.success(), "{status}\n{}", serve.log());
+                true
+            }
+            None => false,
+        });
+    }
+
+    /// kill -9.
+    pub fn kill(mut self) {
+        self.child.kill().expect("killed");
+        self.child.wait().expect("reaped");
+    }
+}
+
+impl Drop for Serve {
+    fn drop(&mut self) {
+        // A test that failed leaves no daemon behind.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub fn both(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+/// A section of a configuration for an array whose members lie in these places.
+pub fn array(name: &str, search: &[&Path]) -> String {
+    let search: Vec<String> = search.iter().map(|place| format!("\"{}\"", place.display())).collect();
+    format!("[[array]]\nname = \"{name}\"\nsearch = [{}]\n", search.join(", "))
+}
+
+/// Creates an array on new files m0, m1, ... in a directory.
+#[track_caller]
+pub fn create(dir: &Path, name: &str, data: usize, parity: usize) {
+    fs::create_dir_all(dir).expect("a directory");
+    let (k, m) = (data.to_string(), parity.to_string());
+    let members: Vec<PathBuf> = (0..data + parity).map(|index| dir.join(format!("m{index}"))).collect();
+    let mut command = calpe();
+    super::run(command.args(["create", name, "-k", &k, "-m", &m, "--size", "8MiB"]).args(members));
+}
