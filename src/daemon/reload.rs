@@ -249,6 +249,7 @@ mod tests {
         ));
         let wanted = [
             "daemon.runtime_dir",
+            "daemon.state_dir",
             "daemon.control_socket",
             "daemon.memory",
             "daemon.metadata_memory",

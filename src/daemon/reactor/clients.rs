@@ -658,7 +658,8 @@ impl Reactor {
         let now = self.now;
         let (scarce, share) = (self.memory.is_scarce(), self.memory.share());
         let is_overdue = |connection: &Connection| {
-            let dismissed = connection.in_flight == 0
+            // What only its client can bring to an end is not waited for.
+            let dismissed = connection.in_flight == usize::from(connection.is_receiving_part())
                 && connection.dismissed.is_some_and(|since| now.nanos_since(since) > FAREWELL_NANOS);
             let hoards = || {
                 connection.held > share
@@ -717,6 +718,7 @@ impl Reactor {
         connection.read_closed = true;
         connection.discard_input();
         connection.dismissed.get_or_insert(self.now);
+        self.drop_longs(key);
         self.mark(key);
     }
 }

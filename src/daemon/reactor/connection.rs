@@ -355,6 +355,11 @@ impl Connection {
             && !self.is_full()
     }
 
+    /// Whether a part of a long write is being received.
+    pub(super) fn is_receiving_part(&self) -> bool {
+        self.writing.is_some() && self.receiving != Receiving::Nothing
+    }
+
     /// Drops what was received and not parsed: nothing of it will be handled.
     pub(super) fn discard_input(&mut self) {
         self.inbox = None;

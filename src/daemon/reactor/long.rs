@@ -274,7 +274,7 @@ impl Reactor {
         let (long, part, charge) = order;
         let Long { connection: key, kind, request, done, .. } = self.longs[long];
         self.longs[long].busy = false;
-        if self.connections[key].broken {
+        if self.connections[key].broken || self.connections[key].dismissed.is_some() {
             self.give_memory_back(key, charge);
             self.drop_long(long);
             return;
@@ -414,9 +414,11 @@ impl Reactor {
 
     /// Forgets a long request of which nothing is under way, unanswered.
     pub(super) fn drop_long(&mut self, at: usize) {
-        let Long { connection: key, kind, charge, .. } = self.longs.remove(at);
+        let Long { connection: key, kind, charge, done, .. } = self.longs.remove(at);
         self.give_memory_back(key, charge);
         let connection = &mut self.connections[key];
+        // Nothing can follow a reply that is cut off in the middle.
+        connection.broken |= kind == LongKind::ReadAlone && done > 0;
         connection.in_flight -= 1;
         connection.alone &= kind != LongKind::ReadAlone;
         connection.longs.retain(|&long| long != at);
@@ -435,7 +437,7 @@ impl Reactor {
         }
     }
 
-    /// Forgets what a connection that is broken has of long requests.
+    /// Forgets what a connection that is broken or dismissed has of long requests and is not under way.
     pub(super) fn drop_longs(&mut self, key: usize) {
         if self.connections[key].longs.is_empty() && self.connections[key].writing.is_none() {
             return;

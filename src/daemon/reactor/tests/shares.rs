@@ -141,3 +141,26 @@ fn a_trim_in_parts_is_answered_once() {
     assert_eq!(replies, [(5, 0), (6, 0)]);
     assert!(client.read(0, 8 << 20).unwrap().iter().all(|&byte| byte == 0));
 }
+
+#[test]
+fn an_array_stops_in_time_whatever_its_clients_leave_half_done() {
+    let served = Served::with_payload(true, 0);
+    let mut half = served.client();
+    half.send(WRITE, 1, 0, 4 << 20);
+    half.0.write_all(&vec![7; 1 << 20]).unwrap();
+    let mut deaf = served.client();
+    deaf.send(READ, 1, 0, 32 << 20);
+    let mut begun = served.client();
+    begun.send(READ, 1, 0, 32 << 20);
+    assert_eq!(begun.reply().1, 0);
+    let mut honest = served.client();
+    assert_eq!(honest.write(32 * MIB, &[1; 4096]), 0);
+    let started = Instant::now();
+    served.handle.stop_array(served.array).unwrap();
+    for mut client in [half, deaf, begun, honest] {
+        let mut rest = Vec::new();
+        // Its end, or a reset where it had sent what nobody read.
+        let _ = client.0.read_to_end(&mut rest);
+    }
+    assert!(started.elapsed() < Duration::from_secs(8), "{:?}", started.elapsed());
+}
