@@ -290,9 +290,12 @@ impl CreatePlan {
             }
         }
         let name = &self.request.name;
-        let dirs: Vec<String> = places.iter().map(|place| format!(" --dir {}", place.display())).collect();
-        let search: Vec<String> =
-            places.iter().map(|place| format!("{:?}", place.display().to_string())).collect();
+        let dirs: Vec<String> = places.iter().map(|place| format!(" --dir {}", shown(place))).collect();
+        // What JSON calls a string, TOML does, too.
+        let search: Vec<String> = places
+            .iter()
+            .map(|place| serde_json::Value::from(place.display().to_string()).to_string())
+            .collect();
         vec![
             format!(
                 "serve it with 'calpe import {name}{}', or by the configuration of 'calpe serve':",

@@ -109,10 +109,24 @@ pub fn search_with(places: &[PathBuf], remembered: &[PathBuf], patience: Duratio
             Ok(Seen::Unread(error)) | Err(error) => search.note_unread(place, &error),
         }
     }
+    search.prefer_what_was_searched();
     search
 }
 
 impl Search {
+    /// Leaves out what is there only since it was remembered, where the search has found the same device: by another URI,
+    /// or moved.
+    fn prefer_what_was_searched(&mut self) {
+        for members in self.arrays.values_mut() {
+            let searched: Vec<Uuid> = members
+                .iter()
+                .filter(|found| !found.remembered)
+                .map(|found| found.superblock.device)
+                .collect();
+            members.retain(|found| !found.remembered || !searched.contains(&found.superblock.device));
+        }
+    }
+
     /// What may be members, at these places.
     fn list(&mut self, places: &[PathBuf], patience: Duration) -> Vec<Place> {
         let mut candidates = Vec::new();

@@ -153,7 +153,7 @@ fn certificates_that_end_soon_are_told_until_they_are_renewed() {
     world.server = world.ca.issue_for_days("server", 1, 5);
     let up = world.serve("");
     let status = up.calpe(&["status"]);
-    assert!(status.contains("expires in 4"), "{status}");
+    assert!(status.contains("expires in 5"), "{status}");
     let json = |up: &Up| -> serde_json::Value {
         serde_json::from_str(&up.calpe(&["status", "--json"])).expect("JSON")
     };

@@ -259,7 +259,7 @@ fn an_array_lives_through_loss_replacement_and_restart() {
     place.calpe(&format!("wait {name}"), 1);
     let told = place.stdout(&format!("replace {name} 1 ./calpe-data/new -n"));
     assert!(
-        told.starts_with("would ") && told.contains(" ./calpe-data/new"),
+        told.starts_with("would ") && told.contains("(./calpe-data/new: "),
         "the path as it was given: {told}"
     );
     assert!(place.refusal(&format!("replace {name} 1 no/dir/m")).starts_with("calpe: no/dir/m: "));
