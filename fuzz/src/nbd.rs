@@ -138,7 +138,9 @@ fn serve_counting(stream: &[u8], cut: u8) -> (Vec<u8>, usize) {
 fn check_request(connection: &ServerConnection, request: &Request) {
     let export = connection.export().expect("selected before the first request");
     assert!(request.offset + request.length <= export.size);
-    assert!(request.offset.is_multiple_of(512) && request.length.is_multiple_of(512));
+    let alignment = connection.alignment().expect("known with the export");
+    assert!(alignment == 1 || alignment == u64::from(export.block_min));
+    assert!(request.offset.is_multiple_of(alignment) && request.length.is_multiple_of(alignment));
     assert!(request.length > 0 || request.command == Command::Flush);
     assert!(request.contexts.is_empty() == (request.command != Command::BlockStatus));
     assert!(!(request.command.modifies() && export.read_only));

@@ -246,6 +246,16 @@ impl ServerConnection {
         }
     }
 
+    /// Bytes that offsets and lengths of this client's requests are multiples of: the smallest block where the client
+    /// asked for the block sizes, 1 where it did not; none before [`Incoming::Selected`].
+    #[must_use]
+    pub fn alignment(&self) -> Option<u64> {
+        match &self.phase {
+            Phase::Transmission(transmission) => Some(transmission.alignment()),
+            Phase::Handshake(_) => None,
+        }
+    }
+
     /// Whether the client has had [`HANDSHAKE_NANOS_MAX`] and still chose no export: close it.
     #[must_use]
     pub fn handshake_overdue(&self, now: Timestamp) -> bool {

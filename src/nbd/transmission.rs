@@ -1,8 +1,9 @@
 //! The server's half of the transmission phase: validates requests, answers the invalid ones, encodes replies.
 //!
-//! Invariants: a request handed to the driver lies inside the export, is aligned, has a length above zero (but for
-//! FLUSH) and uses only what was negotiated; every other request is answered here, and its payload drained unread;
-//! payload bytes of reads and writes never pass through this module. Nothing allocates per request but what `out` grows by. It must
+//! Invariants: a request handed to the driver lies inside the export, is aligned to what binds its client, has a length
+//! above zero (but for FLUSH) and uses only what was negotiated; every other request is answered here, and its payload
+//! drained unread; payload bytes of reads and writes never pass through this module. Nothing allocates per request but
+//! what `out` grows by. It must
 //! not know how a request is executed.
 
 use super::errno::Errno;
@@ -94,6 +95,10 @@ impl Transmission {
 
     pub fn export(&self) -> &ExportInfo {
         &self.export
+    }
+
+    pub fn alignment(&self) -> u64 {
+        self.align
     }
 
     pub fn payload_taken(&mut self) {

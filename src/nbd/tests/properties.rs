@@ -228,7 +228,8 @@ proptest! {
             let (Seen::Request(request) | Seen::Write(request, _)) = seen else { continue };
             let export = server.connection.export().expect("selected before the first request");
             prop_assert!(request.offset + request.length <= export.size);
-            prop_assert!(request.offset.is_multiple_of(512) && request.length.is_multiple_of(512));
+            let alignment = server.connection.alignment().expect("known with the export");
+            prop_assert!(request.offset.is_multiple_of(alignment) && request.length.is_multiple_of(alignment));
             prop_assert!(request.length > 0 || request.command == Command::Flush);
             prop_assert!(!(request.command.modifies() && export.read_only));
         }
