@@ -589,7 +589,7 @@ impl Array {
     /// When a tick is due at the latest, if something waits for a time; see [`Array::tick`].
     #[must_use]
     pub fn due(&self) -> Option<Timestamp> {
-        self.shortages.due()
+        self.startup_due().or_else(|| self.shortages.due())
     }
 
     /// The facts of this array.

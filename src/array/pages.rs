@@ -33,7 +33,7 @@ use crate::block_io::Buf;
 use crate::format::{
     Geometry, LogKey, MapEntry, MemberSet, PAGE_BYTES, PAGE_ENTRIES, Page, PageError, PageIndex, PageLayout,
 };
-use crate::units::{BlockHash, MemberIndex, SlotIndex, StripeIndex};
+use crate::units::{BlockHash, MemberIndex, StripeIndex};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -104,7 +104,7 @@ pub(super) enum LoadOutcome {
     /// The page is in the cache.
     Ready,
     /// Every copy was read, and more are bad than the array survives. The page is in the cache with every entry
-    /// [`BlockHash::LOST`]; a lost page of the stripe map makes [`super::stripe_map::StripeMap::load`] fail.
+    /// [`BlockHash::LOST`]; a lost page of the stripe map makes [`super::stripe_map::MapBuild::step`] fail.
     Lost,
     /// A page of the stripe map of which every copy was read and none is without a fault: it is in the cache as the newest
     /// copy shows it, and may have been changed since. (In such a page of hashes what is old does not match its block; so
@@ -442,7 +442,7 @@ impl PageStore {
     }
 
     /// The stripe map's entry of a logical stripe. Its slot is below the number of slots if
-    /// [`super::stripe_map::StripeMap::load`] has accepted the map.
+    /// [`super::stripe_map::MapBuild`] has accepted the map.
     pub fn map_entry(&self, stripe: StripeIndex) -> MapEntry {
         let (page, entry) = self.layout.map_entry(stripe.0);
         MapEntry::decode(stripe.0, self.at(page).page.entries[entry])
@@ -489,12 +489,6 @@ impl PageStore {
         let pages: BTreeSet<PageIndex> =
             cached.map(|(page, _)| *page).chain(loading.map(|(page, _)| *page)).collect();
         pages.into_iter().collect()
-    }
-
-    /// Slots of the stripes that hold data by the stripe map, all of which is cached.
-    pub fn slots_with_data(&self) -> impl Iterator<Item = SlotIndex> + '_ {
-        let entries = (0..self.geometry.stripes()).map(|stripe| self.map_entry(StripeIndex(stripe)));
-        entries.filter(|entry| entry.holds_data).map(|entry| entry.slot)
     }
 
     /// A page that shows no version on any member must have been written, as a stripe holds data in one of its slots: it
@@ -771,6 +765,7 @@ impl PageStore {
 pub(super) mod tests {
     use super::*;
     use crate::block_io::Pool;
+    use crate::units::SlotIndex;
     use crate::units::{ColumnIndex, ROW_BYTES};
     use proptest::prelude::*;
 

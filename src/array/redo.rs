@@ -158,7 +158,7 @@ impl Redo {
             journal,
             overlay: Overlay::default(),
             pages,
-            stripes: StripeMap::unknown(),
+            stripes: StripeMap::default(),
             checksums: facts.checksums,
             checkpoint: Checkpoint::default(),
             log_offset: facts.log.offset,

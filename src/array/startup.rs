@@ -13,7 +13,6 @@ use super::recovery::{
     Building, LostRow, Recovered, Recovery, RecoveryContext, RecoveryIo, RecoveryOutcome, Ring, RolledBack,
 };
 use super::redo::Redo;
-use super::stripe_map::StripeMap;
 use super::{Array, ArrayConfig, Inflight, LogState, NoticeKind, NoticeLevel, Op, Owner};
 use crate::block_io::{IoFault, IoFaultKind, IoOp, IoValue, Pool};
 use crate::codec::BlockHasher;
@@ -21,7 +20,7 @@ use crate::format::{
     ChecksumKind, EpochStamp, LOG_BLOCK_BYTES, LogKey, LogStart, MemberSet, MemberState, PAGE_BYTES, Region,
     RegionKind, Superblock,
 };
-use crate::units::{ByteOffset, MemberIndex, SlotIndex};
+use crate::units::{ByteOffset, MemberIndex, SlotIndex, Timestamp};
 
 /// Where a log is in its life.
 pub(super) enum Life {
@@ -88,6 +87,10 @@ impl LogFacts {
     }
 }
 
+/// Stripes of the map that are gone through at once: some 0.3 ms, so that other arrays of the same thread are served
+/// meanwhile.
+const STRIPES_AT_ONCE: u64 = 1 << 15;
+
 /// Pages in the cache at least: those of the operations under way.
 const CACHE_PAGES_MIN: usize = 256;
 
@@ -111,6 +114,12 @@ impl Array {
                 }
             }
         }
+    }
+
+    /// The start goes on by itself, without any I/O.
+    pub(super) fn startup_due(&self) -> Option<Timestamp> {
+        let Life::Recovering { recovery, .. } = &self.redo.life else { return None };
+        recovery.has_work().then_some(self.now)
     }
 
     /// Only when a test wants the rule broken that replay waits for its epoch.
@@ -168,6 +177,7 @@ impl Array {
         });
         let context = RecoveryContext {
             map: self.map,
+            geometry: self.geometry,
             array: self.supers.template().array,
             key: facts.key,
             data_offset: self.data_offset,
@@ -185,6 +195,7 @@ impl Array {
             away: self.supers.live().iter().filter(|member| !usable.contains(*member)).collect(),
             behind: usable.iter().filter(|member| self.redo().behind.contains(*member)).collect(),
             epoch: EpochStamp { number: epoch.number, id: epoch.id },
+            stripes_at_once: STRIPES_AT_ONCE,
             codec: self.codec.clone(),
             pool: self.pool.clone(),
         };
@@ -353,10 +364,6 @@ impl Array {
 
     /// Replay is over: the log starts anew behind it.
     fn recovered(&mut self, recovered: Recovered) {
-        let stripes = match StripeMap::load(&self.redo().pages, &self.geometry) {
-            Ok(stripes) => stripes,
-            Err(fault) => return self.refuse_to_serve(&fault.to_string()),
-        };
         for (member, _) in &recovered.page_faults {
             self.member_mut(*member).counters.checksum_errors += 1;
         }
@@ -402,7 +409,7 @@ impl Array {
         }
         if !recovered.lost.is_empty() {
             for LostRow { slot, row, columns } in &recovered.lost {
-                if let Some(stripe) = stripes.stripe_at(*slot) {
+                if let Some(stripe) = recovered.stripes.stripe_at(*slot) {
                     let missing = |&column: &usize| Missing { column, row: *row, why: Why::Unreadable };
                     let missing: Vec<Missing> = columns.iter().map(missing).collect();
                     self.damage.note(stripe, &missing);
@@ -419,7 +426,7 @@ impl Array {
         let start = LogStart { sequence: recovered.next_sequence, epoch };
         let array = self.supers.template().array;
         let redo = self.redo_mut();
-        redo.stripes = stripes;
+        redo.stripes = recovered.stripes;
         redo.journal = Journal::new(
             redo.facts.key,
             array,

@@ -10,6 +10,7 @@
 use super::pages::PageStore;
 use crate::format::{Geometry, MapEntry, PageIndex};
 use crate::units::{SlotIndex, StripeIndex};
+use std::ops::Range;
 
 /// A slot that is not the home of a stripe has one of the top bits set; what is left of the word is the next free slot
 /// or the stripe, both far below 2^62 since devices are.
@@ -66,68 +67,112 @@ pub(super) enum MapFault {
 }
 
 /// See the head of this file.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct StripeMap {
-    /// For each slot the stripe it holds, or one of the words above.
-    slots: Box<[u64]>,
+    slots: Words,
     /// Free slots are given out in the order in which they became free: neighbours stay neighbours.
     first_free: u64,
     last_free: u64,
     free: u64,
 }
 
-impl StripeMap {
-    /// The map of an array whose pages are not loaded yet: no slot is free.
-    pub fn unknown() -> StripeMap {
-        StripeMap { slots: Box::default(), first_free: END, last_free: END, free: 0 }
+/// For each slot the stripe it holds, or one of the words above. Memory that the system has zeroed says that every slot is
+/// retired: making it takes no time, however large it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Words(Box<[u64]>);
+
+impl Words {
+    fn all_retired(slots: u64) -> Words {
+        let slots = usize::try_from(slots).expect("slots of a valid geometry fit memory");
+        Words(vec![0; slots].into_boxed_slice())
     }
 
-    /// Reads the map from its pages, all of which are cached; after a replay, which only sets entries.
+    fn get(&self, slot: SlotIndex) -> u64 {
+        self.0[slot.0 as usize] ^ RETIRED
+    }
+
+    fn set(&mut self, slot: SlotIndex, word: u64) {
+        self.0[slot.0 as usize] = word ^ RETIRED;
+    }
+}
+
+/// Reads the map from its pages, all of which are cached, a step at a time; after a replay, which only sets entries.
+#[derive(Debug)]
+pub(super) struct MapBuild {
+    geometry: Geometry,
+    map: StripeMap,
+    /// Stripes, then slots, that have been gone through.
+    stripes: u64,
+    slots: u64,
+}
+
+impl MapBuild {
+    pub fn new(geometry: Geometry) -> MapBuild {
+        let map = StripeMap { slots: Words::all_retired(geometry.slots), ..StripeMap::default() };
+        MapBuild { geometry, map, stripes: 0, slots: 0 }
+    }
+
+    /// So many stripes or slots further; the map, once it is whole.
     ///
     /// # Errors
     /// When the pages are lost or contradict each other: the array cannot be served.
-    pub fn load(pages: &PageStore, geometry: &Geometry) -> Result<StripeMap, MapFault> {
-        let slots = usize::try_from(geometry.slots).expect("slots of a valid geometry fit memory");
-        let mut map = StripeMap {
-            slots: vec![RETIRED; slots].into_boxed_slice(),
-            first_free: END,
-            last_free: END,
-            free: 0,
-        };
+    pub fn step(&mut self, pages: &PageStore, count: u64) -> Result<Option<StripeMap>, MapFault> {
+        let stripes = self.stripes..self.geometry.stripes().min(self.stripes + count);
+        if !stripes.is_empty() {
+            self.stripes = stripes.end;
+            self.place(stripes, pages)?;
+            return Ok(None);
+        }
+        let slots = self.slots..self.geometry.slots.min(self.slots + count);
+        self.slots = slots.end;
+        for slot in slots.map(SlotIndex) {
+            if self.map.is_retired(slot) {
+                self.map.free(slot);
+            }
+        }
+        let is_whole = self.slots == self.geometry.slots;
+        Ok(is_whole.then(|| std::mem::take(&mut self.map)))
+    }
+
+    /// Notes where these stripes are.
+    fn place(&mut self, stripes: Range<u64>, pages: &PageStore) -> Result<(), MapFault> {
         let mut last_page = None;
-        for stripe in (0..geometry.stripes()).map(StripeIndex) {
+        for stripe in stripes.map(StripeIndex) {
             let (page, _) = pages.layout().map_entry(stripe.0);
             if last_page != Some(page) && pages.is_lost(page) {
                 return Err(MapFault::Lost { page, stripe });
             }
             last_page = Some(page);
             let slot = pages.map_entry(stripe).slot;
-            if slot.0 >= geometry.slots {
-                return Err(MapFault::SlotOutOfRange { stripe, slot, slots: geometry.slots });
+            if slot.0 >= self.geometry.slots {
+                return Err(MapFault::SlotOutOfRange { stripe, slot, slots: self.geometry.slots });
             }
-            let holder = &mut map.slots[slot.0 as usize];
-            if *holder & TAG == 0 {
-                return Err(MapFault::SlotTwice { slot, stripes: [StripeIndex(*holder), stripe] });
+            if let Some(holder) = self.map.stripe_at(slot) {
+                return Err(MapFault::SlotTwice { slot, stripes: [holder, stripe] });
             }
-            *holder = stripe.0;
+            self.map.slots.set(slot, stripe.0);
         }
-        for slot in 0..geometry.slots {
-            if map.slots[slot as usize] == RETIRED {
-                map.free(SlotIndex(slot));
-            }
-        }
-        Ok(map)
+        Ok(())
     }
+}
 
+/// That of an array whose pages are not loaded yet: no slot is free.
+impl Default for StripeMap {
+    fn default() -> StripeMap {
+        StripeMap { slots: Words::default(), first_free: END, last_free: END, free: 0 }
+    }
+}
+
+impl StripeMap {
     /// The stripe in a slot, written or not; none for a slot that holds none.
     pub fn stripe_at(&self, slot: SlotIndex) -> Option<StripeIndex> {
-        let word = self.slots[slot.0 as usize];
+        let word = self.slots.get(slot);
         (word & TAG == 0).then_some(StripeIndex(word))
     }
 
     /// Whether its stripe has left a slot that must not be used again yet.
     pub fn is_retired(&self, slot: SlotIndex) -> bool {
-        self.slots[slot.0 as usize] == RETIRED
+        self.slots.get(slot) == RETIRED
     }
 
     /// How many slots can be taken.
@@ -140,13 +185,14 @@ impl StripeMap {
         if self.first_free == END {
             return None;
         }
-        let slot = self.first_free;
-        self.first_free = std::mem::replace(&mut self.slots[slot as usize], TAKEN) & !TAG;
+        let slot = SlotIndex(self.first_free);
+        self.first_free = self.slots.get(slot) & !TAG;
+        self.slots.set(slot, TAKEN);
         if self.first_free == END {
             self.last_free = END;
         }
         self.free -= 1;
-        Some(SlotIndex(slot))
+        Some(slot)
     }
 
     /// A slot was taken and not used: nothing that counts was written to it.
@@ -178,20 +224,20 @@ impl StripeMap {
         epoch: u64,
     ) -> SlotIndex {
         let old = pages.map_entry(stripe).slot;
-        assert_eq!(self.slots[slot.0 as usize], TAKEN, "slot {slot} was not taken");
-        assert_eq!(self.slots[old.0 as usize], stripe.0, "slot {old} does not hold stripe {stripe}");
+        assert_eq!(self.slots.get(slot), TAKEN, "slot {slot} was not taken");
+        assert_eq!(self.slots.get(old), stripe.0, "slot {old} does not hold stripe {stripe}");
         pages.set_map_entry(stripe, MapEntry { slot, holds_data: true, epoch });
-        self.slots[slot.0 as usize] = stripe.0;
-        self.slots[old.0 as usize] = RETIRED;
+        self.slots.set(slot, stripe.0);
+        self.slots.set(old, RETIRED);
         old
     }
 
     fn leave(&mut self, slot: SlotIndex, state: u64) {
-        assert_eq!(self.slots[slot.0 as usize], state, "slot {slot} is given up by one who does not have it");
-        self.slots[slot.0 as usize] = FREE | END;
+        assert_eq!(self.slots.get(slot), state, "slot {slot} is given up by one who does not have it");
+        self.slots.set(slot, FREE | END);
         match self.last_free {
             END => self.first_free = slot.0,
-            last => self.slots[last as usize] = FREE | slot.0,
+            last => self.slots.set(SlotIndex(last), FREE | slot.0),
         }
         self.last_free = slot.0;
         self.free += 1;
@@ -206,6 +252,20 @@ mod tests {
     use std::collections::{BTreeMap, VecDeque};
 
     const CHUNK: u32 = 4096;
+
+    /// Reads the map in steps of so many.
+    fn load_by(pages: &PageStore, geometry: &Geometry, count: u64) -> Result<StripeMap, MapFault> {
+        let mut build = MapBuild::new(*geometry);
+        loop {
+            if let Some(map) = build.step(pages, count)? {
+                return Ok(map);
+            }
+        }
+    }
+
+    fn load(pages: &PageStore, geometry: &Geometry) -> Result<StripeMap, MapFault> {
+        load_by(pages, geometry, 1000)
+    }
 
     fn geometry(slots: u64, stripes: u64) -> Geometry {
         Geometry {
@@ -227,11 +287,11 @@ mod tests {
         /// given out in the order in which they became free, and a map loaded from the pages knows the same stripes.
         #[test]
         fn slots_are_given_out_once_and_only_when_free(
-            reserve in 1u64..20, stripes in 1u64..300, steps in prop::collection::vec((0u8..4, any::<u64>()), 0..400),
+            reserve in 1u64..20, stripes in 1u64..300, step in 1u64..400, steps in prop::collection::vec((0u8..4, any::<u64>()), 0..400),
         ) {
             let geometry = geometry(stripes + reserve, stripes);
             let mut pages = new_array(geometry);
-            let mut map = StripeMap::load(&pages, &geometry).unwrap();
+            let mut map = load(&pages, &geometry).unwrap();
             let mut free: VecDeque<u64> = (stripes..stripes + reserve).collect();
             let mut home: Vec<u64> = (0..stripes).collect();
             let (mut taken, mut retired) = (Vec::new(), Vec::new());
@@ -266,7 +326,8 @@ mod tests {
                 }
                 prop_assert_eq!(map.free_slots(), free.len() as u64);
             }
-            let after = StripeMap::load(&pages, &geometry).unwrap();
+            let after = load(&pages, &geometry).unwrap();
+            prop_assert_eq!(&load_by(&pages, &geometry, step).unwrap(), &after);
             let holders: BTreeMap<u64, u64> = home.iter().enumerate().map(|(stripe, &slot)| (slot, stripe as u64)).collect();
             for slot in 0..geometry.slots {
                 let holder = holders.get(&slot).copied().map(StripeIndex);
@@ -283,26 +344,26 @@ mod tests {
         let mut pages = new_array(geometry);
         pages.set_map_entry(StripeIndex(7), in_slot(595));
         pages.set_map_entry(StripeIndex(300), in_slot(600));
-        let fault = StripeMap::load(&pages, &geometry).unwrap_err();
+        let fault = load(&pages, &geometry).unwrap_err();
         assert_eq!(
             fault,
             MapFault::SlotOutOfRange { stripe: StripeIndex(300), slot: SlotIndex(600), slots: 600 }
         );
         pages.set_map_entry(StripeIndex(300), in_slot(595));
-        let fault = StripeMap::load(&pages, &geometry).unwrap_err();
+        let fault = load(&pages, &geometry).unwrap_err();
         assert_eq!(
             fault,
             MapFault::SlotTwice { slot: SlotIndex(595), stripes: [StripeIndex(7), StripeIndex(300)] }
         );
         assert!(fault.to_string().contains("stripes 7 and 300 are both said to be in slot 595"), "{fault}");
         pages.set_map_entry(StripeIndex(300), in_slot(7));
-        assert!(StripeMap::load(&pages, &geometry).is_ok());
+        assert!(load(&pages, &geometry).is_ok());
     }
 
     #[test]
     fn a_lost_page_of_the_map_is_refused_by_name() {
         let geometry = geometry(600, 590);
-        let fault = StripeMap::load(&array_without_map_page(geometry, PageIndex(1)), &geometry).unwrap_err();
+        let fault = load(&array_without_map_page(geometry, PageIndex(1)), &geometry).unwrap_err();
         assert_eq!(fault, MapFault::Lost { page: PageIndex(1), stripe: StripeIndex(252) });
         assert!(
             fault.to_string().starts_with("page 1 of the stripe map, which says where stripe 252"),
@@ -314,7 +375,7 @@ mod tests {
     #[should_panic(expected = "slot 11 is given up by one who does not have it")]
     fn a_slot_is_not_freed_twice() {
         let geometry = geometry(12, 10);
-        let mut map = StripeMap::load(&new_array(geometry), &geometry).unwrap();
+        let mut map = load(&new_array(geometry), &geometry).unwrap();
         map.free(SlotIndex(11));
     }
 }

@@ -144,7 +144,7 @@ def served(run, point, look):
         daemon = subprocess.Popen([run.calpe, "serve", "--config", config], stdout=log, stderr=log)
     try:
         end = time.monotonic() + 60
-        while subprocess.run([run.calpe, "--socket", socket, "status", ARRAY], capture_output=True).returncode != 0:
+        while not has_started(run, socket):
             if daemon.poll() is not None or time.monotonic() > end:
                 with open(said) as log:
                     return f"the array does not start: {log.read()}"
@@ -155,6 +155,12 @@ def served(run, point, look):
     finally:
         daemon.kill()
         daemon.wait()
+
+
+def has_started(run, socket):
+    """Whether the daemon has begun to serve the array, which it lists from the first."""
+    done = subprocess.run([run.calpe, "--socket", socket, "status", ARRAY, "--json"], capture_output=True, text=True)
+    return done.returncode == 0 and json.loads(done.stdout)["arrays"][0]["log"]["state"] != "not_started"
 
 
 def compare(run, point, of, oracle, marks):

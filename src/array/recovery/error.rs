@@ -1,5 +1,6 @@
 //! Why an array cannot be recovered, in words for its administrator.
 
+use crate::array::stripe_map::MapFault;
 use crate::units::{MemberIndex, SlotIndex};
 
 /// Why an array cannot be recovered.
@@ -123,4 +124,7 @@ pub enum RecoveryError {
         /// Which.
         page: u64,
     },
+    /// The pages of the stripe map make no map.
+    #[error(transparent)]
+    Map(#[from] MapFault),
 }

@@ -32,9 +32,12 @@ use super::members::Which;
 use super::mutation::{Mutation, is_off};
 use super::page_copies::CopyFault;
 use super::pages::{Answer, PageRead, PageStore, PageWrite, Settle};
+use super::stripe_map::{MapBuild, StripeMap};
 use crate::block_io::{Buf, BufMut, IoFault, IoValue, Pool};
 use crate::codec::{BlockHasher, Codec};
-use crate::format::{BatchHash, EpochStamp, LOG_BLOCK_BYTES, LogKey, LogStart, MemberSet, PageIndex, Region};
+use crate::format::{
+    BatchHash, EpochStamp, Geometry, LOG_BLOCK_BYTES, LogKey, LogStart, MemberSet, PageIndex, Region,
+};
 use crate::units::{ByteOffset, MemberIndex, SlotIndex, Timestamp};
 pub(super) use chain::RolledBack;
 use chain::{Chain, Finds};
@@ -67,6 +70,7 @@ pub(super) struct Building {
 #[derive(Clone, Debug)]
 pub(super) struct RecoveryContext {
     pub map: Map,
+    pub geometry: Geometry,
     /// Where the data region of every member starts.
     pub data_offset: ByteOffset,
     /// The log region of every member.
@@ -98,6 +102,8 @@ pub(super) struct RecoveryContext {
     pub force: bool,
     /// Only see whether log and map can be read: nothing is written, and the outcome says no more than that.
     pub judge_only: bool,
+    /// Stripes of the map that are gone through at once, before something else has its turn.
+    pub stripes_at_once: u64,
     pub codec: Codec,
     pub pool: Pool,
 }
@@ -143,6 +149,8 @@ pub(super) enum RecoveryOutcome {
 /// The state of the array after replay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Recovered {
+    /// Where every stripe is.
+    pub stripes: StripeMap,
     /// Sequence of the next batch, and of the log start (R9).
     pub next_sequence: u64,
     /// Identity of the batch before it.
@@ -246,6 +254,10 @@ enum Step {
     Map {
         next: u64,
     },
+    /// Which slots hold data by the stripe map: those of the stripes before this one are noted.
+    Held {
+        next: u64,
+    },
     /// R4: tiles with blocks in doubt are looked at.
     Weigh {
         next: usize,
@@ -272,6 +284,8 @@ enum Step {
     FlushRedo {
         next: usize,
     },
+    /// All is in place: the inverse of the stripe map is made.
+    Index(Box<MapBuild>),
     Over,
 }
 
@@ -296,8 +310,8 @@ pub(super) struct Recovery {
     lost: BTreeMap<(SlotIndex, usize), BTreeSet<usize>>,
     /// Map pages that the log names: copies may be behind.
     named_map_pages: BTreeSet<PageIndex>,
-    /// Slots that hold data by the stripe map, once somebody has asked.
-    slots_with_data: Option<Vec<bool>>,
+    /// For each slot whether it holds data by the stripe map as it was loaded.
+    slots_with_data: Vec<bool>,
     result: Recovered,
     outcome: Option<RecoveryOutcome>,
     /// The highest tail of the log, once it is known.
@@ -330,7 +344,7 @@ impl Recovery {
             suspects: Vec::new(),
             lost: BTreeMap::new(),
             named_map_pages: BTreeSet::new(),
-            slots_with_data: None,
+            slots_with_data: Vec::new(),
             result: Recovered::default(),
             outcome: None,
             tail: cx.clean.then_some(cx.start.sequence),
@@ -458,6 +472,7 @@ impl Recovery {
                 self.step = Step::Map { next: 0 };
             }
             Step::Map { next } => return self.load_map(next, pages),
+            Step::Held { next } => return self.note_held(next, pages),
             Step::Weigh { next } => return self.weigh(next, pages),
             Step::Manifests { next } => return self.write_manifests(next),
             Step::Images { next } => return self.write_images(next, pages),
@@ -505,9 +520,30 @@ impl Recovery {
                     self.finish(pages);
                 }
             }
+            Step::Index(build) => return self.index(build, pages),
             Step::Over => return false,
         }
         true
+    }
+
+    /// Whether it waits for nothing: [`Recovery::poll`] did as much as it may do at once.
+    pub fn has_work(&self) -> bool {
+        self.outcome.is_none() && matches!(self.step, Step::Held { .. } | Step::Index(_))
+    }
+
+    fn index(&mut self, mut build: Box<MapBuild>, pages: &PageStore) -> bool {
+        match build.step(pages, self.cx.stripes_at_once) {
+            Ok(None) => self.stay(Step::Index(build)),
+            Ok(Some(stripes)) => {
+                self.result.stripes = stripes;
+                self.outcome = Some(RecoveryOutcome::Recovered(std::mem::take(&mut self.result)));
+                false
+            }
+            Err(fault) => {
+                self.refuse(fault.into());
+                false
+            }
+        }
     }
 
     fn stay(&mut self, step: Step) -> bool {
@@ -639,7 +675,11 @@ impl Recovery {
         self.result.lost = lost.map(row).collect();
         self.result.batches = self.prefix;
         self.result.dropped = self.judge.chain.batches.len() as u32 - self.prefix;
-        self.outcome = Some(RecoveryOutcome::Recovered(std::mem::take(&mut self.result)));
+        if self.cx.judge_only {
+            self.outcome = Some(RecoveryOutcome::Recovered(std::mem::take(&mut self.result)));
+        } else {
+            self.step = Step::Index(Box::new(MapBuild::new(self.cx.geometry)));
+        }
     }
 
     /// Without checksums lost rows would be read as if they were right.

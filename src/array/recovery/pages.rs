@@ -10,7 +10,7 @@ use crate::array::members::Which;
 use crate::array::page_copies::Torn;
 use crate::array::pages::{LoadOutcome, Loaded, PageIo, PageStore, Settle, Unread, Want};
 use crate::format::PageIndex;
-use crate::units::{MemberIndex, SlotIndex, Timestamp};
+use crate::units::{MemberIndex, SlotIndex, StripeIndex, Timestamp};
 use std::collections::BTreeMap;
 
 /// Map pages that are being read at once: enough for the speed of a disk, 4 MiB of answers for one parity.
@@ -60,8 +60,25 @@ impl Recovery {
         if self.cx.clean {
             self.finish(pages);
         } else {
-            self.step = Step::Weigh { next: 0 };
+            self.slots_with_data = vec![false; self.cx.map.slots as usize];
+            self.step = Step::Held { next: 0 };
         }
+        true
+    }
+
+    /// Notes which slots hold data by the stripe map, some stripes at a time.
+    pub(super) fn note_held(&mut self, next: u64, pages: &PageStore) -> bool {
+        let end = self.cx.geometry.stripes().min(next + self.cx.stripes_at_once);
+        for stripe in (next..end).map(StripeIndex) {
+            let entry = pages.map_entry(stripe);
+            if let Some(held) = self.slots_with_data.get_mut(entry.slot.0 as usize) {
+                *held |= entry.holds_data;
+            }
+        }
+        if end < self.cx.geometry.stripes() {
+            return self.stay(Step::Held { next: end });
+        }
+        self.step = Step::Weigh { next: 0 };
         true
     }
 
@@ -193,22 +210,9 @@ impl Recovery {
 
     /// Whether a page has hashes of a slot that held data before the log began: it was written then. With the first
     /// record of a stripe that the log has, its page may be as it was before the array was made.
-    fn must_be_written(&mut self, page: PageIndex, pages: &PageStore) -> bool {
-        let slots = pages.layout().slots_of(page);
-        if slots.is_empty() {
-            return false;
-        }
-        let count = self.cx.map.slots as usize;
-        let held = self.slots_with_data.get_or_insert_with(|| {
-            let mut held = vec![false; count];
-            for slot in pages.slots_with_data() {
-                if let Some(held) = held.get_mut(slot.0 as usize) {
-                    *held = true;
-                }
-            }
-            held
-        });
-        slots.into_iter().any(|slot| held[slot as usize] && !self.judge.begins_in_log(SlotIndex(slot)))
+    fn must_be_written(&self, page: PageIndex, pages: &PageStore) -> bool {
+        let mut slots = pages.layout().slots_of(page).into_iter();
+        slots.any(|slot| self.slots_with_data[slot as usize] && !self.judge.begins_in_log(SlotIndex(slot)))
     }
 
     /// R8: the pages that were changed, then a flush of everything.

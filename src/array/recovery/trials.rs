@@ -142,7 +142,7 @@ impl Recovery {
         self.suspects.clear();
         self.lost.clear();
         self.named_map_pages.clear();
-        self.slots_with_data = None;
+        self.slots_with_data.clear();
         self.page_trials = PageTrials::default();
         self.result = Recovered::default();
         self.begin_scan();

@@ -302,7 +302,8 @@ impl Run {
         let mut left = COMPLETIONS_PER_LOOK;
         self.step(VolumeEvent::Tick);
         while self.phase != Phase::Over {
-            match self.layer.done().recv_timeout(TICK) {
+            let has_work = self.volume.due().is_some_and(|due| due <= clock::now());
+            match self.layer.done().recv_timeout(if has_work { Duration::ZERO } else { TICK }) {
                 Ok(completion) => self.step(VolumeEvent::Io(completion)),
                 Err(RecvTimeoutError::Timeout) => left = 0,
                 Err(RecvTimeoutError::Disconnected) => unreachable!("the layer holds its workers"),

@@ -585,8 +585,8 @@ fn a_clean_start_reads_the_map_and_nothing_else() {
         panic!("not recovered")
     };
     assert_eq!(world.burnt, 0, "nothing is written or flushed");
-    let expected =
-        Recovered { next_sequence: unclean.next_sequence, next_blocks: vec![0; 3], ..Recovered::default() };
+    let (stripes, next_sequence) = (unclean.stripes, unclean.next_sequence);
+    let expected = Recovered { stripes, next_sequence, next_blocks: vec![0; 3], ..Recovered::default() };
     assert_eq!(recovered, expected);
     world.serve(recovered, pages, &[]);
 }

@@ -50,6 +50,8 @@ impl World {
         let start = self.live.iter().map(|m| self.starts[usize::from(m.0)]);
         RecoveryContext {
             map: Map::new(&shape.geometry()),
+            geometry: shape.geometry(),
+            stripes_at_once: 1 + self.burnt % 5,
             data_offset: bytes(shape.data_at()),
             log: Region { kind: RegionKind::Log, offset: bytes(0), len: bytes(u64::from(shape.ring)).0 },
             pages_offset: bytes(shape.pages_at()),
@@ -83,6 +85,9 @@ impl World {
         loop {
             if let Some(outcome) = recovery.poll(self.now, &mut pages, &mut pending) {
                 return Ok((outcome, pages));
+            }
+            if pending.is_empty() && recovery.has_work() {
+                continue;
             }
             if pending.is_empty() {
                 self.now.0 += 100_000_000;
