@@ -211,7 +211,7 @@ impl Recovery {
     /// Whether a page has hashes of a slot that held data before the log began: it was written then. With the first
     /// record of a stripe that the log has, its page may be as it was before the array was made.
     fn must_be_written(&self, page: PageIndex, pages: &PageStore) -> bool {
-        let mut slots = pages.layout().slots_of(page).into_iter();
+        let mut slots = pages.layout().slots_of(page);
         slots.any(|slot| self.slots_with_data[slot as usize] && !self.judge.begins_in_log(SlotIndex(slot)))
     }
 

@@ -204,6 +204,10 @@ impl Reactor {
                     self.drop_order(key, Order { charge: buf.len(), request, payload: None, long });
                 } else if have < buf.len() {
                     self.receive_payload(key, request, buf, have);
+                } else if connection.dismissed.is_some() {
+                    // Nothing is done any more of what was not there when it had to go.
+                    let long = connection.writing;
+                    self.drop_order(key, Order { charge: buf.len(), request, payload: None, long });
                 } else if connection.writing.is_some() {
                     self.part_received(key, request, buf, &mut false);
                 } else {

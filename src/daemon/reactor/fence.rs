@@ -8,7 +8,8 @@
 //! - A request that modifies is handed to its volume only after its client was seen not to have hung up, in this very
 //!   parse run and after its payload was complete. What a client that hung up has left behind is dropped: nobody waits
 //!   for the replies.
-//! - A write waits while it overlaps another one, if either of them does not lie on blocks.
+//! - A write waits while it overlaps another one, if either of them does not lie on blocks; also one that waits itself: what
+//!   comes later does not go first, or the one that waits would do so for as long as others come.
 //! - A request waits while it overlaps an orphan, that is a modifying request that a volume still has of a client that
 //!   hung up. Whether others have hung up is asked before the request is looked at; and whoever sends a request
 //!   again has hung up before.
@@ -27,16 +28,27 @@ use super::long::Order;
 use super::sys::{PollBits, hang_ups};
 use super::{ArrayId, Pending, Reactor};
 use crate::nbd::Request;
+use std::collections::HashSet;
 use std::os::fd::AsFd;
 
-/// A request that waits for orphans. Its connection and its array count it as in flight.
+/// A request that waits for others. Its connection and its array count it as in flight.
 #[derive(Debug)]
 pub(super) struct Fenced {
     connection: usize,
     array: ArrayId,
     order: Order,
-    /// The key of an orphan that it overlaps.
-    behind: usize,
+    behind: Behind,
+    /// Its own number.
+    ticket: u64,
+}
+
+/// A request that another one waits for.
+#[derive(Clone, Copy, Debug)]
+enum Behind {
+    /// The volume has it, by its key.
+    Pending(usize),
+    /// It waits itself, by its number.
+    Fenced(u64),
 }
 
 /// What on a socket says that nobody waits for replies any more.
@@ -71,12 +83,15 @@ impl Reactor {
                 self.drop_order(key, order);
                 return;
             }
-            if let Some(behind) = self.find_orphan(key, array, &request) {
+            let behind = self.find_orphan(key, array, &request).map(Behind::Pending);
+            if let Some(behind) = behind.or_else(|| self.find_fenced(array, &request)) {
                 self.connections[key].in_flight += 1;
                 if let Some(hosted) = self.hosted(array) {
                     hosted.in_flight += 1;
                 }
-                self.fenced.push(Fenced { connection: key, array, order, behind });
+                let ticket = self.ticket;
+                self.ticket += 1;
+                self.fenced.push(Fenced { connection: key, array, order, behind, ticket });
                 return;
             }
         }
@@ -123,6 +138,23 @@ impl Reactor {
         orphans.next().map(|(behind, _)| behind)
     }
 
+    /// A write that waits and must not be mixed with this one, which comes later.
+    fn find_fenced(&self, array: ArrayId, request: &Request) -> Option<Behind> {
+        if self.fenced.is_empty() || !request.command.modifies() {
+            return None;
+        }
+        let uneven = self.has_edges(array, request);
+        let must_wait_for = |fenced: &&Fenced| {
+            let other = &fenced.order.request;
+            fenced.array == array
+                && other.command.modifies()
+                && (uneven || self.has_edges(array, other))
+                && overlap(other, request, self.block_of(array))
+        };
+        // The last: those before it are done by then.
+        self.fenced.iter().rev().find(must_wait_for).map(|fenced| Behind::Fenced(fenced.ticket))
+    }
+
     /// Whether a request overlaps this one, which a volume has of another client that has hung up, or which must not be mixed
     /// with it.
     fn must_wait_for(&self, pending: &Pending, key: usize, array: ArrayId, request: &Request) -> bool {
@@ -156,16 +188,22 @@ impl Reactor {
         }
     }
 
-    /// Tries those again that waited for orphans, in the order in which they came.
+    /// Tries those again that waited, in the order in which they came.
     pub(super) fn begin_fenced(&mut self) {
         if !std::mem::take(&mut self.unfence) {
             return;
         }
+        let mut waiting = HashSet::new();
         for fenced in std::mem::take(&mut self.fenced) {
-            let Fenced { connection: key, array, order, behind } = &fenced;
+            let Fenced { connection: key, array, order, behind, ticket } = &fenced;
             let blocks = |pending| self.must_wait_for(pending, *key, *array, &order.request);
-            if !self.connections[*key].broken && self.requests.get(*behind).is_some_and(blocks) {
+            let is_blocked = match behind {
+                Behind::Pending(behind) => self.requests.get(*behind).is_some_and(blocks),
+                Behind::Fenced(behind) => waiting.contains(behind),
+            };
+            if !self.connections[*key].broken && is_blocked {
                 // Nothing has changed for it. To look for another each time would cost the square of all that wait.
+                waiting.insert(*ticket);
                 self.fenced.push(fenced);
                 continue;
             }

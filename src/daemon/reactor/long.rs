@@ -102,9 +102,14 @@ impl Long {
         }
     }
 
+    /// Runs that each context of a BLOCK_STATUS may have in its answer.
+    fn runs_max(&self) -> usize {
+        if self.request.req_one { 1 } else { RUNS_MAX }
+    }
+
     /// Whether BLOCK_STATUS has found all that its answer may have.
     fn knows_enough(&self) -> bool {
-        let most = if self.request.req_one { 1 } else { RUNS_MAX };
+        let most = self.runs_max();
         let enough = |asked: bool, runs: &[(u64, u32)]| asked.then_some(runs.len() > most);
         let contexts = self.request.contexts;
         let (allocation, health) =
@@ -118,9 +123,13 @@ impl Long {
     }
 }
 
-/// Appends runs, joined with the last one where they are equal.
-fn append(runs: &mut Vec<(u64, u32)>, more: &[(u64, u32)]) {
+/// Appends runs, joined with the last one where they are equal, up to the first that is one too many: it shows that those
+/// before it are whole. Another context may still have to go on for long.
+fn append(runs: &mut Vec<(u64, u32)>, more: &[(u64, u32)], most: usize) {
     for &(len, flags) in more {
+        if runs.len() > most {
+            return;
+        }
         match runs.last_mut() {
             Some(last) if last.1 == flags => last.0 += len,
             _ => runs.push((len, flags)),
@@ -273,6 +282,7 @@ impl Reactor {
     ) {
         let (long, part, charge) = order;
         let Long { connection: key, kind, request, done, .. } = self.longs[long];
+        let most = self.longs[long].runs_max();
         self.longs[long].busy = false;
         if self.connections[key].broken || self.connections[key].dismissed.is_some() {
             self.give_memory_back(key, charge);
@@ -304,13 +314,13 @@ impl Reactor {
             Ok(ClientReply::Extents(extents)) => {
                 let allocation: Vec<(u64, u32)> =
                     extents.iter().map(|e| (e.len, super::clients::allocation_flags(e))).collect();
-                append(&mut self.longs[long].allocation, &allocation);
+                append(&mut self.longs[long].allocation, &allocation, most);
             }
             Ok(ClientReply::Health(runs)) => {
                 let health: Vec<(u64, u32)> =
                     runs.iter().map(|&(len, health)| (len, super::clients::health_flags(health))).collect();
-                append(&mut self.longs[long].health, &health);
-                append(&mut self.longs[long].allocation, &allocation);
+                append(&mut self.longs[long].health, &health, most);
+                append(&mut self.longs[long].allocation, &allocation, most);
             }
             Ok(ClientReply::Done) => {}
         }
@@ -456,7 +466,23 @@ mod tests {
     #[test]
     fn neighbouring_runs_of_one_state_are_one() {
         let mut runs = vec![(5, 1)];
-        append(&mut runs, &[(5, 1), (3, 0), (2, 0), (1, 1)]);
+        append(&mut runs, &[(5, 1), (3, 0), (2, 0), (1, 1)], 8);
         assert_eq!(runs, [(10, 1), (5, 0), (1, 1)]);
+    }
+
+    /// The health of a whole volume is one run, and its allocation may be millions: the answer to one question for the first run
+    /// of each takes no more memory than that.
+    #[test]
+    fn a_status_gathers_no_more_runs_than_its_answer_may_have() {
+        let (mut runs, mut health) = (Vec::new(), Vec::new());
+        for part in 0..1000 {
+            append(&mut runs, &[(4096, 0), (4096, 1)], 1);
+            append(&mut health, &[(8192, 0)], 1);
+            assert!(runs.len() <= 2, "part {part}: {} runs", runs.len());
+        }
+        assert_eq!((runs[0], health), ((4096, 0), vec![(8_192_000, 0)]));
+        let mut runs = Vec::new();
+        (0..3 * RUNS_MAX as u32).for_each(|nth| append(&mut runs, &[(1, nth % 2)], RUNS_MAX));
+        assert_eq!(runs.len(), RUNS_MAX + 1);
     }
 }

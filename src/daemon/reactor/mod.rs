@@ -176,6 +176,8 @@ struct Reactor {
     edges: usize,
     /// Requests that wait for such, or for orphans, in the order in which they came.
     fenced: Vec<Fenced>,
+    /// Number of the next of them.
+    ticket: u64,
     /// Something that they wait for is done: some of them may go on.
     unfence: bool,
     /// What the last step of a volume asked for.
@@ -228,6 +230,7 @@ impl Reactor {
             orphans: 0,
             edges: 0,
             fenced: Vec::new(),
+            ticket: 0,
             unfence: false,
             actions: Vec::new(),
             last_tick: now,

@@ -276,6 +276,29 @@ fn hundreds_of_requests_that_wait_for_orphans_all_end() {
     assert!(new.read(0, (EACH * 4096) as u32).unwrap().iter().all(|byte| *byte == 2), "the old write won");
 }
 
+/// A write of part of a block waits for one that is under way, and whatever overlaps it and comes later waits for it.
+#[test]
+fn an_uneven_write_that_waits_goes_before_what_comes_later() {
+    let served = Served::new(false);
+    served.gate.store(true, Ordering::SeqCst);
+    let mut clients = [unix(&served), unix(&served), unix(&served), unix(&served)];
+    let writes = [(0, 8192, 1u8), (100, 50, 2), (0, 4096, 3), (200, 1000, 4)];
+    for (client, (offset, length, byte)) in clients.iter_mut().zip(writes) {
+        client.send(WRITE, u64::from(byte), offset, length);
+        client.0.write_all(&vec![byte; length as usize]).unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    served.gate.store(false, Ordering::SeqCst);
+    for (client, (.., byte)) in clients.iter_mut().zip(writes) {
+        assert_eq!(client.reply(), (u64::from(byte), 0));
+    }
+    let mut expected = vec![1; 8192];
+    for (offset, length, byte) in writes {
+        expected[offset as usize..][..length as usize].fill(byte);
+    }
+    assert!(clients[0].read(0, 8192).unwrap() == expected, "not in the order in which they came");
+}
+
 #[test]
 fn live_clients_do_not_wait_for_each_other() {
     let served = Served::new(false);
