@@ -42,10 +42,6 @@ impl Damage {
         self.blocks.get(&block).copied()
     }
 
-    pub fn clear(&mut self) {
-        self.blocks.clear();
-    }
-
     /// The block was read, or written.
     pub fn forget(&mut self, block: BlockName) {
         self.blocks.remove(&block);

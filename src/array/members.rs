@@ -573,8 +573,12 @@ impl Array {
             }
         } else {
             let left = self.online().len() - self.map.k;
+            let advice = match self.member(index).state {
+                MemberState::Offline => "'calpe online' brings it back",
+                _ => "replace the member",
+            };
             let text = format!(
-                "member {index} is {word}: {reason}. The array is DEGRADED and survives {left} more; replace the member"
+                "member {index} is {word}: {reason}. The array is DEGRADED and survives {left} more; {advice}"
             );
             self.notice(NoticeKind::MemberOut, NoticeLevel::Warning, Some(index), text);
         }

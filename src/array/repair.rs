@@ -188,8 +188,8 @@ impl Array {
         })
     }
 
-    /// Forgets the counts of a member, or of all and of the array, and damage that only the list knows of. What is set aside or
-    /// lost on disk is met again.
+    /// Forgets the counts of a member, or of all and of the array. What is damaged stays in the list until it is read or written:
+    /// nobody makes it whole by not counting it.
     pub(super) fn clear(&mut self, member: Option<MemberIndex>) -> Result<String, String> {
         if let Some(index) = member {
             self.known(index)?;
@@ -200,7 +200,6 @@ impl Array {
             member.counters = Default::default();
         }
         self.client_errors = 0;
-        self.damage.clear();
         Ok("the counts of the array and of its members are cleared".into())
     }
 }

@@ -10,7 +10,9 @@ use crate::units::{HumanSize, Printable, PrintableLines};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fmt::Write;
+use std::path::Path;
 
 /// Width that sentences are folded to.
 const FOLD_COLUMNS: usize = 100;
@@ -340,7 +342,7 @@ pub fn importable(arrays: &[Importable]) -> String {
             "shape",
             &format!("{} data + {} parity, volume of {size}", array.data, array.parity),
         );
-        let action = format!("import it with 'calpe import {}'", array.name);
+        let action = format!("import it with 'calpe import {}{}'", array.name, dirs_of(array));
         labelled(&mut text, "status", array.problem.as_deref().unwrap_or("can be imported"));
         if array.problem.is_none() {
             labelled(&mut text, "action", &action);
@@ -355,6 +357,15 @@ pub fn importable(arrays: &[Importable]) -> String {
         text
     };
     arrays.iter().map(|array| one(&printable(array))).collect::<Vec<_>>().join("\n")
+}
+
+/// Where its members are, as options of `calpe import`.
+fn dirs_of(array: &Importable) -> String {
+    let paths = array.members.iter().filter_map(|member| member.path.as_deref());
+    let remote = |path: &Path| path.to_str().is_some_and(|path| path.contains("://"));
+    let places = paths.filter_map(|path| if remote(path) { Some(path) } else { path.parent() });
+    let places: BTreeSet<&Path> = places.filter(|place| !place.as_os_str().is_empty()).collect();
+    places.iter().map(|place| format!(" --dir {}", place.display())).collect()
 }
 
 /// `label: text`, further lines and what does not fit the width indented below; nothing for an empty text.

@@ -127,6 +127,11 @@ impl Daemon {
             let assembled = import::preview(members, force).map_err(ImportError::from)?;
             let superblock = &assembled.superblock;
             self.memory_for(superblock, ServeOptions::default())?;
+            if self.find(&superblock.name, |_| ()).is_ok() {
+                let text =
+                    format!("an array named '{}' is served already: export that one first", superblock.name);
+                return Err(refusal(ErrorCode::Refused, text));
+            }
             return Ok(Done::line(format!(
                 "would import array '{}' with {} of {} members",
                 superblock.name,

@@ -425,8 +425,8 @@ impl Daemon {
         Err(refusal(
             ErrorCode::Device,
             format!(
-                "the device of {} (uuid {}) was not found: connect it and give its path, or replace it with \
-                 'calpe replace {} {} NEW'",
+                "the device of {} (uuid {}) was not found: connect it and give its path; one that is gone for good \
+                 is replaced with 'calpe replace {} {} NEW', unless the array has FAILED",
                 target.describe(),
                 target.seat.uuid,
                 target.name,

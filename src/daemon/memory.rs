@@ -146,9 +146,13 @@ impl Daemon {
 
     /// A line for one who brings in a device that is outside of where the members of arrays are looked for.
     pub(super) fn outside_search(&self, path: &Path) -> Option<String> {
-        let is_inside = self.search_places().iter().any(|place| match crate::member::is_remote(place) {
-            true => crate::member::same_remote(place, path),
-            false => place == path || path.parent() == Some(place),
+        let remembered =
+            lock(&self.memory).arrays.0.values().flat_map(|known| known.search.clone()).collect::<Vec<_>>();
+        let is_inside = self.search_places().iter().chain(&remembered).any(|place| {
+            match crate::member::is_remote(place) {
+                true => crate::member::same_remote(place, path),
+                false => place == path || path.parent() == Some(place),
+            }
         });
         if is_inside {
             return None;

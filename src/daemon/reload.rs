@@ -121,12 +121,21 @@ impl<'a> Reloader<'a> {
             }
         }
         for config in &new {
-            tracing::info!(array = %config.which, "new in the configuration: importing it");
+            match self.daemon.pace(config) {
+                Ok(false) => tracing::info!(array = %config.which, "new in the configuration: importing it"),
+                Ok(true) => tracing::info!(
+                    array = %config.which,
+                    "new in the configuration, and served already: pace and rules count now, the rest from the next start"
+                ),
+                Err(error) => {
+                    tracing::error!(array = %config.which, "cannot change the pace of rebuild and scrub: {error}");
+                }
+            }
         }
         for config in &gone {
             let name = &config.which;
             tracing::warn!(
-                "array '{name}' is not in the configuration any more: if it is served, it goes on as it was until 'calpe export {name}' or the next start"
+                "array '{name}' is not in the configuration any more: if it is served, it goes on as it was until 'calpe export {name}', or the next start if no 'calpe import' is remembered"
             );
         }
         self.imports.update(fresh, &new);

@@ -197,17 +197,14 @@ impl Reactor {
         match receiving {
             Receiving::Payload { request, have } => {
                 let have = have + len;
-                if len == 0 || connection.broken {
-                    // The stream ended inside a payload: there is nobody to tell.
-                    connection.broken = true;
+                let ended = len == 0 || connection.broken;
+                if ended || have == buf.len() && connection.dismissed.is_some() {
+                    // The stream ended inside a payload, or it had to go before the payload was there: there is nobody to tell.
+                    connection.broken |= ended;
                     let long = connection.writing;
                     self.drop_order(key, Order { charge: buf.len(), request, payload: None, long });
                 } else if have < buf.len() {
                     self.receive_payload(key, request, buf, have);
-                } else if connection.dismissed.is_some() {
-                    // Nothing is done any more of what was not there when it had to go.
-                    let long = connection.writing;
-                    self.drop_order(key, Order { charge: buf.len(), request, payload: None, long });
                 } else if connection.writing.is_some() {
                     self.part_received(key, request, buf, &mut false);
                 } else {

@@ -55,7 +55,7 @@ pub enum ReactorError {
         fault: crate::nbd::ExportFault,
     },
     /// Another array of that name is served.
-    #[error("an array named '{name}' is served already")]
+    #[error("an array named '{name}' is served already: export that one first")]
     NameTaken {
         /// The name.
         name: String,

@@ -16,13 +16,20 @@ const VERSION: u64 = 1;
 /// Longest file that is read: a thousand arrays of the widest kind take less.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
+/// Ending of a file that nobody has read: it is kept, beside what is written in its place.
+const UNREAD: &str = "unread";
+
 /// Reads a file. None: there is none, or it cannot be used; then `warnings` has a line, and it has been set
 /// aside.
 pub(super) fn load<T: DeserializeOwned>(path: &Path, warnings: &mut Vec<String>) -> Option<T> {
     let text = match read(path) {
         Ok(text) => text?,
         Err(error) => {
-            warnings.push(format!("{}: cannot be read, its content is not known: {error}", path.display()));
+            let fate = set_aside(path, UNREAD);
+            warnings.push(format!(
+                "{}: cannot be read, its content is not known: {error}: {fate}",
+                path.display()
+            ));
             return None;
         }
     };
@@ -65,6 +72,11 @@ pub(super) fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
         return Err(io::Error::other("it is longer than any that this program writes"));
     }
     Ok(Some(bytes))
+}
+
+/// Moves a file out of the way that this process has not read. Says what has become of it, if there is one.
+pub(super) fn set_unread_aside(path: &Path) -> Option<String> {
+    path.exists().then(|| set_aside(path, UNREAD))
 }
 
 /// Moves a file out of the way; what is there from an earlier time is overwritten. Says what has become of

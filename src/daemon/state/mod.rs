@@ -12,12 +12,12 @@ pub(super) use known::{Arrays, Counters, Counts, Known, KnownDevice};
 
 use crate::control::Event;
 use crate::member::patience::within;
-use file::{append, encode, load, read, replace};
+use file::{append, encode, load, read, replace, set_unread_aside};
 use nix::fcntl::{Flock, FlockArg};
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -293,8 +293,24 @@ impl Shared {
         files: &BTreeMap<&'static str, Vec<u8>>,
         lines: &VecDeque<Vec<u8>>,
     ) -> io::Result<()> {
-        if lock.is_none() {
+        // Another filesystem may have been mounted there since.
+        let path = self.dir.join(LOCK_FILE);
+        let is_same = |lock: &Flock<File>| {
+            let (held, there) = (lock.metadata().ok()?, std::fs::metadata(&path).ok()?);
+            Some((held.dev(), held.ino()) == (there.dev(), there.ino()))
+        };
+        if lock.as_ref().and_then(is_same) != Some(true) {
+            *lock = None;
             *lock = Some(take(&self.dir)?);
+            // What is there now is of another daemon, or of an earlier run, and was not read at the start: it is not to be lost.
+            for name in [ARRAYS_FILE, COUNTERS_FILE] {
+                if let Some(fate) = set_unread_aside(&self.dir.join(name)) {
+                    tracing::warn!(
+                        "{}: was not read when this daemon started: {fate}",
+                        self.dir.join(name).display()
+                    );
+                }
+            }
         }
         for (name, content) in files {
             replace(&self.dir.join(name), content)?;
@@ -369,4 +385,30 @@ fn load_events(dir: &Path, warnings: &mut Vec<String>) -> Vec<Event> {
         }
     }
     events
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A directory that was in use by another daemon, or not mounted yet, as this one started.
+    #[test]
+    fn what_was_not_read_is_not_overwritten() {
+        let dir = tempfile::tempdir().unwrap();
+        let shared =
+            Shared { dir: dir.path().to_path_buf(), work: Mutex::default(), changed: Condvar::new() };
+        let file = |name: &str| std::fs::read(dir.path().join(name)).ok();
+        let ours = |text: &str| BTreeMap::from([(ARRAYS_FILE, text.as_bytes().to_vec())]);
+        std::fs::write(dir.path().join(ARRAYS_FILE), "theirs").unwrap();
+        let mut lock = None;
+        for text in ["first", "second"] {
+            shared.write(&mut lock, &ours(text), &VecDeque::new()).unwrap();
+            assert_eq!(file(ARRAYS_FILE), Some(text.as_bytes().to_vec()));
+            assert_eq!(file("arrays.json.unread"), Some(b"theirs".to_vec()));
+        }
+        // Something is mounted over it.
+        std::fs::remove_file(dir.path().join(LOCK_FILE)).unwrap();
+        shared.write(&mut lock, &ours("third"), &VecDeque::new()).unwrap();
+        assert_eq!(file("arrays.json.unread"), Some(b"second".to_vec()));
+    }
 }
