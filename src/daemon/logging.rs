@@ -25,7 +25,12 @@ pub fn start(format: LogFormat, level: LevelFilter) {
     let filter = EnvFilter::try_from_env(LOG_VARIABLE).unwrap_or_else(|_| EnvFilter::new(level.to_string()));
     let stderr = std::io::stderr;
     let colours = std::io::IsTerminal::is_terminal(&stderr());
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr).with_ansi(colours);
+    // A log that is full or gone costs its lines. Told of it, the library would print to the same place, and panic.
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(stderr)
+        .with_ansi(colours)
+        .log_internal_errors(false);
     // Fails only when a log is there already.
     let _ = match format {
         LogFormat::Human => {

@@ -158,6 +158,33 @@ fn without_a_daemon_commands_say_how_to_start_one() {
     assert!(place.refusal("status --socket sock").contains("no daemon answers"));
 }
 
+/// A log on a full disk costs its lines, not the arrays.
+#[test]
+fn a_daemon_whose_log_cannot_be_written_goes_on() {
+    let place = tempfile::tempdir().unwrap();
+    let config = place.path().join("calpe.toml");
+    fs::write(&config, format!("[daemon]\nruntime_dir = \"{}\"\n", place.path().display())).unwrap();
+    let mut daemon = Command::new(env!("CARGO_BIN_EXE_calpe"))
+        .args(["serve", "--config"])
+        .arg(&config)
+        .stderr(File::options().write(true).open("/dev/full").unwrap())
+        .spawn()
+        .unwrap();
+    let socket = place.path().join("control.sock");
+    let answers = || {
+        let mut status = Command::new(env!("CARGO_BIN_EXE_calpe"));
+        status.arg("--socket").arg(&socket).arg("status").output().unwrap().status.success()
+    };
+    let end = Instant::now() + Duration::from_secs(20);
+    while !answers() {
+        assert!(daemon.try_wait().unwrap().is_none(), "the daemon ended");
+        assert!(Instant::now() < end, "the daemon does not answer");
+    }
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(daemon.id() as i32), nix::sys::signal::Signal::SIGTERM)
+        .unwrap();
+    assert!(daemon.wait().unwrap().success());
+}
+
 #[test]
 fn create_and_inspect_agree_and_refusals_change_nothing() {
     let place = Place::new();
