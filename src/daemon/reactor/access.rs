@@ -1,9 +1,10 @@
 //! Which clients see which exports, and may do what with them.
 //!
 //! Invariants: a client sees an export only where it may use it, and an answer to one that may not is the
-//! same as for a name that there is not; what is taken away ends the sessions that have it. Certificates were
+//! same as for a name that there is not; it is a client of the very array that it was told of, or of none; what is taken away ends the sessions that have it. Certificates were
 //! verified by the pumps; no cryptography happens here. Must not know volumes.
 
+use super::admission::{Origin, has_place};
 use super::arrays::Hosted;
 use super::connection::Connection;
 use super::{ArrayId, Reactor, ReactorError};
@@ -102,7 +103,7 @@ impl Reactor {
     ) -> Result<usize, ReactorError> {
         self.hosted(id).ok_or(ReactorError::NoSuchArray)?.rules.clone_from(&rules);
         Ok(self
-            .close_where(|connection| connection.array == Some(id) && connection.exceeds(rules.as_deref())))
+            .close_where(|connection| connection.chosen == Some(id) && connection.exceeds(rules.as_deref())))
     }
 
     /// Everybody who is connected and has proved who it is.
@@ -117,5 +118,43 @@ impl Reactor {
             Viewer::Proven(peer) => peers.iter().any(|ended| Arc::ptr_eq(ended, &peer)),
             Viewer::Local | Viewer::Stranger => false,
         })
+    }
+}
+
+impl Reactor {
+    /// A connection has chosen its export. Without a place for one more client it waits for one, and is a stranger until then.
+    pub(super) fn selected(&mut self, key: usize) {
+        let name = self.connections[key].nbd.export().map(|export| export.name.clone()).unwrap_or_default();
+        self.connections[key].chosen = self.array_of_export(&name);
+        self.seat(key);
+    }
+
+    fn seat(&mut self, key: usize) {
+        let unix = self.connections[key].guest(key).origin == Origin::Unix;
+        let guests = self.connections.iter().map(|(key, connection)| connection.guest(key));
+        if !has_place(guests, unix, self.config.connections_max) {
+            tracing::debug!(connection = key, "there are enough clients: it waits");
+            self.connections[key].waits_for_place = true;
+            self.waiting.push_back(key);
+            return;
+        }
+        self.connections[key].waits_for_place = false;
+        let array = self.connections[key].chosen;
+        self.connections[key].array = array;
+        // Its array may be for it no more, or going: it may have waited.
+        let is_served = |id| self.hosted(id).is_some_and(|hosted| hosted.is_serving());
+        if !array.is_some_and(is_served) || array.is_none_or(|id| self.exceeds_rules(key, id)) {
+            self.dismiss(key);
+        }
+        self.count_clients();
+        tracing::debug!(connection = key, "client attached");
+    }
+
+    /// Gives places to those that wait for one, in the order in which they came.
+    pub(super) fn seat_waiting(&mut self) {
+        for key in std::mem::take(&mut self.waiting) {
+            self.seat(key);
+            self.mark(key);
+        }
     }
 }

@@ -5,7 +5,7 @@
 //! what volumes do.
 
 use super::access::ExportView;
-use super::admission::{Origin, STRANGERS_MAX, has_place, stranger_to_drop};
+use super::admission::{Origin, STRANGERS_MAX, stranger_to_drop};
 use super::connection::{Connection, Next, Receiving};
 use super::edges::{blocks_of, middle};
 use super::fence::hangup_bits;
@@ -385,36 +385,6 @@ impl Reactor {
         self.sockets.receive(&mut self.ring, key, &connection.socket, buf, have, true);
     }
 
-    /// A connection has chosen its export. Without a place for one more client it waits for one, and is a stranger until then.
-    fn selected(&mut self, key: usize) {
-        let unix = self.connections[key].guest(key).origin == Origin::Unix;
-        let guests = self.connections.iter().map(|(key, connection)| connection.guest(key));
-        if !has_place(guests, unix, self.config.connections_max) {
-            tracing::debug!(connection = key, "there are enough clients: it waits");
-            self.connections[key].waits_for_place = true;
-            self.waiting.push_back(key);
-            return;
-        }
-        self.connections[key].waits_for_place = false;
-        let name = self.connections[key].nbd.export().map(|export| export.name.clone()).unwrap_or_default();
-        let array = self.array_of_export(&name);
-        self.connections[key].array = array;
-        // It was stopped since the client asked for it, or is not for it any more: it may have waited.
-        if array.is_none_or(|id| self.exceeds_rules(key, id)) {
-            self.dismiss(key);
-        }
-        self.count_clients();
-        tracing::debug!(connection = key, export = %name, "client attached");
-    }
-
-    /// Gives places to those that wait for one, in the order in which they came.
-    fn seat_waiting(&mut self) {
-        for key in std::mem::take(&mut self.waiting) {
-            self.selected(key);
-            self.mark(key);
-        }
-    }
-
     /// Hands a request to its volume.
     pub(super) fn start(&mut self, key: usize, order: Order) {
         let connection = &mut self.connections[key];
@@ -678,7 +648,7 @@ impl Reactor {
     }
 
     /// Deals the memory out anew.
-    fn count_clients(&mut self) {
+    pub(super) fn count_clients(&mut self) {
         let clients = self.connections.iter().filter(|(_, c)| c.array.is_some()).count();
         self.memory.set_clients(clients);
     }
@@ -694,7 +664,7 @@ impl Reactor {
 
     /// Says goodbye to the clients of an array that is gone.
     pub(super) fn close_clients_of(&mut self, array: ArrayId) {
-        self.close_where(|connection| connection.array == Some(array));
+        self.close_where(|connection| connection.chosen == Some(array));
     }
 
     /// Says goodbye to the clients that chose no array.
@@ -714,7 +684,7 @@ impl Reactor {
     /// Takes no more requests of a client, and closes its connection once it has its replies. What it asked for and does
     /// not get is not answered with an error: a filesystem would take that for a broken disk, where the end of the
     /// connection makes its driver wait for the next daemon, and ask again.
-    fn dismiss(&mut self, key: usize) {
+    pub(super) fn dismiss(&mut self, key: usize) {
         let connection = &mut self.connections[key];
         connection.read_closed = true;
         connection.discard_input();

@@ -62,6 +62,8 @@ pub(super) struct Connection {
     pub(super) longs: VecDeque<usize>,
     /// The long write whose payload comes next on the stream.
     pub(super) writing: Option<usize>,
+    /// The array of the export that it was told of: it is a client of that one or of none.
+    pub(super) chosen: Option<ArrayId>,
     /// It has chosen an export and is no client yet; nothing is parsed.
     pub(super) waits_for_place: bool,
     /// A long read has the connection to itself; nothing is parsed.
@@ -192,6 +194,7 @@ impl Connection {
             allowance: Allowance::default(),
             longs: VecDeque::new(),
             writing: None,
+            chosen: None,
             waits_for_place: false,
             alone: false,
             filling,

@@ -2,9 +2,8 @@
 //! each a request of its own to the volume.
 //!
 //! A request without payload (TRIM, WRITE_ZEROES, BLOCK_STATUS) is cut where its volume says, so that one part takes some tens of
-//! microseconds. A READ or WRITE with more payload than its client's memory allows for is cut into what it allows: a read is
-//! sent in parts, or, where its reply cannot be in parts, alone on its connection; a write is received in parts, and
-//! what follows an error of one is received and dropped.
+//! microseconds. A READ with more payload than its client's memory allows for is cut into what it allows, and sent in parts, or, where
+//! its reply cannot be in parts, alone on its connection. A WRITE is not cut: it waits for the place for large payloads.
 //!
 //! Invariants: one part of a long request at a time is in the volume; a part is fenced like any request; the long
 //! request is answered once, after its last part, or its connection is gone. FUA is a flush behind the last part. Must not know what
@@ -64,7 +63,7 @@ pub(super) struct Long {
     busy: bool,
     /// All parts are done, and are being flushed.
     flushing: bool,
-    /// What a part of a write came to; the others are received for nothing.
+    /// What the write came to.
     error: Option<ClientError>,
     /// What is known of BLOCK_STATUS: (bytes, flags).
     allocation: Vec<(u64, u32)>,
@@ -85,6 +84,11 @@ impl Long {
             allocation: Vec::new(),
             health: Vec::new(),
         }
+    }
+
+    /// Bytes of its payload.
+    pub(super) fn bytes(&self) -> usize {
+        self.request.length as usize
     }
 
     /// The rest of it, as a request.
@@ -238,15 +242,16 @@ impl Reactor {
         }
     }
 
-    /// Receives the next part of a connection's long write. Returns whether that is under way or done.
+    /// Receives the payload of a connection's long write, as soon as there is room for it. Returns whether that is under way.
     pub(super) fn continue_writing(&mut self, key: usize, looked: &mut bool) -> bool {
         let Some(long) = self.connections[key].writing else { return false };
         if self.longs[long].busy || self.connections[key].receiving != Receiving::Nothing {
             return false;
         }
-        let rest = self.longs[long].rest();
-        let Some(length) = self.payload_part(key, &rest) else { return false };
-        let request = Request { length: length as u64, ..rest };
+        let (request, length) = (self.longs[long].rest(), self.longs[long].bytes());
+        if length > self.memory.allowed(self.connections[key].held) && !self.take_place(key, length) {
+            return false;
+        }
         let mut buf = self.config.pool.alloc(length);
         self.take_memory(key, length);
         self.longs[long].busy = true;
@@ -259,17 +264,10 @@ impl Reactor {
         true
     }
 
-    /// A part of a long write is there.
+    /// The payload of a long write is there.
     pub(super) fn part_received(&mut self, key: usize, request: Request, buf: BufMut, looked: &mut bool) {
-        let long = self.connections[key].writing.expect("a part of a long write was received");
+        let long = self.connections[key].writing.expect("the payload of a long write was received");
         let charge = buf.len();
-        if self.longs[long].error.is_some() {
-            drop(buf);
-            self.give_memory_back(key, charge);
-            self.longs[long].busy = false;
-            self.part_is_over(key, long, request.length);
-            return;
-        }
         self.begin(key, Order { request, payload: Some(buf), charge, long: Some(long) }, looked);
     }
 
@@ -392,6 +390,9 @@ impl Reactor {
     /// Answers a long request.
     fn end_long(&mut self, key: usize, at: usize, result: Result<(), ClientError>) {
         let Long { request, kind, charge, allocation, health, .. } = self.longs.remove(at);
+        if kind == LongKind::Write {
+            self.leave_place(key);
+        }
         let succeeded = result.is_ok();
         if let Some(array) = self.connections[key].array {
             self.count_traffic(array, &request, succeeded);
@@ -434,6 +435,9 @@ impl Reactor {
         connection.longs.retain(|&long| long != at);
         if connection.writing == Some(at) {
             connection.writing = None;
+        }
+        if kind == LongKind::Write {
+            self.leave_place(key);
         }
         self.mark(key);
     }

@@ -46,6 +46,16 @@ impl Memory {
         self.taken + self.share() > self.bytes
     }
 
+    /// There is more, for one client alone.
+    pub(super) fn lend(&mut self, bytes: usize) {
+        self.bytes += bytes;
+    }
+
+    /// What was lent is gone again.
+    pub(super) fn take_away(&mut self, bytes: usize) {
+        self.bytes -= bytes;
+    }
+
     pub(super) fn take(&mut self, bytes: usize) {
         self.taken += bytes;
     }

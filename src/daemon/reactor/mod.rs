@@ -17,6 +17,7 @@ mod edges;
 mod fence;
 mod handle;
 mod jobs;
+mod large;
 mod listener;
 mod long;
 mod memory;
@@ -47,6 +48,7 @@ use edges::Edges;
 use fence::Fenced;
 use handle::{Command, Mailbox, Reply};
 use jobs::Jobs;
+use large::Large;
 use long::Long;
 use memory::Memory;
 use slab::Slab;
@@ -155,6 +157,7 @@ struct Reactor {
     /// Long requests of clients.
     longs: Slab<Long>,
     memory: Memory,
+    large: Large,
     /// Connections with something to parse.
     dirty: VecDeque<usize>,
     /// Those that have had their share of this turn.
@@ -219,6 +222,7 @@ impl Reactor {
             next_admin: 0,
             longs: Slab::new(),
             memory,
+            large: Large::default(),
             dirty: VecDeque::new(),
             later: Vec::new(),
             share: 0,
@@ -383,6 +387,7 @@ impl Reactor {
             self.resume_tls();
             self.report_vanished();
             self.leave_stragglers();
+            self.clear_place();
         }
         if self.now.nanos_since(self.last_look) >= LOOK_NANOS {
             self.last_look = self.now;

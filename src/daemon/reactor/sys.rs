@@ -184,16 +184,21 @@ pub(super) type PollBits = libc::c_short;
 /// What has happened to sockets at their other ends, in their order: POLLHUP, POLLERR, POLLRDHUP. Waits for nothing.
 /// Not by way of `nix`, which knows no POLLRDHUP.
 pub(super) fn hang_ups(sockets: &[BorrowedFd<'_>]) -> Vec<PollBits> {
-    let entry = |socket: &BorrowedFd<'_>| libc::pollfd {
-        fd: socket.as_raw_fd(),
-        events: libc::POLLRDHUP,
-        revents: 0,
-    };
+    poll_now(sockets, libc::POLLRDHUP)
+}
+
+fn poll_now(sockets: &[BorrowedFd<'_>], events: PollBits) -> Vec<PollBits> {
+    let entry = |socket: &BorrowedFd<'_>| libc::pollfd { fd: socket.as_raw_fd(), events, revents: 0 };
     let mut entries: Vec<libc::pollfd> = sockets.iter().map(entry).collect();
     // SAFETY: the pointer and the number describe `entries`, which outlives the call.
     let result = unsafe { libc::poll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, 0) };
     // It fails for want of memory alone: then nobody is known to be there.
     entries.iter().map(|entry| if result < 0 { libc::POLLERR } else { entry.revents }).collect()
+}
+
+/// Whether there is something to receive on sockets, in their order, be it the end. Waits for nothing.
+pub(super) fn has_input(sockets: &[BorrowedFd<'_>]) -> Vec<bool> {
+    poll_now(sockets, libc::POLLIN).into_iter().map(|seen| seen != 0).collect()
 }
 
 impl Sockets {

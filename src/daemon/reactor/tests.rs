@@ -636,6 +636,30 @@ fn a_device_that_the_volume_refuses_is_closed_again() {
     Device::open(&path, Access::Exclusive).unwrap();
 }
 
+/// It was told the size and the rights of that one, whatever has its name when there is a place.
+#[test]
+fn a_client_that_waits_for_a_place_is_one_of_the_array_it_chose_or_of_none() {
+    let served = Served::new(true);
+    let add = |name: &str, file: &str| {
+        add_gated(&served.handle, name, &served.dir.path().join(file), Arc::default()).unwrap()
+    };
+    let other = |name: &str| Client::attach_to(UnixStream::connect(served.socket()).unwrap(), name);
+    let first = add("other", "first.img");
+    let mut clients: Vec<_> = (0..CLIENTS_MAX).map(|_| served.client()).collect();
+    let mut waiting = other("other");
+    served.handle.stop_array(first).unwrap();
+    add("other", "second.img");
+    drop(clients.pop());
+    waiting.0.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let _ = waiting.0.write_all(&Client::<UnixStream>::header(READ, 1, 0, 4096));
+    let received = waiting.0.read(&mut [0; 1]);
+    assert!(
+        matches!(received, Ok(0)) || received.is_err_and(|e| e.kind() == io::ErrorKind::ConnectionReset),
+        "served by another array"
+    );
+    assert!(other("other").read(0, 4096).is_ok());
+}
+
 #[test]
 fn beyond_the_limit_clients_wait_for_a_place() {
     let served = Served::new(true);

@@ -14,7 +14,7 @@ use crate::control::Event;
 use crate::member::patience::within;
 use file::{append, encode, load, read, replace, set_unread_aside};
 use nix::fcntl::{Flock, FlockArg};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -239,6 +239,7 @@ impl Shared {
 
     /// The thread that writes.
     fn write_all(&self, mut lock: Option<Flock<File>>) {
+        let mut unread = BTreeSet::new();
         loop {
             let (files, lines) = {
                 let mut work = self.work();
@@ -251,7 +252,7 @@ impl Shared {
                 work.busy = true;
                 (std::mem::take(&mut work.files), std::mem::take(&mut work.lines))
             };
-            let result = self.write(&mut lock, &files, &lines);
+            let result = self.write(&mut lock, &mut unread, &files, &lines);
             let mut work = self.work();
             work.busy = false;
             match result {
@@ -290,6 +291,7 @@ impl Shared {
     fn write(
         &self,
         lock: &mut Option<Flock<File>>,
+        unread: &mut BTreeSet<&'static str>,
         files: &BTreeMap<&'static str, Vec<u8>>,
         lines: &VecDeque<Vec<u8>>,
     ) -> io::Result<()> {
@@ -302,18 +304,17 @@ impl Shared {
         if lock.as_ref().and_then(is_same) != Some(true) {
             *lock = None;
             *lock = Some(take(&self.dir)?);
-            // What is there now is of another daemon, or of an earlier run, and was not read at the start: it is not to be lost.
-            for name in [ARRAYS_FILE, COUNTERS_FILE] {
-                if let Some(fate) = set_unread_aside(&self.dir.join(name)) {
-                    tracing::warn!(
-                        "{}: was not read when this daemon started: {fate}",
-                        self.dir.join(name).display()
-                    );
-                }
-            }
+            // What is there now may be of another daemon, or of an earlier run that was not read at the start.
+            *unread = BTreeSet::from([ARRAYS_FILE, COUNTERS_FILE]);
         }
         for (name, content) in files {
-            replace(&self.dir.join(name), content)?;
+            let path = self.dir.join(name);
+            if unread.remove(name)
+                && let Some(fate) = set_unread_aside(&path)
+            {
+                tracing::warn!("{}: may be of another run, and is replaced: {fate}", path.display());
+            }
+            replace(&path, content)?;
         }
         let lines: Vec<u8> = lines.iter().flatten().copied().collect();
         if lines.is_empty() {
@@ -400,15 +401,19 @@ mod tests {
         let file = |name: &str| std::fs::read(dir.path().join(name)).ok();
         let ours = |text: &str| BTreeMap::from([(ARRAYS_FILE, text.as_bytes().to_vec())]);
         std::fs::write(dir.path().join(ARRAYS_FILE), "theirs").unwrap();
-        let mut lock = None;
+        let (mut lock, mut unread) = (None, BTreeSet::new());
+        // What is not replaced stays: it may have been read all the same.
+        let counters = BTreeMap::from([(COUNTERS_FILE, b"{}".to_vec())]);
+        shared.write(&mut lock, &mut unread, &counters, &VecDeque::new()).unwrap();
+        assert_eq!(file(ARRAYS_FILE), Some(b"theirs".to_vec()));
         for text in ["first", "second"] {
-            shared.write(&mut lock, &ours(text), &VecDeque::new()).unwrap();
+            shared.write(&mut lock, &mut unread, &ours(text), &VecDeque::new()).unwrap();
             assert_eq!(file(ARRAYS_FILE), Some(text.as_bytes().to_vec()));
             assert_eq!(file("arrays.json.unread"), Some(b"theirs".to_vec()));
         }
         // Something is mounted over it.
         std::fs::remove_file(dir.path().join(LOCK_FILE)).unwrap();
-        shared.write(&mut lock, &ours("third"), &VecDeque::new()).unwrap();
+        shared.write(&mut lock, &mut unread, &ours("third"), &VecDeque::new()).unwrap();
         assert_eq!(file("arrays.json.unread"), Some(b"second".to_vec()));
     }
 }

@@ -145,6 +145,13 @@ impl Scene<'_> {
         let device = Device::open(Path::new(&uri), Access::Exclusive).unwrap();
         device.write_at(0, &vec![7; DATA_BYTES]).unwrap();
         device.flush().unwrap();
+        drop(device);
+        // Its connections end by and by, and 'export' refuses until then.
+        let export = COMMANDS.iter().find(|(own, _)| *own == "export").unwrap().1;
+        let begun = Instant::now();
+        while let Err(error) = self.ask(export(self, true)) {
+            assert!(begun.elapsed() < Duration::from_secs(10), "{error}");
+        }
     }
 
     fn prepare(&self, case: Case, socket: &Path) {

@@ -276,6 +276,21 @@ fn hundreds_of_requests_that_wait_for_orphans_all_end() {
     assert!(new.read(0, (EACH * 4096) as u32).unwrap().iter().all(|byte| *byte == 2), "the old write won");
 }
 
+/// However little memory its client has: a write is not begun before it is there as a whole.
+#[test]
+fn nothing_is_written_of_a_large_payload_that_does_not_end() {
+    let served = Served::with_payload(true, 0);
+    for mut stale in [unix(&served), tcp(&served)] {
+        stale.send(WRITE, 1, 0, 4 << 20);
+        stale.0.write_all(&vec![9; 3 << 20]).unwrap();
+        stale.0.hang_up(Shutdown::Write);
+        ends_unanswered(&mut stale);
+        assert!(unix(&served).read(0, 1 << 20).unwrap().iter().all(|byte| *byte == 0), "a part was written");
+    }
+    // The place for large payloads is free again.
+    assert_eq!(unix(&served).write(0, &[1; 1 << 20]), 0);
+}
+
 /// A write of part of a block waits for one that is under way, and whatever overlaps it and comes later waits for it.
 #[test]
 fn an_uneven_write_that_waits_goes_before_what_comes_later() {
