@@ -75,7 +75,10 @@ enum Begun {
 pub(super) fn attach(args: AttachArgs, socket: Option<PathBuf>, log_format: Option<LogFormat>) -> Outcome {
     let stays = args.foreground || args.keeper;
     let level = if stays && !args.dry_run { LevelFilter::INFO } else { LevelFilter::WARN };
-    logging::start(log_format.unwrap_or_default(), level);
+    let log_format = log_format.unwrap_or_default();
+    // A keeper that waited for its log would keep everybody waiting who uses the device.
+    let _log = stays.then(|| logging::start_queued(log_format, level));
+    logging::start(log_format, level);
     let (Some(name), Some(device)) = (&args.name, &args.device) else {
         return list(&StateDir::new(&args.state_dir), args.json);
     };

@@ -13,6 +13,7 @@ mod wait;
 
 pub use args::Cli;
 
+use crate::daemon::panic::say_at_once;
 use crate::units::{Printable, PrintableLines, is_unprintable};
 use clap::Parser;
 use nix::sys::signal::{SigSet, Signal};
@@ -90,12 +91,18 @@ pub fn main() -> ExitCode {
         // Help, or the version.
         Err(error) => error.exit(),
     };
+    // Whoever reads what a daemon says may have stopped long before its end.
+    let serves = matches!(cli.command, args::Command::Up(_) | args::Command::Serve(_));
     match commands::run(cli) {
         Ok(code) => code,
         // Whoever reads our output has enough of it.
         Err(CliError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
-            complain(&error);
+            if serves {
+                say_at_once(&format!("calpe: {}\n", PrintableLines(&error.to_string())));
+            } else {
+                complain(&error);
+            }
             error.exit_code()
         }
     }

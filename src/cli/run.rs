@@ -19,7 +19,7 @@ const SYSTEM_CONFIG: &str = "/etc/calpe/calpe.toml";
 /// `calpe up`. Its sockets lie in its directory, so that the other commands find them from there.
 pub(super) fn up(args: UpArgs, log_format: Option<LogFormat>) -> Outcome {
     let log_format = log_format.unwrap_or_default();
-    logging::start(log_format, LevelFilter::INFO);
+    let _log = logging::start_queued(log_format, LevelFilter::INFO);
     end_process_on_panic(log_format);
     let UpArgs { data, parity, size, chunk, volume, checksum, gpu, dir, force } = args;
     let options = UpOptions { dir, data, parity, size, chunk, volume, checksum, gpu, force };
@@ -47,7 +47,7 @@ pub(super) fn serve(args: ServeArgs, socket: Option<PathBuf>, log_format: Option
         return Ok(ExitCode::SUCCESS);
     }
     let log_format = log_format.or(config.daemon.log_format).unwrap_or_default();
-    logging::start(log_format, LevelFilter::INFO);
+    let _log = logging::start_queued(log_format, LevelFilter::INFO);
     end_process_on_panic(log_format);
     run_serve(&config, &read)?;
     Ok(ExitCode::SUCCESS)

@@ -1,15 +1,19 @@
 //! The log: to standard error, for people or as JSON. Never user data.
 //!
 //! Invariants: an event is one line, and no text in it, whoever chose it, steers a terminal or passes for another line; what
-//! a client can cause at will is told a few times a minute at most, and then how often it was left out.
+//! a client can cause at will is told a few times a minute at most, and then how often it was left out; a process that
+//! serves does not wait for whoever reads its log.
 
 use super::clock;
 use super::config::LogFormat;
+use super::log_queue::{self, Queue};
 use crate::units::{Printable, RateLimit};
+use std::time::Duration;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::field::MakeExt;
 use tracing_subscriber::fmt::format::{Writer, debug_fn};
+use tracing_subscriber::fmt::writer::BoxMakeWriter;
 
 /// Environment variable with the filter ("debug", "calpe::member=trace").
 pub const LOG_VARIABLE: &str = "CALPE_LOG";
@@ -20,15 +24,44 @@ const LINES_MAX: u32 = 10;
 /// The period, in seconds: a flood that lasts a day leaves 14400 lines of its kind, about 2 MB.
 const PERIOD_S: u64 = 60;
 
-/// Starts logging; `level` is what is logged when the environment does not say. Later calls do nothing.
+/// How long the end of a process waits for its log to be read.
+const FLUSH_MAX: Duration = Duration::from_secs(1);
+
+/// Starts logging of a command: a line is written when its call returns. `level` is what is logged when the environment
+/// does not say. Later calls do nothing.
 pub fn start(format: LogFormat, level: LevelFilter) {
+    start_with(format, level, BoxMakeWriter::new(std::io::stderr));
+}
+
+/// Starts logging of a process that serves, as [`start`] does, but through a queue: nobody waits for standard error. The
+/// last lines are written when the guard goes.
+#[must_use = "the last lines are written when it goes"]
+pub fn start_queued(format: LogFormat, level: LevelFilter) -> FlushAtEnd {
+    match Queue::to_stderr() {
+        Ok(queue) => start_with(format, level, BoxMakeWriter::new(move || queue.clone())),
+        // Better a log that may keep somebody waiting than none.
+        Err(_) => start(format, level),
+    }
+    FlushAtEnd(())
+}
+
+/// Writes the last lines of the log when it goes, if they are taken within a second.
+#[derive(Debug)]
+pub struct FlushAtEnd(());
+
+impl Drop for FlushAtEnd {
+    fn drop(&mut self) {
+        log_queue::flush(FLUSH_MAX);
+    }
+}
+
+fn start_with(format: LogFormat, level: LevelFilter, writer: BoxMakeWriter) {
     let filter = EnvFilter::try_from_env(LOG_VARIABLE).unwrap_or_else(|_| EnvFilter::new(level.to_string()));
-    let stderr = std::io::stderr;
-    let colours = std::io::IsTerminal::is_terminal(&stderr());
+    let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
     // A log that is full or gone costs its lines. Told of it, the library would print to the same place, and panic.
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(stderr)
+        .with_writer(writer)
         .with_ansi(colours)
         .log_internal_errors(false);
     // Fails only when a log is there already.
@@ -94,6 +127,9 @@ pub fn tell_left_out() {
         limited.tell(limited.limit.left_out(clock::now()));
     }
     crate::tls::tell_left_out();
+    if let count @ 1.. = log_queue::take_left_out() {
+        tracing::warn!("{count} lines were left out here: standard error was not read");
+    }
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ pub mod gpu;
 mod host_memory;
 pub mod import;
 mod imports;
+mod log_queue;
 pub mod logging;
 mod members;
 mod memory;

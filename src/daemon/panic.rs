@@ -1,21 +1,26 @@
 //! What a panic does to the daemon: one line on standard error, and the process ends at once, so that its supervisor starts
 //! it again. Without, a thread would be missing, clients would wait for it, and nothing would tell.
 //!
-//! Threads of GPUs are left to their guards, which give the device up. Must not wait for anything: another thread may hold
-//! the log's lock, or be stuck in it.
+//! Threads of GPUs are left to their guards, which give the device up. Must not wait for anything but for a moment: another
+//! thread may hold the library's lock of standard error, or be stuck in it.
 
 use super::config::LogFormat;
+use super::log_queue;
 use super::reactor::exit_at_once;
 use crate::units::Printable;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::os::fd::AsFd;
 use std::panic::PanicHookInfo;
+use std::time::Duration;
 
 /// Exit status of a process that has panicked: EX_SOFTWARE of sysexits(3).
 pub const PANIC_STATUS: u8 = 70;
 
 /// How long standard error may take before it can be written to, in milliseconds.
 const STDERR_WAIT_MS: u16 = 500;
+
+/// How long the lines before may take: they may say what led to it.
+const LOG_WAIT: Duration = Duration::from_millis(100);
 
 /// Longest line: what a pipe that can be written to takes at once.
 const LINE_BYTES_MAX: usize = 4096;
@@ -30,7 +35,8 @@ pub fn end_process_on_panic(format: LogFormat) {
             before(panic);
             return;
         }
-        say(&line(format, thread, panic));
+        log_queue::flush(LOG_WAIT);
+        say_at_once(&line(format, thread, panic));
         exit_at_once(i32::from(PANIC_STATUS));
     }));
 }
@@ -57,12 +63,15 @@ fn line(format: LogFormat, thread: &str, panic: &PanicHookInfo<'_>) -> String {
     line
 }
 
-/// Writes to standard error, if that is possible without waiting for somebody to read it.
-fn say(line: &str) {
+/// Writes to standard error, as far as that is possible without waiting for somebody to read it.
+pub fn say_at_once(text: &str) {
     let stderr = std::io::stderr();
-    let mut fds = [PollFd::new(stderr.as_fd(), PollFlags::POLLOUT)];
-    // Not through the library's lock. Where nobody reads it there is nobody to tell.
-    if matches!(poll(&mut fds, PollTimeout::from(STDERR_WAIT_MS)), Ok(ready) if ready > 0) {
-        let _ = nix::unistd::write(stderr.as_fd(), line.as_bytes());
+    for part in text.as_bytes().chunks(LINE_BYTES_MAX) {
+        let mut fds = [PollFd::new(stderr.as_fd(), PollFlags::POLLOUT)];
+        // Not through the library's lock. Where nobody reads it there is nobody to tell.
+        if !matches!(poll(&mut fds, PollTimeout::from(STDERR_WAIT_MS)), Ok(ready) if ready > 0) {
+            return;
+        }
+        let _ = nix::unistd::write(stderr.as_fd(), part);
     }
 }

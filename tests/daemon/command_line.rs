@@ -3,6 +3,7 @@
 
 use serde_json::Value;
 use std::fs::{self, File};
+use std::io::Read;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -183,6 +184,50 @@ fn a_daemon_whose_log_cannot_be_written_goes_on() {
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(daemon.id() as i32), nix::sys::signal::Signal::SIGTERM)
         .unwrap();
     assert!(daemon.wait().unwrap().success());
+}
+
+/// A log collector that hangs costs lines: with a pipe that is full, commands and the array behind them go on.
+#[test]
+fn a_daemon_whose_log_nobody_reads_goes_on() {
+    let (mut log, stderr) = std::io::pipe().unwrap();
+    // The least that a pipe can hold: some forty lines.
+    nix::fcntl::fcntl(&stderr, nix::fcntl::FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
+    let place = tempfile::tempdir().unwrap();
+    let mut daemon = Command::new(env!("CARGO_BIN_EXE_calpe"))
+        .args(["up", "--size", "16MiB", "--data", "2", "--parity", "1", "--dir"])
+        .arg(place.path().join("up"))
+        .stdout(Stdio::null())
+        .stderr(stderr)
+        .spawn()
+        .unwrap();
+    let end = Instant::now() + Duration::from_secs(60);
+    let ends = |child: &mut Child| {
+        while Instant::now() < end {
+            if let Some(status) = child.try_wait().unwrap() {
+                return status.success();
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        child.kill().unwrap();
+        panic!("does not end");
+    };
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_calpe"));
+        command.arg("--socket").arg(place.path().join("up/control.sock")).args(arguments);
+        ends(&mut command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+    };
+    while !run(&["wait", "calpe"]) {
+        assert!(daemon.try_wait().unwrap().is_none(), "the daemon ended");
+    }
+    for _ in 0..20 {
+        assert!(run(&["offline", "calpe", "0"]) && run(&["online", "calpe", "0"]) && run(&["wait", "calpe"]));
+    }
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(daemon.id() as i32), nix::sys::signal::Signal::SIGTERM)
+        .unwrap();
+    assert!(ends(&mut daemon));
+    let mut text = String::new();
+    log.read_to_string(&mut text).unwrap();
+    assert!(text.len() >= 3000 && text.contains("OFFLINE"), "the pipe was not full: {text}");
 }
 
 #[test]
