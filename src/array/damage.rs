@@ -1,12 +1,13 @@
 //! Blocks that the array could not serve, with what is known of each: the list behind the status, the health of a
 //! stripe, and what is looked at again by itself.
 //!
-//! The list is a memory of what requests, passes and replays met since the start; what it does not hold may be damaged
-//! all the same. It never decides what a block holds: that is the entry's and the content's to say (rule T1 of the
+//! The list is a memory of what requests, passes and replays met since the start, and of what an earlier run has told of; what
+//! it does not hold may be damaged all the same. It never decides what a block holds: that is the entry's and the content's to say (rule T1 of the
 //! crash-safety design). Must not know of I/O.
 
+use super::Array;
 use super::fetch::{Missing, Why};
-use crate::units::StripeIndex;
+use crate::units::{ROW_BYTES, StripeIndex, VolumeOffset};
 use std::collections::BTreeMap;
 use std::ops::{Bound, Range};
 
@@ -78,6 +79,43 @@ impl Damage {
         let behind = self.blocks.range((start, Bound::Unbounded)).take(count);
         let found: Vec<(BlockName, Why)> = behind.map(|(&block, &why)| (block, why)).collect();
         if found.is_empty() { self.iter().take(count).collect() } else { found }
+    }
+}
+
+impl Array {
+    /// Blocks that could not be had, as byte ranges of the volume.
+    pub(super) fn damaged_ranges(&self, is_wanted: impl Fn(Why) -> bool) -> Vec<(VolumeOffset, u64)> {
+        let mut ranges: Vec<(VolumeOffset, u64)> = Vec::new();
+        for ((stripe, column, row), why) in self.damage.iter() {
+            if usize::from(column) >= self.map.k || !is_wanted(why) {
+                continue;
+            }
+            let within = usize::from(column) * self.map.chunk + row as usize * ROW_BYTES as usize;
+            let start = stripe.0 * self.map.stripe_bytes() as u64 + within as u64;
+            match ranges.last_mut() {
+                Some((offset, len)) if offset.0 + *len == start => *len += ROW_BYTES,
+                _ => ranges.push((VolumeOffset(start), ROW_BYTES)),
+            }
+        }
+        ranges
+    }
+
+    /// Byte ranges of the volume that could not be had in an earlier run: they are listed as unreadable, and looked at again
+    /// before long. What is not of this volume is left out.
+    pub fn expect_damage(&mut self, ranges: &[(VolumeOffset, u64)]) {
+        let (chunk, stripe_bytes) = (self.map.chunk as u64, self.map.stripe_bytes() as u64);
+        let volume_bytes = self.geometry.volume_bytes;
+        let parts = ranges.iter().flat_map(|&(start, len)| {
+            let first = start.0 / ROW_BYTES * ROW_BYTES;
+            let end = start.0.saturating_add(len).min(volume_bytes);
+            (first..end).step_by(ROW_BYTES as usize)
+        });
+        for at in parts.take(BLOCKS_MAX) {
+            let within = at % stripe_bytes;
+            let (column, row) = ((within / chunk) as usize, (within % chunk / ROW_BYTES) as usize);
+            let stripe = StripeIndex(at / stripe_bytes);
+            self.damage.note(stripe, &[Missing { column, row, why: Why::Unreadable }]);
+        }
     }
 }
 

@@ -7,7 +7,7 @@
 //! goes in place while a loss of a member is not recorded on the others.
 
 use super::checkpoint::Checkpoint;
-use super::fetch::{Missing, Why};
+use super::fetch::Missing;
 use super::journal::{HEADER_BYTES_MAX, Journal, OpenBatch, record_bytes, stripe_of};
 use super::members::Which;
 use super::mutation::{Mutation, is_off};
@@ -648,23 +648,6 @@ impl Array {
         let data = missing.iter().filter(|block| block.column < self.map.k);
         let within = data.map(|block| block.column * self.map.chunk + block.row * ROW_BYTES as usize).min();
         VolumeOffset(stripe.0 * self.map.stripe_bytes() as u64 + within.unwrap_or(0) as u64)
-    }
-
-    /// Blocks that could not be had, as byte ranges of the volume.
-    pub(super) fn damaged_ranges(&self, is_wanted: impl Fn(Why) -> bool) -> Vec<(VolumeOffset, u64)> {
-        let mut ranges: Vec<(VolumeOffset, u64)> = Vec::new();
-        for ((stripe, column, row), why) in self.damage.iter() {
-            if usize::from(column) >= self.map.k || !is_wanted(why) {
-                continue;
-            }
-            let within = usize::from(column) * self.map.chunk + row as usize * ROW_BYTES as usize;
-            let start = stripe.0 * self.map.stripe_bytes() as u64 + within as u64;
-            match ranges.last_mut() {
-                Some((offset, len)) if offset.0 + *len == start => *len += ROW_BYTES,
-                _ => ranges.push((VolumeOffset(start), ROW_BYTES)),
-            }
-        }
-        ranges
     }
 
     /// The sequence of the next batch, when the log is empty and everything is in place and durable, copies of pages that

@@ -103,7 +103,7 @@ Examples:
 Blocks that could not be read when the rest of their rows was written are set aside: their checksums stay, and they come
 back when their members can read them again. The array looks by itself now and then; this looks everywhere, now.
 Examples:
-  calpe repair tank -w      exit 0 only if everything can be read")]
+  calpe repair tank -w      exit 0 only if everything known to be damaged can be read")]
     Repair(RepairArgs),
     /// Set the error counts of an array, or of one member, back to zero
     #[command(after_help = "\
@@ -458,7 +458,7 @@ pub struct ScrubArgs {
 pub struct RepairArgs {
     /// Name or uuid of the array
     pub name: String,
-    /// Wait for its end; exit 0 only if everything can be read
+    /// Wait for its end; exit 0 only if everything known to be damaged can be read
     #[arg(long, short, conflicts_with = "dry_run")]
     pub wait: bool,
     /// Only say what would be done

@@ -205,7 +205,16 @@ fn look_at_repair(array: &ArrayReport) -> Look {
     }
     let bytes = |parts: &[LostReport]| HumanSize(parts.iter().map(|part| part.bytes).sum());
     if array.lost.is_empty() && array.set_aside.is_empty() && array.unreadable.is_empty() {
-        return Look::Well("repair is complete: everything that is known can be read".into());
+        return match &array.last_scrub {
+            // It is kept in the superblocks; where the errors were may not be known to this daemon.
+            Some(LastScrub { errors, repaired, .. }) if errors > repaired => Look::Badly(format!(
+                "repair is complete: what was known to be damaged can be read, but the last scrub found {} blocks that it could not \
+                 repair: 'calpe scrub {} -w' tells whether they are good by now",
+                errors - repaired,
+                array.name
+            )),
+            _ => Look::Well("repair is complete: everything that was known to be damaged can be read".into()),
+        };
     }
     Look::Badly(format!(
         "repair is complete: {} are beyond repair, {} set aside, {} unreadable for now; 'calpe status -v {}' lists where",

@@ -1,5 +1,5 @@
 //! What the daemon keeps of its arrays for the next start: where their devices are, how many errors they had,
-//! and which of them are to be served again. Must not know how it is kept.
+//! what could not be read, and which of them are to be served again. Must not know how it is kept.
 
 use super::clock;
 use super::config::{ArrayChoice, ArrayConfig};
@@ -7,8 +7,9 @@ use super::events::{News, kinds};
 use super::reactor::{ArrayFacts, ArrayId};
 use super::report::Names;
 use super::service::{Daemon, lock};
-use super::state::{Arrays, Counters, Counts, KnownDevice};
+use super::state::{Arrays, Counters, Counts, Damage, KnownDevice};
 use crate::member::TimeLimits;
+use crate::units::VolumeOffset;
 use crate::volume::NoticeLevel;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -22,10 +23,11 @@ const KEPT_WAIT: Duration = Duration::from_secs(2);
 pub(super) struct Memory {
     pub arrays: Arrays,
     pub counters: Counters,
+    pub damage: Damage,
 }
 
 impl Daemon {
-    /// Keeps where the devices of an array are, and the counts of its members.
+    /// Keeps where the devices of an array are, the counts of its members, and what of it cannot be read.
     pub(super) fn remember(&self, id: ArrayId, facts: &ArrayFacts) {
         let known = self.with_names(id, |names| {
             (names.uuid, names.name.clone(), known_devices(names, facts), names.counts(&facts.status))
@@ -45,6 +47,11 @@ impl Daemon {
         if memory.counters.note(uuid, counts) {
             self.state.save_counters(&memory.counters);
         }
+        let status = &facts.status;
+        let ranges = [&status.lost, &status.set_aside, &status.unreadable].into_iter().flatten();
+        if memory.damage.note(uuid, ranges.map(|&(start, bytes)| (start.0, bytes)).collect()) {
+            self.state.save_damage(&memory.damage);
+        }
     }
 
     /// As [`Daemon::remember`], of an array that may have just been stopped.
@@ -57,6 +64,13 @@ impl Daemon {
     /// Counts that an earlier run has left, by member.
     pub(super) fn earlier_counts(&self, array: Uuid) -> Vec<Counts> {
         lock(&self.memory).counters.0.get(&array).cloned().unwrap_or_default()
+    }
+
+    /// Ranges of an array's volume that an earlier run could not read.
+    pub(super) fn earlier_damage(&self, array: Uuid) -> Vec<(VolumeOffset, u64)> {
+        let memory = lock(&self.memory);
+        let ranges = memory.damage.0.get(&array).into_iter().flatten();
+        ranges.map(|&(start, bytes)| (VolumeOffset(start), bytes)).collect()
     }
 
     /// Where a device was, if it is not known better.

@@ -175,7 +175,8 @@ impl Daemon {
         }
         let gpus = Gpus::start(&config.gpu, &pool, config.runtime_dir.as_deref())?;
         let opened = config.state_dir.as_deref().map(StateDir::open);
-        let (state, Remembered { arrays, counters, events: earlier, warnings }) = opened.unwrap_or_default();
+        let (state, Remembered { arrays, counters, damage, events: earlier, warnings }) =
+            opened.unwrap_or_default();
         let events = EventLog::new(state.clone(), earlier);
         for warning in warnings {
             events.tell(News::new(None, kinds::STATE_DIR, NoticeLevel::Warning, warning));
@@ -195,7 +196,7 @@ impl Daemon {
             gpus,
             events,
             state,
-            memory: Mutex::new(Memory { arrays, counters }),
+            memory: Mutex::new(Memory { arrays, counters, damage }),
             metadata_memory: config.metadata_memory.unwrap_or_else(|| host_memory::bytes() / METADATA_PART),
             settings: Mutex::default(),
             search: Mutex::new(config.search),
@@ -292,7 +293,8 @@ impl Daemon {
         let rotational = devices.iter().flatten().any(|(_, device)| device.facts().rotational);
         let config = options.array_config(rotational);
         let assembled = import::with_handles(assembled, open);
-        let volume = Box::new(PlainVolume::new(assembled, codec, self.pool.clone(), config));
+        let mut volume = Box::new(PlainVolume::new(assembled, codec, self.pool.clone(), config));
+        volume.expect_damage(&self.earlier_damage(superblock.array));
         let settings = lock(&self.settings);
         let id = self.reactor.add_array(NewArray {
             array: superblock.array,

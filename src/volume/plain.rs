@@ -98,6 +98,11 @@ impl PlainVolume {
         }
     }
 
+    /// What an earlier run could not read: see [`Array::expect_damage`].
+    pub fn expect_damage(&mut self, ranges: &[(VolumeOffset, u64)]) {
+        self.array.expect_damage(ranges);
+    }
+
     /// The hash of the block at `offset` as the array's cached pages have it, for tests; none while they do not.
     pub(crate) fn cached_hash(&self, offset: VolumeOffset) -> Option<BlockHash> {
         let (stripe, within) = (offset.0 / self.stripe_bytes, offset.0 % self.stripe_bytes);

@@ -1,9 +1,11 @@
 //! What the daemon knows survives a restart: events, counts, imports, and where devices are. And a state
 //! directory that is damaged, full or gone never keeps anything from being served.
 
+use crate::support::image::Image;
 use crate::support::load::Client;
 use crate::support::run;
-use crate::support::serve::{Serve, array, create};
+use crate::support::serve::{Serve, array, both, create};
+use calpe::nbd::{self, Request};
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -98,6 +100,56 @@ fn counts_survive_a_restart_and_a_kill_until_they_are_cleared() {
     let mut serve = Serve::start(dir.path(), &section);
     assert_eq!(of(&serve.array_when("it is served", is("ONLINE"))), 0);
     serve.stop();
+}
+
+/// Where blocks are beyond repair is a fact that no member keeps: forgotten, a repair would call the volume readable.
+#[test]
+fn lost_blocks_stay_listed_over_a_restart_until_they_are_written() {
+    let (dir, there) = scene();
+    let section = array("tank", &[&there]);
+    let list = |array: &Value| array["lost"].as_array().cloned().unwrap_or_default();
+    let is_known = |array: &Value| !list(array).is_empty();
+    let mut serve = Serve::start(dir.path(), &section);
+    serve.array_when("it is served", is("ONLINE"));
+    let mut client = Client::connect(&serve.nbd()).expect("connected");
+    let write = Request::new(nbd::Command::Write, 0, 1 << 20);
+    client.call(&write, &[7; 1 << 20]).expect("connected").expect("written");
+    serve.stop();
+    for index in 0..2 {
+        let image = Image::open(&there.join(format!("m{index}")));
+        image.flip_at(image.superblock.data_region().offset.0, 1);
+    }
+    let mut serve = Serve::start(dir.path(), &section);
+    serve.array_when("it is served", is("ONLINE"));
+    serve.ask("scrub tank -w");
+    let before = list(&serve.array_when("it is known", is_known));
+    serve.stop();
+
+    let mut serve = Serve::start(dir.path(), &section);
+    let tank = &serve.array_when("it is served", is("ONLINE"));
+    assert!(list(tank).len() + tank["unreadable"].as_array().expect("a list").len() > 0, "{tank:#}");
+    assert_eq!(list(&serve.array_when("it was looked at", is_known)), before);
+    let repair = both(&serve.ask("repair tank -w"));
+    assert!(repair.contains("beyond repair"), "{repair}");
+    serve.kill();
+
+    // Without what is remembered nothing says where, but the superblocks say that there is something.
+    fs::remove_file(dir.path().join("state/damage.json")).expect("it was there");
+    let mut serve = Serve::start(dir.path(), &section);
+    serve.array_when("its log is replayed", |array| array["log"]["state"] == "serving");
+    let repair = serve.refuses("repair tank -w");
+    assert!(repair.contains("the last scrub found"), "{repair}");
+    serve.ask("scrub tank -w");
+    let file = dir.path().join("state/damage.json");
+    serve.until("it is kept", |_| file.exists());
+    let mut client = Client::connect(&serve.nbd()).expect("connected");
+    client.call(&write, &[8; 1 << 20]).expect("connected").expect("written");
+    serve.says("scrub tank -w");
+    assert_eq!(list(&serve.arrays()[0]).len(), 0);
+    serve.says("repair tank -w");
+    serve.stop();
+    let damage = fs::read_to_string(file).expect("it is there");
+    assert!(damage.contains("\"content\": {}"), "{damage}");
 }
 
 #[test]

@@ -126,6 +126,37 @@ impl Counters {
     }
 }
 
+/// Ranges that are remembered of an array; with more, "and more" is all a person needs.
+const RANGES_MAX: usize = 16_384;
+
+/// What of arrays could not be read, as byte ranges of their volumes (start, length), ascending.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(in crate::daemon) struct Damage(pub BTreeMap<Uuid, Vec<(u64, u64)>>);
+
+impl Damage {
+    /// Takes note of what of an array cannot be read now. Whether that is news.
+    pub fn note(&mut self, array: Uuid, mut ranges: Vec<(u64, u64)>) -> bool {
+        if ranges.is_empty() {
+            return self.0.remove(&array).is_some();
+        }
+        ranges.sort_unstable();
+        ranges.dedup_by(|next, last| {
+            let follows = last.0 + last.1 == next.0;
+            if follows {
+                last.1 += next.1;
+            }
+            follows
+        });
+        ranges.truncate(RANGES_MAX);
+        if self.0.get(&array) == Some(&ranges) {
+            return false;
+        }
+        self.0.insert(array, ranges);
+        true
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,6 +172,16 @@ mod tests {
         assert!(arrays.note(Uuid::from_u128(9999), "b", Vec::new(), 9999));
         assert_eq!(arrays.0.len(), ARRAYS_MAX);
         assert!(arrays.0.contains_key(&Uuid::from_u128(0)) && !arrays.0.contains_key(&Uuid::from_u128(1)));
+    }
+
+    #[test]
+    fn ranges_are_put_together_and_forgotten_when_there_are_none() {
+        let (mut damage, array) = (Damage::default(), Uuid::from_u128(1));
+        assert!(!damage.note(array, Vec::new()));
+        assert!(damage.note(array, vec![(16384, 4096), (0, 4096), (4096, 8192)]));
+        assert_eq!(damage.0[&array], [(0, 12288), (16384, 4096)]);
+        assert!(!damage.note(array, vec![(0, 12288), (16384, 4096)]));
+        assert!(damage.note(array, Vec::new()) && damage.0.is_empty());
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! What the daemon remembers across restarts: events, counts of errors, which arrays it serves and where
-//! their devices are.
+//! What the daemon remembers across restarts: events, counts of errors, what could not be read, which arrays it
+//! serves and where their devices are.
 //!
 //! Invariants: nothing here is needed to serve: what cannot be read is as if it had never been, what cannot
 //! be written is tried again and told once; only a thread of its own writes, so nobody waits for the
@@ -8,7 +8,7 @@
 mod file;
 mod known;
 
-pub(super) use known::{Arrays, Counters, Counts, Known, KnownDevice};
+pub(super) use known::{Arrays, Counters, Counts, Damage, Known, KnownDevice};
 
 use crate::control::Event;
 use crate::member::patience::within;
@@ -29,6 +29,8 @@ pub const DEFAULT_STATE_DIR: &str = "/var/lib/calpe";
 const ARRAYS_FILE: &str = "arrays.json";
 /// Counts of errors.
 const COUNTERS_FILE: &str = "counters.json";
+/// What could not be read.
+const DAMAGE_FILE: &str = "damage.json";
 /// Events, a line each.
 const EVENTS_FILE: &str = "events.jsonl";
 /// Events of before.
@@ -57,6 +59,7 @@ const TOLD_EVERY: Duration = Duration::from_secs(3600);
 pub(super) struct Remembered {
     pub arrays: Arrays,
     pub counters: Counters,
+    pub damage: Damage,
     pub events: Vec<Event>,
     /// What could not be used, a line each.
     pub warnings: Vec<String>,
@@ -148,6 +151,11 @@ impl StateDir {
     /// The counts have changed.
     pub fn save_counters(&self, counters: &Counters) {
         self.save(COUNTERS_FILE, || encode(counters));
+    }
+
+    /// What cannot be read has changed.
+    pub fn save_damage(&self, damage: &Damage) {
+        self.save(DAMAGE_FILE, || encode(damage));
     }
 
     fn save(&self, name: &'static str, content: impl FnOnce() -> Vec<u8>) {
@@ -305,7 +313,7 @@ impl Shared {
             *lock = None;
             *lock = Some(take(&self.dir)?);
             // What is there now may be of another daemon, or of an earlier run that was not read at the start.
-            *unread = BTreeSet::from([ARRAYS_FILE, COUNTERS_FILE]);
+            *unread = BTreeSet::from([ARRAYS_FILE, COUNTERS_FILE, DAMAGE_FILE]);
         }
         for (name, content) in files {
             let path = self.dir.join(name);
@@ -341,6 +349,7 @@ impl Remembered {
         let warnings = &mut remembered.warnings;
         remembered.arrays = load(&dir.join(ARRAYS_FILE), warnings).unwrap_or_default();
         remembered.counters = load(&dir.join(COUNTERS_FILE), warnings).unwrap_or_default();
+        remembered.damage = load(&dir.join(DAMAGE_FILE), warnings).unwrap_or_default();
         remembered.events = load_events(dir, warnings);
         (lock, remembered)
     }
