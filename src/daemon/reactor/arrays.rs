@@ -3,6 +3,7 @@
 //! Invariants: every action of a volume is executed in order; a device handed over with a refused request is
 //! closed again; a stop ends within a bounded time. Must not know what volumes do.
 
+use super::fence::Fenced;
 use super::handle::{NewArray, ReactorError, Reply};
 use super::long::Order;
 use super::{AdminPending, ArrayId, BUSY_NANOS, Pending, Reactor};
@@ -75,6 +76,8 @@ pub(super) struct Hosted {
     pub(super) in_flight: usize,
     /// Those of them that the volume has and that modify.
     pub(super) modifying: usize,
+    /// Which of the requests waits for which.
+    pub(super) order: super::order::Order<Fenced>,
     last_request: Timestamp,
     /// As of the last tick: something runs by itself.
     active: bool,
@@ -171,6 +174,7 @@ impl Reactor {
             traffic: Traffic::default(),
             in_flight: 0,
             modifying: 0,
+            order: Default::default(),
             last_request: self.now,
             active: true,
             stop_replies: Vec::new(),
@@ -365,14 +369,13 @@ impl Reactor {
         for key in lost {
             let pending = self.requests.remove(key);
             if pending.request.command.modifies() {
-                self.modifies_less(pending.connection, id);
+                self.modifies_less(pending.connection, id, &pending.request, pending.ticket);
             }
-            self.edges -= usize::from(pending.edges.is_some());
             let (key, Pending { request, charge, long, .. }) = (pending.connection, pending);
             self.connections[key].in_flight -= 1;
             self.drop_order(key, Order { request, payload: None, charge, long });
         }
-        self.drop_fenced(id);
+        self.drop_fenced(array.order.into_waiting());
         self.close_clients_of(id);
         self.admin.retain(|_, pending| pending.array != id);
         if let (Err(error), true) = (&result, array.stop_replies.is_empty()) {

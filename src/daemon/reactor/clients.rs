@@ -11,6 +11,7 @@ use super::edges::{blocks_of, middle};
 use super::fence::hangup_bits;
 use super::listener::{ListenAddress, Listener};
 use super::long::{LongKind, Order, STATUS_BYTES};
+use super::order::Ticket;
 use super::outgoing::Outgoing;
 use super::turns::later_cost;
 use super::{ArrayId, FAREWELL_NANOS, Pending, Reactor};
@@ -282,6 +283,7 @@ impl Reactor {
         }
         if self.connections[key].broken {
             self.drop_longs(key);
+            self.drop_unfenced(key);
         }
         self.close_if_done(key);
     }
@@ -300,12 +302,13 @@ impl Reactor {
                 self.next_turn(key);
                 return;
             }
+            let begun = self.begin_unfenced(key, &mut looked);
             let advanced = self.advance_longs(key, &mut looked) || self.continue_writing(key, &mut looked);
             let taken = self.take_next(key, &mut looked);
             let now = clock::now();
             self.connections[key].allowance.spend(now.nanos_since(since) as i64);
             since = now;
-            if !advanced && !taken {
+            if !begun && !advanced && !taken {
                 return;
             }
         }
@@ -385,8 +388,8 @@ impl Reactor {
         self.sockets.receive(&mut self.ring, key, &connection.socket, buf, have, true);
     }
 
-    /// Hands a request to its volume.
-    pub(super) fn start(&mut self, key: usize, order: Order) {
+    /// Hands a request to its volume; `ticket` is its place in the order of the array.
+    pub(super) fn start(&mut self, key: usize, order: Order, ticket: Ticket) {
         let connection = &mut self.connections[key];
         let request = order.request;
         let array = connection.array.filter(|id| self.arrays[id.0 as usize].is_some());
@@ -400,8 +403,16 @@ impl Reactor {
         let uneven =
             matches!(request.command, Command::Read | Command::Write) && self.has_edges(array, &request);
         let (charge, long) = (order.charge, order.long);
-        let mut pending =
-            Pending { connection: key, array, request, charge, long, edges: None, allocation: Vec::new() };
+        let mut pending = Pending {
+            connection: key,
+            array,
+            request,
+            ticket,
+            charge,
+            long,
+            edges: None,
+            allocation: Vec::new(),
+        };
         let connection = &self.connections[key];
         let client_request = match (request.command, order.payload) {
             (Command::Read, _) if uneven => {
@@ -445,10 +456,7 @@ impl Reactor {
                 let id = self.requests.insert(pending);
                 self.step(array, VolumeEvent::Client(RequestId(id as u64), client_request));
             }
-            None => {
-                self.edges += 1;
-                self.continue_edges(pending, None);
-            }
+            None => self.continue_edges(pending, None),
         }
     }
 
@@ -465,14 +473,14 @@ impl Reactor {
             }
             result => result,
         };
-        let Pending { connection: key, array, request, charge, long, edges, allocation } = pending;
-        self.edges -= usize::from(edges.is_some());
+        let Pending { connection: key, array, request, ticket, charge, long, allocation, .. } = pending;
         let result = match result {
             // Asked about both contexts: the other is another question, to the same volume.
             Ok(ClientReply::Extents(extents)) if request.contexts.health => {
                 let allocation = extents.iter().map(|e| (e.len, allocation_flags(e))).collect();
                 let edges = None;
-                let pending = Pending { connection: key, array, request, charge, long, edges, allocation };
+                let pending =
+                    Pending { connection: key, array, request, ticket, charge, long, edges, allocation };
                 let id = self.requests.insert(pending);
                 let question =
                     ClientRequest::Health { offset: VolumeOffset(request.offset), len: request.length };
@@ -485,7 +493,7 @@ impl Reactor {
             hosted.in_flight -= 1;
         }
         if request.command.modifies() {
-            self.modifies_less(key, array);
+            self.modifies_less(key, array, &request, ticket);
         }
         if matches!(result, Err(ClientError::Stopping)) {
             self.dismiss(key);

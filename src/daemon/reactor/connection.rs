@@ -7,7 +7,9 @@
 use super::ArrayId;
 use super::admission::{Guest, Origin, Stage};
 use super::clients::charge_of;
+use super::fence::FENCED_MAX;
 use super::listener::ListenTls;
+use super::order::Ticket;
 use super::outgoing::Outgoing;
 use super::sys::PollBits;
 use super::turns::Allowance;
@@ -76,6 +78,9 @@ pub(super) struct Connection {
     pub(super) spare: Option<Box<Outgoing>>,
     /// Requests given to the volume, or waiting for orphans, and not answered.
     pub(super) in_flight: usize,
+    /// Those of them that wait for others, and of these what need not wait any more, by their tickets.
+    pub(super) fenced: usize,
+    pub(super) unfenced: VecDeque<Ticket>,
     /// Those given to the volume that modify.
     pub(super) modifying: usize,
     /// Its client was seen to have hung up.
@@ -201,6 +206,8 @@ impl Connection {
             sending: None,
             spare: None,
             in_flight: 0,
+            fenced: 0,
+            unfenced: VecDeque::new(),
             modifying: 0,
             hung_up: false,
             hangup,
@@ -333,6 +340,7 @@ impl Connection {
     /// Whether it may start no more requests for now.
     pub(super) fn is_full(&self) -> bool {
         self.in_flight >= REQUESTS_MAX
+            || self.fenced >= FENCED_MAX
             || self.filling.head.len() > HEADS_BYTES_MAX
             || self.unsent() > UNREAD_BYTES_MAX
             || !self.filling.has_room_for(self.in_flight)

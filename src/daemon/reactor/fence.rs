@@ -20,36 +20,27 @@
 //! pump still holds must not look like what a client says that is there. A hang-up that the network has not delivered
 //! cannot be seen.
 //!
-//! Cost: one poll without waiting for each parse run with a request that modifies, or while others modify. Must not
-//! know what volumes do.
+//! Cost: one poll without waiting for each parse run with a request that modifies, or while others modify; two entries
+//! in an index for each that modifies (`order`). Must not know what volumes do.
 
 use super::edges::blocks_of;
 use super::long::Order;
+use super::order::{Span, Ticket};
 use super::sys::{PollBits, hang_ups};
-use super::{ArrayId, Pending, Reactor};
+use super::{ArrayId, Reactor};
 use crate::nbd::Request;
-use std::collections::HashSet;
 use std::os::fd::AsFd;
 
 /// A request that waits for others. Its connection and its array count it as in flight.
 #[derive(Debug)]
 pub(super) struct Fenced {
-    connection: usize,
-    array: ArrayId,
-    order: Order,
-    behind: Behind,
-    /// Its own number.
-    ticket: u64,
+    pub(super) connection: usize,
+    pub(super) order: Order,
 }
 
-/// A request that another one waits for.
-#[derive(Clone, Copy, Debug)]
-enum Behind {
-    /// The volume has it, by its key.
-    Pending(usize),
-    /// It waits itself, by its number.
-    Fenced(u64),
-}
+/// Requests of one connection that wait for others; with more, it is not listened to. What comes next has to be held against all
+/// that wait.
+pub(super) const FENCED_MAX: usize = 64;
 
 /// What on a socket says that nobody waits for replies any more.
 pub(super) const fn hangup_bits(tcp: bool) -> PollBits {
@@ -57,45 +48,56 @@ pub(super) const fn hangup_bits(tcp: bool) -> PollBits {
     if tcp { always | libc::POLLRDHUP } else { always }
 }
 
-/// Whether two requests have a block in common.
-fn overlap(a: &Request, b: &Request, block: u64) -> bool {
-    let (a, b) = (blocks_of(a, block), blocks_of(b, block));
-    a.start < b.end && b.start < a.end
-}
-
 impl Reactor {
-    /// Hands a request to its volume, unless its client has hung up, or after the orphans that it overlaps. `looked`:
+    /// What a request touches.
+    pub(super) fn span_of(&self, array: ArrayId, request: &Request) -> Span {
+        let bytes = blocks_of(request, self.block_of(array));
+        let modifies = request.command.modifies();
+        let uneven = modifies && bytes != (request.offset..request.offset + request.length);
+        Span { bytes, modifies, uneven }
+    }
+
+    /// Hands a request to its volume, unless its client has hung up, or after those that it has to wait for. `looked`:
     /// it was seen in this run who has hung up.
     pub(super) fn begin(&mut self, key: usize, order: Order, looked: &mut bool) {
-        let request = order.request;
-        let connection = &self.connections[key];
-        let modifies = request.command.modifies();
-        if let Some(array) = connection.array {
-            let mine = connection.modifying;
-            let others = self.hosted(array).is_some_and(|hosted| hosted.modifying > mine);
-            if !*looked && (modifies || others) {
-                *looked = true;
-                self.look(key, array);
-            }
-            if modifies && self.connections[key].hung_up {
-                tracing::debug!(connection = key, "client hung up: what it left behind is dropped");
-                self.connections[key].broken = true;
-                self.drop_order(key, order);
-                return;
-            }
-            let behind = self.find_orphan(key, array, &request).map(Behind::Pending);
-            if let Some(behind) = behind.or_else(|| self.find_fenced(array, &request)) {
-                self.connections[key].in_flight += 1;
-                if let Some(hosted) = self.hosted(array) {
-                    hosted.in_flight += 1;
-                }
-                let ticket = self.ticket;
-                self.ticket += 1;
-                self.fenced.push(Fenced { connection: key, array, order, behind, ticket });
-                return;
-            }
+        let array = self.connections[key].array.filter(|&array| self.hosted(array).is_some());
+        let Some(array) = array else { return self.start(key, order, 0) };
+        let span = self.span_of(array, &order.request);
+        let ticket = self.hosted(array).map_or(0, |hosted| hosted.order.enter(&span));
+        self.begin_in_order(key, array, (order, span, ticket), looked);
+    }
+
+    fn begin_in_order(
+        &mut self,
+        key: usize,
+        array: ArrayId,
+        (order, span, ticket): (Order, Span, Ticket),
+        looked: &mut bool,
+    ) {
+        let mine = self.connections[key].modifying;
+        let others = self.hosted(array).is_some_and(|hosted| hosted.modifying > mine);
+        if !*looked && (span.modifies || others) {
+            *looked = true;
+            self.look(key, array);
         }
-        self.start(key, order);
+        if span.modifies && self.connections[key].hung_up {
+            tracing::debug!(connection = key, "client hung up: what it left behind is dropped");
+            self.connections[key].broken = true;
+            self.leave_order(array, &span, ticket);
+            self.drop_order(key, order);
+            return;
+        }
+        let Some(hosted) = self.hosted(array) else { return self.start(key, order, ticket) };
+        match hosted.order.blocker(&span, ticket) {
+            Some(behind) => {
+                hosted.in_flight += 1;
+                hosted.order.wait(ticket, behind, Fenced { connection: key, order });
+                let connection = &mut self.connections[key];
+                connection.in_flight += 1;
+                connection.fenced += 1;
+            }
+            None => self.start(key, order, ticket),
+        }
     }
 
     /// Sees who of an array's clients has hung up: this one, and those of whom it has something to do that modifies.
@@ -122,49 +124,37 @@ impl Reactor {
             let connection = &mut self.connections[other];
             if !connection.hung_up && (ended || seen & hangup != 0) {
                 connection.hung_up = true;
-                self.orphans += connection.modifying;
+                if connection.modifying > 0 {
+                    self.orphan(other, array);
+                }
             }
         }
     }
 
-    /// An orphan that a request overlaps, or a write where either does not lie on blocks, by its key.
-    fn find_orphan(&self, key: usize, array: ArrayId, request: &Request) -> Option<usize> {
-        let uneven = request.command.modifies() && self.has_edges(array, request);
-        if self.orphans == 0 && self.edges == 0 && !uneven {
-            return None;
+    /// What a volume has of a client that hung up is waited for from now on.
+    fn orphan(&mut self, key: usize, array: ArrayId) {
+        let left = self.requests.iter().filter(|(_, pending)| pending.connection == key);
+        let left: Vec<(Request, Ticket)> =
+            left.map(|(_, pending)| (pending.request, pending.ticket)).collect();
+        for (request, ticket) in left {
+            let span = self.span_of(array, &request);
+            if let Some(hosted) = self.hosted(array).filter(|_| span.modifies) {
+                hosted.order.orphan(&span, ticket);
+            }
         }
-        let mut orphans =
-            self.requests.iter().filter(|(_, pending)| self.must_wait_for(pending, key, array, request));
-        orphans.next().map(|(behind, _)| behind)
     }
 
-    /// A write that waits and must not be mixed with this one, which comes later.
-    fn find_fenced(&self, array: ArrayId, request: &Request) -> Option<Behind> {
-        if self.fenced.is_empty() || !request.command.modifies() {
-            return None;
+    /// A request has ended, or is given up: those that have waited for it may go on, each as its connection's share of the
+    /// time goes.
+    fn leave_order(&mut self, array: ArrayId, span: &Span, ticket: Ticket) {
+        let Some(hosted) = self.hosted(array) else { return };
+        let woken = hosted.order.leave(span, ticket);
+        let of = |ticket| Some((hosted.order.waiting(ticket)?.connection, ticket));
+        let woken: Vec<(usize, Ticket)> = woken.into_iter().filter_map(of).collect();
+        for (key, ticket) in woken {
+            self.connections[key].unfenced.push_back(ticket);
+            self.mark(key);
         }
-        let uneven = self.has_edges(array, request);
-        let must_wait_for = |fenced: &&Fenced| {
-            let other = &fenced.order.request;
-            fenced.array == array
-                && other.command.modifies()
-                && (uneven || self.has_edges(array, other))
-                && overlap(other, request, self.block_of(array))
-        };
-        // The last: those before it are done by then.
-        self.fenced.iter().rev().find(must_wait_for).map(|fenced| Behind::Fenced(fenced.ticket))
-    }
-
-    /// Whether a request overlaps this one, which a volume has of another client that has hung up, or which must not be mixed
-    /// with it.
-    fn must_wait_for(&self, pending: &Pending, key: usize, array: ArrayId, request: &Request) -> bool {
-        let orphan = || pending.connection != key && self.connections[pending.connection].hung_up;
-        let edges =
-            || request.command.modifies() && (pending.edges.is_some() || self.has_edges(array, request));
-        pending.array == array
-            && pending.request.command.modifies()
-            && overlap(&pending.request, request, self.block_of(array))
-            && (orphan() || edges())
     }
 
     /// Notes that a volume was given a request that modifies.
@@ -176,60 +166,54 @@ impl Reactor {
     }
 
     /// Notes that a volume is done with one.
-    pub(super) fn modifies_less(&mut self, key: usize, array: ArrayId) {
-        let connection = &mut self.connections[key];
-        connection.modifying -= 1;
-        if connection.hung_up {
-            self.orphans -= 1;
-        }
-        self.unfence = !self.fenced.is_empty();
+    pub(super) fn modifies_less(&mut self, key: usize, array: ArrayId, request: &Request, ticket: Ticket) {
+        self.connections[key].modifying -= 1;
+        let span = self.span_of(array, request);
         if let Some(hosted) = self.hosted(array) {
             hosted.modifying -= 1;
         }
+        self.leave_order(array, &span, ticket);
     }
 
-    /// Tries those again that waited, in the order in which they came.
-    pub(super) fn begin_fenced(&mut self) {
-        if !std::mem::take(&mut self.unfence) {
-            return;
-        }
-        let mut waiting = HashSet::new();
-        for fenced in std::mem::take(&mut self.fenced) {
-            let Fenced { connection: key, array, order, behind, ticket } = &fenced;
-            let blocks = |pending| self.must_wait_for(pending, *key, *array, &order.request);
-            let is_blocked = match behind {
-                Behind::Pending(behind) => self.requests.get(*behind).is_some_and(blocks),
-                Behind::Fenced(behind) => waiting.contains(behind),
-            };
-            if !self.connections[*key].broken && is_blocked {
-                // Nothing has changed for it. To look for another each time would cost the square of all that wait.
-                waiting.insert(*ticket);
-                self.fenced.push(fenced);
-                continue;
-            }
-            let Fenced { connection: key, array, order, .. } = fenced;
-            self.connections[key].in_flight -= 1;
-            if let Some(hosted) = self.hosted(array) {
-                hosted.in_flight -= 1;
-            }
-            if self.connections[key].broken {
+    /// Goes on with a request of a connection that has waited for another one. Returns whether there was one.
+    pub(super) fn begin_unfenced(&mut self, key: usize, looked: &mut bool) -> bool {
+        let Some(ticket) = self.connections[key].unfenced.pop_front() else { return false };
+        let Some((array, order)) = self.resume(key, ticket) else { return true };
+        let span = self.span_of(array, &order.request);
+        self.begin_in_order(key, array, (order, span, ticket), looked);
+        true
+    }
+
+    /// Gives up what a connection that is broken has waited with long enough.
+    pub(super) fn drop_unfenced(&mut self, key: usize) {
+        while let Some(ticket) = self.connections[key].unfenced.pop_front() {
+            if let Some((array, order)) = self.resume(key, ticket) {
+                let span = self.span_of(array, &order.request);
+                self.leave_order(array, &span, ticket);
                 self.drop_order(key, order);
-            } else {
-                self.begin(key, order, &mut false);
             }
-            // It may have been the last thing that its connection waited for.
-            self.mark(key);
         }
     }
 
-    /// Forgets those that wait for orphans of an array that is gone.
-    pub(super) fn drop_fenced(&mut self, array: ArrayId) {
-        let (gone, stay): (Vec<Fenced>, _) =
-            std::mem::take(&mut self.fenced).into_iter().partition(|fenced| fenced.array == array);
-        self.fenced = stay;
-        for fenced in gone {
-            self.connections[fenced.connection].in_flight -= 1;
-            self.drop_order(fenced.connection, fenced.order);
+    /// Takes a request that has waited, unless its array is gone.
+    fn resume(&mut self, key: usize, ticket: Ticket) -> Option<(ArrayId, Order)> {
+        let array = self.connections[key].array?;
+        let hosted = self.hosted(array)?;
+        let Fenced { order, .. } = hosted.order.resume(ticket)?;
+        hosted.in_flight -= 1;
+        let connection = &mut self.connections[key];
+        connection.in_flight -= 1;
+        connection.fenced -= 1;
+        Some((array, order))
+    }
+
+    /// Forgets what waits in an array that is gone.
+    pub(super) fn drop_fenced(&mut self, waiting: impl Iterator<Item = Fenced>) {
+        for Fenced { connection: key, order } in waiting {
+            let connection = &mut self.connections[key];
+            connection.in_flight -= 1;
+            connection.fenced -= 1;
+            self.drop_order(key, order);
         }
     }
 }

@@ -21,6 +21,7 @@ mod large;
 mod listener;
 mod long;
 mod memory;
+mod order;
 mod outgoing;
 mod sys;
 #[cfg(test)]
@@ -45,7 +46,6 @@ use arrays::Hosted;
 use clients::ListenerState;
 use connection::Connection;
 use edges::Edges;
-use fence::Fenced;
 use handle::{Command, Mailbox, Reply};
 use jobs::Jobs;
 use large::Large;
@@ -115,6 +115,8 @@ struct Pending {
     connection: usize,
     array: ArrayId,
     request: Request,
+    /// Its place in the order of its array, if it modifies.
+    ticket: order::Ticket,
     /// Bytes of its connection's memory that it has.
     charge: usize,
     /// The long request that it is a part of.
@@ -173,16 +175,6 @@ struct Reactor {
     urgent: bool,
     /// Some connection waits for others to end TLS.
     next_turn_for_tls: bool,
-    /// Requests that modify, in volumes, of clients that hung up.
-    orphans: usize,
-    /// Writes in volumes that do not lie on blocks.
-    edges: usize,
-    /// Requests that wait for such, or for orphans, in the order in which they came.
-    fenced: Vec<Fenced>,
-    /// Number of the next of them.
-    ticket: u64,
-    /// Something that they wait for is done: some of them may go on.
-    unfence: bool,
     /// What the last step of a volume asked for.
     actions: Vec<VolumeAction>,
     last_tick: Timestamp,
@@ -231,11 +223,6 @@ impl Reactor {
             touched: Vec::new(),
             urgent: false,
             next_turn_for_tls: false,
-            orphans: 0,
-            edges: 0,
-            fenced: Vec::new(),
-            ticket: 0,
-            unfence: false,
             actions: Vec::new(),
             last_tick: now,
             last_look: now,
@@ -250,7 +237,7 @@ impl Reactor {
         self.sockets.poll(&mut self.ring, &self.wake);
         loop {
             self.jobs.end_turn();
-            let more = self.members.has_finished() || self.jobs.has_done() || self.unfence;
+            let more = self.members.has_finished() || self.jobs.has_done();
             let work = !self.dirty.is_empty() || !self.later.is_empty() || !self.touched.is_empty();
             let wait = if more || work { None } else { Some(self.until_tick()) };
             let wait_max = self.watchdog.as_ref().map(Watchdog::wait_max);
@@ -308,7 +295,6 @@ impl Reactor {
         self.share = turns::share(self.dirty.len().max(self.active));
         self.active = 0;
         for _ in 0..COMPLETIONS_PER_TURN {
-            self.begin_fenced();
             while let Some(key) = self.dirty.pop_front() {
                 self.parse(key);
             }

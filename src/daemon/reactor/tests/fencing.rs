@@ -264,16 +264,43 @@ fn hundreds_of_requests_that_wait_for_orphans_all_end() {
     old.0.write_all(&vec![1; (EACH * 4096) as usize]).unwrap();
     std::thread::sleep(Duration::from_millis(100));
     old.0.hang_up(Shutdown::Both);
-    let mut new = unix(&served);
+    // Of each no more than it may have waiting: beyond that it is not listened to.
+    let mut new: Vec<_> = (0..4).map(|_| unix(&served)).collect();
     let begun = Instant::now();
-    (0..EACH).for_each(|nth| write(&mut new, nth, 2));
+    (0..EACH).for_each(|nth| write(&mut new[nth as usize % 4], nth, 2));
     std::thread::sleep(Duration::from_millis(200));
     served.gate.store(false, Ordering::SeqCst);
-    for _ in 0..EACH {
-        assert_eq!(new.reply().1, 0);
+    for nth in 0..EACH {
+        assert_eq!(new[nth as usize % 4].reply().1, 0);
     }
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
-    assert!(new.read(0, (EACH * 4096) as u32).unwrap().iter().all(|byte| *byte == 2), "the old write won");
+    assert!(new[0].read(0, (EACH * 4096) as u32).unwrap().iter().all(|byte| *byte == 2), "the old write won");
+}
+
+/// One that sends more than may wait goes on when there is room again.
+#[test]
+fn a_client_with_too_many_requests_that_wait_is_not_listened_to_for_a_while() {
+    const COUNT: u64 = 300;
+    let served = Served::new(false);
+    served.gate.store(true, Ordering::SeqCst);
+    let mut old = unix(&served);
+    old.send(WRITE, 999, 0, 4096);
+    old.0.write_all(&[1; 4096]).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    let mut new = unix(&served);
+    for nth in 0..COUNT {
+        new.send(WRITE, nth, nth, 1);
+        new.0.write_all(&[nth as u8]).unwrap();
+    }
+    std::thread::sleep(Duration::from_millis(100));
+    served.gate.store(false, Ordering::SeqCst);
+    assert_eq!(old.reply(), (999, 0));
+    for nth in 0..COUNT {
+        assert_eq!(new.reply(), (nth, 0), "in the order in which they came");
+    }
+    let mut expected = [1; 4096];
+    (0..COUNT).for_each(|nth| expected[nth as usize] = nth as u8);
+    assert!(new.read(0, 4096).unwrap() == expected);
 }
 
 /// However little memory its client has: a write is not begun before it is there as a whole.
