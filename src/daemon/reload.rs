@@ -82,13 +82,16 @@ impl<'a> Reloader<'a> {
         {
             current.renew(&server);
             tls.files = files;
-            let ended = self.daemon.end_untrusted(current);
+            let (ended, anonymous) = self.daemon.end_untrusted(current);
             if !ended.is_empty() {
                 let names: Vec<String> = ended.iter().map(|peer| peer.names().to_string()).collect();
                 tracing::warn!(
                     "ended sessions of certificates that are not trusted any more: {}",
                     names.join(", ")
                 );
+            }
+            if anonymous > 0 {
+                tracing::warn!("ended {anonymous} sessions without a certificate: they need one now");
             }
         }
         drop(running);

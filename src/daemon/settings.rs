@@ -122,13 +122,15 @@ impl Daemon {
         lock(&self.settings).arrays.iter().find(|config| config.which == *which).cloned()
     }
 
-    /// Ends the sessions of clients that a server's files do not let in any more. Returns who they were.
-    pub(super) fn end_untrusted(&self, tls: &ServerTls) -> Vec<Arc<Peer>> {
+    /// Ends the sessions of clients that a server's files do not let in any more. Returns who they were, and how many had no
+    /// certificate.
+    pub(super) fn end_untrusted(&self, tls: &ServerTls) -> (Vec<Arc<Peer>>, usize) {
         let mut peers = self.reactor.peers().unwrap_or_default();
         peers.retain(|peer| tls.trusts(peer).is_err());
         // A reactor that has ended has no sessions.
-        let _ = self.reactor.end_sessions(peers.clone());
-        peers
+        let _ = self.reactor.end_sessions(peers.clone(), false);
+        let anonymous = tls.demands_certificates().then(|| self.reactor.end_sessions(Vec::new(), true));
+        (peers, anonymous.and_then(Result::ok).unwrap_or(0))
     }
 
     /// Tells from now on when these certificates end.

@@ -112,11 +112,13 @@ impl Reactor {
         networks.filter_map(|network| network.peer.get().cloned()).collect()
     }
 
-    /// Ends the connections of these. Returns how many there were.
-    pub(super) fn end_sessions(&mut self, peers: &[Arc<Peer>]) -> usize {
+    /// Ends the connections of these, and, if nobody may be `anonymous` any more, those with TLS and without a certificate.
+    /// Returns how many there were.
+    pub(super) fn end_sessions(&mut self, peers: &[Arc<Peer>], anonymous: bool) -> usize {
         self.close_where(|connection| match connection.viewer() {
             Viewer::Proven(peer) => peers.iter().any(|ended| Arc::ptr_eq(ended, &peer)),
-            Viewer::Local | Viewer::Stranger => false,
+            Viewer::Stranger => anonymous && connection.network.is_some(),
+            Viewer::Local => false,
         })
     }
 }
@@ -148,6 +150,19 @@ impl Reactor {
         }
         self.count_clients();
         tracing::debug!(connection = key, "client attached");
+    }
+
+    /// Closes those that have left while they waited for a place: nothing is received from them meanwhile.
+    pub(super) fn leave_waiting(&mut self) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        let left = self.hung_up(self.waiting.iter().copied());
+        for key in left {
+            tracing::debug!(connection = key, "client left before there was a place for it");
+            self.connections[key].broken = true;
+            self.mark(key);
+        }
     }
 
     /// Gives places to those that wait for one, in the order in which they came.

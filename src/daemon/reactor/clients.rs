@@ -10,7 +10,8 @@ use super::connection::{Connection, Next, Receiving};
 use super::edges::{blocks_of, middle};
 use super::fence::hangup_bits;
 use super::listener::{ListenAddress, Listener};
-use super::long::{LongKind, Order, STATUS_BYTES};
+use super::long::{LongKind, Order};
+use super::memory::charge_of;
 use super::order::Ticket;
 use super::outgoing::Outgoing;
 use super::turns::later_cost;
@@ -63,15 +64,6 @@ pub(super) struct ListenerState {
 
 /// What the protocol has made sure of.
 pub(super) const RANGE_OF_VOLUME: &str = "a request lies within its export";
-
-/// Bytes of memory that a request counts as, from its arrival until its reply was sent.
-pub(super) fn charge_of(request: &Request) -> usize {
-    match request.command {
-        Command::Read | Command::Write => request.length as usize,
-        Command::BlockStatus => STATUS_BYTES,
-        _ => 0,
-    }
-}
 
 /// A request without payload in a volume's terms; none for one that has some, or that no volume is asked.
 pub(super) fn client_request(request: &Request) -> Option<ClientRequest> {
@@ -198,19 +190,19 @@ impl Reactor {
         match receiving {
             Receiving::Payload { request, have } => {
                 let have = have + len;
+                let charge = if connection.writing.is_some() { buf.len() } else { charge_of(&request) };
                 let ended = len == 0 || connection.broken;
                 if ended || have == buf.len() && connection.dismissed.is_some() {
                     // The stream ended inside a payload, or it had to go before the payload was there: there is nobody to tell.
                     connection.broken |= ended;
                     let long = connection.writing;
-                    self.drop_order(key, Order { charge: buf.len(), request, payload: None, long });
+                    self.drop_order(key, Order { charge, request, payload: None, long });
                 } else if have < buf.len() {
                     self.receive_payload(key, request, buf, have);
                 } else if connection.writing.is_some() {
                     self.part_received(key, request, buf, &mut false);
                 } else {
                     connection.nbd.payload_taken();
-                    let charge = buf.len();
                     self.begin(key, Order { request, payload: Some(buf), charge, long: None }, &mut false);
                 }
             }
@@ -342,12 +334,12 @@ impl Reactor {
                 }
             }
             Next::Write(request, buf) => {
-                let charge = buf.len();
+                let charge = charge_of(&request);
                 self.take_memory(key, charge);
                 self.begin(key, Order { request, payload: Some(buf), charge, long: None }, looked);
             }
             Next::Payload { request, buf, have } => {
-                self.take_memory(key, buf.len());
+                self.take_memory(key, charge_of(&request));
                 self.receive_payload(key, request, buf, have);
             }
             Next::InParts(request) => {
@@ -534,6 +526,7 @@ impl Reactor {
             Ok(ClientReply::Data(buf)) => {
                 assert_eq!(buf.len() as u64, request.length, "a volume answered with another length");
                 nbd.reply_read_header(request, head);
+                connection.filling.hold(charge - buf.len());
                 connection.filling.push_payload(buf);
                 charge
             }

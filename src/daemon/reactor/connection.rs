@@ -6,9 +6,9 @@
 
 use super::ArrayId;
 use super::admission::{Guest, Origin, Stage};
-use super::clients::charge_of;
 use super::fence::FENCED_MAX;
 use super::listener::ListenTls;
+use super::memory::charge_of;
 use super::order::Ticket;
 use super::outgoing::Outgoing;
 use super::sys::PollBits;
@@ -281,9 +281,9 @@ impl Connection {
             return Next::Request(request);
         }
         self.bulk = request.length >= BULK_WRITE_BYTES;
-        let mut buf = pool.alloc(charge);
+        let mut buf = pool.alloc(request.length as usize);
         let have = self.take_payload(&mut buf);
-        if have < charge {
+        if have < buf.len() {
             return Next::Payload { request, buf, have };
         }
         self.nbd.payload_taken();

@@ -29,6 +29,7 @@ use super::order::{Span, Ticket};
 use super::sys::{PollBits, hang_ups};
 use super::{ArrayId, Reactor};
 use crate::nbd::Request;
+use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 
 /// A request that waits for others. Its connection and its array count it as in flight.
@@ -102,33 +103,42 @@ impl Reactor {
 
     /// Sees who of an array's clients has hung up: this one, and those of whom it has something to do that modifies.
     fn look(&mut self, key: usize, array: ArrayId) {
-        let mut others = Vec::new();
+        let all = self.connections.iter();
+        let matter = all.filter(|(other, connection)| {
+            let matters = *other == key || connection.modifying > 0;
+            matters && connection.array == Some(array) && !connection.hung_up
+        });
+        for other in self.hung_up(matter.map(|(other, _)| other)) {
+            let connection = &mut self.connections[other];
+            connection.hung_up = true;
+            if connection.modifying > 0 {
+                self.orphan(other, array);
+            }
+        }
+    }
+
+    /// Which of these connections' clients have hung up by now.
+    pub(super) fn hung_up(&self, keys: impl Iterator<Item = usize>) -> BTreeSet<usize> {
+        let mut which = Vec::new();
         let mut sockets = Vec::new();
-        for (other, connection) in &self.connections {
-            let matters = other == key || connection.modifying > 0;
-            if matters && connection.array == Some(array) && !connection.hung_up {
-                // As with TCP itself, and for the same reason.
-                let half = connection.hangup & libc::POLLRDHUP != 0;
-                let goodbye = connection.network.as_ref().is_some_and(|end| half && end.said_goodbye());
-                let ended = connection.broken || goodbye;
-                // What the pump has in its hands comes behind the end of the network: that counts, not what came out.
-                let network = connection.network.as_ref().map(|end| end.socket.as_fd());
-                for socket in [Some(connection.socket.as_fd()), network].into_iter().flatten() {
-                    others.push((other, ended, connection.hangup));
-                    sockets.push(socket);
-                }
+        for key in keys {
+            let connection = &self.connections[key];
+            // As with TCP itself, and for the same reason.
+            let half = connection.hangup & libc::POLLRDHUP != 0;
+            let goodbye = connection.network.as_ref().is_some_and(|end| half && end.said_goodbye());
+            let ended = connection.broken || goodbye;
+            // What the pump has in its hands comes behind the end of the network: that counts, not what came out.
+            let network = connection.network.as_ref().map(|end| end.socket.as_fd());
+            for socket in [Some(connection.socket.as_fd()), network].into_iter().flatten() {
+                which.push((key, ended, connection.hangup));
+                sockets.push(socket);
             }
         }
         let seen = hang_ups(&sockets);
-        for ((other, ended, hangup), seen) in others.into_iter().zip(seen) {
-            let connection = &mut self.connections[other];
-            if !connection.hung_up && (ended || seen & hangup != 0) {
-                connection.hung_up = true;
-                if connection.modifying > 0 {
-                    self.orphan(other, array);
-                }
-            }
-        }
+        let has_ended = |((key, ended, hangup), seen): ((usize, bool, PollBits), PollBits)| {
+            (ended || seen & hangup != 0).then_some(key)
+        };
+        which.into_iter().zip(seen).filter_map(has_ended).collect()
     }
 
     /// What a volume has of a client that hung up is waited for from now on.

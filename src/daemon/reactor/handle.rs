@@ -100,6 +100,8 @@ pub(super) enum Command {
     },
     EndSessions {
         peers: Vec<Arc<Peer>>,
+        /// Those without a certificate, too.
+        anonymous: bool,
         reply: Reply<usize>,
     },
     StopArray {
@@ -259,12 +261,13 @@ impl ReactorHandle {
         self.ask(|reply| Command::Peers { reply })
     }
 
-    /// Ends the connections of these. Returns how many there were.
+    /// Ends the connections of these, and, if `anonymous`, those with TLS and without a certificate. Returns how many there
+    /// were.
     ///
     /// # Errors
     /// When the reactor has ended.
-    pub fn end_sessions(&self, peers: Vec<Arc<Peer>>) -> Result<usize, ReactorError> {
-        self.ask(|reply| Command::EndSessions { peers, reply })
+    pub fn end_sessions(&self, peers: Vec<Arc<Peer>>, anonymous: bool) -> Result<usize, ReactorError> {
+        self.ask(|reply| Command::EndSessions { peers, anonymous, reply })
     }
 
     /// Stops an array: refuses new requests, finishes those in flight, marks it clean, closes its devices. Returns

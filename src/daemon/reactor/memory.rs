@@ -6,11 +6,33 @@
 //! client waits for no memory but its own: what is too large for the rest is carried out in parts. Must not know what the
 //! memory holds.
 
+use super::edges::blocks_of;
+use super::long::STATUS_BYTES;
+use crate::nbd::{Command, Request};
+
 /// Bytes that a client always has: a few small requests, or a part of a large one that is worth its trip.
 pub(super) const GUARANTEED: usize = 64 << 10;
 
 /// Most of the memory that one client gets, as a divisor, so that a second one finds some.
 const CLIENTS_MIN: usize = 2;
+
+/// What memory comes in, in bytes: buffers are whole pages.
+const PAGE: u64 = 4096;
+
+/// Bytes of memory that a request counts as, from its arrival until its reply was sent: the pages of its payload, or those
+/// around what it reads; of a write that does not lie on blocks both.
+pub(super) fn charge_of(request: &Request) -> usize {
+    let around = blocks_of(request, PAGE);
+    let around = around.end - around.start;
+    let bytes = match request.command {
+        Command::Read => around,
+        Command::Write if around == request.length => around,
+        Command::Write => around + request.length.next_multiple_of(PAGE),
+        Command::BlockStatus => return STATUS_BYTES,
+        _ => 0,
+    };
+    bytes as usize
+}
 
 /// What all clients of a reactor have, and may have.
 #[derive(Debug)]
@@ -86,6 +108,17 @@ mod tests {
         assert_eq!(memory.allowed(0), GUARANTEED);
         assert_eq!(memory.allowed(GUARANTEED - 1), 1);
         assert!(memory.is_scarce());
+    }
+
+    #[test]
+    fn a_request_counts_as_the_pages_it_takes() {
+        let charge = |command, offset, length| charge_of(&Request::new(command, offset, length));
+        assert_eq!(charge(Command::Read, 4096, 8192), 8192);
+        assert_eq!(charge(Command::Read, 512, 512), 4096);
+        assert_eq!(charge(Command::Read, 4000, 1200), 8192);
+        assert_eq!(charge(Command::Write, 0, 4096), 4096);
+        assert_eq!(charge(Command::Write, 4095, 2), 8192 + 4096);
+        assert_eq!(charge(Command::Trim, 0, 1 << 30), 0);
     }
 
     proptest! {

@@ -344,8 +344,8 @@ impl Reactor {
             Command::Peers { reply } => {
                 let _ = reply.send(Ok(self.peers()));
             }
-            Command::EndSessions { peers, reply } => {
-                let _ = reply.send(Ok(self.end_sessions(&peers)));
+            Command::EndSessions { peers, anonymous, reply } => {
+                let _ = reply.send(Ok(self.end_sessions(&peers, anonymous)));
             }
             Command::StopArray { array, reply } => self.begin_stop(array, Some(reply)),
             Command::Listen { listener } => self.add_listener(listener),
@@ -374,6 +374,7 @@ impl Reactor {
             self.report_vanished();
             self.leave_stragglers();
             self.clear_place();
+            self.leave_waiting();
         }
         if self.now.nanos_since(self.last_look) >= LOOK_NANOS {
             self.last_look = self.now;
