@@ -167,3 +167,27 @@ fn certificates_that_end_soon_are_told_until_they_are_renewed() {
     assert!(!up.calpe(&["status"]).contains("expires"), "no advice any more");
     up.stop();
 }
+
+#[test]
+fn who_has_shown_no_certificate_goes_when_one_is_needed_from_now_on() {
+    let world = World::new();
+    let file = world.config(&format!("tcp = \"127.0.0.1:{}\"", world.port));
+    let with = fs::read_to_string(&file).expect("a configuration");
+    let without: String = with
+        .lines()
+        .filter(|line| !line.starts_with("tls_client_ca"))
+        .fold(String::new(), |text, line| text + line + "\n");
+    fs::write(&file, without).expect("a configuration");
+    let up = Up::serve(world.dir.path(), &file);
+    let nobody = world.client_dir("nobody", &world.ca.certificate(), None);
+    let friend = world.friend();
+    let mut sessions = [&nobody, &friend].map(|client| Session::open(&world, client));
+    assert_eq!(sessions.each_mut().map(Session::goes_on), [true, true]);
+    fs::write(&file, with).expect("a configuration");
+    up.signal("HUP");
+    until("the daemon has reloaded", || up.log().contains("read the configuration and the files"));
+    assert!(!sessions[0].goes_on());
+    assert!(up.log().contains("sessions without a certificate"), "{}", up.log());
+    assert!(Session::open(&world, &friend).goes_on());
+    up.stop();
+}

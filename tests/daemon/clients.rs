@@ -1,6 +1,7 @@
 //! The daemon against real NBD clients: nbdinfo, nbdcopy, qemu-img, fio, healthy and with members gone.
 
 use crate::support::load::Client;
+use crate::support::serve::{Serve, array, create};
 use crate::support::{Up, calpe, disk_image, fio_verify, run, try_run};
 use calpe::nbd::{Command as Ask, Errno, Request};
 use std::fs;
@@ -389,4 +390,28 @@ fn a_read_only_export_serves_readers_and_refuses_writers() {
     run(Command::new("qemu-io").args(["-r", "-f", "raw", "-c", "read 0 4k"]).arg(&uri));
     up.signal("TERM");
     assert!(up.ended().success());
+}
+
+/// Nothing is received from a client that waits for a place, so its end has to be looked for.
+#[test]
+fn who_leaves_while_it_waits_for_a_place_is_gone() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let there = dir.path().join("there");
+    create(&there, "tank", 2, 1);
+    let section = format!("[listen]\nmax_connections = 1\n{}", array("tank", &[&there]));
+    let mut serve = Serve::start(dir.path(), &section);
+    serve.array_when("it is served", |array| array["state"] == "ONLINE");
+    let mut client = Client::connect(&serve.nbd()).expect("connected");
+    client.call(&Request::new(Ask::Read, 0, 4096), &[]).expect("connected").expect("read");
+    let before = serve.descriptors();
+    for asks in [false, true] {
+        for _ in 0..5 {
+            let mut waits = Client::connect(&serve.nbd()).expect("it is told of the export");
+            if asks {
+                waits.submit(&Request::new(Ask::Read, 0, 4096), &[]).expect("sent");
+            }
+        }
+    }
+    serve.until("they are gone", |serve| serve.descriptors() <= before);
+    serve.stop();
 }

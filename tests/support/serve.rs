@@ -56,6 +56,11 @@ impl Serve {
         fs::read_to_string(self.dir.join("daemon.log")).unwrap_or_default()
     }
 
+    /// How many descriptors the daemon has.
+    pub fn descriptors(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.child.id())).expect("it runs").count()
+    }
+
     pub fn command(&self, line: &str) -> Command {
         let mut command = calpe();
         command.current_dir(&self.dir).arg("--socket").arg(self.control()).args(line.split_whitespace());
