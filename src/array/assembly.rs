@@ -118,8 +118,7 @@ pub enum AssemblyError {
     },
     /// Too few members.
     #[error(
-        "array '{name}' ({data}+{parity}) cannot start: {found} of {needed} needed current members are here; missing: {missing}. \
-         Bring them back, then import again"
+        "array '{name}' ({data}+{parity}) cannot start: {found} of {needed} needed current members are here; missing: {missing}"
     )]
     TooFew {
         /// Array name.

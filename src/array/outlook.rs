@@ -66,13 +66,24 @@ impl Array {
         self.known(index)?;
         let member = self.member(index);
         if member.device.is_none() {
-            return Err(format!("member {index} is {} already", member.state.as_str()));
+            // Whoever fails a member that is out already means to give it up.
+            let hint = match (to, member.state) {
+                (MemberState::Faulted, MemberState::Faulted) => "",
+                (MemberState::Faulted, _) => {
+                    ": to give it up, replace it ('calpe replace'), which needs no 'calpe fail'"
+                }
+                _ => "",
+            };
+            return Err(format!("member {index} is {} already{hint}", member.state.as_str()));
         }
         let is_online = member.state == MemberState::Online;
         if is_online && self.online().len() <= self.map.k {
+            let online = match self.online().len() {
+                1 => "1 member is".to_owned(),
+                many => format!("{many} members are"),
+            };
             return Err(format!(
-                "member {index} is needed: with {} members online the array could not serve its data without it",
-                self.online().len()
+                "member {index} is needed: {online} online, and with fewer the array could not serve its data"
             ));
         }
         let after = self.after(if is_online { -1 } else { 0 });

@@ -39,13 +39,23 @@ pub enum StateError {
         pid: Option<u32>,
     },
     /// The system refuses.
-    #[error("{}: {source}", shown(path))]
+    #[error("{}: {source}{}", shown(path), advice(source))]
     Io {
         /// What was to be read or written.
         path: PathBuf,
         /// What the system said.
         source: io::Error,
     },
+}
+
+/// What a refusal of the system means, where it can be said.
+fn advice(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::PermissionDenied => {
+            ": only root may attach and detach devices: run this command as root (sudo)"
+        }
+        _ => "",
+    }
 }
 
 fn named(pid: &Option<u32>) -> String {
@@ -237,6 +247,23 @@ mod tests {
             keeper: 77,
             waiting: false,
         }
+    }
+
+    #[test]
+    fn a_user_who_may_not_attach_is_told_that_root_is_needed() {
+        use std::os::unix::fs::PermissionsExt;
+        const NOBODY: nix::unistd::Uid = nix::unistd::Uid::from_raw(65534);
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o500)).unwrap();
+        let state = StateDir::new(&dir.path().join("attached"));
+        let told = std::thread::spawn(move || {
+            // Of this thread alone. Root becomes somebody else for files; others stay what they are.
+            nix::unistd::setfsuid(NOBODY);
+            state.create().unwrap_err().to_string()
+        });
+        let told = told.join().unwrap();
+        fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o700)).unwrap();
+        assert!(told.contains("as root"), "{told}");
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! The command line: every command, option and help text. Must not know how anything is done.
 
+use super::client::PATIENCE_SECS;
 use crate::codec::Engine;
 use crate::codec::bench::Geometry as BenchGeometry;
 use crate::control::MemberRef;
 use crate::daemon::config::{LogFormat, gpu_mode};
+use crate::daemon::up::UP_DIR;
 use crate::format::{ChecksumKind, VolumeKind};
 use crate::gpu::Mode;
 use crate::units::ByteCount;
@@ -22,10 +24,13 @@ Sizes are bytes, or take KiB, MiB, GiB, TiB, PiB, fractions too (1.5TiB). A MEMB
 #[derive(Debug, Parser)]
 #[command(name = "calpe", version, after_help = EXIT_CODES, max_term_width = 110)]
 pub struct Cli {
-    /// Control socket of the daemon [default: the first that exists of $CALPE_SOCKET, ./calpe-data/control.sock,
-    /// $XDG_RUNTIME_DIR/calpe/control.sock, /run/calpe/control.sock]
+    /// Control socket of the daemon [default: $CALPE_SOCKET where it is set, otherwise the first that exists of
+    /// ./calpe-data/control.sock, $XDG_RUNTIME_DIR/calpe/control.sock, /run/calpe/control.sock]
     #[arg(long, global = true, value_name = "PATH")]
     pub socket: Option<PathBuf>,
+    /// Seconds after which a daemon that does not answer at all is given up
+    #[arg(long, global = true, value_name = "SECS", default_value_t = PATIENCE_SECS, value_parser = clap::value_parser!(u16).range(1..))]
+    pub patience: u16,
     /// Form of the log on standard error: human or json
     #[arg(long, global = true, value_name = "FORMAT")]
     pub log_format: Option<LogFormat>,
@@ -68,7 +73,9 @@ Examples:
     Export(ExportArgs),
     /// Show arrays, their members, and what runs on them
     #[command(after_help = "\
-Exit codes with --test: 0 healthy, 1 degraded or a scrub found errors, 2 failed or unusable, 4 cannot tell.
+Exit codes with --test: 0 healthy; 1 degraded: members out of service, their storage full or their errors without end, blocks \
+that cannot be read, requests of clients that failed, or a last scrub that found errors, repaired or not; 2 failed or not served; \
+4 cannot tell: no daemon answers, or it has no such array, or none.
 Examples:
   calpe status tank
   calpe status --json | jq '.arrays[].state'
@@ -100,7 +107,7 @@ Examples:
     Scrub(ScrubArgs),
     /// Look again at everything that is set aside or called lost, and say what is truly gone
     #[command(after_help = "\
-Blocks that could not be read when the rest of their rows was written are set aside: their checksums stay, and they come
+Blocks that could not be read when the rest of their rows was written are set aside: their checksums stay, and they come \
 back when their members can read them again. The array looks by itself now and then; this looks everywhere, now.
 Examples:
   calpe repair tank -w      exit 0 only if everything known to be damaged can be read")]
@@ -129,9 +136,9 @@ Examples:
     Inspect(InspectArgs),
     /// Prove offline that an array is good; read-only, its members must not be in use
     #[command(after_help = "\
-Give every member of the array. The log is replayed in memory, then every block that is in use is read and compared with its
+Give every member of the array. The log is replayed in memory, then every block that is in use is read and compared with its \
 checksum, parity with data, and the copies of metadata with each other.
-Exit codes: 0 only if all is proved good and every member is there and in service; 1 otherwise, also when what is there is
+Exit codes: 0 only if all is proved good and every member is there and in service; 1 otherwise, also when what is there is \
 consistent and members are missing (with --json, 'consistent' and 'whole' tell the two apart); 2 usage.
 Examples:
   calpe check /srv/m*.img
@@ -139,7 +146,7 @@ Examples:
     Check(CheckArgs),
     /// Make an array a block device of this machine, /dev/nbdN; alone: list what is attached
     #[command(after_help = "\
-A keeper stays in the background and connects the device again when the daemon was restarted: requests wait meanwhile. Needs root
+A keeper stays in the background and connects the device again when the daemon was restarted: requests wait meanwhile. Needs root \
 and the kernel's NBD driver ('modprobe nbd'). docs/attach.md tells about mounting at boot, swap and upgrades.
 Examples:
   calpe attach tank /dev/nbd0
@@ -220,9 +227,9 @@ pub struct DetachArgs {
 pub enum GpuCommand {
     /// Make the next batch of work on a GPU go wrong, to see that clients notice nothing but a delay
     #[command(after_help = "\
-The GPU is given up, what it had under way is done by the CPU, and it is opened again: nothing is lost, and nothing wrong is
+The GPU is given up, what it had under way is done by the CPU, and it is opened again: nothing is lost, and nothing wrong is \
 read. 'calpe events' tells what happened, 'calpe status -v' how long anybody waited for it.
-After an error the driver may refuse this GPU to the process that met it: then the CPU goes on alone until the daemon is started
+After an error the driver may refuse this GPU to the process that met it: then the CPU goes on alone until the daemon is started \
 again.
 Examples:
   calpe gpu drill hang          the GPU stops answering, for 20 seconds
@@ -274,7 +281,7 @@ pub struct UpArgs {
     #[arg(long, value_name = "MODE", value_parser = gpu_mode)]
     pub gpu: Option<Mode>,
     /// Directory of the member files and sockets
-    #[arg(long, value_name = "PATH", default_value = "calpe-data")]
+    #[arg(long, value_name = "PATH", default_value = UP_DIR)]
     pub dir: PathBuf,
     /// Start even where the members cannot prove that they are the current ones
     #[arg(long)]
@@ -284,7 +291,7 @@ pub struct UpArgs {
 /// Options of `create`.
 #[derive(Debug, Clone, Args)]
 pub struct CreateArgs {
-    /// Name of the array: 1 to 64 letters, digits, '.', '_' or '-'
+    /// Name of the array: 1 to 64 letters, digits, '.', '_' or '-', the first a letter or digit
     pub name: String,
     /// Data chunks of a stripe
     #[arg(long, short = 'k', value_name = "K")]
@@ -379,7 +386,7 @@ pub struct StatusArgs {
     /// As JSON
     #[arg(long)]
     pub json: bool,
-    /// Exit with the state: 0 healthy, 1 degraded, 2 failed, 4 cannot tell
+    /// Exit with the state: 0 healthy, 1 degraded or troubled, 2 failed, 4 cannot tell
     #[arg(long)]
     pub test: bool,
     /// Again and again, every second
@@ -483,7 +490,7 @@ pub struct ClearArgs {
 pub struct WaitArgs {
     /// Name or uuid of the array
     pub name: String,
-    /// What to wait for: rebuild, scrub, separated by commas [default: all of them]
+    /// What to wait for: rebuild, scrub, repair, separated by commas [default: all of them]
     #[arg(short = 't', long = "types", value_name = "TYPES", value_delimiter = ',', action = ArgAction::Append)]
     pub types: Vec<WaitKind>,
 }
@@ -637,6 +644,23 @@ mod tests {
                 assert!(argument.get_help().is_some(), "{} {}", command.get_name(), argument.get_id());
             }
         }
+    }
+
+    #[test]
+    fn paragraphs_of_help_break_only_where_the_terminal_ends() {
+        const COLUMNS: usize = 100;
+        fn check(command: &clap::Command) {
+            let help = command.clone().term_width(COLUMNS).render_help().to_string();
+            let lines: Vec<&str> = help.lines().collect();
+            for pair in lines.windows(2) {
+                let goes_on = pair[1].starts_with(|c: char| c.is_ascii_lowercase());
+                let next = pair[1].split(' ').next().unwrap_or_default();
+                let has_room = pair[0].chars().count() + 1 + next.len() <= COLUMNS;
+                assert!(!goes_on || !has_room, "{}: {pair:?}", command.get_name());
+            }
+            command.get_subcommands().for_each(check);
+        }
+        check(&Cli::command());
     }
 
     #[test]

@@ -21,12 +21,15 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
 use tracing::level_filters::LevelFilter;
 
 /// Asks the daemon anew each time: it may be another one by then.
 struct Daemons {
     /// What was named on the command line.
     socket: Option<PathBuf>,
+    /// How long it may take to answer.
+    patience: Duration,
     /// Where one was found, and whom it may belong to.
     server: Option<Server>,
 }
@@ -35,7 +38,7 @@ impl Directory for Daemons {
     fn find(&mut self, array: &str) -> Result<ArrayReport, LookupError> {
         let server = match &self.server {
             Some(server) => Ok(server.clone()),
-            None => Server::choose(self.socket.as_deref()),
+            None => Server::choose(self.socket.as_deref(), self.patience),
         };
         let mut client =
             server.and_then(Client::open).map_err(|error| LookupError::Daemon(error.to_string()))?;
@@ -72,7 +75,12 @@ enum Begun {
 }
 
 /// `calpe attach`.
-pub(super) fn attach(args: AttachArgs, socket: Option<PathBuf>, log_format: Option<LogFormat>) -> Outcome {
+pub(super) fn attach(
+    args: AttachArgs,
+    socket: Option<PathBuf>,
+    patience: Duration,
+    log_format: Option<LogFormat>,
+) -> Outcome {
     let stays = args.foreground || args.keeper;
     let level = if stays && !args.dry_run { LevelFilter::INFO } else { LevelFilter::WARN };
     let log_format = log_format.unwrap_or_default();
@@ -101,7 +109,7 @@ pub(super) fn attach(args: AttachArgs, socket: Option<PathBuf>, log_format: Opti
         wait_s: args.wait,
     };
     let socket = socket.map(std::path::absolute).transpose()?;
-    let mut directory = Daemons { socket, server: None };
+    let mut directory = Daemons { socket, patience, server: None };
     if args.dry_run {
         let plan = devices::plan(&host, &options, &mut directory)?;
         tell_warnings(&plan.warnings());

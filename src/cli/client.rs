@@ -1,7 +1,8 @@
 //! The client half of the control socket: find the daemon, speak its version, ask. Must not know what is printed.
 //!
-//! Invariant: a socket that nobody named is spoken to only if it belongs to this user, to root, or to the user that root
-//! gave the system's runtime directory to. A socket that was named is believed: whoever names it knows whose it is.
+//! Invariants: a daemon that does not answer is given up within a time limit; one that works on a request is not, however
+//! long that takes. A socket that nobody named is spoken to only if it belongs to this user, to root, or to the user that
+//! root gave the system's runtime directory to. A socket that was named is believed: whoever names it knows whose it is.
 
 use super::args::SOCKET_VARIABLE;
 use crate::control::{
@@ -11,14 +12,26 @@ use crate::control::{
 use crate::daemon::config::{CONTROL_SOCKET_NAME, DEFAULT_RUNTIME_DIR};
 use crate::daemon::peer::{Owner, Stranger, Trust};
 use crate::units::shown;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, setsockopt, socket, sockopt};
+use nix::sys::time::TimeVal;
 use std::io::{self, BufReader};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// How long a reply may take. An export that drains, or an import that looks at a thousand devices, takes seconds;
-/// who waits longer than this waits for a daemon that hangs.
-const REPLY_TIMEOUT: Duration = Duration::from_secs(120);
+/// Seconds that a daemon may take to accept a connection and to answer a ping, when nobody says otherwise. A daemon does both at
+/// once, whatever its arrays do; a machine that swaps or is loaded without mercy may take seconds for it.
+pub const PATIENCE_SECS: u16 = 10;
+
+/// How long a question, which no device is asked for, may take while pings are answered. Reports come from the threads that
+/// serve clients within milliseconds, under load within a few seconds: after this a thread of the daemon hangs.
+const QUESTION_MAX: Duration = Duration::from_secs(60);
+
+/// How long the rest of a reply may take once its first byte is there: it is complete by then.
+const REST_OF_REPLY_MAX: Duration = Duration::from_secs(60);
 
 /// Where `calpe up` listens, seen from where it was started.
 const PLACE_HERE: &str = "calpe-data/control.sock";
@@ -45,6 +58,43 @@ pub enum ClientError {
         socket: PathBuf,
         /// What the system said.
         source: io::Error,
+    },
+    /// There is a socket that this user may not use.
+    #[error(
+        "{}: {own} may not use the daemon's socket ({source}): run this command as the user that the daemon runs as, or as root",
+        shown(socket)
+    )]
+    Forbidden {
+        /// The socket.
+        socket: PathBuf,
+        /// The user that asks.
+        own: Owner,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// There is a socket, and a process that does not answer.
+    #[error(
+        "{}: the daemon does not answer (waited {} s): it is stopped, hangs, or has not started yet: look at its process and its log, restart it if it stays so, or name another socket with --socket",
+        shown(socket),
+        waited.as_secs()
+    )]
+    Silent {
+        /// The socket.
+        socket: PathBuf,
+        /// How long it was waited for.
+        waited: Duration,
+    },
+    /// The daemon answers, but not this question.
+    #[error(
+        "{}: the daemon is there and has not answered this question for {} s: a part of it hangs: look at its log, and restart it if it stays so",
+        shown(socket),
+        waited.as_secs()
+    )]
+    Stuck {
+        /// The socket.
+        socket: PathBuf,
+        /// How long it was waited for.
+        waited: Duration,
     },
     /// Somebody else's socket, which nobody named.
     #[error(
@@ -105,24 +155,79 @@ pub struct Server {
     socket: PathBuf,
     /// Whom it may belong to; none where somebody named it, and knows.
     trust: Option<Trust>,
+    /// How long it may take to connect, and to answer a ping.
+    patience: Duration,
 }
 
 impl Server {
     /// The socket that the user named on the command line or in the environment, or else the first place that exists.
+    /// `patience`: how long its daemon may take to answer at all.
     ///
     /// # Errors
     /// When there is none.
-    pub fn choose(given: Option<&Path>) -> Result<Server, ClientError> {
+    pub fn choose(given: Option<&Path>, patience: Duration) -> Result<Server, ClientError> {
         let environment = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         if let Some(socket) = given.map(Path::to_owned).or_else(|| environment(SOCKET_VARIABLE)) {
-            return Ok(Server { socket, trust: None });
+            return Ok(Server { socket, trust: None, patience });
         }
         let socket = find(places(environment("XDG_RUNTIME_DIR")))?;
         let system_dir = Path::new(DEFAULT_RUNTIME_DIR);
         let is_system = socket.parent() == Some(system_dir);
         let trust = Some(Trust::new(Owner::own(), is_system.then_some(system_dir)));
-        Ok(Server { socket, trust })
+        Ok(Server { socket, trust, patience })
     }
+
+    /// A connection to whoever listens there, if it is somebody trusted.
+    fn connect(&self) -> Result<UnixStream, ClientError> {
+        let socket = &self.socket;
+        let untrusted =
+            |stranger| ClientError::Untrusted { socket: socket.clone(), stranger, own: Owner::own() };
+        let no_answer = |source| ClientError::NoAnswer { socket: socket.clone(), source };
+        if let Some(trust) = &self.trust {
+            trust.check_path(socket).map_err(untrusted)?;
+        }
+        let stream = connect_within(socket, self.patience).map_err(|source| match source.kind() {
+            io::ErrorKind::WouldBlock => self.silent(self.patience),
+            io::ErrorKind::PermissionDenied => {
+                ClientError::Forbidden { socket: socket.clone(), own: Owner::own(), source }
+            }
+            _ => no_answer(source),
+        })?;
+        if let Some(trust) = &self.trust {
+            // The path may be another one's by now; who answers stays.
+            let owner = Owner::of_peer(&stream).map_err(no_answer)?;
+            trust.check_server(socket, owner).map_err(untrusted)?;
+        }
+        stream.set_read_timeout(Some(REST_OF_REPLY_MAX)).map_err(no_answer)?;
+        stream.set_write_timeout(Some(self.patience)).map_err(no_answer)?;
+        Ok(stream)
+    }
+
+    /// Whether a new connection is answered. A daemon that has no place for one more says so, which is an answer.
+    fn answers(&self) -> bool {
+        let Ok(stream) = self.connect() else { return false };
+        let mut client = Client { server: self.clone(), stream: BufReader::new(stream) };
+        client.exchange(&Request::Ping { version: PROTOCOL_VERSION }).is_ok()
+    }
+
+    fn silent(&self, waited: Duration) -> ClientError {
+        ClientError::Silent { socket: self.socket.clone(), waited }
+    }
+
+    fn broken(&self, source: WireError) -> ClientError {
+        ClientError::Wire { socket: self.socket.clone(), source }
+    }
+}
+
+/// Connects. A listener whose backlog is full is waited for only so long: the error is then of the kind `WouldBlock`.
+fn connect_within(path: &Path, patience: Duration) -> io::Result<UnixStream> {
+    let address = UnixAddr::new(path)?;
+    let stream = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    let limit =
+        TimeVal::new(patience.as_secs().try_into().unwrap_or(i64::MAX), patience.subsec_micros().into());
+    setsockopt(&stream, sockopt::SendTimeout, &limit)?;
+    connect(stream.as_raw_fd(), &address)?;
+    Ok(stream.into())
 }
 
 /// A conversation with the daemon.
@@ -137,8 +242,8 @@ impl Client {
     ///
     /// # Errors
     /// When there is none, one of somebody else that was not named, or one of another version.
-    pub fn connect(given: Option<&Path>) -> Result<Client, ClientError> {
-        Client::open(Server::choose(given)?)
+    pub fn connect(given: Option<&Path>, patience: Duration) -> Result<Client, ClientError> {
+        Client::open(Server::choose(given, patience)?)
     }
 
     /// Connects to a server that was chosen, and agrees on the version.
@@ -146,21 +251,7 @@ impl Client {
     /// # Errors
     /// When nobody answers, somebody who is not trusted, or a daemon of another version.
     pub fn open(server: Server) -> Result<Client, ClientError> {
-        let Server { socket, trust } = &server;
-        let untrusted =
-            |stranger| ClientError::Untrusted { socket: socket.clone(), stranger, own: Owner::own() };
-        let no_answer = |source| ClientError::NoAnswer { socket: socket.clone(), source };
-        if let Some(trust) = trust {
-            trust.check_path(socket).map_err(untrusted)?;
-        }
-        let stream = UnixStream::connect(socket).map_err(no_answer)?;
-        if let Some(trust) = trust {
-            // The path may be another one's by now; who answers stays.
-            let owner = Owner::of_peer(&stream).map_err(no_answer)?;
-            trust.check_server(socket, owner).map_err(untrusted)?;
-        }
-        stream.set_read_timeout(Some(REPLY_TIMEOUT)).map_err(no_answer)?;
-        stream.set_write_timeout(Some(REPLY_TIMEOUT)).map_err(no_answer)?;
+        let stream = server.connect()?;
         let mut client = Client { server, stream: BufReader::new(stream) };
         match client.ask(&Request::Ping { version: PROTOCOL_VERSION })? {
             Reply::Pong(pong) if pong.version == PROTOCOL_VERSION => Ok(client),
@@ -183,8 +274,7 @@ impl Client {
     /// # Errors
     /// When the conversation breaks off, or the daemon refuses.
     pub fn ask(&mut self, request: &Request) -> Result<Reply, ClientError> {
-        let reply = self.exchange(request).map_err(|error| self.broken(error))?;
-        match reply {
+        match self.exchange(request)? {
             Reply::Error(error) => Err(error.into()),
             reply => Ok(reply),
         }
@@ -217,21 +307,56 @@ impl Client {
         let kind =
             serde_json::to_value(reply).ok().and_then(|value| Some(value["reply"].as_str()?.to_owned()));
         let text = format!("the daemon's answer has the wrong kind ({})", kind.unwrap_or_default());
-        self.broken(WireError::Io(io::Error::new(io::ErrorKind::InvalidData, text)))
+        self.server.broken(WireError::Io(io::Error::new(io::ErrorKind::InvalidData, text)))
     }
 
-    fn exchange(&mut self, request: &Request) -> Result<Reply, WireError> {
+    fn exchange(&mut self, request: &Request) -> Result<Reply, ClientError> {
         let sent = write_message(self.stream.get_mut(), request);
-        match read_message(&mut self.stream, MAX_REPLY_BYTES) {
+        self.wait_for_reply(request, sent.is_ok())?;
+        let failed = match read_message(&mut self.stream, MAX_REPLY_BYTES) {
             // A daemon that turns a client away says why before it is asked.
-            Ok(Some(reply)) => Ok(reply),
-            Ok(None) => Err(sent.err().map_or(WireError::Cut, WireError::Io)),
-            Err(error) => Err(sent.err().map_or(error, WireError::Io)),
-        }
+            Ok(Some(reply)) => return Ok(reply),
+            Ok(None) => WireError::Cut,
+            Err(error) => error,
+        };
+        Err(self.server.broken(sent.err().map_or(failed, WireError::Io)))
     }
 
-    fn broken(&self, source: WireError) -> ClientError {
-        ClientError::Wire { socket: self.server.socket.clone(), source }
+    /// Waits until a reply begins. An order takes as long as it takes, while the daemon answers others.
+    fn wait_for_reply(&self, request: &Request, was_sent: bool) -> Result<(), ClientError> {
+        let began = Instant::now();
+        while !self.is_readable().map_err(|error| self.server.broken(error.into()))? {
+            let waited = began.elapsed();
+            let is_ping = matches!(request, Request::Ping { .. });
+            if is_ping || !was_sent || !self.server.answers() {
+                return Err(self.server.silent(waited));
+            }
+            let is_question =
+                matches!(request, Request::Status { .. } | Request::Events { .. } | Request::History { .. });
+            if is_question && waited >= QUESTION_MAX {
+                return Err(ClientError::Stuck { socket: self.server.socket.clone(), waited });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether there is something to read, or the end, before patience is over.
+    fn is_readable(&self) -> io::Result<bool> {
+        if !self.stream.buffer().is_empty() {
+            return Ok(true);
+        }
+        let end = Instant::now() + self.server.patience;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            // Rounded up: what is left is never waited for in a busy loop.
+            let left = PollTimeout::try_from(left.as_micros().div_ceil(1000)).unwrap_or(PollTimeout::MAX);
+            match poll(&mut [PollFd::new(self.stream.get_ref().as_fd(), PollFlags::POLLIN)], left) {
+                Err(Errno::EINTR) => {}
+                Ok(0) if Instant::now() < end => {}
+                Ok(ready) => return Ok(ready > 0),
+                Err(errno) => return Err(errno.into()),
+            }
+        }
     }
 }
 
@@ -244,9 +369,11 @@ fn places(xdg_runtime_dir: Option<PathBuf>) -> Vec<PathBuf> {
 }
 
 /// The first place that exists. One that exists and does not answer is not passed over: the next daemon might have an
-/// array of the same name.
+/// array of the same name. One in a directory that this user may not look into comes last.
 fn find(places: Vec<PathBuf>) -> Result<PathBuf, ClientError> {
-    match places.iter().find(|place| place.exists()) {
+    let is_there = |place: &&PathBuf| place.exists();
+    let is_hidden = |place: &&PathBuf| matches!(place.try_exists(), Err(error) if error.kind() == io::ErrorKind::PermissionDenied);
+    match places.iter().find(is_there).or_else(|| places.iter().rfind(is_hidden)) {
         Some(place) => Ok(place.clone()),
         None => Err(ClientError::NoDaemon { tried: places }),
     }
@@ -258,6 +385,11 @@ mod tests {
     use crate::control::{ErrorCode, MAX_REQUEST_BYTES, Pong};
     use std::os::unix::net::UnixListener;
     use std::thread;
+
+    /// Far longer than anything here takes.
+    const PATIENCE: Duration = Duration::from_secs(60);
+    /// For daemons that never answer.
+    const SHORT: Duration = Duration::from_millis(50);
 
     /// Answers each request of one connection with the next reply.
     fn daemon(socket: &Path, replies: Vec<Reply>) -> thread::JoinHandle<Vec<Request>> {
@@ -291,7 +423,7 @@ mod tests {
             pong(PROTOCOL_VERSION),
         ];
         let server = daemon(&socket, replies);
-        let mut client = Client::connect(Some(&socket)).unwrap();
+        let mut client = Client::connect(Some(&socket), PATIENCE).unwrap();
         assert_eq!(client.status(None).unwrap().arrays, vec![]);
         let export = Request::Export { array: "x".into(), force: false, dry_run: false };
         assert_eq!(client.change(&export).unwrap().message, "ok");
@@ -307,7 +439,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("s");
         let server = daemon(&socket, vec![pong(77)]);
-        let error = Client::connect(Some(&socket)).unwrap_err().to_string();
+        let error = Client::connect(Some(&socket), PATIENCE).unwrap_err().to_string();
         assert!(error.contains("calpe 9.9.9") && error.contains("77"), "{error}");
         server.join().unwrap();
     }
@@ -316,14 +448,93 @@ mod tests {
     fn nobody_and_a_daemon_that_dies_are_told_apart() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("s");
-        assert!(matches!(Client::connect(Some(&socket)), Err(ClientError::NoAnswer { .. })));
+        assert!(matches!(Client::connect(Some(&socket), PATIENCE), Err(ClientError::NoAnswer { .. })));
         drop(UnixListener::bind(&socket).unwrap());
-        assert!(matches!(Client::connect(Some(&socket)), Err(ClientError::NoAnswer { .. })));
+        assert!(matches!(Client::connect(Some(&socket), PATIENCE), Err(ClientError::NoAnswer { .. })));
         std::fs::remove_file(&socket).unwrap();
         let server = daemon(&socket, vec![pong(PROTOCOL_VERSION)]);
-        let mut client = Client::connect(Some(&socket)).unwrap();
+        let mut client = Client::connect(Some(&socket), PATIENCE).unwrap();
         server.join().unwrap();
         assert!(matches!(client.status(None), Err(ClientError::Wire { .. })));
+    }
+
+    #[test]
+    fn a_daemon_that_does_not_accept_is_given_up_also_when_its_backlog_is_full() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s");
+        let listener = UnixListener::bind(&socket).unwrap();
+        nix::sys::socket::listen(&listener, nix::sys::socket::Backlog::new(1).unwrap()).unwrap();
+        let mut waiting = Vec::new();
+        let error = loop {
+            match connect_within(&socket, SHORT) {
+                Ok(stream) => waiting.push(stream),
+                Err(error) => break error,
+            }
+            let told = Client::connect(Some(&socket), SHORT).unwrap_err();
+            assert!(matches!(told, ClientError::Silent { .. }), "{told}");
+            assert!(waiting.len() < 10, "the backlog is never full");
+        };
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        let told = Client::connect(Some(&socket), SHORT).unwrap_err();
+        assert!(matches!(told, ClientError::Silent { .. }), "{told}");
+        assert!(told.to_string().contains("does not answer"), "{told}");
+    }
+
+    #[test]
+    fn a_user_who_may_not_use_the_socket_is_told_so() {
+        use std::os::unix::fs::PermissionsExt;
+        const NOBODY: nix::unistd::Uid = nix::unistd::Uid::from_raw(65534);
+        let dir = tempfile::tempdir().unwrap();
+        let hidden = dir.path().join("hidden");
+        std::fs::create_dir(&hidden).unwrap();
+        let socket = hidden.join("s");
+        let _listener = UnixListener::bind(&socket).unwrap();
+        std::fs::set_permissions(&hidden, PermissionsExt::from_mode(0o000)).unwrap();
+        let looked_for = vec![dir.path().join("nowhere"), socket.clone()];
+        let told = thread::spawn(move || {
+            // Of this thread alone. Root becomes somebody else for files; others stay what they are.
+            nix::unistd::setfsuid(NOBODY);
+            assert_eq!(find(looked_for).unwrap(), socket, "it is there, as far as can be seen");
+            Client::connect(Some(&socket), PATIENCE).unwrap_err()
+        });
+        let told = told.join().unwrap();
+        std::fs::set_permissions(&hidden, PermissionsExt::from_mode(0o700)).unwrap();
+        assert!(matches!(told, ClientError::Forbidden { .. }), "{told}");
+        assert!(!told.to_string().contains("no daemon"), "{told}");
+    }
+
+    /// Takes a connection and answers its ping.
+    fn greet(listener: &UnixListener) -> BufReader<UnixStream> {
+        let mut stream = BufReader::new(listener.accept().unwrap().0);
+        let asked = read_message(&mut stream, MAX_REQUEST_BYTES).unwrap();
+        assert_eq!(asked, Some(Request::Ping { version: PROTOCOL_VERSION }));
+        write_message(stream.get_mut(), &pong(PROTOCOL_VERSION)).unwrap();
+        stream
+    }
+
+    #[test]
+    fn an_order_takes_as_long_as_it_takes_while_pings_are_answered() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let daemon = thread::spawn(move || {
+            let mut orders = greet(&listener);
+            let order: Request = read_message(&mut orders, MAX_REQUEST_BYTES).unwrap().unwrap();
+            // Asked whether it is alive, again and again, it works on.
+            (0..3).for_each(|_| drop(greet(&listener)));
+            let reply = Reply::Done { message: format!("done: {order:?}"), warnings: vec![] };
+            write_message(orders.get_mut(), &reply).unwrap();
+            // From now on nothing is answered any more.
+            (listener, orders)
+        });
+        // Time enough for the thread to answer a ping on a busy machine.
+        let mut client = Client::connect(Some(&socket), 20 * SHORT).unwrap();
+        client.server.patience = 4 * SHORT;
+        let order = Request::Repair { array: "tank".into(), dry_run: false };
+        assert!(client.change(&order).unwrap().message.starts_with("done: Repair"));
+        let _silent = daemon.join().unwrap();
+        let told = client.change(&order).unwrap_err();
+        assert!(matches!(told, ClientError::Silent { .. }), "{told}");
     }
 
     #[test]

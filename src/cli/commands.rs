@@ -23,11 +23,12 @@ const WATCH: Duration = Duration::from_secs(1);
 
 /// Runs a command.
 pub(super) fn run(cli: Cli) -> Outcome {
-    let Cli { socket, log_format, command } = cli;
+    let Cli { socket, patience, log_format, command } = cli;
+    let patience = Duration::from_secs(patience.into());
     if !matches!(&command, Command::Up(_) | Command::Serve(_) | Command::Attach(_)) {
         logging::start(log_format.unwrap_or_default(), LevelFilter::WARN);
     }
-    let connect = || Client::connect(socket.as_deref());
+    let connect = || Client::connect(socket.as_deref(), patience);
     let mut paths = Paths::default();
     match command {
         Command::Up(_) if socket.is_some() => {
@@ -71,7 +72,7 @@ pub(super) fn run(cli: Cli) -> Outcome {
             };
             change(connect()?, &Request::GpuDrill { drill, dry_run: args.dry_run }, &paths)
         }
-        Command::Attach(args) => attach::attach(args, socket, log_format),
+        Command::Attach(args) => attach::attach(args, socket, patience, log_format),
         Command::Detach(args) => attach::detach(&args),
         Command::Wait(args) => wait(connect()?, args),
         Command::Events(args) => events(connect()?, &args),

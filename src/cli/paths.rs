@@ -50,6 +50,15 @@ impl Paths {
         let mut rest = text;
         'text: while let Some(next) = rest.chars().next() {
             let before = out.chars().next_back();
+            // A path in a URI is whole where it is, whatever the working directory.
+            if before.is_none_or(ends_word) {
+                let word = &rest[..rest.find(ends_word).unwrap_or(rest.len())];
+                if word.contains("://") {
+                    out.push_str(word);
+                    rest = &rest[word.len()..];
+                    continue;
+                }
+            }
             for (absolute, given) in &self.said {
                 if let Some(after) = rest.strip_prefix(absolute.as_str())
                     && !before.is_some_and(belongs_to_path)
@@ -76,6 +85,11 @@ impl Paths {
             other => other,
         }
     }
+}
+
+/// Whether a URI ends before this character.
+fn ends_word(c: char) -> bool {
+    c.is_whitespace() || "'\"(),;".contains(c)
 }
 
 fn belongs_to_path(c: char) -> bool {
@@ -123,6 +137,10 @@ mod tests {
             (format!("not {here}/a.img2, {here}/a.img.bak"), format!("not {here}/a.img2, {here}/a.img.bak")),
             (format!("/other{here}/a.img"), format!("/other{here}/a.img")),
             (format!("{here}/dir/m ({here}/dir/n)"), "dir/m (dir/n)".to_owned()),
+            (
+                format!("is ONLINE, nbd+unix:///a?socket={here}/dir/nbd.sock, in {here}/dir"),
+                format!("is ONLINE, nbd+unix:///a?socket={here}/dir/nbd.sock, in dir"),
+            ),
             ("nothing of ours, für alle".to_owned(), "nothing of ours, für alle".to_owned()),
         ] {
             assert_eq!(paths.as_given(&said), read);

@@ -196,8 +196,11 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
     let action = match gone.first() {
         None if !returning.is_empty() => wait_for(&returning),
         None => format!("Wait for the rebuild to end: 'calpe wait {}'.", array.name),
-        Some(first) if first.state == MemberState::Offline => {
-            format!("Bring it back with 'calpe online {} {}'.", array.name, first.index)
+        Some(_) if gone.iter().all(|member| member.state == MemberState::Offline) => {
+            let commands: Vec<_> =
+                gone.iter().map(|member| format!("'calpe online {} {}'", array.name, member.index)).collect();
+            let what = if gone.len() == 1 { "it" } else { "them" };
+            format!("Bring {what} back with {}.", commands.join(", "))
         }
         Some(first) => format!(
             "Replace it with 'calpe replace {name} {index} NEW', or bring it back with 'calpe online {name} {index}'. ({})",
@@ -222,7 +225,10 @@ fn explain_online(array: &ArrayReport) -> Explanation {
     }
     if array.errors.client > 0 {
         return Explanation {
-            status: format!("{} client requests ended in an I/O error.", array.errors.client),
+            status: match array.errors.client {
+                1 => "1 client request ended in an I/O error.".into(),
+                many => format!("{many} client requests ended in an I/O error."),
+            },
             action: "See 'calpe events' for which, and what to restore.".into(),
         };
     }

@@ -6,7 +6,7 @@
 
 use super::events::kinds;
 use super::import::{self, ImportError, Opened};
-use super::search::{Found, Search, search, search_with};
+use super::search::{Found, Search, search_with};
 use super::service::{CLOSING_WAIT, Daemon, Done, Outcome, ServeOptions, Served, refusal};
 use super::waiting::Waiting;
 use crate::control::{
@@ -49,7 +49,8 @@ impl Daemon {
     }
 
     pub(super) fn importable(&self, dirs: &[PathBuf]) -> Reply {
-        let found = search(&self.places(dirs), DEFAULT_MEMBER_TIMEOUT);
+        // Where `import` looks, too: devices that served an array are part of it wherever they are.
+        let found = search_with(&self.places(dirs), &self.earlier_paths(None), DEFAULT_MEMBER_TIMEOUT);
         let served: Vec<Uuid> = self.served_uuids();
         let mut arrays: Vec<Importable> = found
             .arrays

@@ -28,7 +28,7 @@ pub(super) const SETTLE: Duration = Duration::from_secs(2);
 pub enum ImportError {
     /// Nothing of that name or uuid was found.
     #[error(
-        "no member of array '{wanted}' was found in {}: name the directory of its members with --dir{}",
+        "no member of array '{wanted}' was found in {}: check its name, and name every place of its members with --dir{}",
         list(places),
         unused.iter().map(|line| format!("\n{line}")).collect::<String>()
     )]
@@ -52,7 +52,7 @@ pub enum ImportError {
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// The members do not make up an array.
-    #[error("{source}{}", left_out.iter().map(|line| format!("\nleft out: {line}")).collect::<String>())]
+    #[error("{source}{}{}", advice(source), left_out.iter().map(|line| format!("\nleft out: {line}")).collect::<String>())]
     Assembly {
         /// Why not.
         source: AssemblyError,
@@ -78,6 +78,14 @@ impl ImportError {
                 ..
             }
         )
+    }
+}
+
+/// What to do, where the error itself does not say it.
+fn advice(source: &AssemblyError) -> &'static str {
+    match source {
+        AssemblyError::TooFew { .. } => ": bring them back, then import again",
+        _ => "",
     }
 }
 

@@ -91,7 +91,7 @@ pub enum RunError {
     Interrupted(Signal),
     /// The daemon was to be protected, and is not.
     #[error(
-        "reclaim_safe is true, and the system grants {0}: see conf/calpe.service for what it needs, or write \"auto\""
+        "reclaim_safe is true, and the system grants {0}: see conf/systemd/calpe.service for what it needs, or write \"auto\""
     )]
     Unprotected(reclaim::Protection),
     /// The system refuses what a daemon needs.

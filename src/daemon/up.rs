@@ -37,6 +37,9 @@ pub const UP_DATA: u16 = 4;
 /// Parity chunks when nobody says otherwise.
 pub const UP_PARITY: u16 = 2;
 
+/// Directory when nobody says otherwise: the other commands find its daemon from where it was started.
+pub const UP_DIR: &str = "calpe-data";
+
 /// Size of the volume when nobody says otherwise, in bytes.
 pub const UP_BYTES: u64 = 1 << 30;
 
@@ -114,7 +117,7 @@ pub fn run_up(options: &UpOptions, out: &mut dyn Write) -> Result<(), RunError> 
             daemon.expect_member_at(array, index, member_path(&options.dir, index));
         }
         let report = daemon.status(Some(&array.to_string()))?.into_iter().next().unwrap_or(first);
-        print(out, &report, &origin, &warnings, &dir).map_err(system("print"))
+        print(out, &report, &origin, &warnings, &Words::new(options, &dir)).map_err(system("print"))
     });
     if let Err(error) = screen {
         // What went wrong is the answer; stopping cleanly is the least to do.
@@ -124,7 +127,47 @@ pub fn run_up(options: &UpOptions, out: &mut dyn Write) -> Result<(), RunError> 
     // Others that were imported by a command.
     let _imports = Imports::start(&daemon, &[]);
     until_stopped(&daemon, &signals, control, None, &mut || true)?;
-    writeln!(out, "Stopped cleanly. 'calpe up' picks it up again.").map_err(system("print"))
+    writeln!(out, "Stopped cleanly. '{}' picks it up again.", again(options)).map_err(system("print"))
+}
+
+/// A path as a shell takes it.
+fn quoted(path: &Path) -> String {
+    let text = shown(path).to_string();
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-+@%=:,".contains(c);
+    if text.chars().all(is_plain) { text } else { format!("\"{}\"", escaped(&text)) }
+}
+
+/// A text for between double quotes.
+fn escaped(text: &str) -> String {
+    text.chars().flat_map(|c| "\"\\$`".contains(c).then_some('\\').into_iter().chain([c])).collect()
+}
+
+/// The command that serves the array again, from the same working directory.
+fn again(options: &UpOptions) -> String {
+    match options.dir == Path::new(UP_DIR) {
+        true => "calpe up".into(),
+        false => format!("calpe up --dir {}", quoted(&options.dir)),
+    }
+}
+
+/// How other commands reach this daemon.
+struct Words {
+    /// What they are to be told, if they do not find it by themselves.
+    option: String,
+    control: String,
+}
+
+impl Words {
+    fn new(options: &UpOptions, dir: &Path) -> Words {
+        let control = quoted(&dir.join(CONTROL_SOCKET_NAME));
+        let is_found = options.dir == Path::new(UP_DIR) && std::env::var_os("CALPE_SOCKET").is_none();
+        Words { option: if is_found { String::new() } else { format!(" --socket {control}") }, control }
+    }
+
+    /// A text with the commands in it as they have to be typed.
+    fn complete(&self, text: &str) -> String {
+        text.replace("'calpe ", &format!("'calpe{} ", self.option))
+    }
 }
 
 /// The directories that are to be created for `dir`, the innermost first.
@@ -174,11 +217,22 @@ fn name_files(error: ImportError, options: &UpOptions, members: &[Found]) -> Run
         .filter(|path| !path.exists())
         .map(|path| shown(&path).to_string())
         .collect();
-    if gone.is_empty() || !matches!(error, ImportError::Assembly { .. }) {
+    let ImportError::Assembly { source, left_out } = &error else { return error.into() };
+    if gone.is_empty() && left_out.is_empty() {
         return error.into();
     }
-    let force = if error.needs_force() { "; 'calpe up --force' starts without them" } else { "" };
-    let what = format!("{error}\nfiles that are not there: {}{force}", gone.join(", "));
+    let again = again(options);
+    let force = match error.needs_force() {
+        true => format!(", or start without them with '{again} --force'"),
+        false => String::new(),
+    };
+    let mut lines = vec![source.to_string()];
+    if !gone.is_empty() {
+        lines.push(format!("files that are not there: {}", gone.join(", ")));
+    }
+    lines.extend(left_out.iter().map(|line| format!("left out: {line}")));
+    lines.push(format!("bring them back, then '{again}' again{force}"));
+    let what = lines.join("\n");
     RunError::Unclear { dir: options.dir.clone(), what }
 }
 
@@ -265,10 +319,9 @@ fn print(
     report: &ArrayReport,
     origin: &[String],
     warnings: &[String],
-    dir: &Path,
+    words: &Words,
 ) -> io::Result<()> {
     let uri = Printable(report.uris.first().map_or("", String::as_str));
-    let control = dir.join(CONTROL_SOCKET_NAME);
     writeln!(
         out,
         "Array '{}': {} data + {} parity, {} volume, {}",
@@ -286,7 +339,7 @@ fn print(
     writeln!(out, "  nbdinfo '{uri}'")?;
     writeln!(out, "  nbdcopy disk.img '{uri}'")?;
     writeln!(out, "  qemu-img convert -n -O raw disk.qcow2 '{uri}'")?;
-    writeln!(out, "  sudo calpe --socket {} attach {} /dev/nbd0", shown(&control), report.name)?;
+    writeln!(out, "  sudo calpe --socket {} attach {} /dev/nbd0", words.control, report.name)?;
     writeln!(out, "\nMembers:")?;
     for member in &report.members {
         let reason =
@@ -302,8 +355,22 @@ fn print(
     }
     writeln!(out, "  parity by {}", report.engine.codec)?;
     for line in [&report.status, &report.action].into_iter().filter(|line| !line.is_empty()).chain(warnings) {
-        writeln!(out, "\n{}", PrintableLines(line))?;
+        writeln!(out, "\n{}", PrintableLines(&words.complete(line)))?;
     }
-    writeln!(out, "\n'calpe status' tells more, Ctrl-C stops cleanly.")?;
+    writeln!(out, "\n{} tells more, Ctrl-C stops cleanly.", words.complete("'calpe status'"))?;
     out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_in_a_command_is_one_word_to_a_shell() {
+        for path in ["/srv/tank", "my $HOME/`x`", "a\"b\\c", "it's; rm"] {
+            let line = format!("printf %s {}", quoted(Path::new(path)));
+            let output = std::process::Command::new("sh").arg("-c").arg(line).output().unwrap();
+            assert_eq!(String::from_utf8_lossy(&output.stdout), path);
+        }
+    }
 }

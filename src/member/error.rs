@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// Nothing at this path.
-    #[error("{}: no such file or device: check the path, or create the file first", shown(path))]
+    #[error("{}: no such file or device: check the path", shown(path))]
     NotFound {
         /// The path as given.
         path: PathBuf,

@@ -4,6 +4,7 @@
 mod absent;
 mod access;
 mod administration;
+mod advice;
 mod bad_input;
 mod check;
 mod clients;
@@ -19,6 +20,7 @@ mod recover;
 mod reload;
 mod remembered;
 mod remote;
+mod silent;
 #[path = "../support/mod.rs"]
 mod support;
 mod tidy;

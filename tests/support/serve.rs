@@ -135,6 +135,11 @@ impl Serve {
         });
     }
 
+    /// Sends a signal by name; the daemon goes on, or not.
+    pub fn signal(&self, name: &str) {
+        signal(&self.child, name);
+    }
+
     /// kill -9.
     pub fn kill(mut self) {
         self.child.kill().expect("killed");

@@ -83,7 +83,7 @@ pub enum CheckError {
         second: String,
     },
     /// They do not make up an array.
-    #[error(transparent)]
+    #[error("{}{}", .0, advice(.0))]
     Assembly(#[from] AssemblyError),
     /// A kind of volume that is planned.
     #[error("array '{name}' is a {kind} volume: a newer version of calpe is needed")]
@@ -111,6 +111,14 @@ pub enum CheckError {
     /// No codec for this shape.
     #[error(transparent)]
     Codec(#[from] crate::codec::CodecError),
+}
+
+/// What to do, where the error itself does not say it.
+fn advice(error: &AssemblyError) -> &'static str {
+    match error {
+        AssemblyError::TooFew { .. } => ": name them, too",
+        _ => "",
+    }
 }
 
 /// A member that was given.
@@ -161,12 +169,18 @@ pub fn check(members: &[PathBuf], progress: &mut dyn FnMut(&Activity)) -> Result
         let found = key.map(|key| &given[key]);
         let own = || given.iter().find(|given| given.superblock.device == uuids[index]);
         let MemberStatus { counters, state, reason, .. } = status.members[index].clone();
+        let is_given = found.or_else(own).is_some();
+        let why = || match reason {
+            _ if !is_given => "not given".into(),
+            Some(reason) => reason,
+            None => state.as_str().into(),
+        };
         CheckedMember {
             index: index as u16,
             path: found.or_else(own).map(|given| given.path.display().to_string()),
             uuid: uuids[index],
             verified: found.is_some() && state == MemberState::Online,
-            reason: (state != MemberState::Online).then(|| reason.unwrap_or_else(|| state.as_str().into())),
+            reason: (state != MemberState::Online).then(why),
             read: counters.read_errors,
             cksum: counters.checksum_errors,
             superblock: found.map_or(0, |given| given.damaged),

@@ -1,0 +1,98 @@
+//! What messages tell people to do: typed as it stands, it works.
+
+use super::support::serve::{Serve, both};
+use super::support::{Up, calpe, run, try_run};
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// Runs a line in a shell that finds calpe by its name, in this directory.
+fn typed(dir: &Path, line: &str) -> Output {
+    let binary = Path::new(env!("CARGO_BIN_EXE_calpe"));
+    let path = format!("{}:/usr/bin:/bin", binary.parent().unwrap().display());
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(line).env("PATH", path).env_remove("CALPE_SOCKET").current_dir(dir);
+    try_run(&mut shell)
+}
+
+/// The commands that stand between quotes in a text.
+fn commands(text: &str) -> Vec<String> {
+    let quoted = text.split('\'').skip(1).step_by(2);
+    quoted.filter(|text| text.starts_with("calpe ")).map(str::to_owned).collect()
+}
+
+const UP: [&str; 6] = ["--data", "2", "--parity", "1", "--size", "8MiB"];
+
+#[test]
+fn what_up_says_works_as_it_stands_in_any_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = dir.path().join("place");
+    fs::create_dir(&place).unwrap();
+    let up = Up::start(&place, &UP);
+    let member = up.member(1);
+    up.stop();
+    fs::remove_file(place.join("data").join(member.file_name().unwrap())).unwrap();
+    let up = Up::start(&place, &[]);
+    let told = up.log();
+    let found = commands(&told);
+    let replace = found.iter().find(|line| line.ends_with("replace calpe 1 NEW")).expect(&told);
+    let status = found.iter().find(|line| line.ends_with(" status")).expect(&told);
+    assert!(typed(dir.path(), status).status.success(), "{status}");
+    let output = typed(dir.path(), &replace.replace("NEW", "new.img"));
+    assert!(output.status.success(), "{replace}: {}", both(&output));
+    up.stop();
+    let told = fs::read_to_string(place.join("daemon.log")).unwrap();
+    let again = commands(&told).pop().expect("a last word");
+    assert!(again.starts_with("calpe up --dir "), "{told}");
+    // With too few members it is refused, and the advice is the same command.
+    fs::remove_file(place.join("data/member-02.img")).unwrap();
+    let refused = typed(dir.path(), &again);
+    let told = both(&refused);
+    assert!(!refused.status.success() && told.contains(&format!("then '{again}' again")), "{told}");
+    assert!(!told.contains("import"), "{told}");
+}
+
+#[test]
+fn import_lists_what_it_finds_and_prints_whole_uris() {
+    let dir = tempfile::tempdir().unwrap();
+    let serve = Serve::start(dir.path(), "");
+    fs::create_dir_all(dir.path().join("m")).unwrap();
+    run(calpe().current_dir(dir.path()).args("create tank -k 1 -m 1 --size 8MiB m/0 img".split(' ')));
+    serve.says("import tank --dir m --dir img");
+    serve.says("export tank");
+    let listed = serve.says("import --dir m");
+    assert!(!listed.contains("not found") && listed.contains("/img"), "{listed}");
+    let told = serve.says("import tank --dir .");
+    let uri = told.split_whitespace().find(|word| word.starts_with("nbd+unix://")).expect(&told);
+    assert!(uri.ends_with(&format!("?socket={}", serve.nbd().display())), "{told}");
+    // Two are away on purpose: each is named.
+    serve.says("export tank");
+    run(calpe().current_dir(dir.path()).args("create pond -k 1 -m 2 --size 8MiB p0 p1 p2".split(' ')));
+    serve.says("import pond --dir .");
+    serve.says("offline pond 1");
+    serve.says("offline pond 2");
+    let told = serve.says("status pond");
+    assert!(told.contains("'calpe online pond 1', 'calpe online pond 2'"), "{told}");
+    assert!(serve.refuses("fail pond 2").contains("'calpe replace'"));
+    let told = serve.refuses("import nothing --dir m");
+    assert!(told.contains("check its name") && !told.contains("name the directory"), "{told}");
+}
+
+#[test]
+fn what_looks_offline_at_files_says_what_to_do_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let told = |line: &str, code: i32| {
+        let output = try_run(calpe().current_dir(dir.path()).args(line.split(' ')));
+        assert_eq!(output.status.code(), Some(code), "{line}: {}", both(&output));
+        both(&output)
+    };
+    told("create tank -k 2 -m 1 --size 8MiB 0 1 2", 0);
+    let few = told("check 0", 1);
+    assert!(few.contains("name them, too") && !few.contains("import"), "{few}");
+    let two = told("check 0 1", 1);
+    assert!(two.contains("not given") && !two.contains("at start"), "{two}");
+    for line in ["inspect nope", "check nope"] {
+        let nothing = told(line, 1);
+        assert!(nothing.contains("nope: no such file") && !nothing.contains("create"), "{nothing}");
+    }
+}
