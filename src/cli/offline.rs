@@ -98,7 +98,7 @@ pub(super) fn bench_hash(args: &BenchHashArgs) -> Outcome {
     if args.engine == "cuda" {
         return bench_gpu(false, args.json);
     }
-    let report = bench::run_hash(args.seconds);
+    let report = bench::run_hash(bench_seconds(args.seconds)?);
     if args.json {
         say_json(&report)?;
     } else {
@@ -109,9 +109,23 @@ pub(super) fn bench_hash(args: &BenchHashArgs) -> Outcome {
 
 /// `calpe bench codec`.
 pub(super) fn bench_codec(args: BenchCodecArgs) -> Outcome {
-    let mut options = bench::BenchOptions { seconds: args.seconds, ..bench::BenchOptions::default() };
+    let usage = |text: &str| Err(CliError::Usage(text.into()));
+    let mut options =
+        bench::BenchOptions { seconds: bench_seconds(args.seconds)?, ..bench::BenchOptions::default() };
     if args.engines == [BenchEngine::Cuda] {
+        if !args.geometries.is_empty() || !args.blocks.is_empty() {
+            return usage(
+                "geometries and sizes of the GPU's run are fixed: leave --geometry and --block out",
+            );
+        }
         return bench_gpu(args.sweep, args.json);
+    }
+    if args.sweep {
+        return usage("--sweep tries ways to drive a GPU: use it with --engine cuda alone");
+    }
+    if let Some(block) = args.blocks.iter().find(|block| !is_block(block.0)) {
+        let min = HumanSize(bench::BLOCK_BYTES_MIN as u64);
+        return usage(&format!("a block of {} bytes is not measured: use a multiple of {min}", block.0));
     }
     let engines = args.engines.iter().map(|engine| match engine {
         BenchEngine::Cpu(engine) => Ok(*engine),
@@ -141,6 +155,24 @@ pub(super) fn bench_codec(args: BenchCodecArgs) -> Outcome {
         say(&report.render())?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether a column can have so many bytes.
+fn is_block(bytes: u64) -> bool {
+    bytes > 0 && bytes.is_multiple_of(bench::BLOCK_BYTES_MIN as u64)
+}
+
+/// Longest run of a benchmark: an hour is enough for any.
+const BENCH_SECONDS_MAX: f64 = 3600.0;
+
+/// The time that a benchmark may take.
+fn bench_seconds(seconds: f64) -> Result<f64, CliError> {
+    if seconds > 0.0 && seconds <= BENCH_SECONDS_MAX {
+        return Ok(seconds);
+    }
+    let text =
+        format!("a run of {seconds} seconds is not possible: use more than 0, up to {BENCH_SECONDS_MAX}");
+    Err(CliError::Usage(text))
 }
 
 /// What `calpe bench ... --engine cuda` prints.

@@ -28,6 +28,10 @@ const MEMORY_BYTES: usize = 512 << 20;
 /// Least memory of a run, enough for one stripe of a small geometry.
 const MEMORY_BYTES_MIN: usize = 1 << 20;
 
+/// Shortest column that is measured: a sector, the least that a device takes. Shorter ones measure the call, not the codec, and
+/// memory cut into them takes more memory for their places than for themselves.
+pub const BLOCK_BYTES_MIN: usize = 512;
+
 /// Measurements per cell; odd, so that the median is one of them.
 const REPETITIONS: usize = 7;
 

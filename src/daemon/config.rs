@@ -9,6 +9,7 @@ mod tls;
 
 pub use tls::ListenTlsConfig;
 
+use super::host_memory;
 use super::reactor::SOCKET_PATH_MAX;
 use super::state::DEFAULT_STATE_DIR;
 use crate::array::FullStripe;
@@ -390,10 +391,11 @@ impl Reader<'_> {
         if let Some(path) = self.socket_path(section, "control_socket") {
             daemon.control_socket = path;
         }
-        if let Some(bytes) = self.size(section, "memory", MIN_MEMORY, MAX_MEMORY) {
+        let host = host_memory::bytes();
+        if let Some(bytes) = self.memory(section, "memory", MIN_MEMORY, host) {
             daemon.memory = bytes;
         }
-        daemon.metadata_memory = self.size(section, "metadata_memory", MIN_METADATA_MEMORY, MAX_MEMORY);
+        daemon.metadata_memory = self.memory(section, "metadata_memory", MIN_METADATA_MEMORY, host);
         if let Some(mode) = self.value(section, "reclaim_safe", reclaim_safe) {
             daemon.reclaim_safe = mode;
         }
@@ -638,6 +640,17 @@ impl Reader<'_> {
                 _ => Ok(bytes),
             }
         })
+    }
+
+    /// An amount of memory; no more than the `host` has for this process.
+    fn memory(&mut self, section: &Section<'_, '_>, key: &str, min: u64, host: u64) -> Option<u64> {
+        let bytes = self.size(section, key, min, MAX_MEMORY)?;
+        if bytes <= host {
+            return Some(bytes);
+        }
+        let (told, has) = two_sizes(bytes, host);
+        let what = format!("{told} is more than the {has} that this process can have here: use less");
+        self.value(section, key, |_| Err::<u64, _>(what))
     }
 
     fn section<'t, 'i>(&mut self, root: &Section<'t, 'i>, key: &str) -> Option<Section<'t, 'i>> {

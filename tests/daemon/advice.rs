@@ -96,3 +96,42 @@ fn what_looks_offline_at_files_says_what_to_do_there() {
         assert!(nothing.contains("nope: no such file") && !nothing.contains("create"), "{nothing}");
     }
 }
+
+#[test]
+fn a_benchmark_that_cannot_be_meant_is_refused_at_once() {
+    for (line, said) in [
+        ("codec --seconds 1 --geometry 4+2 --block 3", "a block of 3 bytes"),
+        ("codec --block 0", "a block of 0 bytes"),
+        ("codec --sweep", "--engine cuda"),
+        ("codec --engine cuda --block 4KiB", "leave --geometry and --block out"),
+        ("codec --seconds 0", "a run of 0 seconds"),
+        ("codec --seconds NaN", "a run of NaN seconds"),
+        ("hash --seconds=-1", "a run of -1 seconds"),
+    ] {
+        let output = try_run(calpe().arg("bench").args(line.split(' ')));
+        assert_eq!(output.status.code(), Some(2), "{line}: {}", both(&output));
+        assert!(both(&output).contains(said), "{line}: {}", both(&output));
+    }
+}
+
+#[test]
+fn more_memory_than_the_host_has_is_refused_with_both_figures() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("calpe.toml");
+    let host = nix::sys::sysinfo::sysinfo().unwrap().ram_total();
+    // No more than may be configured anywhere.
+    let asked = (host + (1 << 30)).min(1 << 40);
+    if asked <= host {
+        return;
+    }
+    for key in ["memory", "metadata_memory"] {
+        fs::write(&config, format!("[daemon]\nruntime_dir = \"run\"\n{key} = {asked}\n")).unwrap();
+        for option in ["--check", "--log-format=human"] {
+            let output = try_run(calpe().arg("serve").arg("--config").arg(&config).arg(option));
+            let told = both(&output);
+            assert_eq!(output.status.code(), Some(1), "{told}");
+            assert!(told.contains(&format!("daemon.{key}: ")) && told.contains("is more than the"), "{told}");
+        }
+    }
+    assert!(!dir.path().join("run").exists());
+}
