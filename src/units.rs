@@ -5,10 +5,12 @@
 mod printable;
 mod rate_limit;
 mod size;
+mod time;
 
 pub use printable::{Printable, PrintableLines, ShownPath, is_unprintable, shown};
 pub use rate_limit::RateLimit;
 pub use size::{HumanSize, ParseSizeError, SizeBeside, two_sizes};
+pub use time::UnixTime;
 
 use std::fmt;
 

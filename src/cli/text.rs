@@ -6,7 +6,7 @@ use crate::control::{
     ArrayReport, CertificateReport, Condition, EngineReport, Event, Importable, LastScrub, MemberReport,
     ScanReport, StartReport, is_notable,
 };
-use crate::units::{HumanSize, Printable, PrintableLines};
+use crate::units::{HumanSize, Printable, PrintableLines, UnixTime};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -106,6 +106,7 @@ fn one_array(array: &ArrayReport, verbose: bool) -> String {
     labelled(&mut text, "uri", &array.uris.join("\n"));
     let errors = match array.errors.client {
         0 => "none seen by clients".to_owned(),
+        1 => "1 client request failed".to_owned(),
         count => format!("{count} client requests failed"),
     };
     labelled(&mut text, "errors", &errors);
@@ -313,7 +314,9 @@ pub fn last_scrub_line(scrub: &LastScrub) -> String {
 /// An event in one line.
 #[must_use]
 pub fn event_line(event: &Event) -> String {
-    let event = printable(event);
+    // An event is a line, however many its message has.
+    let text = event.text.lines().map(str::trim).collect::<Vec<_>>().join("; ");
+    let event = printable(&Event { text, ..event.clone() });
     let subject = match (&event.array, event.member) {
         (Some(array), Some(member)) => format!("{array}/{member}: "),
         (Some(array), None) => format!("{array}: "),
@@ -406,22 +409,7 @@ pub fn duration(seconds: u64) -> String {
 /// `2025-11-21 12:25:00 UTC` for seconds since 1970.
 #[must_use]
 pub fn timestamp(unix: u64) -> String {
-    // Whole cycles of 400 years are 146097 days; years begin in March so that the leap day is the last.
-    let days = unix / 86400 + 719_468;
-    let (cycle, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let shifted = (5 * day + 2) / 153;
-    let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
-    let year = cycle * 400 + year + u64::from(month <= 2);
-    let seconds = unix % 86400;
-    format!(
-        "{year:04}-{month:02}-{:02} {:02}:{:02}:{:02} UTC",
-        day - (153 * shifted + 2) / 5 + 1,
-        seconds / 3600,
-        seconds / 60 % 60,
-        seconds % 60
-    )
+    UnixTime(unix).to_string()
 }
 
 #[cfg(test)]
@@ -587,6 +575,8 @@ members:
             text: "taken out".into(),
         };
         assert_eq!(event_line(&event), "1970-01-01 00:00:00 UTC warning tank/3: taken out");
+        let of_lines = Event { text: "refused: no room\n  left out: m1".into(), ..event };
+        assert!(event_line(&of_lines).ends_with("refused: no room; left out: m1"));
         let found = |index, path: Option<&str>, note: Option<&str>| ImportableMember {
             index,
             uuid: Uuid::nil(),

@@ -5,7 +5,7 @@ use super::{
     CopyPlace, FormatError, LogStart, MemberSet, MemberState, Region, RegionKind, Role, Superblock,
     all_copy_offsets, leftover_bytes, newest,
 };
-use crate::units::{HumanSize, Printable, two_sizes};
+use crate::units::{HumanSize, Printable, UnixTime, two_sizes};
 use serde::Serialize;
 use std::fmt;
 use uuid::Uuid;
@@ -170,6 +170,13 @@ impl Inspection {
     }
 }
 
+impl Inspection {
+    /// Whether the superblock has never been updated since the array was created.
+    fn is_first(&self) -> bool {
+        self.superblock.as_ref().is_some_and(|superblock| superblock.sequence <= 1)
+    }
+}
+
 impl CopyReport {
     fn new(
         place: CopyPlace,
@@ -270,7 +277,14 @@ impl fmt::Display for Inspection {
         line(f, "device", format_args!("{} ({})", self.path, HumanSize(self.device_bytes)))?;
         for copy in &self.copies {
             let sequence = copy.sequence.map_or_else(|| "-".to_owned(), |sequence| sequence.to_string());
-            let verdict = copy.error.as_deref().unwrap_or("valid");
+            let verdict = match copy.error.as_deref() {
+                // Updates alternate between two places; the first has left the other one as it was.
+                Some(error) if self.is_first() && error == FormatError::NoMagic.to_string() => {
+                    "not written yet"
+                }
+                Some(error) => error,
+                None => "valid",
+            };
             line(
                 f,
                 "superblock",
@@ -287,7 +301,7 @@ impl fmt::Display for Inspection {
 impl fmt::Display for SuperblockReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         line(f, "array", format_args!("{} ({})", self.name, self.array_uuid))?;
-        line(f, "created", format_args!("{} (seconds since 1970)", self.created_unix))?;
+        line(f, "created", format_args!("{} ({})", UnixTime(self.created_unix), self.created_unix))?;
         let Self { data, parity, .. } = self;
         line(
             f,
@@ -399,8 +413,10 @@ impl SuperblockReport {
                 f,
                 "last scrub",
                 format_args!(
-                    "ended {when} (seconds since 1970), {} errors, {} repaired",
-                    self.scrub.errors, self.scrub.repaired
+                    "ended {} ({when}), {} errors, {} repaired",
+                    UnixTime(when),
+                    self.scrub.errors,
+                    self.scrub.repaired
                 ),
             ),
         }

@@ -148,7 +148,12 @@ impl fmt::Display for SizeBeside {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (text, other) = (HumanSize(self.bytes).to_string(), HumanSize(self.other).to_string());
         f.write_str(&text)?;
-        if self.bytes != self.other && text == other { write!(f, " ({} bytes)", self.bytes) } else { Ok(()) }
+        let looks = |text: &str| text.replace(".00 ", " ").replace(".0 ", " ");
+        if self.bytes != self.other && looks(&text) == looks(&other) {
+            write!(f, " ({} bytes)", self.bytes)
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -237,6 +242,8 @@ mod tests {
     fn sizes_that_are_compared_are_told_apart() {
         let (has, needed) = two_sizes(2_254_857_830, 2_254_857_831);
         assert_eq!(format!("{has} / {needed}"), "2.10 GiB (2254857830 bytes) / 2.10 GiB (2254857831 bytes)");
+        let (has, needed) = two_sizes(84 << 20, (84 << 20) + 4096);
+        assert_eq!(format!("{has} / {needed}"), "84 MiB (88080384 bytes) / 84.0 MiB (88084480 bytes)");
         let (has, needed) = two_sizes(1 << 30, 2 << 30);
         assert_eq!(format!("{has} / {needed}"), "1 GiB / 2 GiB");
         let (has, needed) = two_sizes(7, 7);

@@ -87,6 +87,10 @@ fn what_looks_offline_at_files_says_what_to_do_there() {
         both(&output)
     };
     told("create tank -k 2 -m 1 --size 8MiB 0 1 2", 0);
+    let fresh = told("inspect 0", 0);
+    assert!(fresh.contains("not written yet") && !fresh.contains("no Calpe superblock"), "{fresh}");
+    let created = fresh.lines().find(|line| line.contains("created: ")).expect(&fresh);
+    assert!(created.contains(" UTC ("), "{created}");
     let few = told("check 0", 1);
     assert!(few.contains("name them, too") && !few.contains("import"), "{few}");
     let two = told("check 0 1", 1);
