@@ -251,9 +251,10 @@ impl Array {
 
     fn scrub_start(&mut self) -> Result<String, String> {
         self.check_scrub_start()?;
+        let text = self.words_for_scrub();
         self.passes.start_scrub();
         self.supers.want();
-        Ok("the scrub is running".into())
+        Ok(text.into())
     }
 
     /// Stop: first everything under way ends, then the members are marked clean.

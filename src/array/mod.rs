@@ -95,8 +95,8 @@ use shortage::Shortages;
 use slab::Slab;
 use startup::{Life, LogFacts};
 pub use status::{
-    Activity, ActivityKind, ArrayState, LogState, MemberCondition, MemberCounters, MemberStatus, ScrubResult,
-    VolumeStatus,
+    Activity, ActivityKind, ArrayState, LogState, MemberCondition, MemberCounters, MemberStatus, Rest,
+    ScrubResult, VolumeStatus,
 };
 use std::collections::{HashMap, VecDeque};
 use supers::Supers;

@@ -34,7 +34,7 @@ impl Array {
             AdminRequest::CancelReplace { member } => self.check_cancel(*member).map(|()| {
                 format!("the replacement of member {member} is cancelled; the old device stays in service")
             }),
-            AdminRequest::ScrubStart => self.check_scrub_start().map(|()| "the scrub runs".into()),
+            AdminRequest::ScrubStart => self.check_scrub_start().map(|()| self.words_for_scrub().into()),
             AdminRequest::ScrubPause => self.check_scrub(true).map(|()| "the scrub is paused".into()),
             AdminRequest::ScrubStop => self.check_scrub(false).map(|()| "the scrub is stopped".into()),
             AdminRequest::Repair => {
@@ -166,15 +166,29 @@ impl Array {
         if self.is_failed() {
             return Err("the array has FAILED; there is nothing to scrub".into());
         }
-        match self.passes.scrub_is_running() {
-            true => Err("a scrub is running already".into()),
-            false => Ok(()),
+        if !self.passes.scrub_is_running() {
+            return Ok(());
+        }
+        let state = if self.any_building() { "waits for a rebuild" } else { "is running" };
+        let name = &self.supers.template().name;
+        Err(format!("a scrub {state} already: 'calpe wait {name} -t scrub' waits for its end"))
+    }
+
+    /// What a scrub does that begins, or goes on, now.
+    pub(super) fn words_for_scrub(&self) -> &'static str {
+        match self.any_building() {
+            true => "the scrub waits for the rebuild, and runs then",
+            false => "the scrub is running",
         }
     }
 
     /// Whether there is a scrub to be paused, or to be stopped.
     pub(super) fn check_scrub(&self, to_pause: bool) -> Result<(), String> {
-        match self.passes.scrub_is_running() || (self.passes.has_scrub() && !to_pause) {
+        match self.passes.has_scrub() {
+            true if to_pause && self.passes.scrub_is_paused() => {
+                let name = &self.supers.template().name;
+                Err(format!("the scrub is paused already: 'calpe scrub {name}' goes on with it"))
+            }
             true => Ok(()),
             false => Err("no scrub is running".into()),
         }

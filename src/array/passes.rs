@@ -4,7 +4,7 @@
 //! `rebuild_min`, otherwise to the ceiling `rebuild_max`.
 
 use super::members::{Progress, Replaced, Which};
-use super::{Activity, ActivityKind, NoticeKind, NoticeLevel, ScrubResult};
+use super::{Activity, ActivityKind, NoticeKind, NoticeLevel, Rest, ScrubResult};
 use super::{Array, Op};
 use crate::format::{MemberState, ScrubRecord};
 use crate::units::{MemberIndex, SlotIndex, Timestamp};
@@ -141,6 +141,11 @@ impl Passes {
         self.scrub.is_some() && !self.scrub_paused
     }
 
+    /// Whether there is a scrub that somebody has paused.
+    pub fn scrub_is_paused(&self) -> bool {
+        self.scrub.is_some() && self.scrub_paused
+    }
+
     /// Whether there is a scrub, paused or not.
     pub fn has_scrub(&self) -> bool {
         self.scrub.is_some()
@@ -160,6 +165,11 @@ impl Passes {
 }
 
 impl Array {
+    /// A scrub that was under way when the array was stopped was paused then, and stays so.
+    pub fn keep_scrub_paused(&mut self) {
+        self.passes.pause_scrub();
+    }
+
     /// Starts slot operations while the window and the allowance permit.
     pub(super) fn pump_passes(&mut self) {
         if self.is_failed() || self.stopping.is_some() || !self.redo.is_serving() {
@@ -339,11 +349,11 @@ impl Array {
     pub(super) fn activities(&self) -> Vec<Activity> {
         let slots = self.map.slots;
         let bytes = |slot: u64| slot * self.map.stripe_bytes() as u64;
-        let activity = |kind, pass: &Pass, paused| Activity {
+        let activity = |kind, pass: &Pass, rest| Activity {
             kind,
             done_bytes: bytes(pass.progress.done().min(slots)),
             total_bytes: bytes(slots),
-            paused,
+            rest,
             errors: pass.errors,
             repaired: pass.repaired,
         };
@@ -357,14 +367,18 @@ impl Array {
                 kind: ActivityKind::Rebuild,
                 done_bytes: bytes(done),
                 total_bytes: bytes(slots),
-                paused: failed,
+                rest: failed.then_some(Rest::ForMembers),
                 errors: 0,
                 repaired: 0,
             });
         }
         if let Some(pass) = &self.passes.scrub {
-            let paused = failed || self.passes.scrub_paused || !all.is_empty();
-            all.push(activity(ActivityKind::Scrub, pass, paused));
+            let rest = match self.passes.scrub_paused {
+                true => Some(Rest::Paused),
+                false if failed => Some(Rest::ForMembers),
+                false => (!all.is_empty()).then_some(Rest::ForRebuild),
+            };
+            all.push(activity(ActivityKind::Scrub, pass, rest));
         }
         all.extend(self.repair_activity());
         all

@@ -182,7 +182,7 @@ impl Array {
             kind: ActivityKind::Repair,
             done_bytes: bytes(next),
             total_bytes: bytes(self.map.slots),
-            paused: false,
+            rest: None,
             errors,
             repaired,
         })

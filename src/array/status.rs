@@ -73,6 +73,17 @@ pub enum ActivityKind {
     Repair,
 }
 
+/// Why a background pass does nothing for now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// An administrator has paused it.
+    Paused,
+    /// A rebuild goes first.
+    ForRebuild,
+    /// The array has failed.
+    ForMembers,
+}
+
 /// A background pass that runs, or waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Activity {
@@ -82,8 +93,8 @@ pub struct Activity {
     pub done_bytes: u64,
     /// Bytes of volume data to cover.
     pub total_bytes: u64,
-    /// Paused by an administrator, or waiting for another pass.
-    pub paused: bool,
+    /// Why nothing of it is done now.
+    pub rest: Option<Rest>,
     /// Inconsistencies found so far by a scrub.
     pub errors: u64,
     /// Blocks repaired so far.

@@ -283,8 +283,8 @@ pub fn scan_line(scan: &ScanReport) -> String {
         HumanSize(scan.done),
         HumanSize(scan.total)
     );
-    if scan.paused {
-        line.push_str(", paused");
+    if let Some(words) = scan.state.words() {
+        let _ = write!(line, ", {words}");
     } else {
         if let Some(rate) = scan.rate_bytes_per_s {
             let _ = write!(line, ", {}/s", HumanSize(rate));
@@ -417,7 +417,7 @@ pub(super) mod tests {
     use super::*;
     use crate::control::{
         ArrayState, ErrorReport, GpuReport, ImportableMember, LogReport, LogState, LostReport, MemberState,
-        ReplacementReport, ScanKind, Severity, VolumeReport,
+        ReplacementReport, ScanKind, ScanState, Severity, VolumeReport,
     };
     use uuid::Uuid;
 
@@ -473,6 +473,7 @@ pub(super) mod tests {
             rate_bytes_per_s: Some(100 << 20),
             eta_s: Some(3725),
             paused: false,
+            state: ScanState::Running,
             errors: 0,
             repaired: 0,
         }
@@ -543,9 +544,11 @@ members:
         let total = 1 << 40;
         assert!(scan_line(&scan(ScanKind::Scrub, total - 1, total)).starts_with("scrub 99.9 %"));
         let mut paused = scan(ScanKind::Scrub, 0, 10);
-        paused.paused = true;
+        (paused.paused, paused.state) = (true, ScanState::Paused);
         paused.errors = 2;
         assert_eq!(scan_line(&paused), "scrub 0.0 %, 0 B of 10 B, paused, 2 errors, 0 repaired");
+        (paused.state, paused.errors) = (ScanState::WaitsForRebuild, 0);
+        assert_eq!(scan_line(&paused), "scrub 0.0 %, 0 B of 10 B, waits for the rebuild");
     }
 
     #[test]

@@ -19,8 +19,8 @@ pub use reply::{ErrorCode, Event, Importable, ImportableMember, Pong, Reply, Req
 pub use request::{GpuDrill, MemberRef, Request, ScrubAction};
 pub use status::{
     ArrayReport, ArrayState, Condition, ErrorReport, LastScrub, LogReport, LogState, LostReport,
-    MemberReport, MemberState, OUTPUT_VERSION, ReplacementReport, ScanKind, ScanReport, StartReport, Status,
-    VolumeReport,
+    MemberReport, MemberState, OUTPUT_VERSION, ReplacementReport, ScanKind, ScanReport, ScanState,
+    StartReport, Status, VolumeReport,
 };
 pub use verdict::{Explanation, Verdict, explain, is_notable, verdict};
 pub use wire::{MAX_REPLY_BYTES, MAX_REQUEST_BYTES, WireError, read_message, write_message};

@@ -317,6 +317,34 @@ impl ScanKind {
     }
 }
 
+/// Whether a pass runs, and what it waits for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScanState {
+    /// It runs.
+    #[default]
+    Running,
+    /// An administrator has paused it.
+    Paused,
+    /// A rebuild goes first.
+    WaitsForRebuild,
+    /// Too few members are there: the array has failed.
+    WaitsForMembers,
+}
+
+impl ScanState {
+    /// The words for it; none for what runs.
+    #[must_use]
+    pub const fn words(self) -> Option<&'static str> {
+        match self {
+            ScanState::Running => None,
+            ScanState::Paused => Some("paused"),
+            ScanState::WaitsForRebuild => Some("waits for the rebuild"),
+            ScanState::WaitsForMembers => Some("waits for members"),
+        }
+    }
+}
+
 /// A pass that runs or waits.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ScanReport {
@@ -332,8 +360,11 @@ pub struct ScanReport {
     pub rate_bytes_per_s: Option<u64>,
     /// Seconds to the end at this rate.
     pub eta_s: Option<u64>,
-    /// Paused, or waiting for another pass.
+    /// It does not run, for whatever reason: see `state`.
     pub paused: bool,
+    /// Whether it runs, and what it waits for.
+    #[serde(default)]
+    pub state: ScanState,
     /// Inconsistencies found so far.
     pub errors: u64,
     /// Blocks repaired so far.
@@ -426,6 +457,7 @@ pub(super) mod tests {
             rate_bytes_per_s: Some(3),
             eta_s: None,
             paused: false,
+            state: ScanState::Running,
             errors: 0,
             repaired: 0,
         });

@@ -344,7 +344,7 @@ fn names(members: &[&MemberReport]) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::status::tests::healthy;
-    use super::super::{LastScrub, LogReport, LostReport, ReplacementReport, ScanReport};
+    use super::super::{LastScrub, LogReport, LostReport, ReplacementReport, ScanReport, ScanState};
     use super::*;
 
     fn with_absent(states: &[MemberState]) -> ArrayReport {
@@ -392,6 +392,7 @@ mod tests {
             rate_bytes_per_s: None,
             eta_s: None,
             paused: false,
+            state: ScanState::Running,
             errors: 1,
             repaired: 0,
         });

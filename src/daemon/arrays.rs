@@ -253,7 +253,8 @@ impl Daemon {
             return self.would(id, &name, request);
         }
         let outcome = self.reactor.admin(id, request, Vec::new())?;
-        Ok(Done::line(format!("array '{name}': {}", outcome.0)))
+        let warnings = self.remember_scrub(id).into_iter().collect();
+        Ok(Done { message: format!("array '{name}': {}", outcome.0), warnings })
     }
 
     pub(super) fn repair(&self, array: &str, dry_run: bool) -> Outcome {

@@ -10,7 +10,7 @@ use super::service::{Daemon, lock};
 use super::state::{Arrays, Counters, Counts, Damage, KnownDevice};
 use crate::member::TimeLimits;
 use crate::units::VolumeOffset;
-use crate::volume::NoticeLevel;
+use crate::volume::{NoticeLevel, Rest};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use uuid::Uuid;
@@ -41,7 +41,10 @@ impl Daemon {
             devices.extend(unseen);
         }
         devices.sort_by_key(|device| (device.member, device.uuid));
-        if memory.arrays.note(uuid, &name, devices, clock::unix_seconds()) {
+        let mut is_new = memory.arrays.note(uuid, &name, devices, clock::unix_seconds());
+        let is_paused = facts.status.activities.iter().any(|activity| activity.rest == Some(Rest::Paused));
+        is_new |= memory.arrays.0.get_mut(&uuid).is_some_and(|known| known.note_scrub(is_paused));
+        if is_new {
             self.state.save_arrays(&memory.arrays);
         }
         if memory.counters.note(uuid, counts) {
@@ -59,6 +62,35 @@ impl Daemon {
         if let Ok(facts) = self.facts(id) {
             self.remember(id, &facts);
         }
+    }
+
+    /// Keeps that the scrub of an array is paused now, or is not. A line when that cannot be kept.
+    pub(super) fn remember_scrub(&self, id: ArrayId) -> Option<String> {
+        let was_paused =
+            |uuid| lock(&self.memory).arrays.0.get(&uuid).is_some_and(|known| known.scrub_paused);
+        let uuid = self.with_names(id, |names| names.uuid)?;
+        let before = was_paused(uuid);
+        self.remember_now(id);
+        let is_paused = was_paused(uuid);
+        if before == is_paused {
+            return None;
+        }
+        let why = match self.state.path() {
+            None if is_paused => "no 'state_dir' is configured".into(),
+            None => return None,
+            Some(_) => self.state.flush(KEPT_WAIT).err()?,
+        };
+        Some(match is_paused {
+            true => format!("the pause is not remembered, and a restart goes on with the scrub: {why}"),
+            false => {
+                format!("a restart may find the scrub paused: that it is not cannot be remembered: {why}")
+            }
+        })
+    }
+
+    /// Whether the scrub of an array was paused by an administrator in an earlier run.
+    pub(super) fn scrub_was_paused(&self, array: Uuid) -> bool {
+        lock(&self.memory).arrays.0.get(&array).is_some_and(|known| known.scrub_paused)
     }
 
     /// Counts that an earlier run has left, by member.

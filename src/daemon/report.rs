@@ -7,14 +7,14 @@ use super::state::Counts;
 use crate::block_io::DeviceId;
 use crate::control::{
     self, ArrayReport, Condition, EngineReport, ErrorReport, GpuReport, LastScrub, LogReport, LostReport,
-    MemberReport, ReplacementReport, ScanKind, ScanReport, VolumeReport, explain,
+    MemberReport, ReplacementReport, ScanKind, ScanReport, ScanState, VolumeReport, explain,
 };
 use crate::format::{MemberState, VolumeKind};
 use crate::member::{Device, DeviceFacts, Identity};
 use crate::nbd::TlsMode;
 use crate::units::{MemberIndex, Timestamp, VolumeOffset};
 use crate::volume::{
-    Activity, ActivityKind, ArrayState, LogState, MemberCondition, MemberStatus, VolumeStatus,
+    Activity, ActivityKind, ArrayState, LogState, MemberCondition, MemberStatus, Rest, VolumeStatus,
 };
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt::Write;
@@ -252,8 +252,10 @@ pub struct Meters(BTreeMap<ActivityKind, VecDeque<(Timestamp, u64)>>);
 impl Meters {
     /// Takes note of how far passes are.
     pub fn observe(&mut self, now: Timestamp, activities: &[Activity]) {
-        self.0.retain(|kind, _| activities.iter().any(|activity| activity.kind == *kind && !activity.paused));
-        for activity in activities.iter().filter(|activity| !activity.paused) {
+        self.0.retain(|kind, _| {
+            activities.iter().any(|activity| activity.kind == *kind && activity.rest.is_none())
+        });
+        for activity in activities.iter().filter(|activity| activity.rest.is_none()) {
             let samples = self.0.entry(activity.kind).or_default();
             if samples.back().is_some_and(|(_, done)| *done > activity.done_bytes) {
                 // It began again.
@@ -278,7 +280,7 @@ impl Meters {
     /// A pass with its rate.
     #[must_use]
     pub fn scan(&self, activity: &Activity) -> ScanReport {
-        let rate = self.rate(activity.kind).filter(|_| !activity.paused);
+        let rate = self.rate(activity.kind).filter(|_| activity.rest.is_none());
         let left = activity.total_bytes.saturating_sub(activity.done_bytes);
         ScanReport {
             kind: match activity.kind {
@@ -291,7 +293,13 @@ impl Meters {
             total: activity.total_bytes,
             rate_bytes_per_s: rate,
             eta_s: rate.filter(|rate| *rate > 0).map(|rate| left.div_ceil(rate)),
-            paused: activity.paused,
+            paused: activity.rest.is_some(),
+            state: match activity.rest {
+                None => ScanState::Running,
+                Some(Rest::Paused) => ScanState::Paused,
+                Some(Rest::ForRebuild) => ScanState::WaitsForRebuild,
+                Some(Rest::ForMembers) => ScanState::WaitsForMembers,
+            },
             errors: activity.errors,
             repaired: activity.repaired,
         }
@@ -338,7 +346,7 @@ mod tests {
             kind: ActivityKind::Rebuild,
             done_bytes: done,
             total_bytes: 1000,
-            paused,
+            rest: paused.then_some(Rest::Paused),
             errors: 0,
             repaired: 0,
         }

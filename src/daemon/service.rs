@@ -27,7 +27,8 @@ use crate::array::{ArrayConfig, Footprint, OpenDevice};
 use crate::block_io::Pool;
 use crate::codec::Codec;
 use crate::control::{
-    ArrayReport, ArrayState, ErrorCode, PROTOCOL_VERSION, Pong, Reply, Request, RequestError, Status,
+    ArrayReport, ArrayState, ErrorCode, PROTOCOL_VERSION, Pong, Reply, Request, RequestError, ScanKind,
+    Status,
 };
 use crate::format::{Superblock, VolumeKind};
 use crate::gpu::GpuConfig;
@@ -295,6 +296,9 @@ impl Daemon {
         let assembled = import::with_handles(assembled, open);
         let mut volume = Box::new(PlainVolume::new(assembled, codec, self.pool.clone(), config));
         volume.expect_damage(&self.earlier_damage(superblock.array));
+        if self.scrub_was_paused(superblock.array) {
+            volume.keep_scrub_paused();
+        }
         let settings = lock(&self.settings);
         let id = self.reactor.add_array(NewArray {
             array: superblock.array,
@@ -309,7 +313,12 @@ impl Daemon {
         self.remember_now(id);
         let report = self.report_of(id)?;
         let level = if report.state == ArrayState::Online { NoticeLevel::Info } else { NoticeLevel::Warning };
-        self.notice(&report.name, kinds::IMPORTED, level, format!("imported, {}", report.state));
+        let scrub = report.scan.iter().find(|scan| scan.kind == ScanKind::Scrub);
+        let scrub = scrub.map_or_else(String::new, |scan| {
+            let words = scan.state.words().unwrap_or("goes on");
+            format!("; a scrub that was under way, at {:.1} %, {words}", scan.percent)
+        });
+        self.notice(&report.name, kinds::IMPORTED, level, format!("imported, {}{scrub}", report.state));
         for warning in warnings {
             self.notice(&report.name, kinds::IMPORT_NOTE, NoticeLevel::Warning, warning);
         }

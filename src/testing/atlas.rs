@@ -433,7 +433,7 @@ fn run_until_quiet(sim: &mut SimArray) -> Result<(), String> {
     for _ in 0..2000 {
         run_idle(sim)?;
         let passes = sim.status().activities;
-        if passes.iter().all(|pass| pass.kind == ActivityKind::Scrub && pass.paused) {
+        if passes.iter().all(|pass| pass.kind == ActivityKind::Scrub && pass.rest.is_some()) {
             return Ok(());
         }
         sim.sleep(100);

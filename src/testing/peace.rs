@@ -135,7 +135,7 @@ impl Run {
             }
             let status = self.sim.status();
             let rests = |kind: ActivityKind, paused: bool| kind == ActivityKind::Scrub && paused;
-            if status.activities.iter().all(|activity| rests(activity.kind, activity.paused)) {
+            if status.activities.iter().all(|activity| rests(activity.kind, activity.rest.is_some())) {
                 return Ok(());
             }
             self.sim.sleep(100);

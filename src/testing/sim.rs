@@ -709,7 +709,7 @@ impl SimArray {
             }
         }
         assert!(
-            self.status().activities.iter().all(|a| a.paused),
+            self.status().activities.iter().all(|a| a.rest.is_some()),
             "a pass hangs: {:?}",
             self.status().activities
         );

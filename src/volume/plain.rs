@@ -103,6 +103,11 @@ impl PlainVolume {
         self.array.expect_damage(ranges);
     }
 
+    /// A scrub under way stays paused: see [`Array::keep_scrub_paused`].
+    pub fn keep_scrub_paused(&mut self) {
+        self.array.keep_scrub_paused();
+    }
+
     /// The hash of the block at `offset` as the array's cached pages have it, for tests; none while they do not.
     pub(crate) fn cached_hash(&self, offset: VolumeOffset) -> Option<BlockHash> {
         let (stripe, within) = (offset.0 / self.stripe_bytes, offset.0 % self.stripe_bytes);

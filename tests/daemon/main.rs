@@ -20,6 +20,7 @@ mod recover;
 mod reload;
 mod remembered;
 mod remote;
+mod scrubs;
 mod silent;
 #[path = "../support/mod.rs"]
 mod support;

@@ -203,7 +203,8 @@ impl Reactor {
             VolumeEvent::Client(..) => array.last_request = now,
             VolumeEvent::Tick => {
                 let status = array.volume.status();
-                array.active = status.dirty || status.activities.iter().any(|activity| !activity.paused);
+                array.active =
+                    status.dirty || status.activities.iter().any(|activity| activity.rest.is_none());
             }
             _ => {}
         }

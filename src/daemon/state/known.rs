@@ -30,6 +30,9 @@ pub(in crate::daemon) struct Known {
     /// Where that import has looked for its members.
     #[serde(default)]
     pub search: Vec<PathBuf>,
+    /// Its scrub is paused by an administrator, and stays so.
+    #[serde(default)]
+    pub scrub_paused: bool,
     /// The devices that served it last.
     #[serde(default)]
     pub devices: Vec<KnownDevice>,
@@ -74,6 +77,13 @@ impl Arrays {
             oldest.map(|uuid| self.0.remove(&uuid));
         }
         is_new
+    }
+}
+
+impl Known {
+    /// Takes note of whether the scrub is paused by an administrator. Whether that is news.
+    pub fn note_scrub(&mut self, is_paused: bool) -> bool {
+        std::mem::replace(&mut self.scrub_paused, is_paused) != is_paused
     }
 }
 

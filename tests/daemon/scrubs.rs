@@ -1,0 +1,88 @@
+//! Scrubs that do not run: one that somebody has paused stays so, and one that waits for a rebuild says so.
+
+use crate::support::load::Client;
+use crate::support::serve::{Serve, array, create};
+use calpe::nbd::{Command, Request};
+use serde_json::Value;
+use std::path::Path;
+
+/// A section for 'tank' whose passes are slow enough to be met under way.
+fn slow(there: &Path) -> String {
+    array("tank", &[there]) + "rebuild_min = \"1MiB\"\nrebuild_max = \"1MiB\"\n"
+}
+
+/// The state of the scrub, if there is one.
+fn scrub(array: &Value) -> Option<&str> {
+    let scans = array["scan"].as_array()?;
+    scans.iter().find(|scan| scan["kind"] == "scrub")?["state"].as_str()
+}
+
+fn is_served(array: &Value) -> bool {
+    array["log"]["state"] == "serving"
+}
+
+#[test]
+fn a_scrub_that_was_paused_stays_so_over_restarts_and_imports() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let there = dir.path().join("there");
+    create(&there, "tank", 2, 1);
+    let mut serve = Serve::start(dir.path(), &slow(&there));
+    serve.array_when("it is served", is_served);
+    serve.says("scrub tank");
+    assert_eq!(scrub(&serve.arrays()[0]), Some("running"));
+    let said = serve.says("scrub tank -p");
+    assert!(!said.contains("not remembered"), "{said}");
+    assert!(serve.refuses("scrub tank -p").contains("is paused already: 'calpe scrub tank'"));
+    assert!(serve.refuses("scrub tank -p -n").contains("is paused already"));
+    serve.kill();
+    let mut serve = Serve::start(dir.path(), &slow(&there));
+    assert_eq!(scrub(&serve.array_when("it is served", is_served)), Some("paused"));
+    let events = serve.says("events");
+    assert!(events.contains("imported, ONLINE; a scrub that was under way, at "), "{events}");
+    serve.stop();
+
+    let serve = Serve::start(dir.path(), &slow(&there));
+    serve.says("export tank");
+    serve.says("import tank");
+    assert_eq!(scrub(&serve.arrays()[0]), Some("paused"));
+    serve.stop();
+    // Nobody pauses it for ever.
+    let mut serve = Serve::start(dir.path(), &slow(&there));
+    serve.array_when("it is served", is_served);
+    serve.says("scrub tank");
+    serve.kill();
+    let mut serve = Serve::start(dir.path(), &slow(&there));
+    assert_eq!(scrub(&serve.array_when("it is served", is_served)), Some("running"));
+    let events = serve.says("events");
+    assert!(events.contains("%, goes on"), "{events}");
+    serve.says("scrub tank -s");
+    assert!(serve.refuses("scrub tank -p").contains("no scrub is running"));
+    serve.stop();
+}
+
+#[test]
+fn a_scrub_that_waits_for_a_rebuild_is_not_called_paused() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let there = dir.path().join("there");
+    create(&there, "tank", 2, 1);
+    let mut serve = Serve::start(dir.path(), &slow(&there));
+    serve.array_when("it is served", is_served);
+    let mut client = Client::connect(&serve.nbd()).expect("connected");
+    let write = Request::new(Command::Write, 0, 4 << 20);
+    client.call(&write, &vec![7; 4 << 20]).expect("connected").expect("written");
+    serve.says("replace tank 1 new");
+    assert!(serve.says("scrub tank -n").contains("the scrub waits for the rebuild"));
+    assert!(serve.says("scrub tank").contains("the scrub waits for the rebuild, and runs then"));
+    assert_eq!(scrub(&serve.arrays()[0]), Some("waits_for_rebuild"));
+    let status = serve.says("status");
+    let line = status.lines().find(|line| line.contains("scrub 0.0 %"));
+    assert!(line.is_some_and(|line| line.ends_with(", waits for the rebuild")), "{status}");
+    let again = serve.refuses("scrub tank");
+    assert!(again.contains("waits for a rebuild already: 'calpe wait tank -t scrub'"), "{again}");
+    serve.says("scrub tank -p");
+    assert_eq!(scrub(&serve.arrays()[0]), Some("paused"));
+    assert!(serve.refuses("scrub tank -p").contains("is paused already"));
+    serve.says("replace tank --cancel 1");
+    assert_eq!(scrub(&serve.arrays()[0]), Some("paused"), "not only while there is something to wait for");
+    serve.stop();
+}
