@@ -113,6 +113,7 @@ fn status(client: Result<Client, ClientError>, args: &StatusArgs) -> Outcome {
             if args.watch { say_json_line(&status)? } else { say_json(&status)? }
         } else {
             say(&text::status(&status.arrays, args.unhealthy, args.verbose))?;
+            say(&text::problems(&status.problems))?;
             say(&text::certificates(&status.certificates, clock::unix_seconds()))?;
         }
         if !args.watch {
@@ -188,13 +189,14 @@ fn scrub(mut client: Client, args: ScrubArgs) -> Outcome {
         (_, true) => ScrubAction::Stop,
         _ => ScrubAction::Start,
     };
-    let since = scrub_mark(&mut client, &args.name)?;
+    // What is wrong with the name is told by the request itself, which is an event.
+    let since = scrub_mark(&mut client, &args.name);
     tell(
         client.change(&Request::Scrub { array: args.name.clone(), action, dry_run: args.dry_run })?,
         &Paths::default(),
     )?;
     if args.wait {
-        return follow(client, &args.name, Goal::Scrub { since }, &Paths::default());
+        return follow(client, &args.name, Goal::Scrub { since: since? }, &Paths::default());
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -55,6 +55,18 @@ pub fn status(arrays: &[ArrayReport], unhealthy: bool, verbose: bool) -> String 
     shown.into_iter().map(text).collect::<Vec<_>>().join("\n")
 }
 
+/// What is wrong with the daemon itself; nothing while all is well.
+#[must_use]
+pub fn problems(problems: &[String]) -> String {
+    if problems.is_empty() {
+        return String::new();
+    }
+    let mut text = String::from("\n");
+    let lines: Vec<_> = problems.iter().map(|line| Printable(line).to_string()).collect();
+    labelled(&mut text, "daemon", &lines.join("\n"));
+    text
+}
+
 /// What is to be done about certificates; nothing while all is well.
 #[must_use]
 pub fn certificates(certificates: &[CertificateReport], now_unix: u64) -> String {
@@ -71,7 +83,8 @@ fn one_array(array: &ArrayReport, verbose: bool) -> String {
     let mut text = String::new();
     labelled(&mut text, "array", &array.name);
     if verbose {
-        labelled(&mut text, "uuid", &array.uuid.to_string());
+        let uuid = if array.uuid.is_nil() { "not known".into() } else { array.uuid.to_string() };
+        labelled(&mut text, "uuid", &uuid);
     }
     labelled(&mut text, "state", array.state.as_str());
     labelled(&mut text, "status", &array.status);
@@ -103,7 +116,16 @@ fn one_array(array: &ArrayReport, verbose: bool) -> String {
         );
     }
     labelled(&mut text, "engine", &engine_lines(&array.engine, verbose));
-    labelled(&mut text, "uri", &array.uris.join("\n"));
+    let access = if array.read_only { "\nread-only: clients cannot write" } else { "" };
+    labelled(&mut text, "uri", &format!("{}{access}", array.uris.join("\n")));
+    if verbose {
+        let clients = match array.clients {
+            0 => "none is connected".to_owned(),
+            1 => "1 connection".to_owned(),
+            many => format!("{many} connections"),
+        };
+        labelled(&mut text, "clients", &clients);
+    }
     let errors = match array.errors.client {
         0 => "none seen by clients".to_owned(),
         1 => "1 client request failed".to_owned(),
@@ -262,6 +284,9 @@ fn member_table(array: &ArrayReport, verbose: bool) -> String {
 fn remarks(member: &MemberReport) -> String {
     // The count says it.
     let conditions = member.conditions.iter().filter(|condition| **condition != Condition::Repaired);
+    // Nor twice what the reason says.
+    let reason = member.reason.as_deref().unwrap_or_default();
+    let conditions = conditions.filter(|condition| !reason.contains(condition.word()));
     let conditions = conditions.map(|condition| condition.word().to_owned());
     member.reason.iter().cloned().chain(conditions).collect::<Vec<_>>().join("; ")
 }
@@ -437,6 +462,8 @@ pub(super) mod tests {
             epoch: 3,
             dirty: false,
             uris: vec![format!("nbd+unix:///{name}?socket=/run/calpe/nbd.sock")],
+            read_only: false,
+            clients: 0,
             members: (0..3)
                 .map(|index| MemberReport {
                     index,

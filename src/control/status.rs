@@ -19,13 +19,16 @@ pub struct Status {
     /// What the daemon shows and trusts under TLS.
     #[serde(default)]
     pub certificates: Vec<CertificateReport>,
+    /// What is wrong with the daemon itself, a line each: the state directory cannot be written to.
+    #[serde(default)]
+    pub problems: Vec<String>,
 }
 
 impl Status {
     /// A status of this version.
     #[must_use]
     pub fn new(arrays: Vec<ArrayReport>) -> Status {
-        Status { output_version: OUTPUT_VERSION, arrays, certificates: Vec::new() }
+        Status { output_version: OUTPUT_VERSION, arrays, certificates: Vec::new(), problems: Vec::new() }
     }
 }
 
@@ -34,7 +37,8 @@ impl Status {
 pub struct ArrayReport {
     /// Its name.
     pub name: String,
-    /// Its identity; all zeroes where it is not known, because nothing of the array was found.
+    /// Its identity; nil, which is null in JSON, where it is not known, because nothing of the array was found.
+    #[serde(with = "nil_as_null")]
     pub uuid: Uuid,
     /// How it is.
     pub state: ArrayState,
@@ -61,6 +65,12 @@ pub struct ArrayReport {
     pub dirty: bool,
     /// Where clients reach it.
     pub uris: Vec<String>,
+    /// Clients may only read.
+    #[serde(default)]
+    pub read_only: bool,
+    /// Connections of clients that use it now.
+    #[serde(default)]
+    pub clients: u64,
     /// Every member, in order of index.
     pub members: Vec<MemberReport>,
     /// Passes that run or wait, the running one first.
@@ -84,6 +94,20 @@ pub struct ArrayReport {
     /// Why it is not served, of an array that is to be: then what was found of it is all that is known.
     #[serde(default)]
     pub start: Option<StartReport>,
+}
+
+/// A uuid that may not be known.
+mod nil_as_null {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use uuid::Uuid;
+
+    pub fn serialize<S: Serializer>(uuid: &Uuid, serializer: S) -> Result<S::Ok, S::Error> {
+        Some(uuid).filter(|uuid| !uuid.is_nil()).serialize(serializer)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Uuid, D::Error> {
+        Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+    }
 }
 
 /// Attempts to serve an array that have not succeeded.
@@ -419,6 +443,8 @@ pub(super) mod tests {
             epoch: 3,
             dirty: false,
             uris: vec!["nbd+unix:///tank?socket=/run/calpe/nbd.sock".into()],
+            read_only: false,
+            clients: 0,
             members: (0..6)
                 .map(|index| MemberReport {
                     index,

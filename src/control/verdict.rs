@@ -273,12 +273,15 @@ fn explain_online(array: &ArrayReport) -> Explanation {
             ),
         };
     }
-    match array.members.iter().find(|member| member.read + member.write + member.cksum > 0) {
+    let has_errors = |member: &&MemberReport| member.read + member.write + member.cksum > 0;
+    let troubled: Vec<_> = array.members.iter().filter(has_errors).collect();
+    match troubled.first() {
         Some(member) => Explanation {
-            status: format!(
-                "Member {} ({}) had errors; all of them were made good.",
-                member.index, member.name
-            ),
+            // Whether all of it was made good does not show: what was lost may have been written again.
+            status: match troubled.len() {
+                1 => format!("Member {} ({}) had errors", member.index, member.name),
+                many => format!("{many} members had errors ({})", names(&troubled)),
+            } + "; nothing is known to be unreadable now.",
             action: format!(
                 "Watch its counts; replace it with 'calpe replace {} {} NEW' if they rise.",
                 array.name, member.index
@@ -492,7 +495,11 @@ mod tests {
     fn a_member_with_errors_is_named_while_online() {
         let mut array = healthy();
         array.members[4].cksum = 1;
-        assert!(explain(&array).status.contains("Member 4 (/srv/m4)"));
-        assert_eq!(verdict(&[array]), Verdict::Healthy, "made good");
+        let told = explain(&array).status;
+        assert_eq!(told, "Member 4 (/srv/m4) had errors; nothing is known to be unreadable now.");
+        assert_eq!(verdict(std::slice::from_ref(&array)), Verdict::Healthy);
+        array.members[1].read = 2;
+        let told = explain(&array).status;
+        assert!(told.starts_with("2 members had errors (1: /srv/m1, 4: /srv/m4);"), "{told}");
     }
 }

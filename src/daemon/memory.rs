@@ -203,9 +203,10 @@ impl Daemon {
         if is_inside {
             return None;
         }
-        let kept = match self.state.path() {
-            Some(dir) => format!("is remembered in {}", dir.display()),
-            None => "is forgotten at a restart".to_owned(),
+        let kept = match (self.state.path(), self.state.flush(KEPT_WAIT)) {
+            (Some(dir), Ok(())) => format!("is remembered in {}", dir.display()),
+            (Some(_), Err(why)) => format!("is forgotten at a restart ({why})"),
+            (None, _) => "is forgotten at a restart".to_owned(),
         };
         Some(format!(
             "{} lies outside of the places where members are looked for: where it is {kept}; add it to 'search' of the array, so that \

@@ -84,6 +84,8 @@ pub struct Names {
     pub uuid: Uuid,
     /// Kind of its volume.
     pub kind: VolumeKind,
+    /// Clients may only read.
+    pub read_only: bool,
     /// Per member: its device, or the last it had.
     pub seats: Vec<Place>,
     /// Every device handed to the array.
@@ -144,6 +146,8 @@ impl Names {
             epoch: status.epoch,
             dirty: status.dirty,
             uris: addresses.iter().map(|(address, tls)| uri(address, *tls, &self.name)).collect(),
+            read_only: self.read_only,
+            clients: facts.clients as u64,
             members: self
                 .seats
                 .iter()

@@ -273,6 +273,7 @@ impl Daemon {
             name: superblock.name.clone(),
             uuid: superblock.array,
             kind: superblock.volume,
+            read_only: options.read_only,
             seats: seats.collect(),
             devices: assembled
                 .seats
@@ -386,9 +387,11 @@ impl Daemon {
             Request::Ping { version } => return self.ping(version),
             Request::Status { array } => {
                 return match self.status(array.as_deref()) {
-                    Ok(arrays) => {
-                        Reply::Status(Status { certificates: self.certificates(), ..Status::new(arrays) })
-                    }
+                    Ok(arrays) => Reply::Status(Status {
+                        certificates: self.certificates(),
+                        problems: self.state.trouble().into_iter().collect(),
+                        ..Status::new(arrays)
+                    }),
                     Err(error) => Reply::Error(error),
                 };
             }

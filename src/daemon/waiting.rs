@@ -188,6 +188,8 @@ impl Waiting {
             epoch: superblock.map_or(0, |superblock| superblock.epoch.number),
             dirty: superblock.is_some_and(|superblock| !superblock.clean),
             uris: Vec::new(),
+            read_only: false,
+            clients: 0,
             members: self.members(),
             scan: Vec::new(),
             last_scrub: None,

@@ -24,6 +24,7 @@ mod scrubs;
 mod silent;
 #[path = "../support/mod.rs"]
 mod support;
+mod telling;
 mod tidy;
 mod tls;
 mod units;

@@ -294,7 +294,12 @@ fn a_state_directory_that_cannot_be_written_is_told_once_and_stops_nothing() {
     let events = serve.events();
     let told = events.iter().filter(|event| event["kind"] == "state_dir").collect::<Vec<_>>();
     assert_eq!(told.len(), 1, "{told:?}");
+    let status: Value = serde_json::from_slice(&serve.ask("status --json").stdout).expect("JSON");
+    let problem = status["problems"][0].as_str().expect("a problem");
+    assert!(problem.contains("cannot be written") && serve.says("status").contains("daemon: "), "{status}");
     // But whoever counts on it is told.
+    let said = serve.says("replace tank 1 outside -w");
+    assert!(said.contains("is forgotten at a restart (") && !said.contains("is remembered"), "{said}");
     create(&dir.path().join("other"), "pond", 1, 1);
     let said = serve.says("import pond --dir other");
     assert!(said.contains("the import is not remembered"), "{said}");

@@ -185,6 +185,11 @@ impl StateDir {
         self.0.as_ref()?.work().trouble.news.take()
     }
 
+    /// Why the directory cannot be written to, as far as is known.
+    pub fn trouble(&self) -> Option<String> {
+        self.0.as_ref()?.work().trouble.now.clone()
+    }
+
     /// Events on disk, oldest first. Waits for the directory, but not for long.
     pub fn events(&self) -> Vec<Event> {
         let Some(shared) = &self.0 else { return Vec::new() };
