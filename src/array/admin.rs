@@ -78,8 +78,18 @@ impl Array {
 
     fn take_out(&mut self, index: MemberIndex, to: MemberState, reason: &str) -> Result<String, String> {
         self.check_take_out(index, to)?;
-        let device = self.member(index).device.expect("it was looked at");
-        self.fault_device(index, device.id, to, reason.into());
+        match self.member(index).device {
+            Some(device) => self.fault_device(index, device.id, to, reason.into()),
+            None => {
+                // It is out already; it shall not come back by itself, nor after a restart.
+                let member = self.member_mut(index);
+                member.state = to;
+                member.reason = Some(reason.into());
+                member.away = None;
+                self.count_members();
+                self.supers.want();
+            }
+        }
         Ok(format!("member {index} is {}", to.as_str()))
     }
 
@@ -190,6 +200,7 @@ impl Array {
 
     fn replace(&mut self, index: MemberIndex, new: NewDevice) -> Result<String, String> {
         self.check_replace(index, &new)?;
+        let beside = self.beside_others();
         let device = new_device(&new);
         let progress = Progress::fresh(new.known_zero);
         let member = self.member_mut(index);
@@ -199,7 +210,7 @@ impl Array {
                 self.count_members();
                 self.supers.want();
                 return Ok(format!(
-                    "member {index} is being replaced; the old device serves until the new one is complete"
+                    "member {index} is being replaced; the old device serves until the new one is complete{beside}"
                 ));
             }
             MemberState::Rebuilding => {
@@ -217,17 +228,17 @@ impl Array {
         self.count_members();
         self.supers.note_loss();
         self.release_idle_devices();
-        Ok(format!("member {index} is REBUILDING onto the new device"))
+        Ok(format!("member {index} is REBUILDING onto the new device{beside}"))
     }
 
     /// The new device is handed back; the superblocks of the others say so from their next update on.
     fn cancel_replacement(&mut self, index: MemberIndex) -> Result<String, String> {
         self.check_cancel(index)?;
         self.take_back_replacement(index);
-        let text =
-            format!("the replacement of member {index} was cancelled; the old device stays in service");
+        let rest = self.without_it(index);
+        let text = format!("the replacement of member {index} was cancelled; {rest}");
         self.notice(NoticeKind::ReplacementCancelled, NoticeLevel::Info, Some(index), text);
-        Ok(format!("the replacement of member {index} is cancelled; the old device stays in service"))
+        Ok(format!("the replacement of member {index} is cancelled; {rest}"))
     }
 
     /// Nothing is built in an array that was refused for what is missing.

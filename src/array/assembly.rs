@@ -428,6 +428,7 @@ fn assemble_current<K: Clone>(
             Some((at, Ok(()))) if member.state == MemberState::Rebuilding => {
                 seat.key = Some(candidates[at].key.clone());
                 seat.rebuilt = rebuilt_by_itself(&candidates[at].superblock);
+                seat.reason = Some("being rebuilt since before the start".into());
                 taken[at] = true;
             }
             Some((at, Err(why))) if is_live && holds(&candidates[at].superblock, &epoch) => {
@@ -710,7 +711,9 @@ fn refusal(superblock: &Superblock, record: &Superblock, why: Option<Behind>) ->
     let index = superblock.member;
     let current = record.members.get(usize::from(index.0)).map(|m| m.uuid);
     if superblock.role == Role::Replacement {
-        return format!("an abandoned replacement of member {index}; replace again to use it");
+        return format!(
+            "a replacement of member {index} that was given up; 'calpe replace --force' can use it again"
+        );
     }
     if current != Some(superblock.device) {
         return format!("it was member {index} before that was replaced; it holds nothing current");

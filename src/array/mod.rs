@@ -729,7 +729,7 @@ impl Array {
         if due {
             self.last_unreadable_notice = Some(self.now);
             let text = format!(
-                "slot {slot} cannot be read: more than {} of its chunks are missing or fail; the client gets EIO",
+                "slot {slot} cannot be read: more than {} of its chunks are missing or fail; reading what they lack gives EIO",
                 self.map.m
             );
             self.notice_at(NoticeKind::BlocksUnreadable, NoticeLevel::Error, offset, text);

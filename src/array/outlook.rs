@@ -26,13 +26,18 @@ impl Array {
             AdminRequest::Replace { member, device } => {
                 self.check_replace(*member, device).map(|()| match self.member(*member).state {
                     MemberState::Online => format!(
-                        "member {member} is replaced; the old device serves until the new one is complete"
+                        "member {member} is replaced; the old device serves until the new one is complete{}",
+                        self.beside_others()
                     ),
-                    _ => format!("member {member} is REBUILDING onto the new device, {}", self.after(1)),
+                    _ => format!(
+                        "member {member} is REBUILDING onto the new device, {}{}",
+                        self.after(1),
+                        self.beside_others()
+                    ),
                 })
             }
             AdminRequest::CancelReplace { member } => self.check_cancel(*member).map(|()| {
-                format!("the replacement of member {member} is cancelled; the old device stays in service")
+                format!("the replacement of member {member} is cancelled; {}", self.without_it(*member))
             }),
             AdminRequest::ScrubStart => self.check_scrub_start().map(|()| self.words_for_scrub().into()),
             AdminRequest::ScrubPause => self.check_scrub(true).map(|()| "the scrub is paused".into()),
@@ -66,15 +71,15 @@ impl Array {
         self.known(index)?;
         let member = self.member(index);
         if member.device.is_none() {
-            // Whoever fails a member that is out already means to give it up.
-            let hint = match (to, member.state) {
-                (MemberState::Faulted, MemberState::Faulted) => "",
-                (MemberState::Faulted, _) => {
-                    ": to give it up, replace it ('calpe replace'), which needs no 'calpe fail'"
-                }
-                _ => "",
-            };
-            return Err(format!("member {index} is {} already{hint}", member.state.as_str()));
+            if member.state == to {
+                return Err(format!("member {index} is {} already", to.as_str()));
+            }
+            if self.is_failed() {
+                return Err(format!(
+                    "member {index} is {} already, and the array has FAILED: nothing can be recorded before its members are back",
+                    member.state.as_str()
+                ));
+            }
         }
         let is_online = member.state == MemberState::Online;
         if is_online && self.online().len() <= self.map.k {
@@ -88,6 +93,22 @@ impl Array {
         }
         let after = self.after(if is_online { -1 } else { 0 });
         Ok(format!("member {index} is {}, {after}", to.as_str()))
+    }
+
+    /// What a build that begins means for those under way: the progress that is shown is that of the one that is least far.
+    pub(super) fn beside_others(&self) -> &'static str {
+        match self.any_building() {
+            true => "; the progress shown begins again, as what is being built already goes on beside it",
+            false => "",
+        }
+    }
+
+    /// What a member is without the replacement that is being built.
+    pub(super) fn without_it(&self, index: MemberIndex) -> String {
+        match self.member(index).state {
+            MemberState::Online => "the old device stays in service".into(),
+            state => format!("member {index} stays {}", state.as_str()),
+        }
     }
 
     fn words_for(&self, index: MemberIndex, entry: Entry) -> String {
@@ -128,7 +149,11 @@ impl Array {
             return self.check_return_to_failed(index, new).map(|()| Entry::ToFailed);
         }
         if self.member(index).replacement.is_some() {
-            return Err(format!("a replacement of member {index} is being built; wait until it is complete"));
+            let name = &self.supers.template().name;
+            return Err(format!(
+                "a replacement of member {index} is being built: wait until it is complete, or give it up with \
+                 'calpe replace --cancel {name} {index}'"
+            ));
         }
         // It missed writes, or is blank: what it missed is built, or all of it.
         let mark = new.superblock.as_deref().and_then(|s| self.caught_up_from(index, s));
@@ -143,8 +168,10 @@ impl Array {
             return Err("the array has FAILED; bring its members back before replacing one".into());
         }
         if self.member(index).replacement.is_some() {
+            let name = &self.supers.template().name;
             return Err(format!(
-                "a replacement of member {index} is being built already; wait until it is complete"
+                "a replacement of member {index} is being built already: wait until it is complete, or give it up with \
+                 'calpe replace --cancel {name} {index}'"
             ));
         }
         Ok(())

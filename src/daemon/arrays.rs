@@ -5,8 +5,8 @@
 //! nor passes for success. Must not know how requests arrive, nor how arrays are assembled.
 
 use super::events::kinds;
-use super::import::{self, ImportError, Opened};
-use super::search::{Found, Search, search_with};
+use super::import::{self, ImportError, LeftOut, Opened};
+use super::search::{Found, Search, search, search_with};
 use super::service::{CLOSING_WAIT, Daemon, Done, Outcome, ServeOptions, Served, refusal};
 use super::waiting::Waiting;
 use crate::control::{
@@ -14,7 +14,7 @@ use crate::control::{
 };
 use crate::format::{MemberState, ReplacementRecord};
 use crate::member::{DEFAULT_MEMBER_TIMEOUT, await_closings};
-use crate::units::HumanSize;
+use crate::units::{HumanSize, shown};
 use crate::volume::{AdminRequest, NoticeLevel};
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
@@ -73,7 +73,17 @@ impl Daemon {
         let is_there = |members: &[Found]| members.iter().any(|member| !member.remembered);
         let chosen: Vec<Uuid> = match (array, all) {
             (Some(array), false) => {
-                let uuid = found.choose(array, &places)?;
+                let uuid = found.choose(array, &places).map_err(|error| match error {
+                    ImportError::Ambiguous { uuids, .. } if uuids.iter().any(is_served) => {
+                        let others = uuids.iter().filter(|uuid| !is_served(uuid)).map(Uuid::to_string);
+                        refusal(ErrorCode::Refused, format!(
+                            "array '{array}' is served already; another one of that name, which was found besides, can be \
+                             imported only when that is exported: 'calpe export {array}', then 'calpe import {}'",
+                            others.collect::<Vec<_>>().join("' or 'calpe import ")
+                        ))
+                    }
+                    error => error.into(),
+                })?;
                 if is_served(&uuid) {
                     return Err(refusal(ErrorCode::Refused, format!("array '{array}' is served already")));
                 }
@@ -160,6 +170,7 @@ impl Daemon {
         let _change = self.begin_change(array)?;
         let mut opened = import::open(&found.arrays[&array], options.force, options.limits.local)?;
         opened.warnings.extend(self.lost_replacements(&opened));
+        self.note_overwritten(found, &mut opened);
         if opened.assembled.seats.iter().any(|seat| seat.state == MemberState::Missing) {
             opened.warnings.extend(found.unread.iter().take(UNREAD_TOLD).cloned());
         }
@@ -167,6 +178,23 @@ impl Daemon {
         warnings.extend(opened.left_out.iter().map(|left| left.reason.clone()));
         opened.warnings.splice(0..0, told.iter().cloned());
         Ok((self.serve(opened, options)?, warnings))
+    }
+
+    /// Says of members that are missing that something without a superblock is where they were.
+    fn note_overwritten(&self, found: &Search, opened: &mut Opened) {
+        let array = opened.assembled.superblock.array;
+        let left_out = &mut opened.left_out;
+        for seat in opened.assembled.seats.iter_mut().filter(|seat| seat.state == MemberState::Missing) {
+            let path = self.earlier_path(array, seat.uuid).filter(|path| found.blank.contains(path));
+            if let Some(path) = path.filter(|_| left_out.iter().all(|left| left.device != seat.uuid)) {
+                let reason = format!(
+                    "{}: holds no Calpe superblock any more: it was overwritten, or is another device",
+                    shown(&path)
+                );
+                seat.reason = Some(reason.clone());
+                left_out.push(LeftOut { device: seat.uuid, path: Some(path), reason });
+            }
+        }
     }
 
     /// Replacements that were being built when the array was stopped and whose devices are not there, a line

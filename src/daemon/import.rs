@@ -209,7 +209,7 @@ pub fn open(members: &[Found], force: bool, patience: Duration) -> Result<Opened
         }
     }
     opening.part_twins();
-    let Opening { mut devices, candidates, left_out } = opening;
+    let Opening { mut devices, candidates, mut left_out } = opening;
     let mut assembled = match assemble(&candidates, force) {
         Ok(assembled) => assembled,
         Err(source) => {
@@ -219,7 +219,16 @@ pub fn open(members: &[Found], force: bool, patience: Duration) -> Result<Opened
     };
     for (key, reason) in &assembled.refused {
         if let Some(device) = &devices[*key] {
-            warnings.push(format!("{}: not used: {reason}", shown(device.path())));
+            let reason = format!("{}: not used: {reason}", shown(device.path()));
+            let own = candidates.iter().find(|candidate| candidate.key == *key);
+            let uuid = own.map_or_else(Uuid::nil, |candidate| candidate.superblock.device);
+            let is_missed = |seat: &Seat<usize>| seat.state == MemberState::Missing && seat.uuid == uuid;
+            match assembled.seats.iter().any(is_missed) {
+                true => {
+                    left_out.push(LeftOut { device: uuid, path: Some(device.path().to_owned()), reason });
+                }
+                false => warnings.push(reason),
+            }
         }
         if assembled.replaced.iter().all(|(replaced, ..)| replaced != key) {
             devices[*key] = None;

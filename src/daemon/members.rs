@@ -10,10 +10,11 @@ use super::import::SETTLE;
 use super::reactor::{ArrayFacts, ArrayId};
 use super::report::{Names, Place};
 use super::search::search;
-use super::service::{Daemon, Done, Outcome, refusal};
+use super::service::{Daemon, Done, Outcome, lock, refusal};
 use super::superblocks::{
     read_superblock, reserve_regions, reserved_bytes, signatures, wipe_ends, wipe_log, witness,
 };
+use crate::block_io::DeviceId;
 use crate::control::{ErrorCode, MemberRef, RequestError};
 use crate::format::{MemberState, NewestError, Role, Superblock};
 use crate::member::patience::within;
@@ -79,23 +80,27 @@ impl Daemon {
         let member = target.index;
         let state = self.state_of(&target)?;
         let returns = self.returns_by_itself(&target)?;
-        if returns && matches!(state, MemberState::Missing | MemberState::Faulted) {
-            let stays = if dry_run { "would stay" } else { "stays" };
-            if !dry_run {
-                self.returns().keep_out(target.superblock.array, member);
-            }
-            return Ok(Done::line(format!(
-                "{} is {} and {stays} away until it is brought back with 'calpe online'",
-                target.describe(),
-                state.as_str()
-            )));
-        }
         let request = if failed { AdminRequest::Fail { member } } else { AdminRequest::Offline { member } };
+        let is_away = matches!(state, MemberState::Missing | MemberState::Faulted);
         if dry_run {
             return self.would(target.array, &target.name, request);
         }
-        let outcome = self.reactor.admin(target.array, request, Vec::new())?;
-        Ok(Done::line(format!("array '{}': {} ({})", target.name, outcome.0, Printable(&target.seat.name()))))
+        // First: an attempt to bring it back may be under way.
+        if returns && is_away {
+            self.returns().keep_out(target.superblock.array, member);
+        }
+        let outcome = match self.reactor.admin(target.array, request, Vec::new()) {
+            Ok(outcome) => outcome.0,
+            // It stays as it is, and away.
+            Err(_) if returns && is_away => format!("member {member} is {}", state.as_str()),
+            Err(error) => return Err(error.into()),
+        };
+        let stays = if is_away { ", and stays away until 'calpe online' brings it back" } else { "" };
+        Ok(Done::line(format!(
+            "array '{}': {outcome}{stays} ({})",
+            target.name,
+            Printable(&target.seat.name())
+        )))
     }
 
     pub(super) fn online(
@@ -175,6 +180,7 @@ impl Daemon {
         dry_run: bool,
     ) -> Outcome {
         let target = self.target(array, old)?;
+        self.check_unused(new)?;
         // Before anything is opened or created. A device that is large enough is checked for the rest.
         let fitting = NewDevice {
             device: self.reactor.next_device_id(),
@@ -206,7 +212,7 @@ impl Daemon {
                     "a new sparse file of {}, {reserved} of it allocated at once",
                     HumanSize(self.file_bytes(&target))
                 ),
-                false => format!("{reserved} of it allocated at once"),
+                false => format!("what it holds is overwritten, {reserved} of it allocated at once"),
             };
             let message = format!("{} ({}: {what})", would.message, shown(new));
             warnings.extend(self.outside_search(new));
@@ -259,6 +265,31 @@ impl Daemon {
             done.warnings.splice(0..0, warnings);
             done
         })
+    }
+
+    /// Refuses a device that serves an array of this daemon, by the name of the member that it is.
+    fn check_unused(&self, new: &Path) -> Result<(), RequestError> {
+        let identity = identity_of(new);
+        let ids: Vec<ArrayId> = lock(&self.served).iter().map(|served| served.id).collect();
+        for id in ids {
+            let Ok(facts) = self.facts(id) else { continue };
+            let user = self.with_names(id, |names| {
+                let is_it = |device: Option<DeviceId>| {
+                    device
+                        .and_then(|id| names.devices.get(&id))
+                        .is_some_and(|place| place.is_at(new, identity))
+                };
+                let mut members = facts.status.members.iter();
+                let member = members.find(|member| is_it(member.device) || is_it(member.replacement))?;
+                let role = if is_it(member.device) { "is" } else { "is being built as" };
+                Some(format!("{} {role} member {} of array '{}'", shown(new), member.index, names.name))
+            });
+            if let Some(user) = user.flatten() {
+                let what = format!("{user}: name a device that is no member");
+                return Err(refusal(ErrorCode::Refused, what));
+            }
+        }
+        Ok(())
     }
 
     /// What the array says to a request, which it does not carry out.
@@ -412,8 +443,13 @@ impl Daemon {
         let wider = fellows.unwrap_or_default().into_iter().chain(self.search_places());
         // All of /dev is not searched only because a member is there.
         let wider: Vec<PathBuf> = wider.filter(|place| place != Path::new("/dev")).collect();
-        for places in [own.into_iter().collect(), wider] {
+        let mut why = Vec::new();
+        for (at, places) in [own.into_iter().collect(), wider].into_iter().enumerate() {
             let mut found = search(&places, patience(target.limits));
+            // What is wrong with the place where it was; of others nobody has asked.
+            if at == 0 {
+                why = found.warnings.iter().map(|line| format!(": {line}")).take(1).collect();
+            }
             let members = found.arrays.remove(&target.superblock.array).unwrap_or_default();
             let is_own = |s: &Superblock| {
                 s.device == target.seat.uuid && s.member == target.index && s.role == Role::Member
@@ -425,10 +461,11 @@ impl Daemon {
         Err(refusal(
             ErrorCode::Device,
             format!(
-                "the device of {} (uuid {}) was not found: connect it and give its path; one that is gone for good \
-                 is replaced with 'calpe replace {} {} NEW', unless the array has FAILED",
+                "the device of {} (uuid {}) was not found{}; connect it and give its path with --path; one that is gone for \
+                 good, or overwritten, is replaced with 'calpe replace {} {} NEW', unless the array has FAILED",
                 target.describe(),
                 target.seat.uuid,
+                why.concat(),
                 target.name,
                 target.index
             ),

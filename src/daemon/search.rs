@@ -38,6 +38,8 @@ pub struct Search {
     pub warnings: Vec<String>,
     /// What nobody named and could not be looked at, a line each: where members are missing, these may be they.
     pub unread: Vec<String>,
+    /// Where a device was before, and what is there now has no superblock.
+    pub blank: Vec<PathBuf>,
 }
 
 /// Something to be looked at.
@@ -102,6 +104,9 @@ pub fn search_with(places: &[PathBuf], remembered: &[PathBuf], patience: Duratio
             // What was a member once, and is told where members are missing.
             Ok(Seen::Unfit(line)) if place.remembered => search.unread.push(line),
             Ok(Seen::Unfit(line)) => search.warnings.push(line),
+            Ok(Seen::Nothing) if place.remembered || remembered.contains(&place.path) => {
+                search.blank.push(place.path.clone());
+            }
             Ok(Seen::Nothing) if place.named => {
                 search.warnings.push(format!("{}: holds no Calpe superblock", shown(&place.path)));
             }

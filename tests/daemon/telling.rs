@@ -2,8 +2,11 @@
 
 use crate::support::load::Client;
 use crate::support::serve::{Serve, array, create};
+use calpe::nbd::{Command, Request};
 use serde_json::Value;
-use std::path::PathBuf;
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
 /// A folder with 'tank', 2+1, in DIR/there.
 fn scene() -> (tempfile::TempDir, PathBuf) {
@@ -20,6 +23,120 @@ fn is_quiet(array: &Value) -> bool {
 
 fn is_whole(array: &Value) -> bool {
     array["state"] == "ONLINE" && is_quiet(array)
+}
+
+fn member(array: &Value, index: usize) -> (&str, &str) {
+    let member = &array["members"][index];
+    (member["state"].as_str().expect("a state"), member["reason"].as_str().unwrap_or_default())
+}
+
+/// Both superblocks of a member's start, and both of its end.
+fn overwrite_superblocks(path: &Path) {
+    const ENDS: u64 = 32768;
+    let file = fs::File::options().write(true).open(path).expect("a member");
+    let len = file.metadata().expect("a length").len();
+    for at in [0, len - ENDS] {
+        file.write_all_at(&[0x55; ENDS as usize], at).expect("written");
+    }
+}
+
+#[test]
+fn a_member_that_is_there_and_cannot_be_used_is_not_called_not_found() {
+    let (dir, there) = scene();
+    let section = array("tank", &[&there]);
+    let older = dir.path().join("older");
+    fs::copy(there.join("m1"), &older).expect("a copy");
+    let mut serve = Serve::start(dir.path(), &section);
+    serve.array_when("it is served", is_whole);
+    serve.says("offline tank 2");
+    serve.says("online tank 2");
+    serve.array_when("it is caught up", is_whole);
+    serve.stop();
+
+    fs::copy(&older, there.join("m1")).expect("put back");
+    let mut serve = Serve::start(dir.path(), &section);
+    let tank = serve.array_when("it is served", is_quiet);
+    let (state, reason) = member(&tank, 1);
+    assert!(state == "MISSING" && reason.contains("there/m1: not used: stale: it holds epoch"), "{reason}");
+    serve.says("online tank 1");
+    serve.array_when("it is rebuilt", is_whole);
+    serve.stop();
+
+    overwrite_superblocks(&there.join("m0"));
+    let mut serve = Serve::start(dir.path(), &section);
+    let tank = serve.array_when("it is served", is_quiet);
+    let (state, reason) = member(&tank, 0);
+    assert!(
+        state == "MISSING" && reason.contains("there/m0: holds no Calpe superblock any more"),
+        "{reason}"
+    );
+    let events = serve.events();
+    let is_told = |event: &&Value| event["kind"] == "member_left_out" && event["member"] == 0;
+    assert!(events.iter().any(|event| is_told(&event)), "{events:#?}");
+    let said = serve.refuses("online tank 0");
+    assert!(said.contains("there/m0: holds no Calpe superblock") && said.contains("overwritten"), "{said}");
+    serve.says("replace tank 0 there/m0 --force");
+    serve.array_when("it is rebuilt", is_whole);
+    serve.stop();
+}
+
+#[test]
+fn a_cancelled_replacement_tells_what_the_member_is_then() {
+    let (dir, there) = scene();
+    // Slow enough to be met under way.
+    let section = array("tank", &[&there]) + "rebuild_min = \"1MiB\"\nrebuild_max = \"1MiB\"\n";
+    let mut serve = Serve::start(dir.path(), &section);
+    serve.array_when("it is served", is_whole);
+    let mut client = Client::connect(&serve.nbd()).expect("connected");
+    let write = Request::new(Command::Write, 0, 4 << 20);
+    client.call(&write, &vec![7; 4 << 20]).expect("connected").expect("written");
+    let said = serve.refuses("replace tank 0 there/m2");
+    assert!(said.contains("there/m2 is member 2 of array 'tank': name a device that is no member"), "{said}");
+    assert!(!serve.says("replace tank 1 new -n").contains("begins again"));
+    serve.says("replace tank 1 new");
+    let said = serve.refuses("replace tank 0 new");
+    assert!(said.contains("new is being built as member 1 of array 'tank'"), "{said}");
+    assert!(serve.says("replace tank 2 other -n").contains("the progress shown begins again"));
+    let said = serve.refuses("replace tank 1 other");
+    assert!(said.contains("'calpe replace --cancel tank 1'"), "{said}");
+    assert!(serve.says("replace tank --cancel 1 -n").contains("the old device stays in service"));
+    serve.says("offline tank 1");
+    let said = serve.refuses("online tank 1");
+    assert!(said.contains("'calpe replace --cancel tank 1'"), "{said}");
+    for command in ["replace tank --cancel 1 -n", "replace tank --cancel 1"] {
+        let said = serve.says(command);
+        assert!(said.contains("member 1 stays OFFLINE") && !said.contains("in service"), "{said}");
+    }
+    let events = serve.says("events");
+    assert!(events.contains("the replacement of member 1 was cancelled; member 1 stays OFFLINE"), "{events}");
+    fs::write(dir.path().join("other"), vec![1; 64 << 20]).expect("a file");
+    assert!(serve.says("replace tank 1 other -n").contains("what it holds is overwritten"));
+    serve.stop();
+}
+
+#[test]
+fn a_member_that_is_missing_can_be_taken_out_and_stays_out() {
+    let (dir, there) = scene();
+    let section = array("tank", &[&there]);
+    let (m2, aside) = (there.join("m2"), dir.path().join("m2"));
+    fs::rename(&m2, &aside).expect("moved");
+    let mut serve = Serve::start(dir.path(), &section);
+    let tank = serve.array_when("it is served", is_quiet);
+    assert_eq!(member(&tank, 2).0, "MISSING");
+    assert!(serve.says("fail tank 2 -n").contains("member 2 is FAULTED"));
+    let said = serve.says("fail tank 2");
+    assert!(said.contains("member 2 is FAULTED, and stays away until 'calpe online'"), "{said}");
+    assert_eq!(member(&serve.arrays()[0], 2), ("FAULTED", "failed by an administrator"));
+    assert!(serve.refuses("fail tank 2").contains("is FAULTED already"));
+    serve.says("offline tank 2");
+    assert_eq!(member(&serve.arrays()[0], 2), ("OFFLINE", "taken offline by an administrator"));
+    serve.stop();
+    fs::rename(&aside, &m2).expect("moved back");
+    let mut serve = Serve::start(dir.path(), &section);
+    assert_eq!(member(&serve.array_when("it is served", is_quiet), 2).0, "OFFLINE");
+    serve.says("online tank 2");
+    serve.array_when("it is whole", is_whole);
+    serve.stop();
 }
 
 #[test]
@@ -52,5 +169,18 @@ fn a_scrub_that_is_refused_is_an_event() {
         event["kind"] == "command" && event["text"].as_str().is_some_and(|text| text.contains("was refused"))
     };
     assert_eq!(events.iter().filter(refused).count(), 2, "{events:#?}");
+    serve.stop();
+}
+
+#[test]
+fn of_two_arrays_of_one_name_the_served_one_has_to_go_first() {
+    let (dir, there) = scene();
+    let other = dir.path().join("other");
+    create(&other, "tank", 1, 1);
+    let mut serve = Serve::start(dir.path(), &array("tank", &[&there]));
+    serve.array_when("it is served", is_whole);
+    let said = serve.refuses("import tank --dir other");
+    let advice = "is served already; another one of that name";
+    assert!(said.contains(advice) && said.contains("'calpe export tank', then 'calpe import "), "{said}");
     serve.stop();
 }

@@ -402,7 +402,6 @@ fn worth_telling(notice: ArrayNotice) -> Option<String> {
             .find_map(|(done, would)| Some(text.strip_suffix(done)?.to_owned() + would))
             .unwrap_or_else(|| text.to_owned()),
         NoticeKind::LogReplayed => text.replacen("was replayed", "was replayed in memory", 1),
-        NoticeKind::BlocksUnreadable => text.replacen("the client gets EIO", "a client would get EIO", 1),
         _ => text.to_owned(),
     })
 }
