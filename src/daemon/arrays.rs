@@ -6,7 +6,7 @@
 
 use super::events::kinds;
 use super::import::{self, ImportError, LeftOut, Opened};
-use super::search::{Found, Search, search, search_with};
+use super::search::{Found, Search, search_with};
 use super::service::{CLOSING_WAIT, Daemon, Done, Outcome, ServeOptions, Served, refusal};
 use super::waiting::Waiting;
 use crate::control::{
