@@ -73,7 +73,7 @@ fn import_lists_what_it_finds_and_prints_whole_uris() {
     serve.says("offline pond 2");
     let told = serve.says("status pond");
     assert!(told.contains("'calpe online pond 1', 'calpe online pond 2'"), "{told}");
-    assert!(serve.refuses("fail pond 2").contains("'calpe replace'"));
+    assert!(serve.says("fail pond 2").contains("FAULTED"));
     let told = serve.refuses("import nothing --dir m");
     assert!(told.contains("check its name") && !told.contains("name the directory"), "{told}");
 }
