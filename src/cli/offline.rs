@@ -36,6 +36,7 @@ pub(super) fn create(args: CreateArgs) -> Outcome {
         force: args.force,
     })?;
     if args.dry_run {
+        plan.check_room()?;
         say(&format!("would create:\n{}\n", plan.describe().join("\n")))?;
         return Ok(ExitCode::SUCCESS);
     }

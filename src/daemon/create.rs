@@ -6,6 +6,7 @@
 //! another life could outrank it. Must not know of running arrays.
 
 use super::drill;
+use super::room::{Wanted, check_room};
 use super::superblocks::{
     read_superblock, reserve_regions, reserved_of, reserved_ranges, signatures, wipe_ends, wiped_ranges,
     write_superblock,
@@ -239,6 +240,20 @@ impl CreatePlan {
     #[must_use]
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
+    }
+
+    /// Whether there is room for what [`CreatePlan::execute`] would take, as far as that can be told without taking it.
+    ///
+    /// # Errors
+    /// For which member there is none.
+    pub fn check_room(&self) -> Result<(), CreateError> {
+        let allocated = reserved_of(&self.regions);
+        let wanted = |member: &Planned| Wanted {
+            path: member.path.clone(),
+            new_file: if member.device.is_none() { self.file_bytes } else { None },
+            allocated,
+        };
+        Ok(check_room(&self.members.iter().map(wanted).collect::<Vec<_>>())?)
     }
 
     /// What would be done, a line each, the array first.

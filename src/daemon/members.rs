@@ -9,6 +9,7 @@ use super::changes::Change;
 use super::import::SETTLE;
 use super::reactor::{ArrayFacts, ArrayId};
 use super::report::{Names, Place};
+use super::room::{Wanted, check_room};
 use super::search::search;
 use super::service::{Daemon, Done, Outcome, lock, refusal};
 use super::superblocks::{
@@ -206,7 +207,11 @@ impl Daemon {
             Err(error) => return Err(error.into()),
         };
         if dry_run {
-            let reserved = HumanSize(reserved_bytes(&target.superblock));
+            let allocated = reserved_bytes(&target.superblock);
+            let new_file = created.then(|| self.file_bytes(&target));
+            let wanted = [Wanted { path: new.to_owned(), new_file, allocated }];
+            within(new, "see what room there is", patience(target.limits), move || check_room(&wanted))??;
+            let reserved = HumanSize(allocated);
             let what = match created {
                 true => format!(
                     "a new sparse file of {}, {reserved} of it allocated at once",

@@ -30,6 +30,7 @@ pub mod reactor;
 mod reload;
 pub mod report;
 mod returns;
+mod room;
 pub mod search;
 pub mod serve;
 pub mod service;

@@ -1,0 +1,122 @@
+//! Whether filesystems have room for members, for those that only ask: `-n` of create and replace. Changes nothing that lasts:
+//! what cannot be found out without that counts as room. Must not know of arrays.
+
+use crate::member::{DeviceError, is_remote};
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Bytes of a block in which files count what they take.
+const STAT_BLOCK_BYTES: u64 = 512;
+
+/// A member that is to be.
+#[derive(Clone, Debug)]
+pub(super) struct Wanted {
+    /// Where.
+    pub path: PathBuf,
+    /// Size of the file that is to be created; none where there is one, or a device.
+    pub new_file: Option<u64>,
+    /// Bytes that are allocated in it at once.
+    pub allocated: u64,
+}
+
+/// Checks the room for all of them together.
+///
+/// # Errors
+/// [`DeviceError::NoSpace`] for the first that there is no room for; or why no file can be created in its place.
+pub(super) fn check_room(wanted: &[Wanted]) -> Result<(), DeviceError> {
+    let mut free = Free::default();
+    for Wanted { path, new_file, allocated } in wanted.iter().filter(|wanted| !is_remote(&wanted.path)) {
+        let place = match new_file {
+            Some(bytes) => {
+                let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+                let parent = parent.unwrap_or(Path::new("."));
+                try_size(path, parent, *bytes)?;
+                parent
+            }
+            None => path,
+        };
+        let Ok(meta) = place.metadata() else { continue };
+        let needed = match new_file {
+            Some(_) => *allocated,
+            // Of what it has, some may lie where space is needed.
+            None if meta.is_file() => allocated.saturating_sub(meta.blocks() * STAT_BLOCK_BYTES),
+            None => continue,
+        };
+        if !free.take(meta.dev(), || free_bytes(place), needed) {
+            return Err(DeviceError::NoSpace { path: path.clone(), bytes: needed });
+        }
+    }
+    Ok(())
+}
+
+/// What is left of filesystems, by number.
+#[derive(Debug, Default)]
+struct Free(BTreeMap<u64, u64>);
+
+impl Free {
+    /// Takes bytes of one, if it has them. `has`: what it had before.
+    fn take(&mut self, filesystem: u64, has: impl FnOnce() -> u64, bytes: u64) -> bool {
+        let left = self.0.entry(filesystem).or_insert_with(has);
+        match left.checked_sub(bytes) {
+            Some(rest) => {
+                *left = rest;
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+/// What this user may take of a filesystem; what cannot be found out counts as no limit.
+fn free_bytes(place: &Path) -> u64 {
+    let Ok(fs) = nix::sys::statvfs::statvfs(place) else { return u64::MAX };
+    // Filesystems keep a reserve for root.
+    let blocks = if nix::unistd::geteuid().is_root() { fs.blocks_free() } else { fs.blocks_available() };
+    blocks.saturating_mul(fs.fragment_size())
+}
+
+/// Whether a filesystem takes a sparse file of this size: gives it to a file without a name, which goes when it is closed.
+fn try_size(path: &Path, parent: &Path, bytes: u64) -> Result<(), DeviceError> {
+    let nameless =
+        OpenOptions::new().read(true).write(true).mode(0o600).custom_flags(libc::O_TMPFILE).open(parent);
+    let refused: Result<(), io::Error> = nameless.and_then(|file| file.set_len(bytes));
+    let Err(error) = refused else { return Ok(()) };
+    match error.raw_os_error() {
+        // A filesystem, or a kernel, that knows no files without names.
+        Some(libc::EOPNOTSUPP | libc::EISDIR | libc::ENOENT) => Ok(()),
+        Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG | libc::EINVAL) => {
+            Err(DeviceError::NoSpace { path: path.into(), bytes })
+        }
+        _ => Err(DeviceError::from_io(path, "create it", error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_on_one_filesystem_need_their_room_together() {
+        let mut free = Free::default();
+        assert!(free.take(1, || 10, 6) && !free.take(1, || 10, 6) && free.take(1, || 10, 4));
+        assert!(free.take(2, || 10, 6) && !free.take(1, || 10, 1));
+    }
+
+    #[test]
+    fn what_is_there_is_asked_for_what_it_lacks_and_nothing_is_left_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let new = |bytes| Wanted { path: dir.path().join("new"), new_file: Some(bytes), allocated: 4096 };
+        check_room(&[new(1 << 20)]).unwrap();
+        let much = Wanted { allocated: u64::MAX / 4, ..new(1 << 20) };
+        assert!(matches!(check_room(&[much]), Err(DeviceError::NoSpace { .. })));
+        let full = dir.path().join("full");
+        std::fs::write(&full, vec![1; 1 << 20]).unwrap();
+        let there = |allocated| Wanted { path: full.clone(), new_file: None, allocated };
+        check_room(&[there(1 << 20)]).unwrap();
+        assert!(matches!(check_room(&[there(u64::MAX / 4)]), Err(DeviceError::NoSpace { .. })));
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+}
