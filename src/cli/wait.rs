@@ -226,10 +226,16 @@ fn look_at_repair(array: &ArrayReport) -> Look {
 }
 
 fn scrub_result(array: &ArrayReport, since: &ScrubMark) -> Look {
+    // It looks at what is in service; of the others nothing is known.
+    let out: Vec<_> = array.members.iter().filter(|member| !in_service(member)).collect();
+    let unverified = match out.len() {
+        0 => String::new(),
+        many => format!("; not verified, as out of service: {many} of {} members", array.members.len()),
+    };
     match since.result_after(array) {
-        Some(LastScrub { errors: 0, .. }) => Look::Well("scrub is complete: no errors".into()),
+        Some(LastScrub { errors: 0, .. }) => Look::Well(format!("scrub is complete: no errors{unverified}")),
         Some(LastScrub { errors, repaired, .. }) => Look::Badly(format!(
-            "scrub is complete: {errors} errors, {repaired} blocks repaired; see 'calpe events'"
+            "scrub is complete: {errors} errors, {repaired} blocks repaired; see 'calpe events'{unverified}"
         )),
         None => Look::Badly("the scrub was stopped before its end".into()),
     }
@@ -438,6 +444,20 @@ mod tests {
         let mut over = array("tank");
         over.last_scrub = Some(LastScrub { finished_unix: 100, errors: 0, repaired: 0 });
         assert!(matches!(Waiter::new(Goal::Scrub { since: MARK }).look(&over), Look::Well(_)));
+    }
+
+    #[test]
+    fn a_scrub_says_which_part_of_the_array_it_has_not_seen() {
+        let mut degraded = array("tank");
+        degraded.state = ArrayState::Degraded;
+        degraded.members[0].state = MemberState::Offline;
+        degraded.last_scrub = Some(LastScrub { finished_unix: 100, errors: 0, repaired: 0 });
+        let look = Waiter::new(Goal::Scrub { since: MARK }).look(&degraded);
+        let told = format!("1 of {} members", degraded.members.len());
+        assert!(matches!(&look, Look::Well(text) if text.contains(&told)), "{look:?}");
+        degraded.members[0].state = MemberState::Online;
+        let look = Waiter::new(Goal::Scrub { since: MARK }).look(&degraded);
+        assert!(matches!(&look, Look::Well(text) if text.ends_with("no errors")), "{look:?}");
     }
 
     #[test]
