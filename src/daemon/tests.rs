@@ -179,7 +179,7 @@ fn a_replacement_must_be_worthless_large_enough_and_its_own() {
     for (path, code) in [
         (foreign.path().join("m0"), ErrorCode::NeedsForce),
         (bench.path("short"), ErrorCode::Device),
-        (bench.path("m1"), ErrorCode::Device),
+        (bench.path("m1"), ErrorCode::Refused),
         (bench.path("no/such/dir/m"), ErrorCode::Device),
         (PathBuf::from("/dev/calpe-nonexistent"), ErrorCode::Device),
         (bench.dir.path().into(), ErrorCode::Device),
