@@ -607,7 +607,7 @@ fn what_a_daemon_is_asked_wrongly_it_refuses_and_nothing_changes() {
         (short.as_str(), &["short: has 1 MiB, but"][..]),
         (&foreign, &["foreign: holds", "--force", "nothing was changed"]),
         (&other, &["o0: holds Calpe member 0 of 'other'", "--force"]),
-        (&member, &["is in use by"]),
+        (&member, &["is member 1 of array"]),
         (&text(dir.path()), &["is a directory"]),
         ("/dev/null", &["is a character device"]),
         ("/dev/calpe-nothing", &["no such file or device"]),
@@ -618,7 +618,7 @@ fn what_a_daemon_is_asked_wrongly_it_refuses_and_nothing_changes() {
         refused_by(&up, &["replace", "calpe", "0", new], words);
         refused_by(&up, &["replace", "calpe", "0", new, "-n"], &[]);
     }
-    refused_by(&up, &["replace", "calpe", "0", &member, "--force"], &["is in use by"]);
+    refused_by(&up, &["replace", "calpe", "0", &member, "--force"], &["is member 1 of array"]);
     assert!(fs::read(&foreign).expect("read") == content, "a refused replacement was written to");
     run(calpe().arg("inspect").arg(&other));
 
