@@ -1,9 +1,9 @@
 //! Blocks that the array could not serve, with what is known of each: the list behind the status, the health of a
 //! stripe, and what is looked at again by itself.
 //!
-//! The list is a memory of what requests, passes and replays met since the start, and of what an earlier run has told of; what
-//! it does not hold may be damaged all the same. It never decides what a block holds: that is the entry's and the content's to say (rule T1 of the
-//! crash-safety design). Must not know of I/O.
+//! The list is a memory of what requests, passes and replays met since the start, and of what an earlier run
+//! has told of; what it does not hold may be damaged all the same. It never decides what a block holds: that is
+//! the entry's and the content's to say (rule T1 of the crash-safety design). Must not know of I/O.
 
 use super::Array;
 use super::fetch::{Missing, Why};

@@ -84,7 +84,7 @@ pub(super) fn attach(
     let stays = args.foreground || args.keeper;
     let level = if stays && !args.dry_run { LevelFilter::INFO } else { LevelFilter::WARN };
     let log_format = log_format.unwrap_or_default();
-    // A keeper that waited for its log would keep everybody waiting who uses the device.
+    // A keeper that waited for its log would keep all users of the device waiting.
     let _log = stays.then(|| logging::start_queued(log_format, level));
     logging::start(log_format, level);
     let (Some(name), Some(device)) = (&args.name, &args.device) else {

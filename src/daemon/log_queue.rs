@@ -1,5 +1,5 @@
-//! Lines of the log on their way to standard error, for processes that serve: who logs hands a line over and
-//! goes on, a thread of its own writes, and a reader that stops reading costs lines, never requests.
+//! Lines of the log on their way to standard error, for processes that serve: a thread that logs hands its line
+//! over and goes on, another one writes, and a reader that stops reading costs lines, never requests.
 //!
 //! Invariants: no thread but its own ever waits for standard error; no more than a fixed number of lines wait;
 //! what there is no room for is counted. Must not know what the lines say.

@@ -66,12 +66,10 @@ impl Daemon {
 
     /// Keeps that the scrub of an array is paused now, or is not. A line when that cannot be kept.
     pub(super) fn remember_scrub(&self, id: ArrayId) -> Option<String> {
-        let was_paused =
-            |uuid| lock(&self.memory).arrays.0.get(&uuid).is_some_and(|known| known.scrub_paused);
         let uuid = self.with_names(id, |names| names.uuid)?;
-        let before = was_paused(uuid);
+        let before = self.scrub_was_paused(uuid);
         self.remember_now(id);
-        let is_paused = was_paused(uuid);
+        let is_paused = self.scrub_was_paused(uuid);
         if before == is_paused {
             return None;
         }
@@ -88,7 +86,7 @@ impl Daemon {
         })
     }
 
-    /// Whether the scrub of an array was paused by an administrator in an earlier run.
+    /// Whether the scrub of an array is remembered as paused by an administrator, by this run or an earlier one.
     pub(super) fn scrub_was_paused(&self, array: Uuid) -> bool {
         lock(&self.memory).arrays.0.get(&array).is_some_and(|known| known.scrub_paused)
     }

@@ -77,7 +77,7 @@ pub(super) struct Hosted {
     /// Those of them that the volume has and that modify.
     pub(super) modifying: usize,
     /// Which of the requests waits for which.
-    pub(super) order: super::order::Order<Fenced>,
+    pub(super) order: super::order::Precedence<Fenced>,
     last_request: Timestamp,
     /// As of the last tick: something runs by itself.
     active: bool,

@@ -25,7 +25,7 @@ pub(super) struct Span {
 
 /// See the head of this file. `W` is a request that waits.
 #[derive(Debug)]
-pub(super) struct Order<W> {
+pub(super) struct Precedence<W> {
     next: Ticket,
     /// All that modify.
     all: Ranges,
@@ -38,9 +38,9 @@ pub(super) struct Order<W> {
     behind: HashMap<Ticket, Vec<Ticket>>,
 }
 
-impl<W> Default for Order<W> {
-    fn default() -> Order<W> {
-        Order {
+impl<W> Default for Precedence<W> {
+    fn default() -> Precedence<W> {
+        Precedence {
             next: 0,
             all: Ranges::default(),
             uneven: Ranges::default(),
@@ -51,7 +51,7 @@ impl<W> Default for Order<W> {
     }
 }
 
-impl<W> Order<W> {
+impl<W> Precedence<W> {
     /// A request has come.
     pub(super) fn enter(&mut self, span: &Span) -> Ticket {
         let ticket = self.next;
@@ -209,7 +209,7 @@ mod tests {
 
     #[test]
     fn those_that_wait_for_one_block_go_one_after_the_other() {
-        let mut order = Order::default();
+        let mut order = Precedence::default();
         let block = span(4096..8192, true, true);
         let tickets: Vec<Ticket> = (0..1000).map(|_| order.enter(&block)).collect();
         assert_eq!(order.blocker(&block, tickets[0]), None);
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn whatever_overlaps_an_orphan_waits_for_it_and_other_reads_wait_for_nothing() {
-        let mut order: Order<()> = Order::default();
+        let mut order: Precedence<()> = Precedence::default();
         let write = span(0..4096, true, false);
         let ticket = order.enter(&write);
         let read = span(0..4096, false, false);
@@ -251,7 +251,7 @@ mod tests {
             (start, len, uneven) in (0..300u64, 1..80u64, any::<bool>()),
             before in 0..130u64,
         ) {
-            let mut order: Order<()> = Order::default();
+            let mut order: Precedence<()> = Precedence::default();
             let mut left = Vec::new();
             for ((start, len, uneven), gone) in entries.into_iter().zip(gone) {
                 let span = span(start * 512..(start + len) * 512, true, uneven);
