@@ -59,7 +59,10 @@ impl Damage {
 
     /// Nothing of the stripe is needed any more.
     pub fn forget_stripe(&mut self, stripe: StripeIndex) {
-        self.blocks.retain(|(other, _, _), _| *other != stripe);
+        let known: Vec<BlockName> = self.of_stripe(stripe).map(|(block, _)| block).collect();
+        for block in known {
+            self.blocks.remove(&block);
+        }
     }
 
     /// Every block, ascending.
