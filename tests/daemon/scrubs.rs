@@ -41,7 +41,8 @@ fn a_scrub_that_was_paused_stays_so_over_restarts_and_imports() {
     assert!(events.contains("imported, ONLINE; a scrub that was under way, at "), "{events}");
     serve.stop();
 
-    let serve = Serve::start(dir.path(), &slow(&there));
+    let mut serve = Serve::start(dir.path(), &slow(&there));
+    serve.array_when("it is served", is_served);
     serve.says("export tank");
     serve.says("import tank");
     assert_eq!(scrub(&serve.arrays()[0]), Some("paused"));
