@@ -50,16 +50,16 @@ impl Damage {
 
     /// Blocks of a column that were read, or written.
     pub fn forget_rows(&mut self, stripe: StripeIndex, column: u16, rows: Range<u32>) {
-        let range = (stripe, column, rows.start)..(stripe, column, rows.end);
-        let known: Vec<BlockName> = self.blocks.range(range).map(|(&block, _)| block).collect();
-        for block in known {
-            self.blocks.remove(&block);
-        }
+        self.forget_range((stripe, column, rows.start)..(stripe, column, rows.end));
     }
 
     /// Nothing of the stripe is needed any more.
     pub fn forget_stripe(&mut self, stripe: StripeIndex) {
-        let known: Vec<BlockName> = self.of_stripe(stripe).map(|(block, _)| block).collect();
+        self.forget_range(names_in(stripe));
+    }
+
+    fn forget_range(&mut self, names: Range<BlockName>) {
+        let known: Vec<BlockName> = self.blocks.range(names).map(|(&block, _)| block).collect();
         for block in known {
             self.blocks.remove(&block);
         }
@@ -72,8 +72,7 @@ impl Damage {
 
     /// The blocks of a stripe, ascending.
     pub fn of_stripe(&self, stripe: StripeIndex) -> impl Iterator<Item = (BlockName, Why)> + '_ {
-        let range = (stripe, 0, 0)..(StripeIndex(stripe.0 + 1), 0, 0);
-        self.blocks.range(range).map(|(&block, &why)| (block, why))
+        self.blocks.range(names_in(stripe)).map(|(&block, &why)| (block, why))
     }
 
     /// Up to `count` blocks behind `after`, or from the beginning where there is none.
@@ -83,6 +82,11 @@ impl Damage {
         let found: Vec<(BlockName, Why)> = behind.map(|(&block, &why)| (block, why)).collect();
         if found.is_empty() { self.iter().take(count).collect() } else { found }
     }
+}
+
+/// The names of all blocks of a stripe.
+fn names_in(stripe: StripeIndex) -> Range<BlockName> {
+    (stripe, 0, 0)..(StripeIndex(stripe.0 + 1), 0, 0)
 }
 
 impl Array {
@@ -138,13 +142,19 @@ mod tests {
             stripe,
             &[missing(0, 1, Why::SetAside), missing(0, 2, Why::Proven), missing(1, 2, Why::Lost)],
         );
-        damage.note(StripeIndex(4), &[missing(0, 1, Why::Unreadable)]);
+        let neighbours = [StripeIndex(2), StripeIndex(4)];
+        damage.note(neighbours[0], &[missing(1, 9, Why::Unreadable)]);
+        damage.note(neighbours[1], &[missing(0, 0, Why::Unreadable)]);
         damage.forget_rows(stripe, 0, 2..9);
         let left: Vec<BlockName> = damage.iter().map(|(block, _)| block).collect();
-        assert_eq!(left, [(stripe, 0, 1), (stripe, 1, 2), (StripeIndex(4), 0, 1)]);
+        let others = [(neighbours[0], 1, 9), (neighbours[1], 0, 0)];
+        assert_eq!(left, [others[0], (stripe, 0, 1), (stripe, 1, 2), others[1]]);
         damage.forget_stripe(stripe);
         assert_eq!(damage.of_stripe(stripe).count(), 0);
-        damage.forget((StripeIndex(4), 0, 1));
+        let left: Vec<BlockName> = damage.iter().map(|(block, _)| block).collect();
+        assert_eq!(left, others);
+        damage.forget(others[0]);
+        damage.forget(others[1]);
         assert!(damage.is_empty());
     }
 
