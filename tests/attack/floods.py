@@ -77,6 +77,13 @@ def anywhere(length):
     return random.randrange(0, (VOLUME - length) // 4096 + 1) * 4096
 
 
+def small_or_wide():
+    """Writes that wait for each other one by one, and now and then what overlaps many of them."""
+    if random.random() < 0.02:
+        return request(TRIM, anywhere(256 << 20), 256 << 20)
+    return request(WRITE, random.randrange(VOLUME), 1) + b"w"
+
+
 LONG = (1 << 32) - 4096 * 1024
 # name: (context, whether replies are read, a maker of the bytes that are sent over and over, or a special)
 FLOODS = {
@@ -93,6 +100,7 @@ FLOODS = {
     "reads, 4 KiB": (None, True, lambda: request(READ, anywhere(4096), 4096)),
     "reads, 1 MiB": (None, True, lambda: request(READ, anywhere(1 << 20), 1 << 20)),
     "writes, 4 KiB": (None, True, lambda: request(WRITE, anywhere(4096), 4096) + b"w" * 4096),
+    "one byte, wide trims": (None, True, lambda: small_or_wide()),
     "replies never read": (None, False, lambda: request(READ, anywhere(1 << 20), 1 << 20)),
     "status never read": ("base:allocation", False, lambda: request(STATUS, 0, LONG)),
     "payloads never sent": (None, False, "announce"),

@@ -64,41 +64,47 @@ impl Reactor {
         let array = self.connections[key].array.filter(|&array| self.hosted(array).is_some());
         let Some(array) = array else { return self.start(key, order, 0) };
         let span = self.span_of(array, &order.request);
-        let ticket = self.hosted(array).map_or(0, |hosted| hosted.order.enter(&span));
-        self.begin_in_order(key, array, (order, span, ticket), looked);
+        if self.is_left_behind(key, array, &span, looked) {
+            self.drop_order(key, order);
+            return;
+        }
+        let entered = self.hosted(array).map(|hosted| hosted.order.enter(&span));
+        let (ticket, behind) = entered.unwrap_or_default();
+        self.start_or_wait(key, array, order, ticket, behind);
     }
 
-    fn begin_in_order(
-        &mut self,
-        key: usize,
-        array: ArrayId,
-        (order, span, ticket): (Order, Span, Ticket),
-        looked: &mut bool,
-    ) {
+    /// Whether what a request asks for is not to be done any more, for its client has hung up.
+    fn is_left_behind(&mut self, key: usize, array: ArrayId, span: &Span, looked: &mut bool) -> bool {
         let mine = self.connections[key].modifying;
         let others = self.hosted(array).is_some_and(|hosted| hosted.modifying > mine);
         if !*looked && (span.modifies || others) {
             *looked = true;
             self.look(key, array);
         }
-        if span.modifies && self.connections[key].hung_up {
+        let is_left = span.modifies && self.connections[key].hung_up;
+        if is_left {
             tracing::debug!(connection = key, "client hung up: what it left behind is dropped");
             self.connections[key].broken = true;
-            self.leave_order(array, &span, ticket);
-            self.drop_order(key, order);
-            return;
         }
-        let Some(hosted) = self.hosted(array) else { return self.start(key, order, ticket) };
-        match hosted.order.blocker(&span, ticket) {
-            Some(behind) => {
-                hosted.in_flight += 1;
-                hosted.order.wait(ticket, behind, Fenced { connection: key, order });
-                let connection = &mut self.connections[key];
-                connection.in_flight += 1;
-                connection.fenced += 1;
-            }
-            None => self.start(key, order, ticket),
-        }
+        is_left
+    }
+
+    fn start_or_wait(
+        &mut self,
+        key: usize,
+        array: ArrayId,
+        order: Order,
+        ticket: Ticket,
+        behind: Option<Ticket>,
+    ) {
+        let Some((behind, hosted)) = behind.zip(self.hosted(array)) else {
+            return self.start(key, order, ticket);
+        };
+        hosted.in_flight += 1;
+        hosted.order.wait(ticket, behind, Fenced { connection: key, order });
+        let connection = &mut self.connections[key];
+        connection.in_flight += 1;
+        connection.fenced += 1;
     }
 
     /// Sees who of an array's clients has hung up: this one, and those of whom it has something to do that modifies.
@@ -190,7 +196,13 @@ impl Reactor {
         let Some(ticket) = self.connections[key].unfenced.pop_front() else { return false };
         let Some((array, order)) = self.resume(key, ticket) else { return true };
         let span = self.span_of(array, &order.request);
-        self.begin_in_order(key, array, (order, span, ticket), looked);
+        if self.is_left_behind(key, array, &span, looked) {
+            self.leave_order(array, &span, ticket);
+            self.drop_order(key, order);
+            return true;
+        }
+        let behind = self.hosted(array).and_then(|hosted| hosted.order.blocker(&span, ticket));
+        self.start_or_wait(key, array, order, ticket, behind);
         true
     }
 

@@ -23,6 +23,7 @@ mod long;
 mod memory;
 mod order;
 mod outgoing;
+mod ranges;
 mod sys;
 #[cfg(test)]
 mod tests;

@@ -2,11 +2,12 @@
 //! touch.
 //!
 //! Invariants: a request waits for one that came before it, or for an orphan, which the volume has: so something always
-//! goes on. To find what a request has to wait for takes steps by the logarithm of how many there are, whoever sent them, as
-//! long as they do not differ in their lengths; one that ends is found by those that wait for it alone. Must not know
-//! clients, or what a request does.
+//! goes on. To find what a request has to wait for takes steps by the logarithm of how many there are (`ranges`); one that
+//! ends is found by those that wait for it alone. A request looks again when what it waited for has ended: once for each that
+//! came before it at most. Must not know clients, or what a request does.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use super::ranges::Ranges;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 /// Number of a request; later ones have larger numbers.
@@ -52,27 +53,34 @@ impl<W> Default for Precedence<W> {
 }
 
 impl<W> Precedence<W> {
-    /// A request has come.
-    pub(super) fn enter(&mut self, span: &Span) -> Ticket {
+    /// A request has come. Returns its ticket, and the last of those that it has to wait for.
+    pub(super) fn enter(&mut self, span: &Span) -> (Ticket, Option<Ticket>) {
         let ticket = self.next;
         self.next += 1;
+        let last = self.orphan_of(span).or_else(|| Some(self.others(span)?.overlapping(&span.bytes)?.last));
         if span.modifies {
             self.all.insert(&span.bytes, ticket);
             if span.uneven {
                 self.uneven.insert(&span.bytes, ticket);
             }
         }
-        ticket
+        (ticket, last)
     }
 
-    /// What a request has to wait for, if anything: an orphan that it overlaps, or the last that modifies some block
-    /// that it modifies, too, and came before it, where either of them does not lie on blocks.
+    /// What a request that has come has to wait for, if anything: an orphan that it overlaps, or the first that modifies some
+    /// block that it modifies, too, and came before it, where either of them does not lie on blocks.
     pub(super) fn blocker(&self, span: &Span, ticket: Ticket) -> Option<Ticket> {
-        if let Some(orphan) = self.orphans.last(&span.bytes, Ticket::MAX) {
-            return Some(orphan);
-        }
-        let others = if span.uneven { &self.all } else { &self.uneven };
-        if span.modifies { others.last(&span.bytes, ticket) } else { None }
+        let earlier = || self.others(span)?.overlapping(&span.bytes).map(|others| others.first);
+        self.orphan_of(span).or_else(|| earlier().filter(|&first| first < ticket))
+    }
+
+    fn orphan_of(&self, span: &Span) -> Option<Ticket> {
+        Some(self.orphans.overlapping(&span.bytes)?.last)
+    }
+
+    /// Those that a request waits for where they overlap it.
+    fn others(&self, span: &Span) -> Option<&Ranges> {
+        span.modifies.then_some(if span.uneven { &self.all } else { &self.uneven })
     }
 
     /// A request waits behind another one.
@@ -115,82 +123,6 @@ impl<W> Precedence<W> {
     }
 }
 
-/// Lengths up to this many units have each a class of their own.
-const EXACT_MAX: u64 = 8;
-
-/// What lengths are counted in, in bytes: the smallest block that there is.
-const UNIT: u64 = 512;
-
-/// Ranges of bytes with their tickets.
-///
-/// Ranges of a class are at most so long; so those that overlap another range begin within so much before it.
-#[derive(Debug, Default)]
-struct Ranges {
-    /// (class, start, end, ticket).
-    entries: BTreeSet<(u8, u64, u64, Ticket)>,
-    /// How many there are of each class.
-    classes: BTreeMap<u8, usize>,
-}
-
-/// The class of a length, in bytes.
-fn class_of(len: u64) -> u8 {
-    let units = len.div_ceil(UNIT).max(1);
-    let class = match units {
-        ..=EXACT_MAX => units,
-        _ => EXACT_MAX + u64::from(units.next_power_of_two().trailing_zeros()),
-    };
-    class as u8
-}
-
-/// The longest range of a class, in bytes.
-fn longest_of(class: u8) -> u64 {
-    let class = u64::from(class);
-    let units = if class <= EXACT_MAX { class } else { 1 << (class - EXACT_MAX) };
-    units.saturating_mul(UNIT)
-}
-
-impl Ranges {
-    fn insert(&mut self, range: &Range<u64>, ticket: Ticket) {
-        let class = class_of(range.end - range.start);
-        if self.entries.insert((class, range.start, range.end, ticket)) {
-            *self.classes.entry(class).or_default() += 1;
-        }
-    }
-
-    fn remove(&mut self, range: &Range<u64>, ticket: Ticket) {
-        if self.entries.is_empty() {
-            return;
-        }
-        let class = class_of(range.end - range.start);
-        if self.entries.remove(&(class, range.start, range.end, ticket))
-            && let Some(count) = self.classes.get_mut(&class)
-        {
-            *count -= 1;
-            if *count == 0 {
-                self.classes.remove(&class);
-            }
-        }
-    }
-
-    /// The largest ticket below `before` of those that overlap a range.
-    fn last(&self, range: &Range<u64>, before: Ticket) -> Option<Ticket> {
-        let mut last = None;
-        for &class in self.classes.keys() {
-            let low = range.start.saturating_sub(longest_of(class));
-            let mut below = (class, range.end, 0, 0);
-            // Those of the same start and end are looked at together.
-            while let Some(&(_, start, end, _)) = self.entries.range((class, low, 0, 0)..below).next_back() {
-                if end > range.start {
-                    let same = (class, start, end, 0)..(class, start, end, before);
-                    last = last.max(self.entries.range(same).next_back().map(|&(_, _, _, ticket)| ticket));
-                }
-                below = (class, start, end, 0);
-            }
-        }
-        last
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -201,22 +133,17 @@ mod tests {
     }
 
     #[test]
-    fn every_length_has_a_class_that_is_no_shorter() {
-        for len in (0..100_000).chain([1 << 30, (1 << 40) + 1, u64::MAX / 4]) {
-            assert!(longest_of(class_of(len)) >= len, "{len}");
-        }
-    }
-
-    #[test]
     fn those_that_wait_for_one_block_go_one_after_the_other() {
         let mut order = Precedence::default();
         let block = span(4096..8192, true, true);
-        let tickets: Vec<Ticket> = (0..1000).map(|_| order.enter(&block)).collect();
-        assert_eq!(order.blocker(&block, tickets[0]), None);
-        for pair in tickets.windows(2) {
-            let behind = order.blocker(&block, pair[1]).unwrap();
-            assert_eq!(behind, pair[0]);
-            order.wait(pair[1], behind, pair[1]);
+        let (first, behind) = order.enter(&block);
+        assert_eq!(behind, None);
+        let mut tickets = vec![first];
+        for nth in 1..1000 {
+            let (ticket, behind) = order.enter(&block);
+            assert_eq!(behind, Some(tickets[nth - 1]));
+            order.wait(ticket, tickets[nth - 1], ticket);
+            tickets.push(ticket);
         }
         for pair in tickets.windows(2) {
             assert_eq!(order.leave(&block, pair[0]), vec![pair[1]]);
@@ -224,19 +151,19 @@ mod tests {
             assert_eq!(order.blocker(&block, pair[1]), None);
         }
         assert!(order.leave(&block, tickets[999]).is_empty());
-        assert_eq!((order.all.entries.len(), order.all.classes.len(), order.behind.len()), (0, 0, 0));
+        assert!(order.all.is_empty() && order.uneven.is_empty() && order.behind.is_empty());
     }
 
     #[test]
     fn whatever_overlaps_an_orphan_waits_for_it_and_other_reads_wait_for_nothing() {
         let mut order: Precedence<()> = Precedence::default();
         let write = span(0..4096, true, false);
-        let ticket = order.enter(&write);
+        let (ticket, _) = order.enter(&write);
         let read = span(0..4096, false, false);
-        let mine = order.enter(&read);
-        assert_eq!(order.blocker(&read, mine), None);
+        let (mine, behind) = order.enter(&read);
+        assert_eq!((behind, order.blocker(&read, mine)), (None, None));
         order.orphan(&write, ticket);
-        assert_eq!(order.blocker(&read, mine), Some(ticket));
+        assert_eq!((order.blocker(&read, mine), order.enter(&read).1), (Some(ticket), Some(ticket)));
         assert_eq!(order.blocker(&span(4096..8192, true, true), 9), None);
         order.leave(&write, ticket);
         assert_eq!(order.blocker(&read, mine), None);
@@ -245,7 +172,7 @@ mod tests {
     proptest! {
         /// What is found is what a look at every request finds.
         #[test]
-        fn the_last_of_all_that_overlap_is_found(
+        fn those_that_overlap_are_found(
             entries in prop::collection::vec((0..300u64, 1..80u64, any::<bool>()), 1..120),
             gone in prop::collection::vec(any::<bool>(), 120),
             (start, len, uneven) in (0..300u64, 1..80u64, any::<bool>()),
@@ -255,7 +182,7 @@ mod tests {
             let mut left = Vec::new();
             for ((start, len, uneven), gone) in entries.into_iter().zip(gone) {
                 let span = span(start * 512..(start + len) * 512, true, uneven);
-                let ticket = order.enter(&span);
+                let (ticket, _) = order.enter(&span);
                 if gone {
                     order.leave(&span, ticket);
                 } else {
@@ -263,14 +190,16 @@ mod tests {
                 }
             }
             let mine = span(start * 512..(start + len) * 512, true, uneven);
-            let overlaps = |(ticket, other): &&(Ticket, Span)| {
-                *ticket < before
-                    && (uneven || other.uneven)
+            let overlaps = |(_, other): &&(Ticket, Span)| {
+                (uneven || other.uneven)
                     && other.bytes.start < mine.bytes.end
                     && mine.bytes.start < other.bytes.end
             };
-            let expected = left.iter().filter(overlaps).map(|(ticket, _)| *ticket).max();
-            prop_assert_eq!(order.blocker(&mine, before), expected);
+            let others: Vec<Ticket> = left.iter().filter(overlaps).map(|(ticket, _)| *ticket).collect();
+            // One that was there before some of the others, and one that comes now.
+            let first = others.iter().copied().min().filter(|&first| first < before);
+            prop_assert_eq!(order.blocker(&mine, before), first);
+            prop_assert_eq!(order.enter(&mine).1, others.into_iter().max());
         }
     }
 }
