@@ -14,6 +14,7 @@ use super::long::{LongKind, Order};
 use super::memory::charge_of;
 use super::order::Ticket;
 use super::outgoing::Outgoing;
+use super::sys::grow_receive_buffer;
 use super::turns::later_cost;
 use super::{ArrayId, FAREWELL_NANOS, Pending, Reactor};
 use crate::block_io::BufMut;
@@ -35,6 +36,11 @@ use std::rc::Rc;
 /// Send buffer asked of the kernel for each client, in bytes: a few large replies, so that the client has
 /// something to read while the next are gathered.
 const SEND_BUFFER_BYTES: usize = 2 << 20;
+
+/// Receive buffer asked of the kernel for each TCP client, in bytes: what a client sends ahead is to find room there, or the
+/// end of its stream is not seen behind it (see [`super::fence`]). The kernel gives up to half of net.ipv4.tcp_rmem's maximum,
+/// as it does to a client that has sent a lot.
+const RECEIVE_BUFFER_BYTES: i32 = 32 << 20;
 
 /// Replies gathered beyond this many bytes are sent before the next request is looked at, so that a client can
 /// read them meanwhile.
@@ -759,6 +765,7 @@ fn tune(socket: &OwnedFd, tcp: bool) {
     if tcp {
         let _ = setsockopt(socket, sockopt::TcpNoDelay, &true);
         let _ = setsockopt(socket, sockopt::KeepAlive, &true);
+        grow_receive_buffer(socket, RECEIVE_BUFFER_BYTES);
     }
     set_send_buffer(socket);
 }

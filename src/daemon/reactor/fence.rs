@@ -18,7 +18,8 @@
 //! later. On a unix socket, closing is told from closing one half. On TCP it is not, before something is sent: there an
 //! ended stream counts as hung up. Under TLS the network's socket is looked at too, and the goodbye that TLS has: what the
 //! pump still holds must not look like what a client says that is there. A hang-up that the network has not delivered
-//! cannot be seen.
+//! cannot be seen: one behind more requests than the kernel takes for a connection that is not read from, above all. So TCP
+//! connections get all the receive buffer that the system allows for from the start (`clients`).
 //!
 //! Cost: one poll without waiting for each parse run with a request that modifies, or while others modify; two entries
 //! in an index for each that modifies (`order`). Must not know what volumes do.

@@ -9,6 +9,7 @@ use super::outgoing::Outgoing;
 use crate::block_io::BufMut;
 use crate::member::Ring;
 use io_uring::{opcode, squeue, types};
+use nix::errno::Errno;
 use slab::Slab;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -187,13 +188,33 @@ pub(super) fn hang_ups(sockets: &[BorrowedFd<'_>]) -> Vec<PollBits> {
     poll_now(sockets, libc::POLLRDHUP)
 }
 
+/// Lets a TCP socket's receive buffer grow to so many bytes at once, as far as the system's limit goes: it grows with the least
+/// that a receiver waits for, and stays so. SO_RCVBUF would end its growing, and has a smaller limit.
+pub(super) fn grow_receive_buffer(socket: &OwnedFd, bytes: libc::c_int) {
+    for least in [bytes, 1] {
+        let len = size_of_val(&least) as libc::socklen_t;
+        // SAFETY: the pointer and the length are those of `least`.
+        let _ = unsafe {
+            let least = (&raw const least).cast();
+            libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT, least, len)
+        };
+    }
+}
+
 fn poll_now(sockets: &[BorrowedFd<'_>], events: PollBits) -> Vec<PollBits> {
     let entry = |socket: &BorrowedFd<'_>| libc::pollfd { fd: socket.as_raw_fd(), events, revents: 0 };
     let mut entries: Vec<libc::pollfd> = sockets.iter().map(entry).collect();
-    // SAFETY: the pointer and the number describe `entries`, which outlives the call.
-    let result = unsafe { libc::poll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, 0) };
-    // It fails for want of memory alone: then nobody is known to be there.
-    entries.iter().map(|entry| if result < 0 { libc::POLLERR } else { entry.revents }).collect()
+    loop {
+        // SAFETY: the pointer and the number describe `entries`, which outlives the call.
+        let result = unsafe { libc::poll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, 0) };
+        if result >= 0 {
+            return entries.iter().map(|entry| entry.revents).collect();
+        }
+        if Errno::last() != Errno::EINTR {
+            // For want of memory: then nobody is known to be there.
+            return entries.iter().map(|_| libc::POLLERR).collect();
+        }
+    }
 }
 
 /// Whether there is something to receive on sockets, in their order, be it the end. Waits for nothing.

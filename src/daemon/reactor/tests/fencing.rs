@@ -374,3 +374,29 @@ fn an_array_that_stops_leaves_unanswered_what_it_does_not_do() {
     ends_unanswered(&mut busy);
     stop.join().unwrap().unwrap();
 }
+
+/// Whole writes lie before the end of the stream, and the first of them waits: for the place for large payloads.
+#[test]
+fn on_tcp_an_end_behind_several_waiting_writes_is_seen_before_the_first_of_them_begins() {
+    const EACH: usize = 1 << 20;
+    for count in [2, 3] {
+        let served = Served::with_payload(false, 0);
+        // Has the place, and sends nothing for now.
+        let mut holder = unix(&served);
+        holder.send(WRITE, 1, 40 * MIB, 4 << 20);
+        std::thread::sleep(Duration::from_millis(100));
+        let mut old = tcp(&served);
+        for nth in 0..count {
+            let mut message = Client::<UnixStream>::header(WRITE, nth, nth * 2 * MIB, EACH as u32);
+            message.extend(pattern(EACH, 2));
+            old.0.write_all(&message).unwrap();
+        }
+        old.0.hang_up(Shutdown::Both);
+        assert_eq!(tcp(&served).write(0, &[9; 4096]), 0);
+        holder.0.write_all(&vec![1; 4 << 20]).unwrap();
+        assert_eq!(holder.reply(), (1, 0));
+        assert!(old.at_end());
+        served.wait_for_clients(1);
+        assert!(tcp(&served).read(0, 4096).unwrap() == [9; 4096], "the old write won, of {count}");
+    }
+}
