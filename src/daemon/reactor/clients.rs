@@ -296,7 +296,8 @@ impl Reactor {
         let mut looked = false;
         let mut since = clock::now();
         while !self.connections[key].broken {
-            if self.connections[key].allowance.is_spent() {
+            let allowance = &self.connections[key].allowance;
+            if allowance.is_spent() || allowance.yields(self.spent) {
                 self.next_turn(key);
                 return;
             }
@@ -304,7 +305,8 @@ impl Reactor {
             let advanced = self.advance_longs(key, &mut looked) || self.continue_writing(key, &mut looked);
             let taken = self.take_next(key, &mut looked);
             let now = clock::now();
-            self.connections[key].allowance.spend(now.nanos_since(since) as i64);
+            let nanos = now.nanos_since(since) as i64;
+            self.connections[key].allowance.spend(nanos, &mut self.spent);
             since = now;
             if !begun && !advanced && !taken {
                 return;
@@ -396,7 +398,7 @@ impl Reactor {
             self.dismiss(key);
             return;
         };
-        connection.allowance.spend(later_cost(&request));
+        connection.allowance.spend(later_cost(&request), &mut self.spent);
         let offset = VolumeOffset(request.offset);
         let uneven =
             matches!(request.command, Command::Read | Command::Write) && self.has_edges(array, &request);

@@ -60,6 +60,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use sys::{SocketEvent, Sockets};
+use turns::Spent;
 use watchdog::Watchdog;
 
 /// `user_data` of member operations.
@@ -168,6 +169,8 @@ struct Reactor {
     /// What each connection may spend of this turn, in nanoseconds, and how many have begun to.
     share: i64,
     active: usize,
+    /// What all have spent of it.
+    spent: Spent,
     /// Connections that wait for a client's place.
     waiting: VecDeque<usize>,
     /// Connections to be settled at the end of this turn.
@@ -220,6 +223,7 @@ impl Reactor {
             later: Vec::new(),
             share: 0,
             active: 0,
+            spent: Spent::default(),
             waiting: VecDeque::new(),
             touched: Vec::new(),
             urgent: false,
@@ -295,6 +299,7 @@ impl Reactor {
         // As many as there were in the last turn, or have something to do already.
         self.share = turns::share(self.dirty.len().max(self.active));
         self.active = 0;
+        self.spent = Spent::default();
         for _ in 0..COMPLETIONS_PER_TURN {
             while let Some(key) = self.dirty.pop_front() {
                 self.parse(key);
