@@ -101,6 +101,9 @@ impl Array {
             Entry::Rebuilt => None,
         };
         let member = self.member_mut(index);
+        if member.uuid != new.uuid {
+            member.counters = Default::default();
+        }
         member.uuid = new.uuid;
         member.device = Some(new_device(&new));
         member.away = None;
@@ -219,8 +222,11 @@ impl Array {
             }
             _ => member.device = Some(device),
         }
+        self.bad.forget(index);
         let member = self.member_mut(index);
         member.uuid = new.uuid;
+        // What the old device went through says nothing about this one.
+        member.counters = Default::default();
         member.away = None;
         member.state = MemberState::Rebuilding;
         member.progress = Some(progress);

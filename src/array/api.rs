@@ -303,6 +303,8 @@ notice_kinds! {
     MemberRebuiltWhole "member_rebuilt_whole",
     /// A client got an error for blocks that cannot be read.
     BlocksUnreadable "blocks_unreadable",
+    /// A client's request ended in an I/O error.
+    ClientFailed "client_request_failed",
     /// A metadata page is damaged on all members.
     PageLost "page_lost",
     /// A copy of a metadata page is rewritten.

@@ -152,6 +152,12 @@ impl BadBlocks {
         }
     }
 
+    /// Whether a block of the device is listed because it does not hold what it should.
+    pub fn is_wrong(&self, member: MemberIndex, offset: ByteOffset) -> bool {
+        let of = self.members.get(&member);
+        of.and_then(|of| of.blocks.get(&(offset.0 / ROW_BYTES))) == Some(&Ill::Wrong)
+    }
+
     /// Whether nothing is listed of the member.
     pub fn is_clear(&self, member: MemberIndex) -> bool {
         self.members.get(&member).is_none_or(|of| of.blocks.is_empty() && of.unmended.is_empty())

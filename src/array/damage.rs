@@ -8,7 +8,7 @@
 use super::Array;
 use super::fetch::{Missing, Why};
 use crate::units::{ROW_BYTES, StripeIndex, VolumeOffset};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Bound, Range};
 
 /// Blocks that are remembered; with more, "and more" is all a person needs.
@@ -21,6 +21,10 @@ pub(super) type BlockName = (StripeIndex, u16, u32);
 #[derive(Debug, Default)]
 pub(super) struct Damage {
     blocks: BTreeMap<BlockName, Why>,
+    /// Those of them that an earlier run has told of, and that this one has not looked at.
+    expected: BTreeSet<BlockName>,
+    /// Counts changes of what is listed.
+    revision: u64,
 }
 
 impl Damage {
@@ -31,11 +35,46 @@ impl Damage {
     /// Takes what a fetch could not get of a stripe.
     pub fn note(&mut self, stripe: StripeIndex, missing: &[Missing]) {
         for &Missing { column, row, why } in missing {
-            self.blocks.insert((stripe, column as u16, row as u32), why);
+            let before = self.blocks.insert((stripe, column as u16, row as u32), why);
+            self.revision += u64::from(before != Some(why));
         }
         while self.blocks.len() > BLOCKS_MAX {
             self.blocks.pop_last();
         }
+    }
+
+    /// Changes whenever what is listed does.
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// An earlier run has told of the block, which is listed until it was looked at.
+    pub fn expect(&mut self, stripe: StripeIndex, column: usize, row: usize) {
+        self.note(stripe, &[Missing { column, row, why: Why::Unreadable }]);
+        self.expected.insert((stripe, column as u16, row as u32));
+    }
+
+    /// Whether what is known of the block is all from an earlier run.
+    pub fn is_expected(&self, block: BlockName) -> bool {
+        self.expected.contains(&block)
+    }
+
+    /// Whether there are blocks that an earlier run has told of, and that nobody has looked at since.
+    pub fn has_expected(&self) -> bool {
+        !self.expected.is_empty()
+    }
+
+    /// Some of those, `count` at most. Each is among them until [`Damage::looked_at`].
+    pub fn some_expected(&mut self, count: usize) -> Vec<(BlockName, Why)> {
+        let blocks = &self.blocks;
+        // What is listed no more was read or written.
+        self.expected.retain(|block| blocks.contains_key(block));
+        self.expected.iter().take(count).map(|block| (*block, self.blocks[block])).collect()
+    }
+
+    /// The block was looked at, whatever came of it.
+    pub fn looked_at(&mut self, block: BlockName) {
+        self.expected.remove(&block);
     }
 
     /// What is known of a block; nothing of one that can be had, as far as is known.
@@ -45,7 +84,7 @@ impl Damage {
 
     /// The block was read, or written.
     pub fn forget(&mut self, block: BlockName) {
-        self.blocks.remove(&block);
+        self.revision += u64::from(self.blocks.remove(&block).is_some());
     }
 
     /// Blocks of a column that were read, or written.
@@ -61,7 +100,7 @@ impl Damage {
     fn forget_range(&mut self, names: Range<BlockName>) {
         let known: Vec<BlockName> = self.blocks.range(names).map(|(&block, _)| block).collect();
         for block in known {
-            self.blocks.remove(&block);
+            self.forget(block);
         }
     }
 
@@ -108,7 +147,7 @@ impl Array {
     }
 
     /// Byte ranges of the volume that could not be had in an earlier run: they are listed as unreadable, and looked at again
-    /// before long. What is not of this volume is left out.
+    /// as soon as the array serves. What is not of this volume is left out.
     pub fn expect_damage(&mut self, ranges: &[(VolumeOffset, u64)]) {
         let (chunk, stripe_bytes) = (self.map.chunk as u64, self.map.stripe_bytes() as u64);
         let volume_bytes = self.geometry.volume_bytes;
@@ -121,8 +160,14 @@ impl Array {
             let within = at % stripe_bytes;
             let (column, row) = ((within / chunk) as usize, (within % chunk / ROW_BYTES) as usize);
             let stripe = StripeIndex(at / stripe_bytes);
-            self.damage.note(stripe, &[Missing { column, row, why: Why::Unreadable }]);
+            self.damage.expect(stripe, column, row);
         }
+    }
+
+    /// Changes whenever the list of what could not be had does.
+    #[must_use]
+    pub fn damage_revision(&self) -> u64 {
+        self.damage.revision()
     }
 }
 
@@ -156,6 +201,30 @@ mod tests {
         damage.forget(others[0]);
         damage.forget(others[1]);
         assert!(damage.is_empty());
+    }
+
+    #[test]
+    fn what_an_earlier_run_told_of_is_expected_until_it_was_looked_at_read_or_written() {
+        let mut damage = Damage::default();
+        let stripe = StripeIndex(1);
+        (0..4).for_each(|row| damage.expect(stripe, 0, row));
+        let before = damage.revision();
+        damage.forget((stripe, 0, 0));
+        assert_ne!(damage.revision(), before);
+        damage.looked_at((stripe, 0, 1));
+        let rows = |damage: &mut Damage, count| -> Vec<u32> {
+            damage.some_expected(count).into_iter().map(|(block, _)| block.2).collect()
+        };
+        assert_eq!((rows(&mut damage, 1), rows(&mut damage, 9)), (vec![2], vec![2, 3]));
+        assert!(damage.is_expected((stripe, 0, 2)) && !damage.is_expected((stripe, 0, 1)));
+        assert_eq!(damage.iter().count(), 3, "a look alone does not mend");
+        let before = damage.revision();
+        damage.note(stripe, &[missing(0, 1, Why::Unreadable)]);
+        assert_eq!(damage.revision(), before, "nothing new");
+        damage.note(stripe, &[missing(0, 1, Why::Proven)]);
+        assert_ne!(damage.revision(), before);
+        damage.forget_stripe(stripe);
+        assert!(damage.some_expected(9).is_empty() && !damage.has_expected());
     }
 
     #[test]

@@ -10,7 +10,7 @@
 mod job;
 
 use super::{Array, Inflight, Owner};
-use crate::block_io::{Buf, BufMut, DeviceId, IoFault, IoOp, IoValue};
+use crate::block_io::{Buf, BufMut, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::format::MemberState;
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex};
 use job::JobOut;
@@ -36,6 +36,10 @@ pub(super) struct Fetch {
     blended: Option<Blended>,
     /// Nobody waits for it: whoever is served goes first.
     pub background: bool,
+    /// It looks again at what could not be had: what cannot be read then was counted before.
+    pub is_look: bool,
+    /// Wrong blocks were counted by an earlier run.
+    pub was_counted: bool,
     /// A read failed because this host was short of something (rule T4): that says nothing of the blocks.
     pub host_is_short: bool,
     /// Blocks of wanted parts that cannot be had.
@@ -136,6 +140,8 @@ impl Fetch {
             blend: None,
             blended: None,
             background: false,
+            is_look: false,
+            was_counted: false,
             host_is_short: false,
             missing: Vec::new(),
             unwritten: Vec::new(),
@@ -358,19 +364,17 @@ impl Array {
             (Err(fault), None) if fetch.parts[at].blocks.len() > 1 => {
                 // Which of its blocks cannot be read is found out one by one.
                 fetch.parts[at].buf = Some(self.pool.alloc_zeroed(fetch.parts[at].blocks.len() * BLOCK));
-                if self.find_device(entry.device).is_some()
-                    && fault.kind == crate::block_io::IoFaultKind::Medium
-                {
+                if self.find_device(entry.device).is_some() && fault.kind == IoFaultKind::Medium {
                     for block in 0..fetch.parts[at].blocks.len() {
                         self.read_block(key, fetch, at, block);
                     }
                 } else {
-                    self.read_fault(entry.member, entry.device, fault);
+                    self.fetch_fault(fetch, &entry, fault);
                     fetch.parts[at].blocks.fill(State::Unread);
                 }
             }
             (Err(fault), block) => {
-                self.read_fault(entry.member, entry.device, fault);
+                self.fetch_fault(fetch, &entry, fault);
                 let part = &mut fetch.parts[at];
                 part.blocks[block.unwrap_or(0)] = State::Unread;
                 part.buf.get_or_insert_with(|| self.pool.alloc_zeroed(BLOCK));
@@ -405,10 +409,17 @@ impl Array {
         for (at, (state, good)) in part.blocks[blocks].iter_mut().zip(verdicts).enumerate() {
             let good = believed || good;
             *state = if good { State::Good } else { State::Wrong };
-            wrong += u64::from(!good);
-            self.note_verdict(member, fetch.slot, first + at, good);
+            let is_new = self.note_verdict(member, fetch.slot, first + at, good);
+            wrong += u64::from(!good && is_new && !fetch.was_counted);
         }
         self.member_mut(member).counters.checksum_errors += wrong;
+    }
+
+    /// A read of the fetch has failed.
+    fn fetch_fault(&mut self, fetch: &Fetch, entry: &Inflight, fault: IoFault) {
+        if !fetch.is_look || fault.kind != IoFaultKind::Medium {
+            self.read_fault(entry.member, entry.device, fault);
+        }
     }
 
     /// Nothing is in flight: decodes what is not good, from more columns if need be.

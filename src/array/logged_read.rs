@@ -153,6 +153,8 @@ impl Array {
             }
             read.slot = self.slot_of(read.stripe);
             if !self.holds_data(read.stripe) {
+                // It is known to be zeroes, whatever was damaged before it became that.
+                self.damage.forget_stripe(read.stripe);
                 let buf = read.buf.take().expect("nothing reads into it yet");
                 let whole = 0..buf.len();
                 return self.end_logged_read(key, read, Ok(SlotReply::Sparse(buf, vec![whole])));
@@ -174,6 +176,8 @@ impl Array {
         read.fetch = Fetch::new(read.slot);
         if let Some((column, row)) = read.looks_at {
             read.fetch.background = true;
+            read.fetch.is_look = true;
+            read.fetch.was_counted = self.damage.is_expected((read.stripe, column as u16, row as u32));
             let buf = read.buf.take().expect("nothing reads into it yet");
             read.fetch.want(column, row..row + 1, buf);
             return match self.fetch(key, &mut read.fetch) {
@@ -379,7 +383,9 @@ impl Array {
     fn release_logged_read(&mut self, key: usize, read: &mut LoggedRead) -> Flow {
         if let Some((column, row)) = read.looks_at.take() {
             self.looks -= 1;
-            let waiters = self.repaying.remove(&(read.stripe, column as u16, row as u32));
+            let block = (read.stripe, column as u16, row as u32);
+            self.damage.looked_at(block);
+            let waiters = self.repaying.remove(&block);
             self.ready.extend(waiters.into_iter().flatten());
         }
         self.release_pages(&mut read.pages);

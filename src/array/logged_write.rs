@@ -674,7 +674,11 @@ impl Array {
         match record {
             LogRecord::InPlace(record) => {
                 for (at, &column) in record.columns.iter().enumerate() {
-                    for row in (0..record.rows).filter(|&row| record.hash(at, row as usize).is_stored()) {
+                    let is_known = |&row: &u32| {
+                        let hash = record.hash(at, row as usize);
+                        hash.is_stored() || hash == BlockHash::UNWRITTEN
+                    };
+                    for row in (0..record.rows).filter(is_known) {
                         self.damage.forget((record.stripe, column, record.row + row));
                     }
                 }

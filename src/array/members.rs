@@ -415,16 +415,25 @@ impl Array {
         (self.data_offset.0..self.data_offset.0 + bytes).contains(&offset.0)
     }
 
-    /// A block that a member in service gave is right or wrong.
-    pub(super) fn note_verdict(&mut self, index: MemberIndex, slot: SlotIndex, row: usize, is_good: bool) {
+    /// A block that a member gave is right or wrong. False: it is known to be wrong, and was not right since.
+    pub(super) fn note_verdict(
+        &mut self,
+        index: MemberIndex,
+        slot: SlotIndex,
+        row: usize,
+        is_good: bool,
+    ) -> bool {
         if (is_good && self.bad.is_clear(index)) || self.member(index).state != MemberState::Online {
-            return;
+            return true;
         }
         let offset = self.map.device_offset(self.data_offset, slot, row * ROW_BYTES as usize);
-        match is_good {
-            true => self.bad.verified(index, offset),
-            false => self.bad.failed(self.now, index, offset, Ill::Wrong),
+        if is_good {
+            self.bad.verified(index, offset);
+            return true;
         }
+        let is_new = !self.bad.is_wrong(index, offset);
+        self.bad.failed(self.now, index, offset, Ill::Wrong);
+        is_new
     }
 
     /// Tick: members whose errors do not end leave, if they can be spared (T5).

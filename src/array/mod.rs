@@ -205,6 +205,9 @@ pub struct Array {
     /// When the stop was asked for.
     stop_begun: Option<Timestamp>,
     client_errors: u64,
+    /// When a failed request of a client was told last, and how many have failed since.
+    last_client_notice: Option<Timestamp>,
+    untold_client_errors: u64,
     last_unreadable_notice: Option<Timestamp>,
     /// Blocks that could not be had.
     damage: Damage,
@@ -287,6 +290,9 @@ enum Flow {
     Wait,
     Finished,
 }
+
+/// Failed requests of clients are told at most this often.
+const CLIENT_NOTICE_INTERVAL_NS: u64 = 10_000_000_000;
 
 /// Unreadable-block notices at most this often: a failing client loop must not flood the log.
 const UNREADABLE_NOTICE_INTERVAL_NS: u64 = 10_000_000_000;
@@ -392,6 +398,8 @@ impl Array {
             hurried: false,
             stop_begun: None,
             client_errors: 0,
+            last_client_notice: None,
+            untold_client_errors: 0,
             last_unreadable_notice: None,
             damage: Damage::default(),
             patient: Vec::new(),
@@ -589,7 +597,8 @@ impl Array {
     /// When a tick is due at the latest, if something waits for a time; see [`Array::tick`].
     #[must_use]
     pub fn due(&self) -> Option<Timestamp> {
-        self.startup_due().or_else(|| self.shortages.due())
+        let due = self.startup_due().or_else(|| self.shortages.due());
+        [due, self.expected_due()].into_iter().flatten().min()
     }
 
     /// The facts of this array.
@@ -701,10 +710,30 @@ impl Array {
 
     /// Ends a request towards the volume.
     fn done(&mut self, piece: PieceId, result: Result<SlotReply, ClientError>) {
-        if result == Err(ClientError::Io) {
-            self.client_errors += 1;
-        }
         self.actions.push(ArrayAction::Done(piece, result));
+    }
+
+    /// A client's request ends in an I/O error. Told now and then: one client that tries again and again is one event a while.
+    pub fn note_client_error(&mut self, what: &'static str, place: Option<(VolumeOffset, u64)>) {
+        self.client_errors += 1;
+        let due = self
+            .last_client_notice
+            .is_none_or(|last| self.now.nanos_since(last) >= CLIENT_NOTICE_INTERVAL_NS);
+        if !due {
+            self.untold_client_errors += 1;
+            return;
+        }
+        self.last_client_notice = Some(self.now);
+        let before = match std::mem::take(&mut self.untold_client_errors) {
+            0 => String::new(),
+            1 => ", as did 1 request since the last such event".to_owned(),
+            more => format!(", as did {more} requests since the last such event"),
+        };
+        let of = place.map_or(String::new(), |(offset, len)| format!(" of {len} bytes at {}", offset.0));
+        let text = format!("a client's {what}{of} ended in an I/O error{before}");
+        let offset = place.map(|(offset, _)| offset);
+        let (kind, level) = (NoticeKind::ClientFailed, NoticeLevel::Error);
+        self.actions.push(ArrayAction::Notice(ArrayNotice { kind, level, member: None, offset, text }));
     }
 
     fn unlock(&mut self, slot: SlotIndex, key: usize) {

@@ -322,6 +322,7 @@ impl Array {
             self.bad.forget(index);
             let member = self.member_mut(index);
             let uuid = std::mem::replace(&mut member.uuid, replacement.uuid);
+            member.counters = Default::default();
             member.state = MemberState::Online;
             member.progress = None;
             member.reason = None;

@@ -229,7 +229,11 @@ fn explain_online(array: &ArrayReport) -> Explanation {
                 1 => "1 client request ended in an I/O error.".into(),
                 many => format!("{many} client requests ended in an I/O error."),
             },
-            action: "See 'calpe events' for which, and what to restore.".into(),
+            action: format!(
+                "'calpe events' tells of them; their clients know what they lack. What cannot be read is listed here as long as it \
+                 cannot, and nothing is now. 'calpe clear {}' forgets the count.",
+                array.name
+            ),
         };
     }
     let with = |condition| array.members.iter().find(|member| member.conditions.contains(&condition));

@@ -237,8 +237,14 @@ impl Daemon {
             );
             return Err(refusal(ErrorCode::NeedsForce, what));
         }
-        let note: Vec<String> =
+        let mut note: Vec<String> =
             clients.into_iter().map(|(clients, lose)| format!("{clients} and {lose} it")).collect();
+        if self.is_configured(uuid, &name) {
+            note.push(format!(
+                "array '{name}' is in the configuration: the next start serves it again; to keep it out of service, take its [[array]] \
+                 section out of the file"
+            ));
+        }
         if dry_run {
             return Ok(Done { message: format!("would stop array '{name}'"), warnings: note });
         }

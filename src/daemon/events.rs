@@ -46,7 +46,8 @@ pub mod kinds {
 }
 
 /// Kinds that come by the hundred and change nothing about an array: they are no part of its history.
-const NOT_HISTORY: [&str; 4] = ["blocks_repaired", "blocks_unreadable", "page_repaired", "gpu"];
+const NOT_HISTORY: [&str; 5] =
+    ["blocks_repaired", "blocks_unreadable", "client_request_failed", "page_repaired", "gpu"];
 
 /// Something that has happened.
 #[derive(Clone, Debug)]

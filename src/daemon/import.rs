@@ -8,11 +8,10 @@ use super::search::{Found, Search};
 use super::superblocks::{Copies, check_length, patiently, read_copies, witness};
 use crate::array::assembly::{Assembled, AssemblyError, Candidate, Seat, assemble};
 use crate::format::{MemberState, Superblock, damaged_copies, newest_read};
-use crate::member::patience::each_within;
+use crate::member::patience::{each_at_once, each_within};
 use crate::member::{Access, Device, DeviceError, is_held_by_calpe, is_remote};
 use crate::units::shown;
 use std::path::PathBuf;
-use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
@@ -273,6 +272,8 @@ impl Opening {
                 Err(error @ DeviceError::Locked { .. }) if is_served_elsewhere(found) => {
                     return Err(error.into());
                 }
+                // Nothing is known against the device: an array is not to start without it for that.
+                Err(error @ DeviceError::NoThread { .. }) => return Err(error.into()),
                 Err(error) => self.leave_out(found, error.to_string()),
             }
         }
@@ -281,19 +282,14 @@ impl Opening {
             std::thread::sleep(SETTLE);
         }
         // Servers that do not answer cost their time once.
-        let read_late: Vec<Option<Copies>> = std::thread::scope(|scope| {
-            let read = |device| scope.spawn(move || read_copies(device));
-            let reading: Vec<_> =
-                all.iter().map(|(_, device, copies)| copies.is_none().then(|| read(device))).collect();
-            let wait = |thread: ScopedJoinHandle<'_, Copies>| {
-                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            };
-            reading.into_iter().map(|thread| thread.map(wait)).collect()
-        });
-        let whole = |((found, device, copies), late): ((_, _, Option<Copies>), Option<Copies>)| {
-            Some((found, device, copies.or(late)?))
+        let unread: Vec<&Device> =
+            all.iter().filter(|entry| entry.2.is_none()).map(|entry| &entry.1).collect();
+        let mut late = each_at_once(&unread, |device| read_copies(device)).into_iter();
+        let whole = |(found, device, copies): (_, _, Option<Copies>)| {
+            let copies = copies.or_else(|| late.next()).expect("what was not read was read now");
+            (found, device, copies)
         };
-        Ok(all.into_iter().zip(read_late).filter_map(whole).collect())
+        Ok(all.into_iter().map(whole).collect())
     }
 
     fn leave_out(&mut self, found: &Found, reason: String) {

@@ -11,10 +11,13 @@ use crate::control::RequestError;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Time between attempts to import an array that could not be: disks may be late.
 const RETRY: Duration = Duration::from_secs(5);
+
+/// Time between attempts to begin a thread for one.
+const THREAD_RETRY: Duration = Duration::from_secs(1);
 
 /// See the head of this file.
 #[derive(Debug)]
@@ -31,6 +34,8 @@ struct Shared {
     configured: Mutex<HashSet<ArrayChoice>>,
     /// Those that a thread tries to import.
     under_way: Mutex<HashSet<ArrayChoice>>,
+    /// Those of them that wait until the system has a thread for them.
+    threadless: Mutex<Vec<(Instant, ArrayConfig)>>,
 }
 
 /// An array that is not served yet.
@@ -71,8 +76,13 @@ impl Imports {
             return;
         }
         self.shared.untried.fetch_add(1, Ordering::Release);
-        let mut attempts = Attempts(config.clone());
+        self.begin_attempts(Attempts(config.clone()));
+    }
+
+    fn begin_attempts(&self, mut attempts: Attempts) {
         let (daemon, shared) = (Arc::clone(&self.daemon), Arc::clone(&self.shared));
+        let which = attempts.0.which.clone();
+        let config = attempts.0.clone();
         let work = move || {
             let mut over = attempts.try_import(&daemon);
             shared.untried.fetch_sub(1, Ordering::Release);
@@ -82,8 +92,25 @@ impl Imports {
             }
             lock(&shared.under_way).remove(&attempts.0.which);
         };
-        let spawned = std::thread::Builder::new().name("import".into()).spawn(work);
-        spawned.unwrap_or_else(|error| panic!("no thread for the import of an array: {error}"));
+        if let Err(error) = std::thread::Builder::new().name("import".into()).spawn(work) {
+            tracing::warn!(array = %which, %error, "no thread for the import of an array: it is tried again");
+            lock(&self.shared.threadless).push((Instant::now() + THREAD_RETRY, config));
+        }
+    }
+
+    /// Begins the imports for which there was no thread before; to be called every second or so.
+    pub fn begin_threadless(&self) {
+        let now = Instant::now();
+        let due: Vec<_> = lock(&self.shared.threadless).extract_if(.., |(at, _)| *at <= now).collect();
+        for (_, config) in due {
+            if self.daemon.is_awaited(&config.which) {
+                self.begin_attempts(Attempts(config));
+            } else {
+                // Given up meanwhile.
+                self.shared.untried.fetch_sub(1, Ordering::Release);
+                lock(&self.shared.under_way).remove(&config.which);
+            }
+        }
     }
 
     /// Whether every array has been tried at least once.

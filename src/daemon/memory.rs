@@ -12,11 +12,14 @@ use crate::member::TimeLimits;
 use crate::units::VolumeOffset;
 use crate::volume::{NoticeLevel, Rest};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 /// How long a command waits until what it is to be remembered for is written.
 const KEPT_WAIT: Duration = Duration::from_secs(2);
+
+/// How long what cannot be read may change before it is kept.
+const DAMAGE_DELAY: Duration = Duration::from_millis(20);
 
 /// What is remembered of all arrays.
 #[derive(Debug, Default)]
@@ -54,6 +57,23 @@ impl Daemon {
         let ranges = [&status.lost, &status.set_aside, &status.unreadable].into_iter().flatten();
         if memory.damage.note(uuid, ranges.map(|&(start, bytes)| (start.0, bytes)).collect()) {
             self.state.save_damage(&memory.damage);
+        }
+    }
+
+    /// For this time, keeps what cannot be read of arrays soon after it has changed: a daemon that is killed then must not tell
+    /// at the next start of what was good again.
+    pub(super) fn keep_damage(&self, time: Duration) {
+        let until = Instant::now() + time;
+        let mut pause = DAMAGE_DELAY;
+        while self.is_alive() && self.reactor.damage_changes(until.saturating_duration_since(Instant::now()))
+        {
+            // What changes together is kept together.
+            std::thread::sleep(pause);
+            let begun = Instant::now();
+            let ids: Vec<ArrayId> = lock(&self.served).iter().map(|served| served.id).collect();
+            ids.into_iter().for_each(|id| self.remember_now(id));
+            // A long list that keeps changing takes a small part of a thread.
+            pause = DAMAGE_DELAY.max(10 * begun.elapsed());
         }
     }
 

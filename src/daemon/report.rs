@@ -101,8 +101,13 @@ pub struct Names {
 impl Names {
     /// Takes note of the devices that members have now, and of progress.
     pub fn observe(&mut self, now: Timestamp, facts: &ArrayFacts) {
-        for (seat, member) in self.seats.iter_mut().zip(&facts.status.members) {
+        for (at, (seat, member)) in self.seats.iter_mut().zip(&facts.status.members).enumerate() {
             if let Some(place) = member.device.and_then(|device| self.devices.get(&device)) {
+                if seat.uuid != place.uuid {
+                    // What an earlier run counted was of the device that was replaced.
+                    self.earlier.get_mut(at).into_iter().for_each(|counts| *counts = Counts::default());
+                    self.damaged.remove(&seat.uuid);
+                }
                 *seat = place.clone();
             }
         }

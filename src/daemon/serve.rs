@@ -165,6 +165,7 @@ pub fn run_serve(config: &Config, reread: &dyn Fn() -> Result<Config, ConfigErro
     // Whoever connected to a socket that was there before us waits for the arrays, not for an answer without them.
     let mut activated = activated.nbd;
     let mut start = || {
+        imports.begin_threadless();
         let tried = imports.all_tried();
         if tried {
             activated.drain(..).for_each(|listener| tls.listen(&daemon, listener));
@@ -232,7 +233,7 @@ fn protect(mode: reclaim::Mode) -> Result<bool, RunError> {
 }
 
 /// Waits for the order to stop, then stops everything. SIGHUP is such an order, unless it means to `reload`.
-/// A supervisor is told that the daemon is ready when `has_started`, which is asked again until it says so.
+/// A supervisor is told that the daemon is ready when `has_started`, which is asked again and again as long as the daemon runs.
 pub(super) fn until_stopped(
     daemon: &Arc<Daemon>,
     signals: &Signals,
@@ -240,10 +241,16 @@ pub(super) fn until_stopped(
     reload: Option<&dyn Fn()>,
     has_started: &mut dyn FnMut() -> bool,
 ) -> Result<(), RunError> {
-    observe(daemon).map_err(system("start a thread"))?;
     let mut started = false;
+    let mut observe_at = Some(Instant::now());
     loop {
-        if !started && has_started() {
+        if observe_at.is_some_and(|at| at <= Instant::now()) {
+            observe_at = observe(daemon).err().map(|error| {
+                tracing::warn!(%error, "no thread to look after the arrays: members that come back wait for it");
+                Instant::now() + OBSERVED_EVERY
+            });
+        }
+        if has_started() && !started {
             started = true;
             // Nobody listens unless a supervisor started us.
             let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
@@ -285,7 +292,7 @@ fn observe(daemon: &Arc<Daemon>) -> io::Result<()> {
         while daemon.is_alive() {
             daemon.observe();
             logging::tell_left_out();
-            std::thread::sleep(OBSERVED_EVERY);
+            daemon.keep_damage(OBSERVED_EVERY);
         }
     })?;
     Ok(())
@@ -327,12 +334,20 @@ fn shut_down(daemon: &Arc<Daemon>, signals: &Signals, hangup_ends_us: bool) -> R
     let finished = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
         .map_err(|errno| system("stop in order")(errno.into()))?;
     let result = std::thread::scope(|scope| {
-        let ending = scope.spawn(|| {
+        let end = || {
             let result = daemon.shutdown();
             // Cannot be full.
             let _ = finished.write(1);
             result
-        });
+        };
+        let ending = match std::thread::Builder::new().name("stop".into()).spawn_scoped(scope, end) {
+            Ok(ending) => ending,
+            Err(error) => {
+                tracing::warn!(%error, "no thread for the stop: a further signal ends the daemon at once");
+                signals.give_back(hangup_ends_us);
+                return daemon.shutdown();
+            }
+        };
         let begun = Instant::now();
         while !ending.is_finished() && begun.elapsed() < SAME_ORDER {
             if signals.wait(&finished, SAME_ORDER_MS)? == Woken::Event {

@@ -117,6 +117,14 @@ impl Daemon {
         Ok(true)
     }
 
+    /// Whether the configuration has a section about this array: then the next start serves it.
+    pub(super) fn is_configured(&self, array: Uuid, name: &str) -> bool {
+        lock(&self.settings).arrays.iter().any(|config| match &config.which {
+            ArrayChoice::Name(own) => own == name,
+            ArrayChoice::Uuid(own) => *own == array,
+        })
+    }
+
     /// The section about an array as it is now.
     pub(super) fn section(&self, which: &ArrayChoice) -> Option<ArrayConfig> {
         lock(&self.settings).arrays.iter().find(|config| config.which == *which).cloned()

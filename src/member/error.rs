@@ -127,6 +127,17 @@ pub enum DeviceError {
         /// Sector of the device.
         sector: u32,
     },
+    /// The system gives no thread to reach it by: that says nothing about the device.
+    #[error(
+        "{}: no thread to reach it by: {source}: raise the limit of tasks of the daemon (TasksMax), or of the host",
+        shown(path)
+    )]
+    NoThread {
+        /// The path as given.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
     /// Any other error of the operating system.
     #[error("{}: cannot {action}: {source}", shown(path))]
     Io {

@@ -11,11 +11,14 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Calls that are made at one time for a list of paths: an array on a filesystem that hangs costs the limit once or a few times,
 /// not once for each member.
 const AT_ONCE: usize = 32;
+
+/// Time between attempts to begin a thread.
+const THREAD_RETRY: Duration = Duration::from_millis(20);
 
 /// Calls that were given up and have not ended, by path.
 static HANGING: LazyLock<Mutex<HashMap<PathBuf, usize>>> = LazyLock::new(Mutex::default);
@@ -48,14 +51,13 @@ pub fn within<T: Send + 'static>(
     let (sender, receiver) = sync_channel(1);
     let ended = Arc::new(Ended { path: path.into(), state: Mutex::default() });
     let in_thread = Arc::clone(&ended);
-    let thread = std::thread::Builder::new().name("patience".into());
-    let spawned = thread.spawn(move || {
+    let begun = begin(limit, move || {
         let value = call();
         // Whoever gave up gets nothing: then the value ends here, and only after that the call.
         let _ = sender.send(value);
         in_thread.end();
     });
-    spawned.map_err(fail)?;
+    begun.map_err(|source| DeviceError::NoThread { path: path.into(), source })?;
     match receiver.recv_timeout(limit) {
         Ok(value) => Ok(value),
         Err(RecvTimeoutError::Timeout) => {
@@ -89,12 +91,65 @@ pub fn each_within<T: Send + 'static>(
     std::thread::scope(|scope| {
         // The caller's own thread is one of them: without others it takes longer.
         for _ in 1..paths.len().min(AT_ONCE) {
-            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
+            let _ = new_thread().and_then(|thread| thread.spawn_scoped(scope, work));
         }
         work();
     });
     let answers = answers.into_inner().unwrap_or_else(PoisonError::into_inner);
     answers.into_iter().map(|answer| answer.expect("every path was taken")).collect()
+}
+
+/// Makes a call about each item, all at the same time as far as there are threads; the caller's own thread makes those that
+/// have none. The results come in the order of the items.
+pub fn each_at_once<T: Sync, U: Send>(items: &[T], call: impl Fn(&T) -> U + Sync) -> Vec<U> {
+    let call = &call;
+    std::thread::scope(|scope| {
+        let begun: Vec<_> = items
+            .iter()
+            .map(|item| new_thread().and_then(|thread| thread.spawn_scoped(scope, move || call(item))))
+            .collect();
+        // Those of this thread come when all others are under way.
+        let results = begun.into_iter().zip(items).map(|(thread, item)| match thread {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            Err(_) => call(item),
+        });
+        results.collect()
+    })
+}
+
+/// Begins a thread, and tries again within the limit where there is none to be had: most shortages pass.
+fn begin(limit: Duration, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let deadline = Instant::now() + limit;
+    // A closure that found no thread is gone: the work stays here until one takes it.
+    let work = Arc::new(Mutex::new(Some(work)));
+    loop {
+        let own = Arc::clone(&work);
+        let take = move || {
+            let work = own.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(work) = work {
+                work();
+            }
+        };
+        match new_thread().and_then(|thread| thread.name("patience".into()).spawn(take)) {
+            Ok(_) => return Ok(()),
+            Err(error) if Instant::now() >= deadline => return Err(error),
+            Err(_) => {
+                std::thread::sleep(THREAD_RETRY.min(deadline.saturating_duration_since(Instant::now())))
+            }
+        }
+    }
+}
+
+/// What begins a thread.
+///
+/// # Errors
+/// Where a test has taken all threads away; the system says so only when the thread is begun.
+fn new_thread() -> io::Result<std::thread::Builder> {
+    #[cfg(test)]
+    if tests::NO_THREADS.get() {
+        return Err(io::ErrorKind::WouldBlock.into());
+    }
+    Ok(std::thread::Builder::new())
 }
 
 /// Where a call and who waits for it agree on whether it was given up.
@@ -141,7 +196,37 @@ impl Ended {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
     use std::sync::mpsc::channel;
+
+    thread_local! {
+        /// This thread can begin no others.
+        pub(super) static NO_THREADS: Cell<bool> = const { Cell::new(false) };
+    }
+
+    #[test]
+    fn a_shortage_of_threads_is_told_as_one_and_nothing_counts_as_hanging() {
+        NO_THREADS.set(true);
+        let answer = within(Path::new("/short"), "open it", Duration::from_millis(50), || 7);
+        NO_THREADS.set(false);
+        assert!(matches!(answer, Err(DeviceError::NoThread { .. })), "{answer:?}");
+        assert!(!hangs(Path::new("/short")));
+    }
+
+    #[test]
+    fn what_has_no_thread_is_done_by_the_caller() {
+        let items: Vec<u32> = (0..5).collect();
+        let square = |&item: &u32| (item * item, std::thread::current().id());
+        for has_threads in [true, false] {
+            NO_THREADS.set(!has_threads);
+            let results = each_at_once(&items, square);
+            NO_THREADS.set(false);
+            let (values, threads): (Vec<u32>, Vec<_>) = results.into_iter().unzip();
+            assert_eq!(values, [0, 1, 4, 9, 16]);
+            let own = std::thread::current().id();
+            assert!(threads.iter().all(|&thread| (thread == own) != has_threads));
+        }
+    }
 
     #[test]
     fn a_call_that_ends_in_time_gives_its_value() {

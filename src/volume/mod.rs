@@ -32,6 +32,11 @@ pub trait Volume: Send {
     /// When [`VolumeEvent::Tick`] is due at the latest, where that is sooner than it says itself.
     fn due(&self) -> Option<Timestamp>;
 
+    /// Changes whenever the list of what cannot be read does ([`VolumeStatus::lost`] and its like).
+    fn damage_revision(&self) -> u64 {
+        0
+    }
+
     /// Whether an administrator's request would be refused, and what it would do; nothing is changed.
     ///
     /// # Errors

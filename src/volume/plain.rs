@@ -30,11 +30,16 @@ pub struct PlainVolume {
     zeroes: Option<Buf>,
     stop: Option<RequestId>,
     stopping: bool,
+    /// What the request that begins is called, and where it is.
+    named: (&'static str, Option<(VolumeOffset, u64)>),
 }
 
 struct Request {
     id: RequestId,
     kind: Kind,
+    /// What it is called, and the bytes of the volume that it is about, for people.
+    what: &'static str,
+    place: Option<(VolumeOffset, u64)>,
     pending: usize,
     error: Option<ClientError>,
 }
@@ -95,6 +100,7 @@ impl PlainVolume {
             zeroes: None,
             stop: None,
             stopping: false,
+            named: ("request", None),
         }
     }
 
@@ -142,6 +148,7 @@ impl PlainVolume {
             out.push(VolumeAction::ClientDone(id, Err(ClientError::Stopping)));
             return;
         }
+        self.named = name_of(&request);
         match request {
             ClientRequest::Read { offset, buf } => self.read(now, id, offset, buf, false),
             ClientRequest::ReadSparse { offset, buf } => self.read(now, id, offset, buf, true),
@@ -180,7 +187,8 @@ impl PlainVolume {
     }
 
     fn start(&mut self, id: RequestId, kind: Kind) -> usize {
-        self.requests.insert(Request { id, kind, pending: 0, error: None })
+        let (what, place) = self.named;
+        self.requests.insert(Request { id, kind, what, place, pending: 0, error: None })
     }
 
     fn submit(&mut self, now: Timestamp, request: usize, place: usize, slot_request: SlotRequest) {
@@ -337,6 +345,9 @@ impl PlainVolume {
             return;
         }
         let request = self.requests.remove(key);
+        if request.error == Some(ClientError::Io) {
+            self.array.note_client_error(request.what, request.place);
+        }
         let reply = match (request.error, request.kind) {
             (Some(error), _) => Err(error),
             (None, Kind::Read { parts, sparse }) => Ok(read_reply(&self.pool, parts, sparse)),
@@ -425,8 +436,27 @@ impl Volume for PlainVolume {
         self.array.due()
     }
 
+    fn damage_revision(&self) -> u64 {
+        self.array.damage_revision()
+    }
+
     fn status(&self) -> VolumeStatus {
         self.array.status()
+    }
+}
+
+/// What a request is called, and the bytes that it is about.
+fn name_of(request: &ClientRequest) -> (&'static str, Option<(VolumeOffset, u64)>) {
+    match *request {
+        ClientRequest::Read { offset, ref buf } | ClientRequest::ReadSparse { offset, ref buf } => {
+            ("read", Some((offset, buf.len() as u64)))
+        }
+        ClientRequest::Write { offset, ref data, .. } => ("write", Some((offset, data.len() as u64))),
+        ClientRequest::Flush => ("flush", None),
+        ClientRequest::Trim { offset, len, .. } => ("trim", Some((offset, len))),
+        ClientRequest::WriteZeroes { offset, len, .. } => ("write of zeroes", Some((offset, len))),
+        ClientRequest::BlockStatus { offset, len } => ("request for block status", Some((offset, len))),
+        ClientRequest::Health { offset, len } => ("request for health", Some((offset, len))),
     }
 }
 

@@ -28,3 +28,4 @@ mod telling;
 mod tidy;
 mod tls;
 mod units;
+mod unreadable;

@@ -38,6 +38,9 @@ const RETRY_NS: u64 = 250_000_000;
 /// Damaged blocks that are looked at again together by themselves, and the time between such rounds.
 const LOOK_ROUND: usize = 64;
 const LOOK_INTERVAL_NS: u64 = 5_000_000_000;
+/// The same for blocks that an earlier run has told of: who looks at the status after a start is to see what is, and 64 reads in
+/// this time are far below what members do for clients.
+const EXPECTED_INTERVAL_NS: u64 = 20_000_000;
 
 impl Array {
     /// Blocks that new parity would need cannot be had.
@@ -174,22 +177,39 @@ impl Array {
 
     /// Tick: blocks that could not be had are looked at again, a few at a time.
     pub(in super::super) fn look_at_damage(&mut self) {
-        let due = self.now.nanos_since(self.last_look) >= LOOK_INTERVAL_NS;
-        if !due || self.looks > 0 || self.damage.is_empty() || self.hurried || self.is_failed() {
-            return;
-        }
-        if !self.redo().is_serving() {
+        if !self.may_look() || self.look_due() > self.now {
             return;
         }
         self.last_look = self.now;
-        let blocks = self.damage.next(self.looked_at, LOOK_ROUND);
-        self.looked_at = blocks.last().map(|(block, _)| *block);
+        let mut blocks = self.damage.some_expected(LOOK_ROUND);
+        if blocks.is_empty() {
+            blocks = self.damage.next(self.looked_at, LOOK_ROUND);
+            self.looked_at = blocks.last().map(|(block, _)| *block);
+        }
         for (block, why) in blocks {
             match why {
                 Why::SetAside => self.start_repay(block, None),
                 Why::Lost | Why::Unreadable | Why::Proven => self.look_again(block, None),
             }
         }
+    }
+
+    fn may_look(&self) -> bool {
+        self.looks == 0
+            && !self.damage.is_empty()
+            && !self.hurried
+            && !self.is_failed()
+            && self.redo().is_serving()
+    }
+
+    fn look_due(&self) -> Timestamp {
+        let interval = if self.damage.has_expected() { EXPECTED_INTERVAL_NS } else { LOOK_INTERVAL_NS };
+        Timestamp(self.last_look.0 + interval)
+    }
+
+    /// When a tick is due for blocks that an earlier run has told of.
+    pub(in super::super) fn expected_due(&self) -> Option<Timestamp> {
+        (self.damage.has_expected() && self.may_look()).then(|| self.look_due())
     }
 
     /// The rows are locked and their pages are here.

@@ -208,7 +208,11 @@ impl Reactor {
             }
             _ => {}
         }
+        let before = array.volume.damage_revision();
         array.volume.step(now, event, &mut actions);
+        if array.volume.damage_revision() != before {
+            self.mailbox.damage.ring();
+        }
         let jobs = actions.iter().filter(|action| matches!(action, VolumeAction::Code(_))).count();
         for action in actions.drain(..) {
             match action {

@@ -13,7 +13,8 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 /// An array to be served.
 pub struct NewArray {
@@ -119,6 +120,28 @@ pub(super) enum Command {
 pub(super) struct Mailbox {
     pub(super) commands: Mutex<VecDeque<Command>>,
     pub(super) wake: EventFd,
+    pub(super) damage: Bell,
+}
+
+/// Rung by the reactor when what cannot be read of an array has changed.
+#[derive(Debug, Default)]
+pub(super) struct Bell {
+    has_rung: Mutex<bool>,
+    rung: Condvar,
+}
+
+impl Bell {
+    pub(super) fn ring(&self) {
+        *self.has_rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.rung.notify_all();
+    }
+
+    /// Waits until it is rung, for `limit` at most. Whether it was, since it was asked last.
+    fn wait(&self, limit: Duration) -> bool {
+        let has_rung = self.has_rung.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.rung.wait_timeout_while(has_rung, limit, |rung| !*rung);
+        std::mem::take(&mut *waited.unwrap_or_else(PoisonError::into_inner).0)
+    }
 }
 
 impl Mailbox {
@@ -170,7 +193,7 @@ impl ReactorHandle {
     /// When the system has no io_uring for it.
     pub fn spawn(config: ReactorConfig, events: EventLog) -> io::Result<ReactorHandle> {
         let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        let mailbox = Arc::new(Mailbox { commands: Mutex::default(), wake });
+        let mailbox = Arc::new(Mailbox { commands: Mutex::default(), wake, damage: Bell::default() });
         let (started, start) = sync_channel(1);
         let (end, outcome) = sync_channel(1);
         let thread = Arc::new(Thread { alive: AtomicBool::new(true), outcome: Mutex::new(Some(outcome)) });
@@ -277,6 +300,13 @@ impl ReactorHandle {
     /// When it is not served, or could not be stopped cleanly; it is not served any more in either case.
     pub fn stop_array(&self, array: ArrayId) -> Result<AdminOutcome, ReactorError> {
         self.ask(|reply| Command::StopArray { array, reply })
+    }
+
+    /// Waits until what cannot be read of some array has changed since this was called last, for `limit` at most. Whether it
+    /// has. For one caller.
+    #[must_use]
+    pub fn damage_changes(&self, limit: Duration) -> bool {
+        self.mailbox.damage.wait(limit)
     }
 
     /// Accepts clients on a listener from now on.
