@@ -528,7 +528,7 @@ impl Array {
     fn fault_primary(&mut self, index: MemberIndex, to: MemberState, reason: String) {
         let was_failed = self.is_failed();
         if self.member(index).state == MemberState::Online {
-            let tail = self.tail_in_place();
+            let tail = self.tail_of_leaving();
             self.supers.note_leaving(index, tail);
         }
         let member = self.member_mut(index);
@@ -582,6 +582,24 @@ impl Array {
             );
             self.notice(NoticeKind::MemberOut, NoticeLevel::Warning, Some(index), text);
         }
+    }
+
+    /// What a member that leaves is to show when it comes back (T6). Not more than it was told: what a checkpoint put in place
+    /// is told with the next batch or the mark of an idle array. A copy of the member from before the checkpoint shows as
+    /// much, so the log keeps what it has from there on, and the map says of it that it was written without the member.
+    fn tail_of_leaving(&mut self) -> Option<u64> {
+        let tail = self.tail_in_place()?;
+        if !self.redo.is_serving() {
+            return Some(tail);
+        }
+        let told = self.supers.template().redo.start.sequence;
+        let redo = self.redo_mut();
+        let shown = redo.journal.shown_tail(told);
+        if shown < tail && !is_off(Mutation::ToldTailAlone) {
+            redo.journal.withdraw_tail(shown);
+            redo.checkpoint.want();
+        }
+        Some(shown)
     }
 
     /// Gives up the construction of a replacement.
