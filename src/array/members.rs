@@ -250,6 +250,16 @@ impl Census {
     }
 }
 
+impl Member {
+    /// Forgets its counts, and what is told of it while it is in service.
+    pub(super) fn clear(&mut self) {
+        self.counters = Default::default();
+        if self.state == MemberState::Online {
+            self.reason = None;
+        }
+    }
+}
+
 impl Array {
     /// The members in service.
     pub(super) fn online(&self) -> MemberSet {
@@ -605,6 +615,10 @@ impl Array {
     /// Gives up the construction of a replacement.
     pub(super) fn drop_replacement(&mut self, index: MemberIndex, reason: &str) {
         if self.take_back_replacement(index) {
+            let member = self.member_mut(index);
+            if member.state == MemberState::Online {
+                member.reason = Some(format!("its replacement was given up: {reason}"));
+            }
             let text = format!("the replacement of member {index} was given up: {reason}");
             self.notice(NoticeKind::ReplacementGivenUp, NoticeLevel::Error, Some(index), text);
         }
