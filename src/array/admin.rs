@@ -210,6 +210,7 @@ impl Array {
         match member.state {
             MemberState::Online => {
                 member.replacement = Some(Replacement { device, uuid: new.uuid, progress });
+                member.reason = None;
                 self.count_members();
                 self.supers.want();
                 return Ok(format!(

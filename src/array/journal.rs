@@ -338,6 +338,17 @@ impl Journal {
         self.tail = self.tail.max(tail);
     }
 
+    /// The tail that members can show: that of the newest batch, or of a superblock whose log starts at `told`.
+    pub fn shown_tail(&self, told: u64) -> u64 {
+        self.tail.min(self.carried.1.max(told))
+    }
+
+    /// Takes the tail back to what members can show. Everything from there on is still in the log.
+    pub fn withdraw_tail(&mut self, shown: u64) {
+        assert!(shown >= self.durable_tail.min(self.tail), "the log is kept from the durable tail on");
+        self.tail = self.tail.min(shown);
+    }
+
     /// Whether nothing in the log is needed any more.
     pub fn is_drained(&self) -> bool {
         self.tail >= self.filled

@@ -250,6 +250,16 @@ impl Census {
     }
 }
 
+impl Member {
+    /// Forgets its counts, and what is told of it while it is in service.
+    pub(super) fn clear(&mut self) {
+        self.counters = Default::default();
+        if self.state == MemberState::Online {
+            self.reason = None;
+        }
+    }
+}
+
 impl Array {
     /// The members in service.
     pub(super) fn online(&self) -> MemberSet {
@@ -537,7 +547,7 @@ impl Array {
     fn fault_primary(&mut self, index: MemberIndex, to: MemberState, reason: String) {
         let was_failed = self.is_failed();
         if self.member(index).state == MemberState::Online {
-            let tail = self.tail_in_place();
+            let tail = self.tail_of_leaving();
             self.supers.note_leaving(index, tail);
         }
         let member = self.member_mut(index);
@@ -593,9 +603,31 @@ impl Array {
         }
     }
 
+    /// What a member that leaves is to show when it comes back (T6). Not more than it was told: what a checkpoint put in place
+    /// is told with the next batch or the mark of an idle array. A copy of the member from before the checkpoint shows as
+    /// much, so the log keeps what it has from there on, and the map says of it that it was written without the member.
+    fn tail_of_leaving(&mut self) -> Option<u64> {
+        let tail = self.tail_in_place()?;
+        if !self.redo.is_serving() {
+            return Some(tail);
+        }
+        let told = self.supers.template().redo.start.sequence;
+        let redo = self.redo_mut();
+        let shown = redo.journal.shown_tail(told);
+        if shown < tail && !is_off(Mutation::ToldTailAlone) {
+            redo.journal.withdraw_tail(shown);
+            redo.checkpoint.want();
+        }
+        Some(shown)
+    }
+
     /// Gives up the construction of a replacement.
     pub(super) fn drop_replacement(&mut self, index: MemberIndex, reason: &str) {
         if self.take_back_replacement(index) {
+            let member = self.member_mut(index);
+            if member.state == MemberState::Online {
+                member.reason = Some(format!("its replacement was given up: {reason}"));
+            }
             let text = format!("the replacement of member {index} was given up: {reason}");
             self.notice(NoticeKind::ReplacementGivenUp, NoticeLevel::Error, Some(index), text);
         }

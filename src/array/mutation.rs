@@ -110,6 +110,8 @@ mutations! {
     RewrittenTailBelieved "rewritten-tail-believed",
     /// T6: a member that left is caught up whatever its log shows; what it held before it was rolled back is not written again.
     LeftTailNotChecked "left-tail-not-checked",
+    /// T6: a member that leaves need not show what it was not told, and blocks that were put in place since are not marked.
+    ToldTailAlone "told-tail-alone",
     /// R2, T6: where the log starts is believed of one device alone; what it holds is skipped.
     LoneLogStartBelieved "lone-log-start-believed",
     /// R5, T3: the end of the log is dropped although what cannot be read of the rings for a moment may hold it.

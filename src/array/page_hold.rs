@@ -270,7 +270,10 @@ impl Array {
             }
         }
         for (member, fault) in loaded.faults {
-            self.member_mut(member).counters.checksum_errors += 1;
+            let counters = &mut self.member_mut(member).counters;
+            counters.checksum_errors += 1;
+            // As a scrub counts it.
+            counters.repaired += u64::from(loaded.outcome != LoadOutcome::Lost);
             self.note_bad_page(member, read.page, true);
             self.notice_page_fault(member, read.page, fault);
         }

@@ -193,11 +193,11 @@ impl Array {
     pub(super) fn clear(&mut self, member: Option<MemberIndex>) -> Result<String, String> {
         if let Some(index) = member {
             self.known(index)?;
-            self.member_mut(index).counters = Default::default();
+            self.member_mut(index).clear();
             return Ok(format!("the counts of member {index} are cleared"));
         }
         for member in &mut self.members {
-            member.counters = Default::default();
+            member.clear();
         }
         self.client_errors = 0;
         Ok("the counts of the array and of its members are cleared".into())

@@ -10,14 +10,12 @@ use crate::control::{
     write_message,
 };
 use crate::daemon::config::{CONTROL_SOCKET_NAME, DEFAULT_RUNTIME_DIR};
-use crate::daemon::peer::{Owner, Stranger, Trust};
+use crate::daemon::peer::{Owner, Stranger, Trust, connect_within};
 use crate::units::shown;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, setsockopt, socket, sockopt};
-use nix::sys::time::TimeVal;
 use std::io::{self, BufReader};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -147,6 +145,8 @@ pub struct Done {
     pub message: String,
     /// More to know, a line each.
     pub warnings: Vec<String>,
+    /// What was refused or failed while the rest was done.
+    pub failures: Vec<RequestError>,
 }
 
 /// A socket to find a daemon at.
@@ -219,17 +219,6 @@ impl Server {
     }
 }
 
-/// Connects. A listener whose backlog is full is waited for only so long: the error is then of the kind `WouldBlock`.
-fn connect_within(path: &Path, patience: Duration) -> io::Result<UnixStream> {
-    let address = UnixAddr::new(path)?;
-    let stream = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
-    let limit =
-        TimeVal::new(patience.as_secs().try_into().unwrap_or(i64::MAX), patience.subsec_micros().into());
-    setsockopt(&stream, sockopt::SendTimeout, &limit)?;
-    connect(stream.as_raw_fd(), &address)?;
-    Ok(stream.into())
-}
-
 /// A conversation with the daemon.
 #[derive(Debug)]
 pub struct Client {
@@ -286,7 +275,7 @@ impl Client {
     /// See [`Client::ask`].
     pub fn change(&mut self, request: &Request) -> Result<Done, ClientError> {
         match self.ask(request)? {
-            Reply::Done { message, warnings } => Ok(Done { message, warnings }),
+            Reply::Done { message, warnings, failures } => Ok(Done { message, warnings, failures }),
             other => Err(self.unexpected(&other)),
         }
     }
@@ -418,7 +407,7 @@ mod tests {
         let replies = vec![
             pong(PROTOCOL_VERSION),
             Reply::Status(Status::new(vec![])),
-            Reply::Done { message: "ok".into(), warnings: vec![] },
+            Reply::Done { message: "ok".into(), warnings: vec![], failures: vec![] },
             Reply::Error(refusal),
             pong(PROTOCOL_VERSION),
         ];
@@ -522,7 +511,8 @@ mod tests {
             let order: Request = read_message(&mut orders, MAX_REQUEST_BYTES).unwrap().unwrap();
             // Asked whether it is alive, again and again, it works on.
             (0..3).for_each(|_| drop(greet(&listener)));
-            let reply = Reply::Done { message: format!("done: {order:?}"), warnings: vec![] };
+            let message = format!("done: {order:?}");
+            let reply = Reply::Done { message, warnings: vec![], failures: vec![] };
             write_message(orders.get_mut(), &reply).unwrap();
             // From now on nothing is answered any more.
             (listener, orders)

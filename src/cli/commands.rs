@@ -81,8 +81,11 @@ pub(super) fn run(cli: Cli) -> Outcome {
 }
 
 fn change(mut client: Client, request: &Request, paths: &Paths) -> Outcome {
-    tell(client.change(request).map_err(|error| paths.error(error))?, paths)?;
-    Ok(ExitCode::SUCCESS)
+    let done = client.change(request).map_err(|error| paths.error(error))?;
+    let (is_whole, failures) = (done.failures.is_empty(), done.failures.clone());
+    tell(done, paths)?;
+    failures.into_iter().for_each(|error| complain(&paths.error(error.into())));
+    Ok(if is_whole { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn tell(done: Done, paths: &Paths) -> io::Result<()> {

@@ -72,7 +72,7 @@ pub(super) fn inspect(args: &InspectArgs) -> Outcome {
 
 /// `calpe check`. Fails unless all is proved good, after having told all that is known.
 pub(super) fn check(args: &CheckArgs) -> Outcome {
-    let mut bar = (!args.json).then(Progress::new);
+    let mut bar = (!args.json).then(|| Progress::named("check"));
     let mut shown = Ok(());
     let mut meters = Meters::default();
     let result = check::check(&args.members, &mut |activity| {

@@ -370,7 +370,9 @@ pub fn importable(arrays: &[Importable]) -> String {
             "shape",
             &format!("{} data + {} parity, volume of {size}", array.data, array.parity),
         );
-        let action = format!("import it with 'calpe import {}{}'", array.name, dirs_of(array));
+        let has_twin = arrays.iter().any(|other| other.name == array.name && other.uuid != array.uuid);
+        let which = if has_twin { array.uuid.to_string() } else { array.name.clone() };
+        let action = format!("import it with 'calpe import {which}{}'", dirs_of(array));
         labelled(&mut text, "status", array.problem.as_deref().unwrap_or("can be imported"));
         if array.problem.is_none() {
             labelled(&mut text, "action", &action);

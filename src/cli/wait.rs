@@ -261,6 +261,8 @@ pub struct Progress {
     bar: Option<ProgressBar>,
     /// What was shown last: the pass, and of lines the tenth of the way.
     told: Option<(ScanKind, u64)>,
+    /// What the pass is called, if not by its kind.
+    word: Option<&'static str>,
 }
 
 impl Progress {
@@ -279,7 +281,13 @@ impl Progress {
             bar.set_style(style.with_key("percent_precise", precise).progress_chars("=> "));
             bar
         });
-        Progress { bar, told: None }
+        Progress { bar, told: None, word: None }
+    }
+
+    /// The same, of a pass that goes by another word than its kind.
+    #[must_use]
+    pub fn named(word: &'static str) -> Progress {
+        Progress { word: Some(word), ..Progress::new() }
     }
 
     /// Shows a pass.
@@ -289,7 +297,7 @@ impl Progress {
     pub fn show(&mut self, scan: &ScanReport) -> io::Result<()> {
         match &self.bar {
             Some(bar) => {
-                bar.set_prefix(scan.kind.word());
+                bar.set_prefix(self.word.unwrap_or(scan.kind.word()));
                 bar.set_length(scan.total);
                 bar.set_position(scan.done);
                 bar.set_message(remark(scan));
@@ -317,7 +325,9 @@ impl Progress {
     fn line(&mut self, scan: &ScanReport) -> Option<String> {
         let tenth = scan.percent as u64 / 10;
         let told = self.told.replace((scan.kind, tenth));
-        (told != Some((scan.kind, tenth))).then(|| scan_line(scan))
+        let word = scan.kind.word();
+        let named = |line: String| line.replacen(word, self.word.unwrap_or(word), 1);
+        (told != Some((scan.kind, tenth))).then(|| named(scan_line(scan)))
     }
 }
 
@@ -511,10 +521,13 @@ mod tests {
 
     #[test]
     fn lines_come_once_for_every_tenth() {
-        let mut progress = Progress { bar: None, told: None };
+        let mut progress = Progress { bar: None, told: None, word: None };
         let told: Vec<_> =
             (0..=100).filter_map(|done| progress.line(&scan(ScanKind::Rebuild, done, 100))).collect();
         assert_eq!(told.len(), 11);
         assert!(progress.line(&scan(ScanKind::Scrub, 100, 100)).is_some(), "another pass");
+        let mut check = Progress { bar: None, told: None, word: Some("check") };
+        let told = check.line(&scan(ScanKind::Scrub, 30, 100)).unwrap();
+        assert!(told.starts_with("check 30.0 %"), "{told}");
     }
 }

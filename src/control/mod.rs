@@ -26,4 +26,4 @@ pub use verdict::{Explanation, Verdict, explain, is_notable, verdict};
 pub use wire::{MAX_REPLY_BYTES, MAX_REQUEST_BYTES, WireError, read_message, write_message};
 
 /// Version of this vocabulary. A daemon refuses a client of another version, and says both.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;

@@ -35,6 +35,9 @@ pub enum Reply {
         /// More that the person should know, a line each.
         #[serde(default)]
         warnings: Vec<String>,
+        /// Of an order about several things, what was refused or failed while others were done.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        failures: Vec<RequestError>,
     },
     /// It was refused, or failed.
     Error(RequestError),
@@ -212,7 +215,12 @@ mod tests {
                 }],
                 warnings: vec!["m4: damaged".into()],
             },
-            Reply::Done { message: "done".into(), warnings: vec!["but".into()] },
+            Reply::Done { message: "done".into(), warnings: vec!["but".into()], failures: vec![] },
+            Reply::Done {
+                message: "one".into(),
+                warnings: vec![],
+                failures: vec![RequestError { code: ErrorCode::Refused, message: "the other".into() }],
+            },
             Reply::Error(RequestError { code: ErrorCode::NeedsForce, message: "no".into() }),
         ];
         for reply in replies {

@@ -277,6 +277,19 @@ fn explain_online(array: &ArrayReport) -> Explanation {
             ),
         };
     }
+    if let Some((member, reason)) =
+        array.members.iter().find_map(|member| Some((member, member.reason.as_ref()?)))
+    {
+        return Explanation {
+            status: format!("Member {} ({}) is in service: {reason}.", member.index, member.name),
+            action: format!(
+                "If it is still to be replaced, begin again with 'calpe replace {name} {index} NEW'; otherwise 'calpe clear {name} \
+                 {index}' ends this message.",
+                name = array.name,
+                index = member.index
+            ),
+        };
+    }
     let has_errors = |member: &&MemberReport| member.read + member.write + member.cksum > 0;
     let troubled: Vec<_> = array.members.iter().filter(has_errors).collect();
     match troubled.first() {
@@ -493,6 +506,20 @@ mod tests {
             assert!(is_notable(&array));
         }
         assert!(!is_notable(&healthy()));
+    }
+
+    #[test]
+    fn a_replacement_that_was_given_up_is_told_while_the_member_serves_on() {
+        let mut array = healthy();
+        array.members[3].reason = Some("its replacement was given up: no device".into());
+        let told = explain(&array);
+        assert!(
+            told.status.contains("Member 3 (/srv/m3) is in service: its replacement was given up: no device")
+        );
+        assert!(
+            told.action.contains("calpe replace tank 3 NEW") && told.action.contains("calpe clear tank 3")
+        );
+        assert_eq!(verdict(std::slice::from_ref(&array)), Verdict::Healthy);
     }
 
     #[test]

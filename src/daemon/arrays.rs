@@ -101,12 +101,12 @@ impl Daemon {
                 ));
             }
         };
-        let mut done = Done { message: String::new(), warnings: found.warnings.clone() };
+        let mut done = Done { warnings: found.warnings.clone(), ..Done::default() };
         let mut lines = Vec::new();
         let mut failures = Vec::new();
         for uuid in chosen {
             match self.import_one(&found, uuid, force, dry_run) {
-                Ok(Done { message, warnings }) => {
+                Ok(Done { message, warnings, .. }) => {
                     lines.push(message);
                     done.warnings.extend(warnings);
                     if !dry_run {
@@ -118,17 +118,16 @@ impl Daemon {
             }
         }
         // One failure among several must not hide what worked, nor pass for success.
-        match (lines.is_empty(), failures.pop()) {
-            (true, Some(error)) if failures.is_empty() => return Err(error),
-            (_, Some(error)) => {
-                let texts = failures.iter().chain([&error]).map(|e| e.message.clone());
-                let text = lines.into_iter().chain(texts).collect::<Vec<_>>().join("\n");
-                return Err(refusal(error.code, text));
+        match (lines.is_empty(), failures.last()) {
+            (true, Some(error)) => {
+                let texts: Vec<_> = failures.iter().map(|error| error.message.as_str()).collect();
+                return Err(refusal(error.code, texts.join("\n")));
             }
             (true, None) => lines.push("nothing to import".into()),
-            (false, None) => {}
+            (false, _) => {}
         }
         done.message = lines.join("\n");
+        done.failures = failures;
         Ok(done)
     }
 
@@ -152,7 +151,7 @@ impl Daemon {
         }
         let options = ServeOptions { force, ..ServeOptions::default() };
         let (report, warnings) = self.open_and_serve(found, array, options, &[])?;
-        Ok(Done { message: served_line(&report), warnings })
+        Ok(Done { message: served_line(&report), warnings, ..Done::default() })
     }
 
     /// Opens an array that was found, and begins to serve it. Returns what a person should know, too, a line
@@ -246,7 +245,8 @@ impl Daemon {
             ));
         }
         if dry_run {
-            return Ok(Done { message: format!("would stop array '{name}'"), warnings: note });
+            let message = format!("would stop array '{name}'");
+            return Ok(Done { message, warnings: note, ..Done::default() });
         }
         let _change = self.begin_change(uuid)?;
         self.remember_now(id);
@@ -257,7 +257,7 @@ impl Daemon {
         result?;
         self.notice(&name, kinds::EXPORTED, NoticeLevel::Info, "exported, stopped cleanly".into());
         let warnings = note.into_iter().chain(unkept).collect();
-        Ok(Done { message: format!("array '{name}' is stopped"), warnings })
+        Ok(Done { message: format!("array '{name}' is stopped"), warnings, ..Done::default() })
     }
 
     /// An array that was imported by a command, and could not be served since, is no longer tried.
@@ -273,7 +273,7 @@ impl Daemon {
         let unkept = self.import_again(uuid, None);
         self.not_awaited(waiting.which());
         let message = format!("array '{name}' is no longer tried to be imported");
-        Ok(Done { message, warnings: unkept.into_iter().collect() })
+        Ok(Done { message, warnings: unkept.into_iter().collect(), ..Done::default() })
     }
 
     pub(super) fn scrub(&self, array: &str, action: ScrubAction, dry_run: bool) -> Outcome {
@@ -288,7 +288,7 @@ impl Daemon {
         }
         let outcome = self.reactor.admin(id, request, Vec::new())?;
         let warnings = self.remember_scrub(id).into_iter().collect();
-        Ok(Done { message: format!("array '{name}': {}", outcome.0), warnings })
+        Ok(Done { message: format!("array '{name}': {}", outcome.0), warnings, ..Done::default() })
     }
 
     pub(super) fn repair(&self, array: &str, dry_run: bool) -> Outcome {

@@ -91,7 +91,10 @@ impl Daemon {
         let Command { array, member, text } = command;
         let text = match reply {
             Reply::Error(error) => format!("command '{text}' of uid {uid} was refused: {error}"),
-            Reply::Done { message, .. } => format!("command '{text}' of uid {uid}: {message}"),
+            Reply::Done { message, failures, .. } => {
+                let refused = failures.iter().map(|error| format!("\nrefused: {error}"));
+                format!("command '{text}' of uid {uid}: {message}{}", refused.collect::<String>())
+            }
             _ => format!("command '{text}' of uid {uid}"),
         };
         // As it is known by name, also to those who gave its uuid or path.

@@ -80,10 +80,14 @@ impl ImportError {
     }
 }
 
+/// What to do about members that are missing, for one who has typed a command: what is tried again by itself is not to be
+/// imported again.
+pub(super) const IMPORT_AGAIN: &str = ": bring them back, then import again";
+
 /// What to do, where the error itself does not say it.
 fn advice(source: &AssemblyError) -> &'static str {
     match source {
-        AssemblyError::TooFew { .. } => ": bring them back, then import again",
+        AssemblyError::TooFew { .. } => IMPORT_AGAIN,
         _ => "",
     }
 }
@@ -315,8 +319,9 @@ impl Opening {
                     path(used)
                 ),
                 None => format!(
-                    "{paths}: each says that it is member {member}, and nothing tells which is current, so none is used; \
-                     take the copies away, or replace the member"
+                    "{paths}: each of them claims to be member {member}, and nothing tells which is the copy, so none is \
+                     used; move the copy away, and bring the other back with 'calpe online'; if the copy has taken the place \
+                     of another member, replace that one"
                 ),
             };
             self.left_out.push(LeftOut { device, path: None, reason });

@@ -221,7 +221,7 @@ impl Daemon {
             };
             let message = format!("{} ({}: {what})", would.message, shown(new));
             warnings.extend(self.outside_search(new));
-            return Ok(Done { message, warnings });
+            return Ok(Done { message, warnings, ..Done::default() });
         }
         let (device, known_zero) = match device {
             Some(device) => {
@@ -371,7 +371,8 @@ impl Daemon {
         member::forget_lost(&path, since);
         self.remember_now(target.array);
         let message = format!("array '{}': {} ({})", target.name, outcome.0, shown(&path));
-        Ok(Done { message, warnings: self.outside_search(&path).into_iter().collect() })
+        let warnings = self.outside_search(&path).into_iter().collect();
+        Ok(Done { message, warnings, ..Done::default() })
     }
 
     pub(super) fn target(&self, array: &str, member: &MemberRef) -> Result<Target, RequestError> {

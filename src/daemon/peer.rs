@@ -1,15 +1,20 @@
-//! Who is at the other end of a control socket, and who may be.
+//! Who is at the other end of a control socket, and who may be; and how a unix socket is connected to within a time limit.
 //!
 //! Invariant: an identity comes from the kernel, never from what a peer says. Must not know what is spoken.
 
 use crate::units::{Printable, shown};
-use nix::sys::socket::{getsockopt, sockopt};
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, setsockopt, socket, sockopt,
+};
+use nix::sys::time::TimeVal;
 use nix::unistd::{Uid, User};
 use std::fmt;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// A user of this host. Prints as name and number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +119,20 @@ fn appointed_by_root(dir: &Path) -> Option<Owner> {
     let only_root = above.uid() == 0 && above.mode() & 0o022 == 0;
     let itself = dir.symlink_metadata().ok().filter(|itself| itself.is_dir() && only_root)?;
     Some(Owner(Uid::from_raw(itself.uid())))
+}
+
+/// Connects to a unix socket. A listener whose backlog is full is waited for only so long: the error is then of the kind `WouldBlock`.
+///
+/// # Errors
+/// What the system says.
+pub fn connect_within(path: &Path, patience: Duration) -> io::Result<UnixStream> {
+    let address = UnixAddr::new(path)?;
+    let stream = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    let limit =
+        TimeVal::new(patience.as_secs().try_into().unwrap_or(i64::MAX), patience.subsec_micros().into());
+    setsockopt(&stream, sockopt::SendTimeout, &limit)?;
+    connect(stream.as_raw_fd(), &address)?;
+    Ok(stream.into())
 }
 
 #[cfg(test)]

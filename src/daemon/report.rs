@@ -147,7 +147,7 @@ impl Names {
             parity: status.geometry.parity,
             chunk: status.geometry.chunk,
             checksum: status.checksum.to_string(),
-            log: log_report(&status.log),
+            log: log_report(&status.log, status.state),
             epoch: status.epoch,
             dirty: status.dirty,
             uris: addresses.iter().map(|(address, tls)| uri(address, *tls, &self.name)).collect(),
@@ -245,8 +245,10 @@ fn conditions(member: &MemberStatus, counts: &Counts, returning: bool) -> Vec<Co
     of_array.chain(returning).chain(repaired).collect()
 }
 
-fn log_report(log: &LogState) -> LogReport {
+fn log_report(log: &LogState, array: ArrayState) -> LogReport {
     let (state, reason) = match log {
+        // It waits for members: nothing is replayed before they are back.
+        LogState::Replaying if array == ArrayState::Failed => (control::LogState::NotStarted, None),
         LogState::Replaying => (control::LogState::Replaying, None),
         LogState::Serving => (control::LogState::Serving, None),
         LogState::Refused(reason) => (control::LogState::Refused, Some(reason.clone())),
@@ -349,6 +351,13 @@ fn parts(ranges: &[(VolumeOffset, u64)]) -> Vec<LostReport> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_is_replayed_while_an_array_waits_for_members() {
+        let state = |array| log_report(&LogState::Replaying, array).state;
+        assert_eq!(state(ArrayState::Failed), control::LogState::NotStarted);
+        assert_eq!(state(ArrayState::Degraded), control::LogState::Replaying);
+    }
 
     fn rebuild(done: u64, paused: bool) -> Activity {
         Activity {

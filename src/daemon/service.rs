@@ -126,11 +126,13 @@ pub struct Done {
     pub message: String,
     /// More lines.
     pub warnings: Vec<String>,
+    /// What was refused or failed while others were done.
+    pub failures: Vec<RequestError>,
 }
 
 impl Done {
     pub(super) fn line(message: impl Into<String>) -> Done {
-        Done { message: message.into(), warnings: Vec::new() }
+        Done { message: message.into(), ..Done::default() }
     }
 }
 
@@ -423,7 +425,7 @@ impl Daemon {
             Request::Shutdown { dry_run } => Ok(self.request_shutdown(dry_run)),
         };
         match outcome {
-            Ok(Done { message, warnings }) => Reply::Done { message, warnings },
+            Ok(Done { message, warnings, failures }) => Reply::Done { message, warnings, failures },
             Err(error) => Reply::Error(error),
         }
     }

@@ -12,10 +12,11 @@ use super::create::{CreatePlan, CreateRequest, DEFAULT_CHECKSUM, DEFAULT_CHUNK};
 use super::import::{self, ImportError, Opened};
 use super::imports::Imports;
 use super::reactor::{ListenAddress, Listener};
-use super::search::{Found, search};
+use super::search::{Found, search_with};
 use super::serve::{RunError, create_dir, system, unless_stopped, until_stopped};
 use super::service::{Daemon, ServeOptions, ServiceConfig};
 use super::signals::Signals;
+use super::state::remembered_paths;
 use crate::array::assembly::{Candidate, assemble};
 use crate::control::{ArrayReport, MemberState};
 use crate::format::{ChecksumKind, Superblock, VolumeKind};
@@ -184,7 +185,11 @@ fn member_path(dir: &Path, index: usize) -> PathBuf {
 }
 
 fn open_or_create(options: &UpOptions, dir: &Path) -> Result<(Opened, Origin), RunError> {
-    let mut found = search(std::slice::from_ref(&options.dir), DEFAULT_MEMBER_TIMEOUT);
+    // A member may have been replaced by a device that is elsewhere. Other arrays that were imported by a command are
+    // remembered, too: they are not this directory's.
+    let remembered = remembered_paths(&dir.join(STATE_DIR_NAME));
+    let mut found = search_with(std::slice::from_ref(&options.dir), &remembered, DEFAULT_MEMBER_TIMEOUT);
+    found.arrays.retain(|_, members| members.iter().any(|member| !member.remembered));
     let unclear = |what: String| Err(RunError::Unclear { dir: dir.into(), what });
     let arrays: Vec<Uuid> = found.arrays.keys().copied().collect();
     match arrays[..] {

@@ -7,6 +7,7 @@
 use super::arrays::importable;
 use super::config::ArrayChoice;
 use super::events::kinds;
+use super::import::IMPORT_AGAIN;
 use super::search::Search;
 use super::service::{Daemon, lock};
 use super::state::KnownDevice;
@@ -109,8 +110,12 @@ impl Waiting {
         Some(match (error.code, &self.seen) {
             // Its advice is for one who has named the places on a command line.
             (ErrorCode::NoSuchArray, None) => format!("no member of it was found in {}", places().join(", ")),
-            _ => error.message.trim_end_matches('.').to_owned(),
+            _ => error.message.replacen(IMPORT_AGAIN, "", 1).trim_end_matches('.').to_owned(),
         })
+    }
+
+    fn lacks_members(&self) -> bool {
+        self.problem.as_ref().is_some_and(|error| error.message.contains(IMPORT_AGAIN))
     }
 
     fn advice(&self) -> String {
@@ -125,6 +130,9 @@ impl Waiting {
                 "Bring back the members that are missing: it is tried again by itself. If they are gone for good, 'calpe import \
                  --force {name}' starts it without them."
             ),
+            Some(_) if self.lacks_members() => {
+                "Bring back the members that are missing: it is tried again by itself.".to_owned()
+            }
             Some(_) => "Mend what is in the way: it is tried again by itself.".to_owned(),
         }
     }

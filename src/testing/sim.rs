@@ -628,6 +628,13 @@ impl SimArray {
         region.offset.0..region.offset.0 + region.len
     }
 
+    /// Where metadata pages lie on every disk, in bytes; empty without any.
+    #[must_use]
+    pub fn pages_region(&self) -> std::ops::Range<u64> {
+        let superblock = self.disks.values().find_map(superblocks::newest).expect("a disk with a superblock");
+        superblock.region(RegionKind::Pages).map_or(0..0, |pages| pages.offset.0..pages.offset.0 + pages.len)
+    }
+
     /// Where the redo log lies on every disk, in bytes; empty without one.
     #[must_use]
     pub fn log_region(&self) -> std::ops::Range<u64> {

@@ -53,6 +53,10 @@ fn an_array_with_too_few_members_tells_which_are_missing_and_where_the_others_ar
     assert_eq!(tank["members"][1]["name"], there.join("m1").display().to_string());
     let text = serve.says("status tank");
     assert!(text.contains("It is not served: array 'tank' (2+1) cannot start: 1 of 2"), "{text}");
+    // What is tried again by itself is not to be imported again.
+    let (status, action) = (tank["status"].as_str().expect("text"), tank["action"].as_str().expect("text"));
+    assert!(!status.contains("import again"), "{status}");
+    assert_eq!(action, "Bring back the members that are missing: it is tried again by itself.");
     assert_eq!(tested(&serve, ""), Some(2));
     // It is served as soon as it can be.
     fs::rename(dir.path().join("m0"), there.join("m0")).expect("moved");

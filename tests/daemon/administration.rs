@@ -132,7 +132,7 @@ while True:
     client = server.accept()[0]
     for line in client.makefile():
         asked = json.loads(line)["request"]
-        pong = {"reply": "pong", "version": 1, "program": "9.9.9", "pid": 1}
+        pong = {"reply": "pong", "version": 2, "program": "9.9.9", "pid": 1}
         empty = {"reply": "events", "events": [], "next": 0}
         client.sendall((json.dumps(pong if asked == "ping" else empty) + "\n").encode())
 "#;
@@ -303,7 +303,14 @@ fn what_a_daemon_says_cannot_steer_a_terminal() {
     let error = RequestError { code: ErrorCode::Failed, message: EVIL.replace('\n', " ") };
     let replies = [
         ("events", Reply::Events { events: vec![event], next: 2 }),
-        ("export", Reply::Done { message: EVIL.replace('\n', " "), warnings: vec![EVIL.replace('\n', " ")] }),
+        (
+            "export",
+            Reply::Done {
+                message: EVIL.replace('\n', " "),
+                warnings: vec![EVIL.replace('\n', " ")],
+                failures: vec![],
+            },
+        ),
         ("status", Reply::Error(error)),
     ];
     for (at, (name, reply)) in replies.into_iter().enumerate() {

@@ -1,8 +1,9 @@
 //! What messages tell people to do: typed as it stands, it works.
 
-use super::support::serve::{Serve, both};
+use super::support::serve::{Serve, both, create};
 use super::support::{Up, calpe, run, try_run};
 use std::fs;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -79,6 +80,59 @@ fn import_lists_what_it_finds_and_prints_whole_uris() {
 }
 
 #[test]
+fn an_import_of_several_arrays_tells_what_was_done_apart_from_what_was_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let serve = Serve::start(dir.path(), "");
+    for name in ["pond", "tank"] {
+        create(&dir.path().join(name), name, 2, 1);
+    }
+    for gone in ["m0", "m1"] {
+        fs::remove_file(dir.path().join("pond").join(gone)).unwrap();
+    }
+    let output = serve.ask("import -a --dir pond --dir tank");
+    let [told, complaints] = [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text));
+    assert_eq!(output.status.code(), Some(1), "{told}{complaints}");
+    assert!(told.starts_with("array 'tank' (2+1") && told.lines().count() == 1, "{told}");
+    assert!(complaints.contains("calpe: array 'pond' (2+1) cannot start"), "{complaints}");
+    assert!(!complaints.contains("'tank'"), "{complaints}");
+    let events = serve.events();
+    let command = events.iter().find(|event| event["kind"] == "command").expect("the command");
+    let text = command["text"].as_str().unwrap();
+    assert!(text.contains("array 'tank' (2+1") && text.contains("refused: array 'pond'"), "{text}");
+    assert!(!text.contains("was refused"), "{text}");
+    serve.stop();
+}
+
+#[test]
+fn of_two_arrays_of_one_name_each_is_imported_by_its_uuid() {
+    let dir = tempfile::tempdir().unwrap();
+    let serve = Serve::start(dir.path(), "");
+    for place in ["a", "b"] {
+        create(&dir.path().join(place), "tank", 2, 1);
+    }
+    let listed = serve.says("import --dir a --dir b");
+    let advice = commands(&listed.split_whitespace().collect::<Vec<_>>().join(" "));
+    assert_eq!(advice.len(), 2, "{listed}");
+    assert_ne!(advice[0], advice[1], "{listed}");
+    let line = advice[0].strip_prefix("calpe ").unwrap();
+    assert!(serve.says(line).starts_with("array 'tank' (2+1"), "{listed}");
+    serve.stop();
+}
+
+#[test]
+fn up_finds_a_member_that_was_replaced_by_a_device_elsewhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let up = Up::start(dir.path(), &UP);
+    let elsewhere = dir.path().join("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    up.calpe(&["replace", "calpe", "1", elsewhere.join("new.img").to_str().unwrap(), "-w"]);
+    up.stop();
+    let up = Up::start(dir.path(), &[]);
+    assert_eq!(up.status()["state"], "ONLINE", "{}", up.log());
+    up.stop();
+}
+
+#[test]
 fn what_looks_offline_at_files_says_what_to_do_there() {
     let dir = tempfile::tempdir().unwrap();
     let told = |line: &str, code: i32| {
@@ -95,6 +149,16 @@ fn what_looks_offline_at_files_says_what_to_do_there() {
     assert!(few.contains("name them, too") && !few.contains("import"), "{few}");
     let two = told("check 0 1", 1);
     assert!(two.contains("not given") && !two.contains("at start"), "{two}");
+    let whole = told("check 0 1 2", 0);
+    assert!(whole.contains("marked clean"), "{whole}");
+    // One whose superblocks were overwritten was given, and does not say which it is.
+    let bytes = fs::metadata(dir.path().join("2")).unwrap().len();
+    let file = fs::File::options().write(true).open(dir.path().join("2")).unwrap();
+    for at in [0, bytes - (64 << 10)] {
+        file.write_all_at(&[0x55; 64 << 10], at).unwrap();
+    }
+    let overwritten = told("check 0 1 2", 1);
+    assert!(overwritten.contains("not given, or it is 2, which cannot be used"), "{overwritten}");
     for line in ["inspect nope", "check nope"] {
         let nothing = told(line, 1);
         assert!(nothing.contains("nope: no such file") && !nothing.contains("create"), "{nothing}");

@@ -487,6 +487,32 @@ fn scrub_finds_the_liar_and_repairs_it() {
 }
 
 #[test]
+fn a_scrub_and_its_members_count_the_same_repairs_copies_of_pages_among_them() {
+    let mut random = Random::new(21);
+    let mut array = Checked::create(2, 1, 10, 21);
+    array.burst(&mut random, 10);
+    array.sim.settle();
+    // Read anew, so that no page is known already.
+    array.sim = array.sim.stop_and_restart(false).expect("all is there");
+    array.sim.settle();
+    let disk = array.sim.disk_of(1).expect("a disk");
+    let pages = array.sim.pages_region();
+    let disk = array.sim.disks.get_mut(&disk).expect("it exists");
+    let written = disk.written_blocks(pages);
+    assert!(!written.is_empty());
+    for block in written {
+        disk.flip(block * 4096 + 1000, 1);
+    }
+    array.sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
+    array.sim.settle();
+    let status = array.sim.status();
+    let scrub = status.last_scrub.expect("ended");
+    assert!(scrub.repaired > 0, "{:?}", array.sim.notices);
+    let by_member: u64 = status.members.iter().map(|member| member.counters.repaired).sum();
+    assert_eq!(scrub.repaired, by_member, "{:?}", array.sim.notices);
+}
+
+#[test]
 fn zeroed_and_trimmed_stripes_read_as_zeroes_and_become_holes() {
     let mut array = Checked::create(3, 1, 100, 19);
     let stripe = 3 * 16384u64;
@@ -535,4 +561,21 @@ fn members_that_cannot_punch_holes_read_as_zeroes_all_the_same() {
     array.sim.settle();
     array.verify();
     array.assert_scrub_clean();
+}
+
+#[test]
+fn a_replacement_that_is_lost_is_told_with_the_member_until_that_is_cleared() {
+    let mut sim = SimArray::create(SimShape::new(2, 1, 16 << 10, 8), 3);
+    let member = MemberIndex(1);
+    let device = sim.add_blank_disk();
+    let id = device.device.0;
+    sim.admin(AdminRequest::Replace { member, device }).expect("admitted");
+    sim.disks.get_mut(&id).expect("just added").dead = true;
+    sim.settle();
+    let reason = |sim: &SimArray| sim.status().members[1].reason.clone();
+    assert_eq!(sim.status().members[1].state, MemberState::Online);
+    let told = reason(&sim).expect("a reason");
+    assert!(told.starts_with("its replacement was given up: "), "{told}");
+    sim.admin(AdminRequest::Clear { member: Some(member) }).expect("cleared");
+    assert_eq!(reason(&sim), None);
 }

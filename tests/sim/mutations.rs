@@ -97,6 +97,9 @@ fn hunt_by_rollback(mutation: Mutation) -> Result<String, String> {
             rollback::a_replay_over_a_rolled_back_member_that_is_cut_off_is_done_again
         }
         Mutation::LeftTailNotChecked => rollback::a_member_rolled_back_while_it_is_out_returns_whole,
+        Mutation::ToldTailAlone => {
+            rollback::a_member_that_leaves_before_it_is_told_what_is_in_place_is_caught_up
+        }
         Mutation::WritesInEpochPassedOver => {
             rollback::a_rolled_back_member_and_as_many_others_out_as_there_is_parity_read_nothing_old_without_a_word
         }
@@ -191,6 +194,7 @@ fn hunt(mutation: Mutation) -> Result<String, String> {
         | Mutation::NoOwnRedo
         | Mutation::RewrittenTailBelieved
         | Mutation::LeftTailNotChecked
+        | Mutation::ToldTailAlone
         | Mutation::WritesInEpochPassedOver => return hunt_by_rollback(mutation),
         _ => {}
     }

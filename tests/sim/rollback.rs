@@ -90,6 +90,11 @@ fn a_replay_over_a_rolled_back_member_that_is_cut_off_is_done_again() {
 }
 
 #[test]
+fn a_member_that_leaves_before_it_is_told_what_is_in_place_is_caught_up() {
+    scenes::a_member_that_leaves_before_it_is_told_what_is_in_place_is_caught_up();
+}
+
+#[test]
 fn a_member_rolled_back_while_it_is_out_returns_whole() {
     scenes::a_member_rolled_back_while_it_is_out_returns_whole();
 }
@@ -157,7 +162,7 @@ fn members_that_leave_one_right_after_the_other_under_load_are_caught_up() {
             assert!(done.0.contains("caught up"), "seed {seed}, member {member}: {done:?}");
         }
         array.sim.settle();
-        // One that left between a checkpoint and the batch that would have told it of that cannot show it.
+        // One that left with the batch on its way that tells of a checkpoint cannot show it.
         rebuilt +=
             array.sim.notices.iter().filter(|notice| notice.text.contains("not only caught up")).count();
         array.verify();

@@ -100,7 +100,7 @@ def system(run, geometry, filesystem, degraded):
         rig.is_kept()
         said = rig.console()
         check("recovering journal" not in said and "recovery complete" not in said, "the filesystem was not left clean")
-        check("not stopped cleanly" not in said, "the array was not left clean")
+        check("not marked clean" not in said, "the array was not left clean")
         files, blocks = rig.verify(run.seed, of=PLACE, history=history)
         rig.shut_down()
         check_order(rig.console())

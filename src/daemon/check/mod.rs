@@ -136,8 +136,10 @@ struct Given {
 /// When nothing can be said: no members, in use, too few. What is wrong with the array is in the report.
 pub fn check(members: &[PathBuf], progress: &mut dyn FnMut(&Activity)) -> Result<CheckReport, CheckError> {
     let mut problems = Vec::new();
-    let mut given = open(members, &mut problems)?;
-    let assembled = assembled(&given, &mut problems)?;
+    let mut strangers = Vec::new();
+    let mut given = open(members, &mut problems, &mut strangers)?;
+    let mut notices = Vec::new();
+    let assembled = assembled(&given, &mut problems, &mut notices)?;
     let superblock = assembled.superblock.clone();
     if superblock.volume != VolumeKind::Plain {
         return Err(CheckError::Unsupported { name: superblock.name, kind: superblock.volume });
@@ -162,7 +164,7 @@ pub fn check(members: &[PathBuf], progress: &mut dyn FnMut(&Activity)) -> Result
         Layer::new(devices, data.offset.0..data.offset.0 + data.len).map_err(system("start threads"))?;
     let config = ArrayConfig { seed: 1, ..ArrayConfig::default() };
     let volume = PlainVolume::new(assembled, codec, pool, config);
-    let mut run = Run { volume, layer, notices: Vec::new(), actions: Vec::new(), phase: Phase::Replay };
+    let mut run = Run { volume, layer, notices, actions: Vec::new(), phase: Phase::Replay };
     let status = run.finish(progress)?;
     problems.extend(run.problem(&status));
     let member = |(index, key): (usize, &Option<usize>)| {
@@ -171,7 +173,7 @@ pub fn check(members: &[PathBuf], progress: &mut dyn FnMut(&Activity)) -> Result
         let MemberStatus { counters, state, reason, .. } = status.members[index].clone();
         let is_given = found.or_else(own).is_some();
         let why = || match reason {
-            _ if !is_given => "not given".into(),
+            _ if !is_given => not_given(&strangers),
             Some(reason) => reason,
             None => state.as_str().into(),
         };
@@ -212,8 +214,22 @@ pub fn check(members: &[PathBuf], progress: &mut dyn FnMut(&Activity)) -> Result
     Ok(report.concluded())
 }
 
-/// Opens and locks the members; what is no usable member is a problem.
-fn open(paths: &[PathBuf], problems: &mut Vec<String>) -> Result<Vec<Given>, CheckError> {
+/// Why nothing is known of a member, when these were given and do not say which member they are.
+fn not_given(strangers: &[PathBuf]) -> String {
+    let paths: Vec<_> = strangers.iter().map(|path| shown(path).to_string()).collect();
+    match &paths[..] {
+        [] => "not given".into(),
+        [path] => format!("not given, or it is {path}, which cannot be used"),
+        _ => format!("not given, or it is one of {}, which cannot be used", paths.join(", ")),
+    }
+}
+
+/// Opens and locks the members; what is no usable member is a problem, and one of the `strangers`.
+fn open(
+    paths: &[PathBuf],
+    problems: &mut Vec<String>,
+    strangers: &mut Vec<PathBuf>,
+) -> Result<Vec<Given>, CheckError> {
     let mut given: Vec<Given> = Vec::new();
     for path in paths {
         let same = |given: &&Given| given.device.as_ref().is_some_and(|device| device.is_at(path));
@@ -223,7 +239,10 @@ fn open(paths: &[PathBuf], problems: &mut Vec<String>) -> Result<Vec<Given>, Che
         let device = Device::open(path, Access::Still)?;
         match look_at(path, device, problems) {
             Ok(member) => given.push(member),
-            Err(problem) => problems.push(problem),
+            Err(problem) => {
+                problems.push(problem);
+                strangers.push(path.clone());
+            }
         }
     }
     let Some(first) = given.first() else { return Err(CheckError::NoMembers(std::mem::take(problems))) };
@@ -255,7 +274,11 @@ fn look_at(path: &Path, device: Device, problems: &mut Vec<String>) -> Result<Gi
 
 /// What a start would make of the members, without what it would do to them: nothing is built, and the scrub
 /// begins at the beginning.
-fn assembled(given: &[Given], problems: &mut Vec<String>) -> Result<Assembled<usize>, CheckError> {
+fn assembled(
+    given: &[Given],
+    problems: &mut Vec<String>,
+    notices: &mut Vec<String>,
+) -> Result<Assembled<usize>, CheckError> {
     let candidates: Vec<_> = given
         .iter()
         .enumerate()
@@ -276,8 +299,9 @@ fn assembled(given: &[Given], problems: &mut Vec<String>) -> Result<Assembled<us
         problems.push(format!("{}: would not be used: {reason}", path(*key)));
     }
     for (index, seat) in assembled.seats.iter_mut().enumerate() {
+        // The member itself is verified: nothing depends on a device that is not complete.
         if let Some((key, ..)) = seat.replacement.take() {
-            problems.push(format!("{}: is being built as member {index}; it was not looked at", path(key)));
+            notices.push(format!("{}: is being built as member {index}; it was not looked at", path(key)));
         }
         if seat.state == MemberState::Rebuilding {
             seat.state = MemberState::Missing;
@@ -412,3 +436,46 @@ const DONE_BY_A_SCRUB: [(&str, &str); 3] = [
     ("it is rewritten", "it would be rewritten by a scrub"),
     ("it will be rewritten", "it would be rewritten by a scrub"),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::array::NewArray;
+    use crate::format::{ReplacementRecord, Role};
+    use crate::units::{MemberIndex, SlotIndex};
+    use uuid::Uuid;
+
+    #[test]
+    fn a_device_that_is_being_built_beside_its_member_is_no_problem() {
+        let (devices, new) = ([1, 2, 3].map(Uuid::from_u128), Uuid::from_u128(4));
+        let member = MemberIndex(1);
+        let mut superblocks = NewArray::small(2, 1).superblocks(&devices);
+        for superblock in &mut superblocks {
+            superblock.replacements.push(ReplacementRecord { member, uuid: new, rebuilt: SlotIndex(0) });
+        }
+        superblocks.push(Superblock { device: new, role: Role::Replacement, ..superblocks[1].clone() });
+        let given: Vec<Given> = superblocks
+            .into_iter()
+            .zip(0..)
+            .map(|(superblock, at)| Given {
+                path: format!("m{at}").into(),
+                device: None,
+                superblock,
+                damaged: 0,
+            })
+            .collect();
+        let (mut problems, mut notices) = (Vec::new(), Vec::new());
+        let assembled = assembled(&given, &mut problems, &mut notices).expect("all are there");
+        assert_eq!(assembled.live.len(), 3);
+        assert!(problems.is_empty(), "{problems:?}");
+        assert_eq!(notices, ["m3: is being built as member 1; it was not looked at"]);
+    }
+
+    #[test]
+    fn a_member_that_no_device_claims_to_be_may_be_one_that_cannot_be_read() {
+        assert_eq!(not_given(&[]), "not given");
+        assert_eq!(not_given(&["m2".into()]), "not given, or it is m2, which cannot be used");
+        let two = not_given(&["m2".into(), "m3".into()]);
+        assert_eq!(two, "not given, or it is one of m2, m3, which cannot be used");
+    }
+}

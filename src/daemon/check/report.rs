@@ -32,7 +32,7 @@ pub struct CheckReport {
     pub parity: u16,
     /// "blake3", "crc32c" or "none".
     pub checksum: String,
-    /// It was stopped cleanly; otherwise its log was replayed, in memory only.
+    /// Its members are marked clean, by a stop or while it was idle; otherwise its log was replayed, in memory only.
     pub clean: bool,
     /// Every member, in order of index.
     pub members: Vec<CheckedMember>,
@@ -101,10 +101,11 @@ impl CheckReport {
             _ => "every block matches its checksum and every row's parity its data",
         };
         let absent = self.members.iter().filter(|member| !member.verified).count();
+        let were = if absent == 1 { "was" } else { "were" };
         match (self.consistent, absent) {
             (true, 0) => format!("array '{}' is good: {proof}", self.array),
             (true, _) => format!(
-                "array '{}' is consistent, not whole: {absent} of {} members were not verified; of the others, {proof}",
+                "array '{}' is consistent, not whole: {absent} of {} members {were} not verified; of the others, {proof}",
                 self.array,
                 self.members.len()
             ),
@@ -116,8 +117,8 @@ impl CheckReport {
 impl fmt::Display for CheckReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "array {} ({})", Printable(&self.array), self.uuid)?;
-        let stop = if self.clean { "stopped cleanly" } else { "not stopped cleanly" };
-        writeln!(f, "{} data + {} parity, checksum {}, {stop}\n", self.data, self.parity, self.checksum)?;
+        let mark = if self.clean { "marked clean" } else { "not marked clean" };
+        writeln!(f, "{} data + {} parity, checksum {}, {mark}\n", self.data, self.parity, self.checksum)?;
         let name = |member: &CheckedMember| {
             let path = member
                 .path
@@ -203,7 +204,7 @@ pub(super) mod tests {
         absent.members[1].verified = false;
         let absent = absent.concluded();
         assert!(!absent.good && absent.consistent && !absent.whole);
-        assert!(absent.verdict().contains("1 of 3 members were not verified"), "{absent}");
+        assert!(absent.verdict().contains("1 of 3 members was not verified"), "{absent}");
 
         let faults: [fn(&mut CheckReport); 7] = [
             |report| report.members[0].read = 1,

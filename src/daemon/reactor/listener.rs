@@ -4,6 +4,7 @@
 //! Invariants: a path is taken over only from a socket nobody answers on; the socket file is removed with the
 //! listener if it is still this one. The file of a socket that was handed over is its giver's.
 
+use super::super::peer::connect_within;
 use super::sys;
 use crate::nbd::TlsMode;
 use crate::tls::ServerTls;
@@ -20,9 +21,14 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Most bytes of a socket's path: what `sockaddr_un` holds, less its end.
 pub const SOCKET_PATH_MAX: usize = 107;
+
+/// How long whoever listens on a path may take to let a connection in. The kernel does that at once, unless the listener's
+/// backlog is full because its process is stopped or hangs.
+const TAKEOVER_WAIT: Duration = Duration::from_secs(2);
 
 /// Where clients connect.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -63,6 +69,15 @@ pub enum ListenError {
     /// Somebody serves it.
     #[error("{}: another daemon answers there: stop it first, or choose another path", shown(path))]
     InUse {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Somebody listens there, and lets nobody in.
+    #[error(
+        "{}: a process listens there and does not answer: it is stopped or hangs: end it first, or choose another path",
+        shown(path)
+    )]
+    Silent {
         /// The path.
         path: PathBuf,
     },
@@ -256,11 +271,14 @@ fn bind_unix(path: &Path, fail: impl Fn(io::Error) -> ListenError) -> Result<Lis
     use nix::sys::socket::listen;
     check_directory(path)?;
     if socket_file(path)? {
-        match UnixStream::connect(path) {
+        match connect_within(path, TAKEOVER_WAIT) {
             Ok(stream) if !is_orphaned(&stream) => return Err(ListenError::InUse { path: path.into() }),
             Ok(_) => std::fs::remove_file(path).map_err(&fail)?,
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
                 std::fs::remove_file(path).map_err(&fail)?;
+            }
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                return Err(ListenError::Silent { path: path.into() });
             }
             Err(e) => return Err(fail(e)),
         }
@@ -360,6 +378,22 @@ mod tests {
         assert!(matches!(Listener::bind(&address), Err(ListenError::InUse { .. })));
         UnixStream::connect(&path).unwrap();
         drop(listener);
+    }
+
+    #[test]
+    fn a_socket_whose_process_lets_nobody_in_is_given_up_and_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        nix::sys::socket::listen(&listener, Backlog::new(1).unwrap()).unwrap();
+        let mut waiting = Vec::new();
+        while let Ok(stream) = connect_within(&path, Duration::from_millis(50)) {
+            waiting.push(stream);
+            assert!(waiting.len() < 10, "the backlog is never full");
+        }
+        let error = Listener::bind(&ListenAddress::Unix(path.clone())).unwrap_err();
+        assert!(matches!(error, ListenError::Silent { .. }), "{error}");
+        assert!(path.exists());
     }
 
     #[test]

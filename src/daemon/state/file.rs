@@ -54,6 +54,13 @@ pub(super) fn load<T: DeserializeOwned>(path: &Path, warnings: &mut Vec<String>)
     None
 }
 
+/// Reads a file and leaves it as it is. None: there is none, or it cannot be used.
+pub(super) fn peek<T: DeserializeOwned>(path: &Path) -> Option<T> {
+    let mut file: serde_json::Value = serde_json::from_slice(&read(path).ok()??).ok()?;
+    let is_known = file["version"].as_u64().is_some_and(|version| version <= VERSION);
+    if is_known { serde_json::from_value(file["content"].take()).ok() } else { None }
+}
+
 /// The bytes of a file; none where there is none.
 pub(super) fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     let file = match File::open(path) {

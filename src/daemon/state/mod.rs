@@ -12,7 +12,7 @@ pub(super) use known::{Arrays, Counters, Counts, Damage, Known, KnownDevice};
 
 use crate::control::Event;
 use crate::member::patience::within;
-use file::{append, encode, load, read, replace, set_unread_aside};
+use file::{append, encode, load, peek, read, replace, set_unread_aside};
 use nix::fcntl::{Flock, FlockArg};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -63,6 +63,14 @@ pub(super) struct Remembered {
     pub events: Vec<Event>,
     /// What could not be used, a line each.
     pub warnings: Vec<String>,
+}
+
+/// Where the devices of arrays were, as far as a state directory tells that nobody has taken yet. Changes nothing there.
+pub(super) fn remembered_paths(dir: &Path) -> Vec<PathBuf> {
+    let file = dir.join(ARRAYS_FILE);
+    let arrays = within(dir, "read it", LOAD_WAIT, move || peek::<Arrays>(&file));
+    let arrays = arrays.ok().flatten().unwrap_or_default();
+    arrays.0.into_values().flat_map(|known| known.devices).map(|device| device.path).collect()
 }
 
 /// The state directory of a daemon, or none. Clones share it.
