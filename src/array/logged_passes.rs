@@ -12,7 +12,7 @@ use super::{ActivityKind, Array, Flow, Inflight, NoticeKind, NoticeLevel, Op, Ow
 use crate::block_io::{Buf, IoFault, IoOp, IoValue};
 use crate::codec::{BlockHasher, CodedColumns};
 use crate::format::MemberState;
-use crate::units::{BlockHash, ColumnIndex, ROW_BYTES, SlotIndex, Timestamp};
+use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, Timestamp};
 use std::ops::Range;
 
 const BLOCK: usize = ROW_BYTES as usize;
@@ -110,6 +110,9 @@ impl Array {
             Held::Unreadable => return self.skip_pass(key, pass),
             Held::Stripe(stripe) => stripe,
         };
+        if matches!(pass.work, Work::Scrub) {
+            self.note_unchecked(pass.hold.slot);
+        }
         let rows = 0..self.map.chunk / BLOCK;
         let columns: Vec<usize> = match &pass.work {
             Work::Scrub => (0..self.map.width()).collect(),
@@ -287,6 +290,17 @@ impl Array {
         }
         pass.work = Work::Rebuild(targets);
         if pass.writing > 0 { Flow::Wait } else { self.end_logged_pass(key, pass, true) }
+    }
+
+    /// The scrub takes note of members that it cannot check in a slot.
+    fn note_unchecked(&mut self, slot: SlotIndex) {
+        let members = (0..self.map.width()).map(|column| self.member_at(slot, column));
+        let out: Vec<MemberIndex> = members.filter(|&member| self.readable(member, slot).is_none()).collect();
+        if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
+            for member in out {
+                scrub.unchecked.insert(member);
+            }
+        }
     }
 
     /// Blocks of the slot cannot be read: whether it is let go, to be read again later.

@@ -6,7 +6,7 @@
 use super::members::{Progress, Replaced, Which};
 use super::{Activity, ActivityKind, NoticeKind, NoticeLevel, Rest, ScrubResult};
 use super::{Array, Op};
-use crate::format::{MemberState, ScrubRecord};
+use crate::format::{MemberSet, MemberState, ScrubRecord};
 use crate::units::{MemberIndex, SlotIndex, Timestamp};
 
 pub(super) struct Passes {
@@ -29,6 +29,8 @@ pub(super) struct Pass {
     progress: Progress,
     pub errors: u64,
     pub repaired: u64,
+    /// Members that were out of service when a slot with data was verified.
+    pub unchecked: MemberSet,
     /// Copies of metadata pages that were found bad, of `errors` and of `repaired`: the next checkpoint writes them,
     /// and the pass ends after it.
     owed_pages: u64,
@@ -39,7 +41,7 @@ pub(super) struct Pass {
 impl Pass {
     fn from(slot: u64) -> Pass {
         let progress = Progress::starting_at(slot, false);
-        Pass { progress, errors: 0, repaired: 0, owed_pages: 0, settles: None }
+        Pass { progress, errors: 0, repaired: 0, unchecked: MemberSet::new(), owed_pages: 0, settles: None }
     }
 
     fn finished(&self, turns: u64) -> bool {
@@ -71,6 +73,7 @@ impl Passes {
             finished_unix: scrub.finished_unix,
             errors: scrub.errors,
             repaired: scrub.repaired,
+            unchecked: MemberSet::new(),
         });
         let unfinished = scrub.position.map(|position| Pass {
             errors: scrub.errors_so_far,
@@ -258,9 +261,18 @@ impl Array {
                 finished_unix: self.config.unix_at_zero + self.now.0 / 1_000_000_000,
                 errors: pass.errors,
                 repaired: pass.repaired,
+                unchecked: pass.unchecked,
             };
-            let level = if pass.errors == 0 { NoticeLevel::Info } else { NoticeLevel::Warning };
-            let text = format!("scrub finished: {} errors, {} repaired", pass.errors, pass.repaired);
+            let is_whole = pass.errors == 0 && pass.unchecked.is_empty();
+            let level = if is_whole { NoticeLevel::Info } else { NoticeLevel::Warning };
+            let mut text = format!("scrub finished: {} errors, {} repaired", pass.errors, pass.repaired);
+            if !pass.unchecked.is_empty() {
+                let members: Vec<String> = pass.unchecked.iter().map(|member| member.to_string()).collect();
+                text += &format!(
+                    "; not checked, as out of service: member {}; scrub again when all are back",
+                    members.join(", ")
+                );
+            }
             self.passes.last_scrub = Some(result);
             self.bad.scrubbed();
             self.notice(NoticeKind::ScrubEnded, level, None, text);

@@ -1,7 +1,7 @@
 //! What a volume says of itself: plain facts, no paths and no formatting. The daemon adds paths and rates.
 
 use crate::block_io::DeviceId;
-use crate::format::{ChecksumKind, Geometry, MemberState};
+use crate::format::{ChecksumKind, Geometry, MemberSet, MemberState};
 use crate::units::{MemberIndex, VolumeOffset};
 
 /// State of an array as a whole.
@@ -110,6 +110,9 @@ pub struct ScrubResult {
     pub errors: u64,
     /// Of these, blocks repaired.
     pub repaired: u64,
+    /// Members that were out of service while it ran, so that it could not check them. Of a scrub of an earlier run: none, as no
+    /// superblock tells.
+    pub unchecked: MemberSet,
 }
 
 /// What an array's redo log is at.

@@ -5,6 +5,7 @@ use super::{Outcome, say};
 use crate::daemon::config::{Config, ConfigError, LogFormat};
 use crate::daemon::logging;
 use crate::daemon::panic::end_process_on_panic;
+use crate::daemon::reactor::network_places;
 use crate::daemon::serve::run_serve;
 use crate::daemon::up::{UpOptions, run_up};
 use crate::units::shown;
@@ -44,6 +45,13 @@ pub(super) fn serve(args: ServeArgs, socket: Option<PathBuf>, log_format: Option
     let config = read()?;
     if check {
         say(&format!("{name}: valid\n"))?;
+        if config.listen.tcp.is_some() {
+            let most = config.listen.max_connections as usize;
+            say(&format!(
+                "of {most} NBD connections (max_connections), {} at most are of TCP clients; the rest is kept for the unix socket\n",
+                network_places(most)
+            ))?;
+        }
         return Ok(ExitCode::SUCCESS);
     }
     let log_format = log_format.or(config.daemon.log_format).unwrap_or_default();

@@ -94,7 +94,7 @@ fn one_array(array: &ArrayReport, verbose: bool) -> String {
         return text;
     }
     let mut scans: Vec<_> = array.scan.iter().map(scan_line).collect();
-    scans.extend(array.last_scrub.as_ref().map(last_scrub_line));
+    scans.extend(array.last_scrub.map(|scrub| last_scrub_line(&scrub, &array.last_scrub_unchecked)));
     if scans.is_empty() {
         scans.push("never scrubbed".into());
     }
@@ -326,13 +326,19 @@ pub fn scan_line(scan: &ScanReport) -> String {
 
 /// The last scrub in one line.
 #[must_use]
-pub fn last_scrub_line(scrub: &LastScrub) -> String {
+pub fn last_scrub_line(scrub: &LastScrub, unchecked: &[u16]) -> String {
     let when = timestamp(scrub.finished_unix);
-    match (scrub.errors, scrub.repaired) {
+    let found = match (scrub.errors, scrub.repaired) {
         (0, 0) => format!("last scrub ended {when} and found no errors"),
         (errors, repaired) => {
             format!("last scrub ended {when} with {errors} errors, {repaired} blocks repaired")
         }
+    };
+    let members: Vec<String> = unchecked.iter().map(u16::to_string).collect();
+    match unchecked {
+        [] => found,
+        [_] => format!("{found}, without member {}, which was out of service", members.join(", ")),
+        _ => format!("{found}, without members {}, which were out of service", members.join(", ")),
     }
 }
 
@@ -484,6 +490,7 @@ pub(super) mod tests {
                 .collect(),
             scan: vec![],
             last_scrub: None,
+            last_scrub_unchecked: Vec::new(),
             engine: EngineReport { codec: "gfni".into(), gpu: GpuReport::default() },
             errors: ErrorReport::default(),
             lost: Vec::new(),

@@ -77,6 +77,9 @@ pub struct ArrayReport {
     pub scan: Vec<ScanReport>,
     /// How the last complete scrub ended; none before the first.
     pub last_scrub: Option<LastScrub>,
+    /// Members that the last scrub could not check, as they were out of service.
+    #[serde(default)]
+    pub last_scrub_unchecked: Vec<u16>,
     /// What computes parity.
     pub engine: EngineReport,
     /// What clients had to suffer.
@@ -463,6 +466,7 @@ pub(super) mod tests {
                 .collect(),
             scan: Vec::new(),
             last_scrub: None,
+            last_scrub_unchecked: Vec::new(),
             engine: EngineReport { codec: "gfni".into(), gpu: GpuReport::default() },
             errors: ErrorReport::default(),
             lost: Vec::new(),

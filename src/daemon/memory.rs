@@ -33,9 +33,11 @@ impl Daemon {
     /// Keeps where the devices of an array are, the counts of its members, and what of it cannot be read.
     pub(super) fn remember(&self, id: ArrayId, facts: &ArrayFacts) {
         let known = self.with_names(id, |names| {
-            (names.uuid, names.name.clone(), known_devices(names, facts), names.counts(&facts.status))
+            let unchecked = names.unchecked(&facts.status);
+            let counts = names.counts(&facts.status);
+            (names.uuid, names.name.clone(), known_devices(names, facts), counts, unchecked)
         });
-        let Some((uuid, name, mut devices, counts)) = known else { return };
+        let Some((uuid, name, mut devices, counts, unchecked)) = known else { return };
         let mut memory = lock(&self.memory);
         // A member that was not seen since the start is where it was last.
         if let Some(known) = memory.arrays.0.get(&uuid) {
@@ -47,6 +49,9 @@ impl Daemon {
         let mut is_new = memory.arrays.note(uuid, &name, devices, clock::unix_seconds());
         let is_paused = facts.status.activities.iter().any(|activity| activity.rest == Some(Rest::Paused));
         is_new |= memory.arrays.0.get_mut(&uuid).is_some_and(|known| known.note_scrub(is_paused));
+        if let (Some(scrub), Some(known)) = (facts.status.last_scrub, memory.arrays.0.get_mut(&uuid)) {
+            is_new |= known.note_unchecked(scrub.finished_unix, unchecked);
+        }
         if is_new {
             self.state.save_arrays(&memory.arrays);
         }
@@ -114,6 +119,13 @@ impl Daemon {
     /// Counts that an earlier run has left, by member.
     pub(super) fn earlier_counts(&self, array: Uuid) -> Vec<Counts> {
         lock(&self.memory).counters.0.get(&array).cloned().unwrap_or_default()
+    }
+
+    /// Members that the scrub which an earlier run knew as the last could not check, and when that ended.
+    pub(super) fn earlier_unchecked(&self, array: Uuid) -> (u64, Vec<u16>) {
+        let memory = lock(&self.memory);
+        let known = memory.arrays.0.get(&array);
+        known.map(|known| (known.scrub_unix, known.scrub_unchecked.clone())).unwrap_or_default()
     }
 
     /// Ranges of an array's volume that an earlier run could not read.

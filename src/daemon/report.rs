@@ -92,6 +92,8 @@ pub struct Names {
     pub devices: HashMap<DeviceId, Place>,
     /// Counts of earlier runs, by member.
     pub(super) earlier: Vec<Counts>,
+    /// Members that a scrub of an earlier run could not check, and when it ended.
+    pub(super) earlier_unchecked: (u64, Vec<u16>),
     /// Copies of the superblock that were found damaged when the array was opened, by device.
     pub damaged: HashMap<Uuid, u64>,
     /// Progress lately.
@@ -165,6 +167,7 @@ impl Names {
                 errors: scrub.errors,
                 repaired: scrub.repaired,
             }),
+            last_scrub_unchecked: self.unchecked(status),
             engine: EngineReport { codec: status.engine.into(), gpu: gpu.clone() },
             errors: ErrorReport { client: status.client_errors },
             lost: parts(&status.lost),
@@ -176,6 +179,17 @@ impl Names {
         report.status = explanation.status;
         report.action = explanation.action;
         report
+    }
+
+    /// Members that the last scrub could not check.
+    #[must_use]
+    pub(super) fn unchecked(&self, status: &VolumeStatus) -> Vec<u16> {
+        let Some(scrub) = status.last_scrub else { return Vec::new() };
+        let (finished_unix, members) = &self.earlier_unchecked;
+        match scrub.unchecked.is_empty() && *finished_unix == scrub.finished_unix {
+            true => members.clone(),
+            false => scrub.unchecked.iter().map(|member| member.0).collect(),
+        }
     }
 
     /// The counts of all members, those of earlier runs included.

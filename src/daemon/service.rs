@@ -287,6 +287,7 @@ impl Daemon {
                 })
                 .collect(),
             earlier: self.earlier_counts(superblock.array),
+            earlier_unchecked: self.earlier_unchecked(superblock.array),
             damaged: damaged.into_iter().collect(),
             meters: Meters::default(),
         };

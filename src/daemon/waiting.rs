@@ -201,6 +201,7 @@ impl Waiting {
             members: self.members(),
             scan: Vec::new(),
             last_scrub: None,
+            last_scrub_unchecked: Vec::new(),
             engine: EngineReport::default(),
             errors: ErrorReport::default(),
             lost: Vec::new(),

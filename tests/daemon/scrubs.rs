@@ -1,7 +1,7 @@
 //! Scrubs that do not run: one that somebody has paused stays so, and one that waits for a rebuild says so.
 
 use crate::support::load::Client;
-use crate::support::serve::{Serve, array, create};
+use crate::support::serve::{Serve, array, both, create};
 use calpe::nbd::{Command, Request};
 use serde_json::Value;
 use std::path::Path;
@@ -85,5 +85,43 @@ fn a_scrub_that_waits_for_a_rebuild_is_not_called_paused() {
     assert!(serve.refuses("scrub tank -p").contains("is paused already"));
     serve.says("replace tank --cancel 1");
     assert_eq!(scrub(&serve.arrays()[0]), Some("paused"), "not only while there is something to wait for");
+    serve.stop();
+}
+
+/// "No errors" of a scrub says nothing about members that it has not seen.
+#[test]
+fn a_scrub_without_a_member_says_so_as_long_as_it_is_the_last() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let there = dir.path().join("there");
+    create(&there, "tank", 2, 1);
+    let section = array("tank", &[&there]);
+    let mut serve = Serve::start(dir.path(), &section);
+    serve.array_when("it is served", is_served);
+    let mut client = Client::connect(&serve.nbd()).expect("connected");
+    client
+        .call(&Request::new(Command::Write, 0, 1 << 20), &[7; 1 << 20])
+        .expect("connected")
+        .expect("written");
+    serve.says("offline tank 1");
+    serve.says("scrub tank -w");
+    let events = serve.events();
+    let ended = events.iter().find(|event| event["kind"] == "scrub_ended").expect("it has ended");
+    assert!(ended["text"].as_str().expect("a text").contains("not checked, as out of service: member 1"));
+    let says_so = |serve: &Serve| {
+        let text = both(&serve.ask("status tank"));
+        let is_listed = serve.arrays()[0]["last_scrub_unchecked"] == Value::from(vec![1]);
+        assert_eq!(text.contains("found no errors, without member 1, which was out of service"), is_listed);
+        is_listed
+    };
+    serve.says("online tank 1");
+    serve.says("wait tank");
+    assert!(says_so(&serve));
+    drop(client);
+    serve.stop();
+    let mut serve = Serve::start(dir.path(), &section);
+    serve.array_when("it is served", is_served);
+    assert!(says_so(&serve), "a restart has forgotten it");
+    serve.says("scrub tank -w");
+    assert!(!says_so(&serve));
     serve.stop();
 }

@@ -56,6 +56,10 @@ fn listed(tank: &Value, list: &str) -> usize {
     tank[list].as_array().expect("a list").len()
 }
 
+fn offset(part: &Value) -> u64 {
+    part["offset"].as_u64().expect("an offset")
+}
+
 fn is_clear(tank: &Value) -> bool {
     ["lost", "unreadable", "set_aside"].iter().all(|list| listed(tank, list) == 0)
 }
@@ -110,6 +114,44 @@ fn what_is_known_to_be_lost_is_told_as_lost_right_after_a_restart() {
     assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
     assert_eq!(listed(&tank, "unreadable"), 0);
     assert_eq!(cksum(&tank), before, "an earlier run has counted it");
+    serve.kill();
+}
+
+#[test]
+fn what_is_good_again_is_kept_at_once() {
+    const STRIPES: u64 = 5;
+    let scene = Scene::new();
+    let mut stripe_bytes = 0;
+    for index in 0..2 {
+        let image = Image::open(&scene.members.join(format!("m{index}")));
+        let chunk = u64::from(image.superblock.geometry.chunk);
+        stripe_bytes = 2 * chunk;
+        let start = image.superblock.data_region().offset.0;
+        (1..STRIPES).for_each(|slot| image.flip_at(start + slot * chunk, 1));
+    }
+    let mut serve = scene.start();
+    serve.ask("scrub tank -w");
+    let tank = serve.array_when("it is known", is_lost);
+    let lost: Vec<u64> = tank["lost"].as_array().expect("a list").iter().map(offset).collect();
+    let mut stripes: Vec<u64> = lost.iter().map(|offset| offset / stripe_bytes).collect();
+    stripes.dedup();
+    assert_eq!(stripes.len(), STRIPES as usize, "{tank:#}");
+    let file = scene.damage_file();
+    let kept = || fs::read_to_string(&file).unwrap_or_default();
+    serve.until("it is kept", |_| kept().matches("4096").count() >= lost.len());
+    let mut client = Client::connect(&serve.nbd()).expect("connected");
+    let mut waited = Duration::ZERO;
+    for stripe in stripes {
+        let before = kept();
+        let write = Request::new(Command::Write, stripe * stripe_bytes, stripe_bytes);
+        client.call(&write, &vec![9; stripe_bytes as usize]).expect("connected").expect("written");
+        let begun = Instant::now();
+        serve.until("that is kept", |_| kept() != before);
+        waited += begun.elapsed();
+    }
+    // Once a second by chance would be half a second each.
+    assert!(waited < Duration::from_millis(1200), "{waited:?}");
+    assert!(kept().contains("\"content\": {}"), "{}", kept());
     serve.kill();
 }
 

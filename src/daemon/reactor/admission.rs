@@ -90,8 +90,13 @@ pub(super) fn has_place(guests: impl Iterator<Item = Guest>, unix: bool, most: u
         all += 1;
         network += usize::from(!guest.origin.is_unix());
     }
-    let reserve = (most / UNIX_RESERVE).max(1).min(most - 1);
-    all < most && (unix || network < most - reserve)
+    all < most && (unix || network < network_places(most))
+}
+
+/// How many of `most` clients may come from the network: the rest is for unix sockets.
+#[must_use]
+pub fn network_places(most: usize) -> usize {
+    most - (most / UNIX_RESERVE).max(1).min(most - 1)
 }
 
 #[cfg(test)]

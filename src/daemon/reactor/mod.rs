@@ -30,6 +30,7 @@ mod tests;
 mod turns;
 mod watchdog;
 
+pub use admission::network_places;
 pub use arrays::{ArrayFacts, Traffic};
 pub use handle::{NewArray, ReactorError, ReactorHandle};
 pub use listener::{ListenAddress, ListenError, ListenTls, Listener, SOCKET_PATH_MAX};

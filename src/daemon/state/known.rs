@@ -33,6 +33,12 @@ pub(in crate::daemon) struct Known {
     /// Its scrub is paused by an administrator, and stays so.
     #[serde(default)]
     pub scrub_paused: bool,
+    /// When its last scrub ended, in seconds since 1970.
+    #[serde(default)]
+    pub scrub_unix: u64,
+    /// Members that this scrub could not check.
+    #[serde(default)]
+    pub scrub_unchecked: Vec<u16>,
     /// The devices that served it last.
     #[serde(default)]
     pub devices: Vec<KnownDevice>,
@@ -81,6 +87,13 @@ impl Arrays {
 }
 
 impl Known {
+    /// Takes note of the members that the scrub that ended last could not check. Whether that is news.
+    pub fn note_unchecked(&mut self, unix: u64, members: Vec<u16>) -> bool {
+        let is_new = (self.scrub_unix, &self.scrub_unchecked) != (unix, &members);
+        (self.scrub_unix, self.scrub_unchecked) = (unix, members);
+        is_new
+    }
+
     /// Takes note of whether the scrub is paused by an administrator. Whether that is news.
     pub fn note_scrub(&mut self, is_paused: bool) -> bool {
         std::mem::replace(&mut self.scrub_paused, is_paused) != is_paused
