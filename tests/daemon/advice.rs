@@ -47,6 +47,7 @@ fn what_up_says_works_as_it_stands_in_any_directory() {
     assert!(again.starts_with("calpe up --dir "), "{told}");
     // With too few members it is refused, and the advice is the same command.
     fs::remove_file(place.join("data/member-02.img")).unwrap();
+    fs::remove_file(dir.path().join("new.img")).unwrap();
     let refused = typed(dir.path(), &again);
     let told = both(&refused);
     assert!(!refused.status.success() && told.contains(&format!("then '{again}' again")), "{told}");

@@ -421,7 +421,7 @@ fn of_two_copies_of_a_member_the_current_one_is_used_and_of_two_alike_none() {
     checked.client = Client::connect(&up.socket()).expect("the daemon accepts");
     assert_eq!(member_state(&up, 1), "MISSING");
     let text = up.calpe(&["status", "-v"]);
-    let both = text.contains("member-01.img") && text.contains("twin") && text.contains("which is current");
+    let both = text.contains("member-01.img") && text.contains("twin") && text.contains("which is the copy");
     assert!(both, "{text}");
     checked.verify();
     up.stop();
