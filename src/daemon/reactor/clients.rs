@@ -305,8 +305,7 @@ impl Reactor {
             let advanced = self.advance_longs(key, &mut looked) || self.continue_writing(key, &mut looked);
             let taken = self.take_next(key, &mut looked);
             let now = clock::now();
-            let nanos = now.nanos_since(since) as i64;
-            self.connections[key].allowance.spend(nanos, &mut self.spent);
+            self.connections[key].allowance.spend_time(now.nanos_since(since), &mut self.spent);
             since = now;
             if !begun && !advanced && !taken {
                 return;

@@ -17,11 +17,15 @@ const SHARE_NANOS_MIN: i64 = 20_000;
 /// Turns whose shares are remembered against what is owed.
 const TURNS_MAX: u64 = 1_000;
 
-/// Who owes more than this has sent a large request, in nanoseconds: some 200 KiB.
+/// A request that costs more than this is a large one, in nanoseconds: some 200 KiB.
 const LARGE_NANOS: i64 = 50_000;
 
 /// Turns for which that is remembered. No large request waits longer for others.
 const LARGE_TURNS: u64 = 64;
+
+/// What one step of a connection's work is charged at most as its time, in nanoseconds. No step takes so long by itself: the
+/// thread was not running. A debt of some milliseconds would take seconds to pay while others flood.
+const STEP_NANOS_MAX: i64 = 100_000;
 
 /// What a connection may still spend in this turn.
 #[derive(Clone, Copy, Debug, Default)]
@@ -52,12 +56,22 @@ impl Allowance {
         turns > 0
     }
 
+    /// Spends what a request costs.
     pub(super) fn spend(&mut self, nanos: i64, spent: &mut Spent) {
-        self.nanos -= nanos;
-        spent.0 += nanos;
-        if self.nanos < -LARGE_NANOS {
+        self.charge(nanos, spent);
+        if nanos > LARGE_NANOS {
             self.large = self.turn + 1;
         }
+    }
+
+    fn charge(&mut self, nanos: i64, spent: &mut Spent) {
+        self.nanos -= nanos;
+        spent.0 += nanos;
+    }
+
+    /// Spends the time that a step has taken.
+    pub(super) fn spend_time(&mut self, nanos: u64, spent: &mut Spent) {
+        self.charge((nanos as i64).clamp(0, STEP_NANOS_MAX), spent);
     }
 
     /// Whether it waits for the next turn, since this one is spent: it sends large requests, and small ones come first.
@@ -126,5 +140,16 @@ mod tests {
         assert!(large.yields(spent));
         large.renew(1 + LARGE_TURNS, 20_000);
         assert!(!large.yields(spent), "it has waited long enough");
+    }
+
+    /// The thread may be taken off its core in the middle of anybody's step, for many times a turn.
+    #[test]
+    fn nobody_owes_for_long_what_the_thread_was_not_running() {
+        let mut allowance = Allowance::default();
+        allowance.renew(1, 20_000);
+        allowance.spend_time(50_000_000, &mut Spent::default());
+        assert!(allowance.is_spent());
+        allowance.renew(6, 20_000);
+        assert!(!allowance.is_spent() && !allowance.yields(Spent(TURN_NANOS)));
     }
 }
