@@ -740,6 +740,17 @@ impl SimArray {
         self.volume.status()
     }
 
+    /// Bytes of the volume that an earlier run could not read.
+    pub fn expect_damage(&mut self, ranges: &[(VolumeOffset, u64)]) {
+        self.volume.expect_damage(ranges);
+    }
+
+    /// When a tick is due at the latest.
+    #[must_use]
+    pub fn due(&self) -> Option<Timestamp> {
+        self.volume.due()
+    }
+
     /// The hash of a block of the volume as the array's cached pages have it; none while they do not.
     pub(super) fn cached_hash(&self, block: usize) -> Option<BlockHash> {
         self.volume.cached_hash(VolumeOffset(block as u64 * BLOCK))

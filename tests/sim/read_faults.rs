@@ -225,6 +225,23 @@ fn what_is_set_aside_outlives_a_crash_and_a_restart_and_is_found_by_a_read() {
 }
 
 #[test]
+fn what_an_earlier_run_told_of_and_a_client_finds_set_aside_is_looked_at_no_more_often_than_other_damage() {
+    let (mut array, away) = beyond_the_budget(ChecksumKind::Blake3);
+    let write = array.submit(CHUNK, 7, BLOCK);
+    array.sim.wait(write).expect("written");
+    let mut array = array.restart();
+    array.sim.expect_damage(&[(VolumeOffset(0), BLOCK as u64)]);
+    // A client comes before the first look.
+    assert_eq!(array.sim.read(0, BLOCK), Err(ClientError::Io));
+    assert_eq!(array.sim.status().set_aside, [(VolumeOffset(0), BLOCK as u64)]);
+    array.sim.sleep(1_000);
+    array.sim.settle();
+    assert_eq!(array.sim.due(), None, "it is looked at again without a pause, and nothing else is");
+    array.online(0, away);
+    array.assert_undamaged();
+}
+
+#[test]
 fn a_bad_sector_that_heals_is_repaid_by_itself() {
     let (mut array, _) = beyond_the_budget(ChecksumKind::Blake3);
     array.disk(1).bad_blocks.clear();

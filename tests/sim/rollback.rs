@@ -236,3 +236,186 @@ fn an_array_that_fails_while_a_returning_members_log_is_read_again_serves_when_i
     array.offline(0);
     array.verify();
 }
+
+/// Members leave one after the other at any moment of checkpoints, the daemon is killed on the way or not, and they come back
+/// as they were or as a copy from any moment before: nothing old is read of them, and nothing is missing.
+#[test]
+fn members_that_leave_at_any_moment_of_a_checkpoint_come_back_whole_from_copies_too() {
+    let range = std::env::var("CALPE_LEAVING_SEEDS").unwrap_or_else(|_| "0..100".into());
+    let (from, to) = range.split_once("..").expect("a range");
+    let mut rebuilt = [0_u32; 2];
+    for seed in from.parse::<u64>().expect("a number")..to.parse().expect("a number") {
+        leave_at_any_moment(seed, &mut rebuilt);
+    }
+    println!("rebuilt: as they were {}, with copies {}", rebuilt[0], rebuilt[1]);
+}
+
+fn step_some(array: &mut Checked, steps: u64, random: &mut Random, copies: &mut [Option<DiskCopy>]) {
+    for _ in 0..random.below(steps + 1) {
+        if !array.sim.step() || random.one_in(30) {
+            array.sim.sleep(if random.one_in(20) { 2_500 } else { 100 * (1 + random.below(4)) });
+        }
+        if random.one_in(25) {
+            let member = random.below(copies.len() as u64) as u16;
+            if let Some(id) = array.sim.disk_of(member) {
+                let durable = random.one_in(2);
+                copies[usize::from(member)] = Some(array.sim.disks[&id].copy(durable));
+            }
+        }
+    }
+}
+
+fn leave_at_any_moment(seed: u64, rebuilt: &mut [u32; 2]) {
+    let random = &mut Random::new(0x1ea_e000 + seed);
+    let kinds = [ChecksumKind::None, ChecksumKind::Blake3, ChecksumKind::None];
+    let (data, parity) = [(2, 1), (2, 2), (2, 2), (3, 2), (2, 3)][random.below(5) as usize];
+    let width = usize::from(data + parity);
+    let log = [256 << 10, 256 << 10, 1 << 20][random.below(3) as usize];
+    let mut array = Checked::with_log(data, parity, kinds[random.below(3) as usize], seed, log);
+    array.load(random.below(30), random);
+    let mut copies: Vec<Option<DiskCopy>> = vec![None; width];
+    for _ in 0..1 + random.below(3) {
+        step_some(&mut array, 60, random, &mut copies);
+        let mut writes = Vec::new();
+        let stripes = array.model.len() as u64 / (CHUNK as u64 * u64::from(data));
+        for stripe in 0..stripes {
+            if random.one_in(2) {
+                continue;
+            }
+            let bytes_of = CHUNK as u64 * u64::from(data);
+            let whole = random.one_in(4);
+            let (at, len) = match whole {
+                true => (stripe * bytes_of, bytes_of as usize),
+                false => (stripe * bytes_of + random.below(bytes_of / BLOCK as u64) * BLOCK as u64, BLOCK),
+            };
+            let mut bytes = vec![0; len];
+            random.fill(&mut bytes);
+            writes.push(array.sim.submit_write(at, &bytes, random.one_in(3)));
+            array.model[at as usize..][..len].copy_from_slice(&bytes);
+        }
+        let mut members: Vec<u16> = (0..width as u16).collect();
+        let mut out = Vec::new();
+        for _ in 0..1 + random.below(u64::from(parity)) {
+            step_some(&mut array, 120, random, &mut copies);
+            let member = members.swap_remove(random.below(members.len() as u64) as usize);
+            let id = array.sim.disk_of(member).expect("in service");
+            match random.one_in(3) {
+                true => disk(&mut array.sim, id).dead = true,
+                false => _ = array.sim.submit_admin(AdminRequest::Offline { member: MemberIndex(member) }),
+            }
+            out.push((member, id));
+        }
+        step_some(&mut array, 60, random, &mut copies);
+        if random.one_in(3) {
+            for write in writes.drain(..) {
+                array.sim.wait(write).expect("enough members");
+            }
+            step_some(&mut array, 40, random, &mut copies);
+            out.iter().for_each(|&(_, id)| disk(&mut array.sim, id).dead = false);
+            if random.one_in(2) {
+                array.load(0, random);
+                step_some(&mut array, 40, random, &mut copies);
+                let Checked { sim, model } = array;
+                let sim =
+                    sim.power_cut_and_restart(false).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+                array = Checked { sim, model };
+            } else {
+                array = array.restart_with(&[], false).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+            }
+        }
+        step_some(&mut array, 60, random, &mut copies);
+        for write in writes {
+            array.sim.wait(write).expect("enough members");
+        }
+        if random.one_in(2) {
+            array.load(random.below(20), random);
+        }
+        if random.one_in(2) {
+            array.sim.settle();
+        }
+        let mut from_copies = false;
+        array.sim.notices.clear();
+        let mut extra = random.below(3);
+        while !out.is_empty() {
+            let (member, id) = out.remove(0);
+            let states_now = states(&array.sim);
+            if states_now[usize::from(member)] == MemberState::Online
+                && array.sim.disk_of(member).is_some_and(|id| !array.sim.disks[&id].dead)
+            {
+                continue;
+            }
+            if states_now[usize::from(member)] == MemberState::Online {
+                // Nobody has noticed yet that it is dead.
+                array.load(1, random);
+                array.sim.settle();
+            }
+            disk(&mut array.sim, id).dead = false;
+            let id = array.sim.disk_out_of_use(member).unwrap_or(id);
+            if let (true, Some(copy)) = (random.one_in(2), &copies[usize::from(member)]) {
+                disk(&mut array.sim, id).restore(copy);
+                from_copies = true;
+            }
+            let device = array.sim.reopen_disk(id);
+            let done = array.sim.admin(AdminRequest::Online { member: MemberIndex(member), device });
+            done.unwrap_or_else(|error| panic!("seed {seed}: {error:?}"));
+            if random.one_in(2) {
+                let mut copies: Vec<Option<DiskCopy>> = vec![None; width];
+                for _ in 0..random.below(4) {
+                    step_some(&mut array, 60, random, &mut copies);
+                    if random.one_in(3) {
+                        array.load(random.below(4), random);
+                    }
+                }
+                // Another leaves while this one is on its way back.
+                let now = states(&array.sim);
+                let is_there = |&member: &u16| {
+                    let lives = array.sim.disk_of(member).is_some_and(|id| !array.sim.disks[&id].dead);
+                    lives && now[usize::from(member)] == MemberState::Online
+                };
+                let online: Vec<u16> = (0..width as u16).filter(is_there).collect();
+                if extra > 0 && online.len() > usize::from(data) {
+                    extra -= 1;
+                    let other = online[random.below(online.len() as u64) as usize];
+                    let id = array.sim.disk_of(other).expect("in service");
+                    array.sim.submit_admin(AdminRequest::Offline { member: MemberIndex(other) });
+                    step_some(&mut array, 60, random, &mut copies);
+                    out.retain(|(member, _)| *member != other);
+                    out.push((other, id));
+                }
+            }
+        }
+        if random.one_in(3) {
+            array.load(random.below(5), random);
+        }
+        array.sim.settle();
+        rebuilt[usize::from(from_copies)] +=
+            array.sim.notices.iter().filter(|notice| notice.text.contains("not only caught up")).count()
+                as u32;
+        assert!(
+            states(&array.sim).iter().all(|&state| state == MemberState::Online),
+            "seed {seed}: {:?} {:?}",
+            states(&array.sim),
+            array.sim.notices
+        );
+        copies.fill(None);
+        if random.one_in(2) {
+            let lost = array.sim.notices.iter().find(|notice| notice.text.contains("could not be replayed"));
+            assert!(lost.is_none(), "seed {seed}: {lost:?}");
+        }
+    }
+    let mut members: Vec<u16> = (0..width as u16).collect();
+    let mut out = Vec::new();
+    for _ in 0..parity {
+        let member = members.swap_remove(random.below(members.len() as u64) as usize);
+        array.offline(member);
+        out.push(member);
+    }
+    let read = array
+        .sim
+        .read(0, array.model.len())
+        .unwrap_or_else(|error| panic!("seed {seed}, without {out:?}: {error:?}"));
+    let differing: Vec<usize> = (0..read.len() / BLOCK)
+        .filter(|block| read[block * BLOCK..][..BLOCK] != array.model[block * BLOCK..][..BLOCK])
+        .collect();
+    assert!(differing.is_empty(), "seed {seed}, without {out:?}: {differing:?}: {:?}", array.sim.notices);
+}

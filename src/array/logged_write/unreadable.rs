@@ -188,7 +188,11 @@ impl Array {
         }
         for (block, why) in blocks {
             match why {
-                Why::SetAside => self.start_repay(block, None),
+                Why::SetAside => {
+                    // Else it is expected for ever, and nothing that is not gets its turn.
+                    self.damage.looked_at(block);
+                    self.start_repay(block, None);
+                }
                 Why::Lost | Why::Unreadable | Why::Proven => self.look_again(block, None),
             }
         }
