@@ -6,10 +6,13 @@
 
 use super::admission::{Origin, has_place};
 use super::arrays::Hosted;
-use super::connection::Connection;
+use super::connection::{Connection, Receiving};
+use super::fence::hangup_bits;
+use super::sys::hang_ups;
 use super::{ArrayId, Reactor, ReactorError};
 use crate::nbd::{ExportInfo, Exports};
 use crate::tls::{Peer, PeerRules, Right};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 /// How a client is known.
@@ -160,6 +163,25 @@ impl Reactor {
         let left = self.hung_up(self.waiting.iter().copied());
         for key in left {
             tracing::debug!(connection = key, "client left before there was a place for it");
+            self.connections[key].broken = true;
+            self.mark(key);
+        }
+    }
+
+    /// Drops what is left to do for clients that have gone while nothing was received from them, for they had asked for a lot, or
+    /// wait: nobody reads the replies, and others may wait for their places.
+    pub(super) fn leave_unheard(&mut self) {
+        let unheard = self.connections.iter().filter(|(_, connection)| {
+            connection.array.is_some() && !connection.broken && connection.receiving == Receiving::Nothing
+        });
+        let (keys, sockets): (Vec<usize>, Vec<_>) =
+            unheard.map(|(key, connection)| (key, connection.socket.as_fd())).unzip();
+        // The end of a stream is not the end of its client: who has closed one half still reads.
+        let gone = hang_ups(&sockets).into_iter().map(|seen| seen & hangup_bits(false) != 0);
+        let gone: Vec<usize> =
+            keys.into_iter().zip(gone).filter_map(|(key, gone)| gone.then_some(key)).collect();
+        for key in gone {
+            tracing::debug!(connection = key, "client gone: what it asked for is dropped");
             self.connections[key].broken = true;
             self.mark(key);
         }

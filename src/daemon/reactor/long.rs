@@ -453,12 +453,10 @@ impl Reactor {
 
     /// Forgets what a connection that is broken or dismissed has of long requests and is not under way.
     pub(super) fn drop_longs(&mut self, key: usize) {
-        if self.connections[key].longs.is_empty() && self.connections[key].writing.is_none() {
-            return;
-        }
         // One with a part under way ends with that.
-        let idle = self.longs.iter().filter(|(_, long)| long.connection == key && !long.busy);
-        let idle: Vec<usize> = idle.map(|(at, _)| at).collect();
+        let connection = &mut self.connections[key];
+        let mut idle: Vec<usize> = connection.longs.drain(..).collect();
+        idle.extend(connection.writing.filter(|&at| !self.longs[at].busy));
         idle.into_iter().for_each(|at| self.drop_long(at));
     }
 }

@@ -382,6 +382,7 @@ impl Reactor {
             self.leave_stragglers();
             self.clear_place();
             self.leave_waiting();
+            self.leave_unheard();
         }
         if self.now.nanos_since(self.last_look) >= LOOK_NANOS {
             self.last_look = self.now;
@@ -393,6 +394,7 @@ impl Reactor {
         self.stopping.is_some()
             || self.next_turn_for_tls
             || self.members.in_flight() > 0
+            || !self.longs.is_empty()
             || self.arrays.iter().flatten().any(|array| array.is_busy(self.now))
     }
 

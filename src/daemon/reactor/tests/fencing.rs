@@ -400,3 +400,20 @@ fn on_tcp_an_end_behind_several_waiting_writes_is_seen_before_the_first_of_them_
         assert!(tcp(&served).read(0, 4096).unwrap() == [9; 4096], "the old write won, of {count}");
     }
 }
+
+/// Nothing is received from one that waits for the place for large payloads.
+#[test]
+fn a_client_that_leaves_while_it_waits_is_gone_at_once() {
+    let served = Served::with_payload(false, 0);
+    let mut holder = unix(&served);
+    holder.send(WRITE, 1, 0, 4 << 20);
+    std::thread::sleep(Duration::from_millis(50));
+    let mut waiter = unix(&served);
+    waiter.send(WRITE, 2, 8 * MIB, 4 << 20);
+    std::thread::sleep(Duration::from_millis(50));
+    drop(waiter);
+    served.wait_for_clients(1);
+    // It would have been closed for somebody who waits, and now there is nobody.
+    holder.0.write_all(&vec![1; 4 << 20]).unwrap();
+    assert_eq!(holder.reply(), (1, 0));
+}
