@@ -133,10 +133,13 @@ impl Daemon {
 
     fn import_one(&self, found: &Search, array: Uuid, force: bool, dry_run: bool) -> Outcome {
         let members = &found.arrays[&array];
+        // An array has one name for its life, so any superblock has it.
+        let name = members.first().map_or("", |member| member.superblock.name.as_str());
+        let options = ServeOptions { force, ..self.options_for(name, array) };
         if dry_run {
             let assembled = import::preview(members, force).map_err(ImportError::from)?;
             let superblock = &assembled.superblock;
-            self.memory_for(superblock, ServeOptions::default())?;
+            self.memory_for(superblock, options)?;
             if self.find(&superblock.name, |_| ()).is_ok() {
                 let text =
                     format!("an array named '{}' is served already: export that one first", superblock.name);
@@ -149,7 +152,6 @@ impl Daemon {
                 superblock.members.len()
             )));
         }
-        let options = ServeOptions { force, ..ServeOptions::default() };
         let (report, warnings) = self.open_and_serve(found, array, options, &[])?;
         Ok(Done { message: served_line(&report), warnings, ..Done::default() })
     }

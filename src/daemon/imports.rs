@@ -150,15 +150,7 @@ impl Attempts {
             // An administrator was faster.
             return Ok(served_line(report));
         }
-        let options = ServeOptions {
-            read_only: config.read_only,
-            rebuild_min: config.rebuild_min,
-            rebuild_max: config.rebuild_max,
-            full_stripe: config.full_stripe,
-            page_cache: config.page_cache,
-            limits: config.limits,
-            force: false,
-        };
+        let options = ServeOptions::of(config);
         let (report, _) = daemon.open_and_serve(found, uuid, options, &found.warnings)?;
         Ok(served_line(&report))
     }

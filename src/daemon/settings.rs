@@ -35,6 +35,19 @@ pub struct ServeOptions {
 }
 
 impl ServeOptions {
+    /// As a section of the configuration says.
+    pub(super) fn of(config: &ArrayConfig) -> ServeOptions {
+        ServeOptions {
+            read_only: config.read_only,
+            rebuild_min: config.rebuild_min,
+            rebuild_max: config.rebuild_max,
+            full_stripe: config.full_stripe,
+            page_cache: config.page_cache,
+            limits: config.limits,
+            force: false,
+        }
+    }
+
     /// What an array is told of them; `rotational`: some member spins.
     pub(super) fn array_config(&self, rotational: bool) -> array::ArrayConfig {
         let defaults = array::ArrayConfig::default();
@@ -115,6 +128,11 @@ impl Daemon {
         };
         self.reactor.admin(id, request, Vec::new())?;
         Ok(true)
+    }
+
+    /// How an array is served that is imported by command: as its section says, if there is one.
+    pub(super) fn options_for(&self, name: &str, uuid: Uuid) -> ServeOptions {
+        lock(&self.settings).of(name, uuid).map(ServeOptions::of).unwrap_or_default()
     }
 
     /// Whether the configuration has a section about this array: then the next start serves it.

@@ -184,3 +184,20 @@ fn of_two_arrays_of_one_name_the_served_one_has_to_go_first() {
     assert!(said.contains(advice) && said.contains("'calpe export tank', then 'calpe import "), "{said}");
     serve.stop();
 }
+
+/// The section says how it is served, whoever imports it.
+#[test]
+fn an_array_that_is_imported_by_command_is_served_as_its_section_says() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let there = dir.path().join("there");
+    create(&there, "tank", 2, 1);
+    let mut serve = Serve::start(dir.path(), &(array("tank", &[&there]) + "read_only = true\n"));
+    let is_served = |array: &Value| array["log"]["state"] == "serving";
+    assert_eq!(serve.array_when("it is served", is_served)["read_only"], true);
+    for import in ["import tank", "import -a"] {
+        serve.says("export tank");
+        serve.says(import);
+        assert_eq!(serve.array_when("it is served", is_served)["read_only"], true, "{import}");
+    }
+    serve.stop();
+}
