@@ -176,7 +176,7 @@ impl Reactor {
         });
         let (keys, sockets): (Vec<usize>, Vec<_>) =
             unheard.map(|(key, connection)| (key, connection.socket.as_fd())).unzip();
-        // The end of a stream is not the end of its client: who has closed one half still reads.
+        // The end of a stream is not the end of its client: one that has closed one half still reads.
         let gone = hang_ups(&sockets).into_iter().map(|seen| seen & hangup_bits(false) != 0);
         let gone: Vec<usize> =
             keys.into_iter().zip(gone).filter_map(|(key, gone)| gone.then_some(key)).collect();

@@ -32,8 +32,8 @@ const STEP_NANOS_MAX: i64 = 100_000;
 pub(super) struct Allowance {
     nanos: i64,
     turn: u64,
-    /// The turn of its last large request, and one more; 0 before the first.
-    large: u64,
+    /// The turn of its last large request.
+    large: Option<u64>,
 }
 
 /// What all connections have spent of a turn, in nanoseconds.
@@ -60,7 +60,7 @@ impl Allowance {
     pub(super) fn spend(&mut self, nanos: i64, spent: &mut Spent) {
         self.charge(nanos, spent);
         if nanos > LARGE_NANOS {
-            self.large = self.turn + 1;
+            self.large = Some(self.turn);
         }
     }
 
@@ -76,7 +76,7 @@ impl Allowance {
 
     /// Whether it waits for the next turn, since this one is spent: it sends large requests, and small ones come first.
     pub(super) fn yields(&self, spent: Spent) -> bool {
-        spent.0 >= TURN_NANOS && self.large > 0 && self.turn - (self.large - 1) < LARGE_TURNS
+        spent.0 >= TURN_NANOS && self.large.is_some_and(|large| self.turn - large < LARGE_TURNS)
     }
 
     pub(super) fn is_spent(&self) -> bool {
