@@ -44,6 +44,11 @@ const STALL_MAX: Duration = Duration::from_secs(2);
 /// How long a peer that has all last bytes is given to close, so that closing first does not destroy them on the way.
 const FAREWELL_MAX: Duration = Duration::from_millis(500);
 
+/// What a record that holds an alert begins with, and its length in bytes: TLS 1.3's, where alerts look like data, and
+/// TLS 1.2's with AES-GCM and with ChaCha20-Poly1305 (RFC 8446 5.2, RFC 5246 6.2.3.3, RFC 7905).
+const GOODBYES: [([u8; 5], usize); 3] =
+    [([23, 3, 3, 0, 19], 24), ([21, 3, 3, 0, 26], 31), ([21, 3, 3, 0, 18], 23)];
+
 /// Pumps up to which a peer that failed is given the time to read why: with more, somebody may be trying to keep all of them
 /// busy.
 const EXPLAINED_MAX: usize = 32;
@@ -361,6 +366,8 @@ struct Pump {
     goodbye: Goodbye,
     /// The plain side has been told so.
     peer_done_told: bool,
+    /// The peer has ended its half in order, as it seems, in what was not received yet.
+    peer_leaves: bool,
     /// The network has no more bytes.
     network_end: bool,
     /// The plain side has no more bytes, and the peer is being told.
@@ -396,6 +403,7 @@ impl Pump {
             peer_done: false,
             goodbye,
             peer_done_told: false,
+            peer_leaves: false,
             network_end: false,
             plain_end: false,
             plain_gone: false,
@@ -618,7 +626,7 @@ impl Pump {
         let flag = |set: bool, flag| if set { flag } else { PollFlags::empty() };
         let network_flags = flag(from_network, PollFlags::IN)
             | flag(self.tls.wants_write(), PollFlags::OUT)
-            | flag(!from_network && !self.peer_done && !self.said_all, PollFlags::RDHUP);
+            | flag(!from_network && !self.peer_done && !self.said_all && !self.peer_leaves, PollFlags::RDHUP);
         let plain_flags = flag(from_plain, PollFlags::IN)
             | flag(!self.opened.is_empty() && !self.plain_gone, PollFlags::OUT);
         let mut fds = Vec::with_capacity(2);
@@ -642,13 +650,37 @@ impl Pump {
         if plain.intersects(PollFlags::HUP | PollFlags::ERR) {
             self.plain_is_gone();
         }
-        let cut = PollFlags::HUP | PollFlags::ERR | PollFlags::RDHUP;
-        if network.intersects(cut) && !from_network && !self.said_all {
-            // Nobody is there any more, while the plain side has not taken what came before: it is told at once.
-            return Err(self.lost(Errno::EPIPE));
+        if !from_network && !self.said_all {
+            let ended = network.intersects(PollFlags::RDHUP);
+            self.peer_leaves |= ended && self.goodbye_is_on_its_way();
+            if network.intersects(PollFlags::HUP | PollFlags::ERR) || ended && !self.peer_leaves {
+                // Nobody is there any more, while the plain side has not taken what came before: it is told at once.
+                return Err(self.lost(Errno::EPIPE));
+            }
         }
         let readable = PollFlags::IN | PollFlags::HUP | PollFlags::ERR;
         Ok((network.intersects(readable), plain.intersects(readable)))
+    }
+
+    /// Whether what was received and not opened, and what waits in the socket, whose stream has ended, ends in what
+    /// has the form of a goodbye. Nothing proves it before it is opened; whoever could forge it could as well hide
+    /// that the stream has ended.
+    fn goodbye_is_on_its_way(&self) -> bool {
+        let mut bytes = self.arrived.held().to_vec();
+        let waiting = rustix::io::ioctl_fionread(&self.network.0);
+        let Some(waiting) = waiting.ok().and_then(|count| usize::try_from(count).ok()) else { return false };
+        let held = bytes.len();
+        if bytes.try_reserve_exact(waiting).is_err() {
+            return false;
+        }
+        bytes.resize(held + waiting, 0);
+        let flags = MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT;
+        if waiting > 0 && recv(self.network.0.as_raw_fd(), &mut bytes[held..], flags) != Ok(waiting) {
+            return false;
+        }
+        GOODBYES.iter().any(|&(header, bytes_long)| {
+            bytes.len().checked_sub(bytes_long).is_some_and(|start| bytes[start..].starts_with(&header))
+        })
     }
 
     /// Lets the peer know what was wrong: sends TLS's alert, and does not close before the peer could read it.

@@ -148,6 +148,42 @@ fn a_client_that_ends_its_half_still_gets_its_answers() {
     assert!(pumps.wait(PATIENCE));
 }
 
+/// A peer that has said all it had to say, goodbye included, is still there for the answers, whatever part of its
+/// words waits in the buffers on the way.
+#[test]
+fn an_ended_half_arrives_whole_at_a_side_that_takes_its_time() {
+    let world = World::new();
+    for size in (1..28usize).map(|step| step * (96 << 10)) {
+        let link = Link::new(&world.server_files(), &world.client_files());
+        link.works();
+        let (mut client, mut server) = (plain(&link.client), plain(&link.server));
+        let bytes: Vec<u8> = (0..size as u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        std::thread::scope(|scope| {
+            let (mut writing, sent) = (client.try_clone().expect("a descriptor"), &bytes);
+            scope.spawn(move || {
+                writing.write_all(sent).expect("sent");
+                writing.shutdown(Shutdown::Write).expect("half closed");
+            });
+            // For as long as a pump would need to end what it must not end.
+            let until = Instant::now() + Duration::from_millis(20);
+            while Instant::now() < until && link.server.failure().is_none() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let mut got = Vec::new();
+            let end = server.read_to_end(&mut got);
+            assert_eq!((end.ok(), link.server.failure()), (Some(size), None), "of {size} bytes");
+            assert!(got == bytes, "what arrived is not what was sent");
+        });
+        server.write_all(b"answer").expect("answered");
+        server.shutdown(Shutdown::Write).expect("half closed");
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).expect("answered");
+        assert_eq!(answer, "answer");
+        assert!(link.pumps.wait(PATIENCE), "the pumps end");
+        assert_eq!((link.client.failure(), link.server.failure()), (None, None));
+    }
+}
+
 #[test]
 fn peers_must_prove_who_they_are() {
     let world = World::new();
