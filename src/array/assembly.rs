@@ -5,7 +5,7 @@
 //! and the member named; forced, it goes on without the member.
 //! Pure: superblocks in, a verdict out. Must not know of paths or open devices; `K` is the caller's handle.
 
-use super::current::{Behind, Mark, has_update, holds, is_current};
+use super::current::{Behind, Mark, has_update, holds, is_apart, is_current};
 use super::log_start;
 use super::mutation::{Mutation, is_off};
 use crate::format::{Epoch, Geometry, MemberSet, MemberState, Role, Superblock, Unfit};
@@ -180,14 +180,17 @@ pub enum AssemblyError {
     },
     /// Two histories.
     #[error(
-        "array '{name}' has two diverged histories (epoch {number}): it was forced to start twice with different members; \
-             take the members of the history you do not want away"
+        "array '{name}' has two diverged histories: it was forced to start with different members, and {one} served without {other}. \
+         Take the members of the history that you do not want away; what was written there can still be read by starting them \
+         alone, forced"
     )]
     Diverged {
         /// Array name.
         name: String,
-        /// The epoch number both reached.
-        number: u64,
+        /// The members of one history, and its epoch.
+        one: String,
+        /// Those of the other.
+        other: String,
     },
 }
 
@@ -686,13 +689,25 @@ fn choose_epoch<K>(candidates: &[Candidate<K>], name: &str, force: bool) -> Resu
             AssemblyError::NoMajority { name: name.into(), found: usable.len(), width, missing }
         });
     };
-    let rival = choices.iter().any(|c| {
+    let rival = choices.iter().find(|c| {
         c.epoch != epoch && c.epoch.number == epoch.number && c.complete && complete && admissible(c)
     });
-    if rival {
-        return Err(AssemblyError::Diverged { name: name.into(), number: epoch.number });
+    if let Some(rival) = rival.map(|c| c.epoch).or_else(|| history_apart(candidates, &epoch)) {
+        let words = |epoch: &Epoch| format!("members {} (epoch {})", epoch.live, epoch.number);
+        return Err(AssemblyError::Diverged { name: name.into(), one: words(&epoch), other: words(&rival) });
     }
     Ok(epoch)
+}
+
+/// A3: an epoch whose members are all here and served apart from those of `chosen`, however many epochs either has made since.
+fn history_apart<K>(candidates: &[Candidate<K>], chosen: &Epoch) -> Option<Epoch> {
+    let superblocks = || candidates.iter().map(|c| &c.superblock);
+    let line = superblocks().filter(|s| s.epoch == *chosen).max_by_key(|s| (s.update, s.sequence))?;
+    let mut epochs = superblocks().map(|s| s.epoch);
+    epochs.find(|epoch| {
+        let apart = superblocks().filter(|s| s.epoch == *epoch && is_apart(s, line));
+        !epoch.live.is_empty() && apart.count() == epoch.live.len()
+    })
 }
 
 /// "member 2 (uuid ...), member 5 (uuid ...)": the members outside `present`.
@@ -719,6 +734,9 @@ fn refusal(superblock: &Superblock, record: &Superblock, why: Option<Behind>) ->
         return format!("it was member {index} before that was replaced; it holds nothing current");
     }
     let (held, current) = (superblock.epoch.number, record.epoch.number);
+    if is_apart(superblock, record) {
+        return Behind::Apart { held, current }.to_string();
+    }
     let stale = Behind::Epoch { held, current };
     // What a member lacks that the array went on without is no sign that it was rolled back.
     if !record.epoch.live.contains(index) {
@@ -731,7 +749,7 @@ fn refusal(superblock: &Superblock, record: &Superblock, why: Option<Behind>) ->
 mod tests {
     use super::*;
     use crate::array::NewArray;
-    use crate::format::{COUNT_END, COUNTED_IN_A_LIFE, LogStart, ReplacementRecord};
+    use crate::format::{COUNT_END, COUNTED_IN_A_LIFE, Left, LogStart, ReplacementRecord};
     use proptest::prelude::*;
 
     /// The first superblocks of a k+m array.
@@ -1232,6 +1250,59 @@ mod tests {
         superblocks[3] = other[3].clone();
         let error = assemble(&candidates(&superblocks, &[0, 1, 2, 3]), false).unwrap_err();
         assert!(matches!(error, AssemblyError::Diverged { .. }), "{error}");
+    }
+
+    /// How often either was started since does not make one of two histories the rest of the other.
+    #[test]
+    fn histories_that_were_started_a_different_number_of_times_are_refused_as_diverged() {
+        for (starts, force) in [(2, false), (2, true), (5, false)] {
+            let mut superblocks = fresh(2, 2);
+            let mut other = superblocks.clone();
+            (0..starts).for_each(|start| bump(&mut superblocks, &[0, 1], 200 + start));
+            bump(&mut other, &[2, 3], 300);
+            superblocks.splice(2.., other.split_off(2));
+            let error = assemble(&candidates(&superblocks, &[0, 1, 2, 3]), force).unwrap_err();
+            assert!(matches!(error, AssemblyError::Diverged { .. }), "{starts} starts: {error}");
+            let words = error.to_string();
+            assert!(words.contains("members 2, 3 (epoch 2)"), "{words}");
+            // With a part of the other history here, the one is served, and no advice destroys the other.
+            let assembled = assemble(&candidates(&superblocks, &[0, 1, 2]), force).unwrap();
+            assert_eq!(live(&assembled), [0, 1]);
+            let (_, why) = &assembled.refused[0];
+            assert!(why.contains("another history") && !why.contains("calpe online"), "{why}");
+        }
+    }
+
+    /// A majority that went on without force, and the rest that was forced.
+    #[test]
+    fn the_history_of_a_majority_and_one_that_was_forced_are_two() {
+        for forced_starts in [1, 2, 3] {
+            let mut superblocks = fresh(2, 3);
+            let mut other = superblocks.clone();
+            (0..2).for_each(|start| bump(&mut superblocks, &[0, 1, 2], 200 + start));
+            (0..forced_starts).for_each(|start| bump(&mut other, &[3, 4], 300 + start));
+            superblocks.splice(3.., other.split_off(3));
+            let error = assemble(&candidates(&superblocks, &[0, 1, 2, 3, 4]), false).unwrap_err();
+            assert!(matches!(error, AssemblyError::Diverged { .. }), "{forced_starts}: {error}");
+        }
+    }
+
+    /// All that were in service when a member left have left since, and those that serve came later.
+    #[test]
+    fn members_that_nobody_remembers_are_stale_and_no_history_of_their_own() {
+        let mut superblocks = fresh(1, 2);
+        bump(&mut superblocks, &[0, 1], 200);
+        bump(&mut superblocks, &[1], 300);
+        for at in [1, 2] {
+            superblocks[at].left[0] = Left { epoch: 200, tail: 1 };
+        }
+        superblocks[2] =
+            Superblock { member: MemberIndex(2), device: superblocks[2].device, ..superblocks[1].clone() };
+        bump(&mut superblocks, &[1, 2], 400);
+        bump(&mut superblocks, &[2], 500);
+        let assembled = assemble(&candidates(&superblocks, &[0, 2]), false).unwrap();
+        assert_eq!(live(&assembled), [2]);
+        assert!(assembled.refused[0].1.contains("missed writes"), "{:?}", assembled.refused);
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //! together (reused space) is judged where they are read, in `recovery/chain.rs`.
 
 use super::mutation::{Mutation, is_off};
-use crate::format::{Epoch, Superblock};
+use crate::format::{Epoch, Role, Superblock};
+use crate::units::MemberIndex;
 
 /// What a device must show to be current.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +22,11 @@ pub(super) struct Mark {
 /// Why a device is not current.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Behind {
+    #[error(
+        "it holds another history: in epoch {held} it served apart from the members of epoch {current}, and what was written \
+         there may be nowhere else. Keep it, or give that up: 'calpe replace --force' builds it anew"
+    )]
+    Apart { held: u64, current: u64 },
     #[error("stale: it holds epoch {held} and the array is at epoch {current}; it missed writes")]
     Epoch { held: u64, current: u64 },
     #[error(
@@ -55,6 +61,30 @@ pub(super) fn has_update(superblock: &Superblock, complete: u64) -> Result<(), B
         return Err(Behind::Update { held: superblock.update, complete });
     }
     Ok(())
+}
+
+/// Whether a device served a history of its own, so that what was written there may be nowhere else (A3): it did not merely
+/// miss what `line`, a superblock of the history that is served, has.
+///
+/// Whoever is out has an epoch that the line had while it was in, or one that was not complete. Epochs are made by those
+/// that serve, so the line's has members in common with that one: unless they have all left since, and then the line's superblock
+/// names the epoch (`left`). One that was made apart has none in common, for nobody served in both. A member that was built anew
+/// in between is not the same, for it has another uuid. Restored copies of members can hide a history.
+pub(super) fn is_apart(device: &Superblock, line: &Superblock) -> bool {
+    let names = |of: &Superblock, member| of.members.get(usize::from(member)).map(|record| record.uuid);
+    let Superblock { member, epoch: held, .. } = device;
+    let is_own = device.role == Role::Member && names(line, member.0) == Some(device.device);
+    let was_in = held.live.contains(*member) && !line.epoch.live.contains(*member);
+    let left = line.left.get(usize::from(member.0)).map_or(0, |left| left.epoch);
+    let is_of_line = [line.epoch.id, line.epoch.parent, left].contains(&held.id);
+    let in_common = |other: MemberIndex| {
+        line.epoch.live.contains(other) && names(line, other.0) == names(device, other.0)
+    };
+    is_own
+        && was_in
+        && !is_of_line
+        && !held.live.iter().any(in_common)
+        && !is_off(Mutation::OtherHistoryIsStale)
 }
 
 /// Whether a device's content is of this epoch: it holds the epoch, or its parent with the bump unfinished (A1).

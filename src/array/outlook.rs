@@ -155,6 +155,9 @@ impl Array {
                  'calpe replace --cancel {name} {index}'"
             ));
         }
+        if let Some(why) = new.superblock.as_deref().and_then(|s| self.supers.apart(s)) {
+            return Err(format!("member {index} cannot come back: {why}"));
+        }
         // It missed writes, or is blank: what it missed is built, or all of it.
         let mark = new.superblock.as_deref().and_then(|s| self.caught_up_from(index, s));
         Ok(mark.map_or(Entry::Rebuilt, Entry::CaughtUp))

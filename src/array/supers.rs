@@ -11,7 +11,7 @@
 //! so, and that the first was complete. So a copy of a device from before it was true shows as well.
 
 use super::assembly::{Assembled, CLAIM_STEP_MAX};
-use super::current::Mark;
+use super::current::{Behind, Mark, is_apart};
 use super::members::{Device, Replaced, Which};
 use super::mutation::{Mutation, is_off};
 use super::{Array, Effect, Inflight, Owner, Stopping};
@@ -227,6 +227,17 @@ impl Supers {
         let (what, claimed, known) =
             claims.into_iter().find(|&(_, claimed, known)| claimed > known.saturating_add(CLAIM_STEP_MAX))?;
         Some(format!("it claims {what} {claimed}, and the array knows of none after {known}"))
+    }
+
+    /// Why a device that served apart from the array must not be built over (A3).
+    pub fn apart(&self, superblock: &Superblock) -> Option<Behind> {
+        let mut line = self.template.clone();
+        // As it is known now: the template has it as of the last update.
+        for (left, leaving) in line.left.iter_mut().zip(&self.left) {
+            left.epoch = leaving.epoch;
+        }
+        let (held, current) = (superblock.epoch.number, line.epoch.number);
+        is_apart(superblock, &line).then_some(Behind::Apart { held, current })
     }
 
     /// A device comes in that was in the array before, maybe on the other side of a divided one that was forced to start.

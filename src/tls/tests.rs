@@ -157,7 +157,8 @@ fn an_ended_half_arrives_whole_at_a_side_that_takes_its_time() {
         let link = Link::new(&world.server_files(), &world.client_files());
         link.works();
         let (mut client, mut server) = (plain(&link.client), plain(&link.server));
-        let bytes: Vec<u8> = (0..size as u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        let bytes: Vec<u8> =
+            (0..size as u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
         std::thread::scope(|scope| {
             let (mut writing, sent) = (client.try_clone().expect("a descriptor"), &bytes);
             scope.spawn(move || {

@@ -6,7 +6,7 @@ use calpe::format::{
     COPY_BYTES, ChecksumKind, MemberState, PAGE_BYTES, PageIndex, PageLayout, RegionKind, Superblock,
     all_copy_offsets,
 };
-use calpe::testing::{Fate, Random, SimArray, SimShape, SimWorld};
+use calpe::testing::{Fate, Mutation, Random, SimArray, SimShape, SimWorld};
 use calpe::units::{MemberIndex, VolumeOffset};
 use calpe::volume::{AdminRequest, ArrayState, ClientError, ClientRequest, LogState};
 use std::ops::Range;
@@ -1223,10 +1223,32 @@ fn divided(world: &SimWorld) -> SimArray {
     sim
 }
 
+/// What was written on the other side stays, until somebody gives it up in so many words.
+#[test]
+pub fn a_device_of_another_history_is_not_built_over() {
+    let world = SimWorld::new(shape(2, 2, 4, ChecksumKind::Crc32c), 64 << 20);
+    let mut sim = divided(&world);
+    let refused = online(&mut sim, 0, 0).expect_err("it holds what is nowhere else").to_string();
+    assert!(refused.contains("another history") && refused.contains("replace --force"), "{refused}");
+    sim.settle();
+    assert_eq!(states(&sim)[0], MemberState::Missing);
+    // The blocks of the other side are all there.
+    let theirs = sim.disk_out_of_use(0).and_then(|id| sim.disks.remove(&id)).expect("a disk");
+    let mut sim = sim.stop_and_restart(false).expect("the array that serves goes on");
+    sim.settle();
+    sim.disks.insert(0, theirs);
+    // It has come further than those that serve, so that a start beside it is one that must be forced.
+    let mut sim = sim.stop_and_restart(true).expect("the array that serves goes on without it");
+    sim.settle();
+    assert_eq!(states(&sim)[..2], [MemberState::Missing; 2]);
+    assert!(sim.read(0, BLOCK).expect("readable") == [1; BLOCK]);
+}
+
 /// The same, with disk 0 rebuilt.
 fn rejoined(world: &SimWorld) -> SimArray {
     let mut sim = divided(world);
-    online(&mut sim, 0, 0).expect("it is rebuilt");
+    // What the array refuses, for the devices that it cannot recognise.
+    Mutation::OtherHistoryIsStale.with(|| online(&mut sim, 0, 0)).expect("it is rebuilt");
     sim.settle();
     assert_eq!(states(&sim)[0], MemberState::Online);
     sim
@@ -1286,7 +1308,8 @@ fn a_log_of_the_other_side_is_void_also_when_the_array_fails_before_its_device_i
         sim.wait(flush).expect("flushed");
         let device = sim.reopen_disk(0);
         let disk = device.device.0;
-        sim.admin(AdminRequest::Online { member: MemberIndex(0), device }).expect("it is rebuilt");
+        let request = AdminRequest::Online { member: MemberIndex(0), device };
+        Mutation::OtherHistoryIsStale.with(|| sim.admin(request)).expect("it is rebuilt");
         let mut write = None;
         while states(&sim)[0] != MemberState::Online {
             // Updates of the superblocks are often under way, so that the one that records it is made later, and the log is

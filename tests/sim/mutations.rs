@@ -4,6 +4,7 @@
 //! Rules can be broken in builds with debug assertions only. CALPE_MUTATION: only the mutation of this name;
 //! CALPE_SIM_SCENARIO: it is hunted in the scenarios of these names; CALPE_SIM_SEED: from this seed on.
 
+use crate::log_review;
 use crate::scenes::{page_faults, rollback, trouble};
 use calpe::testing::{
     Aim, Damage, Mutation, OpKinds, PassingFault, Place, SCENARIOS, Scenario, SimWorld, Totals, Trouble,
@@ -96,6 +97,7 @@ fn hunt_by_rollback(mutation: Mutation) -> Result<String, String> {
         Mutation::RewrittenTailBelieved => {
             rollback::a_replay_over_a_rolled_back_member_that_is_cut_off_is_done_again
         }
+        Mutation::OtherHistoryIsStale => log_review::a_device_of_another_history_is_not_built_over,
         Mutation::LeftTailNotChecked => rollback::a_member_rolled_back_while_it_is_out_returns_whole,
         Mutation::ToldTailAlone => {
             rollback::a_member_that_leaves_before_it_is_told_what_is_in_place_is_caught_up
@@ -194,6 +196,7 @@ fn hunt(mutation: Mutation) -> Result<String, String> {
         | Mutation::NoOwnRedo
         | Mutation::RewrittenTailBelieved
         | Mutation::LeftTailNotChecked
+        | Mutation::OtherHistoryIsStale
         | Mutation::ToldTailAlone
         | Mutation::WritesInEpochPassedOver => return hunt_by_rollback(mutation),
         _ => {}
