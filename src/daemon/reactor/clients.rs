@@ -289,6 +289,8 @@ impl Reactor {
     /// Goes on with a connection's long requests and takes those that it has received, as far as it may start them and as its
     /// share of this turn goes.
     pub(super) fn parse(&mut self, key: usize) {
+        // Also one that is gone on with from the last turn: if it is seen to have hung up, nothing else may settle it.
+        self.touch(key);
         let connection = &mut self.connections[key];
         connection.dirty = false;
         let share = if connection.array.is_some() { self.share } else { self.share / STRANGERS_SHARE };

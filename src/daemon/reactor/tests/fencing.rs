@@ -277,6 +277,55 @@ fn hundreds_of_requests_that_wait_for_orphans_all_end() {
     assert!(new[0].read(0, (EACH * 4096) as u32).unwrap().iter().all(|byte| *byte == 2), "the old write won");
 }
 
+/// Reads as fast as it can until it is told to end, so that the shares of others are small.
+fn stay_busy(mut client: Client<UnixStream>, ended: &AtomicBool) {
+    while !ended.load(Ordering::SeqCst) {
+        client.read(48 * MIB, 4096).unwrap();
+    }
+}
+
+/// More than a turn's share of each client waits for one write, and may go on all at once; they hang up when some of it has begun.
+#[test]
+fn clients_that_hang_up_while_what_they_waited_with_begins_leave_nothing_that_others_wait_for() {
+    const CLIENTS: u64 = 8;
+    // More than may wait: some lie there unread.
+    const EACH: u64 = 70;
+    const BYTES: usize = (CLIENTS * EACH * 4096) as usize;
+    let served = Served::new(false);
+    let (mut holder, mut after) = (unix(&served), unix(&served));
+    after.0.patience(Duration::from_secs(10));
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        (0..CLIENTS).for_each(|_| _ = scope.spawn(|| stay_busy(served.client(), &ended)));
+        let mut round = || {
+            served.gate.store(true, Ordering::SeqCst);
+            holder.send(WRITE, 1, 1, BYTES as u32);
+            holder.0.write_all(&vec![1; BYTES]).unwrap();
+            std::thread::sleep(Duration::from_millis(10));
+            let mut old: Vec<_> = (0..CLIENTS).map(|_| unix(&served)).collect();
+            for nth in 0..CLIENTS * EACH {
+                let client = &mut old[(nth % CLIENTS) as usize];
+                client.send(WRITE, nth, nth * 4096 + 1, 100);
+                client.0.write_all(&[2; 100]).unwrap();
+            }
+            std::thread::sleep(Duration::from_millis(10));
+            served.gate.store(false, Ordering::SeqCst);
+            assert_eq!(holder.reply(), (1, 0));
+            old.iter().for_each(|client| client.0.hang_up(Shutdown::Both));
+            after.send(WRITE, 2, 0, BYTES as u32);
+            after.0.write_all(&vec![3; BYTES]).unwrap();
+            let mut reply = [0; 16];
+            after.0.read_exact(&mut reply).is_ok()
+                && after.read(0, BYTES as u32).is_ok_and(|read| read == vec![3; BYTES])
+        };
+        let good = (0..10).all(|_| round());
+        ended.store(true, Ordering::SeqCst);
+        assert!(good, "a write waits for clients that are gone, or one of theirs came after it");
+    });
+    drop(holder);
+    served.wait_for_clients(1);
+}
+
 /// One that sends more than may wait goes on when there is room again.
 #[test]
 fn a_client_with_too_many_requests_that_wait_is_not_listened_to_for_a_while() {
