@@ -116,6 +116,8 @@ pub enum ArrayAction {
     Release(DeviceId),
     /// Tell the operator.
     Notice(ArrayNotice),
+    /// Writes that were acknowledged and not flushed are lost: the next flush of every client that may have made them must fail.
+    WritesLost,
 }
 
 /// The bad end of a client request. The NBD layer turns it into an errno.
@@ -321,6 +323,8 @@ notice_kinds! {
     LogUnread "log_unread",
     /// Batches at the end of the redo log were dropped.
     LogDropped "log_dropped",
+    /// Writes that clients of a failed array had not flushed are lost.
+    WritesLost "writes_lost",
     /// Rows could not be replayed.
     RowsLost "rows_lost",
     /// A rebuild waits for checksums that cannot be read.

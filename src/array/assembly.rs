@@ -1305,6 +1305,26 @@ mod tests {
         assert!(assembled.refused[0].1.contains("missed writes"), "{:?}", assembled.refused);
     }
 
+    /// As before, and the members that left last are here as they were long before.
+    #[test]
+    fn older_copies_of_members_that_nobody_remembers_are_no_history_of_their_own() {
+        for (tail, apart) in [(9, false), (8, true)] {
+            let mut superblocks = fresh(2, 2);
+            bump(&mut superblocks, &[0, 1], 200);
+            let old = superblocks.clone();
+            bump(&mut superblocks, &[0, 1, 2, 3], 300);
+            bump(&mut superblocks, &[2, 3], 400);
+            for at in [2, 3] {
+                superblocks[at].left[..2].fill(Left { epoch: 300, tail });
+            }
+            superblocks[0] = old[0].clone();
+            superblocks[1] = old[1].clone();
+            superblocks[..2].iter_mut().for_each(|s| s.redo.start.sequence = 8);
+            let assembled = assemble(&candidates(&superblocks, &[0, 1, 2, 3]), false);
+            assert_eq!(assembled.is_err(), apart, "{assembled:?}");
+        }
+    }
+
     #[test]
     fn a_copy_of_a_member_is_refused() {
         let superblocks = fresh(2, 1);

@@ -23,8 +23,8 @@ pub(super) struct Mark {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Behind {
     #[error(
-        "it holds another history: in epoch {held} it served apart from the members of epoch {current}, and what was written \
-         there may be nowhere else. Keep it, or give that up: 'calpe replace --force' builds it anew"
+        "it holds another history, or is an old copy: none of those that served with it in epoch {held} serves in epoch {current}, and \
+         what was written there may be nowhere else. Keep it, or give that up: 'calpe replace --force' builds it anew"
     )]
     Apart { held: u64, current: u64 },
     #[error("stale: it holds epoch {held} and the array is at epoch {current}; it missed writes")]
@@ -69,14 +69,16 @@ pub(super) fn has_update(superblock: &Superblock, complete: u64) -> Result<(), B
 /// Whoever is out has an epoch that the line had while it was in, or one that was not complete. Epochs are made by those
 /// that serve, so the line's has members in common with that one: unless they have all left since, and then the line's superblock
 /// names the epoch (`left`). One that was made apart has none in common, for nobody served in both. A member that was built anew
-/// in between is not the same, for it has another uuid. Restored copies of members can hide a history.
+/// in between is not the same, for it has another uuid. Where everybody else was, an older copy looks alike; but the log of one that
+/// served apart started anew behind what was in place when it left the line. Restored copies of members can hide a history.
 pub(super) fn is_apart(device: &Superblock, line: &Superblock) -> bool {
     let names = |of: &Superblock, member| of.members.get(usize::from(member)).map(|record| record.uuid);
     let Superblock { member, epoch: held, .. } = device;
     let is_own = device.role == Role::Member && names(line, member.0) == Some(device.device);
     let was_in = held.live.contains(*member) && !line.epoch.live.contains(*member);
-    let left = line.left.get(usize::from(member.0)).map_or(0, |left| left.epoch);
-    let is_of_line = [line.epoch.id, line.epoch.parent, left].contains(&held.id);
+    let left = line.left.get(usize::from(member.0)).copied().unwrap_or_default();
+    let is_older = device.redo.start.sequence < left.tail;
+    let is_of_line = is_older || [line.epoch.id, line.epoch.parent, left.epoch].contains(&held.id);
     let in_common = |other: MemberIndex| {
         line.epoch.live.contains(other) && names(line, other.0) == names(device, other.0)
     };

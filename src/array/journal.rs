@@ -163,6 +163,11 @@ impl Journal {
         self.written
     }
 
+    /// What clients were told is written is in batches below.
+    pub fn acknowledged(&self) -> u64 {
+        self.written.min(self.filled)
+    }
+
     /// Batches below are durable.
     pub fn durable(&self) -> u64 {
         self.durable

@@ -36,6 +36,8 @@ mutations! {
     EpochOnlyHighestNumber "epoch-only-highest-number",
     /// E1: epochs are compared by number; two that were made apart from each other are taken for one.
     EpochWithoutId "epoch-without-id",
+    /// T2: writes that were acknowledged before the array failed are gone when it serves again, and the next flush succeeds.
+    LostWritesUntold "lost-writes-untold",
     /// A3: a member that served apart from the others is taken for one that missed writes; what was written there is built over.
     OtherHistoryIsStale "other-history-is-stale",
     /// A2: k members are enough; with k <= m two halves serve, and what one acknowledged the other does not have.

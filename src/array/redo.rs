@@ -38,6 +38,8 @@ pub(super) struct Redo {
     pub behind: MemberSet,
     /// Batches below were durable before the array failed, whatever its members say when they come back; 0 where nothing is known.
     pub durable_before: u64,
+    /// Batches below were acknowledged before the array failed, durable or not; 0 where nothing is known.
+    pub acknowledged_before: u64,
     /// Counts starts of the log: an operation that began in an earlier life ends with an error.
     pub lives: u64,
     pub journal: Journal,
@@ -154,6 +156,7 @@ impl Redo {
             unjudged: false,
             behind: MemberSet::default(),
             durable_before: 0,
+            acknowledged_before: 0,
             lives: 1,
             journal,
             overlay: Overlay::default(),
@@ -678,6 +681,7 @@ impl Array {
         redo.lives += 1;
         if redo.is_serving() {
             redo.durable_before = redo.journal.durable();
+            redo.acknowledged_before = redo.journal.acknowledged();
         }
         let waiting = redo.take_all_waiting();
         let mut pieces = redo.take_flushes();

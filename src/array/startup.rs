@@ -13,7 +13,10 @@ use super::recovery::{
     Building, LostRow, Recovered, Recovery, RecoveryContext, RecoveryIo, RecoveryOutcome, Ring, RolledBack,
 };
 use super::redo::Redo;
-use super::{Array, ArrayConfig, Inflight, LogState, NoticeKind, NoticeLevel, Op, Owner};
+use super::{
+    Array, ArrayAction, ArrayConfig, ClientError, Inflight, LogState, NoticeKind, NoticeLevel, Op, Owner,
+    PieceId, SlotRequest,
+};
 use crate::block_io::{IoFault, IoFaultKind, IoOp, IoValue, Pool};
 use crate::codec::BlockHasher;
 use crate::format::{
@@ -21,6 +24,7 @@ use crate::format::{
     RegionKind, Superblock,
 };
 use crate::units::{ByteOffset, MemberIndex, SlotIndex, Timestamp};
+use std::collections::VecDeque;
 
 /// Where a log is in its life.
 pub(super) enum Life {
@@ -213,6 +217,7 @@ impl Array {
         let mut redo = Redo::new(facts, pages, self.empty_journal());
         (redo.lives, redo.unjudged, redo.behind) = (lives, unjudged, behind);
         redo.durable_before = self.redo().durable_before;
+        redo.acknowledged_before = self.redo().acknowledged_before;
         redo.queued = std::mem::take(&mut self.redo_mut().queued);
         redo.life = Life::Recovering { recovery: Box::new(Recovery::new(context)), losses };
         *self.redo_mut() = redo;
@@ -249,7 +254,7 @@ impl Array {
             None => {}
             Some(RecoveryOutcome::RolledBack(members)) => self.leave_out(&members),
             Some(RecoveryOutcome::Recovered(_)) if self.is_unjudged() => self.judged(),
-            Some(RecoveryOutcome::Recovered(recovered)) => self.recovered(recovered),
+            Some(RecoveryOutcome::Recovered(recovered)) => self.recovered(*recovered),
             Some(RecoveryOutcome::Failed { member, which, what, fault }) => {
                 if let Some(device) = self.device_of(member, which) {
                     self.write_fault(member, device, what, fault);
@@ -322,7 +327,7 @@ impl Array {
         );
         let queued = std::mem::take(&mut self.redo_mut().queued);
         for (piece, _) in queued {
-            self.done(piece, Err(super::ClientError::Io));
+            self.done(piece, Err(ClientError::Io));
         }
     }
 
@@ -422,6 +427,7 @@ impl Array {
             );
             self.notice(NoticeKind::RowsLost, NoticeLevel::Error, None, text);
         }
+        self.tell_of_lost_writes(recovered.end);
         let epoch = self.supers.epoch().number;
         let start = LogStart { sequence: recovered.next_sequence, epoch };
         let array = self.supers.template().array;
@@ -444,12 +450,33 @@ impl Array {
         self.supers.set_log_start(start);
     }
 
+    /// The log was replayed up to the batch `end`. Clients that were told of writes beyond it, before the array failed, and did
+    /// not flush them are still there: the flush that would make those durable fails, as that of a disk that lost its cache does.
+    fn tell_of_lost_writes(&mut self, end: u64) {
+        let acknowledged = std::mem::take(&mut self.redo_mut().acknowledged_before);
+        if end >= acknowledged || is_off(Mutation::LostWritesUntold) {
+            return;
+        }
+        self.client_errors += 1;
+        let text = "writes that were acknowledged and not flushed before the array failed are lost: too many members came back \
+                    without them. The next flush of each client that was connected meanwhile ends in an I/O error";
+        self.notice(NoticeKind::WritesLost, NoticeLevel::Error, None, text.into());
+        self.actions.push(ArrayAction::WritesLost);
+        let queued = std::mem::take(&mut self.redo_mut().queued);
+        let (flushes, others) =
+            queued.into_iter().partition(|(_, request)| matches!(request, SlotRequest::Flush));
+        self.redo_mut().queued = others;
+        let flushes: VecDeque<(PieceId, SlotRequest)> = flushes;
+        flushes.into_iter().for_each(|(piece, _)| self.done(piece, Err(ClientError::Io)));
+    }
+
     /// R9 is done.
     fn begin_serving(&mut self) {
         let now = self.now;
         let redo = self.redo_mut();
         redo.life = Life::Serving;
         redo.durable_before = 0;
+        redo.acknowledged_before = 0;
         let queued = std::mem::take(&mut redo.queued);
         for (piece, request) in queued {
             self.submit(now, piece, request);

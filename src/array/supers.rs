@@ -234,7 +234,7 @@ impl Supers {
         let mut line = self.template.clone();
         // As it is known now: the template has it as of the last update.
         for (left, leaving) in line.left.iter_mut().zip(&self.left) {
-            left.epoch = leaving.epoch;
+            (left.epoch, left.tail) = (leaving.epoch, leaving.tail.unwrap_or(0));
         }
         let (held, current) = (superblock.epoch.number, line.epoch.number);
         is_apart(superblock, &line).then_some(Behind::Apart { held, current })
@@ -571,6 +571,10 @@ impl Array {
             // Nothing is written yet: what a flush has just shown to be lost must not be recorded as progress.
             if job.stage == Stage::FlushData && self.supers.losses != job.losses_seen {
                 let supers = &mut self.supers;
+                if supers.epoch() != job.before.0 {
+                    // Members that have come back meanwhile hold the epoch before: no device has this one.
+                    self.redo.behind = MemberSet::default();
+                }
                 let bump_due;
                 (supers.template.epoch, supers.epoch_is_complete, bump_due) = job.before;
                 // What has come meanwhile, an exchange or the return of an array that had failed, needs its epoch too.

@@ -212,6 +212,8 @@ pub struct SimArray {
     pub disks: BTreeMap<u32, SimDisk>,
     /// Everything the array has said so far.
     pub notices: Vec<ArrayNotice>,
+    /// How often the array has said that writes which were acknowledged and not flushed are lost.
+    pub writes_lost: u64,
     /// Devices the array has released.
     pub released: BTreeSet<u32>,
     volume: PlainVolume,
@@ -288,6 +290,7 @@ impl SimArray {
             world,
             disks,
             notices: Vec::new(),
+            writes_lost: 0,
             released: BTreeSet::new(),
             volume,
             queue: Vec::new(),
@@ -783,6 +786,7 @@ impl SimArray {
                     assert!(self.released.insert(device.0), "released twice");
                 }
                 VolumeAction::Notice(notice) => self.notices.push(notice),
+                VolumeAction::WritesLost => self.writes_lost += 1,
             }
         }
         self.actions = actions;

@@ -149,4 +149,6 @@ pub enum VolumeAction {
     Release(DeviceId),
     /// Something an operator wants to know: log it, keep it for `events`.
     Notice(ArrayNotice),
+    /// Writes that were acknowledged and not flushed are lost: the next flush of every client that may have made them must fail.
+    WritesLost,
 }

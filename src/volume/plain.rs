@@ -298,6 +298,7 @@ impl PlainVolume {
                     ArrayAction::AdminDone(id, result) => out.push(VolumeAction::AdminDone(id, result)),
                     ArrayAction::Release(device) => out.push(VolumeAction::Release(device)),
                     ArrayAction::Notice(notice) => out.push(VolumeAction::Notice(notice)),
+                    ArrayAction::WritesLost => out.push(VolumeAction::WritesLost),
                 }
             }
             self.scratch = actions;

@@ -4,6 +4,7 @@
 use crate::support::load::{Client, Counts, Load};
 use crate::support::pki::Ca;
 use crate::support::{Up, calpe, run, signal, try_run};
+use calpe::nbd::{Command as Nbd, Request};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -214,6 +215,55 @@ fn a_member_whose_host_is_away_is_waited_for_and_nobody_is_told_to_replace_it() 
     working.end();
     let status = up.status();
     assert_eq!(status["members"][1]["conditions"].as_array().map(Vec::len), Some(0), "{status}");
+    up.stop();
+}
+
+/// Servers that lose power, as it were, with what was written and not flushed: more of them than there is parity.
+#[test]
+fn a_flush_fails_after_writes_were_lost_that_nobody_had_flushed() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name);
+    let server = |at: usize| {
+        let (socket, disk) = (path(&format!("s{at}")), path(&format!("disk{at}")));
+        let _ = fs::remove_file(&socket);
+        let mut command = Command::new("nbdkit");
+        command.arg("-f").arg("-U").arg(socket).arg("--filter=cache").arg("file").arg(disk);
+        Process::start(command.arg("cache=writeback"))
+    };
+    (0..3).for_each(|at| sparse(&path(&format!("disk{at}")), DISK));
+    let mut servers: Vec<Process> = (0..3).map(server).collect();
+    let uris: Vec<String> = (0..3).map(|at| unix_uri(&path(&format!("s{at}")))).collect();
+    uris.iter().for_each(|uri| answers(uri));
+    create(&uris, 2);
+    let limits = "remote_timeout = 2\nremote_grace = 1\n";
+    let up = Up::serve(dir.path(), &configure(dir.path(), &uris, limits));
+    let [mut writer, mut other] = [0, 1].map(|_| Client::connect(&up.socket()).expect("a client"));
+    let write = |client: &mut Client, byte: u8| {
+        let request = Request::new(Nbd::Write, 0, 256 << 10);
+        client.call(&request, &vec![byte; 256 << 10]).expect("an answer").expect("written");
+    };
+    let flush = |client: &mut Client| client.call(&Request::new(Nbd::Flush, 0, 0), &[]).expect("an answer");
+    write(&mut writer, 1);
+    flush(&mut writer).expect("flushed");
+    write(&mut writer, 2);
+    drop(servers.drain(..2));
+    servers.extend((0..2).map(server));
+    // Until somebody asks for something, nobody sees that they were gone.
+    let read = |client: &mut Client| client.call(&Request::new(Nbd::Read, 0, 4096), &[]).expect("an answer");
+    until("the array has failed", || {
+        let _ = read(&mut other);
+        states(&up).iter().filter(|state| *state == "ONLINE").count() < 2
+    });
+    until("the array serves again", || read(&mut other).is_ok());
+    assert_eq!(read(&mut writer).expect("readable"), [1; 4096], "what was flushed, and no more");
+    for client in [&mut writer, &mut other] {
+        flush(client).expect_err("acknowledged writes are lost");
+        flush(client).expect("it was told");
+    }
+    flush(&mut Client::connect(&up.socket()).expect("a client")).expect("it had written nothing");
+    assert!(up.calpe(&["events"]).contains("acknowledged and not flushed"));
+    assert!(!up.calpe(&["status"]).contains("none seen by clients"));
+    until("it is whole", || is_whole(&up));
     up.stop();
 }
 

@@ -235,6 +235,51 @@ fn a_failed_array_in_which_a_flush_was_waited_for_can_be_stopped() {
     array.sim.admin(AdminRequest::Stop).expect("it stops");
 }
 
+/// Members of a failed array come back, without what they had not flushed or with it.
+#[test]
+pub fn clients_are_told_when_writes_are_lost_that_they_did_not_flush_and_only_then() {
+    // Of both data columns, in place of a part of a stripe.
+    const BYTES: usize = 2 * CHUNK - BLOCK;
+    for (flushed, caches_lost, all) in
+        [(false, true, false), (false, true, true), (false, false, false), (true, true, true)]
+    {
+        let mut sim = SimArray::create(shape(2, 1, 8, ChecksumKind::Crc32c), 3);
+        sim.write(0, &[1; BYTES]).expect("written");
+        let flush = sim.submit(ClientRequest::Flush);
+        sim.wait(flush).expect("flushed");
+        sim.write(0, &[2; BYTES]).expect("written");
+        if flushed {
+            let flush = sim.submit(ClientRequest::Flush);
+            sim.wait(flush).expect("flushed");
+        }
+        let lost = if all { 0..3 } else { 0..2 };
+        for id in lost.clone() {
+            let disk = sim.disks.get_mut(&id).expect("a disk");
+            disk.cut_power(|_, _| if caches_lost { Fate::Lost } else { Fate::Kept });
+            disk.dead = true;
+        }
+        // Blocks of the log may be read from memory.
+        assert!(sim.write(2 * CHUNK as u64, &[3; BLOCK]).is_err());
+        assert_eq!(sim.status().state, ArrayState::Failed);
+        assert_eq!(sim.writes_lost, 0);
+        // In the order in which they can come back: those that were in service at last.
+        let mut out: Vec<u32> = lost.collect();
+        while sim.status().state == ArrayState::Failed {
+            let before = out.len();
+            out.retain(|&id| online(&mut sim, id as u16, id).is_err());
+            assert!(out.len() < before, "none can come back: {:?}", sim.notices);
+        }
+        let flush = sim.submit(ClientRequest::Flush);
+        let told_at_once = sim.wait(flush).is_err();
+        sim.settle();
+        let case = format!("flushed {flushed}, caches lost {caches_lost}, all {all}: {:?}", sim.notices);
+        let read = sim.read(0, BYTES).unwrap_or_else(|error| panic!("{error}, {case}"));
+        let kept = read == [2; BYTES];
+        assert_eq!(kept, flushed || !caches_lost, "{case}");
+        assert_eq!((sim.writes_lost, told_at_once), (u64::from(!kept), !kept), "{case}");
+    }
+}
+
 // ---- Rings that are nearly full, and large requests ----
 
 #[test]

@@ -98,6 +98,9 @@ fn hunt_by_rollback(mutation: Mutation) -> Result<String, String> {
             rollback::a_replay_over_a_rolled_back_member_that_is_cut_off_is_done_again
         }
         Mutation::OtherHistoryIsStale => log_review::a_device_of_another_history_is_not_built_over,
+        Mutation::LostWritesUntold => {
+            log_review::clients_are_told_when_writes_are_lost_that_they_did_not_flush_and_only_then
+        }
         Mutation::LeftTailNotChecked => rollback::a_member_rolled_back_while_it_is_out_returns_whole,
         Mutation::ToldTailAlone => {
             rollback::a_member_that_leaves_before_it_is_told_what_is_in_place_is_caught_up
@@ -197,6 +200,7 @@ fn hunt(mutation: Mutation) -> Result<String, String> {
         | Mutation::RewrittenTailBelieved
         | Mutation::LeftTailNotChecked
         | Mutation::OtherHistoryIsStale
+        | Mutation::LostWritesUntold
         | Mutation::ToldTailAlone
         | Mutation::WritesInEpochPassedOver => return hunt_by_rollback(mutation),
         _ => {}

@@ -136,7 +136,7 @@ pub(super) enum RecoveryIo {
 #[derive(Debug)]
 pub(super) enum RecoveryOutcome {
     /// The array may write the log start and serve.
-    Recovered(Recovered),
+    Recovered(Box<Recovered>),
     /// Members were rolled back to older states of themselves: to be taken out of service, nothing on them counts. With each how
     /// that is known.
     RolledBack(Vec<(MemberIndex, RolledBack)>),
@@ -153,6 +153,8 @@ pub(super) struct Recovered {
     pub stripes: StripeMap,
     /// Sequence of the next batch, and of the log start (R9).
     pub next_sequence: u64,
+    /// What batches below hold is there.
+    pub end: u64,
     /// Identity of the batch before it.
     pub previous: BatchHash,
     /// For each member the block of its ring behind all that counts.
@@ -536,7 +538,7 @@ impl Recovery {
             Ok(None) => self.stay(Step::Index(build)),
             Ok(Some(stripes)) => {
                 self.result.stripes = stripes;
-                self.outcome = Some(RecoveryOutcome::Recovered(std::mem::take(&mut self.result)));
+                self.outcome = Some(RecoveryOutcome::Recovered(Box::new(std::mem::take(&mut self.result))));
                 false
             }
             Err(fault) => {
@@ -673,10 +675,14 @@ impl Recovery {
             columns: columns.into_iter().collect(),
         };
         self.result.lost = lost.map(row).collect();
+        self.result.end = match self.cx.clean {
+            true => self.cx.start.sequence,
+            false => self.judge.chain.tail + u64::from(self.prefix),
+        };
         self.result.batches = self.prefix;
         self.result.dropped = self.judge.chain.batches.len() as u32 - self.prefix;
         if self.cx.judge_only {
-            self.outcome = Some(RecoveryOutcome::Recovered(std::mem::take(&mut self.result)));
+            self.outcome = Some(RecoveryOutcome::Recovered(Box::new(std::mem::take(&mut self.result))));
         } else {
             self.step = Step::Index(Box::new(MapBuild::new(self.cx.geometry)));
         }

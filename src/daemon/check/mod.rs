@@ -393,7 +393,7 @@ impl Run {
                     self.phase = Phase::Over;
                 }
                 // A device that left service stays open: it is not to change before the end.
-                VolumeAction::AdminDone(_, Ok(_)) | VolumeAction::Release(_) => {}
+                VolumeAction::AdminDone(_, Ok(_)) | VolumeAction::Release(_) | VolumeAction::WritesLost => {}
                 VolumeAction::Code(job) => jobs.push(job),
                 VolumeAction::ClientDone(..) => unreachable!("there are no clients"),
             }

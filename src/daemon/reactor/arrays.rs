@@ -224,6 +224,10 @@ impl Reactor {
                 VolumeAction::AdminDone(request, result) => self.admin_done(id, request, result),
                 VolumeAction::Release(device) => self.members.release(device),
                 VolumeAction::Notice(notice) => self.notice(id, notice),
+                VolumeAction::WritesLost => {
+                    let clients = self.connections.iter_mut().filter(|(_, client)| client.array == Some(id));
+                    clients.for_each(|(_, client)| client.lost_writes = true);
+                }
             }
         }
         self.actions = actions;

@@ -400,6 +400,10 @@ impl Reactor {
             return;
         };
         connection.allowance.spend(later_cost(&request), &mut self.spent);
+        if request.command == Command::Flush && std::mem::take(&mut connection.lost_writes) {
+            self.reply(key, &request, order.charge, &[], Err(ClientError::Io));
+            return;
+        }
         let offset = VolumeOffset(request.offset);
         let uneven =
             matches!(request.command, Command::Read | Command::Write) && self.has_edges(array, &request);

@@ -83,6 +83,8 @@ pub(super) struct Connection {
     pub(super) unfenced: VecDeque<Ticket>,
     /// Those given to the volume that modify.
     pub(super) modifying: usize,
+    /// Writes are lost that its client may have made and not flushed: its next flush fails.
+    pub(super) lost_writes: bool,
     /// Its client was seen to have hung up.
     pub(super) hung_up: bool,
     /// What of its socket says so.
@@ -209,6 +211,7 @@ impl Connection {
             fenced: 0,
             unfenced: VecDeque::new(),
             modifying: 0,
+            lost_writes: false,
             hung_up: false,
             hangup,
             read_closed: false,

@@ -61,8 +61,8 @@ fn recover_through(world: &mut World, fuses: &[u64], liars: &[usize]) -> Recover
                     let named = |(member, _): &(MemberIndex, u64)| usize::from(member.0);
                     assert!(recovered.log_faults.iter().map(named).all(|at| liars.contains(&at)));
                     world.fuse = None;
-                    world.serve(recovered.clone(), pages, liars);
-                    return recovered;
+                    world.serve((*recovered).clone(), pages, liars);
+                    return *recovered;
                 }
                 Err(Crash) => true,
             },
@@ -422,7 +422,7 @@ fn beyond_the_budget_noted_rows_are_told_lost_or_the_start_is_refused_and_nothin
                     } else {
                         lost += 1
                     }
-                    world.serve(recovered, pages, &[]);
+                    world.serve(*recovered, pages, &[]);
                 }
                 Ok((RecoveryOutcome::Refused(error), _)) if is_of_the_log(&error) => {
                     refused += 1;
@@ -463,7 +463,7 @@ fn what_a_recovery_has_decided_is_not_taken_back_when_its_pieces_rot_beyond_the_
                 Ok((RecoveryOutcome::Recovered(recovered), pages)) => {
                     world.start_log(&recovered).unwrap();
                     lost += recovered.lost.len();
-                    world.serve(recovered, pages, &[]);
+                    world.serve(*recovered, pages, &[]);
                 }
                 Ok((RecoveryOutcome::Refused(error), _)) if is_of_the_log(&error) => {}
                 other => panic!("{:?}", other.map(|(outcome, _)| outcome)),
@@ -546,7 +546,7 @@ fn without_checksums_lost_rows_refuse_the_start_unless_forced() {
         match world.recover(false) {
             Ok((RecoveryOutcome::Recovered(recovered), pages)) => {
                 assert_eq!(recovered.lost, []);
-                world.serve(recovered, pages, &[]);
+                world.serve(*recovered, pages, &[]);
             }
             Ok((RecoveryOutcome::Refused(RecoveryError::RowsLost { .. }), _)) => {
                 refused += 1;
@@ -586,9 +586,10 @@ fn a_clean_start_reads_the_map_and_nothing_else() {
     };
     assert_eq!(world.burnt, 0, "nothing is written or flushed");
     let (stripes, next_sequence) = (unclean.stripes, unclean.next_sequence);
-    let expected = Recovered { stripes, next_sequence, next_blocks: vec![0; 3], ..Recovered::default() };
-    assert_eq!(recovered, expected);
-    world.serve(recovered, pages, &[]);
+    let (end, next_blocks) = (next_sequence, vec![0; 3]);
+    let expected = Recovered { stripes, next_sequence, end, next_blocks, ..Recovered::default() };
+    assert_eq!(*recovered, expected);
+    world.serve(*recovered, pages, &[]);
 }
 
 #[test]
