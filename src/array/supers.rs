@@ -16,7 +16,7 @@ use super::members::{Device, Replaced, Which};
 use super::mutation::{Mutation, is_off};
 use super::{Array, Effect, Inflight, Owner, Stopping};
 use super::{NoticeKind, NoticeLevel};
-use crate::block_io::{DeviceId, IoFault, IoOp, IoValue};
+use crate::block_io::{Buf, DeviceId, IoFault, IoOp, IoValue};
 use crate::format::{
     CLEARED_BYTE, COPY_BYTES, Epoch, Left, LogStart, MAX_LEFT, MemberRecord, MemberSet, MemberState,
     ReplacementRecord, Role, Superblock, superblock_offsets,
@@ -93,6 +93,8 @@ struct Participant {
     role: Role,
     /// Of its superblock: not of the parity of the one it has, so that it goes to the other slot.
     sequence: u64,
+    /// Its superblock, once it has been encoded: the same at both ends.
+    encoded: Option<Buf>,
 }
 
 impl Participant {
@@ -472,8 +474,8 @@ impl Array {
     }
 
     fn issue_super(&mut self, job: &mut Job) {
-        for participant in job.devices.iter().filter(|participant| participant.is_marked() == job.marks) {
-            let &Participant { member, device, bytes, uuid, role, sequence } = participant;
+        for participant in job.devices.iter_mut().filter(|participant| participant.is_marked() == job.marks) {
+            let &mut Participant { member, device, bytes, uuid, role, sequence, .. } = participant;
             let Some(cleared) = self.super_device_mut(member, device).map(|device| device.cleared) else {
                 continue;
             };
@@ -497,13 +499,17 @@ impl Array {
                 // One end after the other: what a void update has left may be in this slot, and one end of it may be
                 // the newest that the device has.
                 Stage::WriteHead | Stage::WriteTail => {
-                    let superblock =
-                        Superblock { device: uuid, member, role, sequence, ..job.template.clone() };
-                    let mut buf = self.pool.alloc(COPY_BYTES);
-                    buf.copy_from_slice(&superblock.encode()[..]);
+                    let encode = || {
+                        let template = job.template.clone();
+                        let superblock = Superblock { device: uuid, member, role, sequence, ..template };
+                        let mut buf = self.pool.alloc(COPY_BYTES);
+                        buf.copy_from_slice(&superblock.encode()[..]);
+                        buf.freeze()
+                    };
+                    let buf = participant.encoded.get_or_insert_with(encode).clone();
                     let [head, tail] = superblock_offsets(bytes, sequence);
                     let offset = if job.stage == Stage::WriteHead { head } else { tail };
-                    IoOp::Write { offset, buf: buf.freeze(), fua: false }
+                    IoOp::Write { offset, buf, fua: false }
                 }
             };
             self.submit_io(Owner::Super, member, device, op);
@@ -520,7 +526,15 @@ impl Array {
                 _ => (member.uuid, Role::Member),
             };
             let sequence = pair + u64::from(device.sequence.is_multiple_of(2));
-            Participant { member: index, device: device.id, bytes: device.bytes, uuid, role, sequence }
+            Participant {
+                member: index,
+                device: device.id,
+                bytes: device.bytes,
+                uuid,
+                role,
+                sequence,
+                encoded: None,
+            }
         };
         let replaced = self.exchanged.iter().map(|&Replaced { member, uuid, device }| Participant {
             member,
@@ -529,6 +543,7 @@ impl Array {
             uuid,
             role: Role::Replaced,
             sequence: pair + u64::from(device.sequence.is_multiple_of(2)),
+            encoded: None,
         });
         self.devices().into_iter().map(participant).chain(replaced).collect()
     }
