@@ -398,7 +398,7 @@ impl Array {
                 }
                 // A place that is known to be bad says nothing about others.
                 if !matches!(entry.owner, Owner::Probe) {
-                    self.bad.read_failed(now, index);
+                    self.bad.read_failed(now, index, *offset);
                 }
                 // Of a longer range the blocks are read one by one afterwards.
                 if self.is_data(*offset) && *len == ROW_BYTES as usize {
@@ -456,10 +456,7 @@ impl Array {
             let errors = match excess {
                 Excess::Certain(errors) => errors,
                 Excess::Probe(blocks) => {
-                    for offset in blocks.into_iter().map(|block| ByteOffset(block * ROW_BYTES)) {
-                        let op = IoOp::Read { offset, buf: self.pool.alloc(ROW_BYTES as usize) };
-                        self.submit_io(Owner::Probe, index, device.id, op);
-                    }
+                    blocks.into_iter().for_each(|block| self.probe(index, device.id, block));
                     continue;
                 }
             };
@@ -475,6 +472,27 @@ impl Array {
                 self.notice(NoticeKind::MemberKept, NoticeLevel::Error, Some(index), text);
             }
         }
+    }
+
+    /// Looks again at a place of a member in service that was bad.
+    fn probe(&mut self, index: MemberIndex, device: DeviceId, block: u64) {
+        let offset = ByteOffset(block * ROW_BYTES);
+        if !self.bad.is_of_content(index, block) {
+            let op = IoOp::Read { offset, buf: self.pool.alloc(ROW_BYTES as usize) };
+            return self.submit_io(Owner::Probe, index, device, op);
+        }
+        // What comes of it shows as a verdict.
+        if let Some(within) = offset.0.checked_sub(self.data_offset.0).filter(|_| self.redo.is_serving()) {
+            let chunk = self.map.chunk as u64;
+            let slot = SlotIndex(within / chunk);
+            let (column, row) = (self.map.column_of(slot, index).0, (within % chunk / ROW_BYTES) as u32);
+            match self.redo.stripes.stripe_at(slot) {
+                Some(stripe) => self.look_again((stripe, column, row), None),
+                // Nothing that anybody needs is there.
+                None => self.bad.verified(index, offset),
+            }
+        }
+        self.bad.probed(index);
     }
 
     /// Whether everything that is known can be read without a member in service: each row and page that is listed as bad

@@ -194,10 +194,12 @@ impl Array {
         if let Some(index) = member {
             self.known(index)?;
             self.member_mut(index).clear();
+            self.bad.clear(index);
             return Ok(format!("the counts of member {index} are cleared"));
         }
-        for member in &mut self.members {
-            member.clear();
+        for index in (0..self.map.width()).map(|at| MemberIndex(at as u16)) {
+            self.member_mut(index).clear();
+            self.bad.clear(index);
         }
         self.client_errors = 0;
         Ok("the counts of the array and of its members are cleared".into())
