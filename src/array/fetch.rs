@@ -72,12 +72,25 @@ pub(super) enum Why {
     Unreadable,
     /// Every block of its row was read, and too few match their hashes.
     Proven,
+    /// Its entry says that it is set aside, and all that could give it was read, and is wrong. No fetch tells: it is known
+    /// from earlier ones.
+    Gone,
 }
 
 impl Why {
     /// Whether coding knows the block as zeroes.
     pub fn counts_as_zeroes(self) -> bool {
-        matches!(self, Why::SetAside | Why::Lost)
+        matches!(self, Why::SetAside | Why::Lost | Why::Gone)
+    }
+
+    /// Whether the block is beyond repair: what could give it was read.
+    pub fn is_beyond_repair(self) -> bool {
+        matches!(self, Why::Lost | Why::Proven | Why::Gone)
+    }
+
+    /// Whether only its own member can give it.
+    pub fn is_aside(self) -> bool {
+        matches!(self, Why::SetAside | Why::Gone)
     }
 }
 

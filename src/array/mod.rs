@@ -616,7 +616,7 @@ impl Array {
             client_errors: self.client_errors,
             checksum: self.supers.template().checksum,
             log: self.log_state(),
-            lost: self.damaged_ranges(|why| matches!(why, Why::Lost | Why::Proven)),
+            lost: self.damaged_ranges(Why::is_beyond_repair),
             set_aside: self.damaged_ranges(|why| why == Why::SetAside),
             unreadable: self.damaged_ranges(|why| why == Why::Unreadable),
         }

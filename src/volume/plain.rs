@@ -105,8 +105,8 @@ impl PlainVolume {
     }
 
     /// What an earlier run could not read: see [`Array::expect_damage`].
-    pub fn expect_damage(&mut self, ranges: &[(VolumeOffset, u64)]) {
-        self.array.expect_damage(ranges);
+    pub fn expect_damage(&mut self, ranges: &[(VolumeOffset, u64)], is_beyond_repair: bool) {
+        self.array.expect_damage(ranges, is_beyond_repair);
     }
 
     /// A scrub under way stays paused: see [`Array::keep_scrub_paused`].
