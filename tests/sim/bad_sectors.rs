@@ -211,7 +211,7 @@ fn places_that_go_bad_again_and_again_cost_a_member_that_can_be_spared_and_no_ot
             array.break_for_good(1, &[other]);
             array.verify();
         }
-        for _ in 0..12 {
+        for _ in 0..20 {
             if array.state_of(0) != MemberState::Online {
                 break;
             }

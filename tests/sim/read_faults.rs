@@ -355,7 +355,7 @@ fn what_is_known_to_be_beyond_repair_is_not_called_unreadable_because_a_member_i
 
 #[test]
 fn what_an_earlier_run_knew_to_be_beyond_repair_is_told_so_until_it_can_be_read() {
-    let mut array = beyond_repair(1);
+    let array = beyond_repair(1);
     let at = array.first_block().start;
     let lost = array.sim.status().lost;
     let Checked { sim, model } = array;
