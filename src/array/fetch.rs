@@ -416,6 +416,7 @@ impl Array {
         verdicts: Vec<bool>,
     ) {
         let part = &mut fetch.parts[at];
+        let column = part.column;
         let believed = fetch.believes_parity && part.wanted && part.column >= self.map.k;
         let mut wrong = 0;
         let first = part.rows.start + blocks.start;
@@ -423,9 +424,22 @@ impl Array {
             let good = believed || good;
             *state = if good { State::Good } else { State::Wrong };
             let is_new = self.note_verdict(member, fetch.slot, first + at, good);
-            wrong += u64::from(!good && is_new && !fetch.was_counted);
+            let counts = !good && is_new && !fetch.was_counted;
+            wrong += u64::from(counts && !self.is_expected_wrong(fetch.slot, column, first + at));
         }
         self.member_mut(member).counters.checksum_errors += wrong;
+    }
+
+    /// Whether a block is known not to be what it should, or is the parity of a row with such a block: a device that was built
+    /// without it does not have it, and has made no error.
+    fn is_expected_wrong(&self, slot: SlotIndex, column: usize, row: usize) -> bool {
+        if self.damage.is_empty() {
+            return false;
+        }
+        let Some(stripe) = self.redo().stripes.stripe_at(slot) else { return false };
+        let mut known =
+            self.damage.of_stripe(stripe).map(|((_, column, row), _)| (usize::from(column), row as usize));
+        known.any(|of| of == (column, row) || (column >= self.map.k && of.1 == row))
     }
 
     /// A read of the fetch has failed.

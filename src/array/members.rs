@@ -343,6 +343,11 @@ impl Array {
         found.map(|(member, which, _)| (member, which))
     }
 
+    /// Whether a device counts as its member: the errors of one that is to replace it are not the member's.
+    fn is_primary(&self, id: DeviceId) -> bool {
+        matches!(self.find_device(id), Some((_, Which::Primary)))
+    }
+
     pub(super) fn device_mut(&mut self, member: MemberIndex, id: DeviceId) -> Option<&mut Device> {
         let member = self.member_mut(member);
         let devices = [member.device.as_mut(), member.replacement.as_mut().map(|r| &mut r.device)];
@@ -360,8 +365,9 @@ impl Array {
             // What ends on a device that has left service tells nothing new.
             return;
         }
-        let member = self.member_mut(index);
-        member.counters.read_errors += 1;
+        if self.is_primary(device) {
+            self.member_mut(index).counters.read_errors += 1;
+        }
         if fault.kind == IoFaultKind::Gone {
             self.fault_device(index, device, MemberState::Faulted, format!("a read failed: {fault}"));
         }
@@ -371,7 +377,7 @@ impl Array {
     /// reads (T5).
     pub(super) fn repair_fault(&mut self, index: MemberIndex, device: DeviceId, fault: IoFault) {
         if fault.kind == IoFaultKind::Medium {
-            self.member_mut(index).counters.write_errors += 1;
+            self.member_mut(index).counters.write_errors += u64::from(self.is_primary(device));
         } else {
             self.write_fault(index, device, "rewrite of a bad block", fault);
         }
@@ -527,7 +533,7 @@ impl Array {
             // As above.
             return;
         }
-        self.member_mut(index).counters.write_errors += 1;
+        self.member_mut(index).counters.write_errors += u64::from(self.is_primary(device));
         self.fault_device(index, device, MemberState::Faulted, format!("a {what} failed: {fault}"));
     }
 
@@ -663,7 +669,7 @@ impl Array {
     /// Nobody waits for the operations of a device any more.
     pub(super) fn abandon(&mut self, id: DeviceId, fault: IoFault) {
         for (token, short) in self.inflight.abandon(id, fault) {
-            self.shortages.ended(id, token, short);
+            self.shortages.ended(id, token, short, false);
         }
     }
 
@@ -725,7 +731,8 @@ impl Array {
         let short = self.shortage_of(member.device.map(|device| device.id));
         let kept = self.bad.is_kept(index).then_some(MemberCondition::KeptDespiteErrors);
         let slow = self.paces.is_slow(index).then_some(MemberCondition::Slow);
-        member.away.or(short).into_iter().chain(kept).chain(slow).collect()
+        let served_last = self.returnable_now().contains(index).then_some(MemberCondition::ServedLast);
+        member.away.or(short).into_iter().chain(kept).chain(slow).chain(served_last).collect()
     }
 
     /// Whether the array has ended.

@@ -190,6 +190,8 @@ pub struct Array {
     gated: Vec<usize>,
     /// Members that were in service when the array failed: nothing was written without them.
     returnable: MemberSet,
+    /// It had failed, enough members are back, and that it serves again was not told.
+    was_failed: bool,
     releasing: Vec<DeviceId>,
     /// Devices that were replaced, until that is on disk.
     exchanged: Vec<Replaced>,
@@ -387,6 +389,7 @@ impl Array {
             passes,
             gated: Vec::new(),
             returnable: MemberSet::default(),
+            was_failed: false,
             releasing: Vec::new(),
             exchanged,
             jobs_out: 0,
@@ -499,7 +502,7 @@ impl Array {
                     self.paces.note(entry.member, self.now.nanos_since(since));
                 }
                 if let Some(short) = short {
-                    self.shortages.ended(entry.device, token, short);
+                    self.shortages.ended(entry.device, token, short, result.is_ok());
                 }
                 self.note_outcome(&entry, &again, &result);
                 self.io_ended(entry, result);
@@ -626,6 +629,7 @@ impl Array {
     #[must_use]
     pub fn state(&self) -> ArrayState {
         match self.map.width() - self.online().len() {
+            _ if matches!(self.redo.life, Life::Refused(_)) => ArrayState::Failed,
             0 => ArrayState::Online,
             gone if gone <= self.map.m => ArrayState::Degraded,
             _ => ArrayState::Failed,
@@ -713,8 +717,13 @@ impl Array {
         self.actions.push(ArrayAction::Done(piece, result));
     }
 
-    /// A client's request ends in an I/O error. Told now and then: one client that tries again and again is one event a while.
-    pub fn note_client_error(&mut self, what: &'static str, place: Option<(VolumeOffset, u64)>) {
+    /// A client's request ends in an error. Told now and then: one client that tries again and again is one event a while.
+    pub fn note_client_error(
+        &mut self,
+        what: &'static str,
+        place: Option<(VolumeOffset, u64)>,
+        error: ClientError,
+    ) {
         self.client_errors += 1;
         let due = self
             .last_client_notice
@@ -730,7 +739,11 @@ impl Array {
             more => format!(", as did {more} requests since the last such event"),
         };
         let of = place.map_or(String::new(), |(offset, len)| format!(" of {len} bytes at {}", offset.0));
-        let text = format!("a client's {what}{of} ended in an I/O error{before}");
+        let why = match error {
+            ClientError::NoSpace => format!("for lack of space{}", self.words_for_full()),
+            _ => "in an I/O error".into(),
+        };
+        let text = format!("a client's {what}{of} ended {why}{before}");
         let offset = place.map(|(offset, _)| offset);
         let (kind, level) = (NoticeKind::ClientFailed, NoticeLevel::Error);
         self.actions.push(ArrayAction::Notice(ArrayNotice { kind, level, member: None, offset, text }));

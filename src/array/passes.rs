@@ -4,7 +4,7 @@
 //! `rebuild_min`, otherwise to the ceiling `rebuild_max`.
 
 use super::members::{Progress, Replaced, Which};
-use super::{Activity, ActivityKind, NoticeKind, NoticeLevel, Rest, ScrubResult};
+use super::{Activity, ActivityKind, ArrayState, NoticeKind, NoticeLevel, Rest, ScrubResult};
 use super::{Array, Op};
 use crate::format::{MemberSet, MemberState, ScrubRecord};
 use crate::units::{MemberIndex, SlotIndex, Timestamp};
@@ -370,7 +370,7 @@ impl Array {
             errors: pass.errors,
             repaired: pass.repaired,
         };
-        let failed = self.is_failed();
+        let failed = self.state() == ArrayState::Failed;
         let mut all = Vec::new();
         let building = self.members.iter().flat_map(|member| {
             [member.progress.as_ref(), member.replacement.as_ref().map(|r| &r.progress)].into_iter().flatten()

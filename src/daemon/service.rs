@@ -466,7 +466,9 @@ impl Daemon {
             // An array that was just stopped has no facts, and needs none.
             let Ok(facts) = self.facts(id) else { continue };
             self.remember(id, &facts);
-            let failed = facts.status.state == crate::volume::ArrayState::Failed;
+            // One whose log is refused takes no member: it is to be stopped first.
+            let is_refused = matches!(facts.status.log, crate::volume::LogState::Refused(_));
+            let failed = facts.status.state == crate::volume::ArrayState::Failed && !is_refused;
             let whole = facts.status.state == crate::volume::ArrayState::Online;
             if whole || (!failed && !self.has_away(id, &facts)) {
                 continue;

@@ -345,8 +345,8 @@ impl PlainVolume {
             return;
         }
         let request = self.requests.remove(key);
-        if request.error == Some(ClientError::Io) {
-            self.array.note_client_error(request.what, request.place);
+        if let Some(error @ (ClientError::Io | ClientError::NoSpace)) = request.error {
+            self.array.note_client_error(request.what, request.place, error);
         }
         let reply = match (request.error, request.kind) {
             (Some(error), _) => Err(error),
