@@ -36,6 +36,8 @@ pub(super) struct Device {
     pub sequence: u64,
     /// The other slot holds nothing that a torn update of an earlier life has left.
     pub cleared: bool,
+    /// Slots, those of even and of odd sequences, that the array has written a superblock to.
+    pub written_slots: [bool; 2],
 }
 
 impl Device {
@@ -50,6 +52,7 @@ impl Device {
             cannot_zero: false,
             sequence,
             cleared: false,
+            written_slots: [false; 2],
         }
     }
 

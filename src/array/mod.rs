@@ -57,6 +57,7 @@ mod slot_hold;
 mod startup;
 mod status;
 mod stripe_map;
+mod super_scrub;
 mod supers;
 mod verify;
 
@@ -99,6 +100,7 @@ pub use status::{
     ScrubResult, VolumeStatus,
 };
 use std::collections::{HashMap, VecDeque};
+use super_scrub::SuperScrub;
 use supers::Supers;
 
 /// An opened device as assembly hands it over.
@@ -245,6 +247,7 @@ enum Op {
     LoggedPass(Box<LoggedPass>),
     PagePass(Box<PagePass>),
     PageScrub(Box<PageScrub>),
+    SuperScrub(Box<SuperScrub>),
     Repair(Box<Repair>),
     RingCheck(Box<RingCheck>),
 }
@@ -547,7 +550,7 @@ impl Array {
             Op::LoggedWrite(write) => self.logged_write_coded(key, write, columns),
             Op::LoggedPass(pass) => self.logged_pass_coded(key, pass, columns),
             Op::Busy | Op::Ended => unreachable!("an operation outlives its job"),
-            Op::PagePass(_) | Op::PageScrub(_) | Op::Repair(_) | Op::RingCheck(_) => {
+            Op::PagePass(_) | Op::PageScrub(_) | Op::SuperScrub(_) | Op::Repair(_) | Op::RingCheck(_) => {
                 unreachable!("pages and logs are no bulk work")
             }
         };
@@ -671,6 +674,7 @@ impl Array {
             Op::LoggedPass(pass) => self.advance_logged_pass(key, pass),
             Op::PagePass(pass) => self.advance_page_pass(key, pass),
             Op::PageScrub(scrub) => self.advance_page_scrub(key, scrub),
+            Op::SuperScrub(scrub) => self.advance_super_scrub(key, scrub),
             Op::Repair(repair) => self.advance_repair(key, repair),
             Op::RingCheck(check) => self.advance_ring_check(key, check),
         };
@@ -685,6 +689,7 @@ impl Array {
             Op::LoggedWrite(write) => self.logged_write_io(key, write, item, entry, result),
             Op::LoggedPass(pass) => self.logged_pass_io(key, pass, item, entry, result),
             Op::RingCheck(check) => self.ring_check_io(key, check, entry, result),
+            Op::SuperScrub(scrub) => self.super_scrub_io(key, scrub, item, entry, result),
             Op::PagePass(_) | Op::PageScrub(_) | Op::Repair(_) => {
                 unreachable!("pages have I/O of their own")
             }
