@@ -150,8 +150,9 @@ impl BadBlocks {
         *streak = Some(Streak { reads: before.reads + 1, block, last: now, ..before });
     }
 
-    /// These bytes of the device were read. Whether they are right is another question.
-    pub fn read(&mut self, member: MemberIndex, bytes: Range<u64>) {
+    /// These bytes of the device were read. Whether they are right is another question. That a place can be read just after it
+    /// was bad and was rewritten does not tell that it stays good.
+    pub fn read(&mut self, now: Timestamp, member: MemberIndex, bytes: Range<u64>) {
         let Some(of) = self.members.get_mut(&member) else { return };
         of.streak = None;
         if is_off(Mutation::HealedErrorsCount) {
@@ -165,7 +166,8 @@ impl BadBlocks {
         }
         if !of.relapsed.is_empty() {
             let whole = whole_blocks(bytes);
-            of.relapsed.retain(|block, relapse| relapse.ill == Ill::Wrong || !whole.contains(block));
+            let stays = |relapse: &Relapse| relapse.ill == Ill::Wrong || relapse.is_recent(now);
+            of.relapsed.retain(|block, relapse| !whole.contains(block) || stays(relapse));
         }
     }
 
@@ -325,6 +327,12 @@ impl BadBlocks {
     }
 }
 
+impl Relapse {
+    fn is_recent(&self, now: Timestamp) -> bool {
+        now.nanos_since(self.last) < RECENT_NS
+    }
+}
+
 impl OfMember {
     /// Listed blocks that lie wholly within these bytes.
     fn listed(&self, bytes: Range<u64>) -> Vec<(u64, Ill)> {
@@ -355,7 +363,7 @@ impl OfMember {
 
     /// Places to be looked at again: all that are listed, and those that were mended and have not been bad of late.
     fn to_look_at(&self, now: Timestamp) -> Vec<u64> {
-        let old = self.relapsed.iter().filter(|(_, relapse)| now.nanos_since(relapse.last) >= RECENT_NS);
+        let old = self.relapsed.iter().filter(|(_, relapse)| !relapse.is_recent(now));
         let old = old.map(|(&block, _)| block);
         let streak = self.streak.map(|streak| streak.block);
         let all: BTreeSet<u64> = self.blocks.keys().copied().chain(old).chain(streak).collect();
@@ -457,10 +465,10 @@ mod tests {
     fn bad_places_count_while_they_are_bad() {
         let mut bad = with_bad(0..300, Ill::Unreadable);
         assert_eq!(judge(&mut bad, 1), Some(300));
-        bad.read(MEMBER, bytes(0..100));
+        bad.read(at(9), MEMBER, bytes(0..100));
         assert_eq!(judge(&mut bad, 500), None, "200 are left");
         let mut bad = with_bad(0..300, Ill::Wrong);
-        bad.read(MEMBER, bytes(0..300));
+        bad.read(at(9), MEMBER, bytes(0..300));
         assert_eq!(judge(&mut bad, 1), Some(300), "what was read is wrong still");
         (0..100).for_each(|block| bad.verified(MEMBER, offset(block)));
         assert_eq!(judge(&mut bad, 500), None);
@@ -480,7 +488,7 @@ mod tests {
                 assert!(second > 10 && blocks.len() <= PROBES_AT_ONCE);
                 for block in blocks {
                     asked.insert(block);
-                    bad.read(member, bytes(block..block + 1));
+                    bad.read(at(second), member, bytes(block..block + 1));
                     bad.probed(member);
                 }
             }
@@ -517,10 +525,10 @@ mod tests {
     #[test]
     fn a_burst_of_errors_that_is_over_leaves_nothing_behind() {
         let mut bad = after_bursts(Ill::Unreadable);
-        bad.read(MEMBER, bytes(0..300));
+        bad.read(at(9), MEMBER, bytes(0..300));
         assert_eq!(judge(&mut bad, 2), None, "a scrub has read it all");
         let mut bad = after_bursts(Ill::Wrong);
-        bad.read(MEMBER, bytes(0..300));
+        bad.read(at(9), MEMBER, bytes(0..300));
         assert!(bad.is_of_content(MEMBER, 7) && !bad.is_clear(MEMBER));
         (0..300).for_each(|block| bad.verified(MEMBER, offset(block)));
         assert_eq!(judge(&mut bad, 2), None, "a scrub has verified it all");
@@ -537,7 +545,7 @@ mod tests {
             for (member, excess) in bad.excessive(at(second)) {
                 let Excess::Probe(blocks) = excess else { panic!("{excess:?}") };
                 for block in blocks {
-                    bad.read(member, bytes(block..block + 1));
+                    bad.read(at(second), member, bytes(block..block + 1));
                     bad.probed(member);
                 }
             }
@@ -580,7 +588,7 @@ mod tests {
         assert_eq!(judge(&mut bad, 2), None, "nobody has read since: it may have passed");
         bad.read_failed(at(500), MEMBER, offset(7));
         assert_eq!(judge(&mut bad, 500), Some(401));
-        bad.read(MEMBER, bytes(7..8));
+        bad.read(at(500), MEMBER, bytes(7..8));
         assert_eq!(judge(&mut bad, 1000), None);
     }
 

@@ -12,7 +12,7 @@ mod job;
 use super::{Array, Inflight, Owner};
 use crate::block_io::{Buf, BufMut, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::format::MemberState;
-use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex};
+use crate::units::{BlockHash, ByteOffset, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex};
 use job::JobOut;
 pub(super) use job::{Blend, Blended, Ingredient};
 use std::ops::Range;
@@ -48,6 +48,8 @@ pub(super) struct Fetch {
     pub unwritten: Vec<(usize, usize)>,
     /// Blocks that were wrong or unreadable on a member in service, with what should be there.
     pub repairs: Vec<Repair>,
+    /// Repairs that were sent, each one write: its item is its place here.
+    pub sent: Vec<Sent>,
     /// Wanted parity is taken as it comes. Never, unless a test breaks the rule.
     pub believes_parity: bool,
 }
@@ -100,6 +102,13 @@ pub(super) struct Repair {
     pub device: DeviceId,
     pub column: usize,
     pub row: usize,
+    pub bytes: Buf,
+}
+
+/// Blocks that are being rewritten.
+#[derive(Clone)]
+pub(super) struct Sent {
+    pub offset: ByteOffset,
     pub bytes: Buf,
 }
 
@@ -159,6 +168,7 @@ impl Fetch {
             missing: Vec::new(),
             unwritten: Vec::new(),
             repairs: Vec::new(),
+            sent: Vec::new(),
             believes_parity: false,
         }
     }
@@ -566,8 +576,9 @@ impl Array {
     }
 
     /// Sends the repairs of a fetch, adjacent rows in one write. Returns how many writes are under way, as items of
-    /// `key` from 0 on. Nothing is written while a loss is not recorded (E3).
-    pub(super) fn send_repairs(&mut self, key: usize, fetch: &mut Fetch) -> usize {
+    /// `key` from 0 on. Nothing is written while a loss is not recorded (E3). They count as repaired, unless the caller
+    /// `counts` them itself.
+    pub(super) fn send_repairs(&mut self, key: usize, fetch: &mut Fetch, counts: bool) -> usize {
         let mut repairs = std::mem::take(&mut fetch.repairs);
         repairs.retain(|repair| {
             let offset = self.map.device_offset(self.data_offset, fetch.slot, repair.row * BLOCK);
@@ -594,9 +605,13 @@ impl Array {
             let offset = self.map.device_offset(self.data_offset, fetch.slot, first.row * BLOCK);
             self.notice_repair(member, fetch.slot, first.row, run);
             if self.find_device(device).is_some() {
-                let op = IoOp::Write { offset, buf: buf.freeze(), fua: false };
+                let bytes = buf.freeze();
+                let op = IoOp::Write { offset, buf: bytes.clone(), fua: false };
                 self.submit_io(Owner::Op { key, item: sent }, member, device, op);
-                self.member_mut(member).counters.repaired += run as u64;
+                fetch.sent.push(Sent { offset, bytes });
+                if !counts {
+                    self.member_mut(member).counters.repaired += run as u64;
+                }
                 sent += 1;
             }
             at += run;

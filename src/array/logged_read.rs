@@ -251,7 +251,7 @@ impl Array {
         if let Some((column, row)) = read.looks_at {
             self.damage.forget((read.stripe, column as u16, row as u32));
             read.stage = Stage::Repair;
-            read.repairing = self.send_repairs(key, &mut read.fetch);
+            read.repairing = self.send_repairs(key, &mut read.fetch, false);
             return if read.repairing > 0 { Flow::Wait } else { self.release_logged_read(key, read) };
         }
         self.forget_damage(read.stripe, read.offset, read.len);
@@ -294,7 +294,7 @@ impl Array {
         }
         read.fetch.repairs = repairs;
         read.stage = Stage::Repair;
-        read.repairing = self.send_repairs(key, &mut read.fetch);
+        read.repairing = self.send_repairs(key, &mut read.fetch, false);
         if read.repairing > 0 { Flow::Wait } else { self.release_logged_read(key, read) }
     }
 

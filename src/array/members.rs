@@ -399,7 +399,7 @@ impl Array {
         }
         let bytes = |offset: &ByteOffset, len: usize| offset.0..offset.0 + len as u64;
         match (again, result) {
-            (Again::Read { offset, len }, Ok(_)) => self.bad.read(index, bytes(offset, *len)),
+            (Again::Read { offset, len }, Ok(_)) => self.bad.read(now, index, bytes(offset, *len)),
             (Again::Read { offset, len }, Err(IoFault { kind: IoFaultKind::Medium, .. })) => {
                 // What of the ring cannot be read harms no row; what replay needs of it is replay's to judge.
                 if self.is_in_log(*offset) {

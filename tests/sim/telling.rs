@@ -223,3 +223,88 @@ fn a_repair_that_comes_before_the_log_is_replayed_is_told_to_wait() {
     sim.wait(flush).expect("it serves");
     sim.admin(AdminRequest::Repair).expect("it begins");
 }
+
+#[test]
+fn a_scrub_counts_as_repaired_what_can_be_read_again() {
+    let (mut sim, model) = filled(2, 2);
+    let data = sim.data_region();
+    let blocks = sim.disks[&1].written_blocks(data.clone());
+    disk(&mut sim, 1).bad_blocks.extend(&blocks);
+    let (errors, repaired) = scrub(&mut sim);
+    assert_eq!(
+        (errors, repaired),
+        (blocks.len() as u64, blocks.len() as u64),
+        "a bad sector that is written is good"
+    );
+    assert_eq!(sim.status().members[1].counters.repaired, repaired);
+    // A device that takes writes, and reads nothing.
+    disk(&mut sim, 1).inject(PassingFault::new(Trouble::Medium).on(OpKinds::READS).within([data]));
+    let (errors, repaired) = scrub(&mut sim);
+    assert_eq!((errors, repaired), (blocks.len() as u64, 0));
+    assert_eq!(sim.status().members[1].counters.repaired, errors, "as before");
+    disk(&mut sim, 1).clear_faults();
+    assert_eq!(scrub(&mut sim), (0, 0));
+    assert!(sim.read(0, model.len()).expect("readable") == model);
+}
+
+#[test]
+fn a_scrub_finds_and_mends_superblocks_that_were_overwritten() {
+    for (garbage, copies) in [(0x00, 4), (0x77, 4), (0x77, 1), (0x00, 2)] {
+        let (mut sim, model) = filled(2, 2);
+        assert_eq!(scrub(&mut sim), (0, 0), "they are whole");
+        let ranges = DiskRegion::Superblocks.ranges(&sim.disks[&2]);
+        for range in ranges.into_iter().rev().take(copies) {
+            let len = (range.end - range.start) as usize;
+            disk(&mut sim, 2).poke(range.start, &vec![garbage; len]);
+        }
+        let (errors, repaired) = scrub(&mut sim);
+        assert!(errors > 0 && errors == repaired, "{garbage} {copies}: {errors}, {repaired}");
+        assert_eq!(told(&sim, NoticeKind::SuperblockDamaged).len() as u64, errors);
+        let counters = sim.status().members[2].counters;
+        assert_eq!((counters.checksum_errors, counters.repaired), (errors, repaired));
+        assert_eq!(scrub(&mut sim), (0, 0), "they are whole again");
+        let mut sim = sim.kill_and_restart(false).expect("it starts");
+        sim.settle();
+        assert_eq!(sim.status().state, ArrayState::Online);
+        assert!(sim.read(0, model.len()).expect("readable") == model);
+    }
+}
+
+#[test]
+fn superblocks_that_cannot_be_read_are_errors_of_a_scrub_and_count_as_repaired_when_they_can() {
+    let (mut sim, _) = filled(2, 2);
+    let ranges = DiskRegion::Superblocks.ranges(&sim.disks[&2]);
+    disk(&mut sim, 2).inject(PassingFault::new(Trouble::Medium).on(OpKinds::READS).within(ranges.clone()));
+    assert_eq!(scrub(&mut sim), (4, 0), "they give errors still");
+    let counters = sim.status().members[2].counters;
+    assert!(counters.read_errors >= 4 && counters.checksum_errors == 0, "{counters:?}");
+    disk(&mut sim, 2).clear_faults();
+    assert_eq!(scrub(&mut sim), (0, 0));
+    // Sectors that are good again when they are written.
+    let blocks = ranges.into_iter().flat_map(|range| (range.start..range.end).step_by(BLOCK));
+    let blocks: Vec<u64> = blocks.map(|at| at / BLOCK as u64).collect();
+    disk(&mut sim, 2).bad_blocks.extend(blocks);
+    let (errors, repaired) = scrub(&mut sim);
+    assert!(errors > 0 && errors == repaired, "{errors}, {repaired}");
+}
+
+#[test]
+fn a_scrub_of_superblocks_that_are_being_written_finds_nothing_wrong() {
+    let (mut sim, _) = filled(2, 2);
+    for round in 0..30 {
+        sim.submit_admin(AdminRequest::ScrubStart);
+        for step in 0..40 {
+            let id = sim.submit_write(step * BLOCK as u64, &[round; BLOCK], step % 3 == 0);
+            if step % 4 == 0 {
+                sim.wait(id).expect("written");
+                sim.sleep(700);
+            }
+            for _ in 0..step {
+                sim.step();
+            }
+        }
+        sim.settle();
+        let last = sim.status().last_scrub.expect("it has ended");
+        assert_eq!((last.errors, last.repaired), (0, 0), "{:?}", sim.notices.last());
+    }
+}
