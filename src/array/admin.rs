@@ -130,6 +130,17 @@ impl Array {
         let mark = self.supers.mark();
         let own = new.superblock.as_deref().filter(|s| self.is_own_device(index, s));
         let verdict = own.filter(|_| self.returnable.contains(index)).map(|s| is_current(s, 0, &mark));
+        let first = self.returnable_now();
+        if verdict.is_none() && own.is_some() && self.online().len() + first.len() >= self.map.k {
+            let first: Vec<String> = first.iter().map(|member| member.to_string()).collect();
+            let name = &self.supers.template().name;
+            return Err(format!(
+                "the array has FAILED, and member {index} lacks what was written after it had left, or may lack it: bring back \
+                 first what was in service until then, with 'calpe online {name} MEMBER' for member {}; then the array serves \
+                 again, and member {index} is caught up with what it missed",
+                first.join(", ")
+            ));
+        }
         if verdict.is_none() && own.is_some_and(|superblock| is_current(superblock, 0, &mark).is_ok()) {
             let why = self.member(index).reason.as_deref().unwrap_or("it left before the others");
             return Err(format!(
@@ -149,6 +160,12 @@ impl Array {
         Ok(())
     }
 
+    /// The members that can come back to the array as long as it has failed.
+    pub(super) fn returnable_now(&self) -> MemberSet {
+        let is_out = |member: &MemberIndex| self.member(*member).state != MemberState::Online;
+        if self.is_failed() { self.returnable.iter().filter(is_out).collect() } else { MemberSet::new() }
+    }
+
     fn return_to_failed(&mut self, index: MemberIndex, new: &NewDevice) -> String {
         let epoch = self.supers.epoch();
         match new.superblock.as_ref().is_some_and(|superblock| superblock.epoch != epoch) {
@@ -166,7 +183,7 @@ impl Array {
             return format!("member {index} is back; {missing} more are needed");
         }
         self.leave_failed();
-        format!("member {index} is ONLINE, and the array serves again")
+        format!("member {index} is ONLINE; the array serves again when its log is replayed")
     }
 
     /// What a returning member's own device must show to be caught up from: that it is as it was when it left. None: what it
@@ -193,17 +210,12 @@ impl Array {
         self.supers.note_exchange();
         // What comes back may be older than what went: no epoch says otherwise before the log has been read.
         self.redo_mut().unjudged = true;
-        self.notice(
-            NoticeKind::ArrayServesAgain,
-            NoticeLevel::Warning,
-            None,
-            "enough members are back: the array serves again".into(),
-        );
+        self.was_failed = true;
     }
 
     fn replace(&mut self, index: MemberIndex, new: NewDevice) -> Result<String, String> {
         self.check_replace(index, &new)?;
-        let beside = self.beside_others();
+        let beside = self.beside_others(index);
         let device = new_device(&new);
         let progress = Progress::fresh(new.known_zero);
         let member = self.member_mut(index);
@@ -220,6 +232,11 @@ impl Array {
             MemberState::Rebuilding => {
                 let old = member.device.replace(device);
                 self.releasing.extend(old.map(|device| device.id));
+                let text = format!(
+                    "the rebuild of member {index} ended: another new device takes the place of the one that was being built, \
+                     which holds nothing current"
+                );
+                self.notice(NoticeKind::ReplacementGivenUp, NoticeLevel::Warning, Some(index), text);
             }
             _ => member.device = Some(device),
         }
@@ -248,12 +265,24 @@ impl Array {
         Ok(format!("the replacement of member {index} is cancelled; {rest}"))
     }
 
-    /// Nothing is built in an array that was refused for what is missing.
+    /// Nothing is built in an array that cannot be served.
     pub(super) fn check_written(&self) -> Result<(), String> {
         if self.is_refused_unwritten() {
             return Err("the array cannot be served as it was started, and nothing was written: stop it, bring back members that \
-                        are missing, and start it with them"
+                        are                         missing, and start it with them"
                 .into());
+        }
+        self.check_served()
+    }
+
+    /// Nothing begins in an array whose log cannot be replayed.
+    pub(super) fn check_served(&self) -> Result<(), String> {
+        if let Life::Refused(reason) = &self.redo.life {
+            let name = &self.supers.template().name;
+            return Err(format!(
+                "the array cannot be served: {reason}. Stop it with 'calpe export {name}', bring back members that are missing, and \
+                 import it again"
+            ));
         }
         Ok(())
     }

@@ -309,6 +309,8 @@ notice_kinds! {
     ClientFailed "client_request_failed",
     /// A metadata page is damaged on all members.
     PageLost "page_lost",
+    /// A copy of a superblock is damaged, and rewritten.
+    SuperblockDamaged "superblock_damaged",
     /// A copy of a metadata page is rewritten.
     PageRepaired "page_repaired",
     /// The array cannot be served.

@@ -2,9 +2,9 @@
 //! of the crash-safety design): the last copy is never thrown out for read errors.
 //!
 //! A place that was read well since, or written, is listed no more and does not count: only places that are bad now
-//! do, those that went bad again after they were written, and reads of which not one succeeds. A member that has too many
-//! is looked at again, place by place, and leaves only if they are still bad then, and if every row and page that is
-//! listed of the others stays readable without it. Where that is not so, or not known because a list is full, the member
+//! do, those that went bad again after they were written and were not read well since, and reads of which not one
+//! succeeds. A member that has too many is looked at again, place by place, and leaves only if they are still bad then, or
+//! go bad again at that very time, and if every row and page that is listed of the others stays readable without it. Where that is not so, or not known because a list is full, the member
 //! is kept, and the status says so.
 //!
 //! Invariant: a list holds places of the member's device in service only. Must not know of I/O, nor what reads are for.
@@ -33,6 +33,12 @@ const LISTED_MAX: usize = 4096;
 /// Mended places that are remembered of a member, to tell when one fails again.
 const MENDED_MAX: usize = 4096;
 
+/// Places that went bad again within this time count without a look: they are rewritten, so a look shows nothing.
+const RECENT_NS: u64 = 2_000_000_000;
+
+/// Time that looks at content get to end, after the last was asked for.
+const LOOKS_END_NS: u64 = 1_000_000_000;
+
 /// Relapses count half as much after this time.
 const HALF_LIFE_NS: u64 = 3_600_000_000_000;
 
@@ -58,8 +64,8 @@ struct OfMember {
     /// Blocks that were bad and were written since; the oldest first.
     mended: BTreeSet<u64>,
     mended_order: VecDeque<u64>,
-    /// Errors at places that had been mended before.
-    relapses: u64,
+    /// Blocks that were bad again after they were mended, and were not found good since.
+    relapsed: BTreeMap<u64, Relapse>,
     halved: Timestamp,
     streak: Option<Streak>,
     excess_since: Option<Timestamp>,
@@ -68,10 +74,20 @@ struct OfMember {
     is_kept: bool,
 }
 
+/// Errors at a place that had been mended before.
+#[derive(Clone, Copy, Debug)]
+struct Relapse {
+    times: u64,
+    ill: Ill,
+    last: Timestamp,
+}
+
 /// Reads that failed without one between them that did not.
 #[derive(Clone, Copy, Debug)]
 struct Streak {
     reads: u64,
+    /// The block that the last of them began with.
+    block: u64,
     first: Timestamp,
     last: Timestamp,
 }
@@ -81,13 +97,14 @@ struct Streak {
 struct Probe {
     left: Vec<u64>,
     in_flight: usize,
+    asked: Timestamp,
     over: Option<Timestamp>,
 }
 
 /// What is to be done about a member that has too many errors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Excess {
-    /// To read these blocks again; each is followed by [`BadBlocks::probed`].
+    /// To look at these blocks again, see [`BadBlocks::is_of_content`]; each is followed by [`BadBlocks::probed`].
     Probe(Vec<u64>),
     /// Its errors do not end: so many.
     Certain(u64),
@@ -106,7 +123,7 @@ impl BadBlocks {
         let block = offset.0 / ROW_BYTES;
         if of.mended.remove(&block) {
             of.mended_order.retain(|other| *other != block);
-            of.relapses += 1;
+            of.note_relapse(now, block, ill);
         }
         if of.blocks.len() < LISTED_MAX || of.blocks.contains_key(&block) {
             of.blocks.insert(block, ill);
@@ -125,22 +142,32 @@ impl BadBlocks {
         }
     }
 
-    /// A read failed, whatever it was for.
-    pub fn read_failed(&mut self, now: Timestamp, member: MemberIndex) {
+    /// A read from this offset of the device on failed, whatever it was for.
+    pub fn read_failed(&mut self, now: Timestamp, member: MemberIndex, offset: ByteOffset) {
         let streak = &mut self.of(now, member).streak;
-        let before = streak.unwrap_or(Streak { reads: 0, first: now, last: now });
-        *streak = Some(Streak { reads: before.reads + 1, last: now, ..before });
+        let block = offset.0 / ROW_BYTES;
+        let before = streak.unwrap_or(Streak { reads: 0, block, first: now, last: now });
+        *streak = Some(Streak { reads: before.reads + 1, block, last: now, ..before });
     }
 
-    /// These bytes of the device were read. Whether they are right is another question.
-    pub fn read(&mut self, member: MemberIndex, bytes: Range<u64>) {
+    /// These bytes of the device were read. Whether they are right is another question. That a place can be read just after it
+    /// was bad and was rewritten does not tell that it stays good.
+    pub fn read(&mut self, now: Timestamp, member: MemberIndex, bytes: Range<u64>) {
         let Some(of) = self.members.get_mut(&member) else { return };
         of.streak = None;
-        for (block, ill) in of.listed(bytes) {
+        if is_off(Mutation::HealedErrorsCount) {
+            return;
+        }
+        for (block, ill) in of.listed(bytes.clone()) {
             if ill == Ill::Unreadable {
                 of.blocks.remove(&block);
                 of.unmended.remove(&block);
             }
+        }
+        if !of.relapsed.is_empty() {
+            let whole = whole_blocks(bytes);
+            let stays = |relapse: &Relapse| relapse.ill == Ill::Wrong || relapse.is_recent(now);
+            of.relapsed.retain(|block, relapse| !whole.contains(block) || stays(relapse));
         }
     }
 
@@ -149,6 +176,7 @@ impl BadBlocks {
         if let Some(of) = self.members.get_mut(&member) {
             of.blocks.remove(&(offset.0 / ROW_BYTES));
             of.unmended.remove(&(offset.0 / ROW_BYTES));
+            of.relapsed.remove(&(offset.0 / ROW_BYTES));
         }
     }
 
@@ -160,7 +188,9 @@ impl BadBlocks {
 
     /// Whether nothing is listed of the member.
     pub fn is_clear(&self, member: MemberIndex) -> bool {
-        self.members.get(&member).is_none_or(|of| of.blocks.is_empty() && of.unmended.is_empty())
+        let is_clear =
+            |of: &OfMember| of.blocks.is_empty() && of.unmended.is_empty() && of.relapsed.is_empty();
+        self.members.get(&member).is_none_or(is_clear)
     }
 
     /// These bytes of the device were written.
@@ -170,8 +200,10 @@ impl BadBlocks {
             of.unmended.retain(|block, _| !bytes.contains(&(block * ROW_BYTES)));
         }
         for (block, _) in of.listed(bytes) {
+            if is_off(Mutation::HealedErrorsCount) {
+                continue;
+            }
             of.blocks.remove(&block);
-            of.relapses += u64::from(is_off(Mutation::HealedErrorsCount));
             if of.mended.insert(block) {
                 of.mended_order.push_back(block);
             }
@@ -208,6 +240,16 @@ impl BadBlocks {
         self.members.remove(&member);
     }
 
+    /// Someone has taken note of the member's errors: only places that are bad still, or get bad from now on, count.
+    pub fn clear(&mut self, member: MemberIndex) {
+        if let Some(of) = self.members.get_mut(&member) {
+            of.relapsed.clear();
+            of.mended.clear();
+            of.mended_order.clear();
+            (of.streak, of.excess_since, of.probe) = (None, None, None);
+        }
+    }
+
     /// Everything was read, and what was bad is listed or mended.
     pub fn scrubbed(&mut self) {
         for of in self.members.values_mut() {
@@ -219,6 +261,14 @@ impl BadBlocks {
     pub fn excessive(&mut self, now: Timestamp) -> Vec<(MemberIndex, Excess)> {
         let excess = |(&member, of): (&MemberIndex, &mut OfMember)| Some((member, of.excess(now)?));
         self.members.iter_mut().filter_map(excess).collect()
+    }
+
+    /// Whether a look at a block is to compare its content: that it can be read says nothing.
+    pub fn is_of_content(&self, member: MemberIndex, block: u64) -> bool {
+        self.members.get(&member).is_some_and(|of| {
+            !of.blocks.contains_key(&block)
+                && of.relapsed.get(&block).is_some_and(|relapse| relapse.ill == Ill::Wrong)
+        })
     }
 
     /// A block was read again, with whatever result.
@@ -277,21 +327,47 @@ impl BadBlocks {
     }
 }
 
+impl Relapse {
+    fn is_recent(&self, now: Timestamp) -> bool {
+        now.nanos_since(self.last) < RECENT_NS
+    }
+}
+
 impl OfMember {
     /// Listed blocks that lie wholly within these bytes.
     fn listed(&self, bytes: Range<u64>) -> Vec<(u64, Ill)> {
         if self.blocks.is_empty() {
             return Vec::new();
         }
-        let whole = bytes.start.div_ceil(ROW_BYTES)..bytes.end / ROW_BYTES;
-        self.blocks.range(whole).map(|(&block, &ill)| (block, ill)).collect()
+        self.blocks.range(whole_blocks(bytes)).map(|(&block, &ill)| (block, ill)).collect()
     }
 
     fn decay(&mut self, now: Timestamp) {
         while now.nanos_since(self.halved) >= HALF_LIFE_NS {
             self.halved = Timestamp(self.halved.0 + HALF_LIFE_NS);
-            self.relapses /= 2;
+            self.relapsed.values_mut().for_each(|relapse| relapse.times /= 2);
+            self.relapsed.retain(|_, relapse| relapse.times > 0);
         }
+    }
+
+    fn note_relapse(&mut self, now: Timestamp, block: u64, ill: Ill) {
+        if self.relapsed.len() >= LISTED_MAX && !self.relapsed.contains_key(&block) {
+            return;
+        }
+        let relapse = self.relapsed.entry(block).or_insert(Relapse { times: 0, ill, last: now });
+        (relapse.times, relapse.last) = (relapse.times + 1, now);
+        if ill == Ill::Wrong {
+            relapse.ill = ill;
+        }
+    }
+
+    /// Places to be looked at again: all that are listed, and those that were mended and have not been bad of late.
+    fn to_look_at(&self, now: Timestamp) -> Vec<u64> {
+        let old = self.relapsed.iter().filter(|(_, relapse)| !relapse.is_recent(now));
+        let old = old.map(|(&block, _)| block);
+        let streak = self.streak.map(|streak| streak.block);
+        let all: BTreeSet<u64> = self.blocks.keys().copied().chain(old).chain(streak).collect();
+        all.into_iter().collect()
     }
 
     fn is_unreliable(&self) -> bool {
@@ -300,7 +376,8 @@ impl OfMember {
 
     fn errors(&self) -> u64 {
         let streak = self.streak.filter(|streak| streak.last.nanos_since(streak.first) >= EXCESS_NS);
-        let listed = (self.blocks.len() + self.pages.len()) as u64 + self.relapses;
+        let listed = (self.blocks.len() + self.pages.len()) as u64
+            + self.relapsed.values().map(|relapse| relapse.times).sum::<u64>();
         listed.max(streak.map_or(0, |streak| streak.reads))
     }
 
@@ -313,8 +390,11 @@ impl OfMember {
         if now.nanos_since(*self.excess_since.get_or_insert(now)) < EXCESS_NS {
             return None;
         }
-        let listed = || self.blocks.keys().copied().collect();
-        let probe = self.probe.get_or_insert_with(|| Probe { left: listed(), ..Probe::default() });
+        if self.probe.is_none() {
+            self.probe = Some(Probe { left: self.to_look_at(now), asked: now, ..Probe::default() });
+        }
+        let errors = self.errors();
+        let probe = self.probe.as_mut()?;
         if let Some(over) = probe.over {
             if now.nanos_since(over) >= PROBE_INTERVAL_NS {
                 self.probe = None;
@@ -325,14 +405,21 @@ impl OfMember {
         if count > 0 {
             let batch = probe.left.split_off(probe.left.len() - count);
             probe.in_flight += count;
+            probe.asked = now;
             return Some(Excess::Probe(batch));
         }
-        if probe.in_flight > 0 {
+        if probe.in_flight > 0 || now.nanos_since(probe.asked) < LOOKS_END_NS {
             return None;
         }
         probe.over = Some(now);
-        Some(Excess::Certain(self.errors()))
+        Some(Excess::Certain(errors))
     }
+}
+
+/// Blocks that lie wholly within these bytes.
+fn whole_blocks(bytes: Range<u64>) -> Range<u64> {
+    let first = bytes.start.div_ceil(ROW_BYTES);
+    first..(bytes.end / ROW_BYTES).max(first)
 }
 
 #[cfg(test)]
@@ -378,10 +465,10 @@ mod tests {
     fn bad_places_count_while_they_are_bad() {
         let mut bad = with_bad(0..300, Ill::Unreadable);
         assert_eq!(judge(&mut bad, 1), Some(300));
-        bad.read(MEMBER, bytes(0..100));
+        bad.read(at(9), MEMBER, bytes(0..100));
         assert_eq!(judge(&mut bad, 500), None, "200 are left");
         let mut bad = with_bad(0..300, Ill::Wrong);
-        bad.read(MEMBER, bytes(0..300));
+        bad.read(at(9), MEMBER, bytes(0..300));
         assert_eq!(judge(&mut bad, 1), Some(300), "what was read is wrong still");
         (0..100).for_each(|block| bad.verified(MEMBER, offset(block)));
         assert_eq!(judge(&mut bad, 500), None);
@@ -401,7 +488,7 @@ mod tests {
                 assert!(second > 10 && blocks.len() <= PROBES_AT_ONCE);
                 for block in blocks {
                     asked.insert(block);
-                    bad.read(member, bytes(block..block + 1));
+                    bad.read(at(second), member, bytes(block..block + 1));
                     bad.probed(member);
                 }
             }
@@ -425,6 +512,68 @@ mod tests {
         assert!(!bad.is_kept(MEMBER));
     }
 
+    /// Two bursts over the same places, which are rewritten each time.
+    fn after_bursts(ill: Ill) -> BadBlocks {
+        let mut bad = BadBlocks::default();
+        for round in 0..2 {
+            (0..300).for_each(|block| bad.failed(at(round), MEMBER, offset(block), ill));
+            bad.written(MEMBER, bytes(0..300));
+        }
+        bad
+    }
+
+    #[test]
+    fn a_burst_of_errors_that_is_over_leaves_nothing_behind() {
+        let mut bad = after_bursts(Ill::Unreadable);
+        bad.read(at(9), MEMBER, bytes(0..300));
+        assert_eq!(judge(&mut bad, 2), None, "a scrub has read it all");
+        let mut bad = after_bursts(Ill::Wrong);
+        bad.read(at(9), MEMBER, bytes(0..300));
+        assert!(bad.is_of_content(MEMBER, 7) && !bad.is_clear(MEMBER));
+        (0..300).for_each(|block| bad.verified(MEMBER, offset(block)));
+        assert_eq!(judge(&mut bad, 2), None, "a scrub has verified it all");
+        for ill in [Ill::Unreadable, Ill::Wrong] {
+            let mut bad = after_bursts(ill);
+            bad.clear(MEMBER);
+            assert_eq!(judge(&mut bad, 2), None, "the counts were cleared");
+            let mut bad = after_bursts(ill);
+            assert_eq!(judge(&mut bad, 2), Some(300), "nothing shows that it is over");
+        }
+        // Nobody has read anything since.
+        let mut bad = after_bursts(Ill::Unreadable);
+        for second in 2..100 {
+            for (member, excess) in bad.excessive(at(second)) {
+                let Excess::Probe(blocks) = excess else { panic!("{excess:?}") };
+                for block in blocks {
+                    bad.read(at(second), member, bytes(block..block + 1));
+                    bad.probed(member);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_bad_still_counts_after_it_was_cleared() {
+        let mut bad = with_bad(0..300, Ill::Unreadable);
+        bad.clear(MEMBER);
+        assert_eq!((bad.blocks(OTHER).len(), judge(&mut bad, 2)), (300, Some(300)));
+    }
+
+    #[test]
+    fn places_that_go_bad_again_at_the_time_of_the_judgement_count_without_a_look() {
+        let mut bad = BadBlocks::default();
+        let mut judged = None;
+        for second in 0..30 {
+            (0..100).for_each(|block| bad.failed(at(second), MEMBER, offset(block), Ill::Unreadable));
+            bad.written(MEMBER, bytes(0..100));
+            for (_, excess) in bad.excessive(at(second)) {
+                let Excess::Certain(errors) = excess else { panic!("{excess:?}") };
+                judged.get_or_insert((second, errors));
+            }
+        }
+        assert!(judged.is_some_and(|(second, errors)| second < 20 && errors > 1000), "{judged:?}");
+    }
+
     #[test]
     fn a_member_that_is_kept_is_looked_at_again_from_time_to_time() {
         let mut bad = with_bad(0..300, Ill::Unreadable);
@@ -435,11 +584,11 @@ mod tests {
     #[test]
     fn reads_that_fail_without_exception_count_when_they_have_for_a_while() {
         let mut bad = BadBlocks::default();
-        (0..400).for_each(|_| bad.read_failed(at(1), MEMBER));
+        (0..400).for_each(|_| bad.read_failed(at(1), MEMBER, offset(7)));
         assert_eq!(judge(&mut bad, 2), None, "nobody has read since: it may have passed");
-        bad.read_failed(at(500), MEMBER);
+        bad.read_failed(at(500), MEMBER, offset(7));
         assert_eq!(judge(&mut bad, 500), Some(401));
-        bad.read(MEMBER, bytes(7..8));
+        bad.read(at(500), MEMBER, bytes(7..8));
         assert_eq!(judge(&mut bad, 1000), None);
     }
 

@@ -32,10 +32,18 @@ impl Damage {
         self.blocks.is_empty()
     }
 
-    /// Takes what a fetch could not get of a stripe.
+    /// Takes what a fetch could not get of a stripe. What is known to be beyond repair stays so until it was read or written:
+    /// that it cannot be read now, or was set aside, says nothing new.
     pub fn note(&mut self, stripe: StripeIndex, missing: &[Missing]) {
         for &Missing { column, row, why } in missing {
-            let before = self.blocks.insert((stripe, column as u16, row as u32), why);
+            let block = (stripe, column as u16, row as u32);
+            let before = self.blocks.get(&block).copied();
+            let why = match (before, why) {
+                (Some(before), Why::Unreadable) if before.is_beyond_repair() => before,
+                (Some(Why::Proven | Why::Gone), Why::SetAside) => Why::Gone,
+                _ => why,
+            };
+            self.blocks.insert(block, why);
             self.revision += u64::from(before != Some(why));
         }
         while self.blocks.len() > BLOCKS_MAX {
@@ -48,9 +56,10 @@ impl Damage {
         self.revision
     }
 
-    /// An earlier run has told of the block, which is listed until it was looked at.
-    pub fn expect(&mut self, stripe: StripeIndex, column: usize, row: usize) {
-        self.note(stripe, &[Missing { column, row, why: Why::Unreadable }]);
+    /// An earlier run has told of the block, also whether it is beyond repair. It is listed until it was looked at.
+    pub fn expect(&mut self, stripe: StripeIndex, column: usize, row: usize, is_beyond_repair: bool) {
+        let why = if is_beyond_repair { Why::Proven } else { Why::Unreadable };
+        self.note(stripe, &[Missing { column, row, why }]);
         self.expected.insert((stripe, column as u16, row as u32));
     }
 
@@ -146,9 +155,9 @@ impl Array {
         ranges
     }
 
-    /// Byte ranges of the volume that could not be had in an earlier run: they are listed as unreadable, and looked at again
-    /// as soon as the array serves. What is not of this volume is left out.
-    pub fn expect_damage(&mut self, ranges: &[(VolumeOffset, u64)]) {
+    /// Byte ranges of the volume that could not be had in an earlier run: they are listed as beyond repair if that run knew
+    /// them to be, else as unreadable, and looked at again as soon as the array serves. What is not of this volume is left out.
+    pub fn expect_damage(&mut self, ranges: &[(VolumeOffset, u64)], is_beyond_repair: bool) {
         let (chunk, stripe_bytes) = (self.map.chunk as u64, self.map.stripe_bytes() as u64);
         let volume_bytes = self.geometry.volume_bytes;
         let parts = ranges.iter().flat_map(|&(start, len)| {
@@ -160,7 +169,7 @@ impl Array {
             let within = at % stripe_bytes;
             let (column, row) = ((within / chunk) as usize, (within % chunk / ROW_BYTES) as usize);
             let stripe = StripeIndex(at / stripe_bytes);
-            self.damage.expect(stripe, column, row);
+            self.damage.expect(stripe, column, row, is_beyond_repair);
         }
     }
 
@@ -207,7 +216,7 @@ mod tests {
     fn what_an_earlier_run_told_of_is_expected_until_it_was_looked_at_read_or_written() {
         let mut damage = Damage::default();
         let stripe = StripeIndex(1);
-        (0..4).for_each(|row| damage.expect(stripe, 0, row));
+        (0..4).for_each(|row| damage.expect(stripe, 0, row, false));
         let before = damage.revision();
         damage.forget((stripe, 0, 0));
         assert_ne!(damage.revision(), before);
@@ -225,6 +234,27 @@ mod tests {
         assert_ne!(damage.revision(), before);
         damage.forget_stripe(stripe);
         assert!(damage.some_expected(9).is_empty() && !damage.has_expected());
+    }
+
+    #[test]
+    fn what_is_beyond_repair_stays_so_until_it_was_read_or_written() {
+        let mut damage = Damage::default();
+        let stripe = StripeIndex(1);
+        damage.expect(stripe, 0, 0, true);
+        damage.note(
+            stripe,
+            &[missing(0, 1, Why::Proven), missing(0, 2, Why::Lost), missing(0, 3, Why::Unreadable)],
+        );
+        let all = |damage: &Damage| -> Vec<Why> { damage.iter().map(|(_, why)| why).collect() };
+        let known = [Why::Proven, Why::Proven, Why::Lost, Why::Unreadable];
+        assert_eq!(all(&damage), known);
+        (0..4).for_each(|row| damage.note(stripe, &[missing(0, row, Why::Unreadable)]));
+        assert_eq!(all(&damage), known, "that it cannot be read now says nothing new");
+        (0..4).for_each(|row| damage.note(stripe, &[missing(0, row, Why::SetAside)]));
+        assert_eq!(all(&damage), [Why::Gone, Why::Gone, Why::SetAside, Why::SetAside]);
+        (0..4).for_each(|row| damage.forget((stripe, 0, row)));
+        (0..4).for_each(|row| damage.note(stripe, &[missing(0, row as usize, Why::Unreadable)]));
+        assert_eq!(all(&damage), [Why::Unreadable; 4]);
     }
 
     #[test]

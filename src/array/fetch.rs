@@ -12,7 +12,7 @@ mod job;
 use super::{Array, Inflight, Owner};
 use crate::block_io::{Buf, BufMut, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::format::MemberState;
-use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex};
+use crate::units::{BlockHash, ByteOffset, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex};
 use job::JobOut;
 pub(super) use job::{Blend, Blended, Ingredient};
 use std::ops::Range;
@@ -48,6 +48,8 @@ pub(super) struct Fetch {
     pub unwritten: Vec<(usize, usize)>,
     /// Blocks that were wrong or unreadable on a member in service, with what should be there.
     pub repairs: Vec<Repair>,
+    /// Repairs that were sent, each one write: its item is its place here.
+    pub sent: Vec<Sent>,
     /// Wanted parity is taken as it comes. Never, unless a test breaks the rule.
     pub believes_parity: bool,
 }
@@ -72,12 +74,25 @@ pub(super) enum Why {
     Unreadable,
     /// Every block of its row was read, and too few match their hashes.
     Proven,
+    /// Its entry says that it is set aside, and all that could give it was read, and is wrong. No fetch tells: it is known
+    /// from earlier ones.
+    Gone,
 }
 
 impl Why {
     /// Whether coding knows the block as zeroes.
     pub fn counts_as_zeroes(self) -> bool {
-        matches!(self, Why::SetAside | Why::Lost)
+        matches!(self, Why::SetAside | Why::Lost | Why::Gone)
+    }
+
+    /// Whether the block is beyond repair: what could give it was read.
+    pub fn is_beyond_repair(self) -> bool {
+        matches!(self, Why::Lost | Why::Proven | Why::Gone)
+    }
+
+    /// Whether only its own member can give it.
+    pub fn is_aside(self) -> bool {
+        matches!(self, Why::SetAside | Why::Gone)
     }
 }
 
@@ -87,6 +102,13 @@ pub(super) struct Repair {
     pub device: DeviceId,
     pub column: usize,
     pub row: usize,
+    pub bytes: Buf,
+}
+
+/// Blocks that are being rewritten.
+#[derive(Clone)]
+pub(super) struct Sent {
+    pub offset: ByteOffset,
     pub bytes: Buf,
 }
 
@@ -146,6 +168,7 @@ impl Fetch {
             missing: Vec::new(),
             unwritten: Vec::new(),
             repairs: Vec::new(),
+            sent: Vec::new(),
             believes_parity: false,
         }
     }
@@ -403,6 +426,7 @@ impl Array {
         verdicts: Vec<bool>,
     ) {
         let part = &mut fetch.parts[at];
+        let column = part.column;
         let believed = fetch.believes_parity && part.wanted && part.column >= self.map.k;
         let mut wrong = 0;
         let first = part.rows.start + blocks.start;
@@ -410,9 +434,22 @@ impl Array {
             let good = believed || good;
             *state = if good { State::Good } else { State::Wrong };
             let is_new = self.note_verdict(member, fetch.slot, first + at, good);
-            wrong += u64::from(!good && is_new && !fetch.was_counted);
+            let counts = !good && is_new && !fetch.was_counted;
+            wrong += u64::from(counts && !self.is_expected_wrong(fetch.slot, column, first + at));
         }
         self.member_mut(member).counters.checksum_errors += wrong;
+    }
+
+    /// Whether a block is known not to be what it should, or is the parity of a row with such a block: a device that was built
+    /// without it does not have it, and has made no error.
+    fn is_expected_wrong(&self, slot: SlotIndex, column: usize, row: usize) -> bool {
+        if self.damage.is_empty() {
+            return false;
+        }
+        let Some(stripe) = self.redo().stripes.stripe_at(slot) else { return false };
+        let mut known =
+            self.damage.of_stripe(stripe).map(|((_, column, row), _)| (usize::from(column), row as usize));
+        known.any(|of| of == (column, row) || (column >= self.map.k && of.1 == row))
     }
 
     /// A read of the fetch has failed.
@@ -539,8 +576,9 @@ impl Array {
     }
 
     /// Sends the repairs of a fetch, adjacent rows in one write. Returns how many writes are under way, as items of
-    /// `key` from 0 on. Nothing is written while a loss is not recorded (E3).
-    pub(super) fn send_repairs(&mut self, key: usize, fetch: &mut Fetch) -> usize {
+    /// `key` from 0 on. Nothing is written while a loss is not recorded (E3). They count as repaired, unless the caller
+    /// `counts` them itself.
+    pub(super) fn send_repairs(&mut self, key: usize, fetch: &mut Fetch, counts: bool) -> usize {
         let mut repairs = std::mem::take(&mut fetch.repairs);
         repairs.retain(|repair| {
             let offset = self.map.device_offset(self.data_offset, fetch.slot, repair.row * BLOCK);
@@ -567,9 +605,13 @@ impl Array {
             let offset = self.map.device_offset(self.data_offset, fetch.slot, first.row * BLOCK);
             self.notice_repair(member, fetch.slot, first.row, run);
             if self.find_device(device).is_some() {
-                let op = IoOp::Write { offset, buf: buf.freeze(), fua: false };
+                let bytes = buf.freeze();
+                let op = IoOp::Write { offset, buf: bytes.clone(), fua: false };
                 self.submit_io(Owner::Op { key, item: sent }, member, device, op);
-                self.member_mut(member).counters.repaired += run as u64;
+                fetch.sent.push(Sent { offset, bytes });
+                if !counts {
+                    self.member_mut(member).counters.repaired += run as u64;
+                }
                 sent += 1;
             }
             at += run;

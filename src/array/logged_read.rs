@@ -40,6 +40,8 @@ pub(super) struct LoggedRead {
     /// Its blocks that are set aside were read again on their own members: not twice.
     has_repaid: bool,
     looked_again: u32,
+    /// The block that it looks at is set aside: its own member is asked for it next.
+    is_aside: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,6 +106,7 @@ impl Array {
             answered: false,
             has_repaid: false,
             looked_again: 0,
+            is_aside: false,
         });
         let rows = self.rows_of_read(&read);
         let key = self.ops.insert(Op::Busy);
@@ -248,7 +251,7 @@ impl Array {
         if let Some((column, row)) = read.looks_at {
             self.damage.forget((read.stripe, column as u16, row as u32));
             read.stage = Stage::Repair;
-            read.repairing = self.send_repairs(key, &mut read.fetch);
+            read.repairing = self.send_repairs(key, &mut read.fetch, false);
             return if read.repairing > 0 { Flow::Wait } else { self.release_logged_read(key, read) };
         }
         self.forget_damage(read.stripe, read.offset, read.len);
@@ -291,7 +294,7 @@ impl Array {
         }
         read.fetch.repairs = repairs;
         read.stage = Stage::Repair;
-        read.repairing = self.send_repairs(key, &mut read.fetch);
+        read.repairing = self.send_repairs(key, &mut read.fetch, false);
         if read.repairing > 0 { Flow::Wait } else { self.release_logged_read(key, read) }
     }
 
@@ -301,6 +304,7 @@ impl Array {
         let missing = std::mem::take(&mut read.fetch.missing);
         if read.looks_at.is_some() {
             self.damage.note(read.stripe, &missing);
+            read.is_aside = missing.iter().any(|block| block.why == Why::SetAside);
             return self.release_logged_read(key, read);
         }
         let may_change = |why| matches!(why, Why::Unreadable | Why::SetAside);
@@ -385,8 +389,13 @@ impl Array {
             self.looks -= 1;
             let block = (read.stripe, column as u16, row as u32);
             self.damage.looked_at(block);
-            let waiters = self.repaying.remove(&block);
-            self.ready.extend(waiters.into_iter().flatten());
+            let waiters = self.repaying.remove(&block).unwrap_or_default();
+            if read.is_aside && self.stopping.is_none() {
+                self.start_repay(block, None);
+                self.repaying.entry(block).or_default().extend(waiters);
+            } else {
+                self.ready.extend(waiters);
+            }
         }
         self.release_pages(&mut read.pages);
         if read.stage != Stage::Repay {

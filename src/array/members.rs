@@ -36,6 +36,8 @@ pub(super) struct Device {
     pub sequence: u64,
     /// The other slot holds nothing that a torn update of an earlier life has left.
     pub cleared: bool,
+    /// Slots, those of even and of odd sequences, that the array has written a superblock to.
+    pub written_slots: [bool; 2],
 }
 
 impl Device {
@@ -50,6 +52,7 @@ impl Device {
             cannot_zero: false,
             sequence,
             cleared: false,
+            written_slots: [false; 2],
         }
     }
 
@@ -343,6 +346,11 @@ impl Array {
         found.map(|(member, which, _)| (member, which))
     }
 
+    /// Whether a device counts as its member: the errors of one that is to replace it are not the member's.
+    fn is_primary(&self, id: DeviceId) -> bool {
+        matches!(self.find_device(id), Some((_, Which::Primary)))
+    }
+
     pub(super) fn device_mut(&mut self, member: MemberIndex, id: DeviceId) -> Option<&mut Device> {
         let member = self.member_mut(member);
         let devices = [member.device.as_mut(), member.replacement.as_mut().map(|r| &mut r.device)];
@@ -360,8 +368,9 @@ impl Array {
             // What ends on a device that has left service tells nothing new.
             return;
         }
-        let member = self.member_mut(index);
-        member.counters.read_errors += 1;
+        if self.is_primary(device) {
+            self.member_mut(index).counters.read_errors += 1;
+        }
         if fault.kind == IoFaultKind::Gone {
             self.fault_device(index, device, MemberState::Faulted, format!("a read failed: {fault}"));
         }
@@ -371,7 +380,7 @@ impl Array {
     /// reads (T5).
     pub(super) fn repair_fault(&mut self, index: MemberIndex, device: DeviceId, fault: IoFault) {
         if fault.kind == IoFaultKind::Medium {
-            self.member_mut(index).counters.write_errors += 1;
+            self.member_mut(index).counters.write_errors += u64::from(self.is_primary(device));
         } else {
             self.write_fault(index, device, "rewrite of a bad block", fault);
         }
@@ -390,7 +399,7 @@ impl Array {
         }
         let bytes = |offset: &ByteOffset, len: usize| offset.0..offset.0 + len as u64;
         match (again, result) {
-            (Again::Read { offset, len }, Ok(_)) => self.bad.read(index, bytes(offset, *len)),
+            (Again::Read { offset, len }, Ok(_)) => self.bad.read(now, index, bytes(offset, *len)),
             (Again::Read { offset, len }, Err(IoFault { kind: IoFaultKind::Medium, .. })) => {
                 // What of the ring cannot be read harms no row; what replay needs of it is replay's to judge.
                 if self.is_in_log(*offset) {
@@ -398,7 +407,7 @@ impl Array {
                 }
                 // A place that is known to be bad says nothing about others.
                 if !matches!(entry.owner, Owner::Probe) {
-                    self.bad.read_failed(now, index);
+                    self.bad.read_failed(now, index, *offset);
                 }
                 // Of a longer range the blocks are read one by one afterwards.
                 if self.is_data(*offset) && *len == ROW_BYTES as usize {
@@ -456,10 +465,7 @@ impl Array {
             let errors = match excess {
                 Excess::Certain(errors) => errors,
                 Excess::Probe(blocks) => {
-                    for offset in blocks.into_iter().map(|block| ByteOffset(block * ROW_BYTES)) {
-                        let op = IoOp::Read { offset, buf: self.pool.alloc(ROW_BYTES as usize) };
-                        self.submit_io(Owner::Probe, index, device.id, op);
-                    }
+                    blocks.into_iter().for_each(|block| self.probe(index, device.id, block));
                     continue;
                 }
             };
@@ -475,6 +481,27 @@ impl Array {
                 self.notice(NoticeKind::MemberKept, NoticeLevel::Error, Some(index), text);
             }
         }
+    }
+
+    /// Looks again at a place of a member in service that was bad.
+    fn probe(&mut self, index: MemberIndex, device: DeviceId, block: u64) {
+        let offset = ByteOffset(block * ROW_BYTES);
+        if !self.bad.is_of_content(index, block) {
+            let op = IoOp::Read { offset, buf: self.pool.alloc(ROW_BYTES as usize) };
+            return self.submit_io(Owner::Probe, index, device, op);
+        }
+        // What comes of it shows as a verdict.
+        if let Some(within) = offset.0.checked_sub(self.data_offset.0).filter(|_| self.redo.is_serving()) {
+            let chunk = self.map.chunk as u64;
+            let slot = SlotIndex(within / chunk);
+            let (column, row) = (self.map.column_of(slot, index).0, (within % chunk / ROW_BYTES) as u32);
+            match self.redo.stripes.stripe_at(slot) {
+                Some(stripe) => self.look_again((stripe, column, row), None),
+                // Nothing that anybody needs is there.
+                None => self.bad.verified(index, offset),
+            }
+        }
+        self.bad.probed(index);
     }
 
     /// Whether everything that is known can be read without a member in service: each row and page that is listed as bad
@@ -509,7 +536,7 @@ impl Array {
             // As above.
             return;
         }
-        self.member_mut(index).counters.write_errors += 1;
+        self.member_mut(index).counters.write_errors += u64::from(self.is_primary(device));
         self.fault_device(index, device, MemberState::Faulted, format!("a {what} failed: {fault}"));
     }
 
@@ -645,7 +672,7 @@ impl Array {
     /// Nobody waits for the operations of a device any more.
     pub(super) fn abandon(&mut self, id: DeviceId, fault: IoFault) {
         for (token, short) in self.inflight.abandon(id, fault) {
-            self.shortages.ended(id, token, short);
+            self.shortages.ended(id, token, short, false);
         }
     }
 
@@ -707,7 +734,8 @@ impl Array {
         let short = self.shortage_of(member.device.map(|device| device.id));
         let kept = self.bad.is_kept(index).then_some(MemberCondition::KeptDespiteErrors);
         let slow = self.paces.is_slow(index).then_some(MemberCondition::Slow);
-        member.away.or(short).into_iter().chain(kept).chain(slow).collect()
+        let served_last = self.returnable_now().contains(index).then_some(MemberCondition::ServedLast);
+        member.away.or(short).into_iter().chain(kept).chain(slow).chain(served_last).collect()
     }
 
     /// Whether the array has ended.

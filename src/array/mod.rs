@@ -57,6 +57,7 @@ mod slot_hold;
 mod startup;
 mod status;
 mod stripe_map;
+mod super_scrub;
 mod supers;
 mod verify;
 
@@ -99,6 +100,7 @@ pub use status::{
     ScrubResult, VolumeStatus,
 };
 use std::collections::{HashMap, VecDeque};
+use super_scrub::SuperScrub;
 use supers::Supers;
 
 /// An opened device as assembly hands it over.
@@ -190,6 +192,8 @@ pub struct Array {
     gated: Vec<usize>,
     /// Members that were in service when the array failed: nothing was written without them.
     returnable: MemberSet,
+    /// It had failed, enough members are back, and that it serves again was not told.
+    was_failed: bool,
     releasing: Vec<DeviceId>,
     /// Devices that were replaced, until that is on disk.
     exchanged: Vec<Replaced>,
@@ -243,6 +247,7 @@ enum Op {
     LoggedPass(Box<LoggedPass>),
     PagePass(Box<PagePass>),
     PageScrub(Box<PageScrub>),
+    SuperScrub(Box<SuperScrub>),
     Repair(Box<Repair>),
     RingCheck(Box<RingCheck>),
 }
@@ -387,6 +392,7 @@ impl Array {
             passes,
             gated: Vec::new(),
             returnable: MemberSet::default(),
+            was_failed: false,
             releasing: Vec::new(),
             exchanged,
             jobs_out: 0,
@@ -499,7 +505,7 @@ impl Array {
                     self.paces.note(entry.member, self.now.nanos_since(since));
                 }
                 if let Some(short) = short {
-                    self.shortages.ended(entry.device, token, short);
+                    self.shortages.ended(entry.device, token, short, result.is_ok());
                 }
                 self.note_outcome(&entry, &again, &result);
                 self.io_ended(entry, result);
@@ -544,7 +550,7 @@ impl Array {
             Op::LoggedWrite(write) => self.logged_write_coded(key, write, columns),
             Op::LoggedPass(pass) => self.logged_pass_coded(key, pass, columns),
             Op::Busy | Op::Ended => unreachable!("an operation outlives its job"),
-            Op::PagePass(_) | Op::PageScrub(_) | Op::Repair(_) | Op::RingCheck(_) => {
+            Op::PagePass(_) | Op::PageScrub(_) | Op::SuperScrub(_) | Op::Repair(_) | Op::RingCheck(_) => {
                 unreachable!("pages and logs are no bulk work")
             }
         };
@@ -616,7 +622,7 @@ impl Array {
             client_errors: self.client_errors,
             checksum: self.supers.template().checksum,
             log: self.log_state(),
-            lost: self.damaged_ranges(|why| matches!(why, Why::Lost | Why::Proven)),
+            lost: self.damaged_ranges(Why::is_beyond_repair),
             set_aside: self.damaged_ranges(|why| why == Why::SetAside),
             unreadable: self.damaged_ranges(|why| why == Why::Unreadable),
         }
@@ -626,6 +632,7 @@ impl Array {
     #[must_use]
     pub fn state(&self) -> ArrayState {
         match self.map.width() - self.online().len() {
+            _ if matches!(self.redo.life, Life::Refused(_)) => ArrayState::Failed,
             0 => ArrayState::Online,
             gone if gone <= self.map.m => ArrayState::Degraded,
             _ => ArrayState::Failed,
@@ -667,6 +674,7 @@ impl Array {
             Op::LoggedPass(pass) => self.advance_logged_pass(key, pass),
             Op::PagePass(pass) => self.advance_page_pass(key, pass),
             Op::PageScrub(scrub) => self.advance_page_scrub(key, scrub),
+            Op::SuperScrub(scrub) => self.advance_super_scrub(key, scrub),
             Op::Repair(repair) => self.advance_repair(key, repair),
             Op::RingCheck(check) => self.advance_ring_check(key, check),
         };
@@ -681,6 +689,7 @@ impl Array {
             Op::LoggedWrite(write) => self.logged_write_io(key, write, item, entry, result),
             Op::LoggedPass(pass) => self.logged_pass_io(key, pass, item, entry, result),
             Op::RingCheck(check) => self.ring_check_io(key, check, entry, result),
+            Op::SuperScrub(scrub) => self.super_scrub_io(key, scrub, item, entry, result),
             Op::PagePass(_) | Op::PageScrub(_) | Op::Repair(_) => {
                 unreachable!("pages have I/O of their own")
             }
@@ -713,8 +722,13 @@ impl Array {
         self.actions.push(ArrayAction::Done(piece, result));
     }
 
-    /// A client's request ends in an I/O error. Told now and then: one client that tries again and again is one event a while.
-    pub fn note_client_error(&mut self, what: &'static str, place: Option<(VolumeOffset, u64)>) {
+    /// A client's request ends in an error. Told now and then: one client that tries again and again is one event a while.
+    pub fn note_client_error(
+        &mut self,
+        what: &'static str,
+        place: Option<(VolumeOffset, u64)>,
+        error: ClientError,
+    ) {
         self.client_errors += 1;
         let due = self
             .last_client_notice
@@ -730,7 +744,11 @@ impl Array {
             more => format!(", as did {more} requests since the last such event"),
         };
         let of = place.map_or(String::new(), |(offset, len)| format!(" of {len} bytes at {}", offset.0));
-        let text = format!("a client's {what}{of} ended in an I/O error{before}");
+        let why = match error {
+            ClientError::NoSpace => format!("for lack of space{}", self.words_for_full()),
+            _ => "in an I/O error".into(),
+        };
+        let text = format!("a client's {what}{of} ended {why}{before}");
         let offset = place.map(|(offset, _)| offset);
         let (kind, level) = (NoticeKind::ClientFailed, NoticeLevel::Error);
         self.actions.push(ArrayAction::Notice(ArrayNotice { kind, level, member: None, offset, text }));

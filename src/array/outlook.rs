@@ -4,6 +4,8 @@
 //! Invariant: nothing here changes anything. What `admin.rs` does begins with these checks.
 
 use super::admin::Entry;
+use super::members::Member;
+use super::startup::Life;
 use super::{AdminError, AdminOutcome, AdminRequest, Array, NewDevice};
 use crate::format::{MemberState, Superblock};
 use crate::units::MemberIndex;
@@ -27,12 +29,12 @@ impl Array {
                 self.check_replace(*member, device).map(|()| match self.member(*member).state {
                     MemberState::Online => format!(
                         "member {member} is replaced; the old device serves until the new one is complete{}",
-                        self.beside_others()
+                        self.beside_others(*member)
                     ),
                     _ => format!(
                         "member {member} is REBUILDING onto the new device, {}{}",
                         self.after(1),
-                        self.beside_others()
+                        self.beside_others(*member)
                     ),
                 })
             }
@@ -95,11 +97,19 @@ impl Array {
         Ok(format!("member {index} is {}, {after}", to.as_str()))
     }
 
-    /// What a build that begins means for those under way: the progress that is shown is that of the one that is least far.
-    pub(super) fn beside_others(&self) -> &'static str {
-        match self.any_building() {
-            true => "; the progress shown begins again, as what is being built already goes on beside it",
-            false => "",
+    /// What a build for a member that begins means for those under way: the progress that is shown is that of the one that is
+    /// least far, and one device at a time is built for a member that has none in service.
+    pub(super) fn beside_others(&self, index: MemberIndex) -> &'static str {
+        let is_building = |member: &&Member| member.progress.is_some() || member.replacement.is_some();
+        let own = usize::from(self.member(index).state == MemberState::Rebuilding);
+        match (own, self.members.iter().filter(is_building).count() - own) {
+            (0, 0) => "",
+            (0, _) => "; the progress shown begins again, as what is being built already goes on beside it",
+            (_, 0) => "; the device that was being built for it is given up, and the rebuild begins again",
+            _ => {
+                "; the device that was being built for it is given up, and the progress shown begins again, as what is being built \
+                 for others goes on beside it"
+            }
         }
     }
 
@@ -196,6 +206,7 @@ impl Array {
         if self.is_failed() {
             return Err("the array has FAILED; there is nothing to scrub".into());
         }
+        self.check_served()?;
         if !self.passes.scrub_is_running() {
             return Ok(());
         }
@@ -225,8 +236,15 @@ impl Array {
     }
 
     pub(super) fn check_repair(&self) -> Result<(), String> {
-        if self.is_failed() || !self.redo().is_serving() {
-            return Err("the array does not serve: there is nothing to look at".into());
+        if self.is_failed() {
+            return Err("the array has FAILED; there is nothing to look at".into());
+        }
+        self.check_served()?;
+        if !matches!(self.redo.life, Life::Serving) {
+            return Err(
+                "the array does not serve yet, its redo log is being replayed: try again when that is done"
+                    .into(),
+            );
         }
         match self.repair {
             Some(_) => Err("a repair is running already".into()),

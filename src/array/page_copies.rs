@@ -63,6 +63,13 @@ pub(super) enum CopyFault {
     Blank,
 }
 
+impl CopyFault {
+    /// Whether content was read, and is wrong.
+    pub fn is_of_content(self) -> bool {
+        self != CopyFault::Unreadable
+    }
+}
+
 /// Orders the versions of a page: sequence, epoch.
 pub(super) type Version = (u64, u64);
 

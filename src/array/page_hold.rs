@@ -271,7 +271,8 @@ impl Array {
         }
         for (member, fault) in loaded.faults {
             let counters = &mut self.member_mut(member).counters;
-            counters.checksum_errors += 1;
+            // That it gave an error was counted when it did.
+            counters.checksum_errors += u64::from(fault.is_of_content());
             // As a scrub counts it.
             counters.repaired += u64::from(loaded.outcome != LoadOutcome::Lost);
             self.note_bad_page(member, read.page, true);

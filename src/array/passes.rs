@@ -4,7 +4,7 @@
 //! `rebuild_min`, otherwise to the ceiling `rebuild_max`.
 
 use super::members::{Progress, Replaced, Which};
-use super::{Activity, ActivityKind, NoticeKind, NoticeLevel, Rest, ScrubResult};
+use super::{Activity, ActivityKind, ArrayState, NoticeKind, NoticeLevel, Rest, ScrubResult};
 use super::{Array, Op};
 use crate::format::{MemberSet, MemberState, ScrubRecord};
 use crate::units::{MemberIndex, SlotIndex, Timestamp};
@@ -24,7 +24,8 @@ pub(super) struct Passes {
     pub patience_spent: u64,
 }
 
-/// A pass that verifies slots in ascending order; a scrub then goes on to metadata pages (page_scrub.rs).
+/// A pass that verifies slots in ascending order; a scrub then goes on to metadata pages (page_scrub.rs) and
+/// superblocks (super_scrub.rs).
 pub(super) struct Pass {
     progress: Progress,
     pub errors: u64,
@@ -195,12 +196,14 @@ impl Array {
                 ActivityKind::Rebuild => self.start_rebuild_slot(),
                 ActivityKind::Repair => unreachable!("a repair goes at its own pace"),
                 ActivityKind::Scrub => {
-                    let slots = self.map.slots;
+                    let (slots, turns) = (self.map.slots, self.scrub_turns());
                     let Some(pass) = self.passes.pass_mut(kind) else { return };
                     let slot = SlotIndex(pass.progress.next);
                     pass.progress.next += 1;
                     pass.progress.running.insert(slot.0);
-                    if slot.0 >= slots {
+                    if slot.0 + 1 == turns {
+                        self.start_super_scrub(slot.0);
+                    } else if slot.0 >= slots {
                         self.start_page_scrub(slot.0);
                     } else {
                         self.start_logged_scrub(slot);
@@ -370,7 +373,7 @@ impl Array {
             errors: pass.errors,
             repaired: pass.repaired,
         };
-        let failed = self.is_failed();
+        let failed = self.state() == ArrayState::Failed;
         let mut all = Vec::new();
         let building = self.members.iter().flat_map(|member| {
             [member.progress.as_ref(), member.replacement.as_ref().map(|r| &r.progress)].into_iter().flatten()
@@ -404,6 +407,7 @@ impl Array {
             .iter()
             .filter(|(_, op)| match op {
                 Op::LoggedPass(op) => op.waits(),
+                Op::SuperScrub(op) => op.waits(),
                 Op::PagePass(_) | Op::PageScrub(_) | Op::Repair(_) => true,
                 _ => false,
             })
@@ -415,6 +419,7 @@ impl Array {
                 Op::LoggedPass(op) => self.end_logged_pass(key, op, false),
                 Op::PagePass(op) => self.end_page_pass(op, false),
                 Op::PageScrub(op) => self.end_page_scrub(op, false),
+                Op::SuperScrub(op) => self.end_super_scrub(key, op, false),
                 Op::Repair(op) => self.end_repair_walk(op, false),
                 _ => unreachable!("just found to be one of these"),
             };
@@ -425,7 +430,10 @@ impl Array {
     /// Whether operations other than those of clients are under way.
     pub(super) fn background_is_idle(&self) -> bool {
         !self.ops.iter().any(|(_, op)| {
-            matches!(op, Op::LoggedPass(_) | Op::PagePass(_) | Op::PageScrub(_) | Op::Repair(_))
+            matches!(
+                op,
+                Op::LoggedPass(_) | Op::PagePass(_) | Op::PageScrub(_) | Op::SuperScrub(_) | Op::Repair(_)
+            )
         })
     }
 }

@@ -10,7 +10,7 @@ use super::fetch::Why;
 use super::page_hold::{PageHold, PagesHeld};
 use super::{Activity, ActivityKind, Array, Flow, NoticeKind, NoticeLevel, Op};
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// See the head of this file.
 pub(super) struct Repair {
@@ -19,19 +19,30 @@ pub(super) struct Repair {
     hold: Option<PageHold>,
     /// Blocks found and not looked at.
     found: VecDeque<(BlockName, bool)>,
+    /// Blocks of the list of damage: the walk leaves them out.
+    listed: BTreeSet<BlockName>,
     /// Blocks that are being looked at.
     waiting: Vec<BlockName>,
     tally: Tally,
     life: u64,
 }
 
-/// What came of the blocks looked at.
+/// What came of the blocks of the volume that were looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Tally {
     readable: u64,
     set_aside: u64,
     unreadable: u64,
     lost: u64,
+    /// Blocks of parity that cannot be had.
+    parity: u64,
+}
+
+impl Tally {
+    /// Blocks that cannot be had.
+    fn bad(&self) -> u64 {
+        self.set_aside + self.unreadable + self.lost + self.parity
+    }
 }
 
 /// How far the repair under way is.
@@ -50,14 +61,17 @@ impl Array {
     pub(super) fn start_repair(&mut self) -> Result<String, String> {
         self.check_repair()?;
         let found: VecDeque<(BlockName, bool)> =
-            self.damage.iter().map(|(block, why)| (block, why == Why::SetAside)).collect();
-        let text = match found.len() {
+            self.damage.iter().map(|(block, why)| (block, why.is_aside())).collect();
+        let of_volume = found.iter().filter(|((_, column, _), _)| usize::from(*column) < self.map.k);
+        let text = match of_volume.count() {
             0 => "looks for blocks that are set aside or lost".into(),
             known => format!("looks again at {known} blocks, and for others that are set aside or lost"),
         };
         self.repair = Some(RepairProgress::default());
         let life = self.redo().lives;
-        let op = Repair { next: 0, hold: None, found, waiting: Vec::new(), tally: Tally::default(), life };
+        let listed = found.iter().map(|(block, _)| *block).collect();
+        let (waiting, tally) = (Vec::new(), Tally::default());
+        let op = Repair { next: 0, hold: None, found, listed, waiting, tally, life };
         let key = self.ops.insert(Op::Repair(Box::new(op)));
         self.ready.push_back(key);
         Ok(text)
@@ -113,8 +127,9 @@ impl Array {
         for column in 0..self.map.width() {
             let hashes = self.redo().pages.hashes(slot, rows.clone(), ColumnIndex(column as u16));
             for (row, hash) in hashes.enumerate() {
-                if hash.is_set_aside() || hash == BlockHash::LOST {
-                    op.found.push_back(((stripe, column as u16, row as u32), hash.is_set_aside()));
+                let block = (stripe, column as u16, row as u32);
+                if (hash.is_set_aside() || hash == BlockHash::LOST) && !op.listed.contains(&block) {
+                    op.found.push_back((block, hash.is_set_aside()));
                 }
             }
         }
@@ -141,16 +156,21 @@ impl Array {
 
     fn tally_looks(&mut self, op: &mut Repair) {
         for block in std::mem::take(&mut op.waiting) {
-            match self.damage.why(block) {
+            let why = self.damage.why(block);
+            if usize::from(block.1) >= self.map.k {
+                op.tally.parity += u64::from(why.is_some());
+                continue;
+            }
+            match why {
                 None => op.tally.readable += 1,
                 Some(Why::SetAside) => op.tally.set_aside += 1,
                 Some(Why::Unreadable) => op.tally.unreadable += 1,
-                Some(Why::Lost | Why::Proven) => op.tally.lost += 1,
+                Some(Why::Lost | Why::Proven | Why::Gone) => op.tally.lost += 1,
             }
         }
         if let Some(progress) = &mut self.repair {
             progress.repaired = op.tally.readable;
-            progress.errors = op.tally.set_aside + op.tally.unreadable + op.tally.lost;
+            progress.errors = op.tally.bad();
         }
     }
 
@@ -159,17 +179,26 @@ impl Array {
             self.release_pages(&mut hold);
         }
         self.repair = None;
-        let Tally { readable, set_aside, unreadable, lost } = op.tally;
+        let Tally { readable, set_aside, unreadable, lost, parity } = op.tally;
         let word = if complete { "repair is complete" } else { "repair ended before its end" };
-        let text = format!(
+        let mut text = format!(
             "{word}: {readable} blocks are readable again, {set_aside} are still set aside, {unreadable} cannot be read for \
              now, {lost} are beyond repair"
         );
-        let level = match set_aside + unreadable + lost {
-            _ if !complete => NoticeLevel::Warning,
-            0 => NoticeLevel::Info,
-            _ => NoticeLevel::Warning,
-        };
+        if parity > 0 {
+            text += &format!("; {parity} blocks of parity cannot be had either");
+        }
+        // Where the list of damage was lost, a scrub may know more.
+        let scrubbed = self.last_scrub().map_or(0, |scrub| scrub.errors.saturating_sub(scrub.repaired));
+        let is_less = scrubbed > op.tally.bad() + readable;
+        if is_less {
+            text += &format!(
+                ". The last scrub found {scrubbed} blocks that it could not repair, which is more than were looked at: a scrub tells \
+                 whether the others are good by now"
+            );
+        }
+        let is_well = complete && !is_less && op.tally.bad() == 0;
+        let level = if is_well { NoticeLevel::Info } else { NoticeLevel::Warning };
         self.notice(NoticeKind::RepairEnded, level, None, text);
         Flow::Finished
     }
@@ -194,10 +223,12 @@ impl Array {
         if let Some(index) = member {
             self.known(index)?;
             self.member_mut(index).clear();
+            self.bad.clear(index);
             return Ok(format!("the counts of member {index} are cleared"));
         }
-        for member in &mut self.members {
-            member.clear();
+        for index in (0..self.map.width()).map(|at| MemberIndex(at as u16)) {
+            self.member_mut(index).clear();
+            self.bad.clear(index);
         }
         self.client_errors = 0;
         Ok("the counts of the array and of its members are cleared".into())

@@ -51,6 +51,8 @@ struct Episode {
     fault: IoFault,
     since: Timestamp,
     newest: Timestamp,
+    /// The operation that was over last had not succeeded.
+    is_given_up: bool,
     tokens: BTreeSet<IoToken>,
 }
 
@@ -74,13 +76,14 @@ struct Era {
 }
 
 impl Shortages {
-    /// An operation that has met a shortage is over.
-    pub fn ended(&mut self, device: DeviceId, token: IoToken, short: Short) {
+    /// An operation that has met a shortage is over; whether it has succeeded.
+    pub fn ended(&mut self, device: DeviceId, token: IoToken, short: Short, has_succeeded: bool) {
         if let Some(due) = short.due {
             self.waiting.remove(&(due, token));
         }
         if let Some(episode) = self.episodes.get_mut(&device) {
             episode.tokens.remove(&token);
+            episode.is_given_up = !has_succeeded;
         }
     }
 
@@ -116,8 +119,14 @@ impl Array {
         let episode = self.shortages.episodes.entry(entry.device);
         let is_new = matches!(episode, std::collections::btree_map::Entry::Vacant(_));
         let tokens = BTreeSet::new();
-        let episode =
-            episode.or_insert(Episode { member: entry.member, fault, since: now, newest: now, tokens });
+        let episode = episode.or_insert(Episode {
+            member: entry.member,
+            fault,
+            since: now,
+            newest: now,
+            is_given_up: false,
+            tokens,
+        });
         episode.newest = now;
         // No room is the worse news: somebody has to make some.
         if episode.fault.kind != IoFaultKind::NoSpace {
@@ -267,8 +276,8 @@ impl Array {
         let episodes = std::mem::take(&mut self.shortages.episodes).into_iter();
         let (ended, go_on): (Vec<_>, Vec<_>) = episodes.partition(|(_, episode)| over(episode));
         self.shortages.episodes = go_on.into_iter().collect();
-        for (device, Episode { member, since, .. }) in ended {
-            if self.find_device(device).is_some() {
+        for (device, Episode { member, since, is_given_up, .. }) in ended {
+            if self.find_device(device).is_some() && !is_given_up {
                 let seconds = now.nanos_since(since) as f64 / 1e9;
                 let text = format!("operations on member {member} succeed again, after {seconds:.1} s");
                 self.notice(NoticeKind::ShortageEnded, NoticeLevel::Info, Some(member), text);
@@ -332,6 +341,21 @@ impl Array {
     pub(super) fn lasting_shortage(&self) -> Option<ClientError> {
         let is_long = self.oldest_shortage().is_some_and(|since| self.now.nanos_since(since) >= PATIENCE_NS);
         is_long.then(|| self.shortage_error())
+    }
+
+    /// The members whose storage is known to be full, in words.
+    pub(super) fn words_for_full(&self) -> String {
+        let episodes = self.shortages.episodes.values();
+        let full = episodes.filter(|episode| episode.fault.kind == IoFaultKind::NoSpace);
+        let full: BTreeSet<MemberIndex> = full.map(|episode| episode.member).collect();
+        let full: Vec<String> = full.into_iter().map(|member| member.to_string()).collect();
+        if full.is_empty() {
+            return String::new();
+        }
+        format!(
+            ": the storage under member {} is full, and what was tried again there for a while did not succeed",
+            full.join(", ")
+        )
     }
 
     fn shortage_error(&self) -> ClientError {

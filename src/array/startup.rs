@@ -369,7 +369,8 @@ impl Array {
 
     /// Replay is over: the log starts anew behind it.
     fn recovered(&mut self, recovered: Recovered) {
-        for (member, _) in &recovered.page_faults {
+        // What gave an error was counted as such.
+        for (member, _) in recovered.page_faults.iter().filter(|(_, fault)| fault.is_of_content()) {
             self.member_mut(*member).counters.checksum_errors += 1;
         }
         for &(member, blocks) in &recovered.log_faults {
@@ -400,7 +401,12 @@ impl Array {
             self.notice(NoticeKind::LogUnread, NoticeLevel::Error, None, text);
         } else if recovered.dropped > 0 {
             let (level, why) = match &recovered.dropped_unread {
-                None => (NoticeLevel::Warning, String::new()),
+                None if recovered.log_faults.is_empty() => (NoticeLevel::Warning, String::new()),
+                None => {
+                    let why = "; blocks of the redo log were damaged or lost, so what was flushed just before the stop may be \
+                               among them";
+                    (NoticeLevel::Error, why.into())
+                }
                 Some(members) => {
                     (NoticeLevel::Error, format!("; the log of {members} could not be read there"))
                 }
@@ -478,6 +484,10 @@ impl Array {
         redo.durable_before = 0;
         redo.acknowledged_before = 0;
         let queued = std::mem::take(&mut redo.queued);
+        if std::mem::take(&mut self.was_failed) {
+            let text = "enough members are back: the array serves again";
+            self.notice(NoticeKind::ArrayServesAgain, NoticeLevel::Warning, None, text.into());
+        }
         for (piece, request) in queued {
             self.submit(now, piece, request);
         }

@@ -11,7 +11,7 @@ pub enum ArrayState {
     Online,
     /// 1 to m members are not in service; all data can be served.
     Degraded,
-    /// More than m members are gone: I/O is refused, nothing is written, until they come back.
+    /// More than m members are gone: I/O is refused, nothing is written, until they come back. Or its log cannot be replayed.
     Failed,
 }
 
@@ -39,6 +39,8 @@ pub enum MemberCondition {
     KeptDespiteErrors,
     /// Its reads and writes take far longer than those of the others.
     Slow,
+    /// It was in service until the array failed, and can come back to it: such members come first.
+    ServedLast,
 }
 
 /// One member of the array.
@@ -145,7 +147,7 @@ pub struct VolumeStatus {
     pub last_scrub: Option<ScrubResult>,
     /// Name of the codec engine in use ("gfni").
     pub engine: &'static str,
-    /// Client requests that ended in EIO since the start.
+    /// Client requests that ended in EIO or ENOSPC since the start.
     pub client_errors: u64,
     /// Checksums of blocks.
     pub checksum: ChecksumKind,

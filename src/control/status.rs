@@ -294,6 +294,8 @@ pub enum Condition {
     Returning,
     /// Blocks of it were rewritten with bytes from others.
     Repaired,
+    /// It was in service until the array failed, and can come back to it: such members come first.
+    ServedLast,
 }
 
 impl Condition {
@@ -307,6 +309,7 @@ impl Condition {
             Condition::Slow => "far slower than the others",
             Condition::Returning => "comes back by itself",
             Condition::Repaired => "blocks were repaired",
+            Condition::ServedLast => "in service until the array failed",
         }
     }
 }
@@ -420,7 +423,7 @@ pub struct LastScrub {
 /// What clients had to suffer since the daemon started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorReport {
-    /// Requests that ended in an I/O error.
+    /// Requests that ended in an I/O error, or for lack of space.
     pub client: u64,
 }
 

@@ -77,8 +77,8 @@ pub fn explain(array: &ArrayReport) -> Explanation {
     }
     match array.state {
         ArrayState::Waiting => Explanation::default(),
-        ArrayState::Failed => explain_failed(array, &absent),
         _ if array.log.state == LogState::Refused => explain_refused(array),
+        ArrayState::Failed => explain_failed(array, &absent),
         _ if !array.lost.is_empty() => explain_lost(array),
         _ if !array.set_aside.is_empty() => explain_set_aside(array),
         _ if !array.unreadable.is_empty() => explain_unreadable(array),
@@ -105,13 +105,36 @@ fn explain_failed(array: &ArrayReport, absent: &[&MemberReport]) -> Explanation 
         ),
         action: match absent.iter().all(|member| returns(member)) {
             true => wait_for(absent),
-            false => format!(
-                "Bring members back: reconnect their devices, then 'calpe online {} MEMBER'. ({})",
-                array.name,
-                names(absent)
-            ),
+            false => bring_back(array, absent),
         },
     }
+}
+
+/// Only what was in service until the array failed can come back to it; what left before lacks what was written since, and is
+/// caught up when the array serves again.
+fn bring_back(array: &ArrayReport, absent: &[&MemberReport]) -> String {
+    let name = &array.name;
+    let served_last = |member: &&&MemberReport| member.conditions.contains(&Condition::ServedLast);
+    let first: Vec<&MemberReport> = absent.iter().filter(served_last).copied().collect();
+    let rest: Vec<&MemberReport> = absent.iter().filter(|member| !served_last(member)).copied().collect();
+    if absent.len() > usize::from(array.parity) + first.len() {
+        return format!(
+            "Reconnect the devices of members that are missing, then stop it with 'calpe export {name}' and import it again, without \
+             --force: the members that could come back while it runs are too few, and nothing that was flushed is lost. ({})",
+            names(absent)
+        );
+    }
+    let commands: Vec<String> =
+        first.iter().map(|member| format!("'calpe online {name} {}'", member.index)).collect();
+    let then = match rest.is_empty() {
+        true => String::new(),
+        false => format!("; when the array serves again, the others can come back: {}", names(&rest)),
+    };
+    format!(
+        "Bring back first what was in service until it failed: reconnect its devices, then {} ({}){then}.",
+        commands.join(", "),
+        names(&first)
+    )
 }
 
 fn explain_refused(array: &ArrayReport) -> Explanation {
@@ -182,8 +205,12 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
         more => format!("{more} more losses can be survived"),
     };
     let verb = if absent.len() == 1 { "is" } else { "are" };
+    let served = match array.log.state {
+        LogState::Replaying => "requests wait until the redo log is replayed",
+        _ => "all data can be read and written",
+    };
     let status = format!(
-        "{} of {} members {verb} not in service; all data can be read and written, {tolerance}.",
+        "{} of {} members {verb} not in service; {served}, {tolerance}.",
         absent.len(),
         array.members.len()
     );
@@ -226,8 +253,8 @@ fn explain_online(array: &ArrayReport) -> Explanation {
     if array.errors.client > 0 {
         return Explanation {
             status: match array.errors.client {
-                1 => "1 client request ended in an I/O error.".into(),
-                many => format!("{many} client requests ended in an I/O error."),
+                1 => "1 client request ended in an error.".into(),
+                many => format!("{many} client requests ended in an error."),
             },
             action: format!(
                 "'calpe events' tells of them; their clients know what they lack. What cannot be read is listed here as long as it \
@@ -237,12 +264,17 @@ fn explain_online(array: &ArrayReport) -> Explanation {
         };
     }
     let with = |condition| array.members.iter().find(|member| member.conditions.contains(&condition));
-    if let Some(member) = with(Condition::Full) {
+    let full: Vec<&MemberReport> =
+        array.members.iter().filter(|member| member.conditions.contains(&Condition::Full)).collect();
+    if let Some(member) = full.first() {
+        let which = match full.len() {
+            1 => format!("member {} ({})", member.index, member.name),
+            many => format!("{many} members ({})", names(&full)),
+        };
         return Explanation {
             status: format!(
-                "The storage under member {} ({}) is full: what fails is tried again for a while, then clients are told that there is no \
-                 space.",
-                member.index, member.name
+                "The storage under {which} is full: what fails is tried again for a while, then clients are told that there is no \
+                 space."
             ),
             action: "Make room there; it goes on by itself, and what was written is safe.".into(),
         };
@@ -378,6 +410,42 @@ mod tests {
             _ => ArrayState::Failed,
         };
         array
+    }
+
+    #[test]
+    fn a_failed_array_names_first_what_can_come_back_to_it() {
+        let mut array = with_absent(&[MemberState::Missing; 3]);
+        array.members[2].conditions = vec![Condition::ServedLast];
+        let action = explain(&array).action;
+        assert_eq!(
+            action,
+            "Bring back first what was in service until it failed: reconnect its devices, then 'calpe online tank 2' (2: /srv/m2); \
+             when the array serves again, the others can come back: 0: /srv/m0, 1: /srv/m1."
+        );
+        array.members[2].conditions.clear();
+        let action = explain(&array).action;
+        assert!(action.contains("'calpe export tank'") && action.contains("without --force"), "{action}");
+    }
+
+    #[test]
+    fn an_array_whose_log_is_refused_says_why_whichever_members_are_there() {
+        let mut array = with_absent(&[MemberState::Missing]);
+        array.state = ArrayState::Failed;
+        array.log = LogReport { state: LogState::Refused, reason: Some("it breaks off".into()) };
+        assert!(explain(&array).status.contains("it breaks off"));
+        array.state = ArrayState::Degraded;
+        array.log = LogReport { state: LogState::Replaying, reason: None };
+        let status = explain(&array).status;
+        assert!(status.contains("requests wait") && !status.contains("all data"), "{status}");
+    }
+
+    #[test]
+    fn all_members_that_are_full_are_named() {
+        let mut array = healthy();
+        array.members[0].conditions = vec![Condition::Full];
+        assert!(explain(&array).status.contains("under member 0 (/srv/m0) is full"));
+        array.members[3].conditions = vec![Condition::Full];
+        assert!(explain(&array).status.contains("under 2 members (0: /srv/m0, 3: /srv/m3) is full"));
     }
 
     #[test]

@@ -27,6 +27,8 @@ pub(super) struct Memory {
     pub arrays: Arrays,
     pub counters: Counters,
     pub damage: Damage,
+    /// What of that is beyond repair.
+    pub beyond_repair: Damage,
 }
 
 impl Daemon {
@@ -62,6 +64,10 @@ impl Daemon {
         let ranges = [&status.lost, &status.set_aside, &status.unreadable].into_iter().flatten();
         if memory.damage.note(uuid, ranges.map(|&(start, bytes)| (start.0, bytes)).collect()) {
             self.state.save_damage(&memory.damage);
+        }
+        let lost = status.lost.iter().map(|&(start, bytes)| (start.0, bytes)).collect();
+        if memory.beyond_repair.note(uuid, lost) {
+            self.state.save_beyond_repair(&memory.beyond_repair);
         }
     }
 
@@ -128,11 +134,17 @@ impl Daemon {
         known.map(|known| (known.scrub_unix, known.scrub_unchecked.clone())).unwrap_or_default()
     }
 
-    /// Ranges of an array's volume that an earlier run could not read.
-    pub(super) fn earlier_damage(&self, array: Uuid) -> Vec<(VolumeOffset, u64)> {
+    /// Ranges of an array's volume that an earlier run could not read: all, and those that it knew to be beyond repair. What was
+    /// written or read since the latter were kept is in neither.
+    pub(super) fn earlier_damage(&self, array: Uuid) -> [Vec<(VolumeOffset, u64)>; 2] {
         let memory = lock(&self.memory);
-        let ranges = memory.damage.0.get(&array).into_iter().flatten();
-        ranges.map(|&(start, bytes)| (VolumeOffset(start), bytes)).collect()
+        let of = |damage: &Damage| damage.0.get(&array).cloned().unwrap_or_default();
+        let (all, lost) = (of(&memory.damage), of(&memory.beyond_repair));
+        let volume = |ranges: Vec<(u64, u64)>| {
+            ranges.into_iter().map(|(start, bytes)| (VolumeOffset(start), bytes)).collect()
+        };
+        let lost = common(&all, &lost);
+        [volume(all), volume(lost)]
     }
 
     /// Where a device was, if it is not known better.
@@ -246,6 +258,20 @@ impl Daemon {
     }
 }
 
+/// What two lists of byte ranges (start, length), both ascending, have in common.
+fn common(some: &[(u64, u64)], others: &[(u64, u64)]) -> Vec<(u64, u64)> {
+    let end = |&(start, bytes): &(u64, u64)| start.saturating_add(bytes);
+    let (mut at, mut other, mut both) = (0, 0, Vec::new());
+    while let (Some(a), Some(b)) = (some.get(at), others.get(other)) {
+        let (first, last) = (a.0.max(b.0), end(a).min(end(b)));
+        if first < last {
+            both.push((first, last - first));
+        }
+        if end(a) <= end(b) { at += 1 } else { other += 1 }
+    }
+    both
+}
+
 /// Where the devices of an array are: those of its members, and those that are being built.
 fn known_devices(names: &Names, facts: &ArrayFacts) -> Vec<KnownDevice> {
     let mut known = Vec::new();
@@ -259,4 +285,17 @@ fn known_devices(names: &Names, facts: &ArrayFacts) -> Vec<KnownDevice> {
         }
     }
     known
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_two_lists_of_ranges_have_in_common() {
+        let some = [(0, 10), (20, 10), (40, 10)];
+        assert_eq!(common(&some, &[(5, 20), (45, 1), (47, 9)]), [(5, 5), (20, 5), (45, 1), (47, 3)]);
+        assert_eq!(common(&some, &some), some);
+        assert!(common(&some, &[(10, 10)]).is_empty() && common(&some, &[]).is_empty());
+    }
 }

@@ -253,6 +253,7 @@ fn conditions(member: &MemberStatus, counts: &Counts, returning: bool) -> Vec<Co
         MemberCondition::ShortOfResources => Condition::HostShort,
         MemberCondition::KeptDespiteErrors => Condition::KeptDespiteErrors,
         MemberCondition::Slow => Condition::Slow,
+        MemberCondition::ServedLast => Condition::ServedLast,
     });
     let returning = returning.then_some(Condition::Returning);
     let repaired = (counts.repaired > 0).then_some(Condition::Repaired);

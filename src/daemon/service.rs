@@ -178,7 +178,7 @@ impl Daemon {
         }
         let gpus = Gpus::start(&config.gpu, &pool, config.runtime_dir.as_deref())?;
         let opened = config.state_dir.as_deref().map(StateDir::open);
-        let (state, Remembered { arrays, counters, damage, events: earlier, warnings }) =
+        let (state, Remembered { arrays, counters, damage, beyond_repair, events: earlier, warnings }) =
             opened.unwrap_or_default();
         let events = EventLog::new(state.clone(), earlier);
         for warning in warnings {
@@ -199,7 +199,7 @@ impl Daemon {
             gpus,
             events,
             state,
-            memory: Mutex::new(Memory { arrays, counters, damage }),
+            memory: Mutex::new(Memory { arrays, counters, damage, beyond_repair }),
             metadata_memory: config.metadata_memory.unwrap_or_else(|| host_memory::bytes() / METADATA_PART),
             settings: Mutex::default(),
             search: Mutex::new(config.search),
@@ -299,7 +299,9 @@ impl Daemon {
         let config = options.array_config(rotational);
         let assembled = import::with_handles(assembled, open);
         let mut volume = Box::new(PlainVolume::new(assembled, codec, self.pool.clone(), config));
-        volume.expect_damage(&self.earlier_damage(superblock.array));
+        let [unreadable, beyond_repair] = self.earlier_damage(superblock.array);
+        volume.expect_damage(&beyond_repair, true);
+        volume.expect_damage(&unreadable, false);
         if self.scrub_was_paused(superblock.array) {
             volume.keep_scrub_paused();
         }
@@ -464,7 +466,9 @@ impl Daemon {
             // An array that was just stopped has no facts, and needs none.
             let Ok(facts) = self.facts(id) else { continue };
             self.remember(id, &facts);
-            let failed = facts.status.state == crate::volume::ArrayState::Failed;
+            // One whose log is refused takes no member: it is to be stopped first.
+            let is_refused = matches!(facts.status.log, crate::volume::LogState::Refused(_));
+            let failed = facts.status.state == crate::volume::ArrayState::Failed && !is_refused;
             let whole = facts.status.state == crate::volume::ArrayState::Online;
             if whole || (!failed && !self.has_away(id, &facts)) {
                 continue;

@@ -744,8 +744,8 @@ impl SimArray {
     }
 
     /// Bytes of the volume that an earlier run could not read.
-    pub fn expect_damage(&mut self, ranges: &[(VolumeOffset, u64)]) {
-        self.volume.expect_damage(ranges);
+    pub fn expect_damage(&mut self, ranges: &[(VolumeOffset, u64)], is_beyond_repair: bool) {
+        self.volume.expect_damage(ranges, is_beyond_repair);
     }
 
     /// When a tick is due at the latest.

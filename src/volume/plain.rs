@@ -105,8 +105,8 @@ impl PlainVolume {
     }
 
     /// What an earlier run could not read: see [`Array::expect_damage`].
-    pub fn expect_damage(&mut self, ranges: &[(VolumeOffset, u64)]) {
-        self.array.expect_damage(ranges);
+    pub fn expect_damage(&mut self, ranges: &[(VolumeOffset, u64)], is_beyond_repair: bool) {
+        self.array.expect_damage(ranges, is_beyond_repair);
     }
 
     /// A scrub under way stays paused: see [`Array::keep_scrub_paused`].
@@ -346,8 +346,8 @@ impl PlainVolume {
             return;
         }
         let request = self.requests.remove(key);
-        if request.error == Some(ClientError::Io) {
-            self.array.note_client_error(request.what, request.place);
+        if let Some(error @ (ClientError::Io | ClientError::NoSpace)) = request.error {
+            self.array.note_client_error(request.what, request.place, error);
         }
         let reply = match (request.error, request.kind) {
             (Some(error), _) => Err(error),

@@ -18,3 +18,4 @@ mod page_faults;
 mod read_faults;
 mod rollback;
 mod scenes;
+mod telling;

@@ -230,7 +230,7 @@ fn what_an_earlier_run_told_of_and_a_client_finds_set_aside_is_looked_at_no_more
     let write = array.submit(CHUNK, 7, BLOCK);
     array.sim.wait(write).expect("written");
     let mut array = array.restart();
-    array.sim.expect_damage(&[(VolumeOffset(0), BLOCK as u64)]);
+    array.sim.expect_damage(&[(VolumeOffset(0), BLOCK as u64)], false);
     // A client comes before the first look.
     assert_eq!(array.sim.read(0, BLOCK), Err(ClientError::Io));
     assert_eq!(array.sim.status().set_aside, [(VolumeOffset(0), BLOCK as u64)]);
@@ -270,6 +270,109 @@ fn what_every_member_shows_to_be_wrong_is_set_aside_at_once() {
     assert_eq!(array.sim.read(CHUNK as u64, BLOCK), Err(ClientError::Io));
     // Somebody puts the right bytes back.
     array.disk(1).flip(at, 1);
+    array.assert_undamaged();
+}
+
+/// The data blocks of the first row are wrong, and clients know.
+fn beyond_repair(parity: u16) -> Checked {
+    let mut array = Checked::filled(shape(2, parity, ChecksumKind::Blake3), 4);
+    let at = array.first_block().start;
+    for member in 0..=parity {
+        array.disk(member).flip(at, 1);
+    }
+    for column in [0, CHUNK] {
+        assert_eq!(array.sim.read(column as u64, BLOCK), Err(ClientError::Io));
+    }
+    array
+}
+
+/// The second block of the first row is beyond repair, and nothing else.
+#[track_caller]
+fn assert_second_is_lost(array: &Checked) {
+    let status = array.sim.status();
+    let lost = vec![(VolumeOffset(CHUNK as u64), BLOCK as u64)];
+    assert_eq!((status.lost, status.set_aside, status.unreadable), (lost, vec![], vec![]));
+}
+
+#[test]
+fn blocks_beyond_repair_stay_so_when_their_neighbours_are_written() {
+    for parity in [1, 2] {
+        let mut array = beyond_repair(parity);
+        let write = array.submit(0, 5, BLOCK);
+        array.sim.wait(write).expect("written");
+        assert_second_is_lost(&array);
+        assert_eq!(array.sim.read(CHUNK as u64, BLOCK), Err(ClientError::Io));
+        assert_second_is_lost(&array);
+        array.sim.sleep(30_000);
+        let said = repair(&mut array);
+        assert!(said.contains("0 blocks are readable again, 0 are still set aside"), "{said}");
+        assert!(said.contains("0 cannot be read for now, 1 are beyond repair"), "{said}");
+        array.sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
+        array.sim.settle();
+        assert_second_is_lost(&array);
+        for told in [true, false] {
+            array = array.restart();
+            if told {
+                array.sim.expect_damage(&[(VolumeOffset(CHUNK as u64), BLOCK as u64)], true);
+                assert_second_is_lost(&array);
+                array.sim.settle();
+            } else {
+                assert_eq!(array.sim.read(CHUNK as u64, BLOCK), Err(ClientError::Io));
+            }
+            assert_second_is_lost(&array);
+            let said = repair(&mut array);
+            assert!(said.contains("0 are still set aside"), "{said}");
+            assert!(said.contains("1 are beyond repair"), "{said}");
+            assert_second_is_lost(&array);
+        }
+        let write = array.submit(CHUNK, 6, BLOCK);
+        array.sim.wait(write).expect("written");
+        array.assert_undamaged();
+    }
+}
+
+#[test]
+fn what_is_known_to_be_beyond_repair_is_not_called_unreadable_because_a_member_is_out() {
+    let mut array = beyond_repair(2);
+    let lost = array.sim.status().lost;
+    assert_eq!(lost.len(), 2);
+    offline(&mut array, 3);
+    for _ in 0..3 {
+        assert_eq!(array.sim.read(0, BLOCK), Err(ClientError::Io));
+        assert_eq!((array.sim.status().lost, array.sim.status().unreadable), (lost.clone(), vec![]));
+        array.sim.sleep(10_000);
+        array.sim.settle();
+    }
+    let device = array.sim.add_blank_disk();
+    array.sim.admin(AdminRequest::Replace { member: MemberIndex(3), device }).expect("it begins");
+    array.sim.settle();
+    array.sim.sleep(10_000);
+    array.sim.settle();
+    assert_eq!((array.sim.status().lost, array.sim.status().unreadable), (lost, vec![]));
+    let told = array.sim.status().members[3].counters.checksum_errors;
+    assert_eq!(told, 0, "a device that was built without what is lost gives nothing wrong");
+}
+
+#[test]
+fn what_an_earlier_run_knew_to_be_beyond_repair_is_told_so_until_it_can_be_read() {
+    let array = beyond_repair(1);
+    let at = array.first_block().start;
+    let lost = array.sim.status().lost;
+    let Checked { sim, model } = array;
+    let mut array = Checked { sim: sim.kill_and_restart(false).expect("it starts"), model };
+    array.sim.expect_damage(&lost, true);
+    array.sim.expect_damage(&lost, false);
+    for _ in 0..100 {
+        let status = array.sim.status();
+        assert_eq!((&status.lost, status.unreadable), (&lost, vec![]));
+        if !array.sim.step() {
+            array.sim.sleep(10);
+        }
+    }
+    array.disk(0).flip(at, 1);
+    array.disk(1).flip(at, 1);
+    array.sim.sleep(10_000);
+    array.sim.settle();
     array.assert_undamaged();
 }
 
@@ -423,6 +526,40 @@ fn a_repair_finds_what_was_set_aside_before_a_restart_and_says_what_is_left() {
     let said = repair(&mut array);
     assert!(said.contains("0 are still set aside"), "{said}");
     array.assert_undamaged();
+}
+
+#[test]
+fn a_repair_counts_each_block_once_whichever_list_has_it() {
+    let (mut array, _) = beyond_the_budget(ChecksumKind::Blake3);
+    let write = array.submit(CHUNK, 7, BLOCK);
+    array.sim.wait(write).expect("written");
+    assert_eq!(array.sim.status().set_aside, [(VolumeOffset(0), BLOCK as u64)]);
+    let said = repair(&mut array);
+    assert!(said.contains("0 blocks are readable again, 1 are still set aside"), "{said}");
+}
+
+#[test]
+fn a_repair_counts_blocks_of_the_volume() {
+    let mut array = beyond_repair(2);
+    array.sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
+    array.sim.settle();
+    let outcome = array.sim.admin(AdminRequest::Repair).expect("it begins").0;
+    assert!(outcome.contains("2 blocks"), "{outcome}");
+    array.sim.settle();
+    let said = array.sim.notices.iter().rev().find(|notice| notice.text.contains("repair is complete"));
+    let said = &said.expect("it ended").text;
+    assert!(said.contains("2 are beyond repair"), "{said}");
+}
+
+#[test]
+fn a_repair_that_knows_less_than_the_last_scrub_says_so() {
+    let mut array = beyond_repair(1);
+    array.sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
+    array.sim.settle();
+    // Nothing tells the next start where they are.
+    let mut array = array.restart();
+    let said = repair(&mut array);
+    assert!(said.contains("The last scrub found"), "{said}");
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! and tries again, within a limit. Then it sets aside what it cannot read: these columns count as zeroes in the new
 //! parity, their hashes stay, and reading them is an error until their own members give the content again
 //! ([`Array::start_repay`]) or they are written. At once, where every block of the row was read and too few match: waiting would
-//! show nothing new. Never without checksums, and never for a shortage of the host: then the write ends with an error and has
+//! show nothing new, and such blocks stay known as beyond repair. Never without checksums, and never for a shortage of the host: then the write ends with an error and has
 //! changed nothing.
 
 use super::{BLOCK, Flow, LoggedWrite, Stage, Work};
@@ -142,15 +142,25 @@ impl Array {
             .missing
             .iter()
             .filter(|block| !block.why.counts_as_zeroes())
-            .map(|block| Missing { why: Why::SetAside, ..*block })
+            .map(|block| Missing {
+                why: if block.why == Why::Proven { Why::Gone } else { Why::SetAside },
+                ..*block
+            })
             .collect();
-        let text = format!(
-            "{} blocks of slot {} cannot be read, and fewer than {} others of their rows can: a write into these rows sets \
-             them aside. Reading them is an error until their members give them again, or they are written",
-            aside.len(),
-            write.slot,
-            self.map.k
-        );
+        let text = match aside.iter().filter(|block| block.why == Why::Gone).count() {
+            gone if gone == aside.len() => format!(
+                "{gone} blocks of slot {} are beyond repair: all of their rows was read, and is wrong. A write into these rows \
+                 leaves them so. Reading them is an error until they are written",
+                write.slot
+            ),
+            _ => format!(
+                "{} blocks of slot {} cannot be read, and fewer than {} others of their rows can: a write into these rows sets \
+                 them aside. Reading them is an error until their members give them again, or they are written",
+                aside.len(),
+                write.slot,
+                self.map.k
+            ),
+        };
         let offset = self.offset_of(write.stripe, &aside);
         self.notice_at(NoticeKind::BlocksSetAside, NoticeLevel::Error, offset, text);
         let flow = self.records_made(write);
@@ -188,7 +198,7 @@ impl Array {
         }
         for (block, why) in blocks {
             match why {
-                Why::SetAside => {
+                Why::SetAside | Why::Gone => {
                     // Else it is expected for ever, and nothing that is not gets its turn.
                     self.damage.looked_at(block);
                     self.start_repay(block, None);
@@ -254,7 +264,9 @@ impl Array {
         let Ok(IoValue::Data(bytes)) = result else { return self.still_set_aside(key, write, column, row) };
         let entry = self.redo().pages.hash(write.slot, row, ColumnIndex(column as u16));
         if !entry.was_set_aside_from(self.redo().log_hasher().hash(&bytes)) {
-            return self.still_set_aside(key, write, column, row);
+            // Nothing else could give it.
+            self.damage.note(write.stripe, &[Missing { column, row, why: Why::Gone }]);
+            return self.end_logged_write(key, write, Ok(SlotReply::Done));
         }
         // To coding the block held zeroes until now.
         let offset = column * self.map.chunk + row * BLOCK;

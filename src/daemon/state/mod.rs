@@ -31,6 +31,8 @@ const ARRAYS_FILE: &str = "arrays.json";
 const COUNTERS_FILE: &str = "counters.json";
 /// What could not be read.
 const DAMAGE_FILE: &str = "damage.json";
+/// What of that is beyond repair.
+const BEYOND_REPAIR_FILE: &str = "beyond-repair.json";
 /// Events, a line each.
 const EVENTS_FILE: &str = "events.jsonl";
 /// Events of before.
@@ -60,6 +62,8 @@ pub(super) struct Remembered {
     pub arrays: Arrays,
     pub counters: Counters,
     pub damage: Damage,
+    /// What of that is beyond repair.
+    pub beyond_repair: Damage,
     pub events: Vec<Event>,
     /// What could not be used, a line each.
     pub warnings: Vec<String>,
@@ -164,6 +168,11 @@ impl StateDir {
     /// What cannot be read has changed.
     pub fn save_damage(&self, damage: &Damage) {
         self.save(DAMAGE_FILE, || encode(damage));
+    }
+
+    /// What is beyond repair has changed.
+    pub fn save_beyond_repair(&self, damage: &Damage) {
+        self.save(BEYOND_REPAIR_FILE, || encode(damage));
     }
 
     fn save(&self, name: &'static str, content: impl FnOnce() -> Vec<u8>) {
@@ -326,7 +335,7 @@ impl Shared {
             *lock = None;
             *lock = Some(take(&self.dir)?);
             // What is there now may be of another daemon, or of an earlier run that was not read at the start.
-            *unread = BTreeSet::from([ARRAYS_FILE, COUNTERS_FILE, DAMAGE_FILE]);
+            *unread = BTreeSet::from([ARRAYS_FILE, COUNTERS_FILE, DAMAGE_FILE, BEYOND_REPAIR_FILE]);
         }
         for (name, content) in files {
             let path = self.dir.join(name);
@@ -363,6 +372,7 @@ impl Remembered {
         remembered.arrays = load(&dir.join(ARRAYS_FILE), warnings).unwrap_or_default();
         remembered.counters = load(&dir.join(COUNTERS_FILE), warnings).unwrap_or_default();
         remembered.damage = load(&dir.join(DAMAGE_FILE), warnings).unwrap_or_default();
+        remembered.beyond_repair = load(&dir.join(BEYOND_REPAIR_FILE), warnings).unwrap_or_default();
         remembered.events = load_events(dir, warnings);
         (lock, remembered)
     }

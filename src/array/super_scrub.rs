@@ -1,0 +1,244 @@
+//! The last turn of a scrub: every copy of every member's superblock is read, and compared with what was written last.
+//!
+//! A copy that is damaged, overwritten or that cannot be read costs nothing while the array runs, and may keep its member from being
+//! found at the next start. It is written anew by the next two updates, one for each slot; then all copies are read again, and
+//! those that are whole count as repaired. Must not know when updates are made otherwise, nor what they say.
+
+use super::members::Which;
+use super::{ActivityKind, Array, Flow, Inflight, NoticeKind, NoticeLevel, Op, Owner};
+use crate::block_io::{DeviceId, IoFault, IoOp, IoValue};
+use crate::format::{
+    COPY_BYTES, CopyPlace, FormatError, Superblock, all_copy_offsets, damaged_copies, decode_copy,
+};
+use crate::units::{SlotIndex, Timestamp};
+use std::collections::BTreeMap;
+use uuid::Uuid;
+
+/// Time between two looks at an update that is under way.
+const RETRY_NS: u64 = 100_000_000;
+
+/// What was read of a copy: an I/O error as text, or what it decodes to.
+type CopyRead = Result<Result<Superblock, FormatError>, String>;
+
+/// A damaged copy: its device, and which of [`CopyPlace::ALL`] it is.
+type BadCopy = (DeviceId, usize);
+
+/// See the head of this file.
+pub(super) struct SuperScrub {
+    /// Where in the scrub's order.
+    turn: u64,
+    life: u64,
+    stage: Stage,
+    devices: Vec<OfDevice>,
+    pending: usize,
+    /// The update that had been made when the copies were asked for.
+    update: u64,
+    /// What the first look has found.
+    found: Option<BTreeMap<BadCopy, String>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// The copies are to be read.
+    Look,
+    Read,
+    /// This update is to be complete.
+    Update(u64),
+}
+
+/// The copies of a device.
+struct OfDevice {
+    device: DeviceId,
+    uuid: Uuid,
+    sequence: u64,
+    written_slots: [bool; 2],
+    /// None: not known, for a reason that is not the device's.
+    copies: [Option<CopyRead>; 4],
+}
+
+impl Array {
+    pub(super) fn start_super_scrub(&mut self, turn: u64) {
+        let life = self.redo().lives;
+        let (devices, stage) = (Vec::new(), Stage::Look);
+        let scrub = SuperScrub { turn, life, stage, devices, pending: 0, update: 0, found: None };
+        let key = self.ops.insert(Op::SuperScrub(Box::new(scrub)));
+        self.ready.push_back(key);
+    }
+
+    pub(super) fn advance_super_scrub(&mut self, key: usize, scrub: &mut SuperScrub) -> Flow {
+        if scrub.pending > 0 {
+            return Flow::Wait;
+        }
+        let is_void = self.is_failed() || scrub.life != self.redo().lives || !self.redo().is_serving();
+        if is_void || self.stopping.is_some() {
+            return self.end_super_scrub(key, scrub, false);
+        }
+        match scrub.stage {
+            Stage::Look if !self.supers.is_busy() => self.read_copies(key, scrub),
+            Stage::Look => self.look_later(key),
+            Stage::Read => self.judge_copies(key, scrub),
+            Stage::Update(update) if self.supers.update_complete() >= update => {
+                scrub.stage = Stage::Look;
+                self.advance_super_scrub(key, scrub)
+            }
+            Stage::Update(_) => {
+                if !self.supers.is_busy() {
+                    self.supers.want();
+                }
+                self.look_later(key)
+            }
+        }
+    }
+
+    fn look_later(&mut self, key: usize) -> Flow {
+        self.patient.retain(|(_, other)| *other != key);
+        self.patient.push((Timestamp(self.now.0 + RETRY_NS), key));
+        Flow::Wait
+    }
+
+    fn read_copies(&mut self, key: usize, scrub: &mut SuperScrub) -> Flow {
+        scrub.stage = Stage::Read;
+        scrub.update = self.supers.template().update;
+        scrub.devices.clear();
+        for (index, which, device) in self.devices().into_iter().filter(|(_, _, device)| device.recorded) {
+            let member = self.member(index);
+            let uuid = match (which, &member.replacement) {
+                (Which::Replacement, Some(replacement)) => replacement.uuid,
+                _ => member.uuid,
+            };
+            for (copy, offset) in all_copy_offsets(device.bytes).into_iter().enumerate() {
+                let item = scrub.devices.len() * 4 + copy;
+                let read = IoOp::Read { offset, buf: self.pool.alloc(COPY_BYTES) };
+                self.submit_io(Owner::Op { key, item }, index, device.id, read);
+                scrub.pending += 1;
+            }
+            let copies = [const { None }; 4];
+            let (device, sequence, written_slots) = (device.id, device.sequence, device.written_slots);
+            scrub.devices.push(OfDevice { device, uuid, sequence, written_slots, copies });
+        }
+        if scrub.pending > 0 { Flow::Wait } else { self.end_super_scrub(key, scrub, true) }
+    }
+
+    pub(super) fn super_scrub_io(
+        &mut self,
+        key: usize,
+        scrub: &mut SuperScrub,
+        item: usize,
+        entry: Inflight,
+        result: Result<IoValue, IoFault>,
+    ) -> Flow {
+        scrub.pending -= 1;
+        scrub.devices[item / 4].copies[item % 4] = match result {
+            Ok(IoValue::Data(bytes)) => Some(Ok(decode_copy(CopyPlace::ALL[item % 4], &bytes))),
+            Ok(_) => unreachable!("a read yields data"),
+            Err(fault) if fault.kind.passes() => None,
+            Err(fault) => {
+                self.read_fault(entry.member, entry.device, fault);
+                Some(Err(fault.to_string()))
+            }
+        };
+        self.advance_super_scrub(key, scrub)
+    }
+
+    /// All copies were read.
+    fn judge_copies(&mut self, key: usize, scrub: &mut SuperScrub) -> Flow {
+        scrub.stage = Stage::Look;
+        if self.supers.is_busy() || self.supers.template().update != scrub.update {
+            // They were being written.
+            return self.look_later(key);
+        }
+        let array = self.supers.template().array;
+        let bad: BTreeMap<BadCopy, String> = scrub
+            .devices
+            .iter()
+            .filter(|of| self.find_device(of.device).is_some())
+            .flat_map(|of| of.bad(array).into_iter().map(|(copy, why)| ((of.device, copy), why)))
+            .collect();
+        let Some(found) = scrub.found.take() else {
+            self.note_bad_copies_of_supers(scrub, &bad);
+            if bad.is_empty() {
+                return self.end_super_scrub(key, scrub, true);
+            }
+            scrub.stage = Stage::Update(self.supers.update_complete() + 2);
+            scrub.found = Some(bad);
+            return self.advance_super_scrub(key, scrub);
+        };
+        let is_whole = |copy: &&BadCopy| !bad.contains_key(*copy) && self.find_device(copy.0).is_some();
+        let mended: Vec<DeviceId> = found.keys().filter(is_whole).map(|(device, _)| *device).collect();
+        if let Some(pass) = self.passes.pass_mut(ActivityKind::Scrub) {
+            pass.repaired += mended.len() as u64;
+        }
+        for device in mended {
+            if let Some((member, Which::Primary)) = self.find_device(device) {
+                self.member_mut(member).counters.repaired += 1;
+            }
+        }
+        self.end_super_scrub(key, scrub, true)
+    }
+
+    fn note_bad_copies_of_supers(&mut self, scrub: &SuperScrub, bad: &BTreeMap<BadCopy, String>) {
+        if let Some(pass) = self.passes.pass_mut(ActivityKind::Scrub) {
+            pass.errors += bad.len() as u64;
+        }
+        for ((device, copy), why) in bad {
+            let Some((index, which)) = self.find_device(*device) else { continue };
+            let of = scrub.devices.iter().find(|of| of.device == *device);
+            // That it gave an error was counted when it did.
+            let was_read = of.is_some_and(|of| matches!(of.copies[*copy], Some(Ok(_))));
+            if was_read && which == Which::Primary {
+                self.member_mut(index).counters.checksum_errors += 1;
+            }
+            let text = format!(
+                "member {index}: superblock copy {} is damaged: {why}; it is written anew",
+                CopyPlace::ALL[*copy].word()
+            );
+            self.notice(NoticeKind::SuperblockDamaged, NoticeLevel::Warning, Some(index), text);
+        }
+    }
+
+    pub(super) fn end_super_scrub(&mut self, key: usize, scrub: &mut SuperScrub, complete: bool) -> Flow {
+        self.patient.retain(|(_, other)| *other != key);
+        self.verified(ActivityKind::Scrub, SlotIndex(scrub.turn), complete);
+        Flow::Finished
+    }
+}
+
+impl SuperScrub {
+    /// Whether it has nothing in flight.
+    pub fn waits(&self) -> bool {
+        self.pending == 0
+    }
+}
+
+impl OfDevice {
+    /// The copies that are not as they should be, and why.
+    fn bad(&self, array: Uuid) -> Vec<(usize, String)> {
+        // What is not known is taken for what it should be.
+        let known: Vec<bool> = self.copies.iter().map(Option::is_some).collect();
+        let as_read = |copy: &Option<CopyRead>| copy.clone().unwrap_or(Ok(Err(FormatError::Cleared)));
+        let copies = [0, 1, 2, 3].map(|at: usize| as_read(&self.copies[at]));
+        let damaged: BTreeMap<usize, String> = damaged_copies(&copies)
+            .into_iter()
+            .filter_map(|(place, why)| Some((CopyPlace::ALL.iter().position(|other| *other == place)?, why)))
+            .collect();
+        let why = |at: usize| match &copies[at] {
+            Ok(Ok(copy)) if (copy.array, copy.device) != (array, self.uuid) => {
+                Some("it is that of another device".to_owned())
+            }
+            Ok(Ok(copy)) if at % 2 == (self.sequence % 2) as usize && copy.sequence != self.sequence => {
+                Some(format!("it is that of update {}, and {} is the newest", copy.sequence, self.sequence))
+            }
+            Ok(Ok(copy)) if copy.sequence > self.sequence => {
+                Some(format!("it is that of update {}, and {} is the newest", copy.sequence, self.sequence))
+            }
+            Ok(Err(FormatError::NoMagic)) if self.written_slots[at % 2] => Some("it is not there".to_owned()),
+            Ok(Err(FormatError::NoMagic | FormatError::Cleared))
+                if at % 2 == (self.sequence % 2) as usize =>
+            {
+                Some("it is not there".to_owned())
+            }
+            _ => damaged.get(&at).cloned(),
+        };
+        (0..4).filter(|at| known[*at]).filter_map(|at| Some((at, why(at)?))).collect()
+    }
+}

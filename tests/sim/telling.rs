@@ -1,0 +1,310 @@
+//! What an array tells of itself, of its members and of what was asked of it is so.
+
+use calpe::format::{ChecksumKind, MemberState};
+use calpe::testing::{DiskRegion, OpKinds, PassingFault, Random, SimArray, SimDisk, SimShape, Trouble};
+use calpe::units::MemberIndex;
+use calpe::volume::{
+    AdminRequest, ArrayState, ClientError, ClientRequest, LogState, MemberCondition, NoticeKind, NoticeLevel,
+};
+
+const BLOCK: usize = 4096;
+const CHUNK: usize = 16384;
+
+/// A clean array full of random bytes, and what its volume must read as.
+fn filled(data: u16, parity: u16) -> (SimArray, Vec<u8>) {
+    let shape = SimShape::new(data, parity, CHUNK as u32, 8).logged(ChecksumKind::Blake3, 1 << 20);
+    let mut model = vec![0; shape.volume_bytes as usize];
+    Random::new(11).fill(&mut model);
+    let mut sim = SimArray::create(shape, 11);
+    sim.write(0, &model).expect("written");
+    sim.settle();
+    (sim, model)
+}
+
+fn disk(sim: &mut SimArray, member: u16) -> &mut SimDisk {
+    let id = sim.disk_of(member).expect("in service");
+    sim.disks.get_mut(&id).expect("a disk")
+}
+
+fn online(sim: &mut SimArray, member: u16) -> Result<String, String> {
+    let disk = sim.disk_out_of_use(member).expect("it is out");
+    sim.disks.get_mut(&disk).expect("a disk").dead = false;
+    let device = sim.reopen_disk(disk);
+    let request = AdminRequest::Online { member: MemberIndex(member), device };
+    sim.admin(request).map(|outcome| outcome.0).map_err(|error| error.0)
+}
+
+fn live(sim: &mut SimArray, seconds: u64) {
+    for _ in 0..seconds * 10 {
+        while sim.step() {}
+        sim.sleep(100);
+    }
+}
+
+/// What was told, of a kind.
+fn told(sim: &SimArray, kind: NoticeKind) -> Vec<(NoticeLevel, String)> {
+    let of_kind = sim.notices.iter().filter(|notice| notice.kind == kind);
+    of_kind.map(|notice| (notice.level, notice.text.clone())).collect()
+}
+
+fn scrub(sim: &mut SimArray) -> (u64, u64) {
+    sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
+    sim.settle();
+    let last = sim.status().last_scrub.expect("it has ended");
+    (last.errors, last.repaired)
+}
+
+#[test]
+fn a_failed_array_names_the_members_that_can_come_back_and_takes_them() {
+    let (mut sim, model) = filled(2, 2);
+    for member in 0..3 {
+        disk(&mut sim, member).dead = true;
+        let id = sim.submit_write(0, &model[..BLOCK], true);
+        assert_eq!(sim.wait(id).is_ok(), member < 2);
+        sim.settle();
+    }
+    let status = sim.status();
+    assert_eq!(status.state, ArrayState::Failed);
+    let first = |member: usize| status.members[member].conditions.contains(&MemberCondition::ServedLast);
+    assert_eq!([first(0), first(1), first(2), first(3)], [false, false, true, false]);
+    for early in [0, 1] {
+        let refusal = online(&mut sim, early).expect_err("it lacks what was written since");
+        assert!(refusal.contains("first") && refusal.contains("for member 2;"), "{refusal}");
+    }
+    online(&mut sim, 2).expect("it comes first");
+    sim.settle();
+    assert!(sim.status().members.iter().all(|member| member.conditions.is_empty()));
+    for early in [0, 1] {
+        online(&mut sim, early).expect("it is caught up");
+        sim.settle();
+    }
+    assert_eq!(sim.status().state, ArrayState::Online);
+    assert!(sim.read(0, model.len()).expect("readable") == model);
+    assert_eq!(told(&sim, NoticeKind::ArrayServesAgain).len(), 1);
+}
+
+/// Two members vanish, and older copies of them come back.
+fn refused_while_it_runs() -> SimArray {
+    let (mut sim, model) = filled(2, 1);
+    // The superblocks tell that there are writes before the copies are taken: these cannot be told by that.
+    let id = sim.submit_write(0, &model[..BLOCK], true);
+    sim.wait(id).expect("written");
+    let older = [0, 1].map(|member| disk(&mut sim, member).copy(false));
+    for round in 0..8 {
+        let id = sim.submit_write(round * 5 * BLOCK as u64, &[round as u8; BLOCK], true);
+        sim.wait(id).expect("written");
+    }
+    for member in [0, 1] {
+        disk(&mut sim, member).dead = true;
+    }
+    let id = sim.submit_write(0, &model[..BLOCK], true);
+    assert!(sim.wait(id).is_err());
+    assert_eq!(sim.status().state, ArrayState::Failed);
+    for (id, copy) in [0, 1].into_iter().zip(&older) {
+        sim.disks.get_mut(&id).expect("a disk").restore(copy);
+    }
+    let back = (0..2).find(|&member| {
+        let status = sim.status();
+        status.members[member].conditions.contains(&MemberCondition::ServedLast)
+    });
+    let back = back.expect("one was in service until then") as u16;
+    online(&mut sim, back).expect("its superblock says that it is current");
+    sim.settle();
+    live(&mut sim, 20);
+    sim
+}
+
+#[test]
+fn an_array_whose_log_is_refused_while_it_runs_has_failed_and_begins_nothing() {
+    let mut sim = refused_while_it_runs();
+    let status = sim.status();
+    assert!(matches!(status.log, LogState::Refused(_)), "{:?}", status.log);
+    assert_eq!(status.state, ArrayState::Failed);
+    assert_eq!(told(&sim, NoticeKind::ArrayServesAgain), [], "it does not");
+    for request in [AdminRequest::ScrubStart, AdminRequest::Repair] {
+        let refusal = sim.admin(request).expect_err("nothing can run").0;
+        assert!(refusal.contains("cannot be served"), "{refusal}");
+    }
+    let device = sim.add_blank_disk();
+    sim.admin(AdminRequest::Replace { member: MemberIndex(0), device }).expect_err("nothing can be built");
+    assert!(sim.status().activities.is_empty());
+    assert_eq!(sim.read(0, BLOCK), Err(ClientError::Io));
+}
+
+#[test]
+fn a_write_that_ends_for_lack_of_space_is_counted_and_told_and_nothing_else_is_said_to_succeed() {
+    let (mut sim, model) = filled(2, 2);
+    for disk in sim.disks.values_mut() {
+        disk.inject(PassingFault::new(Trouble::NoSpace).on(OpKinds::WRITES));
+    }
+    // One into the log, one to a place of its own.
+    let writes = [
+        sim.submit_write(0, &[7; BLOCK], false),
+        sim.submit_write(2 * CHUNK as u64 * 3, &[8; 2 * CHUNK], false),
+    ];
+    live(&mut sim, 40);
+    for write in writes {
+        assert_eq!(sim.poll(write).map(|end| end.map(|_| ())), Some(Err(ClientError::NoSpace)));
+    }
+    assert_eq!(sim.status().client_errors, 2);
+    let failed = told(&sim, NoticeKind::ClientFailed);
+    assert!(failed.len() == 1 && failed[0].1.contains("for lack of space"), "{failed:?}");
+    assert_eq!(told(&sim, NoticeKind::ShortageEnded), [], "nothing has succeeded");
+    let full = |sim: &SimArray| {
+        let status = sim.status();
+        status.members.iter().filter(|member| member.conditions.contains(&MemberCondition::Full)).count()
+    };
+    assert!(full(&sim) > 0);
+    sim.disks.values_mut().for_each(SimDisk::clear_faults);
+    live(&mut sim, 5);
+    sim.settle();
+    assert_eq!((full(&sim), sim.status().state), (0, ArrayState::Online));
+    let read = sim.read(CHUNK as u64, CHUNK).expect("readable");
+    assert!(read == model[CHUNK..2 * CHUNK]);
+    sim.admin(AdminRequest::Clear { member: None }).expect("cleared");
+    assert_eq!(sim.status().client_errors, 0);
+}
+
+#[test]
+fn a_device_that_another_takes_the_place_of_while_it_is_built_is_said_to_be_given_up() {
+    let (mut sim, _) = filled(2, 2);
+    sim.admin(AdminRequest::Fail { member: MemberIndex(1) }).expect("failed");
+    let device = sim.add_blank_disk();
+    let outcome = sim.submit_admin(AdminRequest::Replace { member: MemberIndex(1), device });
+    let outcome = sim.poll_admin(outcome).expect("at once").expect("it begins").0;
+    assert!(!outcome.contains("given up"), "{outcome}");
+    assert_eq!(sim.status().members[1].state, MemberState::Rebuilding);
+    let device = sim.add_blank_disk();
+    let outcome = sim.submit_admin(AdminRequest::Replace { member: MemberIndex(1), device });
+    let outcome = sim.poll_admin(outcome).expect("at once").expect("it begins").0;
+    assert!(outcome.contains("is given up") && !outcome.contains("beside it"), "{outcome}");
+    let given_up = told(&sim, NoticeKind::ReplacementGivenUp);
+    assert!(given_up.len() == 1 && given_up[0].1.contains("rebuild of member 1 ended"), "{given_up:?}");
+    sim.settle();
+    assert_eq!(sim.status().state, ArrayState::Online);
+}
+
+#[test]
+fn errors_of_a_new_device_are_not_counted_of_the_one_that_it_is_to_replace() {
+    let (mut sim, _) = filled(2, 2);
+    let device = sim.add_blank_disk();
+    let new = *sim.disks.keys().max().expect("the new one");
+    sim.disks.get_mut(&new).expect("a disk").inject(PassingFault::new(Trouble::Medium).on(OpKinds::WRITES));
+    sim.admin(AdminRequest::Replace { member: MemberIndex(1), device }).expect("it begins");
+    sim.settle();
+    let member = &sim.status().members[1];
+    assert_eq!((member.state, member.replacement), (MemberState::Online, None));
+    assert_eq!(told(&sim, NoticeKind::ReplacementGivenUp).len(), 1);
+    assert_eq!((member.counters.write_errors, member.counters.read_errors), (0, 0));
+}
+
+#[test]
+fn copies_of_pages_that_give_errors_count_as_read_errors() {
+    let (mut sim, _) = filled(2, 2);
+    let pages = DiskRegion::Pages.ranges(&sim.disks[&0]);
+    disk(&mut sim, 1).inject(PassingFault::new(Trouble::Medium).on(OpKinds::READS).within(pages));
+    let (errors, _) = scrub(&mut sim);
+    assert!(errors > 0);
+    let counters = sim.status().members[1].counters;
+    assert!(counters.read_errors > 0 && counters.checksum_errors == 0, "{counters:?}");
+}
+
+#[test]
+fn a_repair_that_comes_before_the_log_is_replayed_is_told_to_wait() {
+    let (mut sim, _) = filled(2, 1);
+    let id = sim.submit_write(0, &[3; BLOCK], true);
+    sim.wait(id).expect("written");
+    let mut sim = sim.kill_and_restart(false).expect("it starts");
+    assert_eq!(sim.status().log, LogState::Replaying);
+    let request = sim.submit_admin(AdminRequest::Repair);
+    let refusal = sim.poll_admin(request).expect("at once").expect_err("not yet").0;
+    assert!(refusal.contains("being replayed"), "{refusal}");
+    let flush = sim.submit(ClientRequest::Flush);
+    sim.wait(flush).expect("it serves");
+    sim.admin(AdminRequest::Repair).expect("it begins");
+}
+
+#[test]
+fn a_scrub_counts_as_repaired_what_can_be_read_again() {
+    let (mut sim, model) = filled(2, 2);
+    let data = sim.data_region();
+    let blocks = sim.disks[&1].written_blocks(data.clone());
+    disk(&mut sim, 1).bad_blocks.extend(&blocks);
+    let (errors, repaired) = scrub(&mut sim);
+    assert_eq!(
+        (errors, repaired),
+        (blocks.len() as u64, blocks.len() as u64),
+        "a bad sector that is written is good"
+    );
+    assert_eq!(sim.status().members[1].counters.repaired, repaired);
+    // A device that takes writes, and reads nothing.
+    disk(&mut sim, 1).inject(PassingFault::new(Trouble::Medium).on(OpKinds::READS).within([data]));
+    let (errors, repaired) = scrub(&mut sim);
+    assert_eq!((errors, repaired), (blocks.len() as u64, 0));
+    assert_eq!(sim.status().members[1].counters.repaired, errors, "as before");
+    disk(&mut sim, 1).clear_faults();
+    assert_eq!(scrub(&mut sim), (0, 0));
+    assert!(sim.read(0, model.len()).expect("readable") == model);
+}
+
+#[test]
+fn a_scrub_finds_and_mends_superblocks_that_were_overwritten() {
+    for (garbage, copies) in [(0x00, 4), (0x77, 4), (0x77, 1), (0x00, 2)] {
+        let (mut sim, model) = filled(2, 2);
+        assert_eq!(scrub(&mut sim), (0, 0), "they are whole");
+        let ranges = DiskRegion::Superblocks.ranges(&sim.disks[&2]);
+        for range in ranges.into_iter().rev().take(copies) {
+            let len = (range.end - range.start) as usize;
+            disk(&mut sim, 2).poke(range.start, &vec![garbage; len]);
+        }
+        let (errors, repaired) = scrub(&mut sim);
+        assert!(errors > 0 && errors == repaired, "{garbage} {copies}: {errors}, {repaired}");
+        assert_eq!(told(&sim, NoticeKind::SuperblockDamaged).len() as u64, errors);
+        let counters = sim.status().members[2].counters;
+        assert_eq!((counters.checksum_errors, counters.repaired), (errors, repaired));
+        assert_eq!(scrub(&mut sim), (0, 0), "they are whole again");
+        let mut sim = sim.kill_and_restart(false).expect("it starts");
+        sim.settle();
+        assert_eq!(sim.status().state, ArrayState::Online);
+        assert!(sim.read(0, model.len()).expect("readable") == model);
+    }
+}
+
+#[test]
+fn superblocks_that_cannot_be_read_are_errors_of_a_scrub_and_count_as_repaired_when_they_can() {
+    let (mut sim, _) = filled(2, 2);
+    let ranges = DiskRegion::Superblocks.ranges(&sim.disks[&2]);
+    disk(&mut sim, 2).inject(PassingFault::new(Trouble::Medium).on(OpKinds::READS).within(ranges.clone()));
+    assert_eq!(scrub(&mut sim), (4, 0), "they give errors still");
+    let counters = sim.status().members[2].counters;
+    assert!(counters.read_errors >= 4 && counters.checksum_errors == 0, "{counters:?}");
+    disk(&mut sim, 2).clear_faults();
+    assert_eq!(scrub(&mut sim), (0, 0));
+    // Sectors that are good again when they are written.
+    let blocks = ranges.into_iter().flat_map(|range| (range.start..range.end).step_by(BLOCK));
+    let blocks: Vec<u64> = blocks.map(|at| at / BLOCK as u64).collect();
+    disk(&mut sim, 2).bad_blocks.extend(blocks);
+    let (errors, repaired) = scrub(&mut sim);
+    assert!(errors > 0 && errors == repaired, "{errors}, {repaired}");
+}
+
+#[test]
+fn a_scrub_of_superblocks_that_are_being_written_finds_nothing_wrong() {
+    let (mut sim, _) = filled(2, 2);
+    for round in 0..30 {
+        sim.submit_admin(AdminRequest::ScrubStart);
+        for step in 0..40 {
+            let id = sim.submit_write(step * BLOCK as u64, &[round; BLOCK], step % 3 == 0);
+            if step % 4 == 0 {
+                sim.wait(id).expect("written");
+                sim.sleep(700);
+            }
+            for _ in 0..step {
+                sim.step();
+            }
+        }
+        sim.settle();
+        let last = sim.status().last_scrub.expect("it has ended");
+        assert_eq!((last.errors, last.repaired), (0, 0), "{:?}", sim.notices.last());
+    }
+}
