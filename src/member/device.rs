@@ -81,8 +81,10 @@ pub enum DeviceKind {
 pub struct DeviceFacts {
     /// File or block device.
     pub kind: DeviceKind,
-    /// Size in bytes, rounded down to the sector.
+    /// Size in bytes, rounded down to the sector: what can be read and written.
     pub bytes: u64,
+    /// Size in bytes as the system tells it, for people: not rounded.
+    pub exact_bytes: u64,
     /// Smallest unit of I/O in bytes: a power of two of 512 to 4096.
     pub sector: u32,
     /// It spins (as far as the system tells; false for files).
@@ -231,6 +233,7 @@ impl Device {
         let facts = DeviceFacts {
             kind: DeviceKind::File,
             bytes,
+            exact_bytes: bytes,
             sector: SECTOR_BYTES as u32,
             rotational: false,
             memory: false,
@@ -439,6 +442,7 @@ impl Device {
         let facts = DeviceFacts {
             kind: DeviceKind::Remote,
             bytes: export.size - export.size % u64::from(sector),
+            exact_bytes: export.size,
             sector,
             rotational: export.rotational,
             memory: false,
@@ -485,8 +489,8 @@ impl Device {
             }
         };
         let sector = sector.max(SECTOR_BYTES as u32);
-        let bytes = bytes - bytes % u64::from(sector);
-        let facts = DeviceFacts { kind, bytes, sector, rotational, memory, direct };
+        let (exact_bytes, bytes) = (bytes, bytes - bytes % u64::from(sector));
+        let facts = DeviceFacts { kind, bytes, exact_bytes, sector, rotational, memory, direct };
         Ok(Device::new(path, Backing::Local(file), facts, Instant::now()))
     }
 
