@@ -18,7 +18,7 @@ use crate::format::{
     check_array_name, geometry_for, leftover_bytes, member_bytes_for,
 };
 use crate::member::{Access, Device, DeviceError, DeviceKind, RemoteError, is_remote};
-use crate::units::{HumanSize, SECTOR_BYTES, shown};
+use crate::units::{HumanSize, SECTOR_BYTES, quoted, shown};
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
@@ -307,7 +307,7 @@ impl CreatePlan {
             }
         }
         let name = &self.request.name;
-        let dirs: Vec<String> = places.iter().map(|place| format!(" --dir {}", shown(place))).collect();
+        let dirs: Vec<String> = places.iter().map(|place| format!(" --dir {}", quoted(place))).collect();
         // What JSON calls a string, TOML does, too.
         let search: Vec<String> = places
             .iter()
