@@ -45,7 +45,7 @@ pub(super) fn serve(args: ServeArgs, socket: Option<PathBuf>, log_format: Option
     let config = read()?;
     if check {
         say(&format!("{name}: valid\n"))?;
-        if config.listen.tcp.is_some() {
+        if config.listen.tcp.is_some() && config.listen.unix.is_some() {
             let most = config.listen.max_connections as usize;
             say(&format!(
                 "of {most} NBD connections (max_connections), {} at most are of TCP clients; the rest is kept for the unix socket\n",
