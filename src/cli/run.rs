@@ -38,7 +38,7 @@ pub(super) fn serve(args: ServeArgs, socket: Option<PathBuf>, log_format: Option
         let file = file.clone().or_else(|| Some(PathBuf::from(SYSTEM_CONFIG)).filter(|file| file.exists()));
         let mut config = file.map_or_else(|| Ok(Config::default()), |file| Config::load(&file))?;
         if let Some(socket) = &socket {
-            config.daemon.control_socket.clone_from(socket);
+            config.set_control_socket(socket)?;
         }
         Ok(config)
     };
