@@ -216,7 +216,7 @@ impl Device {
             return Device::connect(path, access);
         }
         let meta = std::fs::metadata(path).map_err(|e| DeviceError::from_io(path, "look at it", e))?;
-        let kind = kind_of(path, &meta)?;
+        let kind = member_kind(path, &meta)?;
         let memory = kind == DeviceKind::File && lives_in_memory(path);
         let (file, direct) = open_file(path, access, kind, !memory)?;
         let opened = file.metadata().map_err(|e| DeviceError::from_io(path, "look at it", e))?;
@@ -281,7 +281,7 @@ impl Device {
             .create_new(true)
             .mode(0o600)
             .open(path)
-            .map_err(|e| fail("create it", e))?;
+            .map_err(|e| not_created(path, &e).unwrap_or_else(|| fail("create it", e)))?;
         let finish = || {
             file.set_len(bytes).map_err(|e| fail("set its size", e))?;
             file.sync_all().map_err(|e| fail("flush it", e))?;
@@ -461,7 +461,7 @@ impl Device {
     ) -> Result<Device, DeviceError> {
         let fail = |action: &str, e: io::Error| DeviceError::from_io(path, action, e);
         let meta = file.metadata().map_err(|e| fail("look at it", e))?;
-        let kind = kind_of(path, &meta)?;
+        let kind = member_kind(path, &meta)?;
         let node = Node::of(&meta);
         let held = if access.locks() { Some(lock(&file, path, &node)?) } else { None };
         let file = LocalFile { file: Some(file), node, held, closes_slowly: !memory };
@@ -501,6 +501,42 @@ impl Device {
     }
 }
 
+/// Why the system refuses even an empty file, where it has a more common reason than its errno says.
+fn not_created(path: &Path, error: &io::Error) -> Option<DeviceError> {
+    let path = path.to_path_buf();
+    let room = FileRoom::beside(&path);
+    match error.raw_os_error()? {
+        libc::ENOSPC if room.files_left == Some(0) => Some(DeviceError::NoInodes { path }),
+        libc::ENOENT | libc::EACCES | libc::EPERM if room.is_none => Some(DeviceError::NoFiles { path }),
+        _ => None,
+    }
+}
+
+/// What a filesystem says of the files that it may still take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FileRoom {
+    /// How many, in number; none where there is no limit.
+    pub files_left: Option<u64>,
+    /// It seems to have neither blocks nor files, as /proc has.
+    pub is_none: bool,
+}
+
+impl FileRoom {
+    /// Of the filesystem that a file at this path would be on. What cannot be found out is no limit.
+    #[must_use]
+    pub fn beside(path: &Path) -> FileRoom {
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let Ok(fs) = nix::sys::statvfs::statvfs(parent.unwrap_or(Path::new("."))) else {
+            return FileRoom::default();
+        };
+        FileRoom {
+            // Of those that make inodes as they need them, both are 0.
+            files_left: (fs.files() > 0).then(|| fs.files_available()),
+            is_none: fs.blocks() == 0 && fs.files() == 0,
+        }
+    }
+}
+
 /// How long a lock without a living holder is waited for: a daemon that was killed lets go of its members only
 /// when the kernel has taken its io_uring apart.
 const DYING_HOLDER_WAIT: Duration = Duration::from_secs(5);
@@ -531,7 +567,11 @@ fn lock(file: &File, path: &Path, node: &Node) -> Result<Held, DeviceError> {
     }
 }
 
-fn kind_of(path: &Path, meta: &Metadata) -> Result<DeviceKind, DeviceError> {
+/// What kind of device a path leads to, as the system has told of it.
+///
+/// # Errors
+/// When it is neither a regular file nor a block device.
+pub fn member_kind(path: &Path, meta: &Metadata) -> Result<DeviceKind, DeviceError> {
     let kind = meta.file_type();
     let found = match () {
         () if kind.is_file() => return Ok(DeviceKind::File),

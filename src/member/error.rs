@@ -112,6 +112,21 @@ pub enum DeviceError {
         /// The size asked for.
         bytes: u64,
     },
+    /// The filesystem has as many files as it can have.
+    #[error(
+        "{}: the filesystem has no room for another file (it is out of inodes, 'df -i' shows them): remove files, or choose another directory",
+        shown(path)
+    )]
+    NoInodes {
+        /// The path as given.
+        path: PathBuf,
+    },
+    /// The directory is none of files: /proc, /sys.
+    #[error("{}: no file can be created in this directory: choose another one", shown(path))]
+    NoFiles {
+        /// The path as given.
+        path: PathBuf,
+    },
     /// A request outside the device or off its sectors: a mistake of the caller.
     #[error(
         "{}: {len} bytes at {offset} are outside the device or off its {sector}-byte sectors",
