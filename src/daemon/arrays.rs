@@ -15,7 +15,7 @@ use crate::control::{
 use crate::format::{MemberState, ReplacementRecord};
 use crate::member::{DEFAULT_MEMBER_TIMEOUT, await_closings};
 use crate::units::{HumanSize, shown};
-use crate::volume::{AdminRequest, NoticeLevel};
+use crate::volume::{AdminRequest, NoticeLevel, STOPPED_CLEANLY};
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
@@ -256,9 +256,12 @@ impl Daemon {
         self.forget_served(id);
         await_closings(CLOSING_WAIT);
         let unkept = self.import_again(uuid, None);
-        result?;
-        self.notice(&name, kinds::EXPORTED, NoticeLevel::Info, "exported, stopped cleanly".into());
-        let warnings = note.into_iter().chain(unkept).collect();
+        let how = result?.0;
+        let cleanly = how == STOPPED_CLEANLY;
+        let level = if cleanly { NoticeLevel::Info } else { NoticeLevel::Warning };
+        self.notice(&name, kinds::EXPORTED, level, format!("exported, {how}"));
+        let how = (!cleanly).then(|| format!("array '{name}' was {how}"));
+        let warnings = note.into_iter().chain(how).chain(unkept).collect();
         Ok(Done { message: format!("array '{name}' is stopped"), warnings, ..Done::default() })
     }
 
