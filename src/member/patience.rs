@@ -172,6 +172,15 @@ fn new_thread() -> io::Result<std::thread::Builder> {
     Ok(std::thread::Builder::new())
 }
 
+/// Runs something that can begin no threads here.
+#[cfg(test)]
+pub(crate) fn without_threads<T>(run: impl FnOnce() -> T) -> T {
+    tests::NO_THREADS.set(true);
+    let value = run();
+    tests::NO_THREADS.set(false);
+    value
+}
+
 /// Where a call and who waits for it agree on whether it was given up.
 struct Ended {
     path: PathBuf,
