@@ -18,8 +18,9 @@ pub enum DeviceError {
     },
     /// The system refuses access.
     #[error(
-        "{}: permission denied: run as a user who may read and write it, or change its mode",
-        shown(path)
+        "{}: permission denied for uid {}: let that user enter its directory, and read and write it, or run as one who may",
+        shown(path),
+        nix::unistd::geteuid()
     )]
     Permission {
         /// The path as given.
