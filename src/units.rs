@@ -7,7 +7,7 @@ mod rate_limit;
 mod size;
 mod time;
 
-pub use printable::{Printable, PrintableLines, ShownPath, is_unprintable, shown};
+pub use printable::{Printable, PrintableLines, ShownPath, is_unprintable, quoted, shown};
 pub use rate_limit::RateLimit;
 pub use size::{HumanSize, ParseSizeError, SizeBeside, two_sizes};
 pub use time::UnixTime;

@@ -4,7 +4,7 @@ use super::current::{Mark, is_current};
 use super::members::{Device, Progress, Replacement};
 use super::startup::Life;
 use super::{AdminError, AdminOutcome, AdminRequest, NewDevice, NoticeKind, NoticeLevel, RequestId};
-use super::{Array, ArrayAction, Stopping};
+use super::{Array, ArrayAction, STOPPED_CLEANLY, Stopping};
 use crate::format::{COPY_BYTES, MemberSet, MemberState, Role, Superblock, region_end};
 use crate::units::{MemberIndex, Timestamp};
 
@@ -356,17 +356,40 @@ impl Array {
             // A member failed during the last update; the next one records that.
             return;
         }
-        self.stop_now(id);
+        self.stop_now(id, true);
     }
 
-    pub(super) fn stop_now(&mut self, id: RequestId) {
+    /// `is_recorded`: the superblocks say what this array knows.
+    pub(super) fn stop_now(&mut self, id: RequestId, is_recorded: bool) {
+        let words = self.words_for_stop(is_recorded);
         self.stopping = Some(Stopping::Stopped);
         let exchanged = std::mem::take(&mut self.exchanged);
         let exchanged = exchanged.into_iter().map(|replaced| replaced.device.id);
         for device in self.devices().into_iter().map(|(_, _, device)| device.id).chain(exchanged) {
             self.actions.push(ArrayAction::Release(device));
         }
-        self.admin_done(id, Ok(AdminOutcome("stopped".into())));
+        self.admin_done(id, Ok(AdminOutcome(words.into())));
+    }
+}
+
+impl Array {
+    /// How a stop that ends now leaves the array.
+    fn words_for_stop(&self, is_recorded: bool) -> &'static str {
+        let is_marked = !self.supers.is_dirty() && !matches!(self.stopping, Some(Stopping::Marking(_)));
+        match &self.redo.life {
+            // An array that was idle has the mark already.
+            _ if self.is_failed() && is_marked => {
+                "stopped while FAILED; it had been idle, and is marked clean"
+            }
+            _ if self.is_failed() => {
+                "stopped while FAILED, and not cleanly: its log is replayed when enough of its members are back"
+            }
+            Life::Refused(_) => "stopped as it was found: it could not be served",
+            _ if self.supers.is_dirty() || !is_recorded => {
+                "stopped, and not cleanly: its log is replayed at the next start"
+            }
+            _ => STOPPED_CLEANLY,
+        }
     }
 }
 

@@ -214,6 +214,9 @@ pub struct NewDevice {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdminOutcome(pub String);
 
+/// Outcome of a stop that leaves nothing to be replayed; of another one, the outcome says why it is not.
+pub const STOPPED_CLEANLY: &str = "stopped cleanly";
+
 /// Why an administrator's request was refused; nothing was changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]

@@ -372,7 +372,7 @@ impl Array {
             self.member_mut(index).counters.read_errors += 1;
         }
         if fault.kind == IoFaultKind::Gone {
-            self.fault_device(index, device, MemberState::Faulted, format!("a read failed: {fault}"));
+            self.fault_by(index, device, format!("a read failed: {fault}"), fault);
         }
     }
 
@@ -537,7 +537,7 @@ impl Array {
             return;
         }
         self.member_mut(index).counters.write_errors += u64::from(self.is_primary(device));
-        self.fault_device(index, device, MemberState::Faulted, format!("a {what} failed: {fault}"));
+        self.fault_by(index, device, format!("a {what} failed: {fault}"), fault);
     }
 
     /// A flush failed: nobody knows what of the earlier writes is on the medium, so the member is gone, also as
@@ -564,14 +564,33 @@ impl Array {
 
     /// Takes a device out of service. Does nothing when it is out already.
     pub(super) fn fault_device(&mut self, index: MemberIndex, id: DeviceId, to: MemberState, reason: String) {
+        self.out_of_service(index, id, to, reason, to == MemberState::Missing);
+    }
+
+    /// The same for a fault of the device.
+    fn fault_by(&mut self, index: MemberIndex, id: DeviceId, reason: String, fault: IoFault) {
+        self.out_of_service(index, id, MemberState::Faulted, reason, fault.kind == IoFaultKind::Gone);
+    }
+
+    /// `out_of_reach`: nothing is known against the device but that it cannot be reached.
+    fn out_of_service(
+        &mut self,
+        index: MemberIndex,
+        id: DeviceId,
+        to: MemberState,
+        reason: String,
+        out_of_reach: bool,
+    ) {
         match self.find_device(id) {
-            Some((member, Which::Primary)) if member == index => self.fault_primary(index, to, reason),
+            Some((member, Which::Primary)) if member == index => {
+                self.fault_primary(index, to, reason, out_of_reach);
+            }
             Some((member, Which::Replacement)) if member == index => self.drop_replacement(index, &reason),
             _ => {}
         }
     }
 
-    fn fault_primary(&mut self, index: MemberIndex, to: MemberState, reason: String) {
+    fn fault_primary(&mut self, index: MemberIndex, to: MemberState, reason: String, out_of_reach: bool) {
         let was_failed = self.is_failed();
         if self.member(index).state == MemberState::Online {
             let tail = self.tail_of_leaving();
@@ -621,6 +640,8 @@ impl Array {
             let left = self.online().len() - self.map.k;
             let advice = match self.member(index).state {
                 MemberState::Offline => "'calpe online' brings it back",
+                // Only the daemon knows which devices it goes on trying to reach.
+                _ if out_of_reach => "'calpe status' says whether it comes back by itself, and what to do",
                 _ => "replace the member",
             };
             let text = format!(

@@ -411,7 +411,7 @@ impl Array {
             self.done(piece, Err(ClientError::Stopping));
         }
         self.stopping = Some(Stopping::Marking(id));
-        self.stop_now(id);
+        self.stop_now(id, false);
         true
     }
 

@@ -38,14 +38,14 @@ pub(super) fn serve(args: ServeArgs, socket: Option<PathBuf>, log_format: Option
         let file = file.clone().or_else(|| Some(PathBuf::from(SYSTEM_CONFIG)).filter(|file| file.exists()));
         let mut config = file.map_or_else(|| Ok(Config::default()), |file| Config::load(&file))?;
         if let Some(socket) = &socket {
-            config.daemon.control_socket.clone_from(socket);
+            config.set_control_socket(socket)?;
         }
         Ok(config)
     };
     let config = read()?;
     if check {
         say(&format!("{name}: valid\n"))?;
-        if config.listen.tcp.is_some() {
+        if config.listen.tcp.is_some() && config.listen.unix.is_some() {
             let most = config.listen.max_connections as usize;
             say(&format!(
                 "of {most} NBD connections (max_connections), {} at most are of TCP clients; the rest is kept for the unix socket\n",

@@ -6,7 +6,7 @@ use crate::control::{
     ArrayReport, CertificateReport, Condition, EngineReport, Event, Importable, LastScrub, MemberReport,
     ScanReport, StartReport, is_notable,
 };
-use crate::units::{HumanSize, Printable, PrintableLines, UnixTime};
+use crate::units::{HumanSize, Printable, PrintableLines, UnixTime, quoted};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -401,7 +401,7 @@ fn dirs_of(array: &Importable) -> String {
     let remote = |path: &Path| path.to_str().is_some_and(|path| path.contains("://"));
     let places = paths.filter_map(|path| if remote(path) { Some(path) } else { path.parent() });
     let places: BTreeSet<&Path> = places.filter(|place| !place.as_os_str().is_empty()).collect();
-    places.iter().map(|place| format!(" --dir {}", place.display())).collect()
+    places.iter().map(|place| format!(" --dir {}", quoted(place))).collect()
 }
 
 /// `label: text`, further lines and what does not fit the width indented below; nothing for an empty text.
@@ -413,11 +413,11 @@ fn labelled(out: &mut String, label: &str, text: &str) {
     }
 }
 
-/// Breaks a sentence at spaces. A word that is too long (a URI) stays whole.
+/// Breaks a sentence at spaces. A word that is too long (a URI) stays whole, and so does a path in quotes.
 fn fold(line: &str) -> Vec<String> {
     let room = FOLD_COLUMNS - LABEL_COLUMNS - 1;
     let mut lines = vec![String::new()];
-    for word in line.split(' ') {
+    for word in words(line) {
         let last = lines.last_mut().expect("never empty");
         if last.is_empty() {
             last.push_str(word);
@@ -429,6 +429,22 @@ fn fold(line: &str) -> Vec<String> {
         }
     }
     lines
+}
+
+/// A sentence at its spaces, but those that a shell would take as parts of a word.
+fn words(line: &str) -> Vec<&str> {
+    let (mut is_quoted, mut is_escaped) = (false, false);
+    let at_space = move |c| {
+        let is_space = c == ' ' && !is_quoted && !is_escaped;
+        is_quoted ^= c == '"' && !is_escaped;
+        is_escaped = c == '\\' && !is_escaped;
+        is_space
+    };
+    // Quotes of a sentence need not come in pairs.
+    match line.matches('"').count().is_multiple_of(2) {
+        true => line.split(at_space).collect(),
+        false => line.split(' ').collect(),
+    }
 }
 
 /// `1:02:03`, with days before it when there are any.
@@ -585,6 +601,17 @@ members:
         assert_eq!(scan_line(&paused), "scrub 0.0 %, 0 B of 10 B, paused, 2 errors, 0 repaired");
         (paused.state, paused.errors) = (ScanState::WaitsForRebuild, 0);
         assert_eq!(scan_line(&paused), "scrub 0.0 %, 0 B of 10 B, waits for the rebuild");
+    }
+
+    #[test]
+    fn a_path_in_quotes_is_never_broken() {
+        let long = "x".repeat(FOLD_COLUMNS);
+        let line = format!("import it with 'calpe import tank --dir \"/srv/my {long} members\" --dir /mnt'");
+        let lines = fold(&line);
+        assert!(lines.contains(&format!("\"/srv/my {long} members\"")), "{lines:?}");
+        assert_eq!(fold(&format!("/a\\ {long}\\ b c"))[0], format!("/a\\ {long}\\ b"));
+        let odd = format!("12\" disks {long} are slow");
+        assert_eq!(fold(&odd), ["12\" disks", &long, "are slow"]);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! nor passes for success. Must not know how requests arrive, nor how arrays are assembled.
 
 use super::events::kinds;
-use super::import::{self, ImportError, LeftOut, Opened};
+use super::import::{self, ImportError, Opened};
 use super::search::{Found, Search, search_with};
 use super::service::{CLOSING_WAIT, Daemon, Done, Outcome, ServeOptions, Served, refusal};
 use super::waiting::Waiting;
@@ -14,8 +14,8 @@ use crate::control::{
 };
 use crate::format::{MemberState, ReplacementRecord};
 use crate::member::{DEFAULT_MEMBER_TIMEOUT, await_closings};
-use crate::units::{HumanSize, shown};
-use crate::volume::{AdminRequest, NoticeLevel};
+use crate::units::HumanSize;
+use crate::volume::{AdminRequest, NoticeLevel, STOPPED_CLEANLY};
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
@@ -51,6 +51,9 @@ impl Daemon {
     pub(super) fn importable(&self, dirs: &[PathBuf]) -> Reply {
         // Where `import` looks, too: devices that served an array are part of it wherever they are.
         let found = search_with(&self.places(dirs), &self.earlier_paths(None), DEFAULT_MEMBER_TIMEOUT);
+        if let Err(error) = found.check_whole() {
+            return Reply::Error(error.into());
+        }
         let served: Vec<Uuid> = self.served_uuids();
         let mut arrays: Vec<Importable> = found
             .arrays
@@ -69,6 +72,7 @@ impl Daemon {
         // Devices that served an array are part of it wherever they are.
         let earlier = self.earlier_paths(array.filter(|_| !all));
         let found = search_with(&places, &earlier, DEFAULT_MEMBER_TIMEOUT);
+        found.check_whole()?;
         let is_served = |uuid: &Uuid| self.served_uuids().contains(uuid);
         let is_there = |members: &[Found]| members.iter().any(|member| !member.remembered);
         let chosen: Vec<Uuid> = match (array, all) {
@@ -108,7 +112,11 @@ impl Daemon {
             match self.import_one(&found, uuid, force, dry_run) {
                 Ok(Done { message, warnings, .. }) => {
                     lines.push(message);
-                    done.warnings.extend(warnings);
+                    for warning in warnings {
+                        if !done.warnings.contains(&warning) {
+                            done.warnings.push(warning);
+                        }
+                    }
                     if !dry_run {
                         let again = Some(&places).filter(|_| !once).map(Vec::as_slice);
                         done.warnings.extend(self.import_again(uuid, again));
@@ -171,31 +179,16 @@ impl Daemon {
         let _change = self.begin_change(array)?;
         let mut opened = import::open(&found.arrays[&array], options.force, options.limits.local)?;
         opened.warnings.extend(self.lost_replacements(&opened));
-        self.note_overwritten(found, &mut opened);
+        opened.explain_missing(found, |_, device| self.earlier_path(array, device));
         if opened.assembled.seats.iter().any(|seat| seat.state == MemberState::Missing) {
-            opened.warnings.extend(found.unread.iter().take(UNREAD_TOLD).cloned());
+            let unread: Vec<String> = opened.not_told(&found.unread).take(UNREAD_TOLD).cloned().collect();
+            opened.warnings.extend(unread);
         }
         let mut warnings = opened.warnings.clone();
         warnings.extend(opened.left_out.iter().map(|left| left.reason.clone()));
-        opened.warnings.splice(0..0, told.iter().cloned());
+        let told: Vec<String> = opened.not_told(told).cloned().collect();
+        opened.warnings.splice(0..0, told);
         Ok((self.serve(opened, options)?, warnings))
-    }
-
-    /// Says of members that are missing that something without a superblock is where they were.
-    fn note_overwritten(&self, found: &Search, opened: &mut Opened) {
-        let array = opened.assembled.superblock.array;
-        let left_out = &mut opened.left_out;
-        for seat in opened.assembled.seats.iter_mut().filter(|seat| seat.state == MemberState::Missing) {
-            let path = self.earlier_path(array, seat.uuid).filter(|path| found.blank.contains(path));
-            if let Some(path) = path.filter(|_| left_out.iter().all(|left| left.device != seat.uuid)) {
-                let reason = format!(
-                    "{}: holds no Calpe superblock any more: it was overwritten, or is another device",
-                    shown(&path)
-                );
-                seat.reason = Some(reason.clone());
-                left_out.push(LeftOut { device: seat.uuid, path: Some(path), reason });
-            }
-        }
     }
 
     /// Replacements that were being built when the array was stopped and whose devices are not there, a line
@@ -256,9 +249,12 @@ impl Daemon {
         self.forget_served(id);
         await_closings(CLOSING_WAIT);
         let unkept = self.import_again(uuid, None);
-        result?;
-        self.notice(&name, kinds::EXPORTED, NoticeLevel::Info, "exported, stopped cleanly".into());
-        let warnings = note.into_iter().chain(unkept).collect();
+        let how = result?.0;
+        let cleanly = how == STOPPED_CLEANLY;
+        let level = if cleanly { NoticeLevel::Info } else { NoticeLevel::Warning };
+        self.notice(&name, kinds::EXPORTED, level, format!("exported, {how}"));
+        let how = (!cleanly).then(|| format!("array '{name}' was {how}"));
+        let warnings = note.into_iter().chain(how).chain(unkept).collect();
         Ok(Done { message: format!("array '{name}' is stopped"), warnings, ..Done::default() })
     }
 

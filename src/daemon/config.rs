@@ -5,12 +5,13 @@
 //! relative to the file. conf/calpe.toml is the commented example, and a test keeps it true. Pure but for reading
 //! the file and those of TLS that it names: whether sockets can be bound and arrays be found is not known here.
 
+mod sockets;
 mod tls;
 
+pub use sockets::SocketFault;
 pub use tls::ListenTlsConfig;
 
 use super::host_memory;
-use super::reactor::SOCKET_PATH_MAX;
 use super::state::DEFAULT_STATE_DIR;
 use crate::array::FullStripe;
 use crate::files::{self, ReadError, Source};
@@ -216,6 +217,9 @@ pub enum ConfigError {
         /// Everything that is wrong, in order of place.
         problems: Vec<Problem>,
     },
+    /// The control socket of the command line does not go with the file.
+    #[error("--socket: {0}")]
+    ControlSocket(SocketFault),
 }
 
 /// One thing that is wrong.
@@ -311,6 +315,7 @@ impl Reader<'_> {
         let listen = self.section(&root, "listen");
         let daemon = self.daemon(daemon.as_ref());
         let listen = self.listen(listen.as_ref(), &daemon.runtime_dir);
+        self.check_sockets(&root, &daemon, &listen);
         let gpu = self.section(&root, "gpu");
         let gpu = self.gpu(gpu.as_ref());
         let remote = self.section(&root, "remote").and_then(|section| self.remote(&section));
@@ -610,13 +615,7 @@ impl Reader<'_> {
         let dir = self.dir;
         self.value(section, key, |value| {
             let path = absolute(dir, string(value)?)?;
-            match path.as_os_str().len() {
-                len if len > SOCKET_PATH_MAX => Err(format!(
-                    "'{}' has {len} bytes, a socket's path may have at most {SOCKET_PATH_MAX}",
-                    shown(&path)
-                )),
-                _ => Ok(path),
-            }
+            sockets::check_length(&path).map(|()| path).map_err(|fault| fault.to_string())
         })
     }
 
@@ -691,7 +690,11 @@ impl Reader<'_> {
 }
 
 fn absolute(dir: &Path, text: &str) -> Result<PathBuf, String> {
-    if text.is_empty() || text.contains('\0') { Err("is not a path".into()) } else { Ok(dir.join(text)) }
+    if text.is_empty() || text.contains('\0') {
+        return Err("is not a path".into());
+    }
+    // Without the dots of "./members".
+    Ok(dir.join(text).components().collect())
 }
 
 fn string<'v>(value: &'v DeValue<'_>) -> Result<&'v str, String> {
@@ -755,6 +758,7 @@ fn expected(what: &str, found: &DeValue<'_>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::reactor::SOCKET_PATH_MAX;
     use super::*;
     use proptest::prelude::*;
 

@@ -18,7 +18,7 @@ use crate::format::{
     check_array_name, geometry_for, leftover_bytes, member_bytes_for,
 };
 use crate::member::{Access, Device, DeviceError, DeviceKind, RemoteError, is_remote};
-use crate::units::{HumanSize, SECTOR_BYTES, shown};
+use crate::units::{HumanSize, SECTOR_BYTES, quoted, shown};
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
@@ -270,7 +270,9 @@ impl CreatePlan {
         for (member, index) in self.members.iter().zip(0..) {
             let path = shown(&member.path);
             lines.push(match (&member.device, self.file_bytes) {
-                (Some(device), _) => format!("member {index}: {path}, {}", HumanSize(device.facts().bytes)),
+                (Some(device), _) => {
+                    format!("member {index}: {path}, {}", HumanSize(device.facts().exact_bytes))
+                }
                 (None, bytes) => {
                     format!("member {index}: {path}, a new sparse file of {}", HumanSize(bytes.unwrap_or(0)))
                 }
@@ -305,7 +307,7 @@ impl CreatePlan {
             }
         }
         let name = &self.request.name;
-        let dirs: Vec<String> = places.iter().map(|place| format!(" --dir {}", shown(place))).collect();
+        let dirs: Vec<String> = places.iter().map(|place| format!(" --dir {}", quoted(place))).collect();
         // What JSON calls a string, TOML does, too.
         let search: Vec<String> = places
             .iter()
@@ -457,7 +459,9 @@ fn open_all(paths: &[PathBuf], may_create: bool) -> Result<Vec<Planned>, CreateE
         }
         let device = match Device::open(path, Access::Exclusive) {
             Ok(device)
-                if device.facts().bytes == 0 && device.facts().kind == DeviceKind::File && may_create =>
+                if device.facts().exact_bytes == 0
+                    && device.facts().kind == DeviceKind::File
+                    && may_create =>
             {
                 return Err(CreateError::Empty { path: path.clone() });
             }
@@ -538,7 +542,8 @@ fn name_smallest<'d>(
 ) -> CreateError {
     match (&error, devices.find(|device| device.facts().bytes == smallest)) {
         (&LayoutError::TooSmall { needed, .. }, Some(device)) => {
-            DeviceError::TooShort { path: device.path().to_owned(), bytes: smallest, needed }.into()
+            let bytes = device.facts().exact_bytes;
+            DeviceError::TooShort { path: device.path().to_owned(), bytes, needed }.into()
         }
         _ => error.into(),
     }
@@ -759,6 +764,22 @@ mod tests {
         File::options().write(true).open(&request.members[1]).unwrap().set_len(5000).unwrap();
         let error = refusal(request).to_string();
         assert!(error.contains("m1") && error.contains("needed"), "{error}");
+    }
+
+    #[test]
+    fn a_short_note_is_never_called_empty() {
+        let dir = tempfile::tempdir().unwrap();
+        let request = request(dir.path(), 2, 1);
+        for bytes in [1, 19, 511, 513] {
+            fs::write(&request.members[1], vec![b'x'; bytes]).unwrap();
+            for force in [false, true] {
+                let error = refusal(CreateRequest { force, ..request.clone() }).to_string();
+                assert!(error.contains(&format!("m1: has {bytes} B, but ")), "{error}");
+                assert!(!error.contains("remove it"), "{error}");
+            }
+        }
+        fs::write(&request.members[1], "").unwrap();
+        assert!(matches!(refusal(request), CreateError::Empty { .. }));
     }
 
     #[test]

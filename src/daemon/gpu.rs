@@ -9,6 +9,7 @@ use crate::daemon::events::{EventLog, News, kinds};
 use crate::gpu::cuda::{CudaDriver, Tuning};
 use crate::gpu::{
     CalibrationSource, DeviceReport, DeviceState, Drill, GpuConfig, GpuError, GpuEventKind, GpuRuntime, Mode,
+    check_devices,
 };
 use crate::volume::NoticeLevel;
 use std::io;
@@ -56,6 +57,19 @@ impl Gpus {
                 Ok(Gpus { mode, runtime: Err(reason) })
             }
             Err(error) => Err(io::Error::other(error)),
+        }
+    }
+
+    /// Finds out early that a GPU is required and that there is none; opens nothing.
+    ///
+    /// # Errors
+    /// As [`Gpus::start`].
+    pub fn check(config: &GpuConfig) -> io::Result<()> {
+        match config.mode {
+            Mode::Require => {
+                check_devices(config, &CudaDriver::new(Tuning::default())).map_err(io::Error::other)
+            }
+            Mode::Auto | Mode::Off => Ok(()),
         }
     }
 
@@ -203,5 +217,6 @@ mod tests {
         let pool = Pool::new(1 << 20).expect("memory");
         let config = GpuConfig { mode: Mode::Require, devices: vec![4000], ..GpuConfig::default() };
         assert!(Gpus::start(&config, &pool, None).is_err());
+        assert!(Gpus::check(&config).is_err());
     }
 }

@@ -4,7 +4,7 @@
 //! be opened, or does not answer, is left out, unless another daemon may serve the array. Must not know of running arrays.
 
 use super::copies::{Twins, find_twins};
-use super::search::{Found, Search};
+use super::search::{Found, Search, Unusable};
 use super::superblocks::{Copies, check_length, patiently, read_copies, witness};
 use crate::array::assembly::{Assembled, AssemblyError, Candidate, Seat, assemble};
 use crate::format::{MemberState, Superblock, damaged_copies, newest_read};
@@ -50,6 +50,9 @@ pub enum ImportError {
     /// A member is in use or cannot be opened.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// Members could not be looked for: the text says why.
+    #[error("{0}")]
+    Threadless(String),
     /// The members do not make up an array.
     #[error("{source}{}{}", advice(source), left_out.iter().map(|line| format!("\nleft out: {line}")).collect::<String>())]
     Assembly {
@@ -97,11 +100,20 @@ fn list(places: &[PathBuf]) -> String {
 }
 
 impl Search {
+    /// Refuses a search that could not look at all there is: an array is not to start without members for that.
+    ///
+    /// # Errors
+    /// [`ImportError::Threadless`].
+    pub fn check_whole(&self) -> Result<(), ImportError> {
+        self.threadless.clone().map_or(Ok(()), |why| Err(ImportError::Threadless(why)))
+    }
+
     /// The array of that name or uuid.
     ///
     /// # Errors
     /// When there is none, or the name is not enough.
     pub fn choose(&self, wanted: &str, places: &[PathBuf]) -> Result<Uuid, ImportError> {
+        self.check_whole()?;
         if let Ok(uuid) = wanted.parse()
             && self.arrays.contains_key(&uuid)
         {
@@ -158,6 +170,39 @@ pub struct Opened {
     pub warnings: Vec<String>,
     /// Devices that are there and are not used.
     pub left_out: Vec<LeftOut>,
+}
+
+impl Opened {
+    /// Says of members that are missing what is there in their place, as far as the search has seen it. `place`: where the member
+    /// of an index and identity is to be.
+    pub fn explain_missing(&mut self, found: &Search, place: impl Fn(usize, Uuid) -> Option<PathBuf>) {
+        let Opened { assembled, left_out, .. } = self;
+        let seats = assembled.seats.iter_mut().enumerate();
+        for (index, seat) in seats.filter(|(_, seat)| seat.state == MemberState::Missing) {
+            if left_out.iter().any(|left| left.device == seat.uuid) {
+                continue;
+            }
+            let path = place(index, seat.uuid);
+            let is_own = |unusable: &&Unusable| match unusable.device {
+                Some(device) => device == seat.uuid,
+                None => Some(&unusable.path) == path.as_ref(),
+            };
+            if let Some(Unusable { path, reason, .. }) = found.unusable.iter().find(is_own) {
+                seat.reason = Some(reason.clone());
+                left_out.push(LeftOut {
+                    device: seat.uuid,
+                    path: Some(path.clone()),
+                    reason: reason.clone(),
+                });
+            }
+        }
+    }
+
+    /// Of lines that a search has told, those that are not the reason for a member that is left out.
+    pub fn not_told<'l>(&self, lines: &'l [String]) -> impl Iterator<Item = &'l String> {
+        let told: Vec<String> = self.left_out.iter().map(|left| left.reason.clone()).collect();
+        lines.iter().filter(move |line| !told.contains(line))
+    }
 }
 
 /// A device of an array that is there and is not used.

@@ -605,7 +605,9 @@ fn check_fit(target: &Target, device: &Device) -> Result<(), RequestError> {
     let facts = device.facts();
     let needed = target.needed_bytes();
     if facts.bytes < needed {
-        return Err(DeviceError::TooShort { path: device.path().into(), bytes: facts.bytes, needed }.into());
+        return Err(
+            DeviceError::TooShort { path: device.path().into(), bytes: facts.exact_bytes, needed }.into()
+        );
     }
     // Whatever sector the array shows to clients: members are read and written by whole blocks.
     if u64::from(facts.sector) > ROW_BYTES {

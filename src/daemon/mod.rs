@@ -20,6 +20,7 @@ pub mod gpu;
 mod host_memory;
 pub mod import;
 mod imports;
+mod leftovers;
 mod log_queue;
 pub mod logging;
 mod members;

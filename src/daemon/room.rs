@@ -1,7 +1,7 @@
 //! Whether filesystems have room for members, for those that only ask: `-n` of create and replace. Changes nothing that lasts:
 //! what cannot be found out without that counts as room. Must not know of arrays.
 
-use crate::member::{DeviceError, is_remote};
+use crate::member::{DeviceError, FileRoom, is_remote};
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io;
@@ -25,9 +25,9 @@ pub(super) struct Wanted {
 /// Checks the room for all of them together.
 ///
 /// # Errors
-/// [`DeviceError::NoSpace`] for the first that there is no room for; or why no file can be created in its place.
+/// For the first that there is no room for, in bytes or in files; or why no file can be created in its place.
 pub(super) fn check_room(wanted: &[Wanted]) -> Result<(), DeviceError> {
-    let mut free = Free::default();
+    let (mut free, mut files) = (Free::default(), Free::default());
     for Wanted { path, new_file, allocated } in wanted.iter().filter(|wanted| !is_remote(&wanted.path)) {
         let place = match new_file {
             Some(bytes) => {
@@ -39,6 +39,10 @@ pub(super) fn check_room(wanted: &[Wanted]) -> Result<(), DeviceError> {
             None => path,
         };
         let Ok(meta) = place.metadata() else { continue };
+        let files_left = || FileRoom::beside(path).files_left.unwrap_or(u64::MAX);
+        if new_file.is_some() && !files.take(meta.dev(), files_left, 1) {
+            return Err(DeviceError::NoInodes { path: path.clone() });
+        }
         let needed = match new_file {
             Some(_) => *allocated,
             // Of what it has, some may lie where space is needed.
@@ -75,6 +79,10 @@ fn free_bytes(place: &Path) -> u64 {
     let Ok(fs) = nix::sys::statvfs::statvfs(place) else { return u64::MAX };
     // Filesystems keep a reserve for root.
     let blocks = if nix::unistd::geteuid().is_root() { fs.blocks_free() } else { fs.blocks_available() };
+    if fs.blocks() == 0 {
+        // No size: one of memory without a limit.
+        return u64::MAX;
+    }
     blocks.saturating_mul(fs.fragment_size())
 }
 
@@ -84,7 +92,10 @@ fn try_size(path: &Path, parent: &Path, bytes: u64) -> Result<(), DeviceError> {
         OpenOptions::new().read(true).write(true).mode(0o600).custom_flags(libc::O_TMPFILE).open(parent);
     let refused: Result<(), io::Error> = nameless.and_then(|file| file.set_len(bytes));
     let Err(error) = refused else { return Ok(()) };
+    let room = FileRoom::beside(path);
     match error.raw_os_error() {
+        _ if room.is_none => Err(DeviceError::NoFiles { path: path.into() }),
+        Some(libc::ENOSPC) if room.files_left == Some(0) => Err(DeviceError::NoInodes { path: path.into() }),
         // A filesystem, or a kernel, that knows no files without names.
         Some(libc::EOPNOTSUPP | libc::EISDIR | libc::ENOENT) => Ok(()),
         Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG | libc::EINVAL) => {
@@ -97,12 +108,23 @@ fn try_size(path: &Path, parent: &Path, bytes: u64) -> Result<(), DeviceError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::member::Device;
 
     #[test]
     fn members_on_one_filesystem_need_their_room_together() {
         let mut free = Free::default();
         assert!(free.take(1, || 10, 6) && !free.take(1, || 10, 6) && free.take(1, || 10, 4));
         assert!(free.take(2, || 10, 6) && !free.take(1, || 10, 1));
+    }
+
+    #[test]
+    fn a_place_that_takes_no_files_is_told_as_what_it_is_before_and_after_trying() {
+        let path = Path::new("/proc/a");
+        let wanted = Wanted { path: path.into(), new_file: Some(1 << 20), allocated: 4096 };
+        let would = check_room(&[wanted]).unwrap_err().to_string();
+        let did = Device::create_sparse(path, 1 << 20).unwrap_err().to_string();
+        assert!(would.contains("no file can be created in this directory"), "{would}");
+        assert_eq!(would, did);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use super::superblocks::{check_length, patiently, read_superblock};
 use crate::format::{NewestError, Superblock};
 use crate::member::patience::{each_within, hangs};
-use crate::member::{Access, Device, DeviceError, is_remote, same_remote};
+use crate::member::{Access, Device, DeviceError, is_remote, member_kind, same_remote};
 use crate::units::shown;
 use std::collections::{BTreeMap, HashSet};
 use std::io;
@@ -38,8 +38,21 @@ pub struct Search {
     pub warnings: Vec<String>,
     /// What nobody named and could not be looked at, a line each: where members are missing, these may be they.
     pub unread: Vec<String>,
-    /// Where a device was before, and what is there now has no superblock.
-    pub blank: Vec<PathBuf>,
+    /// What is there and cannot be used: the reason for a member that is missing.
+    pub unusable: Vec<Unusable>,
+    /// The system had no threads to look with: what was not found may be there.
+    pub threadless: Option<String>,
+}
+
+/// Something that is where a member is or was, and cannot be used.
+#[derive(Clone, Debug)]
+pub struct Unusable {
+    /// Where.
+    pub path: PathBuf,
+    /// Whose superblock it holds, if it has one that can be read.
+    pub device: Option<Uuid>,
+    /// Where, and what is wrong with it.
+    pub reason: String,
 }
 
 /// Something to be looked at.
@@ -56,7 +69,7 @@ enum Seen {
     Member(Box<Found>),
     Nothing,
     /// It is a member, or was one, and cannot be used.
-    Unfit(String),
+    Unfit(Unusable),
     Unread(DeviceError),
 }
 
@@ -87,7 +100,7 @@ pub fn search_with(places: &[PathBuf], remembered: &[PathBuf], patience: Duratio
     let mut candidates = search.list(&local, patience);
     let (remote, local): (Vec<_>, Vec<_>) = remembered.iter().cloned().partition(|path| is_remote(path));
     candidates.extend(local.into_iter().map(|path| Place { path, named: false, remembered: true }));
-    search.leave_out_twins(&mut candidates, patience);
+    search.leave_out_twins(&mut candidates, remembered, patience);
     // At the same time: hosts that do not answer cost their time once, not one after the other.
     let remote = remote.into_iter().filter(|path| !uris.iter().any(|uri| same_remote(uri, path)));
     let remote: Vec<_> = remote.map(|path| Place { path, named: false, remembered: true }).collect();
@@ -101,11 +114,16 @@ pub fn search_with(places: &[PathBuf], remembered: &[PathBuf], patience: Duratio
                 found.remembered = place.remembered;
                 search.arrays.entry(found.superblock.array).or_default().push(*found);
             }
-            // What was a member once, and is told where members are missing.
-            Ok(Seen::Unfit(line)) if place.remembered => search.unread.push(line),
-            Ok(Seen::Unfit(line)) => search.warnings.push(line),
+            Ok(Seen::Unfit(unusable)) => {
+                // What was a member once is told where members are missing.
+                let told = if place.remembered { &mut search.unread } else { &mut search.warnings };
+                told.push(unusable.reason.clone());
+                search.unusable.push(unusable);
+            }
             Ok(Seen::Nothing) if place.remembered || remembered.contains(&place.path) => {
-                search.blank.push(place.path.clone());
+                let what = "holds no Calpe superblock any more: it was overwritten, or is another device";
+                let reason = format!("{}: {what}", shown(&place.path));
+                search.unusable.push(Unusable { path: place.path.clone(), device: None, reason });
             }
             Ok(Seen::Nothing) if place.named => {
                 search.warnings.push(format!("{}: holds no Calpe superblock", shown(&place.path)));
@@ -148,21 +166,31 @@ impl Search {
                     candidates.push(Place { path: place.clone(), named: true, remembered: false })
                 }
                 Ok(Err(error)) => self.warnings.push(format!("{}: {error}", shown(place))),
-                Err(error) => self.warnings.push(error.to_string()),
+                Err(error) => {
+                    self.note_threadless(&error);
+                    self.warnings.push(error.to_string());
+                }
             }
         }
         candidates
     }
 
     /// Keeps regular files and block devices, each once.
-    fn leave_out_twins(&mut self, candidates: &mut Vec<Place>, patience: Duration) {
+    fn leave_out_twins(&mut self, candidates: &mut Vec<Place>, remembered: &[PathBuf], patience: Duration) {
         let paths: Vec<PathBuf> = candidates.iter().map(|place| place.path.clone()).collect();
         let nodes = each_within(&paths, "look at it", patience, node_of);
         let mut seen = HashSet::new();
         let mut nodes = nodes.into_iter();
         candidates.retain(|place| match nodes.next().expect("one for each") {
-            Ok(Some(node)) => seen.insert(node),
-            Ok(None) => false,
+            Ok(Ok(node)) => seen.insert(node),
+            Ok(Err(error)) => {
+                // Nobody wonders about a directory where none was a member.
+                if remembered.contains(&place.path) && !matches!(error, DeviceError::NotFound { .. }) {
+                    let reason = error.to_string();
+                    self.unusable.push(Unusable { path: place.path.clone(), device: None, reason });
+                }
+                false
+            }
             Err(error) => {
                 self.note_unread(place, &error);
                 false
@@ -170,7 +198,16 @@ impl Search {
         });
     }
 
+    fn note_threadless(&mut self, error: &DeviceError) {
+        if matches!(error, DeviceError::NoThread { .. }) {
+            self.threadless.get_or_insert_with(|| error.to_string());
+        }
+    }
+
     fn note_unread(&mut self, place: &Place, error: &DeviceError) {
+        self.note_threadless(error);
+        let reason = error.to_string();
+        self.unusable.push(Unusable { path: place.path.clone(), device: None, reason });
         if place.named || hangs(&place.path) {
             self.warnings.push(error.to_string());
         } else {
@@ -192,14 +229,13 @@ fn list(place: &Path) -> io::Result<Option<Vec<PathBuf>>> {
 }
 
 /// What a path leads to, if that can be a member.
-fn node_of(path: &Path) -> Option<Node> {
+fn node_of(path: &Path) -> Result<Node, DeviceError> {
     let look = || std::fs::metadata(path).map_err(|e| DeviceError::from_io(path, "look at it", e));
-    let meta = patiently(Instant::now(), look).ok()?;
-    let kind = meta.file_type();
-    if kind.is_block_device() {
-        return Some((0, 0, meta.rdev()));
+    let meta = patiently(Instant::now(), look)?;
+    if meta.file_type().is_block_device() {
+        return Ok((0, 0, meta.rdev()));
     }
-    kind.is_file().then(|| (meta.dev(), meta.ino(), u64::MAX))
+    member_kind(path, &meta).map(|_| (meta.dev(), meta.ino(), u64::MAX))
 }
 
 fn look_at(path: &Path) -> Seen {
@@ -207,16 +243,17 @@ fn look_at(path: &Path) -> Seen {
         Ok(device) => device,
         Err(error) => return Seen::Unread(error),
     };
+    let unfit = |device, reason| Seen::Unfit(Unusable { path: path.into(), device, reason });
     let seen = match read_superblock(&device) {
         Ok(superblock) => match check_length(&device, &superblock) {
             Ok(()) => Seen::Member(Box::new(Found { path: path.into(), superblock, remembered: false })),
             Err(error) => {
-                let Superblock { name, member, .. } = superblock;
-                Seen::Unfit(format!("{error} (it is member {member} of array '{name}')"))
+                let Superblock { name, member, device, .. } = superblock;
+                unfit(Some(device), format!("{error} (it is member {member} of array '{name}')"))
             }
         },
         Err(NewestError::NotAMember) => Seen::Nothing,
-        Err(error) => Seen::Unfit(format!("{}: {error}", shown(path))),
+        Err(error) => unfit(None, format!("{}: {error}", shown(path))),
     };
     device.close();
     seen
@@ -227,6 +264,7 @@ mod tests {
     use super::super::import::tests::created_in;
     use super::*;
     use crate::member::DEFAULT_MEMBER_TIMEOUT;
+    use crate::member::patience::without_threads;
 
     #[test]
     fn members_are_found_by_superblock_whatever_they_are_called() {
@@ -239,6 +277,17 @@ mod tests {
         assert_eq!(found.arrays.len(), 1);
         assert_eq!(found.arrays[&array].len(), 3);
         assert_eq!(found.warnings, Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_could_not_be_looked_at_for_want_of_threads_is_not_missing() {
+        let dir = tempfile::tempdir().unwrap();
+        created_in(dir.path(), "tank", 2, 1);
+        let places = [dir.path().into()];
+        let found = without_threads(|| search(&places, DEFAULT_MEMBER_TIMEOUT));
+        let refused = found.choose("tank", &places).unwrap_err().to_string();
+        assert!(refused.contains("no thread to reach it by"), "{refused}");
+        assert!(search(&places, DEFAULT_MEMBER_TIMEOUT).choose("tank", &places).is_ok());
     }
 
     #[test]

@@ -87,7 +87,7 @@ pub enum RunError {
         what: String,
     },
     /// A signal came before anything was served.
-    #[error("ended by {0} while members were being opened")]
+    #[error("ended by {0} before the array was served: the same command goes on")]
     Interrupted(Signal),
     /// The daemon was to be protected, and is not.
     #[error(

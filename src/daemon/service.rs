@@ -101,6 +101,7 @@ pub struct Daemon {
     pub(super) waiting: Mutex<Vec<Waiting>>,
     returns: Mutex<Returns>,
     changes: Arc<Changes>,
+    at_stop: Mutex<Vec<ArrayReport>>,
     /// Rings when the daemon is to end.
     stop: EventFd,
 }
@@ -155,7 +156,7 @@ impl From<ImportError> for RequestError {
     fn from(error: ImportError) -> RequestError {
         let code = match &error {
             ImportError::NotFound { .. } | ImportError::Ambiguous { .. } => ErrorCode::NoSuchArray,
-            ImportError::Device(_) => ErrorCode::Device,
+            ImportError::Device(_) | ImportError::Threadless(_) => ErrorCode::Device,
             ImportError::Assembly { .. } if error.needs_force() => ErrorCode::NeedsForce,
             ImportError::Assembly { .. } => ErrorCode::Refused,
         };
@@ -209,6 +210,7 @@ impl Daemon {
             waiting: Mutex::default(),
             returns: Mutex::default(),
             changes: Arc::default(),
+            at_stop: Mutex::default(),
             stop: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
         })
     }
@@ -500,12 +502,19 @@ impl Daemon {
     pub fn shutdown(&self) -> io::Result<()> {
         self.changes.close(LAST_CHANGES_WAIT);
         let ids: Vec<ArrayId> = lock(&self.served).iter().map(|served| served.id).collect();
-        ids.into_iter().for_each(|id| self.remember_now(id));
+        ids.iter().for_each(|id| self.remember_now(*id));
+        *lock(&self.at_stop) = ids.into_iter().filter_map(|id| self.report_of(id).ok()).collect();
         let result = self.reactor.shutdown();
         lock(&self.served).clear();
         await_closings(CLOSING_WAIT);
         self.state.close(STATE_WAIT);
         result
+    }
+
+    /// The arrays that were served, as they were when the daemon was told to stop.
+    #[must_use]
+    pub fn reports_at_stop(&self) -> Vec<ArrayReport> {
+        lock(&self.at_stop).clone()
     }
 
     /// Whether the reactor still runs.

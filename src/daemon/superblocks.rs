@@ -87,8 +87,9 @@ pub fn read_superblock(device: &Device) -> Result<Superblock, NewestError> {
 /// # Errors
 /// [`DeviceError::CutOff`].
 pub fn check_length(device: &Device, superblock: &Superblock) -> Result<(), DeviceError> {
-    let (bytes, needed) = (device.facts().bytes, superblock.device_bytes_min());
-    if bytes < needed {
+    let (facts, needed) = (device.facts(), superblock.device_bytes_min());
+    if facts.bytes < needed {
+        let bytes = facts.exact_bytes;
         return Err(DeviceError::CutOff { path: device.path().into(), bytes, needed });
     }
     Ok(())
@@ -229,7 +230,7 @@ pub fn signatures(device: &Device) -> Result<Vec<Signature>, DeviceError> {
 /// Everything that `calpe inspect` tells of a device.
 #[must_use]
 pub fn inspect(device: &Device) -> Inspection {
-    Inspection::new(device.path().display().to_string(), device.facts().bytes, read_copies(device))
+    Inspection::new(device.path().display().to_string(), device.facts().exact_bytes, read_copies(device))
 }
 
 #[cfg(test)]

@@ -9,21 +9,24 @@ use super::config::{
 };
 use super::control_server::ControlServer;
 use super::create::{CreatePlan, CreateRequest, DEFAULT_CHECKSUM, DEFAULT_CHUNK};
+use super::gpu::Gpus;
 use super::import::{self, ImportError, Opened};
 use super::imports::Imports;
+use super::leftovers::{self, Kept};
 use super::reactor::{ListenAddress, Listener};
-use super::search::{Found, search_with};
+use super::search::{Found, Search, search_with};
 use super::serve::{RunError, create_dir, system, unless_stopped, until_stopped};
 use super::service::{Daemon, ServeOptions, ServiceConfig};
 use super::signals::Signals;
-use super::state::remembered_paths;
+use super::state::remembered_devices;
 use crate::array::assembly::{Candidate, assemble};
-use crate::control::{ArrayReport, MemberState};
+use crate::control::{ArrayReport, ArrayState, LogState, MemberState};
 use crate::format::{ChecksumKind, Superblock, VolumeKind};
 use crate::gpu::{GpuConfig, Mode};
 use crate::member::DEFAULT_MEMBER_TIMEOUT;
 use crate::reclaim;
-use crate::units::{ByteCount, HumanSize, Printable, PrintableLines, shown, two_sizes};
+use crate::units::{ByteCount, HumanSize, Printable, PrintableLines, quoted, shown, two_sizes};
+use std::fs::{File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -81,8 +84,10 @@ pub fn run_up(options: &UpOptions, out: &mut dyn Write) -> Result<(), RunError> 
     create_dir(&options.dir)?;
     let dir = options.dir.canonicalize().map_err(system("find the directory"))?;
     let addresses = [CONTROL_SOCKET_NAME, NBD_SOCKET_NAME].map(|name| ListenAddress::Unix(dir.join(name)));
+    let gpu = GpuConfig { mode: options.gpu.unwrap_or_default(), ..GpuConfig::default() };
     // Before anything is created: an array that could then not be served would be in the way.
     let possible = addresses.iter().try_for_each(Listener::check).map_err(RunError::from);
+    let possible = possible.and_then(|()| Gpus::check(&gpu).map_err(system("start the reactor")));
     let opening = possible.and_then(|()| {
         let (options, dir) = (options.clone(), dir.clone());
         unless_stopped(&signals, move || open_or_create(&options, &dir))?
@@ -100,7 +105,7 @@ pub fn run_up(options: &UpOptions, out: &mut dyn Write) -> Result<(), RunError> 
             resident: false,
             connections_max: DEFAULT_CONNECTIONS as usize,
             search: vec![dir.clone()],
-            gpu: GpuConfig { mode: options.gpu.unwrap_or_default(), ..GpuConfig::default() },
+            gpu,
             runtime_dir: Some(dir.clone()),
             state_dir: Some(dir.join(STATE_DIR_NAME)),
         })
@@ -128,19 +133,32 @@ pub fn run_up(options: &UpOptions, out: &mut dyn Write) -> Result<(), RunError> 
     // Others that were imported by a command.
     let _imports = Imports::start(&daemon, &[]);
     until_stopped(&daemon, &signals, control, None, &mut || true)?;
-    writeln!(out, "Stopped cleanly. '{}' picks it up again.", again(options)).map_err(system("print"))
+    let last = daemon.reports_at_stop().into_iter().find(|report| report.uuid == array);
+    writeln!(out, "{}", last_words(last.as_ref(), &again(options))).map_err(system("print"))
 }
 
-/// A path as a shell takes it.
-fn quoted(path: &Path) -> String {
-    let text = shown(path).to_string();
-    let is_plain = |c: char| c.is_alphanumeric() || "/._-+@%=:,".contains(c);
-    if text.chars().all(is_plain) { text } else { format!("\"{}\"", escaped(&text)) }
-}
-
-/// A text for between double quotes.
-fn escaped(text: &str) -> String {
-    text.chars().flat_map(|c| "\"\\$`".contains(c).then_some('\\').into_iter().chain([c])).collect()
+/// What is said at the end, of the array as it was when it was told to stop.
+fn last_words(last: Option<&ArrayReport>, again: &str) -> String {
+    let Some(report) = last else { return format!("Stopped cleanly. '{again}' picks it up again.") };
+    let lacks = PrintableLines(&report.status);
+    if report.log.state == LogState::Refused {
+        return format!(
+            "Stopped. {lacks} Bring members back that are missing, then '{again}' again; or accept the loss with '{again} --force'."
+        );
+    }
+    if report.state != ArrayState::Failed {
+        return format!("Stopped cleanly. '{again}' picks it up again.");
+    }
+    let absent = report.members.iter().filter(|member| member.state != MemberState::Online);
+    let lines = absent.map(|member| {
+        let reason = member.reason.as_ref().map(|reason| format!("  ({})", Printable(reason)));
+        let name = Printable(&member.name);
+        format!("\n  {:>3}  {:<10} {name}{}", member.index, member.state, reason.unwrap_or_default())
+    });
+    format!(
+        "Stopped, and the array is FAILED. {lacks} Bring these back, as many as it needs, then '{again}' again:{}",
+        lines.collect::<String>()
+    )
 }
 
 /// The command that serves the array again, from the same working directory.
@@ -185,11 +203,22 @@ fn member_path(dir: &Path, index: usize) -> PathBuf {
 }
 
 fn open_or_create(options: &UpOptions, dir: &Path) -> Result<(Opened, Origin), RunError> {
+    // Two at one time would take each other's new files for those of an interrupted creation. Some filesystems know no locks of
+    // directories; there nothing is lost.
+    let lock = File::open(dir).map_err(system("open the directory"))?;
+    if let Err(TryLockError::WouldBlock) = lock.try_lock() {
+        let what = "another 'calpe up' starts there at this moment: try again when it has";
+        return Err(RunError::Unclear { dir: options.dir.clone(), what: what.into() });
+    }
     // A member may have been replaced by a device that is elsewhere. Other arrays that were imported by a command are
     // remembered, too: they are not this directory's.
-    let remembered = remembered_paths(&dir.join(STATE_DIR_NAME));
+    let devices = remembered_devices(&dir.join(STATE_DIR_NAME));
+    let place = |index: usize| member_path(&options.dir, index);
+    let mut remembered: Vec<PathBuf> = devices.iter().map(|(_, path)| path.clone()).collect();
+    remembered.extend(leftovers::present(place));
     let mut found = search_with(std::slice::from_ref(&options.dir), &remembered, DEFAULT_MEMBER_TIMEOUT);
     found.arrays.retain(|_, members| members.iter().any(|member| !member.remembered));
+    found.check_whole()?;
     let unclear = |what: String| Err(RunError::Unclear { dir: dir.into(), what });
     let arrays: Vec<Uuid> = found.arrays.keys().copied().collect();
     match arrays[..] {
@@ -197,25 +226,53 @@ fn open_or_create(options: &UpOptions, dir: &Path) -> Result<(Opened, Origin), R
             if let Some(warning) = found.warnings.first() {
                 return unclear(format!("holds what is or was a member: {warning}"));
             }
-            create(options)
+            let cleared = clear(options, &found, None)?;
+            create(options, cleared)
         }
         [array] => {
             let members = found.arrays.remove(&array).unwrap_or_default();
+            if leftovers::is_unfinished(&members, UP_NAME, place)
+                && let Ok(cleared) = clear(options, &found, Some(array))
+            {
+                return create(options, cleared);
+            }
             let mut opened = import::open(&members, options.force, DEFAULT_MEMBER_TIMEOUT)
-                .map_err(|error| name_files(error, options, &members))?;
-            opened.warnings.splice(0..0, found.warnings);
+                .map_err(|error| name_files(error, options, &members, &found))?;
+            opened.explain_missing(&found, |index, device| {
+                let known = devices.iter().find(|(known, _)| *known == device).map(|(_, path)| path.clone());
+                Some(known.filter(|path| path.parent() != Some(dir)).unwrap_or_else(|| place(index)))
+            });
+            let told: Vec<String> = opened.not_told(&found.warnings).cloned().collect();
+            opened.warnings.splice(0..0, told);
             let origin = picked_up(options, &opened.assembled.superblock);
             Ok((opened, origin))
         }
-        _ => unclear(format!(
-            "holds members of {} arrays: use one directory for each, or serve them with 'calpe serve'",
-            arrays.len()
-        )),
+        _ => unclear(format!("holds members of {} arrays: use one directory for each", arrays.len())),
     }
 }
 
+/// Removes what an interrupted creation has left, and says so, a line.
+fn clear(options: &UpOptions, found: &Search, array: Option<Uuid>) -> Result<Option<String>, RunError> {
+    let files = leftovers::present(|index| member_path(&options.dir, index));
+    let unclear = |what: String| RunError::Unclear { dir: options.dir.clone(), what };
+    leftovers::remove(&files, array).map_err(|kept| match kept {
+        Kept::Device(error) => unclear(format!("holds what may be a member: {error}")),
+        Kept::Used(path) => match found.unusable.iter().find(|unusable| unusable.path == path) {
+            Some(unusable) => {
+                unclear(format!("{}: move it away, or choose another directory with --dir", unusable.reason))
+            }
+            None => unclear(format!(
+                "{} is there and holds no superblock: move it away, or choose another directory with --dir",
+                shown(&path)
+            )),
+        },
+    })?;
+    Ok((!files.is_empty())
+        .then(|| format!("an earlier creation was interrupted: its {} files were removed", files.len())))
+}
+
 /// Adds which files are not there to an array that cannot start: people know files, not uuids.
-fn name_files(error: ImportError, options: &UpOptions, members: &[Found]) -> RunError {
+fn name_files(error: ImportError, options: &UpOptions, members: &[Found], found: &Search) -> RunError {
     let width = members.first().map_or(0, |found| found.superblock.members.len());
     let gone: Vec<String> = (0..width)
         .map(|index| member_path(&options.dir, index))
@@ -223,7 +280,16 @@ fn name_files(error: ImportError, options: &UpOptions, members: &[Found]) -> Run
         .map(|path| shown(&path).to_string())
         .collect();
     let ImportError::Assembly { source, left_out } = &error else { return error.into() };
-    if gone.is_empty() && left_out.is_empty() {
+    // A member that was moved or replaced may be somewhere else.
+    let is_member = |path: &PathBuf| members.iter().any(|member| member.path == *path);
+    let unusable: Vec<&String> = found
+        .unusable
+        .iter()
+        .filter(|unusable| !is_member(&unusable.path))
+        .map(|unusable| &unusable.reason)
+        .filter(|reason| !left_out.contains(reason))
+        .collect();
+    if gone.is_empty() && left_out.is_empty() && unusable.is_empty() {
         return error.into();
     }
     let again = again(options);
@@ -235,25 +301,17 @@ fn name_files(error: ImportError, options: &UpOptions, members: &[Found]) -> Run
     if !gone.is_empty() {
         lines.push(format!("files that are not there: {}", gone.join(", ")));
     }
-    lines.extend(left_out.iter().map(|line| format!("left out: {line}")));
+    lines.extend(left_out.iter().chain(unusable).map(|line| format!("left out: {line}")));
     lines.push(format!("bring them back, then '{again}' again{force}"));
     let what = lines.join("\n");
     RunError::Unclear { dir: options.dir.clone(), what }
 }
 
-fn create(options: &UpOptions) -> Result<(Opened, Origin), RunError> {
+/// `cleared`: what was done before, if anything.
+fn create(options: &UpOptions, cleared: Option<String>) -> Result<(Opened, Origin), RunError> {
     let (data, parity) = (options.data.unwrap_or(UP_DATA), options.parity.unwrap_or(UP_PARITY));
     let width = usize::from(data) + usize::from(parity);
     let members: Vec<PathBuf> = (0..width).map(|index| member_path(&options.dir, index)).collect();
-    if let Some(taken) = members.iter().find(|path| path.symlink_metadata().is_ok()) {
-        return Err(RunError::Unclear {
-            dir: options.dir.clone(),
-            what: format!(
-                "{} is there and holds no superblock: move it away, or choose another directory with --dir",
-                shown(taken)
-            ),
-        });
-    }
     let chunk = options.chunk.map_or(u64::from(DEFAULT_CHUNK), |chunk| chunk.0);
     let plan = CreatePlan::new(CreateRequest {
         name: UP_NAME.into(),
@@ -271,6 +329,7 @@ fn create(options: &UpOptions) -> Result<(Opened, Origin), RunError> {
     let bytes = created.members.first().map_or(0, |(device, _)| device.facts().bytes);
     let mut origin =
         vec![format!("created {width} sparse files of {} in {}", HumanSize(bytes), shown(&options.dir))];
+    origin.extend(cleared);
     origin.extend(space_note(&options.dir, bytes.saturating_mul(width as u64)));
     let (devices, superblocks): (Vec<_>, Vec<_>) = created.members.into_iter().unzip();
     let candidates: Vec<_> =
@@ -364,18 +423,4 @@ fn print(
     }
     writeln!(out, "\n{} tells more, Ctrl-C stops cleanly.", words.complete("'calpe status'"))?;
     out.flush()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_path_in_a_command_is_one_word_to_a_shell() {
-        for path in ["/srv/tank", "my $HOME/`x`", "a\"b\\c", "it's; rm"] {
-            let line = format!("printf %s {}", quoted(Path::new(path)));
-            let output = std::process::Command::new("sh").arg("-c").arg(line).output().unwrap();
-            assert_eq!(String::from_utf8_lossy(&output.stdout), path);
-        }
-    }
 }

@@ -122,6 +122,11 @@ impl Waiting {
         let name = self.name();
         match self.problem.as_ref().map(|error| error.code) {
             None => String::new(),
+            Some(ErrorCode::NoSuchArray) if !self.notes.is_empty() => format!(
+                "What was found and cannot be used may be its members: see to that first. Otherwise connect their devices, or say \
+                 where they are ('search' of the array in the configuration, or 'calpe import {name} --dir DIR'). It is tried again \
+                 by itself."
+            ),
             Some(ErrorCode::NoSuchArray) => format!(
                 "Connect the devices of its members, or say where they are ('search' of the array in the configuration, or 'calpe import \
                  {name} --dir DIR'). It is tried again by itself."
@@ -281,5 +286,23 @@ impl Daemon {
         let by_uuid = array.parse::<Uuid>().ok();
         let is_it = |waiting: &Waiting| waiting.name() == array || by_uuid == Some(waiting.uuid());
         self.awaited().into_iter().find(|waiting| is_it(waiting) || waiting.which.to_string() == array)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::service::refusal;
+
+    #[test]
+    fn members_that_cannot_be_read_are_named_before_ones_that_are_not_there() {
+        let mut waiting = Waiting::new(ArrayChoice::Name("tank".into()), vec!["/srv".into()]);
+        let mut found = Search::default();
+        let error = || refusal(ErrorCode::NoSuchArray, "no member of it");
+        waiting.note(&found, error());
+        assert!(waiting.advice().starts_with("Connect the devices"), "{}", waiting.advice());
+        found.unread.push("/srv/m0: permission denied".into());
+        waiting.note(&found, error());
+        assert!(waiting.advice().starts_with("What was found and cannot be used"), "{}", waiting.advice());
     }
 }

@@ -28,4 +28,4 @@ pub use calibrate::CalibrationSource;
 pub use device::Drill;
 pub use metrics::{Decisions, DeviceReport, DeviceState, GpuEvent, GpuEventKind, GpuReport, Latency};
 pub use policy::{Class, ClassCosts, Costs, CpuLoad, Crossover, Point};
-pub use runtime::{Answer, GpuConfig, GpuError, GpuRuntime, Mode, Tag};
+pub use runtime::{Answer, GpuConfig, GpuError, GpuRuntime, Mode, Tag, check_devices};

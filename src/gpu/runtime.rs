@@ -306,6 +306,14 @@ impl GpuRuntime {
 }
 
 /// The devices that the configuration names.
+/// Whether there are devices such as a configuration asks for, as far as that can be told without opening them.
+///
+/// # Errors
+/// Why not.
+pub fn check_devices(config: &GpuConfig, driver: &dyn Driver) -> Result<(), GpuError> {
+    chosen(config, driver).map(|_| ())
+}
+
 fn chosen(config: &GpuConfig, driver: &dyn Driver) -> Result<Vec<DeviceInfo>, GpuError> {
     let all = driver.devices().map_err(|error| GpuError::NoDevice(error.to_string()))?;
     let count = all.len();

@@ -81,8 +81,10 @@ pub enum DeviceKind {
 pub struct DeviceFacts {
     /// File or block device.
     pub kind: DeviceKind,
-    /// Size in bytes, rounded down to the sector.
+    /// Size in bytes, rounded down to the sector: what can be read and written.
     pub bytes: u64,
+    /// Size in bytes as the system tells it, for people: not rounded.
+    pub exact_bytes: u64,
     /// Smallest unit of I/O in bytes: a power of two of 512 to 4096.
     pub sector: u32,
     /// It spins (as far as the system tells; false for files).
@@ -214,7 +216,7 @@ impl Device {
             return Device::connect(path, access);
         }
         let meta = std::fs::metadata(path).map_err(|e| DeviceError::from_io(path, "look at it", e))?;
-        let kind = kind_of(path, &meta)?;
+        let kind = member_kind(path, &meta)?;
         let memory = kind == DeviceKind::File && lives_in_memory(path);
         let (file, direct) = open_file(path, access, kind, !memory)?;
         let opened = file.metadata().map_err(|e| DeviceError::from_io(path, "look at it", e))?;
@@ -231,6 +233,7 @@ impl Device {
         let facts = DeviceFacts {
             kind: DeviceKind::File,
             bytes,
+            exact_bytes: bytes,
             sector: SECTOR_BYTES as u32,
             rotational: false,
             memory: false,
@@ -278,7 +281,7 @@ impl Device {
             .create_new(true)
             .mode(0o600)
             .open(path)
-            .map_err(|e| fail("create it", e))?;
+            .map_err(|e| not_created(path, &e).unwrap_or_else(|| fail("create it", e)))?;
         let finish = || {
             file.set_len(bytes).map_err(|e| fail("set its size", e))?;
             file.sync_all().map_err(|e| fail("flush it", e))?;
@@ -439,6 +442,7 @@ impl Device {
         let facts = DeviceFacts {
             kind: DeviceKind::Remote,
             bytes: export.size - export.size % u64::from(sector),
+            exact_bytes: export.size,
             sector,
             rotational: export.rotational,
             memory: false,
@@ -457,7 +461,7 @@ impl Device {
     ) -> Result<Device, DeviceError> {
         let fail = |action: &str, e: io::Error| DeviceError::from_io(path, action, e);
         let meta = file.metadata().map_err(|e| fail("look at it", e))?;
-        let kind = kind_of(path, &meta)?;
+        let kind = member_kind(path, &meta)?;
         let node = Node::of(&meta);
         let held = if access.locks() { Some(lock(&file, path, &node)?) } else { None };
         let file = LocalFile { file: Some(file), node, held, closes_slowly: !memory };
@@ -485,8 +489,8 @@ impl Device {
             }
         };
         let sector = sector.max(SECTOR_BYTES as u32);
-        let bytes = bytes - bytes % u64::from(sector);
-        let facts = DeviceFacts { kind, bytes, sector, rotational, memory, direct };
+        let (exact_bytes, bytes) = (bytes, bytes - bytes % u64::from(sector));
+        let facts = DeviceFacts { kind, bytes, exact_bytes, sector, rotational, memory, direct };
         Ok(Device::new(path, Backing::Local(file), facts, Instant::now()))
     }
 
@@ -494,6 +498,42 @@ impl Device {
         let device = Device { path: path.into(), backing, facts, since, limit_ms: AtomicU64::new(0) };
         device.set_time_limit(DEFAULT_MEMBER_TIMEOUT);
         device
+    }
+}
+
+/// Why the system refuses even an empty file, where it has a more common reason than its errno says.
+fn not_created(path: &Path, error: &io::Error) -> Option<DeviceError> {
+    let path = path.to_path_buf();
+    let room = FileRoom::beside(&path);
+    match error.raw_os_error()? {
+        libc::ENOSPC if room.files_left == Some(0) => Some(DeviceError::NoInodes { path }),
+        libc::ENOENT | libc::EACCES | libc::EPERM if room.is_none => Some(DeviceError::NoFiles { path }),
+        _ => None,
+    }
+}
+
+/// What a filesystem says of the files that it may still take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FileRoom {
+    /// How many, in number; none where there is no limit.
+    pub files_left: Option<u64>,
+    /// It seems to have neither blocks nor files, as /proc has.
+    pub is_none: bool,
+}
+
+impl FileRoom {
+    /// Of the filesystem that a file at this path would be on. What cannot be found out is no limit.
+    #[must_use]
+    pub fn beside(path: &Path) -> FileRoom {
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let Ok(fs) = nix::sys::statvfs::statvfs(parent.unwrap_or(Path::new("."))) else {
+            return FileRoom::default();
+        };
+        FileRoom {
+            // Of those that make inodes as they need them, both are 0.
+            files_left: (fs.files() > 0).then(|| fs.files_available()),
+            is_none: fs.blocks() == 0 && fs.files() == 0,
+        }
     }
 }
 
@@ -527,7 +567,11 @@ fn lock(file: &File, path: &Path, node: &Node) -> Result<Held, DeviceError> {
     }
 }
 
-fn kind_of(path: &Path, meta: &Metadata) -> Result<DeviceKind, DeviceError> {
+/// What kind of device a path leads to, as the system has told of it.
+///
+/// # Errors
+/// When it is neither a regular file nor a block device.
+pub fn member_kind(path: &Path, meta: &Metadata) -> Result<DeviceKind, DeviceError> {
     let kind = meta.file_type();
     let found = match () {
         () if kind.is_file() => return Ok(DeviceKind::File),

@@ -18,8 +18,9 @@ pub enum DeviceError {
     },
     /// The system refuses access.
     #[error(
-        "{}: permission denied: run as a user who may read and write it, or change its mode",
-        shown(path)
+        "{}: permission denied for uid {}: let that user enter its directory, and read and write it, or run as one who may",
+        shown(path),
+        nix::unistd::geteuid()
     )]
     Permission {
         /// The path as given.
@@ -111,6 +112,21 @@ pub enum DeviceError {
         path: PathBuf,
         /// The size asked for.
         bytes: u64,
+    },
+    /// The filesystem has as many files as it can have.
+    #[error(
+        "{}: the filesystem has no room for another file (it is out of inodes, 'df -i' shows them): remove files, or choose another directory",
+        shown(path)
+    )]
+    NoInodes {
+        /// The path as given.
+        path: PathBuf,
+    },
+    /// The directory is none of files: /proc, /sys.
+    #[error("{}: no file can be created in this directory: choose another one", shown(path))]
+    NoFiles {
+        /// The path as given.
+        path: PathBuf,
     },
     /// A request outside the device or off its sectors: a mistake of the caller.
     #[error(

@@ -14,7 +14,10 @@ pub mod patience;
 mod remote;
 mod ring;
 
-pub use device::{Access, DEFAULT_MEMBER_TIMEOUT, Device, DeviceFacts, DeviceKind, Identity, TimeLimits};
+pub use device::{
+    Access, DEFAULT_MEMBER_TIMEOUT, Device, DeviceFacts, DeviceKind, FileRoom, Identity, TimeLimits,
+    member_kind,
+};
 pub use engine::{MemberCompletion, MemberIo, Stragglers};
 pub use error::DeviceError;
 pub use held::await_closings;

@@ -20,6 +20,16 @@ const AT_ONCE: usize = 32;
 /// Time between attempts to begin a thread.
 const THREAD_RETRY: Duration = Duration::from_millis(20);
 
+/// How long a thread is tried for: most shortages pass, and somebody may wait for the answer.
+const THREAD_PATIENCE: Duration = Duration::from_secs(2);
+
+/// For so long after a thread was tried for in vain, each further one is tried for once: a list of paths costs the patience once,
+/// not once for each path.
+const SHORTAGE_REMEMBERED: Duration = Duration::from_secs(5);
+
+/// When a thread was last tried for in vain.
+static SHORT_AT: Mutex<Option<Instant>> = Mutex::new(None);
+
 /// Calls that were given up and have not ended, by path.
 static HANGING: LazyLock<Mutex<HashMap<PathBuf, usize>>> = LazyLock::new(Mutex::default);
 
@@ -117,9 +127,11 @@ pub fn each_at_once<T: Sync, U: Send>(items: &[T], call: impl Fn(&T) -> U + Sync
     })
 }
 
-/// Begins a thread, and tries again within the limit where there is none to be had: most shortages pass.
+/// Begins a thread, and tries again for a while, within the limit, where there is none to be had.
 fn begin(limit: Duration, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    let deadline = Instant::now() + limit;
+    let short_at = || SHORT_AT.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_short = short_at().is_some_and(|at| at.elapsed() < SHORTAGE_REMEMBERED);
+    let deadline = Instant::now() + if is_short { Duration::ZERO } else { limit.min(THREAD_PATIENCE) };
     // A closure that found no thread is gone: the work stays here until one takes it.
     let work = Arc::new(Mutex::new(Some(work)));
     loop {
@@ -131,8 +143,16 @@ fn begin(limit: Duration, work: impl FnOnce() + Send + 'static) -> io::Result<()
             }
         };
         match new_thread().and_then(|thread| thread.name("patience".into()).spawn(take)) {
-            Ok(_) => return Ok(()),
-            Err(error) if Instant::now() >= deadline => return Err(error),
+            Ok(_) => {
+                *short_at() = None;
+                return Ok(());
+            }
+            Err(error) if Instant::now() >= deadline => {
+                if !is_short {
+                    *short_at() = Some(Instant::now());
+                }
+                return Err(error);
+            }
             Err(_) => {
                 std::thread::sleep(THREAD_RETRY.min(deadline.saturating_duration_since(Instant::now())))
             }
@@ -150,6 +170,15 @@ fn new_thread() -> io::Result<std::thread::Builder> {
         return Err(io::ErrorKind::WouldBlock.into());
     }
     Ok(std::thread::Builder::new())
+}
+
+/// Runs something that can begin no threads here.
+#[cfg(test)]
+pub(crate) fn without_threads<T>(run: impl FnOnce() -> T) -> T {
+    tests::NO_THREADS.set(true);
+    let value = run();
+    tests::NO_THREADS.set(false);
+    value
 }
 
 /// Where a call and who waits for it agree on whether it was given up.
@@ -211,6 +240,18 @@ mod tests {
         NO_THREADS.set(false);
         assert!(matches!(answer, Err(DeviceError::NoThread { .. })), "{answer:?}");
         assert!(!hangs(Path::new("/short")));
+    }
+
+    #[test]
+    fn a_lasting_shortage_of_threads_is_told_within_seconds_however_many_paths_there_are() {
+        let paths: Vec<PathBuf> = (0..50).map(|at| format!("/none/{at}").into()).collect();
+        let begun = Instant::now();
+        NO_THREADS.set(true);
+        let answers = each_within(&paths, "open it", Duration::from_secs(30), |_| ());
+        NO_THREADS.set(false);
+        assert!(answers.iter().all(|answer| matches!(answer, Err(DeviceError::NoThread { .. }))));
+        // Other tests may have begun threads in between, and have it forgotten; each path by itself would take 100 s.
+        assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
     }
 
     #[test]

@@ -3,9 +3,10 @@
 //! Invariants: every error names the file and what is wrong with it; a key that others than its owner and group may
 //! read is not used. Must not know what the files are for.
 
+use super::key_kind::{KeyKind, USABLE_KEYS};
 use super::peer::PeerNames;
 use crate::files::{self, ReadError};
-use crate::units::shown;
+use crate::units::{quoted, shown};
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 use std::fmt;
@@ -74,9 +75,14 @@ pub enum FileFault {
     },
     /// The key needs a passphrase.
     #[error(
-        "the key is encrypted with a passphrase, which a daemon cannot be asked for: store it decrypted, with mode 0600"
+        "the key is encrypted with a passphrase, which a daemon cannot be asked for: store it decrypted, with mode 0600 \
+         ('openssl pkey -in {} -out NEW'), and name that file",
+        quoted(key)
     )]
-    Encrypted,
+    Encrypted {
+        /// Its file.
+        key: PathBuf,
+    },
     /// Others may read the key.
     #[error("the key has mode {mode:04o}, so that every user of this host may use it: chmod 0600 (or 0640)")]
     Exposed {
@@ -86,6 +92,9 @@ pub enum FileFault {
     /// A certificate, key or list that is damaged or of an unknown kind.
     #[error("{0}")]
     Unusable(String),
+    /// The key is sound, and of a kind that cannot be used.
+    #[error("the key is {0}, which cannot be used here: use {USABLE_KEYS}")]
+    UnusableKey(KeyKind),
     /// The key belongs to another certificate.
     #[error("the key does not belong to the certificate in {}", shown(certificate))]
     Mismatch {
@@ -166,13 +175,11 @@ impl Source<'_> {
         let bytes = self.read()?;
         match PrivateKeyDer::from_pem_slice(&bytes) {
             Ok(key) => Ok(key),
+            Err(_) if is_encrypted(&bytes) => {
+                Err(self.fault(FileFault::Encrypted { key: self.file.to_owned() }))
+            }
             Err(pem::Error::NoItemsFound) => {
-                let encrypted = b"-----BEGIN ENCRYPTED PRIVATE KEY-----";
-                Err(self.fault(if bytes.windows(encrypted.len()).any(|window| window == encrypted) {
-                    FileFault::Encrypted
-                } else {
-                    FileFault::Nothing { what: "private key", label: "PRIVATE KEY" }
-                }))
+                Err(self.fault(FileFault::Nothing { what: "private key", label: "PRIVATE KEY" }))
             }
             Err(error) => Err(self.damaged(error)),
         }
@@ -232,4 +239,11 @@ impl Source<'_> {
         }
         file.read(FILE_BYTES_MAX).map_err(unreadable)
     }
+}
+
+/// Whether a PEM file holds an encrypted key: in the form of PKCS#8, or with the headers of RFC 1421, which no parser of plain
+/// keys takes.
+fn is_encrypted(pem: &[u8]) -> bool {
+    let marks: [&[u8]; 2] = [b"-----BEGIN ENCRYPTED PRIVATE KEY-----", b"\nProc-Type: 4,ENCRYPTED"];
+    marks.iter().any(|mark| pem.windows(mark.len()).any(|window| window == *mark))
 }

@@ -3,6 +3,7 @@
 //! TLS 1.3 and 1.2 with the cipher suites that rustls considers safe, by the provider `ring`. Must not know sockets.
 
 use super::files::{CertificateFacts, FileFault, FileRole, Source, TlsFileError};
+use super::key_kind::KeyKind;
 use super::peer::Peer;
 use rustls::client::Resumption;
 use rustls::crypto::{CryptoProvider, ring};
@@ -151,9 +152,10 @@ impl ClientTls {
             None => builder.with_no_client_auth(),
             Some((certificate, key)) => {
                 let (chain, secret) = identity(certificate, key)?;
+                let kind = KeyKind::of(&secret);
                 builder
                     .with_client_auth_cert(chain, secret)
-                    .map_err(|error| key_error(error, certificate, key))?
+                    .map_err(|error| key_error(error, kind, certificate, key))?
             }
         };
         config.resumption = Resumption::disabled();
@@ -204,6 +206,7 @@ fn server_config(
 ) -> Result<ServerConfig, TlsFileError> {
     let own = Source { role: FileRole::Certificate, file: &files.certificate };
     let (chain, secret) = identity(&files.certificate, &files.key)?;
+    let kind = KeyKind::of(&secret);
     let builder = ServerConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
         .map_err(|error| own.unusable(error))?;
@@ -213,7 +216,7 @@ fn server_config(
     };
     let mut config = builder
         .with_single_cert(chain, secret)
-        .map_err(|error| key_error(error, &files.certificate, &files.key))?;
+        .map_err(|error| key_error(error, kind, &files.certificate, &files.key))?;
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     Ok(config)
@@ -230,7 +233,7 @@ fn identity(
     Ok((chain, Source { role: FileRole::Key, file: key }.private_key()?))
 }
 
-fn key_error(error: Error, certificate: &Path, key: &Path) -> TlsFileError {
+fn key_error(error: Error, kind: KeyKind, certificate: &Path, key: &Path) -> TlsFileError {
     let key = Source { role: FileRole::Key, file: key };
     match error {
         Error::InconsistentKeys(InconsistentKeys::KeyMismatch) => {
@@ -239,6 +242,8 @@ fn key_error(error: Error, certificate: &Path, key: &Path) -> TlsFileError {
         Error::InvalidCertificate(_) => {
             Source { role: FileRole::Certificate, file: certificate }.unusable(error)
         }
+        // The library only says that it knows no such key.
+        _ if !kind.is_usable() => key.fault(FileFault::UnusableKey(kind)),
         other => key.unusable(format_args!("the key cannot be used: {other}")),
     }
 }

@@ -26,6 +26,7 @@
 
 mod files;
 mod identity;
+mod key_kind;
 mod peer;
 mod pump;
 mod refusals;
@@ -34,6 +35,7 @@ pub(crate) mod tests;
 
 pub use files::{CertificateFacts, FileFault, FileRole, TlsFileError};
 pub use identity::{ClientFiles, ClientTls, ServerFiles, ServerTls};
+pub use key_kind::KeyKind;
 pub use peer::{PATTERNS_MAX, Peer, PeerNames, PeerPattern, PeerRules, Right};
 pub use pump::{Goodbye, ProvenPeer, Pumps, TlsFailure, Tunnel};
 pub use refusals::tell_left_out;

@@ -19,6 +19,32 @@ use std::time::{Duration, Instant};
 /// Longest that anything may take; only a hang gets there.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// Keys that are sound, and of kinds that ring does not take.
+const RSA_1024: &str = "-----BEGIN PRIVATE KEY-----\n\
+MIICeAIBADANBgkqhkiG9w0BAQEFAASCAmIwggJeAgEAAoGBAKeVDT0VmFHbRdwM\n\
+AyyqhshRF9l7i0ETRYD6y3GipDX/g2sUUFu8GEPU8IO3IBRK9Z9aDBCMD1WdPn9F\n\
+yVblPua8q1Gih7M7jBvi0rtPndxHL2Gb2tplIvY73cn+tFgOTiVie7z4pA/DRP1X\n\
+l9xQUh6yzXPxvMeNF1uNnA6cfzJRAgMBAAECgYEAjQRT+47sehU2GBDTqwZkHLSA\n\
+iTX43G3HEt33zEu8OuQkRjr10/vXv1y0d2Hl0K2zOsCfXl09miGTsa2b209VOZ9Z\n\
++fxyTS0wHlLiML0ayNs8C7qxBCDWhF+tqRZwHt35CAQzYTPt5dZ9OcEtwPJhNnJu\n\
+hP3I0NR+uCbxc+CL+TECQQDb8xngps2/EC29NAiVLhJNy3OGcupexjYMGxE6tOW/\n\
+V+Iy0plQ2tcoSdduXU6GPJ2iKJ5DR/ewhoI6YJ5LNm0PAkEAwwyo61vKu1meU6qt\n\
+KTxFiUozA8NC9eFI9+qjzTh7ZavecqhaV46TEWUY4jGTVzYDZaBJxL+S86XwfZQu\n\
+hWMqnwJBAIEPMVT/q2R8IsqNWKfoY7cgNUZj8Z/w4E/UJhTzhofzEnhN2MZ30p4C\n\
+ThWlTGk58ijveoXyGaWMF6gXf2qUogMCQQCG9eSP7hTKK8mMtOVaSfUHeQrxiJN1\n\
+lOurd3Td1D417IVgKrNQMDv85koggRMlXh9dm1pPxAsHggN0sSq7axGbAkB4h3oY\n\
+DrHLCdGii6lcmOlDw4lu9kfCHxY6c8jNskqeOXtub7QWMguBJhmbhKEY8PcBTsBU\n\
+ftrE734YZMHV+Jkk\n\
+-----END PRIVATE KEY-----\n";
+const EC_P521: &str = "-----BEGIN PRIVATE KEY-----\n\
+MIHuAgEAMBAGByqGSM49AgEGBSuBBAAjBIHWMIHTAgEBBEIAbY6f/ChV2nH1RHoz\n\
+kM8ioGJkQCzHQukWNcXawgQrbgr12B5YjpMB8KzgoARm5/CMsNnN1cIBonM1U5Zc\n\
+uNEmxL6hgYkDgYYABAG3QhTnRZeQ0G6gtNboZJyWjF7pcoZ/r6APMUgsYeHuqWYF\n\
+O0xeQCgNbESigFLoU0pDj3U9u5pTR2cTSSm7AUbKZgHHbmNIr6hifNSrudMhlgN2\n\
+siXfReYtTpMFGtxfIxGu5Tu4wHjVtYGVYYoPmFPMTxGjzXRkSpoh1Vf+Pz+T8Je3\n\
+9A==\n\
+-----END PRIVATE KEY-----\n";
+
 struct World {
     dir: tempfile::TempDir,
     ca: Ca,
@@ -335,10 +361,24 @@ fn every_unusable_file_is_named_with_what_is_wrong() {
     let with_ca = |ca: &Path| ServerFiles { client_ca: Some(ca.into()), ..world.server_files() };
     let with_crl = |crl: &Path| ServerFiles { crl: Some(crl.into()), ..world.server_files() };
     let encrypted = b"-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n";
+    let rfc1421 =
+        b"-----BEGIN EC PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,00\n\nAAAA\n\
+                    -----END EC PRIVATE KEY-----\n";
     let cases = [
         (with_key(&world.client.key), FileRole::Key, "client-key.pem: the key does not belong to"),
         (with_key(&put("open.pem", &key, 0o644)), FileRole::Key, "open.pem: the key has mode 0644"),
         (with_key(&put("secret.pem", encrypted, 0o600)), FileRole::Key, "encrypted with a passphrase"),
+        (with_key(&put("old.pem", rfc1421, 0o600)), FileRole::Key, "old.pem -out NEW'), and name that file"),
+        (
+            with_key(&put("small.pem", RSA_1024.as_bytes(), 0o600)),
+            FileRole::Key,
+            "small.pem: the key is an RSA key of 1024 bits, which cannot be used here: use RSA of 2048, 3072 or 4096 bits,",
+        ),
+        (
+            with_key(&put("curve.pem", EC_P521.as_bytes(), 0o600)),
+            FileRole::Key,
+            "key with the curve P-521, which",
+        ),
         (with_key(&good.certificate), FileRole::Key, "holds no private key in PEM form"),
         (with_key(&dir.join("none.pem")), FileRole::Key, "none.pem: cannot be read: No such file"),
         (with_key(dir), FileRole::Key, "cannot be read: it is a directory, not a file"),

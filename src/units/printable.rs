@@ -43,6 +43,25 @@ impl fmt::Display for ShownPath<'_> {
     }
 }
 
+/// A path as one word of a shell's command line, as a part of one line: what people are told to type. Never with single
+/// quotes around it, which stand around whole commands.
+#[must_use]
+pub fn quoted<P: AsRef<Path> + ?Sized>(path: &P) -> String {
+    let text = shown(path).to_string();
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-+@%=:,".contains(c);
+    let escaped = |is_special: &dyn Fn(char) -> bool| -> String {
+        text.chars().flat_map(|c| is_special(c).then_some('\\').into_iter().chain([c])).collect()
+    };
+    if !text.is_empty() && text.chars().all(is_plain) {
+        text
+    } else if text.contains('!') {
+        // An interactive shell looks for its history even between double quotes.
+        escaped(&|c| !is_plain(c))
+    } else {
+        format!("\"{}\"", escaped(&|c| "\"\\$`".contains(c)))
+    }
+}
+
 /// Whether a terminal would do something else with it than show it in its place.
 #[must_use]
 pub fn is_unprintable(c: char) -> bool {
@@ -77,6 +96,18 @@ mod tests {
         }
         assert_eq!(PrintableLines("a\n\x1bb\n").to_string(), "a\n\\u{1b}b\n");
         assert_eq!(shown(Path::new("./m\n0")).to_string(), "./m\\n0");
+    }
+
+    #[test]
+    fn a_path_in_a_command_is_one_word_to_a_shell() {
+        for path in
+            ["/srv/tank", "my $HOME/`x`", "a\"b\\c", "it's; rm", "wow! it's $HOME", "nbd://h/x?a=b&c", ""]
+        {
+            let line = format!("printf %s {}", quoted(path));
+            let output = std::process::Command::new("sh").arg("-c").arg(line).output().unwrap();
+            assert_eq!(String::from_utf8_lossy(&output.stdout), path);
+        }
+        assert!(!quoted("wow!").contains('"'));
     }
 
     proptest! {

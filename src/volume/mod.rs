@@ -9,7 +9,7 @@ mod plain;
 
 pub use crate::array::{
     Activity, ActivityKind, ArrayState, Job, JobDone, LogState, MemberCondition, MemberCounters,
-    MemberStatus, Rest, ScrubResult, Urgency, VolumeStatus,
+    MemberStatus, Rest, STOPPED_CLEANLY, ScrubResult, Urgency, VolumeStatus,
 };
 pub use api::{
     AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientError, ClientReply, ClientRequest, Health,

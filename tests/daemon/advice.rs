@@ -55,6 +55,38 @@ fn what_up_says_works_as_it_stands_in_any_directory() {
 }
 
 #[test]
+fn advice_with_paths_is_typed_as_it_stands() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, folder) in [("one", "my $HOME/`it's`"), ("two", "wow! \"so\" \\many")] {
+        let place = dir.path().join(folder);
+        fs::create_dir_all(&place).unwrap();
+        let mut create = calpe();
+        create.args(["create", name, "--data", "1", "--parity", "1", "--size", "8MiB"]);
+        let told = run(create.arg(place.join("a")).arg(place.join("b")));
+        // The path itself may hold what ends a quotation.
+        let (_, command) = told.split_once("serve it with '").expect(&told);
+        let (command, _) = command.split_once("', or by").expect(&told);
+        let serve = Serve::start(dir.path(), "");
+        let with_socket = |line: &str| line.replacen("calpe ", "calpe --socket run/control.sock ", 1);
+        let output = typed(dir.path(), &with_socket(command));
+        assert!(output.status.success(), "{command}: {}", both(&output));
+        serve.says(&format!("export {name}"));
+        let mut list = serve.command("import");
+        let listed = both(&try_run(list.arg("--dir").arg(&place)));
+        // Of the lines of the listing, the action may take several.
+        let begin = format!("import it with 'calpe import {name}");
+        let (_, action) = listed.split_once(&begin).expect(&listed);
+        let (action, _) = action.split_once("'\nmembers:").expect(&listed);
+        let action = format!("calpe import {name}{action}");
+        let action = action.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+        let output = typed(dir.path(), &with_socket(&action));
+        assert!(output.status.success(), "{action}: {}", both(&output));
+        serve.says(&format!("export {name}"));
+        serve.stop();
+    }
+}
+
+#[test]
 fn import_lists_what_it_finds_and_prints_whole_uris() {
     let dir = tempfile::tempdir().unwrap();
     let serve = Serve::start(dir.path(), "");

@@ -1,10 +1,12 @@
 //! The daemon against real NBD clients: nbdinfo, nbdcopy, qemu-img, fio, healthy and with members gone.
 
 use crate::support::load::Client;
-use crate::support::serve::{Serve, array, create};
+use crate::support::serve::{Serve, array, both, create};
 use crate::support::{Up, calpe, disk_image, fio_verify, run, try_run};
 use calpe::nbd::{Command as Ask, Errno, Request};
 use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -413,5 +415,34 @@ fn who_leaves_while_it_waits_for_a_place_is_gone() {
         }
     }
     serve.until("they are gone", |serve| serve.descriptors() <= before);
+    serve.stop();
+}
+
+#[test]
+fn tcp_clients_have_all_places_where_there_is_no_unix_socket() {
+    let dir = tempfile::tempdir().expect("a directory");
+    create(dir.path(), "tank", 2, 1);
+    let port = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("bound").port();
+    let listen = format!("[listen]\ntcp = \"127.0.0.1:{port}\"\nmax_connections = 2\n");
+    let mut serve = Serve::start(dir.path(), &(listen + &array("tank", &[dir.path()])));
+    serve.array_when("it is served", |array| array["state"] == "ONLINE");
+    let config = dir.path().join("calpe.toml");
+    let told = both(&try_run(calpe().arg("serve").arg("--check").arg("--config").arg(config)));
+    assert!(told.contains("valid") && !told.contains("unix socket"), "{told}");
+    let mut clients = Vec::new();
+    for _ in 0..2 {
+        let mut client = TcpStream::connect(("127.0.0.1", port)).expect("connected");
+        client.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
+        // Without zeroes at the end; then "tank" by its name, which is answered when there is a place.
+        client.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\x04tank").expect("sent");
+        client.read_exact(&mut [0; 18 + 10]).expect("a greeting and an export");
+        // A flush, which is answered to one that has a place.
+        client
+            .write_all(b"\x25\x60\x95\x13\0\0\0\x03\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0\0")
+            .expect("sent");
+        client.read_exact(&mut [0; 16]).expect("a reply");
+        clients.push(client);
+    }
+    drop(clients);
     serve.stop();
 }

@@ -12,6 +12,7 @@ mod command_line;
 mod create_failures;
 mod damage;
 mod durability;
+mod first_creation;
 mod floods;
 mod hostile_clients;
 mod hung_members;

@@ -210,6 +210,9 @@ fn a_member_whose_host_is_away_is_waited_for_and_nobody_is_told_to_replace_it() 
     let action = status["action"].as_str().expect("an action");
     assert!(action.starts_with("Waiting for") && !action.contains("replace"), "{action}");
     assert!(up.calpe(&["status", "-x"]).contains("comes back by itself"));
+    let events = up.calpe(&["events"]);
+    let out = events.lines().find(|line| line.contains("member 1 is FAULTED")).expect(&events);
+    assert!(out.contains("whether it comes back by itself") && !out.contains("replace the member"), "{out}");
     let _back = server(1);
     until("it is back", || is_whole(&up));
     working.end();

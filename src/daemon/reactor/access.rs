@@ -137,7 +137,8 @@ impl Reactor {
     fn seat(&mut self, key: usize) {
         let unix = self.connections[key].guest(key).origin == Origin::Unix;
         let guests = self.connections.iter().map(|(key, connection)| connection.guest(key));
-        if !has_place(guests, unix, self.config.connections_max) {
+        let reserve = self.listeners.iter().any(|(_, listener)| listener.is_unix());
+        if !has_place(guests, unix, self.config.connections_max, reserve) {
             tracing::debug!(connection = key, "there are enough clients: it waits");
             self.connections[key].waits_for_place = true;
             self.waiting.push_back(key);

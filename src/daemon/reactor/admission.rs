@@ -84,16 +84,18 @@ pub(super) fn stranger_to_drop(guests: impl Iterator<Item = Guest>, origin: Orig
 }
 
 /// Whether one more client may come from a unix socket, or from the network, where there may be `most` in all.
-pub(super) fn has_place(guests: impl Iterator<Item = Guest>, unix: bool, most: usize) -> bool {
+/// `reserve`: there is a unix socket that places are kept for.
+pub(super) fn has_place(guests: impl Iterator<Item = Guest>, unix: bool, most: usize, reserve: bool) -> bool {
     let (mut all, mut network) = (0, 0);
     for guest in guests.filter(|guest| guest.stage == Stage::Client) {
         all += 1;
         network += usize::from(!guest.origin.is_unix());
     }
-    all < most && (unix || network < network_places(most))
+    let network_most = if reserve { network_places(most) } else { most };
+    all < most && (unix || network < network_most)
 }
 
-/// How many of `most` clients may come from the network: the rest is for unix sockets.
+/// How many of `most` clients may come from the network where there is a unix socket: the rest is for that.
 #[must_use]
 pub fn network_places(most: usize) -> usize {
     most - (most / UNIX_RESERVE).max(1).min(most - 1)
@@ -144,15 +146,22 @@ mod tests {
     #[test]
     fn the_last_places_are_for_unix_sockets() {
         let mut clients: Vec<Guest> = Vec::new();
-        while has_place(clients.iter().copied(), false, 20) {
+        while has_place(clients.iter().copied(), false, 20, true) {
             clients.push(Guest { key: clients.len(), origin: network(1), stage: Stage::Client });
         }
         assert_eq!(clients.len(), 18);
-        while has_place(clients.iter().copied(), true, 20) {
+        while has_place(clients.iter().copied(), true, 20, true) {
             clients.push(Guest { key: clients.len(), origin: Origin::Unix, stage: Stage::Client });
         }
         assert_eq!(clients.len(), 20);
-        assert!(has_place([].into_iter(), false, 1), "a single place is for whoever comes first");
+        assert!(has_place([].into_iter(), false, 1, true), "a single place is for whoever comes first");
+    }
+
+    #[test]
+    fn without_a_unix_socket_the_network_has_all_places() {
+        let client = |key| Guest { key, origin: network(1), stage: Stage::Client };
+        let places = |most| (0..).take_while(|&n| has_place((0..n).map(client), false, most, false)).count();
+        assert_eq!([places(1), places(2), places(10)], [1, 2, 10]);
     }
 
     #[test]

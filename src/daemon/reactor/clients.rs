@@ -68,6 +68,12 @@ pub(super) struct ListenerState {
     closing: bool,
 }
 
+impl ListenerState {
+    pub(super) fn is_unix(&self) -> bool {
+        matches!(self.listener.address(), ListenAddress::Unix(_))
+    }
+}
+
 /// What the protocol has made sure of.
 pub(super) const RANGE_OF_VOLUME: &str = "a request lies within its export";
 

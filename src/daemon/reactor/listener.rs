@@ -21,7 +21,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Most bytes of a socket's path: what `sockaddr_un` holds, less its end.
 pub const SOCKET_PATH_MAX: usize = 107;
@@ -29,6 +29,12 @@ pub const SOCKET_PATH_MAX: usize = 107;
 /// How long whoever listens on a path may take to let a connection in. The kernel does that at once, unless the listener's
 /// backlog is full because its process is stopped or hangs.
 const TAKEOVER_WAIT: Duration = Duration::from_secs(2);
+
+/// How long a TCP address that is taken is tried for. A daemon that was killed lets go of it within a fraction of a second.
+const RELEASE_WAIT: Duration = Duration::from_secs(2);
+
+/// Between two tries.
+const RELEASE_RETRY: Duration = Duration::from_millis(20);
 
 /// Where clients connect.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -139,7 +145,7 @@ impl Listener {
         match address {
             ListenAddress::Unix(path) => bind_unix(path, fail),
             ListenAddress::Tcp(wanted) => {
-                let listener = TcpListener::bind(wanted).map_err(fail)?;
+                let listener = bind_tcp(*wanted).map_err(fail)?;
                 // The port may have been left to the system.
                 let address = ListenAddress::Tcp(listener.local_addr().map_err(fail)?);
                 Ok(Listener {
@@ -241,6 +247,20 @@ impl Drop for Listener {
         {
             // Nothing depends on it: the next daemon takes a stale socket over.
             let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Binds a TCP address. The io_uring of a daemon that was killed listens until the kernel has taken it apart: an address that is
+/// taken is tried again.
+fn bind_tcp(wanted: SocketAddr) -> io::Result<TcpListener> {
+    let deadline = Instant::now() + RELEASE_WAIT;
+    loop {
+        match TcpListener::bind(wanted) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && Instant::now() < deadline => {
+                std::thread::sleep(RELEASE_RETRY);
+            }
+            result => return result,
         }
     }
 }
@@ -406,6 +426,21 @@ mod tests {
         assert_eq!(std::fs::read(&path).unwrap(), b"precious");
         let long = dir.path().join("x".repeat(120));
         assert!(matches!(Listener::bind(&ListenAddress::Unix(long)), Err(ListenError::PathTooLong { .. })));
+    }
+
+    #[test]
+    fn a_tcp_address_is_waited_for_and_one_that_stays_taken_is_told() {
+        let dying = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = ListenAddress::Tcp(dying.local_addr().unwrap());
+        let until = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(200));
+            drop(dying);
+        });
+        let listener = Listener::bind(&address).unwrap();
+        until.join().unwrap();
+        let error = Listener::bind(&address).unwrap_err().to_string();
+        assert!(error.contains("Address already in use"), "{error}");
+        drop(listener);
     }
 
     #[test]

@@ -21,6 +21,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+use uuid::Uuid;
 
 /// Where `serve` keeps its state when nothing is configured.
 pub const DEFAULT_STATE_DIR: &str = "/var/lib/calpe";
@@ -69,12 +70,13 @@ pub(super) struct Remembered {
     pub warnings: Vec<String>,
 }
 
-/// Where the devices of arrays were, as far as a state directory tells that nobody has taken yet. Changes nothing there.
-pub(super) fn remembered_paths(dir: &Path) -> Vec<PathBuf> {
+/// The devices of arrays, and where they were, as far as a state directory tells that nobody has taken yet. Changes nothing there.
+pub(super) fn remembered_devices(dir: &Path) -> Vec<(Uuid, PathBuf)> {
     let file = dir.join(ARRAYS_FILE);
     let arrays = within(dir, "read it", LOAD_WAIT, move || peek::<Arrays>(&file));
     let arrays = arrays.ok().flatten().unwrap_or_default();
-    arrays.0.into_values().flat_map(|known| known.devices).map(|device| device.path).collect()
+    let devices = arrays.0.into_values().flat_map(|known| known.devices);
+    devices.map(|device| (device.uuid, device.path)).collect()
 }
 
 /// The state directory of a daemon, or none. Clones share it.

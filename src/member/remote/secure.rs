@@ -31,8 +31,8 @@ pub(super) fn tls_of(uri: &NbdUri) -> Result<Option<ClientTls>, RemoteError> {
         Some(directory) => ClientTls::load(&files_in(Path::new(directory)))
             .map_err(|error| RemoteError::Certificates(error.to_string()))?,
         None => CONFIGURED.read().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(|| {
-            let what = "there are none for it: add '?tls-certificates=DIR' to the URI, or set tls_ca in section [remote] of the \
-                        daemon's configuration";
+            let what = "there are none for it: add '?tls-certificates=DIR' to the URI; for members of a daemon, tls_ca in section \
+                        [remote] of its configuration serves as well";
             RemoteError::Certificates(what.to_owned())
         })?,
     };

@@ -1,0 +1,149 @@
+//! The sockets of a configuration: each has a path of its own, which fits into a socket address. Must not know what is served
+//! on them.
+
+use super::{Config, ConfigError, DaemonConfig, ListenConfig, Reader, Section};
+use crate::daemon::reactor::SOCKET_PATH_MAX;
+use crate::units::shown;
+use std::path::{Path, PathBuf};
+use toml::Spanned;
+
+/// Why a socket cannot be where it is to be.
+#[derive(Debug, thiserror::Error)]
+pub enum SocketFault {
+    /// Its path does not fit into a socket address.
+    #[error("'{}' has {} bytes, a socket's path may have at most {SOCKET_PATH_MAX}", shown(path), path.as_os_str().len())]
+    TooLong {
+        /// The path.
+        path: PathBuf,
+    },
+    /// NBD clients and administrators would meet there.
+    #[error(
+        "'{}' is both listen.unix and daemon.control_socket: NBD clients and administrators need a socket each, choose another path for one of them",
+        shown(path)
+    )]
+    Shared {
+        /// The path.
+        path: PathBuf,
+    },
+}
+
+/// Whether a path fits into a socket address.
+pub(super) fn check_length(path: &Path) -> Result<(), SocketFault> {
+    match path.as_os_str().len() {
+        ..=SOCKET_PATH_MAX => Ok(()),
+        _ => Err(SocketFault::TooLong { path: path.into() }),
+    }
+}
+
+/// `look`: also where two paths lead to one place only by links.
+fn check_apart(daemon: &DaemonConfig, listen: &ListenConfig, look: bool) -> Result<(), SocketFault> {
+    let control = &daemon.control_socket;
+    match &listen.unix {
+        Some(unix) if unix == control || (look && is_same_place(unix, control)) => {
+            Err(SocketFault::Shared { path: unix.clone() })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn is_same_place(first: &Path, second: &Path) -> bool {
+    let place = |path: &Path| {
+        let absolute = std::path::absolute(path).ok()?;
+        Some((absolute.parent()?.canonicalize().ok()?, absolute.file_name()?.to_owned()))
+    };
+    place(first).is_some_and(|first| Some(first) == place(second))
+}
+
+impl Config {
+    /// Has the control socket at another path than the file says.
+    ///
+    /// # Errors
+    /// When it cannot be there.
+    pub fn set_control_socket(&mut self, path: &Path) -> Result<(), ConfigError> {
+        self.daemon.control_socket = path.into();
+        check_length(path)
+            .and_then(|()| check_apart(&self.daemon, &self.listen, true))
+            .map_err(ConfigError::ControlSocket)
+    }
+}
+
+impl Reader<'_> {
+    /// Notes what is wrong with the sockets beyond each key by itself.
+    pub(super) fn check_sockets(
+        &mut self,
+        root: &Section<'_, '_>,
+        daemon: &DaemonConfig,
+        listen: &ListenConfig,
+    ) {
+        let place = |section: &str, key: &str| {
+            let table = root.table.get(section)?.get_ref().as_table()?;
+            Some((table.get(key).map(Spanned::span)?.start, format!("{section}.{key}")))
+        };
+        let control_key = place("daemon", "control_socket");
+        let unix_key = place("listen", "unix");
+        // What was given by itself was checked by itself.
+        let derived_control = Some(&daemon.control_socket).filter(|_| control_key.is_none());
+        let derived_unix = listen.unix.as_ref().filter(|_| unix_key.is_none());
+        let too_long = [derived_control, derived_unix].into_iter().flatten();
+        let too_long = too_long.filter_map(|path| check_length(path).err()).next();
+        if let (Some(fault), Some((at, key))) = (too_long, place("daemon", "runtime_dir")) {
+            self.problem(at, &key, &fault.to_string());
+        }
+        if let (Err(fault), Some((at, key))) =
+            (check_apart(daemon, listen, self.open_files), unix_key.or(control_key))
+        {
+            self.problem(at, &key, &fault.to_string());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn problem(text: &str, want: &str) {
+        let problems = Config::parse(text, Path::new("/etc/calpe")).expect_err("a problem");
+        assert!(problems.len() == 1, "{problems:?}");
+        let said = format!("{}: {}", problems[0].key, problems[0].message);
+        assert!(said.contains(want), "{said}");
+    }
+
+    #[test]
+    fn clients_and_administrators_have_a_socket_each() {
+        let both = "'/etc/calpe/s' is both listen.unix and daemon.control_socket";
+        problem("[daemon]\ncontrol_socket = \"s\"\n[listen]\nunix = \"./s\"\n", both);
+        problem("[daemon]\nruntime_dir = \"r\"\n[listen]\nunix = \"r/control.sock\"\n", "listen.unix: '");
+        problem(
+            "[daemon]\nruntime_dir = \"r\"\ncontrol_socket = \"r/nbd.sock\"\n",
+            "daemon.control_socket: '",
+        );
+        let tcp = "[daemon]\nruntime_dir = \"r\"\ncontrol_socket = \"r/nbd.sock\"\n[listen]\ntcp = \"127.0.0.1:1\"\n";
+        assert!(Config::parse(tcp, Path::new("/etc/calpe")).is_ok(), "there is no unix socket for clients");
+    }
+
+    #[test]
+    fn a_runtime_directory_has_room_for_the_names_of_its_sockets() {
+        let long = "d".repeat(SOCKET_PATH_MAX - "/etc/calpe//nbd.sock".len());
+        let text = format!("[daemon]\nruntime_dir = \"{long}\"\n");
+        problem(&text, "daemon.runtime_dir: '/etc/calpe/ddd");
+        assert!(Config::parse(&format!("{text}control_socket = \"c\"\n"), Path::new("/etc/calpe")).is_ok());
+        problem(
+            &format!("[daemon]\nruntime_dir = \"{long}d\"\ncontrol_socket = \"c\"\n"),
+            "nbd.sock' has 108 bytes",
+        );
+    }
+
+    #[test]
+    fn a_control_socket_of_the_command_line_goes_with_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("run")).unwrap();
+        std::os::unix::fs::symlink("run", dir.path().join("link")).unwrap();
+        let mut config = Config::parse("[listen]\nunix = \"run/s\"\n", dir.path()).unwrap();
+        let shared = config.set_control_socket(&dir.path().join("link/s")).unwrap_err().to_string();
+        assert!(shared.contains("--socket: '") && shared.contains("is both listen.unix and"), "{shared}");
+        let long = dir.path().join("d".repeat(SOCKET_PATH_MAX));
+        assert!(config.set_control_socket(&long).unwrap_err().to_string().contains("at most 107"));
+        config.set_control_socket(&dir.path().join("run/c")).unwrap();
+    }
+}
