@@ -4,7 +4,7 @@
 
 use crate::control::{
     ArrayReport, CertificateReport, Condition, EngineReport, Event, Importable, LastScrub, MemberReport,
-    ScanReport, StartReport, is_notable,
+    ScanReport, StartReport, is_healthy,
 };
 use crate::units::{HumanSize, Printable, PrintableLines, UnixTime};
 use serde::Serialize;
@@ -44,7 +44,7 @@ fn printable<T: Serialize + DeserializeOwned>(report: &T) -> T {
 /// The status of arrays; `unhealthy` leaves out those that are well.
 #[must_use]
 pub fn status(arrays: &[ArrayReport], unhealthy: bool, verbose: bool) -> String {
-    let shown: Vec<_> = arrays.iter().filter(|array| !unhealthy || is_notable(array)).collect();
+    let shown: Vec<_> = arrays.iter().filter(|array| !unhealthy || !is_healthy(array)).collect();
     if arrays.is_empty() {
         return "no arrays are imported: 'calpe import' lists what could be\n".into();
     }

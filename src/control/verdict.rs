@@ -53,10 +53,10 @@ fn verdict_of(array: &ArrayReport) -> Verdict {
     }
 }
 
-/// Whether there is anything to say of an array: also what is no trouble any more.
+/// Whether an array is healthy: what `status --test` answers of it alone.
 #[must_use]
-pub fn is_notable(array: &ArrayReport) -> bool {
-    verdict_of(array) != Verdict::Healthy || !array.status.is_empty()
+pub fn is_healthy(array: &ArrayReport) -> bool {
+    verdict_of(array) == Verdict::Healthy
 }
 
 /// How an array is, and what to do; both empty when there is nothing to say.
@@ -503,9 +503,9 @@ mod tests {
             );
             assert_eq!(verdict(std::slice::from_ref(&array)), verdict_of_it);
             array.status = told.status;
-            assert!(is_notable(&array));
+            assert_eq!(is_healthy(&array), verdict_of_it == Verdict::Healthy, "with a status line, too");
         }
-        assert!(!is_notable(&healthy()));
+        assert!(is_healthy(&healthy()));
     }
 
     #[test]
