@@ -355,6 +355,9 @@ pub fn event_line(event: &Event) -> String {
     };
     let times = match event.count {
         0 | 1 => String::new(),
+        count if event.is_of_many() => {
+            format!(" (and {} more like it since {})", count - 1, timestamp(event.first_unix))
+        }
         count => format!(" ({count} times since {})", timestamp(event.first_unix)),
     };
     format!("{} {:<7} {subject}{}{times}", timestamp(event.unix), event.severity.word(), event.text)
@@ -616,6 +619,8 @@ members:
         assert_eq!(event_line(&event), "1970-01-01 00:00:00 UTC warning tank/3: taken out");
         let of_lines = Event { text: "refused: no room\n  left out: m1".into(), ..event };
         assert!(event_line(&of_lines).ends_with("refused: no room; left out: m1"));
+        let many = Event { kind: "blocks_repaired".into(), count: 3, ..of_lines };
+        assert!(event_line(&many).ends_with("(and 2 more like it since 1970-01-01 00:00:00 UTC)"));
         let found = |index, path: Option<&str>, note: Option<&str>| ImportableMember {
             index,
             uuid: Uuid::nil(),
