@@ -155,7 +155,10 @@ fn not_served(text: &mut String, array: &ArrayReport, start: &StartReport, verbo
         text.push_str("members:\n\n");
         text.push_str(&member_table(array, verbose));
         text.push('\n');
-        labelled(text, "volume", &volume_line(array));
+        // Of members that were not found nothing but their place is known.
+        if !array.volume.kind.is_empty() {
+            labelled(text, "volume", &volume_line(array));
+        }
     }
 }
 
@@ -576,6 +579,19 @@ members:
         assert!(text.contains("bad") && !text.contains("good"));
         assert_eq!(status(&[array("good")], true, false), "all arrays are healthy\n");
         assert!(status(&[], true, false).contains("calpe import"));
+    }
+
+    #[test]
+    fn nothing_is_said_of_a_volume_that_is_not_known() {
+        let mut waiting = array("tank");
+        waiting.state = ArrayState::Waiting;
+        let (problem, advice) = (None, String::new());
+        let (searched, notes) = (vec!["/srv".to_owned()], Vec::new());
+        waiting.start = Some(StartReport { attempts: 0, problem, advice, searched, notes });
+        assert!(status(&[waiting.clone()], false, false).contains("volume: plain, 1 GiB"));
+        waiting.volume.kind = String::new();
+        let text = status(&[waiting], false, false);
+        assert!(text.contains("looked: in /srv") && !text.contains("volume"), "{text}");
     }
 
     #[test]
