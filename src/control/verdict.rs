@@ -77,6 +77,9 @@ pub fn explain(array: &ArrayReport) -> Explanation {
     }
     match array.state {
         ArrayState::Waiting => Explanation::default(),
+        _ if array.log.state == LogState::Refused && absent.len() <= usize::from(array.parity) => {
+            explain_refused(array)
+        }
         ArrayState::Failed => explain_failed(array, &absent),
         _ if array.log.state == LogState::Refused => explain_refused(array),
         _ if !array.lost.is_empty() => explain_lost(array),
@@ -434,9 +437,13 @@ mod tests {
         assert_eq!(verdict(std::slice::from_ref(&array)), Verdict::Degraded);
         assert!(explain(&array).status.starts_with("12 KiB of the volume"), "{}", explain(&array).status);
         array.log = LogReport { state: LogState::Refused, reason: Some("no room".into()) };
-        assert_eq!(verdict(std::slice::from_ref(&array)), Verdict::Failed);
-        let told = explain(&array);
-        assert!(told.status.contains("no room") && told.action.contains("calpe import --force tank"));
+        for state in [ArrayState::Online, ArrayState::Failed] {
+            array.state = state;
+            assert_eq!(verdict(std::slice::from_ref(&array)), Verdict::Failed);
+            let told = explain(&array);
+            assert!(told.status.contains("no room") && told.action.contains("calpe import --force tank"));
+        }
+        array.state = ArrayState::Online;
         array.log.state = LogState::Replaying;
         array.lost.clear();
         assert_eq!(verdict(&[array]), Verdict::Healthy, "requests wait a moment");
