@@ -228,8 +228,8 @@ impl Daemon {
         };
         let clients = match self.facts(id)?.clients {
             0 => None,
-            1 => Some(("1 client is attached".to_owned(), "loses")),
-            many => Some((format!("{many} clients are attached"), "lose")),
+            1 => Some(("1 connection of a client is open".to_owned(), "loses")),
+            many => Some((format!("{many} connections of clients are open"), "lose")),
         };
         if let (Some((clients, _)), false) = (&clients, force) {
             let what = format!(
