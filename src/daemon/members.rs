@@ -478,23 +478,24 @@ impl Daemon {
         ))
     }
 
-    /// Whether a file may be created as a replacement: where the array has files already, and not under /dev.
+    /// Whether a file may be created as a replacement: not under /dev, and not where all that this host has of the array are
+    /// block devices.
     fn check_creatable(&self, target: &Target, new: &Path) -> Result<(), RequestError> {
         let facts = self.facts(target.array)?;
-        let files = self.with_names(target.array, |names| {
-            facts.status.members.iter().any(|member| {
-                let place = member.device.and_then(|device| names.devices.get(&device));
-                let found = place.and_then(|place| place.found);
-                found.is_some_and(|found| found.facts.kind == DeviceKind::File)
-            })
+        let kinds = self.with_names(target.array, |names| {
+            let devices = facts.status.members.iter().filter_map(|member| member.device);
+            let places = devices.filter_map(|device| names.devices.get(&device));
+            places.filter_map(|place| place.found).map(|found| found.facts.kind).collect::<Vec<_>>()
         });
+        let kinds = kinds.unwrap_or_default();
+        let may_be_file = kinds.contains(&DeviceKind::File) || !kinds.contains(&DeviceKind::Block);
         let parent = new.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let own = parent.to_path_buf();
         let may_hold_files = within(parent, "look at it", patience(target.limits), move || {
             let in_dev = |real: PathBuf| real.starts_with("/dev") && !real.starts_with("/dev/shm");
             own.is_dir() && !own.canonicalize().is_ok_and(in_dev)
         })?;
-        if files != Some(true) || !may_hold_files {
+        if !may_be_file || !may_hold_files {
             return Err(DeviceError::NotFound { path: new.to_owned() }.into());
         }
         Ok(())
