@@ -12,9 +12,9 @@ use super::waiting::Waiting;
 use crate::control::{
     ArrayReport, ErrorCode, Importable, ImportableMember, Reply, RequestError, ScrubAction,
 };
-use crate::format::{MemberState, ReplacementRecord};
-use crate::member::{DEFAULT_MEMBER_TIMEOUT, await_closings};
-use crate::units::{HumanSize, shown};
+use crate::format::{MemberState, Superblock};
+use crate::member::{DEFAULT_MEMBER_TIMEOUT, await_closings, is_held_by_calpe, is_remote};
+use crate::units::{HumanSize, MemberIndex, shown};
 use crate::volume::{AdminRequest, NoticeLevel};
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
@@ -170,7 +170,7 @@ impl Daemon {
     ) -> Result<(ArrayReport, Vec<String>), RequestError> {
         let _change = self.begin_change(array)?;
         let mut opened = import::open(&found.arrays[&array], options.force, options.limits.local)?;
-        opened.warnings.extend(self.lost_replacements(&opened));
+        opened.warnings.extend(self.lost_replacement_lines(&opened));
         self.note_overwritten(found, &mut opened);
         if opened.assembled.seats.iter().any(|seat| seat.state == MemberState::Missing) {
             opened.warnings.extend(found.unread.iter().take(UNREAD_TOLD).cloned());
@@ -198,25 +198,16 @@ impl Daemon {
         }
     }
 
-    /// Replacements that were being built when the array was stopped and whose devices are not there, a line
-    /// each.
-    fn lost_replacements(&self, opened: &Opened) -> Vec<String> {
-        let superblock = &opened.assembled.superblock;
-        let is_lost = |record: &&ReplacementRecord| {
-            let seat = &opened.assembled.seats[usize::from(record.member.0)];
-            seat.replacement.is_none() && seat.uuid != record.uuid
-        };
-        let line = |record: &ReplacementRecord| {
-            let place = self.earlier_path(superblock.array, record.uuid);
-            let place = place.map_or_else(|| record.uuid.to_string(), |path| path.display().to_string());
-            let ReplacementRecord { member, .. } = record;
+    /// What to tell of replacements whose devices are not there, a line each.
+    pub(super) fn lost_replacement_lines(&self, opened: &Opened) -> Vec<String> {
+        let name = &opened.assembled.superblock.name;
+        let line = |(member, place): (MemberIndex, String)| {
             format!(
                 "the replacement of member {member} that was being built on {place} is not there: it is given up; begin again with 'calpe \
-                 replace {} {member} NEW'",
-                superblock.name
+                 replace {name} {member} NEW'"
             )
         };
-        superblock.replacements.iter().filter(is_lost).map(line).collect()
+        self.lost_replacements(&opened.assembled).into_iter().map(line).collect()
     }
 
     pub(super) fn export(&self, array: &str, force: bool, dry_run: bool) -> Outcome {

@@ -8,8 +8,10 @@ use super::reactor::{ArrayFacts, ArrayId};
 use super::report::Names;
 use super::service::{Daemon, lock};
 use super::state::{Arrays, Counters, Counts, Damage, KnownDevice};
-use crate::member::TimeLimits;
-use crate::units::VolumeOffset;
+use crate::array::assembly::Assembled;
+use crate::format::{MemberState, ReplacementRecord};
+use crate::member::{TimeLimits, is_remote, same_remote};
+use crate::units::{MemberIndex, VolumeOffset};
 use crate::volume::{NoticeLevel, Rest};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -33,11 +35,12 @@ impl Daemon {
     /// Keeps where the devices of an array are, the counts of its members, and what of it cannot be read.
     pub(super) fn remember(&self, id: ArrayId, facts: &ArrayFacts) {
         let known = self.with_names(id, |names| {
-            let unchecked = names.unchecked(&facts.status);
-            let counts = names.counts(&facts.status);
-            (names.uuid, names.name.clone(), known_devices(names, facts), counts, unchecked)
+            let status = &facts.status;
+            let found = (names.client_errors(status), names.given_up(status), names.unchecked(status));
+            (names.uuid, names.name.clone(), known_devices(names, facts), names.counts(status), found)
         });
-        let Some((uuid, name, mut devices, counts, unchecked)) = known else { return };
+        let Some((uuid, name, mut devices, counts, found)) = known else { return };
+        let (client_errors, given_up, unchecked) = found;
         let mut memory = lock(&self.memory);
         // A member that was not seen since the start is where it was last.
         if let Some(known) = memory.arrays.0.get(&uuid) {
@@ -48,9 +51,13 @@ impl Daemon {
         devices.sort_by_key(|device| (device.member, device.uuid));
         let mut is_new = memory.arrays.note(uuid, &name, devices, clock::unix_seconds());
         let is_paused = facts.status.activities.iter().any(|activity| activity.rest == Some(Rest::Paused));
-        is_new |= memory.arrays.0.get_mut(&uuid).is_some_and(|known| known.note_scrub(is_paused));
-        if let (Some(scrub), Some(known)) = (facts.status.last_scrub, memory.arrays.0.get_mut(&uuid)) {
-            is_new |= known.note_unchecked(scrub.finished_unix, unchecked);
+        if let Some(known) = memory.arrays.0.get_mut(&uuid) {
+            is_new |= known.note_scrub(is_paused);
+            is_new |= known.note_client_errors(client_errors);
+            is_new |= known.note_given_up(given_up);
+            if let Some(scrub) = facts.status.last_scrub {
+                is_new |= known.note_unchecked(scrub.finished_unix, unchecked);
+            }
         }
         if is_new {
             self.state.save_arrays(&memory.arrays);
@@ -119,6 +126,48 @@ impl Daemon {
     /// Counts that an earlier run has left, by member.
     pub(super) fn earlier_counts(&self, array: Uuid) -> Vec<Counts> {
         lock(&self.memory).counters.0.get(&array).cloned().unwrap_or_default()
+    }
+
+    /// Requests of clients that failed in an earlier run.
+    pub(super) fn earlier_client_errors(&self, array: Uuid) -> u64 {
+        lock(&self.memory).arrays.0.get(&array).map_or(0, |known| known.client_errors)
+    }
+
+    /// Replacements that were being built when the array was stopped and whose devices are not there: member and place.
+    pub(super) fn lost_replacements<K>(&self, assembled: &Assembled<K>) -> Vec<(MemberIndex, String)> {
+        let is_lost = |record: &&ReplacementRecord| {
+            let seat = &assembled.seats[usize::from(record.member.0)];
+            seat.replacement.is_none() && seat.uuid != record.uuid
+        };
+        let place = |record: &ReplacementRecord| {
+            let path = self.earlier_path(assembled.superblock.array, record.uuid);
+            let place = path.map_or_else(|| record.uuid.to_string(), |path| path.display().to_string());
+            (record.member, place)
+        };
+        assembled.superblock.replacements.iter().filter(is_lost).map(place).collect()
+    }
+
+    /// Says of members in service that their replacement was given up: by this start, or before it.
+    pub(super) fn recall_given_up<K>(&self, assembled: &mut Assembled<K>) {
+        let lost = self.lost_replacements(assembled);
+        let memory = lock(&self.memory);
+        let known = memory.arrays.0.get(&assembled.superblock.array);
+        let in_service = assembled
+            .seats
+            .iter_mut()
+            .zip(0..)
+            .filter(|(seat, _)| seat.state == MemberState::Online && seat.replacement.is_none());
+        for (seat, index) in in_service {
+            let lost = lost.iter().find(|(member, _)| member.0 == index);
+            let before = known.into_iter().flat_map(|known| &known.given_up);
+            let before = before.filter(|known| (known.member, known.device) == (index, seat.uuid));
+            seat.reason = match lost {
+                Some((_, place)) => {
+                    Some(format!("its replacement was given up: {place} was not there at the start"))
+                }
+                None => before.map(|known| known.reason.clone()).next(),
+            };
+        }
     }
 
     /// Members that the scrub which an earlier run knew as the last could not check, and when that ended.

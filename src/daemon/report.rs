@@ -3,7 +3,7 @@
 //! Must not ask anybody anything: facts in, report out. Rates come from samples that are handed in with their time.
 
 use super::reactor::{ArrayFacts, ListenAddress};
-use super::state::Counts;
+use super::state::{Counts, GivenUp};
 use crate::block_io::DeviceId;
 use crate::control::{
     self, ArrayReport, Condition, EngineReport, ErrorReport, GpuReport, LastScrub, LogReport, LostReport,
@@ -92,6 +92,8 @@ pub struct Names {
     pub devices: HashMap<DeviceId, Place>,
     /// Counts of earlier runs, by member.
     pub(super) earlier: Vec<Counts>,
+    /// Requests of clients that failed in earlier runs.
+    pub(super) earlier_client_errors: u64,
     /// Members that a scrub of an earlier run could not check, and when it ended.
     pub(super) earlier_unchecked: (u64, Vec<u16>),
     /// Copies of the superblock that were found damaged when the array was opened, by device.
@@ -165,7 +167,7 @@ impl Names {
             }),
             last_scrub_unchecked: self.unchecked(status),
             engine: EngineReport { codec: status.engine.into(), gpu: gpu.clone() },
-            errors: ErrorReport { client: status.client_errors },
+            errors: ErrorReport { client: self.client_errors(status) },
             lost: parts(&status.lost),
             set_aside: parts(&status.set_aside),
             unreadable: parts(&status.unreadable),
@@ -194,6 +196,25 @@ impl Names {
         self.seats.iter().zip(&status.members).map(|(seat, member)| self.counts_of(seat, member)).collect()
     }
 
+    /// Requests of clients that failed, those of earlier runs included.
+    #[must_use]
+    pub(super) fn client_errors(&self, status: &VolumeStatus) -> u64 {
+        self.earlier_client_errors.saturating_add(status.client_errors)
+    }
+
+    /// Replacements that were given up while their members stayed in service.
+    #[must_use]
+    pub(super) fn given_up(&self, status: &VolumeStatus) -> Vec<GivenUp> {
+        let members = self.seats.iter().zip(&status.members);
+        // A member in service has no other reason.
+        let in_service = members.filter(|(_, member)| member.state == MemberState::Online);
+        let given_up = in_service.filter_map(|(seat, member)| {
+            let reason = member.reason.clone()?;
+            Some(GivenUp { member: member.index.0, device: seat.uuid, reason })
+        });
+        given_up.collect()
+    }
+
     fn counts_of(&self, seat: &Place, member: &MemberStatus) -> Counts {
         let cksum = self.damaged.get(&seat.uuid).copied().unwrap_or(0);
         let earlier = self.earlier.get(usize::from(member.index.0)).copied().unwrap_or_default();
@@ -202,6 +223,9 @@ impl Names {
 
     /// Forgets the counts of a member, or of all, but for those that the volume keeps.
     pub fn clear(&mut self, member: Option<MemberIndex>) {
+        if member.is_none() {
+            self.earlier_client_errors = 0;
+        }
         let is_meant = |at: usize| member.is_none_or(|member| usize::from(member.0) == at);
         for (_, counts) in self.earlier.iter_mut().enumerate().filter(|(at, _)| is_meant(*at)) {
             *counts = Counts::default();

@@ -234,7 +234,8 @@ impl Daemon {
     /// # Errors
     /// When one of its name or identity is served, or it cannot be exported.
     pub fn serve(&self, opened: Opened, options: ServeOptions) -> Result<ArrayReport, RequestError> {
-        let Opened { assembled, devices, damaged, warnings, left_out } = opened;
+        let Opened { mut assembled, devices, damaged, warnings, left_out } = opened;
+        self.recall_given_up(&mut assembled);
         let superblock = assembled.superblock.clone();
         if lock(&self.served).iter().any(|served| served.names.uuid == superblock.array) {
             return Err(refusal(
@@ -287,6 +288,7 @@ impl Daemon {
                 })
                 .collect(),
             earlier: self.earlier_counts(superblock.array),
+            earlier_client_errors: self.earlier_client_errors(superblock.array),
             earlier_unchecked: self.earlier_unchecked(superblock.array),
             damaged: damaged.into_iter().collect(),
             meters: Meters::default(),

@@ -107,6 +107,8 @@ pub fn run_up(options: &UpOptions, out: &mut dyn Write) -> Result<(), RunError> 
         .map_err(system("start the reactor"))?,
     );
     let control = ControlServer::start(Arc::clone(&daemon), &dir.join(CONTROL_SOCKET_NAME))?;
+    let mut opened = opened;
+    opened.warnings.extend(daemon.lost_replacement_lines(&opened));
     let mut warnings = opened.warnings.clone();
     warnings.extend(opened.left_out.iter().map(|left| left.reason.clone()));
     let array = opened.assembled.superblock.array;

@@ -8,7 +8,7 @@
 mod file;
 mod known;
 
-pub(super) use known::{Arrays, Counters, Counts, Damage, Known, KnownDevice};
+pub(super) use known::{Arrays, Counters, Counts, Damage, GivenUp, Known, KnownDevice};
 
 use super::peer::Owner;
 use crate::control::Event;
