@@ -6,7 +6,8 @@
 
 use super::events::kinds;
 use super::import::{self, ImportError, LeftOut, Opened};
-use super::search::{Found, Search, search_with};
+use super::memory::{covers, directory_of};
+use super::search::{Found, Search, overwritten, search_with};
 use super::service::{CLOSING_WAIT, Daemon, Done, Outcome, ServeOptions, Served, refusal};
 use super::waiting::Waiting;
 use crate::control::{
@@ -110,6 +111,7 @@ impl Daemon {
                     lines.push(message);
                     done.warnings.extend(warnings);
                     if !dry_run {
+                        let places = with_members(&places, &found.arrays[&uuid]);
                         let again = Some(&places).filter(|_| !once).map(Vec::as_slice);
                         done.warnings.extend(self.import_again(uuid, again));
                     }
@@ -188,10 +190,7 @@ impl Daemon {
         for seat in opened.assembled.seats.iter_mut().filter(|seat| seat.state == MemberState::Missing) {
             let path = self.earlier_path(array, seat.uuid).filter(|path| found.blank.contains(path));
             if let Some(path) = path.filter(|_| left_out.iter().all(|left| left.device != seat.uuid)) {
-                let reason = format!(
-                    "{}: holds no Calpe superblock any more: it was overwritten, or is another device",
-                    shown(&path)
-                );
+                let reason = overwritten(&path);
                 seat.reason = Some(reason.clone());
                 left_out.push(LeftOut { device: seat.uuid, path: Some(path), reason });
             }
@@ -292,6 +291,31 @@ impl Daemon {
         let outcome = self.reactor.admin(id, AdminRequest::Repair, Vec::new())?;
         Ok(Done::line(format!("array '{name}': {}", outcome.0)))
     }
+}
+
+/// The name of an array. It has one for its life, so any superblock has it.
+fn name_of(members: &[Found]) -> &str {
+    members.first().map_or("", |member| member.superblock.name.as_str())
+}
+
+/// Why these members cannot be had: another daemon has one of them.
+fn in_use(members: &[Found]) -> Option<String> {
+    let local = members.iter().filter(|member| !is_remote(&member.path));
+    let mut held = local.filter(|member| is_held_by_calpe(&member.path));
+    held.next().map(|member| {
+        format!("{}: is in use by another daemon or check: stop that first", shown(&member.path))
+    })
+}
+
+/// The places, and the directories of members that were found elsewhere: where an import is to look again after a restart.
+fn with_members(places: &[PathBuf], members: &[Found]) -> Vec<PathBuf> {
+    let mut all = places.to_vec();
+    for member in members {
+        if !all.iter().any(|place| covers(place, &member.path)) {
+            all.extend(directory_of(&member.path));
+        }
+    }
+    all
 }
 
 /// One line on an array that has just begun to be served.

@@ -243,7 +243,7 @@ impl Daemon {
                 false => format!("what it holds is overwritten, {reserved} of it allocated at once"),
             };
             let message = format!("{} ({}: {what})", would.message, shown(new));
-            warnings.extend(self.outside_search(new));
+            warnings.extend(self.outside_search(target.superblock.array, &target.name, new));
             return Ok(Done { message, warnings, ..Done::default() });
         }
         let (device, known_zero) = match device {
@@ -398,7 +398,8 @@ impl Daemon {
         member::forget_lost(&path, since);
         self.remember_now(target.array);
         let message = format!("array '{}': {} ({})", target.name, outcome.0, shown(&path));
-        let warnings = self.outside_search(&path).into_iter().collect();
+        let warnings = self.outside_search(target.superblock.array, &target.name, &path);
+        let warnings = warnings.into_iter().collect();
         Ok(Done { message, warnings, ..Done::default() })
     }
 

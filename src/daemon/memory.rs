@@ -269,30 +269,53 @@ impl Daemon {
         self.events.tell(News::new(None, kinds::STATE_DIR, level, text));
     }
 
-    /// A line for one who brings in a device that is outside of where the members of arrays are looked for.
-    pub(super) fn outside_search(&self, path: &Path) -> Option<String> {
-        let remembered =
-            lock(&self.memory).arrays.0.values().flat_map(|known| known.search.clone()).collect::<Vec<_>>();
-        let is_inside = self.search_places().iter().chain(&remembered).any(|place| {
-            match crate::member::is_remote(place) {
-                true => crate::member::same_remote(place, path),
-                false => place == path || path.parent() == Some(place),
-            }
-        });
-        if is_inside {
+    /// A line for one who brings a device into an array that is outside of where its members are looked for.
+    pub(super) fn outside_search(&self, array: Uuid, name: &str, path: &Path) -> Option<String> {
+        let mut places = self.search_places();
+        if let Some(known) = lock(&self.memory).arrays.0.get(&array) {
+            places.extend(known.search.iter().cloned());
+            // Others are there, and remembered as this one will be.
+            let others = known.devices.iter().filter(|device| device.path != path);
+            places.extend(
+                others
+                    .filter_map(|device| directory_of(&device.path))
+                    .filter(|_| self.state.path().is_some()),
+            );
+        }
+        if places.iter().any(|place| covers(place, path)) {
             return None;
         }
-        let kept = match (self.state.path(), self.state.flush(KEPT_WAIT)) {
-            (Some(dir), Ok(())) => format!("is remembered in {}", dir.display()),
-            (Some(_), Err(why)) => format!("is forgotten at a restart ({why})"),
-            (None, _) => "is forgotten at a restart".to_owned(),
+        let (kept, is_kept) = match (self.state.path(), self.state.flush(KEPT_WAIT)) {
+            (Some(dir), Ok(())) => (format!("is remembered in {}", dir.display()), true),
+            (Some(_), Err(why)) => (format!("is forgotten at a restart ({why})"), false),
+            (None, _) => ("is forgotten at a restart".to_owned(), false),
+        };
+        let advice = match (self.is_configured(array, name), is_kept) {
+            (true, _) => "; add it to 'search' of the array, so that it is found in any case",
+            (false, true) => "",
+            (false, false) => "; name its place with 'calpe import --dir' the next time",
         };
         Some(format!(
-            "{} lies outside of the places where members are looked for: where it is {kept}; add it to 'search' of the array, so that \
-             it is found in any case",
+            "{} lies outside of the places where members are looked for: its path {kept}{advice}",
             path.display()
         ))
     }
+}
+
+/// Whether a search of this place looks at this path.
+pub(super) fn covers(place: &Path, path: &Path) -> bool {
+    if is_remote(place) || is_remote(path) {
+        return is_remote(place) && is_remote(path) && same_remote(place, path);
+    }
+    let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let (place, path) = (absolute(place), absolute(path));
+    place == path || path.parent() == Some(&place)
+}
+
+/// The directory of a file that is a member; none of a remote one, or of a device: all of /dev is not searched for it.
+pub(super) fn directory_of(path: &Path) -> Option<PathBuf> {
+    let directory = path.parent().filter(|parent| !is_remote(path) && !parent.starts_with("/dev"));
+    directory.map(Path::to_owned)
 }
 
 /// Where the devices of an array are: those of its members, and those that are being built.
