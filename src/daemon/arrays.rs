@@ -53,12 +53,13 @@ impl Daemon {
         // Where `import` looks, too: devices that served an array are part of it wherever they are.
         let found = search_with(&self.places(dirs), &self.earlier_paths(None), DEFAULT_MEMBER_TIMEOUT);
         let served: Vec<Uuid> = self.served_uuids();
-        let mut arrays: Vec<Importable> = found
-            .arrays
-            .iter()
-            .filter(|(uuid, _)| !served.contains(uuid))
-            .filter_map(|(_, members)| importable(members))
-            .collect();
+        let not_served = found.arrays.iter().filter(|(uuid, _)| !served.contains(uuid));
+        let listed = |members: &[Found]| {
+            let array = importable(members)?;
+            let problem = array.problem.or_else(|| in_use(members));
+            Some(Importable { problem, ..array })
+        };
+        let mut arrays: Vec<Importable> = not_served.filter_map(|(_, members)| listed(members)).collect();
         arrays.sort_by(|a, b| (&a.name, a.uuid).cmp(&(&b.name, b.uuid)));
         Reply::Importable { arrays, warnings: found.warnings }
     }
@@ -105,9 +106,17 @@ impl Daemon {
         let mut done = Done { warnings: found.warnings.clone(), ..Done::default() };
         let mut lines = Vec::new();
         let mut failures = Vec::new();
+        // Names that arrays have which a dry run would have imported before.
+        let mut taken: Vec<String> = Vec::new();
         for uuid in chosen {
-            match self.import_one(&found, uuid, force, dry_run) {
+            let name = name_of(&found.arrays[&uuid]).to_owned();
+            let imported = match dry_run {
+                true => self.would_import(&found, uuid, force, &taken),
+                false => self.import_one(&found, uuid, force),
+            };
+            match imported {
                 Ok(Done { message, warnings, .. }) => {
+                    taken.push(name);
                     lines.push(message);
                     done.warnings.extend(warnings);
                     if !dry_run {
@@ -133,29 +142,36 @@ impl Daemon {
         Ok(done)
     }
 
-    fn import_one(&self, found: &Search, array: Uuid, force: bool, dry_run: bool) -> Outcome {
-        let members = &found.arrays[&array];
-        // An array has one name for its life, so any superblock has it.
-        let name = members.first().map_or("", |member| member.superblock.name.as_str());
-        let options = ServeOptions { force, ..self.options_for(name, array) };
-        if dry_run {
-            let assembled = import::preview(members, force).map_err(ImportError::from)?;
-            let superblock = &assembled.superblock;
-            self.memory_for(superblock, options)?;
-            if self.find(&superblock.name, |_| ()).is_ok() {
-                let text =
-                    format!("an array named '{}' is served already: export that one first", superblock.name);
-                return Err(refusal(ErrorCode::Refused, text));
-            }
-            return Ok(Done::line(format!(
-                "would import array '{}' with {} of {} members",
-                superblock.name,
-                assembled.live.len(),
-                superblock.members.len()
-            )));
-        }
+    fn import_one(&self, found: &Search, array: Uuid, force: bool) -> Outcome {
+        let options = ServeOptions { force, ..self.options_for(name_of(&found.arrays[&array]), array) };
         let (report, warnings) = self.open_and_serve(found, array, options, &[])?;
         Ok(Done { message: served_line(&report), warnings, ..Done::default() })
+    }
+
+    /// What an import would do. Devices are opened and locked for it, too: whether they can be is part of what is to be
+    /// known. `taken` are names that others would have then.
+    fn would_import(&self, found: &Search, array: Uuid, force: bool, taken: &[String]) -> Outcome {
+        let members = &found.arrays[&array];
+        let options = ServeOptions { force, ..self.options_for(name_of(members), array) };
+        let _change = self.begin_change(array)?;
+        let opened = import::open(members, force, options.limits.local)?;
+        let superblock = &opened.assembled.superblock;
+        self.check_servable(superblock, options)?;
+        let Superblock { name, .. } = superblock;
+        if taken.contains(name) || self.find(name, |_| ()).is_ok() {
+            let text = format!("an array named '{name}' is served already: export that one first");
+            return Err(refusal(ErrorCode::Refused, text));
+        }
+        let message = format!(
+            "would import array '{name}' with {} of {} members",
+            opened.assembled.live.len(),
+            superblock.members.len()
+        );
+        let left_out = opened.left_out.iter().map(|left| left.reason.clone());
+        let warnings = opened.warnings.iter().cloned().chain(left_out).collect();
+        drop(opened);
+        await_closings(CLOSING_WAIT);
+        Ok(Done { message, warnings, ..Done::default() })
     }
 
     /// Opens an array that was found, and begins to serve it. Returns what a person should know, too, a line

@@ -1,6 +1,7 @@
 //! The daemon as an administrator meets it: real files, a real reactor, requests in, replies out.
 
 mod dry_run;
+mod restarts;
 
 use super::import::tests::created_in;
 use super::search::search;
