@@ -424,7 +424,8 @@ pub struct ReplaceArgs {
     pub name: String,
     /// Index, path or uuid of the member
     pub old: MemberRef,
-    /// Block device or file that takes its place; a file that does not exist is created
+    /// Block device or file that takes its place; a file that does not exist is created, unless
+    /// the array is of block devices
     #[arg(required_unless_present = "cancel")]
     pub new: Option<PathBuf>,
     /// Give up the replacement that is being built; the old device stays in service

@@ -14,7 +14,7 @@ use crate::daemon::peer::{Owner, Stranger, Trust, connect_within};
 use crate::units::shown;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use std::io::{self, BufReader};
+use std::io::{self, BufReader, Read};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -198,7 +198,6 @@ impl Server {
             let owner = Owner::of_peer(&stream).map_err(no_answer)?;
             trust.check_server(socket, owner).map_err(untrusted)?;
         }
-        stream.set_read_timeout(Some(REST_OF_REPLY_MAX)).map_err(no_answer)?;
         stream.set_write_timeout(Some(self.patience)).map_err(no_answer)?;
         Ok(stream)
     }
@@ -206,7 +205,7 @@ impl Server {
     /// Whether a new connection is answered. A daemon that has no place for one more says so, which is an answer.
     fn answers(&self) -> bool {
         let Ok(stream) = self.connect() else { return false };
-        let mut client = Client { server: self.clone(), stream: BufReader::new(stream) };
+        let mut client = Client { server: self.clone(), stream: BufReader::new(Timed::new(stream)) };
         client.exchange(&Request::Ping { version: PROTOCOL_VERSION }).is_ok()
     }
 
@@ -223,7 +222,34 @@ impl Server {
 #[derive(Debug)]
 pub struct Client {
     server: Server,
-    stream: BufReader<UnixStream>,
+    stream: BufReader<Timed>,
+}
+
+/// A stream that is read until a moment, however it trickles.
+#[derive(Debug)]
+struct Timed {
+    stream: UnixStream,
+    until: Instant,
+}
+
+impl Timed {
+    fn new(stream: UnixStream) -> Timed {
+        Timed { stream, until: Instant::now() }
+    }
+}
+
+impl Read for Timed {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        self.stream.read(buffer).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
+            _ => error,
+        })
+    }
 }
 
 impl Client {
@@ -241,7 +267,7 @@ impl Client {
     /// When nobody answers, somebody who is not trusted, or a daemon of another version.
     pub fn open(server: Server) -> Result<Client, ClientError> {
         let stream = server.connect()?;
-        let mut client = Client { server, stream: BufReader::new(stream) };
+        let mut client = Client { server, stream: BufReader::new(Timed::new(stream)) };
         match client.ask(&Request::Ping { version: PROTOCOL_VERSION })? {
             Reply::Pong(pong) if pong.version == PROTOCOL_VERSION => Ok(client),
             Reply::Pong(pong) => Err(ClientError::Version {
@@ -300,12 +326,20 @@ impl Client {
     }
 
     fn exchange(&mut self, request: &Request) -> Result<Reply, ClientError> {
-        let sent = write_message(self.stream.get_mut(), request);
+        let began = Instant::now();
+        let sent = write_message(&mut self.stream.get_mut().stream, request);
         self.wait_for_reply(request, sent.is_ok())?;
+        // The answer to a ping is a few bytes.
+        let is_ping = matches!(request, Request::Ping { .. });
+        let limit = if is_ping { self.server.patience } else { REST_OF_REPLY_MAX };
+        self.stream.get_mut().until = if is_ping { began } else { Instant::now() } + limit;
         let failed = match read_message(&mut self.stream, MAX_REPLY_BYTES) {
             // A daemon that turns a client away says why before it is asked.
             Ok(Some(reply)) => return Ok(reply),
             Ok(None) => WireError::Cut,
+            Err(WireError::Io(error)) if error.kind() == io::ErrorKind::TimedOut => {
+                return Err(self.server.silent(began.elapsed()));
+            }
             Err(error) => error,
         };
         Err(self.server.broken(sent.err().map_or(failed, WireError::Io)))
@@ -339,7 +373,7 @@ impl Client {
             let left = end.saturating_duration_since(Instant::now());
             // Rounded up: what is left is never waited for in a busy loop.
             let left = PollTimeout::try_from(left.as_micros().div_ceil(1000)).unwrap_or(PollTimeout::MAX);
-            match poll(&mut [PollFd::new(self.stream.get_ref().as_fd(), PollFlags::POLLIN)], left) {
+            match poll(&mut [PollFd::new(self.stream.get_ref().stream.as_fd(), PollFlags::POLLIN)], left) {
                 Err(Errno::EINTR) => {}
                 Ok(0) if Instant::now() < end => {}
                 Ok(ready) => return Ok(ready > 0),
@@ -372,6 +406,7 @@ fn find(places: Vec<PathBuf>) -> Result<PathBuf, ClientError> {
 mod tests {
     use super::*;
     use crate::control::{ErrorCode, MAX_REQUEST_BYTES, Pong};
+    use std::io::Write;
     use std::os::unix::net::UnixListener;
     use std::thread;
 
@@ -525,6 +560,24 @@ mod tests {
         let _silent = daemon.join().unwrap();
         let told = client.change(&order).unwrap_err();
         assert!(matches!(told, ClientError::Silent { .. }), "{told}");
+    }
+
+    #[test]
+    fn an_answer_that_trickles_is_given_up_when_patience_is_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let server = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let begun = Instant::now();
+            while begun.elapsed() < PATIENCE && stream.write_all(b" ").is_ok() {
+                thread::sleep(SHORT / 10);
+            }
+            begun.elapsed()
+        });
+        let told = Client::connect(Some(&socket), 4 * SHORT).unwrap_err();
+        assert!(matches!(told, ClientError::Silent { .. }), "{told}");
+        assert!(server.join().unwrap() < PATIENCE / 2);
     }
 
     #[test]

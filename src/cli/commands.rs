@@ -11,7 +11,7 @@ use super::{
     CliError, Outcome, attach, clear_terminal, complain, offline, run, say, say_json, say_json_line,
     tell_warnings, text,
 };
-use crate::control::{Event, GpuDrill, Reply, Request, ScanKind, ScrubAction, Verdict, is_notable, verdict};
+use crate::control::{Event, GpuDrill, Reply, Request, ScanKind, ScrubAction, Verdict, is_healthy, verdict};
 use crate::daemon::{clock, logging};
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
@@ -112,7 +112,7 @@ fn status(client: Result<Client, ClientError>, args: &StatusArgs) -> Outcome {
         }
         if args.json {
             let mut status = status;
-            status.arrays.retain(|array| !args.unhealthy || is_notable(array));
+            status.arrays.retain(|array| !args.unhealthy || !is_healthy(array));
             if args.watch { say_json_line(&status)? } else { say_json(&status)? }
         } else {
             say(&text::status(&status.arrays, args.unhealthy, args.verbose))?;

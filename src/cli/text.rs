@@ -4,7 +4,7 @@
 
 use crate::control::{
     ArrayReport, CertificateReport, Condition, EngineReport, Event, Importable, LastScrub, MemberReport,
-    ScanReport, StartReport, is_notable,
+    ScanReport, StartReport, is_healthy,
 };
 use crate::units::{HumanSize, Printable, PrintableLines, UnixTime, quoted};
 use serde::Serialize;
@@ -44,7 +44,7 @@ fn printable<T: Serialize + DeserializeOwned>(report: &T) -> T {
 /// The status of arrays; `unhealthy` leaves out those that are well.
 #[must_use]
 pub fn status(arrays: &[ArrayReport], unhealthy: bool, verbose: bool) -> String {
-    let shown: Vec<_> = arrays.iter().filter(|array| !unhealthy || is_notable(array)).collect();
+    let shown: Vec<_> = arrays.iter().filter(|array| !unhealthy || !is_healthy(array)).collect();
     if arrays.is_empty() {
         return "no arrays are imported: 'calpe import' lists what could be\n".into();
     }
@@ -155,7 +155,10 @@ fn not_served(text: &mut String, array: &ArrayReport, start: &StartReport, verbo
         text.push_str("members:\n\n");
         text.push_str(&member_table(array, verbose));
         text.push('\n');
-        labelled(text, "volume", &volume_line(array));
+        // Of members that were not found nothing but their place is known.
+        if !array.volume.kind.is_empty() {
+            labelled(text, "volume", &volume_line(array));
+        }
     }
 }
 
@@ -355,6 +358,9 @@ pub fn event_line(event: &Event) -> String {
     };
     let times = match event.count {
         0 | 1 => String::new(),
+        count if event.is_of_many() => {
+            format!(" (and {} more like it since {})", count - 1, timestamp(event.first_unix))
+        }
         count => format!(" ({count} times since {})", timestamp(event.first_unix)),
     };
     format!("{} {:<7} {subject}{}{times}", timestamp(event.unix), event.severity.word(), event.text)
@@ -588,7 +594,23 @@ members:
         let text = status(&[array("good"), bad], true, false);
         assert!(text.contains("bad") && !text.contains("good"));
         assert_eq!(status(&[array("good")], true, false), "all arrays are healthy\n");
+        let mut had_errors = array("good");
+        had_errors.status = "Member 1 (/srv/m1) had errors; nothing is known to be unreadable now.".into();
+        assert_eq!(status(&[had_errors], true, false), "all arrays are healthy\n", "as --test says");
         assert!(status(&[], true, false).contains("calpe import"));
+    }
+
+    #[test]
+    fn nothing_is_said_of_a_volume_that_is_not_known() {
+        let mut waiting = array("tank");
+        waiting.state = ArrayState::Waiting;
+        let (problem, advice) = (None, String::new());
+        let (searched, notes) = (vec!["/srv".to_owned()], Vec::new());
+        waiting.start = Some(StartReport { attempts: 0, problem, advice, searched, notes });
+        assert!(status(&[waiting.clone()], false, false).contains("volume: plain, 1 GiB"));
+        waiting.volume.kind = String::new();
+        let text = status(&[waiting], false, false);
+        assert!(text.contains("looked: in /srv") && !text.contains("volume"), "{text}");
     }
 
     #[test]
@@ -643,6 +665,8 @@ members:
         assert_eq!(event_line(&event), "1970-01-01 00:00:00 UTC warning tank/3: taken out");
         let of_lines = Event { text: "refused: no room\n  left out: m1".into(), ..event };
         assert!(event_line(&of_lines).ends_with("refused: no room; left out: m1"));
+        let many = Event { kind: "blocks_repaired".into(), count: 3, ..of_lines };
+        assert!(event_line(&many).ends_with("(and 2 more like it since 1970-01-01 00:00:00 UTC)"));
         let found = |index, path: Option<&str>, note: Option<&str>| ImportableMember {
             index,
             uuid: Uuid::nil(),

@@ -5,18 +5,20 @@
 use super::text::{duration, scan_line};
 use crate::control::{
     ArrayReport, ArrayState, LastScrub, LostReport, MemberReport, MemberState, ScanKind, ScanReport,
+    ScanState,
 };
 use crate::units::HumanSize;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
+use uuid::Uuid;
 
 /// Between two looks at the status: often enough for a smooth bar, and to see a pass of a small array at all.
 pub const POLL: Duration = Duration::from_millis(250);
 
-/// Looks after which passes that are all paused are taken for paused by a person, not waiting for each other.
+/// Looks after which passes that all rest, of a daemon that does not say why, are taken for paused by a person.
 const PAUSED_LOOKS: u32 = 8;
 
 /// What is waited for.
@@ -41,6 +43,18 @@ pub enum Goal {
         /// Its path as it was given to the daemon.
         new: String,
     },
+}
+
+impl Goal {
+    /// Whether passes of this kind are waited for.
+    fn wants(&self, kind: ScanKind) -> bool {
+        match self {
+            Goal::Passes { kinds, .. } => kinds.contains(&kind),
+            Goal::Scrub { .. } => kind == ScanKind::Scrub,
+            Goal::Repair => kind == ScanKind::Repair,
+            Goal::Replacement { .. } => kind == ScanKind::Rebuild,
+        }
+    }
 }
 
 /// A moment before a scrub, to tell its result from that of an earlier one. Either half may fail alone: two scrubs of
@@ -76,15 +90,40 @@ pub enum Look {
 pub struct Waiter {
     goal: Goal,
     scrub_seen: bool,
-    rebuilt: BTreeSet<u16>,
+    /// What was being built when it was seen last, by member.
+    built: BTreeMap<u16, Built>,
     paused_looks: u32,
+}
+
+/// A device that is being built.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Built {
+    name: String,
+    /// None where the daemon does not know it.
+    uuid: Option<Uuid>,
+}
+
+impl Built {
+    /// The device that is being built for a member, if there is one.
+    fn for_member(member: &MemberReport) -> Option<Built> {
+        if let Some(replacement) = &member.replacement {
+            return Some(Built { name: replacement.name.clone(), uuid: replacement.uuid });
+        }
+        let is_rebuilding = member.state == MemberState::Rebuilding;
+        is_rebuilding.then(|| Built { name: member.name.clone(), uuid: Some(member.uuid) })
+    }
+
+    /// Whether the member is this device by now.
+    fn is(&self, member: &MemberReport) -> bool {
+        self.uuid.map_or(self.name == member.name, |uuid| uuid == member.uuid)
+    }
 }
 
 impl Waiter {
     /// Begins to wait.
     #[must_use]
     pub fn new(goal: Goal) -> Waiter {
-        Waiter { goal, scrub_seen: false, rebuilt: BTreeSet::new(), paused_looks: 0 }
+        Waiter { goal, scrub_seen: false, built: BTreeMap::new(), paused_looks: 0 }
     }
 
     /// Looks at the next status of the array.
@@ -114,14 +153,14 @@ impl Waiter {
         let wanted = |kind: ScanKind| kinds.contains(&kind);
         let running: Vec<_> = array.scan.iter().filter(|scan| wanted(scan.kind)).collect();
         self.scrub_seen |= running.iter().any(|scan| scan.kind == ScanKind::Scrub);
-        let mut rebuilding = false;
-        if wanted(ScanKind::Rebuild) {
-            let members = array.members.iter().filter(|member| is_rebuilding(member));
-            let before = self.rebuilt.len();
-            self.rebuilt.extend(members.map(|member| member.index));
-            rebuilding = array.members.iter().any(is_rebuilding) || self.rebuilt.len() > before;
+        let mut is_building = false;
+        for member in array.members.iter().filter(|_| wanted(ScanKind::Rebuild)) {
+            if let Some(built) = Built::for_member(member) {
+                self.built.insert(member.index, built);
+                is_building = true;
+            }
         }
-        if !running.is_empty() || rebuilding {
+        if !running.is_empty() || is_building {
             let shown = running.iter().find(|scan| !scan.paused).or(running.first());
             return Look::Running(shown.map(|scan| (*scan).clone()));
         }
@@ -130,19 +169,22 @@ impl Waiter {
 
     /// Nothing of what is waited for runs any more.
     fn result(&self, array: &ArrayReport, rebuild_wanted: bool, since: &ScrubMark) -> Look {
-        let lost = array.members.iter().find(|m| self.rebuilt.contains(&m.index) && !in_service(m));
-        if let Some(member) = lost {
-            return Look::Badly(out_of_service(member));
-        }
-        if self.scrub_seen {
-            return scrub_result(array, since);
-        }
-        let ended = match self.rebuilt.len() {
+        let built = array.members.iter().filter_map(|member| Some((member, self.built.get(&member.index)?)));
+        let (complete, ended): (Vec<_>, Vec<_>) =
+            built.partition(|(member, built)| in_service(member) && built.is(member));
+        let problems: Vec<_> = ended.iter().map(|(member, built)| ended_early(member, built)).collect();
+        let complete = match complete.len() {
             0 => None,
             1 => Some("rebuild is complete: 1 member".to_owned()),
             many => Some(format!("rebuild is complete: {many} members")),
         };
-        match ended {
+        if !problems.is_empty() {
+            return Look::Badly(problems.into_iter().chain(complete).collect::<Vec<_>>().join("; "));
+        }
+        if self.scrub_seen {
+            return scrub_result(array, since);
+        }
+        match complete {
             Some(text) => Look::Well(text),
             None if rebuild_wanted && array.state != ArrayState::Online => Look::Badly(format!(
                 "nothing runs on array '{}', and it is {}: {} {}",
@@ -154,10 +196,14 @@ impl Waiter {
 
     /// Gives up on passes that somebody paused; they would be waited for without end.
     fn unless_paused(&mut self, array: &ArrayReport, shown: Option<ScanReport>) -> Look {
-        let paused = !array.scan.is_empty() && array.scan.iter().all(|scan| scan.paused);
-        self.paused_looks = if paused { self.paused_looks + 1 } else { 0 };
-        match array.scan.first() {
-            Some(scan) if self.paused_looks >= PAUSED_LOOKS => {
+        let all_rest = !array.scan.is_empty() && array.scan.iter().all(|scan| scan.paused);
+        self.paused_looks = if all_rest { self.paused_looks + 1 } else { 0 };
+        let mut wanted = array.scan.iter().filter(|scan| self.goal.wants(scan.kind)).peekable();
+        let first = wanted.peek().copied();
+        let is_building = self.goal.wants(ScanKind::Rebuild) && array.members.iter().any(is_rebuilding);
+        let is_paused = !is_building && wanted.all(|scan| scan.state == ScanState::Paused);
+        match first.or(array.scan.first()) {
+            Some(scan) if (is_paused && first.is_some()) || self.paused_looks >= PAUSED_LOOKS => {
                 let kind = scan.kind.word();
                 let hint = match scan.kind {
                     ScanKind::Scrub => format!("; 'calpe scrub {}' goes on with it", array.name),
@@ -238,6 +284,21 @@ fn scrub_result(array: &ArrayReport, since: &ScrubMark) -> Look {
             "scrub is complete: {errors} errors, {repaired} blocks repaired; see 'calpe events'{unverified}"
         )),
         None => Look::Badly("the scrub was stopped before its end".into()),
+    }
+}
+
+/// A device was being built for a member, and nothing builds it any more.
+fn ended_early(member: &MemberReport, built: &Built) -> String {
+    if !in_service(member) {
+        return out_of_service(member);
+    }
+    let Built { name, .. } = built;
+    let MemberReport { index, name: own, .. } = member;
+    match &member.reason {
+        Some(reason) => format!("member {index} ({own}) was not replaced by {name}: {reason}"),
+        None => format!(
+            "member {index} ({own}) was not replaced by {name}: the replacement was cancelled or given up, see 'calpe events'"
+        ),
     }
 }
 
@@ -401,6 +462,44 @@ mod tests {
     }
 
     #[test]
+    fn a_replacement_that_was_given_up_or_cancelled_is_no_complete_rebuild() {
+        let uuids = [None, Some(Uuid::from_u128(77))];
+        for (uuid, goal) in
+            uuids.into_iter().flat_map(|uuid| [(uuid, all()), (uuid, passes(&[ScanKind::Rebuild]))])
+        {
+            let mut replaced = array("tank");
+            replaced.members[1].replacement = Some(ReplacementReport { name: "/srv/new".into(), uuid });
+            replaced.scan = vec![scan(ScanKind::Rebuild, 1, 10)];
+            let waiter = || {
+                let mut waiter = Waiter::new(goal.goal.clone());
+                assert!(matches!(waiter.look(&replaced), Look::Running(Some(_))));
+                waiter
+            };
+            let mut over = array("tank");
+            let cancelled = waiter().look(&over);
+            assert!(is_bad(&cancelled, "member 1 (/srv/m1) was not replaced by /srv/new"), "{cancelled:?}");
+            over.members[1].reason = Some("its replacement was given up: no device".into());
+            let given_up = waiter().look(&over);
+            assert!(is_bad(&given_up, "/srv/new: its replacement was given up: no device"), "{given_up:?}");
+            let mut complete = array("tank");
+            complete.members[1].name = "/srv/new".into();
+            complete.members[1].uuid = Uuid::from_u128(77);
+            assert_eq!(waiter().look(&complete), Look::Well("rebuild is complete: 1 member".into()));
+        }
+    }
+
+    #[test]
+    fn of_two_rebuilds_one_that_was_given_up_is_told() {
+        let mut both = rebuilding();
+        both.members[0].replacement = Some(ReplacementReport { name: "/srv/new".into(), uuid: None });
+        let mut waiter = all();
+        waiter.look(&both);
+        let look = waiter.look(&array("tank"));
+        assert!(is_bad(&look, "was not replaced by /srv/new"), "{look:?}");
+        assert!(is_bad(&look, "rebuild is complete: 1 member"), "{look:?}");
+    }
+
+    #[test]
     fn between_two_passes_a_rebuilding_member_is_still_waited_for() {
         let mut waiter = all();
         let mut gap = rebuilding();
@@ -499,6 +598,27 @@ mod tests {
         let mut waiter = all();
         for _ in 0..3 * PAUSED_LOOKS {
             assert!(matches!(waiter.look(&waiting), Look::Running(Some(_))));
+        }
+    }
+
+    #[test]
+    fn a_paused_scrub_is_told_at_once_although_a_rebuild_runs_beside_it() {
+        let mut array = rebuilding();
+        let mut paused = scan(ScanKind::Scrub, 1, 10);
+        (paused.paused, paused.state) = (true, ScanState::Paused);
+        array.scan.push(paused);
+        for goal in [passes(&[ScanKind::Scrub]), Waiter::new(Goal::Scrub { since: MARK })] {
+            let look = Waiter::new(goal.goal).look(&array);
+            assert!(is_bad(&look, "the scrub is paused at 10.0 %"), "{look:?}");
+        }
+        for goal in [all(), passes(&[ScanKind::Rebuild])] {
+            let look = Waiter::new(goal.goal).look(&array);
+            assert!(matches!(look, Look::Running(Some(_))), "{look:?}");
+        }
+        array.scan[1].state = ScanState::WaitsForRebuild;
+        let mut waiter = passes(&[ScanKind::Scrub]);
+        for _ in 0..3 * PAUSED_LOOKS {
+            assert!(matches!(waiter.look(&array), Look::Running(Some(_))));
         }
     }
 

@@ -22,7 +22,7 @@ pub use status::{
     MemberReport, MemberState, OUTPUT_VERSION, ReplacementReport, ScanKind, ScanReport, ScanState,
     StartReport, Status, VolumeReport,
 };
-pub use verdict::{Explanation, Verdict, explain, is_notable, verdict};
+pub use verdict::{Explanation, Verdict, explain, is_healthy, verdict};
 pub use wire::{MAX_REPLY_BYTES, MAX_REQUEST_BYTES, WireError, read_message, write_message};
 
 /// Version of this vocabulary. A daemon refuses a client of another version, and says both.

@@ -94,7 +94,7 @@ pub struct Event {
     /// When it happened for the first time.
     #[serde(default)]
     pub first_unix: u64,
-    /// How often it happened, one time right after the other.
+    /// How often it happened, one time right after the other; of some kinds, how many like it there were.
     #[serde(default = "once")]
     pub count: u64,
     /// What kind of thing it is: a name that never changes its meaning.
@@ -114,6 +114,19 @@ pub struct Event {
     pub uid: Option<u32>,
     /// One sentence: what, where, what to do.
     pub text: String,
+}
+
+/// Kinds of events that one bad device brings about by the hundred, one for every place of it.
+const KINDS_OF_MANY: [&str; 4] =
+    ["blocks_repaired", "blocks_unreadable", "page_repaired", "scrub_unresolved"];
+
+impl Event {
+    /// Whether it is of a kind that comes by the hundred: then it stands for all of its kind in one pass over a member, and its
+    /// text is that of the last.
+    #[must_use]
+    pub fn is_of_many(&self) -> bool {
+        KINDS_OF_MANY.contains(&self.kind.as_str())
+    }
 }
 
 fn once() -> u64 {

@@ -257,7 +257,7 @@ pub struct MemberReport {
     pub uuid: Uuid,
     /// How it is.
     pub state: MemberState,
-    /// Reads that failed since the daemon started.
+    /// Reads that failed, until `calpe clear`.
     pub read: u64,
     /// Writes and flushes that failed.
     pub write: u64,
@@ -420,7 +420,7 @@ pub struct LastScrub {
     pub repaired: u64,
 }
 
-/// What clients had to suffer since the daemon started.
+/// What clients had to suffer until `calpe clear`; a restart forgets nothing where the daemon has a state directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorReport {
     /// Requests that ended in an I/O error, or for lack of space.

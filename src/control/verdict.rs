@@ -53,10 +53,10 @@ fn verdict_of(array: &ArrayReport) -> Verdict {
     }
 }
 
-/// Whether there is anything to say of an array: also what is no trouble any more.
+/// Whether an array is healthy: what `status --test` answers of it alone.
 #[must_use]
-pub fn is_notable(array: &ArrayReport) -> bool {
-    verdict_of(array) != Verdict::Healthy || !array.status.is_empty()
+pub fn is_healthy(array: &ArrayReport) -> bool {
+    verdict_of(array) == Verdict::Healthy
 }
 
 /// How an array is, and what to do; both empty when there is nothing to say.
@@ -77,8 +77,11 @@ pub fn explain(array: &ArrayReport) -> Explanation {
     }
     match array.state {
         ArrayState::Waiting => Explanation::default(),
-        _ if array.log.state == LogState::Refused => explain_refused(array),
+        _ if array.log.state == LogState::Refused && absent.len() <= usize::from(array.parity) => {
+            explain_refused(array)
+        }
         ArrayState::Failed => explain_failed(array, &absent),
+        _ if array.log.state == LogState::Refused => explain_refused(array),
         _ if !array.lost.is_empty() => explain_lost(array),
         _ if !array.set_aside.is_empty() => explain_set_aside(array),
         _ if !array.unreadable.is_empty() => explain_unreadable(array),
@@ -502,9 +505,13 @@ mod tests {
         assert_eq!(verdict(std::slice::from_ref(&array)), Verdict::Degraded);
         assert!(explain(&array).status.starts_with("12 KiB of the volume"), "{}", explain(&array).status);
         array.log = LogReport { state: LogState::Refused, reason: Some("no room".into()) };
-        assert_eq!(verdict(std::slice::from_ref(&array)), Verdict::Failed);
-        let told = explain(&array);
-        assert!(told.status.contains("no room") && told.action.contains("calpe import --force tank"));
+        for state in [ArrayState::Online, ArrayState::Failed] {
+            array.state = state;
+            assert_eq!(verdict(std::slice::from_ref(&array)), Verdict::Failed);
+            let told = explain(&array);
+            assert!(told.status.contains("no room") && told.action.contains("calpe import --force tank"));
+        }
+        array.state = ArrayState::Online;
         array.log.state = LogState::Replaying;
         array.lost.clear();
         assert_eq!(verdict(&[array]), Verdict::Healthy, "requests wait a moment");
@@ -571,9 +578,9 @@ mod tests {
             );
             assert_eq!(verdict(std::slice::from_ref(&array)), verdict_of_it);
             array.status = told.status;
-            assert!(is_notable(&array));
+            assert_eq!(is_healthy(&array), verdict_of_it == Verdict::Healthy, "with a status line, too");
         }
-        assert!(!is_notable(&healthy()));
+        assert!(is_healthy(&healthy()));
     }
 
     #[test]

@@ -6,15 +6,16 @@
 
 use super::events::kinds;
 use super::import::{self, ImportError, Opened};
+use super::memory::{covers, directory_of};
 use super::search::{Found, Search, search_with};
 use super::service::{CLOSING_WAIT, Daemon, Done, Outcome, ServeOptions, Served, refusal};
 use super::waiting::Waiting;
 use crate::control::{
     ArrayReport, ErrorCode, Importable, ImportableMember, Reply, RequestError, ScrubAction,
 };
-use crate::format::{MemberState, ReplacementRecord};
-use crate::member::{DEFAULT_MEMBER_TIMEOUT, await_closings};
-use crate::units::HumanSize;
+use crate::format::{MemberState, Superblock};
+use crate::member::{DEFAULT_MEMBER_TIMEOUT, await_closings, is_held_by_calpe, is_remote};
+use crate::units::{HumanSize, MemberIndex, shown};
 use crate::volume::{AdminRequest, NoticeLevel, STOPPED_CLEANLY};
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
@@ -55,12 +56,13 @@ impl Daemon {
             return Reply::Error(error.into());
         }
         let served: Vec<Uuid> = self.served_uuids();
-        let mut arrays: Vec<Importable> = found
-            .arrays
-            .iter()
-            .filter(|(uuid, _)| !served.contains(uuid))
-            .filter_map(|(_, members)| importable(members))
-            .collect();
+        let not_served = found.arrays.iter().filter(|(uuid, _)| !served.contains(uuid));
+        let listed = |members: &[Found]| {
+            let array = importable(members)?;
+            let problem = array.problem.or_else(|| in_use(members));
+            Some(Importable { problem, ..array })
+        };
+        let mut arrays: Vec<Importable> = not_served.filter_map(|(_, members)| listed(members)).collect();
         arrays.sort_by(|a, b| (&a.name, a.uuid).cmp(&(&b.name, b.uuid)));
         Reply::Importable { arrays, warnings: found.warnings }
     }
@@ -108,9 +110,17 @@ impl Daemon {
         let mut done = Done { warnings: found.warnings.clone(), ..Done::default() };
         let mut lines = Vec::new();
         let mut failures = Vec::new();
+        // Names that arrays have which a dry run would have imported before.
+        let mut taken: Vec<String> = Vec::new();
         for uuid in chosen {
-            match self.import_one(&found, uuid, force, dry_run) {
+            let name = name_of(&found.arrays[&uuid]).to_owned();
+            let imported = match dry_run {
+                true => self.would_import(&found, uuid, force, &taken),
+                false => self.import_one(&found, uuid, force),
+            };
+            match imported {
                 Ok(Done { message, warnings, .. }) => {
+                    taken.push(name);
                     lines.push(message);
                     for warning in warnings {
                         if !done.warnings.contains(&warning) {
@@ -118,6 +128,7 @@ impl Daemon {
                         }
                     }
                     if !dry_run {
+                        let places = with_members(&places, &found.arrays[&uuid]);
                         let again = Some(&places).filter(|_| !once).map(Vec::as_slice);
                         done.warnings.extend(self.import_again(uuid, again));
                     }
@@ -139,29 +150,36 @@ impl Daemon {
         Ok(done)
     }
 
-    fn import_one(&self, found: &Search, array: Uuid, force: bool, dry_run: bool) -> Outcome {
-        let members = &found.arrays[&array];
-        // An array has one name for its life, so any superblock has it.
-        let name = members.first().map_or("", |member| member.superblock.name.as_str());
-        let options = ServeOptions { force, ..self.options_for(name, array) };
-        if dry_run {
-            let assembled = import::preview(members, force).map_err(ImportError::from)?;
-            let superblock = &assembled.superblock;
-            self.memory_for(superblock, options)?;
-            if self.find(&superblock.name, |_| ()).is_ok() {
-                let text =
-                    format!("an array named '{}' is served already: export that one first", superblock.name);
-                return Err(refusal(ErrorCode::Refused, text));
-            }
-            return Ok(Done::line(format!(
-                "would import array '{}' with {} of {} members",
-                superblock.name,
-                assembled.live.len(),
-                superblock.members.len()
-            )));
-        }
+    fn import_one(&self, found: &Search, array: Uuid, force: bool) -> Outcome {
+        let options = ServeOptions { force, ..self.options_for(name_of(&found.arrays[&array]), array) };
         let (report, warnings) = self.open_and_serve(found, array, options, &[])?;
         Ok(Done { message: served_line(&report), warnings, ..Done::default() })
+    }
+
+    /// What an import would do. Devices are opened and locked for it, too: whether they can be is part of what is to be
+    /// known. `taken` are names that others would have then.
+    fn would_import(&self, found: &Search, array: Uuid, force: bool, taken: &[String]) -> Outcome {
+        let members = &found.arrays[&array];
+        let options = ServeOptions { force, ..self.options_for(name_of(members), array) };
+        let _change = self.begin_change(array)?;
+        let opened = import::open(members, force, options.limits.local)?;
+        let superblock = &opened.assembled.superblock;
+        self.check_servable(superblock, options)?;
+        let Superblock { name, .. } = superblock;
+        if taken.contains(name) || self.find(name, |_| ()).is_ok() {
+            let text = format!("an array named '{name}' is served already: export that one first");
+            return Err(refusal(ErrorCode::Refused, text));
+        }
+        let message = format!(
+            "would import array '{name}' with {} of {} members",
+            opened.assembled.live.len(),
+            superblock.members.len()
+        );
+        let left_out = opened.left_out.iter().map(|left| left.reason.clone());
+        let warnings = opened.warnings.iter().cloned().chain(left_out).collect();
+        drop(opened);
+        await_closings(CLOSING_WAIT);
+        Ok(Done { message, warnings, ..Done::default() })
     }
 
     /// Opens an array that was found, and begins to serve it. Returns what a person should know, too, a line
@@ -178,7 +196,7 @@ impl Daemon {
     ) -> Result<(ArrayReport, Vec<String>), RequestError> {
         let _change = self.begin_change(array)?;
         let mut opened = import::open(&found.arrays[&array], options.force, options.limits.local)?;
-        opened.warnings.extend(self.lost_replacements(&opened));
+        opened.warnings.extend(self.lost_replacement_lines(&opened));
         opened.explain_missing(found, |_, device| self.earlier_path(array, device));
         if opened.assembled.seats.iter().any(|seat| seat.state == MemberState::Missing) {
             let unread: Vec<String> = opened.not_told(&found.unread).take(UNREAD_TOLD).cloned().collect();
@@ -191,25 +209,16 @@ impl Daemon {
         Ok((self.serve(opened, options)?, warnings))
     }
 
-    /// Replacements that were being built when the array was stopped and whose devices are not there, a line
-    /// each.
-    fn lost_replacements(&self, opened: &Opened) -> Vec<String> {
-        let superblock = &opened.assembled.superblock;
-        let is_lost = |record: &&ReplacementRecord| {
-            let seat = &opened.assembled.seats[usize::from(record.member.0)];
-            seat.replacement.is_none() && seat.uuid != record.uuid
-        };
-        let line = |record: &ReplacementRecord| {
-            let place = self.earlier_path(superblock.array, record.uuid);
-            let place = place.map_or_else(|| record.uuid.to_string(), |path| path.display().to_string());
-            let ReplacementRecord { member, .. } = record;
+    /// What to tell of replacements whose devices are not there, a line each.
+    pub(super) fn lost_replacement_lines(&self, opened: &Opened) -> Vec<String> {
+        let name = &opened.assembled.superblock.name;
+        let line = |(member, place): (MemberIndex, String)| {
             format!(
                 "the replacement of member {member} that was being built on {place} is not there: it is given up; begin again with 'calpe \
-                 replace {} {member} NEW'",
-                superblock.name
+                 replace {name} {member} NEW'"
             )
         };
-        superblock.replacements.iter().filter(is_lost).map(line).collect()
+        self.lost_replacements(&opened.assembled).into_iter().map(line).collect()
     }
 
     pub(super) fn export(&self, array: &str, force: bool, dry_run: bool) -> Outcome {
@@ -221,8 +230,8 @@ impl Daemon {
         };
         let clients = match self.facts(id)?.clients {
             0 => None,
-            1 => Some(("1 client is attached".to_owned(), "loses")),
-            many => Some((format!("{many} clients are attached"), "lose")),
+            1 => Some(("1 connection of a client is open".to_owned(), "loses")),
+            many => Some((format!("{many} connections of clients are open"), "lose")),
         };
         if let (Some((clients, _)), false) = (&clients, force) {
             let what = format!(
@@ -297,6 +306,31 @@ impl Daemon {
         let outcome = self.reactor.admin(id, AdminRequest::Repair, Vec::new())?;
         Ok(Done::line(format!("array '{name}': {}", outcome.0)))
     }
+}
+
+/// The name of an array. It has one for its life, so any superblock has it.
+fn name_of(members: &[Found]) -> &str {
+    members.first().map_or("", |member| member.superblock.name.as_str())
+}
+
+/// Why these members cannot be had: another daemon has one of them.
+fn in_use(members: &[Found]) -> Option<String> {
+    let local = members.iter().filter(|member| !is_remote(&member.path));
+    let mut held = local.filter(|member| is_held_by_calpe(&member.path));
+    held.next().map(|member| {
+        format!("{}: is in use by another daemon or check: stop that first", shown(&member.path))
+    })
+}
+
+/// The places, and the directories of members that were found elsewhere: where an import is to look again after a restart.
+fn with_members(places: &[PathBuf], members: &[Found]) -> Vec<PathBuf> {
+    let mut all = places.to_vec();
+    for member in members {
+        if !all.iter().any(|place| covers(place, &member.path)) {
+            all.extend(directory_of(&member.path));
+        }
+    }
+    all
 }
 
 /// One line on an array that has just begun to be served.

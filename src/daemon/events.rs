@@ -18,6 +18,17 @@ const EVENTS_MAX: usize = 1024;
 /// own again.
 const COALESCED_SECONDS: u64 = 3600;
 
+/// Kinds of events that begin or end a pass over an array: what comes by the hundred is not counted on over them.
+const BOUNDS_OF_PASSES: [&str; 7] = [
+    kinds::COMMAND,
+    kinds::EXPORTED,
+    kinds::IMPORTED,
+    "member_rebuilt",
+    "member_replaced",
+    "repair_ended",
+    "scrub_ended",
+];
+
 /// Kinds of events that the daemon itself tells of, beside those of arrays. The names never change their
 /// meaning.
 pub mod kinds {
@@ -188,20 +199,33 @@ impl Ring {
         self.events.push_back(event);
     }
 
-    /// Takes out the newest event about the same member or array, if it is the same: the new one stands for
-    /// both.
+    /// Takes out an event that the new one stands for, too.
     fn coalesce(&mut self, event: &mut Event) {
-        let same_subject = |other: &Event| (&other.array, other.member) == (&event.array, event.member);
-        let Some(at) = self.events.iter().rposition(same_subject) else { return };
+        let at = if event.is_of_many() { self.of_same_pass(event) } else { self.same(event) };
+        let Some(at) = at else { return };
         let last = &self.events[at];
-        let is_same = |e: &Event| (e.kind.clone(), e.severity, e.offset, e.uid, e.text.clone());
-        // What somebody has asked for twice was done twice.
-        let repeats = event.uid.is_none() && is_same(last) == is_same(event);
-        if repeats && event.unix.saturating_sub(last.first_unix) < COALESCED_SECONDS {
+        if event.unix.saturating_sub(last.first_unix) < COALESCED_SECONDS {
             event.count = last.count + 1;
             event.first_unix = last.first_unix;
             self.events.remove(at);
         }
+    }
+
+    /// The newest event about the same member or array, if it is the same.
+    fn same(&self, event: &Event) -> Option<usize> {
+        let same_subject = |other: &Event| (&other.array, other.member) == (&event.array, event.member);
+        let at = self.events.iter().rposition(same_subject)?;
+        let is_same = |e: &Event| (e.kind.clone(), e.severity, e.offset, e.uid, e.text.clone());
+        // What somebody has asked for twice was done twice.
+        (event.uid.is_none() && is_same(&self.events[at]) == is_same(event)).then_some(at)
+    }
+
+    /// The newest event of the same kind about the same member, if no pass has begun or ended since.
+    fn of_same_pass(&self, event: &Event) -> Option<usize> {
+        let subject = |e: &Event| (e.member, e.kind.clone(), e.severity);
+        let of_array = self.events.iter().enumerate().rev().filter(|(_, other)| other.array == event.array);
+        let in_pass = of_array.take_while(|(_, other)| !BOUNDS_OF_PASSES.contains(&other.kind.as_str()));
+        in_pass.filter(|(_, other)| subject(other) == subject(event)).map(|(at, _)| at).next()
     }
 }
 
@@ -210,16 +234,11 @@ fn coalesced(events: Vec<Event>) -> Vec<Event> {
     let mut kept: Vec<Event> = Vec::with_capacity(events.len());
     for event in events {
         if event.count > 1 {
+            let subject = |e: &Event| (e.array.clone(), e.member, e.kind.clone(), e.first_unix);
             let is_earlier = |other: &Event| {
-                (&other.array, other.member, &other.kind, &other.text, other.first_unix, other.count)
-                    == (
-                        &event.array,
-                        event.member,
-                        &event.kind,
-                        &event.text,
-                        event.first_unix,
-                        event.count - 1,
-                    )
+                subject(other) == subject(&event)
+                    && other.count == event.count - 1
+                    && (event.is_of_many() || other.text == event.text)
             };
             if let Some(at) = kept.iter().rposition(is_earlier) {
                 kept.remove(at);
@@ -270,6 +289,39 @@ mod tests {
             log.tell(News { uid: Some(0), ..news(2, "a command") });
         }
         assert_eq!(log.since(8).len(), 2, "commands are never one");
+    }
+
+    #[test]
+    fn what_a_bad_device_brings_about_by_the_hundred_is_one_event_of_each_kind_and_pass() {
+        let log = EventLog::default();
+        let of = |kind, member: u16, text: String| News { kind, ..news(member, &text) };
+        log.tell(news(9, "what must stay"));
+        let mut lines = log.since(0);
+        for pass in 0..2 {
+            for place in 0..EVENTS_MAX {
+                for kind in ["page_repaired", "blocks_repaired"] {
+                    log.tell(of(kind, 1, format!("place {place}")));
+                    lines.extend(log.since(0).pop());
+                }
+            }
+            log.tell(of("blocks_repaired", 2, "place 0".into()));
+            log.tell(News { member: None, ..of("scrub_ended", 0, format!("pass {pass}")) });
+            lines.extend(log.since(lines.last().unwrap().sequence + 1));
+        }
+        let told: Vec<_> = log.since(0).into_iter().map(|e| (e.kind, e.member, e.count, e.text)).collect();
+        let last = format!("place {}", EVENTS_MAX - 1);
+        let pass = |ended: &str| {
+            [
+                ("page_repaired", Some(1), EVENTS_MAX as u64, last.as_str()),
+                ("blocks_repaired", Some(1), EVENTS_MAX as u64, last.as_str()),
+                ("blocks_repaired", Some(2), 1, "place 0"),
+                ("scrub_ended", None, 1, ended),
+            ]
+            .map(|(kind, member, count, text)| (kind.to_owned(), member, count, text.to_owned()))
+        };
+        assert_eq!(told[0].3, "what must stay");
+        assert_eq!(told[1..], [pass("pass 0"), pass("pass 1")].concat());
+        assert_eq!(EventLog::new(StateDir::default(), lines).since(0), log.since(0), "after a restart");
     }
 
     #[test]

@@ -7,6 +7,7 @@
 
 use super::changes::Change;
 use super::import::SETTLE;
+use super::peer::Owner;
 use super::reactor::{ArrayFacts, ArrayId};
 use super::report::{Names, Place};
 use super::room::{Wanted, check_room};
@@ -24,6 +25,8 @@ use crate::member::{
 };
 use crate::units::{HumanSize, MemberIndex, Printable, ROW_BYTES, shown};
 use crate::volume::{AdminRequest, NewDevice};
+use nix::errno::Errno;
+use nix::unistd::{AccessFlags, access};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use uuid::Uuid;
@@ -57,8 +60,28 @@ impl Target {
 
 impl From<DeviceError> for RequestError {
     fn from(error: DeviceError) -> RequestError {
-        refusal(ErrorCode::Device, error.to_string())
+        // Whoever asks may be another user, who may do all this.
+        let text = match &error {
+            DeviceError::Permission { path } => format!(
+                "{}: permission denied to the daemon, which runs as {}: let that user read and write it, and pass the directories above it",
+                shown(path),
+                Owner::own()
+            ),
+            _ => error.to_string(),
+        };
+        refusal(ErrorCode::Device, text)
     }
+}
+
+/// A file cannot be created by the daemon.
+pub(super) fn uncreatable(path: &Path) -> RequestError {
+    let what = format!(
+        "{}: the daemon, which runs as {}, may not create a file there: let that user write to the directory, or create the file and \
+         give it to that user",
+        shown(path),
+        Owner::own()
+    );
+    refusal(ErrorCode::Device, what)
 }
 
 impl Daemon {
@@ -220,7 +243,7 @@ impl Daemon {
                 false => format!("what it holds is overwritten, {reserved} of it allocated at once"),
             };
             let message = format!("{} ({}: {what})", would.message, shown(new));
-            warnings.extend(self.outside_search(new));
+            warnings.extend(self.outside_search(target.superblock.array, &target.name, new));
             return Ok(Done { message, warnings, ..Done::default() });
         }
         let (device, known_zero) = match device {
@@ -233,7 +256,11 @@ impl Daemon {
                 (device, zero)
             }
             None => {
-                let device = Device::create_sparse(new, self.file_bytes(&target))?;
+                let device =
+                    Device::create_sparse(new, self.file_bytes(&target)).map_err(|error| match error {
+                        DeviceError::Permission { path } => uncreatable(&path),
+                        error => error.into(),
+                    })?;
                 let fit = check_fit(&target, &device);
                 if fit.is_err() {
                     // The reason is the answer; a file that stays behind is empty.
@@ -371,7 +398,8 @@ impl Daemon {
         member::forget_lost(&path, since);
         self.remember_now(target.array);
         let message = format!("array '{}': {} ({})", target.name, outcome.0, shown(&path));
-        let warnings = self.outside_search(&path).into_iter().collect();
+        let warnings = self.outside_search(target.superblock.array, &target.name, &path);
+        let warnings = warnings.into_iter().collect();
         Ok(Done { message, warnings, ..Done::default() })
     }
 
@@ -478,24 +506,29 @@ impl Daemon {
         ))
     }
 
-    /// Whether a file may be created as a replacement: where the array has files already, and not under /dev.
+    /// Whether a file may be created as a replacement: not under /dev, and not where all that this host has of the array are
+    /// block devices.
     fn check_creatable(&self, target: &Target, new: &Path) -> Result<(), RequestError> {
         let facts = self.facts(target.array)?;
-        let files = self.with_names(target.array, |names| {
-            facts.status.members.iter().any(|member| {
-                let place = member.device.and_then(|device| names.devices.get(&device));
-                let found = place.and_then(|place| place.found);
-                found.is_some_and(|found| found.facts.kind == DeviceKind::File)
-            })
+        let kinds = self.with_names(target.array, |names| {
+            let devices = facts.status.members.iter().filter_map(|member| member.device);
+            let places = devices.filter_map(|device| names.devices.get(&device));
+            places.filter_map(|place| place.found).map(|found| found.facts.kind).collect::<Vec<_>>()
         });
+        let kinds = kinds.unwrap_or_default();
+        let may_be_file = kinds.contains(&DeviceKind::File) || !kinds.contains(&DeviceKind::Block);
         let parent = new.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let own = parent.to_path_buf();
-        let may_hold_files = within(parent, "look at it", patience(target.limits), move || {
+        let (may_hold_files, may_write) = within(parent, "look at it", patience(target.limits), move || {
             let in_dev = |real: PathBuf| real.starts_with("/dev") && !real.starts_with("/dev/shm");
-            own.is_dir() && !own.canonicalize().is_ok_and(in_dev)
+            let may_write = access(&own, AccessFlags::W_OK | AccessFlags::X_OK) != Err(Errno::EACCES);
+            (own.is_dir() && !own.canonicalize().is_ok_and(in_dev), may_write)
         })?;
-        if files != Some(true) || !may_hold_files {
+        if !may_be_file || !may_hold_files {
             return Err(DeviceError::NotFound { path: new.to_owned() }.into());
+        }
+        if !may_write {
+            return Err(uncreatable(new));
         }
         Ok(())
     }

@@ -8,8 +8,10 @@ use super::reactor::{ArrayFacts, ArrayId};
 use super::report::Names;
 use super::service::{Daemon, lock};
 use super::state::{Arrays, Counters, Counts, Damage, KnownDevice};
-use crate::member::TimeLimits;
-use crate::units::VolumeOffset;
+use crate::array::assembly::Assembled;
+use crate::format::{MemberState, ReplacementRecord};
+use crate::member::{TimeLimits, is_remote, same_remote};
+use crate::units::{MemberIndex, VolumeOffset};
 use crate::volume::{NoticeLevel, Rest};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -35,11 +37,12 @@ impl Daemon {
     /// Keeps where the devices of an array are, the counts of its members, and what of it cannot be read.
     pub(super) fn remember(&self, id: ArrayId, facts: &ArrayFacts) {
         let known = self.with_names(id, |names| {
-            let unchecked = names.unchecked(&facts.status);
-            let counts = names.counts(&facts.status);
-            (names.uuid, names.name.clone(), known_devices(names, facts), counts, unchecked)
+            let status = &facts.status;
+            let found = (names.client_errors(status), names.given_up(status), names.unchecked(status));
+            (names.uuid, names.name.clone(), known_devices(names, facts), names.counts(status), found)
         });
-        let Some((uuid, name, mut devices, counts, unchecked)) = known else { return };
+        let Some((uuid, name, mut devices, counts, found)) = known else { return };
+        let (client_errors, given_up, unchecked) = found;
         let mut memory = lock(&self.memory);
         // A member that was not seen since the start is where it was last.
         if let Some(known) = memory.arrays.0.get(&uuid) {
@@ -50,9 +53,13 @@ impl Daemon {
         devices.sort_by_key(|device| (device.member, device.uuid));
         let mut is_new = memory.arrays.note(uuid, &name, devices, clock::unix_seconds());
         let is_paused = facts.status.activities.iter().any(|activity| activity.rest == Some(Rest::Paused));
-        is_new |= memory.arrays.0.get_mut(&uuid).is_some_and(|known| known.note_scrub(is_paused));
-        if let (Some(scrub), Some(known)) = (facts.status.last_scrub, memory.arrays.0.get_mut(&uuid)) {
-            is_new |= known.note_unchecked(scrub.finished_unix, unchecked);
+        if let Some(known) = memory.arrays.0.get_mut(&uuid) {
+            is_new |= known.note_scrub(is_paused);
+            is_new |= known.note_client_errors(client_errors);
+            is_new |= known.note_given_up(given_up);
+            if let Some(scrub) = facts.status.last_scrub {
+                is_new |= known.note_unchecked(scrub.finished_unix, unchecked);
+            }
         }
         if is_new {
             self.state.save_arrays(&memory.arrays);
@@ -125,6 +132,48 @@ impl Daemon {
     /// Counts that an earlier run has left, by member.
     pub(super) fn earlier_counts(&self, array: Uuid) -> Vec<Counts> {
         lock(&self.memory).counters.0.get(&array).cloned().unwrap_or_default()
+    }
+
+    /// Requests of clients that failed in an earlier run.
+    pub(super) fn earlier_client_errors(&self, array: Uuid) -> u64 {
+        lock(&self.memory).arrays.0.get(&array).map_or(0, |known| known.client_errors)
+    }
+
+    /// Replacements that were being built when the array was stopped and whose devices are not there: member and place.
+    pub(super) fn lost_replacements<K>(&self, assembled: &Assembled<K>) -> Vec<(MemberIndex, String)> {
+        let is_lost = |record: &&ReplacementRecord| {
+            let seat = &assembled.seats[usize::from(record.member.0)];
+            seat.replacement.is_none() && seat.uuid != record.uuid
+        };
+        let place = |record: &ReplacementRecord| {
+            let path = self.earlier_path(assembled.superblock.array, record.uuid);
+            let place = path.map_or_else(|| record.uuid.to_string(), |path| path.display().to_string());
+            (record.member, place)
+        };
+        assembled.superblock.replacements.iter().filter(is_lost).map(place).collect()
+    }
+
+    /// Says of members in service that their replacement was given up: by this start, or before it.
+    pub(super) fn recall_given_up<K>(&self, assembled: &mut Assembled<K>) {
+        let lost = self.lost_replacements(assembled);
+        let memory = lock(&self.memory);
+        let known = memory.arrays.0.get(&assembled.superblock.array);
+        let in_service = assembled
+            .seats
+            .iter_mut()
+            .zip(0..)
+            .filter(|(seat, _)| seat.state == MemberState::Online && seat.replacement.is_none());
+        for (seat, index) in in_service {
+            let lost = lost.iter().find(|(member, _)| member.0 == index);
+            let before = known.into_iter().flat_map(|known| &known.given_up);
+            let before = before.filter(|known| (known.member, known.device) == (index, seat.uuid));
+            seat.reason = match lost {
+                Some((_, place)) => {
+                    Some(format!("its replacement was given up: {place} was not there at the start"))
+                }
+                None => before.map(|known| known.reason.clone()).next(),
+            };
+        }
     }
 
     /// Members that the scrub which an earlier run knew as the last could not check, and when that ended.
@@ -232,27 +281,34 @@ impl Daemon {
         self.events.tell(News::new(None, kinds::STATE_DIR, level, text));
     }
 
-    /// A line for one who brings in a device that is outside of where the members of arrays are looked for.
-    pub(super) fn outside_search(&self, path: &Path) -> Option<String> {
-        let remembered =
-            lock(&self.memory).arrays.0.values().flat_map(|known| known.search.clone()).collect::<Vec<_>>();
-        let is_inside = self.search_places().iter().chain(&remembered).any(|place| {
-            match crate::member::is_remote(place) {
-                true => crate::member::same_remote(place, path),
-                false => place == path || path.parent() == Some(place),
-            }
-        });
-        if is_inside {
+    /// A line for one who brings a device into an array that is outside of where its members are looked for.
+    pub(super) fn outside_search(&self, array: Uuid, name: &str, path: &Path) -> Option<String> {
+        let mut places = self.search_places();
+        if let Some(known) = lock(&self.memory).arrays.0.get(&array) {
+            places.extend(known.search.iter().cloned());
+            // Others are there, and remembered as this one will be.
+            let others = known.devices.iter().filter(|device| device.path != path);
+            places.extend(
+                others
+                    .filter_map(|device| directory_of(&device.path))
+                    .filter(|_| self.state.path().is_some()),
+            );
+        }
+        if places.iter().any(|place| covers(place, path)) {
             return None;
         }
-        let kept = match (self.state.path(), self.state.flush(KEPT_WAIT)) {
-            (Some(dir), Ok(())) => format!("is remembered in {}", dir.display()),
-            (Some(_), Err(why)) => format!("is forgotten at a restart ({why})"),
-            (None, _) => "is forgotten at a restart".to_owned(),
+        let (kept, is_kept) = match (self.state.path(), self.state.flush(KEPT_WAIT)) {
+            (Some(dir), Ok(())) => (format!("is remembered in {}", dir.display()), true),
+            (Some(_), Err(why)) => (format!("is forgotten at a restart ({why})"), false),
+            (None, _) => ("is forgotten at a restart".to_owned(), false),
+        };
+        let advice = match (self.is_configured(array, name), is_kept) {
+            (true, _) => "; add it to 'search' of the array, so that it is found in any case",
+            (false, true) => "",
+            (false, false) => "; name its place with 'calpe import --dir' the next time",
         };
         Some(format!(
-            "{} lies outside of the places where members are looked for: where it is {kept}; add it to 'search' of the array, so that \
-             it is found in any case",
+            "{} lies outside of the places where members are looked for: its path {kept}{advice}",
             path.display()
         ))
     }
@@ -270,6 +326,22 @@ fn common(some: &[(u64, u64)], others: &[(u64, u64)]) -> Vec<(u64, u64)> {
         if end(a) <= end(b) { at += 1 } else { other += 1 }
     }
     both
+}
+
+/// Whether a search of this place looks at this path.
+pub(super) fn covers(place: &Path, path: &Path) -> bool {
+    if is_remote(place) || is_remote(path) {
+        return is_remote(place) && is_remote(path) && same_remote(place, path);
+    }
+    let absolute = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let (place, path) = (absolute(place), absolute(path));
+    place == path || path.parent() == Some(&place)
+}
+
+/// The directory of a file that is a member; none of a remote one, or of a device: all of /dev is not searched for it.
+pub(super) fn directory_of(path: &Path) -> Option<PathBuf> {
+    let directory = path.parent().filter(|parent| !is_remote(path) && !parent.starts_with("/dev"));
+    directory.map(Path::to_owned)
 }
 
 /// Where the devices of an array are: those of its members, and those that are being built.

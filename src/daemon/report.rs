@@ -3,7 +3,7 @@
 //! Must not ask anybody anything: facts in, report out. Rates come from samples that are handed in with their time.
 
 use super::reactor::{ArrayFacts, ListenAddress};
-use super::state::Counts;
+use super::state::{Counts, GivenUp};
 use crate::block_io::DeviceId;
 use crate::control::{
     self, ArrayReport, Condition, EngineReport, ErrorReport, GpuReport, LastScrub, LogReport, LostReport,
@@ -92,6 +92,8 @@ pub struct Names {
     pub devices: HashMap<DeviceId, Place>,
     /// Counts of earlier runs, by member.
     pub(super) earlier: Vec<Counts>,
+    /// Requests of clients that failed in earlier runs.
+    pub(super) earlier_client_errors: u64,
     /// Members that a scrub of an earlier run could not check, and when it ended.
     pub(super) earlier_unchecked: (u64, Vec<u16>),
     /// Copies of the superblock that were found damaged when the array was opened, by device.
@@ -129,11 +131,7 @@ impl Names {
         let mut report = ArrayReport {
             name: self.name.clone(),
             uuid: self.uuid,
-            state: match status.state {
-                ArrayState::Online => control::ArrayState::Online,
-                ArrayState::Degraded => control::ArrayState::Degraded,
-                ArrayState::Failed => control::ArrayState::Failed,
-            },
+            state: state_of(&status.log, status.state),
             status: String::new(),
             action: String::new(),
             volume: VolumeReport {
@@ -169,7 +167,7 @@ impl Names {
             }),
             last_scrub_unchecked: self.unchecked(status),
             engine: EngineReport { codec: status.engine.into(), gpu: gpu.clone() },
-            errors: ErrorReport { client: status.client_errors },
+            errors: ErrorReport { client: self.client_errors(status) },
             lost: parts(&status.lost),
             set_aside: parts(&status.set_aside),
             unreadable: parts(&status.unreadable),
@@ -198,6 +196,25 @@ impl Names {
         self.seats.iter().zip(&status.members).map(|(seat, member)| self.counts_of(seat, member)).collect()
     }
 
+    /// Requests of clients that failed, those of earlier runs included.
+    #[must_use]
+    pub(super) fn client_errors(&self, status: &VolumeStatus) -> u64 {
+        self.earlier_client_errors.saturating_add(status.client_errors)
+    }
+
+    /// Replacements that were given up while their members stayed in service.
+    #[must_use]
+    pub(super) fn given_up(&self, status: &VolumeStatus) -> Vec<GivenUp> {
+        let members = self.seats.iter().zip(&status.members);
+        // A member in service has no other reason.
+        let in_service = members.filter(|(_, member)| member.state == MemberState::Online);
+        let given_up = in_service.filter_map(|(seat, member)| {
+            let reason = member.reason.clone()?;
+            Some(GivenUp { member: member.index.0, device: seat.uuid, reason })
+        });
+        given_up.collect()
+    }
+
     fn counts_of(&self, seat: &Place, member: &MemberStatus) -> Counts {
         let cksum = self.damaged.get(&seat.uuid).copied().unwrap_or(0);
         let earlier = self.earlier.get(usize::from(member.index.0)).copied().unwrap_or_default();
@@ -206,6 +223,9 @@ impl Names {
 
     /// Forgets the counts of a member, or of all, but for those that the volume keeps.
     pub fn clear(&mut self, member: Option<MemberIndex>) {
+        if member.is_none() {
+            self.earlier_client_errors = 0;
+        }
         let is_meant = |at: usize| member.is_none_or(|member| usize::from(member.0) == at);
         for (_, counts) in self.earlier.iter_mut().enumerate().filter(|(at, _)| is_meant(*at)) {
             *counts = Counts::default();
@@ -269,6 +289,16 @@ fn log_report(log: &LogState, array: ArrayState) -> LogReport {
         LogState::Refused(reason) => (control::LogState::Refused, Some(reason.clone())),
     };
     LogReport { state, reason }
+}
+
+fn state_of(log: &LogState, array: ArrayState) -> control::ArrayState {
+    match array {
+        // No request is served, however many members are there.
+        _ if matches!(log, LogState::Refused(_)) => control::ArrayState::Failed,
+        ArrayState::Online => control::ArrayState::Online,
+        ArrayState::Degraded => control::ArrayState::Degraded,
+        ArrayState::Failed => control::ArrayState::Failed,
+    }
 }
 
 /// Progress of passes over the last seconds.
@@ -372,6 +402,15 @@ mod tests {
         let state = |array| log_report(&LogState::Replaying, array).state;
         assert_eq!(state(ArrayState::Failed), control::LogState::NotStarted);
         assert_eq!(state(ArrayState::Degraded), control::LogState::Replaying);
+    }
+
+    #[test]
+    fn an_array_with_a_log_that_is_refused_has_failed_whatever_members_are_there() {
+        let refused = LogState::Refused("no".into());
+        for state in [ArrayState::Online, ArrayState::Degraded, ArrayState::Failed] {
+            assert_eq!(state_of(&refused, state), control::ArrayState::Failed);
+        }
+        assert_eq!(state_of(&LogState::Serving, ArrayState::Degraded), control::ArrayState::Degraded);
     }
 
     fn rebuild(done: u64, paused: bool) -> Activity {

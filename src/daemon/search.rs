@@ -121,8 +121,7 @@ pub fn search_with(places: &[PathBuf], remembered: &[PathBuf], patience: Duratio
                 search.unusable.push(unusable);
             }
             Ok(Seen::Nothing) if place.remembered || remembered.contains(&place.path) => {
-                let what = "holds no Calpe superblock any more: it was overwritten, or is another device";
-                let reason = format!("{}: {what}", shown(&place.path));
+                let reason = overwritten(&place.path);
                 search.unusable.push(Unusable { path: place.path.clone(), device: None, reason });
             }
             Ok(Seen::Nothing) if place.named => {
@@ -137,6 +136,16 @@ pub fn search_with(places: &[PathBuf], remembered: &[PathBuf], patience: Duratio
 }
 
 impl Search {
+    /// What is wrong with a path where a device was before, if that is known.
+    #[must_use]
+    pub fn problem_at(&self, path: &Path) -> Option<String> {
+        if let Some(unusable) = self.unusable.iter().find(|unusable| unusable.path == path) {
+            return Some(unusable.reason.clone());
+        }
+        let head = format!("{}: ", shown(path));
+        self.unread.iter().chain(&self.warnings).find(|line| line.starts_with(&head)).cloned()
+    }
+
     /// Leaves out what is there only since it was remembered, where the search has found the same device: by another URI,
     /// or moved.
     fn prefer_what_was_searched(&mut self) {
@@ -215,6 +224,12 @@ impl Search {
             self.unread.push(error.to_string());
         }
     }
+}
+
+/// What is told of a path where a member was, and something without a superblock is.
+#[must_use]
+pub fn overwritten(path: &Path) -> String {
+    format!("{}: holds no Calpe superblock any more: it was overwritten, or is another device", shown(path))
 }
 
 /// The entries of a directory; none of what is not one.

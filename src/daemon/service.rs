@@ -236,22 +236,10 @@ impl Daemon {
     /// # Errors
     /// When one of its name or identity is served, or it cannot be exported.
     pub fn serve(&self, opened: Opened, options: ServeOptions) -> Result<ArrayReport, RequestError> {
-        let Opened { assembled, devices, damaged, warnings, left_out } = opened;
+        let Opened { mut assembled, devices, damaged, warnings, left_out } = opened;
+        self.recall_given_up(&mut assembled);
         let superblock = assembled.superblock.clone();
-        if lock(&self.served).iter().any(|served| served.names.uuid == superblock.array) {
-            return Err(refusal(
-                ErrorCode::Refused,
-                format!("array '{}' is served already", superblock.name),
-            ));
-        }
-        if superblock.volume != VolumeKind::Plain {
-            let what = format!(
-                "array '{}' is a {} volume: a newer version of calpe is needed",
-                superblock.name, superblock.volume
-            );
-            return Err(refusal(ErrorCode::Refused, what));
-        }
-        let memory = self.memory_for(&superblock, options)?;
+        let memory = self.check_servable(&superblock, options)?;
         let geometry = superblock.geometry;
         let codec = Codec::new(usize::from(geometry.data), usize::from(geometry.parity))
             .map_err(|error| refusal(ErrorCode::Failed, error.to_string()))?;
@@ -289,6 +277,7 @@ impl Daemon {
                 })
                 .collect(),
             earlier: self.earlier_counts(superblock.array),
+            earlier_client_errors: self.earlier_client_errors(superblock.array),
             earlier_unchecked: self.earlier_unchecked(superblock.array),
             damaged: damaged.into_iter().collect(),
             meters: Meters::default(),
@@ -339,12 +328,30 @@ impl Daemon {
         Ok(report)
     }
 
-    /// Memory for the metadata of an array, in bytes, if there is enough beside that of the others.
-    pub(super) fn memory_for(
+    /// Whether an array may be served beside the others. Returns the memory for its metadata, in bytes.
+    pub(super) fn check_servable(
         &self,
         superblock: &Superblock,
         options: ServeOptions,
     ) -> Result<u64, RequestError> {
+        if lock(&self.served).iter().any(|served| served.names.uuid == superblock.array) {
+            return Err(refusal(
+                ErrorCode::Refused,
+                format!("array '{}' is served already", superblock.name),
+            ));
+        }
+        if superblock.volume != VolumeKind::Plain {
+            let what = format!(
+                "array '{}' is a {} volume: a newer version of calpe is needed",
+                superblock.name, superblock.volume
+            );
+            return Err(refusal(ErrorCode::Refused, what));
+        }
+        self.memory_for(superblock, options)
+    }
+
+    /// Memory for the metadata of an array, in bytes, if there is enough beside that of the others.
+    fn memory_for(&self, superblock: &Superblock, options: ServeOptions) -> Result<u64, RequestError> {
         let page_cache = options.page_cache.unwrap_or(ArrayConfig::default().page_cache as u64);
         let needed = Footprint::of(superblock, page_cache);
         let taken: u64 = lock(&self.served).iter().map(|served| served.memory).sum();

@@ -1,6 +1,7 @@
 //! The daemon as an administrator meets it: real files, a real reactor, requests in, replies out.
 
 mod dry_run;
+mod restarts;
 
 use super::import::tests::created_in;
 use super::search::search;
@@ -10,7 +11,7 @@ use crate::control::{
     ArrayReport, ArrayState, ErrorCode, MAX_REPLY_BYTES, MemberRef, MemberState, PROTOCOL_VERSION, Reply,
     Request, RequestError, ScrubAction, read_message, write_message,
 };
-use crate::member::{Access, DEFAULT_MEMBER_TIMEOUT, Device};
+use crate::member::{Access, DEFAULT_MEMBER_TIMEOUT, Device, DeviceError};
 use std::io::{BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -194,6 +195,17 @@ fn a_replacement_must_be_worthless_large_enough_and_its_own() {
     assert_eq!(report.members[0].name, foreign.path().join("m0").display().to_string());
     // The old device is free, and has no part in the array any more.
     bench.wait_until(|_| Device::open(&bench.path("m0"), Access::Exclusive).is_ok());
+}
+
+#[test]
+fn what_is_forbidden_is_forbidden_to_the_user_of_the_daemon() {
+    let error = RequestError::from(DeviceError::Permission { path: "/srv/m0".into() });
+    let own = super::peer::Owner::own();
+    assert_eq!(error.code, ErrorCode::Device);
+    let told = format!("/srv/m0: permission denied to the daemon, which runs as {own}");
+    assert!(error.message.starts_with(&told), "{error}");
+    let error = super::members::uncreatable(&PathBuf::from("/srv/new"));
+    assert!(error.message.contains(&format!("runs as {own}, may not create a file there")), "{error}");
 }
 
 #[test]

@@ -112,6 +112,8 @@ pub fn run_up(options: &UpOptions, out: &mut dyn Write) -> Result<(), RunError> 
         .map_err(system("start the reactor"))?,
     );
     let control = ControlServer::start(Arc::clone(&daemon), &dir.join(CONTROL_SOCKET_NAME))?;
+    let mut opened = opened;
+    opened.warnings.extend(daemon.lost_replacement_lines(&opened));
     let mut warnings = opened.warnings.clone();
     warnings.extend(opened.left_out.iter().map(|left| left.reason.clone()));
     let array = opened.assembled.superblock.array;
@@ -247,7 +249,7 @@ fn open_or_create(options: &UpOptions, dir: &Path) -> Result<(Opened, Origin), R
             let origin = picked_up(options, &opened.assembled.superblock);
             Ok((opened, origin))
         }
-        _ => unclear(format!("holds members of {} arrays: use one directory for each", arrays.len())),
+        _ => unclear(several(&found)),
     }
 }
 
@@ -269,6 +271,21 @@ fn clear(options: &UpOptions, found: &Search, array: Option<Uuid>) -> Result<Opt
     })?;
     Ok((!files.is_empty())
         .then(|| format!("an earlier creation was interrupted: its {} files were removed", files.len())))
+}
+
+/// What to say of a directory with members of several arrays. All that `up` creates have one name, so that no daemon serves
+/// two of them.
+fn several(found: &Search) -> String {
+    let line = |(array, members): (&Uuid, &Vec<Found>)| {
+        let name = members.first().map_or("", |member| member.superblock.name.as_str());
+        let files: Vec<String> = members.iter().map(|member| shown(&member.path).to_string()).collect();
+        format!("\n'{}' ({array}): {}", Printable(name), files.join(", "))
+    };
+    format!(
+        "holds members of {} arrays: move those of each array but one to a directory of their own, and name that with --dir{}",
+        found.arrays.len(),
+        found.arrays.iter().map(line).collect::<String>()
+    )
 }
 
 /// Adds which files are not there to an array that cannot start: people know files, not uuids.
@@ -423,4 +440,26 @@ fn print(
     }
     writeln!(out, "\n{} tells more, Ctrl-C stops cleanly.", words.complete("'calpe status'"))?;
     out.flush()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_with_members_of_two_arrays_is_told_which_are_whose() {
+        let dir = tempfile::tempdir().unwrap();
+        let array = import::tests::created_in(dir.path(), UP_NAME, 1, 1);
+        for index in 0..2 {
+            std::fs::rename(dir.path().join(format!("m{index}")), dir.path().join(format!("n{index}")))
+                .unwrap();
+        }
+        import::tests::created_in(dir.path(), UP_NAME, 1, 1);
+        let found = search_with(&[dir.path().into()], &[], DEFAULT_MEMBER_TIMEOUT);
+        let told = several(&found);
+        assert!(told.starts_with("holds members of 2 arrays: move those of each array but one"), "{told}");
+        let files = ["n0", "n1"].map(|name| dir.path().join(name).display().to_string()).join(", ");
+        assert!(told.contains(&format!("'calpe' ({array}): {files}")), "{told}");
+        assert!(!told.contains("calpe serve"), "{told}");
+    }
 }

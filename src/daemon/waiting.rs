@@ -8,6 +8,7 @@ use super::arrays::importable;
 use super::config::ArrayChoice;
 use super::events::kinds;
 use super::import::IMPORT_AGAIN;
+use super::memory::covers;
 use super::search::Search;
 use super::service::{Daemon, lock};
 use super::state::KnownDevice;
@@ -17,6 +18,7 @@ use crate::control::{
 };
 use crate::format::{Superblock, VolumeKind};
 use crate::volume::NoticeLevel;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use uuid::Uuid;
 
@@ -37,6 +39,8 @@ pub(super) struct Waiting {
     seen: Option<(Superblock, Vec<ImportableMember>)>,
     /// What was found and cannot be used, a line each.
     notes: Vec<String>,
+    /// What is wrong with the devices of members that were not found, where they were before, by device.
+    unusable: BTreeMap<Uuid, String>,
     /// Name and identity that it had when it was served.
     earlier: Option<(String, Uuid)>,
     /// Where its devices were then.
@@ -53,6 +57,7 @@ impl Waiting {
             problem: None,
             seen: None,
             notes: Vec::new(),
+            unusable: BTreeMap::new(),
             earlier: None,
             devices: Vec::new(),
         }
@@ -70,6 +75,8 @@ impl Waiting {
             Some((newest, importable(members)?.members))
         });
         self.notes = found.warnings.iter().chain(&found.unread).take(NOTES_MAX).cloned().collect();
+        let unusable = |device: &KnownDevice| Some((device.uuid, found.problem_at(&device.path)?));
+        self.unusable = self.devices.iter().filter_map(unusable).collect();
         let is_new = self.problem.as_ref() != Some(&error);
         self.problem = Some(error);
         is_new
@@ -106,12 +113,21 @@ impl Waiting {
     /// What was in the way, in a sentence without its end.
     pub fn problem(&self) -> Option<String> {
         let error = self.problem.as_ref()?;
-        let places = || self.searched.iter().map(|place| place.display().to_string()).collect::<Vec<_>>();
         Some(match (error.code, &self.seen) {
             // Its advice is for one who has named the places on a command line.
-            (ErrorCode::NoSuchArray, None) => format!("no member of it was found in {}", places().join(", ")),
+            (ErrorCode::NoSuchArray, None) => {
+                format!("no member of it was found in {}", self.places().join(", "))
+            }
             _ => error.message.replacen(IMPORT_AGAIN, "", 1).trim_end_matches('.').to_owned(),
         })
+    }
+
+    /// Where its members are looked for: in the places for it, and where they were before.
+    fn places(&self) -> Vec<String> {
+        let is_covered =
+            |device: &&KnownDevice| self.searched.iter().any(|place| covers(place, &device.path));
+        let before = self.devices.iter().filter(|device| !is_covered(device)).map(|device| &device.path);
+        self.searched.iter().chain(before).map(|place| place.display().to_string()).collect()
     }
 
     fn lacks_members(&self) -> bool {
@@ -147,6 +163,7 @@ impl Waiting {
         let earlier = |uuid: Uuid| self.devices.iter().find(|device| device.uuid == uuid);
         let report = |index: u16, uuid: Uuid, path: Option<&PathBuf>, note: Option<String>| {
             let place = path.or(earlier(uuid).map(|device| &device.path));
+            let note = note.or_else(|| self.unusable.get(&uuid).filter(|_| path.is_none()).cloned());
             MemberReport {
                 index,
                 name: place.map_or_else(|| uuid.to_string(), |path| path.display().to_string()),
@@ -216,7 +233,7 @@ impl Waiting {
                 attempts: self.attempts,
                 problem: self.problem(),
                 advice: self.advice(),
-                searched: self.searched.iter().map(|place| place.display().to_string()).collect(),
+                searched: self.places(),
                 notes: self.notes.clone(),
             }),
         };
@@ -291,8 +308,10 @@ impl Daemon {
 
 #[cfg(test)]
 mod tests {
+    use super::super::search::Unusable;
+    use super::super::service::refusal;
     use super::*;
-    use crate::daemon::service::refusal;
+    use std::path::Path;
 
     #[test]
     fn members_that_cannot_be_read_are_named_before_ones_that_are_not_there() {
@@ -304,5 +323,33 @@ mod tests {
         found.unread.push("/srv/m0: permission denied".into());
         waiting.note(&found, error());
         assert!(waiting.advice().starts_with("What was found and cannot be used"), "{}", waiting.advice());
+    }
+
+    #[test]
+    fn what_is_wrong_where_members_were_is_told_with_them_and_where_they_are_looked_for() {
+        let device = |member: u16, path: &str| KnownDevice {
+            member,
+            uuid: Uuid::from_u128(u128::from(member)),
+            path: path.into(),
+        };
+        let mut waiting = Waiting::new(
+            ArrayChoice::Uuid(Uuid::from_u128(77)),
+            vec!["/srv".into(), "/dev/disk/by-id".into()],
+        );
+        waiting.devices = vec![device(0, "/m/m0"), device(1, "/m/m1"), device(2, "/srv/m2")];
+        let overwritten = super::super::search::overwritten(Path::new("/m/m0"));
+        let unusable = Unusable { path: "/m/m0".into(), device: None, reason: overwritten.clone() };
+        let found = Search {
+            unusable: vec![unusable],
+            unread: vec!["/m/m1: permission denied".into()],
+            ..Search::default()
+        };
+        waiting.note(&found, refusal(ErrorCode::NoSuchArray, "none"));
+        let report = waiting.report();
+        let reasons: Vec<_> = report.members.iter().map(|member| member.reason.as_deref()).collect();
+        assert_eq!(reasons, [Some(overwritten.as_str()), Some("/m/m1: permission denied"), None]);
+        let searched = report.start.expect("it is not served").searched;
+        assert_eq!(searched, ["/srv", "/dev/disk/by-id", "/m/m0", "/m/m1"]);
+        assert!(report.status.contains("in /srv, /dev/disk/by-id, /m/m0, /m/m1"), "{}", report.status);
     }
 }

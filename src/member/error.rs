@@ -71,8 +71,8 @@ pub enum DeviceError {
         /// The path as given.
         path: PathBuf,
     },
-    /// Mounted, attached, part of something else. Cannot be forced.
-    #[error("{}: is {}: release it first; this cannot be forced", shown(path), Printable(usage))]
+    /// Mounted, attached, part of something else. No `--force` helps.
+    #[error("{}: is {}: release it first", shown(path), Printable(usage))]
     Busy {
         /// The path as given.
         path: PathBuf,
@@ -214,6 +214,12 @@ pub(super) fn fault_kind(errno: i32, zero: bool) -> IoFaultKind {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nobody_is_told_of_a_force_that_the_command_may_not_have() {
+        let busy = DeviceError::Busy { path: "/dev/sdx".into(), usage: "mounted on /srv".into() };
+        assert_eq!(busy.to_string(), "/dev/sdx: is mounted on /srv: release it first");
+    }
 
     #[test]
     fn trouble_of_the_host_is_told_from_a_full_and_from_a_broken_device() {

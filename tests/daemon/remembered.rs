@@ -195,7 +195,10 @@ fn an_export_is_refused_while_clients_are_attached() {
     let client = Client::connect(&serve.nbd()).expect("connected");
     for line in ["export tank", "export tank -n"] {
         let refused = serve.refuses(line);
-        assert!(refused.contains("1 client is attached") && refused.contains("--force"), "{refused}");
+        assert!(
+            refused.contains("1 connection of a client is open") && refused.contains("--force"),
+            "{refused}"
+        );
     }
     assert_eq!(serve.arrays()[0]["state"], "ONLINE");
     let said = serve.says("export tank --force");

@@ -296,7 +296,18 @@ fn assembled(
     };
     let path = |key: usize| shown(&given[key].path);
     for (key, reason) in &assembled.refused {
-        problems.push(format!("{}: would not be used: {reason}", path(*key)));
+        let superblock = &given[*key].superblock;
+        let seat = assembled.seats.iter_mut().find(|seat| seat.uuid == superblock.device);
+        let is_copy = seat.as_ref().is_some_and(|seat| seat.key.is_some());
+        if is_copy || superblock.unfit().is_some() {
+            problems.push(format!("{}: would not be used: {reason}", path(*key)));
+            continue;
+        }
+        // What it holds says nothing about those that are current.
+        notices.push(format!("{}: is no current member: {reason}; it was not looked at", path(*key)));
+        if let Some(seat) = seat {
+            seat.reason = Some(reason.clone());
+        }
     }
     for (index, seat) in assembled.seats.iter_mut().enumerate() {
         // The member itself is verified: nothing depends on a device that is not complete.
@@ -441,7 +452,7 @@ const DONE_BY_A_SCRUB: [(&str, &str); 3] = [
 mod tests {
     use super::*;
     use crate::array::NewArray;
-    use crate::format::{ReplacementRecord, Role};
+    use crate::format::{Epoch, ReplacementRecord, Role};
     use crate::units::{MemberIndex, SlotIndex};
     use uuid::Uuid;
 
@@ -469,6 +480,58 @@ mod tests {
         assert_eq!(assembled.live.len(), 3);
         assert!(problems.is_empty(), "{problems:?}");
         assert_eq!(notices, ["m3: is being built as member 1; it was not looked at"]);
+    }
+
+    /// A change of what is given, the keys of the members that are to be in service then, and parts of what is told of the one
+    /// that is not looked at.
+    type NotLookedAt = (fn(&mut Vec<Superblock>), &'static [usize], &'static str);
+
+    #[test]
+    fn what_is_no_current_member_is_named_and_no_problem() {
+        let cases: [NotLookedAt; 2] = [
+            (
+                |superblocks| {
+                    let former = Superblock { device: Uuid::from_u128(9), ..superblocks[1].clone() };
+                    superblocks.push(former);
+                },
+                &[0, 1, 2],
+                "m3: is no current member: it was member 1 before that was replaced",
+            ),
+            (
+                |superblocks| {
+                    let held = superblocks[0].epoch;
+                    let live = [0, 1].map(MemberIndex).into_iter().collect();
+                    let next = Epoch { number: held.number + 1, id: held.id + 1, parent: held.id, live };
+                    superblocks[..2].iter_mut().for_each(|superblock| superblock.epoch = next);
+                },
+                &[0, 1],
+                "m2: is no current member: stale",
+            ),
+        ];
+        for (change, live, part) in cases {
+            let mut superblocks = NewArray::small(2, 1).superblocks(&[1, 2, 3].map(Uuid::from_u128));
+            change(&mut superblocks);
+            let given: Vec<Given> = superblocks
+                .into_iter()
+                .zip(0..)
+                .map(|(superblock, at)| Given {
+                    path: format!("m{at}").into(),
+                    device: None,
+                    superblock,
+                    damaged: 0,
+                })
+                .collect();
+            let (mut problems, mut notices) = (Vec::new(), Vec::new());
+            let assembled = assembled(&given, &mut problems, &mut notices).expect("enough are there");
+            let seated: Vec<usize> = assembled.seats.iter().filter_map(|seat| seat.key).collect();
+            assert_eq!(seated, live);
+            assert!(problems.is_empty(), "{problems:?}");
+            assert!(notices.len() == 1 && notices[0].contains(part), "{notices:?}");
+            let reasons = assembled.seats.iter().filter(|seat| seat.key.is_none());
+            assert!(
+                reasons.clone().all(|seat| seat.reason.as_ref().is_some_and(|why| why.contains("stale")))
+            );
+        }
     }
 
     #[test]

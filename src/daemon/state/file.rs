@@ -92,7 +92,7 @@ fn set_aside(path: &Path, suffix: &str) -> String {
     let aside = beside(path, suffix);
     match fs::rename(path, &aside) {
         Ok(()) => format!("it was set aside as {}", aside.display()),
-        Err(error) => format!("it cannot be set aside ({error}), and is overwritten"),
+        Err(error) => format!("it cannot be set aside ({error}), and stays until it can be overwritten"),
     }
 }
 

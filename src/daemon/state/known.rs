@@ -39,9 +39,26 @@ pub(in crate::daemon) struct Known {
     /// Members that this scrub could not check.
     #[serde(default)]
     pub scrub_unchecked: Vec<u16>,
+    /// Requests of clients that failed.
+    #[serde(default)]
+    pub client_errors: u64,
+    /// Replacements that were given up while their members stayed in service.
+    #[serde(default)]
+    pub given_up: Vec<GivenUp>,
     /// The devices that served it last.
     #[serde(default)]
     pub devices: Vec<KnownDevice>,
+}
+
+/// A replacement that was given up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(in crate::daemon) struct GivenUp {
+    /// The member that was to be replaced.
+    pub member: u16,
+    /// The device that it has.
+    pub device: Uuid,
+    /// What is told of it.
+    pub reason: String,
 }
 
 /// A device of an array.
@@ -91,6 +108,18 @@ impl Known {
     pub fn note_unchecked(&mut self, unix: u64, members: Vec<u16>) -> bool {
         let is_new = (self.scrub_unix, &self.scrub_unchecked) != (unix, &members);
         (self.scrub_unix, self.scrub_unchecked) = (unix, members);
+        is_new
+    }
+
+    /// Takes note of how many requests of clients have failed. Whether that is news.
+    pub fn note_client_errors(&mut self, count: u64) -> bool {
+        std::mem::replace(&mut self.client_errors, count) != count
+    }
+
+    /// Takes note of the replacements that were given up. Whether that is news.
+    pub fn note_given_up(&mut self, given_up: Vec<GivenUp>) -> bool {
+        let is_new = self.given_up != given_up;
+        self.given_up = given_up;
         is_new
     }
 

@@ -8,8 +8,9 @@
 mod file;
 mod known;
 
-pub(super) use known::{Arrays, Counters, Counts, Damage, Known, KnownDevice};
+pub(super) use known::{Arrays, Counters, Counts, Damage, GivenUp, Known, KnownDevice};
 
+use super::peer::Owner;
 use crate::control::Event;
 use crate::member::patience::within;
 use file::{append, encode, load, peek, read, replace, set_unread_aside};
@@ -364,7 +365,16 @@ impl Remembered {
             Ok(lock) => Some(lock),
             // What another daemon remembers is its own.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                remembered.warnings.push(format!("{}: {error}", dir.display()));
+                remembered.warnings.push(format!("{}: {error}: name another 'state_dir'", dir.display()));
+                return (None, remembered);
+            }
+            // Nothing in it can be read either: this is all there is to say.
+            Err(error) if may_not_be_entered(dir) => {
+                remembered.warnings.push(format!(
+                    "{}: {error}: this user ({}) may not look into the state directory, and nothing that an earlier run has left is known",
+                    dir.display(),
+                    Owner::own()
+                ));
                 return (None, remembered);
             }
             // Perhaps it can be read all the same.
@@ -380,6 +390,12 @@ impl Remembered {
     }
 }
 
+/// Whether this user may not reach what is in a directory.
+fn may_not_be_entered(dir: &Path) -> bool {
+    let entry = std::fs::symlink_metadata(dir.join(LOCK_FILE));
+    entry.is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
+}
+
 /// Creates the directory if need be, and locks it.
 fn take(dir: &Path) -> io::Result<Flock<File>> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
@@ -387,8 +403,7 @@ fn take(dir: &Path) -> io::Result<Flock<File>> {
     let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
     Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
         nix::errno::Errno::EWOULDBLOCK => {
-            let what = "another daemon uses this state directory: name another 'state_dir'";
-            io::Error::new(io::ErrorKind::WouldBlock, what)
+            io::Error::new(io::ErrorKind::WouldBlock, "another daemon uses this state directory")
         }
         errno => errno.into(),
     })
@@ -425,6 +440,43 @@ fn load_events(dir: &Path, warnings: &mut Vec<String>) -> Vec<Event> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_directory_of_another_daemon_is_told_with_one_piece_of_advice() {
+        let dir = tempfile::tempdir().unwrap();
+        let _other = take(dir.path()).unwrap();
+        let warnings = Remembered::load(dir.path()).1.warnings;
+        let told = format!(
+            "{}: another daemon uses this state directory: name another 'state_dir'",
+            dir.path().display()
+        );
+        assert_eq!(warnings, [told]);
+        let (state, _) = StateDir::open(dir.path());
+        state.save_arrays(&Arrays::default());
+        let trouble = state.flush(Duration::from_secs(10)).unwrap_err();
+        assert_eq!(trouble.matches("name another").count(), 1, "{trouble}");
+    }
+
+    #[test]
+    fn a_directory_that_may_not_be_looked_into_is_told_once() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let state = dir.path().join("state");
+        std::fs::create_dir(&state).unwrap();
+        std::fs::write(state.join(ARRAYS_FILE), "{}").unwrap();
+        std::fs::set_permissions(&state, PermissionsExt::from_mode(0o000)).unwrap();
+        let own = state.clone();
+        let thread = std::thread::spawn(move || {
+            // Of this thread alone. Root becomes somebody else for files; others stay what they are.
+            nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65534));
+            Remembered::load(&own).1.warnings
+        });
+        let warnings = thread.join().unwrap();
+        std::fs::set_permissions(&state, PermissionsExt::from_mode(0o700)).unwrap();
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(warnings[0].contains("may not look into the state directory"), "{warnings:?}");
+        assert!(state.join(ARRAYS_FILE).exists());
+    }
 
     /// A directory that was in use by another daemon, or not mounted yet, as this one started.
     #[test]

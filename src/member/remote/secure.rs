@@ -13,13 +13,21 @@ use std::sync::{LazyLock, PoisonError, RwLock};
 /// The name in the certificate of a server behind a unix socket, unless the URI says another.
 const LOCAL_NAME: &str = "localhost";
 
-static CONFIGURED: RwLock<Option<ClientTls>> = RwLock::new(None);
+static CONFIGURED: RwLock<Configured> = RwLock::new(Configured::Nowhere);
+
+/// Where this process gets certificates from, beside URIs.
+enum Configured {
+    /// It has no configuration.
+    Nowhere,
+    /// From its configuration, if that names some.
+    Here(Option<ClientTls>),
+}
 
 static PUMPS: LazyLock<Pumps> = LazyLock::new(Pumps::default);
 
-/// What this process shows to servers, and believes of them, where a URI does not say it.
+/// What the configuration of this process says that it shows to servers, and believes of them, where a URI does not say it.
 pub fn set_remote_tls(tls: Option<ClientTls>) {
-    *CONFIGURED.write().unwrap_or_else(PoisonError::into_inner) = tls;
+    *CONFIGURED.write().unwrap_or_else(PoisonError::into_inner) = Configured::Here(tls);
 }
 
 /// The certificates for a URI. None where it demands no TLS.
@@ -30,16 +38,25 @@ pub(super) fn tls_of(uri: &NbdUri) -> Result<Option<ClientTls>, RemoteError> {
     let tls = match &uri.certificates {
         Some(directory) => ClientTls::load(&files_in(Path::new(directory)))
             .map_err(|error| RemoteError::Certificates(error.to_string()))?,
-        None => CONFIGURED.read().unwrap_or_else(PoisonError::into_inner).clone().ok_or_else(|| {
-            let what = "there are none for it: add '?tls-certificates=DIR' to the URI; for members of a daemon, tls_ca in section \
-                        [remote] of its configuration serves as well";
-            RemoteError::Certificates(what.to_owned())
-        })?,
+        None => configured(&CONFIGURED.read().unwrap_or_else(PoisonError::into_inner))?,
     };
     Ok(Some(match &uri.server_name {
         Some(name) => tls.for_server(name),
         None => tls,
     }))
+}
+
+/// The certificates for a URI that names none.
+fn configured(source: &Configured) -> Result<ClientTls, RemoteError> {
+    let advice = match source {
+        Configured::Here(Some(tls)) => return Ok(tls.clone()),
+        Configured::Here(None) => ", or set tls_ca in section [remote] of the daemon's configuration",
+        Configured::Nowhere => {
+            ", with ca-cert.pem in it and, where the server wants them, client-cert.pem and client-key.pem"
+        }
+    };
+    let what = format!("there are none for it: add '?tls-certificates=DIR' to the URI{advice}");
+    Err(RemoteError::Certificates(what))
 }
 
 /// The names that libnbd and nbdkit look for, so that one directory serves all.
@@ -66,4 +83,17 @@ pub(super) fn start(uri: &NbdUri, tls: &ClientTls, stream: OwnedFd) -> Result<Tu
 fn set_nonblocking(socket: &OwnedFd) -> nix::Result<()> {
     let flags = OFlag::from_bits_retain(fcntl(socket, FcntlArg::F_GETFL)?);
     fcntl(socket, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK)).map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_reads_a_configuration_is_told_to_set_a_key_in_it() {
+        let said = |source| configured(&source).map(drop).unwrap_err().to_string();
+        assert!(said(Configured::Here(None)).contains("or set tls_ca in section [remote]"));
+        let said = said(Configured::Nowhere);
+        assert!(said.contains("'?tls-certificates=DIR'") && !said.contains("tls_ca"), "{said}");
+    }
 }
