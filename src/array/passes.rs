@@ -260,8 +260,10 @@ impl Array {
             && self.scrub_has_settled()
             && let Some(pass) = self.passes.scrub.take()
         {
+            // Two scrubs are told apart by when they ended, also over a restart.
+            let earlier = self.passes.last_scrub.as_ref().map_or(0, |last| last.finished_unix + 1);
             let result = ScrubResult {
-                finished_unix: self.config.unix_at_zero + self.now.0 / 1_000_000_000,
+                finished_unix: earlier.max(self.config.unix_at_zero + self.now.0 / 1_000_000_000),
                 errors: pass.errors,
                 repaired: pass.repaired,
                 unchecked: pass.unchecked,
