@@ -26,6 +26,8 @@ pub(super) struct Journal {
     previous: BatchHash,
     issued: VecDeque<Issued>,
     written: u64,
+    /// Batches below were on every live member when clients were told last.
+    told: u64,
     durable: u64,
     noted: u64,
     /// Batches below are in place.
@@ -143,6 +145,7 @@ impl Journal {
             previous,
             issued: VecDeque::new(),
             written: next,
+            told: next,
             durable: next,
             noted: next,
             tail: next,
@@ -165,7 +168,12 @@ impl Journal {
 
     /// What clients were told is written is in batches below.
     pub fn acknowledged(&self) -> u64 {
-        self.written.min(self.filled)
+        self.told.min(self.filled)
+    }
+
+    /// Clients are told of all that is on every live member.
+    pub fn tell_written(&mut self) {
+        self.told = self.written;
     }
 
     /// Batches below are durable.

@@ -391,8 +391,7 @@ impl Array {
             self.damage.looked_at(block);
             let waiters = self.repaying.remove(&block).unwrap_or_default();
             if read.is_aside && self.stopping.is_none() {
-                self.start_repay(block, None);
-                self.repaying.entry(block).or_default().extend(waiters);
+                self.start_repay(block, waiters);
             } else {
                 self.ready.extend(waiters);
             }

@@ -457,7 +457,8 @@ impl Array {
 
     /// Tick: members whose errors do not end leave, if they can be spared (T5).
     pub(super) fn judge_errors(&mut self) {
-        if self.is_failed() || self.stopping.is_some() {
+        // While the log is replayed nothing is looked at again.
+        if self.is_failed() || self.stopping.is_some() || !self.redo.is_serving() {
             return;
         }
         for (index, excess) in self.bad.excessive(self.now) {

@@ -403,6 +403,7 @@ impl Array {
             return;
         }
         let redo = &mut self.redo;
+        redo.journal.tell_written();
         let (written, durable) = (redo.journal.written(), redo.journal.durable());
         while let Some(at) = redo.waiters.iter().position(|&(sequence, _, must_be_durable)| {
             sequence < if must_be_durable { durable } else { written }

@@ -41,15 +41,19 @@ impl From<DeviceError> for Kept {
 /// and each is where `up` creates it. `place`: where it creates the member of an index.
 pub fn is_unfinished(members: &[Found], name: &str, place: impl Fn(usize) -> PathBuf) -> bool {
     let is_first = |found: &Found| {
-        let Superblock { name: own, member, sequence, epoch, .. } = &found.superblock;
-        let is_new = (*sequence, epoch.number) == (FIRST_SEQUENCE, FIRST_EPOCH);
-        own == name && is_new && found.path == place(usize::from(member.0))
+        let Superblock { name: own, member, .. } = &found.superblock;
+        own == name && is_new(&found.superblock) && found.path == place(usize::from(member.0))
     };
     let width = members.first().map_or(0, |found| found.superblock.members.len());
     // Files are created before the first superblock is written.
     members.len() < width
         && members.iter().all(is_first)
         && (0..width).all(|index| place(index).symlink_metadata().is_ok())
+}
+
+/// Whether the array has never been in service.
+fn is_new(superblock: &Superblock) -> bool {
+    (superblock.sequence, superblock.epoch.number) == (FIRST_SEQUENCE, FIRST_EPOCH)
 }
 
 /// Removes these files if none of them holds anything; with an `array`, its superblocks count as nothing. All of them, or none.
@@ -61,8 +65,9 @@ pub fn remove(files: &[PathBuf], array: Option<Uuid>) -> Result<(), Kept> {
     for path in files {
         let device = Device::open(path, Access::Exclusive)?;
         let is_link = path.symlink_metadata().is_ok_and(|meta| meta.is_symlink());
-        let is_own = array
-            .is_some_and(|array| read_superblock(&device).is_ok_and(|superblock| superblock.array == array));
+        // Looked at again under the lock: a daemon may have served it since.
+        let is_left = |array| read_superblock(&device).is_ok_and(|s| s.array == array && is_new(&s));
+        let is_own = array.is_some_and(is_left);
         if is_link || device.facts().kind != DeviceKind::File || !(is_own || is_blank(&device)?) {
             return Err(Kept::Used(path.clone()));
         }

@@ -169,10 +169,14 @@ impl Array {
     }
 
     /// Reads a block that is set aside from its own member; if it is what it was, it is written anew with all parities.
-    /// `waiter` is advanced when that is over.
-    pub(in super::super) fn start_repay(&mut self, block: BlockName, waiter: Option<usize>) {
+    /// `waiters` are advanced when that is over, which may be before this returns.
+    pub(in super::super) fn start_repay(
+        &mut self,
+        block: BlockName,
+        waiters: impl IntoIterator<Item = usize>,
+    ) {
         let is_running = self.repaying.contains_key(&block);
-        self.repaying.entry(block).or_default().extend(waiter);
+        self.repaying.entry(block).or_default().extend(waiters);
         if !is_running {
             let (stripe, column, row) = block;
             let work = Work::Repay { column: usize::from(column), row: row as usize };
@@ -238,9 +242,13 @@ impl Array {
         let member = self.member_at(write.slot, column);
         let device = self.readable(member, write.slot);
         if !entry.is_some_and(|entry| entry.is_set_aside()) {
-            // It was written meanwhile.
-            self.damage.forget((write.stripe, column as u16, row as u32));
-            return self.end_logged_write(key, write, Ok(SlotReply::Done));
+            // It was written meanwhile, or what would have set it aside came to nothing: its content tells.
+            let block = (write.stripe, column as u16, row as u32);
+            let flow = self.end_logged_write(key, write, Ok(SlotReply::Done));
+            if self.stopping.is_none() {
+                self.look_again(block, None);
+            }
+            return flow;
         }
         let Some(device) = device else { return self.still_set_aside(key, write, column, row) };
         write.stage = Stage::Repay;
