@@ -66,11 +66,11 @@ pub(super) fn has_update(superblock: &Superblock, complete: u64) -> Result<(), B
 /// Whether a device served a history of its own, so that what was written there may be nowhere else (A3): it did not merely
 /// miss what `line`, a superblock of the history that is served, has.
 ///
-/// Whoever is out has an epoch that the line had while it was in, or one that was not complete. Epochs are made by those
-/// that serve, so the line's has members in common with that one: unless they have all left since, and then the line's superblock
-/// names the epoch (`left`). One that was made apart has none in common, for nobody served in both. A member that was built anew
-/// in between is not the same, for it has another uuid. Where everybody else was, an older copy looks alike; but the log of one that
-/// served apart started anew behind what was in place when it left the line. Restored copies of members can hide a history.
+/// A member that merely left has an epoch of the line, made by members some of which serve still, unless all of them have left since.
+/// The device of another history shows three things: none of those that served with it serves in the line; some that serve in the
+/// line were out in its epoch, as the same devices (by uuid); and its log started anew behind what was in place when it left the
+/// line. An older copy of a member may show the first two where everybody else was replaced meanwhile. A history whose own members, or
+/// those of the line, have all been replaced since is not recognised.
 pub(super) fn is_apart(device: &Superblock, line: &Superblock) -> bool {
     let names = |of: &Superblock, member| of.members.get(usize::from(member)).map(|record| record.uuid);
     let Superblock { member, epoch: held, .. } = device;
@@ -79,13 +79,13 @@ pub(super) fn is_apart(device: &Superblock, line: &Superblock) -> bool {
     let left = line.left.get(usize::from(member.0)).copied().unwrap_or_default();
     let is_older = device.redo.start.sequence < left.tail;
     let is_of_line = is_older || [line.epoch.id, line.epoch.parent, left.epoch].contains(&held.id);
-    let in_common = |other: MemberIndex| {
-        line.epoch.live.contains(other) && names(line, other.0) == names(device, other.0)
-    };
+    let is_same = |other: &MemberIndex| names(line, other.0) == names(device, other.0);
+    let mut known = line.epoch.live.iter().filter(is_same).peekable();
     is_own
         && was_in
         && !is_of_line
-        && !held.live.iter().any(in_common)
+        && known.peek().is_some()
+        && known.all(|other| !held.live.contains(other))
         && !is_off(Mutation::OtherHistoryIsStale)
 }
 

@@ -16,6 +16,8 @@ pub(super) struct Passes {
     slots: u64,
     /// Slot operations under way, of all passes.
     pub running: usize,
+    /// Scrubs that were stopped: what one of them still has under way counts for no other.
+    pub scrubs_stopped: u64,
     draining: bool,
     /// Bytes of user data that may be started now, and when that was last topped up.
     allowance: f64,
@@ -87,6 +89,7 @@ impl Passes {
             last_scrub,
             slots,
             running: 0,
+            scrubs_stopped: 0,
             draining: false,
             allowance: 0.0,
             topped_up: Timestamp(0),
@@ -165,6 +168,7 @@ impl Passes {
         self.scrub_paused = false;
         self.draining = true;
         self.scrub = None;
+        self.scrubs_stopped += 1;
     }
 }
 

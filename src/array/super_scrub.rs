@@ -27,6 +27,8 @@ type BadCopy = (DeviceId, usize);
 pub(super) struct SuperScrub {
     /// Where in the scrub's order.
     turn: u64,
+    /// Scrubs that had been stopped when it began: of another one it is no part.
+    scrubs_stopped: u64,
     life: u64,
     stage: Stage,
     devices: Vec<OfDevice>,
@@ -60,7 +62,9 @@ impl Array {
     pub(super) fn start_super_scrub(&mut self, turn: u64) {
         let life = self.redo().lives;
         let (devices, stage) = (Vec::new(), Stage::Look);
-        let scrub = SuperScrub { turn, life, stage, devices, pending: 0, update: 0, found: None };
+        let scrubs_stopped = self.passes.scrubs_stopped;
+        let scrub =
+            SuperScrub { turn, scrubs_stopped, life, stage, devices, pending: 0, update: 0, found: None };
         let key = self.ops.insert(Op::SuperScrub(Box::new(scrub)));
         self.ready.push_back(key);
     }
@@ -70,7 +74,7 @@ impl Array {
             return Flow::Wait;
         }
         let is_void = self.is_failed() || scrub.life != self.redo().lives || !self.redo().is_serving();
-        if is_void || self.stopping.is_some() {
+        if is_void || self.stopping.is_some() || scrub.scrubs_stopped != self.passes.scrubs_stopped {
             return self.end_super_scrub(key, scrub, false);
         }
         match scrub.stage {
@@ -166,6 +170,7 @@ impl Array {
         let is_whole = |copy: &&BadCopy| !bad.contains_key(*copy) && self.find_device(copy.0).is_some();
         let mended: Vec<DeviceId> = found.keys().filter(is_whole).map(|(device, _)| *device).collect();
         if let Some(pass) = self.passes.pass_mut(ActivityKind::Scrub) {
+            pass.errors += found.len() as u64;
             pass.repaired += mended.len() as u64;
         }
         for device in mended {
@@ -177,9 +182,6 @@ impl Array {
     }
 
     fn note_bad_copies_of_supers(&mut self, scrub: &SuperScrub, bad: &BTreeMap<BadCopy, String>) {
-        if let Some(pass) = self.passes.pass_mut(ActivityKind::Scrub) {
-            pass.errors += bad.len() as u64;
-        }
         for ((device, copy), why) in bad {
             let Some((index, which)) = self.find_device(*device) else { continue };
             let of = scrub.devices.iter().find(|of| of.device == *device);
@@ -198,7 +200,10 @@ impl Array {
 
     pub(super) fn end_super_scrub(&mut self, key: usize, scrub: &mut SuperScrub, complete: bool) -> Flow {
         self.patient.retain(|(_, other)| *other != key);
-        self.verified(ActivityKind::Scrub, SlotIndex(scrub.turn), complete);
+        match scrub.scrubs_stopped == self.passes.scrubs_stopped {
+            true => self.verified(ActivityKind::Scrub, SlotIndex(scrub.turn), complete),
+            false => self.passes.running -= 1,
+        }
         Flow::Finished
     }
 }

@@ -136,7 +136,7 @@ impl fmt::Display for Violation {
         writeln!(f, "  {}", self.what)?;
         write!(
             f,
-            "  replay: CALPE_SIM_REPLAY='{}' cargo test --release --test sim explore::replayed -- --nocapture",
+            "  replay: CALPE_SIM_REPLAY='{}' cargo test --test sim explore::a_violation_is_replayed -- --nocapture",
             self.token
         )
     }

@@ -88,7 +88,7 @@ fn run(names: &[&str], aims: &[Aim], seeds: u64) -> AtlasTotals {
                         Err(what) => {
                             result.1 += 1;
                             let token = token(scenario, aim, seed);
-                            println!("{what}\n  replay: CALPE_ATLAS_REPLAY='{token}' cargo test --test sim atlas::replayed");
+                            println!("{what}\n  replay: CALPE_ATLAS_REPLAY='{token}' cargo test --test sim atlas::a_violation_is_replayed");
                         }
                     }
                 }
