@@ -269,7 +269,7 @@ impl Array {
     pub(super) fn check_written(&self) -> Result<(), String> {
         if self.is_refused_unwritten() {
             return Err("the array cannot be served as it was started, and nothing was written: stop it, bring back members that \
-                        are                         missing, and start it with them"
+                        are missing, and start it with them"
                 .into());
         }
         self.check_served()
@@ -370,9 +370,7 @@ impl Array {
         }
         self.admin_done(id, Ok(AdminOutcome(words.into())));
     }
-}
 
-impl Array {
     /// How a stop that ends now leaves the array.
     fn words_for_stop(&self, is_recorded: bool) -> &'static str {
         let is_marked = !self.supers.is_dirty() && !matches!(self.stopping, Some(Stopping::Marking(_)));

@@ -482,7 +482,6 @@ impl Array {
         let redo = self.redo_mut();
         redo.life = Life::Serving;
         redo.durable_before = 0;
-        redo.acknowledged_before = 0;
         let queued = std::mem::take(&mut redo.queued);
         if std::mem::take(&mut self.was_failed) {
             let text = "enough members are back: the array serves again";

@@ -456,6 +456,17 @@ mod tests {
     use crate::units::{MemberIndex, SlotIndex};
     use uuid::Uuid;
 
+    /// Devices m0, m1, ... with these superblocks.
+    fn given(superblocks: Vec<Superblock>) -> Vec<Given> {
+        let device = |(at, superblock): (usize, Superblock)| Given {
+            path: format!("m{at}").into(),
+            device: None,
+            superblock,
+            damaged: 0,
+        };
+        superblocks.into_iter().enumerate().map(device).collect()
+    }
+
     #[test]
     fn a_device_that_is_being_built_beside_its_member_is_no_problem() {
         let (devices, new) = ([1, 2, 3].map(Uuid::from_u128), Uuid::from_u128(4));
@@ -465,16 +476,7 @@ mod tests {
             superblock.replacements.push(ReplacementRecord { member, uuid: new, rebuilt: SlotIndex(0) });
         }
         superblocks.push(Superblock { device: new, role: Role::Replacement, ..superblocks[1].clone() });
-        let given: Vec<Given> = superblocks
-            .into_iter()
-            .zip(0..)
-            .map(|(superblock, at)| Given {
-                path: format!("m{at}").into(),
-                device: None,
-                superblock,
-                damaged: 0,
-            })
-            .collect();
+        let given = given(superblocks);
         let (mut problems, mut notices) = (Vec::new(), Vec::new());
         let assembled = assembled(&given, &mut problems, &mut notices).expect("all are there");
         assert_eq!(assembled.live.len(), 3);
@@ -511,16 +513,7 @@ mod tests {
         for (change, live, part) in cases {
             let mut superblocks = NewArray::small(2, 1).superblocks(&[1, 2, 3].map(Uuid::from_u128));
             change(&mut superblocks);
-            let given: Vec<Given> = superblocks
-                .into_iter()
-                .zip(0..)
-                .map(|(superblock, at)| Given {
-                    path: format!("m{at}").into(),
-                    device: None,
-                    superblock,
-                    damaged: 0,
-                })
-                .collect();
+            let given = given(superblocks);
             let (mut problems, mut notices) = (Vec::new(), Vec::new());
             let assembled = assembled(&given, &mut problems, &mut notices).expect("enough are there");
             let seated: Vec<usize> = assembled.seats.iter().filter_map(|seat| seat.key).collect();
