@@ -4,8 +4,8 @@
 //! A place that was read well since, or written, is listed no more and does not count: only places that are bad now
 //! do, those that went bad again after they were written and were not read well since, and reads of which not one
 //! succeeds. A member that has too many is looked at again, place by place, and leaves only if they are still bad then, or
-//! go bad again at that very time, and if every row and page that is listed of the others stays readable without it. Where that is not so, or not known because a list is full, the member
-//! is kept, and the status says so.
+//! go bad again at that very time, and if every row and page that is listed of the others stays readable without it.
+//! Where that is not so, or not known because a list is full, the member is kept, and the status says so.
 //!
 //! Invariant: a list holds places of the member's device in service only. Must not know of I/O, nor what reads are for.
 

@@ -81,7 +81,6 @@ pub fn explain(array: &ArrayReport) -> Explanation {
             explain_refused(array)
         }
         ArrayState::Failed => explain_failed(array, &absent),
-        _ if array.log.state == LogState::Refused => explain_refused(array),
         _ if !array.lost.is_empty() => explain_lost(array),
         _ if !array.set_aside.is_empty() => explain_set_aside(array),
         _ if !array.unreadable.is_empty() => explain_unreadable(array),

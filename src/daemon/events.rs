@@ -222,10 +222,12 @@ impl Ring {
 
     /// The newest event of the same kind about the same member, if no pass has begun or ended since.
     fn of_same_pass(&self, event: &Event) -> Option<usize> {
-        let subject = |e: &Event| (e.member, e.kind.clone(), e.severity);
+        let is_same = |other: &Event| {
+            (other.member, &other.kind, other.severity) == (event.member, &event.kind, event.severity)
+        };
         let of_array = self.events.iter().enumerate().rev().filter(|(_, other)| other.array == event.array);
         let in_pass = of_array.take_while(|(_, other)| !BOUNDS_OF_PASSES.contains(&other.kind.as_str()));
-        in_pass.filter(|(_, other)| subject(other) == subject(event)).map(|(at, _)| at).next()
+        in_pass.filter(|(_, other)| is_same(other)).map(|(at, _)| at).next()
     }
 }
 
@@ -234,10 +236,9 @@ fn coalesced(events: Vec<Event>) -> Vec<Event> {
     let mut kept: Vec<Event> = Vec::with_capacity(events.len());
     for event in events {
         if event.count > 1 {
-            let subject = |e: &Event| (e.array.clone(), e.member, e.kind.clone(), e.first_unix);
             let is_earlier = |other: &Event| {
-                subject(other) == subject(&event)
-                    && other.count == event.count - 1
+                (&other.array, other.member, &other.kind, other.first_unix, other.count)
+                    == (&event.array, event.member, &event.kind, event.first_unix, event.count - 1)
                     && (event.is_of_many() || other.text == event.text)
             };
             if let Some(at) = kept.iter().rposition(is_earlier) {

@@ -287,12 +287,10 @@ impl Daemon {
         if let Some(known) = lock(&self.memory).arrays.0.get(&array) {
             places.extend(known.search.iter().cloned());
             // Others are there, and remembered as this one will be.
-            let others = known.devices.iter().filter(|device| device.path != path);
-            places.extend(
-                others
-                    .filter_map(|device| directory_of(&device.path))
-                    .filter(|_| self.state.path().is_some()),
-            );
+            if self.state.path().is_some() {
+                let others = known.devices.iter().filter(|device| device.path != path);
+                places.extend(others.filter_map(|device| directory_of(&device.path)));
+            }
         }
         if places.iter().any(|place| covers(place, path)) {
             return None;

@@ -5,8 +5,8 @@
 //! and tries again, within a limit. Then it sets aside what it cannot read: these columns count as zeroes in the new
 //! parity, their hashes stay, and reading them is an error until their own members give the content again
 //! ([`Array::start_repay`]) or they are written. At once, where every block of the row was read and too few match: waiting would
-//! show nothing new, and such blocks stay known as beyond repair. Never without checksums, and never for a shortage of the host: then the write ends with an error and has
-//! changed nothing.
+//! show nothing new, and such blocks stay known as beyond repair. Never without checksums, and never for a shortage of the
+//! host: then the write ends with an error and has changed nothing.
 
 use super::{BLOCK, Flow, LoggedWrite, Stage, Work};
 use crate::array::damage::BlockName;

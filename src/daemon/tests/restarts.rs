@@ -266,6 +266,22 @@ fn a_dry_import_and_the_list_refuse_what_an_import_refuses() {
     assert!(would.failures[0].message.contains("'tank' is served already"), "{would:?}");
 }
 
+/// Creates an array of one data and one parity member.
+fn create_pair(name: &str, checksum: ChecksumKind, volume_bytes: u64, members: Vec<PathBuf>) {
+    let request = CreateRequest {
+        name: name.into(),
+        data: 1,
+        parity: 1,
+        chunk: DEFAULT_CHUNK,
+        checksum,
+        volume: VolumeKind::Plain,
+        volume_bytes: Some(volume_bytes),
+        members,
+        force: false,
+    };
+    CreatePlan::new(request).unwrap().execute(0).unwrap();
+}
+
 #[test]
 fn a_file_is_created_as_a_replacement_where_all_members_are_remote() {
     let dir = tempfile::tempdir().unwrap();
@@ -276,33 +292,11 @@ fn a_file_is_created_as_a_replacement_where_all_members_are_remote() {
     for name in ["e0", "e1"] {
         let place = dir.path().join(name);
         fs::create_dir(&place).unwrap();
-        let request = CreateRequest {
-            name: name.into(),
-            data: 1,
-            parity: 1,
-            chunk: DEFAULT_CHUNK,
-            checksum: ChecksumKind::None,
-            volume: VolumeKind::Plain,
-            volume_bytes: Some(64 << 20),
-            members: vec![place.join("a"), place.join("b")],
-            force: false,
-        };
-        CreatePlan::new(request).unwrap().execute(0).unwrap();
+        create_pair(name, ChecksumKind::None, 64 << 20, vec![place.join("a"), place.join("b")]);
         exporter.done(import(Some(name), &[&place], false));
         uris.push(PathBuf::from(format!("nbd+unix:///{name}?socket={}", socket.display())));
     }
-    let request = CreateRequest {
-        name: "tank".into(),
-        data: 1,
-        parity: 1,
-        chunk: DEFAULT_CHUNK,
-        checksum: ChecksumKind::Blake3,
-        volume: VolumeKind::Plain,
-        volume_bytes: Some(8 << 20),
-        members: uris.clone(),
-        force: false,
-    };
-    CreatePlan::new(request).unwrap().execute(0).unwrap();
+    create_pair("tank", ChecksumKind::Blake3, 8 << 20, uris.clone());
     let running = daemon(None);
     let places: Vec<&Path> = uris.iter().map(PathBuf::as_path).collect();
     running.done(import(Some("tank"), &places, false));
