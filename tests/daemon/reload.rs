@@ -57,10 +57,13 @@ fn reload(up: &Up, line: &str, times: usize) {
     until(line, || up.log().matches(line).count() == times);
 }
 
-fn names(up: &Up) -> Vec<String> {
+fn arrays(up: &Up) -> Vec<serde_json::Value> {
     let status: serde_json::Value = serde_json::from_str(&up.calpe(&["status", "--json"])).expect("JSON");
-    let arrays = status["arrays"].as_array().expect("arrays");
-    arrays.iter().map(|array| array["name"].as_str().expect("a name").to_owned()).collect()
+    status["arrays"].as_array().expect("arrays").clone()
+}
+
+fn names(up: &Up) -> Vec<String> {
+    arrays(up).iter().map(|array| array["name"].as_str().expect("a name").to_owned()).collect()
 }
 
 #[test]
@@ -84,7 +87,9 @@ fn sighup_reads_the_configuration_and_never_ends_the_daemon() {
     world.configure("memory = \"32MiB\"\n", &[("one", "page_cache = \"2MiB\"\n"), ("two", "")]);
     let left = "without effect until the next start: daemon.memory, page_cache of array 'one'";
     reload(&up, left, 1);
-    until("the new array is served", || names(&up) == ["one", "two"]);
+    until("the new array is served", || {
+        names(&up) == ["one", "two"] && arrays(&up).iter().all(|array| array["state"] == "ONLINE")
+    });
     reload(&up, left, 2);
 
     // One that an administrator stopped is not new, and one that is not configured any more is not stopped.
