@@ -300,7 +300,10 @@ impl Array {
         self.check_scrub_start()?;
         let text = self.words_for_scrub();
         self.passes.start_scrub();
-        self.supers.want();
+        // It is recorded in the superblocks when it has looked at them.
+        if !self.redo.is_serving() {
+            self.supers.want();
+        }
         Ok(text.into())
     }
 

@@ -44,6 +44,8 @@ pub(super) struct Fetch {
     pub host_is_short: bool,
     /// Blocks of wanted parts that cannot be had.
     pub missing: Vec<Missing>,
+    /// Blocks that were read to decode those, and cannot be had either: of them a read would say the same.
+    pub missing_sources: Vec<Missing>,
     /// Blocks of wanted parts that were never written, and thus are zeroes: (column, row).
     pub unwritten: Vec<(usize, usize)>,
     /// Blocks that were wrong or unreadable on a member in service, with what should be there.
@@ -166,6 +168,7 @@ impl Fetch {
             was_counted: false,
             host_is_short: false,
             missing: Vec::new(),
+            missing_sources: Vec::new(),
             unwritten: Vec::new(),
             repairs: Vec::new(),
             sent: Vec::new(),
@@ -473,9 +476,22 @@ impl Array {
         for row in broken {
             self.decode_row(fetch, row);
         }
+        fetch.missing = self.missing_of(fetch, true);
+        fetch.missing_sources = Vec::new();
+        if !fetch.missing.is_empty() {
+            let mut sources = self.missing_of(fetch, false);
+            let is_missing = |row: usize| fetch.missing.iter().any(|block| block.row == row);
+            sources.retain(|block| is_missing(block.row));
+            fetch.missing_sources = sources;
+        }
+        Fetched::Done
+    }
+
+    /// Blocks of parts that are wanted, or of those that are not, that cannot be had.
+    fn missing_of(&self, fetch: &Fetch, wanted: bool) -> Vec<Missing> {
         let (width, k) = (self.map.width(), self.map.k);
         let mut missing = Vec::new();
-        for part in fetch.parts.iter().filter(|part| part.wanted) {
+        for part in fetch.parts.iter().filter(|part| part.wanted == wanted) {
             for (row, state) in part.rows.clone().zip(&part.blocks) {
                 let why = match state {
                     State::Good => continue,
@@ -486,8 +502,7 @@ impl Array {
                 missing.push(Missing { column: part.column, row, why });
             }
         }
-        fetch.missing = missing;
-        Fetched::Done
+        missing
     }
 
     /// Reads further columns of the broken rows, where fewer than k are good or may be. False: there are enough, or no

@@ -299,7 +299,11 @@ impl Array {
         let targets = std::mem::take(targets);
         let missing = std::mem::take(&mut pass.fetch.missing);
         match self.redo().stripes.stripe_at(slot).filter(|_| !missing.is_empty()) {
-            Some(stripe) => self.note_missing(stripe, slot, &missing),
+            // Clients read the others of these rows, not what is missing here.
+            Some(stripe) => {
+                let sources = std::mem::take(&mut pass.fetch.missing_sources);
+                self.note_missing(stripe, slot, &[&missing[..], &sources].concat());
+            }
             None => self.passes.patience_spent = 0,
         }
         for target in &targets {

@@ -36,8 +36,8 @@ pub(super) struct Device {
     pub sequence: u64,
     /// The other slot holds nothing that a torn update of an earlier life has left.
     pub cleared: bool,
-    /// Slots, those of even and of odd sequences, that the array has written a superblock to.
-    pub written_slots: [bool; 2],
+    /// The sequence of the superblock that the array has written last to each slot, those of even and of odd sequences.
+    pub written: [Option<u64>; 2],
 }
 
 impl Device {
@@ -52,7 +52,7 @@ impl Device {
             cannot_zero: false,
             sequence,
             cleared: false,
-            written_slots: [false; 2],
+            written: [None; 2],
         }
     }
 

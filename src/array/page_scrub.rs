@@ -19,10 +19,10 @@ pub(super) struct PageScrub {
 }
 
 impl Array {
-    /// How many turns a scrub has: one for each slot, then those of the pages, and one for the superblocks.
+    /// How many turns a scrub has: one for each slot, then those of the pages. Superblocks come before (super_scrub.rs).
     pub(super) fn scrub_turns(&self) -> u64 {
         let pages = self.redo.pages.layout().pages();
-        self.map.slots + pages.div_ceil(PAGES_PER_TURN) + 1
+        self.map.slots + pages.div_ceil(PAGES_PER_TURN)
     }
 
     pub(super) fn start_page_scrub(&mut self, turn: u64) {

@@ -26,10 +26,11 @@ pub(super) struct Passes {
     pub patience_spent: u64,
 }
 
-/// A pass that verifies slots in ascending order; a scrub then goes on to metadata pages (page_scrub.rs) and
-/// superblocks (super_scrub.rs).
+/// A pass that verifies superblocks (super_scrub.rs), and beside them slots in ascending order; then metadata pages
+/// (page_scrub.rs).
 pub(super) struct Pass {
     progress: Progress,
+    supers: SupersTurn,
     pub errors: u64,
     pub repaired: u64,
     /// Members that were out of service when a slot with data was verified.
@@ -41,14 +42,31 @@ pub(super) struct Pass {
     settles: Option<u64>,
 }
 
+/// Whether a scrub has looked at the superblocks. It does so first of all: its own progress is recorded in them, which would
+/// mend what is to be found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SupersTurn {
+    Due,
+    UnderWay,
+    Over,
+}
+
 impl Pass {
     fn from(slot: u64) -> Pass {
         let progress = Progress::starting_at(slot, false);
-        Pass { progress, errors: 0, repaired: 0, unchecked: MemberSet::new(), owed_pages: 0, settles: None }
+        Pass {
+            progress,
+            supers: SupersTurn::Due,
+            errors: 0,
+            repaired: 0,
+            unchecked: MemberSet::new(),
+            owed_pages: 0,
+            settles: None,
+        }
     }
 
     fn finished(&self, turns: u64) -> bool {
-        self.progress.done() >= turns
+        self.supers == SupersTurn::Over && self.progress.done() >= turns
     }
 
     /// Copies of pages were found bad, and are due to be written.
@@ -163,6 +181,12 @@ impl Passes {
         self.scrub_paused = self.scrub.is_some();
     }
 
+    /// The scrub that has yet to look at the superblocks now begins to, if there is one that may go on.
+    fn take_supers_turn(&mut self) -> bool {
+        let scrub = self.scrub.as_mut().filter(|pass| !self.scrub_paused && pass.supers == SupersTurn::Due);
+        scrub.map(|pass| pass.supers = SupersTurn::UnderWay).is_some()
+    }
+
     /// Ends the scrub, if there is one.
     pub fn stop_scrub(&mut self) {
         self.scrub_paused = false;
@@ -188,6 +212,10 @@ impl Array {
         }
         self.passes.draining = false;
         self.end_finished_passes();
+        if self.passes.take_supers_turn() {
+            self.passes.running += 1;
+            self.start_super_scrub();
+        }
         let stripe = self.map.stripe_bytes();
         let window = (WINDOW_BYTES / (self.map.width() * self.map.chunk)).clamp(1, WINDOW_SLOTS);
         while self.passes.running < window {
@@ -200,14 +228,12 @@ impl Array {
                 ActivityKind::Rebuild => self.start_rebuild_slot(),
                 ActivityKind::Repair => unreachable!("a repair goes at its own pace"),
                 ActivityKind::Scrub => {
-                    let (slots, turns) = (self.map.slots, self.scrub_turns());
+                    let slots = self.map.slots;
                     let Some(pass) = self.passes.pass_mut(kind) else { return };
                     let slot = SlotIndex(pass.progress.next);
                     pass.progress.next += 1;
                     pass.progress.running.insert(slot.0);
-                    if slot.0 + 1 == turns {
-                        self.start_super_scrub(slot.0);
-                    } else if slot.0 >= slots {
+                    if slot.0 >= slots {
                         self.start_page_scrub(slot.0);
                     } else {
                         self.start_logged_scrub(slot);
@@ -255,6 +281,14 @@ impl Array {
             if !complete {
                 pass.progress.rewind_to(slot.0);
             }
+        }
+    }
+
+    /// The superblocks were looked at, or will be again.
+    pub(super) fn verified_supers(&mut self, complete: bool) {
+        self.passes.running -= 1;
+        if let Some(pass) = self.passes.pass_mut(ActivityKind::Scrub) {
+            pass.supers = if complete { SupersTurn::Over } else { SupersTurn::Due };
         }
     }
 

@@ -1,8 +1,9 @@
-//! The last turn of a scrub: every copy of every member's superblock is read, and compared with what was written last.
+//! The first turn of a scrub: every copy of every member's superblock is read, and compared with what was written last.
 //!
 //! A copy that is damaged, overwritten or that cannot be read costs nothing while the array runs, and may keep its member from being
-//! found at the next start. It is written anew by the next two updates, one for each slot; then all copies are read again, and
-//! those that are whole count as repaired. Must not know when updates are made otherwise, nor what they say.
+//! found at the next start. It is written anew by the next update that goes to its slot; then all copies are read again, and
+//! those that are whole count as repaired. The scrub records its own progress after the first look. Must not know when updates
+//! are made otherwise, nor what they say.
 
 use super::members::Which;
 use super::{ActivityKind, Array, Flow, Inflight, NoticeKind, NoticeLevel, Op, Owner};
@@ -10,7 +11,7 @@ use crate::block_io::{DeviceId, IoFault, IoOp, IoValue};
 use crate::format::{
     COPY_BYTES, CopyPlace, FormatError, Superblock, all_copy_offsets, damaged_copies, decode_copy,
 };
-use crate::units::{SlotIndex, Timestamp};
+use crate::units::Timestamp;
 use std::collections::BTreeMap;
 use uuid::Uuid;
 
@@ -25,8 +26,6 @@ type BadCopy = (DeviceId, usize);
 
 /// See the head of this file.
 pub(super) struct SuperScrub {
-    /// Where in the scrub's order.
-    turn: u64,
     /// Scrubs that had been stopped when it began: of another one it is no part.
     scrubs_stopped: u64,
     life: u64,
@@ -44,8 +43,8 @@ enum Stage {
     /// The copies are to be read.
     Look,
     Read,
-    /// This update is to be complete.
-    Update(u64),
+    /// The bad copies that were found are to be written anew.
+    Update,
 }
 
 /// The copies of a device.
@@ -53,18 +52,17 @@ struct OfDevice {
     device: DeviceId,
     uuid: Uuid,
     sequence: u64,
-    written_slots: [bool; 2],
+    written: [Option<u64>; 2],
     /// None: not known, for a reason that is not the device's.
     copies: [Option<CopyRead>; 4],
 }
 
 impl Array {
-    pub(super) fn start_super_scrub(&mut self, turn: u64) {
+    pub(super) fn start_super_scrub(&mut self) {
         let life = self.redo().lives;
         let (devices, stage) = (Vec::new(), Stage::Look);
         let scrubs_stopped = self.passes.scrubs_stopped;
-        let scrub =
-            SuperScrub { turn, scrubs_stopped, life, stage, devices, pending: 0, update: 0, found: None };
+        let scrub = SuperScrub { scrubs_stopped, life, stage, devices, pending: 0, update: 0, found: None };
         let key = self.ops.insert(Op::SuperScrub(Box::new(scrub)));
         self.ready.push_back(key);
     }
@@ -81,17 +79,27 @@ impl Array {
             Stage::Look if !self.supers.is_busy() => self.read_copies(key, scrub),
             Stage::Look => self.look_later(key),
             Stage::Read => self.judge_copies(key, scrub),
-            Stage::Update(update) if self.supers.update_complete() >= update => {
+            Stage::Update
+                if scrub.found.iter().flatten().all(|(copy, _)| self.is_rewritten(scrub, *copy)) =>
+            {
                 scrub.stage = Stage::Look;
                 self.advance_super_scrub(key, scrub)
             }
-            Stage::Update(_) => {
+            Stage::Update => {
                 if !self.supers.is_busy() {
                     self.supers.want();
                 }
                 self.look_later(key)
             }
         }
+    }
+
+    /// Whether a bad copy was written since it was read, or its device has left.
+    fn is_rewritten(&self, scrub: &SuperScrub, (device, copy): BadCopy) -> bool {
+        let mut devices = self.devices().into_iter().map(|(_, _, device)| device);
+        let Some(now) = devices.find(|other| other.id == device) else { return true };
+        let then = scrub.devices.iter().find(|of| of.device == device).map(|of| of.sequence);
+        now.written[copy % 2] > then
     }
 
     fn look_later(&mut self, key: usize) -> Flow {
@@ -117,8 +125,8 @@ impl Array {
                 scrub.pending += 1;
             }
             let copies = [const { None }; 4];
-            let (device, sequence, written_slots) = (device.id, device.sequence, device.written_slots);
-            scrub.devices.push(OfDevice { device, uuid, sequence, written_slots, copies });
+            let (device, sequence, written) = (device.id, device.sequence, device.written);
+            scrub.devices.push(OfDevice { device, uuid, sequence, written, copies });
         }
         if scrub.pending > 0 { Flow::Wait } else { self.end_super_scrub(key, scrub, true) }
     }
@@ -163,7 +171,7 @@ impl Array {
             if bad.is_empty() {
                 return self.end_super_scrub(key, scrub, true);
             }
-            scrub.stage = Stage::Update(self.supers.update_complete() + 2);
+            scrub.stage = Stage::Update;
             scrub.found = Some(bad);
             return self.advance_super_scrub(key, scrub);
         };
@@ -178,6 +186,14 @@ impl Array {
                 self.member_mut(member).counters.repaired += 1;
             }
         }
+        for ((device, copy), why) in bad.iter().filter(|(copy, _)| found.contains_key(*copy)) {
+            let Some((index, _)) = self.find_device(*device) else { continue };
+            let text = format!(
+                "member {index}: superblock copy {} was written anew, and is bad again: {why}",
+                CopyPlace::ALL[*copy].word()
+            );
+            self.notice(NoticeKind::SuperblockDamaged, NoticeLevel::Error, Some(index), text);
+        }
         self.end_super_scrub(key, scrub, true)
     }
 
@@ -190,8 +206,9 @@ impl Array {
             if was_read && which == Which::Primary {
                 self.member_mut(index).counters.checksum_errors += 1;
             }
+            let what = if was_read { "is damaged" } else { "cannot be read" };
             let text = format!(
-                "member {index}: superblock copy {} is damaged: {why}; it is written anew",
+                "member {index}: superblock copy {} {what}: {why}; it is written anew",
                 CopyPlace::ALL[*copy].word()
             );
             self.notice(NoticeKind::SuperblockDamaged, NoticeLevel::Warning, Some(index), text);
@@ -201,9 +218,11 @@ impl Array {
     pub(super) fn end_super_scrub(&mut self, key: usize, scrub: &mut SuperScrub, complete: bool) -> Flow {
         self.patient.retain(|(_, other)| *other != key);
         match scrub.scrubs_stopped == self.passes.scrubs_stopped {
-            true => self.verified(ActivityKind::Scrub, SlotIndex(scrub.turn), complete),
+            true => self.verified_supers(complete),
             false => self.passes.running -= 1,
         }
+        // It has kept back the scrub's own.
+        self.supers.want();
         Flow::Finished
     }
 }
@@ -236,7 +255,9 @@ impl OfDevice {
             Ok(Ok(copy)) if copy.sequence > self.sequence => {
                 Some(format!("it is that of update {}, and {} is the newest", copy.sequence, self.sequence))
             }
-            Ok(Err(FormatError::NoMagic)) if self.written_slots[at % 2] => Some("it is not there".to_owned()),
+            Ok(Err(FormatError::NoMagic)) if self.written[at % 2].is_some() => {
+                Some("it is not there".to_owned())
+            }
             Ok(Err(FormatError::NoMagic | FormatError::Cleared))
                 if at % 2 == (self.sequence % 2) as usize =>
             {

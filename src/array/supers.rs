@@ -317,11 +317,6 @@ impl Supers {
         &self.template
     }
 
-    /// The newest update that every device in use has.
-    pub fn update_complete(&self) -> u64 {
-        self.update_complete
-    }
-
     pub fn is_busy(&self) -> bool {
         self.job.is_some()
     }
@@ -647,7 +642,7 @@ impl Array {
             if let Some(device) = self.super_device_mut(participant.member, participant.device) {
                 device.recorded = true;
                 device.sequence = participant.sequence;
-                device.written_slots[(participant.sequence % 2) as usize] = true;
+                device.written[(participant.sequence % 2) as usize] = Some(participant.sequence);
             }
         }
         // One that came back to a failed array meanwhile has not got it. No epoch may follow before that has (E2).

@@ -354,6 +354,34 @@ fn what_is_known_to_be_beyond_repair_is_not_called_unreadable_because_a_member_i
 }
 
 #[test]
+fn a_rebuild_that_meets_rows_beyond_repair_lists_their_data() {
+    // Nobody has read these rows: members 0 and 1 have their data, 2 and 3 parity.
+    let mut array = Checked::filled(shape(2, 2, ChecksumKind::Blake3), 4);
+    let at = array.first_block().start;
+    (0..3).for_each(|member| array.disk(member).flip(at, 1));
+    offline(&mut array, 3);
+    let device = array.sim.add_blank_disk();
+    array.sim.admin(AdminRequest::Replace { member: MemberIndex(3), device }).expect("it begins");
+    array.sim.settle();
+    let lost = [0, CHUNK].map(|at| (VolumeOffset(at as u64), BLOCK as u64));
+    assert_eq!(array.sim.status().lost, lost);
+    for (at, _) in lost {
+        assert_eq!(array.sim.read(at.0, BLOCK), Err(ClientError::Io));
+    }
+    assert_eq!(array.sim.status().lost, lost);
+    // One data block alone can neither be read nor be decoded: its member is away with those that could.
+    let mut array = Checked::filled(shape(2, 2, ChecksumKind::Blake3), 4);
+    array.disk(0).flip(at, 1);
+    offline(&mut array, 2);
+    offline(&mut array, 3);
+    let device = array.sim.add_blank_disk();
+    array.sim.admin(AdminRequest::Replace { member: MemberIndex(3), device }).expect("it begins");
+    array.sim.settle();
+    let status = array.sim.status();
+    assert_eq!((status.lost, status.unreadable), (vec![], vec![(VolumeOffset(0), BLOCK as u64)]));
+}
+
+#[test]
 fn what_an_earlier_run_knew_to_be_beyond_repair_is_told_so_until_it_can_be_read() {
     let array = beyond_repair(1);
     let at = array.first_block().start;
