@@ -36,7 +36,7 @@ const MENDED_MAX: usize = 4096;
 /// Places that went bad again within this time count without a look: they are rewritten, so a look shows nothing.
 const RECENT_NS: u64 = 2_000_000_000;
 
-/// Time that looks at content get to end, after the last was asked for.
+/// Time that looks at content get to be begun, after the last was asked for.
 const LOOKS_END_NS: u64 = 1_000_000_000;
 
 /// Relapses count half as much after this time.
@@ -257,9 +257,11 @@ impl BadBlocks {
         }
     }
 
-    /// What is to be done now about members that have had too many errors for too long.
-    pub fn excessive(&mut self, now: Timestamp) -> Vec<(MemberIndex, Excess)> {
-        let excess = |(&member, of): (&MemberIndex, &mut OfMember)| Some((member, of.excess(now)?));
+    /// What is to be done now about members that have had too many errors for too long. `is_looking`: looks at content are under
+    /// way, and nothing is certain before they have ended.
+    pub fn excessive(&mut self, now: Timestamp, is_looking: bool) -> Vec<(MemberIndex, Excess)> {
+        let excess =
+            |(&member, of): (&MemberIndex, &mut OfMember)| Some((member, of.excess(now, is_looking)?));
         self.members.iter_mut().filter_map(excess).collect()
     }
 
@@ -381,7 +383,7 @@ impl OfMember {
         listed.max(streak.map_or(0, |streak| streak.reads))
     }
 
-    fn excess(&mut self, now: Timestamp) -> Option<Excess> {
+    fn excess(&mut self, now: Timestamp, is_looking: bool) -> Option<Excess> {
         self.decay(now);
         if self.errors() <= ERRORS_MAX {
             (self.excess_since, self.probe, self.is_kept) = (None, None, false);
@@ -407,6 +409,9 @@ impl OfMember {
             probe.in_flight += count;
             probe.asked = now;
             return Some(Excess::Probe(batch));
+        }
+        if is_looking {
+            probe.asked = now;
         }
         if probe.in_flight > 0 || now.nanos_since(probe.asked) < LOOKS_END_NS {
             return None;
@@ -451,7 +456,7 @@ mod tests {
     /// Lets time pass until something is certain, with what is asked for not read.
     fn judge(bad: &mut BadBlocks, from: u64) -> Option<u64> {
         for second in from..from + 400 {
-            for (member, excess) in bad.excessive(at(second)) {
+            for (member, excess) in bad.excessive(at(second), false) {
                 match excess {
                     Excess::Certain(errors) => return Some(errors),
                     Excess::Probe(blocks) => blocks.iter().for_each(|_| bad.probed(member)),
@@ -483,7 +488,7 @@ mod tests {
         let mut bad = with_bad(0..300, Ill::Unreadable);
         let mut asked = BTreeSet::new();
         for second in 1..100 {
-            for (member, excess) in bad.excessive(at(second)) {
+            for (member, excess) in bad.excessive(at(second), false) {
                 let Excess::Probe(blocks) = excess else { panic!("{excess:?}") };
                 assert!(second > 10 && blocks.len() <= PROBES_AT_ONCE);
                 for block in blocks {
@@ -542,12 +547,26 @@ mod tests {
         // Nobody has read anything since.
         let mut bad = after_bursts(Ill::Unreadable);
         for second in 2..100 {
-            for (member, excess) in bad.excessive(at(second)) {
+            for (member, excess) in bad.excessive(at(second), false) {
                 let Excess::Probe(blocks) = excess else { panic!("{excess:?}") };
                 for block in blocks {
                     bad.read(at(second), member, bytes(block..block + 1));
                     bad.probed(member);
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_certain_while_content_is_being_looked_at() {
+        let mut bad = after_bursts(Ill::Wrong);
+        for second in 2..400 {
+            if second == 300 {
+                (0..300).for_each(|block| bad.verified(MEMBER, offset(block)));
+            }
+            for (member, excess) in bad.excessive(at(second), second < 300) {
+                let Excess::Probe(blocks) = excess else { panic!("{second}: {excess:?}") };
+                blocks.iter().for_each(|_| bad.probed(member));
             }
         }
     }
@@ -566,7 +585,7 @@ mod tests {
         for second in 0..30 {
             (0..100).for_each(|block| bad.failed(at(second), MEMBER, offset(block), Ill::Unreadable));
             bad.written(MEMBER, bytes(0..100));
-            for (_, excess) in bad.excessive(at(second)) {
+            for (_, excess) in bad.excessive(at(second), false) {
                 let Excess::Certain(errors) = excess else { panic!("{excess:?}") };
                 judged.get_or_insert((second, errors));
             }

@@ -461,7 +461,7 @@ impl Array {
         if self.is_failed() || self.stopping.is_some() || !self.redo.is_serving() {
             return;
         }
-        for (index, excess) in self.bad.excessive(self.now) {
+        for (index, excess) in self.bad.excessive(self.now, self.looks > 0) {
             let Some(device) = self.member(index).device else { continue };
             let errors = match excess {
                 Excess::Certain(errors) => errors,
