@@ -14,7 +14,7 @@ pub(super) struct Passes {
     scrub_paused: bool,
     last_scrub: Option<ScrubResult>,
     slots: u64,
-    /// Slot operations under way, of all passes.
+    /// Slot operations under way, of all passes; looks at superblocks have no position, and are not among them.
     pub running: usize,
     /// Scrubs that were stopped: what one of them still has under way counts for no other.
     pub scrubs_stopped: u64,
@@ -213,7 +213,6 @@ impl Array {
         self.passes.draining = false;
         self.end_finished_passes();
         if self.passes.take_supers_turn() {
-            self.passes.running += 1;
             self.start_super_scrub();
         }
         let stripe = self.map.stripe_bytes();
@@ -286,7 +285,6 @@ impl Array {
 
     /// The superblocks were looked at, or will be again.
     pub(super) fn verified_supers(&mut self, complete: bool) {
-        self.passes.running -= 1;
         if let Some(pass) = self.passes.pass_mut(ActivityKind::Scrub) {
             pass.supers = if complete { SupersTurn::Over } else { SupersTurn::Due };
         }

@@ -217,12 +217,13 @@ impl Array {
 
     pub(super) fn end_super_scrub(&mut self, key: usize, scrub: &mut SuperScrub, complete: bool) -> Flow {
         self.patient.retain(|(_, other)| *other != key);
-        match scrub.scrubs_stopped == self.passes.scrubs_stopped {
-            true => self.verified_supers(complete),
-            false => self.passes.running -= 1,
+        if scrub.scrubs_stopped == self.passes.scrubs_stopped {
+            self.verified_supers(complete);
         }
-        // It has kept back the scrub's own.
-        self.supers.want();
+        if complete {
+            // The scrub has kept back its own.
+            self.supers.want();
+        }
         Flow::Finished
     }
 }
