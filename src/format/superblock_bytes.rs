@@ -709,11 +709,11 @@ fn boolean(field: &'static str, byte: u8) -> Result<bool, Fault> {
 
 /// BLAKE3 of a copy with its checksum field zero.
 fn checksum(bytes: &[u8]) -> [u8; 32] {
-    let mut hasher = blake3::Hasher::new();
-    hasher.update(&bytes[..CHECKSUM_AT.start]);
-    hasher.update(&[0; CHECKSUM_AT.end - CHECKSUM_AT.start]);
-    hasher.update(&bytes[CHECKSUM_AT.end..]);
-    *hasher.finalize().as_bytes()
+    // In one piece: sixteen chunks of the hash side by side are much faster than what pieces of odd lengths leave of them.
+    let mut copy = [0; COPY_BYTES];
+    copy.copy_from_slice(bytes);
+    copy[CHECKSUM_AT].fill(0);
+    *blake3::hash(&copy).as_bytes()
 }
 
 fn hex(hash: &[u8; 32]) -> String {
