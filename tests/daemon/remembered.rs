@@ -11,6 +11,7 @@ use std::fs;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 /// A folder with 'tank', 2+1, in DIR/there.
 fn scene() -> (tempfile::TempDir, std::path::PathBuf) {
@@ -311,6 +312,72 @@ fn a_state_directory_that_cannot_be_written_is_told_once_and_stops_nothing() {
     let text = told[0]["text"].as_str().expect("a text");
     assert!(text.contains("cannot be written") && text.contains("'state_dir'"), "{text}");
     serve.stop();
+}
+
+/// What a machine under load takes longer than the limits that are tested.
+const SLACK: Duration = Duration::from_secs(6);
+
+/// A file of the directory is a pipe that nobody reads: opening it for writing does not return, as on a
+/// filesystem that hangs.
+#[test]
+fn a_state_directory_that_does_not_answer_holds_up_nobody_and_is_told() {
+    let (dir, there) = scene();
+    create(&dir.path().join("other"), "pond", 1, 1);
+    let state = dir.path().join("state");
+    fs::create_dir(&state).expect("a directory");
+    let pipe = state.join("arrays.json.new");
+    run(Command::new("mkfifo").arg(&pipe));
+    let mut serve = Serve::start(dir.path(), &array("tank", &[&there]));
+    serve.array_when("it is served", is("ONLINE"));
+    let mut client = Client::connect(&serve.nbd()).expect("the daemon accepts");
+    let mut calls = |count: u64| {
+        for at in 0..count {
+            let block = (at % 64) * 4096;
+            let write = Request { fua: at % 8 == 0, ..Request::new(nbd::Command::Write, block, 4096) };
+            let read = Request::new(nbd::Command::Read, block, 4096);
+            for (request, payload) in [(write, &[7; 4096][..]), (read, &[])] {
+                let begun = Instant::now();
+                client.call(&request, payload).expect("the daemon goes on").expect("done");
+                assert!(begun.elapsed() < SLACK, "{:?}", begun.elapsed());
+            }
+        }
+    };
+    let quick = |serve: &Serve, line: &str, limit: Duration| {
+        let begun = Instant::now();
+        let said = serve.says(line);
+        assert!(begun.elapsed() < limit + SLACK, "calpe {line}: {:?}", begun.elapsed());
+        said
+    };
+    let none = Duration::ZERO;
+    // Until it is known, whoever counts on the directory waits for it, but not for long, and is told.
+    let said = quick(&serve, "import pond --dir other", Duration::from_secs(2));
+    assert!(said.contains("the import is not remembered") && said.contains("does not answer"), "{said}");
+    for line in ["status", "offline tank 1", "online tank 1", "events", "scrub pond"] {
+        calls(32);
+        quick(&serve, line, none);
+    }
+    serve.until("it is told", |serve| {
+        calls(8);
+        kinds(&serve.events()).contains(&"state_dir")
+    });
+    let status: Value = serde_json::from_slice(&serve.ask("status --json").stdout).expect("JSON");
+    let problem = status["problems"][0].as_str().expect("a problem");
+    assert!(problem.contains("the state directory does not answer; until it does"), "{problem}");
+    // Now nobody waits for it any more.
+    for _ in 0..2 {
+        let said = quick(&serve, "export pond", none);
+        assert!(said.contains("the export is not remembered"), "{said}");
+        quick(&serve, "import pond --dir other", none);
+        calls(8);
+    }
+    // It goes on: the next attempt writes what has gathered.
+    fs::read(&pipe).expect("what was being written");
+    serve.until("its end is told", |serve| {
+        serve.events().iter().any(|e| e["text"].as_str().is_some_and(|text| text.contains("to again")))
+    });
+    serve.stop();
+    let kept = fs::read_to_string(state.join("arrays.json")).expect("kept");
+    assert!(kept.contains("tank") && kept.contains("\"import\": true"), "{kept}");
 }
 
 #[test]

@@ -18,13 +18,16 @@ BOOT_SECONDS, SHUTDOWN_SECONDS = 300, 240
 
 
 class System(Rig):
-    """A rig whose machine boots systemd once its array and its filesystem are made."""
+    """A rig whose machine boots systemd: from the initramfs of `image`, or from the disk `root`."""
+
+    image, root = "system", None
 
     def start(self):
         self.boots += 1
         disks = [(name, self.path(name)) for name in self.disks if name not in self.absent]
-        image = os.path.join(self.run.image, "system")
-        self.vm = Vm(image, self.directory, disks, "1G", report=f"report-{self.boots}")
+        image = os.path.join(self.run.image, self.image)
+        self.vm = Vm(image, self.directory, disks, "1G", report=f"report-{self.boots}",
+                     append=f"calpe.root={self.root}" if self.root else "")
         self.vm.console = self.path(f"console-{self.boots}")
         self.vm.boot(BOOT_SECONDS)
 

@@ -12,11 +12,14 @@ import traceback
 
 import boot
 import log_writes
+import recipes
 import scenes
 from rig import Failed, Geometry
 from vm import Vm, VmError
 
 SMALL, LARGE = Geometry(2, 1), Geometry(4, 2)
+# That of README.md.
+REAL = Geometry(8, 3)
 
 # (name, scene, geometry, filesystem, m members absent, also in the quick run)
 CASES = [
@@ -36,6 +39,8 @@ CASES = [
     ("log-writes", log_writes.filesystem, LARGE, "ext4", False, False),
     ("memory", scenes.memory, SMALL, "ext4", False, True),
     ("boot", boot.system, SMALL, "ext4", False, False),
+    ("recipes", recipes.by_hand, REAL, "xfs", False, True),
+    ("recipes", recipes.installed, REAL, "xfs", False, False),
     ("swap", scenes.swap, SMALL, "none", False, False),
 ]
 
@@ -62,7 +67,7 @@ class Run:
 
 def main():
     parser = argparse.ArgumentParser(prog="scripts/vm-test", description=__doc__)
-    parser.add_argument("scenes", nargs="*", metavar="SCENE", help="attach kill members power log-writes memory boot swap [default: all but swap]")
+    parser.add_argument("scenes", nargs="*", metavar="SCENE", help="attach kill members power log-writes memory boot recipes swap [default: all but swap]")
     parser.add_argument("--quick", action="store_true", help="one short case of each scene")
     parser.add_argument("--cycles", type=int, default=0, help="power cuts of each case [default: 5; quick: 2]")
     parser.add_argument("--seed", type=int, default=None, help="of the loads and the moments [default: from the clock]")

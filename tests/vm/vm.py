@@ -24,15 +24,16 @@ class VmError(Exception):
 
 
 class Vm:
-    """A machine with `disks`, a list of (serial, path). `directory` holds its sockets, console and report."""
+    """A machine with `disks`, a list of (serial, path). `directory` holds its sockets, console and report; `append` goes to the kernel."""
 
     booted = 0
 
-    def __init__(self, image, directory, disks, memory="768M", report="report"):
+    def __init__(self, image, directory, disks, memory="768M", report="report", append=""):
         self.image, self.directory = image, directory
         self.disks, self.memory = list(disks), memory
         self.report = os.path.join(directory, report)
         self.console = os.path.join(directory, "console")
+        self.append = append
         self.number = 0
         self.process = None
 
@@ -48,7 +49,7 @@ class Vm:
             "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
             "-kernel", os.path.join(self.image, "vmlinuz"), "-initrd", os.path.join(self.image, "initramfs"),
             "-append", "console=ttyS0 loglevel=5 panic=-1 oops=panic mitigations=off random.trust_cpu=on "
-                       "tsc=reliable no_timer_check hung_task_panic=0 nowatchdog",
+                       f"tsc=reliable no_timer_check hung_task_panic=0 nowatchdog {self.append}",
             "-chardev", f"file,id=console,path={self.console},append=on", "-serial", "chardev:console",
             "-qmp", f"unix:{self._path('qmp')},server=on,wait=off",
             "-device", "virtio-serial-pci",

@@ -52,6 +52,10 @@ const LINES_MAX: usize = 4096;
 /// How long the start waits for the directory: one that hangs must not keep arrays from being served.
 const LOAD_WAIT: Duration = Duration::from_secs(5);
 
+/// A directory that has not taken what is being written for this long counts as one that does not answer: that is
+/// told, and nobody waits for it until it answers.
+const UNANSWERED: Duration = Duration::from_secs(5);
+
 /// Time between attempts to write what could not be written.
 const RETRY: Duration = Duration::from_secs(10);
 
@@ -96,8 +100,8 @@ struct Shared {
 struct Work {
     files: BTreeMap<&'static str, Vec<u8>>,
     lines: VecDeque<Vec<u8>>,
-    /// The thread is writing.
-    busy: bool,
+    /// Since when the thread is writing, if it is.
+    busy: Option<Instant>,
     closed: bool,
     trouble: Trouble,
 }
@@ -202,12 +206,12 @@ impl StateDir {
 
     /// What has become of the directory since it was asked last: an error is that it cannot be written to.
     pub fn news(&self) -> Option<Result<String, String>> {
-        self.0.as_ref()?.work().trouble.news.take()
+        self.0.as_ref()?.judged().trouble.news.take()
     }
 
     /// Why the directory cannot be written to, as far as is known.
     pub fn trouble(&self) -> Option<String> {
-        self.0.as_ref()?.work().trouble.now.clone()
+        self.0.as_ref()?.judged().trouble.now.clone()
     }
 
     /// Events on disk, oldest first. Waits for the directory, but not for long.
@@ -228,14 +232,14 @@ impl StateDir {
     pub fn flush(&self, limit: Duration) -> Result<(), String> {
         let Some(shared) = &self.0 else { return Ok(()) };
         let deadline = Instant::now() + limit;
-        let mut work = shared.work();
-        while work.busy || work.has_any() {
+        let mut work = shared.judged();
+        while work.busy.is_some() || work.has_any() {
             if let Some(trouble) = &work.trouble.now {
                 return Err(trouble.clone());
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(format!("{}: the state directory does not answer", shared.dir.display()));
+                return Err(unanswered(&shared.dir));
             }
             work = shared.changed.wait_timeout(work, left).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -249,7 +253,8 @@ impl StateDir {
         let mut work = shared.work();
         work.closed = true;
         shared.changed.notify_all();
-        while (work.busy || work.has_any()) && work.trouble.now.is_none() {
+        // One that is only slow may still take it.
+        while work.busy.is_some() || (work.has_any() && work.trouble.now.is_none()) {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return;
@@ -270,6 +275,19 @@ impl Shared {
         self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The same, after a look at whether the directory answers.
+    fn judged(&self) -> MutexGuard<'_, Work> {
+        let mut work = self.work();
+        let hangs = work.busy.is_some_and(|since| since.elapsed() >= UNANSWERED);
+        if hangs && work.trouble.now.is_none() {
+            work.trouble.failed(format!(
+                "{}; until it does, events, counts and imports are not kept there, and are lost at a restart",
+                unanswered(&self.dir)
+            ));
+        }
+        work
+    }
+
     /// The thread that writes.
     fn write_all(&self, mut lock: Option<Flock<File>>) {
         let mut unread = BTreeSet::new();
@@ -282,12 +300,12 @@ impl Shared {
                 if !work.has_any() {
                     return;
                 }
-                work.busy = true;
+                work.busy = Some(Instant::now());
                 (std::mem::take(&mut work.files), std::mem::take(&mut work.lines))
             };
             let result = self.write(&mut lock, &mut unread, &files, &lines);
             let mut work = self.work();
-            work.busy = false;
+            work.busy = None;
             match result {
                 Ok(()) => work.trouble.succeeded(&self.dir),
                 Err(error) => {
@@ -388,6 +406,10 @@ impl Remembered {
         remembered.events = load_events(dir, warnings);
         (lock, remembered)
     }
+}
+
+fn unanswered(dir: &Path) -> String {
+    format!("{}: the state directory does not answer", dir.display())
 }
 
 /// Whether this user may not reach what is in a directory.
