@@ -392,6 +392,64 @@ fn an_array_whose_metadata_do_not_fit_into_the_memory_is_refused_and_others_are_
     roomy.shutdown().unwrap();
 }
 
+/// Bytes of this process that are in memory.
+fn resident() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+}
+
+#[test]
+fn an_image_of_a_few_kib_that_claims_a_huge_array_is_refused_before_memory_is_taken_for_it() {
+    use crate::array::NewArray;
+    use crate::format::{ArrayShape, geometry_for, superblock_offsets};
+    use std::os::unix::fs::FileExt;
+    // Of the usual filesystems, only one in memory has files of any size.
+    let dir = tempfile::tempdir_in("/dev/shm").unwrap_or_else(|_| tempfile::tempdir().unwrap());
+    let shape = ArrayShape { data: 1, parity: 0, chunk: 65536, sector: 512 };
+    let (geometry, regions) = geometry_for(1 << 53, shape, Some(1 << 52)).unwrap();
+    assert!(geometry.slots >= 1 << 36);
+    let new = NewArray { geometry, regions, ..NewArray::small(1, 0) };
+    let superblock = new.superblocks(&[uuid::Uuid::from_u128(1)]).remove(0);
+    // Once as a few KiB that are all there is, once with the size that it claims, where the filesystem has such.
+    for bytes in [256 << 10, 1 << 53] {
+        let file = std::fs::File::create(dir.path().join("m0")).unwrap();
+        if file.set_len(bytes).is_err() {
+            continue;
+        }
+        for at in superblock_offsets(bytes, superblock.sequence) {
+            file.write_all_at(&superblock.encode()[..], at.0).unwrap();
+        }
+        let daemon = Daemon::start(ServiceConfig {
+            metadata_memory: Some(64 << 20),
+            resident: false,
+            memory: 32 << 20,
+            connections_max: 1,
+            search: vec![dir.path().into()],
+            gpu: gpu_off(),
+            runtime_dir: None,
+            state_dir: None,
+        })
+        .unwrap();
+        let before = resident();
+        let import = Request::Import {
+            array: None,
+            all: true,
+            dirs: Vec::new(),
+            force: true,
+            once: false,
+            dry_run: false,
+        };
+        let reply = daemon.handle(import);
+        // Other tests of this process take some, too.
+        assert!(resident().saturating_sub(before) < 1 << 30, "{bytes}: {reply:?}");
+        assert!(daemon.status(None).unwrap().is_empty(), "{bytes}: {reply:?}");
+        if bytes >= 1 << 53 {
+            assert!(matches!(&reply, Reply::Error(error) if error.message.contains("needs")), "{reply:?}");
+        }
+        daemon.shutdown().unwrap();
+    }
+}
+
 #[test]
 fn the_memory_of_metadata_is_known_for_any_geometry_and_taken_for_none() {
     use crate::array::Footprint;

@@ -311,7 +311,19 @@ mod tests {
     use super::super::search::Unusable;
     use super::super::service::refusal;
     use super::*;
+    use crate::control::verdict;
     use std::path::Path;
+
+    #[test]
+    fn before_its_first_attempt_an_array_is_waiting_and_not_healthy() {
+        let mut waiting = Waiting::new(ArrayChoice::Name("tank".into()), vec!["/srv".into()]);
+        let report = waiting.report();
+        assert_eq!((report.state, report.state.to_string().as_str()), (ArrayState::Waiting, "WAITING"));
+        assert!(report.start.as_ref().is_some_and(|start| start.problem.is_none()), "{report:?}");
+        assert_eq!(verdict(&[report]).exit_code(), 2);
+        waiting.note(&Search::default(), refusal(ErrorCode::NoSuchArray, "no member of it"));
+        assert_eq!(waiting.report().state, ArrayState::Failed);
+    }
 
     #[test]
     fn members_that_cannot_be_read_are_named_before_ones_that_are_not_there() {

@@ -280,6 +280,28 @@ fn a_sparse_copy_moves_data_and_no_zeroes() {
     up.stop();
 }
 
+/// Asked for 4 GiB less one block, where one stripe was ever written to, and for a stretch of nothing but a hole.
+#[test]
+fn one_answer_about_blocks_covers_a_hole_of_any_length() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let up = Up::start(dir.path(), &["--data", "2", "--parity", "1", "--size", "16GiB"]);
+    let program = r#"
+import nbd, sys
+h = nbd.NBD()
+h.add_meta_context("base:allocation")
+h.connect_unix(sys.argv[1])
+GIB, most = 1 << 30, (1 << 32) - 4096
+stripe = 128 << 10
+answers = []
+h.pwrite(b"x" * 4096, GIB)
+for length, offset in ((most, 0), (most, 8 * GIB)):
+    h.block_status(length, offset, lambda context, at, runs, error: answers.append((at, runs)))
+assert answers == [(0, [GIB, 3, stripe, 0, most - GIB - stripe, 3]), (8 * GIB, [most, 3])], answers
+"#;
+    run(Command::new("/usr/bin/python3").arg("-c").arg(program).arg(up.socket()));
+    up.stop();
+}
+
 /// qemu does from 8.2 on.
 fn qemu_speaks_extended_headers() -> bool {
     let text = run(Command::new("qemu-nbd").arg("--version"));

@@ -190,6 +190,9 @@ fn handshakes_that_fail_cost_no_more_threads_than_there_are_places() {
     });
     assert!(tried > 200, "only {tried} handshakes were tried");
     assert!(threads < 200, "{threads} threads");
+    // Of those who are turned away the log tells the first ones, and a number later.
+    let lines = up.log().lines().filter(|line| line.contains("a connection was refused")).count();
+    assert!((1..=20).contains(&lines), "{lines} lines for {tried} refusals");
     let grown = proc_status(&up, "VmHWM") - before;
     assert!(grown < 160 * MIB, "{} MiB more", grown >> 20);
     up.stop();

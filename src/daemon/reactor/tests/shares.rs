@@ -66,6 +66,33 @@ fn a_client_that_vanishes_within_a_request_in_parts_leaves_nothing_behind() {
 }
 
 #[test]
+fn who_keeps_more_than_a_share_and_takes_nothing_goes_when_others_need_it() {
+    let served = Served::with_payload(true, 32 << 20);
+    // Two clients have half of the memory each, and replies there that they do not take.
+    let mut deaf = [served.client(), served.client()];
+    deaf.iter_mut().for_each(|client| client.send(READ, 1, 0, 32 << 20));
+    served.wait_for_clients(2);
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(served.clients(), 2, "nobody else needs it");
+    // With a third one a share is less than what they have. It is served at once, and they have 10 s.
+    let mut honest = served.client();
+    let started = Instant::now();
+    assert!(honest.read(0, 8 << 20).is_ok());
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    while served.clients() > 1 {
+        assert!(started.elapsed() < Duration::from_secs(40), "they keep it");
+        assert!(honest.read(0, 4096).is_ok());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    for client in &mut deaf {
+        // What they were sent before, and an end.
+        let end = io::copy(&mut client.0, &mut io::sink());
+        assert!(end.map_or(true, |bytes| bytes < 32 << 20));
+    }
+    assert!(honest.read(0, 32 << 20).is_ok());
+}
+
+#[test]
 fn bytes_at_any_offset_are_served_and_neighbours_keep_theirs() {
     for (memory, payload_bytes) in [(true, 32 << 20), (true, 0), (false, 32 << 20)] {
         let served = Served::with_payload(memory, payload_bytes);
