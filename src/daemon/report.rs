@@ -131,7 +131,7 @@ impl Names {
         let mut report = ArrayReport {
             name: self.name.clone(),
             uuid: self.uuid,
-            state: state_of(&status.log, status.state),
+            state: state_of(status.state),
             status: String::new(),
             action: String::new(),
             volume: VolumeReport {
@@ -291,10 +291,8 @@ fn log_report(log: &LogState, array: ArrayState) -> LogReport {
     LogReport { state, reason }
 }
 
-fn state_of(log: &LogState, array: ArrayState) -> control::ArrayState {
+fn state_of(array: ArrayState) -> control::ArrayState {
     match array {
-        // No request is served, however many members are there.
-        _ if matches!(log, LogState::Refused(_)) => control::ArrayState::Failed,
         ArrayState::Online => control::ArrayState::Online,
         ArrayState::Degraded => control::ArrayState::Degraded,
         ArrayState::Failed => control::ArrayState::Failed,
@@ -402,15 +400,6 @@ mod tests {
         let state = |array| log_report(&LogState::Replaying, array).state;
         assert_eq!(state(ArrayState::Failed), control::LogState::NotStarted);
         assert_eq!(state(ArrayState::Degraded), control::LogState::Replaying);
-    }
-
-    #[test]
-    fn an_array_with_a_log_that_is_refused_has_failed_whatever_members_are_there() {
-        let refused = LogState::Refused("no".into());
-        for state in [ArrayState::Online, ArrayState::Degraded, ArrayState::Failed] {
-            assert_eq!(state_of(&refused, state), control::ArrayState::Failed);
-        }
-        assert_eq!(state_of(&LogState::Serving, ArrayState::Degraded), control::ArrayState::Degraded);
     }
 
     fn rebuild(done: u64, paused: bool) -> Activity {
