@@ -4,12 +4,13 @@
 use super::clock;
 use super::config::{ArrayChoice, ArrayConfig};
 use super::events::{News, kinds};
+use super::import::{LeftOut, lost_replacements};
 use super::reactor::{ArrayFacts, ArrayId};
 use super::report::Names;
 use super::service::{Daemon, lock};
 use super::state::{Arrays, Counters, Counts, Damage, KnownDevice};
 use crate::array::assembly::Assembled;
-use crate::format::{MemberState, ReplacementRecord};
+use crate::format::MemberState;
 use crate::member::{TimeLimits, is_remote, same_remote};
 use crate::units::{MemberIndex, VolumeOffset};
 use crate::volume::{NoticeLevel, Rest};
@@ -139,23 +140,29 @@ impl Daemon {
         lock(&self.memory).arrays.0.get(&array).map_or(0, |known| known.client_errors)
     }
 
-    /// Replacements that were being built when the array was stopped and whose devices are not there: member and place.
-    pub(super) fn lost_replacements<K>(&self, assembled: &Assembled<K>) -> Vec<(MemberIndex, String)> {
-        let is_lost = |record: &&ReplacementRecord| {
-            let seat = &assembled.seats[usize::from(record.member.0)];
-            seat.replacement.is_none() && seat.uuid != record.uuid
+    /// Replacements that were being built when the array was stopped and whose devices are not used now: the member, and what has
+    /// become of the device.
+    pub(super) fn lost_replacements<K>(
+        &self,
+        assembled: &Assembled<K>,
+        left_out: &[LeftOut],
+    ) -> Vec<(MemberIndex, String)> {
+        let array = assembled.superblock.array;
+        let why = |(member, device): (MemberIndex, Uuid)| {
+            let left = left_out.iter().find(|left| left.device == device);
+            let why = left.map(|left| left.reason.clone()).unwrap_or_else(|| {
+                let path = self.earlier_path(array, device);
+                let place = path.map_or_else(|| device.to_string(), |path| path.display().to_string());
+                format!("{place} was not there at the start")
+            });
+            (member, why)
         };
-        let place = |record: &ReplacementRecord| {
-            let path = self.earlier_path(assembled.superblock.array, record.uuid);
-            let place = path.map_or_else(|| record.uuid.to_string(), |path| path.display().to_string());
-            (record.member, place)
-        };
-        assembled.superblock.replacements.iter().filter(is_lost).map(place).collect()
+        lost_replacements(assembled).into_iter().map(why).collect()
     }
 
     /// Says of members in service that their replacement was given up: by this start, or before it.
-    pub(super) fn recall_given_up<K>(&self, assembled: &mut Assembled<K>) {
-        let lost = self.lost_replacements(assembled);
+    pub(super) fn recall_given_up<K>(&self, assembled: &mut Assembled<K>, left_out: &[LeftOut]) {
+        let lost = self.lost_replacements(assembled, left_out);
         let memory = lock(&self.memory);
         let known = memory.arrays.0.get(&assembled.superblock.array);
         let in_service = assembled
@@ -168,9 +175,7 @@ impl Daemon {
             let before = known.into_iter().flat_map(|known| &known.given_up);
             let before = before.filter(|known| (known.member, known.device) == (index, seat.uuid));
             seat.reason = match lost {
-                Some((_, place)) => {
-                    Some(format!("its replacement was given up: {place} was not there at the start"))
-                }
+                Some((_, why)) => Some(format!("its replacement was given up: {why}")),
                 None => before.map(|known| known.reason.clone()).next(),
             };
         }

@@ -237,7 +237,7 @@ impl Daemon {
     /// When one of its name or identity is served, or it cannot be exported.
     pub fn serve(&self, opened: Opened, options: ServeOptions) -> Result<ArrayReport, RequestError> {
         let Opened { mut assembled, devices, damaged, warnings, left_out } = opened;
-        self.recall_given_up(&mut assembled);
+        self.recall_given_up(&mut assembled, &left_out);
         let superblock = assembled.superblock.clone();
         let memory = self.check_servable(&superblock, options)?;
         let geometry = superblock.geometry;

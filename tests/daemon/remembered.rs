@@ -261,7 +261,22 @@ fn a_replacement_is_cancelled_and_one_that_a_restart_interrupts_goes_on() {
     serve.array_when("it is served", is("ONLINE"));
     let told = serve.says("events");
     let new = dir.path().join("new2").display().to_string();
-    assert!(told.contains(&format!("on {new} is not there: it is given up")), "{told}");
+    assert!(told.contains(&format!("is given up: {new} was not there at the start")), "{told}");
+    // Of one that is there and cannot be used it is told what is wrong with it.
+    serve.says("replace tank 2 new3");
+    serve.stop();
+    let file = fs::File::options().write(true).open(dir.path().join("new3")).expect("a device");
+    file.set_len(1 << 20).expect("cut");
+    let mut serve = Serve::start(dir.path(), &section);
+    let tank = serve.array_when("it is served", is("ONLINE"));
+    let new = dir.path().join("new3").display().to_string();
+    let told = serve.says("events") + &tank["members"][2]["reason"].to_string();
+    let given_up: Vec<&str> =
+        told.lines().filter(|line| line.contains("given up") && line.contains(&new)).collect();
+    assert!(given_up.len() >= 2, "{told}");
+    for line in given_up {
+        assert!(!line.contains("not there") && line.contains("1 MiB"), "{line}");
+    }
     serve.stop();
 }
 
