@@ -15,14 +15,15 @@ use crate::member::{TimeLimits, is_remote, same_remote};
 use crate::units::{MemberIndex, VolumeOffset};
 use crate::volume::{NoticeLevel, Rest};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 /// How long a command waits until what it is to be remembered for is written.
 const KEPT_WAIT: Duration = Duration::from_secs(2);
 
-/// How long what cannot be read may change before it is kept.
-const DAMAGE_DELAY: Duration = Duration::from_millis(20);
+/// How long what cannot be read may change, and what passes count, before it is kept.
+const FINDINGS_DELAY: Duration = Duration::from_millis(20);
 
 /// What is remembered of all arrays.
 #[derive(Debug, Default)]
@@ -79,12 +80,12 @@ impl Daemon {
         }
     }
 
-    /// For this time, keeps what cannot be read of arrays soon after it has changed: a daemon that is killed then must not tell
-    /// at the next start of what was good again.
-    pub(super) fn keep_damage(&self, time: Duration) {
+    /// For this time, keeps what cannot be read of arrays soon after it has changed, and what passes have counted soon after their
+    /// end: a daemon that is killed then is to know it at the next start.
+    pub(super) fn keep_findings(&self, time: Duration) {
         let until = Instant::now() + time;
-        let mut pause = DAMAGE_DELAY;
-        while self.is_alive() && self.reactor.damage_changes(until.saturating_duration_since(Instant::now()))
+        let mut pause = FINDINGS_DELAY;
+        while self.is_alive() && self.reactor.findings_change(until.saturating_duration_since(Instant::now()))
         {
             // What changes together is kept together.
             std::thread::sleep(pause);
@@ -92,8 +93,27 @@ impl Daemon {
             let ids: Vec<ArrayId> = lock(&self.served).iter().map(|served| served.id).collect();
             ids.into_iter().for_each(|id| self.remember_now(id));
             // A long list that keeps changing takes a small part of a thread.
-            pause = DAMAGE_DELAY.max(10 * begun.elapsed());
+            pause = FINDINGS_DELAY.max(10 * begun.elapsed());
         }
+    }
+
+    /// Waits until what is remembered is written, but not for long. Why it is not, if it is not.
+    pub(super) fn await_kept(&self) -> Option<String> {
+        self.state.flush(KEPT_WAIT).err()
+    }
+
+    /// Keeps what passes have counted that have ended since this was called last, before anybody is told that they have. Waits for
+    /// the state directory, but not for long, and once for each end.
+    pub(super) fn keep_ended_passes(&self) {
+        let ended = self.reactor.passes_ended();
+        if self.passes_kept.load(Ordering::SeqCst) == ended {
+            return;
+        }
+        let ids: Vec<ArrayId> = lock(&self.served).iter().map(|served| served.id).collect();
+        ids.into_iter().for_each(|id| self.remember_now(id));
+        // That it cannot be kept is told by an event.
+        let _ = self.await_kept();
+        self.passes_kept.fetch_max(ended, Ordering::SeqCst);
     }
 
     /// As [`Daemon::remember`], of an array that may have just been stopped.

@@ -102,6 +102,36 @@ fn counts_survive_a_restart_and_a_kill_until_they_are_cleared() {
     serve.stop();
 }
 
+/// Whoever is told that a scrub has ended may count on what it has counted.
+#[test]
+fn what_a_scrub_has_counted_survives_a_kill_right_after_its_end() {
+    let (dir, there) = scene();
+    let section = array("tank", &[&there]);
+    let mut serve = Serve::start(dir.path(), &section);
+    serve.array_when("it is served", is("ONLINE"));
+    let mut client = Client::connect(&serve.nbd()).expect("connected");
+    let write = Request::new(nbd::Command::Write, 0, 1 << 20);
+    client.call(&write, &[7; 1 << 20]).expect("connected").expect("written");
+    serve.stop();
+    let image = Image::open(&there.join("m1"));
+    let mut cksum = 0;
+    for round in 0..4 {
+        image.flip_at(image.superblock.data_region().offset.0 + 4096 * round, 1);
+        let mut serve = Serve::start(dir.path(), &section);
+        serve.array_when("it is served", is("ONLINE"));
+        serve.ask("scrub tank -w");
+        let tank = serve.arrays()[0].clone();
+        serve.kill();
+        let counted = tank["members"][1]["cksum"].as_u64().expect("a count");
+        assert!(counted > cksum, "round {round}: {tank:#}");
+        cksum = counted;
+        let mut serve = Serve::start(dir.path(), &section);
+        let tank = serve.array_when("it is served", is("ONLINE"));
+        assert_eq!(tank["members"][1]["cksum"], cksum, "round {round}");
+        serve.stop();
+    }
+}
+
 /// Where blocks are beyond repair is a fact that no member keeps: forgotten, a repair would call the volume readable.
 #[test]
 fn lost_blocks_stay_listed_over_a_restart_until_they_are_written() {
