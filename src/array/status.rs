@@ -95,6 +95,8 @@ pub struct Activity {
     pub done_bytes: u64,
     /// Bytes of volume data to cover.
     pub total_bytes: u64,
+    /// Slots that could not be built whole at first, and are tried again.
+    pub retried: u64,
     /// Why nothing of it is done now.
     pub rest: Option<Rest>,
     /// Inconsistencies found so far by a scrub.

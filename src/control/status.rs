@@ -390,6 +390,9 @@ pub struct ScanReport {
     pub rate_bytes_per_s: Option<u64>,
     /// Seconds to the end at this rate.
     pub eta_s: Option<u64>,
+    /// Slots that could not be built whole at first, as blocks could not be read, and are tried again.
+    #[serde(default)]
+    pub retried: u64,
     /// It does not run, for whatever reason: see `state`.
     pub paused: bool,
     /// Whether it runs, and what it waits for.
@@ -402,6 +405,9 @@ pub struct ScanReport {
 }
 
 impl ScanReport {
+    /// The most that is told of a pass that is not over, of 100.
+    pub const RUNNING_PERCENT_MAX: f64 = 99.9;
+
     /// Done, of 100; all of nothing is done.
     #[must_use]
     pub fn percent_of(done: u64, total: u64) -> f64 {
@@ -489,6 +495,7 @@ pub(super) mod tests {
             total: 2,
             rate_bytes_per_s: Some(3),
             eta_s: None,
+            retried: 0,
             paused: false,
             state: ScanState::Running,
             errors: 0,

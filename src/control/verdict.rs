@@ -481,6 +481,7 @@ mod tests {
             total: 100,
             rate_bytes_per_s: None,
             eta_s: None,
+            retried: 0,
             paused: false,
             state: ScanState::Running,
             errors: 1,

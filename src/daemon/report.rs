@@ -342,11 +342,15 @@ impl Meters {
                 ActivityKind::Scrub => ScanKind::Scrub,
                 ActivityKind::Repair => ScanKind::Repair,
             },
-            percent: ScanReport::percent_of(activity.done_bytes, activity.total_bytes),
+            // What is listed is not over: metadata and superblocks come after the last slot.
+            percent: ScanReport::percent_of(activity.done_bytes, activity.total_bytes)
+                .min(ScanReport::RUNNING_PERCENT_MAX),
             done: activity.done_bytes,
             total: activity.total_bytes,
             rate_bytes_per_s: rate,
-            eta_s: rate.filter(|rate| *rate > 0).map(|rate| left.div_ceil(rate)),
+            // How long what is tried again takes is up to what makes its reads fail.
+            eta_s: rate.filter(|rate| *rate > 0 && activity.retried == 0).map(|rate| left.div_ceil(rate)),
+            retried: activity.retried,
             paused: activity.rest.is_some(),
             state: match activity.rest {
                 None => ScanState::Running,
@@ -407,10 +411,17 @@ mod tests {
             kind: ActivityKind::Rebuild,
             done_bytes: done,
             total_bytes: 1000,
+            retried: 0,
             rest: paused.then_some(Rest::Paused),
             errors: 0,
             repaired: 0,
         }
+    }
+
+    #[test]
+    fn a_pass_that_is_listed_is_never_told_as_done() {
+        let scan = Meters::default().scan(&Activity { retried: 2, ..rebuild(1000, false) });
+        assert_eq!((scan.percent, scan.retried), (ScanReport::RUNNING_PERCENT_MAX, 2));
     }
 
     fn at(seconds: u64) -> Timestamp {

@@ -487,6 +487,30 @@ fn what_a_new_device_lacks_is_not_forgotten_by_a_restart() {
     whole_without_the_old_device(array.restart());
 }
 
+/// The same, as the status tells it.
+#[test]
+fn a_rebuild_that_tries_slots_again_never_goes_back_and_says_so() {
+    let mut array = Checked::filled(shape(2, 1, ChecksumKind::Blake3), 9);
+    let first = array.first_block();
+    array.fail_reads(0..2, Trouble::Medium, first, 9);
+    let device = array.sim.add_blank_disk();
+    array.sim.admin(AdminRequest::Replace { member: MemberIndex(1), device }).expect("it begins");
+    let (mut done, mut retried) = (0, 0);
+    while let Some(rebuild) = array.sim.status().activities.into_iter().next() {
+        assert!(rebuild.done_bytes >= done, "{rebuild:?} after {done} bytes");
+        if rebuild.retried > 0 {
+            assert!(rebuild.done_bytes < rebuild.total_bytes, "{rebuild:?}");
+        } else {
+            assert!(retried == 0 || rebuild.done_bytes == rebuild.total_bytes, "{rebuild:?}");
+        }
+        (done, retried) = (rebuild.done_bytes, rebuild.retried.max(retried));
+        if !array.sim.step() {
+            array.sim.sleep(10);
+        }
+    }
+    assert_eq!(retried, 1, "one slot could not be built at first");
+}
+
 /// What never can be read does not keep a member from being replaced for ever.
 #[test]
 fn a_member_is_replaced_though_a_block_cannot_be_read() {
