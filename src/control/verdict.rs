@@ -75,7 +75,7 @@ pub fn explain(array: &ArrayReport) -> Explanation {
     if let Some(start) = &array.start {
         return explain_start(start);
     }
-    match array.state {
+    let explanation = match array.state {
         ArrayState::Waiting => Explanation::default(),
         _ if array.log.state == LogState::Refused && absent.len() <= usize::from(array.parity) => {
             explain_refused(array)
@@ -86,6 +86,39 @@ pub fn explain(array: &ArrayReport) -> Explanation {
         _ if !array.unreadable.is_empty() => explain_unreadable(array),
         ArrayState::Degraded => explain_degraded(array, &absent),
         ArrayState::Online => explain_online(array),
+    };
+    with_full(array, explanation)
+}
+
+/// Adds what full storage means for clients and for redundancy, whatever else is to be said: nothing else is as urgent.
+fn with_full(array: &ArrayReport, explanation: Explanation) -> Explanation {
+    let is_served = array.state != ArrayState::Waiting && array.state != ArrayState::Failed;
+    let is_full = |member: &&MemberReport| in_service(member) && member.conditions.contains(&Condition::Full);
+    let full: Vec<&MemberReport> = array.members.iter().filter(is_full).collect();
+    if full.is_empty() || !is_served {
+        return explanation;
+    }
+    let which = match full[..] {
+        [member] => format!("member {} ({})", member.index, member.name),
+        _ => format!("{} members ({})", full.len(), names(&full)),
+    };
+    let Explanation { status, action } = explanation;
+    let join = |first: String, second: String| match second.is_empty() {
+        true => first,
+        false => format!("{first} {second}"),
+    };
+    Explanation {
+        status: join(
+            format!(
+                "The storage under {which} is full: writes that need new space there wait, and end in an error ('no space') \
+                 after 30 s; a member that is full for 20 s leaves service where the others can do without it."
+            ),
+            status,
+        ),
+        action: join(
+            "Make room there: writes then go on by themselves, and what was written is safe.".into(),
+            action,
+        ),
     }
 }
 
@@ -209,6 +242,7 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
     let verb = if absent.len() == 1 { "is" } else { "are" };
     let served = match array.log.state {
         LogState::Replaying => "requests wait until the redo log is replayed",
+        _ if has(&array.members, Condition::Full) => "all data can be read, and written while there is space",
         _ => "all data can be read and written",
     };
     let status = format!(
@@ -223,22 +257,34 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
         .collect();
     let (returning, gone): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|member| returns(member));
     let action = match gone.first() {
+        Some(_) if returning.iter().any(|member| member.conditions.contains(&Condition::Full)) => {
+            format!("{} {}", wait_for(&returning), get_back(array, &gone))
+        }
+        Some(_) => get_back(array, &gone),
         None if !returning.is_empty() => wait_for(&returning),
         None => format!("Wait for the rebuild to end: 'calpe wait {}'.", array.name),
-        Some(_) if gone.iter().all(|member| member.state == MemberState::Offline) => {
-            let commands: Vec<_> =
-                gone.iter().map(|member| format!("'calpe online {} {}'", array.name, member.index)).collect();
-            let what = if gone.len() == 1 { "it" } else { "them" };
-            format!("Bring {what} back with {}.", commands.join(", "))
-        }
-        Some(first) => format!(
-            "Replace it with 'calpe replace {name} {index} NEW', or bring it back with 'calpe online {name} {index}'. ({})",
-            names(&gone),
-            name = array.name,
-            index = first.index
-        ),
     };
     Explanation { status, action }
+}
+
+/// What to do about members that do not come back by themselves.
+fn get_back(array: &ArrayReport, gone: &[&MemberReport]) -> String {
+    if gone.iter().all(|member| member.state == MemberState::Offline) {
+        let commands: Vec<_> =
+            gone.iter().map(|member| format!("'calpe online {} {}'", array.name, member.index)).collect();
+        let what = if gone.len() == 1 { "it" } else { "them" };
+        return format!("Bring {what} back with {}.", commands.join(", "));
+    }
+    format!(
+        "Replace it with 'calpe replace {name} {index} NEW', or bring it back with 'calpe online {name} {index}'. ({})",
+        names(gone),
+        name = array.name,
+        index = gone[0].index
+    )
+}
+
+fn has(members: &[MemberReport], condition: Condition) -> bool {
+    members.iter().any(|member| member.conditions.contains(&condition))
 }
 
 fn explain_online(array: &ArrayReport) -> Explanation {
@@ -266,21 +312,6 @@ fn explain_online(array: &ArrayReport) -> Explanation {
         };
     }
     let with = |condition| array.members.iter().find(|member| member.conditions.contains(&condition));
-    let full: Vec<&MemberReport> =
-        array.members.iter().filter(|member| member.conditions.contains(&Condition::Full)).collect();
-    if let Some(member) = full.first() {
-        let which = match full.len() {
-            1 => format!("member {} ({})", member.index, member.name),
-            many => format!("{many} members ({})", names(&full)),
-        };
-        return Explanation {
-            status: format!(
-                "The storage under {which} is full: what fails is tried again for a while, then clients are told that there is no \
-                 space."
-            ),
-            action: "Make room there; it goes on by itself, and what was written is safe.".into(),
-        };
-    }
     if let Some(member) = with(Condition::KeptDespiteErrors) {
         return Explanation {
             status: format!(
