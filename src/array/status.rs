@@ -163,4 +163,8 @@ pub struct VolumeStatus {
     /// Parts that could not be read when they were last asked for, because members are missing or gave errors. Nothing
     /// shows that they are lost.
     pub unreadable: Vec<(VolumeOffset, u64)>,
+    /// Parts that an earlier run knew to be beyond repair, and of which this one knows nothing yet. They are in no list above.
+    pub unconfirmed_lost: Vec<(VolumeOffset, u64)>,
+    /// Likewise, parts that an earlier run could not read.
+    pub unconfirmed: Vec<(VolumeOffset, u64)>,
 }

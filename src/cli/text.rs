@@ -136,6 +136,10 @@ fn one_array(array: &ArrayReport, verbose: bool) -> String {
         ("blocks beyond repair:", &array.lost),
         ("blocks set aside, until their members can read them again or they are written:", &array.set_aside),
         ("blocks unreadable for now:", &array.unreadable),
+        (
+            "blocks that could not be read when the daemon ended, and that are being looked at:",
+            &array.unconfirmed,
+        ),
     ];
     for (title, parts) in lists.into_iter().filter(|(_, parts)| verbose && !parts.is_empty()) {
         let _ = writeln!(text, "{title}\n");
@@ -530,6 +534,7 @@ pub(super) mod tests {
             lost: Vec::new(),
             set_aside: Vec::new(),
             unreadable: Vec::new(),
+            unconfirmed: Vec::new(),
             start: None,
         }
     }

@@ -250,7 +250,8 @@ fn look_at_repair(array: &ArrayReport) -> Look {
         return Look::Running(Some(scan.clone()));
     }
     let bytes = |parts: &[LostReport]| HumanSize(parts.iter().map(|part| part.bytes).sum());
-    if array.lost.is_empty() && array.set_aside.is_empty() && array.unreadable.is_empty() {
+    let lists = [&array.lost, &array.set_aside, &array.unreadable, &array.unconfirmed];
+    if lists.iter().all(|list| list.is_empty()) {
         return match &array.last_scrub {
             // It is kept in the superblocks; where the errors were may not be known to this daemon.
             Some(LastScrub { errors, repaired, .. }) if errors > repaired => Look::Badly(format!(
@@ -266,7 +267,7 @@ fn look_at_repair(array: &ArrayReport) -> Look {
         "repair is complete: {} are beyond repair, {} set aside, {} unreadable for now; 'calpe status -v {}' lists where",
         bytes(&array.lost),
         bytes(&array.set_aside),
-        bytes(&array.unreadable),
+        HumanSize(bytes(&array.unreadable).0 + bytes(&array.unconfirmed).0),
         array.name
     ))
 }

@@ -94,6 +94,10 @@ pub struct ArrayReport {
     /// Parts that could not be read when they were last asked for, ascending. Nothing shows that they are lost.
     #[serde(default)]
     pub unreadable: Vec<LostReport>,
+    /// Parts that were beyond repair or unreadable when the daemon ended, ascending, and of which nothing more is known yet: they
+    /// are looked at. What was written or mended just before the end may be among them.
+    #[serde(default)]
+    pub unconfirmed: Vec<LostReport>,
     /// Why it is not served, of an array that is to be: then what was found of it is all that is known.
     #[serde(default)]
     pub start: Option<StartReport>,
@@ -481,6 +485,7 @@ pub(super) mod tests {
             lost: Vec::new(),
             set_aside: Vec::new(),
             unreadable: Vec::new(),
+            unconfirmed: Vec::new(),
             start: None,
         }
     }

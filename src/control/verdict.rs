@@ -41,6 +41,7 @@ pub fn verdict(arrays: &[ArrayReport]) -> Verdict {
 fn verdict_of(array: &ArrayReport) -> Verdict {
     let troubled = scrub_errors(array) > 0 || array.errors.client > 0 || !array.lost.is_empty();
     let troubled = troubled || !array.set_aside.is_empty() || !array.unreadable.is_empty();
+    let troubled = troubled || !array.unconfirmed.is_empty();
     let is_grave = |condition| matches!(condition, Condition::Full | Condition::KeptDespiteErrors);
     let mut conditions = array.members.iter().flat_map(|member| member.conditions.iter().copied());
     let troubled = troubled || conditions.any(is_grave);
@@ -84,6 +85,7 @@ pub fn explain(array: &ArrayReport) -> Explanation {
         _ if !array.lost.is_empty() => explain_lost(array),
         _ if !array.set_aside.is_empty() => explain_set_aside(array),
         _ if !array.unreadable.is_empty() => explain_unreadable(array),
+        _ if !array.unconfirmed.is_empty() => explain_unconfirmed(array),
         ArrayState::Degraded => explain_degraded(array, &absent),
         ArrayState::Online => explain_online(array),
     };
@@ -227,6 +229,20 @@ fn explain_unreadable(array: &ArrayReport) -> Explanation {
         action: format!(
             "Bring back members that are missing, and mend what makes reads fail; the array looks again by itself. \
              'calpe status -v {}' lists where.",
+            array.name
+        ),
+    }
+}
+
+fn explain_unconfirmed(array: &ArrayReport) -> Explanation {
+    Explanation {
+        status: format!(
+            "{} of the volume were beyond repair or unreadable when the daemon ended. Whether they still are is being looked at.",
+            bytes_of(&array.unconfirmed)
+        ),
+        action: format!(
+            "Look again in a moment; what stays so cannot be told while members are missing or give errors. 'calpe status -v {}' lists \
+             where.",
             array.name
         ),
     }
@@ -470,6 +486,49 @@ mod tests {
         array.log = LogReport { state: LogState::Replaying, reason: None };
         let status = explain(&array).status;
         assert!(status.contains("requests wait") && !status.contains("all data"), "{status}");
+    }
+
+    #[test]
+    fn full_storage_is_told_first_whatever_else_there_is_to_tell() {
+        let mut array = with_absent(&[MemberState::Offline]);
+        array.members[2].conditions = vec![Condition::Full];
+        let Explanation { status, action } = explain(&array);
+        assert!(status.starts_with("The storage under member 2 (/srv/m2) is full"), "{status}");
+        assert!(status.contains("writes that need new space there wait"), "{status}");
+        assert!(status.contains("1 of 6 members is not in service"), "{status}");
+        assert!(!status.contains("all data can be read and written"), "{status}");
+        assert!(action.starts_with("Make room there: "), "{action}");
+        assert!(action.contains("'calpe online tank 0'"), "{action}");
+
+        let mut array = healthy();
+        array.members[2].conditions = vec![Condition::Full];
+        array.errors.client = 3;
+        let Explanation { status, action } = explain(&array);
+        assert!(status.contains("is full") && status.contains("3 client requests"), "{status}");
+        assert!(action.starts_with("Make room there") && action.contains("'calpe clear tank'"), "{action}");
+
+        // One that has left for it: the others may share its storage.
+        let mut array = with_absent(&[MemberState::Missing, MemberState::Missing]);
+        array.members[1].conditions = vec![Condition::Full, Condition::Returning];
+        let Explanation { status, action } = explain(&array);
+        assert!(status.contains("and written while there is space"), "{status}");
+        assert!(
+            action.contains("Make room: what is full comes back by itself then. (1: /srv/m1)"),
+            "{action}"
+        );
+        assert!(action.contains("'calpe replace tank 0 NEW'"), "{action}");
+    }
+
+    #[test]
+    fn what_only_an_earlier_run_knew_is_not_asserted() {
+        let mut array = healthy();
+        array.unconfirmed = vec![LostReport { offset: 4096, bytes: 4096 }];
+        assert_eq!(verdict(std::slice::from_ref(&array)), Verdict::Degraded);
+        let status = explain(&array).status;
+        assert!(status.starts_with("4 KiB of the volume were beyond repair or unreadable when"), "{status}");
+        assert!(status.contains("is being looked at"), "{status}");
+        array.lost = vec![LostReport { offset: 0, bytes: 4096 }];
+        assert!(explain(&array).status.contains("are beyond repair"));
     }
 
     #[test]

@@ -70,11 +70,15 @@ impl Daemon {
             self.state.save_counters(&memory.counters);
         }
         let status = &facts.status;
-        let ranges = [&status.lost, &status.set_aside, &status.unreadable].into_iter().flatten();
+        let known = [&status.lost, &status.set_aside, &status.unreadable];
+        // What nobody has looked at is kept as it was.
+        let unconfirmed = [&status.unconfirmed_lost, &status.unconfirmed];
+        let ranges = known.into_iter().chain(unconfirmed).flatten();
         if memory.damage.note(uuid, ranges.map(|&(start, bytes)| (start.0, bytes)).collect()) {
             self.state.save_damage(&memory.damage);
         }
-        let lost = status.lost.iter().map(|&(start, bytes)| (start.0, bytes)).collect();
+        let lost = status.lost.iter().chain(&status.unconfirmed_lost);
+        let lost = lost.map(|&(start, bytes)| (start.0, bytes)).collect();
         if memory.beyond_repair.note(uuid, lost) {
             self.state.save_beyond_repair(&memory.beyond_repair);
         }

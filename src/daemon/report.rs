@@ -171,6 +171,7 @@ impl Names {
             lost: parts(&status.lost),
             set_aside: parts(&status.set_aside),
             unreadable: parts(&status.unreadable),
+            unconfirmed: parts(&both(&status.unconfirmed_lost, &status.unconfirmed)),
             start: None,
         };
         let explanation = explain(&report);
@@ -389,6 +390,13 @@ fn escape(path: &Path) -> String {
         }
     }
     text
+}
+
+/// Two lists of ranges as one, ascending.
+fn both(some: &[(VolumeOffset, u64)], others: &[(VolumeOffset, u64)]) -> Vec<(VolumeOffset, u64)> {
+    let mut all = [some, others].concat();
+    all.sort_unstable_by_key(|(start, _)| start.0);
+    all
 }
 
 fn parts(ranges: &[(VolumeOffset, u64)]) -> Vec<LostReport> {
