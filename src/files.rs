@@ -3,6 +3,7 @@
 //! Invariants: no more than the caller's limit is read, from a file or a pipe alone, and a pipe that says nothing is not waited
 //! for without end. Must not know what the files are for.
 
+use crate::polling;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read};
@@ -140,7 +141,8 @@ fn read_pipe(mut pipe: &File, limit: u64, bytes: &mut Vec<u8>) -> Result<(), Rea
         match poll(&mut fds, timeout) {
             // Hung up by a writer that wrote nothing: it is empty.
             Ok(_) if fds[0].revents() == Some(PollFlags::POLLHUP) => return Ok(()),
-            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+            Ok(_) => {}
+            Err(errno) if polling::survives(errno as i32, "a reader of a pipe") => {}
             Err(errno) => return Err(io::Error::from(errno).into()),
         }
     }

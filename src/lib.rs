@@ -12,6 +12,7 @@ pub mod format;
 pub mod gpu;
 pub mod member;
 pub mod nbd;
+pub mod polling;
 pub mod reclaim;
 pub mod testing;
 pub mod tls;

@@ -2,7 +2,8 @@
 //! stripe, and what is looked at again by itself.
 //!
 //! The list is a memory of what requests, passes and replays met since the start, and of what an earlier run
-//! has told of; what it does not hold may be damaged all the same. It never decides what a block holds: that is
+//! has told of; what it does not hold may be damaged all the same. What an earlier run has told of is not asserted before this
+//! one has seen it: it may have been mended just before that run was killed. The list never decides what a block holds: that is
 //! the entry's and the content's to say (rule T1 of the crash-safety design). Must not know of I/O.
 
 use super::Array;
@@ -23,6 +24,8 @@ pub(super) struct Damage {
     blocks: BTreeMap<BlockName, Why>,
     /// Those of them that an earlier run has told of, and that this one has not looked at.
     expected: BTreeSet<BlockName>,
+    /// Those of which nothing but that is known: no look at them was able to tell.
+    unconfirmed: BTreeSet<BlockName>,
     /// Counts changes of what is listed.
     revision: u64,
 }
@@ -38,6 +41,8 @@ impl Damage {
         for &Missing { column, row, why } in missing {
             let block = (stripe, column as u16, row as u32);
             let before = self.blocks.get(&block).copied();
+            let tells = why != Why::Unreadable || before.is_none_or(|before| !before.is_beyond_repair());
+            self.revision += u64::from(tells && self.unconfirmed.remove(&block));
             let why = match (before, why) {
                 (Some(before), Why::Unreadable) if before.is_beyond_repair() => before,
                 (Some(Why::Proven | Why::Gone), Why::SetAside) => Why::Gone,
@@ -47,7 +52,8 @@ impl Damage {
             self.revision += u64::from(before != Some(why));
         }
         while self.blocks.len() > BLOCKS_MAX {
-            self.blocks.pop_last();
+            let last = self.blocks.pop_last();
+            last.iter().for_each(|(block, _)| _ = self.unconfirmed.remove(block));
         }
     }
 
@@ -56,14 +62,24 @@ impl Damage {
         self.revision
     }
 
-    /// An earlier run has told of the block, also whether it is beyond repair. It is listed until it was looked at.
+    /// An earlier run has told of the block, also whether it is beyond repair. It is listed as that until it was looked at.
     pub fn expect(&mut self, stripe: StripeIndex, column: usize, row: usize, is_beyond_repair: bool) {
         let why = if is_beyond_repair { Why::Proven } else { Why::Unreadable };
+        let block = (stripe, column as u16, row as u32);
+        let is_seen = self.blocks.contains_key(&block) && !self.unconfirmed.contains(&block);
         self.note(stripe, &[Missing { column, row, why }]);
-        self.expected.insert((stripe, column as u16, row as u32));
+        self.expected.insert(block);
+        if !is_seen && self.blocks.contains_key(&block) {
+            self.unconfirmed.insert(block);
+        }
     }
 
-    /// Whether what is known of the block is all from an earlier run.
+    /// Whether nothing is known of the block but what an earlier run has told.
+    pub fn is_unconfirmed(&self, block: BlockName) -> bool {
+        self.unconfirmed.contains(&block)
+    }
+
+    /// Whether what is known of the block is all from an earlier run, and nobody has looked at it.
     pub fn is_expected(&self, block: BlockName) -> bool {
         self.expected.contains(&block)
     }
@@ -93,6 +109,7 @@ impl Damage {
 
     /// The block was read, or written.
     pub fn forget(&mut self, block: BlockName) {
+        self.unconfirmed.remove(&block);
         self.revision += u64::from(self.blocks.remove(&block).is_some());
     }
 
@@ -138,11 +155,23 @@ fn names_in(stripe: StripeIndex) -> Range<BlockName> {
 }
 
 impl Array {
-    /// Blocks that could not be had, as byte ranges of the volume.
+    /// Blocks that could not be had in this run, as byte ranges of the volume.
     pub(super) fn damaged_ranges(&self, is_wanted: impl Fn(Why) -> bool) -> Vec<(VolumeOffset, u64)> {
+        self.ranges_of(|block, why| is_wanted(why) && !self.damage.is_unconfirmed(block))
+    }
+
+    /// Blocks of which an earlier run has told, and nothing else is known: those that it called beyond repair, or the others.
+    pub(super) fn unconfirmed_ranges(&self, beyond_repair: bool) -> Vec<(VolumeOffset, u64)> {
+        self.ranges_of(|block, why| {
+            why.is_beyond_repair() == beyond_repair && self.damage.is_unconfirmed(block)
+        })
+    }
+
+    fn ranges_of(&self, is_wanted: impl Fn(BlockName, Why) -> bool) -> Vec<(VolumeOffset, u64)> {
         let mut ranges: Vec<(VolumeOffset, u64)> = Vec::new();
-        for ((stripe, column, row), why) in self.damage.iter() {
-            if usize::from(column) >= self.map.k || !is_wanted(why) {
+        for (block, why) in self.damage.iter() {
+            let (stripe, column, row) = block;
+            if usize::from(column) >= self.map.k || !is_wanted(block, why) {
                 continue;
             }
             let within = usize::from(column) * self.map.chunk + row as usize * ROW_BYTES as usize;
@@ -155,8 +184,8 @@ impl Array {
         ranges
     }
 
-    /// Byte ranges of the volume that could not be had in an earlier run: they are listed as beyond repair if that run knew
-    /// them to be, else as unreadable, and looked at again as soon as the array serves. What is not of this volume is left out.
+    /// Byte ranges of the volume that could not be had in an earlier run, also whether that run knew them to be beyond repair. They
+    /// are listed as unconfirmed, and looked at as soon as the array serves. What is not of this volume is left out.
     pub fn expect_damage(&mut self, ranges: &[(VolumeOffset, u64)], is_beyond_repair: bool) {
         let (chunk, stripe_bytes) = (self.map.chunk as u64, self.map.stripe_bytes() as u64);
         let volume_bytes = self.geometry.volume_bytes;
@@ -227,6 +256,7 @@ mod tests {
         assert_eq!((rows(&mut damage, 1), rows(&mut damage, 9)), (vec![2], vec![2, 3]));
         assert!(damage.is_expected((stripe, 0, 2)) && !damage.is_expected((stripe, 0, 1)));
         assert_eq!(damage.iter().count(), 3, "a look alone does not mend");
+        damage.note(stripe, &[missing(0, 1, Why::Unreadable)]);
         let before = damage.revision();
         damage.note(stripe, &[missing(0, 1, Why::Unreadable)]);
         assert_eq!(damage.revision(), before, "nothing new");
@@ -234,6 +264,30 @@ mod tests {
         assert_ne!(damage.revision(), before);
         damage.forget_stripe(stripe);
         assert!(damage.some_expected(9).is_empty() && !damage.has_expected());
+    }
+
+    #[test]
+    fn what_an_earlier_run_told_of_is_confirmed_only_by_what_tells_something_of_it() {
+        let mut damage = Damage::default();
+        let stripe = StripeIndex(1);
+        let unconfirmed = |damage: &Damage| -> Vec<u32> {
+            (0..5).filter(|row| damage.is_unconfirmed((stripe, 0, *row))).collect()
+        };
+        damage.note(stripe, &[missing(0, 4, Why::Lost)]);
+        (0..2).for_each(|row| damage.expect(stripe, 0, row, true));
+        (0..5).for_each(|row| damage.expect(stripe, 0, row, false));
+        assert_eq!(unconfirmed(&damage), [0, 1, 2, 3], "what this run has seen needs no confirmation");
+        let before = damage.revision();
+        damage.note(stripe, &[missing(0, 0, Why::Unreadable)]);
+        damage.looked_at((stripe, 0, 0));
+        assert_eq!((unconfirmed(&damage), damage.revision()), (vec![0, 1, 2, 3], before), "it may be good");
+        damage.note(stripe, &[missing(0, 1, Why::Proven), missing(0, 2, Why::Unreadable)]);
+        assert_eq!(unconfirmed(&damage), [0, 3]);
+        assert_ne!(damage.revision(), before);
+        damage.forget((stripe, 0, 0));
+        damage.forget_stripe(stripe);
+        damage.note(stripe, &[missing(0, 3, Why::Proven)]);
+        assert!(unconfirmed(&damage).is_empty());
     }
 
     #[test]

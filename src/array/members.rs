@@ -91,6 +91,10 @@ pub(super) struct Progress {
     pub known_zero: bool,
     /// The device is current as of the end of this epoch: only what was written later has to be built.
     pub since: Option<u64>,
+    /// Those of them that are being built once more, and perhaps some that have been since.
+    pub retrying: BTreeSet<u64>,
+    /// The most slots that were complete at one time: what is built once more was shown as done.
+    pub covered_max: u64,
     /// Its log is being read, which may show that it is not: nothing is built before.
     pub awaits_ring: bool,
     /// How far its copies of metadata pages have come.
@@ -122,6 +126,8 @@ impl Progress {
             waits_since: None,
             known_zero,
             since: None,
+            retrying: BTreeSet::new(),
+            covered_max: 0,
             awaits_ring: false,
             pages,
         }
@@ -145,7 +151,10 @@ impl Progress {
 
     /// Slot `slot`, which was due, is being built.
     pub fn begin(&mut self, slot: u64) {
-        self.lacking.remove(&slot);
+        if self.lacking.remove(&slot) {
+            self.retrying.retain(|slot| self.running.contains(slot));
+            self.retrying.insert(slot);
+        }
         self.next = self.next.max(slot + 1);
         self.running.insert(slot);
     }
@@ -171,6 +180,7 @@ impl Progress {
     /// Slot `slot` was not completed: it and all after it are started again. Slots that are still running keep
     /// their place and are then done twice, which is harmless under their locks.
     pub fn rewind_to(&mut self, slot: u64) {
+        self.covered_max = self.covered();
         self.next = self.next.min(slot);
         self.known_zero = false;
     }
@@ -184,6 +194,21 @@ impl Progress {
     /// Where a restart goes on: what could not be built whole is not remembered otherwise.
     pub fn recorded(&self) -> u64 {
         self.lacking.first().copied().unwrap_or(self.next).min(self.done())
+    }
+
+    /// How many slots to show as complete. Never fewer than before, whatever is tried again.
+    pub fn covered(&self) -> u64 {
+        let first = self.running.difference(&self.retrying).next();
+        let first = first.copied().unwrap_or(self.next).min(self.next);
+        let retried = self.lacking.union(&self.retrying).filter(|slot| **slot < first);
+        let open = retried.filter(|slot| self.lacking.contains(slot) || self.running.contains(slot)).count();
+        (first - open as u64).max(self.covered_max)
+    }
+
+    /// How many slots could not be built whole at first, and are tried again.
+    pub fn retried(&self) -> u64 {
+        let running = self.retrying.intersection(&self.running);
+        (self.lacking.len() + running.filter(|slot| !self.lacking.contains(slot)).count()) as u64
     }
 
     /// Slots below this are complete.

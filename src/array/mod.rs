@@ -625,6 +625,8 @@ impl Array {
             lost: self.damaged_ranges(Why::is_beyond_repair),
             set_aside: self.damaged_ranges(|why| why == Why::SetAside),
             unreadable: self.damaged_ranges(|why| why == Why::Unreadable),
+            unconfirmed_lost: self.unconfirmed_ranges(true),
+            unconfirmed: self.unconfirmed_ranges(false),
         }
     }
 

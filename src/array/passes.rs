@@ -405,8 +405,9 @@ impl Array {
         let bytes = |slot: u64| slot * self.map.stripe_bytes() as u64;
         let activity = |kind, pass: &Pass, rest| Activity {
             kind,
-            done_bytes: bytes(pass.progress.done().min(slots)),
+            done_bytes: bytes(pass.progress.covered().min(slots)),
             total_bytes: bytes(slots),
+            retried: 0,
             rest,
             errors: pass.errors,
             repaired: pass.repaired,
@@ -416,11 +417,13 @@ impl Array {
         let building = self.members.iter().flat_map(|member| {
             [member.progress.as_ref(), member.replacement.as_ref().map(|r| &r.progress)].into_iter().flatten()
         });
-        if let Some(done) = building.map(Progress::done).min() {
+        let building: Vec<&Progress> = building.collect();
+        if let Some(done) = building.iter().map(|progress| progress.covered()).min() {
             all.push(Activity {
                 kind: ActivityKind::Rebuild,
-                done_bytes: bytes(done),
+                done_bytes: bytes(done.min(slots)),
                 total_bytes: bytes(slots),
+                retried: building.iter().map(|progress| progress.retried()).sum(),
                 rest: failed.then_some(Rest::ForMembers),
                 errors: 0,
                 repaired: 0,

@@ -211,6 +211,7 @@ impl Array {
             kind: ActivityKind::Repair,
             done_bytes: bytes(next),
             total_bytes: bytes(self.map.slots),
+            retried: 0,
             rest: None,
             errors,
             repaired,

@@ -95,6 +95,8 @@ pub struct Activity {
     pub done_bytes: u64,
     /// Bytes of volume data to cover.
     pub total_bytes: u64,
+    /// Slots that could not be built whole at first, and are tried again.
+    pub retried: u64,
     /// Why nothing of it is done now.
     pub rest: Option<Rest>,
     /// Inconsistencies found so far by a scrub.
@@ -161,4 +163,8 @@ pub struct VolumeStatus {
     /// Parts that could not be read when they were last asked for, because members are missing or gave errors. Nothing
     /// shows that they are lost.
     pub unreadable: Vec<(VolumeOffset, u64)>,
+    /// Parts that an earlier run knew to be beyond repair, and of which this one knows nothing yet. They are in no list above.
+    pub unconfirmed_lost: Vec<(VolumeOffset, u64)>,
+    /// Likewise, parts that an earlier run could not read.
+    pub unconfirmed: Vec<(VolumeOffset, u64)>,
 }

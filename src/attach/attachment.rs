@@ -15,8 +15,8 @@ use super::server::{
 use super::state::{KeeperLock, Kept, StateDir};
 use super::{AttachError, system};
 use crate::nbd::RemoteExport;
+use crate::polling;
 use crate::units::{HumanSize, Timestamp};
-use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -251,7 +251,8 @@ impl Attachment {
         ];
         let millis = u16::try_from(nanos.div_ceil(1_000_000)).unwrap_or(u16::MAX);
         match poll(&mut fds, PollTimeout::from(millis)) {
-            Ok(_) | Err(Errno::EINTR) => {}
+            Ok(_) => {}
+            Err(errno) if polling::survives(errno as i32, "the keeper") => {}
             Err(errno) => return Err(system("wait")(errno.into())),
         }
         if let Ok(Some(info)) = self.signals.read_signal()

@@ -136,6 +136,10 @@ fn one_array(array: &ArrayReport, verbose: bool) -> String {
         ("blocks beyond repair:", &array.lost),
         ("blocks set aside, until their members can read them again or they are written:", &array.set_aside),
         ("blocks unreadable for now:", &array.unreadable),
+        (
+            "blocks that could not be read when the daemon ended, and that are being looked at:",
+            &array.unconfirmed,
+        ),
     ];
     for (title, parts) in lists.into_iter().filter(|(_, parts)| verbose && !parts.is_empty()) {
         let _ = writeln!(text, "{title}\n");
@@ -306,8 +310,8 @@ pub fn scan_line(scan: &ScanReport) -> String {
     let mut line = format!(
         "{} {:.1} %, {} of {}",
         scan.kind.word(),
-        // 99.97 is not 100: never say done before it is.
-        if scan.done < scan.total { scan.percent.min(99.9) } else { scan.percent },
+        // What is listed is not over: never say done before it is.
+        scan.percent.min(ScanReport::RUNNING_PERCENT_MAX),
         HumanSize(scan.done),
         HumanSize(scan.total)
     );
@@ -321,10 +325,22 @@ pub fn scan_line(scan: &ScanReport) -> String {
             let _ = write!(line, ", {} left", duration(eta));
         }
     }
+    if let Some(retried) = retried(scan) {
+        let _ = write!(line, ", {retried}");
+    }
     if scan.errors > 0 || scan.repaired > 0 {
         let _ = write!(line, ", {} errors, {} repaired", scan.errors, scan.repaired);
     }
     line
+}
+
+/// What of a rebuild could not be built at first.
+pub(super) fn retried(scan: &ScanReport) -> Option<String> {
+    match scan.retried {
+        0 => None,
+        1 => Some("1 slot is tried again, as blocks of it cannot be read".into()),
+        many => Some(format!("{many} slots are tried again, as blocks of them cannot be read")),
+    }
 }
 
 /// The last scrub in one line.
@@ -518,6 +534,7 @@ pub(super) mod tests {
             lost: Vec::new(),
             set_aside: Vec::new(),
             unreadable: Vec::new(),
+            unconfirmed: Vec::new(),
             start: None,
         }
     }
@@ -530,6 +547,7 @@ pub(super) mod tests {
             total,
             rate_bytes_per_s: Some(100 << 20),
             eta_s: Some(3725),
+            retried: 0,
             paused: false,
             state: ScanState::Running,
             errors: 0,

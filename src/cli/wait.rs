@@ -2,7 +2,7 @@
 //! goes on, ended well, or did not; [`Progress`] shows it, as a bar on a terminal and as lines elsewhere. The deciding
 //! half is pure: the caller asks the daemon and sleeps.
 
-use super::text::{duration, scan_line};
+use super::text::{duration, retried, scan_line};
 use crate::control::{
     ArrayReport, ArrayState, LastScrub, LostReport, MemberReport, MemberState, ScanKind, ScanReport,
     ScanState,
@@ -250,7 +250,8 @@ fn look_at_repair(array: &ArrayReport) -> Look {
         return Look::Running(Some(scan.clone()));
     }
     let bytes = |parts: &[LostReport]| HumanSize(parts.iter().map(|part| part.bytes).sum());
-    if array.lost.is_empty() && array.set_aside.is_empty() && array.unreadable.is_empty() {
+    let lists = [&array.lost, &array.set_aside, &array.unreadable, &array.unconfirmed];
+    if lists.iter().all(|list| list.is_empty()) {
         return match &array.last_scrub {
             // It is kept in the superblocks; where the errors were may not be known to this daemon.
             Some(LastScrub { errors, repaired, .. }) if errors > repaired => Look::Badly(format!(
@@ -266,7 +267,7 @@ fn look_at_repair(array: &ArrayReport) -> Look {
         "repair is complete: {} are beyond repair, {} set aside, {} unreadable for now; 'calpe status -v {}' lists where",
         bytes(&array.lost),
         bytes(&array.set_aside),
-        bytes(&array.unreadable),
+        HumanSize(bytes(&array.unreadable).0 + bytes(&array.unconfirmed).0),
         array.name
     ))
 }
@@ -320,8 +321,8 @@ fn is_rebuilding(member: &MemberReport) -> bool {
 pub struct Progress {
     /// On a terminal.
     bar: Option<ProgressBar>,
-    /// What was shown last: the pass, and of lines the tenth of the way.
-    told: Option<(ScanKind, u64)>,
+    /// What was shown last: the pass, of lines the tenth of the way, and whether something was tried again.
+    told: Option<(ScanKind, u64, bool)>,
     /// What the pass is called, if not by its kind.
     word: Option<&'static str>,
 }
@@ -336,7 +337,7 @@ impl Progress {
             let template = "{prefix:>8} [{bar:40}] {percent_precise:>5} %  {msg}";
             let precise = |state: &ProgressState, out: &mut dyn std::fmt::Write| {
                 let percent = ScanReport::percent_of(state.pos(), state.len().unwrap_or(0));
-                let _ = write!(out, "{:.1}", if percent < 100.0 { percent.min(99.9) } else { percent });
+                let _ = write!(out, "{:.1}", percent.min(ScanReport::RUNNING_PERCENT_MAX));
             };
             let style = ProgressStyle::with_template(template).expect("the template is valid");
             bar.set_style(style.with_key("percent_precise", precise).progress_chars("=> "));
@@ -365,7 +366,7 @@ impl Progress {
                 if self.told.is_none() {
                     bar.set_draw_target(ProgressDrawTarget::stdout());
                 }
-                self.told = Some((scan.kind, 0));
+                self.told = Some((scan.kind, 0, false));
                 Ok(())
             }
             None => match self.line(scan) {
@@ -382,13 +383,14 @@ impl Progress {
         }
     }
 
-    /// A line for every tenth of the way.
+    /// A line for every tenth of the way, and when slots begin to be tried again.
     fn line(&mut self, scan: &ScanReport) -> Option<String> {
         let tenth = scan.percent as u64 / 10;
-        let told = self.told.replace((scan.kind, tenth));
+        let shown = (scan.kind, tenth, scan.retried > 0);
+        let told = self.told.replace(shown);
         let word = scan.kind.word();
         let named = |line: String| line.replacen(word, self.word.unwrap_or(word), 1);
-        (told != Some((scan.kind, tenth))).then(|| named(scan_line(scan)))
+        (told != Some(shown)).then(|| named(scan_line(scan)))
     }
 }
 
@@ -412,6 +414,9 @@ fn remark(scan: &ScanReport) -> String {
     }
     if scan.errors > 0 {
         let _ = write!(text, "  {} errors", scan.errors);
+    }
+    if let Some(retried) = retried(scan) {
+        let _ = write!(text, "  {retried}");
     }
     text
 }

@@ -94,6 +94,10 @@ pub struct ArrayReport {
     /// Parts that could not be read when they were last asked for, ascending. Nothing shows that they are lost.
     #[serde(default)]
     pub unreadable: Vec<LostReport>,
+    /// Parts that were beyond repair or unreadable when the daemon ended, ascending, and of which nothing more is known yet: they
+    /// are looked at. What was written or mended just before the end may be among them.
+    #[serde(default)]
+    pub unconfirmed: Vec<LostReport>,
     /// Why it is not served, of an array that is to be: then what was found of it is all that is known.
     #[serde(default)]
     pub start: Option<StartReport>,
@@ -390,6 +394,9 @@ pub struct ScanReport {
     pub rate_bytes_per_s: Option<u64>,
     /// Seconds to the end at this rate.
     pub eta_s: Option<u64>,
+    /// Slots that could not be built whole at first, as blocks could not be read, and are tried again.
+    #[serde(default)]
+    pub retried: u64,
     /// It does not run, for whatever reason: see `state`.
     pub paused: bool,
     /// Whether it runs, and what it waits for.
@@ -402,6 +409,9 @@ pub struct ScanReport {
 }
 
 impl ScanReport {
+    /// The most that is told of a pass that is not over, of 100.
+    pub const RUNNING_PERCENT_MAX: f64 = 99.9;
+
     /// Done, of 100; all of nothing is done.
     #[must_use]
     pub fn percent_of(done: u64, total: u64) -> f64 {
@@ -475,6 +485,7 @@ pub(super) mod tests {
             lost: Vec::new(),
             set_aside: Vec::new(),
             unreadable: Vec::new(),
+            unconfirmed: Vec::new(),
             start: None,
         }
     }
@@ -489,6 +500,7 @@ pub(super) mod tests {
             total: 2,
             rate_bytes_per_s: Some(3),
             eta_s: None,
+            retried: 0,
             paused: false,
             state: ScanState::Running,
             errors: 0,

@@ -41,6 +41,7 @@ pub fn verdict(arrays: &[ArrayReport]) -> Verdict {
 fn verdict_of(array: &ArrayReport) -> Verdict {
     let troubled = scrub_errors(array) > 0 || array.errors.client > 0 || !array.lost.is_empty();
     let troubled = troubled || !array.set_aside.is_empty() || !array.unreadable.is_empty();
+    let troubled = troubled || !array.unconfirmed.is_empty();
     let is_grave = |condition| matches!(condition, Condition::Full | Condition::KeptDespiteErrors);
     let mut conditions = array.members.iter().flat_map(|member| member.conditions.iter().copied());
     let troubled = troubled || conditions.any(is_grave);
@@ -75,7 +76,7 @@ pub fn explain(array: &ArrayReport) -> Explanation {
     if let Some(start) = &array.start {
         return explain_start(start);
     }
-    match array.state {
+    let explanation = match array.state {
         ArrayState::Waiting => Explanation::default(),
         _ if array.log.state == LogState::Refused && absent.len() <= usize::from(array.parity) => {
             explain_refused(array)
@@ -84,8 +85,42 @@ pub fn explain(array: &ArrayReport) -> Explanation {
         _ if !array.lost.is_empty() => explain_lost(array),
         _ if !array.set_aside.is_empty() => explain_set_aside(array),
         _ if !array.unreadable.is_empty() => explain_unreadable(array),
+        _ if !array.unconfirmed.is_empty() => explain_unconfirmed(array),
         ArrayState::Degraded => explain_degraded(array, &absent),
         ArrayState::Online => explain_online(array),
+    };
+    with_full(array, explanation)
+}
+
+/// Adds what full storage means for clients and for redundancy, whatever else is to be said: nothing else is as urgent.
+fn with_full(array: &ArrayReport, explanation: Explanation) -> Explanation {
+    let is_served = array.state != ArrayState::Waiting && array.state != ArrayState::Failed;
+    let is_full = |member: &&MemberReport| in_service(member) && member.conditions.contains(&Condition::Full);
+    let full: Vec<&MemberReport> = array.members.iter().filter(is_full).collect();
+    if full.is_empty() || !is_served {
+        return explanation;
+    }
+    let which = match full[..] {
+        [member] => format!("member {} ({})", member.index, member.name),
+        _ => format!("{} members ({})", full.len(), names(&full)),
+    };
+    let Explanation { status, action } = explanation;
+    let join = |first: String, second: String| match second.is_empty() {
+        true => first,
+        false => format!("{first} {second}"),
+    };
+    Explanation {
+        status: join(
+            format!(
+                "The storage under {which} is full: writes that need new space there wait, and end in an error ('no space') \
+                 after 30 s; a member that is full for 20 s leaves service where the others can do without it."
+            ),
+            status,
+        ),
+        action: join(
+            "Make room there: writes then go on by themselves, and what was written is safe.".into(),
+            action,
+        ),
     }
 }
 
@@ -199,6 +234,20 @@ fn explain_unreadable(array: &ArrayReport) -> Explanation {
     }
 }
 
+fn explain_unconfirmed(array: &ArrayReport) -> Explanation {
+    Explanation {
+        status: format!(
+            "{} of the volume were beyond repair or unreadable when the daemon ended. Whether they still are is being looked at.",
+            bytes_of(&array.unconfirmed)
+        ),
+        action: format!(
+            "Look again in a moment; what stays so cannot be told while members are missing or give errors. 'calpe status -v {}' lists \
+             where.",
+            array.name
+        ),
+    }
+}
+
 fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanation {
     let left = usize::from(array.parity).saturating_sub(absent.len());
     let tolerance = match left {
@@ -209,6 +258,7 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
     let verb = if absent.len() == 1 { "is" } else { "are" };
     let served = match array.log.state {
         LogState::Replaying => "requests wait until the redo log is replayed",
+        _ if has(&array.members, Condition::Full) => "all data can be read, and written while there is space",
         _ => "all data can be read and written",
     };
     let status = format!(
@@ -223,22 +273,34 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
         .collect();
     let (returning, gone): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|member| returns(member));
     let action = match gone.first() {
+        Some(_) if returning.iter().any(|member| member.conditions.contains(&Condition::Full)) => {
+            format!("{} {}", wait_for(&returning), get_back(array, &gone))
+        }
+        Some(_) => get_back(array, &gone),
         None if !returning.is_empty() => wait_for(&returning),
         None => format!("Wait for the rebuild to end: 'calpe wait {}'.", array.name),
-        Some(_) if gone.iter().all(|member| member.state == MemberState::Offline) => {
-            let commands: Vec<_> =
-                gone.iter().map(|member| format!("'calpe online {} {}'", array.name, member.index)).collect();
-            let what = if gone.len() == 1 { "it" } else { "them" };
-            format!("Bring {what} back with {}.", commands.join(", "))
-        }
-        Some(first) => format!(
-            "Replace it with 'calpe replace {name} {index} NEW', or bring it back with 'calpe online {name} {index}'. ({})",
-            names(&gone),
-            name = array.name,
-            index = first.index
-        ),
     };
     Explanation { status, action }
+}
+
+/// What to do about members that do not come back by themselves.
+fn get_back(array: &ArrayReport, gone: &[&MemberReport]) -> String {
+    if gone.iter().all(|member| member.state == MemberState::Offline) {
+        let commands: Vec<_> =
+            gone.iter().map(|member| format!("'calpe online {} {}'", array.name, member.index)).collect();
+        let what = if gone.len() == 1 { "it" } else { "them" };
+        return format!("Bring {what} back with {}.", commands.join(", "));
+    }
+    format!(
+        "Replace it with 'calpe replace {name} {index} NEW', or bring it back with 'calpe online {name} {index}'. ({})",
+        names(gone),
+        name = array.name,
+        index = gone[0].index
+    )
+}
+
+fn has(members: &[MemberReport], condition: Condition) -> bool {
+    members.iter().any(|member| member.conditions.contains(&condition))
 }
 
 fn explain_online(array: &ArrayReport) -> Explanation {
@@ -266,21 +328,6 @@ fn explain_online(array: &ArrayReport) -> Explanation {
         };
     }
     let with = |condition| array.members.iter().find(|member| member.conditions.contains(&condition));
-    let full: Vec<&MemberReport> =
-        array.members.iter().filter(|member| member.conditions.contains(&Condition::Full)).collect();
-    if let Some(member) = full.first() {
-        let which = match full.len() {
-            1 => format!("member {} ({})", member.index, member.name),
-            many => format!("{many} members ({})", names(&full)),
-        };
-        return Explanation {
-            status: format!(
-                "The storage under {which} is full: what fails is tried again for a while, then clients are told that there is no \
-                 space."
-            ),
-            action: "Make room there; it goes on by itself, and what was written is safe.".into(),
-        };
-    }
     if let Some(member) = with(Condition::KeptDespiteErrors) {
         return Explanation {
             status: format!(
@@ -442,6 +489,49 @@ mod tests {
     }
 
     #[test]
+    fn full_storage_is_told_first_whatever_else_there_is_to_tell() {
+        let mut array = with_absent(&[MemberState::Offline]);
+        array.members[2].conditions = vec![Condition::Full];
+        let Explanation { status, action } = explain(&array);
+        assert!(status.starts_with("The storage under member 2 (/srv/m2) is full"), "{status}");
+        assert!(status.contains("writes that need new space there wait"), "{status}");
+        assert!(status.contains("1 of 6 members is not in service"), "{status}");
+        assert!(!status.contains("all data can be read and written"), "{status}");
+        assert!(action.starts_with("Make room there: "), "{action}");
+        assert!(action.contains("'calpe online tank 0'"), "{action}");
+
+        let mut array = healthy();
+        array.members[2].conditions = vec![Condition::Full];
+        array.errors.client = 3;
+        let Explanation { status, action } = explain(&array);
+        assert!(status.contains("is full") && status.contains("3 client requests"), "{status}");
+        assert!(action.starts_with("Make room there") && action.contains("'calpe clear tank'"), "{action}");
+
+        // One that has left for it: the others may share its storage.
+        let mut array = with_absent(&[MemberState::Missing, MemberState::Missing]);
+        array.members[1].conditions = vec![Condition::Full, Condition::Returning];
+        let Explanation { status, action } = explain(&array);
+        assert!(status.contains("and written while there is space"), "{status}");
+        assert!(
+            action.contains("Make room: what is full comes back by itself then. (1: /srv/m1)"),
+            "{action}"
+        );
+        assert!(action.contains("'calpe replace tank 0 NEW'"), "{action}");
+    }
+
+    #[test]
+    fn what_only_an_earlier_run_knew_is_not_asserted() {
+        let mut array = healthy();
+        array.unconfirmed = vec![LostReport { offset: 4096, bytes: 4096 }];
+        assert_eq!(verdict(std::slice::from_ref(&array)), Verdict::Degraded);
+        let status = explain(&array).status;
+        assert!(status.starts_with("4 KiB of the volume were beyond repair or unreadable when"), "{status}");
+        assert!(status.contains("is being looked at"), "{status}");
+        array.lost = vec![LostReport { offset: 0, bytes: 4096 }];
+        assert!(explain(&array).status.contains("are beyond repair"));
+    }
+
+    #[test]
     fn all_members_that_are_full_are_named() {
         let mut array = healthy();
         array.members[0].conditions = vec![Condition::Full];
@@ -481,6 +571,7 @@ mod tests {
             total: 100,
             rate_bytes_per_s: None,
             eta_s: None,
+            retried: 0,
             paused: false,
             state: ScanState::Running,
             errors: 1,

@@ -196,8 +196,8 @@ impl Daemon {
     ) -> Result<(ArrayReport, Vec<String>), RequestError> {
         let _change = self.begin_change(array)?;
         let mut opened = import::open(&found.arrays[&array], options.force, options.limits.local)?;
-        opened.warnings.extend(self.lost_replacement_lines(&opened));
         opened.explain_missing(found, |_, device| self.earlier_path(array, device));
+        opened.warnings.extend(self.lost_replacement_lines(&opened));
         if opened.assembled.seats.iter().any(|seat| seat.state == MemberState::Missing) {
             let unread: Vec<String> = opened.not_told(&found.unread).take(UNREAD_TOLD).cloned().collect();
             opened.warnings.extend(unread);
@@ -212,13 +212,13 @@ impl Daemon {
     /// What to tell of replacements whose devices are not there, a line each.
     pub(super) fn lost_replacement_lines(&self, opened: &Opened) -> Vec<String> {
         let name = &opened.assembled.superblock.name;
-        let line = |(member, place): (MemberIndex, String)| {
+        let line = |(member, why): (MemberIndex, String)| {
             format!(
-                "the replacement of member {member} that was being built on {place} is not there: it is given up; begin again with 'calpe \
-                 replace {name} {member} NEW'"
+                "the replacement of member {member} that was being built is given up: {why}; begin again with 'calpe replace {name} \
+                 {member} NEW'"
             )
         };
-        self.lost_replacements(&opened.assembled).into_iter().map(line).collect()
+        self.lost_replacements(&opened.assembled, &opened.left_out).into_iter().map(line).collect()
     }
 
     pub(super) fn export(&self, array: &str, force: bool, dry_run: bool) -> Outcome {

@@ -7,10 +7,10 @@ use super::copies::{Twins, find_twins};
 use super::search::{Found, Search, Unusable};
 use super::superblocks::{Copies, check_length, patiently, read_copies, witness};
 use crate::array::assembly::{Assembled, AssemblyError, Candidate, Seat, assemble};
-use crate::format::{MemberState, Superblock, damaged_copies, newest_read};
+use crate::format::{MemberState, ReplacementRecord, Superblock, damaged_copies, newest_read};
 use crate::member::patience::{each_at_once, each_within};
 use crate::member::{Access, Device, DeviceError, is_held_by_calpe, is_remote};
-use crate::units::shown;
+use crate::units::{MemberIndex, shown};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
@@ -173,8 +173,8 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// Says of members that are missing what is there in their place, as far as the search has seen it. `place`: where the member
-    /// of an index and identity is to be.
+    /// Says of members that are missing, and of devices that were being built, what is there in their place, as far as the search
+    /// has seen it. `place`: where the device of an index and identity is to be.
     pub fn explain_missing(&mut self, found: &Search, place: impl Fn(usize, Uuid) -> Option<PathBuf>) {
         let Opened { assembled, left_out, .. } = self;
         let seats = assembled.seats.iter_mut().enumerate();
@@ -182,18 +182,14 @@ impl Opened {
             if left_out.iter().any(|left| left.device == seat.uuid) {
                 continue;
             }
-            let path = place(index, seat.uuid);
-            let is_own = |unusable: &&Unusable| match unusable.device {
-                Some(device) => device == seat.uuid,
-                None => Some(&unusable.path) == path.as_ref(),
-            };
-            if let Some(Unusable { path, reason, .. }) = found.unusable.iter().find(is_own) {
-                seat.reason = Some(reason.clone());
-                left_out.push(LeftOut {
-                    device: seat.uuid,
-                    path: Some(path.clone()),
-                    reason: reason.clone(),
-                });
+            if let Some(left) = left_in_place(found, seat.uuid, place(index, seat.uuid)) {
+                seat.reason = Some(left.reason.clone());
+                left_out.push(left);
+            }
+        }
+        for (member, device) in lost_replacements(assembled) {
+            if left_out.iter().all(|left| left.device != device) {
+                left_out.extend(left_in_place(found, device, place(usize::from(member.0), device)));
             }
         }
     }
@@ -203,6 +199,26 @@ impl Opened {
         let told: Vec<String> = self.left_out.iter().map(|left| left.reason.clone()).collect();
         lines.iter().filter(move |line| !told.contains(line))
     }
+}
+
+/// What a search has found in the place of a device that is not usable.
+fn left_in_place(found: &Search, device: Uuid, place: Option<PathBuf>) -> Option<LeftOut> {
+    let is_own = |unusable: &&Unusable| match unusable.device {
+        Some(own) => own == device,
+        None => Some(&unusable.path) == place.as_ref(),
+    };
+    let Unusable { path, reason, .. } = found.unusable.iter().find(is_own)?;
+    Some(LeftOut { device, path: Some(path.clone()), reason: reason.clone() })
+}
+
+/// Devices that were being built when the array was stopped, and that are not among its devices now: member and device.
+pub(super) fn lost_replacements<K>(assembled: &Assembled<K>) -> Vec<(MemberIndex, Uuid)> {
+    let is_lost = |record: &&ReplacementRecord| {
+        let seat = &assembled.seats[usize::from(record.member.0)];
+        seat.replacement.is_none() && seat.uuid != record.uuid
+    };
+    let lost = assembled.superblock.replacements.iter().filter(is_lost);
+    lost.map(|record| (record.member, record.uuid)).collect()
 }
 
 /// A device of an array that is there and is not used.
@@ -271,7 +287,8 @@ pub fn open(members: &[Found], force: bool, patience: Duration) -> Result<Opened
             let own = candidates.iter().find(|candidate| candidate.key == *key);
             let uuid = own.map_or_else(Uuid::nil, |candidate| candidate.superblock.device);
             let is_missed = |seat: &Seat<usize>| seat.state == MemberState::Missing && seat.uuid == uuid;
-            match assembled.seats.iter().any(is_missed) {
+            let was_built = || lost_replacements(&assembled).iter().any(|(_, device)| *device == uuid);
+            match assembled.seats.iter().any(is_missed) || was_built() {
                 true => {
                     left_out.push(LeftOut { device: uuid, path: Some(device.path().to_owned()), reason });
                 }

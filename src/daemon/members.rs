@@ -96,7 +96,9 @@ impl Daemon {
         let outcome = self.reactor.admin(id, AdminRequest::Clear { member }, Vec::new())?;
         self.with_names(id, |names| names.clear(member));
         self.remember_now(id);
-        Ok(Done::line(format!("array '{name}': {}", outcome.0)))
+        let unkept = self.await_kept().map(|why| format!("a restart may bring the counts back: {why}"));
+        let message = format!("array '{name}': {}", outcome.0);
+        Ok(Done { message, warnings: unkept.into_iter().collect(), ..Done::default() })
     }
 
     pub(super) fn take_out(&self, array: &str, member: &MemberRef, failed: bool, dry_run: bool) -> Outcome {

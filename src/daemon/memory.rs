@@ -4,24 +4,26 @@
 use super::clock;
 use super::config::{ArrayChoice, ArrayConfig};
 use super::events::{News, kinds};
+use super::import::{LeftOut, lost_replacements};
 use super::reactor::{ArrayFacts, ArrayId};
 use super::report::Names;
 use super::service::{Daemon, lock};
 use super::state::{Arrays, Counters, Counts, Damage, KnownDevice};
 use crate::array::assembly::Assembled;
-use crate::format::{MemberState, ReplacementRecord};
+use crate::format::MemberState;
 use crate::member::{TimeLimits, is_remote, same_remote};
 use crate::units::{MemberIndex, VolumeOffset};
 use crate::volume::{NoticeLevel, Rest};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 /// How long a command waits until what it is to be remembered for is written.
 const KEPT_WAIT: Duration = Duration::from_secs(2);
 
-/// How long what cannot be read may change before it is kept.
-const DAMAGE_DELAY: Duration = Duration::from_millis(20);
+/// How long what cannot be read may change, and what passes count, before it is kept.
+const FINDINGS_DELAY: Duration = Duration::from_millis(20);
 
 /// What is remembered of all arrays.
 #[derive(Debug, Default)]
@@ -68,22 +70,26 @@ impl Daemon {
             self.state.save_counters(&memory.counters);
         }
         let status = &facts.status;
-        let ranges = [&status.lost, &status.set_aside, &status.unreadable].into_iter().flatten();
+        let known = [&status.lost, &status.set_aside, &status.unreadable];
+        // What nobody has looked at is kept as it was.
+        let unconfirmed = [&status.unconfirmed_lost, &status.unconfirmed];
+        let ranges = known.into_iter().chain(unconfirmed).flatten();
         if memory.damage.note(uuid, ranges.map(|&(start, bytes)| (start.0, bytes)).collect()) {
             self.state.save_damage(&memory.damage);
         }
-        let lost = status.lost.iter().map(|&(start, bytes)| (start.0, bytes)).collect();
+        let lost = status.lost.iter().chain(&status.unconfirmed_lost);
+        let lost = lost.map(|&(start, bytes)| (start.0, bytes)).collect();
         if memory.beyond_repair.note(uuid, lost) {
             self.state.save_beyond_repair(&memory.beyond_repair);
         }
     }
 
-    /// For this time, keeps what cannot be read of arrays soon after it has changed: a daemon that is killed then must not tell
-    /// at the next start of what was good again.
-    pub(super) fn keep_damage(&self, time: Duration) {
+    /// For this time, keeps what cannot be read of arrays soon after it has changed, and what passes have counted soon after their
+    /// end: a daemon that is killed then is to know it at the next start.
+    pub(super) fn keep_findings(&self, time: Duration) {
         let until = Instant::now() + time;
-        let mut pause = DAMAGE_DELAY;
-        while self.is_alive() && self.reactor.damage_changes(until.saturating_duration_since(Instant::now()))
+        let mut pause = FINDINGS_DELAY;
+        while self.is_alive() && self.reactor.findings_change(until.saturating_duration_since(Instant::now()))
         {
             // What changes together is kept together.
             std::thread::sleep(pause);
@@ -91,8 +97,27 @@ impl Daemon {
             let ids: Vec<ArrayId> = lock(&self.served).iter().map(|served| served.id).collect();
             ids.into_iter().for_each(|id| self.remember_now(id));
             // A long list that keeps changing takes a small part of a thread.
-            pause = DAMAGE_DELAY.max(10 * begun.elapsed());
+            pause = FINDINGS_DELAY.max(10 * begun.elapsed());
         }
+    }
+
+    /// Waits until what is remembered is written, but not for long. Why it is not, if it is not.
+    pub(super) fn await_kept(&self) -> Option<String> {
+        self.state.flush(KEPT_WAIT).err()
+    }
+
+    /// Keeps what passes have counted that have ended since this was called last, before anybody is told that they have. Waits for
+    /// the state directory, but not for long, and once for each end.
+    pub(super) fn keep_ended_passes(&self) {
+        let ended = self.reactor.passes_ended();
+        if self.passes_kept.load(Ordering::SeqCst) == ended {
+            return;
+        }
+        let ids: Vec<ArrayId> = lock(&self.served).iter().map(|served| served.id).collect();
+        ids.into_iter().for_each(|id| self.remember_now(id));
+        // That it cannot be kept is told by an event.
+        let _ = self.await_kept();
+        self.passes_kept.fetch_max(ended, Ordering::SeqCst);
     }
 
     /// As [`Daemon::remember`], of an array that may have just been stopped.
@@ -139,23 +164,29 @@ impl Daemon {
         lock(&self.memory).arrays.0.get(&array).map_or(0, |known| known.client_errors)
     }
 
-    /// Replacements that were being built when the array was stopped and whose devices are not there: member and place.
-    pub(super) fn lost_replacements<K>(&self, assembled: &Assembled<K>) -> Vec<(MemberIndex, String)> {
-        let is_lost = |record: &&ReplacementRecord| {
-            let seat = &assembled.seats[usize::from(record.member.0)];
-            seat.replacement.is_none() && seat.uuid != record.uuid
+    /// Replacements that were being built when the array was stopped and whose devices are not used now: the member, and what has
+    /// become of the device.
+    pub(super) fn lost_replacements<K>(
+        &self,
+        assembled: &Assembled<K>,
+        left_out: &[LeftOut],
+    ) -> Vec<(MemberIndex, String)> {
+        let array = assembled.superblock.array;
+        let why = |(member, device): (MemberIndex, Uuid)| {
+            let left = left_out.iter().find(|left| left.device == device);
+            let why = left.map(|left| left.reason.clone()).unwrap_or_else(|| {
+                let path = self.earlier_path(array, device);
+                let place = path.map_or_else(|| device.to_string(), |path| path.display().to_string());
+                format!("{place} was not there at the start")
+            });
+            (member, why)
         };
-        let place = |record: &ReplacementRecord| {
-            let path = self.earlier_path(assembled.superblock.array, record.uuid);
-            let place = path.map_or_else(|| record.uuid.to_string(), |path| path.display().to_string());
-            (record.member, place)
-        };
-        assembled.superblock.replacements.iter().filter(is_lost).map(place).collect()
+        lost_replacements(assembled).into_iter().map(why).collect()
     }
 
     /// Says of members in service that their replacement was given up: by this start, or before it.
-    pub(super) fn recall_given_up<K>(&self, assembled: &mut Assembled<K>) {
-        let lost = self.lost_replacements(assembled);
+    pub(super) fn recall_given_up<K>(&self, assembled: &mut Assembled<K>, left_out: &[LeftOut]) {
+        let lost = self.lost_replacements(assembled, left_out);
         let memory = lock(&self.memory);
         let known = memory.arrays.0.get(&assembled.superblock.array);
         let in_service = assembled
@@ -168,9 +199,7 @@ impl Daemon {
             let before = known.into_iter().flat_map(|known| &known.given_up);
             let before = before.filter(|known| (known.member, known.device) == (index, seat.uuid));
             seat.reason = match lost {
-                Some((_, place)) => {
-                    Some(format!("its replacement was given up: {place} was not there at the start"))
-                }
+                Some((_, why)) => Some(format!("its replacement was given up: {why}")),
                 None => before.map(|known| known.reason.clone()).next(),
             };
         }

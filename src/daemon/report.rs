@@ -131,7 +131,7 @@ impl Names {
         let mut report = ArrayReport {
             name: self.name.clone(),
             uuid: self.uuid,
-            state: state_of(&status.log, status.state),
+            state: state_of(status.state),
             status: String::new(),
             action: String::new(),
             volume: VolumeReport {
@@ -171,6 +171,7 @@ impl Names {
             lost: parts(&status.lost),
             set_aside: parts(&status.set_aside),
             unreadable: parts(&status.unreadable),
+            unconfirmed: parts(&both(&status.unconfirmed_lost, &status.unconfirmed)),
             start: None,
         };
         let explanation = explain(&report);
@@ -291,10 +292,8 @@ fn log_report(log: &LogState, array: ArrayState) -> LogReport {
     LogReport { state, reason }
 }
 
-fn state_of(log: &LogState, array: ArrayState) -> control::ArrayState {
+fn state_of(array: ArrayState) -> control::ArrayState {
     match array {
-        // No request is served, however many members are there.
-        _ if matches!(log, LogState::Refused(_)) => control::ArrayState::Failed,
         ArrayState::Online => control::ArrayState::Online,
         ArrayState::Degraded => control::ArrayState::Degraded,
         ArrayState::Failed => control::ArrayState::Failed,
@@ -344,11 +343,15 @@ impl Meters {
                 ActivityKind::Scrub => ScanKind::Scrub,
                 ActivityKind::Repair => ScanKind::Repair,
             },
-            percent: ScanReport::percent_of(activity.done_bytes, activity.total_bytes),
+            // What is listed is not over: metadata and superblocks come after the last slot.
+            percent: ScanReport::percent_of(activity.done_bytes, activity.total_bytes)
+                .min(ScanReport::RUNNING_PERCENT_MAX),
             done: activity.done_bytes,
             total: activity.total_bytes,
             rate_bytes_per_s: rate,
-            eta_s: rate.filter(|rate| *rate > 0).map(|rate| left.div_ceil(rate)),
+            // How long what is tried again takes is up to what makes its reads fail.
+            eta_s: rate.filter(|rate| *rate > 0 && activity.retried == 0).map(|rate| left.div_ceil(rate)),
+            retried: activity.retried,
             paused: activity.rest.is_some(),
             state: match activity.rest {
                 None => ScanState::Running,
@@ -389,6 +392,13 @@ fn escape(path: &Path) -> String {
     text
 }
 
+/// Two lists of ranges as one, ascending.
+fn both(some: &[(VolumeOffset, u64)], others: &[(VolumeOffset, u64)]) -> Vec<(VolumeOffset, u64)> {
+    let mut all = [some, others].concat();
+    all.sort_unstable_by_key(|(start, _)| start.0);
+    all
+}
+
 fn parts(ranges: &[(VolumeOffset, u64)]) -> Vec<LostReport> {
     ranges.iter().map(|&(at, bytes)| LostReport { offset: at.0, bytes }).collect()
 }
@@ -404,24 +414,22 @@ mod tests {
         assert_eq!(state(ArrayState::Degraded), control::LogState::Replaying);
     }
 
-    #[test]
-    fn an_array_with_a_log_that_is_refused_has_failed_whatever_members_are_there() {
-        let refused = LogState::Refused("no".into());
-        for state in [ArrayState::Online, ArrayState::Degraded, ArrayState::Failed] {
-            assert_eq!(state_of(&refused, state), control::ArrayState::Failed);
-        }
-        assert_eq!(state_of(&LogState::Serving, ArrayState::Degraded), control::ArrayState::Degraded);
-    }
-
     fn rebuild(done: u64, paused: bool) -> Activity {
         Activity {
             kind: ActivityKind::Rebuild,
             done_bytes: done,
             total_bytes: 1000,
+            retried: 0,
             rest: paused.then_some(Rest::Paused),
             errors: 0,
             repaired: 0,
         }
+    }
+
+    #[test]
+    fn a_pass_that_is_listed_is_never_told_as_done() {
+        let scan = Meters::default().scan(&Activity { retried: 2, ..rebuild(1000, false) });
+        assert_eq!((scan.percent, scan.retried), (ScanReport::RUNNING_PERCENT_MAX, 2));
     }
 
     fn at(seconds: u64) -> Timestamp {

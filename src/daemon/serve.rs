@@ -292,7 +292,7 @@ fn observe(daemon: &Arc<Daemon>) -> io::Result<()> {
         while daemon.is_alive() {
             daemon.observe();
             logging::tell_left_out();
-            daemon.keep_damage(OBSERVED_EVERY);
+            daemon.keep_findings(OBSERVED_EVERY);
         }
     })?;
     Ok(())

@@ -39,6 +39,7 @@ use crate::volume::{NoticeLevel, PlainVolume};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use uuid::Uuid;
@@ -102,6 +103,8 @@ pub struct Daemon {
     returns: Mutex<Returns>,
     changes: Arc<Changes>,
     at_stop: Mutex<Vec<ArrayReport>>,
+    /// How many of the passes that have ended were kept before that was told.
+    pub(super) passes_kept: AtomicU64,
     /// Rings when the daemon is to end.
     stop: EventFd,
 }
@@ -211,6 +214,7 @@ impl Daemon {
             returns: Mutex::default(),
             changes: Arc::default(),
             at_stop: Mutex::default(),
+            passes_kept: AtomicU64::new(0),
             stop: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
         })
     }
@@ -237,7 +241,7 @@ impl Daemon {
     /// When one of its name or identity is served, or it cannot be exported.
     pub fn serve(&self, opened: Opened, options: ServeOptions) -> Result<ArrayReport, RequestError> {
         let Opened { mut assembled, devices, damaged, warnings, left_out } = opened;
-        self.recall_given_up(&mut assembled);
+        self.recall_given_up(&mut assembled, &left_out);
         let superblock = assembled.superblock.clone();
         let memory = self.check_servable(&superblock, options)?;
         let geometry = superblock.geometry;
@@ -456,6 +460,7 @@ impl Daemon {
             None => lock(&self.served).iter().map(|served| served.id).collect(),
         };
         let mut reports = ids.into_iter().map(|id| self.report_of(id)).collect::<Result<Vec<_>, _>>()?;
+        self.keep_ended_passes();
         if array.is_none() {
             reports.extend(self.awaited().iter().map(Waiting::report));
         }

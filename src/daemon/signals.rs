@@ -1,6 +1,6 @@
 //! Signals that ask the process to end, as something to wait for.
 
-use nix::errno::Errno;
+use crate::polling::{self, Trouble};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
 use nix::sys::signal::{SigSet, Signal};
@@ -46,10 +46,15 @@ impl Signals {
         let mut fds =
             [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN), PollFd::new(event.as_fd(), PollFlags::POLLIN)];
         match poll(&mut fds, PollTimeout::from(timeout_ms)) {
-            Ok(_) | Err(Errno::EINTR) => {}
+            Ok(_) => {}
+            Err(errno) if polling::survives(errno as i32, "the thread that takes signals") => {}
             Err(other) => return Err(other.into()),
         }
-        if let Some(info) = self.fd.read_signal()?
+        let signal = match self.fd.read_signal() {
+            Err(errno) if polling::trouble(errno as i32) != Trouble::Lasting => None,
+            other => other?,
+        };
+        if let Some(info) = signal
             && let Ok(signal) = Signal::try_from(info.ssi_signo as i32)
         {
             return Ok(Woken::Signal(signal));

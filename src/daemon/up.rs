@@ -240,9 +240,16 @@ fn open_or_create(options: &UpOptions, dir: &Path) -> Result<(Opened, Origin), R
             }
             let mut opened = import::open(&members, options.force, DEFAULT_MEMBER_TIMEOUT)
                 .map_err(|error| name_files(error, options, &members, &found))?;
+            let own: Vec<Uuid> = opened.assembled.seats.iter().map(|seat| seat.uuid).collect();
             opened.explain_missing(&found, |index, device| {
                 let known = devices.iter().find(|(known, _)| *known == device).map(|(_, path)| path.clone());
-                Some(known.filter(|path| path.parent() != Some(dir)).unwrap_or_else(|| place(index)))
+                match own.contains(&device) {
+                    true => {
+                        Some(known.filter(|path| path.parent() != Some(dir)).unwrap_or_else(|| place(index)))
+                    }
+                    // What was being built for a member was not in the member's place.
+                    false => known,
+                }
             });
             let told: Vec<String> = opened.not_told(&found.warnings).cloned().collect();
             opened.warnings.splice(0..0, told);

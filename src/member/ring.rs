@@ -4,6 +4,7 @@
 //! the kernel is short of memory. The ring belongs to the thread that made it.
 #![allow(unsafe_code)] // raw submission; each block argues for itself
 
+use crate::polling;
 use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, squeue};
 use std::cell::OnceCell;
@@ -142,6 +143,7 @@ impl Ring {
                 // Short of memory for a request: what is in flight must end first.
                 Some(libc::EAGAIN | libc::ENOMEM) => {
                     if events.len() == before {
+                        polling::tell_short(e.raw_os_error().unwrap_or(libc::ENOMEM), "the reactor");
                         std::thread::sleep(Duration::from_millis(1));
                     }
                     Ok(())

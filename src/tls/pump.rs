@@ -9,6 +9,7 @@
 use super::identity::{ClientTls, Current, ServerTls};
 use super::peer::Peer;
 use super::refusals::tell_refusal;
+use crate::polling;
 use nix::errno::Errno;
 use nix::sys::socket::{
     AddressFamily, MsgFlags, Shutdown, SockFlag, SockType, recv, send, sendmsg, setsockopt, shutdown,
@@ -341,6 +342,7 @@ fn moved(result: io::Result<usize>) -> Result<Moved, Errno> {
         Ok(count) => Ok(Moved::Bytes(count)),
         Err(error) => match Errno::from_raw(error.raw_os_error().unwrap_or(0)) {
             Errno::EAGAIN | Errno::EINTR => Ok(Moved::Wait),
+            errno if polling::survives(errno as i32, "a TLS connection") => Ok(Moved::Wait),
             errno => Err(errno),
         },
     }
@@ -641,7 +643,8 @@ impl Pump {
             fds.push(PollFd::new(&self.network.0, network_flags));
         }
         match poll(&mut fds, end.map(|end| timespec(end - now)).as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) => {}
+            Err(errno) if polling::survives(errno.raw_os_error(), "a TLS connection") => {}
             Err(errno) => return Err(self.lost(Errno::from_raw(errno.raw_os_error()))),
         }
         let mut seen = fds.iter().map(PollFd::revents);

@@ -103,12 +103,43 @@ fn counts_survive_a_restart_and_a_kill_until_they_are_cleared() {
     serve.stop();
 }
 
+/// Whoever is told that a scrub has ended may count on what it has counted.
+#[test]
+fn what_a_scrub_has_counted_survives_a_kill_right_after_its_end() {
+    let (dir, there) = scene();
+    let section = array("tank", &[&there]);
+    let mut serve = Serve::start(dir.path(), &section);
+    serve.array_when("it is served", is("ONLINE"));
+    let mut client = Client::connect(&serve.nbd()).expect("connected");
+    let write = Request::new(nbd::Command::Write, 0, 1 << 20);
+    client.call(&write, &[7; 1 << 20]).expect("connected").expect("written");
+    serve.stop();
+    let image = Image::open(&there.join("m1"));
+    let mut cksum = 0;
+    for round in 0..4 {
+        image.flip_at(image.superblock.data_region().offset.0 + 4096 * round, 1);
+        let mut serve = Serve::start(dir.path(), &section);
+        serve.array_when("it is served", is("ONLINE"));
+        serve.ask("scrub tank -w");
+        let tank = serve.arrays()[0].clone();
+        serve.kill();
+        let counted = tank["members"][1]["cksum"].as_u64().expect("a count");
+        assert!(counted > cksum, "round {round}: {tank:#}");
+        cksum = counted;
+        let mut serve = Serve::start(dir.path(), &section);
+        let tank = serve.array_when("it is served", is("ONLINE"));
+        assert_eq!(tank["members"][1]["cksum"], cksum, "round {round}");
+        serve.stop();
+    }
+}
+
 /// Where blocks are beyond repair is a fact that no member keeps: forgotten, a repair would call the volume readable.
 #[test]
 fn lost_blocks_stay_listed_over_a_restart_until_they_are_written() {
     let (dir, there) = scene();
     let section = array("tank", &[&there]);
-    let list = |array: &Value| array["lost"].as_array().cloned().unwrap_or_default();
+    let listed = |array: &Value, list: &str| array[list].as_array().cloned().unwrap_or_default();
+    let list = |array: &Value| listed(array, "lost");
     let is_known = |array: &Value| !list(array).is_empty();
     let mut serve = Serve::start(dir.path(), &section);
     serve.array_when("it is served", is("ONLINE"));
@@ -128,9 +159,11 @@ fn lost_blocks_stay_listed_over_a_restart_until_they_are_written() {
 
     let mut serve = Serve::start(dir.path(), &section);
     let tank = &serve.array_when("it is served", is("ONLINE"));
-    assert_eq!((&list(tank), tank["unreadable"].as_array().map(Vec::len)), (&before, Some(0)), "{tank:#}");
-    let is_served = |array: &Value| array["log"]["state"] == "serving";
-    assert_eq!(list(&serve.array_when("its log is replayed", is_served)), before);
+    // It is asserted only when it was seen.
+    let told = [list(tank), listed(tank, "unconfirmed")].concat();
+    assert_eq!((&told, listed(tank, "unreadable").len()), (&before, 0), "{tank:#}");
+    let is_seen = |array: &Value| listed(array, "unconfirmed").is_empty();
+    assert_eq!(list(&serve.array_when("it was looked at", is_seen)), before);
     let repair = both(&serve.ask("repair tank -w"));
     assert!(repair.contains("beyond repair"), "{repair}");
     serve.kill();
@@ -262,7 +295,22 @@ fn a_replacement_is_cancelled_and_one_that_a_restart_interrupts_goes_on() {
     serve.array_when("it is served", is("ONLINE"));
     let told = serve.says("events");
     let new = dir.path().join("new2").display().to_string();
-    assert!(told.contains(&format!("on {new} is not there: it is given up")), "{told}");
+    assert!(told.contains(&format!("is given up: {new} was not there at the start")), "{told}");
+    // Of one that is there and cannot be used it is told what is wrong with it.
+    serve.says("replace tank 2 new3");
+    serve.stop();
+    let file = fs::File::options().write(true).open(dir.path().join("new3")).expect("a device");
+    file.set_len(1 << 20).expect("cut");
+    let mut serve = Serve::start(dir.path(), &section);
+    let tank = serve.array_when("it is served", is("ONLINE"));
+    let new = dir.path().join("new3").display().to_string();
+    let told = serve.says("events") + &tank["members"][2]["reason"].to_string();
+    let given_up: Vec<&str> =
+        told.lines().filter(|line| line.contains("given up") && line.contains(&new)).collect();
+    assert!(given_up.len() >= 2, "{told}");
+    for line in given_up {
+        assert!(!line.contains("not there") && line.contains("1 MiB"), "{line}");
+    }
     serve.stop();
 }
 

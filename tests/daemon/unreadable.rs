@@ -45,6 +45,10 @@ impl Scene {
     fn damage_file(&self) -> PathBuf {
         self.dir.path().join("state/damage.json")
     }
+
+    fn beyond_repair_file(&self) -> PathBuf {
+        self.dir.path().join("state/beyond-repair.json")
+    }
 }
 
 fn write(client: &mut Client, bytes: usize) {
@@ -61,7 +65,7 @@ fn offset(part: &Value) -> u64 {
 }
 
 fn is_clear(tank: &Value) -> bool {
-    ["lost", "unreadable", "set_aside"].iter().all(|list| listed(tank, list) == 0)
+    ["lost", "unreadable", "set_aside", "unconfirmed"].iter().all(|list| listed(tank, list) == 0)
 }
 
 fn is_lost(tank: &Value) -> bool {
@@ -85,14 +89,20 @@ fn what_became_a_hole_is_not_damaged_after_a_kill() {
     serve.array_when("it is known", is_lost);
     serve.until("it is kept", |_| is_kept(&scene.damage_file()));
     let kept = fs::read(scene.damage_file()).expect("kept");
+    serve.until("all is kept", |_| is_kept(&scene.beyond_repair_file()));
+    let lost = fs::read(scene.beyond_repair_file()).expect("kept");
     let mut client = Client::connect(&serve.nbd()).expect("connected");
     client.call(&Request::new(Command::Trim, 0, MIB as u64), &[]).expect("connected").expect("trimmed");
     client.call(&Request::new(Command::Flush, 0, 0), &[]).expect("connected").expect("flushed");
     serve.kill();
     // As if it had been killed before that was kept.
     fs::write(scene.damage_file(), kept).expect("written");
+    fs::write(scene.beyond_repair_file(), lost).expect("written");
     let mut serve = scene.start();
-    serve.array_when("it was looked at", is_clear);
+    serve.array_when("it was looked at", |tank| {
+        assert_eq!((listed(tank, "lost"), listed(tank, "unreadable")), (0, 0), "nothing shows it: {tank:#}");
+        is_clear(tank)
+    });
     serve.until("that is kept", |_| !is_kept(&scene.damage_file()));
     serve.kill();
 }

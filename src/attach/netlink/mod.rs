@@ -191,6 +191,10 @@ impl Notices {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(notices),
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => notices.push(Notice::Lost),
+                Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => {
+                    notices.push(Notice::Lost);
+                    return Ok(notices);
+                }
                 Err(error) => return Err(error.into()),
             }
         }

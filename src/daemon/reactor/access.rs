@@ -178,7 +178,9 @@ impl Reactor {
         let (keys, sockets): (Vec<usize>, Vec<_>) =
             unheard.map(|(key, connection)| (key, connection.socket.as_fd())).unzip();
         // The end of a stream is not the end of its client: one that has closed one half still reads.
-        let gone = hang_ups(&sockets).into_iter().map(|seen| seen & hangup_bits(false) != 0);
+        // What is not known now is looked at again at the next tick.
+        let Some(seen) = hang_ups(&sockets) else { return };
+        let gone = seen.into_iter().map(|seen| seen & hangup_bits(false) != 0);
         let gone: Vec<usize> =
             keys.into_iter().zip(gone).filter_map(|(key, gone)| gone.then_some(key)).collect();
         for key in gone {

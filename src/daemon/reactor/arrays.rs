@@ -17,6 +17,7 @@ use crate::volume::{
     Volume, VolumeAction, VolumeEvent, VolumeStatus,
 };
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// How long client requests in flight may take when an array is stopped, in nanoseconds.
 pub(super) const DRAIN_NANOS: u64 = 5_000_000_000;
@@ -211,7 +212,7 @@ impl Reactor {
         let before = array.volume.damage_revision();
         array.volume.step(now, event, &mut actions);
         if array.volume.damage_revision() != before {
-            self.mailbox.damage.ring();
+            self.mailbox.findings.ring();
         }
         let jobs = actions.iter().filter(|action| matches!(action, VolumeAction::Code(_))).count();
         for action in actions.drain(..) {
@@ -398,6 +399,10 @@ impl Reactor {
 
     fn notice(&mut self, id: ArrayId, notice: ArrayNotice) {
         let events = self.events.clone();
+        if ends_pass(notice.kind) {
+            self.mailbox.passes_ended.fetch_add(1, Ordering::SeqCst);
+            self.mailbox.findings.ring();
+        }
         if let Some(array) = self.hosted(id) {
             events.push(&array.name, notice);
         }
@@ -407,4 +412,10 @@ impl Reactor {
         self.next_admin += 1;
         RequestId(ADMIN_BIT | self.next_admin)
     }
+}
+
+/// Whether a notice tells of the end of a pass that may have counted errors.
+fn ends_pass(kind: NoticeKind) -> bool {
+    use NoticeKind::{MemberRebuilt, MemberReplaced, RepairEnded, ScrubEnded};
+    matches!(kind, ScrubEnded | RepairEnded | MemberRebuilt | MemberReplaced)
 }

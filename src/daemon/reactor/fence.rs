@@ -141,7 +141,8 @@ impl Reactor {
                 sockets.push(socket);
             }
         }
-        let seen = hang_ups(&sockets);
+        // For want of memory: then nobody is known to be there.
+        let seen = hang_ups(&sockets).unwrap_or_else(|| vec![libc::POLLERR; sockets.len()]);
         let has_ended = |((key, ended, hangup), seen): ((usize, bool, PollBits), PollBits)| {
             (ended || seen & hangup != 0).then_some(key)
         };

@@ -11,7 +11,7 @@ use crate::volume::{AdminError, AdminOutcome, AdminRequest, Volume};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::collections::VecDeque;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -120,10 +120,12 @@ pub(super) enum Command {
 pub(super) struct Mailbox {
     pub(super) commands: Mutex<VecDeque<Command>>,
     pub(super) wake: EventFd,
-    pub(super) damage: Bell,
+    pub(super) findings: Bell,
+    /// Passes over arrays that have ended.
+    pub(super) passes_ended: AtomicU64,
 }
 
-/// Rung by the reactor when what cannot be read of an array has changed.
+/// Rung by the reactor when what cannot be read of an array has changed, and when a pass over one has ended.
 #[derive(Debug, Default)]
 pub(super) struct Bell {
     has_rung: Mutex<bool>,
@@ -193,7 +195,12 @@ impl ReactorHandle {
     /// When the system has no io_uring for it.
     pub fn spawn(config: ReactorConfig, events: EventLog) -> io::Result<ReactorHandle> {
         let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        let mailbox = Arc::new(Mailbox { commands: Mutex::default(), wake, damage: Bell::default() });
+        let mailbox = Arc::new(Mailbox {
+            commands: Mutex::default(),
+            wake,
+            findings: Bell::default(),
+            passes_ended: AtomicU64::new(0),
+        });
         let (started, start) = sync_channel(1);
         let (end, outcome) = sync_channel(1);
         let thread = Arc::new(Thread { alive: AtomicBool::new(true), outcome: Mutex::new(Some(outcome)) });
@@ -302,11 +309,17 @@ impl ReactorHandle {
         self.ask(|reply| Command::StopArray { array, reply })
     }
 
-    /// Waits until what cannot be read of some array has changed since this was called last, for `limit` at most. Whether it
-    /// has. For one caller.
+    /// Waits until what cannot be read of some array has changed since this was called last, or a pass over one has ended, for
+    /// `limit` at most. Whether it has. For one caller.
     #[must_use]
-    pub fn damage_changes(&self, limit: Duration) -> bool {
-        self.mailbox.damage.wait(limit)
+    pub fn findings_change(&self, limit: Duration) -> bool {
+        self.mailbox.findings.wait(limit)
+    }
+
+    /// How many passes over arrays (scrubs, repairs, rebuilds) have ended.
+    #[must_use]
+    pub fn passes_ended(&self) -> u64 {
+        self.mailbox.passes_ended.load(Ordering::SeqCst)
     }
 
     /// Accepts clients on a listener from now on.

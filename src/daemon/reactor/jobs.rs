@@ -339,7 +339,12 @@ mod tests {
 
     fn mailbox() -> Arc<Mailbox> {
         let wake = EventFd::from_flags(EfdFlags::EFD_NONBLOCK).expect("an eventfd");
-        Arc::new(Mailbox { commands: Mutex::default(), wake, damage: Default::default() })
+        Arc::new(Mailbox {
+            commands: Mutex::default(),
+            wake,
+            findings: Default::default(),
+            passes_ended: Default::default(),
+        })
     }
 
     fn job(pool: &Pool, key: usize, urgency: Urgency) -> Job {

@@ -8,12 +8,14 @@
 use super::outgoing::Outgoing;
 use crate::block_io::BufMut;
 use crate::member::Ring;
+use crate::polling;
 use io_uring::{opcode, squeue, types};
 use nix::errno::Errno;
 use slab::Slab;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
+use std::time::Duration;
 
 /// Payloads of at least this many bytes are copied to and from sockets by a worker of the kernel's, where there is another
 /// core for it: the copying takes the time of a hundred small requests.
@@ -179,12 +181,19 @@ impl MessageHeader {
     }
 }
 
+/// How often sockets are looked at again where this host lacks memory for that: longer than a moment of it lasts, and shorter than
+/// clients would notice.
+const POLL_TRIES: u32 = 50;
+
+/// How long after the last time.
+const POLL_PAUSE: Duration = Duration::from_millis(1);
+
 /// What poll says of a socket: `libc::POLLHUP` and its like.
 pub(super) type PollBits = libc::c_short;
 
 /// What has happened to sockets at their other ends, in their order: POLLHUP, POLLERR, POLLRDHUP. Waits for nothing.
-/// Not by way of `nix`, which knows no POLLRDHUP.
-pub(super) fn hang_ups(sockets: &[BorrowedFd<'_>]) -> Vec<PollBits> {
+/// None where this host lacks memory for the answer. Not by way of `nix`, which knows no POLLRDHUP.
+pub(super) fn hang_ups(sockets: &[BorrowedFd<'_>]) -> Option<Vec<PollBits>> {
     poll_now(sockets, libc::POLLRDHUP)
 }
 
@@ -201,25 +210,27 @@ pub(super) fn grow_receive_buffer(socket: &OwnedFd, bytes: libc::c_int) {
     }
 }
 
-fn poll_now(sockets: &[BorrowedFd<'_>], events: PollBits) -> Vec<PollBits> {
+fn poll_now(sockets: &[BorrowedFd<'_>], events: PollBits) -> Option<Vec<PollBits>> {
     let entry = |socket: &BorrowedFd<'_>| libc::pollfd { fd: socket.as_raw_fd(), events, revents: 0 };
     let mut entries: Vec<libc::pollfd> = sockets.iter().map(entry).collect();
-    loop {
+    for _ in 0..POLL_TRIES {
         // SAFETY: the pointer and the number describe `entries`, which outlives the call.
         let result = unsafe { libc::poll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, 0) };
         if result >= 0 {
-            return entries.iter().map(|entry| entry.revents).collect();
+            return Some(entries.iter().map(|entry| entry.revents).collect());
         }
         if Errno::last() != Errno::EINTR {
-            // For want of memory: then nobody is known to be there.
-            return entries.iter().map(|_| libc::POLLERR).collect();
+            polling::tell_short(Errno::last_raw(), "the reactor");
+            std::thread::sleep(POLL_PAUSE);
         }
     }
+    None
 }
 
 /// Whether there is something to receive on sockets, in their order, be it the end. Waits for nothing.
 pub(super) fn has_input(sockets: &[BorrowedFd<'_>]) -> Vec<bool> {
-    poll_now(sockets, libc::POLLIN).into_iter().map(|seen| seen != 0).collect()
+    let seen = poll_now(sockets, libc::POLLIN);
+    seen.map_or_else(|| vec![false; sockets.len()], |seen| seen.into_iter().map(|seen| seen != 0).collect())
 }
 
 impl Sockets {

@@ -192,6 +192,8 @@ impl Volume for PassThrough {
             lost: Vec::new(),
             set_aside: Vec::new(),
             unreadable: Vec::new(),
+            unconfirmed_lost: Vec::new(),
+            unconfirmed: Vec::new(),
         }
     }
 }

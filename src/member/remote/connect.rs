@@ -10,6 +10,7 @@ use super::{RemoteError, RemoteLimits, secure};
 use crate::nbd::{
     ClientConnection, ClientEvent, ClientOptions, Command, NbdAddress, NbdUri, RemoteExport, Request,
 };
+use crate::polling;
 use crate::units::Timestamp;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -176,8 +177,9 @@ fn drive<S: Sink>(
             events |= PollFlags::POLLOUT;
         }
         match poll(&mut [PollFd::new(link.fd(), events)], poll_timeout(left)) {
-            Ok(0) | Err(Errno::EINTR) => continue,
+            Ok(0) => continue,
             Ok(_) => {}
+            Err(errno) if polling::survives(errno as i32, "a connection to a remote member") => continue,
             Err(errno) => return Err(RemoteError::Lost(errno.into())),
         }
         link.receive(sink).map_err(|error| lost(link, error))?;

@@ -7,6 +7,7 @@
 use super::RemoteError;
 use crate::block_io::Buf;
 use crate::nbd::{ClientConnection, ClientEvent, ClientFatal, RemoteExport, Request, SubmitError};
+use crate::polling;
 use crate::tls::Tunnel;
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, Shutdown, UnixAddr, sendmsg, setsockopt, shutdown, sockopt};
@@ -232,6 +233,9 @@ impl Link {
                 Ok(count) => self.note_sent(count),
                 Err(Errno::EAGAIN) => return Ok(()),
                 Err(Errno::EINTR) => {}
+                Err(errno) if polling::survives(errno as i32, "a connection to a remote member") => {
+                    return Ok(());
+                }
                 Err(errno) => return Err(LinkError::Io(errno.into())),
             }
         }
@@ -262,6 +266,9 @@ impl Link {
                 Ok(count) => count,
                 Err(Errno::EAGAIN) => return Ok(()),
                 Err(Errno::EINTR) => continue,
+                Err(errno) if polling::survives(errno as i32, "a connection to a remote member") => {
+                    return Ok(());
+                }
                 Err(errno) => return Err(LinkError::Io(errno.into())),
             };
             received += count;

@@ -21,7 +21,7 @@ use super::registry::{self, Hold};
 use super::{Lost, RemoteError, RemoteLimits, Shared, To, Witness, backoff, check_export};
 use crate::block_io::{IoFault, IoFaultKind};
 use crate::nbd::{NbdUri, RemoteExport};
-use nix::errno::Errno;
+use crate::polling;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -203,8 +203,9 @@ impl Worker {
             }));
         }
         match poll(&mut fds, timeout) {
-            Ok(_) | Err(Errno::EINTR) => {}
-            // Short of memory for a list of five: nothing to do but to try again.
+            Ok(_) => {}
+            Err(errno) if polling::survives(errno as i32, "the thread of a remote member") => {}
+            // There is nothing to do but to try again.
             Err(error) => {
                 tracing::error!(%error, "poll failed");
                 std::thread::sleep(Duration::from_millis(10));
