@@ -11,6 +11,7 @@ use crate::format::{MemberState, Superblock, damaged_copies, newest_read};
 use crate::member::patience::{each_at_once, each_within};
 use crate::member::{Access, Device, DeviceError, is_held_by_calpe, is_remote};
 use crate::units::shown;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
@@ -129,10 +130,31 @@ impl Search {
             [] => Err(ImportError::NotFound {
                 wanted: wanted.into(),
                 places: places.to_vec(),
-                unused: self.warnings.clone(),
+                unused: self.not_used(places),
             }),
             [one] => Ok(one),
             _ => Err(ImportError::Ambiguous { name: wanted.into(), uuids: named }),
+        }
+    }
+}
+
+impl ImportError {
+    /// With lines on what is known of members that were not found, where too few were.
+    #[must_use]
+    pub fn explained(self, about: impl FnOnce() -> BTreeMap<Uuid, String>) -> ImportError {
+        match self {
+            ImportError::Assembly {
+                source: source @ (AssemblyError::TooFew { .. } | AssemblyError::NoMajority { .. }),
+                mut left_out,
+            } => {
+                for line in about().into_values() {
+                    if !left_out.contains(&line) {
+                        left_out.push(line);
+                    }
+                }
+                ImportError::Assembly { source, left_out }
+            }
+            error => error,
         }
     }
 }
@@ -187,13 +209,15 @@ impl Opened {
                 Some(device) => device == seat.uuid,
                 None => Some(&unusable.path) == path.as_ref(),
             };
-            if let Some(Unusable { path, reason, .. }) = found.unusable.iter().find(is_own) {
+            let unusable = found.unusable.iter().find(is_own);
+            let stranger = |path: PathBuf| {
+                let reason = found.stranger_at(&path)?;
+                Some(Unusable { path, device: None, reason, overwritten: false })
+            };
+            if let Some(there) = unusable.cloned().or_else(|| path.and_then(stranger)) {
+                let Unusable { path, reason, overwritten, .. } = there;
                 seat.reason = Some(reason.clone());
-                left_out.push(LeftOut {
-                    device: seat.uuid,
-                    path: Some(path.clone()),
-                    reason: reason.clone(),
-                });
+                left_out.push(LeftOut { device: seat.uuid, path: Some(path), reason, overwritten });
             }
         }
     }
@@ -214,6 +238,8 @@ pub struct LeftOut {
     pub path: Option<PathBuf>,
     /// Why: "PATH: what is wrong".
     pub reason: String,
+    /// Its superblock is not there any more.
+    pub overwritten: bool,
 }
 
 /// Opens, locks and assembles the array of these members. What does not answer within `patience` is left out.
@@ -273,7 +299,8 @@ pub fn open(members: &[Found], force: bool, patience: Duration) -> Result<Opened
             let is_missed = |seat: &Seat<usize>| seat.state == MemberState::Missing && seat.uuid == uuid;
             match assembled.seats.iter().any(is_missed) {
                 true => {
-                    left_out.push(LeftOut { device: uuid, path: Some(device.path().to_owned()), reason });
+                    let path = Some(device.path().to_owned());
+                    left_out.push(LeftOut { device: uuid, path, reason, overwritten: false });
                 }
                 false => warnings.push(reason),
             }
@@ -346,6 +373,7 @@ impl Opening {
             device: found.superblock.device,
             path: Some(found.path.clone()),
             reason,
+            overwritten: false,
         });
     }
 
@@ -369,7 +397,7 @@ impl Opening {
                      of another member, replace that one"
                 ),
             };
-            self.left_out.push(LeftOut { device, path: None, reason });
+            self.left_out.push(LeftOut { device, path: None, reason, overwritten: false });
             for at in unused {
                 self.devices[self.candidates[at].key] = None;
             }

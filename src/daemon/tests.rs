@@ -157,6 +157,40 @@ fn only_the_own_device_of_a_member_brings_it_back() {
 }
 
 #[test]
+fn a_member_that_was_overwritten_while_offline_is_told_to_be_replaced_in_its_place() {
+    let bench = Bench::new();
+    bench.done(offline(3, false));
+    let path = bench.path("m3");
+    bench.wait_until(|_| Device::open(&path, Access::Exclusive).is_ok());
+    let bytes = std::fs::metadata(&path).unwrap().len();
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    for at in [0, bytes - 32768] {
+        std::os::unix::fs::FileExt::write_all_at(&file, &[0; 32768], at).unwrap();
+    }
+    let advice = format!("'calpe replace tank 3 {}'", path.display());
+    let error = bench.refused(online(3, None));
+    assert!(
+        error.message.contains("holds no Calpe superblock") && error.message.contains(&advice),
+        "{error}"
+    );
+    let action = bench.report().action;
+    assert!(action.contains(&advice) && !action.contains("calpe online"), "{action}");
+    bench.done(replace(member(3), path, false, false));
+    assert!(bench.wait_online().members[3].conditions.is_empty());
+}
+
+#[test]
+fn a_member_whose_path_holds_another_file_now_is_told_as_that() {
+    let bench = Bench::new();
+    let path = bench.path("m2");
+    std::fs::write(bench.path("new"), "a text").unwrap();
+    std::fs::rename(bench.path("new"), &path).unwrap();
+    let report = bench.wait_until(|report| report.state == ArrayState::Degraded);
+    let reason = report.members[2].reason.as_deref().unwrap_or_default();
+    assert!(reason.contains("another file is at its path now"), "{reason}");
+}
+
+#[test]
 fn a_deleted_file_is_replaced_by_a_new_one_of_the_same_name() {
     let bench = Bench::new();
     std::fs::remove_file(bench.path("m2")).unwrap();
