@@ -190,7 +190,7 @@ impl Daemon {
     }
 
     /// What the start of an array has cost, a line each, as its events from number `since` on tell it.
-    fn losses(&self, report: &ArrayReport, since: u64) -> Vec<String> {
+    pub(super) fn losses(&self, report: &ArrayReport, since: u64) -> Vec<String> {
         let name = &report.name;
         let is_loss = |event: &Event| {
             let is_dropped = event.kind == NoticeKind::LogDropped.name();

@@ -1051,7 +1051,8 @@ mod tests {
 
     #[test]
     fn a_file_that_was_deleted_moved_cut_off_or_replaced_is_reported_once() {
-        let cases: [(fn(&Path), i32); 5] = [
+        type Case = (fn(&Path), i32);
+        let cases: [Case; 5] = [
             (|path| std::fs::remove_file(path).unwrap(), libc::ENOENT),
             (|path| std::fs::rename(path, path.with_extension("moved")).unwrap(), libc::ENOENT),
             (|path| OpenOptions::new().write(true).open(path).unwrap().set_len(4096).unwrap(), libc::ENODATA),

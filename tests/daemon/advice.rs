@@ -1,11 +1,8 @@
 //! What messages tell people to do: typed as it stands, it works.
 
-use super::support::image::Image;
 use super::support::load::Client;
 use super::support::serve::{Serve, both, create};
 use super::support::{Up, calpe, run, try_run};
-use calpe::format::RegionKind;
-use calpe::nbd::{Command as Nbd, Request};
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -58,56 +55,22 @@ fn what_up_says_works_as_it_stands_in_any_directory() {
     assert!(!told.contains("import"), "{told}");
 }
 
-/// An array on m0 to m2 in a directory, whose daemon was killed with writes in the log.
-fn killed(dir: &Path, there: &Path) {
-    create(there, "tank", 2, 1);
-    let serve = Serve::start(dir, "");
+/// As the action of an array whose log is refused has it (`control/verdict.rs`).
+#[test]
+fn an_array_is_stopped_and_imported_by_force_in_one_line() {
+    let dir = tempfile::tempdir().unwrap();
+    create(&dir.path().join("there"), "tank", 2, 1);
+    let serve = Serve::start(dir.path(), "");
     serve.says("import tank --dir there --once");
-    let mut client = Client::connect(&serve.nbd()).unwrap();
-    for block in 0..100 {
-        let request = Request { fua: true, ..Request::new(Nbd::Write, block * 4096, 4096) };
-        client.call(&request, &[7; 4096]).unwrap().unwrap();
-    }
-    serve.kill();
-}
-
-/// Overwrites this share of the blocks of a member's log.
-fn overwrite_log(member: &Path, share: f64) {
-    let image = Image::open(member);
-    let blocks = image.blocks(RegionKind::Log);
-    for &at in &blocks[..(blocks.len() as f64 * share) as usize] {
-        image.write(at, &[0x55; 4096]);
-    }
-}
-
-#[test]
-fn an_import_answers_with_what_its_log_has_lost() {
-    let dir = tempfile::tempdir().unwrap();
-    let there = dir.path().join("there");
-    killed(dir.path(), &there);
-    ["m0", "m1"].iter().for_each(|member| overwrite_log(&there.join(member), 1.0));
-    let serve = Serve::start(dir.path(), "");
-    let told = serve.says("import tank --dir there --once");
-    assert!(told.contains("is ONLINE") && told.contains("could not be replayed on enough members"), "{told}");
-    serve.stop();
-}
-
-#[test]
-fn an_array_whose_log_is_refused_is_imported_by_force_as_it_is_advised() {
-    let dir = tempfile::tempdir().unwrap();
-    let there = dir.path().join("there");
-    killed(dir.path(), &there);
-    ["m0", "m1", "m2"].iter().for_each(|member| overwrite_log(&there.join(member), 0.5));
-    let serve = Serve::start(dir.path(), "");
-    let told = serve.says("import tank --dir there --once");
-    assert!(told.contains("is FAILED") && told.contains("the array cannot be served: "), "{told}");
+    let with_socket = |line: &str| line.replace("calpe ", "calpe --socket run/control.sock ");
+    let line = "calpe export tank && calpe import --force tank";
+    let output = typed(dir.path(), &with_socket(line));
+    assert!(output.status.success() && both(&output).contains("is ONLINE"), "{}", both(&output));
     let client = Client::connect(&serve.nbd()).unwrap();
-    let action = serve.arrays()[0]["action"].as_str().unwrap().to_owned();
-    let line = commands(&action).into_iter().find(|line| line.contains("&&")).expect(&action);
-    let output = typed(dir.path(), &line.replace("calpe ", "calpe --socket run/control.sock "));
-    let told = both(&output);
-    assert!(output.status.success() && told.contains("is ONLINE"), "{line}: {told}");
-    assert!(told.contains("array 'tank': "), "what is lost is told: {told}");
+    let output = typed(dir.path(), &with_socket(line));
+    assert!(!output.status.success() && both(&output).contains("export --force tank"), "{}", both(&output));
+    let output = typed(dir.path(), &with_socket("calpe export --force tank && calpe import --force tank"));
+    assert!(output.status.success() && both(&output).contains("is ONLINE"), "{}", both(&output));
     drop(client);
     serve.stop();
 }
