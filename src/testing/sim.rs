@@ -541,6 +541,14 @@ impl SimArray {
         }
     }
 
+    /// What a request would come to; nothing is changed.
+    ///
+    /// # Errors
+    /// Why it would be refused.
+    pub fn would(&self, request: &AdminRequest) -> Result<AdminOutcome, AdminError> {
+        self.volume.check(request)
+    }
+
     /// Stops cleanly and starts again.
     ///
     /// # Errors
