@@ -617,10 +617,10 @@ impl Array {
 
     pub(super) fn notice_repair(&mut self, member: MemberIndex, slot: SlotIndex, row: usize, rows: usize) {
         let text = format!(
-            "{} of member {member} from row {row} of slot {slot} on {} wrong or unreadable, and {} rewritten",
+            "{} of member {member} from row {row} of slot {slot} on {} wrong or unreadable; {} rewritten",
             Count::of(rows, "block"),
             Count::of(rows, "block").were(),
-            Count::of(rows, "block").are()
+            if rows == 1 { "it is" } else { "they are" }
         );
         self.notice(NoticeKind::BlocksRepaired, NoticeLevel::Warning, Some(member), text);
     }

@@ -216,7 +216,7 @@ pub struct SimArray {
     pub writes_lost: u64,
     /// Devices the array has released.
     pub released: BTreeSet<u32>,
-    volume: PlainVolume,
+    pub(super) volume: PlainVolume,
     queue: Vec<(DeviceId, IoToken, IoOp, u64)>,
     /// Operations that do not end.
     pub(super) hung: Vec<Hung>,
@@ -539,14 +539,6 @@ impl SimArray {
             }
             self.progress("an administrator's request");
         }
-    }
-
-    /// What a request would come to; nothing is changed.
-    ///
-    /// # Errors
-    /// Why it would be refused.
-    pub fn would(&self, request: &AdminRequest) -> Result<AdminOutcome, AdminError> {
-        self.volume.check(request)
     }
 
     /// Stops cleanly and starts again.
