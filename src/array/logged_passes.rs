@@ -75,7 +75,7 @@ impl Array {
     }
 
     fn start_logged_pass(&mut self, slot: SlotIndex, work: Work) {
-        let hold = SlotHold::new(slot, !matches!(work, Work::Scrub), self.redo().lives);
+        let hold = self.new_hold(slot, &work);
         let mut fetch = Fetch::new(slot);
         fetch.background = true;
         let pass = LoggedPass {
@@ -89,6 +89,17 @@ impl Array {
         };
         let key = self.ops.insert(Op::LoggedPass(Box::new(pass)));
         self.ready.push_back(key);
+    }
+
+    fn new_hold(&self, slot: SlotIndex, work: &Work) -> SlotHold {
+        let life = self.redo().lives;
+        match work {
+            Work::Scrub => SlotHold::new(slot, life),
+            Work::Rebuild(targets) => {
+                let since: Option<Vec<u64>> = targets.iter().map(|target| self.needs_since(target)).collect();
+                SlotHold::to_build(slot, since.and_then(|since| since.into_iter().min()), life)
+            }
+        }
     }
 
     pub(super) fn advance_logged_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
@@ -118,13 +129,11 @@ impl Array {
             Work::Scrub => (0..self.map.width()).collect(),
             Work::Rebuild(targets) => {
                 // A device that only missed some time needs what was written since.
-                let unmarked = self.redo().checkpoint.is_to_remark(stripe);
-                let written = self.redo().pages.map_entry(stripe).epoch;
-                let mut columns: Vec<usize> = targets
-                    .iter()
-                    .filter(|target| self.needs_since(target).is_none_or(|since| unmarked || written > since))
-                    .map(|target| target.column)
-                    .collect();
+                let needs = |target: &&Target| {
+                    self.needs_since(target).is_none_or(|since| self.is_missed(stripe, since))
+                };
+                let mut columns: Vec<usize> =
+                    targets.iter().filter(needs).map(|target| target.column).collect();
                 columns.sort_unstable();
                 columns.dedup();
                 columns
@@ -362,7 +371,7 @@ impl Array {
         self.passes.patience_spent += RETRY_NS;
         let slot = pass.hold.slot;
         self.let_slot_go(key, &mut pass.hold);
-        pass.hold = SlotHold::new(slot, true, self.redo().lives);
+        pass.hold = self.new_hold(slot, &pass.work);
         pass.fetch = Fetch::new(slot);
         pass.fetch.background = true;
         pass.stage = Stage::Hold;

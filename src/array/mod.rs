@@ -695,7 +695,8 @@ impl Array {
             Op::LoggedPass(pass) => self.logged_pass_io(key, pass, item, entry, result),
             Op::RingCheck(check) => self.ring_check_io(key, check, entry, result),
             Op::SuperScrub(scrub) => self.super_scrub_io(key, scrub, item, entry, result),
-            Op::PagePass(_) | Op::PageScrub(_) | Op::Repair(_) => {
+            Op::PagePass(pass) => self.page_pass_io(key, pass, item, entry, result),
+            Op::PageScrub(_) | Op::Repair(_) => {
                 unreachable!("pages have I/O of their own")
             }
         };

@@ -138,6 +138,8 @@ mutations! {
     LostWithoutEvidence "lost-without-evidence",
     /// T1: a rebuild writes what it could not read as well; the device had the only copy.
     RebuildWritesWhatItLacks "rebuild-writes-what-it-lacks",
+    /// T1: the copy of a page that a returning member has is marked as damaged although it is the last and tells the truth.
+    ReturningCopyVoided "returning-copy-voided",
     /// T1: a device joins although it lacks what cannot be read for a moment; the one that it replaces had the only copy.
     JoinsLacking "joins-lacking",
     /// T2: a write that let go of its rows writes what it read of them before; what others wrote meanwhile is old again.

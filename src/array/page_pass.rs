@@ -3,14 +3,19 @@
 //! A pass walks the pages that have a copy on the member and has each written whole with a checkpoint. When that is
 //! over and every slot is built, the log is emptied, so that no image in it is missing on the new device, and the
 //! device joins with a new epoch.
+//!
+//! A page that the others cannot give is marked as damaged on the device. But of a device that is only caught up, its own copy
+//! may be all that is left: where its member has missed no block that the page tells of, it is read, and the page is taken from
+//! there (`pages/offers.rs`).
 
 use super::members::{PagesBuilt, Which};
+use super::mutation::{Mutation, is_off};
 use super::page_hold::{PageHold, PagesHeld};
 use super::redo::Share;
-use super::{Array, Flow, Op};
-use crate::block_io::DeviceId;
-use crate::format::PageIndex;
-use crate::units::MemberIndex;
+use super::{Array, Flow, Inflight, Op, Owner};
+use crate::block_io::{BufMut, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
+use crate::format::{PAGE_BYTES, PageIndex};
+use crate::units::{MemberIndex, SlotIndex};
 
 pub(super) struct PagePass {
     member: MemberIndex,
@@ -18,9 +23,35 @@ pub(super) struct PagePass {
     device: DeviceId,
     next: PageIndex,
     hold: Option<(PageIndex, PageHold)>,
+    /// The copy that the device itself has of a page, being read; what it holds was offered for the page named last.
+    own: Option<OwnCopy>,
+    offered: Option<PageIndex>,
     /// All pages were asked for; the checkpoint that must have ended.
     last: Option<u64>,
     life: u64,
+}
+
+/// See [`PagePass::own`].
+struct OwnCopy {
+    page: PageIndex,
+    places: [Option<BufMut>; 2],
+    pending: usize,
+}
+
+/// Whether a device that is caught up lacks blocks that a page tells of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Missed {
+    None,
+    Some,
+    /// A crash could bring back some: after a checkpoint it cannot.
+    AskLater,
+}
+
+impl PagePass {
+    /// Whether it has nothing in flight.
+    pub(super) fn waits(&self) -> bool {
+        self.own.is_none()
+    }
 }
 
 impl Array {
@@ -78,34 +109,61 @@ impl Array {
     fn start_page_pass(&mut self, member: MemberIndex, which: Which) {
         let Some(device) = self.device_of(member, which) else { return };
         let life = self.redo().lives;
-        let pass = PagePass { member, which, device, next: PageIndex(0), hold: None, last: None, life };
+        let pass = PagePass {
+            member,
+            which,
+            device,
+            next: PageIndex(0),
+            hold: None,
+            own: None,
+            offered: None,
+            last: None,
+            life,
+        };
         let key = self.ops.insert(Op::PagePass(Box::new(pass)));
         self.ready.push_back(key);
     }
 
     pub(super) fn advance_page_pass(&mut self, key: usize, pass: &mut PagePass) -> Flow {
+        if pass.own.as_ref().is_some_and(|own| own.pending > 0) {
+            return Flow::Wait;
+        }
         let ours = self.device_of(pass.member, pass.which) == Some(pass.device);
         if !ours || self.is_failed() || pass.life != self.redo().lives || !self.redo().is_serving() {
             return self.end_page_pass(pass, false);
         }
         loop {
+            if let Some(own) = pass.own.take() {
+                self.offer_own_copy(pass, &own);
+            }
             if let Some((page, mut hold)) = pass.hold.take() {
-                let pages = match self.hold_pages(key, &mut hold) {
-                    PagesHeld::Wait => {
-                        pass.hold = Some((page, hold));
-                        return Flow::Wait;
-                    }
-                    held => (&mut self.redo_mut().pages, held),
-                };
-                match pages {
-                    (pages, PagesHeld::Unreadable) => pages.void(page, pass.member, pass.which),
-                    (pages, _) => pages.rebuild(page, pass.member, pass.which),
+                let held = self.hold_pages(key, &mut hold);
+                if held == PagesHeld::Wait {
+                    pass.hold = Some((page, hold));
+                    return Flow::Wait;
+                }
+                let is_unreadable = held == PagesHeld::Unreadable;
+                if !is_unreadable {
+                    self.redo_mut().pages.rebuild(page, pass.member, pass.which);
                 }
                 self.release_pages(&mut hold);
+                if is_unreadable {
+                    match self.own_copy_counts(pass, page) {
+                        Missed::AskLater => {
+                            pass.hold = Some((page, PageHold::new(page.0..page.0 + 1, pass.life)));
+                            let redo = self.redo_mut();
+                            redo.checkpoint.want();
+                            redo.waiting_for_drain.push(key);
+                            return Flow::Wait;
+                        }
+                        Missed::None => return self.read_own_copy(key, pass, page),
+                        Missed::Some => self.redo_mut().pages.void(page, pass.member, pass.which),
+                    }
+                }
             }
             let redo = self.redo_mut();
             if let Some(last) = pass.last {
-                if redo.checkpoint.ended >= last {
+                if redo.checkpoint.ended >= last && !redo.pages.is_due_on(pass.member) {
                     return self.end_page_pass(pass, true);
                 }
                 redo.checkpoint.want();
@@ -126,6 +184,87 @@ impl Array {
                 None => pass.last = Some(redo.checkpoint.begun + 1),
             }
         }
+    }
+
+    /// Whether the device lacks blocks that a page which cannot be read elsewhere tells of. It does if it is not caught up, or if
+    /// its copy of the page was offered and did not help.
+    fn own_copy_counts(&mut self, pass: &PagePass, page: PageIndex) -> Missed {
+        let (member, which) = (pass.member, pass.which);
+        let since =
+            self.builds_mut().find(|(m, w, _, _)| (*m, *w) == (member, which)).and_then(|(.., p)| p.since);
+        match since {
+            Some(since) if which == Which::Primary && pass.offered != Some(page) => {
+                self.missed_of(page, since)
+            }
+            _ => Missed::Some,
+        }
+    }
+
+    /// Whether a member that is as it was at the end of epoch `since` has missed blocks that a page tells of.
+    fn missed_of(&self, page: PageIndex, since: u64) -> Missed {
+        if is_off(Mutation::ReturningCopyVoided) {
+            return Missed::Some;
+        }
+        let redo = self.redo();
+        let mut missed = Missed::None;
+        for slot in redo.pages.layout().slots_of(page).map(SlotIndex) {
+            match redo.stripes.stripe_at(slot) {
+                Some(stripe) if self.holds_data(stripe) => {
+                    if self.is_missed(stripe, since) {
+                        return Missed::Some;
+                    }
+                }
+                Some(stripe) if redo.is_in_log(stripe) => missed = Missed::AskLater,
+                None if redo.stripes.is_retired(slot) => missed = Missed::AskLater,
+                // What the page says of a slot without data is written anew with the first data.
+                Some(_) | None => {}
+            }
+        }
+        missed
+    }
+
+    fn read_own_copy(&mut self, key: usize, pass: &mut PagePass, page: PageIndex) -> Flow {
+        let mut copies = self.redo().pages.layout().copies(page);
+        let (_, offset) = copies.find(|(member, _)| *member == pass.member).expect("a member with a copy");
+        let first = self.redo().pages_offset.plus(offset);
+        pass.own = Some(OwnCopy { page, places: [None, None], pending: 2 });
+        for (item, offset) in [first, first.plus(PAGE_BYTES as u64)].into_iter().enumerate() {
+            let read = IoOp::Read { offset, buf: self.pool.alloc(PAGE_BYTES) };
+            self.submit_io(Owner::Op { key, item }, pass.member, pass.device, read);
+        }
+        Flow::Wait
+    }
+
+    pub(super) fn page_pass_io(
+        &mut self,
+        key: usize,
+        pass: &mut PagePass,
+        item: usize,
+        entry: Inflight,
+        result: Result<IoValue, IoFault>,
+    ) -> Flow {
+        let own = pass.own.as_mut().expect("its copy is being read");
+        own.pending -= 1;
+        match result {
+            Ok(IoValue::Data(bytes)) => own.places[item] = Some(bytes),
+            Ok(_) => unreachable!("a read yields data"),
+            Err(fault) if fault.kind == IoFaultKind::Gone => {
+                self.read_fault(entry.member, entry.device, fault)
+            }
+            Err(_) => {}
+        }
+        self.advance_page_pass(key, pass)
+    }
+
+    /// The copy was read: the page is asked for once more, and taken from it if it is needed still.
+    fn offer_own_copy(&mut self, pass: &mut PagePass, own: &OwnCopy) {
+        let page = own.page;
+        if self.own_copy_counts(pass, page) == Missed::None {
+            let places = [0, 1].map(|at: usize| own.places[at].as_deref());
+            self.redo_mut().pages.offer(page, pass.member, places);
+        }
+        pass.offered = Some(page);
+        pass.hold = Some((page, PageHold::new(page.0..page.0 + 1, pass.life)));
     }
 
     pub(super) fn end_page_pass(&mut self, pass: &mut PagePass, complete: bool) -> Flow {

@@ -21,6 +21,7 @@
 //! Must not know of devices, epochs beyond their number, the log, or who waits.
 
 mod hashes;
+mod offers;
 mod versions;
 mod write_back;
 
@@ -34,6 +35,7 @@ use crate::format::{
     Geometry, LogKey, MapEntry, MemberSet, PAGE_BYTES, PAGE_ENTRIES, Page, PageError, PageIndex, PageLayout,
 };
 use crate::units::{BlockHash, MemberIndex, StripeIndex};
+use offers::Offer;
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -252,6 +254,8 @@ pub(super) struct PageStore {
     void: BTreeSet<(PageIndex, MemberIndex, bool)>,
     /// Of these, those that the next write-back, or the one under way, tells.
     void_due: BTreeSet<(PageIndex, MemberIndex, bool)>,
+    /// What devices that are caught up hold of pages that cannot be read elsewhere.
+    offers: BTreeMap<PageIndex, Offer>,
     /// The versions of pages that were seen, cached or not.
     versions: Versions,
     settles_for: Settle,
@@ -285,6 +289,7 @@ impl PageStore {
             probes: BTreeMap::new(),
             void: BTreeSet::new(),
             void_due: BTreeSet::new(),
+            offers: BTreeMap::new(),
             versions: Versions::new(PageLayout::new(geometry, checksums).pages()),
             settles_for: Settle::Known,
         }
@@ -397,17 +402,9 @@ impl PageStore {
                 let found = found.places.as_mut().expect("it was to be read");
                 let first = usize::from(places == Places::Second);
                 for (place, bytes) in found[first..].iter_mut().zip(bytes.chunks(PAGE_BYTES)) {
-                    *place = match Page::decode(&self.key, self.array, page, bytes) {
-                        Err(PageError::Blank) => Place::Blank,
-                        Err(PageError::Damaged) => Place::Damaged,
-                        Ok(version) => {
-                            let (found, paired) = (version_of(&version), version.paired);
-                            if newest.as_ref().is_none_or(|newest: &Page| version_of(newest) < found) {
-                                newest = Some(version);
-                            }
-                            if paired { Place::Paired(found) } else { Place::Valid(found) }
-                        }
-                    };
+                    let version;
+                    (*place, version) = decode_place(&self.key, self.array, page, bytes);
+                    newest = newer(newest, version);
                 }
             }
         }
@@ -417,11 +414,7 @@ impl PageStore {
             return None;
         }
         let load = self.loads.get_mut(&page).expect("it was found above");
-        if let Some(found) = newest
-            && load.newest.as_ref().is_none_or(|newest| version_of(newest) < version_of(&found))
-        {
-            load.newest = Some(found);
-        }
+        load.newest = newer(load.newest.take(), newest);
         if !is_over {
             return None;
         }
@@ -524,6 +517,7 @@ impl PageStore {
         self.clock.clear();
         self.dirty.clear();
         self.due.clear();
+        self.offers.clear();
         self.versions = Versions::new(self.layout.pages());
         self.settles_for = Settle::Known;
     }
@@ -647,6 +641,7 @@ impl PageStore {
             let good = copies.good(truth);
             return Loaded { waiters, outcome: LoadOutcome::Ready, faults, good, unread };
         }
+        let offer = self.offers.remove(&page);
         let truth = newest.as_ref().map(version_of);
         let standing = match copies.standing(truth, self.versions.compare(page, truth), torn) {
             Standing::Unknown if is_off(Mutation::UnreadTakenForOld) && truth.is_some() => Standing::Newest,
@@ -666,6 +661,10 @@ impl PageStore {
         let is_doubtful = match standing {
             Standing::Newest => false,
             Standing::Doubtful => true,
+            Standing::Likely | Standing::Unknown if offer.is_some() => {
+                let offer = offer.expect("there is one");
+                return self.take_offer(page, offer, waiters, &copies);
+            }
             Standing::Likely | Standing::Unknown => {
                 if let Some(unread) = &mut unread {
                     unread.is_likely = standing == Standing::Likely;
@@ -763,6 +762,27 @@ impl PageStore {
                 self.clock.push_back(page);
             }
         }
+    }
+}
+
+/// What a place of a copy shows.
+fn decode_place(key: &LogKey, array: Uuid, page: PageIndex, bytes: &[u8]) -> (Place, Option<Page>) {
+    match Page::decode(key, array, page, bytes) {
+        Err(PageError::Blank) => (Place::Blank, None),
+        Err(PageError::Damaged) => (Place::Damaged, None),
+        Ok(version) => {
+            let found = version_of(&version);
+            (if version.paired { Place::Paired(found) } else { Place::Valid(found) }, Some(version))
+        }
+    }
+}
+
+/// The newer version; the first of two that are the same.
+fn newer(one: Option<Page>, other: Option<Page>) -> Option<Page> {
+    match (&one, &other) {
+        (Some(first), Some(second)) if version_of(first) < version_of(second) => other,
+        (None, _) => other,
+        _ => one,
     }
 }
 

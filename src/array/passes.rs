@@ -515,7 +515,8 @@ impl Array {
             .filter(|(_, op)| match op {
                 Op::LoggedPass(op) => op.waits(),
                 Op::SuperScrub(op) => op.waits(),
-                Op::PagePass(_) | Op::PageScrub(_) | Op::Repair(_) => true,
+                Op::PagePass(op) => op.waits(),
+                Op::PageScrub(_) | Op::Repair(_) => true,
                 _ => false,
             })
             .map(|(key, _)| key)

@@ -3,7 +3,7 @@
 use super::members::{Progress, Which};
 use super::{Array, NoticeKind, NoticeLevel};
 use crate::block_io::DeviceId;
-use crate::units::{MemberIndex, SlotIndex};
+use crate::units::{MemberIndex, SlotIndex, StripeIndex};
 
 /// A device that is to get a slot.
 pub(super) struct Target {
@@ -84,10 +84,17 @@ impl Array {
     }
 
     /// The epoch up to which a device under construction is current anyway.
-    pub(super) fn needs_since(&mut self, target: &Target) -> Option<u64> {
-        let mut builds = self.builds_mut();
-        builds
-            .find(|(m, _, d, _)| *m == target.member && *d == target.device)
-            .and_then(|(_, _, _, p)| p.since)
+    pub(super) fn needs_since(&self, target: &Target) -> Option<u64> {
+        let member = self.member(target.member);
+        let primary =
+            member.device.zip(member.progress.as_ref()).map(|(device, progress)| (device.id, progress));
+        let second = member.replacement.as_ref().map(|new| (new.device.id, &new.progress));
+        let mut builds = [primary, second].into_iter().flatten();
+        builds.find(|(device, _)| *device == target.device).and_then(|(_, progress)| progress.since)
+    }
+
+    /// Whether data of the stripe was written later than in epoch `since`, or may have been.
+    pub(super) fn is_missed(&self, stripe: StripeIndex, since: u64) -> bool {
+        self.redo().checkpoint.is_to_remark(stripe) || self.redo().pages.map_entry(stripe).epoch > since
     }
 }

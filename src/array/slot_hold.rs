@@ -21,9 +21,16 @@ pub(super) struct SlotHold {
     stripe: Option<StripeIndex>,
     stage: Stage,
     pages: PageHold,
-    /// For a device under construction.
-    builds: bool,
+    /// For devices under construction.
+    builds: Option<Builds>,
     life: u64,
+}
+
+/// What devices under construction need.
+#[derive(Clone, Copy, Debug)]
+struct Builds {
+    /// What was written later than in this epoch; all, if none.
+    since: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +47,8 @@ enum Stage {
 pub(super) enum Held {
     /// Not yet: the operation is advanced when that may have changed.
     Wait,
-    /// The slot is free, or its stripe holds no data.
+    /// The slot is free, its stripe holds no data, or the devices under construction have what it holds. Its pages are not
+    /// loaded.
     Empty,
     /// It holds this stripe, and its pages are loaded.
     Stripe(StripeIndex),
@@ -49,9 +57,14 @@ pub(super) enum Held {
 }
 
 impl SlotHold {
-    /// `builds`: an empty slot is one that a crash leaves empty.
-    pub fn new(slot: SlotIndex, builds: bool, life: u64) -> SlotHold {
-        SlotHold { slot, stripe: None, stage: Stage::New, pages: PageHold::default(), builds, life }
+    pub fn new(slot: SlotIndex, life: u64) -> SlotHold {
+        SlotHold { slot, stripe: None, stage: Stage::New, pages: PageHold::default(), builds: None, life }
+    }
+
+    /// For devices that need what was written later than in epoch `since`, or all: an empty slot is then one that a crash
+    /// leaves empty.
+    pub fn to_build(slot: SlotIndex, since: Option<u64>, life: u64) -> SlotHold {
+        SlotHold { builds: Some(Builds { since }), ..SlotHold::new(slot, life) }
     }
 
     pub fn waits(&self) -> bool {
@@ -80,7 +93,7 @@ impl Array {
                     if !self.locks.is_held(slot_lock, key) {
                         return Held::Wait;
                     }
-                    if self.redo().stripes.is_retired(hold.slot) && hold.builds {
+                    if self.redo().stripes.is_retired(hold.slot) && hold.builds.is_some() {
                         return self.wait_for_checkpoint(key);
                     }
                     if self.redo().stripes.stripe_at(hold.slot).is_none() {
@@ -103,7 +116,7 @@ impl Array {
                         continue;
                     }
                     if !self.holds_data(stripe) {
-                        if self.redo().is_in_log(stripe) && hold.builds {
+                        if self.redo().is_in_log(stripe) && hold.builds.is_some() {
                             return self.wait_for_checkpoint(key);
                         }
                         return Held::Empty;
@@ -115,6 +128,12 @@ impl Array {
                 Stage::Drain => {
                     if self.redo().overlay.has_slot(hold.slot) {
                         return self.wait_for_checkpoint(key);
+                    }
+                    let since = hold.builds.and_then(|builds| builds.since);
+                    if let (Some(stripe), Some(since)) = (hold.stripe, since)
+                        && !self.is_missed(stripe, since)
+                    {
+                        return Held::Empty;
                     }
                     match self.hold_pages(key, &mut hold.pages) {
                         PagesHeld::Wait => return Held::Wait,

@@ -70,6 +70,8 @@ fn hunt_by_page_faults(mutation: Mutation) -> Result<String, String> {
             page_faults::pages_unreadable_for_a_moment(seed.is_multiple_of(2), 1_000, seed)?;
             page_faults::pages_unreadable_and_a_power_cut(seed)?;
             page_faults::flushed_batch_unreadable(500, seed)?;
+            let others = page_faults::OtherCopies::Rotten;
+            page_faults::only_a_returning_member_has_pages(page_faults::shape(2, 1, 200), others, seed)?;
             page_faults::member_comes_late(seed).map(drop)
         };
         let result = mutation.with(|| catch_unwind(AssertUnwindSafe(scene)));
@@ -185,6 +187,7 @@ fn hunt(mutation: Mutation) -> Result<String, String> {
         | Mutation::UnreadTakenForLost
         | Mutation::UnreadWrittenOver
         | Mutation::UnreadTailDropped
+        | Mutation::ReturningCopyVoided
         | Mutation::AbsentTakenForLost => return hunt_by_page_faults(mutation),
         Mutation::ShortageIsAFault | Mutation::LastCopyNotSpared | Mutation::HealedErrorsCount => {
             return hunt_by_trouble(mutation);

@@ -51,6 +51,19 @@ fn what_could_not_be_read_for_a_moment_survives_a_power_cut_later() {
     }
 }
 
+#[test]
+fn what_only_a_returning_member_can_tell_of_pages_is_not_destroyed() {
+    use OtherCopies::*;
+    for others in [Rotten, Unreadable, SomeRotten, RottenAndOneOwnPlace] {
+        for (data, parity) in [(2, 1), (3, 1), (2, 2)] {
+            for seed in 0..4 {
+                only_a_returning_member_has_pages(shape(data, parity, 200), others, seed)
+                    .unwrap_or_else(|what| panic!("{data}+{parity} {others:?} {seed}: {what}"));
+            }
+        }
+    }
+}
+
 /// Of many seeds, faults of half a second never make a start refuse. Returns how many that do not end did.
 fn refusals(scene: fn(u64, u64) -> Result<bool, String>) -> usize {
     let run = |millis, seed| scene(millis, seed).unwrap_or_else(|what| panic!("{seed} {millis}: {what}"));

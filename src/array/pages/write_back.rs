@@ -66,6 +66,7 @@ impl PageStore {
     /// written to a device that is built in its stead goes to both places.
     pub fn left(&mut self, member: MemberIndex) {
         self.away.insert(member);
+        self.offers.retain(|_, offer| !offer.is_of(member));
         self.set_next(member, |_| Next::Anywhere);
         self.void.retain(|(_, other, _)| *other != member);
         self.void_due.retain(|(_, other, _)| *other != member);
@@ -76,6 +77,7 @@ impl PageStore {
     /// leave none. Loads that began without the member are asked for again.
     pub fn joined(&mut self, member: MemberIndex) {
         self.away.remove(member);
+        self.offers.retain(|_, offer| !offer.is_of(member));
         // Of a page without a version both places are blank, and the next write is the first.
         let next = |page: &Page| if page.sequence == 0 { Places::Alone } else { Places::First };
         self.set_next(member, |page| Next::At(next(page)));
@@ -159,7 +161,9 @@ impl PageStore {
             for (copy, (member, offset)) in self.layout.copies(page).enumerate() {
                 let copy = copy as u16;
                 let next = cached.next[usize::from(copy)];
-                let own = if due.whole.contains(member) { Next::Anywhere } else { next };
+                // What was taken from the device itself is not written over with the first write.
+                let is_taken = self.away.contains(member) && next != Next::Anywhere;
+                let own = if due.whole.contains(member) && !is_taken { Next::Anywhere } else { next };
                 let primary = frozen.changed || due.heal.contains(member) || due.whole.contains(member);
                 let replacement = frozen.changed || due.replacement.contains(member);
                 for (which, next, asked) in
@@ -307,7 +311,13 @@ impl PageStore {
                 let whole = frozen.whole.iter().find(|(other, _)| is_this(*other));
                 let written = frozen.written.iter().find(|(other, _)| is_this(*other));
                 cached.next[copy] = match (whole, written) {
-                    _ if self.away.contains(member) => Next::Anywhere,
+                    _ if self.away.contains(member) => {
+                        if frozen.due.whole.contains(member) && cached.next[copy] != Next::Anywhere {
+                            // It was taken from the device itself, and is in one place there.
+                            self.due.entry(page).or_default().insert(member, Which::Primary);
+                        }
+                        Next::Anywhere
+                    }
                     // The other place could not be read, and was spared: it is written, too, now that this one is whole.
                     (None, Some((_, places))) if frozen.spared.contains(member) => {
                         self.due.entry(page).or_default().merge(Due::healed([member].into_iter().collect()));

@@ -3,7 +3,9 @@
 
 use calpe::block_io::IoOp;
 use calpe::format::{COPY_BYTES, all_copy_offsets};
-use calpe::format::{ChecksumKind, LogKey, PAGE_BYTES, Page, PageIndex, PageLayout, RegionKind, Superblock};
+use calpe::format::{
+    ChecksumKind, LogKey, MemberState, PAGE_BYTES, Page, PageIndex, PageLayout, RegionKind, Superblock,
+};
 use calpe::testing::{
     DiskRegion, Fate, OpKinds, PassingFault, Random, SimArray, SimDisk, SimShape, SimWorld, Trouble,
 };
@@ -262,6 +264,87 @@ pub fn old_map_page(until: Timestamp, seed: u64) -> Result<(), String> {
     let mut sim = scene.start(false);
     drain(&mut sim);
     verify(&mut sim, &scene.model, "the start after the refused one")
+}
+
+/// What happens to the copies of pages of checksums that other members have, while a member is away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OtherCopies {
+    /// They rot.
+    Rotten,
+    /// They give errors from now on, and those who read them go on.
+    Unreadable,
+    /// Those of pages rot of which the member misses no block; others are written meanwhile.
+    SomeRotten,
+    /// They rot, and nothing is sure of the place of the member's own copy that the newest version is not in.
+    RottenAndOneOwnPlace,
+}
+
+/// A member is away for a moment, and the copies of pages of checksums that the others have are gone: its own copies are as good
+/// as they were, and everything reads as it did once it is back, also after the member is lost for good.
+pub fn only_a_returning_member_has_pages(
+    shape: SimShape,
+    others: OtherCopies,
+    seed: u64,
+) -> Result<(), String> {
+    let parity = shape.parity;
+    let scene = Scene::stopped(shape, seed);
+    let mut sim = scene.start(false);
+    let mut model = scene.model.clone();
+    drain(&mut sim);
+    let away = (seed % u64::from(parity + 2)) as u32;
+    let any = sim.disks[&0].clone();
+    let first = first_hash_page(&any).0;
+    let pages = PageLayout::new(superblock(&any).geometry, true).pages();
+    let spared = if others == OtherCopies::SomeRotten { pages / 2 } else { pages };
+    let mut hidden: BTreeMap<u32, Vec<Range<u64>>> = BTreeMap::new();
+    for page in (first..spared).map(PageIndex) {
+        let copies = copies(&any, page);
+        if !copies.iter().any(|(disk, _)| *disk == away) {
+            continue;
+        }
+        for (disk, place) in copies {
+            let newest = newest_place(&sim.disks[&disk], page, &place);
+            let disk_of = sim.disks.get_mut(&disk).expect("a disk");
+            match others {
+                _ if disk == away => {
+                    if others == OtherCopies::RottenAndOneOwnPlace {
+                        let other = if newest.start == place.start { newest.end } else { place.start };
+                        disk_of.poke(other, &[7; PAGE_BYTES]);
+                    }
+                }
+                OtherCopies::Unreadable => hidden.entry(disk).or_default().push(place),
+                _ => disk_of.poke(place.start + 1000, &[7; 2 * PAGE_BYTES - 1000]),
+            }
+        }
+    }
+    for (disk, within) in hidden {
+        sim.disks.get_mut(&disk).expect("a disk").inject(unreadable(within, Timestamp(u64::MAX)));
+    }
+    let index = MemberIndex(away as u16);
+    sim.admin(AdminRequest::Offline { member: index }).map_err(|error| format!("{error:?}"))?;
+    if others == OtherCopies::SomeRotten {
+        // Its slots are in the other half of the pages.
+        let block = model.len() / BLOCK - 1;
+        model[block * BLOCK..].fill(9);
+        sim.write((block * BLOCK) as u64, &[9; BLOCK]).map_err(|error| format!("{error:?}"))?;
+    }
+    sim.sleep(500);
+    let device = sim.reopen_disk(away);
+    sim.admin(AdminRequest::Online { member: index, device }).map_err(|error| format!("{error:?}"))?;
+    drain(&mut sim);
+    if sim.status().members[usize::from(index.0)].state != MemberState::Online {
+        return Err(format!("the member is not back: {:?}", texts(&sim)));
+    }
+    verify(&mut sim, &model, "the member is back")?;
+    if others == OtherCopies::Unreadable {
+        // What they hold comes back, and is old.
+        sim.disks.values_mut().for_each(SimDisk::clear_faults);
+        return verify_after_restart(sim, &model, "after it was back");
+    }
+    drain(&mut sim);
+    let disk = sim.disk_of(index.0).expect("its disk");
+    sim.disks.get_mut(&disk).expect("a disk").dead = true;
+    verify(&mut sim, &model, "the member is lost for good")
 }
 
 /// Pages of checksums cannot be read on any member for a moment while the log is replayed.
