@@ -183,12 +183,6 @@ impl Copies {
 }
 
 impl Copies {
-    /// Those that were read and show no version, whatever the page's is.
-    pub fn damaged(&self) -> Vec<(MemberIndex, CopyFault)> {
-        let is_damaged = |copy: &&CopyFound| copy.count(Place::Damaged) == 2;
-        self.0.iter().filter(is_damaged).map(|copy| (copy.member, CopyFault::Damaged)).collect()
-    }
-
     /// The members whose copies were read, and are as they should be.
     pub fn good(&self, truth: Option<Version>) -> MemberSet {
         let is_good =

@@ -14,6 +14,8 @@
 //!   a place could not be read it is read again just before the write.
 //!   A copy without a valid version keeps one blank place until a write has succeeded: that tells "never written
 //!   whole" from "written, and damaged". Only a copy that can be no witness for either is written in both places.
+//! * A device under construction tells nothing of a page, but for one that has missed nothing of it, where nobody else can tell
+//!   (`pages/offers.rs`).
 //! * Which place holds a copy's newest version is believed from [`PageStore::thaw`] on, when the write is flushed.
 //! * What is written back is what the page was at [`PageStore::freeze`] (rule W2 of the crash-safety design): later
 //!   changes wait for the next one. Pages that are changed, or frozen and not thawed, are never evicted.

@@ -6,7 +6,7 @@
 //! device itself first in the place that the version which it has is not in, and in both with the write-back after that.
 
 use super::{Cached, Copies, LoadOutcome, Loaded, PageStore, decode_place, newer};
-use crate::array::page_copies::{CopyFault, Next, Place, Places, version_of};
+use crate::array::page_copies::{Next, Place, Places, Torn, version_of};
 use crate::format::{Page, PageIndex};
 use crate::units::MemberIndex;
 use std::sync::Arc;
@@ -56,7 +56,7 @@ impl PageStore {
         copies: &Copies,
     ) -> Loaded {
         let Offer { member, mut newest, other } = offer;
-        let faults: Vec<(MemberIndex, CopyFault)> = copies.damaged();
+        let faults = copies.faults(Some(version_of(&newest)), Torn::Impossible);
         newest.sequence += AHEAD;
         newest.paired = true;
         let next = copies.0.iter().map(|copy| match copy.member {

@@ -336,6 +336,11 @@ pub fn only_a_returning_member_has_pages(
         return Err(format!("the member is not back: {:?}", texts(&sim)));
     }
     verify(&mut sim, &model, "the member is back")?;
+    let told =
+        |sim: &SimArray| texts(sim).iter().any(|text| text.contains("a damaged copy of metadata page"));
+    if others != OtherCopies::Unreadable && !told(&sim) {
+        return Err(format!("nobody is told of the rotten copies: {:?}", texts(&sim)));
+    }
     if others == OtherCopies::Unreadable {
         // What they hold comes back, and is old.
         sim.disks.values_mut().for_each(SimDisk::clear_faults);
