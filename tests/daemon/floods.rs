@@ -150,6 +150,47 @@ fn a_flood_of_requests_keeps_nobody_else_waiting() {
     run(command.args(["--settle", "0.3", "--bound", "2000", "--only", floods]));
 }
 
+/// 16 million stripes: read and built at one go, their map would hold up everybody for seconds.
+#[test]
+fn a_large_map_that_is_loaded_keeps_nobody_waiting() {
+    let _turn = turn();
+    let dir = tempfile::tempdir().expect("a directory");
+    let up = serve(dir.path(), "1GiB");
+    let there = dir.path().join("large");
+    fs::create_dir(&there).expect("a directory");
+    let mut create = calpe();
+    create.args(["create", "large", "--data", "2", "--parity", "1", "--chunk", "4KiB", "--size", "128GiB"]);
+    run(create.args((0..3).map(|member| there.join(format!("m{member}")))));
+    let mut victim = attach(&up);
+    let ends = AtomicBool::new(false);
+    let (mut reads, mut longest) = (0, Duration::ZERO);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let _end = Ends(&ends);
+            up.calpe(&["import", "large", "--dir", there.to_str().expect("a name")]);
+            let is_served = || {
+                let status = up.calpe(&["status", "large", "--json"]);
+                let status: serde_json::Value = serde_json::from_str(&status).expect("JSON");
+                status["arrays"][0]["log"]["state"] == "serving"
+            };
+            let started = Instant::now();
+            while !is_served() {
+                assert!(started.elapsed() < PATIENCE, "it is not served");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        });
+        while !ends.load(Ordering::Relaxed) {
+            let started = Instant::now();
+            read(&mut victim, reads % 1000 * 4096, 4096);
+            longest = longest.max(started.elapsed());
+            reads += 1;
+        }
+    });
+    assert!(reads > 100, "{reads} reads");
+    assert!(longest < Duration::from_secs(1), "a read took {longest:?}");
+    up.stop();
+}
+
 #[test]
 fn handshakes_that_fail_cost_no_more_threads_than_there_are_places() {
     let _turn = turn();

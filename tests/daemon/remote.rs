@@ -271,6 +271,35 @@ fn a_flush_fails_after_writes_were_lost_that_nobody_had_flushed() {
 }
 
 #[test]
+fn a_member_that_is_far_slower_than_the_others_is_named() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name);
+    let servers: Vec<Process> = (0..4)
+        .map(|at| {
+            let mut command = Command::new("nbdkit");
+            command.arg("-f").arg("-U").arg(path(&format!("s{at}"))).arg("--filter=delay").arg("memory");
+            let delay = if at == 2 { 60 } else { 1 };
+            command.arg(DISK.to_string()).arg(format!("rdelay={delay}ms")).arg(format!("wdelay={delay}ms"));
+            Process::start(&mut command)
+        })
+        .collect();
+    let uris: Vec<String> = (0..4).map(|at| unix_uri(&path(&format!("s{at}")))).collect();
+    uris.iter().for_each(|uri| answers(uri));
+    create(&uris, 3);
+    let up = Up::serve(dir.path(), &configure(dir.path(), &uris, ""));
+    let working = Working::start(&up.socket(), load());
+    let slow = |up: &Up, member: usize| up.status()["members"][member]["conditions"].as_array().map(Vec::len);
+    until("it is named", || slow(&up, 2) == Some(1));
+    assert_eq!([0, 1, 3].map(|member| slow(&up, member)), [Some(0); 3], "and no other");
+    working.end();
+    let told = up.calpe(&["status"]);
+    assert!(told.contains("far slower than the others") && told.contains("ONLINE"), "{told}");
+    assert!(up.calpe(&["events"]).contains("far slower"));
+    up.stop();
+    drop(servers);
+}
+
+#[test]
 fn two_uris_of_one_export_are_no_two_members_and_errors_of_a_server_cost_its_member() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = |name: &str| dir.path().join(name);
