@@ -99,6 +99,7 @@ struct MemberReport {
     left_epoch_id: Option<String>,
     /// Batches below were in place on it then.
     left_tail: Option<u64>,
+    left_update: Option<u64>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -236,6 +237,7 @@ impl SuperblockReport {
                     rebuilt_slots: member.rebuilt.0,
                     left_epoch_id: (left.epoch != 0).then(|| epoch_id(left.epoch)),
                     left_tail: (left.epoch != 0).then_some(left.tail),
+                    left_update: (left.update != 0).then_some(left.update),
                 })
                 .collect(),
             replacements: superblock
@@ -481,7 +483,7 @@ mod tests {
         assert_eq!(json["features"]["incompat_names"], "redo-log, checksum-pages, stripe-map, update-count");
         assert_eq!(json["members"][5]["left_epoch_id"], "76543210feebdaed");
         assert_eq!(json["members"][5]["left_tail"], 980);
-        assert!(json["members"][0]["left_epoch_id"].is_null());
+        assert!(json["members"][0]["left_epoch_id"].is_null() && json["members"][5]["left_update"].is_null());
     }
 
     #[test]

@@ -204,6 +204,8 @@ pub struct Left {
     pub epoch: u64,
     /// Batches below were in place on it, and a batch in its log said so.
     pub tail: u64,
+    /// The newest update of the superblocks that it can have got before the array went on without it, 0 where that is not known.
+    pub update: u64,
 }
 
 /// What a region of a member holds.

@@ -46,6 +46,9 @@ pub const MAX_DEVICE_BYTES: u64 = i64::MAX as u64 & !(ROW_BYTES - 1);
 /// member without a record is rebuilt.
 pub const MAX_LEFT: usize = 100;
 
+/// Members that are out of service with the update at which they left: what fits into a copy.
+pub const MAX_LEFT_UPDATES: usize = 10;
+
 /// First bytes of every copy. The last two bytes differ under newline translation and end a text display.
 pub(super) const MAGIC: [u8; 8] = *b"CALPE\x0d\x0a\x1a";
 
@@ -159,7 +162,9 @@ struct RawCopy {
     log_secret: [u8; 16],
     update: U64,
     update_complete: U64,
-    reserved_4: [u8; 0x70],
+    reserved_4: [u8; 8],
+    left_updates: [RawLeftUpdate; MAX_LEFT_UPDATES],
+    reserved_8: [u8; 4],
     regions: [RawRegion; MAX_REGIONS],
     members: [RawMember; MAX_MEMBERS as usize],
     reserved_5: [u8; 32],
@@ -204,6 +209,13 @@ struct RawLeft {
     tail: U64,
 }
 
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawLeftUpdate {
+    member: U16,
+    update: U64,
+}
+
 const _: () = {
     assert!(size_of::<RawCopy>() == COPY_BYTES);
     assert!(size_of::<RawRegion>() == 32);
@@ -224,6 +236,7 @@ const _: () = {
     assert!(std::mem::offset_of!(RawCopy, left_epochs) == 0x3400);
     assert!(std::mem::offset_of!(RawCopy, left_tails) == 0x3bf8);
     assert!(std::mem::offset_of!(RawCopy, update) == 0x180);
+    assert!(std::mem::offset_of!(RawCopy, left_updates) == 0x198);
 };
 
 impl Superblock {
@@ -344,6 +357,11 @@ impl Superblock {
             (tail.member, tail.tail) = ((at as u16).into(), left.tail.into());
         }
         raw.left_count = ((MAX_LEFT - tails.len()) as u16).into();
+        let mut updates = raw.left_updates.iter_mut();
+        for (at, left) in self.left.iter().enumerate().filter(|(_, left)| left.update != 0) {
+            let record = updates.next().expect("no more records than there is room for");
+            (record.member, record.update) = ((at as u16).into(), left.update.into());
+        }
         for (raw, region) in raw.regions.iter_mut().zip(&self.regions) {
             raw.kind = region.kind.byte();
             raw.offset = region.offset.0.into();
@@ -435,6 +453,9 @@ impl Superblock {
         ensure(left <= MAX_LEFT, "left count", left, format_args!("at most {MAX_LEFT}"))?;
         let unheld = self.left.iter().any(|left| left.epoch == 0 && left.tail != 0);
         ensure(!unheld, "left tail", "of a member without an epoch", "none")?;
+        let updates = self.left.iter().filter(|left| left.update != 0).count();
+        let limit = format_args!("at most {MAX_LEFT_UPDATES}");
+        ensure(updates <= MAX_LEFT_UPDATES, "left updates", updates, limit)?;
         let mut devices = HashSet::new();
         for record in &self.members {
             ensure(record.rebuilt.0 <= slots, "member rebuilt", record.rebuilt, slot_limit)?;
@@ -643,7 +664,13 @@ impl RawCopy {
             let free = left.get(member).is_some_and(|left| left.epoch == 0);
             let epoch = self.left_epochs.get(member).map_or(0, |epoch| epoch.get());
             ensure(free && epoch != 0, "left member", member, "a member with an epoch, once")?;
-            left[member] = Left { epoch, tail: raw.tail.get() };
+            left[member] = Left { epoch, tail: raw.tail.get(), update: 0 };
+        }
+        for raw in self.left_updates.iter().filter(|raw| raw.update.get() != 0) {
+            let member = usize::from(raw.member.get());
+            let free = left.get(member).is_some_and(|left| left.update == 0);
+            ensure(free, "left update", member, "a member, once")?;
+            left[member].update = raw.update.get();
         }
         Ok(left)
     }
@@ -750,7 +777,7 @@ pub(super) mod tests {
         members[2].rebuilt = SlotIndex(77);
         members[5].state = MemberState::Faulted;
         let left = |member| match member {
-            5 => Left { epoch: 0x7654_3210_feeb_daed, tail: 980 },
+            5 => Left { epoch: 0x7654_3210_feeb_daed, tail: 980, update: 0 },
             _ => Left::default(),
         };
         Superblock {
@@ -951,11 +978,14 @@ pub(super) mod tests {
                         repaired: count_of(numbers[3]),
                     },
                     left: (0..width)
-                        .map(|i| match numbers[5].rotate_left(u32::from(i)) {
-                            epoch if i < MAX_LEFT as u16 && epoch != 0 => {
-                                Left { epoch, tail: count_of(!epoch) }
+                        .map(|i| {
+                            let update = if i % 3 == 0 && i < 30 { count_of(numbers[6]) } else { 0 };
+                            match numbers[5].rotate_left(u32::from(i)) {
+                                epoch if i < MAX_LEFT as u16 && epoch != 0 => {
+                                    Left { epoch, tail: count_of(!epoch), update }
+                                }
+                                _ => Left { update, ..Left::default() },
                             }
-                            _ => Left::default(),
                         })
                         .collect(),
                     redo: RedoRecord {
@@ -1204,6 +1234,9 @@ pub(super) mod tests {
             (0x3bf8, &[7, 0], "left member"),
             (0x3bf8, &[4, 0], "left member"),
             (0x3bfa, &[0xff; 8], "left tail"),
+            (0x198, &[7, 0, 1], "left update"),
+            (0x198, &[5, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5, 0, 1], "left update"),
+            (0x19a, &[0xff; 8], "left update"),
             (0x180, &[0xff; 8], "update"),
             (0x188, &[42], "update complete"),
             (0x158, &[17, 0], "region count"),
