@@ -5,7 +5,8 @@
 //! and the member named; forced, it goes on without the member.
 //! Pure: superblocks in, a verdict out. Must not know of paths or open devices; `K` is the caller's handle.
 
-use super::current::{Behind, Mark, has_update, holds, is_apart, is_current};
+pub use super::current::NOWHERE_ELSE;
+use super::current::{Behind, Mark, has_update, holds, is_apart, is_current, why_kept};
 use super::log_start;
 use super::mutation::{Mutation, is_off};
 use crate::format::{Epoch, Geometry, MemberSet, MemberState, Role, Superblock, Unfit};
@@ -150,11 +151,7 @@ pub enum AssemblyError {
         missing: String,
     },
     /// A member says what nobody confirms.
-    #[error(
-        "array '{name}' cannot start: member {member} (device {device}) {claim}, and no other member that is here confirms it. Either \
-         it is damaged, or the others are older copies of themselves. Bring back members that confirm it, take it away, or force \
-         the start without it"
-    )]
+    #[error("{}", unconfirmed(name, *member, *device, claim, older))]
     Unconfirmed {
         /// Array name.
         name: String,
@@ -164,6 +161,8 @@ pub enum AssemblyError {
         device: Uuid,
         /// What it says.
         claim: String,
+        /// The members that are here as older copies of themselves if it is true; none where it says something else.
+        older: MemberSet,
     },
     /// Too many members were rolled back.
     #[error(
@@ -173,7 +172,9 @@ pub enum AssemblyError {
     RolledBack {
         /// Array name.
         name: String,
-        /// The members that were rolled back, and how that is known.
+        /// The members that were rolled back.
+        members: MemberSet,
+        /// Which they are, and how that is known.
         which: String,
         /// Members that are current.
         found: usize,
@@ -192,6 +193,32 @@ pub enum AssemblyError {
         /// Those of the other.
         other: String,
     },
+}
+
+/// Says of an array that it would be served as it was before, without what was written since.
+pub const STARTS_OLDER: &str = "Forced, the array starts from the older state";
+
+fn unconfirmed(name: &str, member: MemberIndex, device: Uuid, claim: &str, older: &MemberSet) -> String {
+    if older.is_empty() {
+        return format!(
+            "array '{name}' cannot start: member {member} (device {device}) {claim}, and no other member that is here confirms it. Either \
+             it is damaged, or the others are older copies of themselves. Bring back members that confirm it, take it away, or force \
+             the start without it"
+        );
+    }
+    let (them, are) = older_copies(older);
+    format!(
+        "array '{name}' cannot start: {them} {are}. Member {member} (device {device}) is newer: it {claim}. Put the current device or file \
+         of {them} back: then nothing is lost. {STARTS_OLDER}, without member {member}, and what was written since is not there"
+    )
+}
+
+/// "members 0, 1", and what they are.
+fn older_copies(older: &MemberSet) -> (String, &'static str) {
+    match older.len() {
+        1 => (format!("member {older}"), "is an older copy of itself"),
+        _ => (format!("members {older}"), "are older copies of themselves"),
+    }
 }
 
 /// How far one device may be ahead of all others before its numbers are a claim. An update is one step ahead of those that it
@@ -220,7 +247,7 @@ pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<As
     let outcome = loop {
         match assemble_claims(&fit, force) {
             Err((error, Some(claimant))) if force => {
-                left_out.push((fit.remove(claimant).key, format!("left out by force: {error}")));
+                left_out.push((fit.remove(claimant).key, left_out_by_force(&error)));
             }
             outcome => break outcome.map_err(|(error, _)| error),
         }
@@ -238,6 +265,20 @@ pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<As
             Ok(assembled)
         }
     }
+}
+
+fn left_out_by_force(error: &AssemblyError) -> String {
+    let AssemblyError::Unconfirmed { older, claim, .. } = error else {
+        return format!("left out by force: {error}");
+    };
+    if older.is_empty() {
+        return format!("left out by force: {error}");
+    }
+    let (them, are) = older_copies(older);
+    format!(
+        "left out by force, although it is newer: {them} {are} (it {claim}). What was written since they were copied is not served, and \
+         {NOWHERE_ELSE}: keep this device. With the current ones of {them} in their places instead, a start finds all of it"
+    )
 }
 
 /// T6: refuses what a single device claims; otherwise as [`assemble_current`].
@@ -266,8 +307,10 @@ fn assemble_claims<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result
         let mut holders = all.iter().copied().filter(|&at| value(&candidates[at].superblock) == top);
         holders.next().filter(|_| holders.next().is_none())
     };
-    let claim = |s: &Superblock| match error {
-        AssemblyError::RolledBack { .. } => format!("has update {} of the superblocks ({error})", s.update),
+    let claim = |s: &Superblock| match &error {
+        AssemblyError::RolledBack { which, .. } => {
+            format!("has update {} of the superblocks ({which})", s.update)
+        }
         _ => format!("holds epoch {}, of which the others are no array ({error})", s.epoch.number),
     };
     let claimant = match error {
@@ -285,7 +328,11 @@ fn assemble_claims<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result
     }
     let claim = claim(&candidates[claimant].superblock);
     let (name, member, device) = (name.clone(), *member, *device);
-    Err((AssemblyError::Unconfirmed { name, member, device, claim }, Some(claimant)))
+    let older = match error {
+        AssemblyError::RolledBack { members, .. } => members,
+        _ => MemberSet::default(),
+    };
+    Err((AssemblyError::Unconfirmed { name, member, device, claim, older }, Some(claimant)))
 }
 
 /// T6: that no single one of these devices is so far ahead of all others as nothing but a claim explains.
@@ -305,7 +352,10 @@ fn check_claim<K>(
     let Superblock { name, member, device, .. } = &candidates[claimant].superblock;
     let claim = format!("claims {what} {claimed}, when the others know of none after {known}");
     let (name, member, device) = (name.clone(), *member, *device);
-    Err((AssemblyError::Unconfirmed { name, member, device, claim }, Some(claimant)))
+    Err((
+        AssemblyError::Unconfirmed { name, member, device, claim, older: MemberSet::default() },
+        Some(claimant),
+    ))
 }
 
 /// T6: that no log starts in an epoch that has not been, and that all devices with the same update say the same of its start,
@@ -327,7 +377,10 @@ fn check_log_start<K: Clone>(
     let refuse = |claimant: usize, claim: String| {
         let Superblock { name, member, device, .. } = of(claimant);
         let (name, member, device) = (name.clone(), *member, *device);
-        Err((AssemblyError::Unconfirmed { name, member, device, claim }, Some(claimant)))
+        Err((
+            AssemblyError::Unconfirmed { name, member, device, claim, older: MemberSet::default() },
+            Some(claimant),
+        ))
     };
     if let Some(&claimant) = used.iter().find(|&&at| of(at).redo.start.epoch > epoch.number) {
         let start = of(claimant).redo.start.epoch;
@@ -455,7 +508,7 @@ fn assemble_current<K: Clone>(
     // The epoch has its majority, these among it: they are here, so that no other half can be served with them.
     if !rolled_back.is_empty() && live.len() < usize::from(record.geometry.data) {
         let which = rolled_back_words.join("; ");
-        return Err(AssemblyError::RolledBack { name, which, found: live.len() });
+        return Err(AssemblyError::RolledBack { name, members: rolled_back, which, found: live.len() });
     }
     for replacement in &record.replacements {
         let device = (0..candidates.len()).find(|&at| {
@@ -671,13 +724,14 @@ fn choose_epoch<K>(candidates: &[Candidate<K>], name: &str, force: bool) -> Resu
         let named = candidates.iter().map(|c| &c.superblock).filter(|s| lives_in(s, record));
         let words = |s: &Superblock| {
             let why = has_update(s, record.update_complete).err()?;
-            Some(format!("member {}: {why}", s.member))
+            Some((s.member, format!("member {}: {why}", s.member)))
         };
-        let old: Vec<String> = named.filter_map(words).collect();
+        let (old, words): (Vec<MemberIndex>, Vec<String>) = named.filter_map(words).unzip();
         if !old.is_empty() {
             return Err(AssemblyError::RolledBack {
                 name: name.into(),
-                which: old.join("; "),
+                members: old.into_iter().collect(),
+                which: words.join("; "),
                 found: usable.len(),
             });
         }
@@ -734,8 +788,8 @@ fn refusal(superblock: &Superblock, record: &Superblock, why: Option<Behind>) ->
         return format!("it was member {index} before that was replaced; it holds nothing current");
     }
     let (held, current) = (superblock.epoch.number, record.epoch.number);
-    if is_apart(superblock, record) {
-        return Behind::Apart { held, current }.to_string();
+    if let Some(why) = why_kept(superblock, record) {
+        return why.to_string();
     }
     let stale = Behind::Epoch { held, current };
     // What a member lacks that the array went on without is no sign that it was rolled back.
@@ -1153,7 +1207,12 @@ mod tests {
         superblocks[1..].clone_from_slice(&old[1..]);
         let text = refused(&superblocks, &[0, 1, 2]);
         assert!(text.contains("member 1: it was rolled back") && text.contains("member 2: it was"), "{text}");
+        assert!(text.contains("members 1, 2 are older copies of themselves. Member 0 ("), "{text}");
+        assert!(text.contains("Put the current device or file of members 1, 2 back"), "{text}");
         let forced = assemble(&candidates(&superblocks, &[0, 1, 2]), true).unwrap();
+        let (_, why) = &forced.refused[0];
+        assert!(why.starts_with("left out by force, although it is newer: members 1, 2 are older"), "{why}");
+        assert!(why.contains(NOWHERE_ELSE) && !why.contains("calpe online"), "{why}");
         assert_eq!((forced.superblock.epoch.id, live(&forced)), (200, vec![1, 2]));
         // A bump that reached one member alone, with the others as they were before it: it was not complete.
         let mut superblocks = old.clone();
@@ -1294,7 +1353,7 @@ mod tests {
         bump(&mut superblocks, &[0, 1], 200);
         bump(&mut superblocks, &[1], 300);
         for at in [1, 2] {
-            superblocks[at].left[0] = Left { epoch: 200, tail: 1 };
+            superblocks[at].left[0] = Left { epoch: 200, tail: 1, update: 0 };
         }
         superblocks[2] =
             Superblock { member: MemberIndex(2), device: superblocks[2].device, ..superblocks[1].clone() };
@@ -1315,7 +1374,7 @@ mod tests {
             bump(&mut superblocks, &[0, 1, 2, 3], 300);
             bump(&mut superblocks, &[2, 3], 400);
             for at in [2, 3] {
-                superblocks[at].left[..2].fill(Left { epoch: 300, tail });
+                superblocks[at].left[..2].fill(Left { epoch: 300, tail, update: 0 });
             }
             superblocks[0] = old[0].clone();
             superblocks[1] = old[1].clone();

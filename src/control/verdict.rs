@@ -285,6 +285,18 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
 
 /// What to do about members that do not come back by themselves.
 fn get_back(array: &ArrayReport, gone: &[&MemberReport]) -> String {
+    let kept: Vec<&MemberReport> =
+        gone.iter().copied().filter(|member| member.conditions.contains(&Condition::Kept)).collect();
+    if let Some(first) = kept.first() {
+        return format!(
+            "Keep the device of {}: it holds what may be nowhere else, and 'calpe online' refuses it. To see what it holds, 'calpe export \
+             {name}', and import the array with that device and the ones that were last in service with it. To give that up, \
+             'calpe replace {name} {index} NEW', with another device.",
+            names(&kept),
+            name = array.name,
+            index = first.index
+        );
+    }
     if gone.iter().all(|member| member.state == MemberState::Offline) {
         let commands: Vec<_> =
             gone.iter().map(|member| format!("'calpe online {} {}'", array.name, member.index)).collect();

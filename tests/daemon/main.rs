@@ -17,6 +17,7 @@ mod floods;
 mod hostile_clients;
 mod hung_members;
 mod malformed;
+mod older_copies;
 mod recover;
 mod reload;
 mod remembered;

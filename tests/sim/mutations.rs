@@ -97,6 +97,7 @@ fn hunt_by_rollback(mutation: Mutation) -> Result<String, String> {
         Mutation::RewrittenTailBelieved => {
             rollback::a_replay_over_a_rolled_back_member_that_is_cut_off_is_done_again
         }
+        Mutation::NewerIsStale => rollback::the_member_that_is_newer_than_what_is_served_is_not_built_over,
         Mutation::OtherHistoryIsStale => log_review::a_device_of_another_history_is_not_built_over,
         Mutation::LostWritesUntold => {
             log_review::clients_are_told_when_writes_are_lost_that_they_did_not_flush_and_only_then
@@ -200,6 +201,7 @@ fn hunt(mutation: Mutation) -> Result<String, String> {
         | Mutation::RewrittenTailBelieved
         | Mutation::LeftTailNotChecked
         | Mutation::OtherHistoryIsStale
+        | Mutation::NewerIsStale
         | Mutation::LostWritesUntold
         | Mutation::ToldTailAlone
         | Mutation::WritesInEpochPassedOver => return hunt_by_rollback(mutation),

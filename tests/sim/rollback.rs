@@ -60,6 +60,11 @@ fn a_member_that_comes_back_with_numbers_at_their_end_is_refused_by_name() {
 // ---- Members that were rolled back ----
 
 #[test]
+fn the_member_that_is_newer_than_what_is_served_is_not_built_over() {
+    scenes::the_member_that_is_newer_than_what_is_served_is_not_built_over();
+}
+
+#[test]
 fn a_member_as_it_was_one_start_earlier_is_rebuilt_and_never_read() {
     scenes::a_member_as_it_was_one_start_earlier_is_rebuilt_and_never_read();
 }

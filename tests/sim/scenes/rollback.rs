@@ -123,6 +123,84 @@ fn trial(seeds: u64) -> u64 {
     std::env::var("CALPE_ROLLBACK_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(seeds)
 }
 
+/// All members but one are older copies of themselves, and the array is started from them: what the one holds is nowhere else.
+pub fn the_member_that_is_newer_than_what_is_served_is_not_built_over() {
+    for (at, (data, parity, checksum)) in shapes().enumerate() {
+        for (is_clean, is_away) in [(true, false), (false, false), (true, true), (false, true)] {
+            newer_than_what_is_served(at as u64, (data, parity, checksum), is_clean, is_away);
+        }
+    }
+}
+
+/// `is_clean`: the copies, and what became of them, are of arrays that came to rest. `is_away`: the newer member is not there when the
+/// array is started from the copies.
+fn newer_than_what_is_served(seed: u64, shape: (u16, u16, ChecksumKind), is_clean: bool, is_away: bool) {
+    let (data, parity, checksum) = shape;
+    let what = format!("{data}+{parity} {checksum} clean {is_clean} away {is_away}");
+    let random = &mut Random::new(seed);
+    let copies = |array: &Checked| -> Vec<(u32, DiskCopy)> {
+        (1..u32::from(data + parity)).map(|id| (id, array.copy(id))).collect()
+    };
+    let restart = |array: Checked| {
+        let Checked { mut sim, model } = array;
+        sim = match is_clean {
+            true => sim.stop_and_restart(false),
+            false => sim.kill_where(false, |_, _| false),
+        }
+        .expect("enough members are there");
+        Checked { sim, model }
+    };
+    let mut array = Checked::filled(data, parity, checksum, seed);
+    array.load(20, random);
+    array.sim.settle();
+    let (old, older) = (copies(&array), array.model.clone());
+    array = restart(array);
+    array.load(20, random);
+    if is_clean {
+        array.sim.settle();
+    }
+    // The process is killed; nothing is in flight that the copies of the newer state would lack.
+    let (newer, newest) = (copies(&array), array.model.clone());
+    let Checked { mut sim, .. } = array;
+    old.iter().for_each(|(id, copy)| disk(&mut sim, *id).restore(copy));
+    disk(&mut sim, 0).dead = is_away;
+    let sim = sim.kill_where(true, |_, _| false).unwrap_or_else(|error| panic!("{what}: {error}"));
+    let mut array = Checked { sim, model: older };
+    array.sim.settle();
+    array.verify();
+    assert_eq!(states(&array.sim)[0], MemberState::Missing, "{what}");
+    disk(&mut array.sim, 0).dead = false;
+    let refuses = |array: &mut Checked| {
+        let device = array.sim.reopen_disk(0);
+        let done = array.sim.admin(AdminRequest::Online { member: MemberIndex(0), device });
+        let error = done.expect_err(&what).to_string();
+        assert!(
+            error.contains("newer than the array") && error.contains("replace --force"),
+            "{what}: {error}"
+        );
+        array.sim.settle();
+    };
+    refuses(&mut array);
+    // However far the array has come since.
+    let theirs = array.sim.disk_out_of_use(0).and_then(|id| array.sim.disks.remove(&id)).expect("a disk");
+    for _ in 0..3 {
+        array.load(5, random);
+        array.sim.settle();
+        array = restart(array);
+    }
+    array.sim.disks.insert(0, theirs);
+    refuses(&mut array);
+    array.verify();
+    let theirs = array.sim.disk_out_of_use(0).and_then(|id| array.sim.disks.remove(&id)).expect("a disk");
+    array.sim.disks.insert(0, theirs);
+    // With the others as they were last, all is there.
+    let newer: Vec<(u32, &DiskCopy)> = newer.iter().map(|(id, copy)| (*id, copy)).collect();
+    let mut array = array.restart_with(&newer, false).expect("all are current");
+    array.model = newest;
+    array.sim.settle();
+    array.verify();
+}
+
 pub fn a_member_as_it_was_one_start_earlier_is_rebuilt_and_never_read() {
     for (at, (data, parity, checksum)) in shapes().enumerate() {
         for clean in [false, true] {
