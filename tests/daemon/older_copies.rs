@@ -26,7 +26,9 @@ fn of_older_copies_and_a_newer_member_it_is_said_which_is_which_and_the_newer_is
     let config = array("tank", &[&there]);
     let name = |index: usize, kind: &str| dir.path().join(format!("{kind}{index}"));
     let member = |index: usize| there.join(format!("m{index}"));
-    (0..2).for_each(|index| drop(fs::copy(member(index), name(index, "old")).expect("copied")));
+    for index in 0..2 {
+        fs::copy(member(index), name(index, "old")).expect("copied");
+    }
     let mut serve = Serve::start(dir.path(), &config);
     serve.array_when("it is served", |array| array["state"] == "ONLINE");
     serve.stop();
