@@ -243,6 +243,10 @@ impl Supers {
         for (left, leaving) in line.left.iter_mut().zip(&self.left) {
             *left = Left { epoch: leaving.epoch, tail: leaving.tail.unwrap_or(0), update: leaving.update };
         }
+        // It is out, also while no update says so yet.
+        if line.epoch.live.remove(superblock.member) {
+            line.left[usize::from(superblock.member.0)].update = line.update;
+        }
         why_kept(superblock, &line)
     }
 

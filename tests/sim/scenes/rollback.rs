@@ -166,10 +166,6 @@ fn newer_than_what_is_served(seed: u64, shape: (u16, u16, ChecksumKind), is_clea
     disk(&mut sim, 0).dead = is_away;
     let sim = sim.kill_where(true, |_, _| false).unwrap_or_else(|error| panic!("{what}: {error}"));
     let mut array = Checked { sim, model: older };
-    array.sim.settle();
-    array.verify();
-    assert_eq!(states(&array.sim)[0], MemberState::Missing, "{what}");
-    disk(&mut array.sim, 0).dead = false;
     let refuses = |array: &mut Checked| {
         let device = array.sim.reopen_disk(0);
         let done = array.sim.admin(AdminRequest::Online { member: MemberIndex(0), device });
@@ -178,8 +174,14 @@ fn newer_than_what_is_served(seed: u64, shape: (u16, u16, ChecksumKind), is_clea
             error.contains("newer than the array") && error.contains("replace --force"),
             "{what}: {error}"
         );
-        array.sim.settle();
     };
+    // Also before an update of the superblocks has recorded that the array goes on without it.
+    refuses(&mut array);
+    array.sim.settle();
+    array.verify();
+    assert_eq!(states(&array.sim)[0], MemberState::Missing, "{what}");
+    let theirs = array.sim.disk_out_of_use(0).and_then(|id| array.sim.disks.remove(&id)).expect("a disk");
+    array.sim.disks.insert(0, theirs);
     refuses(&mut array);
     // However far the array has come since.
     let theirs = array.sim.disk_out_of_use(0).and_then(|id| array.sim.disks.remove(&id)).expect("a disk");
