@@ -302,6 +302,8 @@ pub enum Condition {
     ServedLast,
     /// Its device is there and not used, and holds what may be nowhere else: it is kept from being built over.
     Kept,
+    /// It is out of service, and what was found in its place holds no superblock: it can only be built anew.
+    Overwritten,
 }
 
 impl Condition {
@@ -317,6 +319,7 @@ impl Condition {
             Condition::Repaired => "blocks were repaired",
             Condition::ServedLast => "in service until the array failed",
             Condition::Kept => "holds what may be nowhere else",
+            Condition::Overwritten => "its superblock was overwritten",
         }
     }
 }
