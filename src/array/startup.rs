@@ -193,6 +193,7 @@ impl Array {
             building: building.collect(),
             start: facts.start,
             clean: facts.clean,
+            map_pages: self.supers.template().map_pages,
             force: facts.force,
             judge_only: self.is_unjudged(),
             durable: self.redo().durable_before,
@@ -383,6 +384,14 @@ impl Array {
                 Count(blocks, "block").were()
             );
             self.notice(NoticeKind::LogDamaged, NoticeLevel::Warning, Some(member), text);
+        }
+        if recovered.map_pages_gone > 0 {
+            let text = format!(
+                "{} pages of the stripe map that were written show nothing any more: what was in their stripes reads as zeroes, as \
+                 the start was forced",
+                recovered.map_pages_gone
+            );
+            self.notice(NoticeKind::MapPageOld, NoticeLevel::Error, None, text);
         }
         for page in &recovered.old_map_pages {
             let text = format!(

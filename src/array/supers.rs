@@ -455,6 +455,10 @@ impl Array {
         next.update += 1;
         next.update_complete =
             if is_off(Mutation::CompleteOfItself) { next.update } else { self.supers.update_complete };
+        if self.redo.is_serving() {
+            // What is counted was flushed.
+            next.map_pages = self.redo.pages.map_written();
+        }
         let needless = self.needless_log();
         let supers = &mut self.supers;
         let complete = supers.update_complete;

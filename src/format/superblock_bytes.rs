@@ -8,8 +8,8 @@
 use super::counts::COUNT_END;
 use super::{
     ChecksumKind, Epoch, FormatError, Geometry, LOG_BLOCK_BYTES, Left, LogStart, MatrixId, MemberRecord,
-    MemberSet, MemberState, NO_PLACE, PageLayout, RedoRecord, Region, RegionKind, ReplacementRecord, Role,
-    ScrubRecord, Superblock, VolumeKind,
+    MemberSet, MemberState, NO_PLACE, PAGE_ENTRIES, PageLayout, RedoRecord, Region, RegionKind,
+    ReplacementRecord, Role, ScrubRecord, Superblock, VolumeKind,
 };
 use crate::units::{ByteOffset, MemberIndex, ROW_BYTES, SlotIndex};
 use std::collections::HashSet;
@@ -162,9 +162,9 @@ struct RawCopy {
     log_secret: [u8; 16],
     update: U64,
     update_complete: U64,
-    reserved_4: [u8; 8],
+    map_pages: U64,
     left_updates: [RawLeftUpdate; MAX_LEFT_UPDATES],
-    reserved_8: [u8; 4],
+    reserved_4: [u8; 4],
     regions: [RawRegion; MAX_REGIONS],
     members: [RawMember; MAX_MEMBERS as usize],
     reserved_5: [u8; 32],
@@ -236,6 +236,7 @@ const _: () = {
     assert!(std::mem::offset_of!(RawCopy, left_epochs) == 0x3400);
     assert!(std::mem::offset_of!(RawCopy, left_tails) == 0x3bf8);
     assert!(std::mem::offset_of!(RawCopy, update) == 0x180);
+    assert!(std::mem::offset_of!(RawCopy, map_pages) == 0x190);
     assert!(std::mem::offset_of!(RawCopy, left_updates) == 0x198);
 };
 
@@ -350,6 +351,7 @@ impl Superblock {
         raw.log_secret = self.redo.secret;
         raw.update = self.update.into();
         raw.update_complete = self.update_complete.into();
+        raw.map_pages = self.map_pages.into();
         let mut tails = raw.left_tails.iter_mut();
         for (at, left) in self.left.iter().enumerate().filter(|(_, left)| left.epoch != 0) {
             raw.left_epochs[at] = left.epoch.into();
@@ -390,6 +392,9 @@ impl Superblock {
         for (what, value) in self.counts() {
             ensure(value < COUNT_END, what, value, "a number below 2^62")?;
         }
+        let pages = slots.div_ceil(PAGE_ENTRIES as u64);
+        let pages_limit = format_args!("at most {pages}, the pages of the stripe map");
+        ensure(self.map_pages <= pages, "map pages", self.map_pages, pages_limit)?;
         let update = self.update;
         ensure(
             self.update_complete <= update,
@@ -632,6 +637,7 @@ impl RawCopy {
             sequence: self.sequence.get(),
             update: if has_updates { self.update.get() } else { 0 },
             update_complete: if has_updates { self.update_complete.get() } else { 0 },
+            map_pages: self.map_pages.get(),
             epoch: Epoch {
                 number: self.epoch_number.get(),
                 id: self.epoch_id.get(),
@@ -806,6 +812,7 @@ pub(super) mod tests {
             sequence: 42,
             update: 41,
             update_complete: 39,
+            map_pages: 0,
             epoch: Epoch {
                 number: 9,
                 id: 0xdead_beef_0123_4567,
@@ -950,6 +957,7 @@ pub(super) mod tests {
                     sequence: count_of(numbers[5]),
                     update: count_of(numbers[6]),
                     update_complete: count_of(numbers[6]) / 2,
+                    map_pages: numbers[5] % (slots.div_ceil(PAGE_ENTRIES as u64) + 1),
                     epoch: Epoch {
                         number: count_of(numbers[6]),
                         id: numbers[7],

@@ -99,6 +99,7 @@ fn hunt_by_rollback(mutation: Mutation) -> Result<String, String> {
         }
         Mutation::NewerIsStale => rollback::the_member_that_is_newer_than_what_is_served_is_not_built_over,
         Mutation::OtherHistoryIsStale => log_review::a_device_of_another_history_is_not_built_over,
+        Mutation::MapPagesNotCounted => crate::rollback::a_page_of_the_map_that_looks_unwritten_and_was_written_is_missed,
         Mutation::LostWritesUntold => {
             log_review::clients_are_told_when_writes_are_lost_that_they_did_not_flush_and_only_then
         }
@@ -202,6 +203,7 @@ fn hunt(mutation: Mutation) -> Result<String, String> {
         | Mutation::LeftTailNotChecked
         | Mutation::OtherHistoryIsStale
         | Mutation::NewerIsStale
+        | Mutation::MapPagesNotCounted
         | Mutation::LostWritesUntold
         | Mutation::ToldTailAlone
         | Mutation::WritesInEpochPassedOver => return hunt_by_rollback(mutation),

@@ -5,7 +5,7 @@ use crate::scenes::rollback as scenes;
 use crate::scenes::rollback::{BLOCK, CHUNK, Checked, disk, shapes, states};
 use calpe::array::assembly::AssemblyError;
 use calpe::format::{COUNT_END, ChecksumKind, MemberState};
-use calpe::testing::{Claim, DiskCopy, OpKinds, PassingFault, Random, Trouble};
+use calpe::testing::{Claim, DiskCopy, DiskRegion, OpKinds, PassingFault, Random, Trouble};
 use calpe::units::{MemberIndex, Timestamp};
 use calpe::volume::{AdminRequest, ArrayState};
 
@@ -25,6 +25,22 @@ fn numbers_that_nobody_counted_to_cost_their_member_and_no_more() {
             array.sim = array.sim.stop_and_restart(false).expect("enough members");
             array.verify();
         }
+    }
+}
+
+#[test]
+pub fn a_page_of_the_map_that_looks_unwritten_and_was_written_is_missed() {
+    // Its copies are on members 0 and 1: one is not there, and the pages of the other were overwritten.
+    for garbage in [0x00, 0x77] {
+        let mut array = Checked::filled(2, 1, ChecksumKind::Blake3, 4);
+        for range in DiskRegion::Pages.ranges(disk(&mut array.sim, 1)) {
+            let len = (range.end - range.start) as usize;
+            disk(&mut array.sim, 1).poke(range.start, &vec![garbage; len]);
+        }
+        array.sim.disks.remove(&0);
+        array.sim = array.sim.kill_and_restart(false).expect("two of three members");
+        array.sim.settle();
+        assert_eq!(array.sim.status().state, ArrayState::Failed, "{:?}", array.sim.notices.last());
     }
 }
 

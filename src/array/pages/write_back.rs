@@ -295,6 +295,8 @@ impl PageStore {
         for (page, frozen) in std::mem::take(&mut self.frozen) {
             let is_blank = frozen.image.sequence == 0;
             if frozen.changed {
+                // Numbers of versions begin with 1.
+                self.map_written += u64::from(frozen.image.sequence == 1 && self.is_map_page(page));
                 self.versions.set(page, Some(version_of(&frozen.image)));
             }
             let cached = self.cached.get_mut(&page).expect("a frozen page is cached");
