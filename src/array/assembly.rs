@@ -569,6 +569,9 @@ fn assemble_current<K: Clone>(
         superblock.redo.start = log_start::believed(&in_service, &all, record);
         superblock.clean = log_start::is_clean(&in_service);
     }
+    // One update says the same to all: what a device says beyond the others is a claim (T6).
+    let newest = in_service.iter().filter(|s| s.epoch == epoch && s.update == record.update);
+    superblock.map_pages = newest.map(|s| s.map_pages).min().unwrap_or(record.map_pages);
     let used: Vec<usize> = (0..candidates.len()).filter(|at| taken[*at] || unmarked.contains(at)).collect();
     let highest = |value: fn(&Superblock) -> u64| {
         used.iter().map(|&at| value(&candidates[at].superblock)).max().unwrap_or(0)

@@ -225,7 +225,7 @@ mod tests {
     fn what_was_not_in_service_or_is_not_known_is_not_kept() {
         type Change = fn(&mut Superblock, &mut Superblock);
         let changes: [Change; 5] = [
-            |device, _| drop(device.epoch.live.remove(MemberIndex(2))),
+            |device, _| _ = device.epoch.live.remove(MemberIndex(2)),
             |device, _| device.role = Role::Replaced,
             |_, line| line.epoch.live = members(&[0, 1, 2]),
             |_, line| line.members[2].uuid = Uuid::from_u128(7),

@@ -254,7 +254,8 @@ pub(super) struct PageStore {
     void_due: BTreeSet<(PageIndex, MemberIndex, bool)>,
     /// The versions of pages that were seen, cached or not.
     versions: Versions,
-    /// Pages of the stripe map that have a version on the members, of those that were loaded.
+    /// Pages of the stripe map that have a version on the members, of those that were loaded. A page is loaded once, and counted
+    /// then or when its first version is flushed.
     map_written: u64,
     settles_for: Settle,
 }

@@ -386,10 +386,11 @@ impl Array {
             self.notice(NoticeKind::LogDamaged, NoticeLevel::Warning, Some(member), text);
         }
         if recovered.map_pages_gone > 0 {
+            let pages = Count(recovered.map_pages_gone, "page");
             let text = format!(
-                "{} pages of the stripe map that were written show nothing any more: what was in their stripes reads as zeroes, as \
-                 the start was forced",
-                recovered.map_pages_gone
+                "{pages} of the stripe map had been written and {} on no member that is here: the start was forced, so what was in \
+                 their stripes reads as zeroes",
+                pages.are()
             );
             self.notice(NoticeKind::MapPageOld, NoticeLevel::Error, None, text);
         }

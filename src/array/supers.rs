@@ -125,7 +125,8 @@ impl Stage {
     }
 }
 
-/// Progress of passes is recorded this often: what a restart has to do again.
+/// Progress of passes is recorded this often: what a restart has to do again. So are new pages of the stripe map, which a restart
+/// misses only if they are counted.
 const SAVE_INTERVAL_NS: u64 = 5_000_000_000;
 
 /// An array without writes for this long is marked clean, so that the next start after a crash has nothing to replay.
@@ -455,10 +456,7 @@ impl Array {
         next.update += 1;
         next.update_complete =
             if is_off(Mutation::CompleteOfItself) { next.update } else { self.supers.update_complete };
-        if self.redo.is_serving() {
-            // What is counted was flushed.
-            next.map_pages = self.redo.pages.map_written();
-        }
+        next.map_pages = self.redo.map_pages().unwrap_or(next.map_pages);
         let needless = self.needless_log();
         let supers = &mut self.supers;
         let complete = supers.update_complete;
@@ -715,14 +713,15 @@ impl Array {
         }
     }
 
-    /// A number that changes whenever a pass has come further.
+    /// A number that changes whenever a pass has come further, or a page of the stripe map has got its first version.
     fn progress_mark(&self) -> u64 {
         let builds = self.members.iter().map(|member| {
             let own = member.progress.as_ref().map_or(0, |p| p.done());
             let other = member.replacement.as_ref().map_or(0, |r| r.progress.done());
             own + other
         });
-        builds.sum::<u64>() + self.passes.scrub_record().position.map_or(0, |p| p.0)
+        let scrub = self.passes.scrub_record().position.map_or(0, |p| p.0);
+        builds.sum::<u64>() + scrub + self.redo.map_pages().unwrap_or(0)
     }
 
     /// Tick: an array that has been quiet for a while is marked clean.

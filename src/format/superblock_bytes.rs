@@ -839,6 +839,13 @@ pub(super) mod tests {
         }
     }
 
+    /// The example with the pages of its stripe map counted, and updates at which members left.
+    pub(in crate::format) fn counted_example(role: Role) -> Superblock {
+        let mut counted = Superblock { map_pages: 17, ..example(role) };
+        (counted.left[5].update, counted.left[6].update) = (37, 33);
+        counted
+    }
+
     /// The example as it was written before updates were counted, and what that is read as.
     fn uncounted(role: Role) -> (Superblock, Vec<u8>) {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -1088,6 +1095,9 @@ pub(super) mod tests {
                 golden(&format!("superblock-update-count-{role}.bin"), example(role).encode().as_slice());
             assert_eq!(Superblock::decode(&bytes), Ok(example(role)), "{role}");
         }
+        let counted = counted_example(Role::Member);
+        let bytes = golden("superblock-map-pages-member.bin", counted.encode().as_slice());
+        assert_eq!(Superblock::decode(&bytes), Ok(counted));
     }
 
     #[test]
@@ -1246,6 +1256,8 @@ pub(super) mod tests {
             (0x198, &[5, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5, 0, 1], "left update"),
             (0x19a, &[0xff; 8], "left update"),
             (0x180, &[0xff; 8], "update"),
+            (0x190, &[18], "map pages"),
+            (0x190, &[0xff; 8], "map pages"),
             (0x188, &[42], "update complete"),
             (0x158, &[17, 0], "region count"),
             (0x158, &[0, 0], "data regions"),

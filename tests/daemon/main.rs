@@ -6,6 +6,7 @@ mod access;
 mod administration;
 mod advice;
 mod bad_input;
+mod blank_pages;
 mod check;
 mod clients;
 mod command_line;

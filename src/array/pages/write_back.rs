@@ -122,6 +122,9 @@ impl PageStore {
             page.epoch = epoch;
             let due = due.remove(&index).unwrap_or_default();
             let image = Arc::clone(&cached.page);
+            if is_off(Mutation::MapPagesCountedUnflushed) {
+                self.map_written += u64::from(image.sequence == 1 && self.is_map_page(index));
+            }
             self.frozen.insert(index, Frozen::new(image, true, due));
         }
         for (index, due) in due {
@@ -296,7 +299,9 @@ impl PageStore {
             let is_blank = frozen.image.sequence == 0;
             if frozen.changed {
                 // Numbers of versions begin with 1.
-                self.map_written += u64::from(frozen.image.sequence == 1 && self.is_map_page(page));
+                if frozen.image.sequence == 1 && !is_off(Mutation::MapPagesCountedUnflushed) {
+                    self.map_written += u64::from(self.is_map_page(page));
+                }
                 self.versions.set(page, Some(version_of(&frozen.image)));
             }
             let cached = self.cached.get_mut(&page).expect("a frozen page is cached");

@@ -3,9 +3,9 @@
 
 use calpe::array::assembly::AssemblyError;
 use calpe::format::{ChecksumKind, MemberState};
-use calpe::testing::{DiskCopy, Random, SimArray, SimDisk, SimShape};
+use calpe::testing::{DiskCopy, DiskRegion, Random, SimArray, SimDisk, SimShape};
 use calpe::units::MemberIndex;
-use calpe::volume::{AdminRequest, ArrayNotice, ClientRequest, LogState};
+use calpe::volume::{AdminRequest, ArrayNotice, ArrayState, ClientRequest, LogState};
 
 pub const BLOCK: usize = 4096;
 pub const CHUNK: usize = 4 * BLOCK;
@@ -200,6 +200,70 @@ fn newer_than_what_is_served(seed: u64, shape: (u16, u16, ChecksumKind), is_clea
     let mut array = array.restart_with(&newer, false).expect("all are current");
     array.model = newest;
     array.sim.settle();
+    array.verify();
+}
+
+/// What ends the life in which pages of the stripe map are written for the first time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Stop,
+    KillAtRest,
+    /// For as long as the array lives it is under load: it is never marked clean.
+    KillUnderLoad,
+}
+
+/// One member is not there, and the other copies of a page of the stripe map were overwritten, so that they look as if they were
+/// never written.
+pub fn pages_of_the_map_that_look_unwritten_and_were_written_are_missed() {
+    for (at, (data, parity, checksum)) in shapes().enumerate() {
+        for garbage in [0x00, 0x77] {
+            for end in [End::Stop, End::KillAtRest, End::KillUnderLoad] {
+                missed_map_pages((data, parity, checksum), garbage, end, at as u64);
+            }
+        }
+    }
+}
+
+fn missed_map_pages(shape: (u16, u16, ChecksumKind), garbage: u8, end: End, seed: u64) {
+    let (data, parity, checksum) = shape;
+    let what = format!("{data}+{parity} {checksum} garbage {garbage} {end:?}");
+    let mut array = match end {
+        End::KillUnderLoad => {
+            let shape = SimShape::new(data, parity, CHUNK as u32, 8).logged(checksum, 256 << 10);
+            let model = vec![0; shape.volume_bytes as usize];
+            let mut array = Checked { sim: SimArray::create(shape, seed), model };
+            let random = &mut Random::new(seed);
+            for _ in 0..100 {
+                array.load(1, random);
+                array.sim.sleep(100);
+            }
+            array
+        }
+        End::Stop | End::KillAtRest => Checked::filled(data, parity, checksum, seed),
+    };
+    if end == End::Stop {
+        // Nothing happens before the next kill.
+        array.sim = array.sim.stop_and_restart(false).expect("all members");
+    }
+    // The first page has its copies on members 0 to m.
+    disk(&mut array.sim, 0).dead = true;
+    for id in 1..=u32::from(parity) {
+        let disk = disk(&mut array.sim, id);
+        let start = DiskRegion::Pages.ranges(disk)[0].start;
+        disk.poke(start, &[garbage; 2 * BLOCK]);
+    }
+    let Checked { sim, model } = array;
+    let mut sim = sim.kill_where(false, |_, _| false).expect("enough members");
+    sim.settle();
+    assert_eq!(sim.status().state, ArrayState::Failed, "{what}");
+    let LogState::Refused(why) = sim.status().log else { panic!("{what}: {:?}", sim.status().log) };
+    assert!(why.contains("look on all members that are here as if they never were"), "{what}: {why}");
+
+    // With the one that was missing all is there, as nothing was written meanwhile.
+    disk(&mut sim, 0).dead = false;
+    let mut array = Checked { sim: sim.kill_where(false, |_, _| false).expect("all members"), model };
+    array.sim.settle();
+    assert_eq!(array.sim.status().state, ArrayState::Online, "{what}");
     array.verify();
 }
 
