@@ -5,7 +5,11 @@
 //! and the member named; forced, it goes on without the member.
 //! Pure: superblocks in, a verdict out. Must not know of paths or open devices; `K` is the caller's handle.
 
+mod words;
+
 pub use super::current::NOWHERE_ELSE;
+pub use words::STARTS_OLDER;
+
 use super::current::{Behind, Mark, has_update, holds, is_apart, is_current, why_kept};
 use super::log_start;
 use super::mutation::{Mutation, is_off};
@@ -151,7 +155,7 @@ pub enum AssemblyError {
         missing: String,
     },
     /// A member says what nobody confirms.
-    #[error("{}", unconfirmed(name, *member, *device, claim, older))]
+    #[error("{}", words::unconfirmed(name, *member, *device, claim, older))]
     Unconfirmed {
         /// Array name.
         name: String,
@@ -162,7 +166,7 @@ pub enum AssemblyError {
         /// What it says.
         claim: String,
         /// The members that are here as older copies of themselves if it is true; none where it says something else.
-        older: MemberSet,
+        older: Box<MemberSet>,
     },
     /// Too many members were rolled back.
     #[error(
@@ -173,7 +177,7 @@ pub enum AssemblyError {
         /// Array name.
         name: String,
         /// The members that were rolled back.
-        members: MemberSet,
+        members: Box<MemberSet>,
         /// Which they are, and how that is known.
         which: String,
         /// Members that are current.
@@ -193,32 +197,6 @@ pub enum AssemblyError {
         /// Those of the other.
         other: String,
     },
-}
-
-/// Says of an array that it would be served as it was before, without what was written since.
-pub const STARTS_OLDER: &str = "Forced, the array starts from the older state";
-
-fn unconfirmed(name: &str, member: MemberIndex, device: Uuid, claim: &str, older: &MemberSet) -> String {
-    if older.is_empty() {
-        return format!(
-            "array '{name}' cannot start: member {member} (device {device}) {claim}, and no other member that is here confirms it. Either \
-             it is damaged, or the others are older copies of themselves. Bring back members that confirm it, take it away, or force \
-             the start without it"
-        );
-    }
-    let (them, are) = older_copies(older);
-    format!(
-        "array '{name}' cannot start: {them} {are}. Member {member} (device {device}) is newer: it {claim}. Put the current device or file \
-         of {them} back: then nothing is lost. {STARTS_OLDER}, without member {member}, and what was written since is not there"
-    )
-}
-
-/// "members 0, 1", and what they are.
-fn older_copies(older: &MemberSet) -> (String, &'static str) {
-    match older.len() {
-        1 => (format!("member {older}"), "is an older copy of itself"),
-        _ => (format!("members {older}"), "are older copies of themselves"),
-    }
 }
 
 /// How far one device may be ahead of all others before its numbers are a claim. An update is one step ahead of those that it
@@ -247,7 +225,7 @@ pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<As
     let outcome = loop {
         match assemble_claims(&fit, force) {
             Err((error, Some(claimant))) if force => {
-                left_out.push((fit.remove(claimant).key, left_out_by_force(&error)));
+                left_out.push((fit.remove(claimant).key, words::left_out_by_force(&error)));
             }
             outcome => break outcome.map_err(|(error, _)| error),
         }
@@ -265,20 +243,6 @@ pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<As
             Ok(assembled)
         }
     }
-}
-
-fn left_out_by_force(error: &AssemblyError) -> String {
-    let AssemblyError::Unconfirmed { older, claim, .. } = error else {
-        return format!("left out by force: {error}");
-    };
-    if older.is_empty() {
-        return format!("left out by force: {error}");
-    }
-    let (them, are) = older_copies(older);
-    format!(
-        "left out by force, although it is newer: {them} {are} (it {claim}). What was written since they were copied is not served, and \
-         {NOWHERE_ELSE}: keep this device. With the current ones of {them} in their places instead, a start finds all of it"
-    )
 }
 
 /// T6: refuses what a single device claims; otherwise as [`assemble_current`].
@@ -330,7 +294,7 @@ fn assemble_claims<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result
     let (name, member, device) = (name.clone(), *member, *device);
     let older = match error {
         AssemblyError::RolledBack { members, .. } => members,
-        _ => MemberSet::default(),
+        _ => Box::default(),
     };
     Err((AssemblyError::Unconfirmed { name, member, device, claim, older }, Some(claimant)))
 }
@@ -352,10 +316,7 @@ fn check_claim<K>(
     let Superblock { name, member, device, .. } = &candidates[claimant].superblock;
     let claim = format!("claims {what} {claimed}, when the others know of none after {known}");
     let (name, member, device) = (name.clone(), *member, *device);
-    Err((
-        AssemblyError::Unconfirmed { name, member, device, claim, older: MemberSet::default() },
-        Some(claimant),
-    ))
+    Err((AssemblyError::Unconfirmed { name, member, device, claim, older: Box::default() }, Some(claimant)))
 }
 
 /// T6: that no log starts in an epoch that has not been, and that all devices with the same update say the same of its start,
@@ -378,7 +339,7 @@ fn check_log_start<K: Clone>(
         let Superblock { name, member, device, .. } = of(claimant);
         let (name, member, device) = (name.clone(), *member, *device);
         Err((
-            AssemblyError::Unconfirmed { name, member, device, claim, older: MemberSet::default() },
+            AssemblyError::Unconfirmed { name, member, device, claim, older: Box::default() },
             Some(claimant),
         ))
     };
@@ -508,7 +469,12 @@ fn assemble_current<K: Clone>(
     // The epoch has its majority, these among it: they are here, so that no other half can be served with them.
     if !rolled_back.is_empty() && live.len() < usize::from(record.geometry.data) {
         let which = rolled_back_words.join("; ");
-        return Err(AssemblyError::RolledBack { name, members: rolled_back, which, found: live.len() });
+        return Err(AssemblyError::RolledBack {
+            name,
+            members: Box::new(rolled_back),
+            which,
+            found: live.len(),
+        });
     }
     for replacement in &record.replacements {
         let device = (0..candidates.len()).find(|&at| {
@@ -733,7 +699,7 @@ fn choose_epoch<K>(candidates: &[Candidate<K>], name: &str, force: bool) -> Resu
         if !old.is_empty() {
             return Err(AssemblyError::RolledBack {
                 name: name.into(),
-                members: old.into_iter().collect(),
+                members: Box::new(old.into_iter().collect()),
                 which: words.join("; "),
                 found: usable.len(),
             });
