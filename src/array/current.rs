@@ -106,10 +106,12 @@ fn is_newer(device: &Superblock, line: &Superblock) -> bool {
         known.peek().is_some() && known.all(|other| device.epoch.live.contains(other))
     };
     let is_beyond = |known: u64| device.update_complete > known;
+    // A device of another history may be newer as well.
+    let is_believed = !is_off(Mutation::NewerIsStale) && !is_off(Mutation::OtherHistoryIsStale);
     was_in(device, line)
         && left != 0
         && (is_beyond(left + 1) || is_beyond(left) && were_with_it())
-        && !is_off(Mutation::NewerIsStale)
+        && is_believed
 }
 
 /// Whether a device was in service as the member that it is for the line, which does without it.
