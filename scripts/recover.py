@@ -4,7 +4,7 @@
     scripts/recover.py DEVICE... --output FILE [--force]     devices or files of the array's members, in any order; up to m may be missing
 
 What cannot be recovered is left as zeroes in FILE and listed. --force goes on where what is left of log, stripe map or checksums may
-be older than what was last written, and so may be what FILE gets. Exit status: 0 when everything is there, 1 when blocks are lost,
+be older than what was last written, and so may be what FILE gets; it takes pages of the map that are nowhere else from members that are not current. Exit status: 0 when everything is there, 1 when blocks are lost,
 2 when the array cannot be read at all.
 
 Needs Python 3.8 and nothing else. Written from docs/on-disk-format.md alone, section by section: where this program and Calpe
@@ -383,6 +383,10 @@ class Array:
     def __init__(self, devices, force=False):
         self.record, self.usable = assemble(devices)
         record, self.force = self.record, force
+        self.left_out = {
+            device.superblock.member: device for device in devices
+            if device not in self.usable.values() and record.members[device.superblock.member][0] == device.superblock.device
+        }
         self.k, self.m, self.width = record.data, record.parity, record.data + record.parity
         self.rows = record.chunk // BLOCK
         self.key = derived_key(KEY_CONTEXT, record.array + record.secret)
@@ -656,10 +660,23 @@ class Array:
             return max(versions, default=(None,))[0] == (newest and newest[0])
 
         state = "known" if any(map(is_witness, copies)) else "unknown" if unread else "old"
+        if newest is None and self.force and index < self.map_pages:
+            newest = max(self.places_left_out(index), default=None)
+            state = "old" if newest else state
         if newest is None:
             self.unwritten_pages.add(index)
             return ([UNWRITTEN] * ENTRIES if state == "known" else None), state
         return [newest[2][at : at + 16] for at in range(0x40, BLOCK, 16)], state
+
+    def places_left_out(self, index):
+        """The valid places of a page on members that are not current: better than nothing."""
+        for copy in range(self.m + 1):
+            g = index * (self.m + 1) + copy
+            device = self.left_out.get(g % self.width)
+            for half in range(2 if device else 0):
+                place = self.decode_page(index, device.read(device.region(2)[0] + 8192 * (g // self.width) + BLOCK * half, BLOCK))
+                if isinstance(place, tuple):
+                    yield place
 
     def decode_page(self, index, data):
         """((sequence, epoch), flags, bytes) of a valid place, or why it is none."""

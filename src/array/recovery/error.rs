@@ -118,8 +118,9 @@ pub enum RecoveryError {
     /// Pages of the stripe map look as if they were never written, and were.
     #[error(
         "{gone} of {counted} pages of the stripe map that were written look on all members that are here as if they never were: \
-         these copies were overwritten, and stripes would read as zeroes. Bring back members that are missing: with one good copy \
-         of each page nothing is lost. Forced, the start gives up what was in these stripes"
+         these copies were overwritten, and stripes would read as zeroes. Bring back members that are missing and were in service \
+         until the array was stopped: with one good copy of each page nothing is lost. Forced, the start gives up what was in these \
+         stripes"
     )]
     MapGone {
         /// How many at least.
