@@ -4,7 +4,7 @@
     scripts/recover.py DEVICE... --output FILE [--force]     devices or files of the array's members, in any order; up to m may be missing
 
 What cannot be recovered is left as zeroes in FILE and listed. --force goes on where what is left of log, stripe map or checksums may
-be older than what was last written, and so may be what FILE gets. Exit status: 0 when everything is there, 1 when blocks are lost,
+be older than what was last written, and so may be what FILE gets; it takes pages of the map that are nowhere else from members that are not current. Exit status: 0 when everything is there, 1 when blocks are lost,
 2 when the array cannot be read at all.
 
 Needs Python 3.8 and nothing else. Written from docs/on-disk-format.md alone, section by section: where this program and Calpe
@@ -226,7 +226,7 @@ def decode(present, wanted):
 Superblock = namedtuple(
     "Superblock",
     "sequence array device name member role clean checksum_kind volume data parity chunk slots volume_bytes epoch regions members "
-    "log_start secret update update_complete",
+    "log_start secret update update_complete map_pages",
 )
 Epoch = namedtuple("Epoch", "number id parent live")
 
@@ -256,6 +256,7 @@ def decode_superblock(copy):
         log_start=(number(0x168, 8), number(0x160, 8)), secret=copy[0x170:0x180],
         update=number(0x180, 8) if incompat & UPDATE_COUNT else 0,
         update_complete=number(0x188, 8) if incompat & UPDATE_COUNT else 0,
+        map_pages=number(0x190, 8),
     )
 
 
@@ -382,10 +383,14 @@ class Array:
     def __init__(self, devices, force=False):
         self.record, self.usable = assemble(devices)
         record, self.force = self.record, force
+        self.left_out = {
+            device.superblock.member: device for device in devices
+            if device not in self.usable.values() and record.members[device.superblock.member][0] == device.superblock.device
+        }
         self.k, self.m, self.width = record.data, record.parity, record.data + record.parity
         self.rows = record.chunk // BLOCK
         self.key = derived_key(KEY_CONTEXT, record.array + record.secret)
-        self.hash_pages = {}
+        self.hash_pages, self.unwritten_pages = {}, set()
         self.good_images, self.batch_hashes = {}, {}
         self.map_pages = -(-record.slots // ENTRIES)
         self.chain, self.committed = [], 0
@@ -655,9 +660,23 @@ class Array:
             return max(versions, default=(None,))[0] == (newest and newest[0])
 
         state = "known" if any(map(is_witness, copies)) else "unknown" if unread else "old"
+        if newest is None and self.force and index < self.map_pages:
+            newest = max(self.places_left_out(index), default=None)
+            state = "old" if newest else state
         if newest is None:
+            self.unwritten_pages.add(index)
             return ([UNWRITTEN] * ENTRIES if state == "known" else None), state
         return [newest[2][at : at + 16] for at in range(0x40, BLOCK, 16)], state
+
+    def places_left_out(self, index):
+        """The valid places of a page on members that are not current: better than nothing."""
+        for copy in range(self.m + 1):
+            g = index * (self.m + 1) + copy
+            device = self.left_out.get(g % self.width)
+            for half in range(2 if device else 0):
+                place = self.decode_page(index, device.read(device.region(2)[0] + 8192 * (g // self.width) + BLOCK * half, BLOCK))
+                if isinstance(place, tuple):
+                    yield place
 
     def decode_page(self, index, data):
         """((sequence, epoch), flags, bytes) of a valid place, or why it is none."""
@@ -684,6 +703,12 @@ class Array:
                 known, holds = entry[7] & 2, bool(entry[7] & 1)
                 self.stripes.append((int.from_bytes(entry[:7], "little"), holds) if known else (len(self.stripes), False))
         self.stripes = self.stripes[:stripes]
+        written = sum(index not in self.unwritten_pages for index in range(-(-stripes // ENTRIES)))
+        self.map_pages_gone = max(0, self.record.map_pages - written)
+        if self.map_pages_gone and not self.force:
+            raise Unreadable(
+                f"{self.map_pages_gone} of {self.record.map_pages} pages of the stripe map that were written look as if they never were: "
+                "stripes would be zeroes that hold data; give more of the members, or --force")
 
     def page_hash(self, slot, row, column):
         """The hash that the pages give a block; None where there are no checksums, UNKNOWN where nobody knows."""
@@ -837,6 +862,9 @@ def main():
           f"members used: {members}")
     if not record.clean:
         print(f"log: {volume.prefix} of {len(volume.chain)} batches count, {volume.committed} were noted as durable")
+    if volume.map_pages_gone:
+        print(f"{volume.map_pages_gone} of {record.map_pages} pages of the stripe map look as if they were never written: "
+              "what was in their stripes is zeroes in the file")
     for page in volume.doubtful_map:
         print(f"page {page} of the stripe map may be an old one: stripes {page * ENTRIES} to {page * ENTRIES + ENTRIES - 1} "
               "may be as they were before")

@@ -5,7 +5,12 @@
 //! and the member named; forced, it goes on without the member.
 //! Pure: superblocks in, a verdict out. Must not know of paths or open devices; `K` is the caller's handle.
 
-use super::current::{Behind, Mark, has_update, holds, is_apart, is_current};
+mod words;
+
+pub use super::current::NOWHERE_ELSE;
+pub use words::STARTS_OLDER;
+
+use super::current::{Behind, Mark, has_update, holds, is_apart, is_current, why_kept};
 use super::log_start;
 use super::mutation::{Mutation, is_off};
 use crate::format::{Epoch, Geometry, MemberSet, MemberState, Role, Superblock, Unfit};
@@ -150,11 +155,7 @@ pub enum AssemblyError {
         missing: String,
     },
     /// A member says what nobody confirms.
-    #[error(
-        "array '{name}' cannot start: member {member} (device {device}) {claim}, and no other member that is here confirms it. Either \
-         it is damaged, or the others are older copies of themselves. Bring back members that confirm it, take it away, or force \
-         the start without it"
-    )]
+    #[error("{}", words::unconfirmed(name, *member, *device, claim, older))]
     Unconfirmed {
         /// Array name.
         name: String,
@@ -164,6 +165,8 @@ pub enum AssemblyError {
         device: Uuid,
         /// What it says.
         claim: String,
+        /// The members that are here as older copies of themselves if it is true; none where it says something else.
+        older: Box<MemberSet>,
     },
     /// Too many members were rolled back.
     #[error(
@@ -173,7 +176,9 @@ pub enum AssemblyError {
     RolledBack {
         /// Array name.
         name: String,
-        /// The members that were rolled back, and how that is known.
+        /// The members that were rolled back.
+        members: Box<MemberSet>,
+        /// Which they are, and how that is known.
         which: String,
         /// Members that are current.
         found: usize,
@@ -220,7 +225,7 @@ pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<As
     let outcome = loop {
         match assemble_claims(&fit, force) {
             Err((error, Some(claimant))) if force => {
-                left_out.push((fit.remove(claimant).key, format!("left out by force: {error}")));
+                left_out.push((fit.remove(claimant).key, words::left_out_by_force(&error)));
             }
             outcome => break outcome.map_err(|(error, _)| error),
         }
@@ -266,8 +271,10 @@ fn assemble_claims<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result
         let mut holders = all.iter().copied().filter(|&at| value(&candidates[at].superblock) == top);
         holders.next().filter(|_| holders.next().is_none())
     };
-    let claim = |s: &Superblock| match error {
-        AssemblyError::RolledBack { .. } => format!("has update {} of the superblocks ({error})", s.update),
+    let claim = |s: &Superblock| match &error {
+        AssemblyError::RolledBack { which, .. } => {
+            format!("has update {} of the superblocks ({which})", s.update)
+        }
         _ => format!("holds epoch {}, of which the others are no array ({error})", s.epoch.number),
     };
     let claimant = match error {
@@ -285,7 +292,11 @@ fn assemble_claims<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result
     }
     let claim = claim(&candidates[claimant].superblock);
     let (name, member, device) = (name.clone(), *member, *device);
-    Err((AssemblyError::Unconfirmed { name, member, device, claim }, Some(claimant)))
+    let older = match error {
+        AssemblyError::RolledBack { members, .. } => members,
+        _ => Box::default(),
+    };
+    Err((AssemblyError::Unconfirmed { name, member, device, claim, older }, Some(claimant)))
 }
 
 /// T6: that no single one of these devices is so far ahead of all others as nothing but a claim explains.
@@ -305,7 +316,7 @@ fn check_claim<K>(
     let Superblock { name, member, device, .. } = &candidates[claimant].superblock;
     let claim = format!("claims {what} {claimed}, when the others know of none after {known}");
     let (name, member, device) = (name.clone(), *member, *device);
-    Err((AssemblyError::Unconfirmed { name, member, device, claim }, Some(claimant)))
+    Err((AssemblyError::Unconfirmed { name, member, device, claim, older: Box::default() }, Some(claimant)))
 }
 
 /// T6: that no log starts in an epoch that has not been, and that all devices with the same update say the same of its start,
@@ -327,7 +338,10 @@ fn check_log_start<K: Clone>(
     let refuse = |claimant: usize, claim: String| {
         let Superblock { name, member, device, .. } = of(claimant);
         let (name, member, device) = (name.clone(), *member, *device);
-        Err((AssemblyError::Unconfirmed { name, member, device, claim }, Some(claimant)))
+        Err((
+            AssemblyError::Unconfirmed { name, member, device, claim, older: Box::default() },
+            Some(claimant),
+        ))
     };
     if let Some(&claimant) = used.iter().find(|&&at| of(at).redo.start.epoch > epoch.number) {
         let start = of(claimant).redo.start.epoch;
@@ -455,7 +469,12 @@ fn assemble_current<K: Clone>(
     // The epoch has its majority, these among it: they are here, so that no other half can be served with them.
     if !rolled_back.is_empty() && live.len() < usize::from(record.geometry.data) {
         let which = rolled_back_words.join("; ");
-        return Err(AssemblyError::RolledBack { name, which, found: live.len() });
+        return Err(AssemblyError::RolledBack {
+            name,
+            members: Box::new(rolled_back),
+            which,
+            found: live.len(),
+        });
     }
     for replacement in &record.replacements {
         let device = (0..candidates.len()).find(|&at| {
@@ -516,6 +535,9 @@ fn assemble_current<K: Clone>(
         superblock.redo.start = log_start::believed(&in_service, &all, record);
         superblock.clean = log_start::is_clean(&in_service);
     }
+    // One update says the same to all: what a device says beyond the others is a claim (T6).
+    let newest = in_service.iter().filter(|s| s.epoch == epoch && s.update == record.update);
+    superblock.map_pages = newest.map(|s| s.map_pages).min().unwrap_or(record.map_pages);
     let used: Vec<usize> = (0..candidates.len()).filter(|at| taken[*at] || unmarked.contains(at)).collect();
     let highest = |value: fn(&Superblock) -> u64| {
         used.iter().map(|&at| value(&candidates[at].superblock)).max().unwrap_or(0)
@@ -671,13 +693,14 @@ fn choose_epoch<K>(candidates: &[Candidate<K>], name: &str, force: bool) -> Resu
         let named = candidates.iter().map(|c| &c.superblock).filter(|s| lives_in(s, record));
         let words = |s: &Superblock| {
             let why = has_update(s, record.update_complete).err()?;
-            Some(format!("member {}: {why}", s.member))
+            Some((s.member, format!("member {}: {why}", s.member)))
         };
-        let old: Vec<String> = named.filter_map(words).collect();
+        let (old, words): (Vec<MemberIndex>, Vec<String>) = named.filter_map(words).unzip();
         if !old.is_empty() {
             return Err(AssemblyError::RolledBack {
                 name: name.into(),
-                which: old.join("; "),
+                members: Box::new(old.into_iter().collect()),
+                which: words.join("; "),
                 found: usable.len(),
             });
         }
@@ -734,8 +757,8 @@ fn refusal(superblock: &Superblock, record: &Superblock, why: Option<Behind>) ->
         return format!("it was member {index} before that was replaced; it holds nothing current");
     }
     let (held, current) = (superblock.epoch.number, record.epoch.number);
-    if is_apart(superblock, record) {
-        return Behind::Apart { held, current }.to_string();
+    if let Some(why) = why_kept(superblock, record) {
+        return why.to_string();
     }
     let stale = Behind::Epoch { held, current };
     // What a member lacks that the array went on without is no sign that it was rolled back.
@@ -1153,7 +1176,12 @@ mod tests {
         superblocks[1..].clone_from_slice(&old[1..]);
         let text = refused(&superblocks, &[0, 1, 2]);
         assert!(text.contains("member 1: it was rolled back") && text.contains("member 2: it was"), "{text}");
+        assert!(text.contains("members 1, 2 are older copies of themselves. Member 0 ("), "{text}");
+        assert!(text.contains("Put the current device or file of members 1, 2 back"), "{text}");
         let forced = assemble(&candidates(&superblocks, &[0, 1, 2]), true).unwrap();
+        let (_, why) = &forced.refused[0];
+        assert!(why.starts_with("left out by force, although it is newer: members 1, 2 are older"), "{why}");
+        assert!(why.contains(NOWHERE_ELSE) && !why.contains("calpe online"), "{why}");
         assert_eq!((forced.superblock.epoch.id, live(&forced)), (200, vec![1, 2]));
         // A bump that reached one member alone, with the others as they were before it: it was not complete.
         let mut superblocks = old.clone();
@@ -1294,7 +1322,7 @@ mod tests {
         bump(&mut superblocks, &[0, 1], 200);
         bump(&mut superblocks, &[1], 300);
         for at in [1, 2] {
-            superblocks[at].left[0] = Left { epoch: 200, tail: 1 };
+            superblocks[at].left[0] = Left { epoch: 200, tail: 1, update: 0 };
         }
         superblocks[2] =
             Superblock { member: MemberIndex(2), device: superblocks[2].device, ..superblocks[1].clone() };
@@ -1315,7 +1343,7 @@ mod tests {
             bump(&mut superblocks, &[0, 1, 2, 3], 300);
             bump(&mut superblocks, &[2, 3], 400);
             for at in [2, 3] {
-                superblocks[at].left[..2].fill(Left { epoch: 300, tail });
+                superblocks[at].left[..2].fill(Left { epoch: 300, tail, update: 0 });
             }
             superblocks[0] = old[0].clone();
             superblocks[1] = old[1].clone();

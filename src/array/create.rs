@@ -61,6 +61,7 @@ impl NewArray {
             sequence: 1,
             update: 1,
             update_complete: 0,
+            map_pages: 0,
             epoch: Epoch { number: 1, id: self.epoch_id, parent: 0, live },
             clean: true,
             members: members.clone(),

@@ -40,6 +40,13 @@ mutations! {
     LostWritesUntold "lost-writes-untold",
     /// A3: a member that served apart from the others is taken for one that missed writes; what was written there is built over.
     OtherHistoryIsStale "other-history-is-stale",
+    /// A3: a member that is newer than the older copies which the array was started from is taken for one that missed writes; the
+    /// only copy of what they lack is built over.
+    NewerIsStale "newer-is-stale",
+    /// A start that finds fewer pages of the stripe map than were written takes the others for never written.
+    MapPagesNotCounted "map-pages-not-counted",
+    /// A page of the stripe map is counted before its first version is flushed; a start after a power cut misses what never was there.
+    MapPagesCountedUnflushed "map-pages-counted-unflushed",
     /// A2: k members are enough; with k <= m two halves serve, and what one acknowledged the other does not have.
     NoQuorum "no-quorum",
     /// A2: more than half of the last live set is enough; members that were left out together outvote nobody.

@@ -260,6 +260,9 @@ pub(super) struct PageStore {
     offers: BTreeMap<PageIndex, Offer>,
     /// The versions of pages that were seen, cached or not.
     versions: Versions,
+    /// Pages of the stripe map that have a version on the members, of those that were loaded. A page is loaded once, and counted
+    /// then or when its first version is flushed.
+    map_written: u64,
     settles_for: Settle,
 }
 
@@ -293,6 +296,7 @@ impl PageStore {
             void_due: BTreeSet::new(),
             offers: BTreeMap::new(),
             versions: Versions::new(PageLayout::new(geometry, checksums).pages()),
+            map_written: 0,
             settles_for: Settle::Known,
         }
     }
@@ -521,12 +525,18 @@ impl PageStore {
         self.due.clear();
         self.offers.clear();
         self.versions = Versions::new(self.layout.pages());
+        self.map_written = 0;
         self.settles_for = Settle::Known;
     }
 
     /// What loads settle for that end from now on.
     pub fn settle_for(&mut self, settle: Settle) {
         self.settles_for = settle;
+    }
+
+    /// Pages of the stripe map that have a version on the members, once all were loaded.
+    pub fn map_written(&self) -> u64 {
+        self.map_written
     }
 
     /// Whether the page was never written.
@@ -675,6 +685,7 @@ impl PageStore {
             }
         };
         let lost = is_doubtful && truth.is_none();
+        self.map_written += u64::from(truth.is_some() && self.is_map_page(page));
         let mut content = newest.unwrap_or_else(Page::blank);
         content.paired = true;
         if lost {

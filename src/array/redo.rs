@@ -224,6 +224,11 @@ impl Redo {
         matches!(self.life, Life::Serving)
     }
 
+    /// Pages of the stripe map that have a version which is flushed on the members in service; none while it is being loaded.
+    pub fn map_pages(&self) -> Option<u64> {
+        matches!(self.life, Life::Marking(_) | Life::Serving).then(|| self.pages.map_written())
+    }
+
     /// Whether a write that adds so much may begin: it fits the overlay, and the rings with what is there already, also
     /// when a piece has to skip the end of a ring.
     pub fn has_room(&self, share: Share, used_blocks: u32) -> bool {

@@ -193,6 +193,7 @@ impl Array {
             building: building.collect(),
             start: facts.start,
             clean: facts.clean,
+            map_pages: self.supers.template().map_pages,
             force: facts.force,
             judge_only: self.is_unjudged(),
             durable: self.redo().durable_before,
@@ -383,6 +384,15 @@ impl Array {
                 Count(blocks, "block").were()
             );
             self.notice(NoticeKind::LogDamaged, NoticeLevel::Warning, Some(member), text);
+        }
+        if recovered.map_pages_gone > 0 {
+            let pages = Count(recovered.map_pages_gone, "page");
+            let text = format!(
+                "{pages} of the stripe map had been written and {} on no member that is here: the start was forced, so what was in \
+                 their stripes reads as zeroes",
+                pages.are()
+            );
+            self.notice(NoticeKind::MapPageOld, NoticeLevel::Error, None, text);
         }
         for page in &recovered.old_map_pages {
             let text = format!(

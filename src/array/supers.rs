@@ -11,15 +11,15 @@
 //! so, and that the first was complete. So a copy of a device from before it was true shows as well.
 
 use super::assembly::{Assembled, CLAIM_STEP_MAX};
-use super::current::{Behind, Mark, is_apart};
+use super::current::{Behind, Mark, why_kept};
 use super::members::{Device, Replaced, Which};
 use super::mutation::{Mutation, is_off};
 use super::{Array, Effect, Inflight, Owner, Stopping};
 use super::{NoticeKind, NoticeLevel};
 use crate::block_io::{Buf, DeviceId, IoFault, IoOp, IoValue};
 use crate::format::{
-    CLEARED_BYTE, COPY_BYTES, Epoch, Left, LogStart, MAX_LEFT, MemberRecord, MemberSet, MemberState,
-    ReplacementRecord, Role, Superblock, superblock_offsets,
+    CLEARED_BYTE, COPY_BYTES, Epoch, Left, LogStart, MAX_LEFT, MAX_LEFT_UPDATES, MemberRecord, MemberSet,
+    MemberState, ReplacementRecord, Role, Superblock, superblock_offsets,
 };
 use crate::units::{MemberIndex, SlotIndex, Timestamp};
 use uuid::Uuid;
@@ -66,6 +66,8 @@ struct Leaving {
     epoch: u64,
     /// Batches below were in place on it; not known while the log that it left has not been read.
     tail: Option<u64>,
+    /// The newest update of the superblocks that it can have got, 0 where that is not known.
+    update: u64,
     /// Its device was rolled back: nothing on it is to go by.
     rolled_back: bool,
 }
@@ -123,7 +125,8 @@ impl Stage {
     }
 }
 
-/// Progress of passes is recorded this often: what a restart has to do again.
+/// Progress of passes is recorded this often: what a restart has to do again. So are new pages of the stripe map, which a restart
+/// misses only if they are counted.
 const SAVE_INTERVAL_NS: u64 = 5_000_000_000;
 
 /// An array without writes for this long is marked clean, so that the next start after a crash has nothing to replay.
@@ -138,6 +141,7 @@ impl Supers {
         let left = template.left.iter().enumerate().map(|(at, left)| Leaving {
             epoch: left.epoch,
             tail: (left.epoch != 0).then_some(left.tail),
+            update: left.update,
             rolled_back: assembled.rolled_back.contains(MemberIndex(at as u16)),
         });
         let left = left.collect();
@@ -177,12 +181,14 @@ impl Supers {
 
     /// A member leaves service. `tail`: batches below are in place on it, as far as that is known.
     pub fn note_leaving(&mut self, member: MemberIndex, tail: Option<u64>) {
-        self.left[usize::from(member.0)] = Leaving { tail, ..Leaving::default() };
+        let left = &mut self.left[usize::from(member.0)];
+        *left = Leaving { tail, update: left.update, ..Leaving::default() };
     }
 
     /// A member's device was rolled back: it is never caught up.
     pub fn note_rolled_back(&mut self, member: MemberIndex) {
-        self.left[usize::from(member.0)] = Leaving { rolled_back: true, ..Leaving::default() };
+        let left = &mut self.left[usize::from(member.0)];
+        *left = Leaving { rolled_back: true, update: left.update, ..Leaving::default() };
     }
 
     /// The log has been read: `tail` is its highest. What was written behind it is marked with an epoch in which members that
@@ -195,8 +201,8 @@ impl Supers {
 
     /// What a member held when it left; none where it has to be rebuilt.
     pub fn left(&self, member: MemberIndex) -> Option<Left> {
-        let Leaving { epoch, tail, rolled_back } = *self.left.get(usize::from(member.0))?;
-        Some(Left { epoch, tail: tail? }).filter(|_| epoch != 0 && !rolled_back)
+        let Leaving { epoch, tail, update, rolled_back } = *self.left.get(usize::from(member.0))?;
+        Some(Left { epoch, tail: tail?, update }).filter(|_| epoch != 0 && !rolled_back)
     }
 
     /// What a device must show to be one that was in service when the last update was complete.
@@ -231,15 +237,18 @@ impl Supers {
         Some(format!("it claims {what} {claimed}, and the array knows of none after {known}"))
     }
 
-    /// Why a device that served apart from the array must not be built over (A3).
+    /// Why a device must not be built over although it is none of the array that is served (A3).
     pub fn apart(&self, superblock: &Superblock) -> Option<Behind> {
         let mut line = self.template.clone();
         // As it is known now: the template has it as of the last update.
         for (left, leaving) in line.left.iter_mut().zip(&self.left) {
-            (left.epoch, left.tail) = (leaving.epoch, leaving.tail.unwrap_or(0));
+            *left = Left { epoch: leaving.epoch, tail: leaving.tail.unwrap_or(0), update: leaving.update };
         }
-        let (held, current) = (superblock.epoch.number, line.epoch.number);
-        is_apart(superblock, &line).then_some(Behind::Apart { held, current })
+        // It is out, also while no update says so yet.
+        if line.epoch.live.remove(superblock.member) {
+            line.left[usize::from(superblock.member.0)].update = line.update;
+        }
+        why_kept(superblock, &line)
     }
 
     /// A device comes in that was in the array before, maybe on the other side of a divided one that was forced to start.
@@ -409,25 +418,45 @@ impl Array {
                 let member = MemberIndex(at as u16);
                 if online.contains(member) {
                     *left = Leaving::default();
-                } else if before.live.contains(member) && !left.rolled_back {
+                    continue;
+                }
+                if before.live.contains(member) {
+                    left.update = next.update;
+                }
+                if before.live.contains(member) && !left.rolled_back {
                     // What it held of an epoch before counts no more. A bump that was not complete when another member
                     // left is made again, from the same epoch.
                     let tail = left.tail.filter(|_| left.epoch == 0 || left.epoch == before.id);
-                    *left = Leaving { epoch: before.id, tail, rolled_back: false };
+                    *left = Leaving { epoch: before.id, tail, ..*left };
                 }
             }
+        }
+        // A device that is being built gets the updates, too; one that joins may get the one after as the only device.
+        for (at, _) in self.members.iter().enumerate().filter(|(_, m)| m.state == MemberState::Rebuilding) {
+            self.supers.left[at].update = next.update + 1;
         }
         let members = (0..next.left.len() as u16).map(MemberIndex);
         let known: Vec<Option<Left>> = members.map(|member| self.supers.left(member)).collect();
         next.left = vec![Left::default(); known.len()];
+        let is_out = |(at, left): &(usize, &Leaving)| {
+            left.update != 0 && !next.epoch.live.contains(MemberIndex(*at as u16))
+        };
+        let updates: Vec<(usize, u64)> = (self.supers.left.iter().enumerate().filter(is_out))
+            .map(|(at, left)| (at, left.update))
+            .take(MAX_LEFT_UPDATES)
+            .collect();
         for (at, left) in
             known.into_iter().enumerate().filter_map(|(at, left)| Some((at, left?))).take(MAX_LEFT)
         {
-            next.left[at] = left;
+            next.left[at] = Left { update: 0, ..left };
+        }
+        for (at, update) in updates {
+            next.left[at].update = update;
         }
         next.update += 1;
         next.update_complete =
             if is_off(Mutation::CompleteOfItself) { next.update } else { self.supers.update_complete };
+        next.map_pages = self.redo.map_pages().unwrap_or(next.map_pages);
         let needless = self.needless_log();
         let supers = &mut self.supers;
         let complete = supers.update_complete;
@@ -684,14 +713,15 @@ impl Array {
         }
     }
 
-    /// A number that changes whenever a pass has come further.
+    /// A number that changes whenever a pass has come further, or a page of the stripe map has got its first version.
     fn progress_mark(&self) -> u64 {
         let builds = self.members.iter().map(|member| {
             let own = member.progress.as_ref().map_or(0, |p| p.done());
             let other = member.replacement.as_ref().map_or(0, |r| r.progress.done());
             own + other
         });
-        builds.sum::<u64>() + self.passes.scrub_record().position.map_or(0, |p| p.0)
+        let scrub = self.passes.scrub_record().position.map_or(0, |p| p.0);
+        builds.sum::<u64>() + scrub + self.redo.map_pages().unwrap_or(0)
     }
 
     /// Tick: an array that has been quiet for a while is marked clean.

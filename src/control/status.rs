@@ -300,6 +300,8 @@ pub enum Condition {
     Repaired,
     /// It was in service until the array failed, and can come back to it: such members come first.
     ServedLast,
+    /// Its device is there and not used, and holds what may be nowhere else: it is kept from being built over.
+    Kept,
     /// It is out of service, and what was found in its place holds no superblock: it can only be built anew.
     Overwritten,
 }
@@ -316,6 +318,7 @@ impl Condition {
             Condition::Returning => "comes back by itself",
             Condition::Repaired => "blocks were repaired",
             Condition::ServedLast => "in service until the array failed",
+            Condition::Kept => "holds what may be nowhere else",
             Condition::Overwritten => "its superblock was overwritten",
         }
     }

@@ -286,15 +286,18 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
         .collect();
     let (returning, gone): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|member| returns(member));
     let (overwritten, gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(|member| is_overwritten(member));
-    let action = match (gone.is_empty() && overwritten.is_empty(), returning.is_empty()) {
+    let (kept, gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(|member| is_kept(member));
+    let none_gone = gone.is_empty() && overwritten.is_empty() && kept.is_empty();
+    let action = match (none_gone, returning.is_empty()) {
         (true, true) => format!("Wait for the rebuild to end: 'calpe wait {}'.", array.name),
         (true, false) => wait_for(&returning),
         (false, _) => {
             let is_full = returning.iter().any(|member| member.conditions.contains(&Condition::Full));
             let room = is_full.then(|| wait_for(&returning));
+            let keep = kept.first().map(|first| keep(array, &kept, first.index));
             let back = (!gone.is_empty()).then(|| get_back(array, &gone));
             let anew = (!overwritten.is_empty()).then(|| build_anew(array, &overwritten));
-            [room, back, anew].into_iter().flatten().collect::<Vec<_>>().join(" ")
+            [room, keep, back, anew].into_iter().flatten().collect::<Vec<_>>().join(" ")
         }
     };
     Explanation { status, action }
@@ -318,6 +321,22 @@ fn get_back(array: &ArrayReport, gone: &[&MemberReport]) -> String {
 
 fn has(members: &[MemberReport], condition: Condition) -> bool {
     members.iter().any(|member| member.conditions.contains(&condition))
+}
+
+/// What to do about members whose devices must not be built over; `first` is one of them.
+fn keep(array: &ArrayReport, kept: &[&MemberReport], first: u16) -> String {
+    format!(
+        "Keep the device of {}: it holds what may be nowhere else, and 'calpe online' refuses it. To see what it holds, 'calpe export \
+         {name}', and import the array with that device and the ones that were last in service with it. To give that up, \
+         'calpe replace {name} {first} NEW', with another device.",
+        names(kept),
+        name = array.name,
+    )
+}
+
+/// Whether its device must not be built over.
+fn is_kept(member: &MemberReport) -> bool {
+    member.conditions.contains(&Condition::Kept)
 }
 
 /// Whether it can only be built anew.
@@ -600,6 +619,15 @@ mod tests {
         let mut failed = with_absent(&[MemberState::Missing; 3]);
         failed.members[2].conditions = vec![Condition::ServedLast, Condition::Overwritten];
         assert!(!explain(&failed).action.contains("calpe online"), "{}", explain(&failed).action);
+    }
+
+    #[test]
+    fn a_device_that_holds_what_may_be_nowhere_else_is_to_be_kept_whatever_becomes_of_others() {
+        let mut array = with_absent(&[MemberState::Offline, MemberState::Offline]);
+        array.members[1].conditions = vec![Condition::Kept];
+        let action = explain(&array).action;
+        assert!(action.starts_with("Keep the device of 1: "), "{action}");
+        assert!(action.contains("'calpe online tank 0'") && !action.contains("online tank 1"), "{action}");
     }
 
     #[test]

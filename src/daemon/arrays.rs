@@ -10,6 +10,7 @@ use super::memory::{covers, directory_of};
 use super::search::{Found, Search, search_with};
 use super::service::{CLOSING_WAIT, Daemon, Done, Outcome, ServeOptions, Served, refusal};
 use super::waiting::Waiting;
+use crate::array::assembly::AssemblyError;
 use crate::control::{
     ArrayReport, ErrorCode, Event, Importable, ImportableMember, LogState, Reply, RequestError, ScrubAction,
     Severity,
@@ -425,6 +426,14 @@ pub(super) fn importable(
             .iter()
             .find(|(key, _)| members[*key].path == path)
             .map(|(_, reason)| reason.clone()),
+        Err(AssemblyError::Unconfirmed { older, member, .. }) if !older.is_empty() => {
+            let found = members.iter().find(|found| found.path == path)?;
+            let own = found.superblock.member;
+            match own == *member {
+                true => Some("newer than the others".into()),
+                false => older.contains(own).then(|| "an older copy of itself".into()),
+            }
+        }
         Err(_) => None,
     };
     let mut member = |(record, index): (&crate::format::MemberRecord, u16)| {

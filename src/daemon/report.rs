@@ -4,6 +4,7 @@
 
 use super::reactor::{ArrayFacts, ListenAddress};
 use super::state::{Counts, GivenUp};
+use crate::array::assembly::NOWHERE_ELSE;
 use crate::block_io::DeviceId;
 use crate::control::{
     self, ArrayReport, Condition, EngineReport, ErrorReport, GpuReport, LastScrub, LogReport, LostReport,
@@ -285,7 +286,9 @@ fn conditions(member: &MemberStatus, counts: &Counts, returning: bool) -> Vec<Co
     });
     let returning = returning.then_some(Condition::Returning);
     let repaired = (counts.repaired > 0).then_some(Condition::Repaired);
-    of_array.chain(returning).chain(repaired).collect()
+    let is_kept = member.reason.as_deref().is_some_and(|reason| reason.contains(NOWHERE_ELSE));
+    let kept = is_kept.then_some(Condition::Kept);
+    of_array.chain(returning).chain(repaired).chain(kept).collect()
 }
 
 fn log_report(log: &LogState, array: ArrayState) -> LogReport {

@@ -12,6 +12,7 @@ use super::memory::covers;
 use super::search::Search;
 use super::service::{Daemon, lock};
 use super::state::KnownDevice;
+use crate::array::assembly::STARTS_OLDER;
 use crate::control::{
     ArrayReport, ArrayState, EngineReport, ErrorCode, ErrorReport, ImportableMember, LogReport, LogState,
     MemberReport, MemberState, RequestError, StartReport, VolumeReport, explain,
@@ -132,6 +133,11 @@ impl Waiting {
         self.searched.iter().chain(before).map(|place| place.display().to_string()).collect()
     }
 
+    /// Whether members are here as older copies of themselves.
+    fn is_older(&self) -> bool {
+        self.problem.as_ref().is_some_and(|error| error.message.contains(STARTS_OLDER))
+    }
+
     fn lacks_members(&self) -> bool {
         self.problem.as_ref().is_some_and(|error| error.message.contains(IMPORT_AGAIN))
     }
@@ -148,6 +154,10 @@ impl Waiting {
             Some(ErrorCode::NoSuchArray) => format!(
                 "Connect the devices of its members, or say where they are ('search' of the array in the configuration, or 'calpe import \
                  {name} --dir DIR'). It is tried again by itself."
+            ),
+            Some(ErrorCode::NeedsForce) if self.is_older() => format!(
+                "Put the current devices or files of the older copies back: it is tried again by itself, and nothing is lost then. Only \
+                 if those are gone for good: 'calpe import --force {name}' serves the older state, without what was written since."
             ),
             Some(ErrorCode::NeedsForce) => format!(
                 "Bring back the members that are missing: it is tried again by itself. If they are gone for good, 'calpe import \

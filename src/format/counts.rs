@@ -62,6 +62,7 @@ impl Superblock {
             ("scrub errors", scrub.errors),
             ("scrub repaired", scrub.repaired),
         ];
-        counts.into_iter().chain(self.left.iter().map(|left| ("left tail", left.tail)))
+        let left = self.left.iter().flat_map(|left| [("left tail", left.tail), ("left update", left.update)]);
+        counts.into_iter().chain(left)
     }
 }

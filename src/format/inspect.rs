@@ -72,6 +72,8 @@ pub struct SuperblockReport {
     update_complete: u64,
     epoch: EpochReport,
     clean: bool,
+    /// Pages of the stripe map that have a version, at least; absent where they were not counted.
+    map_pages: Option<u64>,
     members: Vec<MemberReport>,
     replacements: Vec<ReplacementReport>,
     regions: Vec<RegionReport>,
@@ -99,6 +101,8 @@ struct MemberReport {
     left_epoch_id: Option<String>,
     /// Batches below were in place on it then.
     left_tail: Option<u64>,
+    /// The newest update of the superblocks that its device can have got, absent where that is not known.
+    left_update: Option<u64>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -226,6 +230,7 @@ impl SuperblockReport {
                 live: superblock.epoch.live,
             },
             clean: superblock.clean,
+            map_pages: (superblock.map_pages != 0).then_some(superblock.map_pages),
             members: (0..)
                 .zip(superblock.members)
                 .zip(superblock.left)
@@ -236,6 +241,7 @@ impl SuperblockReport {
                     rebuilt_slots: member.rebuilt.0,
                     left_epoch_id: (left.epoch != 0).then(|| epoch_id(left.epoch)),
                     left_tail: (left.epoch != 0).then_some(left.tail),
+                    left_update: (left.update != 0).then_some(left.update),
                 })
                 .collect(),
             replacements: superblock
@@ -352,6 +358,9 @@ impl fmt::Display for SuperblockReport {
         line(f, "clean", if self.clean { "yes" } else { "no" })?;
         let LogStart { epoch, sequence } = self.log_start;
         line(f, "log start", format_args!("batch {sequence}, epoch {epoch}"))?;
+        if let Some(pages) = self.map_pages {
+            line(f, "stripe map", format_args!("{} written, at least", Count(pages, "page")))?;
+        }
         for region in &self.regions {
             let what = format!("{} region", region.kind);
             line(
@@ -381,6 +390,9 @@ impl fmt::Display for SuperblockReport {
             }
             if let Some(left) = &member.left_epoch_id {
                 write!(f, "  current until epoch {left}")?;
+            }
+            if let Some(update) = member.left_update {
+                write!(f, "  got no update after {update}")?;
             }
             writeln!(f)?;
         }
@@ -436,7 +448,7 @@ fn line(f: &mut fmt::Formatter<'_>, what: &str, value: impl fmt::Display) -> fmt
 
 #[cfg(test)]
 mod tests {
-    use super::super::superblock_bytes::tests::example;
+    use super::super::superblock_bytes::tests::{counted_example, example};
     use super::*;
 
     fn inspection() -> Inspection {
@@ -483,7 +495,19 @@ mod tests {
         assert_eq!(json["features"]["incompat_names"], "redo-log, checksum-pages, stripe-map, update-count");
         assert_eq!(json["members"][5]["left_epoch_id"], "76543210feebdaed");
         assert_eq!(json["members"][5]["left_tail"], 980);
-        assert!(json["members"][0]["left_epoch_id"].is_null());
+        assert!(json["members"][0]["left_epoch_id"].is_null() && json["members"][5]["left_update"].is_null());
+        assert!(json["map_pages"].is_null());
+    }
+
+    #[test]
+    fn what_counted_map_pages_and_updates_at_which_members_left_are_told() {
+        let copy = || Ok(Ok(counted_example(Role::Member)));
+        let inspection = Inspection::new("m".into(), 300 << 20, [copy(), copy(), copy(), copy()]);
+        let json = serde_json::to_value(&inspection).unwrap();
+        assert_eq!((&json["map_pages"], &json["members"][5]["left_update"]), (&17.into(), &37.into()));
+        let text = inspection.to_string();
+        assert!(text.contains("stripe map: 17 pages written, at least"), "{text}");
+        assert!(text.contains("current until epoch 76543210feebdaed  got no update after 37"), "{text}");
     }
 
     #[test]

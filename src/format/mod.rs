@@ -41,8 +41,8 @@ pub use superblock::{
 use superblock_bytes::MAGIC;
 pub use superblock_bytes::{
     CLEARED_BYTE, COPY_BYTES, FORMAT_MAJOR, FORMAT_MINOR, MAX_CHUNK_BYTES, MAX_DEVICE_BYTES, MAX_LEFT,
-    MAX_MEMBERS, MAX_NAME_BYTES, MAX_REGIONS, MAX_REPLACEMENTS, MIN_CHUNK_BYTES, check_array_name,
-    valid_name,
+    MAX_LEFT_UPDATES, MAX_MEMBERS, MAX_NAME_BYTES, MAX_REGIONS, MAX_REPLACEMENTS, MIN_CHUNK_BYTES,
+    check_array_name, valid_name,
 };
 pub use words::UnknownWord;
 

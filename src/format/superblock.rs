@@ -204,6 +204,8 @@ pub struct Left {
     pub epoch: u64,
     /// Batches below were in place on it, and a batch in its log said so.
     pub tail: u64,
+    /// The newest update of the superblocks that it can have got before the array went on without it, 0 where that is not known.
+    pub update: u64,
 }
 
 /// What a region of a member holds.
@@ -267,6 +269,9 @@ pub struct Superblock {
     pub update: u64,
     /// The newest update that all members in service had when this one began. Who has an older one was rolled back.
     pub update_complete: u64,
+    /// Pages of the stripe map that have a version on the members, at least; 0 where none counted them. A start that finds fewer knows
+    /// that copies which look as if they were never written have lost what they held.
+    pub map_pages: u64,
     /// Epoch.
     pub epoch: Epoch,
     /// No write is under way.

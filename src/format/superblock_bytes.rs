@@ -8,8 +8,8 @@
 use super::counts::COUNT_END;
 use super::{
     ChecksumKind, Epoch, FormatError, Geometry, LOG_BLOCK_BYTES, Left, LogStart, MatrixId, MemberRecord,
-    MemberSet, MemberState, NO_PLACE, PageLayout, RedoRecord, Region, RegionKind, ReplacementRecord, Role,
-    ScrubRecord, Superblock, VolumeKind,
+    MemberSet, MemberState, NO_PLACE, PAGE_ENTRIES, PageLayout, RedoRecord, Region, RegionKind,
+    ReplacementRecord, Role, ScrubRecord, Superblock, VolumeKind,
 };
 use crate::units::{ByteOffset, MemberIndex, ROW_BYTES, SlotIndex};
 use std::collections::HashSet;
@@ -45,6 +45,9 @@ pub const MAX_DEVICE_BYTES: u64 = i64::MAX as u64 & !(ROW_BYTES - 1);
 /// Members out of service whose tail is recorded: as many as there is room for. More than m are never out while an array lives; a
 /// member without a record is rebuilt.
 pub const MAX_LEFT: usize = 100;
+
+/// Members that are out of service with the update at which they left: what fits into a copy.
+pub const MAX_LEFT_UPDATES: usize = 10;
 
 /// First bytes of every copy. The last two bytes differ under newline translation and end a text display.
 pub(super) const MAGIC: [u8; 8] = *b"CALPE\x0d\x0a\x1a";
@@ -159,7 +162,9 @@ struct RawCopy {
     log_secret: [u8; 16],
     update: U64,
     update_complete: U64,
-    reserved_4: [u8; 0x70],
+    map_pages: U64,
+    left_updates: [RawLeftUpdate; MAX_LEFT_UPDATES],
+    reserved_4: [u8; 4],
     regions: [RawRegion; MAX_REGIONS],
     members: [RawMember; MAX_MEMBERS as usize],
     reserved_5: [u8; 32],
@@ -204,6 +209,13 @@ struct RawLeft {
     tail: U64,
 }
 
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct RawLeftUpdate {
+    member: U16,
+    update: U64,
+}
+
 const _: () = {
     assert!(size_of::<RawCopy>() == COPY_BYTES);
     assert!(size_of::<RawRegion>() == 32);
@@ -224,6 +236,8 @@ const _: () = {
     assert!(std::mem::offset_of!(RawCopy, left_epochs) == 0x3400);
     assert!(std::mem::offset_of!(RawCopy, left_tails) == 0x3bf8);
     assert!(std::mem::offset_of!(RawCopy, update) == 0x180);
+    assert!(std::mem::offset_of!(RawCopy, map_pages) == 0x190);
+    assert!(std::mem::offset_of!(RawCopy, left_updates) == 0x198);
 };
 
 impl Superblock {
@@ -337,6 +351,7 @@ impl Superblock {
         raw.log_secret = self.redo.secret;
         raw.update = self.update.into();
         raw.update_complete = self.update_complete.into();
+        raw.map_pages = self.map_pages.into();
         let mut tails = raw.left_tails.iter_mut();
         for (at, left) in self.left.iter().enumerate().filter(|(_, left)| left.epoch != 0) {
             raw.left_epochs[at] = left.epoch.into();
@@ -344,6 +359,11 @@ impl Superblock {
             (tail.member, tail.tail) = ((at as u16).into(), left.tail.into());
         }
         raw.left_count = ((MAX_LEFT - tails.len()) as u16).into();
+        let mut updates = raw.left_updates.iter_mut();
+        for (at, left) in self.left.iter().enumerate().filter(|(_, left)| left.update != 0) {
+            let record = updates.next().expect("no more records than there is room for");
+            (record.member, record.update) = ((at as u16).into(), left.update.into());
+        }
         for (raw, region) in raw.regions.iter_mut().zip(&self.regions) {
             raw.kind = region.kind.byte();
             raw.offset = region.offset.0.into();
@@ -372,6 +392,9 @@ impl Superblock {
         for (what, value) in self.counts() {
             ensure(value < COUNT_END, what, value, "a number below 2^62")?;
         }
+        let pages = slots.div_ceil(PAGE_ENTRIES as u64);
+        let pages_limit = format_args!("at most {pages}, the pages of the stripe map");
+        ensure(self.map_pages <= pages, "map pages", self.map_pages, pages_limit)?;
         let update = self.update;
         ensure(
             self.update_complete <= update,
@@ -435,6 +458,9 @@ impl Superblock {
         ensure(left <= MAX_LEFT, "left count", left, format_args!("at most {MAX_LEFT}"))?;
         let unheld = self.left.iter().any(|left| left.epoch == 0 && left.tail != 0);
         ensure(!unheld, "left tail", "of a member without an epoch", "none")?;
+        let updates = self.left.iter().filter(|left| left.update != 0).count();
+        let limit = format_args!("at most {MAX_LEFT_UPDATES}");
+        ensure(updates <= MAX_LEFT_UPDATES, "left updates", updates, limit)?;
         let mut devices = HashSet::new();
         for record in &self.members {
             ensure(record.rebuilt.0 <= slots, "member rebuilt", record.rebuilt, slot_limit)?;
@@ -611,6 +637,7 @@ impl RawCopy {
             sequence: self.sequence.get(),
             update: if has_updates { self.update.get() } else { 0 },
             update_complete: if has_updates { self.update_complete.get() } else { 0 },
+            map_pages: self.map_pages.get(),
             epoch: Epoch {
                 number: self.epoch_number.get(),
                 id: self.epoch_id.get(),
@@ -643,7 +670,13 @@ impl RawCopy {
             let free = left.get(member).is_some_and(|left| left.epoch == 0);
             let epoch = self.left_epochs.get(member).map_or(0, |epoch| epoch.get());
             ensure(free && epoch != 0, "left member", member, "a member with an epoch, once")?;
-            left[member] = Left { epoch, tail: raw.tail.get() };
+            left[member] = Left { epoch, tail: raw.tail.get(), update: 0 };
+        }
+        for raw in self.left_updates.iter().filter(|raw| raw.update.get() != 0) {
+            let member = usize::from(raw.member.get());
+            let free = left.get(member).is_some_and(|left| left.update == 0);
+            ensure(free, "left update", member, "a member, once")?;
+            left[member].update = raw.update.get();
         }
         Ok(left)
     }
@@ -750,7 +783,7 @@ pub(super) mod tests {
         members[2].rebuilt = SlotIndex(77);
         members[5].state = MemberState::Faulted;
         let left = |member| match member {
-            5 => Left { epoch: 0x7654_3210_feeb_daed, tail: 980 },
+            5 => Left { epoch: 0x7654_3210_feeb_daed, tail: 980, update: 0 },
             _ => Left::default(),
         };
         Superblock {
@@ -779,6 +812,7 @@ pub(super) mod tests {
             sequence: 42,
             update: 41,
             update_complete: 39,
+            map_pages: 0,
             epoch: Epoch {
                 number: 9,
                 id: 0xdead_beef_0123_4567,
@@ -803,6 +837,13 @@ pub(super) mod tests {
             redo: RedoRecord { secret: *b"0123456789abcdef", start: LogStart { epoch: 8, sequence: 990 } },
             left: (0..7).map(left).collect(),
         }
+    }
+
+    /// The example with the pages of its stripe map counted, and updates at which members left.
+    pub(in crate::format) fn counted_example(role: Role) -> Superblock {
+        let mut counted = Superblock { map_pages: 17, ..example(role) };
+        (counted.left[5].update, counted.left[6].update) = (37, 33);
+        counted
     }
 
     /// The example as it was written before updates were counted, and what that is read as.
@@ -923,6 +964,7 @@ pub(super) mod tests {
                     sequence: count_of(numbers[5]),
                     update: count_of(numbers[6]),
                     update_complete: count_of(numbers[6]) / 2,
+                    map_pages: numbers[5] % (slots.div_ceil(PAGE_ENTRIES as u64) + 1),
                     epoch: Epoch {
                         number: count_of(numbers[6]),
                         id: numbers[7],
@@ -951,11 +993,14 @@ pub(super) mod tests {
                         repaired: count_of(numbers[3]),
                     },
                     left: (0..width)
-                        .map(|i| match numbers[5].rotate_left(u32::from(i)) {
-                            epoch if i < MAX_LEFT as u16 && epoch != 0 => {
-                                Left { epoch, tail: count_of(!epoch) }
+                        .map(|i| {
+                            let update = if i % 3 == 0 && i < 30 { count_of(numbers[6]) } else { 0 };
+                            match numbers[5].rotate_left(u32::from(i)) {
+                                epoch if i < MAX_LEFT as u16 && epoch != 0 => {
+                                    Left { epoch, tail: count_of(!epoch), update }
+                                }
+                                _ => Left { update, ..Left::default() },
                             }
-                            _ => Left::default(),
                         })
                         .collect(),
                     redo: RedoRecord {
@@ -1050,6 +1095,9 @@ pub(super) mod tests {
                 golden(&format!("superblock-update-count-{role}.bin"), example(role).encode().as_slice());
             assert_eq!(Superblock::decode(&bytes), Ok(example(role)), "{role}");
         }
+        let counted = counted_example(Role::Member);
+        let bytes = golden("superblock-map-pages-member.bin", counted.encode().as_slice());
+        assert_eq!(Superblock::decode(&bytes), Ok(counted));
     }
 
     #[test]
@@ -1204,7 +1252,12 @@ pub(super) mod tests {
             (0x3bf8, &[7, 0], "left member"),
             (0x3bf8, &[4, 0], "left member"),
             (0x3bfa, &[0xff; 8], "left tail"),
+            (0x198, &[7, 0, 1], "left update"),
+            (0x198, &[5, 0, 1, 0, 0, 0, 0, 0, 0, 0, 5, 0, 1], "left update"),
+            (0x19a, &[0xff; 8], "left update"),
             (0x180, &[0xff; 8], "update"),
+            (0x190, &[18], "map pages"),
+            (0x190, &[0xff; 8], "map pages"),
             (0x188, &[42], "update complete"),
             (0x158, &[17, 0], "region count"),
             (0x158, &[0, 0], "data regions"),

@@ -49,10 +49,12 @@ pub enum Claim {
     LogStartSequence,
     /// The epoch in which the log starts.
     LogStartEpoch,
+    /// Pages of the stripe map that have a version.
+    MapPages,
 }
 
 impl Claim {
-    /// All of them.
+    /// Those that the explorer has devices make.
     pub const ALL: [Claim; 8] = [
         Claim::Sequence,
         Claim::RoCompat,
@@ -80,6 +82,7 @@ impl Claim {
             Claim::EpochLive => 0xf8,
             Claim::LogStartSequence => 0x160,
             Claim::LogStartEpoch => 0x168,
+            Claim::MapPages => 0x190,
         }
     }
 }

@@ -41,6 +41,7 @@ fn first(mutation: Mutation) -> (&'static [&'static str], u64) {
         | Mutation::DestageBySlotNumber
         | Mutation::RebuildAfterNote
         | Mutation::PagesNotRewritten => (&["fresh-2+1", "fresh-3+2"], 1),
+        Mutation::MapPagesCountedUnflushed => (&["lost-2+1", "lost-3+2"], 1),
         Mutation::LoneLogStartBelieved => (&["hostile-4+2"], 90222),
         Mutation::WritesWhatItReadBefore => (&["blind-bare-2+1", "blind-2+1"], 20),
         _ => (&["steady-2+1", "bare-2+1"], 1),
@@ -99,7 +100,11 @@ fn hunt_by_rollback(mutation: Mutation) -> Result<String, String> {
         Mutation::RewrittenTailBelieved => {
             rollback::a_replay_over_a_rolled_back_member_that_is_cut_off_is_done_again
         }
+        Mutation::NewerIsStale => rollback::the_member_that_is_newer_than_what_is_served_is_not_built_over,
         Mutation::OtherHistoryIsStale => log_review::a_device_of_another_history_is_not_built_over,
+        Mutation::MapPagesNotCounted => {
+            rollback::pages_of_the_map_that_look_unwritten_and_were_written_are_missed
+        }
         Mutation::LostWritesUntold => {
             log_review::clients_are_told_when_writes_are_lost_that_they_did_not_flush_and_only_then
         }
@@ -203,6 +208,8 @@ fn hunt(mutation: Mutation) -> Result<String, String> {
         | Mutation::RewrittenTailBelieved
         | Mutation::LeftTailNotChecked
         | Mutation::OtherHistoryIsStale
+        | Mutation::NewerIsStale
+        | Mutation::MapPagesNotCounted
         | Mutation::LostWritesUntold
         | Mutation::ToldTailAlone
         | Mutation::WritesInEpochPassedOver => return hunt_by_rollback(mutation),

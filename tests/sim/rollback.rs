@@ -5,7 +5,7 @@ use crate::scenes::rollback as scenes;
 use crate::scenes::rollback::{BLOCK, CHUNK, Checked, disk, shapes, states};
 use calpe::array::assembly::AssemblyError;
 use calpe::format::{COUNT_END, ChecksumKind, MemberState};
-use calpe::testing::{Claim, DiskCopy, OpKinds, PassingFault, Random, Trouble};
+use calpe::testing::{Claim, DiskCopy, OpKinds, PassingFault, Random, SimArray, SimShape, Trouble};
 use calpe::units::{MemberIndex, Timestamp};
 use calpe::volume::{AdminRequest, ArrayState};
 
@@ -26,6 +26,39 @@ fn numbers_that_nobody_counted_to_cost_their_member_and_no_more() {
             array.verify();
         }
     }
+}
+
+#[test]
+fn pages_of_the_map_that_look_unwritten_and_were_written_are_missed() {
+    scenes::pages_of_the_map_that_look_unwritten_and_were_written_are_missed();
+}
+
+#[test]
+fn where_pages_of_the_map_are_not_counted_a_start_counts_them() {
+    let mut array = Checked::filled(2, 1, ChecksumKind::Blake3, 5);
+    let counted = |array: &mut Checked, said: fn(u64) -> u64| -> Vec<u64> {
+        (0..3)
+            .map(|id| disk(&mut array.sim, id).forge_superblock(Claim::MapPages, said).expect("one"))
+            .collect()
+    };
+    // As earlier builds wrote it.
+    assert_eq!(counted(&mut array, |_| 0), [1; 3]);
+    array.sim = array.sim.kill_where(false, |_, _| false).expect("all members");
+    array.sim.settle();
+    assert_eq!(array.sim.status().state, ArrayState::Online);
+    array.verify();
+    assert_eq!(counted(&mut array, |said| said), [1; 3]);
+}
+
+#[test]
+fn pages_of_the_map_that_a_single_member_has_counted_are_not_missed() {
+    let mut array =
+        Checked { sim: SimArray::create(SimShape::new(2, 1, CHUNK as u32, 8), 6), model: Vec::new() };
+    array.sim.settle();
+    assert_eq!(disk(&mut array.sim, 1).forge_superblock(Claim::MapPages, |_| 1), Some(0));
+    array.sim = array.sim.kill_where(false, |_, _| false).expect("all members");
+    array.sim.settle();
+    assert_eq!(array.sim.status().state, ArrayState::Online, "{:?}", array.sim.notices.last());
 }
 
 #[test]
@@ -58,6 +91,11 @@ fn a_member_that_comes_back_with_numbers_at_their_end_is_refused_by_name() {
 }
 
 // ---- Members that were rolled back ----
+
+#[test]
+fn the_member_that_is_newer_than_what_is_served_is_not_built_over() {
+    scenes::the_member_that_is_newer_than_what_is_served_is_not_built_over();
+}
 
 #[test]
 fn a_member_as_it_was_one_start_earlier_is_rebuilt_and_never_read() {

@@ -124,6 +124,9 @@ impl PageStore {
             page.epoch = epoch;
             let due = due.remove(&index).unwrap_or_default();
             let image = Arc::clone(&cached.page);
+            if is_off(Mutation::MapPagesCountedUnflushed) {
+                self.map_written += u64::from(image.sequence == 1 && self.is_map_page(index));
+            }
             self.frozen.insert(index, Frozen::new(image, true, due));
         }
         for (index, due) in due {
@@ -299,6 +302,10 @@ impl PageStore {
         for (page, frozen) in std::mem::take(&mut self.frozen) {
             let is_blank = frozen.image.sequence == 0;
             if frozen.changed {
+                // Numbers of versions begin with 1.
+                if frozen.image.sequence == 1 && !is_off(Mutation::MapPagesCountedUnflushed) {
+                    self.map_written += u64::from(self.is_map_page(page));
+                }
                 self.versions.set(page, Some(version_of(&frozen.image)));
             }
             let cached = self.cached.get_mut(&page).expect("a frozen page is cached");

@@ -115,6 +115,19 @@ pub enum RecoveryError {
         /// Which.
         page: u64,
     },
+    /// Pages of the stripe map look as if they were never written, and were.
+    #[error(
+        "{gone} of {counted} pages of the stripe map that were written look on all members that are here as if they never were: \
+         these copies were overwritten, and stripes would read as zeroes. Bring back members that are missing and were in service \
+         until the array was stopped: with one good copy of each page nothing is lost. Forced, the start gives up what was in these \
+         stripes"
+    )]
+    MapGone {
+        /// How many at least.
+        gone: u64,
+        /// How many were.
+        counted: u64,
+    },
     /// A page of the stripe map may be an old one.
     #[error(
         "page {page} of the stripe map may be behind: every copy of it is missing or damaged in one of its two places, and \

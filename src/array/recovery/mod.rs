@@ -98,6 +98,8 @@ pub(super) struct RecoveryContext {
     pub epoch: EpochStamp,
     /// The log holds nothing beyond its start: only the stripe map is loaded.
     pub clean: bool,
+    /// Pages of the stripe map that have a version, at least.
+    pub map_pages: u64,
     /// Go on where something noted is lost and no checksum would tell.
     pub force: bool,
     /// Only see whether log and map can be read: nothing is written, and the outcome says no more than that.
@@ -173,6 +175,8 @@ pub(super) struct Recovered {
     pub page_faults: Vec<(MemberIndex, CopyFault)>,
     /// Pages of the stripe map that are used as their newest copy shows them, although there may have been newer ones.
     pub old_map_pages: Vec<u64>,
+    /// Pages of the stripe map that were written and show nothing any more: the start was forced.
+    pub map_pages_gone: u64,
     /// Blocks of the log that members should hold and do not, to be counted against them.
     pub log_faults: Vec<(MemberIndex, u64)>,
 }

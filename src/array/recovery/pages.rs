@@ -7,6 +7,7 @@
 use super::patience::Patience;
 use super::{Building, Doing, Recovery, RecoveryError, Step};
 use crate::array::members::Which;
+use crate::array::mutation::{Mutation, is_off};
 use crate::array::page_copies::Torn;
 use crate::array::pages::{LoadOutcome, Loaded, PageIo, PageStore, Settle, Unread, Want};
 use crate::format::PageIndex;
@@ -57,6 +58,12 @@ impl Recovery {
         if next < pages.layout().map_pages() || !self.io.is_idle() || !self.page_trials.pages.is_empty() {
             return self.stay(Step::Map { next });
         }
+        let gone = self.cx.map_pages.saturating_sub(pages.map_written());
+        if gone > 0 && !self.cx.force && !is_off(Mutation::MapPagesNotCounted) {
+            self.refuse(RecoveryError::MapGone { gone, counted: self.cx.map_pages });
+            return true;
+        }
+        self.result.map_pages_gone = gone;
         if self.cx.clean {
             self.finish(pages);
         } else {

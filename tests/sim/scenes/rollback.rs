@@ -3,9 +3,9 @@
 
 use calpe::array::assembly::AssemblyError;
 use calpe::format::{ChecksumKind, MemberState};
-use calpe::testing::{DiskCopy, Random, SimArray, SimDisk, SimShape};
+use calpe::testing::{DiskCopy, DiskRegion, Random, SimArray, SimDisk, SimShape};
 use calpe::units::MemberIndex;
-use calpe::volume::{AdminRequest, ArrayNotice, ClientRequest, LogState};
+use calpe::volume::{AdminRequest, ArrayNotice, ArrayState, ClientRequest, LogState};
 
 pub const BLOCK: usize = 4096;
 pub const CHUNK: usize = 4 * BLOCK;
@@ -121,6 +121,150 @@ pub fn shapes() -> impl Iterator<Item = (u16, u16, ChecksumKind)> {
 /// So many seeds, or as many as CALPE_ROLLBACK_SEEDS says.
 fn trial(seeds: u64) -> u64 {
     std::env::var("CALPE_ROLLBACK_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(seeds)
+}
+
+/// All members but one are older copies of themselves, and the array is started from them: what the one holds is nowhere else.
+pub fn the_member_that_is_newer_than_what_is_served_is_not_built_over() {
+    for (at, (data, parity, checksum)) in shapes().enumerate() {
+        for (is_clean, is_away) in [(true, false), (false, false), (true, true), (false, true)] {
+            newer_than_what_is_served(at as u64, (data, parity, checksum), is_clean, is_away);
+        }
+    }
+}
+
+/// `is_clean`: the copies, and what became of them, are of arrays that came to rest. `is_away`: the newer member is not there when the
+/// array is started from the copies.
+fn newer_than_what_is_served(seed: u64, shape: (u16, u16, ChecksumKind), is_clean: bool, is_away: bool) {
+    let (data, parity, checksum) = shape;
+    let what = format!("{data}+{parity} {checksum} clean {is_clean} away {is_away}");
+    let random = &mut Random::new(seed);
+    let copies = |array: &Checked| -> Vec<(u32, DiskCopy)> {
+        (1..u32::from(data + parity)).map(|id| (id, array.copy(id))).collect()
+    };
+    let restart = |array: Checked| {
+        let Checked { mut sim, model } = array;
+        sim = match is_clean {
+            true => sim.stop_and_restart(false),
+            false => sim.kill_where(false, |_, _| false),
+        }
+        .expect("enough members are there");
+        Checked { sim, model }
+    };
+    let mut array = Checked::filled(data, parity, checksum, seed);
+    array.load(20, random);
+    array.sim.settle();
+    let (old, older) = (copies(&array), array.model.clone());
+    array = restart(array);
+    array.load(20, random);
+    if is_clean {
+        array.sim.settle();
+    }
+    // The process is killed; nothing is in flight that the copies of the newer state would lack.
+    let (newer, newest) = (copies(&array), array.model.clone());
+    let Checked { mut sim, .. } = array;
+    old.iter().for_each(|(id, copy)| disk(&mut sim, *id).restore(copy));
+    disk(&mut sim, 0).dead = is_away;
+    let sim = sim.kill_where(true, |_, _| false).unwrap_or_else(|error| panic!("{what}: {error}"));
+    let mut array = Checked { sim, model: older };
+    let refuses = |array: &mut Checked| {
+        let device = array.sim.reopen_disk(0);
+        let done = array.sim.admin(AdminRequest::Online { member: MemberIndex(0), device });
+        let error = done.expect_err(&what).to_string();
+        assert!(
+            error.contains("newer than the array") && error.contains("replace --force"),
+            "{what}: {error}"
+        );
+    };
+    // Also before an update of the superblocks has recorded that the array goes on without it.
+    refuses(&mut array);
+    array.sim.settle();
+    array.verify();
+    assert_eq!(states(&array.sim)[0], MemberState::Missing, "{what}");
+    let theirs = array.sim.disk_out_of_use(0).and_then(|id| array.sim.disks.remove(&id)).expect("a disk");
+    array.sim.disks.insert(0, theirs);
+    refuses(&mut array);
+    // However far the array has come since.
+    let theirs = array.sim.disk_out_of_use(0).and_then(|id| array.sim.disks.remove(&id)).expect("a disk");
+    for _ in 0..3 {
+        array.load(5, random);
+        array.sim.settle();
+        array = restart(array);
+    }
+    array.sim.disks.insert(0, theirs);
+    refuses(&mut array);
+    array.verify();
+    let theirs = array.sim.disk_out_of_use(0).and_then(|id| array.sim.disks.remove(&id)).expect("a disk");
+    array.sim.disks.insert(0, theirs);
+    // With the others as they were last, all is there.
+    let newer: Vec<(u32, &DiskCopy)> = newer.iter().map(|(id, copy)| (*id, copy)).collect();
+    let mut array = array.restart_with(&newer, false).expect("all are current");
+    array.model = newest;
+    array.sim.settle();
+    array.verify();
+}
+
+/// What ends the life in which pages of the stripe map are written for the first time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Stop,
+    KillAtRest,
+    /// For as long as the array lives it is under load: it is never marked clean.
+    KillUnderLoad,
+}
+
+/// One member is not there, and the other copies of a page of the stripe map were overwritten, so that they look as if they were
+/// never written.
+pub fn pages_of_the_map_that_look_unwritten_and_were_written_are_missed() {
+    for (at, (data, parity, checksum)) in shapes().enumerate() {
+        for garbage in [0x00, 0x77] {
+            for end in [End::Stop, End::KillAtRest, End::KillUnderLoad] {
+                missed_map_pages((data, parity, checksum), garbage, end, at as u64);
+            }
+        }
+    }
+}
+
+fn missed_map_pages(shape: (u16, u16, ChecksumKind), garbage: u8, end: End, seed: u64) {
+    let (data, parity, checksum) = shape;
+    let what = format!("{data}+{parity} {checksum} garbage {garbage} {end:?}");
+    let mut array = match end {
+        End::KillUnderLoad => {
+            let shape = SimShape::new(data, parity, CHUNK as u32, 8).logged(checksum, 256 << 10);
+            let model = vec![0; shape.volume_bytes as usize];
+            let mut array = Checked { sim: SimArray::create(shape, seed), model };
+            let random = &mut Random::new(seed);
+            for _ in 0..100 {
+                array.load(1, random);
+                array.sim.sleep(100);
+            }
+            array
+        }
+        End::Stop | End::KillAtRest => Checked::filled(data, parity, checksum, seed),
+    };
+    if end == End::Stop {
+        // Nothing happens before the next kill.
+        array.sim = array.sim.stop_and_restart(false).expect("all members");
+    }
+    // The first page has its copies on members 0 to m.
+    disk(&mut array.sim, 0).dead = true;
+    for id in 1..=u32::from(parity) {
+        let disk = disk(&mut array.sim, id);
+        let start = DiskRegion::Pages.ranges(disk)[0].start;
+        disk.poke(start, &[garbage; 2 * BLOCK]);
+    }
+    let Checked { sim, model } = array;
+    let mut sim = sim.kill_where(false, |_, _| false).expect("enough members");
+    sim.settle();
+    assert_eq!(sim.status().state, ArrayState::Failed, "{what}");
+    let LogState::Refused(why) = sim.status().log else { panic!("{what}: {:?}", sim.status().log) };
+    assert!(why.contains("look on all members that are here as if they never were"), "{what}: {why}");
+
+    // With the one that was missing all is there, as nothing was written meanwhile.
+    disk(&mut sim, 0).dead = false;
+    let mut array = Checked { sim: sim.kill_where(false, |_, _| false).expect("all members"), model };
+    array.sim.settle();
+    assert_eq!(array.sim.status().state, ArrayState::Online, "{what}");
+    array.verify();
 }
 
 pub fn a_member_as_it_was_one_start_earlier_is_rebuilt_and_never_read() {

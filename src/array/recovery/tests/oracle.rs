@@ -65,6 +65,7 @@ impl World {
             durable: 0,
             epoch: self.epoch,
             clean: false,
+            map_pages: 0,
             force: self.force,
             away: MemberSet::default(),
             behind: MemberSet::default(),
