@@ -109,6 +109,21 @@ fn one_flipped_byte_is_named(checksum: &'static str, regions: &[RegionKind]) {
 }
 
 #[test]
+fn what_a_scrub_would_rewrite_counts_as_repairable() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let paths = written(dir.path(), &SETUP);
+    let image = Image::open(&paths[1]);
+    let mut random = Random::new(9);
+    let blocks = some(image.blocks(RegionKind::Data), 20, &mut random);
+    for at in &blocks {
+        image.flip(*at..*at + BLOCK, &mut random);
+    }
+    let (code, told) = check(&paths);
+    assert_eq!((code, named(&told)), (1, vec![1]), "{told:#}");
+    assert_eq!((&told["errors"], &told["repairable"]), (&Value::from(20), &Value::from(20)), "{told:#}");
+}
+
+#[test]
 fn one_flipped_byte_is_named_blake3() {
     one_flipped_byte_is_named("blake3", &[RegionKind::Pages, RegionKind::Data]);
 }

@@ -378,7 +378,7 @@ impl Run {
             _ if refused => self.phase = Phase::Over,
             Phase::Replay if status.log == LogState::Serving => {
                 self.phase = Phase::Scrub;
-                // A scrub reads each block once: what it would rewrite need not be kept.
+                // A scrub reads what it would rewrite once more, at once: nothing else of it need be kept.
                 self.layer.forget();
                 self.step(VolumeEvent::Admin(SCRUB, AdminRequest::ScrubStart));
             }
