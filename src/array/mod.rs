@@ -594,6 +594,7 @@ impl Array {
         self.wake_patient();
         self.look_at_damage();
         self.retry_pages();
+        self.look_at_pages();
         self.checkpoint_when_idle();
         self.save_progress();
         self.mark_idle_clean();
@@ -624,7 +625,8 @@ impl Array {
             log: self.log_state(),
             lost: self.damaged_ranges(Why::is_beyond_repair),
             set_aside: self.damaged_ranges(|why| why == Why::SetAside),
-            unreadable: self.damaged_ranges(|why| why == Why::Unreadable),
+            unreadable: self.unreadable_ranges(),
+            unreadable_pages: self.pages_given_up(),
             unconfirmed_lost: self.unconfirmed_ranges(true),
             unconfirmed: self.unconfirmed_ranges(false),
         }

@@ -161,8 +161,10 @@ pub struct VolumeStatus {
     /// the row was written. They are read again by themselves.
     pub set_aside: Vec<(VolumeOffset, u64)>,
     /// Parts that could not be read when they were last asked for, because members are missing or gave errors. Nothing
-    /// shows that they are lost.
+    /// shows that they are lost. And all of which the checksums cannot be read: it can be neither read nor written in part.
     pub unreadable: Vec<(VolumeOffset, u64)>,
+    /// Metadata pages that cannot be read for now: what they have the checksums of is in `unreadable`.
+    pub unreadable_pages: u64,
     /// Parts that an earlier run knew to be beyond repair, and of which this one knows nothing yet. They are in no list above.
     pub unconfirmed_lost: Vec<(VolumeOffset, u64)>,
     /// Likewise, parts that an earlier run could not read.

@@ -251,7 +251,7 @@ fn look_at_repair(array: &ArrayReport) -> Look {
     }
     let bytes = |parts: &[LostReport]| HumanSize(parts.iter().map(|part| part.bytes).sum());
     let lists = [&array.lost, &array.set_aside, &array.unreadable, &array.unconfirmed];
-    if lists.iter().all(|list| list.is_empty()) {
+    if lists.iter().all(|list| list.is_empty()) && array.unreadable_pages == 0 {
         return match &array.last_scrub {
             // It is kept in the superblocks; where the errors were may not be known to this daemon.
             Some(LastScrub { errors, repaired, .. }) if errors > repaired => Look::Badly(format!(
@@ -263,8 +263,12 @@ fn look_at_repair(array: &ArrayReport) -> Look {
             _ => Look::Well("repair is complete: everything that was known to be damaged can be read".into()),
         };
     }
+    let pages = match array.unreadable_pages {
+        0 => String::new(),
+        many => format!(", as {many} metadata pages cannot be read, too"),
+    };
     Look::Badly(format!(
-        "repair is complete: {} are beyond repair, {} set aside, {} unreadable for now; 'calpe status -v {}' lists where",
+        "repair is complete: {} are beyond repair, {} set aside, {} unreadable for now{pages}; 'calpe status -v {}' lists where",
         bytes(&array.lost),
         bytes(&array.set_aside),
         HumanSize(bytes(&array.unreadable).0 + bytes(&array.unconfirmed).0),

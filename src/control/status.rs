@@ -94,6 +94,10 @@ pub struct ArrayReport {
     /// Parts that could not be read when they were last asked for, ascending. Nothing shows that they are lost.
     #[serde(default)]
     pub unreadable: Vec<LostReport>,
+    /// Metadata pages that cannot be read for now: what they have the checksums of is in `unreadable`, and can be neither read nor
+    /// written.
+    #[serde(default)]
+    pub unreadable_pages: u64,
     /// Parts that were beyond repair or unreadable when the daemon ended, ascending, and of which nothing more is known yet: they
     /// are looked at. What was written or mended just before the end may be among them.
     #[serde(default)]
@@ -485,6 +489,7 @@ pub(super) mod tests {
             lost: Vec::new(),
             set_aside: Vec::new(),
             unreadable: Vec::new(),
+            unreadable_pages: 0,
             unconfirmed: Vec::new(),
             start: None,
         }

@@ -41,7 +41,7 @@ pub fn verdict(arrays: &[ArrayReport]) -> Verdict {
 fn verdict_of(array: &ArrayReport) -> Verdict {
     let troubled = scrub_errors(array) > 0 || array.errors.client > 0 || !array.lost.is_empty();
     let troubled = troubled || !array.set_aside.is_empty() || !array.unreadable.is_empty();
-    let troubled = troubled || !array.unconfirmed.is_empty();
+    let troubled = troubled || !array.unconfirmed.is_empty() || array.unreadable_pages > 0;
     let is_grave = |condition| matches!(condition, Condition::Full | Condition::KeptDespiteErrors);
     let mut conditions = array.members.iter().flat_map(|member| member.conditions.iter().copied());
     let troubled = troubled || conditions.any(is_grave);
@@ -84,7 +84,7 @@ pub fn explain(array: &ArrayReport) -> Explanation {
         ArrayState::Failed => explain_failed(array, &absent),
         _ if !array.lost.is_empty() => explain_lost(array),
         _ if !array.set_aside.is_empty() => explain_set_aside(array),
-        _ if !array.unreadable.is_empty() => explain_unreadable(array),
+        _ if !array.unreadable.is_empty() || array.unreadable_pages > 0 => explain_unreadable(array),
         _ if !array.unconfirmed.is_empty() => explain_unconfirmed(array),
         ArrayState::Degraded => explain_degraded(array, &absent),
         ArrayState::Online => explain_online(array),
@@ -219,11 +219,18 @@ fn explain_set_aside(array: &ArrayReport) -> Explanation {
 }
 
 fn explain_unreadable(array: &ArrayReport) -> Explanation {
+    let bytes = bytes_of(&array.unreadable);
+    let of_pages = match array.unreadable_pages {
+        0 => String::new(),
+        1 => " 1 metadata page with checksums cannot be read; what it describes can be neither read nor written.".into(),
+        many => format!(
+            " {many} metadata pages with checksums cannot be read; what they describe can be neither read nor written."
+        ),
+    };
     Explanation {
         status: format!(
-            "{} of the volume cannot be read for now: more than {} members are missing or give errors there. Nothing shows that \
-             they are lost.",
-            bytes_of(&array.unreadable),
+            "{bytes} of the volume cannot be read for now: more than {} members are missing or give errors there.{of_pages} \
+             Nothing shows that they are lost.",
             array.parity
         ),
         action: format!(
@@ -529,6 +536,21 @@ mod tests {
         assert!(status.contains("is being looked at"), "{status}");
         array.lost = vec![LostReport { offset: 0, bytes: 4096 }];
         assert!(explain(&array).status.contains("are beyond repair"));
+    }
+
+    #[test]
+    fn metadata_pages_that_cannot_be_read_are_told_with_what_that_means() {
+        let mut array = with_absent(&[MemberState::Offline]);
+        array.unreadable = vec![LostReport { offset: 0, bytes: 8192 }];
+        assert!(!explain(&array).status.contains("metadata"));
+        array.unreadable_pages = 2;
+        let told = explain(&array).status;
+        assert!(told.starts_with("8 KiB of the volume cannot be read for now"), "{told}");
+        assert!(told.contains("2 metadata pages") && told.contains("neither read nor written"), "{told}");
+        assert!(!told.contains("all data can be read"), "{told}");
+        let mut online = healthy();
+        online.unreadable_pages = 1;
+        assert_eq!(verdict(std::slice::from_ref(&online)), Verdict::Degraded);
     }
 
     #[test]

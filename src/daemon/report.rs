@@ -171,6 +171,7 @@ impl Names {
             lost: parts(&status.lost),
             set_aside: parts(&status.set_aside),
             unreadable: parts(&status.unreadable),
+            unreadable_pages: status.unreadable_pages,
             unconfirmed: parts(&both(&status.unconfirmed_lost, &status.unconfirmed)),
             start: None,
         };
