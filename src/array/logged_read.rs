@@ -255,6 +255,7 @@ impl Array {
         }
         if let Some((column, row)) = read.looks_at {
             self.damage.forget((read.stripe, column as u16, row as u32));
+            self.look_found = true;
             read.stage = Stage::Repair;
             read.repairing = self.send_repairs(key, &mut read.fetch, false);
             return if read.repairing > 0 { Flow::Wait } else { self.release_logged_read(key, read) };

@@ -222,6 +222,8 @@ pub struct Array {
     /// Where the last look at damaged blocks ended, and when it was.
     looked_at: Option<BlockName>,
     last_look: Timestamp,
+    /// The last round of looks found a block readable.
+    look_found: bool,
     /// Looks at damaged blocks under way.
     looks: usize,
     /// While an administrator's repair runs.
@@ -412,6 +414,7 @@ impl Array {
             repaying: HashMap::new(),
             looked_at: None,
             last_look: Timestamp(0),
+            look_found: false,
             looks: 0,
             repair: None,
             redo,

@@ -3,7 +3,7 @@
 //! hold.
 
 use crate::scenes::page_faults::*;
-use calpe::testing::DiskRegion;
+use calpe::testing::{DiskRegion, SimArray};
 use calpe::units::{MemberIndex, Timestamp};
 use calpe::volume::{AdminRequest, NoticeKind};
 
@@ -129,4 +129,53 @@ fn what_cannot_be_read_for_want_of_its_pages_is_told_until_it_can() {
     let status = sim.status();
     assert_eq!((status.unreadable_pages, status.unreadable), (0, Vec::new()), "without any request");
     verify(&mut sim, &scene.model, "at the end").unwrap();
+}
+
+/// Executes everything, and lets a tick pass.
+fn tick(sim: &mut SimArray) {
+    while sim.step() {}
+    sim.sleep(100);
+}
+
+/// Data that cannot be read from two of three members, and was asked for, until the error is over.
+fn data_unreadable_and_asked_for() -> SimArray {
+    let scene = Scene::stopped(shape(2, 1, 40), 5);
+    let mut sim = scene.start(false);
+    drain(&mut sim);
+    let until = Timestamp(sim.now().0 + 3_000_000_000);
+    for index in [0, 1] {
+        let disk = sim.disks.get_mut(&index).expect("a disk");
+        let data = DiskRegion::Data.ranges(disk);
+        disk.inject(unreadable(data, until));
+    }
+    for at in (0..scene.model.len()).step_by(BLOCK) {
+        let _ = sim.read(at as u64, BLOCK);
+    }
+    let bytes: u64 = sim.status().unreadable.iter().map(|(_, bytes)| bytes).sum();
+    assert!(bytes > 200 * BLOCK as u64, "{bytes} bytes are listed");
+    while sim.now() < until {
+        tick(&mut sim);
+    }
+    sim
+}
+
+#[test]
+fn what_a_scrub_has_verified_is_not_listed_as_unreadable() {
+    let mut sim = data_unreadable_and_asked_for();
+    sim.admin(AdminRequest::ScrubStart).expect("it runs");
+    while sim.status().last_scrub.is_none() {
+        tick(&mut sim);
+    }
+    let status = sim.status();
+    assert_eq!(status.unreadable, [], "{:?}", status.last_scrub);
+}
+
+#[test]
+fn blocks_that_can_be_read_again_are_listed_no_longer_than_a_moment() {
+    let mut sim = data_unreadable_and_asked_for();
+    let begun = sim.now();
+    while !sim.status().unreadable.is_empty() {
+        tick(&mut sim);
+        assert!(sim.now().nanos_since(begun) < 8_000_000_000, "{:?}", sim.status().unreadable);
+    }
 }
