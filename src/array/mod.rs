@@ -222,6 +222,8 @@ pub struct Array {
     /// Where the last look at damaged blocks ended, and when it was.
     looked_at: Option<BlockName>,
     last_look: Timestamp,
+    /// Requests to pause the scrub whose position is not recorded yet, and since when.
+    pauses: Vec<(RequestId, Timestamp)>,
     /// The last round of looks found a block readable.
     look_found: bool,
     /// Looks at damaged blocks under way.
@@ -414,6 +416,7 @@ impl Array {
             repaying: HashMap::new(),
             looked_at: None,
             last_look: Timestamp(0),
+            pauses: Vec::new(),
             look_found: false,
             looks: 0,
             repair: None,
@@ -600,6 +603,7 @@ impl Array {
         self.look_at_pages();
         self.checkpoint_when_idle();
         self.save_progress();
+        self.judge_pauses();
         self.mark_idle_clean();
         self.run();
     }
