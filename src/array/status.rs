@@ -33,6 +33,8 @@ pub struct MemberCounters {
 pub enum MemberCondition {
     /// The storage under it is full: what fails is tried again, or it had to leave.
     Full,
+    /// The storage under the device that is being built as its replacement is full: the device is given up if that lasts.
+    NewDeviceFull,
     /// This host lacks memory or the like for operations on it: they are tried again, or it had to leave.
     ShortOfResources,
     /// Its errors do not end, and it is kept in service because what is bad on others could not be read without it.

@@ -292,6 +292,8 @@ pub struct MemberReport {
 pub enum Condition {
     /// The storage under it is full.
     Full,
+    /// The storage under the device that is being built in its place is full.
+    NewDeviceFull,
     /// The daemon's host lacks memory or the like for operations on it.
     HostShort,
     /// Its errors do not end, and others could not be read without it.
@@ -312,6 +314,7 @@ impl Condition {
     pub const fn word(self) -> &'static str {
         match self {
             Condition::Full => "its storage is full",
+            Condition::NewDeviceFull => "the storage of its new device is full",
             Condition::HostShort => "this host lacks resources for it",
             Condition::KeptDespiteErrors => "kept despite its errors",
             Condition::Slow => "far slower than the others",

@@ -89,7 +89,25 @@ pub fn explain(array: &ArrayReport) -> Explanation {
         ArrayState::Degraded => explain_degraded(array, &absent),
         ArrayState::Online => explain_online(array),
     };
-    with_full(array, explanation)
+    with_full(array, with_new_device_full(array, explanation))
+}
+
+/// Adds that a device which is being built has no room.
+fn with_new_device_full(array: &ArrayReport, explanation: Explanation) -> Explanation {
+    let is_full = |member: &&MemberReport| member.conditions.contains(&Condition::NewDeviceFull);
+    let Some(member) = array.members.iter().find(is_full) else { return explanation };
+    let name = member.replacement.as_ref().map_or("its new device", |new| &new.name);
+    let join = |first: String, second: String| format!("{first} {second}").trim_end().to_owned();
+    Explanation {
+        status: join(
+            format!(
+                "The storage under {name}, which is being built for member {}, is full: it is given up after 20 s of that.",
+                member.index
+            ),
+            explanation.status,
+        ),
+        action: join(format!("Make room for {name}."), explanation.action),
+    }
 }
 
 /// Adds what full storage means for clients and for redundancy, whatever else is to be said: nothing else is as urgent.
@@ -560,6 +578,19 @@ mod tests {
         assert!(explain(&array).status.contains("under member 0 (/srv/m0) is full"));
         array.members[3].conditions = vec![Condition::Full];
         assert!(explain(&array).status.contains("under 2 members (0: /srv/m0, 3: /srv/m3) is full"));
+    }
+
+    #[test]
+    fn a_new_device_that_is_full_is_named_and_not_its_member() {
+        let mut array = healthy();
+        array.members[2].replacement = Some(ReplacementReport { name: "/srv/new".into(), uuid: None });
+        array.members[2].conditions = vec![Condition::NewDeviceFull];
+        let told = explain(&array);
+        assert!(
+            told.status.starts_with("The storage under /srv/new, which is being built for member 2, is full")
+        );
+        assert!(told.status.contains("given up") && !told.status.contains("/srv/m2"), "{told:?}");
+        assert!(told.action.contains("Make room for /srv/new"), "{told:?}");
     }
 
     #[test]

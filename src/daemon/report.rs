@@ -272,6 +272,7 @@ impl Names {
 fn conditions(member: &MemberStatus, counts: &Counts, returning: bool) -> Vec<Condition> {
     let of_array = member.conditions.iter().map(|condition| match condition {
         MemberCondition::Full => Condition::Full,
+        MemberCondition::NewDeviceFull => Condition::NewDeviceFull,
         MemberCondition::ShortOfResources => Condition::HostShort,
         MemberCondition::KeptDespiteErrors => Condition::KeptDespiteErrors,
         MemberCondition::Slow => Condition::Slow,
