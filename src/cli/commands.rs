@@ -115,7 +115,7 @@ fn status(client: Result<Client, ClientError>, args: &StatusArgs) -> Outcome {
             status.arrays.retain(|array| !args.unhealthy || !is_healthy(array));
             if args.watch { say_json_line(&status)? } else { say_json(&status)? }
         } else {
-            say(&text::status(&status.arrays, args.unhealthy, args.verbose))?;
+            say(&text::status(&status.arrays, args.name.as_deref(), args.unhealthy, args.verbose))?;
             say(&text::problems(&status.problems))?;
             say(&text::certificates(&status.certificates, clock::unix_seconds()))?;
         }
