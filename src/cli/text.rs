@@ -404,7 +404,13 @@ pub fn importable(arrays: &[Importable]) -> String {
         let has_twin = arrays.iter().any(|other| other.name == array.name && other.uuid != array.uuid);
         let which = if has_twin { array.uuid.to_string() } else { array.name.clone() };
         let action = format!("import it with 'calpe import {which}{}'", dirs_of(array));
-        labelled(&mut text, "status", array.problem.as_deref().unwrap_or("can be imported"));
+        let can_be = match usize::from(array.usable) {
+            some if some > 0 && some < array.members.len() => {
+                format!("can be imported, with {some} of {} members", array.members.len())
+            }
+            _ => "can be imported".to_owned(),
+        };
+        labelled(&mut text, "status", array.problem.as_deref().unwrap_or(&can_be));
         if array.problem.is_none() {
             labelled(&mut text, "action", &action);
         }
@@ -703,10 +709,11 @@ members:
             parity: 1,
             volume_bytes: 1 << 20,
             problem: None,
+            usable: 1,
             members: vec![found(0, Some("/srv/m0"), Some("stale")), found(1, None, None)],
         }]);
         assert!(text.contains("  0  /srv/m0  (stale)\n") && text.contains("  1  not found\n"), "{text}");
-        assert!(text.contains("calpe import tank"));
+        assert!(text.contains("calpe import tank") && text.contains("can be imported, with 1 of 2 members"));
         assert!(importable(&[]).contains("--dir"));
     }
 }

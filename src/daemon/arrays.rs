@@ -59,12 +59,24 @@ impl Daemon {
         let not_served = found.arrays.iter().filter(|(uuid, _)| !served.contains(uuid));
         let listed = |members: &[Found]| {
             let array = importable(members)?;
-            let problem = array.problem.or_else(|| in_use(members));
+            let problem = array
+                .problem
+                .or_else(|| in_use(members))
+                .or_else(|| self.is_name_taken(&array.name, array.uuid));
             Some(Importable { problem, ..array })
         };
         let mut arrays: Vec<Importable> = not_served.filter_map(|(_, members)| listed(members)).collect();
         arrays.sort_by(|a, b| (&a.name, a.uuid).cmp(&(&b.name, b.uuid)));
         Reply::Importable { arrays, warnings: found.warnings }
+    }
+
+    /// What keeps an array from being imported while another of its name is served.
+    fn is_name_taken(&self, name: &str, uuid: Uuid) -> Option<String> {
+        let other = self.find(name, |served| served.names.uuid).ok()?;
+        Some(format!(
+            "an array named '{name}' ({other}) is served: this one can be imported only when that is exported, with 'calpe export \
+             {name}', then 'calpe import {uuid}'"
+        ))
     }
 
     pub(super) fn import(&self, order: &ImportOrder) -> Outcome {
@@ -344,6 +356,7 @@ pub fn served_line(report: &ArrayReport) -> String {
 pub(super) fn importable(members: &[Found]) -> Option<Importable> {
     let superblock = import::newest_found(members)?;
     let verdict = import::preview(members, false);
+    let twins = import::twins_among(members);
     let note = |path: &Path| match &verdict {
         Ok(assembled) => assembled
             .refused
@@ -353,12 +366,15 @@ pub(super) fn importable(members: &[Found]) -> Option<Importable> {
         Err(_) => None,
     };
     let member = |(record, index): (&crate::format::MemberRecord, u16)| {
-        let found = members.iter().find(|found| found.superblock.device == record.uuid);
+        let twin = twins.iter().find(|(twins, _)| twins.device == record.uuid);
+        let used = twin.and_then(|(twins, _)| twins.used).map(|at| &members[at]);
+        let found = used.or_else(|| members.iter().find(|found| found.superblock.device == record.uuid));
+        let of_copies = twin.map(|(_, reason)| reason.clone());
         ImportableMember {
             index,
             uuid: record.uuid,
             path: found.map(|found| found.path.clone()),
-            note: found.and_then(|found| note(&found.path)),
+            note: of_copies.or_else(|| found.and_then(|found| note(&found.path))),
         }
     };
     Some(Importable {
@@ -368,6 +384,7 @@ pub(super) fn importable(members: &[Found]) -> Option<Importable> {
         parity: superblock.geometry.parity,
         volume_bytes: superblock.geometry.volume_bytes,
         problem: verdict.as_ref().err().map(ToString::to_string),
+        usable: verdict.as_ref().map_or(0, |assembled| assembled.live.len() as u16),
         members: superblock.members.iter().zip(0..).map(member).collect(),
     })
 }
