@@ -2,11 +2,13 @@
 //! relative one and a slot never for a stripe; sizes and texts as people read them; how often a log is told. Leaf module:
 //! knows nothing of the layers above.
 
+mod count;
 mod printable;
 mod rate_limit;
 mod size;
 mod time;
 
+pub use count::Count;
 pub use printable::{Printable, PrintableLines, ShownPath, is_unprintable, quoted, shown};
 pub use rate_limit::RateLimit;
 pub use size::{HumanSize, ParseSizeError, SizeBeside, two_sizes};

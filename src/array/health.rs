@@ -64,7 +64,7 @@ impl Array {
         }
     }
 
-    fn log_is_refused(&self) -> bool {
+    pub(super) fn log_is_refused(&self) -> bool {
         matches!(self.redo.life, Life::Refused(_))
     }
 }

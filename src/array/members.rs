@@ -7,7 +7,7 @@ use super::{Array, ArrayAction, Effect, Owner, Stopping};
 use super::{MemberCondition, MemberCounters, MemberStatus, NoticeKind, NoticeLevel};
 use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::format::{MemberSet, MemberState};
-use crate::units::{ByteOffset, MemberIndex, ROW_BYTES, SlotIndex, Timestamp};
+use crate::units::{ByteOffset, Count, MemberIndex, ROW_BYTES, SlotIndex, Timestamp};
 use std::collections::BTreeSet;
 use uuid::Uuid;
 
@@ -641,17 +641,20 @@ impl Array {
         }
         let word = to.as_str();
         if was == MemberState::Rebuilding {
+            // That it goes offline was asked for.
+            let level = if to == MemberState::Offline { NoticeLevel::Warning } else { NoticeLevel::Error };
             self.notice(
                 NoticeKind::MemberOut,
-                NoticeLevel::Error,
+                level,
                 Some(index),
                 format!("the rebuild of member {index} ended ({word}): {reason}"),
             );
         } else if self.is_failed() {
             let text = format!(
-                "member {index} is {word}: {reason}. The array is FAILED: more than {} members are gone; \
-                 nothing is written until they come back ('calpe online')",
-                self.map.m
+                "member {index} is {word}: {reason}. The array is FAILED: more than {} {} gone; nothing is written until enough \
+                 are back ('calpe online')",
+                Count::of(self.map.m, "member"),
+                Count::of(self.map.m, "member").are()
             );
             self.notice(NoticeKind::MemberOut, NoticeLevel::Error, Some(index), text);
             // From here on nothing is written: what this member holds stays current. One that was lost earlier has
@@ -662,6 +665,11 @@ impl Array {
             if !was_failed {
                 self.enter_failed();
             }
+        } else if self.log_is_refused() {
+            let text = format!(
+                "member {index} is {word}: {reason}. The array stays FAILED: its redo log cannot be replayed"
+            );
+            self.notice(NoticeKind::MemberOut, NoticeLevel::Warning, Some(index), text);
         } else {
             let left = self.online().len() - self.map.k;
             let advice = match self.member(index).state {

@@ -569,6 +569,9 @@ impl Array {
         self.now = now;
         let reason = match fault.errno {
             libc::ETIMEDOUT => "its device does not answer: operations on it do not end".to_owned(),
+            libc::EEXIST => "its file is gone: another file is at its path now".to_owned(),
+            libc::EISDIR => "its file is gone: something that is no file is at its path now".to_owned(),
+            libc::ENODATA => "its file was cut off: it is shorter than the member".to_owned(),
             _ => format!("its device is gone: {fault}"),
         };
         match self.find_device(device) {

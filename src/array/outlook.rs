@@ -61,6 +61,9 @@ impl Array {
 
     /// What the array is when this many more members are online.
     fn after(&self, more: isize) -> String {
+        if self.log_is_refused() {
+            return "and the array stays FAILED: its redo log cannot be replayed".into();
+        }
         let online = self.online().len().saturating_add_signed(more);
         match online.checked_sub(self.map.k) {
             None => "and the array is FAILED".into(),

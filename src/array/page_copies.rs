@@ -5,7 +5,7 @@
 //!
 //! Must not know of I/O, nor of the pages' content.
 
-use crate::format::{PAGE_BYTES, Page};
+use crate::format::{MemberSet, PAGE_BYTES, Page};
 use crate::units::MemberIndex;
 
 /// One or both of the places of a copy.
@@ -179,6 +179,15 @@ impl Copies {
     /// Those that are at fault when `truth` is the page's version, none for a page without one.
     pub fn faults(&self, truth: Option<Version>, torn: Torn) -> Vec<(MemberIndex, CopyFault)> {
         self.0.iter().filter_map(|copy| Some((copy.member, copy.fault(truth, torn)?))).collect()
+    }
+}
+
+impl Copies {
+    /// The members whose copies were read, and are as they should be.
+    pub fn good(&self, truth: Option<Version>) -> MemberSet {
+        let is_good =
+            |copy: &&CopyFound| copy.places.is_some() && copy.fault(truth, Torn::Impossible).is_none();
+        self.0.iter().filter(is_good).map(|copy| copy.member).collect()
     }
 }
 

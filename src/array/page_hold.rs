@@ -7,7 +7,7 @@ use super::page_copies::{CopyFault, Torn};
 use super::pages::{Answer, LoadOutcome, PageIo, PageRead, PageWrite, Want};
 use super::{ActivityKind, Array, Inflight, NoticeKind, NoticeLevel, Owner};
 use crate::block_io::{IoFault, IoFaultKind, IoOp, IoValue};
-use crate::format::{MemberState, PageIndex};
+use crate::format::{MemberSet, MemberState, PageIndex};
 use crate::units::{MemberIndex, SlotIndex};
 use std::ops::Range;
 
@@ -70,6 +70,11 @@ impl PageHold {
     /// The same, with every copy of the pages read and compared.
     pub fn checked(pages: Range<u64>, life: u64) -> PageHold {
         PageHold { check: true, ..PageHold::new(pages, life) }
+    }
+
+    /// Whether a page is here.
+    pub fn has(&self, page: PageIndex) -> bool {
+        self.held.contains(&page)
     }
 }
 
@@ -256,25 +261,27 @@ impl Array {
             }
         }
         if loaded.outcome == LoadOutcome::Unreadable {
+            self.note_reread(read.page, MemberSet::default());
             return self.page_unreadable(read.page, loaded);
         }
         if loaded.outcome != LoadOutcome::AskAgain {
             self.page_readable(read.page);
-        }
-        if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
-            // They are written anew with the next checkpoint, unless no copy tells what to write.
-            match (loaded.faults.len() as u64, loaded.outcome) {
-                (0, _) => {}
-                (faults, LoadOutcome::Lost) => scrub.errors += faults,
-                (faults, _) => scrub.owe_pages(faults),
-            }
+            self.note_reread(read.page, loaded.good);
         }
         for (member, fault) in loaded.faults {
+            let is_lost = loaded.outcome == LoadOutcome::Lost;
+            match self.passes.pass_mut(ActivityKind::Scrub) {
+                // They are written anew with the next checkpoint, unless no copy tells what to write.
+                Some(scrub) if is_lost => scrub.errors += 1,
+                Some(scrub) => scrub.owe_page(read.page, member),
+                None => {}
+            }
+            let has_scrub = self.passes.has_scrub();
             let counters = &mut self.member_mut(member).counters;
             // That it gave an error was counted when it did.
             counters.checksum_errors += u64::from(fault.is_of_content());
-            // As a scrub counts it.
-            counters.repaired += u64::from(loaded.outcome != LoadOutcome::Lost);
+            // A scrub reads it again. Without one, a copy that could be read takes the write, as far as is known.
+            counters.repaired += u64::from(!is_lost && !has_scrub && fault.is_of_content());
             self.note_bad_page(member, read.page, true);
             self.notice_page_fault(member, read.page, fault);
         }

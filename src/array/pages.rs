@@ -132,6 +132,8 @@ pub(super) struct Loaded {
     pub outcome: LoadOutcome,
     /// To be counted; the next write-back repairs them.
     pub faults: Vec<(MemberIndex, CopyFault)>,
+    /// Members whose copies were read and are as they should be.
+    pub good: MemberSet,
     /// Why the page is not to be had, in words, or would not be if it were blank; none where every copy was read.
     pub unread: Option<Unread>,
 }
@@ -620,7 +622,8 @@ impl PageStore {
             by_error: copies.has_errors(),
             is_likely: false,
         });
-        let without_page = |waiters, outcome, unread| Loaded { waiters, outcome, faults: Vec::new(), unread };
+        let (faults, good) = (Vec::new(), MemberSet::default());
+        let without_page = |waiters, outcome, unread| Loaded { waiters, outcome, faults, good, unread };
         if is_void {
             // The pins that a check has taken go with it; a page in the cache that was only checked stays there.
             if check.is_some() {
@@ -641,7 +644,8 @@ impl PageStore {
                 };
             }
             let faults = self.note_bad_copies(page, &copies, truth, Torn::Impossible);
-            return Loaded { waiters, outcome: LoadOutcome::Ready, faults, unread };
+            let good = copies.good(truth);
+            return Loaded { waiters, outcome: LoadOutcome::Ready, faults, good, unread };
         }
         let truth = newest.as_ref().map(version_of);
         let standing = match copies.standing(truth, self.versions.compare(page, truth), torn) {
@@ -714,7 +718,8 @@ impl PageStore {
             true if !is_doubted => LoadOutcome::Behind,
             _ => LoadOutcome::Ready,
         };
-        Loaded { waiters, outcome, faults, unread }
+        let good = if lost { MemberSet::default() } else { copies.good(truth) };
+        Loaded { waiters, outcome, faults, good, unread }
     }
 
     /// Marks the copies that are not as they should be for writing; returns those that somebody is to blame for and was

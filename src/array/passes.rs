@@ -4,10 +4,13 @@
 //! `rebuild_min`, otherwise to the ceiling `rebuild_max`.
 
 use super::members::{Progress, Replaced, Which};
+use super::page_scrub::PAGES_PER_TURN;
 use super::{Activity, ActivityKind, ArrayState, NoticeKind, NoticeLevel, Rest, ScrubResult};
 use super::{Array, Op};
-use crate::format::{MemberSet, MemberState, ScrubRecord};
-use crate::units::{MemberIndex, SlotIndex, Timestamp};
+use crate::format::{MemberSet, MemberState, PageIndex, ScrubRecord};
+use crate::units::{Count, MemberIndex, SlotIndex, Timestamp};
+use std::collections::BTreeSet;
+use std::ops::Range;
 
 pub(super) struct Passes {
     scrub: Option<Pass>,
@@ -35,11 +38,17 @@ pub(super) struct Pass {
     pub repaired: u64,
     /// Members that were out of service when a slot with data was verified.
     pub unchecked: MemberSet,
-    /// Copies of metadata pages that were found bad, of `errors` and of `repaired`: the next checkpoint writes them,
-    /// and the pass ends after it.
-    owed_pages: u64,
+    /// Copies of metadata pages that were found bad, of `errors`: the next checkpoint writes them, then they are read again,
+    /// and those that are good count as repaired. The pass ends after that.
+    owed: BTreeSet<(PageIndex, MemberIndex)>,
     /// The checkpoint that is waited for.
     settles: Option<u64>,
+    /// Copies that were bad once more: of one with a place that cannot be read, the first write goes to the other place.
+    owed_again: BTreeSet<(PageIndex, MemberIndex)>,
+    /// How often the copies were begun to be read again: what is found bad from then on is left to the next scrub.
+    rereads: u32,
+    /// An operation that does so is under way.
+    pub rereading: bool,
 }
 
 /// Whether a scrub has looked at the superblocks. It does so first of all: its own progress is recorded in them, which would
@@ -54,14 +63,19 @@ enum SupersTurn {
 impl Pass {
     fn from(slot: u64) -> Pass {
         let progress = Progress::starting_at(slot, false);
+        let (unchecked, owed) = (MemberSet::new(), BTreeSet::new());
+        let owed_again = owed.clone();
         Pass {
             progress,
             supers: SupersTurn::Due,
             errors: 0,
             repaired: 0,
-            unchecked: MemberSet::new(),
-            owed_pages: 0,
+            unchecked,
+            owed,
             settles: None,
+            owed_again,
+            rereads: 0,
+            rereading: false,
         }
     }
 
@@ -69,12 +83,48 @@ impl Pass {
         self.supers == SupersTurn::Over && self.progress.done() >= turns
     }
 
-    /// Copies of pages were found bad, and are due to be written.
-    pub fn owe_pages(&mut self, copies: u64) {
-        self.errors += copies;
-        self.repaired += copies;
-        self.owed_pages += copies;
+    /// The copy of a page was found bad, and is due to be written.
+    pub fn owe_page(&mut self, page: PageIndex, member: MemberIndex) {
+        if self.rereads > 0 {
+            return;
+        }
+        self.errors += u64::from(self.owed.insert((page, member)));
         self.settles = None;
+    }
+
+    /// Copies that are neither repaired nor given up.
+    fn open_pages(&self) -> u64 {
+        (self.owed.len() + self.owed_again.len()) as u64
+    }
+
+    /// The copies of a page were read again, and those of these members are good: the members whose copies were bad before.
+    pub fn reread(&mut self, page: PageIndex, good: MemberSet) -> Vec<MemberIndex> {
+        if self.rereads == 0 {
+            return Vec::new();
+        }
+        let owed: Vec<MemberIndex> = self.owed_of(page).collect();
+        for member in &owed {
+            self.owed.remove(&(page, *member));
+        }
+        let (mended, bad): (Vec<_>, Vec<_>) = owed.into_iter().partition(|member| good.contains(*member));
+        if self.rereads < REREADS_MAX {
+            self.owed_again.extend(bad.into_iter().map(|member| (page, member)));
+        }
+        self.repaired += mended.len() as u64;
+        mended
+    }
+
+    fn owed_of(&self, page: PageIndex) -> impl Iterator<Item = MemberIndex> {
+        let (first, last) = ((page, MemberIndex(0)), (page, MemberIndex(u16::MAX)));
+        self.owed.range(first..=last).map(|(_, member)| *member)
+    }
+
+    /// Pages whose copies are to be read again: the first, and those that follow it, so many at most.
+    fn next_reread(&self, pages_max: u64) -> Option<Range<u64>> {
+        let first = self.owed.first()?.0;
+        let follow =
+            (first.0..first.0 + pages_max).take_while(|&page| self.owed_of(PageIndex(page)).next().is_some());
+        Some(first.0..first.0 + follow.count() as u64)
     }
 }
 
@@ -83,6 +133,8 @@ impl Pass {
 const WINDOW_BYTES: usize = 64 << 20;
 /// Slots under way at one time at most, which is what small chunks come to: each has locks and pages of its own.
 const WINDOW_SLOTS: usize = 128;
+/// How often a scrub has the bad copies of a page written and reads them again: once for each place of a copy.
+const REREADS_MAX: u32 = 2;
 /// Clients count as busy for this long after their last request.
 const CLIENT_BUSY_NS: u64 = 5_000_000;
 /// Allowance that may pile up, in seconds of the rate: more than a tick, so that a slow tick does not cost rate.
@@ -118,11 +170,11 @@ impl Passes {
     /// The log begins a new life, which knows nothing of copies that were to be written: a scrub that has found some
     /// begins anew, and finds them again.
     pub fn forget_owed_pages(&mut self) {
-        let Some(pass) = self.scrub.as_mut().filter(|pass| pass.owed_pages > 0) else { return };
-        let owed = std::mem::take(&mut pass.owed_pages);
-        pass.errors -= owed;
-        pass.repaired -= owed;
-        pass.settles = None;
+        let Some(pass) = self.scrub.as_mut().filter(|pass| pass.open_pages() > 0) else { return };
+        pass.errors -= pass.open_pages();
+        pass.owed.clear();
+        pass.owed_again.clear();
+        (pass.settles, pass.rereads, pass.rereading) = (None, 0, false);
         pass.progress = Progress::starting_at(0, false);
     }
 
@@ -136,7 +188,7 @@ impl Passes {
         ScrubRecord {
             // The pages are looked at anew.
             position: self.scrub.as_ref().map(|pass| SlotIndex(pass.progress.done().min(self.slots))),
-            errors_so_far: self.scrub.as_ref().map_or(0, |pass| pass.errors),
+            errors_so_far: self.scrub.as_ref().map_or(0, |pass| pass.errors - pass.open_pages()),
             repaired_so_far: self.scrub.as_ref().map_or(0, |pass| pass.repaired),
             finished_unix: last.map_or(0, |l| l.finished_unix),
             errors: last.map_or(0, |l| l.errors),
@@ -306,7 +358,8 @@ impl Array {
             };
             let is_whole = pass.errors == 0 && pass.unchecked.is_empty();
             let level = if is_whole { NoticeLevel::Info } else { NoticeLevel::Warning };
-            let mut text = format!("scrub finished: {} errors, {} repaired", pass.errors, pass.repaired);
+            let mut text =
+                format!("scrub finished: {}, {} repaired", Count(pass.errors, "error"), pass.repaired);
             if !pass.unchecked.is_empty() {
                 let members: Vec<String> = pass.unchecked.iter().map(|member| member.to_string()).collect();
                 text += &format!(
@@ -327,18 +380,31 @@ impl Array {
         self.pump_supers();
     }
 
-    /// Whether what a scrub that is through has found bad is good again on the members.
+    /// Whether what a scrub that is through has found bad was written, and read again.
     fn scrub_has_settled(&mut self) -> bool {
         let (Some(pass), redo) = (self.passes.scrub.as_mut(), &mut self.redo) else { return true };
-        if pass.owed_pages == 0 {
-            return true;
+        if pass.owed.is_empty() && !pass.rereading {
+            if pass.owed_again.is_empty() {
+                return true;
+            }
+            pass.owed = std::mem::take(&mut pass.owed_again);
+            pass.settles = None;
+            pass.rereads += 1;
         }
         let checkpoint = *pass.settles.get_or_insert_with(|| {
             // Not one under way, which may have begun before.
             redo.checkpoint.want();
             redo.checkpoint.begun + 1
         });
-        redo.checkpoint.ended >= checkpoint
+        if redo.checkpoint.ended < checkpoint || pass.rereading || self.passes.scrub_paused {
+            return false;
+        }
+        (pass.rereads, pass.rereading) = (pass.rereads.max(1), true);
+        if let Some(pages) = pass.next_reread(PAGES_PER_TURN) {
+            self.passes.running += 1;
+            self.start_page_reread(pages);
+        }
+        false
     }
 
     fn end_finished_builds(&mut self, index: MemberIndex) {

@@ -22,7 +22,7 @@ use crate::block_io::{Buf, IoFault, IoOp, IoValue};
 use crate::codec::BlockHasher;
 use crate::format::{EpochStamp, LOG_BLOCK_BYTES, LogRecord, MapEntry, MemberSet, MemberState};
 use crate::units::{
-    BlockHash, ByteOffset, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex, Timestamp,
+    BlockHash, ByteOffset, ColumnIndex, Count, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex, Timestamp,
     VolumeOffset,
 };
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -617,7 +617,10 @@ impl Array {
 
     pub(super) fn notice_repair(&mut self, member: MemberIndex, slot: SlotIndex, row: usize, rows: usize) {
         let text = format!(
-            "{rows} blocks of member {member} from row {row} of slot {slot} on were wrong or unreadable; they are rewritten"
+            "{} of member {member} from row {row} of slot {slot} on {} wrong or unreadable; {} rewritten",
+            Count::of(rows, "block"),
+            Count::of(rows, "block").were(),
+            if rows == 1 { "it is" } else { "they are" }
         );
         self.notice(NoticeKind::BlocksRepaired, NoticeLevel::Warning, Some(member), text);
     }

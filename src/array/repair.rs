@@ -9,7 +9,7 @@ use super::damage::BlockName;
 use super::fetch::Why;
 use super::page_hold::{PageHold, PagesHeld};
 use super::{Activity, ActivityKind, Array, Flow, NoticeKind, NoticeLevel, Op};
-use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex};
+use crate::units::{BlockHash, ColumnIndex, Count, MemberIndex, ROW_BYTES, SlotIndex};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// See the head of this file.
@@ -65,7 +65,10 @@ impl Array {
         let of_volume = found.iter().filter(|((_, column, _), _)| usize::from(*column) < self.map.k);
         let text = match of_volume.count() {
             0 => "looks for blocks that are set aside or lost".into(),
-            known => format!("looks again at {known} blocks, and for others that are set aside or lost"),
+            known => format!(
+                "looks again at {}, and for others that are set aside or lost",
+                Count::of(known, "block")
+            ),
         };
         self.repair = Some(RepairProgress::default());
         let life = self.redo().lives;
@@ -182,19 +185,22 @@ impl Array {
         let Tally { readable, set_aside, unreadable, lost, parity } = op.tally;
         let word = if complete { "repair is complete" } else { "repair ended before its end" };
         let mut text = format!(
-            "{word}: {readable} blocks are readable again, {set_aside} are still set aside, {unreadable} cannot be read for \
-             now, {lost} are beyond repair"
+            "{word}: {} {} readable again, {set_aside} are still set aside, {unreadable} cannot be read for \
+             now, {lost} are beyond repair",
+            Count(readable, "block"),
+            Count(readable, "block").are()
         );
         if parity > 0 {
-            text += &format!("; {parity} blocks of parity cannot be had either");
+            text += &format!("; {} of parity cannot be had either", Count(parity, "block"));
         }
         // Where the list of damage was lost, a scrub may know more.
         let scrubbed = self.last_scrub().map_or(0, |scrub| scrub.errors.saturating_sub(scrub.repaired));
         let is_less = scrubbed > op.tally.bad() + readable;
         if is_less {
             text += &format!(
-                ". The last scrub found {scrubbed} blocks that it could not repair, which is more than were looked at: a scrub tells \
-                 whether the others are good by now"
+                ". The last scrub found {} that it could not repair, which is more than were looked at: a scrub tells \
+                 whether the others are good by now",
+                Count(scrubbed, "block")
             );
         }
         let is_well = complete && !is_less && op.tally.bad() == 0;

@@ -23,7 +23,7 @@ use crate::format::{
     ChecksumKind, EpochStamp, LOG_BLOCK_BYTES, LogKey, LogStart, MemberSet, MemberState, PAGE_BYTES, Region,
     RegionKind, Superblock,
 };
-use crate::units::{ByteOffset, MemberIndex, SlotIndex, Timestamp};
+use crate::units::{ByteOffset, Count, MemberIndex, SlotIndex, Timestamp};
 use std::collections::VecDeque;
 
 /// Where a log is in its life.
@@ -277,9 +277,10 @@ impl Array {
             let list: Vec<String> =
                 members.iter().map(|(member, why)| format!("member {member}: {why}")).collect();
             let text = format!(
-                "{}; the other {} members are too few to go on without: bring back members as they were last",
+                "{}; the other {} {} too few to go on without: bring back members as they were last",
                 list.join("; "),
-                left.len()
+                Count::of(left.len(), "member"),
+                Count::of(left.len(), "member").are()
             );
             return self.refuse_to_serve(&text);
         }
@@ -376,8 +377,11 @@ impl Array {
         for &(member, blocks) in &recovered.log_faults {
             self.member_mut(member).counters.checksum_errors += blocks;
             let rest = if recovered.lost.is_empty() { "; what they held was taken from others" } else { "" };
-            let text =
-                format!("{blocks} blocks of the redo log of member {member} were damaged or lost{rest}");
+            let text = format!(
+                "{} of the redo log of member {member} {} damaged or lost{rest}",
+                Count(blocks, "block"),
+                Count(blocks, "block").were()
+            );
             self.notice(NoticeKind::LogDamaged, NoticeLevel::Warning, Some(member), text);
         }
         for page in &recovered.old_map_pages {
@@ -389,8 +393,9 @@ impl Array {
         }
         if recovered.batches > 0 {
             let text = format!(
-                "the redo log was replayed: {} batches, {} rows brought up to date",
-                recovered.batches, recovered.rows_redone
+                "the redo log was replayed: {}, {} brought up to date",
+                Count(recovered.batches.into(), "batch"),
+                Count(recovered.rows_redone, "row")
             );
             self.notice(NoticeKind::LogReplayed, NoticeLevel::Info, None, text);
         }
@@ -412,9 +417,10 @@ impl Array {
                 }
             };
             let text = format!(
-                "{} batches at the end of the redo log were dropped: too few members have them whole, and no member notes \
+                "{} at the end of the redo log {} dropped: too few members have them whole, and no member notes \
                  that they were flushed{why}",
-                recovered.dropped
+                Count(recovered.dropped.into(), "batch"),
+                Count(recovered.dropped.into(), "batch").were()
             );
             self.notice(NoticeKind::LogDropped, level, None, text);
         }
@@ -427,9 +433,9 @@ impl Array {
                 }
             }
             let text = format!(
-                "{} rows could not be replayed on enough members: their blocks read as errors until they are written \
+                "{} could not be replayed on enough members: their blocks read as errors until they are written \
                  again",
-                recovered.lost.len()
+                Count::of(recovered.lost.len(), "row")
             );
             self.notice(NoticeKind::RowsLost, NoticeLevel::Error, None, text);
         }

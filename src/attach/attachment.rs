@@ -16,7 +16,7 @@ use super::state::{KeeperLock, Kept, StateDir};
 use super::{AttachError, system};
 use crate::nbd::RemoteExport;
 use crate::polling;
-use crate::units::{HumanSize, Timestamp};
+use crate::units::{Count, HumanSize, Timestamp};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -115,11 +115,11 @@ impl Plan {
             (false, false) => "would attach",
         };
         format!(
-            "{what} {} as {}: {}, {} connections{}",
+            "{what} {} as {}: {}, {}{}",
             server.name,
             options.device,
             HumanSize(export.size),
-            self.connections,
+            Count(self.connections as u64, "connection"),
             if self.flags & flag::READ_ONLY != 0 { ", read-only" } else { "" }
         )
     }

@@ -6,7 +6,7 @@ use crate::control::{
     ArrayReport, CertificateReport, Condition, EngineReport, Event, Importable, LastScrub, MemberReport,
     ScanReport, StartReport, is_healthy,
 };
-use crate::units::{HumanSize, Printable, PrintableLines, UnixTime, quoted};
+use crate::units::{Count, HumanSize, Printable, PrintableLines, UnixTime, quoted};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -184,7 +184,7 @@ fn engine_lines(engine: &EngineReport, verbose: bool) -> String {
         };
         let trouble = device.errors + device.hangs;
         if trouble > 0 {
-            let _ = write!(text, ", failed {trouble} times");
+            let _ = write!(text, ", failed {}", Count(trouble, "time"));
         }
         if verbose && device.batches > 0 {
             let _ = write!(
@@ -332,7 +332,7 @@ pub fn scan_line(scan: &ScanReport) -> String {
         let _ = write!(line, ", {retried}");
     }
     if scan.errors > 0 || scan.repaired > 0 {
-        let _ = write!(line, ", {} errors, {} repaired", scan.errors, scan.repaired);
+        let _ = write!(line, ", {}, {} repaired", Count(scan.errors, "error"), scan.repaired);
     }
     line
 }
@@ -353,7 +353,11 @@ pub fn last_scrub_line(scrub: &LastScrub, unchecked: &[u16]) -> String {
     let found = match (scrub.errors, scrub.repaired) {
         (0, 0) => format!("last scrub ended {when} and found no errors"),
         (errors, repaired) => {
-            format!("last scrub ended {when} with {errors} errors, {repaired} blocks repaired")
+            format!(
+                "last scrub ended {when} with {}, {} repaired",
+                Count(errors, "error"),
+                Count(repaired, "block")
+            )
         }
     };
     let members: Vec<String> = unchecked.iter().map(u16::to_string).collect();

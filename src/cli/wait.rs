@@ -7,7 +7,7 @@ use crate::control::{
     ArrayReport, ArrayState, LastScrub, LostReport, MemberReport, MemberState, ScanKind, ScanReport,
     ScanState,
 };
-use crate::units::HumanSize;
+use crate::units::{Count, HumanSize};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -255,9 +255,9 @@ fn look_at_repair(array: &ArrayReport) -> Look {
         return match &array.last_scrub {
             // It is kept in the superblocks; where the errors were may not be known to this daemon.
             Some(LastScrub { errors, repaired, .. }) if errors > repaired => Look::Badly(format!(
-                "repair is complete: what was known to be damaged can be read, but the last scrub found {} blocks that it could not \
+                "repair is complete: what was known to be damaged can be read, but the last scrub found {} that it could not \
                  repair: 'calpe scrub {} -w' tells whether they are good by now",
-                errors - repaired,
+                Count(errors - repaired, "block"),
                 array.name
             )),
             _ => Look::Well("repair is complete: everything that was known to be damaged can be read".into()),
@@ -286,7 +286,9 @@ fn scrub_result(array: &ArrayReport, since: &ScrubMark) -> Look {
     match since.result_after(array) {
         Some(LastScrub { errors: 0, .. }) => Look::Well(format!("scrub is complete: no errors{unverified}")),
         Some(LastScrub { errors, repaired, .. }) => Look::Badly(format!(
-            "scrub is complete: {errors} errors, {repaired} blocks repaired; see 'calpe events'{unverified}"
+            "scrub is complete: {}, {} repaired; see 'calpe events'{unverified}",
+            Count(errors, "error"),
+            Count(repaired, "block")
         )),
         None => Look::Badly("the scrub was stopped before its end".into()),
     }
@@ -417,7 +419,7 @@ fn remark(scan: &ScanReport) -> String {
         let _ = write!(text, "  {} left", duration(eta));
     }
     if scan.errors > 0 {
-        let _ = write!(text, "  {} errors", scan.errors);
+        let _ = write!(text, "  {}", Count(scan.errors, "error"));
     }
     if let Some(retried) = retried(scan) {
         let _ = write!(text, "  {retried}");

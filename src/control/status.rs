@@ -306,6 +306,8 @@ pub enum Condition {
     Repaired,
     /// It was in service until the array failed, and can come back to it: such members come first.
     ServedLast,
+    /// It is out of service, and what was found in its place holds no superblock: it can only be built anew.
+    Overwritten,
 }
 
 impl Condition {
@@ -321,6 +323,7 @@ impl Condition {
             Condition::Returning => "comes back by itself",
             Condition::Repaired => "blocks were repaired",
             Condition::ServedLast => "in service until the array failed",
+            Condition::Overwritten => "its superblock was overwritten",
         }
     }
 }

@@ -5,7 +5,8 @@ use super::{
     ArrayReport, ArrayState, Condition, LogState, LostReport, MemberReport, MemberState, ScanKind,
     StartReport,
 };
-use crate::units::HumanSize;
+use crate::units::{Count, HumanSize, quoted};
+use std::path::Path;
 
 /// What `status --test` answers, with its exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,9 +154,10 @@ fn explain_start(start: &StartReport) -> Explanation {
 fn explain_failed(array: &ArrayReport, absent: &[&MemberReport]) -> Explanation {
     Explanation {
         status: format!(
-            "{} of {} members are not in service, {} may be; I/O is refused and nothing is written.",
+            "{} of {} {} not in service, {} may be; I/O is refused and nothing is written.",
             absent.len(),
-            array.members.len(),
+            Count::of(array.members.len(), "member"),
+            Count::of(absent.len(), "member").are(),
             array.parity
         ),
         action: match absent.iter().all(|member| returns(member)) {
@@ -169,13 +171,16 @@ fn explain_failed(array: &ArrayReport, absent: &[&MemberReport]) -> Explanation 
 /// caught up when the array serves again.
 fn bring_back(array: &ArrayReport, absent: &[&MemberReport]) -> String {
     let name = &array.name;
-    let served_last = |member: &&&MemberReport| member.conditions.contains(&Condition::ServedLast);
+    let served_last = |member: &&&MemberReport| {
+        member.conditions.contains(&Condition::ServedLast) && !is_overwritten(member)
+    };
     let first: Vec<&MemberReport> = absent.iter().filter(served_last).copied().collect();
     let rest: Vec<&MemberReport> = absent.iter().filter(|member| !served_last(member)).copied().collect();
     if absent.len() > usize::from(array.parity) + first.len() {
         return format!(
-            "Reconnect the devices of members that are missing, then stop it with 'calpe export {name}' and import it again, without \
-             --force: the members that could come back while it runs are too few, and nothing that was flushed is lost. ({})",
+            "Reconnect the devices of members that are missing, then stop it with '{}' and import it again with 'calpe import \
+             {name}', without --force: the members that could come back while it runs are too few, and nothing that was flushed is lost. ({})",
+            export(array),
             names(absent)
         );
     }
@@ -197,11 +202,18 @@ fn explain_refused(array: &ArrayReport) -> Explanation {
     Explanation {
         status: format!("It cannot be served: {reason}."),
         action: format!(
-            "Stop it with 'calpe export {name}', bring members back that are missing, and import it again; or accept \
-             the loss with 'calpe import --force {name}'.",
+            "Stop it with '{export}', bring members back that are missing, and import it again with 'calpe import {name}'; or accept \
+             the loss with '{export} && calpe import --force {name}'.",
+            export = export(array),
             name = array.name
         ),
     }
+}
+
+/// What stops an array that serves no request: whoever is connected gets only errors of it.
+fn export(array: &ArrayReport) -> String {
+    let force = if array.clients > 0 { "--force " } else { "" };
+    format!("calpe export {force}{}", array.name)
 }
 
 fn explain_lost(array: &ArrayReport) -> Explanation {
@@ -247,9 +259,10 @@ fn explain_unreadable(array: &ArrayReport) -> Explanation {
     };
     Explanation {
         status: format!(
-            "{bytes} of the volume cannot be read for now: more than {} members are missing or give errors there.{of_pages} \
+            "{bytes} of the volume cannot be read for now: more than {} {} missing or give errors there.{of_pages} \
              Nothing shows that they are lost.",
-            array.parity
+            Count(array.parity.into(), "member"),
+            Count(array.parity.into(), "member").are()
         ),
         action: format!(
             "Bring back members that are missing, and mend what makes reads fail; the array looks again by itself. \
@@ -297,13 +310,17 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
         .filter(|member| member.state != MemberState::Rebuilding && member.replacement.is_none())
         .collect();
     let (returning, gone): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|member| returns(member));
-    let action = match gone.first() {
-        Some(_) if returning.iter().any(|member| member.conditions.contains(&Condition::Full)) => {
-            format!("{} {}", wait_for(&returning), get_back(array, &gone))
+    let (overwritten, gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(|member| is_overwritten(member));
+    let action = match (gone.is_empty() && overwritten.is_empty(), returning.is_empty()) {
+        (true, true) => format!("Wait for the rebuild to end: 'calpe wait {}'.", array.name),
+        (true, false) => wait_for(&returning),
+        (false, _) => {
+            let is_full = returning.iter().any(|member| member.conditions.contains(&Condition::Full));
+            let room = is_full.then(|| wait_for(&returning));
+            let back = (!gone.is_empty()).then(|| get_back(array, &gone));
+            let anew = (!overwritten.is_empty()).then(|| build_anew(array, &overwritten));
+            [room, back, anew].into_iter().flatten().collect::<Vec<_>>().join(" ")
         }
-        Some(_) => get_back(array, &gone),
-        None if !returning.is_empty() => wait_for(&returning),
-        None => format!("Wait for the rebuild to end: 'calpe wait {}'.", array.name),
     };
     Explanation { status, action }
 }
@@ -328,11 +345,35 @@ fn has(members: &[MemberReport], condition: Condition) -> bool {
     members.iter().any(|member| member.conditions.contains(&condition))
 }
 
+/// Whether it can only be built anew.
+fn is_overwritten(member: &MemberReport) -> bool {
+    member.conditions.contains(&Condition::Overwritten)
+}
+
+/// What to do about members whose superblocks are gone: they cannot come back.
+fn build_anew(array: &ArrayReport, members: &[&MemberReport]) -> String {
+    let commands: Vec<String> = members
+        .iter()
+        .map(|member| {
+            format!("'calpe replace {} {} {}'", array.name, member.index, quoted(Path::new(&member.name)))
+        })
+        .collect();
+    let (hold, them) = match members {
+        [member] => (format!("the place of member {} holds", member.index), "it"),
+        _ => (format!("the places of {} members hold", members.len()), "them"),
+    };
+    format!(
+        "As {hold} no superblock of this array any more, build {them} anew there, or elsewhere: {}. ({})",
+        commands.join(", "),
+        names(members)
+    )
+}
+
 fn explain_online(array: &ArrayReport) -> Explanation {
     let found = scrub_errors(array);
     if found > 0 {
         return Explanation {
-            status: format!("A scrub found {found} {}.", if found == 1 { "error" } else { "errors" }),
+            status: format!("A scrub found {}.", Count(found, "error")),
             action: format!(
                 "See 'calpe events', replace a member whose counts rise, then 'calpe scrub {}' again.",
                 array.name
@@ -507,6 +548,11 @@ mod tests {
         array.state = ArrayState::Failed;
         array.log = LogReport { state: LogState::Refused, reason: Some("it breaks off".into()) };
         assert!(explain(&array).status.contains("it breaks off"));
+        let action = explain(&array).action;
+        assert!(action.contains("'calpe export tank && calpe import --force tank'"), "{action}");
+        array.clients = 2;
+        let action = explain(&array).action;
+        assert!(action.contains("'calpe export --force tank && calpe import --force tank'"), "{action}");
         array.state = ArrayState::Degraded;
         array.log = LogReport { state: LogState::Replaying, reason: None };
         let status = explain(&array).status;
@@ -569,6 +615,31 @@ mod tests {
         let mut online = healthy();
         online.unreadable_pages = 1;
         assert_eq!(verdict(std::slice::from_ref(&online)), Verdict::Degraded);
+    }
+
+    #[test]
+    fn a_member_whose_superblock_is_gone_is_to_be_built_anew_and_not_to_come_back() {
+        let mut array = with_absent(&[MemberState::Offline]);
+        array.members[0].conditions = vec![Condition::Overwritten];
+        let action = explain(&array).action;
+        assert!(
+            action.contains("'calpe replace tank 0 /srv/m0'") && !action.contains("calpe online"),
+            "{action}"
+        );
+        array.members[1].state = MemberState::Offline;
+        let action = explain(&array).action;
+        assert!(action.contains("'calpe replace tank 0 /srv/m0'"), "{action}");
+        assert!(action.contains("'calpe online tank 1'") && !action.contains("online tank 0"), "{action}");
+        // Beside one that comes back when there is room.
+        array.members[1].state = MemberState::Missing;
+        array.members[1].conditions = vec![Condition::Full, Condition::Returning];
+        let action = explain(&array).action;
+        assert!(action.starts_with("Make room: ") && !action.contains("calpe online"), "{action}");
+        assert!(action.contains("As the place of member 0 holds no superblock"), "{action}");
+        assert!(action.contains("'calpe replace tank 0 /srv/m0'"), "{action}");
+        let mut failed = with_absent(&[MemberState::Missing; 3]);
+        failed.members[2].conditions = vec![Condition::ServedLast, Condition::Overwritten];
+        assert!(!explain(&failed).action.contains("calpe online"), "{}", explain(&failed).action);
     }
 
     #[test]

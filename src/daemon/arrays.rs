@@ -11,17 +11,27 @@ use super::search::{Found, Search, search_with};
 use super::service::{CLOSING_WAIT, Daemon, Done, Outcome, ServeOptions, Served, refusal};
 use super::waiting::Waiting;
 use crate::control::{
-    ArrayReport, ErrorCode, Importable, ImportableMember, Reply, RequestError, ScrubAction,
+    ArrayReport, ErrorCode, Event, Importable, ImportableMember, LogState, Reply, RequestError, ScrubAction,
+    Severity,
 };
 use crate::format::{MemberState, Superblock};
 use crate::member::{DEFAULT_MEMBER_TIMEOUT, await_closings, is_held_by_calpe, is_remote};
 use crate::units::{HumanSize, MemberIndex, shown};
-use crate::volume::{AdminRequest, NoticeLevel, STOPPED_CLEANLY};
+use crate::volume::{AdminRequest, NoticeKind, NoticeLevel, STOPPED_CLEANLY};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 /// Lines about what could not be looked at that are told where members are missing.
 const UNREAD_TOLD: usize = 8;
+
+/// How long an import waits for its log to be replayed, so that its answer says what could not be. Replay takes milliseconds to
+/// seconds, and longer where a member does not answer: that is not waited for.
+const REPLAY_WAIT: Duration = Duration::from_secs(5);
+
+/// Time between two looks whether it is.
+const REPLAY_LOOK: Duration = Duration::from_millis(5);
 
 /// What is to be imported, and how.
 pub(super) struct ImportOrder {
@@ -58,7 +68,8 @@ impl Daemon {
         let served: Vec<Uuid> = self.served_uuids();
         let not_served = found.arrays.iter().filter(|(uuid, _)| !served.contains(uuid));
         let listed = |members: &[Found]| {
-            let array = importable(members)?;
+            let earlier = |array, device| self.earlier_path(array, device);
+            let array = importable(members, &found, earlier)?;
             let problem = array
                 .problem
                 .or_else(|| in_use(members))
@@ -67,7 +78,11 @@ impl Daemon {
         };
         let mut arrays: Vec<Importable> = not_served.filter_map(|(_, members)| listed(members)).collect();
         arrays.sort_by(|a, b| (&a.name, a.uuid).cmp(&(&b.name, b.uuid)));
-        Reply::Importable { arrays, warnings: found.warnings }
+        let warnings = match arrays[..] {
+            [] => found.not_used(dirs),
+            _ => found.warnings,
+        };
+        Reply::Importable { arrays, warnings }
     }
 
     /// What keeps an array from being imported while another of its name is served.
@@ -164,8 +179,43 @@ impl Daemon {
 
     fn import_one(&self, found: &Search, array: Uuid, force: bool) -> Outcome {
         let options = ServeOptions { force, ..self.options_for(name_of(&found.arrays[&array]), array) };
-        let (report, warnings) = self.open_and_serve(found, array, options, &[])?;
+        let before = self.events.next();
+        let (report, mut warnings) = self.open_and_serve(found, array, options, &[])?;
+        let report = self.when_replayed(report);
+        warnings.extend(self.losses(&report, before));
         Ok(Done { message: served_line(&report), warnings, ..Done::default() })
+    }
+
+    /// The report of an array that has just begun to be served, when its log is replayed, as far as that takes no longer than
+    /// [`REPLAY_WAIT`].
+    fn when_replayed(&self, mut report: ArrayReport) -> ArrayReport {
+        let begun = Instant::now();
+        while report.log.state == LogState::Replaying && begun.elapsed() < REPLAY_WAIT {
+            std::thread::sleep(REPLAY_LOOK);
+            match self.status(Some(&report.uuid.to_string())).map(|mut reports| reports.pop()) {
+                Ok(Some(now)) => report = now,
+                // Somebody was faster, and has stopped it.
+                Ok(None) | Err(_) => break,
+            }
+        }
+        report
+    }
+
+    /// What the start of an array has cost, a line each, as its events from number `since` on tell it.
+    pub(super) fn losses(&self, report: &ArrayReport, since: u64) -> Vec<String> {
+        let name = &report.name;
+        let is_loss = |event: &Event| {
+            let is_dropped = event.kind == NoticeKind::LogDropped.name();
+            event.array.as_deref() == Some(name) && (event.severity == Severity::Error || is_dropped)
+        };
+        let events = self.events.since(since).into_iter().filter(is_loss);
+        let mut lines: Vec<String> = events.map(|event| format!("array '{name}': {}", event.text)).collect();
+        if report.log.state == LogState::Replaying {
+            lines.push(format!(
+                "array '{name}': its redo log is still being replayed; 'calpe events' tells what cannot be, if anything cannot"
+            ));
+        }
+        lines
     }
 
     /// What an import would do. Devices are opened and locked for it, too: whether they can be is part of what is to be
@@ -174,11 +224,19 @@ impl Daemon {
         let members = &found.arrays[&array];
         let options = ServeOptions { force, ..self.options_for(name_of(members), array) };
         let _change = self.begin_change(array)?;
-        let opened = import::open(members, force, options.limits.local)?;
+        let opened = import::open(members, force, options.limits.local);
+        let opened = opened.map_err(|error| self.explained(error, found, array))?;
         let superblock = &opened.assembled.superblock;
         self.check_servable(superblock, options)?;
         let Superblock { name, .. } = superblock;
-        if taken.contains(name) || self.find(name, |_| ()).is_ok() {
+        if taken.contains(name) {
+            let text = format!(
+                "another array named '{name}' would be imported before it, and two of one name are not served at once: import the \
+                 one that you want by its uuid, this one with 'calpe import {array}'"
+            );
+            return Err(refusal(ErrorCode::Refused, text));
+        }
+        if self.find(name, |_| ()).is_ok() {
             let text = format!("an array named '{name}' is served already: export that one first");
             return Err(refusal(ErrorCode::Refused, text));
         }
@@ -207,7 +265,8 @@ impl Daemon {
         told: &[String],
     ) -> Result<(ArrayReport, Vec<String>), RequestError> {
         let _change = self.begin_change(array)?;
-        let mut opened = import::open(&found.arrays[&array], options.force, options.limits.local)?;
+        let opened = import::open(&found.arrays[&array], options.force, options.limits.local);
+        let mut opened = opened.map_err(|error| self.explained(error, found, array))?;
         opened.explain_missing(found, |_, device| self.earlier_path(array, device));
         opened.warnings.extend(self.lost_replacement_lines(&opened));
         if opened.assembled.seats.iter().any(|seat| seat.state == MemberState::Missing) {
@@ -219,6 +278,16 @@ impl Daemon {
         let told: Vec<String> = opened.not_told(told).cloned().collect();
         opened.warnings.splice(0..0, told);
         Ok((self.serve(opened, options)?, warnings))
+    }
+
+    /// With what is known of members that are missing.
+    fn explained(&self, error: ImportError, found: &Search, array: Uuid) -> ImportError {
+        let members = &found.arrays[&array];
+        let earlier = |device| self.earlier_path(array, device);
+        error.explained(|| {
+            let newest = import::newest_found(members);
+            newest.map_or_else(BTreeMap::new, |newest| found.about_missing(members, newest, earlier))
+        })
     }
 
     /// What to tell of replacements whose devices are not there, a line each.
@@ -353,8 +422,14 @@ pub fn served_line(report: &ArrayReport) -> String {
     format!("array '{}' ({shape}) is {}{uri}", report.name, report.state)
 }
 
-pub(super) fn importable(members: &[Found]) -> Option<Importable> {
+/// What a list says of the array of these members. `earlier`: where a device of an array was before.
+pub(super) fn importable(
+    members: &[Found],
+    found: &Search,
+    earlier: impl Fn(Uuid, Uuid) -> Option<PathBuf>,
+) -> Option<Importable> {
     let superblock = import::newest_found(members)?;
+    let mut about = found.about_missing(members, superblock, |device| earlier(superblock.array, device));
     let verdict = import::preview(members, false);
     let twins = import::twins_among(members);
     let note = |path: &Path| match &verdict {
@@ -365,16 +440,19 @@ pub(super) fn importable(members: &[Found]) -> Option<Importable> {
             .map(|(_, reason)| reason.clone()),
         Err(_) => None,
     };
-    let member = |(record, index): (&crate::format::MemberRecord, u16)| {
+    let mut member = |(record, index): (&crate::format::MemberRecord, u16)| {
         let twin = twins.iter().find(|(twins, _)| twins.device == record.uuid);
         let used = twin.and_then(|(twins, _)| twins.used).map(|at| &members[at]);
         let found = used.or_else(|| members.iter().find(|found| found.superblock.device == record.uuid));
-        let of_copies = twin.map(|(_, reason)| reason.clone());
         ImportableMember {
             index,
             uuid: record.uuid,
             path: found.map(|found| found.path.clone()),
-            note: of_copies.or_else(|| found.and_then(|found| note(&found.path))),
+            note: match (twin, found) {
+                (Some((_, reason)), _) => Some(reason.clone()),
+                (None, Some(found)) => note(&found.path),
+                (None, None) => about.remove(&record.uuid),
+            },
         }
     };
     Some(Importable {
@@ -385,6 +463,6 @@ pub(super) fn importable(members: &[Found]) -> Option<Importable> {
         volume_bytes: superblock.geometry.volume_bytes,
         problem: verdict.as_ref().err().map(ToString::to_string),
         usable: verdict.as_ref().map_or(0, |assembled| assembled.live.len() as u16),
-        members: superblock.members.iter().zip(0..).map(member).collect(),
+        members: superblock.members.iter().zip(0..).map(&mut member).collect(),
     })
 }

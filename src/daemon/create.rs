@@ -18,7 +18,7 @@ use crate::format::{
     check_array_name, geometry_for, leftover_bytes, member_bytes_for,
 };
 use crate::member::{Access, Device, DeviceError, DeviceKind, RemoteError, is_remote};
-use crate::units::{HumanSize, SECTOR_BYTES, quoted, shown};
+use crate::units::{Count, HumanSize, SECTOR_BYTES, quoted, shown};
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
@@ -68,7 +68,7 @@ pub enum CreateError {
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// Not as many members as chunks in a stripe.
-    #[error("{data} data and {parity} parity need {} members, {found} are given", u32::from(*.data) + u32::from(*.parity))]
+    #[error("{data} data and {parity} parity need {}, {found} given", Count(u64::from(*.data) + u64::from(*.parity), "member"))]
     MemberCount {
         /// Data chunks.
         data: u16,
@@ -751,7 +751,7 @@ mod tests {
         assert!(refuse(&|r| r.parity = 254).contains("at most 255"));
         assert!(refuse(&|r| r.chunk = 5000).contains("5000 bytes"));
         assert!(refuse(&|r| r.volume_bytes = Some(1000)).contains("multiple of 4 KiB"));
-        assert!(refuse(&|r| r.parity = 2).contains("need 4 members, 3 are given"));
+        assert!(refuse(&|r| r.parity = 2).contains("need 4 members, 3 given"));
         assert!(refuse(&|r| r.volume = VolumeKind::Cas).contains("cas is not supported"));
         assert_eq!(listing(dir.path()), Vec::<PathBuf>::new());
     }

@@ -167,6 +167,12 @@ impl EventLog {
         ring.push(event);
     }
 
+    /// The number of the next event.
+    #[must_use]
+    pub fn next(&self) -> u64 {
+        self.ring().next
+    }
+
     /// The kept events with at least this sequence number, oldest first.
     #[must_use]
     pub fn since(&self, sequence: u64) -> Vec<Event> {

@@ -11,6 +11,7 @@ use crate::format::{MemberState, ReplacementRecord, Superblock, damaged_copies, 
 use crate::member::patience::{each_at_once, each_within};
 use crate::member::{Access, Device, DeviceError, is_held_by_calpe, is_remote};
 use crate::units::{MemberIndex, shown};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
@@ -129,10 +130,31 @@ impl Search {
             [] => Err(ImportError::NotFound {
                 wanted: wanted.into(),
                 places: places.to_vec(),
-                unused: self.warnings.clone(),
+                unused: self.not_used(places),
             }),
             [one] => Ok(one),
             _ => Err(ImportError::Ambiguous { name: wanted.into(), uuids: named }),
+        }
+    }
+}
+
+impl ImportError {
+    /// With lines on what is known of members that were not found, where too few were.
+    #[must_use]
+    pub fn explained(self, about: impl FnOnce() -> BTreeMap<Uuid, String>) -> ImportError {
+        match self {
+            ImportError::Assembly {
+                source: source @ (AssemblyError::TooFew { .. } | AssemblyError::NoMajority { .. }),
+                mut left_out,
+            } => {
+                for line in about().into_values() {
+                    if !left_out.contains(&line) {
+                        left_out.push(line);
+                    }
+                }
+                ImportError::Assembly { source, left_out }
+            }
+            error => error,
         }
     }
 }
@@ -223,8 +245,13 @@ fn left_in_place(found: &Search, device: Uuid, place: Option<PathBuf>) -> Option
         Some(own) => own == device,
         None => Some(&unusable.path) == place.as_ref(),
     };
-    let Unusable { path, reason, .. } = found.unusable.iter().find(is_own)?;
-    Some(LeftOut { device, path: Some(path.clone()), reason: reason.clone() })
+    let unusable = found.unusable.iter().find(is_own).cloned();
+    let stranger = |path: PathBuf| {
+        let reason = found.stranger_at(&path)?;
+        Some(Unusable { path, device: None, reason, overwritten: false })
+    };
+    let Unusable { path, reason, overwritten, .. } = unusable.or_else(|| place.and_then(stranger))?;
+    Some(LeftOut { device, path: Some(path), reason, overwritten })
 }
 
 /// Devices that were being built when the array was stopped, and that are not among its devices now: member and device.
@@ -246,6 +273,8 @@ pub struct LeftOut {
     pub path: Option<PathBuf>,
     /// Why: "PATH: what is wrong".
     pub reason: String,
+    /// Its superblock is not there any more.
+    pub overwritten: bool,
 }
 
 /// Opens, locks and assembles the array of these members. What does not answer within `patience` is left out.
@@ -306,7 +335,8 @@ pub fn open(members: &[Found], force: bool, patience: Duration) -> Result<Opened
             let was_built = || lost_replacements(&assembled).iter().any(|(_, device)| *device == uuid);
             match assembled.seats.iter().any(is_missed) || was_built() {
                 true => {
-                    left_out.push(LeftOut { device: uuid, path: Some(device.path().to_owned()), reason });
+                    let path = Some(device.path().to_owned());
+                    left_out.push(LeftOut { device: uuid, path, reason, overwritten: false });
                 }
                 false => warnings.push(reason),
             }
@@ -379,6 +409,7 @@ impl Opening {
             device: found.superblock.device,
             path: Some(found.path.clone()),
             reason,
+            overwritten: false,
         });
     }
 
@@ -391,7 +422,7 @@ impl Opening {
             };
             let reason = twins.reason(self.candidates[twins.unused[0]].superblock.member, path);
             let Twins { device, unused, .. } = twins;
-            self.left_out.push(LeftOut { device, path: None, reason });
+            self.left_out.push(LeftOut { device, path: None, reason, overwritten: false });
             for at in unused {
                 self.devices[self.candidates[at].key] = None;
             }

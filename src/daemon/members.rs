@@ -11,7 +11,7 @@ use super::peer::Owner;
 use super::reactor::{ArrayFacts, ArrayId};
 use super::report::{Names, Place};
 use super::room::{Wanted, check_room};
-use super::search::search;
+use super::search::{overwritten, search};
 use super::service::{Daemon, Done, Outcome, lock, refusal};
 use super::superblocks::{
     read_superblock, reserve_regions, reserved_bytes, signatures, wipe_ends, wipe_log, witness,
@@ -23,7 +23,7 @@ use crate::member::patience::within;
 use crate::member::{
     self, Access, DEFAULT_MEMBER_TIMEOUT, Device, DeviceError, DeviceKind, Identity, TimeLimits,
 };
-use crate::units::{HumanSize, MemberIndex, Printable, ROW_BYTES, shown};
+use crate::units::{HumanSize, MemberIndex, Printable, ROW_BYTES, quoted, shown};
 use crate::volume::{AdminRequest, NewDevice};
 use nix::errno::Errno;
 use nix::unistd::{AccessFlags, access};
@@ -480,11 +480,13 @@ impl Daemon {
         // All of /dev is not searched only because a member is there.
         let wider: Vec<PathBuf> = wider.filter(|place| place != Path::new("/dev")).collect();
         let mut why = Vec::new();
+        let mut is_overwritten = false;
         for (at, places) in [own.into_iter().collect(), wider].into_iter().enumerate() {
             let mut found = search(&places, patience(target.limits));
             // What is wrong with the place where it was; of others nobody has asked.
             if at == 0 {
                 why = found.warnings.iter().map(|line| format!(": {line}")).take(1).collect();
+                is_overwritten = !found.blank.is_empty();
             }
             let members = found.arrays.remove(&target.superblock.array).unwrap_or_default();
             let is_own = |s: &Superblock| {
@@ -493,6 +495,20 @@ impl Daemon {
             if let Some(member) = members.into_iter().find(|member| is_own(&member.superblock)) {
                 return Ok(member.path);
             }
+        }
+        if let (true, Some(path)) = (is_overwritten, &target.seat.path) {
+            self.with_names(target.array, |names| names.overwritten.insert(target.seat.uuid));
+            let (name, index) = (&target.name, target.index);
+            return Err(refusal(
+                ErrorCode::Device,
+                format!(
+                    "{}; {} cannot come back from there. To build it anew: 'calpe replace {name} {index} {}', unless the array has \
+                     FAILED; if its device is at another path now: 'calpe online {name} {index} --path PATH'",
+                    overwritten(path),
+                    target.describe(),
+                    quoted(path)
+                ),
+            ));
         }
         Err(refusal(
             ErrorCode::Device,

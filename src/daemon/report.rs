@@ -16,7 +16,7 @@ use crate::units::{MemberIndex, Timestamp, VolumeOffset};
 use crate::volume::{
     Activity, ActivityKind, ArrayState, LogState, MemberCondition, MemberStatus, Rest, VolumeStatus,
 };
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -98,6 +98,8 @@ pub struct Names {
     pub(super) earlier_unchecked: (u64, Vec<u16>),
     /// Copies of the superblock that were found damaged when the array was opened, by device.
     pub damaged: HashMap<Uuid, u64>,
+    /// Devices that were found without their superblocks where they had been.
+    pub overwritten: HashSet<Uuid>,
     /// Progress lately.
     pub meters: Meters,
 }
@@ -112,6 +114,7 @@ impl Names {
                     self.earlier.get_mut(at).into_iter().for_each(|counts| *counts = Counts::default());
                     self.damaged.remove(&seat.uuid);
                 }
+                self.overwritten.remove(&place.uuid);
                 *seat = place.clone();
             }
         }
@@ -259,7 +262,11 @@ impl Names {
             cksum: counts.cksum,
             repaired: counts.repaired,
             reason: member.reason.clone(),
-            conditions: conditions(member, &counts, returning),
+            conditions: {
+                let is_overwritten = member.device.is_none() && self.overwritten.contains(&seat.uuid);
+                let overwritten = is_overwritten.then_some(Condition::Overwritten);
+                conditions(member, &counts, returning).into_iter().chain(overwritten).collect()
+            },
             cached: member.device.and_then(|id| self.devices.get(&id)).is_some_and(Place::is_cached),
             replacement: member.replacement.map(|device| match self.devices.get(&device) {
                 Some(place) => ReplacementReport { name: place.name(), uuid: Some(place.uuid) },

@@ -6,7 +6,7 @@
 use super::superblocks::{check_length, patiently, read_superblock};
 use crate::format::{NewestError, Superblock};
 use crate::member::patience::{each_within, hangs};
-use crate::member::{Access, Device, DeviceError, is_remote, member_kind, same_remote};
+use crate::member::{Access, Device, DeviceError, DeviceKind, is_remote, member_kind, same_remote};
 use crate::units::shown;
 use std::collections::{BTreeMap, HashSet};
 use std::io;
@@ -17,6 +17,12 @@ use uuid::Uuid;
 
 /// Most entries of a directory that are looked at: a directory with more is not one of members.
 const ENTRIES_MAX: usize = 16 << 10;
+
+/// Files without a superblock that are named where members are missing.
+const BLANKS_TOLD: usize = 8;
+
+/// A smaller file was never a member.
+const MEMBER_BYTES_MIN: u64 = 1 << 20;
 
 /// A device with a superblock.
 #[derive(Clone, Debug)]
@@ -40,8 +46,19 @@ pub struct Search {
     pub unread: Vec<String>,
     /// What is there and cannot be used: the reason for a member that is missing.
     pub unusable: Vec<Unusable>,
+    /// What holds no superblock, in directories that were searched and where it was named.
+    pub blank: Vec<Blank>,
     /// The system had no threads to look with: what was not found may be there.
     pub threadless: Option<String>,
+}
+
+/// Something that could be a member, and holds no superblock.
+#[derive(Clone, Debug)]
+pub struct Blank {
+    /// Where.
+    pub path: PathBuf,
+    /// Its size; none where it is no file, so that its size tells nothing.
+    pub file_bytes: Option<u64>,
 }
 
 /// Something that is where a member is or was, and cannot be used.
@@ -53,6 +70,8 @@ pub struct Unusable {
     pub device: Option<Uuid>,
     /// Where, and what is wrong with it.
     pub reason: String,
+    /// It holds no superblock any more.
+    pub overwritten: bool,
 }
 
 /// Something to be looked at.
@@ -67,7 +86,7 @@ struct Place {
 /// What is at a place.
 enum Seen {
     Member(Box<Found>),
-    Nothing,
+    Nothing(Blank),
     /// It is a member, or was one, and cannot be used.
     Unfit(Unusable),
     Unread(DeviceError),
@@ -120,14 +139,17 @@ pub fn search_with(places: &[PathBuf], remembered: &[PathBuf], patience: Duratio
                 told.push(unusable.reason.clone());
                 search.unusable.push(unusable);
             }
-            Ok(Seen::Nothing) if place.remembered || remembered.contains(&place.path) => {
+            Ok(Seen::Nothing(_)) if place.remembered || remembered.contains(&place.path) => {
                 let reason = overwritten(&place.path);
-                search.unusable.push(Unusable { path: place.path.clone(), device: None, reason });
+                let path = place.path.clone();
+                search.unusable.push(Unusable { path, device: None, reason, overwritten: true });
             }
-            Ok(Seen::Nothing) if place.named => {
-                search.warnings.push(format!("{}: holds no Calpe superblock", shown(&place.path)));
+            Ok(Seen::Nothing(blank)) => {
+                if place.named {
+                    search.warnings.push(format!("{}: holds no Calpe superblock", shown(&place.path)));
+                }
+                search.blank.push(blank);
             }
-            Ok(Seen::Nothing) => {}
             Ok(Seen::Unread(error)) | Err(error) => search.note_unread(place, &error),
         }
     }
@@ -144,6 +166,62 @@ impl Search {
         }
         let head = format!("{}: ", shown(path));
         self.unread.iter().chain(&self.warnings).find(|line| line.starts_with(&head)).cloned()
+    }
+
+    /// What is told of a path where another device was before, if a member was found there.
+    #[must_use]
+    pub fn stranger_at(&self, path: &Path) -> Option<String> {
+        let found = self.arrays.values().flatten().find(|found| found.path == path)?;
+        let Superblock { name, member, .. } = &found.superblock;
+        Some(format!("{}: another device is there now, member {member} of array '{name}'", shown(path)))
+    }
+
+    /// What is told of files that may have been members and hold no superblock: files of at least so many bytes,
+    /// directly in one of these directories.
+    #[must_use]
+    pub fn blanks(&self, bytes_min: u64, dirs: &[PathBuf]) -> Option<String> {
+        let is_there = |path: &Path| path.parent().is_some_and(|dir| dirs.iter().any(|other| dir == other));
+        let is_large = |blank: &&Blank| blank.file_bytes.is_some_and(|bytes| bytes >= bytes_min);
+        let files = self.blank.iter().filter(is_large).filter(|blank| is_there(&blank.path));
+        let files: Vec<String> = files.map(|blank| shown(&blank.path).to_string()).collect();
+        let more = match files.len().saturating_sub(BLANKS_TOLD) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let holds = if files.len() == 1 { "holds" } else { "hold" };
+        let files = (!files.is_empty()).then(|| files[..files.len().min(BLANKS_TOLD)].join(", "));
+        files.map(|files| format!("{files}{more}, which {holds} no Calpe superblock (overwritten?)"))
+    }
+
+    /// What was found in these places and cannot be used, a line each: it may be what was looked for.
+    #[must_use]
+    pub fn not_used(&self, places: &[PathBuf]) -> Vec<String> {
+        let mut lines = self.warnings.clone();
+        let overwritten = self.unusable.iter().filter(|unusable| unusable.overwritten);
+        lines.extend(overwritten.map(|unusable| unusable.reason.clone()));
+        lines.extend(self.blanks(MEMBER_BYTES_MIN, places).map(|files| format!("perhaps members: {files}")));
+        lines
+    }
+
+    /// What is known of members that were not found, a line each: what is at the paths where they were, and which files may be
+    /// they. `earlier`: where a device was before.
+    pub fn about_missing(
+        &self,
+        members: &[Found],
+        superblock: &Superblock,
+        earlier: impl Fn(Uuid) -> Option<PathBuf>,
+    ) -> BTreeMap<Uuid, String> {
+        let dirs: Vec<PathBuf> =
+            members.iter().filter_map(|found| found.path.parent()).map(Path::to_path_buf).collect();
+        let blanks = self.blanks(superblock.device_bytes_min(), &dirs);
+        let is_missing = |device: &Uuid| !members.iter().any(|found| found.superblock.device == *device);
+        let missing = superblock.members.iter().map(|member| member.uuid).filter(is_missing);
+        let about = |device: Uuid| {
+            let path = earlier(device);
+            let known = path.and_then(|path| self.problem_at(&path).or_else(|| self.stranger_at(&path)));
+            Some((device, known.or_else(|| blanks.as_ref().map(|files| format!("perhaps {files}")))?))
+        };
+        missing.filter_map(about).collect()
     }
 
     /// Leaves out what is there only since it was remembered, where the search has found the same device: by another URI,
@@ -196,7 +274,8 @@ impl Search {
                 // Nobody wonders about a directory where none was a member.
                 if remembered.contains(&place.path) && !matches!(error, DeviceError::NotFound { .. }) {
                     let reason = error.to_string();
-                    self.unusable.push(Unusable { path: place.path.clone(), device: None, reason });
+                    let path = place.path.clone();
+                    self.unusable.push(Unusable { path, device: None, reason, overwritten: false });
                 }
                 false
             }
@@ -216,7 +295,8 @@ impl Search {
     fn note_unread(&mut self, place: &Place, error: &DeviceError) {
         self.note_threadless(error);
         let reason = error.to_string();
-        self.unusable.push(Unusable { path: place.path.clone(), device: None, reason });
+        let path = place.path.clone();
+        self.unusable.push(Unusable { path, device: None, reason, overwritten: false });
         if place.named || hangs(&place.path) {
             self.warnings.push(error.to_string());
         } else {
@@ -258,7 +338,10 @@ fn look_at(path: &Path) -> Seen {
         Ok(device) => device,
         Err(error) => return Seen::Unread(error),
     };
-    let unfit = |device, reason| Seen::Unfit(Unusable { path: path.into(), device, reason });
+    let unfit =
+        |device, reason| Seen::Unfit(Unusable { path: path.into(), device, reason, overwritten: false });
+    let facts = device.facts();
+    let file_bytes = (facts.kind == DeviceKind::File).then_some(facts.exact_bytes);
     let seen = match read_superblock(&device) {
         Ok(superblock) => match check_length(&device, &superblock) {
             Ok(()) => Seen::Member(Box::new(Found { path: path.into(), superblock, remembered: false })),
@@ -267,7 +350,7 @@ fn look_at(path: &Path) -> Seen {
                 unfit(Some(device), format!("{error} (it is member {member} of array '{name}')"))
             }
         },
-        Err(NewestError::NotAMember) => Seen::Nothing,
+        Err(NewestError::NotAMember) => Seen::Nothing(Blank { path: path.into(), file_bytes }),
         Err(error) => unfit(None, format!("{}: {error}", shown(path))),
     };
     device.close();

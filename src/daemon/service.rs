@@ -265,6 +265,7 @@ impl Daemon {
                 Place::unseen(seat.uuid, path.or_else(|| self.earlier_path(superblock.array, seat.uuid)))
             }
         });
+        let overwritten = left_out.iter().filter(|left| left.overwritten).map(|left| left.device).collect();
         let names = Names {
             name: superblock.name.clone(),
             uuid: superblock.array,
@@ -284,6 +285,7 @@ impl Daemon {
             earlier_client_errors: self.earlier_client_errors(superblock.array),
             earlier_unchecked: self.earlier_unchecked(superblock.array),
             damaged: damaged.into_iter().collect(),
+            overwritten,
             meters: Meters::default(),
         };
         for (_, device) in devices.iter().flatten() {

@@ -3,15 +3,17 @@
 mod dry_run;
 mod restarts;
 
+use super::events::News;
 use super::import::tests::created_in;
 use super::search::search;
 use super::service::{Daemon, ServeOptions, ServiceConfig};
 use super::{ControlServer, import};
 use crate::control::{
-    ArrayReport, ArrayState, ErrorCode, MAX_REPLY_BYTES, MemberRef, MemberState, PROTOCOL_VERSION, Reply,
-    Request, RequestError, ScrubAction, read_message, write_message,
+    ArrayReport, ArrayState, ErrorCode, LogReport, LogState, MAX_REPLY_BYTES, MemberRef, MemberState,
+    PROTOCOL_VERSION, Reply, Request, RequestError, ScrubAction, read_message, write_message,
 };
 use crate::member::{Access, DEFAULT_MEMBER_TIMEOUT, Device, DeviceError};
+use crate::volume::NoticeLevel;
 use std::io::{BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -154,6 +156,59 @@ fn only_the_own_device_of_a_member_brings_it_back() {
     std::fs::remove_file(bench.path("m0")).unwrap();
     let error = bench.refused(online(0, None));
     assert!(error.message.contains("was not found") && error.message.contains("calpe replace"), "{error}");
+}
+
+#[test]
+fn a_member_that_was_overwritten_while_offline_is_told_to_be_replaced_in_its_place() {
+    let bench = Bench::new();
+    bench.done(offline(3, false));
+    let path = bench.path("m3");
+    bench.wait_until(|_| Device::open(&path, Access::Exclusive).is_ok());
+    let bytes = std::fs::metadata(&path).unwrap().len();
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    for at in [0, bytes - 32768] {
+        std::os::unix::fs::FileExt::write_all_at(&file, &[0; 32768], at).unwrap();
+    }
+    let advice = format!("'calpe replace tank 3 {}'", path.display());
+    let error = bench.refused(online(3, None));
+    assert!(
+        error.message.contains("holds no Calpe superblock") && error.message.contains(&advice),
+        "{error}"
+    );
+    let action = bench.report().action;
+    assert!(action.contains(&advice) && !action.contains("calpe online"), "{action}");
+    bench.done(replace(member(3), path, false, false));
+    assert!(bench.wait_online().members[3].conditions.is_empty());
+}
+
+#[test]
+fn an_import_answers_with_what_its_events_tell_of_losses() {
+    let bench = Bench::new();
+    let before = bench.daemon.events.next();
+    let report = bench.wait_until(|report| report.log.state == LogState::Serving);
+    let tell = |array: &str, kind: &'static str, level, text: &str| {
+        bench.daemon.events.tell(News::new(Some(array), kind, level, text.into()));
+    };
+    tell("tank", "rows_lost", NoticeLevel::Error, "3 rows could not be replayed");
+    tell("tank", "log_dropped", NoticeLevel::Warning, "1 batch was dropped");
+    tell("tank", "log_replayed", NoticeLevel::Info, "the redo log was replayed");
+    tell("pond", "rows_lost", NoticeLevel::Error, "9 rows could not be replayed");
+    let told = bench.daemon.losses(&report, before);
+    assert_eq!(told, ["array 'tank': 3 rows could not be replayed", "array 'tank': 1 batch was dropped"]);
+    let replaying = LogReport { state: LogState::Replaying, reason: None };
+    let told = bench.daemon.losses(&ArrayReport { log: replaying, ..report }, bench.daemon.events.next());
+    assert!(told.len() == 1 && told[0].contains("still being replayed"), "{told:?}");
+}
+
+#[test]
+fn a_member_whose_path_holds_another_file_now_is_told_as_that() {
+    let bench = Bench::new();
+    let path = bench.path("m2");
+    std::fs::write(bench.path("new"), "a text").unwrap();
+    std::fs::rename(bench.path("new"), &path).unwrap();
+    let report = bench.wait_until(|report| report.state == ArrayState::Degraded);
+    let reason = report.members[2].reason.as_deref().unwrap_or_default();
+    assert!(reason.contains("another file is at its path now"), "{reason}");
 }
 
 #[test]

@@ -25,7 +25,7 @@ use crate::format::{ChecksumKind, Superblock, VolumeKind};
 use crate::gpu::{GpuConfig, Mode};
 use crate::member::DEFAULT_MEMBER_TIMEOUT;
 use crate::reclaim;
-use crate::units::{ByteCount, HumanSize, Printable, PrintableLines, quoted, shown, two_sizes};
+use crate::units::{ByteCount, Count, HumanSize, Printable, PrintableLines, quoted, shown, two_sizes};
 use std::fs::{File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -276,8 +276,10 @@ fn clear(options: &UpOptions, found: &Search, array: Option<Uuid>) -> Result<Opt
             )),
         },
     })?;
-    Ok((!files.is_empty())
-        .then(|| format!("an earlier creation was interrupted: its {} files were removed", files.len())))
+    Ok((!files.is_empty()).then(|| {
+        let left = Count::of(files.len(), "file");
+        format!("an earlier creation was interrupted: its {left} {} removed", left.were())
+    }))
 }
 
 /// What to say of a directory with members of several arrays. All that `up` creates have one name, so that no daemon serves
@@ -351,8 +353,12 @@ fn create(options: &UpOptions, cleared: Option<String>) -> Result<(Opened, Origi
     })?;
     let created = plan.execute(clock::unix_seconds())?;
     let bytes = created.members.first().map_or(0, |(device, _)| device.facts().bytes);
-    let mut origin =
-        vec![format!("created {width} sparse files of {} in {}", HumanSize(bytes), shown(&options.dir))];
+    let mut origin = vec![format!(
+        "created {} of {} in {}",
+        Count::of(width, "sparse file"),
+        HumanSize(bytes),
+        shown(&options.dir)
+    )];
     origin.extend(cleared);
     origin.extend(space_note(&options.dir, bytes.saturating_mul(width as u64)));
     let (devices, superblocks): (Vec<_>, Vec<_>) = created.members.into_iter().unzip();

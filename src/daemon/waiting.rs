@@ -72,7 +72,9 @@ impl Waiting {
         });
         self.seen = members.and_then(|(_, members)| {
             let newest = super::import::newest_found(members)?.clone();
-            Some((newest, importable(members)?.members))
+            let path = |device: &&KnownDevice| device.path.clone();
+            let earlier = |_, uuid| self.devices.iter().find(|device| device.uuid == uuid).as_ref().map(path);
+            Some((newest, importable(members, found, earlier)?.members))
         });
         self.notes = found.warnings.iter().chain(&found.unread).take(NOTES_MAX).cloned().collect();
         let unusable = |device: &KnownDevice| Some((device.uuid, found.problem_at(&device.path)?));
@@ -352,7 +354,8 @@ mod tests {
         );
         waiting.devices = vec![device(0, "/m/m0"), device(1, "/m/m1"), device(2, "/srv/m2")];
         let overwritten = super::super::search::overwritten(Path::new("/m/m0"));
-        let unusable = Unusable { path: "/m/m0".into(), device: None, reason: overwritten.clone() };
+        let (path, reason) = ("/m/m0".into(), overwritten.clone());
+        let unusable = Unusable { path, device: None, reason, overwritten: true };
         let found = Search {
             unusable: vec![unusable],
             unread: vec!["/m/m1: permission denied".into()],

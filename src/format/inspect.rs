@@ -5,7 +5,7 @@ use super::{
     CopyPlace, FormatError, LogStart, MemberSet, MemberState, Region, RegionKind, Role, Superblock,
     all_copy_offsets, leftover_bytes, newest,
 };
-use crate::units::{HumanSize, Printable, UnixTime, two_sizes};
+use crate::units::{Count, HumanSize, Printable, UnixTime, two_sizes};
 use serde::Serialize;
 use std::fmt;
 use uuid::Uuid;
@@ -402,8 +402,10 @@ impl SuperblockReport {
                 f,
                 "scrub",
                 format_args!(
-                    "under way, {position} of {} slots, {} errors, {} repaired",
-                    self.slots, self.scrub.errors_so_far, self.scrub.repaired_so_far
+                    "under way, {position} of {}, {}, {} repaired",
+                    Count(self.slots, "slot"),
+                    Count(self.scrub.errors_so_far, "error"),
+                    self.scrub.repaired_so_far
                 ),
             )?;
         }
@@ -413,9 +415,9 @@ impl SuperblockReport {
                 f,
                 "last scrub",
                 format_args!(
-                    "ended {} ({when}), {} errors, {} repaired",
+                    "ended {} ({when}), {}, {} repaired",
                     UnixTime(when),
-                    self.scrub.errors,
+                    Count(self.scrub.errors, "error"),
                     self.scrub.repaired
                 ),
             ),

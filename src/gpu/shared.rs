@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::block_io::Pool;
 use crate::codec::{CodecJob, CodedColumns};
+use crate::units::Count;
 
 use super::calibrate::CalibrationSource;
 use super::device::{DeviceInfo, Driver};
@@ -267,7 +268,10 @@ impl Shared {
         if wrong {
             return;
         }
-        reason.push_str(&format!("; given up {given_up} times: not tried again until the next start"));
+        reason.push_str(&format!(
+            "; given up {}: not tried again until the next start",
+            Count(given_up as u64, "time")
+        ));
         let text = reason.clone();
         drop(state);
         self.event(lane, GpuEventKind::Failed, text);

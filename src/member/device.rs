@@ -391,17 +391,23 @@ impl Device {
 
     /// Whether this file was deleted, moved away, cut off or replaced by another since it was opened: its path does not
     /// lead to it any more, or not to all of it. Told from what statx says of the path, or its errno. What cannot be told is
-    /// no reason.
-    pub(super) fn has_vanished(&self, stat: Result<&libc::statx, i32>) -> bool {
-        let Backing::Local(local) = &self.backing else { return false };
+    /// no reason. The answer is ENOENT where nothing is at the path, EEXIST where another file is, EISDIR where something is that
+    /// is no file, and ENODATA where the file ends too early.
+    pub(super) fn has_vanished(&self, stat: Result<&libc::statx, i32>) -> Option<i32> {
+        let Backing::Local(local) = &self.backing else { return None };
         match stat {
             Ok(stat) => {
                 let device = libc::makedev(stat.stx_dev_major, stat.stx_dev_minor);
                 let is_file = u32::from(stat.stx_mode) & libc::S_IFMT == libc::S_IFREG;
                 let node = Node { device, inode: stat.stx_ino, rdev: 0 };
-                !is_file || node != local.node || stat.stx_size < self.facts.bytes
+                match is_file {
+                    false => Some(libc::EISDIR),
+                    true if node != local.node => Some(libc::EEXIST),
+                    true => (stat.stx_size < self.facts.bytes).then_some(libc::ENODATA),
+                }
             }
-            Err(errno) => matches!(errno, libc::ENOENT | libc::ENOTDIR),
+            Err(libc::ENOENT | libc::ENOTDIR) => Some(libc::ENOENT),
+            Err(_) => None,
         }
     }
 

@@ -399,10 +399,12 @@ impl MemberIo {
         let look = attached.look.take().expect("one look at a time");
         // SAFETY: the kernel says that it has filled it in.
         let stat = if result < 0 { Err(-result) } else { Ok(unsafe { look.stat.assume_init_ref() }) };
-        if attached.is_in_service() && attached.device.has_vanished(stat) {
+        if attached.is_in_service()
+            && let Some(errno) = attached.device.has_vanished(stat)
+        {
             attached.reported_gone = true;
-            let (owner, fault) = (attached.owner, IoFault { kind: IoFaultKind::Gone, errno: libc::ENOENT });
-            self.gone.push((owner, id, fault));
+            let owner = attached.owner;
+            self.gone.push((owner, id, IoFault { kind: IoFaultKind::Gone, errno }));
         }
         self.close_if_idle(id);
     }
@@ -1049,20 +1051,31 @@ mod tests {
 
     #[test]
     fn a_file_that_was_deleted_moved_cut_off_or_replaced_is_reported_once() {
-        let change: [fn(&Path); 4] = [
-            |path| std::fs::remove_file(path).unwrap(),
-            |path| std::fs::rename(path, path.with_extension("moved")).unwrap(),
-            |path| OpenOptions::new().write(true).open(path).unwrap().set_len(4096).unwrap(),
-            |path| {
-                std::fs::write(path.with_extension("new"), "other").unwrap();
-                std::fs::rename(path.with_extension("new"), path).unwrap();
-            },
+        type Case = (fn(&Path), i32);
+        let cases: [Case; 5] = [
+            (|path| std::fs::remove_file(path).unwrap(), libc::ENOENT),
+            (|path| std::fs::rename(path, path.with_extension("moved")).unwrap(), libc::ENOENT),
+            (|path| OpenOptions::new().write(true).open(path).unwrap().set_len(4096).unwrap(), libc::ENODATA),
+            (
+                |path| {
+                    std::fs::write(path.with_extension("new"), "other").unwrap();
+                    std::fs::rename(path.with_extension("new"), path).unwrap();
+                },
+                libc::EEXIST,
+            ),
+            (
+                |path| {
+                    std::fs::remove_file(path).unwrap();
+                    std::fs::create_dir(path).unwrap();
+                },
+                libc::EISDIR,
+            ),
         ];
-        for (memory, change) in [false, true].into_iter().flat_map(|memory| change.map(|c| (memory, c))) {
+        for (memory, (change, errno)) in [false, true].into_iter().flat_map(|m| cases.map(|case| (m, case))) {
             let mut bench = Bench::new(memory);
             assert_eq!(bench.look(), []);
             change(&bench.dir.path().join("m.img"));
-            assert_eq!(bench.look(), [(OWNER, ID, libc::ENOENT)]);
+            assert_eq!(bench.look(), [(OWNER, ID, errno)]);
             assert_eq!(bench.look(), []);
         }
     }

@@ -9,7 +9,7 @@ use crate::volume::{ClientReply, MemberStatus, NoticeLevel};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What a start says that drops the end of the log.
-const DROPPED: &str = "batches at the end of the redo log were dropped";
+const DROPPED: &str = " at the end of the redo log w";
 
 /// What it says where nobody can read what may follow.
 const HIDDEN: &str = "counts as never written";

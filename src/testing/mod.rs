@@ -9,6 +9,7 @@ mod faults;
 mod hung;
 mod logs;
 mod oracle;
+mod outlook;
 mod peace;
 mod presence;
 mod random;

@@ -216,7 +216,7 @@ pub struct SimArray {
     pub writes_lost: u64,
     /// Devices the array has released.
     pub released: BTreeSet<u32>,
-    volume: PlainVolume,
+    pub(super) volume: PlainVolume,
     queue: Vec<(DeviceId, IoToken, IoOp, u64)>,
     /// Operations that do not end.
     pub(super) hung: Vec<Hung>,

@@ -2,7 +2,7 @@
 //! them at will. Must not know sockets.
 
 use super::pump::TlsFailure;
-use crate::units::{RateLimit, Timestamp};
+use crate::units::{Count, RateLimit, Timestamp};
 use std::sync::OnceLock;
 use std::time::Instant;
 
@@ -29,7 +29,7 @@ pub fn tell_left_out() {
 
 fn tell(left_out: Option<u64>) {
     if let Some(count @ 1..) = left_out {
-        tracing::info!("{count} more connections were refused by TLS");
+        tracing::info!("{} refused by TLS besides", Count(count, "connection"));
     }
 }
 

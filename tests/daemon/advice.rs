@@ -1,5 +1,6 @@
 //! What messages tell people to do: typed as it stands, it works.
 
+use super::support::load::Client;
 use super::support::serve::{Serve, both, create};
 use super::support::{Up, calpe, run, try_run};
 use std::fs;
@@ -52,6 +53,26 @@ fn what_up_says_works_as_it_stands_in_any_directory() {
     let told = both(&refused);
     assert!(!refused.status.success() && told.contains(&format!("then '{again}' again")), "{told}");
     assert!(!told.contains("import"), "{told}");
+}
+
+/// As the action of an array whose log is refused has it (`control/verdict.rs`).
+#[test]
+fn an_array_is_stopped_and_imported_by_force_in_one_line() {
+    let dir = tempfile::tempdir().unwrap();
+    create(&dir.path().join("there"), "tank", 2, 1);
+    let serve = Serve::start(dir.path(), "");
+    serve.says("import tank --dir there --once");
+    let with_socket = |line: &str| line.replace("calpe ", "calpe --socket run/control.sock ");
+    let line = "calpe export tank && calpe import --force tank";
+    let output = typed(dir.path(), &with_socket(line));
+    assert!(output.status.success() && both(&output).contains("is ONLINE"), "{}", both(&output));
+    let client = Client::connect(&serve.nbd()).unwrap();
+    let output = typed(dir.path(), &with_socket(line));
+    assert!(!output.status.success() && both(&output).contains("export --force tank"), "{}", both(&output));
+    let output = typed(dir.path(), &with_socket("calpe export --force tank && calpe import --force tank"));
+    assert!(output.status.success() && both(&output).contains("is ONLINE"), "{}", both(&output));
+    drop(client);
+    serve.stop();
 }
 
 #[test]

@@ -126,7 +126,7 @@ fn usage_errors_exit_with_2_and_help_with_0() {
     for (line, said) in [
         ("create a/b -k 1 -m 1 x y", "cannot name an array"),
         ("create x -k 0 -m 1 y", "at least one data chunk"),
-        ("create x -k 1 -m 1 y", "need 2 members, 1 are given"),
+        ("create x -k 1 -m 1 y", "need 2 members, 1 given"),
         ("create x -k 1 -m 1 --chunk 5000 y z", "power of two"),
         ("create x -k 1 -m 1 --chunk 8GiB y z", "4 MiB or less"),
         ("create x -k 1 -m 1 --size 1000 y z", "multiple of 4 KiB"),
@@ -266,7 +266,7 @@ fn create_and_inspect_agree_and_refusals_change_nothing() {
     assert!(place.refusal("create other -k 2 -m 1 m0 m1 m2").contains("holds Calpe member 0 of 'tank'"));
     assert!(place.refusal("create other -k 2 -m 1 m0 m1 m9").contains("m9: does not exist"));
     assert!(place.refusal("create other -k 2 -m 1 m0 m1 ./m0").contains("same device"));
-    assert!(place.usage("create other -k 2 -m 1 m0 m1").contains("need 3 members, 2 are given"));
+    assert!(place.usage("create other -k 2 -m 1 m0 m1").contains("need 3 members, 2 given"));
     assert!(place.usage("create other -k 2 -m 300 m0 m1").contains("at most 255"));
     assert!(fs::read(place.path("m0")).unwrap() == before && names(place.dir.path()).len() == 3);
     place.calpe("create other -k 2 -m 1 --force m0 m1 m2", 0);

@@ -73,10 +73,55 @@ fn a_member_that_is_there_and_cannot_be_used_is_not_called_not_found() {
     let events = serve.events();
     let is_told = |event: &&Value| event["kind"] == "member_left_out" && event["member"] == 0;
     assert!(events.iter().any(|event| is_told(&event)), "{events:#?}");
+    let action = tank["action"].as_str().expect("a sentence");
+    assert!(action.contains("'calpe replace tank 0 ") && !action.contains("calpe online"), "{action}");
     let said = serve.refuses("online tank 0");
     assert!(said.contains("there/m0: holds no Calpe superblock") && said.contains("overwritten"), "{said}");
     serve.says("replace tank 0 there/m0 --force");
     serve.array_when("it is rebuilt", is_whole);
+    serve.stop();
+}
+
+#[test]
+fn files_whose_superblocks_are_gone_are_named_where_members_are_missing() {
+    let (dir, there) = scene();
+    fs::write(there.join("notes.txt"), "no member").expect("written");
+    let serve = Serve::start(dir.path(), "");
+    overwrite_superblocks(&there.join("m1"));
+    let listed = serve.says("import --dir there");
+    assert!(listed.contains("can be imported"), "{listed}");
+    let told = listed.lines().find(|line| line.contains("  1  not found")).expect(&listed);
+    assert!(told.contains("there/m1, which holds no Calpe superblock"), "{listed}");
+    overwrite_superblocks(&there.join("m0"));
+    for told in [serve.says("import --dir there"), serve.refuses("import tank --dir there")] {
+        let named = told.contains("there/m0, ") && told.contains("there/m1, which hold no Calpe superblock");
+        assert!(named && !told.contains("notes.txt"), "{told}");
+    }
+    let told = serve.refuses("check there/m0 there/m1 there/m2");
+    let line = |member| format!("there/{member}: no Calpe superblock");
+    assert!(told.contains(&line("m0")) && told.contains(&line("m1")), "{told}");
+    assert!(told.contains("were given and cannot be used") && !told.contains("there/m2:"), "{told}");
+    overwrite_superblocks(&there.join("m2"));
+    for told in [serve.says("import --dir there"), serve.refuses("import tank --dir there")] {
+        assert!(told.contains("m2, which hold no Calpe superblock") && !told.contains("notes.txt"), "{told}");
+    }
+    serve.stop();
+}
+
+#[test]
+fn another_member_in_the_place_of_a_missing_one_is_named() {
+    let (dir, there) = scene();
+    create(&dir.path().join("other"), "pond", 1, 0);
+    let section = array("tank", &[&there]);
+    let mut serve = Serve::start(dir.path(), &section);
+    serve.array_when("it is served", is_whole);
+    fs::rename(dir.path().join("other/m0"), there.join("m1")).expect("put there");
+    let tank = serve.array_when("it is noticed", |tank| tank["state"] == "DEGRADED");
+    assert!(member(&tank, 1).1.contains("another file is at its path now"), "{tank}");
+    serve.stop();
+    let mut serve = Serve::start(dir.path(), &section);
+    let tank = serve.array_when("it is served", is_quiet);
+    assert!(member(&tank, 1).1.contains("another device is there now, member 0 of array 'pond'"), "{tank}");
     serve.stop();
 }
 

@@ -132,6 +132,35 @@ fn an_array_whose_log_is_refused_while_it_runs_has_failed_and_begins_nothing() {
 }
 
 #[test]
+fn of_an_array_whose_log_is_refused_no_member_that_is_taken_out_makes_it_degraded() {
+    let mut sim = refused_while_it_runs();
+    // One that is out already: with one more the array would be too small.
+    let member = (0..3)
+        .map(MemberIndex)
+        .find(|member| sim.status().members[usize::from(member.0)].state != MemberState::Online);
+    let member = member.expect("one is out");
+    let would = sim.would(&AdminRequest::Offline { member }).expect("it can be done").0;
+    assert!(would.contains("stays FAILED") && !would.contains("DEGRADED"), "{would}");
+    sim.admin(AdminRequest::Offline { member }).expect("taken out");
+    let last = sim.notices.last().expect("it was told").text.clone();
+    assert!(!last.contains("DEGRADED"), "{last}");
+    assert_eq!(sim.status().state, ArrayState::Failed);
+}
+
+#[test]
+fn a_rebuild_that_an_administrator_ends_is_no_error() {
+    let (mut sim, _) = filled(2, 1);
+    sim.admin(AdminRequest::Fail { member: MemberIndex(1) }).expect("taken out");
+    let device = sim.add_blank_disk();
+    sim.admin(AdminRequest::Replace { member: MemberIndex(1), device }).expect("it begins");
+    sim.admin(AdminRequest::Offline { member: MemberIndex(1) }).expect("taken out");
+    let out = told(&sim, NoticeKind::MemberOut);
+    let (level, text) = out.last().expect("it was told");
+    assert!(text.starts_with("the rebuild of member 1 ended (OFFLINE)"), "{text}");
+    assert_eq!(*level, NoticeLevel::Warning);
+}
+
+#[test]
 fn a_write_that_ends_for_lack_of_space_is_counted_and_told_and_nothing_else_is_said_to_succeed() {
     let (mut sim, model) = filled(2, 2);
     for disk in sim.disks.values_mut() {
@@ -207,6 +236,30 @@ fn copies_of_pages_that_give_errors_count_as_read_errors() {
     assert!(errors > 0);
     let counters = sim.status().members[1].counters;
     assert!(counters.read_errors > 0 && counters.checksum_errors == 0, "{counters:?}");
+}
+
+#[test]
+fn copies_of_pages_count_as_repaired_when_they_were_written_and_read_again() {
+    for places in [0..1, 1..2, 0..2] {
+        let (mut sim, model) = filled(2, 2);
+        let pages = DiskRegion::Pages.ranges(&sim.disks[&0]);
+        // Sectors that are good again when they are written: of each copy one place, or both.
+        let starts = pages.iter().flat_map(|range| (range.start..range.end).step_by(BLOCK));
+        let blocks = starts.map(|at| at / BLOCK as u64).enumerate();
+        let first = blocks.filter(|(at, _)| places.contains(&(at % 2))).map(|(_, block)| block);
+        disk(&mut sim, 1).bad_blocks.extend(first.collect::<Vec<u64>>());
+        let (errors, repaired) = scrub(&mut sim);
+        assert!(errors > 0 && errors == repaired, "{places:?}: {errors}, {repaired}");
+        assert_eq!(sim.status().members[1].counters.repaired, repaired, "{places:?}");
+        assert_eq!(scrub(&mut sim), (0, 0), "{places:?}");
+        // A device that takes writes, and reads nothing.
+        disk(&mut sim, 1).inject(PassingFault::new(Trouble::Medium).on(OpKinds::READS).within(pages));
+        assert_eq!(scrub(&mut sim), (errors, 0), "{places:?}");
+        assert_eq!(sim.status().members[1].counters.repaired, repaired, "as before, {places:?}");
+        disk(&mut sim, 1).clear_faults();
+        assert_eq!(scrub(&mut sim), (0, 0), "{places:?}");
+        assert!(sim.read(0, model.len()).expect("readable") == model);
+    }
 }
 
 #[test]

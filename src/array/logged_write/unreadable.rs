@@ -15,7 +15,7 @@ use crate::array::mutation::{Mutation, is_off};
 use crate::array::plan::ParityPath;
 use crate::array::{Array, ClientError, NoticeKind, NoticeLevel, Owner, SlotReply};
 use crate::block_io::{IoFault, IoOp, IoValue};
-use crate::units::{ColumnIndex, Timestamp};
+use crate::units::{ColumnIndex, Count, Timestamp};
 
 /// How new parity comes about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,14 +151,16 @@ impl Array {
             .collect();
         let text = match aside.iter().filter(|block| block.why == Why::Gone).count() {
             gone if gone == aside.len() => format!(
-                "{gone} blocks of slot {} are beyond repair: all of their rows was read, and is wrong. A write into these rows \
+                "{} of slot {} {} beyond repair: all of their rows was read, and is wrong. A write into these rows \
                  leaves them so. Reading them is an error until they are written",
-                write.slot
+                Count::of(gone, "block"),
+                write.slot,
+                Count::of(gone, "block").are()
             ),
             _ => format!(
-                "{} blocks of slot {} cannot be read, and fewer than {} others of their rows can: a write into these rows sets \
+                "{} of slot {} cannot be read, and fewer than {} others of their rows can: a write into these rows sets \
                  them aside. Reading them is an error until their members give them again, or they are written",
-                aside.len(),
+                Count::of(aside.len(), "block"),
                 write.slot,
                 self.map.k
             ),

@@ -1,7 +1,7 @@
 //! Why an array cannot be recovered, in words for its administrator.
 
 use crate::array::stripe_map::MapFault;
-use crate::units::{MemberIndex, SlotIndex};
+use crate::units::{Count, MemberIndex, SlotIndex};
 
 /// Why an array cannot be recovered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -69,8 +69,9 @@ pub enum RecoveryError {
     },
     /// Rows are lost, and without checksums nothing would tell.
     #[error(
-        "{rows} rows of durable writes cannot be decoded, the first is row {row} of slot {slot}, and without checksums \
-         what is there would be read as if it were right: bring back members that are missing, or force the start"
+        "{} of durable writes cannot be decoded, the first is row {row} of slot {slot}, and without checksums \
+         what is there would be read as if it were right: bring back members that are missing, or force the start",
+        Count::of(*rows, "row")
     )]
     RowsLost {
         /// How many at least.

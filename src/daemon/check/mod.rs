@@ -83,8 +83,13 @@ pub enum CheckError {
         second: String,
     },
     /// They do not make up an array.
-    #[error("{}{}", .0, advice(.0))]
-    Assembly(#[from] AssemblyError),
+    #[error("{source}{}", advice(source, unusable))]
+    Assembly {
+        /// Why not.
+        source: AssemblyError,
+        /// What was given and cannot be used, a line each.
+        unusable: Vec<String>,
+    },
     /// A kind of volume that is planned.
     #[error("array '{name}' is a {kind} volume: a newer version of calpe is needed")]
     Unsupported {
@@ -114,10 +119,14 @@ pub enum CheckError {
 }
 
 /// What to do, where the error itself does not say it.
-fn advice(error: &AssemblyError) -> &'static str {
+fn advice(error: &AssemblyError, unusable: &[String]) -> String {
+    let lines = unusable.iter().map(|line| format!("\n{line}")).collect::<String>();
     match error {
-        AssemblyError::TooFew { .. } => ": name them, too",
-        _ => "",
+        AssemblyError::TooFew { .. } if unusable.is_empty() => ": name them, too".into(),
+        AssemblyError::TooFew { .. } => format!(
+            ": name them, too, if they are elsewhere. These were given and cannot be used, so they may be the missing ones:{lines}"
+        ),
+        _ => lines,
     }
 }
 
@@ -139,7 +148,11 @@ pub fn check(members: &[PathBuf], progress: &mut dyn FnMut(&Activity)) -> Result
     let mut strangers = Vec::new();
     let mut given = open(members, &mut problems, &mut strangers)?;
     let mut notices = Vec::new();
-    let assembled = assembled(&given, &mut problems, &mut notices)?;
+    let heads: Vec<String> = strangers.iter().map(|path| format!("{}: ", shown(path))).collect();
+    let is_strange = |line: &&String| heads.iter().any(|head| line.starts_with(head));
+    let about_strangers = problems.iter().filter(is_strange).cloned().collect();
+    let assembled = assembled(&given, &mut problems, &mut notices)
+        .map_err(|source| CheckError::Assembly { source, unusable: about_strangers })?;
     let superblock = assembled.superblock.clone();
     if superblock.volume != VolumeKind::Plain {
         return Err(CheckError::Unsupported { name: superblock.name, kind: superblock.volume });
@@ -278,7 +291,7 @@ fn assembled(
     given: &[Given],
     problems: &mut Vec<String>,
     notices: &mut Vec<String>,
-) -> Result<Assembled<usize>, CheckError> {
+) -> Result<Assembled<usize>, AssemblyError> {
     let candidates: Vec<_> = given
         .iter()
         .enumerate()
@@ -292,7 +305,7 @@ fn assembled(
             problems.push(error.to_string());
             assembled
         }
-        Err(error) => return Err(error.into()),
+        Err(error) => return Err(error),
     };
     let path = |key: usize| shown(&given[key].path);
     for (key, reason) in &assembled.refused {

@@ -1,6 +1,6 @@
 //! What a check found, as text and as JSON. The names of the fields are a contract with scripts.
 
-use crate::units::{HumanSize, Printable};
+use crate::units::{Count, HumanSize, Printable};
 use serde::Serialize;
 use std::fmt;
 use uuid::Uuid;
@@ -150,7 +150,8 @@ impl fmt::Display for CheckReport {
         }
         if let Some(errors @ 1..) = self.errors {
             let repairable = self.repairable.unwrap_or(0);
-            writeln!(f, "{errors} blocks or rows are wrong; {repairable} blocks can be decoded from others")?;
+            let (found, mended) = (Count(errors, "error"), Count(repairable, "block"));
+            writeln!(f, "{found}; {mended} can be decoded from others")?;
         }
         for problem in &self.problems {
             writeln!(f, "{problem}")?;

@@ -221,7 +221,7 @@ pub fn a_rolled_back_member_and_as_many_others_out_as_there_is_parity_read_nothi
                         let tells = last == 0 || why.contains("rolled back");
                         assert!(tells, "member 0 lacks an epoch in which batches were written: {why}");
                     }
-                    let has_told = |notice: &ArrayNotice| notice.text.contains("were dropped");
+                    let has_told = |notice: &ArrayNotice| notice.text.contains("dropped: too few members");
                     if array.sim.notices.iter().any(has_told) {
                         assert_eq!(last, 0, "batches of an epoch that member 0 does not hold are dropped");
                         told += 1;
