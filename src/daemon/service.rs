@@ -182,7 +182,7 @@ impl Daemon {
         }
         let gpus = Gpus::start(&config.gpu, &pool, config.runtime_dir.as_deref())?;
         let opened = config.state_dir.as_deref().map(StateDir::open);
-        let (state, Remembered { arrays, counters, damage, beyond_repair, events: earlier, warnings }) =
+        let (state, Remembered { arrays, counters, damage, beyond_repair, events: earlier, warnings, .. }) =
             opened.unwrap_or_default();
         let events = EventLog::new(state.clone(), earlier);
         for warning in warnings {
