@@ -147,7 +147,7 @@ fn only_the_own_device_of_a_member_brings_it_back() {
     for (path, why) in [
         (bench.path("blank"), "no Calpe superblock"),
         (other.path().join("m0"), "another array, 'pond'"),
-        (bench.path("m1"), "in use by this process"),
+        (bench.path("m1"), "is member 1 of array 'tank': name the device of member 0"),
         (bench.path("nowhere"), "no such file"),
     ] {
         let error = bench.refused(online(0, Some(path)));
