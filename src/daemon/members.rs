@@ -109,7 +109,16 @@ impl Daemon {
         let request = if failed { AdminRequest::Fail { member } } else { AdminRequest::Offline { member } };
         let is_away = matches!(state, MemberState::Missing | MemberState::Faulted);
         if dry_run {
-            return self.would(target.array, &target.name, request);
+            let would = self.would(target.array, &target.name, request);
+            return match would {
+                // As below.
+                Err(_) if returns && is_away => Ok(Done::line(format!(
+                    "would be done on array '{}': member {member} is {}, and stays away until 'calpe online' brings it back",
+                    target.name,
+                    state.as_str()
+                ))),
+                would => would,
+            };
         }
         // First: an attempt to bring it back may be under way.
         if returns && is_away {
