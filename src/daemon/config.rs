@@ -433,7 +433,7 @@ impl Reader<'_> {
                 let address: SocketAddr = text.parse().map_err(|_| {
                     format!("'{text}' is not an address and port: write it like 127.0.0.1:10809 or [::1]:10809")
                 })?;
-                if address.ip().is_loopback() || plaintext || safe {
+                if address.ip().to_canonical().is_loopback() || plaintext || safe {
                     Ok(address)
                 } else {
                     Err(format!(
