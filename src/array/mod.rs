@@ -64,7 +64,7 @@ mod verify;
 use crate::block_io::{Completion, DeviceId, IoFault, IoOp, IoToken, IoValue, Pool};
 use crate::codec::{Codec, Transform};
 use crate::format::{BatchHash, ChecksumKind, Geometry, MemberSet, MemberState, RegionKind};
-use crate::units::{ByteOffset, MemberIndex, SlotIndex, StripeIndex, Timestamp, VolumeOffset};
+use crate::units::{ByteOffset, Count, MemberIndex, SlotIndex, StripeIndex, Timestamp, VolumeOffset};
 pub use api::{
     AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, Health, NewDevice,
     NoticeKind, NoticeLevel, PieceId, RequestId, STOPPED_CLEANLY, SlotReply, SlotRequest, ZERO_RUN_SLOTS,
@@ -99,7 +99,7 @@ pub use status::{
     Activity, ActivityKind, ArrayState, LogState, MemberCondition, MemberCounters, MemberStatus, Rest,
     ScrubResult, VolumeStatus,
 };
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use super_scrub::SuperScrub;
 use supers::Supers;
 
@@ -213,6 +213,9 @@ pub struct Array {
     last_client_notice: Option<Timestamp>,
     untold_client_errors: u64,
     last_unreadable_notice: Option<Timestamp>,
+    /// Slots that could not be read since then and are not told yet, and the one that was told then.
+    untold_unreadable: BTreeMap<SlotIndex, VolumeOffset>,
+    told_unreadable: Option<SlotIndex>,
     /// Blocks that could not be had.
     damage: Damage,
     /// Operations that wait until a time before they read again what could not be read.
@@ -305,6 +308,10 @@ const CLIENT_NOTICE_INTERVAL_NS: u64 = 10_000_000_000;
 
 /// Unreadable-block notices at most this often: a failing client loop must not flood the log.
 const UNREADABLE_NOTICE_INTERVAL_NS: u64 = 10_000_000_000;
+
+/// Slots that are kept to be told at one time, and how many of them are named: the status lists all.
+const UNTOLD_SLOTS_MAX: usize = 4096;
+const SLOTS_NAMED: usize = 8;
 
 impl Array {
     /// Takes charge of an assembled array and marks a new epoch on its members.
@@ -411,6 +418,8 @@ impl Array {
             last_client_notice: None,
             untold_client_errors: 0,
             last_unreadable_notice: None,
+            untold_unreadable: BTreeMap::new(),
+            told_unreadable: None,
             damage: Damage::default(),
             patient: Vec::new(),
             repaying: HashMap::new(),
@@ -607,6 +616,9 @@ impl Array {
         self.checkpoint_when_idle();
         self.save_progress();
         self.judge_pauses();
+        if self.may_tell_unreadable() {
+            self.tell_unreadable();
+        }
         self.mark_idle_clean();
         self.run();
     }
@@ -783,17 +795,42 @@ impl Array {
         self.actions.push(ArrayAction::Notice(ArrayNotice { kind, level, member: None, offset, text }));
     }
 
+    fn may_tell_unreadable(&self) -> bool {
+        self.last_unreadable_notice
+            .is_none_or(|last| self.now.nanos_since(last) >= UNREADABLE_NOTICE_INTERVAL_NS)
+    }
+
     fn notice_unreadable(&mut self, slot: SlotIndex, offset: VolumeOffset) {
-        let due = self
-            .last_unreadable_notice
-            .is_none_or(|last| self.now.nanos_since(last) >= UNREADABLE_NOTICE_INTERVAL_NS);
-        if due {
+        if self.may_tell_unreadable() {
             self.last_unreadable_notice = Some(self.now);
             let text = format!(
                 "slot {slot} cannot be read: more than {} of its chunks are missing or fail; reading what they lack gives EIO",
                 self.map.m
             );
             self.notice_at(NoticeKind::BlocksUnreadable, NoticeLevel::Error, offset, text);
+            self.told_unreadable = Some(slot);
+        } else if self.told_unreadable != Some(slot) && self.untold_unreadable.len() < UNTOLD_SLOTS_MAX {
+            self.untold_unreadable.entry(slot).or_insert(offset);
         }
+    }
+
+    /// Tells of slots that could not be read and were left out, as another one had been told just before.
+    fn tell_unreadable(&mut self) {
+        let slots = std::mem::take(&mut self.untold_unreadable);
+        let Some((_, &offset)) = slots.first_key_value() else { return };
+        let named: Vec<String> = slots.keys().take(SLOTS_NAMED).map(SlotIndex::to_string).collect();
+        let rest = match slots.len() {
+            ..=SLOTS_NAMED => "",
+            _ => " and so on",
+        };
+        let at_least = if slots.len() == UNTOLD_SLOTS_MAX { "at least " } else { "" };
+        let text = format!(
+            "{at_least}{} cannot be read: {}{rest}; 'calpe status -v {}' lists which parts of the volume",
+            Count::of(slots.len(), "more slot"),
+            named.join(", "),
+            self.supers.template().name
+        );
+        self.last_unreadable_notice = Some(self.now);
+        self.notice_at(NoticeKind::BlocksUnreadable, NoticeLevel::Error, offset, text);
     }
 }
