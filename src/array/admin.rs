@@ -417,7 +417,7 @@ impl Array {
     }
 
     /// How a stop that ends now leaves the array.
-    fn words_for_stop(&self, is_recorded: bool) -> &'static str {
+    pub(super) fn words_for_stop(&self, is_recorded: bool) -> &'static str {
         let is_marked = !self.supers.is_dirty() && !matches!(self.stopping, Some(Stopping::Marking(_)));
         match &self.redo.life {
             // An array that was idle has the mark already.

@@ -176,7 +176,7 @@ impl LogState {
             LogState::Replaying => "replaying",
             LogState::Serving => "serving",
             LogState::Refused => "refused",
-            LogState::NotStarted => "not started",
+            LogState::NotStarted => "waits for members",
         }
     }
 }

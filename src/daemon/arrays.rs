@@ -330,6 +330,10 @@ impl Daemon {
             ));
         }
         if dry_run {
+            let how = self.reactor.check(id, AdminRequest::Stop)?.0;
+            if how != STOPPED_CLEANLY {
+                note.insert(0, format!("array '{name}' would be {how}"));
+            }
             let message = format!("would stop array '{name}'");
             return Ok(Done { message, warnings: note, ..Done::default() });
         }
