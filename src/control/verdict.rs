@@ -446,10 +446,16 @@ fn explain_online(array: &ArrayReport) -> Explanation {
                 1 => format!("Member {} ({}) had errors", member.index, member.name),
                 many => format!("{many} members had errors ({})", names(&troubled)),
             } + "; nothing is known to be unreadable now.",
-            action: format!(
-                "Watch its counts; replace it with 'calpe replace {} {} NEW' if they rise.",
-                array.name, member.index
-            ),
+            action: match troubled.len() {
+                1 => format!(
+                    "Watch its counts; replace it with 'calpe replace {} {} NEW' if they rise.",
+                    array.name, member.index
+                ),
+                _ => format!(
+                    "Watch their counts; replace a member whose counts rise with 'calpe replace {} MEMBER NEW'.",
+                    array.name
+                ),
+            },
         },
         None => Explanation::default(),
     }
@@ -821,5 +827,7 @@ mod tests {
         array.members[1].read = 2;
         let told = explain(&array).status;
         assert!(told.starts_with("2 members had errors (1: /srv/m1, 4: /srv/m4);"), "{told}");
+        let action = explain(&array).action;
+        assert!(action.contains("replace a member whose counts rise with 'calpe replace tank MEMBER NEW'"));
     }
 }
