@@ -237,9 +237,13 @@ fn what_cannot_be_checked_is_told_and_why() {
     refused(&[paths[0].clone(), dir.path().join("data/./member-00.img")], 1, "same device");
     refused(&paths[..2], 1, "cannot start");
     let with_blank: Vec<PathBuf> = paths.iter().cloned().chain([other("blank")]).collect();
+    let line = |told: &Value, list: &str| told[list][0].as_str().expect("a line").to_owned();
     let (code, told) = check(&with_blank);
-    assert_eq!((code, &told["whole"]), (1, &Value::Bool(true)));
-    assert!(told["problems"][0].as_str().expect("a line").contains("blank: no Calpe superblock"), "{told:#}");
+    assert_eq!((code, &told["good"], &told["whole"]), (0, &Value::Bool(true), &Value::Bool(true)));
+    assert!(line(&told, "notices").contains("blank: no Calpe superblock"), "it is no member: {told:#}");
+    let (code, told) = check(&with_blank[1..]);
+    assert_eq!((code, &told["consistent"]), (1, &Value::Bool(false)), "it may be the member: {told:#}");
+    assert!(line(&told, "problems").contains("blank: no Calpe superblock"), "{told:#}");
 
     let daemon = Daemon::start(dir.path(), &SETUP);
     refused(&paths, 1, "is in use by process");
