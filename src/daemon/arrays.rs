@@ -16,7 +16,7 @@ use crate::control::{
 };
 use crate::format::{MemberState, Superblock};
 use crate::member::{DEFAULT_MEMBER_TIMEOUT, await_closings, is_held_by_calpe, is_remote};
-use crate::units::{HumanSize, MemberIndex, shown};
+use crate::units::{HumanSize, MemberIndex, quoted, shown};
 use crate::volume::{AdminRequest, NoticeKind, NoticeLevel, STOPPED_CLEANLY};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -73,7 +73,7 @@ impl Daemon {
             let problem = array
                 .problem
                 .or_else(|| in_use(members))
-                .or_else(|| self.is_name_taken(&array.name, array.uuid));
+                .or_else(|| self.is_name_taken(&array.name, array.uuid, dirs));
             Some(Importable { problem, ..array })
         };
         let mut arrays: Vec<Importable> = not_served.filter_map(|(_, members)| listed(members)).collect();
@@ -85,12 +85,13 @@ impl Daemon {
         Reply::Importable { arrays, warnings }
     }
 
-    /// What keeps an array from being imported while another of its name is served.
-    fn is_name_taken(&self, name: &str, uuid: Uuid) -> Option<String> {
+    /// What keeps an array, found in these directories, from being imported while another of its name is served.
+    fn is_name_taken(&self, name: &str, uuid: Uuid, dirs: &[PathBuf]) -> Option<String> {
         let other = self.find(name, |served| served.names.uuid).ok()?;
         Some(format!(
             "an array named '{name}' ({other}) is served: this one can be imported only when that is exported, with 'calpe export \
-             {name}', then 'calpe import {uuid}'"
+             {name}', then 'calpe import {uuid}{}'",
+            options_of(dirs)
         ))
     }
 
@@ -108,7 +109,8 @@ impl Daemon {
             (Some(array), false) => {
                 let uuid = found.choose(array, &places).map_err(|error| match error {
                     ImportError::Ambiguous { uuids, .. } if uuids.iter().any(is_served) => {
-                        let others = uuids.iter().filter(|uuid| !is_served(uuid)).map(Uuid::to_string);
+                        let others = uuids.iter().filter(|uuid| !is_served(uuid));
+                        let others = others.map(|uuid| format!("{uuid}{}", options_of(dirs)));
                         refusal(ErrorCode::Refused, format!(
                             "array '{array}' is served already; another one of that name, which was found besides, can be \
                              imported only when that is exported: 'calpe export {array}', then 'calpe import {}'",
@@ -424,6 +426,11 @@ pub fn served_line(report: &ArrayReport) -> String {
     let shape = format!("{}+{}, {}", report.data, report.parity, HumanSize(report.volume.bytes));
     let uri = report.uris.first().map(|uri| format!(", {uri}")).unwrap_or_default();
     format!("array '{}' ({shape}) is {}{uri}", report.name, report.state)
+}
+
+/// Directories to look in, as options of `calpe import`.
+fn options_of(dirs: &[PathBuf]) -> String {
+    dirs.iter().map(|dir| format!(" --dir {}", quoted(dir))).collect()
 }
 
 /// What a list says of the array of these members. `earlier`: where a device of an array was before.
