@@ -59,12 +59,13 @@ mod status;
 mod stripe_map;
 mod super_scrub;
 mod supers;
+mod unreadable_notices;
 mod verify;
 
 use crate::block_io::{Completion, DeviceId, IoFault, IoOp, IoToken, IoValue, Pool};
 use crate::codec::{Codec, Transform};
 use crate::format::{BatchHash, ChecksumKind, Geometry, MemberSet, MemberState, RegionKind};
-use crate::units::{ByteOffset, Count, MemberIndex, SlotIndex, StripeIndex, Timestamp, VolumeOffset};
+use crate::units::{ByteOffset, MemberIndex, SlotIndex, StripeIndex, Timestamp, VolumeOffset};
 pub use api::{
     AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, Health, NewDevice,
     NoticeKind, NoticeLevel, PieceId, RequestId, STOPPED_CLEANLY, SlotReply, SlotRequest, ZERO_RUN_SLOTS,
@@ -99,9 +100,10 @@ pub use status::{
     Activity, ActivityKind, ArrayState, LogState, MemberCondition, MemberCounters, MemberStatus, Rest,
     ScrubResult, VolumeStatus,
 };
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use super_scrub::SuperScrub;
 use supers::Supers;
+use unreadable_notices::UnreadableNotices;
 
 /// An opened device as assembly hands it over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -212,10 +214,7 @@ pub struct Array {
     /// When a failed request of a client was told last, and how many have failed since.
     last_client_notice: Option<Timestamp>,
     untold_client_errors: u64,
-    last_unreadable_notice: Option<Timestamp>,
-    /// Slots that could not be read since then and are not told yet, and the one that was told then.
-    untold_unreadable: BTreeMap<SlotIndex, VolumeOffset>,
-    told_unreadable: Option<SlotIndex>,
+    unreadable_notices: UnreadableNotices,
     /// Blocks that could not be had.
     damage: Damage,
     /// Operations that wait until a time before they read again what could not be read.
@@ -305,13 +304,6 @@ enum Flow {
 
 /// Failed requests of clients are told at most this often.
 const CLIENT_NOTICE_INTERVAL_NS: u64 = 10_000_000_000;
-
-/// Unreadable-block notices at most this often: a failing client loop must not flood the log.
-const UNREADABLE_NOTICE_INTERVAL_NS: u64 = 10_000_000_000;
-
-/// Slots that are kept to be told at one time, and how many of them are named: the status lists all.
-const UNTOLD_SLOTS_MAX: usize = 4096;
-const SLOTS_NAMED: usize = 8;
 
 impl Array {
     /// Takes charge of an assembled array and marks a new epoch on its members.
@@ -417,9 +409,7 @@ impl Array {
             client_errors: 0,
             last_client_notice: None,
             untold_client_errors: 0,
-            last_unreadable_notice: None,
-            untold_unreadable: BTreeMap::new(),
-            told_unreadable: None,
+            unreadable_notices: UnreadableNotices::default(),
             damage: Damage::default(),
             patient: Vec::new(),
             repaying: HashMap::new(),
@@ -616,9 +606,7 @@ impl Array {
         self.checkpoint_when_idle();
         self.save_progress();
         self.judge_pauses();
-        if self.may_tell_unreadable() {
-            self.tell_unreadable();
-        }
+        self.judge_unreadable_notices();
         self.mark_idle_clean();
         self.run();
     }
@@ -793,44 +781,5 @@ impl Array {
     fn notice_at(&mut self, kind: NoticeKind, level: NoticeLevel, offset: VolumeOffset, text: String) {
         let offset = Some(offset);
         self.actions.push(ArrayAction::Notice(ArrayNotice { kind, level, member: None, offset, text }));
-    }
-
-    fn may_tell_unreadable(&self) -> bool {
-        self.last_unreadable_notice
-            .is_none_or(|last| self.now.nanos_since(last) >= UNREADABLE_NOTICE_INTERVAL_NS)
-    }
-
-    fn notice_unreadable(&mut self, slot: SlotIndex, offset: VolumeOffset) {
-        if self.may_tell_unreadable() {
-            self.last_unreadable_notice = Some(self.now);
-            let text = format!(
-                "slot {slot} cannot be read: more than {} of its chunks are missing or fail; reading what they lack gives EIO",
-                self.map.m
-            );
-            self.notice_at(NoticeKind::BlocksUnreadable, NoticeLevel::Error, offset, text);
-            self.told_unreadable = Some(slot);
-        } else if self.told_unreadable != Some(slot) && self.untold_unreadable.len() < UNTOLD_SLOTS_MAX {
-            self.untold_unreadable.entry(slot).or_insert(offset);
-        }
-    }
-
-    /// Tells of slots that could not be read and were left out, as another one had been told just before.
-    fn tell_unreadable(&mut self) {
-        let slots = std::mem::take(&mut self.untold_unreadable);
-        let Some((_, &offset)) = slots.first_key_value() else { return };
-        let named: Vec<String> = slots.keys().take(SLOTS_NAMED).map(SlotIndex::to_string).collect();
-        let rest = match slots.len() {
-            ..=SLOTS_NAMED => "",
-            _ => " and so on",
-        };
-        let at_least = if slots.len() == UNTOLD_SLOTS_MAX { "at least " } else { "" };
-        let text = format!(
-            "{at_least}{} cannot be read: {}{rest}; 'calpe status -v {}' lists which parts of the volume",
-            Count::of(slots.len(), "more slot"),
-            named.join(", "),
-            self.supers.template().name
-        );
-        self.last_unreadable_notice = Some(self.now);
-        self.notice_at(NoticeKind::BlocksUnreadable, NoticeLevel::Error, offset, text);
     }
 }

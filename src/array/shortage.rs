@@ -12,7 +12,7 @@
 //! the driver.
 
 use super::inflight::{Inflight, Short};
-use super::members::Which;
+use super::members::{Member, Which};
 use super::startup::Life;
 use super::status::MemberCondition;
 use super::{Array, ClientError, NoticeKind, NoticeLevel, Op, Owner, RequestId, Stopping};
@@ -150,6 +150,14 @@ impl Array {
     /// Whether it is the device that is being built as the replacement of a member.
     fn is_replacement(&self, device: DeviceId) -> bool {
         matches!(self.find_device(device), Some((_, Which::Replacement)))
+    }
+
+    /// What a member and the device that is being built for it lack.
+    pub(super) fn lacks_of(&self, member: &Member) -> impl Iterator<Item = MemberCondition> {
+        let own = member.away.or(self.shortage_of(member.device.map(|device| device.id)));
+        let new = member.replacement.as_ref().and_then(|new| self.shortage_of(Some(new.device.id)));
+        let new = new.filter(|new| *new == MemberCondition::Full).map(|_| MemberCondition::NewDeviceFull);
+        own.into_iter().chain(new)
     }
 
     fn notice_shortage(&mut self, member: MemberIndex, device: DeviceId, fault: IoFault) {
