@@ -6,7 +6,7 @@ use super::startup::Life;
 use super::{AdminError, AdminOutcome, AdminRequest, NewDevice, NoticeKind, NoticeLevel, RequestId};
 use super::{Array, ArrayAction, STOPPED_CLEANLY, Stopping};
 use crate::format::{COPY_BYTES, MemberSet, MemberState, Role, Superblock, region_end};
-use crate::units::{MemberIndex, Timestamp};
+use crate::units::{MemberIndex, SlotIndex, Timestamp};
 
 /// How a device comes in for a member that is out.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +18,9 @@ pub(super) enum Entry {
     /// With everything.
     Rebuilt,
 }
+
+/// How long the answer to a pause waits for the position of the scrub to be recorded.
+const PAUSE_PATIENCE_NS: u64 = 2_000_000_000;
 
 impl Array {
     /// Starts a request; its end is an [`ArrayAction::AdminDone`].
@@ -42,10 +45,17 @@ impl Array {
             }
             AdminRequest::CancelReplace { member } => self.cancel_replacement(member),
             AdminRequest::ScrubStart => self.scrub_start(),
-            AdminRequest::ScrubPause => self.check_scrub(true).map(|()| {
-                self.passes.pause_scrub();
-                "the scrub is paused".into()
-            }),
+            AdminRequest::ScrubPause => match self.check_scrub(true) {
+                Ok(()) => {
+                    self.passes.pause_scrub();
+                    // The answer waits until the position is recorded: it then survives a kill.
+                    self.pauses.push((id, self.now));
+                    self.supers.want();
+                    self.run();
+                    return;
+                }
+                Err(error) => Err(error),
+            },
             AdminRequest::ScrubStop => self.check_scrub(false).map(|()| {
                 self.passes.stop_scrub();
                 self.supers.want();
@@ -62,6 +72,37 @@ impl Array {
         };
         self.admin_done(id, result.map(AdminOutcome).map_err(AdminError));
         self.run();
+    }
+
+    /// A superblock update that holds this position of the scrub is complete.
+    pub(super) fn scrub_recorded(&mut self, position: Option<SlotIndex>) {
+        if self.pauses.is_empty() {
+            return;
+        }
+        if position == self.passes.scrub_record().position {
+            self.end_pauses(match self.passes.has_scrub() {
+                true => "the scrub is paused",
+                false => "the scrub has ended: all that was left of it was under way",
+            });
+        } else {
+            // Slots that were under way are done since.
+            self.supers.want();
+        }
+    }
+
+    /// Tick: answers pauses whose position cannot be recorded.
+    pub(super) fn judge_pauses(&mut self) {
+        let now = self.now;
+        let is_late = |(_, since): &(RequestId, Timestamp)| now.nanos_since(*since) >= PAUSE_PATIENCE_NS;
+        if self.is_failed() || self.pauses.iter().any(is_late) {
+            self.end_pauses("the scrub is paused; its position could not be recorded yet, and is lost if the daemon is killed");
+        }
+    }
+
+    pub(super) fn end_pauses(&mut self, text: &str) {
+        for (id, _) in std::mem::take(&mut self.pauses) {
+            self.admin_done(id, Ok(AdminOutcome(text.into())));
+        }
     }
 
     fn admin_done(&mut self, id: RequestId, result: Result<AdminOutcome, AdminError>) {
@@ -364,6 +405,7 @@ impl Array {
 
     /// `is_recorded`: the superblocks say what this array knows.
     pub(super) fn stop_now(&mut self, id: RequestId, is_recorded: bool) {
+        self.end_pauses("the scrub is paused");
         let words = self.words_for_stop(is_recorded);
         self.stopping = Some(Stopping::Stopped);
         let exchanged = std::mem::take(&mut self.exchanged);
@@ -375,7 +417,7 @@ impl Array {
     }
 
     /// How a stop that ends now leaves the array.
-    fn words_for_stop(&self, is_recorded: bool) -> &'static str {
+    pub(super) fn words_for_stop(&self, is_recorded: bool) -> &'static str {
         let is_marked = !self.supers.is_dirty() && !matches!(self.stopping, Some(Stopping::Marking(_)));
         match &self.redo.life {
             // An array that was idle has the mark already.

@@ -167,6 +167,28 @@ impl Array {
         })
     }
 
+    /// Parts of the volume that cannot be read for now: blocks that could not be had, and what has its checksums in metadata pages
+    /// that cannot be read.
+    pub(super) fn unreadable_ranges(&self) -> Vec<(VolumeOffset, u64)> {
+        let mut parts = self.damaged_ranges(|why| why == Why::Unreadable);
+        let behind_pages = self.ranges_without_pages();
+        if behind_pages.is_empty() {
+            return parts;
+        }
+        parts.extend(behind_pages);
+        parts.sort_unstable_by_key(|(start, _)| start.0);
+        let mut ranges: Vec<(VolumeOffset, u64)> = Vec::new();
+        for (start, len) in parts {
+            match ranges.last_mut() {
+                Some((first, whole)) if first.0 + *whole >= start.0 => {
+                    *whole = (*whole).max(start.0 + len - first.0);
+                }
+                _ => ranges.push((start, len)),
+            }
+        }
+        ranges
+    }
+
     fn ranges_of(&self, is_wanted: impl Fn(BlockName, Why) -> bool) -> Vec<(VolumeOffset, u64)> {
         let mut ranges: Vec<(VolumeOffset, u64)> = Vec::new();
         for (block, why) in self.damage.iter() {
@@ -205,7 +227,7 @@ impl Array {
     /// Changes whenever the list of what could not be had does.
     #[must_use]
     pub fn damage_revision(&self) -> u64 {
-        self.damage.revision()
+        self.damage.revision().wrapping_add(self.redo().unreadable.revision())
     }
 }
 

@@ -9,7 +9,7 @@ use super::rebuild::Target;
 use super::slot_hold::{Held, SlotHold};
 use super::verify::{Column, Repair};
 use super::{ActivityKind, Array, Flow, Inflight, NoticeKind, NoticeLevel, Op, Owner};
-use crate::block_io::{Buf, IoFault, IoFaultKind, IoOp, IoValue};
+use crate::block_io::{Buf, BufMut, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::codec::{BlockHasher, CodedColumns};
 use crate::format::MemberState;
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, Timestamp};
@@ -398,6 +398,7 @@ impl Array {
         }
         let encoded = pass.fetch.take_blended();
         let columns = pass.fetch.take();
+        self.forget_verified(slot, &columns, &lost);
         let present: Vec<(usize, &[u8])> =
             columns.iter().map(|(column, _, buf)| (*column, &buf[..])).collect();
         let agree = !lost.is_empty()
@@ -423,6 +424,28 @@ impl Array {
         if pass.writing > 0 { Flow::Wait } else { self.end_logged_pass(key, pass, true) }
     }
 
+    /// What was read, or decoded, is not damaged any more, whatever was known of it.
+    fn forget_verified(
+        &mut self,
+        slot: SlotIndex,
+        columns: &[(usize, Range<usize>, BufMut)],
+        lost: &[Missing],
+    ) {
+        let Some(stripe) = self.redo().stripes.stripe_at(slot).filter(|_| !self.damage.is_empty()) else {
+            return;
+        };
+        let is_lost =
+            |column: usize, row: usize| lost.iter().any(|block| (block.column, block.row) == (column, row));
+        let of_stripe: Vec<_> = self.damage.of_stripe(stripe).map(|(block, _)| block).collect();
+        for block in of_stripe {
+            let (column, row) = (usize::from(block.1), block.2 as usize);
+            let was_read = columns.iter().any(|(read, rows, _)| *read == column && rows.contains(&row));
+            if was_read && !is_lost(column, row) {
+                self.damage.forget(block);
+            }
+        }
+    }
+
     /// Whether hashes of the parities of data that was found good, column after column, are those of the parities that
     /// should be there. None of these is lost, so each is there, or was decoded, with the hash it should have.
     fn is_parity(&self, slot: SlotIndex, hashes: &[BlockHash]) -> bool {
@@ -437,7 +460,7 @@ impl Array {
         &mut self,
         key: usize,
         pass: &mut LoggedPass,
-        columns: Vec<(usize, Range<usize>, crate::block_io::BufMut)>,
+        columns: Vec<(usize, Range<usize>, BufMut)>,
     ) -> Flow {
         let slot = pass.hold.slot;
         let columns = columns.into_iter().filter_map(|(column, _, buf)| {

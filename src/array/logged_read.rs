@@ -1,7 +1,7 @@
 //! Reads of logged arrays: under a shared lock on the rows, every block verified, what is wrong decoded and rewritten.
 
 use super::damage::BlockName;
-use super::fetch::{Fetch, Fetched, Why};
+use super::fetch::{Fetch, Fetched, Missing, Why};
 use super::lock::LockMode;
 use super::page_hold::{PageHold, PagesHeld};
 use super::{Array, ClientError, Flow, Inflight, Op, PieceId, SlotReply};
@@ -169,7 +169,12 @@ impl Array {
         }
         match self.hold_pages(key, &mut read.pages) {
             PagesHeld::Wait => Flow::Wait,
-            PagesHeld::Unreadable => self.end_logged_read(key, read, Err(ClientError::Io)),
+            PagesHeld::Unreadable => {
+                if let Some((column, row)) = read.looks_at {
+                    self.damage.note(read.stripe, &[Missing { column, row, why: Why::Unreadable }]);
+                }
+                self.end_logged_read(key, read, Err(ClientError::Io))
+            }
             PagesHeld::All { .. } => self.fetch_for_read(key, read),
         }
     }
@@ -250,6 +255,7 @@ impl Array {
         }
         if let Some((column, row)) = read.looks_at {
             self.damage.forget((read.stripe, column as u16, row as u32));
+            self.look_found = true;
             read.stage = Stage::Repair;
             read.repairing = self.send_repairs(key, &mut read.fetch, false);
             return if read.repairing > 0 { Flow::Wait } else { self.release_logged_read(key, read) };

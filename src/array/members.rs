@@ -786,11 +786,10 @@ impl Array {
     /// What a person should know of a member beside its state.
     fn conditions(&self, index: MemberIndex) -> Vec<MemberCondition> {
         let member = self.member(index);
-        let short = self.shortage_of(member.device.map(|device| device.id));
         let kept = self.bad.is_kept(index).then_some(MemberCondition::KeptDespiteErrors);
         let slow = self.paces.is_slow(index).then_some(MemberCondition::Slow);
         let served_last = self.returnable_now().contains(index).then_some(MemberCondition::ServedLast);
-        member.away.or(short).into_iter().chain(kept).chain(slow).chain(served_last).collect()
+        self.lacks_of(member).chain(kept).chain(slow).chain(served_last).collect()
     }
 
     /// Whether the array has ended.

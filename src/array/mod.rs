@@ -59,6 +59,7 @@ mod status;
 mod stripe_map;
 mod super_scrub;
 mod supers;
+mod unreadable_notices;
 mod verify;
 
 use crate::block_io::{Completion, DeviceId, IoFault, IoOp, IoToken, IoValue, Pool};
@@ -102,6 +103,7 @@ pub use status::{
 use std::collections::{HashMap, VecDeque};
 use super_scrub::SuperScrub;
 use supers::Supers;
+use unreadable_notices::UnreadableNotices;
 
 /// An opened device as assembly hands it over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -212,7 +214,7 @@ pub struct Array {
     /// When a failed request of a client was told last, and how many have failed since.
     last_client_notice: Option<Timestamp>,
     untold_client_errors: u64,
-    last_unreadable_notice: Option<Timestamp>,
+    unreadable_notices: UnreadableNotices,
     /// Blocks that could not be had.
     damage: Damage,
     /// Operations that wait until a time before they read again what could not be read.
@@ -222,6 +224,10 @@ pub struct Array {
     /// Where the last look at damaged blocks ended, and when it was.
     looked_at: Option<BlockName>,
     last_look: Timestamp,
+    /// Requests to pause the scrub whose position is not recorded yet, and since when.
+    pauses: Vec<(RequestId, Timestamp)>,
+    /// The last round of looks found a block readable.
+    look_found: bool,
     /// Looks at damaged blocks under way.
     looks: usize,
     /// While an administrator's repair runs.
@@ -298,9 +304,6 @@ enum Flow {
 
 /// Failed requests of clients are told at most this often.
 const CLIENT_NOTICE_INTERVAL_NS: u64 = 10_000_000_000;
-
-/// Unreadable-block notices at most this often: a failing client loop must not flood the log.
-const UNREADABLE_NOTICE_INTERVAL_NS: u64 = 10_000_000_000;
 
 impl Array {
     /// Takes charge of an assembled array and marks a new epoch on its members.
@@ -406,12 +409,14 @@ impl Array {
             client_errors: 0,
             last_client_notice: None,
             untold_client_errors: 0,
-            last_unreadable_notice: None,
+            unreadable_notices: UnreadableNotices::default(),
             damage: Damage::default(),
             patient: Vec::new(),
             repaying: HashMap::new(),
             looked_at: None,
             last_look: Timestamp(0),
+            pauses: Vec::new(),
+            look_found: false,
             looks: 0,
             repair: None,
             redo,
@@ -597,8 +602,11 @@ impl Array {
         self.wake_patient();
         self.look_at_damage();
         self.retry_pages();
+        self.look_at_pages();
         self.checkpoint_when_idle();
         self.save_progress();
+        self.judge_pauses();
+        self.judge_unreadable_notices();
         self.mark_idle_clean();
         self.run();
     }
@@ -627,7 +635,8 @@ impl Array {
             log: self.log_state(),
             lost: self.damaged_ranges(Why::is_beyond_repair),
             set_aside: self.damaged_ranges(|why| why == Why::SetAside),
-            unreadable: self.damaged_ranges(|why| why == Why::Unreadable),
+            unreadable: self.unreadable_ranges(),
+            unreadable_pages: self.pages_given_up(),
             unconfirmed_lost: self.unconfirmed_ranges(true),
             unconfirmed: self.unconfirmed_ranges(false),
         }
@@ -773,19 +782,5 @@ impl Array {
     fn notice_at(&mut self, kind: NoticeKind, level: NoticeLevel, offset: VolumeOffset, text: String) {
         let offset = Some(offset);
         self.actions.push(ArrayAction::Notice(ArrayNotice { kind, level, member: None, offset, text }));
-    }
-
-    fn notice_unreadable(&mut self, slot: SlotIndex, offset: VolumeOffset) {
-        let due = self
-            .last_unreadable_notice
-            .is_none_or(|last| self.now.nanos_since(last) >= UNREADABLE_NOTICE_INTERVAL_NS);
-        if due {
-            self.last_unreadable_notice = Some(self.now);
-            let text = format!(
-                "slot {slot} cannot be read: more than {} of its chunks are missing or fail; reading what they lack gives EIO",
-                self.map.m
-            );
-            self.notice_at(NoticeKind::BlocksUnreadable, NoticeLevel::Error, offset, text);
-        }
     }
 }

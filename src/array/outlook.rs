@@ -6,7 +6,7 @@
 use super::admin::Entry;
 use super::members::Member;
 use super::startup::Life;
-use super::{AdminError, AdminOutcome, AdminRequest, Array, NewDevice};
+use super::{AdminError, AdminOutcome, AdminRequest, Array, NewDevice, STOPPED_CLEANLY};
 use crate::format::{MemberState, Superblock};
 use crate::units::MemberIndex;
 
@@ -54,7 +54,10 @@ impl Array {
                 Ok("the counts of the array and of its members are cleared".into())
             }
             AdminRequest::Pace { .. } => Ok("the pace of rebuild and scrub is changed".into()),
-            AdminRequest::Stop => Ok("the array is stopped".into()),
+            AdminRequest::Stop if self.is_failed() || self.log_is_refused() => {
+                Ok(self.words_for_stop(true).into())
+            }
+            AdminRequest::Stop => Ok(STOPPED_CLEANLY.into()),
         };
         text.map(AdminOutcome).map_err(AdminError)
     }

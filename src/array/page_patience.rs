@@ -2,13 +2,13 @@
 //! waits gets an error. Nothing is decided about what they hold.
 //!
 //! A page is tried again with growing intervals for [`PATIENCE_NS`] after the first try. Then those who wait are told, and from
-//! then on each request has the page looked at once, until it can be read.
+//! then on each request has the page looked at once, until it can be read; and so does the array by itself, a few pages at a time.
 
 use super::page_copies::Torn;
 use super::pages::{LoadOutcome, Loaded, Want};
 use super::{Array, NoticeKind, NoticeLevel};
 use crate::format::PageIndex;
-use crate::units::Timestamp;
+use crate::units::{ROW_BYTES, SlotIndex, Timestamp, VolumeOffset};
 use std::collections::BTreeMap;
 
 /// A request waits this long for a page that cannot be read: longer than a path of a disk takes to come back, and far below
@@ -25,6 +25,12 @@ const GIVEN_UP_MAX: usize = 65_536;
 #[derive(Debug, Default)]
 pub(super) struct UnreadablePages {
     pages: BTreeMap<PageIndex, Trial>,
+    /// Counts changes of which pages are given up.
+    revision: u64,
+    /// Behind this page the next look begins.
+    looked_at: Option<PageIndex>,
+    /// When pages that were given up are looked at again.
+    look_at: Timestamp,
 }
 
 #[derive(Debug)]
@@ -43,6 +49,15 @@ enum Stage {
     /// Requests were told so.
     GivenUp,
 }
+
+/// Pages that were given up are looked at again so many at a time, and this long after each other: a look costs a read of each
+/// copy.
+const LOOK_ROUND: usize = 16;
+const LOOK_INTERVAL_NS: u64 = 5_000_000_000;
+/// The same after a page of the last round was readable: others are then likely to be.
+const LOOK_INTERVAL_FOUND_NS: u64 = 100_000_000;
+/// Pages of which the blocks are listed: the status is asked for with every tick.
+const LISTED_MAX: usize = 2048;
 
 impl UnreadablePages {
     /// Whether the page waits to be read again; the ticket then waits with it.
@@ -69,6 +84,7 @@ impl UnreadablePages {
         let was_given_up = matches!(trial.stage, Stage::GivenUp);
         if was_given_up || is_hopeless || now.nanos_since(trial.since) >= PATIENCE_NS {
             trial.stage = Stage::GivenUp;
+            self.revision += u64::from(!was_given_up);
             if self.pages.len() > GIVEN_UP_MAX {
                 self.pages.remove(&page);
             }
@@ -77,6 +93,44 @@ impl UnreadablePages {
         trial.stage = Stage::Waiting(Timestamp(now.0 + trial.interval_ns), tickets);
         trial.interval_ns = (2 * trial.interval_ns).min(INTERVAL_MAX_NS);
         None
+    }
+
+    /// Pages that requests were told of, ascending.
+    fn given_up(&self) -> impl Iterator<Item = PageIndex> + '_ {
+        let is_given_up = |trial: &Trial| matches!(trial.stage, Stage::GivenUp);
+        self.pages.iter().filter(move |(_, trial)| is_given_up(trial)).map(|(&page, _)| page)
+    }
+
+    /// The pages of the next look, if one is due.
+    fn take_round(&mut self, now: Timestamp) -> Vec<PageIndex> {
+        if self.pages.is_empty() || now < self.look_at {
+            return Vec::new();
+        }
+        self.look_at = Timestamp(now.0 + LOOK_INTERVAL_NS);
+        let after = self.looked_at;
+        let behind = self.given_up().filter(|&page| after.is_none_or(|after| page > after));
+        let mut round: Vec<PageIndex> = behind.take(LOOK_ROUND).collect();
+        if round.is_empty() {
+            round = self.given_up().take(LOOK_ROUND).collect();
+        }
+        self.looked_at = round.last().copied();
+        round
+    }
+
+    /// The page was read. Whether requests had been told that it cannot be.
+    fn readable(&mut self, page: PageIndex, now: Timestamp) -> bool {
+        let trial = self.pages.remove(&page);
+        let was_given_up = matches!(trial, Some(Trial { stage: Stage::GivenUp, .. }));
+        if was_given_up {
+            self.revision += 1;
+            self.look_at = self.look_at.min(Timestamp(now.0 + LOOK_INTERVAL_FOUND_NS));
+        }
+        was_given_up
+    }
+
+    /// Changes whenever a page is given up, or can be read again.
+    pub fn revision(&self) -> u64 {
+        self.revision
     }
 
     /// The pages that are to be read again, with those who wait; all, if `all`.
@@ -105,8 +159,8 @@ impl Array {
         if is_first {
             let why = loaded.unread.map_or_else(String::new, |unread| unread.text);
             let text = format!(
-                "metadata page {} cannot be read for now ({why}): what it has the checksums of is answered with errors until it \\
-                 can; nothing is given up",
+                "metadata page {} cannot be read for now ({why}): what it has the checksums of is answered with errors until it can be \
+                 read; nothing is given up",
                 page.0
             );
             self.notice(NoticeKind::PageUnreadable, NoticeLevel::Error, None, text);
@@ -116,7 +170,8 @@ impl Array {
 
     /// A page was loaded after all.
     pub(super) fn page_readable(&mut self, page: PageIndex) {
-        if let Some(Trial { stage: Stage::GivenUp, .. }) = self.redo_mut().unreadable.pages.remove(&page) {
+        let now = self.now;
+        if self.redo_mut().unreadable.readable(page, now) {
             let text = format!("metadata page {} can be read again", page.0);
             self.notice(NoticeKind::PageReadable, NoticeLevel::Info, None, text);
         }
@@ -150,6 +205,61 @@ impl Array {
             }
             self.send_page_io(io);
         }
+    }
+
+    /// Tick: pages that were given up are looked at again, a few at a time.
+    pub(super) fn look_at_pages(&mut self) {
+        if self.hurried || self.is_failed() || !self.redo().is_serving() {
+            return;
+        }
+        let now = self.now;
+        let usable = self.online();
+        let mut io = Vec::new();
+        let redo = self.redo_mut();
+        for page in redo.unreadable.take_round(now) {
+            // Of nobody: what comes of it shows in whether the page is still given up.
+            let ticket = redo.next_page_ticket;
+            redo.next_page_ticket += 1;
+            let usable = |member| usable.contains(member);
+            match redo.pages.want(page, ticket, Torn::Impossible, &usable, &mut io) {
+                Want::Cached => {
+                    redo.pages.release(page);
+                    redo.unreadable.readable(page, now);
+                }
+                Want::Loading | Want::BeingWritten | Want::Unavailable => {}
+            }
+        }
+        self.send_page_io(io);
+    }
+
+    /// How many metadata pages were given up.
+    pub(super) fn pages_given_up(&self) -> u64 {
+        self.redo().unreadable.given_up().count() as u64
+    }
+
+    /// What cannot be read or written because pages with its checksums cannot be read, as byte ranges of the volume, in no order.
+    pub(super) fn ranges_without_pages(&self) -> Vec<(VolumeOffset, u64)> {
+        let redo = self.redo();
+        let layout = redo.pages.layout();
+        let rows = self.map.chunk / ROW_BYTES as usize;
+        let mut ranges = Vec::new();
+        for page in redo.unreadable.given_up().take(LISTED_MAX) {
+            for slot in layout.slots_of(page).map(SlotIndex) {
+                let Some(stripe) = redo.stripes.stripe_at(slot).filter(|&stripe| self.holds_data(stripe))
+                else {
+                    continue;
+                };
+                let is_behind = |row: &usize| layout.hash_pages(slot, *row..row + 1).contains(&page.0);
+                let Some(first) = (0..rows).find(is_behind) else { continue };
+                let count = (first..rows).take_while(is_behind).count() as u64;
+                for column in 0..self.map.k {
+                    let within = column * self.map.chunk + first * ROW_BYTES as usize;
+                    let start = stripe.0 * self.map.stripe_bytes() as u64 + within as u64;
+                    ranges.push((VolumeOffset(start), count * ROW_BYTES));
+                }
+            }
+        }
+        ranges
     }
 
     /// The array has failed, or stops: whoever waits for a page is told at once.
@@ -195,6 +305,22 @@ mod tests {
         );
         assert!(!pages.joins(page, 3), "it is looked at at once");
         assert_eq!(pages.failed(page, now, false, vec![3]), Some((vec![3], false)));
+    }
+
+    #[test]
+    fn pages_given_up_are_looked_at_in_turn_and_soon_after_one_was_readable() {
+        let mut pages = UnreadablePages::default();
+        let many = 2 * LOOK_ROUND as u64;
+        (0..many).for_each(|page| _ = pages.failed(PageIndex(page), Timestamp(0), true, Vec::new()));
+        let at = Timestamp(LOOK_INTERVAL_NS);
+        let round = |first: u64| (first..first + LOOK_ROUND as u64).map(PageIndex).collect::<Vec<_>>();
+        assert_eq!(pages.take_round(at), round(0));
+        assert!(pages.take_round(at).is_empty(), "not due");
+        let before = pages.revision();
+        assert!(pages.readable(PageIndex(3), at) && !pages.readable(PageIndex(3), at));
+        assert_ne!(pages.revision(), before);
+        assert_eq!(pages.take_round(Timestamp(at.0 + LOOK_INTERVAL_FOUND_NS)), round(LOOK_ROUND as u64));
+        assert_eq!(pages.take_round(Timestamp(at.0 + 2 * LOOK_INTERVAL_NS))[0], PageIndex(0), "in turn");
     }
 
     #[test]

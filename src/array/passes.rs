@@ -369,6 +369,7 @@ impl Array {
             }
             self.passes.last_scrub = Some(result);
             self.bad.scrubbed();
+            self.tell_unreadable();
             self.notice(NoticeKind::ScrubEnded, level, None, text);
             self.supers.want();
         }

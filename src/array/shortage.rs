@@ -12,7 +12,7 @@
 //! the driver.
 
 use super::inflight::{Inflight, Short};
-use super::members::Which;
+use super::members::{Member, Which};
 use super::startup::Life;
 use super::status::MemberCondition;
 use super::{Array, ClientError, NoticeKind, NoticeLevel, Op, Owner, RequestId, Stopping};
@@ -134,7 +134,7 @@ impl Array {
         }
         episode.tokens.insert(token);
         if is_new {
-            self.notice_shortage(entry.member, fault);
+            self.notice_shortage(entry.member, entry.device, fault);
         }
         true
     }
@@ -147,8 +147,30 @@ impl Array {
         self.inflight.get(token)?.short
     }
 
-    fn notice_shortage(&mut self, member: MemberIndex, fault: IoFault) {
+    /// Whether it is the device that is being built as the replacement of a member.
+    fn is_replacement(&self, device: DeviceId) -> bool {
+        matches!(self.find_device(device), Some((_, Which::Replacement)))
+    }
+
+    /// What a member and the device that is being built for it lack.
+    pub(super) fn lacks_of(&self, member: &Member) -> impl Iterator<Item = MemberCondition> {
+        let own = member.away.or(self.shortage_of(member.device.map(|device| device.id)));
+        let new = member.replacement.as_ref().and_then(|new| self.shortage_of(Some(new.device.id)));
+        let new = new.filter(|new| *new == MemberCondition::Full).map(|_| MemberCondition::NewDeviceFull);
+        own.into_iter().chain(new)
+    }
+
+    fn notice_shortage(&mut self, member: MemberIndex, device: DeviceId, fault: IoFault) {
         let (kind, level, text) = match fault.kind {
+            IoFaultKind::NoSpace if self.is_replacement(device) => (
+                NoticeKind::MemberFull,
+                NoticeLevel::Error,
+                format!(
+                    "the storage under the new device of member {member} is full ({fault}): make room there. If it stays full for \
+                     {} s, the new device is given up; member {member} is not concerned, and what was written is safe",
+                    ALONE_NS / 1_000_000_000
+                ),
+            ),
             IoFaultKind::NoSpace => (
                 NoticeKind::MemberFull,
                 NoticeLevel::Error,
@@ -279,7 +301,8 @@ impl Array {
         for (device, Episode { member, since, is_given_up, .. }) in ended {
             if self.find_device(device).is_some() && !is_given_up {
                 let seconds = now.nanos_since(since) as f64 / 1e9;
-                let text = format!("operations on member {member} succeed again, after {seconds:.1} s");
+                let what = if self.is_replacement(device) { "the new device of " } else { "" };
+                let text = format!("operations on {what}member {member} succeed again, after {seconds:.1} s");
                 self.notice(NoticeKind::ShortageEnded, NoticeLevel::Info, Some(member), text);
             }
         }
@@ -345,9 +368,9 @@ impl Array {
 
     /// The members whose storage is known to be full, in words.
     pub(super) fn words_for_full(&self) -> String {
-        let episodes = self.shortages.episodes.values();
-        let full = episodes.filter(|episode| episode.fault.kind == IoFaultKind::NoSpace);
-        let full: BTreeSet<MemberIndex> = full.map(|episode| episode.member).collect();
+        let episodes = self.shortages.episodes.iter().filter(|(device, _)| !self.is_replacement(**device));
+        let full = episodes.filter(|(_, episode)| episode.fault.kind == IoFaultKind::NoSpace);
+        let full: BTreeSet<MemberIndex> = full.map(|(_, episode)| episode.member).collect();
         let full: Vec<String> = full.into_iter().map(|member| member.to_string()).collect();
         if full.is_empty() {
             return String::new();

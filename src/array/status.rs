@@ -33,6 +33,8 @@ pub struct MemberCounters {
 pub enum MemberCondition {
     /// The storage under it is full: what fails is tried again, or it had to leave.
     Full,
+    /// The storage under the device that is being built as its replacement is full: the device is given up if that lasts.
+    NewDeviceFull,
     /// This host lacks memory or the like for operations on it: they are tried again, or it had to leave.
     ShortOfResources,
     /// Its errors do not end, and it is kept in service because what is bad on others could not be read without it.
@@ -161,8 +163,10 @@ pub struct VolumeStatus {
     /// the row was written. They are read again by themselves.
     pub set_aside: Vec<(VolumeOffset, u64)>,
     /// Parts that could not be read when they were last asked for, because members are missing or gave errors. Nothing
-    /// shows that they are lost.
+    /// shows that they are lost. And all of which the checksums cannot be read: it can be neither read nor written in part.
     pub unreadable: Vec<(VolumeOffset, u64)>,
+    /// Metadata pages that cannot be read for now: what they have the checksums of is in `unreadable`.
+    pub unreadable_pages: u64,
     /// Parts that an earlier run knew to be beyond repair, and of which this one knows nothing yet. They are in no list above.
     pub unconfirmed_lost: Vec<(VolumeOffset, u64)>,
     /// Likewise, parts that an earlier run could not read.

@@ -681,6 +681,7 @@ impl Array {
             self.supers.wanted = true;
             return;
         }
+        self.scrub_recorded(job.template.scrub.position);
         self.supers.epoch_is_complete = true;
         self.supers.update_complete = job.template.update;
         self.supers.durable_losses = job.losses;

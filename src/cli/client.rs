@@ -108,6 +108,15 @@ pub enum ClientError {
         /// Who asks.
         own: Owner,
     },
+    /// Something else listens there.
+    #[error(
+        "{}: what listens there is no control socket of a daemon (is it the socket for NBD clients?): name the control socket with --socket",
+        shown(socket)
+    )]
+    NotControl {
+        /// The socket.
+        socket: PathBuf,
+    },
     /// The conversation broke off.
     #[error("{}: {source}", shown(socket))]
     Wire {
@@ -268,7 +277,13 @@ impl Client {
     pub fn open(server: Server) -> Result<Client, ClientError> {
         let stream = server.connect()?;
         let mut client = Client { server, stream: BufReader::new(Timed::new(stream)) };
-        match client.ask(&Request::Ping { version: PROTOCOL_VERSION })? {
+        let pong = client.ask(&Request::Ping { version: PROTOCOL_VERSION }).map_err(|error| match error {
+            ClientError::Wire { socket, source: WireError::Cut | WireError::Malformed(_) } => {
+                ClientError::NotControl { socket }
+            }
+            error => error,
+        })?;
+        match pong {
             Reply::Pong(pong) if pong.version == PROTOCOL_VERSION => Ok(client),
             Reply::Pong(pong) => Err(ClientError::Version {
                 socket: client.server.socket,

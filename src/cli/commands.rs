@@ -11,7 +11,9 @@ use super::{
     CliError, Outcome, attach, clear_terminal, complain, offline, run, say, say_json, say_json_line,
     tell_warnings, text,
 };
-use crate::control::{Event, GpuDrill, Reply, Request, ScanKind, ScrubAction, Verdict, is_healthy, verdict};
+use crate::control::{
+    Event, GpuDrill, Reply, Request, ScanKind, ScrubAction, Status, Verdict, is_healthy, verdict,
+};
 use crate::daemon::{clock, logging};
 use std::io::{self, IsTerminal};
 use std::process::ExitCode;
@@ -107,23 +109,36 @@ fn status(client: Result<Client, ClientError>, args: &StatusArgs) -> Outcome {
             Err(error) => return Err(error.into()),
         };
         let verdict = verdict(&status.arrays);
-        if args.watch && !args.json && io::stdout().is_terminal() {
-            clear_terminal()?;
-        }
-        if args.json {
-            let mut status = status;
-            status.arrays.retain(|array| !args.unhealthy || !is_healthy(array));
-            if args.watch { say_json_line(&status)? } else { say_json(&status)? }
-        } else {
-            say(&text::status(&status.arrays, args.unhealthy, args.verbose))?;
-            say(&text::problems(&status.problems))?;
-            say(&text::certificates(&status.certificates, clock::unix_seconds()))?;
+        match show_status(status, args) {
+            Ok(()) => {}
+            // The exit code is the answer: whoever reads the text has enough of it, or has not got it.
+            Err(error) if args.test && error.kind() == io::ErrorKind::BrokenPipe => {
+                return Ok(verdict.exit_code().into());
+            }
+            Err(error) if args.test => {
+                complain(&CliError::Output(error));
+                return Ok(Verdict::CannotTell.exit_code().into());
+            }
+            Err(error) => return Err(error.into()),
         }
         if !args.watch {
             return Ok(if args.test { verdict.exit_code().into() } else { ExitCode::SUCCESS });
         }
         std::thread::sleep(WATCH);
     }
+}
+
+fn show_status(mut status: Status, args: &StatusArgs) -> io::Result<()> {
+    if args.watch && !args.json && io::stdout().is_terminal() {
+        clear_terminal()?;
+    }
+    if args.json {
+        status.arrays.retain(|array| !args.unhealthy || !is_healthy(array));
+        return if args.watch { say_json_line(&status) } else { say_json(&status) };
+    }
+    say(&text::status(&status.arrays, args.name.as_deref(), args.unhealthy, args.verbose))?;
+    say(&text::problems(&status.problems))?;
+    say(&text::certificates(&status.certificates, clock::unix_seconds()))
 }
 
 fn cannot_tell(error: &ClientError) -> ExitCode {

@@ -47,10 +47,7 @@ pub(super) fn serve(args: ServeArgs, socket: Option<PathBuf>, log_format: Option
         say(&format!("{name}: valid\n"))?;
         if config.listen.tcp.is_some() && config.listen.unix.is_some() {
             let most = config.listen.max_connections as usize;
-            say(&format!(
-                "of {most} NBD connections (max_connections), {} at most are of TCP clients; the rest is kept for the unix socket\n",
-                network_places(most)
-            ))?;
+            say(&places(most))?;
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -59,4 +56,26 @@ pub(super) fn serve(args: ServeArgs, socket: Option<PathBuf>, log_format: Option
     end_process_on_panic(log_format);
     run_serve(&config, &read)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// How the places for clients are shared between the sockets, a line.
+fn places(most: usize) -> String {
+    let network = network_places(most);
+    match most - network {
+        0 => "1 NBD connection (max_connections): none is kept for the unix socket, whose clients wait while a TCP client has it\n".into(),
+        _ => format!(
+            "of {most} NBD connections (max_connections), {network} at most are of TCP clients; the rest is kept for the unix socket\n"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_kept_for_the_unix_socket_where_there_are_two() {
+        assert!(places(1).contains("none is kept for the unix socket"));
+        assert!(places(2).starts_with("of 2 NBD connections (max_connections), 1 at most"));
+    }
 }

@@ -41,15 +41,18 @@ fn printable<T: Serialize + DeserializeOwned>(report: &T) -> T {
     serde_json::from_value(value).expect("its form is the same")
 }
 
-/// The status of arrays; `unhealthy` leaves out those that are well.
+/// The status of arrays: of all, or of the one that was asked for; `unhealthy` leaves out those that are well.
 #[must_use]
-pub fn status(arrays: &[ArrayReport], unhealthy: bool, verbose: bool) -> String {
+pub fn status(arrays: &[ArrayReport], asked: Option<&str>, unhealthy: bool, verbose: bool) -> String {
     let shown: Vec<_> = arrays.iter().filter(|array| !unhealthy || !is_healthy(array)).collect();
     if arrays.is_empty() {
         return "no arrays are imported: 'calpe import' lists what could be\n".into();
     }
     if shown.is_empty() {
-        return "all arrays are healthy\n".into();
+        return match (asked, arrays) {
+            (Some(_), [array]) => format!("array '{}' is healthy\n", Printable(&array.name)),
+            _ => "all arrays are healthy\n".into(),
+        };
     }
     let text = |array: &ArrayReport| one_array(&printable(array), verbose);
     shown.into_iter().map(text).collect::<Vec<_>>().join("\n")
@@ -405,7 +408,13 @@ pub fn importable(arrays: &[Importable]) -> String {
         let has_twin = arrays.iter().any(|other| other.name == array.name && other.uuid != array.uuid);
         let which = if has_twin { array.uuid.to_string() } else { array.name.clone() };
         let action = format!("import it with 'calpe import {which}{}'", dirs_of(array));
-        labelled(&mut text, "status", array.problem.as_deref().unwrap_or("can be imported"));
+        let can_be = match usize::from(array.usable) {
+            some if some > 0 && some < array.members.len() => {
+                format!("can be imported, with {some} of {} members", array.members.len())
+            }
+            _ => "can be imported".to_owned(),
+        };
+        labelled(&mut text, "status", array.problem.as_deref().unwrap_or(&can_be));
         if array.problem.is_none() {
             labelled(&mut text, "action", &action);
         }
@@ -538,6 +547,7 @@ pub(super) mod tests {
             lost: Vec::new(),
             set_aside: Vec::new(),
             unreadable: Vec::new(),
+            unreadable_pages: 0,
             unconfirmed: Vec::new(),
             start: None,
         }
@@ -577,7 +587,7 @@ members:
     uri: nbd+unix:///tank?socket=/run/calpe/nbd.sock
  errors: none seen by clients
 ";
-        assert_eq!(status(&[array("tank")], false, false), expected);
+        assert_eq!(status(&[array("tank")], None, false, false), expected);
     }
 
     #[test]
@@ -593,7 +603,7 @@ members:
         array.scan.push(scan(ScanKind::Rebuild, 1 << 29, 1 << 30));
         array.lost.push(LostReport { offset: 4096, bytes: 8192 });
         array.last_scrub = Some(LastScrub { finished_unix: 1_763_727_900, errors: 0, repaired: 0 });
-        let text = status(&[array], true, true);
+        let text = status(&[array], None, true, true);
         for part in [
             "  state: DEGRADED\n",
             "   scan: rebuild 50.0 %, 512 MiB of 1 GiB, 100 MiB/s, 1:02:05 left\n         last scrub ended 2025-11-21 12:25:00 UTC and found no errors\n",
@@ -613,13 +623,14 @@ members:
     fn only_the_unhealthy_are_shown_when_asked_for() {
         let mut bad = array("bad");
         bad.state = ArrayState::Failed;
-        let text = status(&[array("good"), bad], true, false);
+        let text = status(&[array("good"), bad], None, true, false);
         assert!(text.contains("bad") && !text.contains("good"));
-        assert_eq!(status(&[array("good")], true, false), "all arrays are healthy\n");
+        assert_eq!(status(&[array("good")], None, true, false), "all arrays are healthy\n");
+        assert_eq!(status(&[array("good")], Some("good"), true, false), "array 'good' is healthy\n");
         let mut had_errors = array("good");
         had_errors.status = "Member 1 (/srv/m1) had errors; nothing is known to be unreadable now.".into();
-        assert_eq!(status(&[had_errors], true, false), "all arrays are healthy\n", "as --test says");
-        assert!(status(&[], true, false).contains("calpe import"));
+        assert_eq!(status(&[had_errors], None, true, false), "all arrays are healthy\n", "as --test says");
+        assert!(status(&[], None, true, false).contains("calpe import"));
     }
 
     #[test]
@@ -629,9 +640,9 @@ members:
         let (problem, advice) = (None, String::new());
         let (searched, notes) = (vec!["/srv".to_owned()], Vec::new());
         waiting.start = Some(StartReport { attempts: 0, problem, advice, searched, notes });
-        assert!(status(&[waiting.clone()], false, false).contains("volume: plain, 1 GiB"));
+        assert!(status(&[waiting.clone()], None, false, false).contains("volume: plain, 1 GiB"));
         waiting.volume.kind = String::new();
-        let text = status(&[waiting], false, false);
+        let text = status(&[waiting], None, false, false);
         assert!(text.contains("looked: in /srv") && !text.contains("volume"), "{text}");
     }
 
@@ -702,10 +713,11 @@ members:
             parity: 1,
             volume_bytes: 1 << 20,
             problem: None,
+            usable: 1,
             members: vec![found(0, Some("/srv/m0"), Some("stale")), found(1, None, None)],
         }]);
         assert!(text.contains("  0  /srv/m0  (stale)\n") && text.contains("  1  not found\n"), "{text}");
-        assert!(text.contains("calpe import tank"));
+        assert!(text.contains("calpe import tank") && text.contains("can be imported, with 1 of 2 members"));
         assert!(importable(&[]).contains("--dir"));
     }
 }

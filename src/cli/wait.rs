@@ -185,7 +185,7 @@ impl Waiter {
             return scrub_result(array, since);
         }
         match complete {
-            Some(text) => Look::Well(text),
+            Some(text) => Look::Well(text + &without_data(array)),
             None if rebuild_wanted && array.state != ArrayState::Online => Look::Badly(format!(
                 "nothing runs on array '{}', and it is {}: {} {}",
                 array.name, array.state, array.status, array.action
@@ -228,7 +228,7 @@ fn look_at_replacement(array: &ArrayReport, new: &str) -> Look {
         if member.name == new {
             return match member.state {
                 MemberState::Online | MemberState::Degraded => {
-                    Look::Well(format!("member {} is rebuilt on {new}", member.index))
+                    Look::Well(format!("member {} is rebuilt on {new}{}", member.index, without_data(array)))
                 }
                 MemberState::Rebuilding => Look::Running(rebuild()),
                 _ => Look::Badly(out_of_service(member)),
@@ -236,6 +236,20 @@ fn look_at_replacement(array: &ArrayReport, new: &str) -> Look {
         }
     }
     Look::Badly(format!("the rebuild onto {new} was given up: see 'calpe events'"))
+}
+
+/// What a rebuild that is complete could not build, as nobody has it.
+fn without_data(array: &ArrayReport) -> String {
+    let bytes: u64 =
+        array.lost.iter().chain(&array.set_aside).chain(&array.unreadable).map(|part| part.bytes).sum();
+    match bytes {
+        0 => String::new(),
+        bytes => format!(
+            "; {} of the volume cannot be read: 'calpe status -v {}' lists where",
+            HumanSize(bytes),
+            array.name
+        ),
+    }
 }
 
 fn look_at_scrub(array: &ArrayReport, since: &ScrubMark) -> Look {
@@ -251,7 +265,7 @@ fn look_at_repair(array: &ArrayReport) -> Look {
     }
     let bytes = |parts: &[LostReport]| HumanSize(parts.iter().map(|part| part.bytes).sum());
     let lists = [&array.lost, &array.set_aside, &array.unreadable, &array.unconfirmed];
-    if lists.iter().all(|list| list.is_empty()) {
+    if lists.iter().all(|list| list.is_empty()) && array.unreadable_pages == 0 {
         return match &array.last_scrub {
             // It is kept in the superblocks; where the errors were may not be known to this daemon.
             Some(LastScrub { errors, repaired, .. }) if errors > repaired => Look::Badly(format!(
@@ -263,8 +277,12 @@ fn look_at_repair(array: &ArrayReport) -> Look {
             _ => Look::Well("repair is complete: everything that was known to be damaged can be read".into()),
         };
     }
+    let pages = match array.unreadable_pages {
+        0 => String::new(),
+        many => format!(", as {many} metadata pages cannot be read, too"),
+    };
     Look::Badly(format!(
-        "repair is complete: {} are beyond repair, {} set aside, {} unreadable for now; 'calpe status -v {}' lists where",
+        "repair is complete: {} are beyond repair, {} set aside, {} unreadable for now{pages}; 'calpe status -v {}' lists where",
         bytes(&array.lost),
         bytes(&array.set_aside),
         HumanSize(bytes(&array.unreadable).0 + bytes(&array.unconfirmed).0),
@@ -523,6 +541,18 @@ mod tests {
         degraded.members[1].state = MemberState::Online;
         degraded.scan.clear();
         assert!(matches!(waiter.look(&degraded), Look::Well(_)));
+    }
+
+    #[test]
+    fn a_rebuild_that_is_complete_tells_what_nobody_could_build() {
+        let mut waiter = all();
+        waiter.look(&rebuilding());
+        let mut complete = array("tank");
+        complete.lost.push(LostReport { offset: 4096, bytes: 8192 });
+        let told = "8 KiB of the volume cannot be read: 'calpe status -v tank' lists where";
+        assert_eq!(waiter.look(&complete), Look::Well(format!("rebuild is complete: 1 member; {told}")));
+        let mut waiter = Waiter::new(Goal::Replacement { new: "/srv/m1".into() });
+        assert_eq!(waiter.look(&complete), Look::Well(format!("member 1 is rebuilt on /srv/m1; {told}")));
     }
 
     #[test]

@@ -172,6 +172,9 @@ pub struct Importable {
     pub volume_bytes: u64,
     /// Why it cannot be imported as it is, if so.
     pub problem: Option<String>,
+    /// Members that an import would have in service; 0 where it cannot be imported, or an older daemon does not say.
+    #[serde(default)]
+    pub usable: u16,
     /// Every member, in order of index.
     pub members: Vec<ImportableMember>,
 }
@@ -224,6 +227,7 @@ mod tests {
                     parity: 2,
                     volume_bytes: 1 << 30,
                     problem: None,
+                    usable: 0,
                     members: vec![member],
                 }],
                 warnings: vec!["m4: damaged".into()],

@@ -94,6 +94,10 @@ pub struct ArrayReport {
     /// Parts that could not be read when they were last asked for, ascending. Nothing shows that they are lost.
     #[serde(default)]
     pub unreadable: Vec<LostReport>,
+    /// Metadata pages that cannot be read for now: what they have the checksums of is in `unreadable`, and can be neither read nor
+    /// written.
+    #[serde(default)]
+    pub unreadable_pages: u64,
     /// Parts that were beyond repair or unreadable when the daemon ended, ascending, and of which nothing more is known yet: they
     /// are looked at. What was written or mended just before the end may be among them.
     #[serde(default)]
@@ -172,7 +176,7 @@ impl LogState {
             LogState::Replaying => "replaying",
             LogState::Serving => "serving",
             LogState::Refused => "refused",
-            LogState::NotStarted => "not started",
+            LogState::NotStarted => "waits for members",
         }
     }
 }
@@ -288,6 +292,8 @@ pub struct MemberReport {
 pub enum Condition {
     /// The storage under it is full.
     Full,
+    /// The storage under the device that is being built in its place is full.
+    NewDeviceFull,
     /// The daemon's host lacks memory or the like for operations on it.
     HostShort,
     /// Its errors do not end, and others could not be read without it.
@@ -312,6 +318,7 @@ impl Condition {
     pub const fn word(self) -> &'static str {
         match self {
             Condition::Full => "its storage is full",
+            Condition::NewDeviceFull => "the storage of its new device is full",
             Condition::HostShort => "this host lacks resources for it",
             Condition::KeptDespiteErrors => "kept despite its errors",
             Condition::Slow => "far slower than the others",
@@ -491,6 +498,7 @@ pub(super) mod tests {
             lost: Vec::new(),
             set_aside: Vec::new(),
             unreadable: Vec::new(),
+            unreadable_pages: 0,
             unconfirmed: Vec::new(),
             start: None,
         }

@@ -42,7 +42,7 @@ pub fn verdict(arrays: &[ArrayReport]) -> Verdict {
 fn verdict_of(array: &ArrayReport) -> Verdict {
     let troubled = scrub_errors(array) > 0 || array.errors.client > 0 || !array.lost.is_empty();
     let troubled = troubled || !array.set_aside.is_empty() || !array.unreadable.is_empty();
-    let troubled = troubled || !array.unconfirmed.is_empty();
+    let troubled = troubled || !array.unconfirmed.is_empty() || array.unreadable_pages > 0;
     let is_grave = |condition| matches!(condition, Condition::Full | Condition::KeptDespiteErrors);
     let mut conditions = array.members.iter().flat_map(|member| member.conditions.iter().copied());
     let troubled = troubled || conditions.any(is_grave);
@@ -85,12 +85,30 @@ pub fn explain(array: &ArrayReport) -> Explanation {
         ArrayState::Failed => explain_failed(array, &absent),
         _ if !array.lost.is_empty() => explain_lost(array),
         _ if !array.set_aside.is_empty() => explain_set_aside(array),
-        _ if !array.unreadable.is_empty() => explain_unreadable(array),
+        _ if !array.unreadable.is_empty() || array.unreadable_pages > 0 => explain_unreadable(array),
         _ if !array.unconfirmed.is_empty() => explain_unconfirmed(array),
         ArrayState::Degraded => explain_degraded(array, &absent),
         ArrayState::Online => explain_online(array),
     };
-    with_full(array, explanation)
+    with_full(array, with_new_device_full(array, explanation))
+}
+
+/// Adds that a device which is being built has no room.
+fn with_new_device_full(array: &ArrayReport, explanation: Explanation) -> Explanation {
+    let is_full = |member: &&MemberReport| member.conditions.contains(&Condition::NewDeviceFull);
+    let Some(member) = array.members.iter().find(is_full) else { return explanation };
+    let name = member.replacement.as_ref().map_or("its new device", |new| &new.name);
+    let join = |first: String, second: String| format!("{first} {second}").trim_end().to_owned();
+    Explanation {
+        status: join(
+            format!(
+                "The storage under {name}, which is being built for member {}, is full: it is given up after 20 s of that.",
+                member.index
+            ),
+            explanation.status,
+        ),
+        action: join(format!("Make room for {name}."), explanation.action),
+    }
 }
 
 /// Adds what full storage means for clients and for redundancy, whatever else is to be said: nothing else is as urgent.
@@ -231,11 +249,18 @@ fn explain_set_aside(array: &ArrayReport) -> Explanation {
 }
 
 fn explain_unreadable(array: &ArrayReport) -> Explanation {
+    let bytes = bytes_of(&array.unreadable);
+    let of_pages = match array.unreadable_pages {
+        0 => String::new(),
+        1 => " 1 metadata page with checksums cannot be read; what it describes can be neither read nor written.".into(),
+        many => format!(
+            " {many} metadata pages with checksums cannot be read; what they describe can be neither read nor written."
+        ),
+    };
     Explanation {
         status: format!(
-            "{} of the volume cannot be read for now: more than {} {} missing or give errors there. Nothing shows that \
-             they are lost.",
-            bytes_of(&array.unreadable),
+            "{bytes} of the volume cannot be read for now: more than {} {} missing or give errors there.{of_pages} \
+             Nothing shows that they are lost.",
             Count(array.parity.into(), "member"),
             Count(array.parity.into(), "member").are()
         ),
@@ -440,10 +465,16 @@ fn explain_online(array: &ArrayReport) -> Explanation {
                 1 => format!("Member {} ({}) had errors", member.index, member.name),
                 many => format!("{many} members had errors ({})", names(&troubled)),
             } + "; nothing is known to be unreadable now.",
-            action: format!(
-                "Watch its counts; replace it with 'calpe replace {} {} NEW' if they rise.",
-                array.name, member.index
-            ),
+            action: match troubled.len() {
+                1 => format!(
+                    "Watch its counts; replace it with 'calpe replace {} {} NEW' if they rise.",
+                    array.name, member.index
+                ),
+                _ => format!(
+                    "Watch their counts; replace a member whose counts rise with 'calpe replace {} MEMBER NEW'.",
+                    array.name
+                ),
+            },
         },
         None => Explanation::default(),
     }
@@ -597,6 +628,21 @@ mod tests {
     }
 
     #[test]
+    fn metadata_pages_that_cannot_be_read_are_told_with_what_that_means() {
+        let mut array = with_absent(&[MemberState::Offline]);
+        array.unreadable = vec![LostReport { offset: 0, bytes: 8192 }];
+        assert!(!explain(&array).status.contains("metadata"));
+        array.unreadable_pages = 2;
+        let told = explain(&array).status;
+        assert!(told.starts_with("8 KiB of the volume cannot be read for now"), "{told}");
+        assert!(told.contains("2 metadata pages") && told.contains("neither read nor written"), "{told}");
+        assert!(!told.contains("all data can be read"), "{told}");
+        let mut online = healthy();
+        online.unreadable_pages = 1;
+        assert_eq!(verdict(std::slice::from_ref(&online)), Verdict::Degraded);
+    }
+
+    #[test]
     fn a_member_whose_superblock_is_gone_is_to_be_built_anew_and_not_to_come_back() {
         let mut array = with_absent(&[MemberState::Offline]);
         array.members[0].conditions = vec![Condition::Overwritten];
@@ -637,6 +683,19 @@ mod tests {
         assert!(explain(&array).status.contains("under member 0 (/srv/m0) is full"));
         array.members[3].conditions = vec![Condition::Full];
         assert!(explain(&array).status.contains("under 2 members (0: /srv/m0, 3: /srv/m3) is full"));
+    }
+
+    #[test]
+    fn a_new_device_that_is_full_is_named_and_not_its_member() {
+        let mut array = healthy();
+        array.members[2].replacement = Some(ReplacementReport { name: "/srv/new".into(), uuid: None });
+        array.members[2].conditions = vec![Condition::NewDeviceFull];
+        let told = explain(&array);
+        assert!(
+            told.status.starts_with("The storage under /srv/new, which is being built for member 2, is full")
+        );
+        assert!(told.status.contains("given up") && !told.status.contains("/srv/m2"), "{told:?}");
+        assert!(told.action.contains("Make room for /srv/new"), "{told:?}");
     }
 
     #[test]
@@ -796,5 +855,7 @@ mod tests {
         array.members[1].read = 2;
         let told = explain(&array).status;
         assert!(told.starts_with("2 members had errors (1: /srv/m1, 4: /srv/m4);"), "{told}");
+        let action = explain(&array).action;
+        assert!(action.contains("replace a member whose counts rise with 'calpe replace tank MEMBER NEW'"));
     }
 }

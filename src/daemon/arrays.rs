@@ -17,7 +17,7 @@ use crate::control::{
 };
 use crate::format::{MemberState, Superblock};
 use crate::member::{DEFAULT_MEMBER_TIMEOUT, await_closings, is_held_by_calpe, is_remote};
-use crate::units::{HumanSize, MemberIndex, shown};
+use crate::units::{HumanSize, MemberIndex, quoted, shown};
 use crate::volume::{AdminRequest, NoticeKind, NoticeLevel, STOPPED_CLEANLY};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -71,7 +71,10 @@ impl Daemon {
         let listed = |members: &[Found]| {
             let earlier = |array, device| self.earlier_path(array, device);
             let array = importable(members, &found, earlier)?;
-            let problem = array.problem.or_else(|| in_use(members));
+            let problem = array
+                .problem
+                .or_else(|| in_use(members))
+                .or_else(|| self.is_name_taken(&array.name, array.uuid, dirs));
             Some(Importable { problem, ..array })
         };
         let mut arrays: Vec<Importable> = not_served.filter_map(|(_, members)| listed(members)).collect();
@@ -81,6 +84,16 @@ impl Daemon {
             _ => found.warnings,
         };
         Reply::Importable { arrays, warnings }
+    }
+
+    /// What keeps an array, found in these directories, from being imported while another of its name is served.
+    fn is_name_taken(&self, name: &str, uuid: Uuid, dirs: &[PathBuf]) -> Option<String> {
+        let other = self.find(name, |served| served.names.uuid).ok()?;
+        Some(format!(
+            "an array named '{name}' ({other}) is served: this one can be imported only when that is exported, with 'calpe export \
+             {name}', then 'calpe import {uuid}{}'",
+            options_of(dirs)
+        ))
     }
 
     pub(super) fn import(&self, order: &ImportOrder) -> Outcome {
@@ -97,7 +110,8 @@ impl Daemon {
             (Some(array), false) => {
                 let uuid = found.choose(array, &places).map_err(|error| match error {
                     ImportError::Ambiguous { uuids, .. } if uuids.iter().any(is_served) => {
-                        let others = uuids.iter().filter(|uuid| !is_served(uuid)).map(Uuid::to_string);
+                        let others = uuids.iter().filter(|uuid| !is_served(uuid));
+                        let others = others.map(|uuid| format!("{uuid}{}", options_of(dirs)));
                         refusal(ErrorCode::Refused, format!(
                             "array '{array}' is served already; another one of that name, which was found besides, can be \
                              imported only when that is exported: 'calpe export {array}', then 'calpe import {}'",
@@ -319,6 +333,10 @@ impl Daemon {
             ));
         }
         if dry_run {
+            let how = self.reactor.check(id, AdminRequest::Stop)?.0;
+            if how != STOPPED_CLEANLY {
+                note.insert(0, format!("array '{name}' would be {how}"));
+            }
             let message = format!("would stop array '{name}'");
             return Ok(Done { message, warnings: note, ..Done::default() });
         }
@@ -411,6 +429,11 @@ pub fn served_line(report: &ArrayReport) -> String {
     format!("array '{}' ({shape}) is {}{uri}", report.name, report.state)
 }
 
+/// Directories to look in, as options of `calpe import`.
+fn options_of(dirs: &[PathBuf]) -> String {
+    dirs.iter().map(|dir| format!(" --dir {}", quoted(dir))).collect()
+}
+
 /// What a list says of the array of these members. `earlier`: where a device of an array was before.
 pub(super) fn importable(
     members: &[Found],
@@ -420,6 +443,7 @@ pub(super) fn importable(
     let superblock = import::newest_found(members)?;
     let mut about = found.about_missing(members, superblock, |device| earlier(superblock.array, device));
     let verdict = import::preview(members, false);
+    let twins = import::twins_among(members);
     let note = |path: &Path| match &verdict {
         Ok(assembled) => assembled
             .refused
@@ -437,14 +461,17 @@ pub(super) fn importable(
         Err(_) => None,
     };
     let mut member = |(record, index): (&crate::format::MemberRecord, u16)| {
-        let found = members.iter().find(|found| found.superblock.device == record.uuid);
+        let twin = twins.iter().find(|(twins, _)| twins.device == record.uuid);
+        let used = twin.and_then(|(twins, _)| twins.used).map(|at| &members[at]);
+        let found = used.or_else(|| members.iter().find(|found| found.superblock.device == record.uuid));
         ImportableMember {
             index,
             uuid: record.uuid,
             path: found.map(|found| found.path.clone()),
-            note: match found {
-                Some(found) => note(&found.path),
-                None => about.remove(&record.uuid),
+            note: match (twin, found) {
+                (Some((_, reason)), _) => Some(reason.clone()),
+                (None, Some(found)) => note(&found.path),
+                (None, None) => about.remove(&record.uuid),
             },
         }
     };
@@ -455,6 +482,7 @@ pub(super) fn importable(
         parity: superblock.geometry.parity,
         volume_bytes: superblock.geometry.volume_bytes,
         problem: verdict.as_ref().err().map(ToString::to_string),
+        usable: verdict.as_ref().map_or(0, |assembled| assembled.live.len() as u16),
         members: superblock.members.iter().zip(0..).map(&mut member).collect(),
     })
 }

@@ -345,6 +345,9 @@ impl Reader<'_> {
         if let Some(share) = self.value(section, "verify", |value| {
             let share = match value.as_float() {
                 Some(float) => float.as_str().parse().map_err(|_| format!("{float} is not a number"))?,
+                None if value.as_integer().is_none() => {
+                    return Err(expected("a number from 0 to 1, like 0.1", value));
+                }
                 None => integer(value)? as f64,
             };
             if (0.0..=1.0).contains(&share) {
@@ -430,7 +433,7 @@ impl Reader<'_> {
                 let address: SocketAddr = text.parse().map_err(|_| {
                     format!("'{text}' is not an address and port: write it like 127.0.0.1:10809 or [::1]:10809")
                 })?;
-                if address.ip().is_loopback() || plaintext || safe {
+                if address.ip().to_canonical().is_loopback() || plaintext || safe {
                     Ok(address)
                 } else {
                     Err(format!(
@@ -775,6 +778,16 @@ mod tests {
         let mut found = problems(text);
         assert_eq!(found.len(), 1, "{text}: {found:?}");
         found.remove(0)
+    }
+
+    #[test]
+    fn a_share_that_is_a_text_is_told_what_a_share_is() {
+        for (value, told) in
+            [("\"0.1\"", "a number from 0 to 1"), ("true", "a number from 0 to 1"), ("7", "0 to 1")]
+        {
+            let (.., text) = only_problem(&format!("[gpu]\nverify = {value}\n"));
+            assert!(text.starts_with("gpu.verify") && text.contains(told), "{text}");
+        }
     }
 
     #[test]

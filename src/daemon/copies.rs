@@ -3,6 +3,7 @@
 
 use crate::array::assembly::Candidate;
 use crate::format::Superblock;
+use crate::units::MemberIndex;
 use std::collections::BTreeMap;
 use uuid::Uuid;
 
@@ -15,6 +16,23 @@ pub struct Twins {
     pub unused: Vec<usize>,
     /// The one that is used, when it is known which is current.
     pub used: Option<usize>,
+}
+
+impl Twins {
+    /// What is told of the devices that are not used. `path`: of a place in the list of candidates.
+    pub fn reason(&self, member: MemberIndex, path: impl Fn(usize) -> String) -> String {
+        let paths = self.unused.iter().map(|&at| path(at)).collect::<Vec<_>>().join(", ");
+        match self.used {
+            Some(used) => {
+                format!("{paths}: an older copy of member {member}, which is {}; take it away", path(used))
+            }
+            None => format!(
+                "{paths}: each of them claims to be member {member}, and nothing tells which is the copy, so none is \
+                 used; move the copy away, and bring the other back with 'calpe online'; if the copy has taken the place \
+                 of another member, replace that one"
+            ),
+        }
+    }
 }
 
 /// Finds the devices of one identity among candidates, and of each which is current.

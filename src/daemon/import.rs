@@ -170,13 +170,29 @@ pub fn newest_found(members: &[Found]) -> Option<&Superblock> {
 /// # Errors
 /// Why they would not.
 pub fn preview(members: &[Found], force: bool) -> Result<Assembled<usize>, AssemblyError> {
-    let candidates = members.iter().enumerate();
-    let candidates = candidates.map(|(key, found)| Candidate { key, superblock: found.superblock.clone() });
-    let candidates: Vec<_> = candidates.collect();
+    let candidates = candidates_of(members);
     let twins = find_twins(&candidates);
     let is_unused = |key: usize| twins.iter().any(|twins| twins.unused.contains(&key));
     let candidates: Vec<_> = candidates.into_iter().filter(|candidate| !is_unused(candidate.key)).collect();
     assemble(&candidates, force)
+}
+
+fn candidates_of(members: &[Found]) -> Vec<Candidate<usize>> {
+    let candidates = members.iter().enumerate();
+    candidates.map(|(key, found)| Candidate { key, superblock: found.superblock.clone() }).collect()
+}
+
+/// Devices among the members that an import would not use, as others say that they are they; with what is told of them.
+#[must_use]
+pub fn twins_among(members: &[Found]) -> Vec<(Twins, String)> {
+    let path = |at: usize| shown(&members[at].path).to_string();
+    let twins = find_twins(&candidates_of(members)).into_iter();
+    twins
+        .map(|twins| {
+            let reason = twins.reason(members[twins.unused[0]].superblock.member, path);
+            (twins, reason)
+        })
+        .collect()
 }
 
 /// An array whose devices are open and locked.
@@ -399,24 +415,13 @@ impl Opening {
 
     /// Of devices that say that they are the same, one at most stays.
     fn part_twins(&mut self) {
-        for Twins { device, unused, used } in find_twins(&self.candidates) {
+        for twins in find_twins(&self.candidates) {
             let path = |at: usize| {
                 let device = self.devices[self.candidates[at].key].as_ref();
                 device.map_or_else(String::new, |device| shown(device.path()).to_string())
             };
-            let member = self.candidates[unused[0]].superblock.member;
-            let paths = unused.iter().map(|&at| path(at)).collect::<Vec<_>>().join(", ");
-            let reason = match used {
-                Some(used) => format!(
-                    "{paths}: an older copy of member {member}, which is {}; take it away",
-                    path(used)
-                ),
-                None => format!(
-                    "{paths}: each of them claims to be member {member}, and nothing tells which is the copy, so none is \
-                     used; move the copy away, and bring the other back with 'calpe online'; if the copy has taken the place \
-                     of another member, replace that one"
-                ),
-            };
+            let reason = twins.reason(self.candidates[twins.unused[0]].superblock.member, path);
+            let Twins { device, unused, .. } = twins;
             self.left_out.push(LeftOut { device, path: None, reason, overwritten: false });
             for at in unused {
                 self.devices[self.candidates[at].key] = None;

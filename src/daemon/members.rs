@@ -109,7 +109,16 @@ impl Daemon {
         let request = if failed { AdminRequest::Fail { member } } else { AdminRequest::Offline { member } };
         let is_away = matches!(state, MemberState::Missing | MemberState::Faulted);
         if dry_run {
-            return self.would(target.array, &target.name, request);
+            let would = self.would(target.array, &target.name, request);
+            return match would {
+                // As below.
+                Err(_) if returns && is_away => Ok(Done::line(format!(
+                    "would be done on array '{}': member {member} is {}, and stays away until 'calpe online' brings it back",
+                    target.name,
+                    state.as_str()
+                ))),
+                would => would,
+            };
         }
         // First: an attempt to bring it back may be under way.
         if returns && is_away {
@@ -168,7 +177,10 @@ impl Daemon {
             return Err(DeviceError::Unfinished { path: path.clone() }.into());
         }
         let path = match path {
-            Some(path) => path.to_owned(),
+            Some(path) => {
+                self.check_unused(path, &format!("name the device of member {}", target.index))?;
+                path.to_owned()
+            }
             None => self.where_is(&target)?,
         };
         // An attempt of the daemon's own may have the device locked. The next one waits for this change of
@@ -206,7 +218,7 @@ impl Daemon {
         dry_run: bool,
     ) -> Outcome {
         let target = self.target(array, old)?;
-        self.check_unused(new)?;
+        self.check_unused(new, "name a device that is no member")?;
         // Before anything is opened or created. A device that is large enough is checked for the rest.
         let fitting = NewDevice {
             device: self.reactor.next_device_id(),
@@ -301,8 +313,8 @@ impl Daemon {
         })
     }
 
-    /// Refuses a device that serves an array of this daemon, by the name of the member that it is.
-    fn check_unused(&self, new: &Path) -> Result<(), RequestError> {
+    /// Refuses a device that serves an array of this daemon, by the name of the member that it is, with this advice.
+    fn check_unused(&self, new: &Path, advice: &str) -> Result<(), RequestError> {
         let identity = identity_of(new);
         let ids: Vec<ArrayId> = lock(&self.served).iter().map(|served| served.id).collect();
         for id in ids {
@@ -319,8 +331,7 @@ impl Daemon {
                 Some(format!("{} {role} member {} of array '{}'", shown(new), member.index, names.name))
             });
             if let Some(user) = user.flatten() {
-                let what = format!("{user}: name a device that is no member");
-                return Err(refusal(ErrorCode::Refused, what));
+                return Err(refusal(ErrorCode::Refused, format!("{user}: {advice}")));
             }
         }
         Ok(())

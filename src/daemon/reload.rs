@@ -110,6 +110,23 @@ impl<'a> Reloader<'a> {
         // it.
         let gone: Vec<_> =
             old.iter().filter(|config| find(fresh, &config.which).is_none()).cloned().collect();
+        let served =
+            |config: &ArrayConfig| self.daemon.find(&config.which.to_string(), |served| served.id).ok();
+        let other_name = |config: &ArrayConfig| {
+            let id = served(config)?;
+            new.iter().find(|new| served(new) == Some(id)).map(|new| new.which.clone())
+        };
+        let (renamed, gone): (Vec<_>, Vec<_>) = gone
+            .into_iter()
+            .map(|config| (other_name(&config), config))
+            .partition(|(name, _)| name.is_some());
+        for (name, ArrayConfig { which, .. }) in &renamed {
+            let name = name.as_ref().expect("it was found");
+            tracing::info!(
+                "array '{which}' is called '{name}' in the configuration now, and is the same array"
+            );
+        }
+        let gone: Vec<_> = gone.into_iter().map(|(_, config)| config).collect();
         let all: Vec<_> = fresh.iter().chain(&gone).cloned().collect();
         let ended = self.daemon.configure(&all);
         if ended > 0 {

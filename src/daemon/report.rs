@@ -175,6 +175,7 @@ impl Names {
             lost: parts(&status.lost),
             set_aside: parts(&status.set_aside),
             unreadable: parts(&status.unreadable),
+            unreadable_pages: status.unreadable_pages,
             unconfirmed: parts(&both(&status.unconfirmed_lost, &status.unconfirmed)),
             start: None,
         };
@@ -279,6 +280,7 @@ impl Names {
 fn conditions(member: &MemberStatus, counts: &Counts, returning: bool) -> Vec<Condition> {
     let of_array = member.conditions.iter().map(|condition| match condition {
         MemberCondition::Full => Condition::Full,
+        MemberCondition::NewDeviceFull => Condition::NewDeviceFull,
         MemberCondition::ShortOfResources => Condition::HostShort,
         MemberCondition::KeptDespiteErrors => Condition::KeptDespiteErrors,
         MemberCondition::Slow => Condition::Slow,
@@ -388,6 +390,15 @@ pub fn uri(address: &ListenAddress, tls: TlsMode, export: &str) -> String {
     }
 }
 
+/// Leaves out where clients cannot prove who they are: an array with rules for clients is not there for them.
+pub(super) fn only_proven(addresses: &mut Vec<(ListenAddress, TlsMode)>) {
+    let is_tcp = |address: &ListenAddress| matches!(address, ListenAddress::Tcp(_));
+    addresses.retain(|(address, tls)| !is_tcp(address) || *tls != TlsMode::Off);
+    for (_, tls) in addresses.iter_mut().filter(|(address, _)| is_tcp(address)) {
+        *tls = TlsMode::Required;
+    }
+}
+
 /// Percent-encodes all that is not plain in the path or query of a URI.
 fn escape(path: &Path) -> String {
     let mut text = String::new();
@@ -470,6 +481,22 @@ mod tests {
         meters.observe(at(31), &[]);
         meters.observe(at(32), &[rebuild(6, false)]);
         assert_eq!(meters.scan(&rebuild(6, false)).rate_bytes_per_s, None);
+    }
+
+    #[test]
+    fn of_an_array_with_rules_no_address_is_told_where_nobody_may_use_it() {
+        let (unix, tcp) =
+            (ListenAddress::Unix("/s".into()), ListenAddress::Tcp("[::1]:10809".parse().unwrap()));
+        let mut addresses = vec![
+            (unix.clone(), TlsMode::Off),
+            (tcp.clone(), TlsMode::Off),
+            (tcp.clone(), TlsMode::Optional),
+            (tcp.clone(), TlsMode::Required),
+        ];
+        only_proven(&mut addresses);
+        let told: Vec<String> = addresses.iter().map(|(address, tls)| uri(address, *tls, "tank")).collect();
+        let tcp = "nbds://[::1]:10809/tank";
+        assert_eq!(told, ["nbd+unix:///tank?socket=/s", tcp, tcp]);
     }
 
     #[test]

@@ -98,9 +98,8 @@ fn try_size(path: &Path, parent: &Path, bytes: u64) -> Result<(), DeviceError> {
         Some(libc::ENOSPC) if room.files_left == Some(0) => Err(DeviceError::NoInodes { path: path.into() }),
         // A filesystem, or a kernel, that knows no files without names.
         Some(libc::EOPNOTSUPP | libc::EISDIR | libc::ENOENT) => Ok(()),
-        Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG | libc::EINVAL) => {
-            Err(DeviceError::NoSpace { path: path.into(), bytes })
-        }
+        Some(libc::ENOSPC | libc::EDQUOT) => Err(DeviceError::NoSpace { path: path.into(), bytes }),
+        Some(libc::EFBIG | libc::EINVAL) => Err(DeviceError::FileTooLarge { path: path.into(), bytes }),
         _ => Err(DeviceError::from_io(path, "create it", error)),
     }
 }
@@ -132,6 +131,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let new = |bytes| Wanted { path: dir.path().join("new"), new_file: Some(bytes), allocated: 4096 };
         check_room(&[new(1 << 20)]).unwrap();
+        let huge = check_room(&[new(1 << 62)]);
+        assert!(matches!(huge, Err(DeviceError::FileTooLarge { .. })), "{huge:?}");
         let much = Wanted { allocated: u64::MAX / 4, ..new(1 << 20) };
         assert!(matches!(check_room(&[much]), Err(DeviceError::NoSpace { .. })));
         let full = dir.path().join("full");

@@ -199,7 +199,7 @@ impl Tls {
         let ListenAddress::Tcp(tcp) = address else { return Ok(()) };
         let proven = self.tcp.mode == TlsMode::Required
             && self.server.as_ref().is_some_and(|server| server.demands_certificates());
-        if tcp.ip().is_loopback() || proven || config.plaintext {
+        if tcp.ip().to_canonical().is_loopback() || proven || config.plaintext {
             return Ok(());
         }
         Err(RunError::Exposed { address: address.clone() })

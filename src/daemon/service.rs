@@ -17,7 +17,7 @@ use super::reactor::{
     ArrayFacts, ArrayId, ListenAddress, ListenError, Listener, NewArray, ReactorConfig, ReactorError,
     ReactorHandle,
 };
-use super::report::{Meters, Names, Place};
+use super::report::{Meters, Names, Place, only_proven};
 use super::returns::Returns;
 pub use super::settings::ServeOptions;
 use super::settings::Settings;
@@ -182,7 +182,7 @@ impl Daemon {
         }
         let gpus = Gpus::start(&config.gpu, &pool, config.runtime_dir.as_deref())?;
         let opened = config.state_dir.as_deref().map(StateDir::open);
-        let (state, Remembered { arrays, counters, damage, beyond_repair, events: earlier, warnings }) =
+        let (state, Remembered { arrays, counters, damage, beyond_repair, events: earlier, warnings, .. }) =
             opened.unwrap_or_default();
         let events = EventLog::new(state.clone(), earlier);
         for warning in warnings {
@@ -631,7 +631,11 @@ impl Daemon {
 
     pub(super) fn report_of(&self, id: ArrayId) -> Result<ArrayReport, RequestError> {
         let facts = self.facts(id)?;
-        let addresses = lock(&self.addresses).clone();
+        let mut addresses = lock(&self.addresses).clone();
+        let named = self.with_names(id, |names| (names.name.clone(), names.uuid));
+        if named.is_some_and(|(name, uuid)| lock(&self.settings).rules(&name, uuid).is_some()) {
+            only_proven(&mut addresses);
+        }
         let gpu = self.gpus.report();
         let returning = self.returning(id, &facts);
         self.with_names(id, |names| names.report(&facts, &addresses, &gpu, &returning))

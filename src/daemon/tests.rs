@@ -147,7 +147,7 @@ fn only_the_own_device_of_a_member_brings_it_back() {
     for (path, why) in [
         (bench.path("blank"), "no Calpe superblock"),
         (other.path().join("m0"), "another array, 'pond'"),
-        (bench.path("m1"), "in use by this process"),
+        (bench.path("m1"), "is member 1 of array 'tank': name the device of member 0"),
         (bench.path("nowhere"), "no such file"),
     ] {
         let error = bench.refused(online(0, Some(path)));
@@ -286,6 +286,9 @@ fn a_failed_array_comes_back_with_its_members() {
     bench.wait_until(|report| report.state == ArrayState::Failed);
     let error = bench.refused(replace(member(0), bench.path("new"), false, false));
     assert!(error.message.contains("FAILED") && !bench.path("new").exists(), "{error}");
+    let export = Request::Export { array: "tank".into(), force: false, dry_run: true };
+    let Reply::Done { warnings, .. } = bench.daemon.handle(export) else { panic!("it could be stopped") };
+    assert!(warnings[0].contains("array 'tank' would be stopped while FAILED"), "{warnings:?}");
     for name in ["m0", "m1", "m2"] {
         std::fs::rename(bench.path(&format!("{name}.away")), bench.path(name)).unwrap();
     }

@@ -241,6 +241,7 @@ impl Waiting {
             lost: Vec::new(),
             set_aside: Vec::new(),
             unreadable: Vec::new(),
+            unreadable_pages: 0,
             unconfirmed: Vec::new(),
             start: Some(StartReport {
                 attempts: self.attempts,

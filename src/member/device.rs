@@ -270,9 +270,8 @@ impl Device {
             return Err(DeviceError::NotFound { path: path.into() });
         }
         let fail = |action: &str, e: io::Error| match e.raw_os_error() {
-            Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG | libc::EINVAL) => {
-                DeviceError::NoSpace { path: path.into(), bytes }
-            }
+            Some(libc::ENOSPC | libc::EDQUOT) => DeviceError::NoSpace { path: path.into(), bytes },
+            Some(libc::EFBIG | libc::EINVAL) => DeviceError::FileTooLarge { path: path.into(), bytes },
             _ => DeviceError::from_io(path, action, e),
         };
         let file = OpenOptions::new()
@@ -880,7 +879,7 @@ mod tests {
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 1 << 30);
         let impossible = dir.path().join("huge.img");
         let error = Device::create_sparse(&impossible, 1 << 62).unwrap_err();
-        assert!(matches!(error, DeviceError::NoSpace { .. }), "{error}");
+        assert!(matches!(error, DeviceError::FileTooLarge { .. }), "{error}");
         assert!(!impossible.exists());
         assert!(matches!(
             Device::create_sparse(&dir.path().join("no/such/dir.img"), 4096),

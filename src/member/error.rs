@@ -105,7 +105,19 @@ pub enum DeviceError {
         /// The path as given.
         path: PathBuf,
     },
-    /// The filesystem is full or the size beyond its limits.
+    /// The size is beyond what the filesystem, or the limit of this process, allows for one file.
+    #[error(
+        "{}: no file of {} can be there: that is beyond the largest file of the filesystem, or the limit of this user ('ulimit -f'): choose a smaller size, more members, or another directory",
+        shown(path),
+        HumanSize(*bytes)
+    )]
+    FileTooLarge {
+        /// The path as given.
+        path: PathBuf,
+        /// The size asked for.
+        bytes: u64,
+    },
+    /// The filesystem is full.
     #[error("{}: the filesystem has no room for {}: free some space, or choose another directory", shown(path), HumanSize(*bytes))]
     NoSpace {
         /// The path as given.

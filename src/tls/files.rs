@@ -101,6 +101,15 @@ pub enum FileFault {
         /// The certificate's file.
         certificate: PathBuf,
     },
+    /// Revocation lists of CAs that nobody asks about.
+    #[error(
+        "holds no revocation list of a CA in {}, and every client would be refused: name the list of that CA, or leave it out",
+        shown(ca)
+    )]
+    OfOtherCa {
+        /// The file of the CAs.
+        ca: PathBuf,
+    },
     /// The certificate is past its time.
     #[error("the certificate expired {} ago: renew it", Ago(*seconds))]
     Expired {
@@ -168,6 +177,25 @@ impl Source<'_> {
     /// The revocation lists in the file; at least one.
     pub(super) fn revocation_lists(self) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsFileError> {
         self.all("certificate revocation list", "X509 CRL", &self.read()?)
+    }
+
+    /// Whether one of these revocation lists, which are in this file, is of one of these CAs.
+    pub(super) fn covers_any(
+        self,
+        lists: &[CertificateRevocationListDer<'_>],
+        cas: &[CertificateDer<'_>],
+    ) -> Result<bool, TlsFileError> {
+        let issuer = |list: &CertificateRevocationListDer<'_>| {
+            let parsed = x509_cert::crl::CertificateList::from_der(list)
+                .map_err(|error| self.unusable(format_args!("the revocation list is damaged: {error}")))?;
+            Ok(parsed.tbs_cert_list.issuer)
+        };
+        let issuers = lists.iter().map(issuer).collect::<Result<Vec<_>, TlsFileError>>()?;
+        let is_listed = |ca: &CertificateDer<'_>| {
+            let parsed = x509_cert::Certificate::from_der(ca);
+            parsed.is_ok_and(|parsed| issuers.contains(&parsed.tbs_certificate.subject))
+        };
+        Ok(cas.iter().any(is_listed))
     }
 
     /// The private key in the file.

@@ -175,12 +175,21 @@ impl ClientTls {
     /// The name that the certificate of the server at `host` must have.
     pub(super) fn name_of(&self, host: &str) -> io::Result<ServerName<'static>> {
         let name = self.server_name.as_deref().unwrap_or(host);
-        ServerName::try_from(name.to_owned()).map_err(|_| {
-            let what =
-                format!("'{name}' is neither a host name nor an address that a certificate could have");
-            io::Error::new(io::ErrorKind::InvalidInput, what)
-        })
+        server_name(name).map_err(|what| io::Error::new(io::ErrorKind::InvalidInput, what))
     }
+}
+
+/// Checks that a certificate of a server could have this name.
+///
+/// # Errors
+/// Why it could not.
+pub fn check_server_name(name: &str) -> Result<(), String> {
+    server_name(name).map(drop)
+}
+
+fn server_name(name: &str) -> Result<ServerName<'static>, String> {
+    let wrong = |_| format!("'{name}' is neither a host name nor an address that a certificate could have");
+    ServerName::try_from(name.to_owned()).map_err(wrong)
 }
 
 fn provider() -> Arc<CryptoProvider> {
@@ -194,7 +203,11 @@ fn client_verifier(files: &ServerFiles) -> Result<Option<Arc<dyn ClientCertVerif
     let mut verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(ca)?), provider());
     let crl = files.crl.as_ref().map(|file| Source { role: FileRole::Crl, file });
     if let Some(crl) = crl {
-        verifier = verifier.with_crls(crl.revocation_lists()?);
+        let lists = crl.revocation_lists()?;
+        if !crl.covers_any(&lists, &ca.certificates()?)? {
+            return Err(crl.fault(FileFault::OfOtherCa { ca: path.clone() }));
+        }
+        verifier = verifier.with_crls(lists);
     }
     // The CA was checked; what is left to be wrong is the list.
     Ok(Some(verifier.build().map_err(|error| crl.unwrap_or(ca).unusable(error))?))

@@ -34,7 +34,7 @@ mod refusals;
 pub(crate) mod tests;
 
 pub use files::{CertificateFacts, FileFault, FileRole, TlsFileError};
-pub use identity::{ClientFiles, ClientTls, ServerFiles, ServerTls};
+pub use identity::{ClientFiles, ClientTls, ServerFiles, ServerTls, check_server_name};
 pub use key_kind::KeyKind;
 pub use peer::{PATTERNS_MAX, Peer, PeerNames, PeerPattern, PeerRules, Right};
 pub use pump::{Goodbye, ProvenPeer, Pumps, TlsFailure, Tunnel};

@@ -359,6 +359,7 @@ fn every_unusable_file_is_named_with_what_is_wrong() {
     let with_certificate =
         |certificate: &Path| ServerFiles { certificate: certificate.into(), ..world.server_files() };
     let with_ca = |ca: &Path| ServerFiles { client_ca: Some(ca.into()), ..world.server_files() };
+    let other = Ca::new(&world.dir.path().join("other"));
     let with_crl = |crl: &Path| ServerFiles { crl: Some(crl.into()), ..world.server_files() };
     let encrypted = b"-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n";
     let rfc1421 =
@@ -388,6 +389,7 @@ fn every_unusable_file_is_named_with_what_is_wrong() {
         (with_ca(&good.key), FileRole::Ca, "server-key.pem: holds no certificate"),
         (with_ca(&put("z", later.as_bytes(), 0o644)), FileRole::Ca, "z: certificate 1 cannot be trusted"),
         (with_crl(&good.certificate), FileRole::Crl, "holds no certificate revocation list"),
+        (with_crl(&other.revoke(&[])), FileRole::Crl, "holds no revocation list of a CA in"),
     ];
     fs::set_permissions(&good.certificate, fs::Permissions::from_mode(0o600)).expect("ours");
     for (files, role, text) in cases {

@@ -5,6 +5,7 @@
 //! those that [`PrintableLines`] is told to keep. Ordinary text stays as it is.
 
 use std::fmt::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// Prints a text as a part of one line.
@@ -47,6 +48,10 @@ impl fmt::Display for ShownPath<'_> {
 /// quotes around it, which stand around whole commands.
 #[must_use]
 pub fn quoted<P: AsRef<Path> + ?Sized>(path: &P) -> String {
+    let bytes = path.as_ref().as_os_str().as_bytes();
+    if std::str::from_utf8(bytes).map_or(true, |text| text.contains(is_unprintable)) {
+        return by_printf(bytes);
+    }
     let text = shown(path).to_string();
     let is_plain = |c: char| c.is_alphanumeric() || "/._-+@%=:,".contains(c);
     let escaped = |is_special: &dyn Fn(char) -> bool| -> String {
@@ -60,6 +65,15 @@ pub fn quoted<P: AsRef<Path> + ?Sized>(path: &P) -> String {
     } else {
         format!("\"{}\"", escaped(&|c| "\"\\$`".contains(c)))
     }
+}
+
+/// A word of a shell's command line that the shell makes of escapes, as its bytes cannot be shown. A newline at its end is lost.
+fn by_printf(bytes: &[u8]) -> String {
+    let escaped = bytes.iter().map(|&byte| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'.' | b'_' | b'-' => char::from(byte).to_string(),
+        other => format!("\\{other:03o}"),
+    });
+    format!("\"$(printf \"{}\")\"", escaped.collect::<String>())
 }
 
 /// Whether a terminal would do something else with it than show it in its place.
@@ -108,6 +122,15 @@ mod tests {
             assert_eq!(String::from_utf8_lossy(&output.stdout), path);
         }
         assert!(!quoted("wow!").contains('"'));
+        for bytes in [&b"/z\x1b[31m x"[..], b"a\nb!", b"\xff$HOME\"'`", "\u{202e}100%\\".as_bytes()] {
+            let word = quoted(std::ffi::OsStr::from_bytes(bytes));
+            assert!(word.is_ascii() && !word.contains(is_unprintable) && !word.contains('\''), "{word}");
+            for shell in ["sh", "bash"] {
+                let line = format!("printf %s {word}");
+                let output = std::process::Command::new(shell).arg("-c").arg(line).output().unwrap();
+                assert_eq!(output.stdout, bytes, "{shell}: {word}");
+            }
+        }
     }
 
     proptest! {

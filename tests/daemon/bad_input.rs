@@ -149,7 +149,7 @@ fn wrong_geometries_and_sizes_are_refused_with_a_way_out_and_create_nothing() {
         ("-k 1 -m 1 --size 1.5 m0 m1", 2, "not a whole number of bytes"),
         ("-k 1 -m 1 --size 99999999999999999999 m0 m1", 2, "is too large"),
         ("-k 1 -m 1 --size 16000000TiB m0 m1", 2, "larger than any device"),
-        ("-k 1 -m 1 --size 8000000TiB m0 m1", 1, "no room"),
+        ("-k 1 -m 1 --size 8000000TiB m0 m1", 1, "choose a smaller size, more members"),
         ("-k 2 -m 1 --size 1MiB m0 m1", 2, "need 3 members, 2 given"),
         ("-k 1 -m 1 --size 1MiB m0 m1 m2", 2, "need 2 members, 3 given"),
         ("-k 1 -m 1 --size 1MiB m0 ./m0", 1, "same device"),

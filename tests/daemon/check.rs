@@ -109,6 +109,21 @@ fn one_flipped_byte_is_named(checksum: &'static str, regions: &[RegionKind]) {
 }
 
 #[test]
+fn what_a_scrub_would_rewrite_counts_as_repairable() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let paths = written(dir.path(), &SETUP);
+    let image = Image::open(&paths[1]);
+    let mut random = Random::new(9);
+    let blocks = some(image.blocks(RegionKind::Data), 20, &mut random);
+    for at in &blocks {
+        image.flip(*at..*at + BLOCK, &mut random);
+    }
+    let (code, told) = check(&paths);
+    assert_eq!((code, named(&told)), (1, vec![1]), "{told:#}");
+    assert_eq!((&told["errors"], &told["repairable"]), (&Value::from(20), &Value::from(20)), "{told:#}");
+}
+
+#[test]
 fn one_flipped_byte_is_named_blake3() {
     one_flipped_byte_is_named("blake3", &[RegionKind::Pages, RegionKind::Data]);
 }
@@ -222,9 +237,13 @@ fn what_cannot_be_checked_is_told_and_why() {
     refused(&[paths[0].clone(), dir.path().join("data/./member-00.img")], 1, "same device");
     refused(&paths[..2], 1, "cannot start");
     let with_blank: Vec<PathBuf> = paths.iter().cloned().chain([other("blank")]).collect();
+    let line = |told: &Value, list: &str| told[list][0].as_str().expect("a line").to_owned();
     let (code, told) = check(&with_blank);
-    assert_eq!((code, &told["whole"]), (1, &Value::Bool(true)));
-    assert!(told["problems"][0].as_str().expect("a line").contains("blank: no Calpe superblock"), "{told:#}");
+    assert_eq!((code, &told["good"], &told["whole"]), (0, &Value::Bool(true), &Value::Bool(true)));
+    assert!(line(&told, "notices").contains("blank: no Calpe superblock"), "it is no member: {told:#}");
+    let (code, told) = check(&with_blank[1..]);
+    assert_eq!((code, &told["consistent"]), (1, &Value::Bool(false)), "it may be the member: {told:#}");
+    assert!(line(&told, "problems").contains("blank: no Calpe superblock"), "{told:#}");
 
     let daemon = Daemon::start(dir.path(), &SETUP);
     refused(&paths, 1, "is in use by process");

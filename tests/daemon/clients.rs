@@ -437,6 +437,8 @@ fn who_leaves_while_it_waits_for_a_place_is_gone() {
         }
     }
     serve.until("they are gone", |serve| serve.descriptors() <= before);
+    let told = "a client waits for a place: of 1 (max_connections in [listen]) none is free for it";
+    assert_eq!(serve.log().matches(told).count(), 1, "{}", serve.log());
     serve.stop();
 }
 

@@ -318,6 +318,11 @@ fn an_array_lives_through_loss_replacement_and_restart() {
     assert_eq!(array["volume"]["bytes"], 32 << 20);
     assert!(array["uris"][0].as_str().unwrap().starts_with("nbd+unix://"));
     assert_eq!(place.test_code(), 0);
+    let full = || File::options().write(true).open("/dev/full").unwrap();
+    let code = place.command("status --test").stdout(full()).status().unwrap().code();
+    assert_eq!(code, Some(4), "whoever cannot be told does not take it for a degraded array");
+    let told = place.refusal("status --socket calpe-data/nbd.sock");
+    assert!(told.contains("is no control socket") && told.contains("--socket"), "{told}");
     let name = array["name"].as_str().unwrap().to_owned();
     let member = |index: usize| PathBuf::from(array["members"][index]["name"].as_str().unwrap());
 

@@ -79,7 +79,7 @@ fn a_file_that_cannot_be_created_costs_those_that_exist_nothing() {
     let before = look(&m0);
     // What it cannot do it does not promise.
     let would = said(&create(dir.path(), &limit(4 * MIB), "-n"), 1);
-    assert!(would.contains("m1: ") && would.contains("no room"), "{would}");
+    assert!(would.contains("m1: ") && would.contains("the limit of this user ('ulimit -f')"), "{would}");
     let told = said(&create(dir.path(), &limit(4 * MIB), ""), 1);
     assert!(told.contains("creation of 'tank' failed and was taken back: m1: "), "{told}");
     assert!(look(&m0) == before, "{} blocks, {} before", look(&m0).blocks, before.blocks);

@@ -103,6 +103,22 @@ fn sighup_reads_the_configuration_and_never_ends_the_daemon() {
 }
 
 #[test]
+fn an_array_that_is_named_by_its_uuid_now_is_the_same_array() {
+    let world = World::new(&["one"]);
+    let config = world.configure("", &[("one", "")]);
+    let up = Up::serve(world.path(), &config);
+    until("it is served", || arrays(&up).first().is_some_and(|array| array["state"] == "ONLINE"));
+    let uuid = arrays(&up)[0]["uuid"].as_str().expect("known").to_owned();
+    let text = fs::read_to_string(&config).expect("ours");
+    fs::write(&config, text.replace("name = \"one\"", &format!("uuid = {uuid:?}"))).expect("ours");
+    reload(&up, &format!("array 'one' is called '{uuid}' in the configuration now"), 1);
+    until("it has reloaded", || up.log().contains(RELOADED));
+    assert!(!up.log().contains("not in the configuration any more"), "{}", up.log());
+    assert_eq!(names(&up), ["one"]);
+    up.stop();
+}
+
+#[test]
 fn a_pass_goes_on_at_the_pace_of_the_new_configuration() {
     let world = World::new(&["one"]);
     let config = world.configure("", &[("one", "rebuild_min = \"1MiB\"\nrebuild_max = \"1MiB\"\n")]);

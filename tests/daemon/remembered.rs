@@ -362,6 +362,25 @@ fn a_state_directory_that_cannot_be_written_is_told_once_and_stops_nothing() {
     serve.stop();
 }
 
+#[test]
+fn a_state_directory_that_is_deleted_is_told_and_what_is_known_is_written_anew() {
+    let (dir, there) = scene();
+    create(&dir.path().join("other"), "pond", 1, 1);
+    let section = array("tank", &[&there]);
+    let mut serve = Serve::start(dir.path(), &section);
+    serve.array_when("it is served", is("ONLINE"));
+    assert!(!serve.says("import pond --dir other").contains("not remembered"));
+    fs::remove_dir_all(dir.path().join("state")).expect("deleted");
+    serve.until("it is told", |serve| {
+        let is_told = |event: &Value| event["text"].as_str().is_some_and(|text| text.contains("was deleted"));
+        serve.events().iter().any(is_told)
+    });
+    serve.stop();
+    let mut serve = Serve::start(dir.path(), &section);
+    serve.until("both are served", |serve| serve.arrays().len() == 2);
+    serve.stop();
+}
+
 /// What a machine under load takes longer than the limits that are tested.
 const SLACK: Duration = Duration::from_secs(6);
 

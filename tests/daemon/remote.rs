@@ -213,6 +213,8 @@ fn a_member_whose_host_is_away_is_waited_for_and_nobody_is_told_to_replace_it() 
     let events = up.calpe(&["events"]);
     let out = events.lines().find(|line| line.contains("member 1 is FAULTED")).expect(&events);
     assert!(out.contains("whether it comes back by itself") && !out.contains("replace the member"), "{out}");
+    let would = up.calpe(&["fail", status["name"].as_str().expect("a name"), "1", "-n"]);
+    assert!(would.contains("member 1 is FAULTED, and stays away until 'calpe online'"), "{would}");
     let _back = server(1);
     until("it is back", || is_whole(&up));
     working.end();

@@ -227,6 +227,14 @@ fn of_two_arrays_of_one_name_the_served_one_has_to_go_first() {
     let said = serve.refuses("import tank --dir other");
     let advice = "is served already; another one of that name";
     assert!(said.contains(advice) && said.contains("'calpe export tank', then 'calpe import "), "{said}");
+    let listed = serve.says("import --dir other").split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(listed.contains("can be imported only when that is exported"), "{listed}");
+    assert!(listed.contains("--dir /") && listed.contains("other'"), "{listed}");
+    // What is advised works as it stands.
+    let (_, import) = said.split_once("then 'calpe ").expect(&said);
+    let import = import.trim_end().trim_end_matches('\'').to_owned();
+    serve.says("export tank");
+    assert!(serve.says(&import).contains("is ONLINE"));
     serve.stop();
 }
 

@@ -383,3 +383,25 @@ fn short_shortages_of_any_member_at_any_time_leave_nothing_behind() {
         array.assert_unharmed();
     }
 }
+
+#[test]
+fn a_new_device_that_is_full_is_not_called_its_member() {
+    let mut array = Checked::filled(2, 1);
+    let device = array.sim.add_blank_disk();
+    let full = PassingFault::new(Trouble::NoSpace).on(OpKinds::WRITES);
+    let data = array.sim.data_region();
+    let disk = array.sim.disks.values_mut().last().expect("the new one");
+    disk.inject(full.within(vec![data]));
+    array.sim.admin(AdminRequest::Replace { member: MemberIndex(0), device }).expect("it begins");
+    array.live(2);
+    let told = texts(&array.sim, "is full");
+    assert_eq!(told.len(), 1, "{:?}", array.sim.notices);
+    assert!(told[0].starts_with("the storage under the new device of member 0 is full"), "{told:?}");
+    assert!(told[0].contains("given up") && !told[0].contains("until there is room"), "{told:?}");
+    assert_eq!(array.sim.status().members[0].conditions, [MemberCondition::NewDeviceFull]);
+    array.live(30);
+    assert_eq!(states(&array.sim), [MemberState::Online; 3]);
+    let status = array.sim.status();
+    assert!(status.members[0].replacement.is_none() && status.members[0].conditions.is_empty(), "{status:?}");
+    array.verify();
+}

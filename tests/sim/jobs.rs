@@ -1,6 +1,7 @@
 //! Bulk work of logged arrays that is given away: what is verified, decoded and coded as a job is what it would be
 //! inline, and nothing is believed sooner. Each test is named after what must hold.
 
+use crate::scenes::page_faults::{Scene, shape};
 use calpe::codec::{CodecJob, Form};
 use calpe::format::{ChecksumKind, MemberState};
 use calpe::testing::{Random, SimArray, SimShape};
@@ -622,5 +623,23 @@ fn writes_leave_the_same_with_jobs_and_without_whatever_is_lost_meanwhile() {
                 array.assert_whole();
             }
         }
+    }
+}
+
+#[test]
+fn the_position_of_a_scrub_that_is_said_to_be_paused_survives_a_kill() {
+    let done = |sim: &SimArray| sim.status().activities.first().map_or(0, |activity| activity.done_bytes);
+    for seed in 0..6 {
+        let (world, mut sim, model) = Scene::running(shape(2, 1, 400), seed);
+        sim.admin(AdminRequest::ScrubStart).expect("it runs");
+        while done(&sim) == 0 {
+            sim.step();
+        }
+        sim.admin(AdminRequest::ScrubPause).expect("it rests");
+        let before = done(&sim);
+        assert!(before > 0 && before < model.len() as u64, "{before}");
+        let again = Scene::killed(world, &sim, model).start(false);
+        // Slots that were under way may have been done since.
+        assert!(done(&again) >= before, "{seed}: {} of {before}", done(&again));
     }
 }

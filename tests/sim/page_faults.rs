@@ -3,7 +3,9 @@
 //! hold.
 
 use crate::scenes::page_faults::*;
-use calpe::units::Timestamp;
+use calpe::testing::{DiskRegion, SimArray};
+use calpe::units::{MemberIndex, Timestamp};
+use calpe::volume::{AdminRequest, NoticeKind};
 
 /// Longer than a start tries.
 const FOR_GOOD: Timestamp = Timestamp(u64::MAX);
@@ -107,4 +109,86 @@ fn a_member_that_cannot_be_read_at_all_is_one_fault_and_no_more() {
 fn what_was_flushed_is_not_lost_because_a_member_comes_late() {
     let scene = |seed| member_comes_late(seed).unwrap_or_else(|what| panic!("{seed}: {what}"));
     assert!((0..12).filter(|seed| scene(*seed)).count() > 2, "hardly any start had to be refused");
+}
+
+#[test]
+fn what_cannot_be_read_for_want_of_its_pages_is_told_until_it_can() {
+    let scene = Scene::stopped(shape(2, 1, 40), 3);
+    let mut sim = scene.start(false);
+    drain(&mut sim);
+    sim.admin(AdminRequest::Offline { member: MemberIndex(0) }).expect("one is spare");
+    drain(&mut sim);
+    let until = Timestamp(sim.now().0 + 600_000_000_000);
+    for disk in sim.disks.values_mut() {
+        let pages = DiskRegion::Pages.ranges(disk);
+        disk.inject(unreadable(pages, until));
+    }
+    let size = scene.model.len() as u64;
+    assert!((0..size).step_by(BLOCK).any(|at| sim.read(at, BLOCK).is_err()), "nothing was cached");
+    let status = sim.status();
+    assert!(status.unreadable_pages > 0 && !status.unreadable.is_empty(), "{status:?}");
+    sim.admin(AdminRequest::Repair).expect("it runs");
+    drain(&mut sim);
+    let status = sim.status();
+    let bytes: u64 = status.unreadable.iter().map(|(_, bytes)| bytes).sum();
+    let failing = (0..size).step_by(BLOCK).filter(|at| sim.read(*at, BLOCK).is_err()).count();
+    assert_eq!(bytes, (failing * BLOCK) as u64, "{:?}", status.unreadable);
+    let ended = sim.notices.iter().rfind(|notice| notice.kind == NoticeKind::RepairEnded).expect("it ended");
+    assert!(!ended.text.contains(" 0 cannot be read for now"), "{}", ended.text);
+    while sim.now() < until {
+        drain(&mut sim);
+    }
+    drain(&mut sim);
+    let status = sim.status();
+    assert_eq!((status.unreadable_pages, status.unreadable), (0, Vec::new()), "without any request");
+    verify(&mut sim, &scene.model, "at the end").unwrap();
+}
+
+/// Executes everything, and lets a tick pass.
+fn tick(sim: &mut SimArray) {
+    while sim.step() {}
+    sim.sleep(100);
+}
+
+/// Data that cannot be read from two of three members, and was asked for, until the error is over.
+fn data_unreadable_and_asked_for() -> SimArray {
+    let scene = Scene::stopped(shape(2, 1, 40), 5);
+    let mut sim = scene.start(false);
+    drain(&mut sim);
+    let until = Timestamp(sim.now().0 + 3_000_000_000);
+    for index in [0, 1] {
+        let disk = sim.disks.get_mut(&index).expect("a disk");
+        let data = DiskRegion::Data.ranges(disk);
+        disk.inject(unreadable(data, until));
+    }
+    for at in (0..scene.model.len()).step_by(BLOCK) {
+        let _ = sim.read(at as u64, BLOCK);
+    }
+    let bytes: u64 = sim.status().unreadable.iter().map(|(_, bytes)| bytes).sum();
+    assert!(bytes > 200 * BLOCK as u64, "{bytes} bytes are listed");
+    while sim.now() < until {
+        tick(&mut sim);
+    }
+    sim
+}
+
+#[test]
+fn what_a_scrub_has_verified_is_not_listed_as_unreadable() {
+    let mut sim = data_unreadable_and_asked_for();
+    sim.admin(AdminRequest::ScrubStart).expect("it runs");
+    while sim.status().last_scrub.is_none() {
+        tick(&mut sim);
+    }
+    let status = sim.status();
+    assert_eq!(status.unreadable, [], "{:?}", status.last_scrub);
+}
+
+#[test]
+fn blocks_that_can_be_read_again_are_listed_no_longer_than_a_moment() {
+    let mut sim = data_unreadable_and_asked_for();
+    let begun = sim.now();
+    while !sim.status().unreadable.is_empty() {
+        tick(&mut sim);
+        assert!(sim.now().nanos_since(begun) < 8_000_000_000, "{:?}", sim.status().unreadable);
+    }
 }

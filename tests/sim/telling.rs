@@ -367,3 +367,23 @@ fn a_scrub_of_superblocks_that_are_being_written_finds_nothing_wrong() {
         assert_eq!((last.errors, last.repaired), (0, 0), "{:?}", sim.notices.last());
     }
 }
+
+#[test]
+fn all_slots_that_cannot_be_read_are_told_of_by_the_end_of_a_scrub() {
+    let (mut sim, _) = filled(2, 1);
+    let data = sim.data_region();
+    for (member, slot) in [0, 1].into_iter().flat_map(|member| (2..7).map(move |slot| (member, slot))) {
+        disk(&mut sim, member).flip(data.start + slot * CHUNK as u64 + 99, 1);
+    }
+    scrub(&mut sim);
+    let told = told(&sim, NoticeKind::BlocksUnreadable);
+    assert_eq!(told.len(), 2, "{told:?}");
+    let first = (2..7).find(|slot| told[0].1.starts_with(&format!("slot {slot} cannot be read")));
+    let others: Vec<String> =
+        (2..7).filter(|slot| Some(*slot) != first).map(|slot| slot.to_string()).collect();
+    let text = format!("4 more slots cannot be read: {}; 'calpe status -v", others.join(", "));
+    assert!(first.is_some() && told[1].1.starts_with(&text), "{told:?}");
+    let ended = sim.notices.iter().position(|notice| notice.kind == NoticeKind::ScrubEnded);
+    let last = sim.notices.iter().rposition(|notice| notice.kind == NoticeKind::BlocksUnreadable);
+    assert!(last < ended, "{:?}", sim.notices);
+}

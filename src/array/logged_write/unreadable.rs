@@ -41,6 +41,8 @@ const LOOK_INTERVAL_NS: u64 = 5_000_000_000;
 /// The same for blocks that an earlier run has told of: who looks at the status after a start is to see what is, and 64 reads in
 /// this time are far below what members do for clients.
 const EXPECTED_INTERVAL_NS: u64 = 20_000_000;
+/// The same after a round that found blocks readable: what kept them from being read is over, for others too.
+const FOUND_INTERVAL_NS: u64 = 20_000_000;
 
 impl Array {
     /// Blocks that new parity would need cannot be had.
@@ -197,6 +199,7 @@ impl Array {
             return;
         }
         self.last_look = self.now;
+        self.look_found = false;
         let mut blocks = self.damage.some_expected(LOOK_ROUND);
         if blocks.is_empty() {
             blocks = self.damage.next(self.looked_at, LOOK_ROUND);
@@ -223,13 +226,18 @@ impl Array {
     }
 
     fn look_due(&self) -> Timestamp {
-        let interval = if self.damage.has_expected() { EXPECTED_INTERVAL_NS } else { LOOK_INTERVAL_NS };
+        let interval = match (self.damage.has_expected(), self.look_found) {
+            (true, _) => EXPECTED_INTERVAL_NS,
+            (false, true) => FOUND_INTERVAL_NS,
+            (false, false) => LOOK_INTERVAL_NS,
+        };
         Timestamp(self.last_look.0 + interval)
     }
 
-    /// When a tick is due for blocks that an earlier run has told of.
+    /// When a tick is due for blocks that an earlier run has told of, or that are likely to be readable again.
     pub(in super::super) fn expected_due(&self) -> Option<Timestamp> {
-        (self.damage.has_expected() && self.may_look()).then(|| self.look_due())
+        let is_soon = self.damage.has_expected() || self.look_found;
+        (is_soon && self.may_look()).then(|| self.look_due())
     }
 
     /// The rows are locked and their pages are here.

@@ -1,12 +1,12 @@
 //! Members as a check sees them: what is read comes from their devices, what is written goes to memory. One thread
 //! for each device, so that all of them read at once.
 //!
-//! Invariants: no device is written, whatever is asked; a read returns what was written here before. Must not know what
-//! the bytes mean.
+//! Invariants: no device is written, whatever is asked; a read returns what was written here before, of what is to be forgotten
+//! once. Must not know what the bytes mean.
 
 use crate::block_io::{Completion, DeviceId, Extent, IoFault, IoFaultKind, IoOp, IoToken, IoValue};
 use crate::member::{Device, DeviceError};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ struct Worker {
 struct Shared {
     /// Bytes of written blocks in memory.
     kept: AtomicU64,
-    /// Writes to these bytes of any device are not kept any more.
+    /// Writes to these bytes of any device are kept only until they are read back.
     forgets: AtomicBool,
     forgotten: Range<u64>,
 }
@@ -47,6 +47,8 @@ struct Covered {
     device: Device,
     /// By number; none for zeroes.
     blocks: BTreeMap<u64, Option<Box<[u8; BLOCK]>>>,
+    /// Those of them that are kept until they are read.
+    passing: BTreeSet<u64>,
     shared: Arc<Shared>,
 }
 
@@ -63,7 +65,8 @@ impl Layer {
             let (jobs, queue) = channel();
             let (sender, shared) = (sender.clone(), Arc::clone(&shared));
             let thread = std::thread::Builder::new().name("check".into()).spawn(move || {
-                let mut covered = Covered { device, blocks: BTreeMap::new(), shared };
+                let mut covered =
+                    Covered { device, blocks: BTreeMap::new(), passing: BTreeSet::new(), shared };
                 for (token, op) in queue {
                     // Nobody waits for it when the check has ended early.
                     let _ = sender.send(Completion { token, result: covered.execute(op) });
@@ -95,7 +98,8 @@ impl Layer {
         self.shared.kept.load(Ordering::Relaxed)
     }
 
-    /// From now on, writes to the forgotten bytes are taken for done and not kept.
+    /// From now on, what is written to the forgotten bytes is read back once, and is then as it was before: a scrub reads what it
+    /// has rewritten, and nothing reads it after that.
     pub fn forget(&self) {
         self.shared.forgets.store(true, Ordering::Relaxed);
     }
@@ -118,6 +122,7 @@ impl Covered {
         match op {
             IoOp::Read { offset, mut buf } => {
                 self.read(offset.0, &mut buf)?;
+                self.forget_read(offset.0, buf.len() as u64);
                 Ok(IoValue::Data(buf))
             }
             IoOp::Write { offset, buf, .. } => {
@@ -156,10 +161,13 @@ impl Covered {
     fn write(&mut self, offset: u64, len: u64, bytes: Option<&[u8]>) -> Result<(), IoFault> {
         let end = offset + len;
         let forgotten = &self.shared.forgotten;
-        if self.shared.forgets.load(Ordering::Relaxed) && offset >= forgotten.start && end <= forgotten.end {
-            return Ok(());
-        }
+        let is_passing =
+            self.shared.forgets.load(Ordering::Relaxed) && offset >= forgotten.start && end <= forgotten.end;
         for number in offset / BLOCK as u64..end.div_ceil(BLOCK as u64) {
+            // What replay has written stays.
+            if is_passing && !self.blocks.contains_key(&number) {
+                self.passing.insert(number);
+            }
             let start = number * BLOCK as u64;
             let part = start.max(offset)..(start + BLOCK as u64).min(end);
             let whole = part.end - part.start == BLOCK as u64;
@@ -183,6 +191,21 @@ impl Covered {
             self.keep(number, Some(block));
         }
         Ok(())
+    }
+
+    /// Blocks that were kept until they are read, and of which all was.
+    fn forget_read(&mut self, offset: u64, len: u64) {
+        let whole = offset.div_ceil(BLOCK as u64)..(offset + len) / BLOCK as u64;
+        if self.passing.is_empty() || whole.is_empty() {
+            return;
+        }
+        let read: Vec<u64> = self.passing.range(whole).copied().collect();
+        for number in read {
+            self.passing.remove(&number);
+            if let Some(Some(_)) = self.blocks.remove(&number) {
+                self.shared.kept.fetch_sub(BLOCK as u64, Ordering::Relaxed);
+            }
+        }
     }
 
     fn keep(&mut self, number: u64, block: Option<Box<[u8; BLOCK]>>) {
@@ -271,12 +294,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_to_be_forgotten_takes_no_memory() {
+    fn what_is_to_be_forgotten_takes_no_memory_once_it_was_read() {
         let bench = Bench::new();
         bench.write(MIB - 4096, 1, 4096);
         bench.layer.forget();
         bench.write(MIB / 2, 2, 65536);
         bench.write(0, 3, 4096);
+        assert!(bench.read(MIB / 2, 65536) == [2; 65536], "as a scrub reads what it has rewritten");
         assert_eq!(bench.layer.kept_bytes(), 2 * 4096);
         assert_eq!(bench.read(MIB / 2, 512), [7; 512]);
         assert_eq!((bench.read(MIB - 4096, 512)[0], bench.read(0, 512)[0]), (1, 3));

@@ -150,9 +150,9 @@ pub fn check(members: &[PathBuf], progress: &mut dyn FnMut(&Activity)) -> Result
     let mut notices = Vec::new();
     let heads: Vec<String> = strangers.iter().map(|path| format!("{}: ", shown(path))).collect();
     let is_strange = |line: &&String| heads.iter().any(|head| line.starts_with(head));
-    let about_strangers = problems.iter().filter(is_strange).cloned().collect();
+    let about_strangers: Vec<String> = problems.iter().filter(is_strange).cloned().collect();
     let assembled = assembled(&given, &mut problems, &mut notices)
-        .map_err(|source| CheckError::Assembly { source, unusable: about_strangers })?;
+        .map_err(|source| CheckError::Assembly { source, unusable: about_strangers.clone() })?;
     let superblock = assembled.superblock.clone();
     if superblock.volume != VolumeKind::Plain {
         return Err(CheckError::Unsupported { name: superblock.name, kind: superblock.volume });
@@ -224,7 +224,18 @@ pub fn check(members: &[PathBuf], progress: &mut dyn FnMut(&Activity)) -> Result
         problems,
         notices: run.notices,
     };
-    Ok(report.concluded())
+    Ok(without_strangers(report.concluded(), &about_strangers))
+}
+
+/// What is no member is no problem of an array whose members are all there.
+fn without_strangers(mut report: CheckReport, about_strangers: &[String]) -> CheckReport {
+    if report.whole {
+        let (strange, problems) =
+            report.problems.into_iter().partition(|line| about_strangers.contains(line));
+        report.problems = problems;
+        report.notices.extend::<Vec<String>>(strange);
+    }
+    report.concluded()
 }
 
 /// Why nothing is known of a member, when these were given and do not say which member they are.
@@ -391,7 +402,7 @@ impl Run {
             _ if refused => self.phase = Phase::Over,
             Phase::Replay if status.log == LogState::Serving => {
                 self.phase = Phase::Scrub;
-                // A scrub reads each block once: what it would rewrite need not be kept.
+                // A scrub reads what it would rewrite once more, at once: nothing else of it need be kept.
                 self.layer.forget();
                 self.step(VolumeEvent::Admin(SCRUB, AdminRequest::ScrubStart));
             }

@@ -7,7 +7,7 @@ use super::{Reader, Section, absolute, expected, string};
 use crate::nbd::TlsMode;
 use crate::tls::{
     ClientFiles, ClientTls, FileRole, PATTERNS_MAX, PeerPattern, PeerRules, ServerFiles, ServerTls,
-    TlsFileError,
+    TlsFileError, check_server_name,
 };
 use toml::Spanned;
 
@@ -91,7 +91,10 @@ impl Reader<'_> {
     pub(super) fn remote(&mut self, section: &Section<'_, '_>) -> Option<ClientFiles> {
         self.known(section, &REMOTE_KEYS);
         let identity = self.identity(section);
-        let server_name = self.value(section, "tls_server_name", |value| string(value).map(str::to_owned));
+        let server_name = self.value(section, "tls_server_name", |value| {
+            let name = string(value)?;
+            check_server_name(name).map(|()| name.to_owned())
+        });
         let ca = self.path(section, "tls_ca");
         if !section.table.contains_key("tls_ca") {
             let what = "needs tls_ca: the CA that signs the certificates of the servers";
@@ -225,6 +228,8 @@ mod tests {
             (remote.ca.as_path(), remote.server_name.as_deref()),
             (Path::new("/etc/calpe/a"), Some("store"))
         );
+        let name = text.replace("store", "a b");
+        problem(parse(&name), "remote.tls_server_name: 'a b' is neither a host name nor an address");
     }
 
     #[test]
@@ -257,6 +262,7 @@ mod tests {
         let ca = format!("{IDENTITY}tls_client_ca = \"ca\"\n");
         with(&ca).expect("everybody has to prove who it is");
         problem(with(""), "not a loopback address");
+        listen("tcp = \"[::ffff:127.0.0.1]:10809\"").expect("the same as 127.0.0.1");
         problem(with(IDENTITY), "not a loopback address");
         problem(with(&format!("{ca}tls = \"optional\"")), "not a loopback address");
         problem(with(&format!("{ca}tls = \"off\"")), "not a loopback address");

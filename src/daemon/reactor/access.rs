@@ -14,6 +14,10 @@ use crate::nbd::{ExportInfo, Exports};
 use crate::tls::{Peer, PeerRules, Right};
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// That clients wait for places is told at most this often.
+const WAITING_TOLD_EVERY: Duration = Duration::from_secs(60);
 
 /// How a client is known.
 #[derive(Clone, Debug)]
@@ -140,6 +144,7 @@ impl Reactor {
         let reserve = self.listeners.iter().any(|(_, listener)| listener.is_unix());
         if !has_place(guests, unix, self.config.connections_max, reserve) {
             tracing::debug!(connection = key, "there are enough clients: it waits");
+            self.tell_waiting();
             self.connections[key].waits_for_place = true;
             self.waiting.push_back(key);
             return;
@@ -154,6 +159,18 @@ impl Reactor {
         }
         self.count_clients();
         tracing::debug!(connection = key, "client attached");
+    }
+
+    /// Tells that clients wait, which they do in silence: a place is missing, or one that has it does not leave.
+    fn tell_waiting(&mut self) {
+        if self.waiting_told.is_some_and(|told| told.elapsed() < WAITING_TOLD_EVERY) {
+            return;
+        }
+        self.waiting_told = Some(Instant::now());
+        tracing::warn!(
+            "a client waits for a place: of {} (max_connections in [listen]) none is free for it",
+            self.config.connections_max
+        );
     }
 
     /// Closes those that have left while they waited for a place: nothing is received from them meanwhile.

@@ -59,7 +59,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use sys::{SocketEvent, Sockets};
 use turns::Spent;
 use watchdog::Watchdog;
@@ -174,6 +174,8 @@ struct Reactor {
     spent: Spent,
     /// Connections that wait for a client's place.
     waiting: VecDeque<usize>,
+    /// When it was told last that one waits.
+    waiting_told: Option<Instant>,
     /// Connections to be settled at the end of this turn.
     touched: Vec<usize>,
     /// There is enough to send that it should leave before the turn goes on.
@@ -226,6 +228,7 @@ impl Reactor {
             active: 0,
             spent: Spent::default(),
             waiting: VecDeque::new(),
+            waiting_told: None,
             touched: Vec::new(),
             urgent: false,
             next_turn_for_tls: false,

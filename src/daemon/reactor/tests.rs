@@ -192,6 +192,7 @@ impl Volume for PassThrough {
             lost: Vec::new(),
             set_aside: Vec::new(),
             unreadable: Vec::new(),
+            unreadable_pages: 0,
             unconfirmed_lost: Vec::new(),
             unconfirmed: Vec::new(),
         }

@@ -56,7 +56,7 @@ const LOAD_WAIT: Duration = Duration::from_secs(5);
 /// told, and nobody waits for it until it answers.
 const UNANSWERED: Duration = Duration::from_secs(5);
 
-/// Time between attempts to write what could not be written.
+/// Time between attempts to write what could not be written, and between looks whether the directory is still there.
 const RETRY: Duration = Duration::from_secs(10);
 
 /// A trouble that lasts is told again after this long.
@@ -73,6 +73,8 @@ pub(super) struct Remembered {
     pub events: Vec<Event>,
     /// What could not be used, a line each.
     pub warnings: Vec<String>,
+    /// The content of the files that were read.
+    files: BTreeMap<&'static str, Vec<u8>>,
 }
 
 /// The devices of arrays, and where they were, as far as a state directory tells that nobody has taken yet. Changes nothing there.
@@ -115,6 +117,8 @@ struct Trouble {
     is_open: bool,
     /// What is to be told next.
     news: Option<Result<String, String>>,
+    /// The directory was found gone, and everything is written anew; told when that has succeeded.
+    found_gone: bool,
 }
 
 impl Trouble {
@@ -130,7 +134,14 @@ impl Trouble {
 
     fn succeeded(&mut self, dir: &Path) {
         self.now = None;
-        if std::mem::take(&mut self.is_open) {
+        if std::mem::take(&mut self.found_gone) {
+            self.is_open = false;
+            self.news = Some(Err(format!(
+                "the state directory {} was deleted or replaced while it was in use: what is known was written there \
+                 anew, but earlier events are lost",
+                dir.display()
+            )));
+        } else if std::mem::take(&mut self.is_open) {
             self.news = Some(Ok(format!("the state directory {} can be written to again", dir.display())));
         }
     }
@@ -142,7 +153,7 @@ impl StateDir {
     pub fn open(dir: &Path) -> (StateDir, Remembered) {
         let own = dir.to_path_buf();
         let loaded = within(dir, "read it", LOAD_WAIT, move || Remembered::load(&own));
-        let (lock, remembered) = loaded.unwrap_or_else(|error| {
+        let (lock, mut remembered) = loaded.unwrap_or_else(|error| {
             let warnings = vec![format!("{error}: nothing that an earlier run has left is known")];
             (None, Remembered { warnings, ..Remembered::default() })
         });
@@ -150,7 +161,8 @@ impl StateDir {
             Arc::new(Shared { dir: dir.to_path_buf(), work: Mutex::default(), changed: Condvar::new() });
         let in_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name("state".into());
-        if let Err(error) = thread.spawn(move || in_thread.write_all(lock)) {
+        let kept = std::mem::take(&mut remembered.files);
+        if let Err(error) = thread.spawn(move || in_thread.write_all(lock, kept)) {
             tracing::warn!(%error, "no thread for the state directory: nothing is remembered");
             return (StateDir(None), remembered);
         }
@@ -288,26 +300,43 @@ impl Shared {
         work
     }
 
-    /// The thread that writes.
-    fn write_all(&self, mut lock: Option<Flock<File>>) {
+    /// The thread that writes. `kept`: what the files in the directory hold.
+    fn write_all(&self, mut lock: Option<Flock<File>>, mut kept: BTreeMap<&'static str, Vec<u8>>) {
         let mut unread = BTreeSet::new();
         loop {
-            let (files, lines) = {
+            let (mut files, lines) = {
                 let mut work = self.work();
+                let until = Instant::now() + RETRY;
                 while !work.has_any() && !work.closed {
-                    work = self.changed.wait(work).unwrap_or_else(PoisonError::into_inner);
+                    let left = until.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        break;
+                    }
+                    work = self.changed.wait_timeout(work, left).unwrap_or_else(PoisonError::into_inner).0;
                 }
-                if !work.has_any() {
+                if !work.has_any() && work.closed {
                     return;
                 }
                 work.busy = Some(Instant::now());
                 (std::mem::take(&mut work.files), std::mem::take(&mut work.lines))
             };
-            let result = self.write(&mut lock, &mut unread, &files, &lines);
+            let is_gone = lock.as_ref().is_some_and(|lock| !self.holds(lock));
+            if is_gone {
+                for (name, content) in &kept {
+                    files.entry(name).or_insert_with(|| content.clone());
+                }
+            }
+            let is_idle = !is_gone && files.is_empty() && lines.is_empty();
+            let result = if is_idle { Ok(()) } else { self.write(&mut lock, &mut unread, &files, &lines) };
             let mut work = self.work();
             work.busy = None;
+            work.trouble.found_gone |= is_gone;
             match result {
-                Ok(()) => work.trouble.succeeded(&self.dir),
+                Ok(()) => {
+                    kept.append(&mut files);
+                    // What hung has answered.
+                    work.trouble.succeeded(&self.dir);
+                }
                 Err(error) => {
                     for (name, content) in files {
                         work.files.entry(name).or_insert(content);
@@ -339,6 +368,14 @@ impl Shared {
         }
     }
 
+    /// Whether this lock is that of the directory: another filesystem may have been mounted there since, or somebody has
+    /// deleted it.
+    fn holds(&self, lock: &Flock<File>) -> bool {
+        let there = std::fs::metadata(self.dir.join(LOCK_FILE));
+        let (Ok(held), Ok(there)) = (lock.metadata(), there) else { return false };
+        (held.dev(), held.ino()) == (there.dev(), there.ino())
+    }
+
     fn write(
         &self,
         lock: &mut Option<Flock<File>>,
@@ -346,13 +383,7 @@ impl Shared {
         files: &BTreeMap<&'static str, Vec<u8>>,
         lines: &VecDeque<Vec<u8>>,
     ) -> io::Result<()> {
-        // Another filesystem may have been mounted there since.
-        let path = self.dir.join(LOCK_FILE);
-        let is_same = |lock: &Flock<File>| {
-            let (held, there) = (lock.metadata().ok()?, std::fs::metadata(&path).ok()?);
-            Some((held.dev(), held.ino()) == (there.dev(), there.ino()))
-        };
-        if lock.as_ref().and_then(is_same) != Some(true) {
+        if !lock.as_ref().is_some_and(|lock| self.holds(lock)) {
             *lock = None;
             *lock = Some(take(&self.dir)?);
             // What is there now may be of another daemon, or of an earlier run that was not read at the start.
@@ -365,14 +396,15 @@ impl Shared {
             {
                 tracing::warn!("{}: may be of another run, and is replaced: {fate}", path.display());
             }
-            replace(&path, content)?;
+            replace(&path, content).map_err(|error| with_path(&path, error))?;
         }
         let lines: Vec<u8> = lines.iter().flatten().copied().collect();
         if lines.is_empty() {
             return Ok(());
         }
         let older = self.dir.join(OLDER_EVENTS_FILE);
-        append(&self.dir.join(EVENTS_FILE), &older, &lines, EVENTS_BYTES_MAX)
+        let path = self.dir.join(EVENTS_FILE);
+        append(&path, &older, &lines, EVENTS_BYTES_MAX).map_err(|error| with_path(&path, error))
     }
 }
 
@@ -404,6 +436,11 @@ impl Remembered {
         remembered.damage = load(&dir.join(DAMAGE_FILE), warnings).unwrap_or_default();
         remembered.beyond_repair = load(&dir.join(BEYOND_REPAIR_FILE), warnings).unwrap_or_default();
         remembered.events = load_events(dir, warnings);
+        if lock.is_some() {
+            let names = [ARRAYS_FILE, COUNTERS_FILE, DAMAGE_FILE, BEYOND_REPAIR_FILE];
+            let content = |name| Some((name, read(&dir.join(name)).ok()??));
+            remembered.files = names.into_iter().filter_map(content).collect();
+        }
         (lock, remembered)
     }
 }
@@ -418,11 +455,25 @@ fn may_not_be_entered(dir: &Path) -> bool {
     entry.is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
 }
 
+/// Names the path in the state directory that should be a file and is a directory.
+fn with_path(path: &Path, error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::IsADirectory => {
+            io::Error::new(error.kind(), format!("{} is a directory, and should be a file", path.display()))
+        }
+        _ => error,
+    }
+}
+
 /// Creates the directory if need be, and locks it.
 fn take(dir: &Path) -> io::Result<Flock<File>> {
-    DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => io::Error::new(error.kind(), "it is a file, and no directory"),
+        _ => error,
+    })?;
     let path = dir.join(LOCK_FILE);
-    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
+    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+    let file = file.map_err(|error| with_path(&path, error))?;
     Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
         nix::errno::Errno::EWOULDBLOCK => {
             io::Error::new(io::ErrorKind::WouldBlock, "another daemon uses this state directory")
@@ -477,6 +528,60 @@ mod tests {
         state.save_arrays(&Arrays::default());
         let trouble = state.flush(Duration::from_secs(10)).unwrap_err();
         assert_eq!(trouble.matches("name another").count(), 1, "{trouble}");
+    }
+
+    #[test]
+    fn what_is_a_directory_and_should_be_a_file_is_named() {
+        for name in [LOCK_FILE, ARRAYS_FILE, EVENTS_FILE] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join(name);
+            std::fs::create_dir(&path).unwrap();
+            let shared =
+                Shared { dir: dir.path().to_path_buf(), work: Mutex::default(), changed: Condvar::new() };
+            let files = BTreeMap::from([(ARRAYS_FILE, b"{}".to_vec())]);
+            let lines = VecDeque::from([b"{}".to_vec()]);
+            let error = shared.write(&mut None, &mut BTreeSet::new(), &files, &lines);
+            match error {
+                Ok(()) => assert_eq!(name, ARRAYS_FILE, "it is set aside"),
+                Err(error) => {
+                    let told = format!("{} is a directory, and should be a file", path.display());
+                    assert_eq!(error.to_string(), told);
+                }
+            }
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state");
+        std::fs::write(&path, "").unwrap();
+        assert_eq!(take(&path).unwrap_err().to_string(), "it is a file, and no directory");
+    }
+
+    #[test]
+    fn a_directory_that_was_deleted_is_written_anew_and_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state");
+        let (state, _) = StateDir::open(&path);
+        state.save_arrays(&Arrays::default());
+        state.flush(Duration::from_secs(10)).unwrap();
+        let end = |state: StateDir| {
+            state.close(Duration::from_secs(10));
+            while take(&path).is_err() {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        };
+        end(state);
+        let before = std::fs::read(path.join(ARRAYS_FILE)).unwrap();
+        for _ in 0..2 {
+            // The second time, nothing of it was written by this run.
+            let (state, _) = StateDir::open(&path);
+            std::fs::remove_dir_all(&path).unwrap();
+            state.save_counters(&Counters::default());
+            state.flush(Duration::from_secs(10)).unwrap();
+            assert_eq!(std::fs::read(path.join(ARRAYS_FILE)).unwrap(), before);
+            let told = state.news().unwrap().unwrap_err();
+            assert!(told.contains("was deleted or replaced while it was in use"), "{told}");
+            assert_eq!((state.news(), state.trouble()), (None, None));
+            end(state);
+        }
     }
 
     #[test]

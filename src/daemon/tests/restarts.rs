@@ -239,6 +239,50 @@ fn members_are_looked_for_where_they_were_found_and_nobody_is_told_of_a_section_
     assert!(imports[0].search.contains(&m), "{:?}", imports[0].search);
 }
 
+/// What the list says of arrays in a directory.
+fn listed(daemon: &Daemon, dir: &Path) -> Vec<crate::control::Importable> {
+    match daemon.handle(Request::ListImportable { dirs: vec![dir.into()] }) {
+        Reply::Importable { arrays, .. } => arrays,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_list_says_of_an_array_whose_name_is_taken_that_it_cannot_be_imported() {
+    let place = Place::new();
+    let daemon = daemon(None);
+    daemon.done(import(Some("tank"), &[&place.path("m")], false));
+    let twin = place.path("twin");
+    fs::create_dir(&twin).unwrap();
+    created_in(&twin, "tank", 1, 1);
+    let arrays = listed(&daemon.0, &twin);
+    let problem = arrays[0].problem.as_deref().unwrap_or_default();
+    assert!(
+        problem.contains("only when that is exported") && problem.contains("calpe export tank"),
+        "{problem}"
+    );
+    assert!(problem.contains(&format!("calpe import {}", arrays[0].uuid)), "{problem}");
+}
+
+#[test]
+fn the_list_says_of_copies_of_a_member_what_an_import_does() {
+    let place = Place::new();
+    let twin = place.path("twin");
+    fs::create_dir(&twin).unwrap();
+    created_in(&twin, "copied", 2, 1);
+    let daemon = daemon(None);
+    assert_eq!(listed(&daemon.0, &twin)[0].usable, 3);
+    let member = listed(&daemon.0, &twin)[0].members[1].path.clone().unwrap();
+    fs::copy(&member, twin.join("a-copy")).unwrap();
+    let arrays = listed(&daemon.0, &twin);
+    assert_eq!((arrays[0].usable, arrays[0].problem.as_ref()), (2, None));
+    assert_eq!(arrays[0].members[0].note, None);
+    let note = arrays[0].members[1].note.as_deref().unwrap_or_default();
+    assert!(note.contains("a-copy") && note.contains("so none is used"), "{note}");
+    let would = daemon.done(import(Some("copied"), &[&twin], true)).message;
+    assert!(would.contains("2 of 3"), "{would}");
+}
+
 #[test]
 fn a_dry_import_and_the_list_refuse_what_an_import_refuses() {
     let place = Place::new();

@@ -1,0 +1,74 @@
+//! Notices of slots that cannot be read: one at a time is told at once, others that follow within moments together, so that a
+//! client that reads on in spite of errors does not flood the log. Must not know why a slot cannot be read, nor what is listed
+//! in the status.
+
+use super::{Array, NoticeKind, NoticeLevel};
+use crate::units::{Count, SlotIndex, Timestamp, VolumeOffset};
+use std::collections::BTreeMap;
+
+/// Time between two notices.
+const INTERVAL_NS: u64 = 10_000_000_000;
+
+/// Slots that are told of at one time; the status lists what cannot be read of all.
+const SLOTS_MAX: usize = 4096;
+
+/// How many of them are named.
+const SLOTS_NAMED: usize = 8;
+
+/// What was told of slots that cannot be read, and what is to be told next.
+#[derive(Default)]
+pub(super) struct UnreadableNotices {
+    /// When it was told last, and the slot that was named if it was one.
+    last: Option<(Timestamp, Option<SlotIndex>)>,
+    /// Slots that were met since, each with a place that it lacks.
+    untold: BTreeMap<SlotIndex, VolumeOffset>,
+}
+
+impl UnreadableNotices {
+    fn is_due(&self, now: Timestamp) -> bool {
+        self.last.is_none_or(|(last, _)| now.nanos_since(last) >= INTERVAL_NS)
+    }
+}
+
+impl Array {
+    pub(super) fn notice_unreadable(&mut self, slot: SlotIndex, offset: VolumeOffset) {
+        let notices = &mut self.unreadable_notices;
+        if notices.is_due(self.now) && notices.untold.is_empty() {
+            notices.last = Some((self.now, Some(slot)));
+            let text = format!(
+                "slot {slot} cannot be read: more than {} of its chunks are missing or fail; reading what they lack gives EIO",
+                self.map.m
+            );
+            self.notice_at(NoticeKind::BlocksUnreadable, NoticeLevel::Error, offset, text);
+            return;
+        }
+        let is_told = notices.last.is_some_and(|(_, told)| told == Some(slot));
+        if !is_told && notices.untold.len() < SLOTS_MAX {
+            notices.untold.entry(slot).or_insert(offset);
+        }
+    }
+
+    /// Tick: tells of the slots that were met since the last notice.
+    pub(super) fn judge_unreadable_notices(&mut self) {
+        if self.unreadable_notices.is_due(self.now) {
+            self.tell_unreadable();
+        }
+    }
+
+    /// Tells of the slots that were met since the last notice, now.
+    pub(super) fn tell_unreadable(&mut self) {
+        let slots = std::mem::take(&mut self.unreadable_notices.untold);
+        let Some((_, &offset)) = slots.first_key_value() else { return };
+        self.unreadable_notices.last = Some((self.now, None));
+        let named: Vec<String> = slots.keys().take(SLOTS_NAMED).map(SlotIndex::to_string).collect();
+        let text = format!(
+            "{}{} cannot be read: {}{}; 'calpe status -v {}' lists which parts of the volume",
+            if slots.len() == SLOTS_MAX { "at least " } else { "" },
+            Count::of(slots.len(), "more slot"),
+            named.join(", "),
+            if slots.len() > SLOTS_NAMED { " and so on" } else { "" },
+            self.supers.template().name
+        );
+        self.notice_at(NoticeKind::BlocksUnreadable, NoticeLevel::Error, offset, text);
+    }
+}
