@@ -34,10 +34,10 @@ use super::page_copies::{
 };
 use crate::block_io::Buf;
 use crate::format::{
-    Geometry, LogKey, MapEntry, MemberSet, PAGE_BYTES, PAGE_ENTRIES, Page, PageError, PageIndex, PageLayout,
+    Geometry, LogKey, MapEntry, MemberSet, PAGE_BYTES, PAGE_ENTRIES, Page, PageIndex, PageLayout,
 };
 use crate::units::{BlockHash, MemberIndex, StripeIndex};
-use offers::Offer;
+use offers::{Offer, decode_place, newer};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -775,27 +775,6 @@ impl PageStore {
                 self.clock.push_back(page);
             }
         }
-    }
-}
-
-/// What a place of a copy shows.
-fn decode_place(key: &LogKey, array: Uuid, page: PageIndex, bytes: &[u8]) -> (Place, Option<Page>) {
-    match Page::decode(key, array, page, bytes) {
-        Err(PageError::Blank) => (Place::Blank, None),
-        Err(PageError::Damaged) => (Place::Damaged, None),
-        Ok(version) => {
-            let found = version_of(&version);
-            (if version.paired { Place::Paired(found) } else { Place::Valid(found) }, Some(version))
-        }
-    }
-}
-
-/// The newer version; the first of two that are the same.
-fn newer(one: Option<Page>, other: Option<Page>) -> Option<Page> {
-    match (&one, &other) {
-        (Some(first), Some(second)) if version_of(first) < version_of(second) => other,
-        (None, _) => other,
-        _ => one,
     }
 }
 

@@ -5,11 +5,12 @@
 //! all there is. So it is taken, as a new version that is written to every copy, before anything goes over it: to the
 //! device itself first in the place that the version which it has is not in, and in both with the write-back after that.
 
-use super::{Cached, Copies, LoadOutcome, Loaded, PageStore, decode_place, newer};
+use super::{Cached, Copies, LoadOutcome, Loaded, PageStore};
 use crate::array::page_copies::{Next, Place, Places, Torn, version_of};
-use crate::format::{Page, PageIndex};
+use crate::format::{LogKey, Page, PageError, PageIndex};
 use crate::units::MemberIndex;
 use std::sync::Arc;
+use uuid::Uuid;
 
 /// A version that is taken this way is ahead of what copies may show that cannot be read now: by more than a page can have been
 /// written while its member was away, and so little that it can be done 2^11 times (`versions.rs`).
@@ -85,5 +86,31 @@ impl PageStore {
     /// Whether copies on the device of this member that is being built are to be written whole with the next write-back.
     pub fn is_due_on(&self, member: MemberIndex) -> bool {
         self.due.values().any(|due| due.whole.contains(member))
+    }
+}
+
+/// What a place of a copy shows.
+pub(super) fn decode_place(
+    key: &LogKey,
+    array: Uuid,
+    page: PageIndex,
+    bytes: &[u8],
+) -> (Place, Option<Page>) {
+    match Page::decode(key, array, page, bytes) {
+        Err(PageError::Blank) => (Place::Blank, None),
+        Err(PageError::Damaged) => (Place::Damaged, None),
+        Ok(version) => {
+            let found = version_of(&version);
+            (if version.paired { Place::Paired(found) } else { Place::Valid(found) }, Some(version))
+        }
+    }
+}
+
+/// The newer version; the first of two that are the same.
+pub(super) fn newer(one: Option<Page>, other: Option<Page>) -> Option<Page> {
+    match (&one, &other) {
+        (Some(first), Some(second)) if version_of(first) < version_of(second) => other,
+        (None, _) => other,
+        _ => one,
     }
 }
