@@ -201,8 +201,9 @@ fn a_member_whose_host_is_away_is_waited_for_and_nobody_is_told_to_replace_it() 
     uris.iter().for_each(|uri| answers(uri));
     create(&uris, 2);
     let up = Up::serve(dir.path(), &configure(dir.path(), &uris, "remote_timeout = 1\n"));
-    drop(servers.remove(1));
     let working = Working::start(&up.socket(), load());
+    working.go_on(100);
+    drop(servers.remove(1));
     until("the member is out", || states(&up)[1] == "FAULTED");
     let status = up.status();
     let conditions = status["members"][1]["conditions"].as_array().expect("conditions");
