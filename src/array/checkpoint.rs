@@ -345,7 +345,12 @@ impl Array {
     fn checkpoint_ended(&mut self) {
         let redo = self.redo_mut();
         redo.checkpoint.ended += 1;
-        let waiting = std::mem::take(&mut redo.waiting_for_drain);
+        self.wake_waiting_for_drain();
+    }
+
+    /// Whoever waits for a checkpoint looks again.
+    pub(super) fn wake_waiting_for_drain(&mut self) {
+        let waiting = std::mem::take(&mut self.redo_mut().waiting_for_drain);
         self.ready.extend(waiting);
     }
 

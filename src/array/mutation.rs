@@ -147,6 +147,10 @@ mutations! {
     RebuildWritesWhatItLacks "rebuild-writes-what-it-lacks",
     /// T1: the copy of a page that a returning member has is marked as damaged although it is the last and tells the truth.
     ReturningCopyVoided "returning-copy-voided",
+    /// T3: what the copy of a page on a returning member shows is taken for the newest version though it has a fault of its own.
+    OfferNotWeighed "offer-not-weighed",
+    /// T4: a pass that waits for room on a member keeps clients from the stripe meanwhile.
+    HeldThroughShortage "held-through-shortage",
     /// T1: a device joins although it lacks what cannot be read for a moment; the one that it replaces had the only copy.
     JoinsLacking "joins-lacking",
     /// T2: a write that let go of its rows writes what it read of them before; what others wrote meanwhile is old again.

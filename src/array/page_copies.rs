@@ -85,7 +85,7 @@ pub(super) enum Place {
 }
 
 /// A copy as a load has found it; none where its member is not usable.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct CopyFound {
     pub member: MemberIndex,
     pub places: Option<[Place; 2]>,
@@ -209,7 +209,8 @@ impl CopyFound {
         self.places.iter().flatten().filter(|&&place| place == wanted).count()
     }
 
-    fn is_unreadable(&self) -> bool {
+    /// Whether one of its places cannot be read.
+    pub fn is_unreadable(&self) -> bool {
         self.count(Place::Unreadable) > 0
     }
 

@@ -6,7 +6,7 @@
 //!
 //! A page that the others cannot give is marked as damaged on the device. But of a device that is only caught up, its own copy
 //! may be all that is left: where its member has missed no block that the page tells of, it is read, and the page is taken from
-//! there (`pages/offers.rs`).
+//! there (`pages/offers.rs`). If that does not tell what the page is, its copy stays as it is.
 
 use super::members::{PagesBuilt, Which};
 use super::mutation::{Mutation, is_off};
@@ -23,9 +23,10 @@ pub(super) struct PagePass {
     device: DeviceId,
     next: PageIndex,
     hold: Option<(PageIndex, PageHold)>,
-    /// The copy that the device itself has of a page, being read; what it holds was offered for the page named last.
+    /// The copy that the device itself has of a page, being read; what it holds was offered for the page named last, and may tell
+    /// something, at least later.
     own: Option<OwnCopy>,
-    offered: Option<PageIndex>,
+    offered: Option<(PageIndex, bool)>,
     /// All pages were asked for; the checkpoint that must have ended.
     last: Option<u64>,
     life: u64,
@@ -156,7 +157,17 @@ impl Array {
                             redo.waiting_for_drain.push(key);
                             return Flow::Wait;
                         }
-                        Missed::None => return self.read_own_copy(key, pass, page),
+                        Missed::None => match pass.offered {
+                            Some((offered, tells)) if offered == page => {
+                                let pages = &mut self.redo_mut().pages;
+                                if tells {
+                                    pages.leave_alone(page, pass.member);
+                                } else {
+                                    pages.void(page, pass.member, pass.which);
+                                }
+                            }
+                            _ => return self.read_own_copy(key, pass, page),
+                        },
                         Missed::Some => self.redo_mut().pages.void(page, pass.member, pass.which),
                     }
                 }
@@ -186,18 +197,16 @@ impl Array {
         }
     }
 
-    /// Whether the device lacks blocks that a page which cannot be read elsewhere tells of. It does if it is not caught up, or if
-    /// its copy of the page was offered and did not help.
+    /// Whether the device lacks blocks that a page which cannot be read elsewhere tells of. It does if it is not caught up.
     fn own_copy_counts(&mut self, pass: &PagePass, page: PageIndex) -> Missed {
+        self.caught_up_since(pass).map_or(Missed::Some, |since| self.missed_of(page, since))
+    }
+
+    /// The epoch until whose end the member was in service, if the device is its own and only caught up.
+    fn caught_up_since(&mut self, pass: &PagePass) -> Option<u64> {
         let (member, which) = (pass.member, pass.which);
-        let since =
-            self.builds_mut().find(|(m, w, _, _)| (*m, *w) == (member, which)).and_then(|(.., p)| p.since);
-        match since {
-            Some(since) if which == Which::Primary && pass.offered != Some(page) => {
-                self.missed_of(page, since)
-            }
-            _ => Missed::Some,
-        }
+        let mut builds = self.builds_mut();
+        builds.find(|(m, w, _, _)| which == Which::Primary && (*m, *w) == (member, which))?.3.since
     }
 
     /// Whether a member that is as it was at the end of epoch `since` has missed blocks that a page tells of.
@@ -259,11 +268,12 @@ impl Array {
     /// The copy was read: the page is asked for once more, and taken from it if it is needed still.
     fn offer_own_copy(&mut self, pass: &mut PagePass, own: &OwnCopy) {
         let page = own.page;
-        if self.own_copy_counts(pass, page) == Missed::None {
+        let mut tells = false;
+        if let (Missed::None, Some(since)) = (self.own_copy_counts(pass, page), self.caught_up_since(pass)) {
             let places = [0, 1].map(|at: usize| own.places[at].as_deref());
-            self.redo_mut().pages.offer(page, pass.member, places);
+            tells = self.redo_mut().pages.offer(page, pass.member, since, places);
         }
-        pass.offered = Some(page);
+        pass.offered = Some((page, tells));
         pass.hold = Some((page, PageHold::new(page.0..page.0 + 1, pass.life)));
     }
 

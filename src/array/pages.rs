@@ -258,6 +258,9 @@ pub(super) struct PageStore {
     void_due: BTreeSet<(PageIndex, MemberIndex, bool)>,
     /// What devices that are caught up hold of pages that cannot be read elsewhere.
     offers: BTreeMap<PageIndex, Offer>,
+    /// Pages that were left as they are on a device that was caught up, as they could not be read: what it shows may be older than
+    /// what others may show again, and the same in all that counts.
+    left_alone: BTreeSet<PageIndex>,
     /// The versions of pages that were seen, cached or not.
     versions: Versions,
     /// Pages of the stripe map that have a version on the members, of those that were loaded. A page is loaded once, and counted
@@ -295,6 +298,7 @@ impl PageStore {
             void: BTreeSet::new(),
             void_due: BTreeSet::new(),
             offers: BTreeMap::new(),
+            left_alone: BTreeSet::new(),
             versions: Versions::new(PageLayout::new(geometry, checksums).pages()),
             map_written: 0,
             settles_for: Settle::Known,
@@ -673,11 +677,14 @@ impl PageStore {
         let is_doubtful = match standing {
             Standing::Newest => false,
             Standing::Doubtful => true,
-            Standing::Likely | Standing::Unknown if offer.is_some() => {
-                let offer = offer.expect("there is one");
-                return self.take_offer(page, offer, waiters, &copies);
-            }
             Standing::Likely | Standing::Unknown => {
+                let waiters = match offer {
+                    Some(offer) => match self.take_offer(page, &offer, newest.as_ref(), &copies, waiters) {
+                        Ok(taken) => return taken,
+                        Err(waiters) => waiters,
+                    },
+                    None => waiters,
+                };
                 if let Some(unread) = &mut unread {
                     unread.is_likely = standing == Standing::Likely;
                 }
@@ -694,8 +701,11 @@ impl PageStore {
         let is_behind = is_doubtful && !lost;
         let is_doubted = is_behind && !self.is_map_page(page);
         if is_doubted {
-            let blank = content.entries.iter_mut().filter(|entry| **entry == BlockHash::UNWRITTEN.0);
-            blank.for_each(|entry| *entry = BlockHash::LOST.0);
+            content.doubt();
+        }
+        let was_left_alone = !lost && self.left_alone.remove(&page);
+        if was_left_alone {
+            content.sequence += offers::AHEAD;
         }
         if !is_doubtful {
             self.versions.set(page, truth);
@@ -715,7 +725,7 @@ impl PageStore {
         if !lost {
             self.rebuild_void(page);
         }
-        if is_doubted {
+        if is_doubted || was_left_alone {
             // What was decided stays so, whichever copies the next load finds.
             self.touch(page);
         }

@@ -135,6 +135,8 @@ impl Array {
         episode.tokens.insert(token);
         if is_new {
             self.notice_shortage(entry.member, entry.device, fault);
+            // They hold stripes that clients want.
+            self.wake_waiting_for_drain();
         }
         true
     }

@@ -10,6 +10,7 @@
 use super::Array;
 use super::lock::LockMode;
 use super::logged_write::SLOT_LOCK;
+use super::mutation::{Mutation, is_off};
 use super::page_hold::{PageHold, PagesHeld};
 use crate::units::{ROW_BYTES, SlotIndex, StripeIndex};
 
@@ -94,7 +95,7 @@ impl Array {
                         return Held::Wait;
                     }
                     if self.redo().stripes.is_retired(hold.slot) && hold.builds.is_some() {
-                        return self.wait_for_checkpoint(key);
+                        return self.wait_for_checkpoint(key, hold);
                     }
                     if self.redo().stripes.stripe_at(hold.slot).is_none() {
                         return Held::Empty;
@@ -117,7 +118,7 @@ impl Array {
                     }
                     if !self.holds_data(stripe) {
                         if self.redo().is_in_log(stripe) && hold.builds.is_some() {
-                            return self.wait_for_checkpoint(key);
+                            return self.wait_for_checkpoint(key, hold);
                         }
                         return Held::Empty;
                     }
@@ -127,7 +128,7 @@ impl Array {
                 }
                 Stage::Drain => {
                     if self.redo().overlay.has_slot(hold.slot) {
-                        return self.wait_for_checkpoint(key);
+                        return self.wait_for_checkpoint(key, hold);
                     }
                     let since = hold.builds.and_then(|builds| builds.since);
                     if let (Some(stripe), Some(since)) = (hold.stripe, since)
@@ -149,7 +150,12 @@ impl Array {
         }
     }
 
-    fn wait_for_checkpoint(&mut self, key: usize) -> Held {
+    /// Waits with the lock, so that clients cannot put it off for ever; but not while the checkpoint itself waits for room on a
+    /// member, which may take as long as somebody needs to make some: clients read and write the stripe meanwhile.
+    fn wait_for_checkpoint(&mut self, key: usize, hold: &mut SlotHold) -> Held {
+        if self.is_short_of_host() && !is_off(Mutation::HeldThroughShortage) {
+            self.let_slot_go(key, hold);
+        }
         let redo = self.redo_mut();
         redo.checkpoint.want();
         redo.waiting_for_drain.push(key);

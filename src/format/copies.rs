@@ -163,6 +163,9 @@ pub fn newest(
 /// is not taken for it (rule T3). One that can be read at one end only is known well enough: an update that is not at both ends was
 /// not complete.
 ///
+/// Where both copies of the other slot were read and are damaged, the newest may have been there, and may have said that the array is
+/// not clean: the one that is left counts as not clean, and the log is read.
+///
 /// # Errors
 /// As [`newest`], and [`NewestError::Unreadable`].
 pub fn newest_read(
@@ -173,7 +176,18 @@ pub fn newest_read(
             return Err(NewestError::Unreadable(error.clone()));
         }
     }
-    newest(copies.into_iter().flatten())
+    // The first update of a device, and no other, leaves the other slot unwritten.
+    let is_blank = |at: usize| matches!(copies[at], Ok(Err(FormatError::NoMagic)));
+    let is_good = |at: usize| matches!(copies[at], Ok(Ok(_) | Err(FormatError::Cleared)));
+    let is_rotten = |slot: usize| !is_good(slot) && !is_good(slot + 2);
+    let never_written = |slot: usize| is_blank(slot) && is_blank(slot + 2);
+    let rotten = [0, 1].map(|slot| is_rotten(slot).then(|| never_written(slot)));
+    let mut newest = newest(copies.into_iter().flatten())?;
+    let is_first = newest.sequence <= 1;
+    if rotten.into_iter().flatten().any(|blank| !(blank && is_first)) {
+        newest.clean = false;
+    }
+    Ok(newest)
 }
 
 /// Copies that should be whole and are not, and why, of a device's four as they were read: each with its I/O error as
@@ -343,6 +357,25 @@ mod tests {
         for unread in [&[1, 3][..], &[0, 2], &[0, 1, 2, 3]] {
             let error = newest_read(copies(unread)).unwrap_err();
             assert_eq!(error, NewestError::Unreadable("Input/output error".into()), "{unread:?}");
+        }
+    }
+
+    #[test]
+    fn an_older_superblock_counts_as_not_clean_where_the_newest_may_have_rotted() {
+        let clean = |sequence| Ok(Ok(Superblock { clean: true, ..at_sequence(sequence) }));
+        let damaged = || Ok(Err(FormatError::Checksum { expected: "1".into(), found: "2".into() }));
+        let blank = || Ok(Err(FormatError::NoMagic));
+        let is_clean = |copies| newest_read(copies).expect("one is whole").clean;
+        assert!(is_clean([clean(6), clean(7), clean(6), clean(7)]));
+        assert!(is_clean([clean(6), damaged(), damaged(), clean(7)]), "one of each is left");
+        assert!(is_clean([blank(), clean(1), blank(), clean(1)]), "there was no other update");
+        for rotten in [
+            [clean(6), damaged(), clean(6), damaged()],
+            [clean(6), damaged(), damaged(), blank()],
+            [clean(6), blank(), clean(6), blank()],
+            [damaged(), clean(7), damaged(), clean(7)],
+        ] {
+            assert!(!is_clean(rotten.clone()), "{rotten:?}");
         }
     }
 

@@ -1,6 +1,7 @@
 //! What the host or the storage under a member lacks for a while is no fault of the member (rule T4 of the crash-safety
 //! design): operations wait and are tried again, and when that is over nothing is left of it.
 
+use crate::scenes::trouble;
 use calpe::format::{ChecksumKind, MemberState};
 use calpe::testing::{DiskRegion, OpKinds, PassingFault, Random, SimArray, SimShape, Trouble};
 use calpe::units::{MemberIndex, Timestamp};
@@ -294,6 +295,11 @@ fn members_that_are_needed_stay_however_long_they_are_full_and_writes_fail_after
             array.verify();
         }
     }
+}
+
+#[test]
+fn a_scrub_that_waits_for_room_keeps_nobody_from_reading() {
+    assert_eq!(trouble::scrub_without_room(), None);
 }
 
 #[test]

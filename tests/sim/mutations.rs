@@ -5,7 +5,7 @@
 //! CALPE_SIM_SCENARIO: it is hunted in the scenarios of these names; CALPE_SIM_SEED: from this seed on.
 
 use crate::log_review;
-use crate::scenes::{page_faults, rollback, trouble};
+use crate::scenes::{page_faults, returning, rollback, trouble};
 use calpe::testing::{
     Aim, Damage, Mutation, OpKinds, PassingFault, Place, SCENARIOS, Scenario, SimWorld, Totals, Trouble,
     atlas, explore,
@@ -73,6 +73,9 @@ fn hunt_by_page_faults(mutation: Mutation) -> Result<String, String> {
             page_faults::flushed_batch_unreadable(500, seed)?;
             let others = page_faults::OtherCopies::Rotten;
             page_faults::only_a_returning_member_has_pages(page_faults::shape(2, 1, 200), others, seed)?;
+            let (own, others) =
+                (returning::Harm::Rotten, (returning::Harm::Rotten, returning::OthersHarmed::Both));
+            returning::an_older_version_is_there(page_faults::shape(2, 1, 200), own, others, seed)?;
             page_faults::member_comes_late(seed).map(drop)
         };
         let result = mutation.with(|| catch_unwind(AssertUnwindSafe(scene)));
@@ -193,8 +196,12 @@ fn hunt(mutation: Mutation) -> Result<String, String> {
         | Mutation::UnreadWrittenOver
         | Mutation::UnreadTailDropped
         | Mutation::ReturningCopyVoided
+        | Mutation::OfferNotWeighed
         | Mutation::AbsentTakenForLost => return hunt_by_page_faults(mutation),
-        Mutation::ShortageIsAFault | Mutation::LastCopyNotSpared | Mutation::HealedErrorsCount => {
+        Mutation::ShortageIsAFault
+        | Mutation::HeldThroughShortage
+        | Mutation::LastCopyNotSpared
+        | Mutation::HealedErrorsCount => {
             return hunt_by_trouble(mutation);
         }
         Mutation::NoPatience

@@ -3,6 +3,7 @@
 //! hold.
 
 use crate::scenes::page_faults::*;
+use crate::scenes::returning::*;
 use calpe::testing::{DiskRegion, SimArray};
 use calpe::units::{MemberIndex, Timestamp};
 use calpe::volume::{AdminRequest, NoticeKind};
@@ -64,6 +65,51 @@ fn what_only_a_returning_member_can_tell_of_pages_is_not_destroyed() {
             }
         }
     }
+}
+
+#[test]
+fn an_older_version_of_a_returning_member_is_not_taken_for_the_newest() {
+    use {Harm::*, OthersHarmed::*};
+    // What is left when all can be read again: nothing was destroyed, unless every copy has rotted.
+    for (own, others, loses) in [
+        (Rotten, (Rotten, Both), true),
+        (Rotten, (Unreadable, Both), false),
+        (Unreadable, (Rotten, Both), false),
+        (Unreadable, (Unreadable, Both), false),
+        (Rotten, (Rotten, Older), false),
+        (Unreadable, (Unreadable, Older), false),
+        (WriteLost, (Unreadable, Older), false),
+    ] {
+        for (data, parity) in [(2, 1), (2, 2)] {
+            for seed in 0..4 {
+                let what = format!("{data}+{parity} own {own:?}, others {others:?}, seed {seed}");
+                let errors = an_older_version_is_there(shape(data, parity, 200), own, others, seed)
+                    .unwrap_or_else(|error| panic!("{what}: {error}"));
+                assert!(loses || errors == 0, "{what}: {errors} errors");
+            }
+        }
+    }
+}
+
+#[test]
+fn errors_that_pass_of_the_only_copies_of_a_returning_member_cost_nothing() {
+    for millis in [1, 100, 1000, 30_000] {
+        for seed in 0..3 {
+            let errors = own_copies_unreadable_for_a_moment(shape(2, 1, 200), millis, seed);
+            assert_eq!(errors, Ok(0), "{millis} ms, seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn what_a_returning_member_missed_is_never_taken_from_it() {
+    let mut taken = 0;
+    for seed in 0..80 {
+        let (data, parity) = [(2, 1), (2, 2), (3, 1), (1, 2)][(seed % 4) as usize];
+        let run = what_it_missed_is_not_taken_from_it(data, parity, seed);
+        taken += run.unwrap_or_else(|what| panic!("{data}+{parity} {seed}: {what}"));
+    }
+    assert!(taken > 100, "{taken}: hardly anything was taken");
 }
 
 /// Of many seeds, faults of half a second never make a start refuse. Returns how many that do not end did.

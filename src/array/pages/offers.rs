@@ -4,9 +4,15 @@
 //! tells of (`page_pass.rs` knows), its copy says the same as the newest version; and if that cannot be read elsewhere, it is
 //! all there is. So it is taken, as a new version that is written to every copy, before anything goes over it: to the
 //! device itself first in the place that the version which it has is not in, and in both with the write-back after that.
+//!
+//! A copy with a fault of its own may show an older version. It is believed as far as such a copy of a member in service would be:
+//! once nothing is left that could tell more, and then its blank entries are not. Until then it stays as it is on the device,
+//! for it may be all that is left.
 
 use super::{Cached, Copies, LoadOutcome, Loaded, PageStore};
-use crate::array::page_copies::{Next, Place, Places, Torn, version_of};
+use crate::array::members::Which;
+use crate::array::mutation::{Mutation, is_off};
+use crate::array::page_copies::{CopyFound, Next, Place, Torn, version_of};
 use crate::format::{LogKey, Page, PageError, PageIndex};
 use crate::units::MemberIndex;
 use std::sync::Arc;
@@ -14,73 +20,119 @@ use uuid::Uuid;
 
 /// A version that is taken this way is ahead of what copies may show that cannot be read now: by more than a page can have been
 /// written while its member was away, and so little that it can be done 2^11 times (`versions.rs`).
-const AHEAD: u64 = 1 << 32;
+pub(super) const AHEAD: u64 = 1 << 32;
 
 /// See the head of this file.
 #[derive(Debug)]
 pub(super) struct Offer {
-    member: MemberIndex,
-    newest: Page,
-    /// The place that this version is not in.
-    other: Places,
+    own: CopyFound,
+    newest: Option<Page>,
+    /// A version that the device must have had is newer than what it shows.
+    is_behind: bool,
 }
 
 impl Offer {
     pub fn is_of(&self, member: MemberIndex) -> bool {
-        self.member == member
+        self.own.member == member
+    }
+
+    /// Whether the copy shows, with no fault of its own, what the page was when the member left.
+    fn is_whole(&self) -> bool {
+        let version = self.newest.as_ref().map(version_of);
+        version.is_some() && !self.is_behind && self.own.fault(version, Torn::Impossible).is_none()
     }
 }
 
 impl PageStore {
     /// A device that is caught up holds this in the two places of its copy of a page; none for a place that cannot be read. The next
-    /// load of the page takes the newest version, if the page cannot be read otherwise. Whether there is one.
+    /// load of the page takes it, if the page cannot be read otherwise and this tells enough. False: there is nothing in the copy
+    /// that could ever tell anything.
     ///
-    /// The member has missed nothing of what the page tells of.
-    pub fn offer(&mut self, page: PageIndex, member: MemberIndex, places: [Option<&[u8]>; 2]) -> bool {
+    /// The member was in service until the end of epoch `since`, and has missed nothing of what the page tells of.
+    pub fn offer(
+        &mut self,
+        page: PageIndex,
+        member: MemberIndex,
+        since: u64,
+        places: [Option<&[u8]>; 2],
+    ) -> bool {
         let read = |bytes: &[u8]| decode_place(&self.key, self.array, page, bytes);
-        let [first, second] = places.map(|bytes| bytes.map_or((Place::Unreadable, None), read).1);
-        let is_second = match (&first, &second) {
-            (Some(first), Some(second)) => version_of(first) < version_of(second),
-            (first, _) => first.is_none(),
-        };
-        let Some(newest) = newer(first, second) else { return false };
-        self.offers.insert(page, Offer { member, newest, other: Places::one(usize::from(!is_second)) });
-        true
+        let [first, second] = places.map(|bytes| bytes.map_or((Place::Unreadable, None), read));
+        let own = CopyFound { member, places: Some([first.0, second.0]) };
+        let newest = newer(first.1, second.1);
+        let is_behind = self.versions.is_behind(page, newest.as_ref().map(version_of), since);
+        let tells = own.is_unreadable() || newest.is_some() && !is_behind;
+        self.offers.insert(page, Offer { own, newest, is_behind });
+        tells
     }
 
-    /// Puts what is offered of a page into the cache, as a load of it has ended without it.
+    /// What the page is by an offer and by what a load has found without it, and whether that is in doubt; none if it cannot be
+    /// known yet.
+    fn weigh(offer: &Offer, found: Option<&Page>, copies: &Copies) -> Option<(Page, bool)> {
+        let is_whole = offer.is_whole() || is_off(Mutation::OfferNotWeighed);
+        if !is_whole {
+            let with_own = |copy: &CopyFound| *if offer.is_of(copy.member) { &offer.own } else { copy };
+            if Copies(copies.0.iter().map(with_own).collect()).has_unread() {
+                return None;
+            }
+        }
+        // While the member was away nothing was written that counts: a newer version says the same.
+        Some((newer(found.cloned(), offer.newest.clone())?, !is_whole))
+    }
+
+    /// Puts what is offered of a page into the cache, as a load of it has ended without it. The waiters are given back where that
+    /// is not to be known yet.
     pub(super) fn take_offer(
         &mut self,
         page: PageIndex,
-        offer: Offer,
-        waiters: Vec<usize>,
+        offer: &Offer,
+        found: Option<&Page>,
         copies: &Copies,
-    ) -> Loaded {
-        let Offer { member, mut newest, other } = offer;
-        let faults = copies.faults(Some(version_of(&newest)), Torn::Impossible);
-        newest.sequence += AHEAD;
-        newest.paired = true;
+        waiters: Vec<usize>,
+    ) -> Result<Loaded, Vec<usize>> {
+        let Some((mut content, is_doubted)) = Self::weigh(offer, found, copies) else { return Err(waiters) };
+        let faults = copies.faults(Some(version_of(&content)), Torn::Impossible);
+        content.sequence += AHEAD;
+        content.paired = true;
+        if is_doubted {
+            content.doubt();
+        }
         let next = copies.0.iter().map(|copy| match copy.member {
-            of if of == member => Next::At(other),
+            of if offer.is_of(of) => offer.own.next_write(),
             of if self.away.contains(of) => Next::Anywhere,
             _ => copy.next_write(),
         });
         let cached = Cached {
             next: next.collect(),
-            page: Arc::new(newest),
+            page: Arc::new(content),
             pins: waiters.len() as u32,
             used: true,
             dirty: false,
             lost: false,
         };
         self.cached.insert(page, cached);
+        self.left_alone.remove(&page);
         self.rebuild_void(page);
         self.touch(page);
         if !self.is_map_page(page) {
             self.clock.push_back(page);
             self.evict();
         }
-        Loaded { waiters, outcome: LoadOutcome::Ready, faults, good: Default::default(), unread: None }
+        Ok(Loaded { waiters, outcome: LoadOutcome::Ready, faults, good: Default::default(), unread: None })
+    }
+
+    /// A page that cannot be read stays as it is on a device that is being built, which has missed nothing of it: once it is in
+    /// service its copy counts like any other. If the page can be read before that, the device gets it.
+    ///
+    /// # Panics
+    /// When the page has no copy on this member.
+    pub fn leave_alone(&mut self, page: PageIndex, member: MemberIndex) {
+        assert!(self.layout.copy_on(page, member).is_some(), "{member} has a copy");
+        if self.cached.contains_key(&page) {
+            return self.rebuild(page, member, Which::Primary);
+        }
+        self.void.insert((page, member, false));
+        self.left_alone.insert(page);
     }
 
     /// Whether copies on the device of this member that is being built are to be written whole with the next write-back.

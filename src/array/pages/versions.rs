@@ -43,6 +43,15 @@ impl Versions {
             std::cmp::Ordering::Equal | std::cmp::Ordering::Greater => Remembered::Nothing,
         }
     }
+
+    /// Whether a version that a copy shows, none for no version, is older than one that is remembered and was written in epoch
+    /// `until` or before.
+    pub fn is_behind(&self, page: PageIndex, shown: Option<Version>, until: u64) -> bool {
+        let known = self.0[page.0 as usize];
+        let later = (known & EPOCH_MASK).wrapping_sub(until) & EPOCH_MASK;
+        let is_later = later != 0 && later <= EPOCH_MASK / 2;
+        self.compare(page, shown) == Remembered::Newer && !is_later
+    }
 }
 
 fn word(version: Option<Version>) -> u64 {
@@ -70,5 +79,22 @@ mod tests {
         assert_eq!(versions.compare(PageIndex(2), Some((7, 3))), Remembered::Nothing);
         versions.forget(page);
         assert_eq!(versions.compare(page, None), Remembered::Nothing);
+    }
+
+    #[test]
+    fn what_a_copy_must_have_had_is_told_from_what_came_later() {
+        let mut versions = Versions::new(1);
+        let page = PageIndex(0);
+        assert!(!versions.is_behind(page, Some((3, 1)), 9), "nothing is known");
+        for epoch in [1, 5, EPOCH_MASK, EPOCH_MASK + 4] {
+            versions.set(page, Some((7, epoch)));
+            for (until, is_behind) in
+                [(epoch - 1, false), (epoch, true), (epoch + 1, true), (epoch + 900, true)]
+            {
+                assert_eq!(versions.is_behind(page, Some((6, 1)), until), is_behind, "{epoch} {until}");
+                assert_eq!(versions.is_behind(page, None, until), is_behind, "{epoch} {until}");
+                assert!(!versions.is_behind(page, Some((7, epoch)), until));
+            }
+        }
     }
 }

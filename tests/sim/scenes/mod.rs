@@ -2,5 +2,6 @@
 #![allow(dead_code)] // with debug assertions alone all of them are played
 
 pub mod page_faults;
+pub mod returning;
 pub mod rollback;
 pub mod trouble;

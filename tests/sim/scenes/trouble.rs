@@ -1,8 +1,8 @@
 //! Trouble of the host, and bad places of members, that should cost nothing.
 
 use calpe::format::ChecksumKind;
-use calpe::testing::{Mutation, OpKinds, PassingFault, SimArray, SimDisk, SimShape, Trouble};
-use calpe::volume::ArrayState;
+use calpe::testing::{DiskRegion, Mutation, OpKinds, PassingFault, SimArray, SimDisk, SimShape, Trouble};
+use calpe::volume::{AdminRequest, ArrayState, ClientReply};
 
 /// Bytes of a chunk of [`filled`].
 pub const CHUNK: usize = 16384;
@@ -30,8 +30,63 @@ fn read_all(sim: &mut SimArray) -> Option<String> {
     first
 }
 
+/// The data regions of all members are full, while what was written to some stripes is in the log alone; a scrub comes to them, before or
+/// after. Clients read these stripes all the same, and write them when there is room again. What goes wrong, if something.
+pub fn scrub_without_room() -> Option<String> {
+    for scrub_first in [false, true] {
+        let mut sim = filled(2, 1);
+        let places: Vec<u64> = (0..16).map(|at| at * 2 * CHUNK as u64).collect();
+        let full = |sim: &mut SimArray| {
+            for disk in sim.disks.values_mut() {
+                let data = DiskRegion::Data.ranges(disk);
+                disk.inject(PassingFault::new(Trouble::NoSpace).on(OpKinds::WRITES).within(data));
+            }
+        };
+        if !scrub_first {
+            full(&mut sim);
+        }
+        for &at in &places {
+            sim.write(at, &[3; 4096]).expect("written");
+        }
+        sim.admin(AdminRequest::ScrubStart).expect("it starts");
+        if scrub_first {
+            full(&mut sim);
+        }
+        live(&mut sim, 3);
+        let reads: Vec<(u64, u64)> = places.iter().map(|&at| (at, sim.submit_read(at, 4096))).collect();
+        live(&mut sim, 1);
+        for (at, id) in reads {
+            match sim.poll(id) {
+                Some(Ok(ClientReply::Data(read))) if read[..] == [3; 4096] => {}
+                other => {
+                    return Some(format!(
+                        "scrub first {scrub_first}: a read at {at}: {:?}",
+                        other.map(|end| end.is_ok())
+                    ));
+                }
+            }
+        }
+        sim.disks.values_mut().for_each(SimDisk::clear_faults);
+        live(&mut sim, 30);
+        if sim.status().last_scrub.is_none() {
+            return Some(format!("scrub first {scrub_first}: the scrub has not ended"));
+        }
+    }
+    None
+}
+
+fn live(sim: &mut SimArray, seconds: u64) {
+    for _ in 0..seconds * 10 {
+        while sim.step() {}
+        sim.sleep(100);
+    }
+}
+
 /// What it cost, if something. Which trouble it is depends on the rule that is to forbid it.
 pub fn cost_of_faults(mutation: Mutation) -> Option<String> {
+    if mutation == Mutation::HeldThroughShortage {
+        return scrub_without_room();
+    }
     let parity = if mutation == Mutation::HealedErrorsCount { 2 } else { 1 };
     let mut sim = filled(2, parity);
     let region = sim.data_region();
