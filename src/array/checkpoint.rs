@@ -13,7 +13,8 @@ use super::mutation::{Mutation, is_off};
 use super::overlay::Run;
 use super::{Array, Inflight, Owner};
 use crate::block_io::{Buf, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
-use crate::units::{MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
+use crate::format::MemberSet;
+use crate::units::{ROW_BYTES, SlotIndex, StripeIndex};
 use std::collections::{BTreeSet, VecDeque};
 
 /// See the head of this file.
@@ -225,12 +226,20 @@ impl Array {
         if pages.writes_pending() >= IN_FLIGHT_MAX || pages.all_sent() {
             return;
         }
-        let devices: Vec<(MemberIndex, Which)> =
-            self.devices().into_iter().map(|(member, which, _)| (member, which)).collect();
+        let (mut primaries, mut replacements) = (MemberSet::new(), MemberSet::new());
+        for (member, which, _) in self.devices() {
+            match which {
+                Which::Primary => primaries.insert(member),
+                Which::Replacement => replacements.insert(member),
+            };
+        }
         let pool = self.pool.clone();
         while self.in_place_allowed() && self.redo().pages.writes_pending() < IN_FLIGHT_MAX {
             let mut io = Vec::new();
-            let targets = |member, which| devices.contains(&(member, which));
+            let targets = |member, which| match which {
+                Which::Primary => primaries.contains(member),
+                Which::Replacement => replacements.contains(member),
+            };
             self.redo_mut().pages.frozen_writes(PAGES_AT_ONCE, &targets, &pool, &mut io);
             if io.is_empty() && self.redo().pages.all_sent() {
                 return;

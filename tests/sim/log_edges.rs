@@ -133,6 +133,30 @@ fn a_lone_small_write_is_written_twice_on_each_column_that_it_changes() {
 }
 
 #[test]
+fn as_many_writes_gather_in_a_ring_before_they_go_in_place_however_many_members_take_part_in_each() {
+    // An eighth of a ring has the images of so many chunks, with room for headers.
+    let writes = RING as usize / 8 / CHUNK - 1;
+    for (data, parity) in [(4, 2), (8, 3), (20, 10), (8, 40)] {
+        let mut array = Checked::filled(data, parity, ChecksumKind::Crc32c);
+        let in_place = array.sim.data_region();
+        for chunk in 0..writes {
+            let offset = chunk * usize::from(data) * CHUNK;
+            array.model[offset..offset + CHUNK].fill(7);
+            let write = array.sim.submit_write(offset as u64, &[7; CHUNK], false);
+            while let Some(step) = array.step() {
+                assert!(
+                    step.is_none_or(|(_, offset, _)| !in_place.contains(&offset)),
+                    "{data}+{parity}: write {chunk} of {writes} goes in place"
+                );
+            }
+            array.sim.poll(write).expect("nothing is left to do").expect("written");
+        }
+        array.verify();
+        array.assert_scrub_clean();
+    }
+}
+
+#[test]
 fn an_array_without_parity_keeps_what_was_acknowledged_over_kills_and_power_cuts() {
     for checksum in [ChecksumKind::Crc32c, ChecksumKind::None] {
         for seed in 0..40 {
