@@ -257,6 +257,7 @@ impl Array {
     fn replace(&mut self, index: MemberIndex, new: NewDevice) -> Result<String, String> {
         self.check_replace(index, &new)?;
         let beside = self.beside_others(index);
+        let at_stake = self.at_stake(index);
         let device = new_device(&new);
         let progress = Progress::fresh(new.known_zero);
         let member = self.member_mut(index);
@@ -293,7 +294,7 @@ impl Array {
         self.count_members();
         self.supers.note_loss();
         self.release_idle_devices();
-        Ok(format!("member {index} is REBUILDING onto the new device{beside}"))
+        Ok(format!("member {index} is REBUILDING onto the new device{beside}{at_stake}"))
     }
 
     /// The new device is handed back; the superblocks of the others say so from their next update on.

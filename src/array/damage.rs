@@ -8,7 +8,7 @@
 
 use super::Array;
 use super::fetch::{Missing, Why};
-use crate::units::{ROW_BYTES, StripeIndex, VolumeOffset};
+use crate::units::{MemberIndex, ROW_BYTES, StripeIndex, VolumeOffset};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Bound, Range};
 
@@ -24,6 +24,8 @@ pub(super) struct Damage {
     blocks: BTreeMap<BlockName, Why>,
     /// Those of them that an earlier run has told of, and that this one has not looked at.
     expected: BTreeSet<BlockName>,
+    /// Those of them that are to be looked at soon, as that may be different from what is listed.
+    due: BTreeSet<BlockName>,
     /// Those of which nothing but that is known: no look at them was able to tell.
     unconfirmed: BTreeSet<BlockName>,
     /// Counts changes of what is listed.
@@ -53,7 +55,10 @@ impl Damage {
         }
         while self.blocks.len() > BLOCKS_MAX {
             let last = self.blocks.pop_last();
-            last.iter().for_each(|(block, _)| _ = self.unconfirmed.remove(block));
+            if let Some((block, _)) = last {
+                self.unconfirmed.remove(&block);
+                self.looked_at(block);
+            }
         }
     }
 
@@ -68,8 +73,11 @@ impl Damage {
         let block = (stripe, column as u16, row as u32);
         let is_seen = self.blocks.contains_key(&block) && !self.unconfirmed.contains(&block);
         self.note(stripe, &[Missing { column, row, why }]);
+        if !self.blocks.contains_key(&block) {
+            return;
+        }
         self.expected.insert(block);
-        if !is_seen && self.blocks.contains_key(&block) {
+        if !is_seen {
             self.unconfirmed.insert(block);
         }
     }
@@ -84,22 +92,31 @@ impl Damage {
         self.expected.contains(&block)
     }
 
-    /// Whether there are blocks that an earlier run has told of, and that nobody has looked at since.
-    pub fn has_expected(&self) -> bool {
-        !self.expected.is_empty()
+    /// Everything that is listed is to be looked at soon.
+    pub fn look_at_all(&mut self) {
+        self.due.extend(self.blocks.keys());
+    }
+
+    /// The block, which is listed, is to be looked at soon.
+    pub fn look_at(&mut self, block: BlockName) {
+        self.due.insert(block);
+    }
+
+    /// Whether there are blocks that are to be looked at soon: those, and what an earlier run has told of.
+    pub fn has_due(&self) -> bool {
+        !self.expected.is_empty() || !self.due.is_empty()
     }
 
     /// Some of those, `count` at most. Each is among them until [`Damage::looked_at`].
-    pub fn some_expected(&mut self, count: usize) -> Vec<(BlockName, Why)> {
-        let blocks = &self.blocks;
-        // What is listed no more was read or written.
-        self.expected.retain(|block| blocks.contains_key(block));
-        self.expected.iter().take(count).map(|block| (*block, self.blocks[block])).collect()
+    pub fn some_due(&mut self, count: usize) -> Vec<(BlockName, Why)> {
+        let due = self.expected.iter().chain(self.due.difference(&self.expected));
+        due.take(count).map(|block| (*block, self.blocks[block])).collect()
     }
 
     /// The block was looked at, whatever came of it.
     pub fn looked_at(&mut self, block: BlockName) {
         self.expected.remove(&block);
+        self.due.remove(&block);
     }
 
     /// What is known of a block; nothing of one that can be had, as far as is known.
@@ -110,6 +127,7 @@ impl Damage {
     /// The block was read, or written.
     pub fn forget(&mut self, block: BlockName) {
         self.unconfirmed.remove(&block);
+        self.looked_at(block);
         self.revision += u64::from(self.blocks.remove(&block).is_some());
     }
 
@@ -187,6 +205,15 @@ impl Array {
             }
         }
         ranges
+    }
+
+    /// What cannot be read, and may be readable with the device of a member that is out.
+    pub(super) fn ranges_that_need(&self, member: MemberIndex) -> Vec<(VolumeOffset, u64)> {
+        self.ranges_of(|(stripe, column, _), why| match why {
+            Why::Unreadable => true,
+            Why::SetAside | Why::Gone => self.member_at(self.slot_of(stripe), usize::from(column)) == member,
+            Why::Lost | Why::Proven => false,
+        })
     }
 
     fn ranges_of(&self, is_wanted: impl Fn(BlockName, Why) -> bool) -> Vec<(VolumeOffset, u64)> {
@@ -273,7 +300,7 @@ mod tests {
         assert_ne!(damage.revision(), before);
         damage.looked_at((stripe, 0, 1));
         let rows = |damage: &mut Damage, count| -> Vec<u32> {
-            damage.some_expected(count).into_iter().map(|(block, _)| block.2).collect()
+            damage.some_due(count).into_iter().map(|(block, _)| block.2).collect()
         };
         assert_eq!((rows(&mut damage, 1), rows(&mut damage, 9)), (vec![2], vec![2, 3]));
         assert!(damage.is_expected((stripe, 0, 2)) && !damage.is_expected((stripe, 0, 1)));
@@ -285,7 +312,26 @@ mod tests {
         damage.note(stripe, &[missing(0, 1, Why::Proven)]);
         assert_ne!(damage.revision(), before);
         damage.forget_stripe(stripe);
-        assert!(damage.some_expected(9).is_empty() && !damage.has_expected());
+        assert!(damage.some_due(9).is_empty() && !damage.has_due());
+    }
+
+    #[test]
+    fn what_is_due_is_looked_at_once_and_counts_as_seen() {
+        let mut damage = Damage::default();
+        let stripe = StripeIndex(1);
+        (0..3).for_each(|row| damage.note(stripe, &[missing(0, row, Why::Unreadable)]));
+        assert!(!damage.has_due());
+        damage.look_at_all();
+        damage.note(stripe, &[missing(0, 3, Why::Unreadable)]);
+        damage.expect(stripe, 0, 1, false);
+        let rows: Vec<u32> = damage.some_due(9).iter().map(|(block, _)| block.2).collect();
+        assert_eq!(rows, [1, 0, 2], "what an earlier run has told of comes first");
+        assert!(!damage.is_expected((stripe, 0, 0)) && damage.is_expected((stripe, 0, 1)));
+        damage.looked_at((stripe, 0, 0));
+        damage.forget((stripe, 0, 2));
+        assert_eq!(damage.some_due(9).len(), 1);
+        damage.looked_at((stripe, 0, 1));
+        assert!(!damage.has_due() && damage.iter().count() == 3);
     }
 
     #[test]

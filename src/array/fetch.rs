@@ -44,7 +44,7 @@ pub(super) struct Fetch {
     pub host_is_short: bool,
     /// Blocks of wanted parts that cannot be had.
     pub missing: Vec<Missing>,
-    /// Blocks that were read to decode those, and cannot be had either: of them a read would say the same.
+    /// Other blocks of these rows that cannot be had either: of them a read would say the same.
     pub missing_sources: Vec<Missing>,
     /// Blocks of wanted parts that were never written, and thus are zeroes: (column, row).
     pub unwritten: Vec<(usize, usize)>,
@@ -142,6 +142,13 @@ enum State {
     Unread,
 }
 
+impl State {
+    /// Whether coding knows what it holds.
+    fn is_known(self) -> bool {
+        matches!(self, State::Good | State::KnownZero(_))
+    }
+}
+
 /// Whether a fetch waits for I/O or for a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fetched {
@@ -208,10 +215,21 @@ impl Fetch {
     /// Whether the blocks of a row that are not good are proven to be beyond repair: every block was read and does not
     /// match, or as many as decode the others are good, and what they decode to does not match.
     fn is_proven(&self, row: usize, width: usize, k: usize) -> bool {
-        let known = |state: &State| matches!(state, State::Good | State::KnownZero(_));
-        let states: Vec<Option<State>> = (0..width).map(|column| self.state(column, row)).collect();
-        states.iter().flatten().filter(|state| known(state)).count() >= k
-            || states.iter().all(|state| state.is_some_and(|state| known(&state) || state == State::Wrong))
+        let mut states = (0..width).map(|column| self.state(column, row));
+        self.known(row, width) >= k
+            || states.all(|state| state.is_some_and(|state| state.is_known() || state == State::Wrong))
+    }
+
+    /// Blocks of a row from which the others can be decoded.
+    fn known(&self, row: usize, width: usize) -> usize {
+        let is_known = |column: &usize| self.state(*column, row).is_some_and(State::is_known);
+        (0..width).filter(is_known).count()
+    }
+
+    /// What there is to tell of the rows with blocks that cannot be had: those, and other data of these rows.
+    pub fn missing_data(&self, missing: &[Missing], k: usize) -> Vec<Missing> {
+        let others = self.missing_sources.iter().filter(|block| block.column < k);
+        missing.iter().chain(others).copied().collect()
     }
 
     /// A column can be here twice, wanted for some rows and as a source for more, and its member may have been built up
@@ -481,7 +499,13 @@ impl Array {
         if !fetch.missing.is_empty() {
             let mut sources = self.missing_of(fetch, false);
             let is_missing = |row: usize| fetch.missing.iter().any(|block| block.row == row);
-            sources.retain(|block| is_missing(block.row));
+            // What nobody asked for was not decoded, where its member is out: with enough others it could be.
+            let (width, k) = (self.map.width(), self.map.k);
+            let could_be_decoded = |block: &Missing| {
+                fetch.state(block.column, block.row) == Some(State::Absent)
+                    && fetch.known(block.row, width) >= k
+            };
+            sources.retain(|block| is_missing(block.row) && !could_be_decoded(block));
             fetch.missing_sources = sources;
         }
         Fetched::Done

@@ -393,7 +393,8 @@ impl Array {
         if !lost.is_empty() {
             let stripe = self.redo().stripes.stripe_at(slot);
             if let Some(stripe) = stripe {
-                self.note_missing(stripe, slot, &lost);
+                let all = pass.fetch.missing_data(&lost, self.map.k);
+                self.note_missing(stripe, slot, &all);
             }
         }
         let encoded = pass.fetch.take_blended();
@@ -424,7 +425,8 @@ impl Array {
         if pass.writing > 0 { Flow::Wait } else { self.end_logged_pass(key, pass, true) }
     }
 
-    /// What was read, or decoded, is not damaged any more, whatever was known of it.
+    /// What was read, or decoded, is not damaged any more, whatever was known of it. Of what has its member out of service, and can be
+    /// decoded as far as the others tell, a look is to tell.
     fn forget_verified(
         &mut self,
         slot: SlotIndex,
@@ -436,12 +438,15 @@ impl Array {
         };
         let is_lost =
             |column: usize, row: usize| lost.iter().any(|block| (block.column, block.row) == (column, row));
+        let is_whole = |row: usize| lost.iter().all(|block| block.row != row);
         let of_stripe: Vec<_> = self.damage.of_stripe(stripe).map(|(block, _)| block).collect();
         for block in of_stripe {
             let (column, row) = (usize::from(block.1), block.2 as usize);
             let was_read = columns.iter().any(|(read, rows, _)| *read == column && rows.contains(&row));
             if was_read && !is_lost(column, row) {
                 self.damage.forget(block);
+            } else if !was_read && is_whole(row) {
+                self.damage.look_at(block);
             }
         }
     }

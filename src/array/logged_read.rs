@@ -308,8 +308,9 @@ impl Array {
     /// own members; the rest is an error.
     fn read_missing(&mut self, key: usize, read: &mut LoggedRead) -> Flow {
         let missing = std::mem::take(&mut read.fetch.missing);
+        let all = read.fetch.missing_data(&missing, self.map.k);
         if read.looks_at.is_some() {
-            self.damage.note(read.stripe, &missing);
+            self.damage.note(read.stripe, &all);
             read.is_aside = missing.iter().any(|block| block.why == Why::SetAside);
             return self.release_logged_read(key, read);
         }
@@ -325,7 +326,7 @@ impl Array {
             self.take_buffer_back(read);
             return self.fetch_for_read(key, read);
         }
-        self.note_missing(read.stripe, read.slot, &missing);
+        self.note_missing(read.stripe, read.slot, &all);
         let can_repay = missing.len() <= REPAID_AT_ONCE && !read.has_repaid && self.stopping.is_none();
         if !can_repay || missing.iter().any(|block| block.why != Why::SetAside) {
             return self.end_logged_read(key, read, Err(ClientError::Io));

@@ -635,6 +635,7 @@ impl Array {
         self.supers.note_loss();
         self.bad.forget(index);
         self.paces.forget(index);
+        self.damage.look_at_all();
         self.redo.pages.left(index);
         if self.redo.is_serving() {
             self.redo.member_lost();

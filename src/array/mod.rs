@@ -34,6 +34,7 @@ mod log_start;
 mod logged_passes;
 mod logged_read;
 mod logged_write;
+mod looks;
 mod members;
 pub mod mutation;
 mod outlook;
@@ -100,7 +101,7 @@ pub use status::{
     Activity, ActivityKind, ArrayState, LogState, MemberCondition, MemberCounters, MemberStatus, Rest,
     ScrubResult, VolumeStatus,
 };
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use super_scrub::SuperScrub;
 use supers::Supers;
 use unreadable_notices::UnreadableNotices;
@@ -230,6 +231,8 @@ pub struct Array {
     look_found: bool,
     /// Looks at damaged blocks under way.
     looks: usize,
+    /// Since when members that are built wait until what is listed was looked at with them; none where that is over.
+    looks_with: BTreeMap<MemberIndex, Option<Timestamp>>,
     /// While an administrator's repair runs.
     repair: Option<RepairProgress>,
     redo: Box<Redo>,
@@ -418,6 +421,7 @@ impl Array {
             pauses: Vec::new(),
             look_found: false,
             looks: 0,
+            looks_with: BTreeMap::new(),
             repair: None,
             redo,
             actions: Vec::new(),
@@ -615,7 +619,7 @@ impl Array {
     #[must_use]
     pub fn due(&self) -> Option<Timestamp> {
         let due = self.startup_due().or_else(|| self.shortages.due());
-        [due, self.expected_due()].into_iter().flatten().min()
+        [due, self.looks_due()].into_iter().flatten().min()
     }
 
     /// The facts of this array.

@@ -8,7 +8,7 @@ use super::members::Member;
 use super::startup::Life;
 use super::{AdminError, AdminOutcome, AdminRequest, Array, NewDevice, STOPPED_CLEANLY};
 use crate::format::{MemberState, Superblock};
-use crate::units::MemberIndex;
+use crate::units::{HumanSize, MemberIndex};
 
 impl Array {
     /// Whether a request would be refused, and what it would do.
@@ -32,9 +32,10 @@ impl Array {
                         self.beside_others(*member)
                     ),
                     _ => format!(
-                        "member {member} is REBUILDING onto the new device, {}{}",
+                        "member {member} is REBUILDING onto the new device, {}{}{}",
                         self.after(1),
-                        self.beside_others(*member)
+                        self.beside_others(*member),
+                        self.at_stake(*member)
                     ),
                 })
             }
@@ -117,6 +118,24 @@ impl Array {
                  for others goes on beside it"
             }
         }
+    }
+
+    /// What may be lost when another device takes the place of a member that is out: blocks that nobody can give without its own.
+    pub(super) fn at_stake(&self, index: MemberIndex) -> String {
+        if self.member(index).state == MemberState::Rebuilding {
+            return String::new();
+        }
+        let ranges = self.ranges_that_need(index);
+        let bytes = ranges.iter().map(|(_, bytes)| bytes).sum();
+        if bytes == 0 {
+            return String::new();
+        }
+        let name = &self.supers.template().name;
+        format!(
+            "; {} of the volume cannot be read, and its own device may be the only one that can give them: with another they may be \
+             beyond repair. If it can come back, bring that device back first, with 'calpe online {name} {index}'",
+            HumanSize(bytes)
+        )
     }
 
     /// What a member is without the replacement that is being built.

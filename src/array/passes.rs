@@ -414,7 +414,14 @@ impl Array {
         let member = self.member(index);
         let recorded = member.device.is_some_and(|device| device.recorded);
         let built = recorded && member.progress.as_ref().is_some_and(|p| p.is_over(slots));
-        if built && self.may_join(index, Which::Primary) {
+        let new_built =
+            member.replacement.as_ref().is_some_and(|r| r.device.recorded && r.progress.is_over(slots));
+        if !built && !new_built {
+            self.forget_looks_with(index);
+            return;
+        }
+        if built && self.has_looked_with(index) && self.may_join(index, Which::Primary) {
+            self.forget_looks_with(index);
             let member = self.member_mut(index);
             member.progress = None;
             member.state = MemberState::Online;
@@ -432,13 +439,11 @@ impl Array {
             );
             self.notice_if_whole();
         }
-        let member = self.member(index);
-        let built =
-            member.replacement.as_ref().is_some_and(|r| r.device.recorded && r.progress.is_over(slots));
-        let may_join = built && self.may_join(index, Which::Replacement);
+        let may_join = new_built && self.has_looked_with(index) && self.may_join(index, Which::Replacement);
         let member = self.member_mut(index);
         if let Some(replacement) = member.replacement.take_if(|_| may_join) {
             let old = member.device.replace(replacement.device);
+            self.forget_looks_with(index);
             self.bad.forget(index);
             let member = self.member_mut(index);
             let uuid = std::mem::replace(&mut member.uuid, replacement.uuid);

@@ -19,8 +19,10 @@ pub(super) struct Repair {
     hold: Option<PageHold>,
     /// Blocks found and not looked at.
     found: VecDeque<(BlockName, bool)>,
-    /// Blocks of the list of damage: the walk leaves them out.
+    /// Blocks of the list of damage, also of those that come into it on the way: the walk leaves them out.
     listed: BTreeSet<BlockName>,
+    /// Others that the walk has found in its slot.
+    of_slot: BTreeSet<BlockName>,
     /// Blocks that are being looked at.
     waiting: Vec<BlockName>,
     tally: Tally,
@@ -73,8 +75,8 @@ impl Array {
         self.repair = Some(RepairProgress::default());
         let life = self.redo().lives;
         let listed = found.iter().map(|(block, _)| *block).collect();
-        let (waiting, tally) = (Vec::new(), Tally::default());
-        let op = Repair { next: 0, hold: None, found, listed, waiting, tally, life };
+        let (of_slot, waiting, tally) = (BTreeSet::new(), Vec::new(), Tally::default());
+        let op = Repair { next: 0, hold: None, found, listed, of_slot, waiting, tally, life };
         let key = self.ops.insert(Op::Repair(Box::new(op)));
         self.ready.push_back(key);
         Ok(text)
@@ -127,11 +129,13 @@ impl Array {
             op.next += 1;
             return true;
         }
+        op.of_slot.clear();
         for column in 0..self.map.width() {
             let hashes = self.redo().pages.hashes(slot, rows.clone(), ColumnIndex(column as u16));
             for (row, hash) in hashes.enumerate() {
                 let block = (stripe, column as u16, row as u32);
                 if (hash.is_set_aside() || hash == BlockHash::LOST) && !op.listed.contains(&block) {
+                    op.of_slot.insert(block);
                     op.found.push_back((block, hash.is_set_aside()));
                 }
             }
@@ -157,8 +161,18 @@ impl Array {
         }
     }
 
+    /// A look lists what else of its row cannot be read: that is looked at and counted, too.
+    fn add_others_of_row(&self, op: &mut Repair, block: BlockName) {
+        for (other, why) in self.damage.of_stripe(block.0).filter(|(other, _)| other.2 == block.2) {
+            if !op.of_slot.contains(&other) && op.listed.insert(other) {
+                op.found.push_back((other, why.is_aside()));
+            }
+        }
+    }
+
     fn tally_looks(&mut self, op: &mut Repair) {
         for block in std::mem::take(&mut op.waiting) {
+            self.add_others_of_row(op, block);
             let why = self.damage.why(block);
             if usize::from(block.1) >= self.map.k {
                 op.tally.parity += u64::from(why.is_some());

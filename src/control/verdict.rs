@@ -217,16 +217,51 @@ fn export(array: &ArrayReport) -> String {
 }
 
 fn explain_lost(array: &ArrayReport) -> Explanation {
+    let status = format!(
+        "{} of the volume are beyond repair: reading them is an error until they are written again.",
+        bytes_of(&array.lost)
+    );
+    let action =
+        format!("'calpe status -v {}' lists where; write these parts again from a backup.", array.name);
+    let others: Vec<LostReport> = array.unreadable.iter().chain(&array.set_aside).copied().collect();
+    if others.is_empty() {
+        return Explanation { status, action };
+    }
     Explanation {
         status: format!(
-            "{} of the volume are beyond repair: reading them is an error until they are written again.",
-            bytes_of(&array.lost)
+            "{status} {} more cannot be read for now, and nothing shows that they are lost.",
+            bytes_of(&others)
         ),
-        action: format!(
-            "'calpe status -v {}' lists where; write these parts again from a backup.",
-            array.name
-        ),
+        action: format!("{} What is beyond repair: write it again from a backup.", get_blocks_back(array)),
     }
+}
+
+/// What to do about blocks that a member which is missing, or gives errors, may give again.
+fn get_blocks_back(array: &ArrayReport) -> String {
+    let is_away = |member: &&MemberReport| {
+        let is_built = member.state == MemberState::Rebuilding || member.replacement.is_some();
+        !in_service(member) && !is_built && !is_overwritten(member) && !is_kept(member)
+    };
+    let away: Vec<&MemberReport> = array.members.iter().filter(is_away).collect();
+    let looks = format!("the array looks again by itself. 'calpe status -v {}' lists where.", array.name);
+    let (returning, gone): (Vec<&MemberReport>, Vec<_>) = away.iter().copied().partition(|m| returns(m));
+    let mut text = match away[..] {
+        [] => {
+            return format!("Bring back members that are missing, and mend what makes reads fail; {looks}");
+        }
+        [member] => format!("Do not replace member {}, which may alone have these blocks.", member.index),
+        _ => "Do not replace members that are missing: they may alone have these blocks.".to_owned(),
+    };
+    if !gone.is_empty() {
+        let commands: Vec<String> =
+            gone.iter().map(|member| format!("'calpe online {} {}'", array.name, member.index)).collect();
+        let them = if gone.len() == 1 { "it" } else { "them" };
+        text += &format!(" Bring {them} back with {} ({}).", commands.join(", "), names(&gone));
+    }
+    if !returning.is_empty() {
+        text += &format!(" {}", wait_for(&returning));
+    }
+    format!("{text} Mend what makes reads fail; {looks}")
 }
 
 fn bytes_of(parts: &[LostReport]) -> HumanSize {
@@ -240,11 +275,7 @@ fn explain_set_aside(array: &ArrayReport) -> Explanation {
              Reading them is an error until their members can read them again, or they are written.",
             bytes_of(&array.set_aside)
         ),
-        action: format!(
-            "Bring back members that are missing, and mend what makes reads fail; the array looks again by itself. \
-             'calpe status -v {}' lists where.",
-            array.name
-        ),
+        action: get_blocks_back(array),
     }
 }
 
@@ -264,11 +295,7 @@ fn explain_unreadable(array: &ArrayReport) -> Explanation {
             Count(array.parity.into(), "member"),
             Count(array.parity.into(), "member").are()
         ),
-        action: format!(
-            "Bring back members that are missing, and mend what makes reads fail; the array looks again by itself. \
-             'calpe status -v {}' lists where.",
-            array.name
-        ),
+        action: get_blocks_back(array),
     }
 }
 
@@ -625,6 +652,41 @@ mod tests {
         assert!(status.contains("is being looked at"), "{status}");
         array.lost = vec![LostReport { offset: 0, bytes: 4096 }];
         assert!(explain(&array).status.contains("are beyond repair"));
+    }
+
+    #[test]
+    fn a_member_that_may_alone_have_blocks_is_brought_back_and_not_replaced() {
+        let part = vec![LostReport { offset: 0, bytes: 16384 }];
+        for state in [MemberState::Missing, MemberState::Offline, MemberState::Faulted] {
+            for is_lost in [false, true] {
+                let mut array = with_absent(&[state]);
+                array.unreadable = part.clone();
+                array.lost =
+                    if is_lost { vec![LostReport { offset: 65536, bytes: 4096 }] } else { Vec::new() };
+                let Explanation { status, action } = explain(&array);
+                assert!(status.contains("16 KiB") && status.contains("cannot be read for now"), "{status}");
+                assert_eq!((status.contains("4 KiB"), action.contains("from a backup")), (is_lost, is_lost));
+                assert!(!status.contains("all data can be read"), "{status}");
+                let first = "Do not replace member 0, which may alone have these blocks. Bring it back with 'calpe online tank 0' \
+                             (0: /srv/m0).";
+                assert!(action.starts_with(first) && !action.contains("calpe replace"), "{action}");
+            }
+        }
+        let mut array = with_absent(&[MemberState::Missing, MemberState::Offline]);
+        array.set_aside = part;
+        let action = explain(&array).action;
+        assert!(action.contains("'calpe online tank 0', 'calpe online tank 1'"), "{action}");
+        array.members[0].conditions = vec![Condition::Returning];
+        let action = explain(&array).action;
+        assert!(
+            action.contains("comes back by itself") && action.contains("'calpe online tank 1' ("),
+            "{action}"
+        );
+        // These cannot come back, or are not to.
+        array.members[0].conditions = vec![Condition::Overwritten];
+        array.members[1].conditions = vec![Condition::Kept];
+        let action = explain(&array).action;
+        assert!(action.starts_with("Bring back members that are missing, and mend"), "{action}");
     }
 
     #[test]

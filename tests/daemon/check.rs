@@ -250,3 +250,45 @@ fn what_cannot_be_checked_is_told_and_why() {
     daemon.stop();
     assert_good(&paths);
 }
+
+#[test]
+fn what_a_member_that_is_not_given_may_have_is_not_called_beyond_repair() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let paths = written(dir.path(), &SETUP);
+    let mut random = Random::new(3);
+    // One block on each of m members, in one row of slot 0, where column c is on member c; and one member that is not given.
+    for (bad, absent, unreadable) in [([0, 1], 2, 3), ([3, 4], 0, 1), ([1, 3], 4, 1), ([2, 4], 1, 2)] {
+        let flips: Vec<(Image, u64, u8)> = bad
+            .iter()
+            .map(|&member| {
+                let image = Image::open(&paths[member]);
+                let first = image.superblock.data_region().offset.0;
+                let (at, bit) = image.flip(first..first + BLOCK, &mut random);
+                (image, at, bit)
+            })
+            .collect();
+        let given: Vec<PathBuf> =
+            paths.iter().enumerate().filter(|(at, _)| *at != absent).map(|(_, path)| path.clone()).collect();
+        let bytes = |told: &Value, list: &str| -> u64 {
+            let parts = told[list].as_array().expect("a list");
+            parts.iter().map(|part| part["bytes"].as_u64().expect("bytes")).sum()
+        };
+        let (code, told) = check(&given);
+        assert_eq!(
+            (code, &told["consistent"], named(&told)),
+            (1, &Value::Bool(false), bad.to_vec()),
+            "{told:#}"
+        );
+        assert_eq!((bytes(&told, "unreadable"), bytes(&told, "lost")), (unreadable * BLOCK, 0), "{told:#}");
+        let text = try_run(calpe().arg("check").args(&given));
+        let text = String::from_utf8_lossy(&text.stdout).into_owned();
+        let line =
+            format!("{} KiB of the volume cannot be read without member {absent}", unreadable * BLOCK / 1024);
+        assert!(text.contains(&line) && !text.contains("beyond repair"), "{text}");
+        let (code, told) = check(&paths);
+        assert_eq!((code, bytes(&told, "unreadable"), bytes(&told, "lost")), (1, 0, 0), "{told:#}");
+        assert_eq!(told["repairable"], 2, "{told:#}");
+        flips.into_iter().for_each(|(image, at, bit)| image.flip_at(at, bit));
+    }
+    assert_good(&paths);
+}

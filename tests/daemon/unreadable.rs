@@ -207,3 +207,35 @@ fn a_request_that_fails_counts_once_and_is_told_and_a_look_counts_nothing() {
     assert!(said.contains("the next start serves it again"), "{said}");
     serve.stop();
 }
+
+#[test]
+fn a_member_that_may_alone_have_blocks_is_to_be_brought_back_and_then_nothing_is_unreadable() {
+    let scene = Scene::new();
+    // Of member 1 alone, now: with member 0 in service all can be read.
+    let image = Image::open(&scene.members.join("m0"));
+    image.flip_at(image.superblock.data_region().offset.0, 1);
+    let mut serve = scene.start();
+    serve.says("offline tank 0");
+    serve.ask("scrub tank -w");
+    let tank = serve.array_when("it is out", |tank| tank["state"] == "DEGRADED");
+    let parts = tank["unreadable"].as_array().expect("a list");
+    let bytes: u64 = parts.iter().map(|part| part["bytes"].as_u64().expect("bytes")).sum();
+    assert_eq!((bytes, listed(&tank, "lost")), (2 * 4096, 0), "{tank:#}");
+    let word = |field: &str| tank[field].as_str().expect("a sentence").to_owned();
+    assert!(word("status").starts_with("8 KiB of the volume cannot be read for now"), "{tank:#}");
+    assert!(word("action").contains("Bring it back with 'calpe online tank 0'"), "{tank:#}");
+    assert!(!word("action").contains("calpe replace"), "{tank:#}");
+    let repaired = serve.refuses("repair tank -w");
+    assert!(
+        repaired.contains("0 B are beyond repair") && repaired.contains("8 KiB unreadable"),
+        "{repaired}"
+    );
+    let told = serve.says("replace tank 0 new.img -n");
+    assert!(told.contains("8 KiB of the volume cannot be read, and its own device may be"), "{told}");
+    serve.says("online tank 0");
+    let told = serve.says("wait tank");
+    assert!(!told.contains("cannot be read"), "{told}");
+    let tank = serve.array_when("it is back", |tank| tank["state"] == "ONLINE");
+    assert!(is_clear(&tank), "{tank:#}");
+    serve.stop();
+}

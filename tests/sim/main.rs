@@ -19,3 +19,4 @@ mod read_faults;
 mod rollback;
 mod scenes;
 mod telling;
+mod unreadable;

@@ -150,7 +150,8 @@ fn reads_fail_while_nothing_can_be_read_and_succeed_after_it() {
     let data = array.sim.data_region();
     array.fail_reads(0..6, Trouble::Medium, data, 1);
     assert_eq!(array.sim.read(0, BLOCK), Err(ClientError::Io));
-    assert_eq!(array.sim.status().unreadable, [(VolumeOffset(0), BLOCK as u64)]);
+    let row = [0, 1, 2, 3].map(|column| (VolumeOffset(column * CHUNK as u64), BLOCK as u64));
+    assert_eq!(array.sim.status().unreadable, row, "what else of its row cannot be read is known, too");
     assert_eq!(array.sim.status().lost, []);
     array.sim.sleep(1100);
     array.assert_undamaged();
@@ -659,13 +660,13 @@ fn a_repair_tells_what_is_lost_from_what_cannot_be_read_for_now() {
     let second = data.start + BLOCK as u64..data.start + 2 * BLOCK as u64;
     array.fail_reads(0..3, Trouble::Medium, second, 30);
     assert_eq!(array.sim.read(BLOCK as u64, BLOCK), Err(ClientError::Io));
-    assert!(repair(&mut array).contains("1 cannot be read for now, 1 are beyond repair"));
+    assert!(repair(&mut array).contains("2 cannot be read for now, 2 are beyond repair"));
     array.sim.sleep(30_000);
-    assert!(repair(&mut array).contains("0 cannot be read for now, 1 are beyond repair"));
-    assert_eq!(array.sim.status().lost, [(VolumeOffset(0), BLOCK as u64)]);
+    assert!(repair(&mut array).contains("0 cannot be read for now, 2 are beyond repair"));
+    let lost = vec![(VolumeOffset(0), BLOCK as u64), (VolumeOffset(CHUNK as u64), BLOCK as u64)];
+    assert_eq!(array.sim.status().lost, lost);
     array.sim.admin(AdminRequest::Clear { member: None }).expect("cleared");
     let status = array.sim.status();
-    let lost = vec![(VolumeOffset(0), BLOCK as u64)];
     assert_eq!(
         (status.client_errors, status.lost),
         (0, lost),

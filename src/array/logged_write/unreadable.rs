@@ -35,15 +35,6 @@ const PATIENCE_NS: u64 = 10_000_000_000;
 /// Time between two tries.
 const RETRY_NS: u64 = 250_000_000;
 
-/// Damaged blocks that are looked at again together by themselves, and the time between such rounds.
-const LOOK_ROUND: usize = 64;
-const LOOK_INTERVAL_NS: u64 = 5_000_000_000;
-/// The same for blocks that an earlier run has told of: who looks at the status after a start is to see what is, and 64 reads in
-/// this time are far below what members do for clients.
-const EXPECTED_INTERVAL_NS: u64 = 20_000_000;
-/// The same after a round that found blocks readable: what kept them from being read is over, for others too.
-const FOUND_INTERVAL_NS: u64 = 20_000_000;
-
 impl Array {
     /// Blocks that new parity would need cannot be had.
     pub(super) fn old_missing(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
@@ -191,53 +182,6 @@ impl Array {
     /// Whether an operation waits for blocks to be read again.
     pub(in super::super) fn is_repaying(&self, key: usize) -> bool {
         self.repaying.values().any(|waiters| waiters.contains(&key))
-    }
-
-    /// Tick: blocks that could not be had are looked at again, a few at a time.
-    pub(in super::super) fn look_at_damage(&mut self) {
-        if !self.may_look() || self.look_due() > self.now {
-            return;
-        }
-        self.last_look = self.now;
-        self.look_found = false;
-        let mut blocks = self.damage.some_expected(LOOK_ROUND);
-        if blocks.is_empty() {
-            blocks = self.damage.next(self.looked_at, LOOK_ROUND);
-            self.looked_at = blocks.last().map(|(block, _)| *block);
-        }
-        for (block, why) in blocks {
-            match why {
-                Why::SetAside | Why::Gone => {
-                    // Else it is expected for ever, and nothing that is not gets its turn.
-                    self.damage.looked_at(block);
-                    self.start_repay(block, None);
-                }
-                Why::Lost | Why::Unreadable | Why::Proven => self.look_again(block, None),
-            }
-        }
-    }
-
-    fn may_look(&self) -> bool {
-        self.looks == 0
-            && !self.damage.is_empty()
-            && !self.hurried
-            && !self.is_failed()
-            && self.redo().is_serving()
-    }
-
-    fn look_due(&self) -> Timestamp {
-        let interval = match (self.damage.has_expected(), self.look_found) {
-            (true, _) => EXPECTED_INTERVAL_NS,
-            (false, true) => FOUND_INTERVAL_NS,
-            (false, false) => LOOK_INTERVAL_NS,
-        };
-        Timestamp(self.last_look.0 + interval)
-    }
-
-    /// When a tick is due for blocks that an earlier run has told of, or that are likely to be readable again.
-    pub(in super::super) fn expected_due(&self) -> Option<Timestamp> {
-        let is_soon = self.damage.has_expected() || self.look_found;
-        (is_soon && self.may_look()).then(|| self.look_due())
     }
 
     /// The rows are locked and their pages are here.

@@ -22,7 +22,7 @@ use crate::block_io::{DeviceId, Pool};
 use crate::codec::Codec;
 use crate::format::{MemberState, ScrubRecord, Superblock, VolumeKind, damaged_copies, newest_read};
 use crate::member::{Access, Device, DeviceError};
-use crate::units::{HumanSize, Timestamp, shown};
+use crate::units::{HumanSize, Timestamp, VolumeOffset, shown};
 use crate::volume::{
     Activity, ActivityKind, AdminRequest, ArrayNotice, ArrayState, LogState, MemberStatus, NoticeKind,
     PlainVolume, RequestId, Volume, VolumeAction, VolumeEvent, VolumeStatus,
@@ -216,15 +216,17 @@ pub fn check(members: &[PathBuf], progress: &mut dyn FnMut(&Activity)) -> Result
         members: seats.iter().enumerate().map(member).collect(),
         errors: scrub.map(|scrub| scrub.errors),
         repairable: scrub.map(|scrub| scrub.repaired),
-        lost: [&status.lost, &status.set_aside, &status.unreadable]
-            .into_iter()
-            .flatten()
-            .map(|&(at, bytes)| LostPart { offset: at.0, bytes })
-            .collect(),
+        lost: parts(&status.lost),
+        set_aside: parts(&status.set_aside),
+        unreadable: parts(&status.unreadable),
         problems,
         notices: run.notices,
     };
     Ok(without_strangers(report.concluded(), &about_strangers))
+}
+
+fn parts(ranges: &[(VolumeOffset, u64)]) -> Vec<LostPart> {
+    ranges.iter().map(|&(at, bytes)| LostPart { offset: at.0, bytes }).collect()
 }
 
 /// What is no member is no problem of an array whose members are all there.

@@ -40,8 +40,13 @@ pub struct CheckReport {
     pub errors: Option<u64>,
     /// Of these, blocks that could be decoded from others.
     pub repairable: Option<u64>,
-    /// Parts of the volume that are beyond repair.
+    /// Parts of the volume that are beyond repair: all that could give them was read, and is wrong.
     pub lost: Vec<LostPart>,
+    /// Parts of the volume that only their own members can give, which could not read them when the rest of their rows was written.
+    pub set_aside: Vec<LostPart>,
+    /// Parts of the volume that cannot be read, and that what was not read may give: members that were not looked at, and blocks
+    /// that give errors.
+    pub unreadable: Vec<LostPart>,
     /// What else is in the way of a proof.
     pub problems: Vec<String>,
     /// What was told on the way.
@@ -86,11 +91,27 @@ impl CheckReport {
         let faultless = |member: &CheckedMember| member.read + member.cksum + member.superblock == 0;
         self.consistent = self.members.iter().all(faultless)
             && self.errors == Some(0)
-            && self.lost.is_empty()
+            && [&self.lost, &self.set_aside, &self.unreadable].iter().all(|parts| parts.is_empty())
             && self.problems.is_empty();
         self.whole = self.members.iter().all(|member| member.verified);
         self.good = self.consistent && self.whole;
         self
+    }
+
+    /// What is to be said of parts that cannot be read.
+    fn why_unreadable(&self) -> String {
+        let absent: Vec<String> =
+            self.members.iter().filter(|member| !member.verified).map(|m| m.index.to_string()).collect();
+        match &absent[..] {
+            [] => "cannot be read for now, as reads of members give errors".into(),
+            [member] => format!(
+                "cannot be read without member {member}, which was not looked at and may be able to give them"
+            ),
+            _ => format!(
+                "cannot be read without members {}, which were not looked at and may be able to give them",
+                absent.join(", ")
+            ),
+        }
     }
 
     /// The verdict in a sentence. The text form ends with it when it is good; otherwise it is the error of the command.
@@ -112,6 +133,22 @@ impl CheckReport {
             (false, _) => format!("array '{}' is not good", self.array),
         }
     }
+}
+
+/// Lists parts of the volume.
+fn list(f: &mut fmt::Formatter<'_>, parts: &[LostPart], what: &str) -> fmt::Result {
+    if parts.is_empty() {
+        return Ok(());
+    }
+    let bytes = parts.iter().map(|part| part.bytes).sum();
+    writeln!(f, "{} of the volume {what}, at (offset, bytes):", HumanSize(bytes))?;
+    for part in parts.iter().take(LOST_SHOWN) {
+        writeln!(f, "  {:>16} {:>10}", part.offset, part.bytes)?;
+    }
+    if parts.len() > LOST_SHOWN {
+        writeln!(f, "  and {} more: see --json", parts.len() - LOST_SHOWN)?;
+    }
+    Ok(())
 }
 
 impl fmt::Display for CheckReport {
@@ -138,16 +175,9 @@ impl fmt::Display for CheckReport {
         for notice in &self.notices {
             writeln!(f, "{notice}")?;
         }
-        if !self.lost.is_empty() {
-            let bytes = self.lost.iter().map(|lost| lost.bytes).sum();
-            writeln!(f, "{} of the volume are beyond repair, at (offset, bytes):", HumanSize(bytes))?;
-            for lost in self.lost.iter().take(LOST_SHOWN) {
-                writeln!(f, "  {:>16} {:>10}", lost.offset, lost.bytes)?;
-            }
-            if self.lost.len() > LOST_SHOWN {
-                writeln!(f, "  and {} more: see --json", self.lost.len() - LOST_SHOWN)?;
-            }
-        }
+        list(f, &self.lost, "are beyond repair")?;
+        list(f, &self.set_aside, "are set aside, and only their own members can give them")?;
+        list(f, &self.unreadable, &self.why_unreadable())?;
         if let Some(errors @ 1..) = self.errors {
             let repairable = self.repairable.unwrap_or(0);
             let (found, mended) = (Count(errors, "error"), Count(repairable, "block"));
@@ -163,6 +193,8 @@ impl fmt::Display for CheckReport {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+
+    const PART: LostPart = LostPart { offset: 0, bytes: 4096 };
 
     fn report() -> CheckReport {
         let member = |index| CheckedMember {
@@ -190,6 +222,8 @@ pub(super) mod tests {
             errors: Some(0),
             repairable: Some(0),
             lost: Vec::new(),
+            set_aside: Vec::new(),
+            unreadable: Vec::new(),
             problems: Vec::new(),
             notices: Vec::new(),
         }
@@ -207,13 +241,15 @@ pub(super) mod tests {
         assert!(!absent.good && absent.consistent && !absent.whole);
         assert!(absent.verdict().contains("1 of 3 members was not verified"), "{absent}");
 
-        let faults: [fn(&mut CheckReport); 7] = [
+        let faults: [fn(&mut CheckReport); 9] = [
             |report| report.members[0].read = 1,
             |report| report.members[0].cksum = 1,
             |report| report.members[0].superblock = 1,
             |report| report.errors = Some(1),
             |report| report.errors = None,
-            |report| report.lost = vec![LostPart { offset: 0, bytes: 4096 }],
+            |report| report.lost = vec![PART],
+            |report| report.set_aside = vec![PART],
+            |report| report.unreadable = vec![PART],
             |report| report.problems = vec!["why".into()],
         ];
         for (at, fault) in faults.into_iter().enumerate() {
@@ -226,6 +262,23 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn what_a_member_that_was_not_looked_at_may_give_is_not_called_beyond_repair() {
+        let mut report = report();
+        report.unreadable = vec![PART];
+        let text = report.clone().concluded().to_string();
+        assert!(text.contains("4 KiB of the volume cannot be read for now, as reads"), "{text}");
+        report.members[1].verified = false;
+        let text = report.clone().concluded().to_string();
+        assert!(text.contains("4 KiB of the volume cannot be read without member 1, which"), "{text}");
+        assert!(!text.contains("beyond repair"), "{text}");
+        report.members[2].verified = false;
+        report.lost = vec![PART, LostPart { offset: 8192, ..PART }];
+        let text = report.concluded().to_string();
+        assert!(text.contains("cannot be read without members 1, 2, which were not"), "{text}");
+        assert!(text.contains("8 KiB of the volume are beyond repair"), "{text}");
+    }
+
+    #[test]
     fn json_has_the_promised_names() {
         let json = serde_json::to_value(report().concluded()).unwrap();
         assert_eq!(json["output_version"], 1);
@@ -235,7 +288,7 @@ pub(super) mod tests {
         for field in ["index", "path", "uuid", "verified", "read", "cksum", "superblock"] {
             assert!(!json["members"][0][field].is_null(), "{field}");
         }
-        for field in ["errors", "repairable", "lost", "problems", "notices"] {
+        for field in ["errors", "repairable", "lost", "set_aside", "unreadable", "problems", "notices"] {
             assert!(json.get(field).is_some(), "{field}");
         }
     }

@@ -1,0 +1,95 @@
+//! When blocks that could not be had are looked at again: all in turn, now and then; soon those that an earlier run has told of, and
+//! those that a member which has left or come back may have made readable or not.
+//!
+//! A member that was built joins when that was done: who is told of it finds in the list what is so with it. Must not know how a
+//! block is read.
+
+use super::Array;
+use super::fetch::Why;
+use crate::units::{MemberIndex, Timestamp};
+
+/// Damaged blocks that are looked at again together by themselves, and the time between such rounds.
+const LOOK_ROUND: usize = 64;
+const LOOK_INTERVAL_NS: u64 = 5_000_000_000;
+/// The same for blocks that are due: who looks at the status after a start, or after a member has left or come back, is to see what
+/// is, and 64 reads in this time are far below what members do for clients.
+const DUE_INTERVAL_NS: u64 = 20_000_000;
+/// The same after a round that found blocks readable: what kept them from being read is over, for others too.
+const FOUND_INTERVAL_NS: u64 = 20_000_000;
+/// A member that was built waits so long at most until all that is listed was looked at: in this time that is 64 MiB. With more
+/// damage than that what is listed is true a little later.
+const JOIN_LOOKS_NS: u64 = 5_000_000_000;
+
+impl Array {
+    /// Tick: blocks that could not be had are looked at again, a few at a time.
+    pub(super) fn look_at_damage(&mut self) {
+        if !self.may_look() || self.look_due() > self.now {
+            return;
+        }
+        self.last_look = self.now;
+        self.look_found = false;
+        let mut blocks = self.damage.some_due(LOOK_ROUND);
+        if blocks.is_empty() {
+            blocks = self.damage.next(self.looked_at, LOOK_ROUND);
+            self.looked_at = blocks.last().map(|(block, _)| *block);
+        }
+        for (block, why) in blocks {
+            match why {
+                Why::SetAside | Why::Gone => {
+                    // Else it is due for ever, and nothing that is not gets its turn.
+                    self.damage.looked_at(block);
+                    self.start_repay(block, None);
+                }
+                Why::Lost | Why::Unreadable | Why::Proven => self.look_again(block, None),
+            }
+        }
+    }
+
+    fn may_look(&self) -> bool {
+        self.looks == 0
+            && !self.damage.is_empty()
+            && !self.hurried
+            && !self.is_failed()
+            && self.redo().is_serving()
+    }
+
+    fn look_due(&self) -> Timestamp {
+        let interval = match (self.damage.has_due(), self.look_found) {
+            (true, _) => DUE_INTERVAL_NS,
+            (false, true) => FOUND_INTERVAL_NS,
+            (false, false) => LOOK_INTERVAL_NS,
+        };
+        Timestamp(self.last_look.0 + interval)
+    }
+
+    /// When a tick is due for blocks that are to be looked at soon, or that are likely to be readable again.
+    pub(super) fn looks_due(&self) -> Option<Timestamp> {
+        let is_soon = self.damage.has_due() || self.look_found;
+        (is_soon && self.may_look()).then(|| self.look_due())
+    }
+
+    /// Whether what is listed was looked at since a member is built: if it is, all can be read that can be with it. Once it is so it stays
+    /// so until the member has joined, or is built anew.
+    pub(super) fn has_looked_with(&mut self, member: MemberIndex) -> bool {
+        let since = match self.looks_with.get(&member) {
+            Some(None) => return true,
+            Some(Some(since)) => *since,
+            None => {
+                self.damage.look_at_all();
+                self.looks_with.insert(member, Some(self.now));
+                self.now
+            }
+        };
+        let is_over = !self.damage.has_due() && self.repaying.is_empty();
+        let is_over = is_over || self.hurried || self.now.nanos_since(since) >= JOIN_LOOKS_NS;
+        if is_over {
+            self.looks_with.insert(member, None);
+        }
+        is_over
+    }
+
+    /// A member has joined, or is not built so far.
+    pub(super) fn forget_looks_with(&mut self, member: MemberIndex) {
+        self.looks_with.remove(&member);
+    }
+}

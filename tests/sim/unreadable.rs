@@ -1,0 +1,218 @@
+//! What an array lists as unreadable is what a read would answer with EIO: after a scrub and a repair without a member, while members
+//! go, and when one has come back.
+
+use calpe::format::ChecksumKind;
+use calpe::testing::{Random, SimArray, SimShape};
+use calpe::units::{MemberIndex, VolumeOffset};
+use calpe::volume::{AdminRequest, NoticeKind};
+
+const BLOCK: usize = 4096;
+const CHUNK: usize = 16384;
+/// The damaged slot, and how many of its rows are damaged, from the first on.
+const SLOT: u64 = 4;
+const ROWS: usize = 3;
+
+/// A clean 2+1 array full of random bytes, and what its volume must read as.
+fn filled(checksum: ChecksumKind) -> (SimArray, Vec<u8>) {
+    let shape = SimShape::new(2, 1, CHUNK as u32, 8).logged(checksum, 1 << 20);
+    let mut model = vec![0; shape.volume_bytes as usize];
+    Random::new(11).fill(&mut model);
+    let mut sim = SimArray::create(shape, 11);
+    sim.write(0, &model).expect("written");
+    sim.settle();
+    (sim, model)
+}
+
+/// Blocks of a member have other content than was written there.
+fn rot(sim: &mut SimArray, member: u16) {
+    let start = sim.data_region().start + SLOT * CHUNK as u64;
+    let id = sim.disk_of(member).expect("in service");
+    let disk = sim.disks.get_mut(&id).expect("a disk");
+    (0..ROWS).for_each(|row| disk.flip(start + (row * BLOCK) as u64 + 99, 1));
+}
+
+fn offline(sim: &mut SimArray, member: u16) {
+    sim.admin(AdminRequest::Offline { member: MemberIndex(member) }).expect("it leaves");
+    live(sim, 1);
+}
+
+/// Brings a member back; returns when it is told that it is in service.
+fn online(sim: &mut SimArray, member: u16) {
+    let disk = sim.disk_out_of_use(member).expect("it is out");
+    let device = sim.reopen_disk(disk);
+    let before = sim.notices.len();
+    let request = sim.submit_admin(AdminRequest::Online { member: MemberIndex(member), device });
+    for _ in 0..1000 {
+        while !sim.notices[before..].iter().any(|notice| notice.kind == NoticeKind::MemberRebuilt) {
+            if !sim.step() {
+                break;
+            }
+        }
+        if sim.notices[before..].iter().any(|notice| notice.kind == NoticeKind::MemberRebuilt) {
+            return sim.poll_admin(request).expect("answered").map(|_| ()).expect("it returns");
+        }
+        sim.sleep(10);
+    }
+    panic!("it does not come back: {:?}", &sim.notices[before..]);
+}
+
+fn live(sim: &mut SimArray, seconds: u64) {
+    for _ in 0..seconds * 10 {
+        while sim.step() {}
+        sim.sleep(100);
+    }
+}
+
+fn scrub(sim: &mut SimArray) {
+    sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
+    sim.settle();
+}
+
+/// Looks again at everything that is known; returns what is told at the end.
+fn repair(sim: &mut SimArray) -> String {
+    sim.admin(AdminRequest::Repair).expect("it begins");
+    sim.settle();
+    let ended = sim.notices.iter().rfind(|notice| notice.kind == NoticeKind::RepairEnded);
+    ended.expect("it has ended").text.clone()
+}
+
+fn blocks(ranges: &[(VolumeOffset, u64)]) -> Vec<u64> {
+    let block = BLOCK as u64;
+    let mut blocks: Vec<u64> =
+        ranges.iter().flat_map(|(at, bytes)| at.0 / block..(at.0 + bytes) / block).collect();
+    blocks.sort_unstable();
+    blocks
+}
+
+/// Blocks that are listed as beyond repair, and as unreadable for now.
+fn listed(sim: &SimArray) -> (Vec<u64>, Vec<u64>) {
+    let status = sim.status();
+    assert_eq!((status.set_aside, status.unconfirmed_lost), (vec![], vec![]));
+    (blocks(&status.lost), blocks(&status.unreadable))
+}
+
+/// Reads every block: those that are an error. The others are as they were written.
+#[track_caller]
+fn errors(sim: &mut SimArray, model: &[u8]) -> Vec<u64> {
+    let mut errors = Vec::new();
+    for (at, want) in model.chunks(BLOCK).enumerate() {
+        match sim.read((at * BLOCK) as u64, BLOCK) {
+            Ok(read) => assert!(read == want, "block {at}"),
+            Err(_) => errors.push(at as u64),
+        }
+    }
+    errors
+}
+
+const PAIRS: [(u16, u16); 6] = [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)];
+
+#[test]
+fn a_scrub_without_a_member_lists_all_that_cannot_be_read_and_nothing_of_it_as_lost() {
+    for checksum in [ChecksumKind::Crc32c, ChecksumKind::Blake3] {
+        for (bad, away) in PAIRS {
+            let what = format!("{checksum:?}: bad on {bad}, {away} is away");
+            let (mut sim, model) = filled(checksum);
+            rot(&mut sim, bad);
+            offline(&mut sim, away);
+            scrub(&mut sim);
+            let scrubbed = listed(&sim);
+            assert!(scrubbed.0.is_empty(), "{what}: {scrubbed:?}");
+            let told = repair(&mut sim);
+            let count = scrubbed.1.len();
+            assert!(
+                told.contains(&format!("{count} cannot be read for now, 0 are beyond repair")),
+                "{what}: {told}"
+            );
+            assert_eq!(listed(&sim), scrubbed, "{what}");
+            let errors_now = errors(&mut sim, &model);
+            assert!(errors_now.len() >= ROWS, "{what}: {errors_now:?}");
+            assert_eq!(scrubbed.1, errors_now, "{what}");
+            assert_eq!(listed(&sim), scrubbed, "{what}");
+            online(&mut sim, away);
+            assert_eq!(listed(&sim), (vec![], vec![]), "{what}");
+            assert!(errors(&mut sim, &model).is_empty(), "{what}");
+        }
+    }
+}
+
+#[test]
+fn one_read_that_fails_lists_what_else_of_its_row_cannot_be_read() {
+    for (bad, away) in PAIRS {
+        let (mut sim, model) = filled(ChecksumKind::Blake3);
+        rot(&mut sim, bad);
+        offline(&mut sim, away);
+        let at = (0..model.len()).step_by(BLOCK).find(|&at| sim.read(at as u64, BLOCK).is_err());
+        let row = |block: u64| block % (CHUNK / BLOCK) as u64;
+        let first = (at.expect("one is an error") / BLOCK) as u64;
+        let (_, unreadable) = listed(&sim);
+        let mut all = errors(&mut sim, &model);
+        all.retain(|&block| row(block) == row(first));
+        assert_eq!(unreadable, all, "bad on {bad}, {away} is away");
+    }
+}
+
+#[test]
+fn rows_that_are_known_to_be_bad_are_looked_at_again_when_a_member_leaves() {
+    for (member, other, away) in [(0, 1, 2), (1, 2, 0), (0, 2, 1)] {
+        let (mut sim, model) = filled(ChecksumKind::Blake3);
+        rot(&mut sim, member);
+        rot(&mut sim, other);
+        scrub(&mut sim);
+        let (lost, unreadable) = listed(&sim);
+        assert!(!lost.is_empty() && unreadable.is_empty(), "{lost:?} {unreadable:?}");
+        offline(&mut sim, away);
+        let (still_lost, unreadable) = listed(&sim);
+        assert_eq!(still_lost, lost);
+        let told = repair(&mut sim);
+        let counts = format!("{} cannot be read for now, {} are beyond repair", unreadable.len(), lost.len());
+        assert!(told.contains(&counts), "{told}");
+        assert_eq!(listed(&sim), (lost.clone(), unreadable.clone()));
+        let mut all = [&lost[..], &unreadable].concat();
+        all.sort_unstable();
+        assert_eq!(errors(&mut sim, &model), all);
+        online(&mut sim, away);
+        assert_eq!(
+            listed(&sim),
+            (lost, vec![]),
+            "what the member has can be read when it is told to be back"
+        );
+    }
+}
+
+#[test]
+fn what_can_be_decoded_again_is_listed_no_more_soon_after_a_scrub() {
+    for (bad, away) in PAIRS {
+        let (mut sim, model) = filled(ChecksumKind::Blake3);
+        rot(&mut sim, bad);
+        offline(&mut sim, away);
+        scrub(&mut sim);
+        let is_any = !listed(&sim).1.is_empty();
+        // The bytes are again what they were.
+        rot(&mut sim, bad);
+        sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
+        live(&mut sim, 1);
+        assert_eq!(listed(&sim), (vec![], vec![]), "bad on {bad}, {away} is away");
+        assert!(is_any && errors(&mut sim, &model).is_empty());
+    }
+}
+
+#[test]
+fn to_replace_a_member_that_may_alone_give_blocks_is_told_with_what_that_means() {
+    let (mut sim, _) = filled(ChecksumKind::Blake3);
+    let replace = |sim: &mut SimArray| {
+        let device = sim.add_blank_disk();
+        sim.would(&AdminRequest::Replace { member: MemberIndex(1), device }).expect("it can be done").0
+    };
+    assert!(!replace(&mut sim).contains("cannot be read"));
+    rot(&mut sim, 0);
+    offline(&mut sim, 1);
+    assert!(!replace(&mut sim).contains("cannot be read"));
+    scrub(&mut sim);
+    let bytes = listed(&sim).1.len() * BLOCK / 1024;
+    let told = replace(&mut sim);
+    assert!(told.contains(&format!("{bytes} KiB of the volume cannot be read")), "{told}");
+    assert!(told.contains("bring that device back first") && told.contains("'calpe online sim 1'"), "{told}");
+    let device = sim.add_blank_disk();
+    let done = sim.admin(AdminRequest::Replace { member: MemberIndex(1), device }).expect("it begins").0;
+    assert!(done.contains(&format!("{bytes} KiB of the volume cannot be read")), "{done}");
+}
