@@ -494,6 +494,10 @@ impl Array {
                     blocks.into_iter().for_each(|block| self.probe(index, device.id, block));
                     continue;
                 }
+                Excess::Unmended(blocks) => {
+                    blocks.into_iter().for_each(|block| self.look_at_content(index, block));
+                    continue;
+                }
             };
             if self.may_spare(index) || is_off(Mutation::LastCopyNotSpared) {
                 let reason =
@@ -516,7 +520,13 @@ impl Array {
             let op = IoOp::Read { offset, buf: self.pool.alloc(ROW_BYTES as usize) };
             return self.submit_io(Owner::Probe, index, device, op);
         }
-        // What comes of it shows as a verdict.
+        self.look_at_content(index, block);
+        self.bad.probed(index);
+    }
+
+    /// Reads the block that is at a place of a member, and repairs it if it is bad. What comes of it shows as a verdict.
+    fn look_at_content(&mut self, index: MemberIndex, block: u64) {
+        let offset = ByteOffset(block * ROW_BYTES);
         if let Some(within) = offset.0.checked_sub(self.data_offset.0).filter(|_| self.redo.is_serving()) {
             let chunk = self.map.chunk as u64;
             let slot = SlotIndex(within / chunk);
@@ -527,7 +537,6 @@ impl Array {
                 None => self.bad.verified(index, offset),
             }
         }
-        self.bad.probed(index);
     }
 
     /// Whether everything that is known can be read without a member in service: each row and page that is listed as bad
@@ -787,9 +796,11 @@ impl Array {
     fn conditions(&self, index: MemberIndex) -> Vec<MemberCondition> {
         let member = self.member(index);
         let kept = self.bad.is_kept(index).then_some(MemberCondition::KeptDespiteErrors);
+        let is_unmended = kept.is_none() && self.bad.has_unmended(index);
+        let not_mended = is_unmended.then_some(MemberCondition::NotMended);
         let slow = self.paces.is_slow(index).then_some(MemberCondition::Slow);
         let served_last = self.returnable_now().contains(index).then_some(MemberCondition::ServedLast);
-        self.lacks_of(member).chain(kept).chain(slow).chain(served_last).collect()
+        self.lacks_of(member).chain(kept).chain(not_mended).chain(slow).chain(served_last).collect()
     }
 
     /// Whether the array has ended.

@@ -298,6 +298,8 @@ pub enum Condition {
     HostShort,
     /// Its errors do not end, and others could not be read without it.
     KeptDespiteErrors,
+    /// Blocks of it stay bad although they were rewritten, or cannot be rewritten.
+    NotMended,
     /// Its reads and writes take far longer than those of the others.
     Slow,
     /// It is out of service, and comes back by itself: when its host answers, or when there is room.
@@ -323,6 +325,7 @@ impl Condition {
             Condition::KeptDespiteErrors => "kept despite its errors",
             Condition::Slow => "far slower than the others",
             Condition::Returning => "comes back by itself",
+            Condition::NotMended => "blocks of it stay bad when they are rewritten",
             Condition::Repaired => "blocks were repaired",
             Condition::ServedLast => "in service until the array failed",
             Condition::Kept => "holds what may be nowhere else",

@@ -43,7 +43,9 @@ fn verdict_of(array: &ArrayReport) -> Verdict {
     let troubled = scrub_errors(array) > 0 || array.errors.client > 0 || !array.lost.is_empty();
     let troubled = troubled || !array.set_aside.is_empty() || !array.unreadable.is_empty();
     let troubled = troubled || !array.unconfirmed.is_empty() || array.unreadable_pages > 0;
-    let is_grave = |condition| matches!(condition, Condition::Full | Condition::KeptDespiteErrors);
+    let is_grave = |condition| {
+        matches!(condition, Condition::Full | Condition::KeptDespiteErrors | Condition::NotMended)
+    };
     let mut conditions = array.members.iter().flat_map(|member| member.conditions.iter().copied());
     let troubled = troubled || conditions.any(is_grave);
     match array.state {
@@ -437,6 +439,18 @@ fn explain_online(array: &ArrayReport) -> Explanation {
                 "Member {} ({}) is far slower than the others, and slows the whole array down.",
                 member.index, member.name
             ),
+    if let Some(member) = with(Condition::NotMended) {
+        return Explanation {
+            status: format!(
+                "Member {} ({}) keeps giving errors: blocks of it are bad also after they were rewritten; the others make up for them.",
+                member.index, member.name
+            ),
+            action: format!(
+                "Replace it with 'calpe replace {} {} NEW', or mend what makes it fail: such blocks are looked at again every minute.",
+                array.name, member.index
+            ),
+        };
+    }
             action: format!(
                 "Look at its device and what leads there; replace it with 'calpe replace {} {} NEW' if it stays so.",
                 array.name, member.index
@@ -848,6 +862,7 @@ mod tests {
     #[test]
     fn a_member_with_errors_is_named_while_online() {
         let mut array = healthy();
+            (Condition::NotMended, "calpe replace tank 2 NEW", Verdict::Degraded),
         array.members[4].cksum = 1;
         let told = explain(&array).status;
         assert_eq!(told, "Member 4 (/srv/m4) had errors; nothing is known to be unreadable now.");
