@@ -22,6 +22,10 @@ pub(super) enum Entry {
 /// How long the answer to a pause waits for the position of the scrub to be recorded.
 const PAUSE_PATIENCE_NS: u64 = 2_000_000_000;
 
+/// Said of a scrub that is paused while its position cannot be recorded.
+pub(super) const PAUSED_UNRECORDED: &str =
+    "the scrub is paused; its position could not be recorded yet, and is lost if the daemon is killed";
+
 impl Array {
     /// Starts a request; its end is an [`ArrayAction::AdminDone`].
     pub fn admin(&mut self, now: Timestamp, id: RequestId, request: AdminRequest) {
@@ -95,7 +99,7 @@ impl Array {
         let now = self.now;
         let is_late = |(_, since): &(RequestId, Timestamp)| now.nanos_since(*since) >= PAUSE_PATIENCE_NS;
         if self.is_failed() || self.pauses.iter().any(is_late) {
-            self.end_pauses("the scrub is paused; its position could not be recorded yet, and is lost if the daemon is killed");
+            self.end_pauses(PAUSED_UNRECORDED);
         }
     }
 

@@ -57,8 +57,8 @@ struct OfMember {
     /// 4 KiB blocks of the device.
     blocks: BTreeMap<u64, Ill>,
     pages: BTreeSet<PageIndex>,
-    /// Blocks that could not be rewritten, and when that was tried last.
-    unmended: BTreeMap<u64, Timestamp>,
+    /// Blocks that could not be rewritten, or were bad right after that.
+    unmended: BTreeMap<u64, Unmended>,
     /// More were bad than could be listed.
     is_full: bool,
     /// Blocks that were bad and were written since; the oldest first.
@@ -72,6 +72,17 @@ struct OfMember {
     probe: Option<Probe>,
     /// It is kept although its errors do not end, and the operator knows.
     is_kept: bool,
+}
+
+/// A block whose repair has failed.
+#[derive(Clone, Copy, Debug)]
+struct Unmended {
+    /// When it was tried last.
+    tried: Timestamp,
+    /// When it is due to be looked at.
+    look: Timestamp,
+    /// It was written, and was bad when it was read again.
+    takes_writes: bool,
 }
 
 /// Errors at a place that had been mended before.
@@ -106,6 +117,8 @@ struct Probe {
 pub(super) enum Excess {
     /// To look at these blocks again, see [`BadBlocks::is_of_content`]; each is followed by [`BadBlocks::probed`].
     Probe(Vec<u64>),
+    /// To try again to repair these blocks; nothing follows.
+    Unmended(Vec<u64>),
     /// Its errors do not end: so many.
     Certain(u64),
 }
@@ -218,14 +231,41 @@ impl BadBlocks {
     /// A bad block could not be rewritten, and nobody relies on that write.
     pub fn not_mended(&mut self, now: Timestamp, member: MemberIndex, bytes: Range<u64>) {
         let blocks = bytes.start / ROW_BYTES..bytes.end.div_ceil(ROW_BYTES);
-        self.of(now, member).unmended.extend(blocks.take(LISTED_MAX).map(|block| (block, now)));
+        let of = self.of(now, member);
+        for block in blocks.take(LISTED_MAX) {
+            if of.unmended.len() < LISTED_MAX || of.unmended.contains_key(&block) {
+                of.unmended.insert(
+                    block,
+                    Unmended { tried: now, look: Timestamp(now.0 + EXCESS_NS), takes_writes: false },
+                );
+            }
+        }
     }
 
-    /// Whether it makes sense to rewrite a block: not if that has failed just now.
-    pub fn may_mend(&self, now: Timestamp, member: MemberIndex, offset: ByteOffset) -> bool {
+    /// A block that was bad was rewritten, and is bad when it is read right after that. This is no new error.
+    pub fn bad_again(&mut self, now: Timestamp, member: MemberIndex, offset: ByteOffset, ill: Ill) {
+        self.failed(now, member, offset, ill);
+        self.not_mended(now, member, offset.0..offset.0 + ROW_BYTES);
+        let (block, of) = (offset.0 / ROW_BYTES, self.of(now, member));
+        of.unmended.entry(block).and_modify(|unmended| unmended.takes_writes = true);
+        let relapsed = &mut of.relapsed;
+        if let Some(relapse) = relapsed.get_mut(&block).filter(|relapse| relapse.last == now) {
+            relapse.times -= 1;
+            relapsed.retain(|_, relapse| relapse.times > 0);
+        }
+    }
+
+    /// Whether blocks of the member could not be rewritten, or were bad again right after that.
+    pub fn has_unmended(&self, member: MemberIndex) -> bool {
+        self.members.get(&member).is_some_and(|of| !of.unmended.is_empty())
+    }
+
+    /// Whether it makes sense to rewrite a block: not if that has failed just now. For a scrub or a look it does where only the
+    /// read after it was bad: each of them is another try.
+    pub fn may_mend(&self, now: Timestamp, member: MemberIndex, offset: ByteOffset, insists: bool) -> bool {
         let of = self.members.get(&member);
         let tried = of.and_then(|of| of.unmended.get(&(offset.0 / ROW_BYTES)));
-        tried.is_none_or(|&tried| now.nanos_since(tried) >= PROBE_INTERVAL_NS)
+        tried.is_none_or(|of| now.nanos_since(of.tried) >= PROBE_INTERVAL_NS || (insists && of.takes_writes))
     }
 
     /// A copy of a metadata page was read well or written.
@@ -372,6 +412,18 @@ impl OfMember {
         all.into_iter().collect()
     }
 
+    /// Blocks whose repair has failed, and which are due to be looked at: soon for the first time, as what fails may pass, then
+    /// once in a while. A look is another try to repair it. They count as looked at from now on.
+    fn unmended_to_look_at(&mut self, now: Timestamp) -> Vec<u64> {
+        let due = self.unmended.iter_mut().filter(|(_, of)| of.look <= now);
+        due.take(PROBES_AT_ONCE)
+            .map(|(&block, of)| {
+                of.look = Timestamp(now.0 + PROBE_INTERVAL_NS);
+                block
+            })
+            .collect()
+    }
+
     fn is_unreliable(&self) -> bool {
         self.is_full || self.is_kept
     }
@@ -387,7 +439,8 @@ impl OfMember {
         self.decay(now);
         if self.errors() <= ERRORS_MAX {
             (self.excess_since, self.probe, self.is_kept) = (None, None, false);
-            return None;
+            let looks = self.unmended_to_look_at(now);
+            return (!looks.is_empty()).then_some(Excess::Unmended(looks));
         }
         if now.nanos_since(*self.excess_since.get_or_insert(now)) < EXCESS_NS {
             return None;
@@ -459,6 +512,7 @@ mod tests {
             for (member, excess) in bad.excessive(at(second), false) {
                 match excess {
                     Excess::Certain(errors) => return Some(errors),
+                    Excess::Unmended(_) => {}
                     Excess::Probe(blocks) => blocks.iter().for_each(|_| bad.probed(member)),
                 }
             }
@@ -616,11 +670,34 @@ mod tests {
         let mut bad = BadBlocks::default();
         bad.not_mended(at(1), MEMBER, bytes(3..5));
         assert_eq!(bad.blocks(OTHER), [(3, 1), (4, 1)].into());
-        assert!(!bad.may_mend(at(2), MEMBER, offset(4)) && bad.may_mend(at(2), MEMBER, offset(5)));
-        assert!(bad.may_mend(at(100), MEMBER, offset(4)), "once in a while");
+        assert!(
+            !bad.may_mend(at(2), MEMBER, offset(4), true) && bad.may_mend(at(2), MEMBER, offset(5), false)
+        );
+        assert!(bad.may_mend(at(100), MEMBER, offset(4), false), "once in a while");
         assert_eq!(judge(&mut bad, 1), None, "a member with few of them serves on");
         bad.written(MEMBER, bytes(0..9));
         assert!(bad.blocks(OTHER).is_empty());
+    }
+
+    #[test]
+    fn a_block_that_is_bad_right_after_it_was_rewritten_is_tried_again_once_in_a_while() {
+        for ill in [Ill::Unreadable, Ill::Wrong] {
+            let mut bad = with_bad(7..8, ill);
+            bad.written(MEMBER, bytes(7..8));
+            assert!(!bad.has_unmended(MEMBER));
+            bad.bad_again(at(2), MEMBER, offset(7), ill);
+            assert!(bad.has_unmended(MEMBER) && !bad.may_mend(at(3), MEMBER, offset(7), false));
+            assert!(bad.may_mend(at(3), MEMBER, offset(7), true), "a scrub tries again");
+            assert_eq!(bad.members[&MEMBER].errors(), 1, "it is one place");
+            let asked: Vec<u64> =
+                (3..200).filter(|&second| !bad.excessive(at(second), false).is_empty()).collect();
+            assert_eq!(asked, [12, 72, 132, 192]);
+            match ill {
+                Ill::Unreadable => bad.read(at(200), MEMBER, bytes(7..8)),
+                Ill::Wrong => bad.verified(MEMBER, offset(7)),
+            }
+            assert!(!bad.has_unmended(MEMBER));
+        }
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! The first superblocks of a new array. Pure: identities, time and randomness come from the caller.
 
 use crate::format::{
-    ChecksumKind, Epoch, Geometry, Left, LogStart, MatrixId, MemberRecord, MemberSet, MemberState,
-    RedoRecord, Region, Role, ScrubRecord, Superblock, VolumeKind,
+    ChecksumKind, Epoch, FIRST_SEQUENCE, Geometry, Left, LogStart, MatrixId, MemberRecord, MemberSet,
+    MemberState, RedoRecord, Region, Role, ScrubRecord, Superblock, VolumeKind,
 };
 use crate::units::{MemberIndex, SlotIndex};
 use uuid::Uuid;
@@ -58,7 +58,7 @@ impl NewArray {
             checksum: self.checksum,
             volume: VolumeKind::Plain,
             regions: self.regions.clone(),
-            sequence: 1,
+            sequence: FIRST_SEQUENCE,
             update: 1,
             update_complete: 0,
             map_pages: 0,

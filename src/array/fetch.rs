@@ -8,13 +8,16 @@
 //! (`fetch/job.rs`); the rest here, block by block. Must not know what the bytes are for.
 
 mod job;
+mod mend;
 
 use super::{Array, Inflight, Owner};
-use crate::block_io::{Buf, BufMut, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
+use crate::block_io::{BufMut, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::format::MemberState;
-use crate::units::{BlockHash, ByteOffset, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex};
+use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex};
 use job::JobOut;
 pub(super) use job::{Blend, Blended, Ingredient};
+use mend::Repair;
+use mend::Sent;
 use std::ops::Range;
 
 const BLOCK: usize = ROW_BYTES as usize;
@@ -50,8 +53,8 @@ pub(super) struct Fetch {
     pub unwritten: Vec<(usize, usize)>,
     /// Blocks that were wrong or unreadable on a member in service, with what should be there.
     pub repairs: Vec<Repair>,
-    /// Repairs that were sent, each one write: its item is its place here.
-    pub sent: Vec<Sent>,
+    /// Repairs that were sent.
+    sent: Vec<Sent>,
     /// Wanted parity is taken as it comes. Never, unless a test breaks the rule.
     pub believes_parity: bool,
 }
@@ -96,22 +99,6 @@ impl Why {
     pub fn is_aside(self) -> bool {
         matches!(self, Why::SetAside | Why::Gone)
     }
-}
-
-/// A block to be rewritten.
-pub(super) struct Repair {
-    pub member: MemberIndex,
-    pub device: DeviceId,
-    pub column: usize,
-    pub row: usize,
-    pub bytes: Buf,
-}
-
-/// Blocks that are being rewritten.
-#[derive(Clone)]
-pub(super) struct Sent {
-    pub offset: ByteOffset,
-    pub bytes: Buf,
 }
 
 /// Some rows of one column.
@@ -612,49 +599,5 @@ impl Array {
                 fetch.repairs.push(Repair { member, device, column, row, bytes });
             }
         }
-    }
-
-    /// Sends the repairs of a fetch, adjacent rows in one write. Returns how many writes are under way, as items of
-    /// `key` from 0 on. Nothing is written while a loss is not recorded (E3). They count as repaired, unless the caller
-    /// `counts` them itself.
-    pub(super) fn send_repairs(&mut self, key: usize, fetch: &mut Fetch, counts: bool) -> usize {
-        let mut repairs = std::mem::take(&mut fetch.repairs);
-        repairs.retain(|repair| {
-            let offset = self.map.device_offset(self.data_offset, fetch.slot, repair.row * BLOCK);
-            self.bad.may_mend(self.now, repair.member, offset)
-        });
-        if self.is_failed() || !self.acknowledgements_allowed() {
-            return 0;
-        }
-        repairs.sort_by_key(|repair| (repair.column, repair.row));
-        let mut sent = 0;
-        let mut at = 0;
-        while at < repairs.len() {
-            let first = &repairs[at];
-            let run = repairs[at..]
-                .iter()
-                .enumerate()
-                .take_while(|(n, r)| r.column == first.column && r.row == first.row + n)
-                .count();
-            let mut buf = self.pool.alloc(run * BLOCK);
-            for (n, repair) in repairs[at..at + run].iter().enumerate() {
-                buf[n * BLOCK..(n + 1) * BLOCK].copy_from_slice(&repair.bytes);
-            }
-            let (member, device) = (first.member, first.device);
-            let offset = self.map.device_offset(self.data_offset, fetch.slot, first.row * BLOCK);
-            self.notice_repair(member, fetch.slot, first.row, run);
-            if self.find_device(device).is_some() {
-                let bytes = buf.freeze();
-                let op = IoOp::Write { offset, buf: bytes.clone(), fua: false };
-                self.submit_io(Owner::Op { key, item: sent }, member, device, op);
-                fetch.sent.push(Sent { offset, bytes });
-                if !counts {
-                    self.member_mut(member).counters.repaired += run as u64;
-                }
-                sent += 1;
-            }
-            at += run;
-        }
-        sent
     }
 }

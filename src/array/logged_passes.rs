@@ -3,13 +3,13 @@
 //! Every block that goes to a device under construction was verified or decoded from verified blocks. A scrub knows by
 //! its checksum which block is wrong; without checksums it falls back to what parity can tell (`verify.rs`).
 
-use super::fetch::{Blend, Fetch, Fetched, Ingredient, Missing, Sent, Why};
+use super::fetch::{Blend, Fetch, Fetched, Ingredient, Missing, Why};
 use super::mutation::{Mutation, is_off};
 use super::rebuild::Target;
 use super::slot_hold::{Held, SlotHold};
 use super::verify::{Column, Repair};
 use super::{ActivityKind, Array, Flow, Inflight, NoticeKind, NoticeLevel, Op, Owner};
-use crate::block_io::{Buf, BufMut, IoFault, IoFaultKind, IoOp, IoValue};
+use crate::block_io::{Buf, BufMut, IoFault, IoOp, IoValue};
 use crate::codec::{BlockHasher, CodedColumns};
 use crate::format::MemberState;
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex, Timestamp};
@@ -206,59 +206,22 @@ impl Array {
             };
         }
         pass.writing -= 1;
-        if matches!(pass.work, Work::Scrub) && !pass.fetch.sent.is_empty() {
-            self.scrub_repair_io(key, pass, item, &entry, result);
-            return if pass.writing > 0 {
-                Flow::Wait
-            } else {
-                self.end_logged_pass(key, pass, !self.is_failed())
-            };
-        }
-        match (result, &pass.work) {
-            (Ok(_), _) => {}
-            (Err(fault), Work::Rebuild(targets))
-                if targets.iter().any(|target| target.device == entry.device) =>
-            {
-                self.write_fault(entry.member, entry.device, "write of the rebuild", fault);
+        let is_target = |target: &Target| target.device == entry.device;
+        match (&pass.work, result) {
+            (Work::Rebuild(targets), result) if targets.iter().any(is_target) => {
+                if let Err(fault) = result {
+                    self.write_fault(entry.member, entry.device, "write of the rebuild", fault);
+                }
             }
-            (Err(fault), _) => self.repair_fault(entry.member, entry.device, fault),
+            (_, result) => {
+                let mended = self.mend_io(key, &mut pass.fetch, item, &entry, result);
+                pass.writing += mended.begun;
+                if let (Work::Scrub, Some(scrub)) = (&pass.work, self.passes.pass_mut(ActivityKind::Scrub)) {
+                    scrub.repaired += mended.repaired;
+                }
+            }
         }
         if pass.writing > 0 { Flow::Wait } else { self.end_logged_pass(key, pass, !self.is_failed()) }
-    }
-
-    /// What a scrub has rewritten is read again: it counts as repaired when it holds what was written. The items of these reads
-    /// come after those of the writes.
-    fn scrub_repair_io(
-        &mut self,
-        key: usize,
-        pass: &mut LoggedPass,
-        item: usize,
-        entry: &Inflight,
-        result: Result<IoValue, IoFault>,
-    ) {
-        let writes = pass.fetch.sent.len();
-        let Sent { offset, bytes } = pass.fetch.sent[item % writes].clone();
-        match result {
-            Ok(IoValue::Data(found)) if found[..] == bytes[..] => {
-                let rows = (bytes.len() / BLOCK) as u64;
-                self.member_mut(entry.member).counters.repaired += rows;
-                if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
-                    scrub.repaired += rows;
-                }
-            }
-            Ok(IoValue::Data(_)) => {}
-            Ok(_) => {
-                if self.find_device(entry.device).is_some() {
-                    let read = IoOp::Read { offset, buf: self.pool.alloc(bytes.len()) };
-                    self.submit_io(Owner::Op { key, item: writes + item }, entry.member, entry.device, read);
-                    pass.writing += 1;
-                }
-            }
-            Err(fault) if item < writes => self.repair_fault(entry.member, entry.device, fault),
-            // That the place gives errors was counted.
-            Err(fault) if fault.kind == IoFaultKind::Medium => {}
-            Err(fault) => self.read_fault(entry.member, entry.device, fault),
-        }
     }
 
     /// Takes the end of a job: what was read is verified.
@@ -323,7 +286,7 @@ impl Array {
         }
         let columns: Vec<(usize, Buf)> =
             pass.fetch.take().into_iter().map(|(column, _, buf)| (column, buf.freeze())).collect();
-        pass.writing = self.send_repairs(key, &mut pass.fetch, false);
+        pass.writing = self.send_repairs(key, &mut pass.fetch);
         for target in &targets {
             let Some((_, buf)) = columns.iter().find(|(column, _)| *column == target.column) else {
                 continue;
@@ -421,7 +384,7 @@ impl Array {
             );
             self.notice(NoticeKind::ScrubUnresolved, NoticeLevel::Error, None, text);
         }
-        pass.writing = self.send_repairs(key, &mut pass.fetch, true);
+        pass.writing = self.send_repairs(key, &mut pass.fetch);
         if pass.writing > 0 { Flow::Wait } else { self.end_logged_pass(key, pass, true) }
     }
 
@@ -477,18 +440,7 @@ impl Array {
             if self.find_device(device).is_none() {
                 continue;
             }
-            let rows = (buf.len() / BLOCK) as u64;
-            self.member_mut(member).counters.repaired += rows;
-            if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
-                scrub.repaired += rows;
-            }
-            let offset = self.map.device_offset(self.data_offset, slot, start);
-            self.submit_io(
-                Owner::Op { key, item: 0 },
-                member,
-                device,
-                IoOp::Write { offset, buf, fua: false },
-            );
+            self.send_repair(key, &mut pass.fetch, member, device, start / BLOCK, buf);
             pass.writing += 1;
         }
         if pass.writing > 0 { Flow::Wait } else { self.end_logged_pass(key, pass, true) }

@@ -222,9 +222,7 @@ impl Array {
     ) -> Flow {
         if read.stage == Stage::Repair {
             read.repairing -= 1;
-            if let Err(fault) = result {
-                self.repair_fault(entry.member, entry.device, fault);
-            }
+            read.repairing += self.mend_io(key, &mut read.fetch, item, &entry, result).begun;
             return if read.repairing > 0 { Flow::Wait } else { self.release_logged_read(key, read) };
         }
         match self.fetch_io(key, &mut read.fetch, item, entry, result) {
@@ -257,7 +255,7 @@ impl Array {
             self.damage.forget((read.stripe, column as u16, row as u32));
             self.look_found = true;
             read.stage = Stage::Repair;
-            read.repairing = self.send_repairs(key, &mut read.fetch, false);
+            read.repairing = self.send_repairs(key, &mut read.fetch);
             return if read.repairing > 0 { Flow::Wait } else { self.release_logged_read(key, read) };
         }
         self.forget_damage(read.stripe, read.offset, read.len);
@@ -300,7 +298,7 @@ impl Array {
         }
         read.fetch.repairs = repairs;
         read.stage = Stage::Repair;
-        read.repairing = self.send_repairs(key, &mut read.fetch, false);
+        read.repairing = self.send_repairs(key, &mut read.fetch);
         if read.repairing > 0 { Flow::Wait } else { self.release_logged_read(key, read) }
     }
 

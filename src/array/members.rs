@@ -1,11 +1,11 @@
 //! The members of an array: who serves which slot, who must get a write, and what happens when one fails.
 
-use super::bad_blocks::{Excess, Ill};
+use super::bad_blocks::Ill;
 use super::inflight::{Again, Inflight};
 use super::mutation::{Mutation, is_off};
 use super::{Array, ArrayAction, Effect, Owner, Stopping};
 use super::{MemberCondition, MemberCounters, MemberStatus, NoticeKind, NoticeLevel};
-use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
+use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoValue};
 use crate::format::{MemberSet, MemberState};
 use crate::units::{ByteOffset, Count, MemberIndex, ROW_BYTES, SlotIndex, Timestamp};
 use std::collections::BTreeSet;
@@ -480,81 +480,6 @@ impl Array {
         is_new
     }
 
-    /// Tick: members whose errors do not end leave, if they can be spared (T5).
-    pub(super) fn judge_errors(&mut self) {
-        // While the log is replayed nothing is looked at again.
-        if self.is_failed() || self.stopping.is_some() || !self.redo.is_serving() {
-            return;
-        }
-        for (index, excess) in self.bad.excessive(self.now, self.looks > 0) {
-            let Some(device) = self.member(index).device else { continue };
-            let errors = match excess {
-                Excess::Certain(errors) => errors,
-                Excess::Probe(blocks) => {
-                    blocks.into_iter().for_each(|block| self.probe(index, device.id, block));
-                    continue;
-                }
-            };
-            if self.may_spare(index) || is_off(Mutation::LastCopyNotSpared) {
-                let reason =
-                    format!("its errors do not end: {errors} places cannot be read or are wrong again");
-                self.fault_device(index, device.id, MemberState::Faulted, reason);
-            } else if self.bad.keep(index) {
-                let text = format!(
-                    "the errors of member {index} do not end: {errors} places cannot be read or are wrong again. It is kept in \
-                     service all the same, for without it others could not be read: replace it with 'calpe replace'"
-                );
-                self.notice(NoticeKind::MemberKept, NoticeLevel::Error, Some(index), text);
-            }
-        }
-    }
-
-    /// Looks again at a place of a member in service that was bad.
-    fn probe(&mut self, index: MemberIndex, device: DeviceId, block: u64) {
-        let offset = ByteOffset(block * ROW_BYTES);
-        if !self.bad.is_of_content(index, block) {
-            let op = IoOp::Read { offset, buf: self.pool.alloc(ROW_BYTES as usize) };
-            return self.submit_io(Owner::Probe, index, device, op);
-        }
-        // What comes of it shows as a verdict.
-        if let Some(within) = offset.0.checked_sub(self.data_offset.0).filter(|_| self.redo.is_serving()) {
-            let chunk = self.map.chunk as u64;
-            let slot = SlotIndex(within / chunk);
-            let (column, row) = (self.map.column_of(slot, index).0, (within % chunk / ROW_BYTES) as u32);
-            match self.redo.stripes.stripe_at(slot) {
-                Some(stripe) => self.look_again((stripe, column, row), None),
-                // Nothing that anybody needs is there.
-                None => self.bad.verified(index, offset),
-            }
-        }
-        self.bad.probed(index);
-    }
-
-    /// Whether everything that is known can be read without a member in service: each row and page that is listed as bad
-    /// on others too (T5).
-    pub(super) fn may_spare(&self, index: MemberIndex) -> bool {
-        let online = self.online();
-        let unlisted = self.bad.unlisted(index);
-        // Erasures of a row that is bad on none of the others, as far as that is known.
-        let gone = self.map.width() - online.len() + 1 + unlisted;
-        if gone > self.map.m {
-            return false;
-        }
-        let redo = &self.redo;
-        let chunk = self.map.chunk as u64;
-        let holds_data = |block: u64| {
-            let slot = SlotIndex((block * ROW_BYTES).saturating_sub(self.data_offset.0) / chunk);
-            redo.is_serving() && redo.stripes.stripe_at(slot).is_some_and(|stripe| self.holds_data(stripe))
-        };
-        let rows = self.bad.blocks(index);
-        let rows = rows.into_iter().all(|(block, bad)| gone + bad <= self.map.m || !holds_data(block));
-        rows && self.bad.pages(index).into_iter().all(|(page, bad)| {
-            let copies = redo.pages.layout().copies(page).map(|(member, _)| member);
-            let gone = copies.filter(|member| *member == index || !online.contains(*member)).count();
-            gone + bad + unlisted <= self.map.m
-        })
-    }
-
     /// A write or flush failed for good: the device leaves service. Not for a fault that passes: whoever relied on the
     /// operation is told of that only when its device has left, or it is void (T4).
     pub(super) fn write_fault(&mut self, index: MemberIndex, device: DeviceId, what: &str, fault: IoFault) {
@@ -788,9 +713,11 @@ impl Array {
     fn conditions(&self, index: MemberIndex) -> Vec<MemberCondition> {
         let member = self.member(index);
         let kept = self.bad.is_kept(index).then_some(MemberCondition::KeptDespiteErrors);
+        let is_unmended = kept.is_none() && self.bad.has_unmended(index);
+        let not_mended = is_unmended.then_some(MemberCondition::NotMended);
         let slow = self.paces.is_slow(index).then_some(MemberCondition::Slow);
         let served_last = self.returnable_now().contains(index).then_some(MemberCondition::ServedLast);
-        self.lacks_of(member).chain(kept).chain(slow).chain(served_last).collect()
+        self.lacks_of(member).chain(kept).chain(not_mended).chain(slow).chain(served_last).collect()
     }
 
     /// Whether the array has ended.

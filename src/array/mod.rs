@@ -21,6 +21,7 @@ mod checkpoint;
 mod create;
 mod current;
 mod damage;
+mod endless_errors;
 mod fetch;
 mod footprint;
 pub mod geometry;

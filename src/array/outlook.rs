@@ -3,7 +3,7 @@
 //!
 //! Invariant: nothing here changes anything. What `admin.rs` does begins with these checks.
 
-use super::admin::Entry;
+use super::admin::{Entry, PAUSED_UNRECORDED};
 use super::members::Member;
 use super::startup::Life;
 use super::{AdminError, AdminOutcome, AdminRequest, Array, NewDevice, STOPPED_CLEANLY};
@@ -43,7 +43,11 @@ impl Array {
                 format!("the replacement of member {member} is cancelled; {}", self.without_it(*member))
             }),
             AdminRequest::ScrubStart => self.check_scrub_start().map(|()| self.words_for_scrub().into()),
-            AdminRequest::ScrubPause => self.check_scrub(true).map(|()| "the scrub is paused".into()),
+            AdminRequest::ScrubPause => self.check_scrub(true).map(|()| match self.is_failed() {
+                // Nothing can be recorded before its members are back.
+                true => PAUSED_UNRECORDED.into(),
+                false => "the scrub is paused".into(),
+            }),
             AdminRequest::ScrubStop => self.check_scrub(false).map(|()| "the scrub is stopped".into()),
             AdminRequest::Repair => {
                 self.check_repair().map(|()| "what is set aside or lost is looked at again".into())

@@ -146,11 +146,12 @@ impl Passes {
             finished_unix: scrub.finished_unix,
             errors: scrub.errors,
             repaired: scrub.repaired,
-            unchecked: MemberSet::new(),
+            unchecked: if scrub.position.is_none() { scrub.unchecked } else { MemberSet::new() },
         });
         let unfinished = scrub.position.map(|position| Pass {
             errors: scrub.errors_so_far,
             repaired: scrub.repaired_so_far,
+            unchecked: scrub.unchecked,
             ..Pass::from(position.0)
         });
         Passes {
@@ -176,6 +177,7 @@ impl Passes {
         pass.owed_again.clear();
         (pass.settles, pass.rereads, pass.rereading) = (None, 0, false);
         pass.progress = Progress::starting_at(0, false);
+        pass.unchecked = MemberSet::new();
     }
 
     /// Nothing new starts until every slot operation under way has ended: they belong to positions that are void.
@@ -193,6 +195,10 @@ impl Passes {
             finished_unix: last.map_or(0, |l| l.finished_unix),
             errors: last.map_or(0, |l| l.errors),
             repaired: last.map_or(0, |l| l.repaired),
+            unchecked: match &self.scrub {
+                Some(pass) => pass.unchecked,
+                None => last.map_or_else(MemberSet::new, |l| l.unchecked),
+            },
         }
     }
 

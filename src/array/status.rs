@@ -39,6 +39,8 @@ pub enum MemberCondition {
     ShortOfResources,
     /// Its errors do not end, and it is kept in service because what is bad on others could not be read without it.
     KeptDespiteErrors,
+    /// Blocks of it stay bad although they were rewritten, or cannot be rewritten.
+    NotMended,
     /// Its reads and writes take far longer than those of the others.
     Slow,
     /// It was in service until the array failed, and can come back to it: such members come first.

@@ -65,11 +65,6 @@ impl Array {
             .expect("k distinct present columns decode any other");
         let member = liar.member;
         self.member_mut(member).counters.checksum_errors += 1;
-        if errors <= ROW_NOTICES_MAX {
-            let text =
-                format!("scrub: row {row} of slot {slot} is wrong on member {member}; it is rewritten");
-            self.notice(NoticeKind::BlocksRepaired, NoticeLevel::Warning, Some(member), text);
-        }
         Some(Repair { member, device: liar.device, start, buf: buf.freeze() })
     }
 

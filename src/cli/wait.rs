@@ -291,9 +291,10 @@ fn look_at_repair(array: &ArrayReport) -> Look {
 }
 
 fn scrub_result(array: &ArrayReport, since: &ScrubMark) -> Look {
-    // It looks at what is in service; of the others nothing is known.
-    let out: Vec<_> = array.members.iter().filter(|member| !in_service(member)).collect();
-    let unverified = match out.len() {
+    // It looks at what is in service; of the others nothing is known, also where they are back by now.
+    let was_unchecked = |member: &&MemberReport| array.last_scrub_unchecked.contains(&member.index);
+    let out = array.members.iter().filter(|member| was_unchecked(member) || !in_service(member)).count();
+    let unverified = match out {
         0 => String::new(),
         many => format!("; not verified, as out of service: {many} of {} members", array.members.len()),
     };
@@ -604,6 +605,10 @@ mod tests {
         degraded.members[0].state = MemberState::Online;
         let look = Waiter::new(Goal::Scrub { since: MARK }).look(&degraded);
         assert!(matches!(&look, Look::Well(text) if text.ends_with("no errors")), "{look:?}");
+        // It is back since, and the scrub had passed by without it.
+        degraded.last_scrub_unchecked = vec![0];
+        let look = Waiter::new(Goal::Scrub { since: MARK }).look(&degraded);
+        assert!(matches!(&look, Look::Well(text) if text.contains(&told)), "{look:?}");
     }
 
     #[test]

@@ -298,6 +298,8 @@ pub enum Condition {
     HostShort,
     /// Its errors do not end, and others could not be read without it.
     KeptDespiteErrors,
+    /// Blocks of it stay bad although they were rewritten, or cannot be rewritten.
+    NotMended,
     /// Its reads and writes take far longer than those of the others.
     Slow,
     /// It is out of service, and comes back by itself: when its host answers, or when there is room.
@@ -310,6 +312,8 @@ pub enum Condition {
     Kept,
     /// It is out of service, and what was found in its place holds no superblock: it can only be built anew.
     Overwritten,
+    /// It is out of service, and its device is smaller than it was: it can only be replaced.
+    CutOff,
 }
 
 impl Condition {
@@ -321,12 +325,14 @@ impl Condition {
             Condition::NewDeviceFull => "the storage of its new device is full",
             Condition::HostShort => "this host lacks resources for it",
             Condition::KeptDespiteErrors => "kept despite its errors",
+            Condition::NotMended => "blocks of it stay bad when they are rewritten",
             Condition::Slow => "far slower than the others",
             Condition::Returning => "comes back by itself",
             Condition::Repaired => "blocks were repaired",
             Condition::ServedLast => "in service until the array failed",
             Condition::Kept => "holds what may be nowhere else",
             Condition::Overwritten => "its superblock was overwritten",
+            Condition::CutOff => "its device was cut off",
         }
     }
 }

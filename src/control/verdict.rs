@@ -43,7 +43,9 @@ fn verdict_of(array: &ArrayReport) -> Verdict {
     let troubled = scrub_errors(array) > 0 || array.errors.client > 0 || !array.lost.is_empty();
     let troubled = troubled || !array.set_aside.is_empty() || !array.unreadable.is_empty();
     let troubled = troubled || !array.unconfirmed.is_empty() || array.unreadable_pages > 0;
-    let is_grave = |condition| matches!(condition, Condition::Full | Condition::KeptDespiteErrors);
+    let is_grave = |condition| {
+        matches!(condition, Condition::Full | Condition::KeptDespiteErrors | Condition::NotMended)
+    };
     let mut conditions = array.members.iter().flat_map(|member| member.conditions.iter().copied());
     let troubled = troubled || conditions.any(is_grave);
     match array.state {
@@ -172,7 +174,7 @@ fn explain_failed(array: &ArrayReport, absent: &[&MemberReport]) -> Explanation 
 fn bring_back(array: &ArrayReport, absent: &[&MemberReport]) -> String {
     let name = &array.name;
     let served_last = |member: &&&MemberReport| {
-        member.conditions.contains(&Condition::ServedLast) && !is_overwritten(member)
+        member.conditions.contains(&Condition::ServedLast) && !is_overwritten(member) && !is_cut_off(member)
     };
     let first: Vec<&MemberReport> = absent.iter().filter(served_last).copied().collect();
     let rest: Vec<&MemberReport> = absent.iter().filter(|member| !served_last(member)).copied().collect();
@@ -339,7 +341,8 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
     let (returning, gone): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|member| returns(member));
     let (overwritten, gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(|member| is_overwritten(member));
     let (kept, gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(|member| is_kept(member));
-    let none_gone = gone.is_empty() && overwritten.is_empty() && kept.is_empty();
+    let (cut_off, gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(|member| is_cut_off(member));
+    let none_gone = [&gone, &overwritten, &kept, &cut_off].iter().all(|members| members.is_empty());
     let action = match (none_gone, returning.is_empty()) {
         (true, true) => format!("Wait for the rebuild to end: 'calpe wait {}'.", array.name),
         (true, false) => wait_for(&returning),
@@ -349,7 +352,8 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
             let keep = kept.first().map(|first| keep(array, &kept, first.index));
             let back = (!gone.is_empty()).then(|| get_back(array, &gone));
             let anew = (!overwritten.is_empty()).then(|| build_anew(array, &overwritten));
-            [room, keep, back, anew].into_iter().flatten().collect::<Vec<_>>().join(" ")
+            let replaced = (!cut_off.is_empty()).then(|| replace_cut_off(array, &cut_off));
+            [room, keep, back, anew, replaced].into_iter().flatten().collect::<Vec<_>>().join(" ")
         }
     };
     Explanation { status, action }
@@ -394,6 +398,19 @@ fn is_kept(member: &MemberReport) -> bool {
 /// Whether it can only be built anew.
 fn is_overwritten(member: &MemberReport) -> bool {
     member.conditions.contains(&Condition::Overwritten)
+}
+
+/// Whether it can only be replaced, as its device is smaller than it was.
+fn is_cut_off(member: &MemberReport) -> bool {
+    member.conditions.contains(&Condition::CutOff)
+}
+
+/// What to do about members whose devices are smaller than they were: they cannot come back.
+fn replace_cut_off(array: &ArrayReport, members: &[&MemberReport]) -> String {
+    let commands: Vec<String> =
+        members.iter().map(|member| format!("'calpe replace {} {} NEW'", array.name, member.index)).collect();
+    let what = if members.len() == 1 { "its device was" } else { "their devices were" };
+    format!("Replace what cannot come back, as {what} cut off: {}. ({})", commands.join(", "), names(members))
 }
 
 /// What to do about members whose superblocks are gone: they cannot come back.
@@ -447,6 +464,18 @@ fn explain_online(array: &ArrayReport) -> Explanation {
                 member.index, member.name
             ),
             action: format!("Replace it now: 'calpe replace {} {} NEW'.", array.name, member.index),
+        };
+    }
+    if let Some(member) = with(Condition::NotMended) {
+        return Explanation {
+            status: format!(
+                "Member {} ({}) keeps giving errors: blocks of it are bad also after they were rewritten; the others make up for them.",
+                member.index, member.name
+            ),
+            action: format!(
+                "Replace it with 'calpe replace {} {} NEW', or mend what makes it fail: such blocks are looked at again every minute.",
+                array.name, member.index
+            ),
         };
     }
     if let Some(member) = with(Condition::HostShort) {
@@ -509,7 +538,7 @@ fn explain_online(array: &ArrayReport) -> Explanation {
 
 /// Whether it comes back by itself.
 fn returns(member: &MemberReport) -> bool {
-    member.conditions.contains(&Condition::Returning)
+    member.conditions.contains(&Condition::Returning) && !is_kept(member)
 }
 
 /// What to do about members that come back by themselves: never to replace them.
@@ -730,9 +759,28 @@ mod tests {
     }
 
     #[test]
+    fn a_member_that_was_cut_off_is_to_be_replaced_and_not_to_come_back() {
+        let mut array = with_absent(&[MemberState::Missing, MemberState::Faulted]);
+        array.members[0].conditions = vec![Condition::CutOff];
+        let action = explain(&array).action;
+        assert!(
+            action.contains("'calpe replace tank 0 NEW'") && !action.contains("online tank 0"),
+            "{action}"
+        );
+        assert!(action.contains("'calpe online tank 1'"), "{action}");
+        array.members[1].conditions = vec![Condition::CutOff];
+        let action = explain(&array).action;
+        assert!(
+            action.contains("'calpe replace tank 1 NEW'") && !action.contains("calpe online"),
+            "{action}"
+        );
+    }
+
+    #[test]
     fn a_device_that_holds_what_may_be_nowhere_else_is_to_be_kept_whatever_becomes_of_others() {
         let mut array = with_absent(&[MemberState::Offline, MemberState::Offline]);
-        array.members[1].conditions = vec![Condition::Kept];
+        // It answers, and does not come back all the same.
+        array.members[1].conditions = vec![Condition::Returning, Condition::Kept];
         let action = explain(&array).action;
         assert!(action.starts_with("Keep the device of 1: "), "{action}");
         assert!(action.contains("'calpe online tank 0'") && !action.contains("online tank 1"), "{action}");
@@ -876,6 +924,7 @@ mod tests {
         for (condition, word, verdict_of_it) in [
             (Condition::Full, "Make room", Verdict::Degraded),
             (Condition::KeptDespiteErrors, "calpe replace tank 2 NEW", Verdict::Degraded),
+            (Condition::NotMended, "calpe replace tank 2 NEW", Verdict::Degraded),
             (Condition::HostShort, "what it lacks", Verdict::Healthy),
             (Condition::Slow, "what leads there", Verdict::Healthy),
         ] {

@@ -4,7 +4,7 @@
 //! be opened, or does not answer, is left out, unless another daemon may serve the array. Must not know of running arrays.
 
 use super::copies::{Twins, find_twins};
-use super::search::{Found, Search, Unusable};
+use super::search::{Found, Loss, Search, Unusable};
 use super::superblocks::{Copies, check_length, patiently, read_copies, witness};
 use crate::array::assembly::{Assembled, AssemblyError, Candidate, Seat, assemble};
 use crate::format::{MemberState, ReplacementRecord, Superblock, damaged_copies, newest_read};
@@ -225,6 +225,17 @@ impl Opened {
                 left_out.push(left);
             }
         }
+        let is_out = |state| matches!(state, MemberState::Faulted | MemberState::Offline);
+        let seats = assembled.seats.iter_mut().enumerate();
+        for (index, seat) in seats.filter(|(_, seat)| is_out(seat.state)) {
+            let left = left_in_place(found, seat.uuid, place(index, seat.uuid));
+            // Whatever it was taken out for, it cannot come back from there.
+            if let Some(left) = left.filter(|left| left.loss.is_some()) {
+                let before = seat.reason.take().map(|reason| reason + "; ").unwrap_or_default();
+                seat.reason = Some(before + &left.reason);
+                left_out.push(left);
+            }
+        }
         for (member, device) in lost_replacements(assembled) {
             if left_out.iter().all(|left| left.device != device) {
                 left_out.extend(left_in_place(found, device, place(usize::from(member.0), device)));
@@ -248,10 +259,10 @@ fn left_in_place(found: &Search, device: Uuid, place: Option<PathBuf>) -> Option
     let unusable = found.unusable.iter().find(is_own).cloned();
     let stranger = |path: PathBuf| {
         let reason = found.stranger_at(&path)?;
-        Some(Unusable { path, device: None, reason, overwritten: false })
+        Some(Unusable { path, device: None, reason, loss: None })
     };
-    let Unusable { path, reason, overwritten, .. } = unusable.or_else(|| place.and_then(stranger))?;
-    Some(LeftOut { device, path: Some(path), reason, overwritten })
+    let Unusable { path, reason, loss, .. } = unusable.or_else(|| place.and_then(stranger))?;
+    Some(LeftOut { device, path: Some(path), reason, loss })
 }
 
 /// Devices that were being built when the array was stopped, and that are not among its devices now: member and device.
@@ -273,8 +284,8 @@ pub struct LeftOut {
     pub path: Option<PathBuf>,
     /// Why: "PATH: what is wrong".
     pub reason: String,
-    /// Its superblock is not there any more.
-    pub overwritten: bool,
+    /// What of it is gone for good.
+    pub loss: Option<Loss>,
 }
 
 /// Opens, locks and assembles the array of these members. What does not answer within `patience` is left out.
@@ -336,7 +347,7 @@ pub fn open(members: &[Found], force: bool, patience: Duration) -> Result<Opened
             match assembled.seats.iter().any(is_missed) || was_built() {
                 true => {
                     let path = Some(device.path().to_owned());
-                    left_out.push(LeftOut { device: uuid, path, reason, overwritten: false });
+                    left_out.push(LeftOut { device: uuid, path, reason, loss: None });
                 }
                 false => warnings.push(reason),
             }
@@ -409,7 +420,7 @@ impl Opening {
             device: found.superblock.device,
             path: Some(found.path.clone()),
             reason,
-            overwritten: false,
+            loss: None,
         });
     }
 
@@ -422,7 +433,7 @@ impl Opening {
             };
             let reason = twins.reason(self.candidates[twins.unused[0]].superblock.member, path);
             let Twins { device, unused, .. } = twins;
-            self.left_out.push(LeftOut { device, path: None, reason, overwritten: false });
+            self.left_out.push(LeftOut { device, path: None, reason, loss: None });
             for at in unused {
                 self.devices[self.candidates[at].key] = None;
             }

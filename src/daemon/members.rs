@@ -11,11 +11,12 @@ use super::peer::Owner;
 use super::reactor::{ArrayFacts, ArrayId};
 use super::report::{Names, Place};
 use super::room::{Wanted, check_room};
-use super::search::{overwritten, search};
+use super::search::{Loss, Unusable, overwritten, search};
 use super::service::{Daemon, Done, Outcome, lock, refusal};
 use super::superblocks::{
     read_superblock, reserve_regions, reserved_bytes, signatures, wipe_ends, wipe_log, witness,
 };
+use crate::array::assembly::NOWHERE_ELSE;
 use crate::block_io::DeviceId;
 use crate::control::{ErrorCode, MemberRef, RequestError};
 use crate::format::{MemberState, NewestError, Role, Superblock};
@@ -194,7 +195,8 @@ impl Daemon {
         if dry_run {
             let new = self.new_device(&device, Some(superblock));
             let request = AdminRequest::Online { member: target.index, device: new };
-            let done = self.would(target.array, &target.name, request)?;
+            let done = self.would(target.array, &target.name, request);
+            let done = done.inspect_err(|error| self.note_kept(&target, device.path(), error))?;
             return Ok(Done::line(format!("{} ({})", done.message, shown(&path))));
         }
         let done = self.bring_online(&target, device, superblock)?;
@@ -206,7 +208,18 @@ impl Daemon {
     pub(super) fn bring_online(&self, target: &Target, device: Device, superblock: Superblock) -> Outcome {
         check_fit(target, &device)?;
         let new = self.new_device(&device, Some(superblock));
+        let path = device.path().to_owned();
         self.hand_over(target, new, device, |member, device| AdminRequest::Online { member, device })
+            .inspect_err(|error| self.note_kept(target, &path, error))
+    }
+
+    /// A member was not taken back. Where its device holds what may be nowhere else, the status says so from now on: the array
+    /// itself knows of no device that it has refused.
+    fn note_kept(&self, target: &Target, path: &Path, error: &RequestError) {
+        if error.message.contains(NOWHERE_ELSE) {
+            let reason = format!("not taken back: {}: {}", shown(path), error.message);
+            self.with_names(target.array, |names| names.kept.insert(target.seat.uuid, reason));
+        }
     }
 
     pub(super) fn replace(
@@ -492,6 +505,7 @@ impl Daemon {
         let wider: Vec<PathBuf> = wider.filter(|place| place != Path::new("/dev")).collect();
         let mut why = Vec::new();
         let mut is_overwritten = false;
+        let mut cut_off = None;
         for (at, places) in [own.into_iter().collect(), wider].into_iter().enumerate() {
             let mut found = search(&places, patience(target.limits));
             // What is wrong with the place where it was; of others nobody has asked.
@@ -499,6 +513,10 @@ impl Daemon {
                 why = found.warnings.iter().map(|line| format!(": {line}")).take(1).collect();
                 is_overwritten = !found.blank.is_empty();
             }
+            let is_cut = |unusable: &&Unusable| {
+                unusable.device == Some(target.seat.uuid) && unusable.loss == Some(Loss::CutOff)
+            };
+            cut_off = cut_off.or_else(|| found.unusable.iter().find(is_cut).map(|cut| cut.reason.clone()));
             let members = found.arrays.remove(&target.superblock.array).unwrap_or_default();
             let is_own = |s: &Superblock| {
                 s.device == target.seat.uuid && s.member == target.index && s.role == Role::Member
@@ -507,8 +525,20 @@ impl Daemon {
                 return Ok(member.path);
             }
         }
+        if let Some(why) = cut_off {
+            self.with_names(target.array, |names| names.losses.insert(target.seat.uuid, Loss::CutOff));
+            let (name, index) = (&target.name, target.index);
+            return Err(refusal(
+                ErrorCode::Device,
+                format!(
+                    "{why}; {} cannot come back from there. To replace it: 'calpe replace {name} {index} NEW', unless the array has \
+                     FAILED; if its device is at another path now: 'calpe online {name} {index} --path PATH'",
+                    target.describe()
+                ),
+            ));
+        }
         if let (true, Some(path)) = (is_overwritten, &target.seat.path) {
-            self.with_names(target.array, |names| names.overwritten.insert(target.seat.uuid));
+            self.with_names(target.array, |names| names.losses.insert(target.seat.uuid, Loss::Overwritten));
             let (name, index) = (&target.name, target.index);
             return Err(refusal(
                 ErrorCode::Device,

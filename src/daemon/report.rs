@@ -3,6 +3,7 @@
 //! Must not ask anybody anything: facts in, report out. Rates come from samples that are handed in with their time.
 
 use super::reactor::{ArrayFacts, ListenAddress};
+use super::search::Loss;
 use super::state::{Counts, GivenUp};
 use crate::array::assembly::NOWHERE_ELSE;
 use crate::block_io::DeviceId;
@@ -17,7 +18,7 @@ use crate::units::{MemberIndex, Timestamp, VolumeOffset};
 use crate::volume::{
     Activity, ActivityKind, ArrayState, LogState, MemberCondition, MemberStatus, Rest, VolumeStatus,
 };
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -99,8 +100,10 @@ pub struct Names {
     pub(super) earlier_unchecked: (u64, Vec<u16>),
     /// Copies of the superblock that were found damaged when the array was opened, by device.
     pub damaged: HashMap<Uuid, u64>,
-    /// Devices that were found without their superblocks where they had been.
-    pub overwritten: HashSet<Uuid>,
+    /// Devices that cannot come back from where they had been, as of what is gone there.
+    pub losses: HashMap<Uuid, Loss>,
+    /// Devices that the array has refused to take back, as what they hold may be nowhere else; and what it said.
+    pub kept: HashMap<Uuid, String>,
     /// Progress lately.
     pub meters: Meters,
 }
@@ -115,7 +118,8 @@ impl Names {
                     self.earlier.get_mut(at).into_iter().for_each(|counts| *counts = Counts::default());
                     self.damaged.remove(&seat.uuid);
                 }
-                self.overwritten.remove(&place.uuid);
+                self.losses.remove(&place.uuid);
+                self.kept.remove(&place.uuid);
                 *seat = place.clone();
             }
         }
@@ -246,6 +250,9 @@ impl Names {
     fn member(&self, seat: &Place, member: &MemberStatus, returning: bool) -> MemberReport {
         let counts = self.counts_of(seat, member);
         let troubled = counts.read + counts.write + counts.cksum > 0;
+        let is_out = member.device.is_none();
+        let kept = self.kept.get(&seat.uuid).filter(|_| is_out);
+        let reason = kept.or(member.reason.as_ref()).cloned();
         MemberReport {
             index: member.index.0,
             name: seat.name(),
@@ -262,12 +269,15 @@ impl Names {
             write: counts.write,
             cksum: counts.cksum,
             repaired: counts.repaired,
-            reason: member.reason.clone(),
             conditions: {
-                let is_overwritten = member.device.is_none() && self.overwritten.contains(&seat.uuid);
-                let overwritten = is_overwritten.then_some(Condition::Overwritten);
-                conditions(member, &counts, returning).into_iter().chain(overwritten).collect()
+                let loss = self.losses.get(&seat.uuid).filter(|_| is_out).map(|loss| match loss {
+                    Loss::Overwritten => Condition::Overwritten,
+                    Loss::CutOff => Condition::CutOff,
+                });
+                let of_all = conditions(member, reason.as_deref(), &counts, returning);
+                of_all.into_iter().chain(loss).collect()
             },
+            reason,
             cached: member.device.and_then(|id| self.devices.get(&id)).is_some_and(Place::is_cached),
             replacement: member.replacement.map(|device| match self.devices.get(&device) {
                 Some(place) => ReplacementReport { name: place.name(), uuid: Some(place.uuid) },
@@ -277,18 +287,24 @@ impl Names {
     }
 }
 
-fn conditions(member: &MemberStatus, counts: &Counts, returning: bool) -> Vec<Condition> {
+fn conditions(
+    member: &MemberStatus,
+    reason: Option<&str>,
+    counts: &Counts,
+    returning: bool,
+) -> Vec<Condition> {
     let of_array = member.conditions.iter().map(|condition| match condition {
         MemberCondition::Full => Condition::Full,
         MemberCondition::NewDeviceFull => Condition::NewDeviceFull,
         MemberCondition::ShortOfResources => Condition::HostShort,
         MemberCondition::KeptDespiteErrors => Condition::KeptDespiteErrors,
+        MemberCondition::NotMended => Condition::NotMended,
         MemberCondition::Slow => Condition::Slow,
         MemberCondition::ServedLast => Condition::ServedLast,
     });
     let returning = returning.then_some(Condition::Returning);
     let repaired = (counts.repaired > 0).then_some(Condition::Repaired);
-    let is_kept = member.reason.as_deref().is_some_and(|reason| reason.contains(NOWHERE_ELSE));
+    let is_kept = reason.is_some_and(|reason| reason.contains(NOWHERE_ELSE));
     let kept = is_kept.then_some(Condition::Kept);
     of_array.chain(returning).chain(repaired).chain(kept).collect()
 }

@@ -70,8 +70,17 @@ pub struct Unusable {
     pub device: Option<Uuid>,
     /// Where, and what is wrong with it.
     pub reason: String,
+    /// What of it is gone for good, so that the member cannot come back from there.
+    pub loss: Option<Loss>,
+}
+
+/// What is gone for good where a member was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
     /// It holds no superblock any more.
-    pub overwritten: bool,
+    Overwritten,
+    /// It is smaller than the member.
+    CutOff,
 }
 
 /// Something to be looked at.
@@ -142,7 +151,7 @@ pub fn search_with(places: &[PathBuf], remembered: &[PathBuf], patience: Duratio
             Ok(Seen::Nothing(_)) if place.remembered || remembered.contains(&place.path) => {
                 let reason = overwritten(&place.path);
                 let path = place.path.clone();
-                search.unusable.push(Unusable { path, device: None, reason, overwritten: true });
+                search.unusable.push(Unusable { path, device: None, reason, loss: Some(Loss::Overwritten) });
             }
             Ok(Seen::Nothing(blank)) => {
                 if place.named {
@@ -197,7 +206,7 @@ impl Search {
     #[must_use]
     pub fn not_used(&self, places: &[PathBuf]) -> Vec<String> {
         let mut lines = self.warnings.clone();
-        let overwritten = self.unusable.iter().filter(|unusable| unusable.overwritten);
+        let overwritten = self.unusable.iter().filter(|unusable| unusable.loss == Some(Loss::Overwritten));
         lines.extend(overwritten.map(|unusable| unusable.reason.clone()));
         lines.extend(self.blanks(MEMBER_BYTES_MIN, places).map(|files| format!("perhaps members: {files}")));
         lines
@@ -275,7 +284,7 @@ impl Search {
                 if remembered.contains(&place.path) && !matches!(error, DeviceError::NotFound { .. }) {
                     let reason = error.to_string();
                     let path = place.path.clone();
-                    self.unusable.push(Unusable { path, device: None, reason, overwritten: false });
+                    self.unusable.push(Unusable { path, device: None, reason, loss: None });
                 }
                 false
             }
@@ -296,7 +305,7 @@ impl Search {
         self.note_threadless(error);
         let reason = error.to_string();
         let path = place.path.clone();
-        self.unusable.push(Unusable { path, device: None, reason, overwritten: false });
+        self.unusable.push(Unusable { path, device: None, reason, loss: None });
         if place.named || hangs(&place.path) {
             self.warnings.push(error.to_string());
         } else {
@@ -338,8 +347,7 @@ fn look_at(path: &Path) -> Seen {
         Ok(device) => device,
         Err(error) => return Seen::Unread(error),
     };
-    let unfit =
-        |device, reason| Seen::Unfit(Unusable { path: path.into(), device, reason, overwritten: false });
+    let unfit = |device, reason, loss| Seen::Unfit(Unusable { path: path.into(), device, reason, loss });
     let facts = device.facts();
     let file_bytes = (facts.kind == DeviceKind::File).then_some(facts.exact_bytes);
     let seen = match read_superblock(&device) {
@@ -347,11 +355,12 @@ fn look_at(path: &Path) -> Seen {
             Ok(()) => Seen::Member(Box::new(Found { path: path.into(), superblock, remembered: false })),
             Err(error) => {
                 let Superblock { name, member, device, .. } = superblock;
-                unfit(Some(device), format!("{error} (it is member {member} of array '{name}')"))
+                let reason = format!("{error} (it is member {member} of array '{name}')");
+                unfit(Some(device), reason, Some(Loss::CutOff))
             }
         },
         Err(NewestError::NotAMember) => Seen::Nothing(Blank { path: path.into(), file_bytes }),
-        Err(error) => unfit(None, format!("{}: {error}", shown(path))),
+        Err(error) => unfit(None, format!("{}: {error}", shown(path)), None),
     };
     device.close();
     seen

@@ -265,7 +265,7 @@ impl Daemon {
                 Place::unseen(seat.uuid, path.or_else(|| self.earlier_path(superblock.array, seat.uuid)))
             }
         });
-        let overwritten = left_out.iter().filter(|left| left.overwritten).map(|left| left.device).collect();
+        let losses = left_out.iter().filter_map(|left| Some((left.device, left.loss?))).collect();
         let names = Names {
             name: superblock.name.clone(),
             uuid: superblock.array,
@@ -285,7 +285,8 @@ impl Daemon {
             earlier_client_errors: self.earlier_client_errors(superblock.array),
             earlier_unchecked: self.earlier_unchecked(superblock.array),
             damaged: damaged.into_iter().collect(),
-            overwritten,
+            losses,
+            kept: std::collections::HashMap::new(),
             meters: Meters::default(),
         };
         for (_, device) in devices.iter().flatten() {

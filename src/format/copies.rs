@@ -4,7 +4,7 @@
 //! sequence number, so a torn update leaves the other slot, which holds the update before. Whoever creates a member
 //! writes or wipes all four, so that no copy of an earlier life outranks the new ones.
 
-use super::{COPY_BYTES, FormatError, Superblock};
+use super::{COPY_BYTES, FormatError, Role, Superblock};
 use crate::units::{ByteOffset, ROW_BYTES};
 use uuid::Uuid;
 
@@ -48,6 +48,9 @@ pub fn all_copy_offsets(device_bytes: u64) -> [ByteOffset; 4] {
     let tail = (device_bytes & !(ROW_BYTES - 1)).saturating_sub(END);
     [0, COPY, tail, tail + COPY].map(ByteOffset)
 }
+
+/// The sequence that creation gives a superblock. Every later one has a higher sequence.
+pub const FIRST_SEQUENCE: u64 = 1;
 
 /// Offsets, head and tail, that the update with this sequence is written to.
 #[must_use]
@@ -192,16 +195,23 @@ pub fn newest_read(
 
 /// Copies that should be whole and are not, and why, of a device's four as they were read: each with its I/O error as
 /// text, or decoded. An update is written to both ends of a device, so a copy is missing where only the other end has
-/// it. What a crash leaves is no damage: one that is merely older than the other end's, or that is cleared.
+/// it, and both copies of a slot are missing where a device has had two superblocks, as updates go to either slot in turn. What
+/// a crash leaves is no damage: one that is merely older than the other end's, or that is cleared.
 #[must_use]
 pub fn damaged_copies(
     copies: &[Result<Result<Superblock, FormatError>, String>; 4],
 ) -> Vec<(CopyPlace, String)> {
     let valid = |at: usize| matches!(copies[at], Ok(Ok(_)));
+    let newest = copies.iter().flatten().flatten().max_by_key(|copy| copy.sequence);
+    // A device that is being built may have had its first alone.
+    let has_both_slots =
+        newest.is_some_and(|copy| copy.sequence > FIRST_SEQUENCE && copy.role != Role::Replacement);
     let fault = |at: usize| match &copies[at] {
         Ok(Ok(_) | Err(FormatError::Cleared)) => None,
         // Two slots at each end: the same slot at the other end is two further.
-        Ok(Err(FormatError::NoMagic)) => valid((at + 2) % 4).then(|| "it is not there".to_owned()),
+        Ok(Err(FormatError::NoMagic)) => {
+            (valid((at + 2) % 4) || has_both_slots).then(|| "it is not there".to_owned())
+        }
         Ok(Err(error)) => Some(error.to_string()),
         Err(error) => Some(error.clone()),
     };
@@ -214,8 +224,8 @@ fn list(errors: &[FormatError]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::CLEARED_BYTE;
     use super::super::superblock_bytes::tests::example;
-    use super::super::{CLEARED_BYTE, Role};
     use super::*;
 
     const DEVICE: u64 = 10 << 20;

@@ -17,8 +17,8 @@ mod vectors;
 mod words;
 
 pub use copies::{
-    CopyPlace, Identity, NewestError, all_copy_offsets, damaged_copies, decode_copy, newest, newest_read,
-    superblock_offsets,
+    CopyPlace, FIRST_SEQUENCE, Identity, NewestError, all_copy_offsets, damaged_copies, decode_copy, newest,
+    newest_read, superblock_offsets,
 };
 pub use counts::{COUNT_END, COUNTED_IN_A_LIFE, Unfit};
 pub use format_error::FormatError;

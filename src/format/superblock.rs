@@ -177,6 +177,9 @@ pub struct ScrubRecord {
     pub errors: u64,
     /// Blocks it repaired.
     pub repaired: u64,
+    /// Members that were out of service when slots were verified by the scrub under way; without one, by the last
+    /// complete one.
+    pub unchecked: MemberSet,
 }
 
 /// Where the redo log starts: pieces below, and pieces of older epochs, are void. Orders by epoch, then sequence.

@@ -167,7 +167,7 @@ struct RawCopy {
     reserved_4: [u8; 4],
     regions: [RawRegion; MAX_REGIONS],
     members: [RawMember; MAX_MEMBERS as usize],
-    reserved_5: [u8; 32],
+    scrub_unchecked: [U64; 4],
     replacements: [RawReplacement; MAX_REPLACEMENTS],
     left_epochs: [U64; MAX_MEMBERS as usize],
     left_tails: [RawLeft; MAX_LEFT],
@@ -232,6 +232,7 @@ const _: () = {
     assert!(std::mem::offset_of!(RawCopy, log_secret) == 0x170);
     assert!(std::mem::offset_of!(RawCopy, regions) == 0x200);
     assert!(std::mem::offset_of!(RawCopy, members) == 0x400);
+    assert!(std::mem::offset_of!(RawCopy, scrub_unchecked) == 0x23e0);
     assert!(std::mem::offset_of!(RawCopy, replacements) == 0x2400);
     assert!(std::mem::offset_of!(RawCopy, left_epochs) == 0x3400);
     assert!(std::mem::offset_of!(RawCopy, left_tails) == 0x3bf8);
@@ -343,6 +344,7 @@ impl Superblock {
         raw.scrub_finished_unix = self.scrub.finished_unix.into();
         raw.scrub_errors = self.scrub.errors.into();
         raw.scrub_repaired = self.scrub.repaired.into();
+        raw.scrub_unchecked = self.scrub.unchecked.0.map(U64::from);
         raw.region_count = (self.regions.len() as u16).into();
         raw.member_count = (self.members.len() as u16).into();
         raw.replacement_count = (self.replacements.len() as u16).into();
@@ -411,6 +413,12 @@ impl Superblock {
         let slot_limit = format_args!("at most {slots}, the slots of the array");
         let position = self.scrub.position.unwrap_or_default();
         ensure(position.0 <= slots, "scrub position", position, slot_limit)?;
+        ensure(
+            self.scrub.unchecked.iter().all(|member| member.0 < width),
+            "members the scrub has not checked",
+            self.scrub.unchecked,
+            member_limit,
+        )?;
         self.validate_members(slot_limit, member_limit)?;
         self.validate_regions()?;
         let features = Superblock::incompat_features(self.checksum);
@@ -654,6 +662,7 @@ impl RawCopy {
                 finished_unix: self.scrub_finished_unix.get(),
                 errors: self.scrub_errors.get(),
                 repaired: self.scrub_repaired.get(),
+                unchecked: MemberSet(self.scrub_unchecked.map(U64::get)),
             },
             redo: RedoRecord { secret: self.log_secret, start },
             left: if has_updates { self.read_left(members)? } else { vec![Left::default(); members] },
@@ -833,6 +842,7 @@ pub(super) mod tests {
                 finished_unix: 1_749_000_000,
                 errors: 3,
                 repaired: 4,
+                unchecked: MemberSet::new(),
             },
             redo: RedoRecord { secret: *b"0123456789abcdef", start: LogStart { epoch: 8, sequence: 990 } },
             left: (0..7).map(left).collect(),
@@ -991,6 +1001,10 @@ pub(super) mod tests {
                         finished_unix: count_of(numbers[1]),
                         errors: count_of(numbers[2]),
                         repaired: count_of(numbers[3]),
+                        unchecked: (0..width)
+                            .map(MemberIndex)
+                            .filter(|i| numbers[5] >> (i.0 % 64) & 1 == 1)
+                            .collect(),
                     },
                     left: (0..width)
                         .map(|i| {
@@ -1247,6 +1261,7 @@ pub(super) mod tests {
             (0xf8, &[0xff], "epoch live set"),
             (0x120, &[2], "scrub active"),
             (0x128, &[0xff; 8], "scrub position"),
+            (0x23e0, &[0xff], "members the scrub has not checked"),
             (0x15e, &[101, 0], "left count"),
             (0x15e, &[2, 0], "left member"),
             (0x3bf8, &[7, 0], "left member"),

@@ -257,3 +257,41 @@ fn more_memory_than_the_host_has_is_refused_with_both_figures() {
     }
     assert!(!dir.path().join("run").exists());
 }
+
+/// Its file is smaller than it was: nothing brings it back, whatever it was taken out for.
+#[test]
+fn a_member_that_was_cut_off_is_to_be_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let there = dir.path().join("there");
+    create(&there, "tank", 2, 1);
+    let file = fs::File::options().write(true).open(there.join("m1")).unwrap();
+    file.set_len(file.metadata().unwrap().len() / 2).unwrap();
+    let serve = Serve::start(dir.path(), "");
+    for state in ["MISSING", "FAULTED", "OFFLINE"] {
+        serve.says("import tank --dir there --once");
+        let tank = serve.arrays().remove(0);
+        assert_eq!(tank["members"][1]["state"], state);
+        let reason = tank["members"][1]["reason"].as_str().unwrap();
+        assert!(reason.contains("it was cut off"), "{state}: {reason}");
+        let told = commands(tank["action"].as_str().unwrap());
+        assert_eq!(told, ["calpe replace tank 1 NEW"], "{state}: {}", tank["action"]);
+        assert!(serve.refuses("online tank 1").contains("cannot come back from there"));
+        match state {
+            "MISSING" => drop(serve.says("fail tank 1")),
+            "FAULTED" => drop(serve.says("offline tank 1")),
+            _ => {}
+        }
+        serve.says("export tank");
+    }
+    // One that was cut off while the array was served is known when it is to be brought back.
+    let file = fs::File::options().write(true).open(there.join("m2")).unwrap();
+    serve.says("import tank --dir there --once");
+    serve.says("replace tank 1 new -w");
+    serve.says("offline tank 2");
+    file.set_len(file.metadata().unwrap().len() / 2).unwrap();
+    let refused = serve.refuses("online tank 2");
+    assert!(refused.contains("calpe replace tank 2 NEW"), "{refused}");
+    let told = commands(serve.arrays()[0]["action"].as_str().unwrap());
+    assert_eq!(told, ["calpe replace tank 2 NEW"]);
+    serve.stop();
+}

@@ -108,6 +108,30 @@ fn one_flipped_byte_is_named(checksum: &'static str, regions: &[RegionKind]) {
     assert!(output.contains("is good"), "{output}");
 }
 
+/// Both copies of a slot are gone where an update goes: there is no other to miss them by.
+#[test]
+fn superblock_copies_that_are_overwritten_all_count() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let paths = written(dir.path(), &SETUP);
+    assert_good(&paths);
+    let whole = fs::read(&paths[1]).expect("read");
+    let copies = Image::open(&paths[1]).copies();
+    let mut random = Random::new(3);
+    for gone in [&[0][..], &[0, 2], &[1, 3], &[0, 3], &[0, 1, 2]] {
+        let mut bytes = whole.clone();
+        gone.iter().for_each(|&at: &usize| {
+            let place = copies[at].start as usize..copies[at].end as usize;
+            random.fill(&mut bytes[place]);
+        });
+        fs::write(&paths[1], &bytes).expect("written");
+        let (code, told) = check(&paths);
+        assert_eq!((code, named(&told)), (1, vec![1]), "{gone:?}: {told:#}");
+        assert_eq!(told["members"][1]["superblock"], gone.len(), "{gone:?}: {told:#}");
+        fs::write(&paths[1], &whole).expect("written");
+    }
+    assert_good(&paths);
+}
+
 #[test]
 fn what_a_scrub_would_rewrite_counts_as_repairable() {
     let dir = tempfile::tempdir().expect("a directory");

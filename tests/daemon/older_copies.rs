@@ -85,3 +85,38 @@ fn of_older_copies_and_a_newer_member_it_is_said_which_is_which_and_the_newer_is
     serve.array_when("it is whole", |array| array["state"] == "ONLINE");
     serve.stop();
 }
+
+/// The newer device comes when the array serves already, and is refused: that is known from then on.
+#[test]
+fn a_newer_device_that_was_refused_is_told_to_be_kept() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let there = dir.path().join("there");
+    create(&there, "tank", 2, 1);
+    let config = array("tank", &[&there]);
+    let member = |index: usize| there.join(format!("m{index}"));
+    let aside = |index: usize| dir.path().join(format!("aside{index}"));
+    for index in 0..2 {
+        fs::copy(member(index), aside(index)).expect("copied");
+    }
+    let mut serve = Serve::start(dir.path(), &config);
+    serve.array_when("it is served", |array| array["state"] == "ONLINE");
+    serve.stop();
+    (0..2).for_each(|index| fs::rename(aside(index), member(index)).expect("moved"));
+    for command in ["online tank 2 -n", "online tank 2"] {
+        fs::rename(member(2), aside(2)).expect("moved");
+        let mut serve = Serve::start(dir.path(), &config);
+        serve.array_when("it is served", |array| array["state"] == "DEGRADED");
+        fs::rename(aside(2), member(2)).expect("moved");
+        let refused = serve.refuses(command);
+        assert!(refused.contains("newer than the array") && refused.contains("Keep it"), "{refused}");
+        let tank = serve.arrays().remove(0);
+        let (action, notes) = told(&tank);
+        assert!(action.starts_with("Keep the device of 2: "), "{command}: {action}");
+        assert!(!action.contains("bring it back"), "{command}: {action}");
+        assert!(notes[2].contains("newer than the array"), "{command}: {notes:?}");
+        assert!(tank["members"][2]["conditions"].as_array().expect("a list").contains(&"kept".into()));
+        let text = both(&serve.ask("wait tank"));
+        assert!(!text.contains("calpe online tank 2"), "{text}");
+        serve.stop();
+    }
+}

@@ -343,6 +343,49 @@ fn two_uris_of_one_export_are_no_two_members_and_errors_of_a_server_cost_its_mem
     drop(servers);
 }
 
+/// A server that takes writes and gives an error for each read: what is rewritten there cannot be read again.
+#[test]
+fn blocks_that_cannot_be_read_after_they_were_rewritten_do_not_count_as_repaired() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name);
+    let errs = path("errs");
+    sparse(&path("disk"), DISK);
+    let mut command = Command::new("nbdkit");
+    command.arg("-f").arg("-U").arg(path("s")).arg("--filter=error").arg("file").arg(path("disk"));
+    command.arg("error-pread=EIO").arg("error-pread-rate=100%");
+    let server = Process::start(command.arg(format!("error-pread-file={}", errs.display())));
+    let uris = [path("m0").display().to_string(), path("m1").display().to_string(), unix_uri(&path("s"))];
+    answers(&uris[2]);
+    create(&uris, 2);
+    let up = Up::serve(dir.path(), &configure(dir.path(), &uris, ""));
+    let mut client = Client::connect(&up.socket()).expect("connected");
+    let data: Vec<u8> = (0..1 << 20).map(|at: u32| (at / 4096) as u8).collect();
+    client.call(&Request::new(Nbd::Write, 0, 1 << 20), &data).expect("connected").expect("written");
+    client.call(&Request::new(Nbd::Flush, 0, 0), &[]).expect("connected").expect("flushed");
+    sleep(Duration::from_secs(1));
+    fs::write(&errs, "").expect("a file");
+    let read = client.call(&Request::new(Nbd::Read, 0, 1 << 20), &[]).expect("connected").expect("read");
+    assert!(read == data);
+    let member = || up.status()["members"][2].clone();
+    until("it is told", || up.calpe(&["events"]).contains("cannot be read again after"));
+    let told = member();
+    assert!(told["read"] != 0 && told["repaired"] == 0, "{told}");
+    assert!(told["conditions"].to_string().contains("not_mended"), "{told}");
+    let events = up.calpe(&["events"]);
+    assert!(!events.contains("they are rewritten") && !events.contains("it is rewritten"), "{events}");
+    let status = up.status();
+    assert!(status["status"].as_str().expect("text").contains("keeps giving errors"), "{status}");
+    assert_eq!(try_run(&mut up.command(&["status", "--test"])).status.code(), Some(1));
+    // It passes, and a scrub finds all of it good.
+    fs::remove_file(&errs).expect("removed");
+    assert_eq!(up.scrub().0, 0);
+    assert!(!member()["conditions"].to_string().contains("not_mended"));
+    assert_eq!(try_run(&mut up.command(&["status", "--test"])).status.code(), Some(0));
+    drop(client);
+    up.stop();
+    drop(server);
+}
+
 #[test]
 fn members_by_tls_are_who_they_should_be_or_none() {
     let dir = tempfile::tempdir().expect("a directory");

@@ -127,3 +127,52 @@ fn a_scrub_without_a_member_says_so_as_long_as_it_is_the_last() {
     assert!(!says_so(&serve));
     serve.stop();
 }
+
+/// Where a scrub is to go on, it is known also what it has passed by.
+#[test]
+fn what_a_scrub_has_not_checked_is_kept_with_its_position() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let there = dir.path().join("there");
+    create(&there, "tank", 2, 1);
+    let section = array("tank", &[&there]) + "rebuild_min = \"2MiB\"\nrebuild_max = \"2MiB\"\n";
+    let mut serve = Serve::start(dir.path(), &section);
+    serve.array_when("it is served", is_served);
+    for end in ["nothing", "kill", "export"] {
+        let mut client = Client::connect(&serve.nbd()).expect("connected");
+        let write = Request::new(Command::Write, 0, 4 << 20);
+        client.call(&write, &vec![7; 4 << 20]).expect("connected").expect("written");
+        drop(client);
+        serve.says("offline tank 1");
+        serve.says("scrub tank");
+        serve.array_when("the scrub has begun", |array| {
+            array["scan"].as_array().is_some_and(|scans| scans.iter().any(|scan| scan["done"] != 0))
+        });
+        serve.says("scrub tank -p");
+        serve.says("online tank 1");
+        serve.says("wait tank -t rebuild");
+        match end {
+            "kill" => {
+                serve.kill();
+                // What the state directory knows of the scrub before says nothing of this one.
+                serve = Serve::start(dir.path(), &section);
+            }
+            "export" => {
+                serve.says("export tank");
+                serve.says("import tank");
+            }
+            _ => {}
+        }
+        serve.array_when("it is served", is_served);
+        let told = serve.says("scrub tank -w");
+        assert!(told.contains("no errors; not verified, as out of service: 1 of 3 members"), "{end}: {told}");
+        assert_eq!(serve.arrays()[0]["last_scrub_unchecked"], Value::from(vec![1]), "{end}");
+        let status = serve.says("status tank");
+        assert!(status.contains("without member 1"), "{end}: {status}");
+        let ended = serve.events().into_iter().rfind(|event| event["kind"] == "scrub_ended");
+        let text = ended.expect("it has ended")["text"].to_string();
+        assert!(text.contains("not checked, as out of service: member 1"), "{end}: {text}");
+        serve.says("scrub tank -w");
+        assert_eq!(serve.arrays()[0]["last_scrub_unchecked"], Value::from(Vec::<u16>::new()), "{end}");
+    }
+    serve.stop();
+}

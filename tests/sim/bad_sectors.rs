@@ -116,6 +116,35 @@ fn bad_sectors_of_two_members_in_different_rows_cost_nothing_with_one_parity() {
 }
 
 #[test]
+fn what_cannot_be_read_after_it_was_rewritten_is_not_repaired_until_it_can() {
+    for scrubs in [false, true] {
+        let mut array = Checked::filled(2, 1);
+        let blocks: Vec<u64> = array.blocks(0).into_iter().skip(7).step_by(9).take(20).collect();
+        let ranges = blocks.iter().map(|block| block * BLOCK as u64..(block + 1) * BLOCK as u64);
+        array.disk(0).inject(PassingFault::new(Trouble::Medium).on(OpKinds::READS).within(ranges));
+        match scrubs {
+            true => array.sim.admin(AdminRequest::ScrubStart).map(drop).expect("started"),
+            false => array.verify(),
+        }
+        array.live(5);
+        let counters = array.sim.status().members[0].counters;
+        assert!(counters.read_errors > 0 && counters.repaired == 0, "scrubs: {scrubs}: {counters:?}");
+        assert_eq!(array.said("rewritten"), array.said("cannot be read again after it was rewritten"));
+        assert_ne!(array.said("cannot be read again after it was rewritten"), 0, "scrubs: {scrubs}");
+        assert_eq!(array.conditions_of(0), [MemberCondition::NotMended], "scrubs: {scrubs}");
+        array.disk(0).clear_faults();
+        array.live(70);
+        assert_eq!(
+            array.conditions_of(0),
+            [],
+            "scrubs: {scrubs}: it has passed, and nobody has read anything"
+        );
+        array.verify();
+        assert_eq!(array.state_of(0), MemberState::Online);
+    }
+}
+
+#[test]
 fn an_unreadable_ring_that_no_row_needs_stops_no_start() {
     // Case 3: one dead member and 2 MiB of unreadable ring: FAILED at each start.
     for clean in [true, false] {

@@ -643,3 +643,20 @@ fn the_position_of_a_scrub_that_is_said_to_be_paused_survives_a_kill() {
         assert!(done(&again) >= before, "{seed}: {} of {before}", done(&again));
     }
 }
+
+/// What a dry run says of a pause is what the pause says, also where its position cannot be recorded.
+#[test]
+fn a_dry_run_of_a_pause_of_a_failed_array_says_that_it_is_not_recorded() {
+    let (_, mut sim, _) = Scene::running(shape(2, 1, 400), 1);
+    sim.admin(AdminRequest::ScrubStart).expect("it runs");
+    assert_eq!(sim.would(&AdminRequest::ScrubPause).expect("it would").0, "the scrub is paused");
+    for member in [0, 1] {
+        let disk = sim.disk_of(member).expect("in service");
+        sim.disks.get_mut(&disk).expect("a disk").dead = true;
+    }
+    sim.write(0, &[7; BLOCK]).expect_err("nothing is served");
+    assert_eq!(sim.status().state, ArrayState::Failed);
+    let would = sim.would(&AdminRequest::ScrubPause).expect("it would").0;
+    assert!(would.contains("is lost if the daemon is killed"), "{would}");
+    assert_eq!(sim.admin(AdminRequest::ScrubPause).expect("it rests").0, would);
+}

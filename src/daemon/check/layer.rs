@@ -140,9 +140,13 @@ impl Covered {
     }
 
     fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), IoFault> {
-        self.device.read_at(offset, target).map_err(|error| fault(&error))?;
         let end = offset + target.len() as u64;
-        for (&number, block) in self.blocks.range(offset / BLOCK as u64..end.div_ceil(BLOCK as u64)) {
+        let blocks = offset / BLOCK as u64..end.div_ceil(BLOCK as u64);
+        // What was written can be read again, whatever the device says of that place.
+        if self.blocks.range(blocks.clone()).count() as u64 != blocks.end - blocks.start {
+            self.device.read_at(offset, target).map_err(|error| fault(&error))?;
+        }
+        for (&number, block) in self.blocks.range(blocks) {
             let start = number * BLOCK as u64;
             let part = start.max(offset)..(start + BLOCK as u64).min(end);
             let (from, to) = ((part.start - offset) as usize, (part.end - offset) as usize);

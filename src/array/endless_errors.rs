@@ -1,0 +1,97 @@
+//! Members whose errors do not end (rule T5 of the crash-safety design): what `bad_blocks.rs` lists of them is looked at again, and
+//! they leave service if they can be spared.
+//!
+//! Invariant: a member that a listed row or page needs stays. Must not know how errors are counted.
+
+use super::bad_blocks::Excess;
+use super::mutation::{Mutation, is_off};
+use super::{Array, NoticeKind, NoticeLevel, Owner};
+use crate::block_io::{DeviceId, IoOp};
+use crate::format::MemberState;
+use crate::units::{ByteOffset, MemberIndex, ROW_BYTES, SlotIndex};
+
+impl Array {
+    /// Tick: members whose errors do not end leave, if they can be spared (T5).
+    pub(super) fn judge_errors(&mut self) {
+        // While the log is replayed nothing is looked at again.
+        if self.is_failed() || self.stopping.is_some() || !self.redo.is_serving() {
+            return;
+        }
+        for (index, excess) in self.bad.excessive(self.now, self.looks > 0) {
+            let Some(device) = self.member(index).device else { continue };
+            let errors = match excess {
+                Excess::Certain(errors) => errors,
+                Excess::Probe(blocks) => {
+                    blocks.into_iter().for_each(|block| self.probe(index, device.id, block));
+                    continue;
+                }
+                Excess::Unmended(blocks) => {
+                    blocks.into_iter().for_each(|block| self.look_at_content(index, block));
+                    continue;
+                }
+            };
+            if self.may_spare(index) || is_off(Mutation::LastCopyNotSpared) {
+                let reason =
+                    format!("its errors do not end: {errors} places cannot be read or are wrong again");
+                self.fault_device(index, device.id, MemberState::Faulted, reason);
+            } else if self.bad.keep(index) {
+                let text = format!(
+                    "the errors of member {index} do not end: {errors} places cannot be read or are wrong again. It is kept in \
+                     service all the same, for without it others could not be read: replace it with 'calpe replace'"
+                );
+                self.notice(NoticeKind::MemberKept, NoticeLevel::Error, Some(index), text);
+            }
+        }
+    }
+
+    /// Looks again at a place of a member in service that was bad.
+    fn probe(&mut self, index: MemberIndex, device: DeviceId, block: u64) {
+        let offset = ByteOffset(block * ROW_BYTES);
+        if !self.bad.is_of_content(index, block) {
+            let op = IoOp::Read { offset, buf: self.pool.alloc(ROW_BYTES as usize) };
+            return self.submit_io(Owner::Probe, index, device, op);
+        }
+        self.look_at_content(index, block);
+        self.bad.probed(index);
+    }
+
+    /// Reads the block that is at a place of a member, and repairs it if it is bad. What comes of it shows as a verdict.
+    fn look_at_content(&mut self, index: MemberIndex, block: u64) {
+        let offset = ByteOffset(block * ROW_BYTES);
+        if let Some(within) = offset.0.checked_sub(self.data_offset.0).filter(|_| self.redo.is_serving()) {
+            let chunk = self.map.chunk as u64;
+            let slot = SlotIndex(within / chunk);
+            let (column, row) = (self.map.column_of(slot, index).0, (within % chunk / ROW_BYTES) as u32);
+            match self.redo.stripes.stripe_at(slot) {
+                Some(stripe) => self.look_again((stripe, column, row), None),
+                // Nothing that anybody needs is there.
+                None => self.bad.verified(index, offset),
+            }
+        }
+    }
+
+    /// Whether everything that is known can be read without a member in service: each row and page that is listed as bad
+    /// on others too (T5).
+    pub(super) fn may_spare(&self, index: MemberIndex) -> bool {
+        let online = self.online();
+        let unlisted = self.bad.unlisted(index);
+        // Erasures of a row that is bad on none of the others, as far as that is known.
+        let gone = self.map.width() - online.len() + 1 + unlisted;
+        if gone > self.map.m {
+            return false;
+        }
+        let redo = &self.redo;
+        let chunk = self.map.chunk as u64;
+        let holds_data = |block: u64| {
+            let slot = SlotIndex((block * ROW_BYTES).saturating_sub(self.data_offset.0) / chunk);
+            redo.is_serving() && redo.stripes.stripe_at(slot).is_some_and(|stripe| self.holds_data(stripe))
+        };
+        let rows = self.bad.blocks(index);
+        let rows = rows.into_iter().all(|(block, bad)| gone + bad <= self.map.m || !holds_data(block));
+        rows && self.bad.pages(index).into_iter().all(|(page, bad)| {
+            let copies = redo.pages.layout().copies(page).map(|(member, _)| member);
+            let gone = copies.filter(|member| *member == index || !online.contains(*member)).count();
+            gone + bad + unlisted <= self.map.m
+        })
+    }
+}

@@ -1,0 +1,170 @@
+//! Repairs: blocks that were wrong or unreadable are written with what should be there, and read again.
+//!
+//! Invariant: only what was read again, and holds what was written, counts as repaired; what cannot be read, or is wrong
+//! again, is told and stays listed as bad. Must not know how the blocks were found, nor how their bytes were had.
+
+use super::{BLOCK, Fetch};
+use crate::array::bad_blocks::Ill;
+use crate::array::{Array, Inflight, NoticeKind, NoticeLevel, Owner};
+use crate::block_io::{Buf, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
+use crate::units::{ByteOffset, Count, MemberIndex, SlotIndex};
+
+/// A block to be rewritten.
+pub(in super::super) struct Repair {
+    pub member: MemberIndex,
+    pub device: DeviceId,
+    pub column: usize,
+    pub row: usize,
+    pub bytes: Buf,
+}
+
+/// Blocks of one member that are being rewritten. Their write is item `2 n` of the fetch, where `n` is their place among those
+/// that were sent, and the read that follows it item `2 n + 1`.
+#[derive(Clone)]
+pub(super) struct Sent {
+    offset: ByteOffset,
+    row: usize,
+    bytes: Buf,
+}
+
+/// What the end of an operation of a repair came to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in super::super) struct Mended {
+    /// Operations that were begun, each of which ends the same way.
+    pub begun: usize,
+    /// Blocks that are repaired.
+    pub repaired: u64,
+}
+
+impl Array {
+    /// Sends the repairs of a fetch, adjacent rows in one write. Returns how many writes are under way, each of which ends in
+    /// [`Array::mend_io`]. Nothing is written while a loss is not recorded (E3).
+    pub(in super::super) fn send_repairs(&mut self, key: usize, fetch: &mut Fetch) -> usize {
+        let mut repairs = std::mem::take(&mut fetch.repairs);
+        repairs.retain(|repair| {
+            let offset = self.map.device_offset(self.data_offset, fetch.slot, repair.row * BLOCK);
+            self.bad.may_mend(self.now, repair.member, offset, fetch.background)
+        });
+        if self.is_failed() || !self.acknowledgements_allowed() {
+            return 0;
+        }
+        repairs.sort_by_key(|repair| (repair.column, repair.row));
+        let mut sent = 0;
+        let mut at = 0;
+        while at < repairs.len() {
+            let first = &repairs[at];
+            let run = repairs[at..]
+                .iter()
+                .enumerate()
+                .take_while(|(n, r)| r.column == first.column && r.row == first.row + n)
+                .count();
+            if self.find_device(first.device).is_some() {
+                let mut buf = self.pool.alloc(run * BLOCK);
+                for (n, repair) in repairs[at..at + run].iter().enumerate() {
+                    buf[n * BLOCK..(n + 1) * BLOCK].copy_from_slice(&repair.bytes);
+                }
+                self.send_repair(key, fetch, first.member, first.device, first.row, buf.freeze());
+                sent += 1;
+            }
+            at += run;
+        }
+        sent
+    }
+
+    /// Rewrites adjacent rows of a member.
+    pub(in super::super) fn send_repair(
+        &mut self,
+        key: usize,
+        fetch: &mut Fetch,
+        member: MemberIndex,
+        device: DeviceId,
+        row: usize,
+        bytes: Buf,
+    ) {
+        let offset = self.map.device_offset(self.data_offset, fetch.slot, row * BLOCK);
+        let op = IoOp::Write { offset, buf: bytes.clone(), fua: false };
+        let item = fetch.sent.len() * 2;
+        fetch.sent.push(Sent { offset, row, bytes });
+        self.submit_io(Owner::Op { key, item }, member, device, op);
+    }
+
+    /// Takes the end of a write or read of a repair.
+    pub(in super::super) fn mend_io(
+        &mut self,
+        key: usize,
+        fetch: &mut Fetch,
+        item: usize,
+        entry: &Inflight,
+        result: Result<IoValue, IoFault>,
+    ) -> Mended {
+        let (at, is_write) = (item / 2, item.is_multiple_of(2));
+        let sent = fetch.sent[at].clone();
+        let rows = sent.bytes.len() / BLOCK;
+        let is_there = self.find_device(entry.device).is_some();
+        let ill = match result {
+            Ok(IoValue::Data(found)) if found[..] == sent.bytes[..] => {
+                self.member_mut(entry.member).counters.repaired += rows as u64;
+                self.notice_repair(entry.member, fetch.slot, sent.row, rows);
+                return Mended { begun: 0, repaired: rows as u64 };
+            }
+            Ok(IoValue::Data(_)) => Ill::Wrong,
+            Ok(_) if is_there => {
+                self.read_mended(key, entry, at, &sent);
+                return Mended { begun: 1, repaired: 0 };
+            }
+            Ok(_) => return Mended::default(),
+            Err(fault) if is_write => {
+                self.repair_fault(entry.member, entry.device, fault);
+                if fault.kind == IoFaultKind::Medium && is_there {
+                    let what = format!(
+                        "{} wrong or unreadable, and cannot be rewritten",
+                        Count::of(rows, "block").were()
+                    );
+                    self.notice_not_mended(entry.member, fetch.slot, &sent, &what);
+                }
+                return Mended::default();
+            }
+            // That the place gives errors was counted.
+            Err(fault) if fault.kind == IoFaultKind::Medium => Ill::Unreadable,
+            Err(fault) => {
+                self.read_fault(entry.member, entry.device, fault);
+                return Mended::default();
+            }
+        };
+        if !is_there {
+            return Mended::default();
+        }
+        if rows > 1 {
+            // Which of its blocks are bad is found out one by one.
+            for n in 0..rows {
+                let bytes = sent.bytes.slice(n * BLOCK..(n + 1) * BLOCK);
+                let offset = ByteOffset(sent.offset.0 + (n * BLOCK) as u64);
+                let alone = Sent { offset, row: sent.row + n, bytes };
+                self.read_mended(key, entry, fetch.sent.len(), &alone);
+                fetch.sent.push(alone);
+            }
+            return Mended { begun: rows, repaired: 0 };
+        }
+        self.bad.bad_again(self.now, entry.member, sent.offset, ill);
+        let what = match ill {
+            Ill::Unreadable => "cannot be read again after it was rewritten",
+            Ill::Wrong => "is wrong again after it was rewritten",
+        };
+        self.notice_not_mended(entry.member, fetch.slot, &sent, what);
+        Mended::default()
+    }
+
+    fn read_mended(&mut self, key: usize, entry: &Inflight, at: usize, sent: &Sent) {
+        let read = IoOp::Read { offset: sent.offset, buf: self.pool.alloc(sent.bytes.len()) };
+        self.submit_io(Owner::Op { key, item: at * 2 + 1 }, entry.member, entry.device, read);
+    }
+
+    fn notice_not_mended(&mut self, member: MemberIndex, slot: SlotIndex, sent: &Sent, what: &str) {
+        let Sent { row, bytes, .. } = sent;
+        let blocks = Count::of(bytes.len() / BLOCK, "block");
+        let text = format!(
+            "{blocks} of member {member} from row {row} of slot {slot} on {what}: look at its device"
+        );
+        self.notice(NoticeKind::BlocksNotRepaired, NoticeLevel::Error, Some(member), text);
+    }
+}
