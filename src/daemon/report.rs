@@ -3,6 +3,7 @@
 //! Must not ask anybody anything: facts in, report out. Rates come from samples that are handed in with their time.
 
 use super::reactor::{ArrayFacts, ListenAddress};
+use super::returns::Returning;
 use super::state::{Counts, GivenUp};
 use crate::array::assembly::NOWHERE_ELSE;
 use crate::block_io::DeviceId;
@@ -129,7 +130,7 @@ impl Names {
         facts: &ArrayFacts,
         addresses: &[(ListenAddress, TlsMode)],
         gpu: &GpuReport,
-        returning: &[MemberIndex],
+        returning: &[Returning],
     ) -> ArrayReport {
         let status = &facts.status;
         let mut report = ArrayReport {
@@ -161,7 +162,10 @@ impl Names {
                 .seats
                 .iter()
                 .zip(&status.members)
-                .map(|(seat, member)| self.member(seat, member, returning.contains(&member.index)))
+                .map(|(seat, member)| {
+                    let returning = returning.iter().find(|returning| returning.index == member.index);
+                    self.member(seat, member, returning)
+                })
                 .collect(),
             scan: status.activities.iter().map(|activity| self.meters.scan(activity)).collect(),
             last_scrub: status.last_scrub.map(|scrub| LastScrub {
@@ -243,7 +247,8 @@ impl Names {
         }
     }
 
-    fn member(&self, seat: &Place, member: &MemberStatus, returning: bool) -> MemberReport {
+    fn member(&self, seat: &Place, member: &MemberStatus, returning: Option<&Returning>) -> MemberReport {
+        let in_the_way = returning.and_then(|returning| returning.in_the_way.clone());
         let counts = self.counts_of(seat, member);
         let troubled = counts.read + counts.write + counts.cksum > 0;
         MemberReport {
@@ -262,12 +267,16 @@ impl Names {
             write: counts.write,
             cksum: counts.cksum,
             repaired: counts.repaired,
-            reason: member.reason.clone(),
             conditions: {
+                let returning = returning.map(|_| match in_the_way {
+                    Some(_) => Condition::Displaced,
+                    None => Condition::Returning,
+                });
                 let is_overwritten = member.device.is_none() && self.overwritten.contains(&seat.uuid);
-                let overwritten = is_overwritten.then_some(Condition::Overwritten);
+                let overwritten = (is_overwritten && in_the_way.is_none()).then_some(Condition::Overwritten);
                 conditions(member, &counts, returning).into_iter().chain(overwritten).collect()
             },
+            reason: in_the_way.or_else(|| member.reason.clone()),
             cached: member.device.and_then(|id| self.devices.get(&id)).is_some_and(Place::is_cached),
             replacement: member.replacement.map(|device| match self.devices.get(&device) {
                 Some(place) => ReplacementReport { name: place.name(), uuid: Some(place.uuid) },
@@ -277,7 +286,7 @@ impl Names {
     }
 }
 
-fn conditions(member: &MemberStatus, counts: &Counts, returning: bool) -> Vec<Condition> {
+fn conditions(member: &MemberStatus, counts: &Counts, returning: Option<Condition>) -> Vec<Condition> {
     let of_array = member.conditions.iter().map(|condition| match condition {
         MemberCondition::Full => Condition::Full,
         MemberCondition::NewDeviceFull => Condition::NewDeviceFull,
@@ -286,7 +295,6 @@ fn conditions(member: &MemberStatus, counts: &Counts, returning: bool) -> Vec<Co
         MemberCondition::Slow => Condition::Slow,
         MemberCondition::ServedLast => Condition::ServedLast,
     });
-    let returning = returning.then_some(Condition::Returning);
     let repaired = (counts.repaired > 0).then_some(Condition::Repaired);
     let is_kept = member.reason.as_deref().is_some_and(|reason| reason.contains(NOWHERE_ELSE));
     let kept = is_kept.then_some(Condition::Kept);
