@@ -278,7 +278,7 @@ fn an_array_that_needs_more_memory_than_is_left_is_refused_alike_by_list_dry_run
     let serve = Serve::start_with(dir.path(), "metadata_memory = \"16MiB\"\n", "");
     let ask = |line: &str| both(&serve.ask(line)).split_whitespace().collect::<Vec<_>>().join(" ");
     // The map of the first is too large; that of the second is not, with a small cache.
-    for (name, size, can_shrink) in [("map", "3GiB", false), ("cache", "1GiB", true)] {
+    for (name, size, can_shrink) in [("map", "3GiB", false), ("cache", "2GiB", true)] {
         let mut create = calpe();
         create.current_dir(dir.path()).args(["create", name, "-k1", "-m0", "--chunk", "4KiB"]);
         fs::create_dir(dir.path().join(name)).unwrap();
