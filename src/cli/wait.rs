@@ -7,7 +7,7 @@ use crate::control::{
     ArrayReport, ArrayState, LastScrub, LostReport, MemberReport, MemberState, ScanKind, ScanReport,
     ScanState,
 };
-use crate::units::{Count, HumanSize};
+use crate::units::{Count, HumanSize, Printable};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -228,14 +228,15 @@ fn look_at_replacement(array: &ArrayReport, new: &str) -> Look {
         if member.name == new {
             return match member.state {
                 MemberState::Online | MemberState::Degraded => {
-                    Look::Well(format!("member {} is rebuilt on {new}{}", member.index, without_data(array)))
+                    let (index, new) = (member.index, Printable(new));
+                    Look::Well(format!("member {index} is rebuilt on {new}{}", without_data(array)))
                 }
                 MemberState::Rebuilding => Look::Running(rebuild()),
                 _ => Look::Badly(out_of_service(member)),
             };
         }
     }
-    Look::Badly(format!("the rebuild onto {new} was given up: see 'calpe events'"))
+    Look::Badly(format!("the rebuild onto {} was given up: see 'calpe events'", Printable(new)))
 }
 
 /// What a rebuild that is complete could not build, as nobody has it.
@@ -326,7 +327,7 @@ fn ended_early(member: &MemberReport, built: &Built) -> String {
 
 fn out_of_service(member: &MemberReport) -> String {
     let reason = member.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
-    format!("member {} ({}) is {}{reason}", member.index, member.name, member.state)
+    format!("member {} ({}) is {}{reason}", member.index, Printable(&member.name), member.state)
 }
 
 fn in_service(member: &MemberReport) -> bool {

@@ -304,6 +304,9 @@ pub enum Condition {
     Slow,
     /// It is out of service, and comes back by itself: when its host answers, or when there is room.
     Returning,
+    /// It is out of service, and what answers in its place is something else; it comes back by itself when that is its own
+    /// device again.
+    Displaced,
     /// Blocks of it were rewritten with bytes from others.
     Repaired,
     /// It was in service until the array failed, and can come back to it: such members come first.
@@ -328,6 +331,7 @@ impl Condition {
             Condition::NotMended => "blocks of it stay bad when they are rewritten",
             Condition::Slow => "far slower than the others",
             Condition::Returning => "comes back by itself",
+            Condition::Displaced => "something else is in its place",
             Condition::Repaired => "blocks were repaired",
             Condition::ServedLast => "in service until the array failed",
             Condition::Kept => "holds what may be nowhere else",

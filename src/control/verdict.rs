@@ -5,7 +5,7 @@ use super::{
     ArrayReport, ArrayState, Condition, LogState, LostReport, MemberReport, MemberState, ScanKind,
     StartReport,
 };
-use crate::units::{Count, HumanSize, quoted};
+use crate::units::{Count, HumanSize, Printable, quoted};
 use std::path::Path;
 
 /// What `status --test` answers, with its exit code.
@@ -99,7 +99,7 @@ pub fn explain(array: &ArrayReport) -> Explanation {
 fn with_new_device_full(array: &ArrayReport, explanation: Explanation) -> Explanation {
     let is_full = |member: &&MemberReport| member.conditions.contains(&Condition::NewDeviceFull);
     let Some(member) = array.members.iter().find(is_full) else { return explanation };
-    let name = member.replacement.as_ref().map_or("its new device", |new| &new.name);
+    let name = Printable(member.replacement.as_ref().map_or("its new device", |new| &new.name));
     let join = |first: String, second: String| format!("{first} {second}").trim_end().to_owned();
     Explanation {
         status: join(
@@ -122,7 +122,7 @@ fn with_full(array: &ArrayReport, explanation: Explanation) -> Explanation {
         return explanation;
     }
     let which = match full[..] {
-        [member] => format!("member {} ({})", member.index, member.name),
+        [member] => format!("member {} ({})", member.index, shown_name(member)),
         _ => format!("{} members ({})", full.len(), names(&full)),
     };
     let Explanation { status, action } = explanation;
@@ -163,7 +163,7 @@ fn explain_failed(array: &ArrayReport, absent: &[&MemberReport]) -> Explanation 
             array.parity
         ),
         action: match absent.iter().all(|member| returns(member)) {
-            true => wait_for(absent),
+            true => wait_for(array, absent),
             false => bring_back(array, absent),
         },
     }
@@ -261,7 +261,7 @@ fn get_blocks_back(array: &ArrayReport) -> String {
         text += &format!(" Bring {them} back with {} ({}).", commands.join(", "), names(&gone));
     }
     if !returning.is_empty() {
-        text += &format!(" {}", wait_for(&returning));
+        text += &format!(" {}", wait_for(array, &returning));
     }
     format!("{text} Mend what makes reads fail; {looks}")
 }
@@ -345,10 +345,11 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
     let none_gone = [&gone, &overwritten, &kept, &cut_off].iter().all(|members| members.is_empty());
     let action = match (none_gone, returning.is_empty()) {
         (true, true) => format!("Wait for the rebuild to end: 'calpe wait {}'.", array.name),
-        (true, false) => wait_for(&returning),
+        (true, false) => wait_for(array, &returning),
         (false, _) => {
-            let is_full = returning.iter().any(|member| member.conditions.contains(&Condition::Full));
-            let room = is_full.then(|| wait_for(&returning));
+            let needs_more =
+                |member: &&MemberReport| member.conditions.contains(&Condition::Full) || is_displaced(member);
+            let room = returning.iter().any(needs_more).then(|| wait_for(array, &returning));
             let keep = kept.first().map(|first| keep(array, &kept, first.index));
             let back = (!gone.is_empty()).then(|| get_back(array, &gone));
             let anew = (!overwritten.is_empty()).then(|| build_anew(array, &overwritten));
@@ -461,7 +462,8 @@ fn explain_online(array: &ArrayReport) -> Explanation {
         return Explanation {
             status: format!(
                 "The errors of member {} ({}) do not end; it is kept in service, as others could not be read without it.",
-                member.index, member.name
+                member.index,
+                shown_name(member)
             ),
             action: format!("Replace it now: 'calpe replace {} {} NEW'.", array.name, member.index),
         };
@@ -482,7 +484,8 @@ fn explain_online(array: &ArrayReport) -> Explanation {
         return Explanation {
             status: format!(
                 "This host lacks memory or the like for operations on member {} ({}); they are tried again.",
-                member.index, member.name
+                member.index,
+                shown_name(member)
             ),
             action: "Give the daemon what it lacks: see 'calpe events'.".into(),
         };
@@ -491,7 +494,8 @@ fn explain_online(array: &ArrayReport) -> Explanation {
         return Explanation {
             status: format!(
                 "Member {} ({}) is far slower than the others, and slows the whole array down.",
-                member.index, member.name
+                member.index,
+                shown_name(member)
             ),
             action: format!(
                 "Look at its device and what leads there; replace it with 'calpe replace {} {} NEW' if it stays so.",
@@ -503,7 +507,12 @@ fn explain_online(array: &ArrayReport) -> Explanation {
         array.members.iter().find_map(|member| Some((member, member.reason.as_ref()?)))
     {
         return Explanation {
-            status: format!("Member {} ({}) is in service: {reason}.", member.index, member.name),
+            status: format!(
+                "Member {} ({}) is in service: {}.",
+                member.index,
+                shown_name(member),
+                Printable(reason)
+            ),
             action: format!(
                 "If it is still to be replaced, begin again with 'calpe replace {name} {index} NEW'; otherwise 'calpe clear {name} \
                  {index}' ends this message.",
@@ -518,7 +527,7 @@ fn explain_online(array: &ArrayReport) -> Explanation {
         Some(member) => Explanation {
             // Whether all of it was made good does not show: what was lost may have been written again.
             status: match troubled.len() {
-                1 => format!("Member {} ({}) had errors", member.index, member.name),
+                1 => format!("Member {} ({}) had errors", member.index, shown_name(member)),
                 many => format!("{many} members had errors ({})", names(&troubled)),
             } + "; nothing is known to be unreadable now.",
             action: match troubled.len() {
@@ -538,14 +547,23 @@ fn explain_online(array: &ArrayReport) -> Explanation {
 
 /// Whether it comes back by itself.
 fn returns(member: &MemberReport) -> bool {
-    member.conditions.contains(&Condition::Returning) && !is_kept(member)
+    let returns = member.conditions.contains(&Condition::Returning) || is_displaced(member);
+    returns && !is_kept(member)
 }
 
-/// What to do about members that come back by themselves: never to replace them.
-fn wait_for(members: &[&MemberReport]) -> String {
-    let (full, away): (Vec<&MemberReport>, Vec<_>) =
+/// Whether it is known that something else is in its place.
+fn is_displaced(member: &MemberReport) -> bool {
+    member.conditions.contains(&Condition::Displaced)
+}
+
+/// What to do about members that come back by themselves: never to replace them, unless something else is in their place.
+fn wait_for(array: &ArrayReport, members: &[&MemberReport]) -> String {
+    let (full, rest): (Vec<&MemberReport>, Vec<_>) =
         members.iter().copied().partition(|member| member.conditions.contains(&Condition::Full));
-    let mut hosts: Vec<String> = away.iter().map(|member| host_of(&member.name)).collect();
+    let (displaced, away): (Vec<&MemberReport>, Vec<_>) =
+        rest.into_iter().partition(|member| is_displaced(member));
+    let mut hosts: Vec<String> =
+        away.iter().map(|member| Printable(&host_of(&member.name)).to_string()).collect();
     hosts.dedup();
     let mut text = Vec::new();
     if !hosts.is_empty() {
@@ -557,6 +575,21 @@ fn wait_for(members: &[&MemberReport]) -> String {
     }
     if !full.is_empty() {
         text.push(format!("Make room: what is full comes back by itself then. ({})", names(&full)));
+    }
+    if let Some(first) = displaced.first() {
+        let anew = match array.state {
+            ArrayState::Failed => String::new(),
+            _ => format!(
+                "; a device that is gone for good is replaced with 'calpe replace {} {} NEW'",
+                array.name, first.index
+            ),
+        };
+        text.push(format!(
+            "Something else answers in the place of {}: see that the URI leads to the device of its member, which comes back by \
+             itself then{anew}. ({})",
+            if displaced.len() == 1 { "a member" } else { "members" },
+            names(&displaced)
+        ));
     }
     text.join(" ")
 }
@@ -581,10 +614,16 @@ fn scrub_errors(array: &ArrayReport) -> u64 {
     running.fold(last, u64::saturating_add)
 }
 
+/// The name of a member as a part of a sentence, which may have several lines: a path must not pass for one.
+fn shown_name(member: &MemberReport) -> Printable<'_> {
+    Printable(&member.name)
+}
+
 /// The absent members, for people; cut short on very wide arrays.
 fn names(members: &[&MemberReport]) -> String {
     const SHOWN: usize = 8;
-    let shown: Vec<_> = members.iter().take(SHOWN).map(|m| format!("{}: {}", m.index, m.name)).collect();
+    let one = |member: &&MemberReport| format!("{}: {}", member.index, shown_name(member));
+    let shown: Vec<_> = members.iter().take(SHOWN).map(one).collect();
     let more = members.len().saturating_sub(SHOWN);
     if more == 0 { shown.join(", ") } else { format!("{}, and {more} more", shown.join(", ")) }
 }
@@ -606,6 +645,60 @@ mod tests {
             _ => ArrayState::Failed,
         };
         array
+    }
+
+    #[test]
+    fn what_answers_in_the_place_of_a_member_is_told_and_not_waited_for() {
+        let mut array = with_absent(&[MemberState::Missing, MemberState::Missing]);
+        array.members[0].name = "nbd://store/a".into();
+        array.members[0].conditions = vec![Condition::Displaced];
+        array.members[1].conditions = vec![Condition::Returning];
+        array.members[1].name = "nbd://other/b".into();
+        let action = explain(&array).action;
+        let (waiting, displaced) = action.split_once("Something else answers").expect(&action);
+        assert!(waiting.contains("Waiting for other:") && !waiting.contains("store"), "{action}");
+        assert!(displaced.contains("'calpe replace tank 0 NEW'. (0: nbd://store/a)"), "{action}");
+        array.members[1].conditions.clear();
+        let action = explain(&array).action;
+        assert!(
+            action.contains("Something else answers") && action.contains("calpe online tank 1"),
+            "{action}"
+        );
+        let mut failed = with_absent(&[MemberState::Missing; 3]);
+        failed.members[..3].iter_mut().for_each(|member| member.conditions = vec![Condition::Displaced]);
+        let action = explain(&failed).action;
+        assert!(action.contains("in the place of members:") && !action.contains("calpe replace"), "{action}");
+    }
+
+    #[test]
+    fn a_line_break_in_a_name_makes_no_line_of_a_sentence() {
+        let name = "/srv/m\nstate: ONLINE";
+        let with = |state, conditions: &[Condition], errors| {
+            let mut array = with_absent(&[state]);
+            if state == MemberState::Online {
+                array.state = ArrayState::Online;
+            }
+            let member = &mut array.members[0];
+            (member.name, member.conditions, member.cksum) = (name.into(), conditions.to_vec(), errors);
+            array
+        };
+        for array in [
+            with(MemberState::Missing, &[], 0),
+            with(MemberState::Missing, &[Condition::Kept], 0),
+            with(MemberState::Missing, &[Condition::Displaced], 0),
+            with(MemberState::Missing, &[Condition::Overwritten], 0),
+            with(MemberState::Missing, &[Condition::Returning], 0),
+            with(MemberState::Missing, &[Condition::Returning, Condition::Full], 0),
+            with(MemberState::Online, &[Condition::Full], 0),
+            with(MemberState::Online, &[Condition::Slow], 0),
+            with(MemberState::Online, &[Condition::HostShort], 0),
+            with(MemberState::Online, &[Condition::KeptDespiteErrors], 0),
+            with(MemberState::Online, &[], 7),
+        ] {
+            let Explanation { status, action } = explain(&array);
+            let text = format!("{status} {action}");
+            assert!(text.contains("/srv/m\\nstate") && !text.contains('\n'), "{text}");
+        }
     }
 
     #[test]

@@ -74,7 +74,8 @@ impl Daemon {
             let problem = array
                 .problem
                 .or_else(|| in_use(members))
-                .or_else(|| self.is_name_taken(&array.name, array.uuid, dirs));
+                .or_else(|| self.is_name_taken(&array.name, array.uuid, dirs))
+                .or_else(|| self.is_unservable(members));
             Some(Importable { problem, ..array })
         };
         let mut arrays: Vec<Importable> = not_served.filter_map(|(_, members)| listed(members)).collect();
@@ -94,6 +95,13 @@ impl Daemon {
              {name}', then 'calpe import {uuid}{}'",
             options_of(dirs)
         ))
+    }
+
+    /// Why the array of these members cannot be served by this daemon, by the check that an import makes.
+    fn is_unservable(&self, members: &[Found]) -> Option<String> {
+        let superblock = import::newest_found(members)?;
+        let options = self.options_for(&superblock.name, superblock.array);
+        self.check_servable(superblock, options).err().map(|error| error.message)
     }
 
     pub(super) fn import(&self, order: &ImportOrder) -> Outcome {
@@ -145,7 +153,7 @@ impl Daemon {
         for uuid in chosen {
             let name = name_of(&found.arrays[&uuid]).to_owned();
             let imported = match dry_run {
-                true => self.would_import(&found, uuid, force, &taken),
+                true => self.would_import(&found, uuid, force, &taken, dirs),
                 false => self.import_one(&found, uuid, force),
             };
             match imported {
@@ -222,8 +230,15 @@ impl Daemon {
     }
 
     /// What an import would do. Devices are opened and locked for it, too: whether they can be is part of what is to be
-    /// known. `taken` are names that others would have then.
-    fn would_import(&self, found: &Search, array: Uuid, force: bool, taken: &[String]) -> Outcome {
+    /// known. `taken` are names that others would have then, `dirs` the directories that were named.
+    fn would_import(
+        &self,
+        found: &Search,
+        array: Uuid,
+        force: bool,
+        taken: &[String],
+        dirs: &[PathBuf],
+    ) -> Outcome {
         let members = &found.arrays[&array];
         let options = ServeOptions { force, ..self.options_for(name_of(members), array) };
         let _change = self.begin_change(array)?;
@@ -235,7 +250,8 @@ impl Daemon {
         if taken.contains(name) {
             let text = format!(
                 "another array named '{name}' would be imported before it, and two of one name are not served at once: import the \
-                 one that you want by its uuid, this one with 'calpe import {array}'"
+                 one that you want by its uuid, this one with 'calpe import {array}{}'",
+                options_of(dirs)
             );
             return Err(refusal(ErrorCode::Refused, text));
         }

@@ -4,6 +4,7 @@
 use super::events::{News, kinds};
 use super::service::Daemon;
 use crate::control::{GpuDrill, MemberRef, Reply, Request, ScrubAction};
+use crate::units::shown;
 use crate::volume::NoticeLevel;
 
 /// A request that is to change something, in words.
@@ -50,11 +51,11 @@ pub(super) fn command_of(request: &Request) -> Option<Command> {
         Request::Fail { array, member, .. } => of(array, Some(member), format!("fail {member}")),
         Request::Offline { array, member, .. } => of(array, Some(member), format!("offline {member}")),
         Request::Online { array, member, path, .. } => {
-            let path = path.as_ref().map(|path| format!(" --path {}", path.display())).unwrap_or_default();
+            let path = path.as_ref().map(|path| format!(" --path {}", shown(path))).unwrap_or_default();
             of(array, Some(member), format!("online {member}{path}"))
         }
         Request::Replace { array, old, new, force, .. } => {
-            of(array, Some(old), format!("replace {old} {}{}", new.display(), forced(*force)))
+            of(array, Some(old), format!("replace {old} {}{}", shown(new), forced(*force)))
         }
         Request::CancelReplace { array, member, .. } => {
             of(array, Some(member), format!("replace --cancel {member}"))

@@ -505,6 +505,7 @@ fn check_creatable(path: &Path, may_create: bool) -> Result<(), CreateError> {
     if among_devices(&absolute) || among_devices(&real_parent) {
         return Err(CreateError::MissingDevice { path: path.to_owned() });
     }
+    Device::check_new_name(path)?;
     if !may_create {
         return Err(CreateError::Missing { path: path.to_owned() });
     }
@@ -577,13 +578,19 @@ fn random_secret() -> [u8; 16] {
     (Uuid::new_v4().as_u128() ^ Uuid::new_v4().as_u128().rotate_left(64)).to_ne_bytes()
 }
 
-/// Whether a remote device still holds what was written to it: two URIs that lead to one export are not known as such before.
+/// Whether a remote device still holds what was written to it: two URIs that lead to one export are not known as such before, and
+/// a server may forget.
 fn check_own(device: &Device, superblock: &Superblock) -> Result<(), DeviceError> {
-    let is_own = || read_superblock(device).is_ok_and(|found| found.device == superblock.device);
-    if device.facts().kind != DeviceKind::Remote || is_own() {
+    if device.facts().kind != DeviceKind::Remote {
         return Ok(());
     }
-    let what = "another member was written over it, so both URIs lead to one export";
+    let what = match read_superblock(device) {
+        Ok(found) if found.device == superblock.device => return Ok(()),
+        Ok(found) if found.array == superblock.array => {
+            "another member was written over it, so both URIs lead to one export"
+        }
+        _ => "the server does not keep what is written to it",
+    };
     Err(DeviceError::Remote { path: device.path().into(), source: RemoteError::Changed(what.into()) })
 }
 

@@ -11,7 +11,7 @@ use super::peer::Owner;
 use super::reactor::{ArrayFacts, ArrayId};
 use super::report::{Names, Place};
 use super::room::{Wanted, check_room};
-use super::search::{Loss, Unusable, overwritten, search};
+use super::search::{Found, Loss, Unusable, overwritten, search};
 use super::service::{Daemon, Done, Outcome, lock, refusal};
 use super::superblocks::{
     read_superblock, reserve_regions, reserved_bytes, signatures, wipe_ends, wipe_log, witness,
@@ -375,7 +375,7 @@ impl Daemon {
         }
         let outcome = self.reactor.admin(target.array, request, Vec::new())?;
         self.remember_now(target.array);
-        Ok(Done::line(format!("array '{}': {} ({})", target.name, outcome.0, target.seat.name())))
+        Ok(Done::line(format!("array '{}': {} ({})", target.name, outcome.0, Printable(&target.seat.name()))))
     }
 
     /// Brings back those members of a failed array that are where they were. What was in service when it failed is
@@ -506,7 +506,10 @@ impl Daemon {
         let mut why = Vec::new();
         let mut is_overwritten = false;
         let mut cut_off = None;
-        for (at, places) in [own.into_iter().collect(), wider].into_iter().enumerate() {
+        // Where it was in service since the daemon started, it is no copy.
+        let is_known = target.seat.found.is_some();
+        let mut places: Vec<PathBuf> = own.into_iter().collect();
+        for at in 0..2 {
             let mut found = search(&places, patience(target.limits));
             // What is wrong with the place where it was; of others nobody has asked.
             if at == 0 {
@@ -521,9 +524,14 @@ impl Daemon {
             let is_own = |s: &Superblock| {
                 s.device == target.seat.uuid && s.member == target.index && s.role == Role::Member
             };
-            if let Some(member) = members.into_iter().find(|member| is_own(&member.superblock)) {
-                return Ok(member.path);
+            let copies: Vec<_> = members.into_iter().filter(|member| is_own(&member.superblock)).collect();
+            match &copies[..] {
+                // Those beside it are looked at, too.
+                [_, ..] if at == 0 && !is_known => {}
+                [] => places.clear(),
+                _ => return target.current_of(&copies),
             }
+            places.extend(wider.iter().cloned());
         }
         if let Some(why) = cut_off {
             self.with_names(target.array, |names| names.losses.insert(target.seat.uuid, Loss::CutOff));
@@ -568,6 +576,7 @@ impl Daemon {
     /// Whether a file may be created as a replacement: not under /dev, and not where all that this host has of the array are
     /// block devices.
     fn check_creatable(&self, target: &Target, new: &Path) -> Result<(), RequestError> {
+        Device::check_new_name(new)?;
         let facts = self.facts(target.array)?;
         let kinds = self.with_names(target.array, |names| {
             let devices = facts.status.members.iter().filter_map(|member| member.device);
@@ -664,6 +673,29 @@ fn patience(limits: TimeLimits) -> Duration {
 }
 
 impl Target {
+    /// Which of these devices, each of which says that it is the target's, is the newest.
+    fn current_of(&self, copies: &[Found]) -> Result<PathBuf, RequestError> {
+        let age = |found: &Found| (found.superblock.epoch.number, found.superblock.sequence);
+        let newest = copies.iter().map(age).max();
+        let current: Vec<&Path> = copies
+            .iter()
+            .filter(|found| Some(age(found)) == newest)
+            .map(|found| found.path.as_path())
+            .collect();
+        if let [one] = current[..] {
+            return Ok(one.to_owned());
+        }
+        let paths: Vec<String> = current.iter().map(|path| shown(path).to_string()).collect();
+        let what = format!(
+            "{}: each of them claims to be member {index} of array '{name}', and nothing tells which is the copy: move the copy away, or \
+             name the one to use: 'calpe online {name} {index} --path PATH'",
+            paths.join(", "),
+            index = self.index,
+            name = self.name
+        );
+        Err(refusal(ErrorCode::Refused, what))
+    }
+
     /// The superblock of a device, which must be the target's own.
     pub(super) fn own(
         &self,

@@ -9,7 +9,9 @@ use super::serve::Tls;
 use super::service::Daemon;
 use crate::member::set_remote_tls;
 use crate::tls::{ClientFiles, ClientTls, ServerFiles, ServerTls, TlsFileError};
+use crate::units::Count;
 use std::cell::RefCell;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// See the head of this file.
@@ -20,6 +22,8 @@ pub(super) struct Reloader<'a> {
     tls: &'a Tls,
     /// What counts now.
     running: RefCell<Config>,
+    /// Arrays that were taken out of the configuration, which has been told.
+    told_gone: RefCell<HashSet<ArrayChoice>>,
 }
 
 impl<'a> Reloader<'a> {
@@ -31,7 +35,14 @@ impl<'a> Reloader<'a> {
         imports: &'a Imports,
         tls: &'a Tls,
     ) -> Reloader<'a> {
-        Reloader { daemon, reread, imports, tls, running: RefCell::new(running.clone()) }
+        Reloader {
+            daemon,
+            reread,
+            imports,
+            tls,
+            running: RefCell::new(running.clone()),
+            told_gone: RefCell::default(),
+        }
     }
 
     /// Reads everything again, applies what can be applied, and says what cannot.
@@ -91,7 +102,8 @@ impl<'a> Reloader<'a> {
                 );
             }
             if anonymous > 0 {
-                tracing::warn!("ended {anonymous} sessions without a certificate: they need one now");
+                let sessions = Count::of(anonymous, "session");
+                tracing::warn!("ended {sessions} without a certificate: clients need one now");
             }
         }
         drop(running);
@@ -130,7 +142,8 @@ impl<'a> Reloader<'a> {
         let all: Vec<_> = fresh.iter().chain(&gone).cloned().collect();
         let ended = self.daemon.configure(&all);
         if ended > 0 {
-            tracing::warn!("ended {ended} sessions of certificates that are not allowed any more");
+            let sessions = Count::of(ended, "session");
+            tracing::warn!("ended {sessions} of certificates that are not allowed any more");
         }
         for config in fresh {
             let changed = find(&old, &config.which).is_some_and(|was| {
@@ -152,7 +165,8 @@ impl<'a> Reloader<'a> {
                 }
             }
         }
-        for config in &gone {
+        let told = self.told_gone.replace(gone.iter().map(|config| config.which.clone()).collect());
+        for config in gone.iter().filter(|config| !told.contains(&config.which)) {
             let name = &config.which;
             tracing::warn!(
                 "array '{name}' is not in the configuration any more: if it is served, it goes on as it was until 'calpe export {name}', or the next start if no 'calpe import' is remembered"

@@ -3,6 +3,7 @@
 //! Must not ask anybody anything: facts in, report out. Rates come from samples that are handed in with their time.
 
 use super::reactor::{ArrayFacts, ListenAddress};
+use super::returns::Returning;
 use super::search::Loss;
 use super::state::{Counts, GivenUp};
 use crate::array::assembly::NOWHERE_ELSE;
@@ -133,7 +134,7 @@ impl Names {
         facts: &ArrayFacts,
         addresses: &[(ListenAddress, TlsMode)],
         gpu: &GpuReport,
-        returning: &[MemberIndex],
+        returning: &[Returning],
     ) -> ArrayReport {
         let status = &facts.status;
         let mut report = ArrayReport {
@@ -165,7 +166,10 @@ impl Names {
                 .seats
                 .iter()
                 .zip(&status.members)
-                .map(|(seat, member)| self.member(seat, member, returning.contains(&member.index)))
+                .map(|(seat, member)| {
+                    let returning = returning.iter().find(|returning| returning.index == member.index);
+                    self.member(seat, member, returning)
+                })
                 .collect(),
             scan: status.activities.iter().map(|activity| self.meters.scan(activity)).collect(),
             last_scrub: status.last_scrub.map(|scrub| LastScrub {
@@ -247,7 +251,8 @@ impl Names {
         }
     }
 
-    fn member(&self, seat: &Place, member: &MemberStatus, returning: bool) -> MemberReport {
+    fn member(&self, seat: &Place, member: &MemberStatus, returning: Option<&Returning>) -> MemberReport {
+        let in_the_way = returning.and_then(|returning| returning.in_the_way.clone());
         let counts = self.counts_of(seat, member);
         let troubled = counts.read + counts.write + counts.cksum > 0;
         let is_out = member.device.is_none();
@@ -270,14 +275,19 @@ impl Names {
             cksum: counts.cksum,
             repaired: counts.repaired,
             conditions: {
+                let returning = returning.map(|_| match in_the_way {
+                    Some(_) => Condition::Displaced,
+                    None => Condition::Returning,
+                });
                 let loss = self.losses.get(&seat.uuid).filter(|_| is_out).map(|loss| match loss {
                     Loss::Overwritten => Condition::Overwritten,
                     Loss::CutOff => Condition::CutOff,
                 });
+                let loss = loss.filter(|_| in_the_way.is_none());
                 let of_all = conditions(member, reason.as_deref(), &counts, returning);
                 of_all.into_iter().chain(loss).collect()
             },
-            reason,
+            reason: in_the_way.or(reason),
             cached: member.device.and_then(|id| self.devices.get(&id)).is_some_and(Place::is_cached),
             replacement: member.replacement.map(|device| match self.devices.get(&device) {
                 Some(place) => ReplacementReport { name: place.name(), uuid: Some(place.uuid) },
@@ -291,7 +301,7 @@ fn conditions(
     member: &MemberStatus,
     reason: Option<&str>,
     counts: &Counts,
-    returning: bool,
+    returning: Option<Condition>,
 ) -> Vec<Condition> {
     let of_array = member.conditions.iter().map(|condition| match condition {
         MemberCondition::Full => Condition::Full,
@@ -302,7 +312,6 @@ fn conditions(
         MemberCondition::Slow => Condition::Slow,
         MemberCondition::ServedLast => Condition::ServedLast,
     });
-    let returning = returning.then_some(Condition::Returning);
     let repaired = (counts.repaired > 0).then_some(Condition::Repaired);
     let is_kept = reason.is_some_and(|reason| reason.contains(NOWHERE_ELSE));
     let kept = is_kept.then_some(Condition::Kept);

@@ -14,14 +14,14 @@ use super::reactor::{ArrayFacts, ArrayId};
 use super::service::{Daemon, Done, Served};
 use super::superblocks::read_superblock;
 use crate::control::{MemberRef, RequestError};
-use crate::format::{MemberState, Role, Superblock};
+use crate::format::{MemberState, NewestError, Role, Superblock};
 use crate::member::patience::within;
 use crate::member::{self, Access, Device, TimeLimits};
 use crate::units::{MemberIndex, shown};
 use crate::volume::{AdminRequest, MemberStatus, NoticeLevel};
 use nix::sys::statvfs::statvfs;
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -51,10 +51,35 @@ struct Attempt {
     next: Instant,
     failures: u32,
     running: Option<Receiver<Attempted>>,
+    /// What the last one has found in the place of the device.
+    in_the_way: Option<String>,
 }
 
 /// What an attempt came to: the member's device, locked, or why it is not had.
-pub(super) type Attempted = Result<(Device, Superblock), String>;
+pub(super) type Attempted = Result<(Device, Superblock), NotBack>;
+
+/// Why the device of a member is not had.
+#[derive(Debug)]
+pub(super) struct NotBack {
+    reason: String,
+    /// A server answers, and has something else in the place of the device.
+    is_in_the_way: bool,
+}
+
+impl<E: std::fmt::Display> From<E> for NotBack {
+    fn from(error: E) -> NotBack {
+        NotBack { reason: error.to_string(), is_in_the_way: false }
+    }
+}
+
+/// A member that comes back by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Returning {
+    /// Which.
+    pub index: MemberIndex,
+    /// What is in the place of its device, if something else is known to be there.
+    pub in_the_way: Option<String>,
+}
 
 /// A member that may come back.
 struct Away {
@@ -63,6 +88,8 @@ struct Away {
     uuid: Uuid,
     /// Where it may be.
     places: Vec<PathBuf>,
+    /// The first of them is where it was.
+    has_own_place: bool,
     /// Why it went, as far as the connection tells, and until when it must stay away.
     lost: Option<member::Lost>,
     /// It went because its storage was full, or the host short.
@@ -117,9 +144,17 @@ impl Daemon {
     }
 
     /// The members that come back by themselves.
-    pub(super) fn returning(&self, array: ArrayId, facts: &ArrayFacts) -> Vec<MemberIndex> {
+    pub(super) fn returning(&self, array: ArrayId, facts: &ArrayFacts) -> Vec<Returning> {
         let away = self.with_served(array, |served| self.find_away(served, facts));
-        away.map_or_else(Vec::new, |(_, away)| away.into_iter().map(|member| member.index).collect())
+        let Some((uuid, away)) = away else { return Vec::new() };
+        let returns = self.returns();
+        let returning = |member: Away| {
+            let attempt = returns.attempts.get(&(uuid, member.index.0));
+            let attempt = attempt.filter(|_| member.has_own_place);
+            let in_the_way = attempt.and_then(|attempt| attempt.in_the_way.clone());
+            Returning { index: member.index, in_the_way }
+        };
+        away.into_iter().map(returning).collect()
     }
 
     fn find_away(&self, served: &Served, facts: &ArrayFacts) -> (Uuid, Vec<Away>) {
@@ -155,8 +190,9 @@ impl Daemon {
                 (Some(_), None) => Vec::new(),
             };
             if may && !places.is_empty() && !returns.kept_out.contains(&key) {
-                let (index, was_short) = (*index, *was_short);
-                away.push(Away { index, uuid: seat.uuid, places, lost, was_short, limits: served.limits });
+                let (index, was_short, limits) = (*index, *was_short, served.limits);
+                let has_own_place = remote.is_some();
+                away.push(Away { index, uuid: seat.uuid, places, has_own_place, lost, was_short, limits });
             }
         }
         (names.uuid, away)
@@ -171,16 +207,17 @@ impl Daemon {
             self.notice_member(array, kinds::MEMBER_LOST, NoticeLevel::Warning, member.index, text);
         }
         let mut returns = self.returns();
-        let attempt =
-            returns.attempts.entry(key).or_insert(Attempt { next: now, failures: 0, running: None });
+        let first = Attempt { next: now, failures: 0, running: None, in_the_way: None };
+        let attempt = returns.attempts.entry(key).or_insert(first);
         match attempt.running.as_ref().map(Receiver::try_recv) {
             Some(Ok(Ok(found))) => {
                 attempt.running = None;
                 return Some(found);
             }
-            Some(Ok(Err(reason))) => {
+            Some(Ok(Err(NotBack { reason, is_in_the_way }))) => {
                 tracing::debug!(member = member.index.0, %reason, "a member is not back");
                 attempt.fail(now);
+                attempt.in_the_way = is_in_the_way.then_some(reason);
             }
             Some(Err(TryRecvError::Disconnected)) => attempt.fail(now),
             Some(Err(TryRecvError::Empty)) => {}
@@ -195,7 +232,7 @@ impl Daemon {
                     let _ = thread.spawn(move || {
                         // Who waits for it may have lost interest: then it is closed again.
                         let found = match was_short {
-                            true => has_room(&places, limits),
+                            true => has_room(&places, limits).map_err(NotBack::from),
                             false => Ok(()),
                         };
                         let _ = sender.send(found.and_then(|()| look_for(&places, limits, uuid, device)));
@@ -208,7 +245,7 @@ impl Daemon {
     }
 
     fn take_back(&self, array: ArrayId, uuid: Uuid, away: &Away, device: Device, superblock: Superblock) {
-        let path = device.path().display().to_string();
+        let path = shown(device.path()).to_string();
         let target = self.target(&uuid.to_string(), &MemberRef::Index(away.index.0));
         let outcome: Result<Done, RequestError> = target.and_then(|target: Target| {
             let superblock = target.own(&device, Ok(superblock))?;
@@ -268,24 +305,42 @@ fn look_for(
     limits: TimeLimits,
     array: Uuid,
     uuid: Uuid,
-) -> Result<(Device, Superblock), String> {
+) -> Result<(Device, Superblock), NotBack> {
     let is_own = |s: &Superblock| s.array == array && s.device == uuid && s.role == Role::Member;
-    let mut last = String::new();
+    let mut first = None;
     for place in places {
         // Looked at first: what belongs to others is not opened for writing.
-        let looked = open_member(place, Access::ReadOnly, limits).map_err(|error| error.to_string());
-        let superblock = looked.and_then(|(_, superblock)| superblock.map_err(|error| error.to_string()));
-        match superblock {
-            Ok(superblock) if is_own(&superblock) => {
-                let device = Device::open(place, Access::Exclusive).map_err(|error| error.to_string())?;
+        let looked = open_member(place, Access::ReadOnly, limits).map_err(NotBack::from);
+        let not_back = match looked {
+            Ok((_, Ok(superblock))) if is_own(&superblock) => {
+                let device = Device::open(place, Access::Exclusive)?;
                 device.set_limits(limits);
                 sleep(SETTLE);
-                let superblock = read_superblock(&device).map_err(|error| error.to_string())?;
+                let superblock = read_superblock(&device)?;
                 return Ok((device, superblock));
             }
-            Ok(_) => last = format!("{}: belongs to something else", shown(place)),
-            Err(error) => last = error,
-        }
+            Ok((_, found)) => other_in(place, found),
+            Err(not_back) => not_back,
+        };
+        // The first place is where it was, if that is known.
+        first.get_or_insert(not_back);
     }
-    Err(last)
+    Err(first.unwrap_or_else(|| NotBack::from("it is not known where it may be")))
+}
+
+/// What is told of a place where something else was found.
+fn other_in(place: &Path, found: Result<Superblock, NewestError>) -> NotBack {
+    // Whether it is the member's device cannot be told.
+    let is_in_the_way = member::is_remote(place) && !matches!(found, Err(NewestError::Unreadable(_)));
+    let what = match found {
+        Ok(Superblock { name, member, role: Role::Replaced, .. }) => {
+            format!("what is there was member {member} of array '{name}', and has been replaced since")
+        }
+        Ok(Superblock { name, member, .. }) => {
+            format!("another device is there now, member {member} of array '{name}'")
+        }
+        Err(NewestError::NotAMember) => "what is there holds no Calpe superblock".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    NotBack { reason: format!("{} answers: {what}", shown(place)), is_in_the_way }
 }

@@ -8,6 +8,7 @@ use super::certificates::Certificates;
 use super::changes::{Change, Changes};
 use super::clock;
 use super::commands::command_of;
+use super::config::MIN_PAGE_CACHE;
 use super::events::{EventLog, News, kinds};
 use super::gpu::Gpus;
 use super::host_memory;
@@ -366,8 +367,11 @@ impl Daemon {
         if needed.total() <= left {
             return Ok(needed.total());
         }
+        // With the smallest cache.
+        let is_cache = Footprint::of(superblock, MIN_PAGE_CACHE).total() <= left;
+        let cache = if is_cache { ", lower the array's page_cache" } else { "" };
         let what = format!(
-            "array '{}' needs {needed} of memory, and {} of {} are left: raise metadata_memory in [daemon], lower the array's page_cache, or, if its size of {} is not what you expect, look at its members with 'calpe inspect'",
+            "array '{}' needs {needed} of memory, and {} of {} are left: raise metadata_memory in [daemon]{cache}, or, if its size of {} is not what you expect, look at its members with 'calpe inspect'",
             superblock.name,
             SizeBeside { bytes: left, other: needed.total() },
             HumanSize(self.metadata_memory),

@@ -9,7 +9,7 @@ use super::{
     COPY_BYTES, Geometry, MAX_CHUNK_BYTES, MAX_DEVICE_BYTES, MAX_MEMBERS, MIN_CHUNK_BYTES, PageLayout,
     Region, RegionKind,
 };
-use crate::units::{ByteOffset, HumanSize, ROW_BYTES};
+use crate::units::{ByteOffset, Count, HumanSize, ROW_BYTES};
 
 const MIB: u64 = 1 << 20;
 
@@ -72,7 +72,8 @@ pub enum LayoutError {
     },
     /// Chunk size out of range.
     #[error(
-        "a chunk of {found} bytes is not possible: use a power of two from {} to {}",
+        "a chunk of {} is not possible: use a power of two from {} to {}",
+        Count(u64::from(*found), "byte"),
         HumanSize(u64::from(MIN_CHUNK_BYTES)),
         HumanSize(u64::from(MAX_CHUNK_BYTES))
     )]
@@ -87,7 +88,7 @@ pub enum LayoutError {
         found: u32,
     },
     /// Volume size out of range.
-    #[error("a volume of {found} bytes is not possible: use a multiple of 4 KiB above zero")]
+    #[error("a volume of {} is not possible: use a multiple of 4 KiB above zero", Count(*found, "byte"))]
     VolumeSize {
         /// What was asked for.
         found: u64,
@@ -369,6 +370,12 @@ mod tests {
         let metadata = (4u64 << 40) - geometry.slots * u64::from(geometry.chunk);
         assert!(metadata < (4 << 40) / 32, "{} of metadata", HumanSize(metadata));
         assert_eq!(regions[0].len, 1 << 30);
+    }
+
+    #[test]
+    fn one_byte_is_told_as_one() {
+        assert!(LayoutError::VolumeSize { found: 1 }.to_string().starts_with("a volume of 1 byte is not"));
+        assert!(LayoutError::Chunk { found: 1 }.to_string().starts_with("a chunk of 1 byte is not"));
     }
 
     #[test]

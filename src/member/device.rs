@@ -260,6 +260,18 @@ impl Device {
         }
     }
 
+    /// Refuses a path where nothing is and no file could be: one that ends in a slash, or in the name of a directory's own entry.
+    ///
+    /// # Errors
+    /// [`DeviceError::NamesDirectory`].
+    pub fn check_new_name(path: &Path) -> Result<(), DeviceError> {
+        let bytes = path.as_os_str().as_bytes();
+        match bytes.ends_with(b"/") || bytes.ends_with(b"/.") {
+            true => Err(DeviceError::NamesDirectory { path: path.into() }),
+            false => Ok(()),
+        }
+    }
+
     /// Creates a sparse file of `bytes` and opens it as [`Access::Exclusive`]. Its content is zeroes.
     ///
     /// # Errors
@@ -269,6 +281,7 @@ impl Device {
         if remote::is_remote(path) {
             return Err(DeviceError::NotFound { path: path.into() });
         }
+        Device::check_new_name(path)?;
         let fail = |action: &str, e: io::Error| match e.raw_os_error() {
             Some(libc::ENOSPC | libc::EDQUOT) => DeviceError::NoSpace { path: path.into(), bytes },
             Some(libc::EFBIG | libc::EINVAL) => DeviceError::FileTooLarge { path: path.into(), bytes },

@@ -10,6 +10,15 @@ use std::path::{Path, PathBuf};
 /// Why a device cannot be opened, created or used. Every message names the path and a way out.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
+    /// Nothing there, and nothing that could be created as a file.
+    #[error(
+        "{}: does not exist, and names a directory: a member is a file, name it without what follows the last name",
+        shown(path)
+    )]
+    NamesDirectory {
+        /// The path.
+        path: PathBuf,
+    },
     /// Nothing at this path.
     #[error("{}: no such file or device: check the path", shown(path))]
     NotFound {

@@ -70,6 +70,19 @@ impl ServerFiles {
         let own = Some((FileRole::Certificate, &self.certificate));
         facts(own.into_iter().chain(self.client_ca.as_ref().map(|file| (FileRole::Ca, file))))
     }
+
+    /// Every file that cannot be used, and why. How two files go together is looked at where each of them is sound.
+    #[must_use]
+    pub fn problems(&self) -> Vec<TlsFileError> {
+        let own = identity_problems(&self.certificate, &self.key);
+        let own = or_together(own, || server_config(self, None).map(drop));
+        let ca = self.client_ca.as_ref().map(|file| roots(Source { role: FileRole::Ca, file }).map(drop));
+        let crl =
+            self.crl.as_ref().map(|file| Source { role: FileRole::Crl, file }.revocation_lists().map(drop));
+        let of_clients = [ca, crl].into_iter().flatten().filter_map(Result::err).collect();
+        let of_clients = or_together(of_clients, || client_verifier(self).map(drop));
+        own.into_iter().chain(of_clients).collect()
+    }
 }
 
 impl ClientFiles {
@@ -81,6 +94,31 @@ impl ClientFiles {
         let own = self.identity.as_ref().map(|(certificate, _)| (FileRole::Certificate, certificate));
         facts(own.into_iter().chain([(FileRole::Ca, &self.ca)]))
     }
+
+    /// Every file that cannot be used, and why. How two files go together is looked at where all are sound.
+    #[must_use]
+    pub fn problems(&self) -> Vec<TlsFileError> {
+        let own = self.identity.as_ref().map(|(certificate, key)| identity_problems(certificate, key));
+        let ca = roots(Source { role: FileRole::Ca, file: &self.ca }).err();
+        let problems = own.into_iter().flatten().chain(ca).collect();
+        or_together(problems, || ClientTls::load(self).map(drop))
+    }
+}
+
+/// What is wrong with files, each by itself, or else together.
+fn or_together(
+    problems: Vec<TlsFileError>,
+    together: impl FnOnce() -> Result<(), TlsFileError>,
+) -> Vec<TlsFileError> {
+    if problems.is_empty() { together().err().into_iter().collect() } else { problems }
+}
+
+/// What is wrong with a certificate and with its key, each by itself.
+fn identity_problems(certificate: &Path, key: &Path) -> Vec<TlsFileError> {
+    let own = Source { role: FileRole::Certificate, file: certificate };
+    let chain = own.certificates().and_then(|chain| own.check_validity(&chain[0]));
+    let key = Source { role: FileRole::Key, file: key }.private_key().map(drop);
+    [chain, key].into_iter().filter_map(Result::err).collect()
 }
 
 fn facts<'a>(

@@ -187,7 +187,7 @@ fn who_has_shown_no_certificate_goes_when_one_is_needed_from_now_on() {
     up.signal("HUP");
     until("the daemon has reloaded", || up.log().contains("read the configuration and the files"));
     assert!(!sessions[0].goes_on());
-    assert!(up.log().contains("sessions without a certificate"), "{}", up.log());
+    assert!(up.log().contains("ended 2 sessions without a certificate"), "{}", up.log());
     assert!(Session::open(&world, &friend).goes_on());
     up.stop();
 }

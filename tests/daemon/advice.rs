@@ -295,3 +295,38 @@ fn a_member_that_was_cut_off_is_to_be_replaced() {
     assert_eq!(told, ["calpe replace tank 2 NEW"]);
     serve.stop();
 }
+
+#[test]
+fn of_two_arrays_of_one_name_a_dry_run_says_how_the_other_one_is_imported() {
+    let dir = tempfile::tempdir().unwrap();
+    let serve = Serve::start(dir.path(), "");
+    for place in ["a", "b"] {
+        create(&dir.path().join(place), "tank", 2, 1);
+    }
+    let told = both(&serve.ask("import -a -n --dir a --dir b"));
+    let [advice] = &commands(&told)[..] else { panic!("{told}") };
+    let typed = typed(dir.path(), &advice.replacen("calpe ", "calpe --socket run/control.sock ", 1));
+    assert!(typed.status.success(), "{advice}: {}", both(&typed));
+    serve.stop();
+}
+
+#[test]
+fn an_array_that_needs_more_memory_than_is_left_is_refused_alike_by_list_dry_run_and_import() {
+    let dir = tempfile::tempdir().unwrap();
+    let serve = Serve::start_with(dir.path(), "metadata_memory = \"16MiB\"\n", "");
+    let ask = |line: &str| both(&serve.ask(line)).split_whitespace().collect::<Vec<_>>().join(" ");
+    // The map of the first is too large; that of the second is not, with a small cache.
+    for (name, size, can_shrink) in [("map", "3GiB", false), ("cache", "2GiB", true)] {
+        let mut create = calpe();
+        create.current_dir(dir.path()).args(["create", name, "-k1", "-m0", "--chunk", "4KiB"]);
+        fs::create_dir(dir.path().join(name)).unwrap();
+        run(create.args(["--size", size, &format!("{name}/m")]));
+        for line in ["import -n NAME --dir NAME", "import NAME --dir NAME", "import --dir NAME"] {
+            let told = ask(&line.replace("NAME", name));
+            assert!(told.contains("of memory, and 16 MiB of 16 MiB are left"), "{told}");
+            assert_eq!(told.contains("page_cache"), can_shrink, "{told}");
+            assert!(!told.contains("can be imported"), "{told}");
+        }
+    }
+    serve.stop();
+}

@@ -1,7 +1,7 @@
 //! Creations that fail on the way, or are killed: what existed is as it was, in content, length and space, and what did not
 //! exist does not.
 
-use super::support::calpe;
+use super::support::{calpe, try_run};
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -170,4 +170,19 @@ fn after_a_creation_that_was_killed_the_next_one_says_what_to_do() {
         said(&create(dir.path(), "true", "--force"), 1)
             .contains("m1: has 0 B, as a file that an interrupted creation leaves")
     );
+}
+
+#[test]
+fn a_path_that_can_only_be_a_directory_is_refused_by_a_dry_run_too() {
+    let dir = tempfile::tempdir().unwrap();
+    for path in ["nox/", "nox/."] {
+        for dry in [&[][..], &["-n"]] {
+            let mut create = calpe();
+            create.current_dir(dir.path()).args(["create", "tank", "-k1", "-m0", "--size", "8MiB"]);
+            let told = said(&try_run(create.args(dry).arg(path)), 1);
+            assert!(told.contains("nox/") && told.contains("does not exist"), "{told}");
+            assert!(told.contains("names a directory") && !told.contains("failed"), "{told}");
+        }
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }

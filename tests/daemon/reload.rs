@@ -119,6 +119,28 @@ fn an_array_that_is_named_by_its_uuid_now_is_the_same_array() {
 }
 
 #[test]
+fn an_array_that_is_taken_out_of_the_configuration_is_told_once() {
+    let world = World::new(&["one", "two"]);
+    let up = Up::serve(world.path(), &world.configure("", &[("one", "")]));
+    let told = || up.log().matches("array 'two' is not in the configuration any more").count();
+    let mut reloads = 0;
+    let mut reload_with = |arrays: &[(&str, &str)]| {
+        world.configure("", arrays);
+        reloads += 1;
+        reload(&up, RELOADED, reloads);
+    };
+    // Put back and taken out again, it is news.
+    for news in 1..=2 {
+        reload_with(&[("one", ""), ("two", "")]);
+        for _ in 0..3 {
+            reload_with(&[("one", "")]);
+            assert_eq!(told(), news, "{}", up.log());
+        }
+    }
+    up.stop();
+}
+
+#[test]
 fn a_pass_goes_on_at_the_pace_of_the_new_configuration() {
     let world = World::new(&["one"]);
     let config = world.configure("", &[("one", "rebuild_min = \"1MiB\"\nrebuild_max = \"1MiB\"\n")]);

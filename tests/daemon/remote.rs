@@ -619,3 +619,72 @@ fn an_array_over_four_hosts_survives_the_loss_of_two_and_catches_them_up() {
     up.stop();
     run(network.command(None, binary).arg("check").args(&uris));
 }
+
+#[test]
+fn other_storage_behind_the_uri_of_a_member_is_named_and_not_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let sockets: Vec<PathBuf> = (0..3).map(|index| dir.path().join(format!("s{index}"))).collect();
+    let disk = dir.path().join("disk2");
+    let serve = |index: usize| {
+        let file = dir.path().join(format!("disk{index}"));
+        if !file.exists() {
+            sparse(&file, DISK);
+        }
+        // What a server leaves behind when it is killed.
+        let _ = fs::remove_file(&sockets[index]);
+        Process::start(
+            Command::new("nbdkit").args(["-f", "--unix"]).arg(&sockets[index]).arg("file").arg(&file),
+        )
+    };
+    let mut servers: Vec<Process> = (0..3).map(serve).collect();
+    let uris: Vec<String> = sockets.iter().map(|socket| unix_uri(socket)).collect();
+    uris.iter().for_each(|uri| answers(uri));
+    create(&uris, 1);
+    let config = configure(dir.path(), &uris, "remote_timeout = 3\nremote_grace = 1\n");
+    let up = Up::serve(dir.path(), &config);
+    until("it is served", || is_whole(&up));
+    servers.pop();
+    fs::rename(&disk, dir.path().join("aside")).unwrap();
+    servers.push(serve(2));
+    let member = |up: &Up| up.status()["members"][2].clone();
+    until("the storage is looked at", || {
+        member(&up)["reason"].as_str().is_some_and(|reason| reason.contains("holds no Calpe superblock"))
+    });
+    let (status, text) = (up.status(), up.calpe(&["status"]));
+    let action = status["action"].as_str().unwrap();
+    assert!(!action.contains("when it answers") && !text.contains("comes back by itself; "), "{text}");
+    for part in [uris[2].as_str(), "leads to the device", "'calpe replace tank 2 NEW'"] {
+        assert!(action.contains(part), "no '{part}' in {action}");
+    }
+    assert_eq!(member(&up)["conditions"], serde_json::json!(["displaced"]), "{text}");
+    // Back to a server that does not answer, and then to its own device.
+    servers.pop();
+    until("nothing is in its place", || member(&up)["conditions"] == serde_json::json!(["returning"]));
+    fs::rename(dir.path().join("aside"), &disk).unwrap();
+    servers.push(serve(2));
+    until("it is back", || is_whole(&up));
+    up.stop();
+}
+
+#[test]
+fn one_export_that_keeps_nothing_is_not_called_two() {
+    let dir = tempfile::tempdir().unwrap();
+    let sockets = ["null", "one", "two"].map(|name| dir.path().join(name));
+    let _null =
+        Process::start(Command::new("nbdkit").args(["-f", "--unix"]).arg(&sockets[0]).args(["null", "64M"]));
+    let _memory = Process::start(
+        Command::new("nbdkit").args(["-f", "--unix"]).arg(&sockets[1]).args(["memory", "64M"]),
+    );
+    std::os::unix::fs::symlink(&sockets[1], &sockets[2]).unwrap();
+    let uris = sockets.each_ref().map(|socket| unix_uri(socket));
+    uris.iter().for_each(|uri| answers(uri));
+    let refused = |parity: &str, uris: &[String]| {
+        let output = try_run(calpe().args(["create", "tank", "-k1", parity]).args(uris));
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let told = refused("-m0", &uris[..1]);
+    assert!(told.contains("does not keep what is written to it") && !told.contains("both URIs"), "{told}");
+    let told = refused("-m1", &uris[1..]);
+    assert!(told.contains("both URIs lead to one export"), "{told}");
+}

@@ -1,7 +1,8 @@
 //! What the daemon says of members and arrays, and answers to commands, is what is the case.
 
 use crate::support::load::Client;
-use crate::support::serve::{Serve, array, create};
+use crate::support::serve::{Serve, array, both, create};
+use crate::support::try_run;
 use calpe::nbd::{Command, Request};
 use serde_json::Value;
 use std::fs;
@@ -251,6 +252,59 @@ fn an_array_that_is_imported_by_command_is_served_as_its_section_says() {
         serve.says("export tank");
         serve.says(import);
         assert_eq!(serve.array_when("it is served", is_served)["read_only"], true, "{import}");
+    }
+    serve.stop();
+}
+
+#[test]
+fn of_two_equal_copies_none_comes_online_unless_it_is_named() {
+    let (dir, place) = scene();
+    fs::copy(place.join("m1"), place.join("a-copy")).unwrap();
+    let serve = Serve::start(dir.path(), "");
+    serve.says(&format!("import tank --dir {}", place.display()));
+    let told = serve.says("status tank");
+    assert!(told.contains("calpe online tank 1"), "{told}");
+    for line in ["online tank 1 -n", "online tank 1"] {
+        let told = serve.refuses(line);
+        for part in [
+            "a-copy",
+            "/m1",
+            "nothing tells which is the copy",
+            "move the copy away",
+            "'calpe online tank 1 --path PATH'",
+        ] {
+            assert!(told.contains(part), "no '{part}' in {told}");
+        }
+    }
+    serve.says(&format!("online tank 1 --path {}", place.join("m1").display()));
+    serve.says("offline tank 1");
+    // Where it has been in service is known.
+    assert!(serve.says("online tank 1").contains("/m1"));
+    serve.stop();
+}
+
+#[test]
+fn a_line_break_in_a_path_makes_no_line_anywhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = dir.path().join("there");
+    create(&place, "tank", 1, 2);
+    let path = place.join("m2\nstate: FINE");
+    fs::rename(place.join("m2"), &path).unwrap();
+    let mut serve = Serve::start(dir.path(), "");
+    serve.says(&format!("import tank --dir {}", place.display()));
+    serve.says("fail tank 2");
+    serve.array_when("it is degraded", |array| array["state"] == "DEGRADED");
+    let new = place.join("new\nstate: FINE");
+    let mut told = vec![serve.says("status tank"), serve.says("status tank -v")];
+    let mut replace = serve.command("replace tank 2 -w");
+    told.push(both(&try_run(replace.arg(&new))));
+    assert!(told[2].contains("is rebuilt on"), "{}", told[2]);
+    told.push(serve.says("events"));
+    told.push(serve.log());
+    for text in &told {
+        assert!(text.contains("\\nstate: FINE"), "{text}");
+        assert!(!text.contains("; state: FINE"), "{text}");
+        assert!(text.lines().all(|line| !line.trim_start().starts_with("state: FINE")), "{text}");
     }
     serve.stop();
 }

@@ -473,6 +473,31 @@ fn problems_of_files_name_line_key_and_file() {
 }
 
 #[test]
+fn a_check_of_the_configuration_tells_every_file_that_cannot_be_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = dir.path().join("calpe.toml");
+    let own = "tls_certificate = \"cert.pem\"\ntls_key = \"key.pem\"\n";
+    let listen = format!("[listen]\n{own}tls_client_ca = \"ca.pem\"\ntls_crl = \"crl.pem\"\n");
+    let remote = format!("[remote]\n{own}tls_ca = \"remote-ca.pem\"\n");
+    fs::write(&config, format!("{listen}{remote}")).unwrap();
+    let output = try_run(calpe().args(["serve", "--check", "--config"]).arg(&config));
+    let said = String::from_utf8_lossy(&output.stderr);
+    for (line, key) in [
+        (2, "listen.tls_certificate"),
+        (3, "listen.tls_key"),
+        (4, "listen.tls_client_ca"),
+        (5, "listen.tls_crl"),
+        (7, "remote.tls_certificate"),
+        (8, "remote.tls_key"),
+        (9, "remote.tls_ca"),
+    ] {
+        let told = said.lines().filter(|told| told.contains(&format!(".toml:{line}:")));
+        let told: Vec<&str> = told.filter(|told| told.contains(&format!(" {key}: "))).collect();
+        assert!(told.len() == 1 && told[0].contains("cannot be read"), "{key}: {said}");
+    }
+}
+
+#[test]
 fn sockets_of_a_supervisor_are_served_in_place_of_our_own() {
     let world = World::new();
     let config = world.config("");

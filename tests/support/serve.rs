@@ -25,9 +25,15 @@ impl Serve {
     /// Starts it with these sections of a configuration, and waits until it answers.
     #[track_caller]
     pub fn start(dir: &Path, arrays: &str) -> Serve {
+        Serve::start_with(dir, "", arrays)
+    }
+
+    /// The same, with these lines in section `[daemon]`.
+    #[track_caller]
+    pub fn start_with(dir: &Path, daemon: &str, arrays: &str) -> Serve {
         let config = dir.join("calpe.toml");
-        let head = "[daemon]\nruntime_dir = \"run\"\nstate_dir = \"state\"\n[gpu]\nmode = \"off\"\n";
-        fs::write(&config, format!("{head}{arrays}")).expect("written");
+        let head = "[daemon]\nruntime_dir = \"run\"\nstate_dir = \"state\"\n";
+        fs::write(&config, format!("{head}{daemon}[gpu]\nmode = \"off\"\n{arrays}")).expect("written");
         let log =
             fs::File::options().create(true).append(true).open(dir.join("daemon.log")).expect("a log file");
         let mut command = calpe();

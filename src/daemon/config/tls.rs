@@ -6,8 +6,7 @@
 use super::{Reader, Section, absolute, expected, string};
 use crate::nbd::TlsMode;
 use crate::tls::{
-    ClientFiles, ClientTls, FileRole, PATTERNS_MAX, PeerPattern, PeerRules, ServerFiles, ServerTls,
-    TlsFileError, check_server_name,
+    ClientFiles, FileRole, PATTERNS_MAX, PeerPattern, PeerRules, ServerFiles, TlsFileError, check_server_name,
 };
 use toml::Spanned;
 
@@ -78,11 +77,8 @@ impl Reader<'_> {
             return None;
         };
         let files = ServerFiles { certificate, key, client_ca, crl };
-        if self.open_files
-            && let Err(error) = ServerTls::load(&files)
-        {
-            self.file_problem(section, "tls_client_ca", &error);
-        }
+        let problems = if self.open_files { files.problems() } else { Vec::new() };
+        problems.iter().for_each(|problem| self.file_problem(section, "tls_client_ca", problem));
         let (tcp, unix) = (tcp.unwrap_or(TlsMode::Required), unix.unwrap_or(TlsMode::Optional));
         Some(ListenTlsConfig { files, tcp, unix })
     }
@@ -101,11 +97,8 @@ impl Reader<'_> {
             self.problem(section.at, section.name.trim_end_matches('.'), what);
         }
         let files = ClientFiles { ca: ca?, identity, server_name };
-        if self.open_files
-            && let Err(error) = ClientTls::load(&files)
-        {
-            self.file_problem(section, "tls_ca", &error);
-        }
+        let problems = if self.open_files { files.problems() } else { Vec::new() };
+        problems.iter().for_each(|problem| self.file_problem(section, "tls_ca", problem));
         Some(files)
     }
 
