@@ -276,7 +276,8 @@ notice_kinds! {
     ScrubUnresolved "scrub_unresolved",
     /// Blocks that were wrong or unreadable are rewritten.
     BlocksRepaired "blocks_repaired",
-    /// Blocks that were wrong or unreadable were rewritten, and are so again; or could not be rewritten.
+    /// Blocks that were wrong or unreadable were rewritten, and are so again; or could not be
+    /// rewritten.
     BlocksNotRepaired "blocks_not_repaired",
     /// A member is far slower than the others.
     MemberSlow "member_slow",

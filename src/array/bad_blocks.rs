@@ -74,7 +74,7 @@ struct OfMember {
     is_kept: bool,
 }
 
-/// A block whose repair has failed.
+/// A block that could not be repaired.
 #[derive(Clone, Copy, Debug)]
 struct Unmended {
     /// When it was tried last.
@@ -242,7 +242,8 @@ impl BadBlocks {
         }
     }
 
-    /// A block that was bad was rewritten, and is bad when it is read right after that. This is no new error.
+    /// A block that was bad was rewritten, and is bad when it is read right after that. This is no
+    /// new error.
     pub fn bad_again(&mut self, now: Timestamp, member: MemberIndex, offset: ByteOffset, ill: Ill) {
         self.failed(now, member, offset, ill);
         self.not_mended(now, member, offset.0..offset.0 + ROW_BYTES);
@@ -260,8 +261,8 @@ impl BadBlocks {
         self.members.get(&member).is_some_and(|of| !of.unmended.is_empty())
     }
 
-    /// Whether it makes sense to rewrite a block: not if that has failed just now. For a scrub or a look it does where only the
-    /// read after it was bad: each of them is another try.
+    /// Whether to rewrite a block: not soon after a try has failed. A scrub or a look (`insists`) tries
+    /// again at once where the write had succeeded and only the read after it was bad.
     pub fn may_mend(&self, now: Timestamp, member: MemberIndex, offset: ByteOffset, insists: bool) -> bool {
         let of = self.members.get(&member);
         let tried = of.and_then(|of| of.unmended.get(&(offset.0 / ROW_BYTES)));
@@ -412,8 +413,8 @@ impl OfMember {
         all.into_iter().collect()
     }
 
-    /// Blocks whose repair has failed, and which are due to be looked at: soon for the first time, as what fails may pass, then
-    /// once in a while. A look is another try to repair it. They count as looked at from now on.
+    /// Blocks that could not be repaired and are due to be looked at: first soon, as the fault may
+    /// pass, then once in a while. Each look is another try. They count as looked at from now on.
     fn unmended_to_look_at(&mut self, now: Timestamp) -> Vec<u64> {
         let due = self.unmended.iter_mut().filter(|(_, of)| of.look <= now);
         due.take(PROBES_AT_ONCE)

@@ -352,8 +352,7 @@ impl Array {
     }
 
     fn checkpoint_ended(&mut self) {
-        let redo = self.redo_mut();
-        redo.checkpoint.ended += 1;
+        self.redo_mut().checkpoint.ended += 1;
         self.wake_waiting_for_drain();
     }
 

@@ -102,7 +102,8 @@ impl Damage {
         self.due.insert(block);
     }
 
-    /// Whether there are blocks that are to be looked at soon: those, and what an earlier run has told of.
+    /// Whether there are blocks that are to be looked at soon: those, and what an earlier run has
+    /// told of.
     pub fn has_due(&self) -> bool {
         !self.expected.is_empty() || !self.due.is_empty()
     }

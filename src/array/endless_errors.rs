@@ -1,5 +1,5 @@
-//! Members whose errors do not end (rule T5 of the crash-safety design): what `bad_blocks.rs` lists of them is looked at again, and
-//! they leave service if they can be spared.
+//! Members with endless errors (rule T5 of the crash-safety design): what `bad_blocks.rs` lists of
+//! them is looked at again, and they leave service if they can be spared.
 //!
 //! Invariant: a member that a listed row or page needs stays. Must not know how errors are counted.
 
@@ -11,7 +11,7 @@ use crate::format::MemberState;
 use crate::units::{ByteOffset, MemberIndex, ROW_BYTES, SlotIndex};
 
 impl Array {
-    /// Tick: members whose errors do not end leave, if they can be spared (T5).
+    /// Tick: members with endless errors leave, if they can be spared (T5).
     pub(super) fn judge_errors(&mut self) {
         // While the log is replayed nothing is looked at again.
         if self.is_failed() || self.stopping.is_some() || !self.redo.is_serving() {
@@ -55,7 +55,8 @@ impl Array {
         self.bad.probed(index);
     }
 
-    /// Reads the block that is at a place of a member, and repairs it if it is bad. What comes of it shows as a verdict.
+    /// Reads the block that is at a place of a member, and repairs it if it is bad. What comes of
+    /// it shows as a verdict.
     fn look_at_content(&mut self, index: MemberIndex, block: u64) {
         let offset = ByteOffset(block * ROW_BYTES);
         if let Some(within) = offset.0.checked_sub(self.data_offset.0).filter(|_| self.redo.is_serving()) {
@@ -70,8 +71,8 @@ impl Array {
         }
     }
 
-    /// Whether everything that is known can be read without a member in service: each row and page that is listed as bad
-    /// on others too (T5).
+    /// Whether everything that is known can be read without a member in service: each row and page
+    /// that is listed as bad on others too (T5).
     pub(super) fn may_spare(&self, index: MemberIndex) -> bool {
         let online = self.online();
         let unlisted = self.bad.unlisted(index);

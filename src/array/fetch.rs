@@ -16,8 +16,7 @@ use crate::format::MemberState;
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex};
 use job::JobOut;
 pub(super) use job::{Blend, Blended, Ingredient};
-use mend::Repair;
-use mend::Sent;
+use mend::{Repair, Sent};
 use std::ops::Range;
 
 const BLOCK: usize = ROW_BYTES as usize;
@@ -213,7 +212,8 @@ impl Fetch {
         (0..width).filter(is_known).count()
     }
 
-    /// What there is to tell of the rows with blocks that cannot be had: those, and other data of these rows.
+    /// What there is to tell of the rows with blocks that cannot be had: those, and other data of
+    /// these rows.
     pub fn missing_data(&self, missing: &[Missing], k: usize) -> Vec<Missing> {
         let others = self.missing_sources.iter().filter(|block| block.column < k);
         missing.iter().chain(others).copied().collect()
@@ -486,7 +486,7 @@ impl Array {
         if !fetch.missing.is_empty() {
             let mut sources = self.missing_of(fetch, false);
             let is_missing = |row: usize| fetch.missing.iter().any(|block| block.row == row);
-            // What nobody asked for was not decoded, where its member is out: with enough others it could be.
+            // A block of a member that is out is decoded on demand only. Enough others could do it.
             let (width, k) = (self.map.width(), self.map.k);
             let could_be_decoded = |block: &Missing| {
                 fetch.state(block.column, block.row) == Some(State::Absent)

@@ -388,8 +388,8 @@ impl Array {
         if pass.writing > 0 { Flow::Wait } else { self.end_logged_pass(key, pass, true) }
     }
 
-    /// What was read, or decoded, is not damaged any more, whatever was known of it. Of what has its member out of service, and can be
-    /// decoded as far as the others tell, a look is to tell.
+    /// What was read, or decoded, is not damaged any more, whatever was known of it. A block of a
+    /// member that is out, in a row that is whole otherwise, becomes due for a look.
     fn forget_verified(
         &mut self,
         slot: SlotIndex,

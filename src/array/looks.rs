@@ -1,23 +1,26 @@
-//! When blocks that could not be had are looked at again: all in turn, now and then; soon those that an earlier run has told of, and
-//! those that a member which has left or come back may have made readable or not.
+//! When blocks that could not be had are looked at again: all in turn, now and then; soon those
+//! that an earlier run has told of, and those that a member which has left or come back may have
+//! made readable or not.
 //!
-//! A member that was built joins when that was done: who is told of it finds in the list what is so with it. Must not know how a
-//! block is read.
+//! A member that was built joins after everything that is listed was looked at with it: when an
+//! event or `calpe wait` says that it is back, the list is true. Must not know how a block is read.
 
 use super::Array;
 use super::fetch::Why;
 use crate::units::{MemberIndex, Timestamp};
 
-/// Damaged blocks that are looked at again together by themselves, and the time between such rounds.
+/// Damaged blocks that are looked at again together by themselves, and the time between such
+/// rounds.
 const LOOK_ROUND: usize = 64;
 const LOOK_INTERVAL_NS: u64 = 5_000_000_000;
-/// The same for blocks that are due: who looks at the status after a start, or after a member has left or come back, is to see what
-/// is, and 64 reads in this time are far below what members do for clients.
+/// The same for blocks that are due: the status is to be true soon after a start, and after a
+/// member has left or come back. 64 reads in this time are far below what members do for clients.
 const DUE_INTERVAL_NS: u64 = 20_000_000;
-/// The same after a round that found blocks readable: what kept them from being read is over, for others too.
+/// The same after a round that found blocks readable: what kept them from being read is over, for
+/// others too.
 const FOUND_INTERVAL_NS: u64 = 20_000_000;
-/// A member that was built waits so long at most until all that is listed was looked at: in this time that is 64 MiB. With more
-/// damage than that what is listed is true a little later.
+/// A member that was built waits so long at most until all that is listed was looked at: in this
+/// time that is 64 MiB. With more damage than that what is listed is true a little later.
 const JOIN_LOOKS_NS: u64 = 5_000_000_000;
 
 impl Array {
@@ -62,14 +65,15 @@ impl Array {
         Timestamp(self.last_look.0 + interval)
     }
 
-    /// When a tick is due for blocks that are to be looked at soon, or that are likely to be readable again.
+    /// When a tick is due for blocks that are to be looked at soon, or that are likely to be
+    /// readable again.
     pub(super) fn looks_due(&self) -> Option<Timestamp> {
         let is_soon = self.damage.has_due() || self.look_found;
         (is_soon && self.may_look()).then(|| self.look_due())
     }
 
-    /// Whether what is listed was looked at since a member is built: if it is, all can be read that can be with it. Once it is so it stays
-    /// so until the member has joined, or is built anew.
+    /// Whether everything that is listed was looked at since the member was built: then the list
+    /// says what cannot be read with it. It stays so until the member has joined, or is built anew.
     pub(super) fn has_looked_with(&mut self, member: MemberIndex) -> bool {
         let since = match self.looks_with.get(&member) {
             Some(None) => return true,

@@ -232,7 +232,8 @@ pub struct Array {
     look_found: bool,
     /// Looks at damaged blocks under way.
     looks: usize,
-    /// Since when members that are built wait until what is listed was looked at with them; none where that is over.
+    /// Since when members that are built wait until what is listed was looked at with them; none
+    /// where that is over.
     looks_with: BTreeMap<MemberIndex, Option<Timestamp>>,
     /// While an administrator's repair runs.
     repair: Option<RepairProgress>,

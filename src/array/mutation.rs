@@ -147,7 +147,8 @@ mutations! {
     RebuildWritesWhatItLacks "rebuild-writes-what-it-lacks",
     /// T1: the copy of a page that a returning member has is marked as damaged although it is the last and tells the truth.
     ReturningCopyVoided "returning-copy-voided",
-    /// T3: what the copy of a page on a returning member shows is taken for the newest version though it has a fault of its own.
+    /// T3: what the copy of a page on a returning member shows is taken for the newest version
+    /// though it has a fault of its own.
     OfferNotWeighed "offer-not-weighed",
     /// T4: a pass that waits for room on a member keeps clients from the stripe meanwhile.
     HeldThroughShortage "held-through-shortage",

@@ -124,7 +124,8 @@ impl Array {
         }
     }
 
-    /// What may be lost when another device takes the place of a member that is out: blocks that nobody can give without its own.
+    /// What may be lost when another device takes the place of a member that is out: blocks that
+    /// nobody can give without its own.
     pub(super) fn at_stake(&self, index: MemberIndex) -> String {
         if self.member(index).state == MemberState::Rebuilding {
             return String::new();

@@ -23,8 +23,8 @@ pub(super) struct PagePass {
     device: DeviceId,
     next: PageIndex,
     hold: Option<(PageIndex, PageHold)>,
-    /// The copy that the device itself has of a page, being read; what it holds was offered for the page named last, and may tell
-    /// something, at least later.
+    /// The copy that the device itself has of a page, being read; what it holds was offered for the
+    /// page named last, and may tell something, at least later.
     own: Option<OwnCopy>,
     offered: Option<(PageIndex, bool)>,
     /// All pages were asked for; the checkpoint that must have ended.
@@ -197,12 +197,14 @@ impl Array {
         }
     }
 
-    /// Whether the device lacks blocks that a page which cannot be read elsewhere tells of. It does if it is not caught up.
+    /// Whether the device lacks blocks that a page which cannot be read elsewhere tells of. It does
+    /// if it is not caught up.
     fn own_copy_counts(&mut self, pass: &PagePass, page: PageIndex) -> Missed {
         self.caught_up_since(pass).map_or(Missed::Some, |since| self.missed_of(page, since))
     }
 
-    /// The epoch until whose end the member was in service, if the device is its own and only caught up.
+    /// The epoch until whose end the member was in service, if the device is its own and only
+    /// caught up.
     fn caught_up_since(&mut self, pass: &PagePass) -> Option<u64> {
         let (member, which) = (pass.member, pass.which);
         let mut builds = self.builds_mut();
@@ -268,11 +270,12 @@ impl Array {
     /// The copy was read: the page is asked for once more, and taken from it if it is needed still.
     fn offer_own_copy(&mut self, pass: &mut PagePass, own: &OwnCopy) {
         let page = own.page;
-        let mut tells = false;
-        if let (Missed::None, Some(since)) = (self.own_copy_counts(pass, page), self.caught_up_since(pass)) {
+        let since = self.caught_up_since(pass);
+        let since = since.filter(|since| self.missed_of(page, *since) == Missed::None);
+        let tells = since.is_some_and(|since| {
             let places = [0, 1].map(|at: usize| own.places[at].as_deref());
-            tells = self.redo_mut().pages.offer(page, pass.member, since, places);
-        }
+            self.redo_mut().pages.offer(page, pass.member, since, places)
+        });
         pass.offered = Some((page, tells));
         pass.hold = Some((page, PageHold::new(page.0..page.0 + 1, pass.life)));
     }

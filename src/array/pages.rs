@@ -258,8 +258,8 @@ pub(super) struct PageStore {
     void_due: BTreeSet<(PageIndex, MemberIndex, bool)>,
     /// What devices that are caught up hold of pages that cannot be read elsewhere.
     offers: BTreeMap<PageIndex, Offer>,
-    /// Pages that were left as they are on a device that was caught up, as they could not be read: what it shows may be older than
-    /// what others may show again, and the same in all that counts.
+    /// Pages that were left as they are on a device that was caught up, as they could not be read:
+    /// what it shows may be older than what others may show again, and the same in all that counts.
     left_alone: BTreeSet<PageIndex>,
     /// The versions of pages that were seen, cached or not.
     versions: Versions,
@@ -678,13 +678,9 @@ impl PageStore {
             Standing::Newest => false,
             Standing::Doubtful => true,
             Standing::Likely | Standing::Unknown => {
-                let waiters = match offer {
-                    Some(offer) => match self.take_offer(page, &offer, newest.as_ref(), &copies, waiters) {
-                        Ok(taken) => return taken,
-                        Err(waiters) => waiters,
-                    },
-                    None => waiters,
-                };
+                if let Some(known) = offer.and_then(|offer| offer.weigh(newest.as_ref(), &copies)) {
+                    return self.take_offer(page, known, waiters, &copies);
+                }
                 if let Some(unread) = &mut unread {
                     unread.is_likely = standing == Standing::Likely;
                 }

@@ -94,7 +94,8 @@ pub(super) struct Redo {
     reserve: u32,
     /// The open batch found no room in the rings.
     is_stuck: bool,
-    /// Images that gather before a checkpoint, in bytes: what two generations have in any one ring must fit it, with their headers.
+    /// Images that gather before a checkpoint, in bytes: what two generations have in any one ring
+    /// must fit it, with their headers.
     pub overlay_max: usize,
     pub facts: LogFacts,
 }
@@ -150,7 +151,8 @@ impl Redo {
     pub fn new(facts: LogFacts, pages: PageStore, journal: Journal) -> Redo {
         let ring_blocks = journal.ring_blocks();
         let ring_bytes = ring_blocks as usize * LOG_BLOCK_BYTES;
-        // A write adds to each of 1 + m members as many images as it takes of the fullest ring at most.
+        // A write adds to each of 1 + m members as many images as it takes of the fullest ring at
+        // most.
         let overlay_max = facts.overlay_max.min(ring_bytes / 4 * facts.members_of_write);
         Redo {
             life: Life::Starting,

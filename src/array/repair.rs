@@ -19,7 +19,8 @@ pub(super) struct Repair {
     hold: Option<PageHold>,
     /// Blocks found and not looked at.
     found: VecDeque<(BlockName, bool)>,
-    /// Blocks of the list of damage, also of those that come into it on the way: the walk leaves them out.
+    /// Blocks of the list of damage, also of those that come into it on the way: the walk leaves
+    /// them out.
     listed: BTreeSet<BlockName>,
     /// Others that the walk has found in its slot.
     of_slot: BTreeSet<BlockName>,

@@ -150,8 +150,9 @@ impl Array {
         }
     }
 
-    /// Waits with the lock, so that clients cannot put it off for ever; but not while the checkpoint itself waits for room on a
-    /// member, which may take as long as somebody needs to make some: clients read and write the stripe meanwhile.
+    /// Waits with the lock, so that clients cannot put it off for ever; but not while the
+    /// checkpoint itself waits for room on a member, which may take as long as somebody needs to
+    /// make some: clients read and write the stripe meanwhile.
     fn wait_for_checkpoint(&mut self, key: usize, hold: &mut SlotHold) -> Held {
         if self.is_short_of_host() && !is_off(Mutation::HeldThroughShortage) {
             self.let_slot_go(key, hold);

@@ -51,7 +51,8 @@ pub(super) struct LogFacts {
     pub log: Region,
     pub pages_offset: ByteOffset,
     pub overlay_max: usize,
-    /// Members that have an image of each row that is written, at least: that of the data, and those of the parity.
+    /// Members that have an image of each row that is written, at least: that of the data, and
+    /// those of the parity.
     pub members_of_write: usize,
     pub cache_pages_max: usize,
     /// The newest log start of the members when this life of the log began, and whether the log was empty then.

@@ -304,8 +304,8 @@ pub enum Condition {
     Slow,
     /// It is out of service, and comes back by itself: when its host answers, or when there is room.
     Returning,
-    /// It is out of service, and what answers in its place is something else; it comes back by itself when that is its own
-    /// device again.
+    /// It is out of service, and what answers in its place is something else; it comes back by
+    /// itself when that is its own device again.
     Displaced,
     /// Blocks of it were rewritten with bytes from others.
     Repaired,

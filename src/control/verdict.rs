@@ -242,7 +242,8 @@ fn explain_lost(array: &ArrayReport) -> Explanation {
 fn get_blocks_back(array: &ArrayReport) -> String {
     let is_away = |member: &&MemberReport| {
         let is_built = member.state == MemberState::Rebuilding || member.replacement.is_some();
-        !in_service(member) && !is_built && !is_overwritten(member) && !is_kept(member)
+        let cannot_return = is_overwritten(member) || is_cut_off(member) || is_kept(member);
+        !in_service(member) && !is_built && !cannot_return
     };
     let away: Vec<&MemberReport> = array.members.iter().filter(is_away).collect();
     let looks = format!("the array looks again by itself. 'calpe status -v {}' lists where.", array.name);
@@ -472,7 +473,8 @@ fn explain_online(array: &ArrayReport) -> Explanation {
         return Explanation {
             status: format!(
                 "Member {} ({}) keeps giving errors: blocks of it are bad also after they were rewritten; the others make up for them.",
-                member.index, member.name
+                member.index,
+                shown_name(member)
             ),
             action: format!(
                 "Replace it with 'calpe replace {} {} NEW', or mend what makes it fail: such blocks are looked at again every minute.",
@@ -556,7 +558,8 @@ fn is_displaced(member: &MemberReport) -> bool {
     member.conditions.contains(&Condition::Displaced)
 }
 
-/// What to do about members that come back by themselves: never to replace them, unless something else is in their place.
+/// What to do about members that come back by themselves: never to replace them, unless something
+/// else is in their place.
 fn wait_for(array: &ArrayReport, members: &[&MemberReport]) -> String {
     let (full, rest): (Vec<&MemberReport>, Vec<_>) =
         members.iter().copied().partition(|member| member.conditions.contains(&Condition::Full));
@@ -614,7 +617,8 @@ fn scrub_errors(array: &ArrayReport) -> u64 {
     running.fold(last, u64::saturating_add)
 }
 
-/// The name of a member as a part of a sentence, which may have several lines: a path must not pass for one.
+/// The name of a member as a part of a sentence, which may have several lines: a path must not pass
+/// for one.
 fn shown_name(member: &MemberReport) -> Printable<'_> {
     Printable(&member.name)
 }
@@ -693,6 +697,7 @@ mod tests {
             with(MemberState::Online, &[Condition::Slow], 0),
             with(MemberState::Online, &[Condition::HostShort], 0),
             with(MemberState::Online, &[Condition::KeptDespiteErrors], 0),
+            with(MemberState::Online, &[Condition::NotMended], 0),
             with(MemberState::Online, &[], 7),
         ] {
             let Explanation { status, action } = explain(&array);
@@ -805,10 +810,12 @@ mod tests {
             "{action}"
         );
         // These cannot come back, or are not to.
-        array.members[0].conditions = vec![Condition::Overwritten];
         array.members[1].conditions = vec![Condition::Kept];
-        let action = explain(&array).action;
-        assert!(action.starts_with("Bring back members that are missing, and mend"), "{action}");
+        for gone in [Condition::Overwritten, Condition::CutOff] {
+            array.members[0].conditions = vec![gone];
+            let action = explain(&array).action;
+            assert!(action.starts_with("Bring back members that are missing, and mend"), "{action}");
+        }
     }
 
     #[test]

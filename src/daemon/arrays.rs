@@ -97,7 +97,8 @@ impl Daemon {
         ))
     }
 
-    /// Why the array of these members cannot be served by this daemon, by the check that an import makes.
+    /// Why the array of these members cannot be served by this daemon, by the check that an import
+    /// makes.
     fn is_unservable(&self, members: &[Found]) -> Option<String> {
         let superblock = import::newest_found(members)?;
         let options = self.options_for(&superblock.name, superblock.array);
@@ -229,8 +230,9 @@ impl Daemon {
         lines
     }
 
-    /// What an import would do. Devices are opened and locked for it, too: whether they can be is part of what is to be
-    /// known. `taken` are names that others would have then, `dirs` the directories that were named.
+    /// What an import would do. Devices are opened and locked for it, too: whether they can be is
+    /// part of what is to be known. `taken` are names that others would have then, `dirs` the
+    /// directories that were named.
     fn would_import(
         &self,
         found: &Search,

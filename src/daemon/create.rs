@@ -578,8 +578,8 @@ fn random_secret() -> [u8; 16] {
     (Uuid::new_v4().as_u128() ^ Uuid::new_v4().as_u128().rotate_left(64)).to_ne_bytes()
 }
 
-/// Whether a remote device still holds what was written to it: two URIs that lead to one export are not known as such before, and
-/// a server may forget.
+/// Whether a remote device still holds what was written to it: two URIs that lead to one export are
+/// not known as such before, and a server may forget.
 fn check_own(device: &Device, superblock: &Superblock) -> Result<(), DeviceError> {
     if device.facts().kind != DeviceKind::Remote {
         return Ok(());

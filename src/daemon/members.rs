@@ -213,8 +213,8 @@ impl Daemon {
             .inspect_err(|error| self.note_kept(target, &path, error))
     }
 
-    /// A member was not taken back. Where its device holds what may be nowhere else, the status says so from now on: the array
-    /// itself knows of no device that it has refused.
+    /// A member was not taken back. Where its device holds what may be nowhere else, the status
+    /// says so from now on: the array itself knows of no device that it has refused.
     fn note_kept(&self, target: &Target, path: &Path, error: &RequestError) {
         if error.message.contains(NOWHERE_ELSE) {
             let reason = format!("not taken back: {}: {}", shown(path), error.message);

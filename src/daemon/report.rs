@@ -103,7 +103,8 @@ pub struct Names {
     pub damaged: HashMap<Uuid, u64>,
     /// Devices that cannot come back from where they had been, as of what is gone there.
     pub losses: HashMap<Uuid, Loss>,
-    /// Devices that the array has refused to take back, as what they hold may be nowhere else; and what it said.
+    /// Devices that the array has refused to take back, as what they hold may be nowhere else; and
+    /// what it said.
     pub kept: HashMap<Uuid, String>,
     /// Progress lately.
     pub meters: Meters,

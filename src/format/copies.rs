@@ -166,8 +166,9 @@ pub fn newest(
 /// is not taken for it (rule T3). One that can be read at one end only is known well enough: an update that is not at both ends was
 /// not complete.
 ///
-/// Where both copies of the other slot were read and are damaged, the newest may have been there, and may have said that the array is
-/// not clean: the one that is left counts as not clean, and the log is read.
+/// Where both copies of the other slot were read and are damaged, the newest may have been there,
+/// and may have said that the array is not clean: the one that is left counts as not clean, and the
+/// log is read.
 ///
 /// # Errors
 /// As [`newest`], and [`NewestError::Unreadable`].
@@ -179,24 +180,24 @@ pub fn newest_read(
             return Err(NewestError::Unreadable(error.clone()));
         }
     }
-    // The first update of a device, and no other, leaves the other slot unwritten.
-    let is_blank = |at: usize| matches!(copies[at], Ok(Err(FormatError::NoMagic)));
-    let is_good = |at: usize| matches!(copies[at], Ok(Ok(_) | Err(FormatError::Cleared)));
-    let is_rotten = |slot: usize| !is_good(slot) && !is_good(slot + 2);
-    let never_written = |slot: usize| is_blank(slot) && is_blank(slot + 2);
-    let rotten = [0, 1].map(|slot| is_rotten(slot).then(|| never_written(slot)));
+    let both = |slot: usize, is: fn(&Result<Result<Superblock, FormatError>, String>) -> bool| {
+        is(&copies[slot]) && is(&copies[slot + 2])
+    };
+    let is_blank = (0..2).any(|slot| both(slot, |copy| matches!(copy, Ok(Err(FormatError::NoMagic)))));
+    let is_gone =
+        (0..2).any(|slot| both(slot, |copy| !matches!(copy, Ok(Ok(_) | Err(FormatError::Cleared)))));
     let mut newest = newest(copies.into_iter().flatten())?;
-    let is_first = newest.sequence <= 1;
-    if rotten.into_iter().flatten().any(|blank| !(blank && is_first)) {
-        newest.clean = false;
-    }
+    // The first update of a device, and no other, leaves the other slot unwritten.
+    let is_unwritten = is_blank && newest.sequence <= FIRST_SEQUENCE;
+    newest.clean &= !is_gone || is_unwritten;
     Ok(newest)
 }
 
-/// Copies that should be whole and are not, and why, of a device's four as they were read: each with its I/O error as
-/// text, or decoded. An update is written to both ends of a device, so a copy is missing where only the other end has
-/// it, and both copies of a slot are missing where a device has had two superblocks, as updates go to either slot in turn. What
-/// a crash leaves is no damage: one that is merely older than the other end's, or that is cleared.
+/// Copies that should be whole and are not, and why, of a device's four as they were read: each
+/// with its I/O error as text, or decoded. An update is written to both ends of a device, so a copy
+/// is missing where only the other end has it, and both copies of a slot are missing where a device
+/// has had two superblocks, as updates go to either slot in turn. What a crash leaves is no damage:
+/// one that is merely older than the other end's, or that is cleared.
 #[must_use]
 pub fn damaged_copies(
     copies: &[Result<Result<Superblock, FormatError>, String>; 4],

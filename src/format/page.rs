@@ -71,8 +71,8 @@ impl Page {
         Page { sequence: 0, epoch: 0, paired: false, entries: Box::new([[0; 16]; PAGE_ENTRIES]) }
     }
 
-    /// What it says is that of its newest version or of an older one: entries without a value may have one, and count as lost. Others
-    /// do not match their block where they are old.
+    /// What it says is that of its newest version or of an older one: entries without a value may
+    /// have one, and count as lost. Others do not match their block where they are old.
     pub fn doubt(&mut self) {
         let blank = self.entries.iter_mut().filter(|entry| **entry == BlockHash::UNWRITTEN.0);
         blank.for_each(|entry| *entry = BlockHash::LOST.0);

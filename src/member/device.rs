@@ -260,7 +260,8 @@ impl Device {
         }
     }
 
-    /// Refuses a path where nothing is and no file could be: one that ends in a slash, or in the name of a directory's own entry.
+    /// Refuses a path where nothing is and no file could be: one that ends in a slash, or in the
+    /// name of a directory's own entry.
     ///
     /// # Errors
     /// [`DeviceError::NamesDirectory`].

@@ -71,7 +71,8 @@ impl ServerFiles {
         facts(own.into_iter().chain(self.client_ca.as_ref().map(|file| (FileRole::Ca, file))))
     }
 
-    /// Every file that cannot be used, and why. How two files go together is looked at where each of them is sound.
+    /// Every file that cannot be used, and why. How two files go together is looked at where each
+    /// of them is sound.
     #[must_use]
     pub fn problems(&self) -> Vec<TlsFileError> {
         let own = identity_problems(&self.certificate, &self.key);
@@ -95,7 +96,8 @@ impl ClientFiles {
         facts(own.into_iter().chain([(FileRole::Ca, &self.ca)]))
     }
 
-    /// Every file that cannot be used, and why. How two files go together is looked at where all are sound.
+    /// Every file that cannot be used, and why. How two files go together is looked at where all
+    /// are sound.
     #[must_use]
     pub fn problems(&self) -> Vec<TlsFileError> {
         let own = self.identity.as_ref().map(|(certificate, key)| identity_problems(certificate, key));

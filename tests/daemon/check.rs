@@ -280,7 +280,8 @@ fn what_a_member_that_is_not_given_may_have_is_not_called_beyond_repair() {
     let dir = tempfile::tempdir().expect("a directory");
     let paths = written(dir.path(), &SETUP);
     let mut random = Random::new(3);
-    // One block on each of m members, in one row of slot 0, where column c is on member c; and one member that is not given.
+    // One block on each of m members, in one row of slot 0, where column c is on member c; and one
+    // member that is not given.
     for (bad, absent, unreadable) in [([0, 1], 2, 3), ([3, 4], 0, 1), ([1, 3], 4, 1), ([2, 4], 1, 2)] {
         let flips: Vec<(Image, u64, u8)> = bad
             .iter()

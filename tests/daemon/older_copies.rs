@@ -86,7 +86,8 @@ fn of_older_copies_and_a_newer_member_it_is_said_which_is_which_and_the_newer_is
     serve.stop();
 }
 
-/// The newer device comes when the array serves already, and is refused: that is known from then on.
+/// The newer device comes when the array serves already, and is refused: that is known from then
+/// on.
 #[test]
 fn a_newer_device_that_was_refused_is_told_to_be_kept() {
     let dir = tempfile::tempdir().expect("a directory");

@@ -343,7 +343,8 @@ fn two_uris_of_one_export_are_no_two_members_and_errors_of_a_server_cost_its_mem
     drop(servers);
 }
 
-/// A server that takes writes and gives an error for each read: what is rewritten there cannot be read again.
+/// A server that takes writes and gives an error for each read: what is rewritten there cannot be
+/// read again.
 #[test]
 fn blocks_that_cannot_be_read_after_they_were_rewritten_do_not_count_as_repaired() {
     let dir = tempfile::tempdir().expect("a directory");

@@ -1,6 +1,7 @@
 //! The last copy is never thrown out for read errors (rule T5 of the crash-safety design): a member with bad places serves
 //! on while rows need it, however many they are, and one whose errors do not end leaves only if it can be spared.
 
+use crate::scenes::live;
 use calpe::format::{ChecksumKind, MemberState};
 use calpe::testing::{DiskRegion, OpKinds, PassingFault, Random, SimArray, SimShape, Trouble};
 use calpe::volume::{AdminRequest, ArrayState, ClientError, MemberCondition};
@@ -53,10 +54,7 @@ impl Checked {
     }
 
     fn live(&mut self, seconds: u64) {
-        for _ in 0..seconds * 10 {
-            while self.sim.step() {}
-            self.sim.sleep(100);
-        }
+        live(&mut self.sim, seconds);
     }
 
     /// Reads everything, block by block, without what was read before in the way.

@@ -1,7 +1,7 @@
 //! What the host or the storage under a member lacks for a while is no fault of the member (rule T4 of the crash-safety
 //! design): operations wait and are tried again, and when that is over nothing is left of it.
 
-use crate::scenes::trouble;
+use crate::scenes::{live, trouble};
 use calpe::format::{ChecksumKind, MemberState};
 use calpe::testing::{DiskRegion, OpKinds, PassingFault, Random, SimArray, SimShape, Trouble};
 use calpe::units::{MemberIndex, Timestamp};
@@ -58,10 +58,7 @@ impl Checked {
 
     /// Lets so many seconds pass with everything executed that comes up.
     fn live(&mut self, seconds: u64) {
-        for _ in 0..seconds * 10 {
-            while self.sim.step() {}
-            self.sim.sleep(100);
-        }
+        live(&mut self.sim, seconds);
     }
 
     #[track_caller]

@@ -644,7 +644,8 @@ fn the_position_of_a_scrub_that_is_said_to_be_paused_survives_a_kill() {
     }
 }
 
-/// What a dry run says of a pause is what the pause says, also where its position cannot be recorded.
+/// What a dry run says of a pause is what the pause says, also where its position cannot be
+/// recorded.
 #[test]
 fn a_dry_run_of_a_pause_of_a_failed_array_says_that_it_is_not_recorded() {
     let (_, mut sim, _) = Scene::running(shape(2, 1, 400), 1);

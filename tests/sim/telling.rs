@@ -1,25 +1,14 @@
 //! What an array tells of itself, of its members and of what was asked of it is so.
 
+use crate::scenes::{CHUNK, filled, live};
 use calpe::format::{ChecksumKind, MemberState};
-use calpe::testing::{DiskRegion, OpKinds, PassingFault, Random, SimArray, SimDisk, SimShape, Trouble};
+use calpe::testing::{DiskRegion, OpKinds, PassingFault, SimArray, SimDisk, Trouble};
 use calpe::units::MemberIndex;
 use calpe::volume::{
     AdminRequest, ArrayState, ClientError, ClientRequest, LogState, MemberCondition, NoticeKind, NoticeLevel,
 };
 
 const BLOCK: usize = 4096;
-const CHUNK: usize = 16384;
-
-/// A clean array full of random bytes, and what its volume must read as.
-fn filled(data: u16, parity: u16) -> (SimArray, Vec<u8>) {
-    let shape = SimShape::new(data, parity, CHUNK as u32, 8).logged(ChecksumKind::Blake3, 1 << 20);
-    let mut model = vec![0; shape.volume_bytes as usize];
-    Random::new(11).fill(&mut model);
-    let mut sim = SimArray::create(shape, 11);
-    sim.write(0, &model).expect("written");
-    sim.settle();
-    (sim, model)
-}
 
 fn disk(sim: &mut SimArray, member: u16) -> &mut SimDisk {
     let id = sim.disk_of(member).expect("in service");
@@ -32,13 +21,6 @@ fn online(sim: &mut SimArray, member: u16) -> Result<String, String> {
     let device = sim.reopen_disk(disk);
     let request = AdminRequest::Online { member: MemberIndex(member), device };
     sim.admin(request).map(|outcome| outcome.0).map_err(|error| error.0)
-}
-
-fn live(sim: &mut SimArray, seconds: u64) {
-    for _ in 0..seconds * 10 {
-        while sim.step() {}
-        sim.sleep(100);
-    }
 }
 
 /// What was told, of a kind.
@@ -56,7 +38,7 @@ fn scrub(sim: &mut SimArray) -> (u64, u64) {
 
 #[test]
 fn a_failed_array_names_the_members_that_can_come_back_and_takes_them() {
-    let (mut sim, model) = filled(2, 2);
+    let (mut sim, model) = filled(2, 2, ChecksumKind::Blake3);
     for member in 0..3 {
         disk(&mut sim, member).dead = true;
         let id = sim.submit_write(0, &model[..BLOCK], true);
@@ -85,7 +67,7 @@ fn a_failed_array_names_the_members_that_can_come_back_and_takes_them() {
 
 /// Two members vanish, and older copies of them come back.
 fn refused_while_it_runs() -> SimArray {
-    let (mut sim, model) = filled(2, 1);
+    let (mut sim, model) = filled(2, 1, ChecksumKind::Blake3);
     // The superblocks tell that there are writes before the copies are taken: these cannot be told by that.
     let id = sim.submit_write(0, &model[..BLOCK], true);
     sim.wait(id).expect("written");
@@ -149,7 +131,7 @@ fn of_an_array_whose_log_is_refused_no_member_that_is_taken_out_makes_it_degrade
 
 #[test]
 fn a_rebuild_that_an_administrator_ends_is_no_error() {
-    let (mut sim, _) = filled(2, 1);
+    let (mut sim, _) = filled(2, 1, ChecksumKind::Blake3);
     sim.admin(AdminRequest::Fail { member: MemberIndex(1) }).expect("taken out");
     let device = sim.add_blank_disk();
     sim.admin(AdminRequest::Replace { member: MemberIndex(1), device }).expect("it begins");
@@ -162,7 +144,7 @@ fn a_rebuild_that_an_administrator_ends_is_no_error() {
 
 #[test]
 fn a_write_that_ends_for_lack_of_space_is_counted_and_told_and_nothing_else_is_said_to_succeed() {
-    let (mut sim, model) = filled(2, 2);
+    let (mut sim, model) = filled(2, 2, ChecksumKind::Blake3);
     for disk in sim.disks.values_mut() {
         disk.inject(PassingFault::new(Trouble::NoSpace).on(OpKinds::WRITES));
     }
@@ -196,7 +178,7 @@ fn a_write_that_ends_for_lack_of_space_is_counted_and_told_and_nothing_else_is_s
 
 #[test]
 fn a_device_that_another_takes_the_place_of_while_it_is_built_is_said_to_be_given_up() {
-    let (mut sim, _) = filled(2, 2);
+    let (mut sim, _) = filled(2, 2, ChecksumKind::Blake3);
     sim.admin(AdminRequest::Fail { member: MemberIndex(1) }).expect("failed");
     let device = sim.add_blank_disk();
     let outcome = sim.submit_admin(AdminRequest::Replace { member: MemberIndex(1), device });
@@ -215,7 +197,7 @@ fn a_device_that_another_takes_the_place_of_while_it_is_built_is_said_to_be_give
 
 #[test]
 fn errors_of_a_new_device_are_not_counted_of_the_one_that_it_is_to_replace() {
-    let (mut sim, _) = filled(2, 2);
+    let (mut sim, _) = filled(2, 2, ChecksumKind::Blake3);
     let device = sim.add_blank_disk();
     let new = *sim.disks.keys().max().expect("the new one");
     sim.disks.get_mut(&new).expect("a disk").inject(PassingFault::new(Trouble::Medium).on(OpKinds::WRITES));
@@ -229,7 +211,7 @@ fn errors_of_a_new_device_are_not_counted_of_the_one_that_it_is_to_replace() {
 
 #[test]
 fn copies_of_pages_that_give_errors_count_as_read_errors() {
-    let (mut sim, _) = filled(2, 2);
+    let (mut sim, _) = filled(2, 2, ChecksumKind::Blake3);
     let pages = DiskRegion::Pages.ranges(&sim.disks[&0]);
     disk(&mut sim, 1).inject(PassingFault::new(Trouble::Medium).on(OpKinds::READS).within(pages));
     let (errors, _) = scrub(&mut sim);
@@ -241,7 +223,7 @@ fn copies_of_pages_that_give_errors_count_as_read_errors() {
 #[test]
 fn copies_of_pages_count_as_repaired_when_they_were_written_and_read_again() {
     for places in [0..1, 1..2, 0..2] {
-        let (mut sim, model) = filled(2, 2);
+        let (mut sim, model) = filled(2, 2, ChecksumKind::Blake3);
         let pages = DiskRegion::Pages.ranges(&sim.disks[&0]);
         // Sectors that are good again when they are written: of each copy one place, or both.
         let starts = pages.iter().flat_map(|range| (range.start..range.end).step_by(BLOCK));
@@ -264,7 +246,7 @@ fn copies_of_pages_count_as_repaired_when_they_were_written_and_read_again() {
 
 #[test]
 fn a_repair_that_comes_before_the_log_is_replayed_is_told_to_wait() {
-    let (mut sim, _) = filled(2, 1);
+    let (mut sim, _) = filled(2, 1, ChecksumKind::Blake3);
     let id = sim.submit_write(0, &[3; BLOCK], true);
     sim.wait(id).expect("written");
     let mut sim = sim.kill_and_restart(false).expect("it starts");
@@ -279,7 +261,7 @@ fn a_repair_that_comes_before_the_log_is_replayed_is_told_to_wait() {
 
 #[test]
 fn a_scrub_counts_as_repaired_what_can_be_read_again() {
-    let (mut sim, model) = filled(2, 2);
+    let (mut sim, model) = filled(2, 2, ChecksumKind::Blake3);
     let data = sim.data_region();
     let blocks = sim.disks[&1].written_blocks(data.clone());
     disk(&mut sim, 1).bad_blocks.extend(&blocks);
@@ -303,7 +285,7 @@ fn a_scrub_counts_as_repaired_what_can_be_read_again() {
 #[test]
 fn a_scrub_finds_and_mends_superblocks_that_were_overwritten() {
     for (garbage, copies) in [(0x00, 4), (0x77, 4), (0x77, 1), (0x00, 2)] {
-        let (mut sim, model) = filled(2, 2);
+        let (mut sim, model) = filled(2, 2, ChecksumKind::Blake3);
         assert_eq!(scrub(&mut sim), (0, 0), "they are whole");
         let ranges = DiskRegion::Superblocks.ranges(&sim.disks[&2]);
         for range in ranges.into_iter().rev().take(copies) {
@@ -329,7 +311,7 @@ fn a_scrub_finds_and_mends_superblocks_that_were_overwritten() {
 
 #[test]
 fn superblocks_that_cannot_be_read_are_errors_of_a_scrub_and_count_as_repaired_when_they_can() {
-    let (mut sim, _) = filled(2, 2);
+    let (mut sim, _) = filled(2, 2, ChecksumKind::Blake3);
     let ranges = DiskRegion::Superblocks.ranges(&sim.disks[&2]);
     disk(&mut sim, 2).inject(PassingFault::new(Trouble::Medium).on(OpKinds::READS).within(ranges.clone()));
     assert_eq!(scrub(&mut sim), (4, 0), "they give errors still");
@@ -349,7 +331,7 @@ fn superblocks_that_cannot_be_read_are_errors_of_a_scrub_and_count_as_repaired_w
 
 #[test]
 fn a_scrub_of_superblocks_that_are_being_written_finds_nothing_wrong() {
-    let (mut sim, _) = filled(2, 2);
+    let (mut sim, _) = filled(2, 2, ChecksumKind::Blake3);
     for round in 0..30 {
         sim.submit_admin(AdminRequest::ScrubStart);
         for step in 0..40 {
@@ -370,7 +352,7 @@ fn a_scrub_of_superblocks_that_are_being_written_finds_nothing_wrong() {
 
 #[test]
 fn all_slots_that_cannot_be_read_are_told_of_by_the_end_of_a_scrub() {
-    let (mut sim, _) = filled(2, 1);
+    let (mut sim, _) = filled(2, 1, ChecksumKind::Blake3);
     let data = sim.data_region();
     for (member, slot) in [0, 1].into_iter().flat_map(|member| (2..7).map(move |slot| (member, slot))) {
         disk(&mut sim, member).flip(data.start + slot * CHUNK as u64 + 99, 1);

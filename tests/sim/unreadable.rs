@@ -1,27 +1,16 @@
-//! What an array lists as unreadable is what a read would answer with EIO: after a scrub and a repair without a member, while members
-//! go, and when one has come back.
+//! What an array lists as unreadable is what a read would answer with EIO: after a scrub and a
+//! repair without a member, while members go, and when one has come back.
 
+use crate::scenes::{CHUNK, filled, live};
 use calpe::format::ChecksumKind;
-use calpe::testing::{Random, SimArray, SimShape};
+use calpe::testing::SimArray;
 use calpe::units::{MemberIndex, VolumeOffset};
 use calpe::volume::{AdminRequest, NoticeKind};
 
 const BLOCK: usize = 4096;
-const CHUNK: usize = 16384;
 /// The damaged slot, and how many of its rows are damaged, from the first on.
 const SLOT: u64 = 4;
 const ROWS: usize = 3;
-
-/// A clean 2+1 array full of random bytes, and what its volume must read as.
-fn filled(checksum: ChecksumKind) -> (SimArray, Vec<u8>) {
-    let shape = SimShape::new(2, 1, CHUNK as u32, 8).logged(checksum, 1 << 20);
-    let mut model = vec![0; shape.volume_bytes as usize];
-    Random::new(11).fill(&mut model);
-    let mut sim = SimArray::create(shape, 11);
-    sim.write(0, &model).expect("written");
-    sim.settle();
-    (sim, model)
-}
 
 /// Blocks of a member have other content than was written there.
 fn rot(sim: &mut SimArray, member: u16) {
@@ -54,13 +43,6 @@ fn online(sim: &mut SimArray, member: u16) {
         sim.sleep(10);
     }
     panic!("it does not come back: {:?}", &sim.notices[before..]);
-}
-
-fn live(sim: &mut SimArray, seconds: u64) {
-    for _ in 0..seconds * 10 {
-        while sim.step() {}
-        sim.sleep(100);
-    }
 }
 
 fn scrub(sim: &mut SimArray) {
@@ -111,7 +93,7 @@ fn a_scrub_without_a_member_lists_all_that_cannot_be_read_and_nothing_of_it_as_l
     for checksum in [ChecksumKind::Crc32c, ChecksumKind::Blake3] {
         for (bad, away) in PAIRS {
             let what = format!("{checksum:?}: bad on {bad}, {away} is away");
-            let (mut sim, model) = filled(checksum);
+            let (mut sim, model) = filled(2, 1, checksum);
             rot(&mut sim, bad);
             offline(&mut sim, away);
             scrub(&mut sim);
@@ -138,7 +120,7 @@ fn a_scrub_without_a_member_lists_all_that_cannot_be_read_and_nothing_of_it_as_l
 #[test]
 fn one_read_that_fails_lists_what_else_of_its_row_cannot_be_read() {
     for (bad, away) in PAIRS {
-        let (mut sim, model) = filled(ChecksumKind::Blake3);
+        let (mut sim, model) = filled(2, 1, ChecksumKind::Blake3);
         rot(&mut sim, bad);
         offline(&mut sim, away);
         let at = (0..model.len()).step_by(BLOCK).find(|&at| sim.read(at as u64, BLOCK).is_err());
@@ -154,7 +136,7 @@ fn one_read_that_fails_lists_what_else_of_its_row_cannot_be_read() {
 #[test]
 fn rows_that_are_known_to_be_bad_are_looked_at_again_when_a_member_leaves() {
     for (member, other, away) in [(0, 1, 2), (1, 2, 0), (0, 2, 1)] {
-        let (mut sim, model) = filled(ChecksumKind::Blake3);
+        let (mut sim, model) = filled(2, 1, ChecksumKind::Blake3);
         rot(&mut sim, member);
         rot(&mut sim, other);
         scrub(&mut sim);
@@ -182,7 +164,7 @@ fn rows_that_are_known_to_be_bad_are_looked_at_again_when_a_member_leaves() {
 #[test]
 fn what_can_be_decoded_again_is_listed_no_more_soon_after_a_scrub() {
     for (bad, away) in PAIRS {
-        let (mut sim, model) = filled(ChecksumKind::Blake3);
+        let (mut sim, model) = filled(2, 1, ChecksumKind::Blake3);
         rot(&mut sim, bad);
         offline(&mut sim, away);
         scrub(&mut sim);
@@ -198,7 +180,7 @@ fn what_can_be_decoded_again_is_listed_no_more_soon_after_a_scrub() {
 
 #[test]
 fn to_replace_a_member_that_may_alone_give_blocks_is_told_with_what_that_means() {
-    let (mut sim, _) = filled(ChecksumKind::Blake3);
+    let (mut sim, _) = filled(2, 1, ChecksumKind::Blake3);
     let replace = |sim: &mut SimArray| {
         let device = sim.add_blank_disk();
         sim.would(&AdminRequest::Replace { member: MemberIndex(1), device }).expect("it can be done").0

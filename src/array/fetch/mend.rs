@@ -1,7 +1,9 @@
-//! Repairs: blocks that were wrong or unreadable are written with what should be there, and read again.
+//! Repairs: blocks that were wrong or unreadable are written with what should be there, and read
+//! again.
 //!
-//! Invariant: only what was read again, and holds what was written, counts as repaired; what cannot be read, or is wrong
-//! again, is told and stays listed as bad. Must not know how the blocks were found, nor how their bytes were had.
+//! Invariant: only what was read again, and holds what was written, counts as repaired; what cannot
+//! be read, or is wrong again, is told and stays listed as bad. Must not know how the blocks were
+//! found, nor how their bytes were had.
 
 use super::{BLOCK, Fetch};
 use crate::array::bad_blocks::Ill;
@@ -18,8 +20,8 @@ pub(in super::super) struct Repair {
     pub bytes: Buf,
 }
 
-/// Blocks of one member that are being rewritten. Their write is item `2 n` of the fetch, where `n` is their place among those
-/// that were sent, and the read that follows it item `2 n + 1`.
+/// Blocks of one member that are being rewritten. Their write is item `2 n` of the fetch, where `n`
+/// is their place among those that were sent, and the read that follows it item `2 n + 1`.
 #[derive(Clone)]
 pub(super) struct Sent {
     offset: ByteOffset,
@@ -37,8 +39,9 @@ pub(in super::super) struct Mended {
 }
 
 impl Array {
-    /// Sends the repairs of a fetch, adjacent rows in one write. Returns how many writes are under way, each of which ends in
-    /// [`Array::mend_io`]. Nothing is written while a loss is not recorded (E3).
+    /// Sends the repairs of a fetch, adjacent rows in one write. Returns how many writes are under
+    /// way, each of which ends in [`Array::mend_io`]. Nothing is written while a loss is not
+    /// recorded (E3).
     pub(in super::super) fn send_repairs(&mut self, key: usize, fetch: &mut Fetch) -> usize {
         let mut repairs = std::mem::take(&mut fetch.repairs);
         repairs.retain(|repair| {

@@ -5,9 +5,9 @@
 //! all there is. So it is taken, as a new version that is written to every copy, before anything goes over it: to the
 //! device itself first in the place that the version which it has is not in, and in both with the write-back after that.
 //!
-//! A copy with a fault of its own may show an older version. It is believed as far as such a copy of a member in service would be:
-//! once nothing is left that could tell more, and then its blank entries are not. Until then it stays as it is on the device,
-//! for it may be all that is left.
+//! A copy with a fault of its own may show an older version. It is taken once every other copy was
+//! read and none tells more; its blank entries then count as lost, as those of such a copy on a
+//! member in service do. Until then it stays as it is on the device: it may be all that is left.
 
 use super::{Cached, Copies, LoadOutcome, Loaded, PageStore};
 use crate::array::members::Which;
@@ -41,14 +41,39 @@ impl Offer {
         let version = self.newest.as_ref().map(version_of);
         version.is_some() && !self.is_behind && self.own.fault(version, Torn::Impossible).is_none()
     }
+
+    /// What the page is by this and by what a load has found without it; none if it cannot be known
+    /// yet.
+    pub fn weigh(self, found: Option<&Page>, copies: &Copies) -> Option<Known> {
+        let is_whole = self.is_whole() || is_off(Mutation::OfferNotWeighed);
+        if !is_whole {
+            let with_own = |copy: &CopyFound| *if self.is_of(copy.member) { &self.own } else { copy };
+            if Copies(copies.0.iter().map(with_own).collect()).has_unread() {
+                return None;
+            }
+        }
+        // While the member was away nothing was written that counts: a newer version says the same.
+        let content = newer(found.cloned(), self.newest)?;
+        Some(Known { own: self.own, content, is_doubted: !is_whole })
+    }
+}
+
+/// What a page is, by an offer.
+pub(super) struct Known {
+    own: CopyFound,
+    content: Page,
+    /// It may be an older version.
+    is_doubted: bool,
 }
 
 impl PageStore {
-    /// A device that is caught up holds this in the two places of its copy of a page; none for a place that cannot be read. The next
-    /// load of the page takes it, if the page cannot be read otherwise and this tells enough. False: there is nothing in the copy
-    /// that could ever tell anything.
+    /// A device that is caught up holds this in the two places of its copy of a page; none for a
+    /// place that cannot be read. The next load of the page takes it, if the page cannot be read
+    /// otherwise and this tells enough. False: there is nothing in the copy that could ever tell
+    /// anything.
     ///
-    /// The member was in service until the end of epoch `since`, and has missed nothing of what the page tells of.
+    /// The member was in service until the end of epoch `since`, and has missed nothing of what the
+    /// page tells of.
     pub fn offer(
         &mut self,
         page: PageIndex,
@@ -66,31 +91,16 @@ impl PageStore {
         tells
     }
 
-    /// What the page is by an offer and by what a load has found without it, and whether that is in doubt; none if it cannot be
-    /// known yet.
-    fn weigh(offer: &Offer, found: Option<&Page>, copies: &Copies) -> Option<(Page, bool)> {
-        let is_whole = offer.is_whole() || is_off(Mutation::OfferNotWeighed);
-        if !is_whole {
-            let with_own = |copy: &CopyFound| *if offer.is_of(copy.member) { &offer.own } else { copy };
-            if Copies(copies.0.iter().map(with_own).collect()).has_unread() {
-                return None;
-            }
-        }
-        // While the member was away nothing was written that counts: a newer version says the same.
-        Some((newer(found.cloned(), offer.newest.clone())?, !is_whole))
-    }
-
-    /// Puts what is offered of a page into the cache, as a load of it has ended without it. The waiters are given back where that
-    /// is not to be known yet.
+    /// Puts what is known of a page by an offer into the cache, as a load of it has ended without
+    /// that.
     pub(super) fn take_offer(
         &mut self,
         page: PageIndex,
-        offer: &Offer,
-        found: Option<&Page>,
-        copies: &Copies,
+        known: Known,
         waiters: Vec<usize>,
-    ) -> Result<Loaded, Vec<usize>> {
-        let Some((mut content, is_doubted)) = Self::weigh(offer, found, copies) else { return Err(waiters) };
+        copies: &Copies,
+    ) -> Loaded {
+        let Known { own, mut content, is_doubted } = known;
         let faults = copies.faults(Some(version_of(&content)), Torn::Impossible);
         content.sequence += AHEAD;
         content.paired = true;
@@ -98,7 +108,7 @@ impl PageStore {
             content.doubt();
         }
         let next = copies.0.iter().map(|copy| match copy.member {
-            of if offer.is_of(of) => offer.own.next_write(),
+            of if of == own.member => own.next_write(),
             of if self.away.contains(of) => Next::Anywhere,
             _ => copy.next_write(),
         });
@@ -118,11 +128,12 @@ impl PageStore {
             self.clock.push_back(page);
             self.evict();
         }
-        Ok(Loaded { waiters, outcome: LoadOutcome::Ready, faults, good: Default::default(), unread: None })
+        Loaded { waiters, outcome: LoadOutcome::Ready, faults, good: Default::default(), unread: None }
     }
 
-    /// A page that cannot be read stays as it is on a device that is being built, which has missed nothing of it: once it is in
-    /// service its copy counts like any other. If the page can be read before that, the device gets it.
+    /// A page that cannot be read stays as it is on a device that is being built, which has missed
+    /// nothing of it: once it is in service its copy counts like any other. If the page can be read
+    /// before that, the device gets it.
     ///
     /// # Panics
     /// When the page has no copy on this member.

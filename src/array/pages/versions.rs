@@ -44,8 +44,8 @@ impl Versions {
         }
     }
 
-    /// Whether a version that a copy shows, none for no version, is older than one that is remembered and was written in epoch
-    /// `until` or before.
+    /// Whether a version that a copy shows, none for no version, is older than one that is
+    /// remembered and was written in epoch `until` or before.
     pub fn is_behind(&self, page: PageIndex, shown: Option<Version>, until: u64) -> bool {
         let known = self.0[page.0 as usize];
         let later = (known & EPOCH_MASK).wrapping_sub(until) & EPOCH_MASK;

@@ -42,10 +42,11 @@ pub struct CheckReport {
     pub repairable: Option<u64>,
     /// Parts of the volume that are beyond repair: all that could give them was read, and is wrong.
     pub lost: Vec<LostPart>,
-    /// Parts of the volume that only their own members can give, which could not read them when the rest of their rows was written.
+    /// Parts of the volume that only their own members can give, which could not read them when the
+    /// rest of their rows was written.
     pub set_aside: Vec<LostPart>,
-    /// Parts of the volume that cannot be read, and that what was not read may give: members that were not looked at, and blocks
-    /// that give errors.
+    /// Parts of the volume that cannot be read, and that what was not read may give: members that
+    /// were not looked at, and blocks that give errors.
     pub unreadable: Vec<LostPart>,
     /// What else is in the way of a proof.
     pub problems: Vec<String>,

@@ -5,3 +5,28 @@ pub mod page_faults;
 pub mod returning;
 pub mod rollback;
 pub mod trouble;
+
+use calpe::format::ChecksumKind;
+use calpe::testing::{Random, SimArray, SimShape};
+
+/// Bytes of a chunk of [`filled`].
+pub const CHUNK: usize = 16384;
+
+/// A clean array of 8 stripes full of random bytes, and what its volume must read as.
+pub fn filled(data: u16, parity: u16, checksum: ChecksumKind) -> (SimArray, Vec<u8>) {
+    let shape = SimShape::new(data, parity, CHUNK as u32, 8).logged(checksum, 1 << 20);
+    let mut model = vec![0; shape.volume_bytes as usize];
+    Random::new(11).fill(&mut model);
+    let mut sim = SimArray::create(shape, 11);
+    sim.write(0, &model).expect("written");
+    sim.settle();
+    (sim, model)
+}
+
+/// Lets so many seconds pass with everything executed that comes up, whatever hangs meanwhile.
+pub fn live(sim: &mut SimArray, seconds: u64) {
+    for _ in 0..seconds * 10 {
+        while sim.step() {}
+        sim.sleep(100);
+    }
+}

@@ -1,6 +1,7 @@
 //! Metadata pages and the end of the log that cannot be read for a moment (rules T3, R5 and T8): scenes that each return what
 //! went wrong. Shared by `tests/sim/page_faults.rs`, where nothing may, and `tests/sim/mutations.rs`, where a broken rule must.
 
+use super::live;
 use calpe::block_io::IoOp;
 use calpe::format::{COPY_BYTES, all_copy_offsets};
 use calpe::format::{
@@ -108,10 +109,7 @@ pub fn newest_place(disk: &SimDisk, page: PageIndex, copy: &Range<u64>) -> Range
 
 /// Executes everything and lets a minute pass, whatever hangs meanwhile.
 pub fn drain(sim: &mut SimArray) {
-    for _ in 0..600 {
-        while sim.step() {}
-        sim.sleep(100);
-    }
+    live(sim, 60);
 }
 
 /// Everything reads as it must, block by block.

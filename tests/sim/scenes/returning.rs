@@ -1,5 +1,5 @@
-//! A member that returns, while the pages of checksums that it tells of cannot be read on the others, or not all of them (rule T3): scenes
-//! that each return what went wrong.
+//! A member that returns, while the pages of checksums that it tells of cannot be read on the
+//! others, or not all of them (rule T3): scenes that each return what went wrong.
 
 use super::page_faults::{
     BLOCK, CHUNK, Scene, copies, drain, first_hash_page, newest_place, shape, superblock, texts, unreadable,
@@ -12,7 +12,8 @@ use calpe::volume::{AdminRequest, ClientRequest};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// What is wrong with places of copies: of the member that returns, the place with the newest version; of the others one or both.
+/// What is wrong with places of copies: of the member that returns, the place with the newest
+/// version; of the others one or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Harm {
     Rotten,
@@ -64,8 +65,9 @@ fn leave_and_return(
     Ok(())
 }
 
-/// The returning member's copies have a fault of their own, and their other place holds an older version: from before half of the
-/// blocks were written. What only the newest tells of is an error or right; returns how many errors are left when all is over.
+/// The returning member's copies have a fault of their own, and their other place holds an older
+/// version: from before half of the blocks were written. What only the newest tells of is an error
+/// or right; returns how many errors are left when all is over.
 pub fn an_older_version_is_there(
     shape: SimShape,
     own: Harm,
@@ -119,8 +121,8 @@ pub fn an_older_version_is_there(
     verify_or_error(&mut sim, &scene.model, "when all can be read again")
 }
 
-/// The returning member alone has pages, whole, and gives errors where they are for a moment when it returns. Returns how many
-/// blocks cannot be read when that is over.
+/// The returning member alone has pages, whole, and gives errors where they are for a moment when
+/// it returns. Returns how many blocks cannot be read when that is over.
 pub fn own_copies_unreadable_for_a_moment(shape: SimShape, millis: u64, seed: u64) -> Result<usize, String> {
     let parity = shape.parity;
     let scene = Scene::stopped(shape, seed);
@@ -176,8 +178,9 @@ impl May {
     }
 }
 
-/// Writes, discards and restarts while a member is away, whose copies of pages are then all that is left of some; it returns, perhaps
-/// to leave in the middle. Nothing reads wrong. Returns how often pages were taken from it.
+/// Writes, discards and restarts while a member is away, whose copies of pages are then all that is
+/// left of some; it returns, perhaps to leave in the middle. Nothing reads wrong. Returns how often
+/// pages were taken from it.
 pub fn what_it_missed_is_not_taken_from_it(data: u16, parity: u16, seed: u64) -> Result<usize, String> {
     let scene = Scene::stopped(shape(data, parity, 200), seed);
     let mut sim = scene.start(false);

@@ -1,5 +1,6 @@
 //! Trouble of the host, and bad places of members, that should cost nothing.
 
+use super::live;
 use calpe::format::ChecksumKind;
 use calpe::testing::{DiskRegion, Mutation, OpKinds, PassingFault, SimArray, SimDisk, SimShape, Trouble};
 use calpe::volume::{AdminRequest, ArrayState, ClientReply};
@@ -23,15 +24,13 @@ fn read_all(sim: &mut SimArray) -> Option<String> {
         let read = sim.read((at * stripe) as u64, stripe);
         read.err().map(|error| format!("stripe {at}: {error}"))
     });
-    for _ in 0..200 {
-        while sim.step() {}
-        sim.sleep(100);
-    }
+    live(sim, 20);
     first
 }
 
-/// The data regions of all members are full, while what was written to some stripes is in the log alone; a scrub comes to them, before or
-/// after. Clients read these stripes all the same, and write them when there is room again. What goes wrong, if something.
+/// The data regions of all members are full, while what was written to some stripes is in the log
+/// alone; a scrub comes to them, before or after. Clients read these stripes all the same, and
+/// write them when there is room again. What goes wrong, if something.
 pub fn scrub_without_room() -> Option<String> {
     for scrub_first in [false, true] {
         let mut sim = filled(2, 1);
@@ -73,13 +72,6 @@ pub fn scrub_without_room() -> Option<String> {
         }
     }
     None
-}
-
-fn live(sim: &mut SimArray, seconds: u64) {
-    for _ in 0..seconds * 10 {
-        while sim.step() {}
-        sim.sleep(100);
-    }
 }
 
 /// What it cost, if something. Which trouble it is depends on the rule that is to forbid it.
