@@ -19,7 +19,8 @@ import struct
 import sys
 from collections import defaultdict, namedtuple
 
-BLOCK = 4096
+BLOCK, COPY = 4096, 16384
+MAGIC = b"\x43\x41\x4c\x50\x45\x0d\x0a\x1a"
 ENTRIES = 252
 NOWHERE = 0xFFFFFFFF
 UNWRITTEN, LOST, SET_ASIDE = bytes(16), b"\xff" * 16, b"setaside"
@@ -233,7 +234,7 @@ Epoch = namedtuple("Epoch", "number id parent live")
 
 def decode_superblock(copy):
     """A copy that is valid; None for one that is not whole. Raises when this program must not go by it."""
-    if copy is None or len(copy) < 16384 or copy[:8] != b"\x43\x41\x4c\x50\x45\x0d\x0a\x1a":
+    if copy is None or copy[: len(MAGIC)] != MAGIC:
         return None
     if blake3(copy[:0x10] + bytes(32) + copy[0x30:]) != copy[0x10:0x30]:
         return None
@@ -260,6 +261,16 @@ def decode_superblock(copy):
     )
 
 
+def is_blank(copy):
+    """Whether a place, as it was read, never had a superblock."""
+    return copy is not None and copy[: len(MAGIC)] != MAGIC and not was_cut_off(copy)
+
+
+def was_cut_off(copy):
+    """Whether an update was cut off there: a sector still has what fills the place before an update."""
+    return copy is not None and any(copy[at : at + 512] == b"\xa5" * 512 for at in range(0, COPY, 512))
+
+
 class Device:
     """A member's device: its current superblock, and reads that say None where it cannot be read."""
 
@@ -267,14 +278,21 @@ class Device:
         self.path = path
         self.file = os.open(path, os.O_RDONLY)
         size = os.lseek(self.file, 0, os.SEEK_END) // BLOCK * BLOCK
-        places = [0, size - 0x8000, 0x4000, size - 0x4000]
-        copies = [decode_superblock(self.read(at, 16384)) for at in places if at >= 0]
-        copies = [copy for copy in copies if copy]
+        # Head and tail of slot A, of slot B.
+        slots = [[self.read(at, COPY) for at in places if at >= 0] for places in ([0, size - 2 * COPY], [COPY, size - COPY])]
+        if any(set(slot) == {None} for slot in slots):
+            raise Unreadable("its superblock cannot be read: the newest may be where both copies give read errors")
+        decoded = [[decode_superblock(copy) for copy in slot] for slot in slots]
+        copies = [copy for slot in decoded for copy in slot if copy]
         if not copies:
             raise Unreadable("no superblock")
         if len({(copy.array, copy.device) for copy in copies}) > 1:
             raise Unreadable("its superblocks are of different devices")
-        self.superblock = max(copies, key=lambda copy: copy.sequence)
+        newest = max(copies, key=lambda copy: copy.sequence)
+        # Where neither copy of a slot is whole or was cut off, the newest may have been there, and not clean.
+        is_gone = any(not any(slot) and not any(map(was_cut_off, read)) for slot, read in zip(decoded, slots))
+        was_updated = newest.sequence > 1 or not any(all(map(is_blank, slot)) for slot in slots)
+        self.superblock = newest._replace(clean=newest.clean and not (is_gone and was_updated))
 
     def read(self, offset, length):
         try:
@@ -343,7 +361,8 @@ def assemble(devices):
             del usable[member]
     if len(usable) < records[epoch.id].data:
         raise Unreadable(f"too few members that were not rolled back: {sorted(usable)}")
-    return records[epoch.id], usable
+    clean = all(device.superblock.clean for device in usable.values())
+    return records[epoch.id]._replace(clean=clean), usable
 
 
 # "Redo log".

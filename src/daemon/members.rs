@@ -38,6 +38,18 @@ const GLANCE: Duration = Duration::from_secs(2);
 /// How long an attempt to bring a member back by itself may take to let go of its device, once it has that open.
 const ATTEMPT_WAIT: Duration = SETTLE.saturating_mul(2);
 
+/// What a search for a member's own device shows.
+struct Sought {
+    /// Devices that say that they are it: one, or copies of one.
+    copies: Vec<Found>,
+    /// What is wrong with its device where that was cut off.
+    cut_off: Option<String>,
+    /// Whether a place that was named has nothing of Calpe.
+    is_overwritten: bool,
+    /// What else is wrong with the places, the first of all that is.
+    warning: Option<String>,
+}
+
 /// A member that a request is about.
 pub(super) struct Target {
     array: ArrayId,
@@ -499,41 +511,24 @@ impl Daemon {
             parents.dedup();
             parents
         });
-        let own = target.seat.path.clone();
         let wider = fellows.unwrap_or_default().into_iter().chain(self.search_places());
         // All of /dev is not searched only because a member is there.
-        let wider: Vec<PathBuf> = wider.filter(|place| place != Path::new("/dev")).collect();
-        let mut why = Vec::new();
-        let mut is_overwritten = false;
-        let mut cut_off = None;
+        let wider = wider.filter(|place| place != Path::new("/dev"));
+        let mut own: Vec<PathBuf> = target.seat.path.clone().into_iter().collect();
+        let there = target.seek(&own);
         // Where it was in service since the daemon started, it is no copy.
-        let is_known = target.seat.found.is_some();
-        let mut places: Vec<PathBuf> = own.into_iter().collect();
-        for at in 0..2 {
-            let mut found = search(&places, patience(target.limits));
-            // What is wrong with the place where it was; of others nobody has asked.
-            if at == 0 {
-                why = found.warnings.iter().map(|line| format!(": {line}")).take(1).collect();
-                is_overwritten = !found.blank.is_empty();
-            }
-            let is_cut = |unusable: &&Unusable| {
-                unusable.device == Some(target.seat.uuid) && unusable.loss == Some(Loss::CutOff)
-            };
-            cut_off = cut_off.or_else(|| found.unusable.iter().find(is_cut).map(|cut| cut.reason.clone()));
-            let members = found.arrays.remove(&target.superblock.array).unwrap_or_default();
-            let is_own = |s: &Superblock| {
-                s.device == target.seat.uuid && s.member == target.index && s.role == Role::Member
-            };
-            let copies: Vec<_> = members.into_iter().filter(|member| is_own(&member.superblock)).collect();
-            match &copies[..] {
-                // Those beside it are looked at, too.
-                [_, ..] if at == 0 && !is_known => {}
-                [] => places.clear(),
-                _ => return target.current_of(&copies),
-            }
-            places.extend(wider.iter().cloned());
+        if target.seat.found.is_some() && !there.copies.is_empty() {
+            return target.current_of(&there.copies);
         }
-        if let Some(why) = cut_off {
+        if there.copies.is_empty() {
+            own.clear();
+        }
+        let places: Vec<PathBuf> = own.into_iter().chain(wider).collect();
+        let all = target.seek(&places);
+        if !all.copies.is_empty() {
+            return target.current_of(&all.copies);
+        }
+        if let Some(why) = there.cut_off.or(all.cut_off) {
             self.with_names(target.array, |names| names.losses.insert(target.seat.uuid, Loss::CutOff));
             let (name, index) = (&target.name, target.index);
             return Err(refusal(
@@ -545,7 +540,7 @@ impl Daemon {
                 ),
             ));
         }
-        if let (true, Some(path)) = (is_overwritten, &target.seat.path) {
+        if let (true, Some(path)) = (there.is_overwritten, &target.seat.path) {
             self.with_names(target.array, |names| names.losses.insert(target.seat.uuid, Loss::Overwritten));
             let (name, index) = (&target.name, target.index);
             return Err(refusal(
@@ -566,7 +561,7 @@ impl Daemon {
                  good, or overwritten, is replaced with 'calpe replace {} {} NEW', unless the array has FAILED",
                 target.describe(),
                 target.seat.uuid,
-                why.concat(),
+                there.warning.map(|line| format!(": {line}")).unwrap_or_default(),
                 target.name,
                 target.index
             ),
@@ -673,6 +668,22 @@ fn patience(limits: TimeLimits) -> Duration {
 }
 
 impl Target {
+    /// Searches places for the target's own device.
+    fn seek(&self, places: &[PathBuf]) -> Sought {
+        let mut found = search(places, patience(self.limits));
+        let is_own =
+            |s: &Superblock| s.device == self.seat.uuid && s.member == self.index && s.role == Role::Member;
+        let is_cut =
+            |other: &&Unusable| other.device == Some(self.seat.uuid) && other.loss == Some(Loss::CutOff);
+        let members = found.arrays.remove(&self.superblock.array).unwrap_or_default();
+        Sought {
+            copies: members.into_iter().filter(|member| is_own(&member.superblock)).collect(),
+            cut_off: found.unusable.iter().find(is_cut).map(|cut| cut.reason.clone()),
+            is_overwritten: !found.blank.is_empty(),
+            warning: found.warnings.into_iter().next(),
+        }
+    }
+
     /// Which of these devices, each of which says that it is the target's, is the newest.
     fn current_of(&self, copies: &[Found]) -> Result<PathBuf, RequestError> {
         let age = |found: &Found| (found.superblock.epoch.number, found.superblock.sequence);

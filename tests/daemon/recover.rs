@@ -1,9 +1,11 @@
 //! docs/on-disk-format.md is enough to recover data with: scripts/recover.py, written from it alone, gets out of the
 //! members of a killed, degraded array what the daemon makes of them, block for block.
 
+use crate::support::image::Image;
 use crate::support::load::{BLOCK, Client, Counts, Load};
 use crate::support::process::{Daemon, Setup, hide};
 use crate::support::try_run;
+use calpe::format::{COPY_BYTES, Superblock};
 use calpe::nbd::{Command as NbdCommand, Request};
 use calpe::testing::Random;
 use std::fs::{self, File};
@@ -87,6 +89,38 @@ fn a_killed_and_degraded_array_is_recovered_3_2_crc32c() {
 fn a_killed_and_degraded_array_is_recovered_2_1_without_checksums() {
     let setup = Setup { data: 2, parity: 1, checksum: "none", bytes: BYTES, chunk: 4 << 10 };
     a_reader_of_the_document_gets_everything(&setup, 0);
+}
+
+#[test]
+fn an_older_superblock_whose_newest_has_rotted_does_not_count_as_clean() {
+    let setup = Setup { data: 2, parity: 1, checksum: "blake3", bytes: BYTES, chunk: 16 << 10 };
+    let dir = tempfile::tempdir().expect("a directory");
+    let write = |daemon: &Daemon, fill: u8| {
+        let mut client = Client::connect(&daemon.socket()).expect("connected");
+        let request = Request::new(NbdCommand::Write, 0, BYTES);
+        client.call(&request, &vec![fill; BYTES as usize]).expect("connected").expect("written");
+        client.call(&Request::new(NbdCommand::Flush, 0, 0), &[]).expect("connected").expect("flushed");
+    };
+    let daemon = Daemon::start(dir.path(), &setup);
+    write(&daemon, 1);
+    daemon.stop();
+    let daemon = Daemon::start(dir.path(), &setup);
+    write(&daemon, 2);
+    daemon.kill();
+    for path in members(dir.path()) {
+        let image = Image::open(&path);
+        assert!(!image.superblock.clean);
+        for copy in image.copies() {
+            let sequence = Superblock::decode(&image.read(copy.start, COPY_BYTES)).map(|s| s.sequence);
+            if sequence.is_ok_and(|sequence| sequence == image.superblock.sequence) {
+                image.write(copy.start + 0x1000, &[0x66; 64]);
+            }
+        }
+    }
+    let (output, volume) = recover(dir.path());
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains("not clean") && volume.iter().all(|&byte| byte == 2), "{said}");
 }
 
 #[test]
