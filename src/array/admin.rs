@@ -19,6 +19,18 @@ pub(super) enum Entry {
     Rebuilt,
 }
 
+/// A member that is to go offline.
+pub(super) struct Departure {
+    id: RequestId,
+    member: MemberIndex,
+    /// Checkpoints that must have ended.
+    checkpoint: u64,
+    since: Timestamp,
+}
+
+/// How long a member that is to go offline waits for a checkpoint. One that hangs may be the reason to take it out.
+const DEPARTURE_PATIENCE_NS: u64 = 3_000_000_000;
+
 /// How long the answer to a pause waits for the position of the scrub to be recorded.
 const PAUSE_PATIENCE_NS: u64 = 2_000_000_000;
 
@@ -38,9 +50,18 @@ impl Array {
             AdminRequest::Fail { member } => {
                 self.take_out(member, MemberState::Faulted, "failed by an administrator")
             }
-            AdminRequest::Offline { member } => {
-                self.take_out(member, MemberState::Offline, "taken offline by an administrator")
-            }
+            AdminRequest::Offline { member } => match self.check_take_out(member, MemberState::Offline) {
+                Ok(_) if self.may_lack(member) => {
+                    let redo = self.redo_mut();
+                    redo.checkpoint.want();
+                    let checkpoint = redo.checkpoint.begun + 1;
+                    self.departures.push(Departure { id, member, checkpoint, since: self.now });
+                    self.run();
+                    return;
+                }
+                Ok(_) => self.take_offline(member),
+                Err(error) => Err(error),
+            },
             AdminRequest::Online { member, device } => self.bring_in(member, device),
             AdminRequest::Replace { member, device } => self.replace(member, device),
             AdminRequest::Pace { rebuild_min, rebuild_max } => {
@@ -68,6 +89,9 @@ impl Array {
             AdminRequest::Repair => self.start_repair(),
             AdminRequest::Clear { member } => self.clear(member),
             AdminRequest::Stop => {
+                for departure in std::mem::take(&mut self.departures) {
+                    self.admin_done(departure.id, Err(AdminError("the array is stopping".into())));
+                }
                 self.stop_begun = Some(self.now);
                 self.stopping = Some(Stopping::Draining(id));
                 self.run();
@@ -76,6 +100,32 @@ impl Array {
         };
         self.admin_done(id, result.map(AdminOutcome).map_err(AdminError));
         self.run();
+    }
+
+    /// Whether the log has what is not in its place on a member in service.
+    fn may_lack(&self, index: MemberIndex) -> bool {
+        let redo = &self.redo;
+        let is_in_place =
+            redo.journal.is_drained() && redo.pages.dirty_pages() == 0 && redo.checkpoint.is_over();
+        self.member(index).state == MemberState::Online && redo.is_serving() && !is_in_place
+    }
+
+    fn take_offline(&mut self, member: MemberIndex) -> Result<String, String> {
+        self.take_out(member, MemberState::Offline, "taken offline by an administrator")
+    }
+
+    /// Tick: members go offline when what they have in the log alone is in its place, or when that takes too long.
+    pub(super) fn judge_departures(&mut self) {
+        let (now, is_failed, ended) = (self.now, self.is_failed(), self.redo.checkpoint.ended);
+        let is_due = |departure: &mut Departure| {
+            let is_late = now.nanos_since(departure.since) >= DEPARTURE_PATIENCE_NS;
+            is_failed || is_late || ended >= departure.checkpoint
+        };
+        let due: Vec<Departure> = self.departures.extract_if(.., is_due).collect();
+        for Departure { id, member, .. } in due {
+            let result = self.take_offline(member);
+            self.admin_done(id, result.map(AdminOutcome).map_err(AdminError));
+        }
     }
 
     /// A superblock update that holds this position of the scrub is complete.

@@ -28,6 +28,8 @@ pub(super) struct Damage {
     due: BTreeSet<BlockName>,
     /// Those of which nothing but that is known: no look at them was able to tell.
     unconfirmed: BTreeSet<BlockName>,
+    /// Blocks that are being looked at, and what was noted of them since: the list may have no room for them.
+    watched: BTreeMap<BlockName, Option<Why>>,
     /// Counts changes of what is listed.
     revision: u64,
 }
@@ -51,6 +53,9 @@ impl Damage {
                 _ => why,
             };
             self.blocks.insert(block, why);
+            if let Some(noted) = self.watched.get_mut(&block) {
+                *noted = Some(why);
+            }
             self.revision += u64::from(before != Some(why));
         }
         while self.blocks.len() > BLOCKS_MAX {
@@ -60,6 +65,16 @@ impl Damage {
                 self.looked_at(block);
             }
         }
+    }
+
+    /// These blocks are about to be looked at, and no others.
+    pub fn watch(&mut self, blocks: impl Iterator<Item = BlockName>) {
+        self.watched = blocks.map(|block| (block, None)).collect();
+    }
+
+    /// What a look at a watched block has come to; nothing where the block can be had.
+    pub fn seen(&self, block: BlockName) -> Option<Why> {
+        self.why(block).or_else(|| self.watched.get(&block).copied().flatten())
     }
 
     /// Changes whenever what is listed does.
@@ -128,6 +143,9 @@ impl Damage {
     /// The block was read, or written.
     pub fn forget(&mut self, block: BlockName) {
         self.unconfirmed.remove(&block);
+        if let Some(noted) = self.watched.get_mut(&block) {
+            *noted = None;
+        }
         self.looked_at(block);
         self.revision += u64::from(self.blocks.remove(&block).is_some());
     }
@@ -143,6 +161,7 @@ impl Damage {
     }
 
     fn forget_range(&mut self, names: Range<BlockName>) {
+        self.watched.range_mut(names.clone()).for_each(|(_, noted)| *noted = None);
         let known: Vec<BlockName> = self.blocks.range(names).map(|(&block, _)| block).collect();
         for block in known {
             self.forget(block);
@@ -265,6 +284,22 @@ mod tests {
 
     fn missing(column: usize, row: usize, why: Why) -> Missing {
         Missing { column, row, why }
+    }
+
+    #[test]
+    fn what_a_look_has_come_to_is_known_also_where_the_list_is_full() {
+        let mut damage = Damage::default();
+        for stripe in 0..(BLOCKS_MAX / 64) as u64 {
+            let all: Vec<_> = (0..64).map(|row| missing(0, row, Why::Lost)).collect();
+            damage.note(StripeIndex(stripe), &all);
+        }
+        let block = (StripeIndex(1 << 40), 1, 2);
+        damage.watch([block].into_iter());
+        assert_eq!(damage.seen(block), None);
+        damage.note(block.0, &[missing(1, 2, Why::SetAside)]);
+        assert_eq!((damage.why(block), damage.seen(block)), (None, Some(Why::SetAside)));
+        damage.forget_stripe(block.0);
+        assert_eq!(damage.seen(block), None);
     }
 
     #[test]

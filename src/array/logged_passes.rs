@@ -115,15 +115,16 @@ impl Array {
         if self.now < pass.not_before {
             return Flow::Wait;
         }
-        let stripe = match self.hold_slot(key, &mut pass.hold) {
+        let held = self.hold_slot(key, &mut pass.hold);
+        if matches!(pass.work, Work::Scrub) && !matches!(held, Held::Wait) {
+            self.note_unchecked(pass.hold.slot);
+        }
+        let stripe = match held {
             Held::Wait => return Flow::Wait,
             Held::Empty => return self.end_logged_pass(key, pass, true),
             Held::Unreadable => return self.skip_pass(key, pass),
             Held::Stripe(stripe) => stripe,
         };
-        if matches!(pass.work, Work::Scrub) {
-            self.note_unchecked(pass.hold.slot);
-        }
         let rows = 0..self.map.chunk / BLOCK;
         let columns: Vec<usize> = match &pass.work {
             Work::Scrub => (0..self.map.width()).collect(),
@@ -350,19 +351,19 @@ impl Array {
         pass.fetch.repairs.retain(|repair| self.find_device(repair.device).is_some());
         let repairs = pass.fetch.repairs.len() as u64;
         let lost = std::mem::take(&mut pass.fetch.missing);
+        let unread = self.given_up_unread(slot, &pass.fetch);
         if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
-            scrub.errors += repairs + lost.len() as u64;
+            scrub.errors += repairs + (lost.len() + unread.len()) as u64;
         }
-        if !lost.is_empty() {
-            let stripe = self.redo().stripes.stripe_at(slot);
-            if let Some(stripe) = stripe {
-                let all = pass.fetch.missing_data(&lost, self.map.k);
-                self.note_missing(stripe, slot, &all);
-            }
+        let all = [pass.fetch.missing_data(&lost, self.map.k), unread].concat();
+        if !all.is_empty()
+            && let Some(stripe) = self.redo().stripes.stripe_at(slot)
+        {
+            self.note_missing(stripe, slot, &all);
         }
         let encoded = pass.fetch.take_blended();
         let columns = pass.fetch.take();
-        self.forget_verified(slot, &columns, &lost);
+        self.forget_verified(slot, &columns, &all);
         let present: Vec<(usize, &[u8])> =
             columns.iter().map(|(column, _, buf)| (*column, &buf[..])).collect();
         let agree = !lost.is_empty()
@@ -386,6 +387,27 @@ impl Array {
         }
         pass.writing = self.send_repairs(key, &mut pass.fetch);
         if pass.writing > 0 { Flow::Wait } else { self.end_logged_pass(key, pass, true) }
+    }
+
+    /// Blocks of data that the fetch did not ask for, as their members are out, and that their entries call set aside or lost:
+    /// they are missing although their rows are whole otherwise.
+    fn given_up_unread(&self, slot: SlotIndex, fetch: &Fetch) -> Vec<Missing> {
+        let is_out = |column: &usize| self.readable(self.member_at(slot, *column), slot).is_none();
+        let known = fetch.missing_data(&[], self.map.k);
+        let mut all = Vec::new();
+        for column in (0..self.map.k).filter(is_out) {
+            for row in 0..self.map.chunk / BLOCK {
+                let why = match self.redo().block_hash(slot, row, column) {
+                    Some(hash) if hash.is_set_aside() => Why::SetAside,
+                    Some(BlockHash::LOST) => Why::Lost,
+                    _ => continue,
+                };
+                if known.iter().all(|block| (block.column, block.row) != (column, row)) {
+                    all.push(Missing { column, row, why });
+                }
+            }
+        }
+        all
     }
 
     /// What was read, or decoded, is not damaged any more, whatever was known of it. A block of a

@@ -68,6 +68,7 @@ use crate::block_io::{Completion, DeviceId, IoFault, IoOp, IoToken, IoValue, Poo
 use crate::codec::{Codec, Transform};
 use crate::format::{BatchHash, ChecksumKind, Geometry, MemberSet, MemberState, RegionKind};
 use crate::units::{ByteOffset, MemberIndex, SlotIndex, StripeIndex, Timestamp, VolumeOffset};
+use admin::Departure;
 pub use api::{
     AdminError, AdminOutcome, AdminRequest, ArrayAction, ArrayNotice, ClientError, Health, NewDevice,
     NoticeKind, NoticeLevel, PieceId, RequestId, STOPPED_CLEANLY, SlotReply, SlotRequest, ZERO_RUN_SLOTS,
@@ -228,6 +229,8 @@ pub struct Array {
     last_look: Timestamp,
     /// Requests to pause the scrub whose position is not recorded yet, and since when.
     pauses: Vec<(RequestId, Timestamp)>,
+    /// Members that go offline when the log is in its place.
+    departures: Vec<Departure>,
     /// The last round of looks found a block readable.
     look_found: bool,
     /// Looks at damaged blocks under way.
@@ -421,6 +424,7 @@ impl Array {
             looked_at: None,
             last_look: Timestamp(0),
             pauses: Vec::new(),
+            departures: Vec::new(),
             look_found: false,
             looks: 0,
             looks_with: BTreeMap::new(),
@@ -612,6 +616,7 @@ impl Array {
         self.checkpoint_when_idle();
         self.save_progress();
         self.judge_pauses();
+        self.judge_departures();
         self.judge_unreadable_notices();
         self.mark_idle_clean();
         self.run();

@@ -8,7 +8,7 @@
 use super::page_hold::{PageHold, PagesHeld};
 use super::{ActivityKind, Array, Flow, Op};
 use crate::format::{MemberSet, PageIndex};
-use crate::units::SlotIndex;
+use crate::units::{MemberIndex, SlotIndex};
 use std::ops::Range;
 
 /// Pages of a turn: with all copies about as many bytes as a stripe.
@@ -61,8 +61,14 @@ impl Array {
             return self.end_page_scrub(scrub, false);
         }
         let PagesHeld::All { unreadable } = self.hold_pages(key, &mut scrub.hold) else { return Flow::Wait };
+        let online = self.online();
         if let (Stage::Turn(_), Some(pass)) = (scrub.stage, self.passes.pass_mut(ActivityKind::Scrub)) {
             pass.errors += unreadable as u64;
+            for member in (0..self.map.width() as u16).map(MemberIndex) {
+                if !online.contains(member) {
+                    pass.unchecked.insert(member);
+                }
+            }
         }
         self.end_page_scrub(scrub, true)
     }

@@ -146,7 +146,7 @@ impl Passes {
             finished_unix: scrub.finished_unix,
             errors: scrub.errors,
             repaired: scrub.repaired,
-            unchecked: if scrub.position.is_none() { scrub.unchecked } else { MemberSet::new() },
+            unchecked: if scrub.position.is_none() { scrub.unchecked } else { scrub.unchecked_before },
         });
         let unfinished = scrub.position.map(|position| Pass {
             errors: scrub.errors_so_far,
@@ -187,6 +187,7 @@ impl Passes {
 
     pub fn scrub_record(&self) -> ScrubRecord {
         let last = self.last_scrub;
+        let unchecked_last = last.map_or_else(MemberSet::new, |last| last.unchecked);
         ScrubRecord {
             // The pages are looked at anew.
             position: self.scrub.as_ref().map(|pass| SlotIndex(pass.progress.done().min(self.slots))),
@@ -195,10 +196,8 @@ impl Passes {
             finished_unix: last.map_or(0, |l| l.finished_unix),
             errors: last.map_or(0, |l| l.errors),
             repaired: last.map_or(0, |l| l.repaired),
-            unchecked: match &self.scrub {
-                Some(pass) => pass.unchecked,
-                None => last.map_or_else(MemberSet::new, |l| l.unchecked),
-            },
+            unchecked: self.scrub.as_ref().map_or(unchecked_last, |pass| pass.unchecked),
+            unchecked_before: self.scrub.as_ref().map_or_else(MemberSet::new, |_| unchecked_last),
         }
     }
 

@@ -153,6 +153,7 @@ impl Array {
         let count = op.found.len().min(LOOKS_AT_ONCE);
         let blocks: BTreeMap<BlockName, bool> = op.found.drain(..count).collect();
         op.waiting = blocks.keys().copied().collect();
+        self.damage.watch(blocks.keys().copied());
         for (block, is_set_aside) in blocks {
             if is_set_aside {
                 self.start_repay(block, Some(key));
@@ -174,7 +175,7 @@ impl Array {
     fn tally_looks(&mut self, op: &mut Repair) {
         for block in std::mem::take(&mut op.waiting) {
             self.add_others_of_row(op, block);
-            let why = self.damage.why(block);
+            let why = self.damage.seen(block);
             if usize::from(block.1) >= self.map.k {
                 op.tally.parity += u64::from(why.is_some());
                 continue;

@@ -304,8 +304,8 @@ pub enum Condition {
     Slow,
     /// It is out of service, and comes back by itself: when its host answers, or when there is room.
     Returning,
-    /// It is out of service, and what answers in its place is something else; it comes back by
-    /// itself when that is its own device again.
+    /// It is out of service, and what answers in its place is something else, smaller than it was, or read-only; it comes
+    /// back by itself when that is its own device again.
     Displaced,
     /// Blocks of it were rewritten with bytes from others.
     Repaired,
@@ -331,7 +331,7 @@ impl Condition {
             Condition::NotMended => "blocks of it stay bad when they are rewritten",
             Condition::Slow => "far slower than the others",
             Condition::Returning => "comes back by itself",
-            Condition::Displaced => "something else is in its place",
+            Condition::Displaced => "what is in its place cannot serve",
             Condition::Repaired => "blocks were repaired",
             Condition::ServedLast => "in service until the array failed",
             Condition::Kept => "holds what may be nowhere else",

@@ -553,13 +553,13 @@ fn returns(member: &MemberReport) -> bool {
     returns && !is_kept(member)
 }
 
-/// Whether it is known that something else is in its place.
+/// Whether it is known that what is in its place cannot serve.
 fn is_displaced(member: &MemberReport) -> bool {
     member.conditions.contains(&Condition::Displaced)
 }
 
-/// What to do about members that come back by themselves: never to replace them, unless something
-/// else is in their place.
+/// What to do about members that come back by themselves: never to replace them, unless what
+/// is in their place cannot serve.
 fn wait_for(array: &ArrayReport, members: &[&MemberReport]) -> String {
     let (full, rest): (Vec<&MemberReport>, Vec<_>) =
         members.iter().copied().partition(|member| member.conditions.contains(&Condition::Full));
@@ -588,8 +588,8 @@ fn wait_for(array: &ArrayReport, members: &[&MemberReport]) -> String {
             ),
         };
         text.push(format!(
-            "Something else answers in the place of {}: see that the URI leads to the device of its member, which comes back by \
-             itself then{anew}. ({})",
+            "What answers in the place of {} cannot serve: see that the URI leads to the device of its member, whole and \
+             writable, which comes back by itself then{anew}. ({})",
             if displaced.len() == 1 { "a member" } else { "members" },
             names(&displaced)
         ));
@@ -659,13 +659,13 @@ mod tests {
         array.members[1].conditions = vec![Condition::Returning];
         array.members[1].name = "nbd://other/b".into();
         let action = explain(&array).action;
-        let (waiting, displaced) = action.split_once("Something else answers").expect(&action);
+        let (waiting, displaced) = action.split_once("What answers in the place").expect(&action);
         assert!(waiting.contains("Waiting for other:") && !waiting.contains("store"), "{action}");
         assert!(displaced.contains("'calpe replace tank 0 NEW'. (0: nbd://store/a)"), "{action}");
         array.members[1].conditions.clear();
         let action = explain(&array).action;
         assert!(
-            action.contains("Something else answers") && action.contains("calpe online tank 1"),
+            action.contains("What answers in the place") && action.contains("calpe online tank 1"),
             "{action}"
         );
         let mut failed = with_absent(&[MemberState::Missing; 3]);

@@ -4,6 +4,7 @@
 //! Invariants: an import that fails has changed nothing; one failure among several neither hides what worked
 //! nor passes for success. Must not know how requests arrive, nor how arrays are assembled.
 
+use super::config::ArrayChoice;
 use super::events::kinds;
 use super::import::{self, ImportError, Opened};
 use super::memory::{covers, directory_of};
@@ -171,6 +172,10 @@ impl Daemon {
                         let again = Some(&places).filter(|_| !once).map(Vec::as_slice);
                         done.warnings.extend(self.import_again(uuid, again));
                     }
+                    done.warnings.extend(match once {
+                        true => self.served_all_the_same(uuid, name_of(&found.arrays[&uuid])),
+                        false => self.not_the_configured(&found, uuid),
+                    });
                 }
                 Err(error) => failures.push(error),
             }
@@ -187,6 +192,31 @@ impl Daemon {
         done.message = lines.join("\n");
         done.failures = failures;
         Ok(done)
+    }
+
+    /// What to tell one who imports an array of whose name the configuration has another one.
+    fn not_the_configured(&self, found: &Search, array: Uuid) -> Option<String> {
+        let name = name_of(&found.arrays[&array]);
+        let section = self.configured(&ArrayChoice::Name(name.to_owned()))?;
+        let is_its_place = |member: &Found| section.search.iter().any(|place| covers(place, &member.path));
+        let is_there = |members: &[Found]| members.iter().any(is_its_place);
+        let mut others =
+            found.arrays.iter().filter(|(uuid, members)| **uuid != array && name_of(members) == name);
+        let (other, _) = others.find(|(_, members)| is_there(members))?;
+        if is_there(&found.arrays[&array]) {
+            return None;
+        }
+        Some(format!(
+            "in the configuration, array '{name}' is {other}, which is where its section looks: the next start serves that one, and \
+             not {array}, unless its section says uuid = \"{array}\""
+        ))
+    }
+
+    /// What to tell one who imports an array only until the next restart, and has it in the configuration.
+    fn served_all_the_same(&self, array: Uuid, name: &str) -> Option<String> {
+        self.is_configured(array, name).then(|| {
+            format!("array '{name}' is in the configuration: the next start serves it all the same ('--once' or not)")
+        })
     }
 
     fn import_one(&self, found: &Search, array: Uuid, force: bool) -> Outcome {
@@ -345,9 +375,13 @@ impl Daemon {
         let mut note: Vec<String> =
             clients.into_iter().map(|(clients, lose)| format!("{clients} and {lose} it")).collect();
         if self.is_configured(uuid, &name) {
+            let again = match self.has_namesake(uuid, &name) {
+                false => "it",
+                true => "the array of that name that it finds in its places, if that is one,",
+            };
             note.push(format!(
-                "array '{name}' is in the configuration: the next start serves it again; to keep it out of service, take its [[array]] \
-                 section out of the file"
+                "array '{name}' is in the configuration: the next start serves {again} again; to keep it out of service, take its \
+                 [[array]] section out of the file"
             ));
         }
         if dry_run {

@@ -578,7 +578,7 @@ impl Reader<'_> {
                 if is_remote(Path::new(text)) {
                     let uri: Result<NbdUri, _> = text.parse();
                     uri.map(|_| PathBuf::from(text)).map_err(|error| error.to_string())
-                } else if text.contains(['*', '?']) {
+                } else if text.contains(['*', '?']) && !self.dir.join(text).exists() {
                     Err(format!("'{text}': patterns are not expanded, name the directory instead"))
                 } else {
                     absolute(self.dir, text)
@@ -912,6 +912,12 @@ mod tests {
         assert!(search("\"/srv\"").contains("list of at least one"));
         assert!(search("[]").contains("list of at least one"));
         assert!(search("[\"/dev/sd*\"]").contains("patterns are not expanded"));
+        let dir = tempfile::tempdir().unwrap();
+        let named = dir.path().join("st*r");
+        let section = format!("[[array]]\nname = \"a\"\nsearch = [\"{}\"]", named.display());
+        assert!(only_problem(&section).2.contains("patterns are not expanded"));
+        std::fs::create_dir(&named).unwrap();
+        assert_eq!(parse(&section).unwrap().arrays[0].search, [named]);
         assert!(search("[\"\"]").contains("not a path"));
         assert!(search("[\"nbd://h:0/x\"]").contains("'0' is not a port"));
         assert!(search("[7]").contains("expected a text in quotes, found an integer"));

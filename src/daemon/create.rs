@@ -578,20 +578,20 @@ fn random_secret() -> [u8; 16] {
     (Uuid::new_v4().as_u128() ^ Uuid::new_v4().as_u128().rotate_left(64)).to_ne_bytes()
 }
 
-/// Whether a remote device still holds what was written to it: two URIs that lead to one export are
-/// not known as such before, and a server may forget.
+/// Whether a device still holds what was written to it: that two URIs, or a URI and a path, lead to
+/// one place is not known before, and a server may forget.
 fn check_own(device: &Device, superblock: &Superblock) -> Result<(), DeviceError> {
-    if device.facts().kind != DeviceKind::Remote {
-        return Ok(());
-    }
-    let what = match read_superblock(device) {
-        Ok(found) if found.device == superblock.device => return Ok(()),
-        Ok(found) if found.array == superblock.array => {
-            "another member was written over it, so both URIs lead to one export"
+    let path = device.path().into();
+    match read_superblock(device) {
+        Ok(found) if found.device == superblock.device => Ok(()),
+        Ok(found) if found.array == superblock.array => Err(DeviceError::NamedTwice { path }),
+        _ if device.facts().kind == DeviceKind::Remote => {
+            let what = "the server does not keep what is written to it";
+            Err(DeviceError::Remote { path, source: RemoteError::Changed(what.into()) })
         }
-        _ => "the server does not keep what is written to it",
-    };
-    Err(DeviceError::Remote { path: device.path().into(), source: RemoteError::Changed(what.into()) })
+        Err(error) => Err(DeviceError::NotKept { path, what: error.to_string() }),
+        Ok(_) => Err(DeviceError::NotKept { path, what: "it is a member of another array now".into() }),
+    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 
 use super::arrays::served_line;
 use super::config::{ArrayChoice, ArrayConfig};
+use super::import::ImportError;
 use super::search::{Search, search_with};
 use super::service::{Daemon, ServeOptions, lock};
 use super::waiting::Waiting;
@@ -143,7 +144,12 @@ impl Attempts {
 
     fn import(&self, daemon: &Daemon, found: &Search) -> Result<String, RequestError> {
         let config = &self.0;
-        let uuid = found.choose(&config.which.to_string(), &config.search)?;
+        let uuid = match found.choose(&config.which.to_string(), &config.search) {
+            Err(ImportError::Ambiguous { name, uuids }) => {
+                daemon.settle(found, &uuids).ok_or(ImportError::Ambiguous { name, uuids })
+            }
+            chosen => chosen,
+        }?;
         if daemon.served_uuids().contains(&uuid)
             && let Some(report) = daemon.status(Some(&uuid.to_string()))?.first()
         {

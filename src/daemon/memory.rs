@@ -7,6 +7,7 @@ use super::events::{News, kinds};
 use super::import::{LeftOut, lost_replacements};
 use super::reactor::{ArrayFacts, ArrayId};
 use super::report::Names;
+use super::search::Search;
 use super::service::{Daemon, lock};
 use super::state::{Arrays, Counters, Counts, Damage, KnownDevice};
 use crate::array::assembly::Assembled;
@@ -273,6 +274,31 @@ impl Daemon {
     /// Whether the array was imported by a command, and is served after a restart.
     pub(super) fn is_imported_again(&self, array: Uuid) -> bool {
         lock(&self.memory).arrays.0.get(&array).is_some_and(|known| known.import)
+    }
+
+    /// Which of several arrays of one name a section of the configuration means, if that can be told: one that is where the
+    /// section says rather than one that is known from before; of those, one that was imported by a command rather than
+    /// another; of those, one that was served before.
+    pub(super) fn settle(&self, found: &Search, uuids: &[Uuid]) -> Option<Uuid> {
+        let is_there = |uuid: &Uuid| found.arrays[uuid].iter().any(|member| !member.remembered);
+        let memory = lock(&self.memory);
+        let known = |uuid: &Uuid| memory.arrays.0.get(uuid);
+        let is_imported = |uuid: &Uuid| known(uuid).is_some_and(|known| known.import);
+        let was_served = |uuid: &Uuid| known(uuid).is_some_and(|known| !known.devices.is_empty());
+        let mut left = uuids.to_vec();
+        let narrow: [&dyn Fn(&Uuid) -> bool; 3] = [&is_there, &is_imported, &was_served];
+        for is_meant in narrow {
+            let meant: Vec<Uuid> = left.iter().filter(|uuid| is_meant(uuid)).copied().collect();
+            if !meant.is_empty() {
+                left = meant;
+            }
+        }
+        (left.len() == 1).then(|| left[0])
+    }
+
+    /// Whether another array of that name was served before.
+    pub(super) fn has_namesake(&self, array: Uuid, name: &str) -> bool {
+        lock(&self.memory).arrays.find(name).any(|(own, _)| *own != array)
     }
 
     /// The arrays that were imported by a command and not exported since, but for those that are configured.

@@ -140,7 +140,7 @@ impl<'a> Reloader<'a> {
         }
         let gone: Vec<_> = gone.into_iter().map(|(_, config)| config).collect();
         let all: Vec<_> = fresh.iter().chain(&gone).cloned().collect();
-        let ended = self.daemon.configure(&all);
+        let ended = self.daemon.configure(fresh, &gone);
         if ended > 0 {
             let sessions = Count::of(ended, "session");
             tracing::warn!("ended {sessions} of certificates that are not allowed any more");

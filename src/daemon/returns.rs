@@ -12,11 +12,11 @@ use super::import::SETTLE;
 use super::members::{Target, open_member};
 use super::reactor::{ArrayFacts, ArrayId};
 use super::service::{Daemon, Done, Served};
-use super::superblocks::read_superblock;
+use super::superblocks::{check_length, read_superblock};
 use crate::control::{MemberRef, RequestError};
 use crate::format::{MemberState, NewestError, Role, Superblock};
 use crate::member::patience::within;
-use crate::member::{self, Access, Device, TimeLimits};
+use crate::member::{self, Access, Device, DeviceError, TimeLimits};
 use crate::units::{MemberIndex, shown};
 use crate::volume::{AdminRequest, MemberStatus, NoticeLevel};
 use nix::sys::statvfs::statvfs;
@@ -62,7 +62,7 @@ pub(super) type Attempted = Result<(Device, Superblock), NotBack>;
 #[derive(Debug)]
 pub(super) struct NotBack {
     reason: String,
-    /// A server answers, and has something else in the place of the device.
+    /// A server answers, and has something else in the place of the device, or it is not whole, or not writable.
     is_in_the_way: bool,
 }
 
@@ -312,8 +312,13 @@ fn look_for(
         // Looked at first: what belongs to others is not opened for writing.
         let looked = open_member(place, Access::ReadOnly, limits).map_err(NotBack::from);
         let not_back = match looked {
-            Ok((_, Ok(superblock))) if is_own(&superblock) => {
-                let device = Device::open(place, Access::Exclusive)?;
+            Ok((device, Ok(superblock))) if is_own(&superblock) => {
+                check_length(&device, &superblock).map_err(|error| unfit(place, &error))?;
+                drop(device);
+                let device = Device::open(place, Access::Exclusive).map_err(|error| match error {
+                    DeviceError::ReadOnly { .. } => unfit(place, &error),
+                    error => error.into(),
+                })?;
                 device.set_limits(limits);
                 sleep(SETTLE);
                 let superblock = read_superblock(&device)?;
@@ -326,6 +331,11 @@ fn look_for(
         first.get_or_insert(not_back);
     }
     Err(first.unwrap_or_else(|| NotBack::from("it is not known where it may be")))
+}
+
+/// What is told of a place where the member's own device was found, and cannot serve.
+fn unfit(place: &Path, error: &DeviceError) -> NotBack {
+    NotBack { reason: error.to_string(), is_in_the_way: member::is_remote(place) }
 }
 
 /// What is told of a place where something else was found.

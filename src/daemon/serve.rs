@@ -145,7 +145,7 @@ pub fn run_serve(config: &Config, reread: &dyn Fn() -> Result<Config, ConfigErro
         })
         .map_err(system("start the reactor"))?,
     );
-    daemon.configure(&config.arrays);
+    daemon.configure(&config.arrays, &[]);
     // Before anybody can ask: no array and no certificate is ever left out of a status.
     Imports::announce(&daemon, &config.arrays);
     watch_certificates(&daemon, config);

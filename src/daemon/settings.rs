@@ -72,6 +72,8 @@ impl ServeOptions {
 #[derive(Debug, Default)]
 pub(super) struct Settings {
     arrays: Vec<ArrayConfig>,
+    /// Those of them that are not in the configuration any more.
+    gone: Vec<ArrayChoice>,
 }
 
 impl Settings {
@@ -79,6 +81,11 @@ impl Settings {
     fn of(&self, name: &str, uuid: Uuid) -> Option<&ArrayConfig> {
         let by = |which: ArrayChoice| self.arrays.iter().find(|config| config.which == which);
         by(ArrayChoice::Uuid(uuid)).or_else(|| by(ArrayChoice::Name(name.to_owned())))
+    }
+
+    /// The sections that the next start goes by, too.
+    pub(super) fn configured(&self) -> impl Iterator<Item = &ArrayConfig> {
+        self.arrays.iter().filter(|config| !self.gone.contains(&config.which))
     }
 
     /// Which certificates may use an array; none: all.
@@ -99,11 +106,12 @@ impl Settings {
 }
 
 impl Daemon {
-    /// Goes by these sections from now on, also for arrays that are served. Returns how many sessions end by
-    /// it.
-    pub fn configure(&self, arrays: &[ArrayConfig]) -> usize {
+    /// Goes by these sections from now on, also for arrays that are served, and by those that are `gone` from the
+    /// configuration for as long as their arrays are served. Returns how many sessions end by it.
+    pub fn configure(&self, arrays: &[ArrayConfig], gone: &[ArrayConfig]) -> usize {
         let mut settings = lock(&self.settings);
-        settings.arrays = arrays.to_vec();
+        settings.arrays = [arrays, gone].concat();
+        settings.gone = gone.iter().map(|config| config.which.clone()).collect();
         *lock(&self.search) = settings.search();
         let served: Vec<_> =
             lock(&self.served).iter().map(|s| (s.id, s.names.name.clone(), s.names.uuid)).collect();
@@ -137,10 +145,16 @@ impl Daemon {
 
     /// Whether the configuration has a section about this array: then the next start serves it.
     pub(super) fn is_configured(&self, array: Uuid, name: &str) -> bool {
-        lock(&self.settings).arrays.iter().any(|config| match &config.which {
+        let settings = lock(&self.settings);
+        settings.configured().any(|config| match &config.which {
             ArrayChoice::Name(own) => own == name,
             ArrayChoice::Uuid(own) => *own == array,
         })
+    }
+
+    /// The section about an array that the next start goes by.
+    pub(super) fn configured(&self, which: &ArrayChoice) -> Option<ArrayConfig> {
+        lock(&self.settings).configured().find(|config| config.which == *which).cloned()
     }
 
     /// The section about an array as it is now.

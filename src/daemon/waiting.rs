@@ -9,7 +9,7 @@ use super::config::ArrayChoice;
 use super::events::kinds;
 use super::import::IMPORT_AGAIN;
 use super::memory::covers;
-use super::search::Search;
+use super::search::{Found, Search};
 use super::service::{Daemon, lock};
 use super::state::KnownDevice;
 use crate::array::assembly::STARTS_OLDER;
@@ -38,6 +38,8 @@ pub(super) struct Waiting {
     problem: Option<RequestError>,
     /// What the newest superblock says, and where its members are.
     seen: Option<(Superblock, Vec<ImportableMember>)>,
+    /// Whether several arrays have its name, and nothing tells which is meant.
+    is_ambiguous: bool,
     /// What was found and cannot be used, a line each.
     notes: Vec<String>,
     /// What is wrong with the devices of members that were not found, where they were before, by device.
@@ -57,6 +59,7 @@ impl Waiting {
             attempts: 0,
             problem: None,
             seen: None,
+            is_ambiguous: false,
             notes: Vec::new(),
             unusable: BTreeMap::new(),
             earlier: None,
@@ -67,10 +70,13 @@ impl Waiting {
     /// Takes note of an attempt that failed. Whether there is something new about it.
     pub fn note(&mut self, found: &Search, error: RequestError) -> bool {
         self.attempts += 1;
-        let members = found.arrays.iter().find(|(_, members)| {
+        let is_it = |members: &Vec<Found>| {
             let newest = super::import::newest_found(members);
             newest.is_some_and(|superblock| self.is(&superblock.name, superblock.array))
-        });
+        };
+        let all: Vec<_> = found.arrays.iter().filter(|(_, members)| is_it(members)).collect();
+        self.is_ambiguous = all.len() > 1 && error.code == ErrorCode::NoSuchArray;
+        let members = all.first().filter(|_| all.len() == 1);
         self.seen = members.and_then(|(_, members)| {
             let newest = super::import::newest_found(members)?.clone();
             let path = |device: &&KnownDevice| device.path.clone();
@@ -118,7 +124,7 @@ impl Waiting {
         let error = self.problem.as_ref()?;
         Some(match (error.code, &self.seen) {
             // Its advice is for one who has named the places on a command line.
-            (ErrorCode::NoSuchArray, None) => {
+            (ErrorCode::NoSuchArray, None) if !self.is_ambiguous => {
                 format!("no member of it was found in {}", self.places().join(", "))
             }
             _ => error.message.replacen(IMPORT_AGAIN, "", 1).trim_end_matches('.').to_owned(),
@@ -146,6 +152,11 @@ impl Waiting {
         let name = self.name();
         match self.problem.as_ref().map(|error| error.code) {
             None => String::new(),
+            Some(_) if self.is_ambiguous => {
+                "Say which one is meant: its uuid in place of its name in the [[array]] section, or \
+                 'calpe import UUID', which is remembered."
+                    .to_owned()
+            }
             Some(ErrorCode::NoSuchArray) if !self.notes.is_empty() => format!(
                 "What was found and cannot be used may be its members: see to that first. Otherwise connect their devices, or say \
                  where they are ('search' of the array in the configuration, or 'calpe import {name} --dir DIR'). It is tried again \

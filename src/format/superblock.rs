@@ -180,6 +180,8 @@ pub struct ScrubRecord {
     /// Members that were out of service when slots were verified by the scrub under way; without
     /// one, by the last complete one.
     pub unchecked: MemberSet,
+    /// While a scrub is under way: members that the last complete one did not check.
+    pub unchecked_before: MemberSet,
 }
 
 /// Where the redo log starts: pieces below, and pieces of older epochs, are void. Orders by epoch, then sequence.

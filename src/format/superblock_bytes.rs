@@ -171,7 +171,7 @@ struct RawCopy {
     replacements: [RawReplacement; MAX_REPLACEMENTS],
     left_epochs: [U64; MAX_MEMBERS as usize],
     left_tails: [RawLeft; MAX_LEFT],
-    reserved_6: [u8; 32],
+    scrub_unchecked_before: [U64; 4],
 }
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -236,6 +236,7 @@ const _: () = {
     assert!(std::mem::offset_of!(RawCopy, replacements) == 0x2400);
     assert!(std::mem::offset_of!(RawCopy, left_epochs) == 0x3400);
     assert!(std::mem::offset_of!(RawCopy, left_tails) == 0x3bf8);
+    assert!(std::mem::offset_of!(RawCopy, scrub_unchecked_before) == 0x3fe0);
     assert!(std::mem::offset_of!(RawCopy, update) == 0x180);
     assert!(std::mem::offset_of!(RawCopy, map_pages) == 0x190);
     assert!(std::mem::offset_of!(RawCopy, left_updates) == 0x198);
@@ -345,6 +346,7 @@ impl Superblock {
         raw.scrub_errors = self.scrub.errors.into();
         raw.scrub_repaired = self.scrub.repaired.into();
         raw.scrub_unchecked = self.scrub.unchecked.0.map(U64::from);
+        raw.scrub_unchecked_before = self.scrub.unchecked_before.0.map(U64::from);
         raw.region_count = (self.regions.len() as u16).into();
         raw.member_count = (self.members.len() as u16).into();
         raw.replacement_count = (self.replacements.len() as u16).into();
@@ -413,12 +415,14 @@ impl Superblock {
         let slot_limit = format_args!("at most {slots}, the slots of the array");
         let position = self.scrub.position.unwrap_or_default();
         ensure(position.0 <= slots, "scrub position", position, slot_limit)?;
-        ensure(
-            self.scrub.unchecked.iter().all(|member| member.0 < width),
-            "members the scrub has not checked",
-            self.scrub.unchecked,
-            member_limit,
-        )?;
+        for unchecked in [self.scrub.unchecked, self.scrub.unchecked_before] {
+            ensure(
+                unchecked.iter().all(|member| member.0 < width),
+                "members the scrub has not checked",
+                unchecked,
+                member_limit,
+            )?;
+        }
         self.validate_members(slot_limit, member_limit)?;
         self.validate_regions()?;
         let features = Superblock::incompat_features(self.checksum);
@@ -663,6 +667,7 @@ impl RawCopy {
                 errors: self.scrub_errors.get(),
                 repaired: self.scrub_repaired.get(),
                 unchecked: MemberSet(self.scrub_unchecked.map(U64::get)),
+                unchecked_before: MemberSet(self.scrub_unchecked_before.map(U64::get)),
             },
             redo: RedoRecord { secret: self.log_secret, start },
             left: if has_updates { self.read_left(members)? } else { vec![Left::default(); members] },
@@ -843,6 +848,7 @@ pub(super) mod tests {
                 errors: 3,
                 repaired: 4,
                 unchecked: MemberSet::new(),
+                unchecked_before: MemberSet::new(),
             },
             redo: RedoRecord { secret: *b"0123456789abcdef", start: LogStart { epoch: 8, sequence: 990 } },
             left: (0..7).map(left).collect(),
@@ -1004,6 +1010,10 @@ pub(super) mod tests {
                         unchecked: (0..width)
                             .map(MemberIndex)
                             .filter(|i| numbers[5] >> (i.0 % 64) & 1 == 1)
+                            .collect(),
+                        unchecked_before: (0..width)
+                            .map(MemberIndex)
+                            .filter(|i| numbers[4] >> (i.0 % 64) & 1 == 1)
                             .collect(),
                     },
                     left: (0..width)
@@ -1262,6 +1272,7 @@ pub(super) mod tests {
             (0x120, &[2], "scrub active"),
             (0x128, &[0xff; 8], "scrub position"),
             (0x23e0, &[0xff], "members the scrub has not checked"),
+            (0x3fe0, &[0xff], "members the scrub has not checked"),
             (0x15e, &[101, 0], "left count"),
             (0x15e, &[2, 0], "left member"),
             (0x3bf8, &[7, 0], "left member"),

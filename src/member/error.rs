@@ -51,6 +51,23 @@ pub enum DeviceError {
         /// What it is ("a directory").
         found: &'static str,
     },
+    /// What was written to it a moment ago is another member's now.
+    #[error(
+        "{}: another member was written over it, so two of the paths and URIs lead to one place: name each once",
+        shown(path)
+    )]
+    NamedTwice {
+        /// As it was given.
+        path: PathBuf,
+    },
+    /// What was written to it a moment ago is not there.
+    #[error("{}: it does not keep what is written to it: {what}", shown(path))]
+    NotKept {
+        /// As it was given.
+        path: PathBuf,
+        /// What is there.
+        what: String,
+    },
     /// A remote member cannot be used.
     #[error("{}: {source}", shown(path))]
     Remote {

@@ -5,9 +5,7 @@
 //! memory holds the handles it knows, so that no address is ever used again while it is a key.
 
 use super::disk::{BLOCK, Block, SimDisk};
-use crate::format::{
-    COPY_BYTES, CopyPlace, FormatError, Superblock, all_copy_offsets, decode_copy, newest as newest_copy,
-};
+use crate::format::{COPY_BYTES, CopyPlace, FormatError, Superblock, all_copy_offsets, decode_copy};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,7 +25,8 @@ thread_local! {
 /// The superblock that counts; none where there is none, or none that may be used.
 pub(super) fn newest(disk: &SimDisk) -> Option<Superblock> {
     let copies = CopyPlace::ALL.into_iter().zip(all_copy_offsets(disk.bytes()));
-    newest_copy(copies.map(|(place, offset)| copy_at(disk, place, offset.0))).ok()
+    let copies: Vec<_> = copies.map(|(place, offset)| Ok(copy_at(disk, place, offset.0))).collect();
+    crate::format::newest_read(copies.try_into().expect("four")).ok()
 }
 
 /// Words of a superblock copy that a device may lie about, with their places in it; see docs/on-disk-format.md.

@@ -137,6 +137,12 @@ fn an_array_that_is_taken_out_of_the_configuration_is_told_once() {
             assert_eq!(told(), news, "{}", up.log());
         }
     }
+    let said = |name: &str| {
+        let output = try_run(&mut up.command(&["export", name, "-n"]));
+        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+    };
+    assert!(said("one").contains("is in the configuration"), "{}", said("one"));
+    assert!(!said("two").contains("is in the configuration"), "{}", said("two"));
     up.stop();
 }
 

@@ -222,6 +222,55 @@ fn an_import_is_remembered_until_the_export_and_one_with_once_is_not() {
 }
 
 #[test]
+fn of_arrays_of_one_name_the_one_that_was_imported_is_served_where_the_configuration_leaves_it_open() {
+    let (dir, one) = scene();
+    let other = dir.path().join("other");
+    create(&other, "tank", 2, 1);
+    let both = array("tank", &[&one, &other]);
+    let uuid = |array: &Value| array["uuid"].as_str().expect("a uuid").to_owned();
+    let mut serve = Serve::start(dir.path(), &both);
+    let tank = serve.array_when("it was tried", |array| array["state"] == "FAILED");
+    assert!(tank["status"].as_str().is_some_and(|status| status.contains("2 arrays are named")), "{tank}");
+    assert!(tank["action"].as_str().is_some_and(|action| action.contains("'calpe import UUID'")), "{tank}");
+    assert_eq!(tank["members"], Value::Array(Vec::new()), "nothing tells which is meant");
+    let of = |place: &Path| Image::open(&place.join("m0")).superblock.array.to_string();
+    let (first, second) = (of(&one), of(&other));
+    let said = serve.says(&format!("import {second}"));
+    assert!(!said.contains("in the configuration"), "{said}");
+    serve.stop();
+    let mut serve = Serve::start(dir.path(), &both);
+    assert_eq!(uuid(&serve.array_when("it is served", is("ONLINE"))), second);
+    serve.stop();
+    serve.says("export tank");
+    let said = serve.says(&format!("import {second} --once"));
+    assert!(said.contains("the next start serves it all the same"), "{said}");
+    serve.stop();
+    let mut serve = Serve::start(dir.path(), &both);
+    assert_eq!(uuid(&serve.array_when("it is served", is("ONLINE"))), second);
+    serve.stop();
+    // Where the configuration leads to one alone, it is that one, and the import of the other says so.
+    let mut serve = Serve::start(dir.path(), &array("tank", &[&one]));
+    assert_eq!(uuid(&serve.array_when("it is served", is("ONLINE"))), first);
+    let said = serve.says("export tank");
+    assert!(said.contains("if that is one"), "{said}");
+    let said = serve.says(&format!("import {second} --dir {}", other.display()));
+    assert!(said.contains(&format!("in the configuration, array 'tank' is {first}")), "{said}");
+    serve.stop();
+    let mut serve = Serve::start(dir.path(), &array("tank", &[&one]));
+    assert_eq!(uuid(&serve.array_when("it is served", is("ONLINE"))), first);
+}
+
+#[test]
+fn a_state_directory_that_cannot_be_used_is_told_at_the_start_although_nothing_is_served() {
+    let dir = tempfile::tempdir().expect("a directory");
+    fs::write(dir.path().join("state"), "in the way").expect("written");
+    let mut serve = Serve::start(dir.path(), "");
+    serve.until("it is told", |serve| kinds(&serve.events()).contains(&"state_dir"));
+    let said = serve.says("status");
+    assert!(said.contains("daemon: ") && said.contains("may not be known: it is a file"), "{said}");
+}
+
+#[test]
 fn an_export_is_refused_while_clients_are_attached() {
     let (dir, there) = scene();
     let mut serve = Serve::start(dir.path(), &array("tank", &[&there]));

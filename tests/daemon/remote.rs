@@ -320,7 +320,7 @@ fn two_uris_of_one_export_are_no_two_members_and_errors_of_a_server_cost_its_mem
     let twice = [uris[0].clone(), uris[1].clone(), unix_uri(&path("also-s0"))];
     let output = try_run(calpe().args(["create", "tank", "--data", "2", "--parity", "1"]).args(&twice));
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.code() == Some(1) && told.contains("lead to one export"), "{told}");
+    assert!(output.status.code() == Some(1) && told.contains("lead to one place"), "{told}");
     create(&uris, 2);
     let output = try_run(calpe().args(["create", "tank", "--data", "2", "--parity", "1"]).args(&uris));
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -664,6 +664,24 @@ fn other_storage_behind_the_uri_of_a_member_is_named_and_not_waited_for() {
     fs::rename(dir.path().join("aside"), &disk).unwrap();
     servers.push(serve(2));
     until("it is back", || is_whole(&up));
+    // Its own device, cut off or read-only, is no host that does not answer either.
+    let short = dir.path().join("short");
+    fs::copy(&disk, &short).unwrap();
+    fs::File::options().write(true).open(&short).unwrap().set_len(DISK - (1 << 20)).unwrap();
+    for (file, flag, told) in
+        [(&short, None, "it was cut off, or copied in part"), (&disk, Some("--readonly"), "is read-only")]
+    {
+        servers.pop();
+        let _ = fs::remove_file(&sockets[2]);
+        let mut command = Command::new("nbdkit");
+        command.args(["-f", "--unix"]).arg(&sockets[2]).args(flag).arg("file").arg(file);
+        servers.push(Process::start(&mut command));
+        until(told, || member(&up)["reason"].as_str().is_some_and(|reason| reason.contains(told)));
+        assert_eq!(member(&up)["conditions"], serde_json::json!(["displaced"]), "{told}");
+        servers.pop();
+        servers.push(serve(2));
+        until("it is back", || is_whole(&up));
+    }
     up.stop();
 }
 
@@ -685,7 +703,21 @@ fn one_export_that_keeps_nothing_is_not_called_two() {
         String::from_utf8_lossy(&output.stderr).into_owned()
     };
     let told = refused("-m0", &uris[..1]);
-    assert!(told.contains("does not keep what is written to it") && !told.contains("both URIs"), "{told}");
+    assert!(told.contains("does not keep what is written to it") && !told.contains("one place"), "{told}");
     let told = refused("-m1", &uris[1..]);
-    assert!(told.contains("both URIs lead to one export"), "{told}");
+    assert!(told.contains("two of the paths and URIs lead to one place"), "{told}");
+    // A file by its path and by the server that has it, whichever is named first.
+    let file = dir.path().join("file");
+    fs::write(&file, [0; 4096]).unwrap();
+    fs::File::options().write(true).open(&file).unwrap().set_len(64 << 20).unwrap();
+    let socket = dir.path().join("server");
+    let _file =
+        Process::start(Command::new("nbdkit").args(["-f", "--unix"]).arg(&socket).arg("file").arg(&file));
+    let both = [file.display().to_string(), unix_uri(&socket)];
+    answers(&both[1]);
+    for order in [both.clone(), [both[1].clone(), both[0].clone()]] {
+        let told = refused("-m1", &order);
+        assert!(told.contains("two of the paths and URIs lead to one place"), "{told}");
+        assert_eq!(fs::read(&file).unwrap(), vec![0; 64 << 20], "what was there is not given back");
+    }
 }

@@ -339,7 +339,7 @@ fn leave_at_any_moment(seed: u64, rebuilt: &mut [u32; 2]) {
             let id = array.sim.disk_of(member).expect("in service");
             match random.one_in(3) {
                 true => disk(&mut array.sim, id).dead = true,
-                false => _ = array.sim.submit_admin(AdminRequest::Offline { member: MemberIndex(member) }),
+                false => _ = array.sim.submit_admin(AdminRequest::Fail { member: MemberIndex(member) }),
             }
             out.push((member, id));
         }
@@ -415,7 +415,7 @@ fn leave_at_any_moment(seed: u64, rebuilt: &mut [u32; 2]) {
                     extra -= 1;
                     let other = online[random.below(online.len() as u64) as usize];
                     let id = array.sim.disk_of(other).expect("in service");
-                    array.sim.submit_admin(AdminRequest::Offline { member: MemberIndex(other) });
+                    array.sim.submit_admin(AdminRequest::Fail { member: MemberIndex(other) });
                     step_some(&mut array, 60, random, &mut copies);
                     out.retain(|(member, _)| *member != other);
                     out.push((other, id));

@@ -3,9 +3,9 @@
 
 use crate::scenes::{CHUNK, filled, live};
 use calpe::format::ChecksumKind;
-use calpe::testing::SimArray;
+use calpe::testing::{SimArray, SimShape};
 use calpe::units::{MemberIndex, VolumeOffset};
-use calpe::volume::{AdminRequest, NoticeKind};
+use calpe::volume::{AdminRequest, ClientRequest, NoticeKind};
 
 const BLOCK: usize = 4096;
 /// The damaged slot, and how many of its rows are damaged, from the first on.
@@ -115,6 +115,75 @@ fn a_scrub_without_a_member_lists_all_that_cannot_be_read_and_nothing_of_it_as_l
             assert!(errors(&mut sim, &model).is_empty(), "{what}");
         }
     }
+}
+
+/// A write into a row of which nothing can be decoded sets blocks of members that are away aside.
+#[test]
+fn a_scrub_without_a_member_lists_what_is_set_aside_on_it_also_where_nothing_is_remembered() {
+    let mut with_some = 0;
+    for (bad, away) in PAIRS {
+        let (mut sim, mut model) = filled(2, 1, ChecksumKind::Blake3);
+        rot(&mut sim, bad);
+        offline(&mut sim, away);
+        for at in errors(&mut sim, &model) {
+            let at = at as usize * BLOCK;
+            let id = sim.submit_write(at as u64, &[7; BLOCK], false);
+            live(&mut sim, 12);
+            if sim.wait(id).is_ok() {
+                model[at..at + BLOCK].fill(7);
+            }
+            if !sim.status().set_aside.is_empty() {
+                break;
+            }
+        }
+        let mut sim = sim.stop_and_restart(false).expect("it starts");
+        sim.settle();
+        scrub(&mut sim);
+        let status = sim.status();
+        let mut listed = blocks(&[status.lost, status.set_aside, status.unreadable].concat());
+        listed.dedup();
+        assert_eq!(listed, errors(&mut sim, &model), "bad on {bad}, {away} is away");
+        let counted = status.last_scrub.expect("it has ended").errors;
+        assert!(listed.is_empty() || counted > 0, "bad on {bad}, {away} is away");
+        with_some += usize::from(!listed.is_empty());
+    }
+    assert!(with_some >= 2, "blocks of {with_some} pairs were set aside");
+}
+
+/// What has been flushed right before is in the log alone; a member that goes on purpose has it in place first.
+#[test]
+fn what_was_flushed_right_before_a_member_went_offline_can_be_had_from_it() {
+    for checksum in [ChecksumKind::Crc32c, ChecksumKind::Blake3] {
+        for (bad, away) in PAIRS {
+            let (mut sim, mut model) = filled(2, 1, checksum);
+            for block in (0..model.len() / BLOCK).step_by(3) {
+                let at = block * BLOCK;
+                sim.write(at as u64, &[9; BLOCK]).expect("written");
+                model[at..at + BLOCK].fill(9);
+            }
+            let flush = sim.submit(ClientRequest::Flush);
+            sim.wait(flush).expect("flushed");
+            sim.admin(AdminRequest::Offline { member: MemberIndex(away) }).expect("it leaves");
+            live(&mut sim, 1);
+            let region = sim.data_region();
+            let id = sim.disk_of(bad).expect("in service");
+            let disk = sim.disks.get_mut(&id).expect("a disk");
+            (region.start..region.end).step_by(BLOCK).for_each(|at| disk.flip(at + 99, 1));
+            online(&mut sim, away);
+            let errors = errors(&mut sim, &model);
+            assert!(errors.is_empty(), "{checksum:?}: bad on {bad}, {away} is back: {errors:?}");
+        }
+    }
+}
+
+#[test]
+fn a_scrub_that_meets_no_data_names_the_members_that_it_did_not_check() {
+    let shape = SimShape::new(2, 1, CHUNK as u32, 8).logged(ChecksumKind::Blake3, 1 << 20);
+    let mut sim = SimArray::create(shape, 11);
+    offline(&mut sim, 2);
+    scrub(&mut sim);
+    let unchecked = sim.status().last_scrub.expect("it has ended").unchecked;
+    assert!(unchecked.contains(MemberIndex(2)), "{unchecked:?}");
 }
 
 #[test]

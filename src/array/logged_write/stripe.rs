@@ -111,7 +111,7 @@ impl Array {
             return self.end_logged_write(key, write, Err(ClientError::Io));
         }
         if let Some(error) = write.short {
-            let text = format!("a whole stripe could not be written ({error}); nothing was changed");
+            let text = format!("a whole stripe could not be written ({error}); nothing of it was changed");
             self.notice(NoticeKind::WriteFailed, NoticeLevel::Error, None, text);
             return self.end_logged_write(key, write, Err(error));
         }

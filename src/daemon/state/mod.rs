@@ -303,11 +303,13 @@ impl Shared {
     /// The thread that writes. `kept`: what the files in the directory hold.
     fn write_all(&self, mut lock: Option<Flock<File>>, mut kept: BTreeMap<&'static str, Vec<u8>>) {
         let mut unread = BTreeSet::new();
+        let was_had = lock.is_some();
         loop {
             let (mut files, lines) = {
                 let mut work = self.work();
                 let until = Instant::now() + RETRY;
-                while !work.has_any() && !work.closed {
+                // A directory that cannot be used is told although there is nothing to write.
+                while lock.is_some() && !work.has_any() && !work.closed {
                     let left = until.saturating_duration_since(Instant::now());
                     if left.is_zero() {
                         break;
@@ -326,7 +328,7 @@ impl Shared {
                     files.entry(name).or_insert_with(|| content.clone());
                 }
             }
-            let is_idle = !is_gone && files.is_empty() && lines.is_empty();
+            let is_idle = lock.is_some() && !is_gone && files.is_empty() && lines.is_empty();
             let result = if is_idle { Ok(()) } else { self.write(&mut lock, &mut unread, &files, &lines) };
             let mut work = self.work();
             work.busy = None;
@@ -344,9 +346,13 @@ impl Shared {
                     for line in lines.into_iter().rev().take(LINES_MAX - work.lines.len()) {
                         work.lines.push_front(line);
                     }
+                    let unknown = match was_had {
+                        true => "",
+                        false => ", and what an earlier run has left there may not be known",
+                    };
                     work.trouble.failed(format!(
-                        "{}: events, counts and imports cannot be written there and are lost at a restart: {error}; mend it, or name another \
-                         'state_dir'",
+                        "{}: events, counts and imports cannot be written there and are lost at a restart{unknown}: {error}; mend it, or \
+                         name another 'state_dir'",
                         self.dir.display()
                     ));
                     let until = Instant::now() + RETRY;
@@ -468,7 +474,13 @@ fn with_path(path: &Path, error: io::Error) -> io::Error {
 /// Creates the directory if need be, and locks it.
 fn take(dir: &Path) -> io::Result<Flock<File>> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|error| match error.kind() {
-        io::ErrorKind::AlreadyExists => io::Error::new(error.kind(), "it is a file, and no directory"),
+        io::ErrorKind::AlreadyExists => {
+            let what = match dir.exists() {
+                true => "it is a file, and no directory",
+                false => "it is a symbolic link that leads nowhere",
+            };
+            io::Error::new(error.kind(), what)
+        }
         _ => error,
     })?;
     let path = dir.join(LOCK_FILE);

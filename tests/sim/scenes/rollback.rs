@@ -65,9 +65,9 @@ impl Checked {
         self.sim.settle();
     }
 
-    /// Takes a member out; no more superblocks are written than that takes.
+    /// Takes a member out at once; no more superblocks are written than that takes.
     pub fn take_out(&mut self, member: u16) {
-        self.sim.admin(AdminRequest::Offline { member: MemberIndex(member) }).expect("it can be spared");
+        self.sim.admin(AdminRequest::Fail { member: MemberIndex(member) }).expect("it can be spared");
     }
 
     /// The process is killed with nothing in flight; these disks are found as they were when they were copied.
@@ -428,7 +428,7 @@ pub fn members_that_an_update_did_not_reach_are_not_old() {
         let random = &mut Random::new(steps);
         let mut array = Checked::filled(2, 2, ChecksumKind::Crc32c, steps);
         array.load(3, random);
-        array.sim.submit_admin(AdminRequest::Offline { member: MemberIndex(3) });
+        array.sim.submit_admin(AdminRequest::Fail { member: MemberIndex(3) });
         for _ in 0..steps {
             array.sim.step();
         }
