@@ -1,10 +1,10 @@
 //! Paths of the command line on their way to the daemon, which has another working directory, and back: the person reads
 //! them as they were written. Must not know what they lead to.
 
+use super::CliError;
 use super::client::ClientError;
 use crate::control::MemberRef;
 use crate::units::shown;
-use std::io;
 use std::path::{Path, PathBuf};
 
 /// The paths of a command: as given, and as the daemon got them.
@@ -19,11 +19,15 @@ impl Paths {
     ///
     /// # Errors
     /// When the path is empty, or there is no working directory.
-    pub fn absolute(&mut self, path: &Path) -> io::Result<PathBuf> {
+    pub fn absolute(&mut self, path: &Path) -> Result<PathBuf, CliError> {
+        if path.as_os_str().is_empty() {
+            return Err(CliError::Usage("'' is empty: name a path".into()));
+        }
         if path.to_string_lossy().contains("://") {
             return Ok(path.to_owned());
         }
-        let absolute = std::path::absolute(path)?;
+        let absolute = std::path::absolute(path)
+            .map_err(|error| CliError::Outcome(format!("{}: {error}", shown(path))))?;
         if absolute.as_os_str() != path.as_os_str() {
             self.said.push((shown(&absolute).to_string(), shown(path).to_string()));
             // What is below a directory that was given has it as its beginning.
@@ -36,7 +40,7 @@ impl Paths {
     ///
     /// # Errors
     /// See [`Paths::absolute`].
-    pub fn member(&mut self, member: MemberRef) -> io::Result<MemberRef> {
+    pub fn member(&mut self, member: MemberRef) -> Result<MemberRef, CliError> {
         match member {
             MemberRef::Path(path) => self.absolute(&path).map(MemberRef::Path),
             other => Ok(other),

@@ -692,6 +692,7 @@ members:
             unix: 0,
             severity: Severity::Warning,
             array: Some("tank".into()),
+            array_uuid: None,
             member: Some(3),
             text: "taken out".into(),
         };

@@ -294,9 +294,7 @@ fn look_at_repair(array: &ArrayReport) -> Look {
 fn scrub_result(array: &ArrayReport, since: &ScrubMark) -> Look {
     // It looks at what is in service; of the others nothing is known, also where they are back by
     // now.
-    let was_unchecked = |member: &&MemberReport| array.last_scrub_unchecked.contains(&member.index);
-    let out = array.members.iter().filter(|member| was_unchecked(member) || !in_service(member)).count();
-    let unverified = match out {
+    let unverified = match array.last_scrub_unchecked.len() {
         0 => String::new(),
         many => format!("; not verified, as out of service: {many} of {} members", array.members.len()),
     };

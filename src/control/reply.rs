@@ -104,6 +104,9 @@ pub struct Event {
     pub severity: Severity,
     /// Name of the array it is about.
     pub array: Option<String>,
+    /// Identity of that array, as far as is known: another one may have its name later.
+    #[serde(default)]
+    pub array_uuid: Option<Uuid>,
     /// The member it is about.
     pub member: Option<u16>,
     /// Where in the volume, in bytes, if it is about one place.
@@ -212,6 +215,7 @@ mod tests {
                     kind: "member_out".into(),
                     severity: Severity::Warning,
                     array: Some("tank".into()),
+                    array_uuid: Some(uuid),
                     member: Some(3),
                     offset: Some(4096),
                     uid: None,

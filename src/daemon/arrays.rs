@@ -160,18 +160,24 @@ impl Daemon {
             };
             match imported {
                 Ok(Done { message, warnings, .. }) => {
-                    taken.push(name);
+                    taken.push(name.clone());
                     lines.push(message);
                     for warning in warnings {
                         if !done.warnings.contains(&warning) {
                             done.warnings.push(warning);
                         }
                     }
-                    if !dry_run {
+                    let is_configured = self.is_configured(uuid, &name);
+                    let unkept = if dry_run {
+                        let why = self.state_trouble().filter(|_| !once);
+                        why.map(|why| format!("the import would not be remembered: {why}"))
+                    } else {
                         let places = with_members(&places, &found.arrays[&uuid]);
                         let again = Some(&places).filter(|_| !once).map(Vec::as_slice);
-                        done.warnings.extend(self.import_again(uuid, again));
-                    }
+                        self.import_again(uuid, again)
+                    };
+                    // What is configured is served after a restart all the same.
+                    done.warnings.extend(unkept.filter(|_| !is_configured));
                     done.warnings.extend(match once {
                         true => self.served_all_the_same(uuid, name_of(&found.arrays[&uuid])),
                         false => self.not_the_configured(&found, uuid),
@@ -398,6 +404,7 @@ impl Daemon {
         self.forget_served(id);
         await_closings(CLOSING_WAIT);
         let unkept = self.import_again(uuid, None);
+        self.end_section(uuid, &name);
         let how = result?.0;
         let cleanly = how == STOPPED_CLEANLY;
         let level = if cleanly { NoticeLevel::Info } else { NoticeLevel::Warning };
@@ -431,7 +438,10 @@ impl Daemon {
             ScrubAction::Stop => AdminRequest::ScrubStop,
         };
         if dry_run {
-            return self.would(id, &name, request);
+            let mut done = self.would(id, &name, request)?;
+            let why = self.cannot_remember().filter(|_| matches!(action, ScrubAction::Pause));
+            done.warnings.extend(why.map(|why| format!("the pause would not be remembered: {why}")));
+            return Ok(done);
         }
         let outcome = self.reactor.admin(id, request, Vec::new())?;
         let warnings = self.remember_scrub(id).into_iter().collect();

@@ -7,8 +7,9 @@ use super::clock;
 use super::state::StateDir;
 use crate::control::{Event, Severity};
 use crate::volume::{ArrayNotice, NoticeLevel};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use uuid::Uuid;
 
 /// Events kept in memory; older ones are in the state directory and the log. A bad day of one array is a few
 /// hundred.
@@ -102,6 +103,8 @@ struct Inner {
 struct Ring {
     next: u64,
     events: VecDeque<Event>,
+    /// The array that has each name, or had it last.
+    arrays: BTreeMap<String, Uuid>,
 }
 
 impl EventLog {
@@ -148,6 +151,7 @@ impl EventLog {
         let mut ring = self.ring();
         let sequence = ring.next;
         ring.next += 1;
+        let array_uuid = name.and_then(|name| ring.arrays.get(name).copied());
         let mut event = Event {
             sequence,
             unix,
@@ -156,6 +160,7 @@ impl EventLog {
             kind,
             severity,
             array,
+            array_uuid,
             member,
             offset,
             uid,
@@ -165,6 +170,11 @@ impl EventLog {
         // Under the lock: lines are in the order of their numbers.
         self.0.store.append(&event);
         ring.push(event);
+    }
+
+    /// From now on the name is that of this array.
+    pub fn name(&self, array: &str, uuid: Uuid) {
+        self.ring().arrays.insert(array.to_owned(), uuid);
     }
 
     /// The number of the next event.
@@ -181,13 +191,16 @@ impl EventLog {
 
     /// What was done to an array and what state it was in, as far back as is known, oldest first.
     #[must_use]
-    pub fn history(&self, array: &str) -> Vec<Event> {
+    pub fn history(&self, array: &str, uuid: Option<Uuid>) -> Vec<Event> {
         let kept = self.since(0);
         let first = kept.first().map_or(u64::MAX, |event| event.sequence);
         let mut earlier = self.0.store.events();
         earlier.retain(|event| event.sequence < first);
         let is_part = |event: &Event| {
-            event.array.as_deref() == Some(array) && !NOT_HISTORY.contains(&event.kind.as_str())
+            let is_other = |own: Uuid| uuid.is_some_and(|uuid| uuid != own);
+            event.array.as_deref() == Some(array)
+                && !event.array_uuid.is_some_and(is_other)
+                && !NOT_HISTORY.contains(&event.kind.as_str())
         };
         coalesced(earlier).into_iter().chain(kept).filter(is_part).collect()
     }
@@ -219,7 +232,8 @@ impl Ring {
 
     /// The newest event about the same member or array, if it is the same.
     fn same(&self, event: &Event) -> Option<usize> {
-        let same_subject = |other: &Event| (&other.array, other.member) == (&event.array, event.member);
+        let subject = |event: &Event| (event.array.clone(), event.array_uuid, event.member);
+        let same_subject = |other: &Event| subject(other) == subject(event);
         let at = self.events.iter().rposition(same_subject)?;
         let is_same = |e: &Event| (e.kind.clone(), e.severity, e.offset, e.uid, e.text.clone());
         // What somebody has asked for twice was done twice.
@@ -231,7 +245,9 @@ impl Ring {
         let is_same = |other: &Event| {
             (other.member, &other.kind, other.severity) == (event.member, &event.kind, event.severity)
         };
-        let of_array = self.events.iter().enumerate().rev().filter(|(_, other)| other.array == event.array);
+        let is_of_array =
+            |other: &Event| (&other.array, other.array_uuid) == (&event.array, event.array_uuid);
+        let of_array = self.events.iter().enumerate().rev().filter(|(_, other)| is_of_array(other));
         let in_pass = of_array.take_while(|(_, other)| !BOUNDS_OF_PASSES.contains(&other.kind.as_str()));
         in_pass.filter(|(_, other)| is_same(other)).map(|(at, _)| at).next()
     }

@@ -150,6 +150,19 @@ impl Daemon {
         })
     }
 
+    /// Why nothing can be remembered now, as far as is known.
+    pub(super) fn cannot_remember(&self) -> Option<String> {
+        match self.state.path() {
+            None => Some("no 'state_dir' is configured".into()),
+            Some(_) => self.state_trouble(),
+        }
+    }
+
+    /// Why the state directory cannot be written to, as far as is known.
+    pub(super) fn state_trouble(&self) -> Option<String> {
+        self.state.trouble()
+    }
+
     /// Whether the scrub of an array is remembered as paused by an administrator, by this run or an earlier one.
     pub(super) fn scrub_was_paused(&self, array: Uuid) -> bool {
         lock(&self.memory).arrays.0.get(&array).is_some_and(|known| known.scrub_paused)

@@ -305,6 +305,9 @@ impl Daemon {
             volume.keep_scrub_paused();
         }
         let settings = lock(&self.settings);
+        if lock(&self.served).iter().all(|served| served.names.name != names.name) {
+            self.events.name(&names.name, names.uuid);
+        }
         let id = self.reactor.add_array(NewArray {
             array: superblock.array,
             name: names.name.clone(),
@@ -579,9 +582,12 @@ impl Daemon {
 
     fn history(&self, array: &str) -> Reply {
         let uuid = array.parse::<Uuid>().ok();
-        let served = self.find(array, |served| served.names.name.clone());
-        let name = served.as_ref().ok().cloned().or_else(|| self.earlier_name(uuid?));
-        let events = self.events.history(name.as_deref().unwrap_or(array));
+        let served = self.find(array, |served| (served.names.name.clone(), served.names.uuid));
+        let (name, uuid) = match &served {
+            Ok((name, uuid)) => (Some(name.clone()), Some(*uuid)),
+            Err(_) => (uuid.and_then(|uuid| self.earlier_name(uuid)), uuid),
+        };
+        let events = self.events.history(name.as_deref().unwrap_or(array), uuid);
         match (served, &events[..]) {
             (Err(error), []) => Reply::Error(error),
             _ => {

@@ -74,6 +74,8 @@ pub(super) struct Settings {
     arrays: Vec<ArrayConfig>,
     /// Those of them that are not in the configuration any more.
     gone: Vec<ArrayChoice>,
+    /// Those that were, and whose arrays have been exported since: they count no more.
+    over: Vec<ArrayChoice>,
 }
 
 impl Settings {
@@ -110,8 +112,11 @@ impl Daemon {
     /// configuration for as long as their arrays are served. Returns how many sessions end by it.
     pub fn configure(&self, arrays: &[ArrayConfig], gone: &[ArrayConfig]) -> usize {
         let mut settings = lock(&self.settings);
-        settings.arrays = [arrays, gone].concat();
-        settings.gone = gone.iter().map(|config| config.which.clone()).collect();
+        settings.over.retain(|which| arrays.iter().all(|config| config.which != *which));
+        let is_held = |config: &&ArrayConfig| !settings.over.contains(&config.which);
+        let held: Vec<ArrayConfig> = gone.iter().filter(is_held).cloned().collect();
+        settings.arrays = [arrays, &held].concat();
+        settings.gone = held.into_iter().map(|config| config.which).collect();
         *lock(&self.search) = settings.search();
         let served: Vec<_> =
             lock(&self.served).iter().map(|s| (s.id, s.names.name.clone(), s.names.uuid)).collect();
@@ -121,6 +126,19 @@ impl Daemon {
             self.reactor.set_rules(id, settings.rules(&name, uuid)).unwrap_or(0)
         });
         ended.sum()
+    }
+
+    /// An array was exported: a section about it that is not in the configuration any more counts no longer.
+    pub(super) fn end_section(&self, array: Uuid, name: &str) {
+        let mut settings = lock(&self.settings);
+        let is_its_own = |which: &ArrayChoice| match which {
+            ArrayChoice::Name(own) => own == name,
+            ArrayChoice::Uuid(own) => *own == array,
+        };
+        let over: Vec<ArrayChoice> = settings.gone.extract_if(.., |which| is_its_own(which)).collect();
+        settings.arrays.retain(|config| !over.contains(&config.which));
+        settings.over.extend(over);
+        *lock(&self.search) = settings.search();
     }
 
     /// Paces rebuild and scrub of an array as its section says, if it is served. Returns whether it is.

@@ -297,6 +297,7 @@ fn what_a_daemon_says_cannot_steer_a_terminal() {
         uid: None,
         severity: Severity::Error,
         array: Some(EVIL.into()),
+        array_uuid: None,
         member: None,
         text: EVIL.into(),
     };

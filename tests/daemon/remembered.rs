@@ -240,7 +240,6 @@ fn of_arrays_of_one_name_the_one_that_was_imported_is_served_where_the_configura
     serve.stop();
     let mut serve = Serve::start(dir.path(), &both);
     assert_eq!(uuid(&serve.array_when("it is served", is("ONLINE"))), second);
-    serve.stop();
     serve.says("export tank");
     let said = serve.says(&format!("import {second} --once"));
     assert!(said.contains("the next start serves it all the same"), "{said}");
@@ -251,6 +250,13 @@ fn of_arrays_of_one_name_the_one_that_was_imported_is_served_where_the_configura
     // Where the configuration leads to one alone, it is that one, and the import of the other says so.
     let mut serve = Serve::start(dir.path(), &array("tank", &[&one]));
     assert_eq!(uuid(&serve.array_when("it is served", is("ONLINE"))), first);
+    serve.says("offline tank 1");
+    serve.says("online tank 1");
+    serve.array_when("it is whole again", is("ONLINE"));
+    for (which, has) in [(&first, true), (&second, false)] {
+        let told = serve.says(&format!("history {which}"));
+        assert_eq!(told.contains("OFFLINE"), has, "{told}");
+    }
     let said = serve.says("export tank");
     assert!(said.contains("if that is one"), "{said}");
     let said = serve.says(&format!("import {second} --dir {}", other.display()));
