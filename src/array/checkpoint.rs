@@ -146,7 +146,8 @@ impl Array {
         let redo = self.redo_mut();
         redo.checkpoint.wanted = false;
         let remark = std::mem::take(&mut redo.checkpoint.remark);
-        if redo.journal.is_drained() && remark.is_empty() && redo.pages.dirty_pages() == 0 {
+        let is_empty = redo.overlay.is_empty() && redo.pages.dirty_pages() == 0;
+        if redo.journal.is_drained() && remark.is_empty() && is_empty {
             redo.checkpoint.begun += 1;
             // A slot may be free by now that was not while a loss was to be recorded.
             self.free_slots();

@@ -616,7 +616,7 @@ impl Array {
     /// much, so the log keeps what it has from there on, and the map says of it that it was written without the member.
     fn tail_of_leaving(&mut self) -> Option<u64> {
         let tail = self.tail_in_place()?;
-        if !self.redo.is_serving() {
+        if !self.redo.is_serving() || self.redo.unsettled.is_some() {
             return Some(tail);
         }
         let told = self.supers.template().redo.start.sequence;

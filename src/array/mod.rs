@@ -54,6 +54,7 @@ mod recovery;
 mod redo;
 mod repair;
 mod ring_check;
+mod settle;
 mod shortage;
 mod slot_hold;
 mod startup;
@@ -480,7 +481,7 @@ impl Array {
             return;
         }
         if !redo.is_serving() {
-            redo.queued.push_back((piece, request));
+            self.queue(piece, request);
             return;
         }
         match request {

@@ -261,7 +261,7 @@ impl Array {
 
     /// Starts slot operations while the window and the allowance permit.
     pub(super) fn pump_passes(&mut self) {
-        if self.is_failed() || self.stopping.is_some() || !self.redo.is_serving() {
+        if self.is_failed() || self.stopping.is_some() || !self.redo.is_settled() {
             return;
         }
         if self.passes.draining && self.passes.running > 0 {

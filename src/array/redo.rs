@@ -15,6 +15,7 @@ use super::overlay::Overlay;
 use super::page_hold::Arrival;
 use super::page_patience::UnreadablePages;
 use super::pages::PageStore;
+use super::settle::Unsettled;
 use super::startup::{Life, LogFacts};
 use super::stripe_map::StripeMap;
 use super::{Array, ClientError, Inflight, NoticeKind, NoticeLevel, Owner, PieceId, SlotReply, SlotRequest};
@@ -88,8 +89,12 @@ pub(super) struct Redo {
     /// By the ticket of their hold, the operations that wait for pages; see `page_hold.rs`.
     pub page_tickets: HashMap<usize, usize>,
     pub next_page_ticket: usize,
-    /// Client requests that came before the log was replayed.
-    pub queued: VecDeque<(PieceId, SlotRequest)>,
+    /// Client requests that came before the log was replayed, and when.
+    pub queued: VecDeque<(PieceId, SlotRequest, Timestamp)>,
+    /// The next replay writes nothing in place.
+    pub lifts: bool,
+    /// What such a replay has found is not all in place.
+    pub unsettled: Option<Unsettled>,
     /// Blocks of the rings that notes may use and other batches may not.
     reserve: u32,
     /// The open batch found no room in the rings.
@@ -187,6 +192,8 @@ impl Redo {
             discarded: BTreeSet::new(),
             held: false,
             queued: VecDeque::new(),
+            lifts: false,
+            unsettled: None,
             reserve: (ring_blocks / 8).max(RESERVE_MIN),
             is_stuck: false,
             overlay_max,
@@ -227,6 +234,11 @@ impl Redo {
         matches!(self.life, Life::Serving)
     }
 
+    /// Whether it is serving, and its log has no replay behind it that is not all in place.
+    pub fn is_settled(&self) -> bool {
+        self.is_serving() && self.unsettled.is_none()
+    }
+
     /// Pages of the stripe map that have a version which is flushed on the members in service; none while it is being loaded.
     pub fn map_pages(&self) -> Option<u64> {
         matches!(self.life, Life::Marking(_) | Life::Serving).then(|| self.pages.map_written())
@@ -241,6 +253,7 @@ impl Redo {
         // A piece may have to skip as much as it takes.
         let blocks = used_blocks as usize + 2 * (self.promised.blocks + share.blocks + open);
         !self.held
+            && self.unsettled.is_none()
             && (pending == 0 || pending + share.bytes <= self.overlay_max)
             && blocks <= (self.ring_blocks - self.reserve - self.ring_blocks / 8) as usize
     }
@@ -287,13 +300,18 @@ impl Redo {
     /// says of both that they were written while it was there.
     pub fn member_lost(&mut self) {
         let issued = self.journal.stripes_not_in_place();
-        self.checkpoint.remark(issued.chain(self.open.records.iter().map(stripe_of)));
+        let replayed = self.unsettled.iter().flat_map(|unsettled| unsettled.stripes.iter().copied());
+        self.checkpoint.remark(issued.chain(replayed).chain(self.open.records.iter().map(stripe_of)));
     }
 
     /// Whether records of a stripe wait to be issued, or are in the log and not in place.
     pub fn is_in_log(&self, stripe: StripeIndex) -> bool {
         self.open.records.iter().any(|record| stripe_of(record) == stripe)
             || self.journal.stripes_not_in_place().any(|touched| touched == stripe)
+            || self
+                .unsettled
+                .as_ref()
+                .is_some_and(|unsettled| unsettled.stripes.binary_search(&stripe).is_ok())
     }
 
     /// Changes what the map says of a stripe.
@@ -369,6 +387,7 @@ impl Array {
         self.end_hold();
         self.release_waiters();
         self.issue_open();
+        self.pump_settling();
         self.pump_checkpoint();
         self.push_notes();
         self.start_round();
@@ -456,7 +475,8 @@ impl Array {
 
     /// Issues the open batch, which may be empty: a note. False: it cannot be now.
     pub(super) fn issue_batch(&mut self) -> bool {
-        if !self.writes_allowed() {
+        // Until the log starts anew, its space is taken by what was replayed.
+        if self.redo().unsettled.is_some() || !self.writes_allowed() {
             return false;
         }
         let live = self.online();
@@ -675,6 +695,11 @@ impl Array {
     /// written again, which the log knows nothing of: they must not keep a member out of step that joins an array in which
     /// another one is being built, for it has no part in the batches so far.
     pub(super) fn needless_log(&self) -> Option<u64> {
+        self.log_end_if_empty().filter(|_| self.redo.is_settled())
+    }
+
+    /// The same, whether or not the superblocks say that a log that was replayed starts there.
+    pub(super) fn log_end_if_empty(&self) -> Option<u64> {
         let redo = &self.redo;
         let drained = redo.is_serving()
             && redo.journal.is_drained()
@@ -698,8 +723,9 @@ impl Array {
         let waiting = redo.take_all_waiting();
         let mut pieces = redo.take_flushes();
         self.client_ops -= pieces.len();
-        pieces.extend(redo.queued.drain(..).map(|(piece, _)| piece));
+        pieces.extend(redo.queued.drain(..).map(|(piece, ..)| piece));
         redo.life = Life::Starting;
+        redo.unsettled = None;
         redo.round = None;
         self.passes.forget_owed_pages();
         self.ready.extend(waiting);

@@ -15,11 +15,13 @@ use super::inflight::{Inflight, Short};
 use super::members::{Member, Which};
 use super::startup::Life;
 use super::status::MemberCondition;
-use super::{Array, ClientError, NoticeKind, NoticeLevel, Op, Owner, RequestId, Stopping};
+use super::{
+    Array, ClientError, NoticeKind, NoticeLevel, Op, Owner, PieceId, RequestId, SlotRequest, Stopping,
+};
 use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoToken};
 use crate::format::{MemberSet, MemberState};
 use crate::units::{MemberIndex, Timestamp};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// The first wait before an operation is tried again; doubled with each further one. Memory is often there again as soon
 /// as the kernel has written something back.
@@ -34,6 +36,9 @@ const ALONE_NS: u64 = 20_000_000_000;
 
 /// How long clients wait, and operations whose owners can do without: as long as common clients give a request.
 const PATIENCE_NS: u64 = 30_000_000_000;
+
+/// How long a replay waits for room before reads are served without it.
+const LIFT_NS: u64 = 1_000_000_000;
 
 /// How long a read waits for its member where others can serve: decoding takes less, but costs the others reads.
 const READ_PATIENCE_NS: u64 = 200_000_000;
@@ -321,6 +326,7 @@ impl Array {
                 self.member_mut(member).away = Some(condition_of(fault));
             }
         }
+        self.lift_replay();
         let patience = if self.hurried { STOP_PATIENCE_NS } else { PATIENCE_NS };
         if self.oldest_shortage().is_some_and(|since| now.nanos_since(since) >= patience) {
             self.end_patience_of_clients(patience);
@@ -391,9 +397,10 @@ impl Array {
         }
     }
 
-    /// Requests that have waited this long end with an error. What has joined a batch stays there, and happens later.
+    /// Requests that have waited this long end with an error. What has joined a batch stays there, and happens later. Before a
+    /// stop they have not waited for as long as clients are kept waiting: that they were not done is not for lack of space.
     fn end_patience_of_clients(&mut self, patience: u64) {
-        let error = self.shortage_error();
+        let error = if self.hurried { ClientError::Stopping } else { self.shortage_error() };
         let now = self.now;
         let mut late = Vec::new();
         for (key, op) in &mut self.ops {
@@ -411,6 +418,40 @@ impl Array {
         for piece in self.redo.take_late_flushes(now, patience) {
             self.client_ops -= 1;
             self.done(piece, Err(error));
+        }
+        let queued = std::mem::take(&mut self.redo.queued).into_iter();
+        let is_late = |(_, _, since): &(PieceId, SlotRequest, Timestamp)| now.nanos_since(*since) >= patience;
+        let (late, others): (VecDeque<_>, VecDeque<_>) = queued.partition(is_late);
+        self.redo.queued = others;
+        for (piece, request, _) in late {
+            let is_full = changes_nothing(&request) && error == ClientError::NoSpace;
+            self.done(piece, Err(if is_full { ClientError::Io } else { error }));
+        }
+    }
+
+    /// A request that came before the log was replayed waits for that.
+    pub(super) fn queue(&mut self, piece: PieceId, request: SlotRequest) {
+        match self.lasting_shortage().filter(|_| !changes_nothing(&request)) {
+            Some(error) => self.done(piece, Err(error)),
+            None => self.redo.queued.push_back((piece, request, self.now)),
+        }
+    }
+
+    /// A replay that lacks room to put in place what it found begins again, and leaves that to be put in place while reads are
+    /// served.
+    fn lift_replay(&mut self) {
+        let Life::Recovering { recovery, .. } = &self.redo.life else { return };
+        let is_long = |token: &IoToken| {
+            self.short(*token).is_some_and(|short| {
+                short.fault.kind == IoFaultKind::NoSpace && self.now.nanos_since(short.since) >= LIFT_NS
+            })
+        };
+        let mut tokens = self.shortages.episodes.values().flat_map(|episode| &episode.tokens);
+        if recovery.may_lift() && self.stopping.is_none() && tokens.any(is_long) {
+            // Its writes are void from here on.
+            let redo = self.redo_mut();
+            redo.life = Life::Starting;
+            redo.lifts = true;
         }
     }
 
@@ -432,7 +473,7 @@ impl Array {
             self.inflight.forget(token);
         }
         let queued = std::mem::take(&mut self.redo.queued);
-        for (piece, _) in queued {
+        for (piece, ..) in queued {
             self.done(piece, Err(ClientError::Stopping));
         }
         self.stopping = Some(Stopping::Marking(id));
@@ -443,6 +484,13 @@ impl Array {
     /// What a shortage makes of a member, for the status.
     pub(super) fn shortage_of(&self, device: Option<DeviceId>) -> Option<MemberCondition> {
         self.shortages.episodes.get(&device?).map(|episode| condition_of(episode.fault))
+    }
+}
+
+fn changes_nothing(request: &SlotRequest) -> bool {
+    match request {
+        SlotRequest::Read { .. } | SlotRequest::Extents { .. } | SlotRequest::Health { .. } => true,
+        SlotRequest::Write { .. } | SlotRequest::Zero { .. } | SlotRequest::Flush => false,
     }
 }
 

@@ -10,12 +10,13 @@ use super::members::Which;
 use super::mutation::{Mutation, is_off};
 use super::pages::PageStore;
 use super::recovery::{
-    Building, LostRow, Recovered, Recovery, RecoveryContext, RecoveryIo, RecoveryOutcome, Ring, RolledBack,
+    Building, Lifted, LostRow, Recovered, Recovery, RecoveryContext, RecoveryIo, RecoveryOutcome, Ring,
+    RolledBack,
 };
 use super::redo::Redo;
 use super::{
     Array, ArrayAction, ArrayConfig, ClientError, Inflight, LogState, NoticeKind, NoticeLevel, Op, Owner,
-    PieceId, SlotRequest,
+    SlotRequest,
 };
 use crate::block_io::{IoFault, IoFaultKind, IoOp, IoValue, Pool};
 use crate::codec::BlockHasher;
@@ -171,6 +172,7 @@ impl Array {
         // rings hold from before is void, also what a device has brought along that joined since.
         facts.start = self.supers.template().redo.start;
         let usable = self.online();
+        let lifts = std::mem::take(&mut self.redo_mut().lifts);
         let building = self.members.iter().enumerate().flat_map(|(at, member)| {
             let index = MemberIndex(at as u16);
             let primary = member.device.zip(member.progress.as_ref());
@@ -199,6 +201,7 @@ impl Array {
             clean: facts.clean,
             map_pages: self.supers.template().map_pages,
             force: facts.force,
+            lift_max: lifts.then_some(2 * self.redo().overlay_max),
             judge_only: self.is_unjudged(),
             durable: self.redo().durable_before,
             away: self.supers.live().iter().filter(|member| !usable.contains(*member)).collect(),
@@ -249,6 +252,7 @@ impl Array {
         let Life::Recovering { recovery, .. } = &mut redo.life else { return };
         let outcome = recovery.poll(now, &mut redo.pages, &mut io);
         let tail = recovery.tail();
+        let lifted = outcome.as_ref().and_then(|_| recovery.take_lifted());
         for io in io {
             self.send_recovery_io(io);
         }
@@ -259,7 +263,7 @@ impl Array {
             None => {}
             Some(RecoveryOutcome::RolledBack(members)) => self.leave_out(&members),
             Some(RecoveryOutcome::Recovered(_)) if self.is_unjudged() => self.judged(),
-            Some(RecoveryOutcome::Recovered(recovered)) => self.recovered(*recovered),
+            Some(RecoveryOutcome::Recovered(recovered)) => self.recovered(*recovered, lifted, tail),
             Some(RecoveryOutcome::Failed { member, which, what, fault }) => {
                 if let Some(device) = self.device_of(member, which) {
                     self.write_fault(member, device, what, fault);
@@ -305,7 +309,10 @@ impl Array {
     /// Batches below are in place on all members in service, as far as is known.
     pub(super) fn tail_in_place(&self) -> Option<u64> {
         match &self.redo.life {
-            Life::Serving | Life::Marking(_) => Some(self.redo().journal.tail()),
+            Life::Serving | Life::Marking(_) => match &self.redo.unsettled {
+                Some(unsettled) if !unsettled.is_in_place() => unsettled.tail,
+                _ => Some(self.redo().journal.tail()),
+            },
             Life::Recovering { recovery, .. } => recovery.tail(),
             Life::Starting | Life::Refused(_) => None,
         }
@@ -332,7 +339,7 @@ impl Array {
             format!("the array cannot be served: {reason}"),
         );
         let queued = std::mem::take(&mut self.redo_mut().queued);
-        for (piece, _) in queued {
+        for (piece, ..) in queued {
             self.done(piece, Err(ClientError::Io));
         }
     }
@@ -374,7 +381,7 @@ impl Array {
     }
 
     /// Replay is over: the log starts anew behind it.
-    fn recovered(&mut self, recovered: Recovered) {
+    fn recovered(&mut self, recovered: Recovered, lifted: Option<Lifted>, tail: Option<u64>) {
         // What gave an error was counted as such.
         for (member, _) in recovered.page_faults.iter().filter(|(_, fault)| fault.is_of_content()) {
             self.member_mut(*member).counters.checksum_errors += 1;
@@ -405,7 +412,7 @@ impl Array {
             );
             self.notice(NoticeKind::MapPageOld, NoticeLevel::Error, None, text);
         }
-        if recovered.batches > 0 {
+        if recovered.batches > 0 && lifted.is_none() {
             let text = format!(
                 "the redo log was replayed: {}, {} brought up to date",
                 Count(recovered.batches.into(), "batch"),
@@ -454,8 +461,6 @@ impl Array {
             self.notice(NoticeKind::RowsLost, NoticeLevel::Error, None, text);
         }
         self.tell_of_lost_writes(recovered.end);
-        let epoch = self.supers.epoch().number;
-        let start = LogStart { sequence: recovered.next_sequence, epoch };
         let array = self.supers.template().array;
         let redo = self.redo_mut();
         redo.stripes = recovered.stripes;
@@ -467,13 +472,25 @@ impl Array {
             recovered.next_sequence,
             recovered.previous,
         );
+        if let Some(lifted) = lifted {
+            self.settle(lifted, tail);
+            return self.begin_serving();
+        }
         if is_off(Mutation::NoCut) {
             return self.begin_serving();
         }
-        redo.facts.start = start;
-        redo.facts.clean = false;
-        redo.life = Life::Marking(start);
+        let start = self.start_log_anew(recovered.next_sequence);
+        self.redo_mut().life = Life::Marking(start);
+    }
+
+    /// R9: the superblocks are to say that the log starts here, behind all that was replayed.
+    pub(super) fn start_log_anew(&mut self, sequence: u64) -> LogStart {
+        let start = LogStart { sequence, epoch: self.supers.epoch().number };
+        let facts = &mut self.redo_mut().facts;
+        facts.start = start;
+        facts.clean = false;
         self.supers.set_log_start(start);
+        start
     }
 
     /// The log was replayed up to the batch `end`. Clients that were told of writes beyond it, before the array failed, and did
@@ -489,11 +506,10 @@ impl Array {
         self.notice(NoticeKind::WritesLost, NoticeLevel::Error, None, text.into());
         self.actions.push(ArrayAction::WritesLost);
         let queued = std::mem::take(&mut self.redo_mut().queued);
-        let (flushes, others) =
-            queued.into_iter().partition(|(_, request)| matches!(request, SlotRequest::Flush));
+        let (flushes, others): (VecDeque<_>, VecDeque<_>) =
+            queued.into_iter().partition(|(_, request, _)| matches!(request, SlotRequest::Flush));
         self.redo_mut().queued = others;
-        let flushes: VecDeque<(PieceId, SlotRequest)> = flushes;
-        flushes.into_iter().for_each(|(piece, _)| self.done(piece, Err(ClientError::Io)));
+        flushes.into_iter().for_each(|(piece, ..)| self.done(piece, Err(ClientError::Io)));
     }
 
     /// R9 is done.
@@ -507,7 +523,7 @@ impl Array {
             let text = "enough members are back: the array serves again";
             self.notice(NoticeKind::ArrayServesAgain, NoticeLevel::Warning, None, text.into());
         }
-        for (piece, request) in queued {
+        for (piece, request, _) in queued {
             self.submit(now, piece, request);
         }
     }
@@ -516,6 +532,7 @@ impl Array {
     pub(super) fn log_state(&self) -> LogState {
         match &self.redo.life {
             Life::Starting | Life::Recovering { .. } | Life::Marking(_) => LogState::Replaying,
+            Life::Serving if self.redo.unsettled.is_some() => LogState::Settling,
             Life::Serving => LogState::Serving,
             Life::Refused(reason) => LogState::Refused(reason.clone()),
         }

@@ -128,6 +128,8 @@ pub struct ScrubResult {
 pub enum LogState {
     /// It waits to be replayed, or is being replayed; requests wait.
     Replaying,
+    /// It was replayed, and what it held waits for room to go in place: reads are served, writes wait.
+    Settling,
     /// It is in service.
     Serving,
     /// It cannot be replayed, for this reason; requests end in an error.

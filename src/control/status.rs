@@ -160,6 +160,8 @@ pub struct LogReport {
 pub enum LogState {
     /// It is being replayed after a stop; requests wait.
     Replaying,
+    /// It was replayed after a stop, and what it held waits for room to go in place; reads are served, writes wait.
+    Settling,
     /// It is in service.
     Serving,
     /// It cannot be replayed; requests end in an error.
@@ -174,6 +176,7 @@ impl LogState {
     pub const fn word(self) -> &'static str {
         match self {
             LogState::Replaying => "replaying",
+            LogState::Settling => "settling",
             LogState::Serving => "serving",
             LogState::Refused => "refused",
             LogState::NotStarted => "waits for members",

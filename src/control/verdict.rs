@@ -130,16 +130,31 @@ fn with_full(array: &ArrayReport, explanation: Explanation) -> Explanation {
         true => first,
         false => format!("{first} {second}"),
     };
+    let what = match array.log.state {
+        LogState::Replaying => {
+            "the redo log is being replayed, which waits for room; requests wait meanwhile, and end in an error after 30 s"
+        }
+        LogState::Settling => {
+            "what the redo log holds since the last stop waits for room to go in place; reads are served, and writes wait, and \
+             end in an error ('no space') after 30 s"
+        }
+        _ => "writes that need new space there wait, and end in an error ('no space') after 30 s",
+    };
     Explanation {
         status: join(
             format!(
-                "The storage under {which} is full: writes that need new space there wait, and end in an error ('no space') \
-                 after 30 s; a member that is full for 20 s leaves service where the others can do without it."
+                "The storage under {which} is full: {what}; a member that is full for 20 s leaves service where the others can \
+                 do without it."
             ),
             status,
         ),
         action: join(
-            "Make room there: writes then go on by themselves, and what was written is safe.".into(),
+            match array.log.state {
+                LogState::Replaying | LogState::Settling => {
+                    "Make room there: the replay then goes on by itself, and what was written is safe.".into()
+                }
+                _ => "Make room there: writes then go on by themselves, and what was written is safe.".into(),
+            },
             action,
         ),
     }
@@ -326,6 +341,9 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
     let verb = if absent.len() == 1 { "is" } else { "are" };
     let served = match array.log.state {
         LogState::Replaying => "requests wait until the redo log is replayed",
+        LogState::Settling => {
+            "all data can be read, and writes wait until what the redo log holds is in place"
+        }
         _ if has(&array.members, Condition::Full) => "all data can be read, and written while there is space",
         _ => "all data can be read and written",
     };
@@ -756,6 +774,15 @@ mod tests {
         let Explanation { status, action } = explain(&array);
         assert!(status.contains("is full") && status.contains("3 client requests"), "{status}");
         assert!(action.starts_with("Make room there") && action.contains("'calpe clear tank'"), "{action}");
+
+        // A replay that waits for room, before and after it lets reads go on.
+        array.log.state = LogState::Replaying;
+        let Explanation { status, action } = explain(&array);
+        assert!(status.contains("being replayed, which waits for room; requests wait"), "{status}");
+        assert!(action.contains("the replay then goes on by itself"), "{action}");
+        array.log.state = LogState::Settling;
+        let Explanation { status, .. } = explain(&array);
+        assert!(status.contains("waits for room to go in place; reads are served"), "{status}");
 
         // One that has left for it: the others may share its storage.
         let mut array = with_absent(&[MemberState::Missing, MemberState::Missing]);

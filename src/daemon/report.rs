@@ -324,6 +324,7 @@ fn log_report(log: &LogState, array: ArrayState) -> LogReport {
         // It waits for members: nothing is replayed before they are back.
         LogState::Replaying if array == ArrayState::Failed => (control::LogState::NotStarted, None),
         LogState::Replaying => (control::LogState::Replaying, None),
+        LogState::Settling => (control::LogState::Settling, None),
         LogState::Serving => (control::LogState::Serving, None),
         LogState::Refused(reason) => (control::LogState::Refused, Some(reason.clone())),
     };

@@ -1,6 +1,7 @@
 //! Everything wrong that a person can type, plug in or pull out, through the real binary: what is said (what, where,
 //! what to do), the exit code, and that nothing is changed where it is refused.
 
+use crate::support::tmpfs::Tmpfs;
 use crate::support::{Up, calpe, disk_image, fio_verify, run, signal, try_run};
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -93,35 +94,6 @@ fn refused_by(up: &Up, args: &[&str], words: &[&str]) {
 #[track_caller]
 fn test_code(up: &Up) -> i32 {
     try_run(&mut up.command(&["status", "--test"])).status.code().expect("an exit code")
-}
-
-/// A file on a filesystem of its own that is mounted for a test; unmounted when dropped.
-struct Tmpfs(PathBuf);
-
-impl Tmpfs {
-    /// None, with a line that says so, where this user may not mount.
-    fn mount(at: PathBuf, megabytes: u64) -> Option<Tmpfs> {
-        fs::create_dir_all(&at).expect("a directory");
-        let size = format!("size={megabytes}m");
-        let mut command = Command::new("mount");
-        let output = command.args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(&at).output();
-        if output.as_ref().is_ok_and(|output| output.status.success()) {
-            return Some(Tmpfs(at));
-        }
-        eprintln!("skipped: this user may not mount a tmpfs ({output:?})");
-        None
-    }
-
-    fn remount(&self, options: &str) {
-        run(Command::new("mount").args(["-o", &format!("remount,{options}")]).arg(&self.0));
-    }
-}
-
-impl Drop for Tmpfs {
-    fn drop(&mut self) {
-        // Lazily: a daemon of a test that failed may still have files open.
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
 }
 
 #[test]

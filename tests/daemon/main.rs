@@ -15,6 +15,7 @@ mod damage;
 mod durability;
 mod first_creation;
 mod floods;
+mod full_storage;
 mod hostile_clients;
 mod hung_members;
 mod malformed;

@@ -5,6 +5,7 @@ mod atlas;
 mod bad_sectors;
 mod chaos;
 mod explore;
+mod full_replay;
 mod health;
 mod host_trouble;
 mod hung;

@@ -8,6 +8,7 @@ pub mod load;
 pub mod pki;
 pub mod process;
 pub mod serve;
+pub mod tmpfs;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -111,6 +111,9 @@ impl Array {
             return self.end_logged_write(key, write, Err(ClientError::Io));
         }
         if let Some(error) = write.short {
+            if self.hurried {
+                return self.end_logged_write(key, write, Err(ClientError::Stopping));
+            }
             let text = format!("a whole stripe could not be written ({error}); nothing of it was changed");
             self.notice(NoticeKind::WriteFailed, NoticeLevel::Error, None, text);
             return self.end_logged_write(key, write, Err(error));

@@ -173,8 +173,7 @@ impl Recovery {
 
     /// R8: last images in place, hashes into the pages; until the log is through or enough pages are changed.
     pub(super) fn redo(&mut self, mut next: usize, pages: &mut PageStore) -> bool {
-        let full = |pages: &PageStore| pages.dirty_pages() >= super::DIRTY_PAGES_MAX;
-        while self.job_bytes < JOBS_BYTES && self.outcome.is_none() && !full(pages) {
+        while self.job_bytes < JOBS_BYTES && self.outcome.is_none() && !self.is_full(pages) {
             let Some(tile) = self.next_tile(&mut next) else { break };
             let state = self.judge.state_at(&tile, self.prefix);
             let bytes = state.touched_rows().count() * self.cx.map.width() * BLOCK;
@@ -184,12 +183,20 @@ impl Recovery {
             }
         }
         let left = next < self.judge.touches.len() || !self.tiles.is_empty();
-        if left && !full(pages) || !self.jobs.is_empty() {
+        if left && !self.is_full(pages) || !self.jobs.is_empty() {
             return self.stay(Step::Redo { next });
+        }
+        if self.lifted.is_some() {
+            return self.end_lift(left, pages);
         }
         pages.freeze(self.cx.epoch.number);
         self.step = Step::Pages { next };
         true
+    }
+
+    /// Whether what was changed is to be written, or handed over, before more is.
+    fn is_full(&self, pages: &PageStore) -> bool {
+        pages.dirty_pages() >= super::DIRTY_PAGES_MAX || self.is_lift_full()
     }
 
     /// The next tile in the order of slots; `next` is the first touch of the slots that were not cut into tiles yet.
@@ -459,6 +466,12 @@ impl Recovery {
             if let Some(block) = job.have.get(&(wanted.row, wanted.column)) {
                 writes.push((*wanted, block.clone()));
             }
+        }
+        if let (Kind::Redo, Some(lifted)) = (job.kind, &mut self.lifted) {
+            let slot = job.tile.slot;
+            let images = writes.into_iter().map(|(wanted, block)| (slot, wanted.column, wanted.row, block));
+            lifted.images.extend(images);
+            return self.end_job(key, pages);
         }
         job.wanted = writes.iter().map(|(wanted, _)| *wanted).collect();
         writes.sort_by_key(|(wanted, _)| (wanted.member, wanted.which == Which::Replacement, wanted.offset));

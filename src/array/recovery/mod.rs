@@ -18,6 +18,7 @@ mod chain;
 mod decide;
 mod error;
 mod jobs;
+mod lift;
 mod note;
 mod pages;
 mod patience;
@@ -44,6 +45,7 @@ use chain::{Chain, Finds};
 use decide::{Decision, Judge, Tile, final_map};
 pub(super) use error::RecoveryError;
 use jobs::{CellRead, CellTrials, Job};
+pub(super) use lift::Lifted;
 use pages::PageTrials;
 use scan::Scan;
 pub(super) use scan::{Ring, RingRead, RingTail};
@@ -102,6 +104,9 @@ pub(super) struct RecoveryContext {
     pub map_pages: u64,
     /// Go on where something noted is lost and no checksum would tell.
     pub force: bool,
+    /// Leave what the log holds where it is, and hand it over instead of writing it in place, if it is no more than so many
+    /// bytes.
+    pub lift_max: Option<usize>,
     /// Only see whether log and map can be read: nothing is written, and the outcome says no more than that.
     pub judge_only: bool,
     /// Stripes of the map that are gone through at once, before something else has its turn.
@@ -326,6 +331,8 @@ pub(super) struct Recovery {
     page_trials: PageTrials,
     cell_trials: CellTrials,
     log_trials: LogTrials,
+    /// What is handed over; see lift.rs.
+    lifted: Option<Lifted>,
 }
 
 impl Recovery {
@@ -358,6 +365,7 @@ impl Recovery {
             page_trials: PageTrials::default(),
             cell_trials: CellTrials::default(),
             log_trials: LogTrials::default(),
+            lifted: cx.lift_max.map(|_| Lifted::default()),
             cx,
         }
     }
@@ -501,6 +509,9 @@ impl Recovery {
                     return self.stay(Step::FlushNote);
                 }
                 let top = self.judge.chain.top;
+                if let Some(lifted) = &mut self.lifted {
+                    lifted.stripes = final_map(&self.judge.chain, self.prefix, 0).into_keys().collect();
+                }
                 for (stripe, (entry, last)) in final_map(&self.judge.chain, self.prefix, self.cx.epoch.number)
                 {
                     let known = pages.map_entry(stripe);

@@ -13,8 +13,8 @@ use crate::nbd::{BLOCK_BYTES_MAX, ExportInfo};
 use crate::tls::PeerRules;
 use crate::units::Timestamp;
 use crate::volume::{
-    AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientRequest, NoticeKind, NoticeLevel, RequestId,
-    Volume, VolumeAction, VolumeEvent, VolumeStatus,
+    AdminError, AdminOutcome, AdminRequest, ArrayNotice, ClientRequest, MemberCondition, NoticeKind,
+    NoticeLevel, RequestId, Volume, VolumeAction, VolumeEvent, VolumeStatus,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -33,6 +33,10 @@ const STRAGGLING_NANOS_MAX: u64 = 3_000_000_000;
 /// The same where there are not enough others: then the array is left as it is, to be checked at the next start. With what
 /// goes before and after, the daemon ends within ten seconds.
 const SILENCE_NANOS_MAX: u64 = 7_000_000_000;
+
+/// How long after it was asked for a stop may take where members lack room or resources, in nanoseconds: what is in the log then
+/// may stay there, and is replayed at the next start.
+const SHORT_NANOS_MAX: u64 = 9_000_000_000;
 
 /// Ids of administrators' requests have this bit, those of clients do not.
 const ADMIN_BIT: u64 = 1 << 63;
@@ -102,6 +106,14 @@ impl Hosted {
             || self.in_flight > 0
             || self.life != Life::Serving
             || now.nanos_since(self.last_request) < BUSY_NANOS
+    }
+
+    /// Whether some member lacks room or resources.
+    fn is_short(&self) -> bool {
+        let is_short = |condition: &MemberCondition| {
+            matches!(condition, MemberCondition::Full | MemberCondition::ShortOfResources)
+        };
+        self.volume.status().members.iter().any(|member| member.conditions.iter().any(is_short))
     }
 
     pub(super) fn is_serving(&self) -> bool {
@@ -307,7 +319,9 @@ impl Reactor {
                     }
                 }
                 Life::Stopping(since) => {
-                    if now.nanos_since(since) > STOP_NANOS_MAX {
+                    let is_late =
+                        array.stopping_since.is_some_and(|begun| now.nanos_since(begun) > SHORT_NANOS_MAX);
+                    if now.nanos_since(since) > STOP_NANOS_MAX || (is_late && array.is_short()) {
                         self.give_up_stop(id);
                     }
                 }

@@ -69,6 +69,7 @@ impl World {
             force: self.force,
             away: MemberSet::default(),
             behind: MemberSet::default(),
+            lift_max: None,
             judge_only: false,
             codec: self.codec.clone(),
             pool: self.pool.clone(),

@@ -1,0 +1,171 @@
+//! Members whose storage is full when the daemon is killed, started and stopped: with the real binary, on filesystems of the tests'
+//! own (tmpfs), which take root to mount; without, those tests say so and end.
+
+use crate::support::load::Client;
+use crate::support::tmpfs::Tmpfs;
+use crate::support::{Up, calpe, run};
+use calpe::nbd::{Command as Nbd, Request};
+use calpe::testing::Random;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread::{self, sleep};
+use std::time::{Duration, Instant};
+
+/// Longest that anything may take; only a hang gets there.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+const MIB: usize = 1 << 20;
+
+/// What docs/members.md promises of a stop.
+const STOP_MAX: Duration = Duration::from_secs(10);
+
+/// 'tank', 2+1, 8 MiB, with each member on a filesystem of its own, or all on the first.
+struct Scene {
+    disks: Vec<Tmpfs>,
+    members: Vec<PathBuf>,
+    dir: tempfile::TempDir,
+}
+
+impl Scene {
+    /// None: nothing can be mounted here.
+    fn new(shared: bool) -> Option<Scene> {
+        let dir = tempfile::tempdir().expect("a directory");
+        let count = if shared { 1 } else { 3 };
+        let disks: Vec<Tmpfs> = (0..count)
+            .map(|at| Tmpfs::mount(dir.path().join(format!("disk{at}")), 200))
+            .collect::<Option<_>>()?;
+        let members: Vec<PathBuf> =
+            (0..3).map(|at| disks[at % count].path().join(format!("m{at}"))).collect();
+        let shape = ["--data", "2", "--parity", "1", "--chunk", "4KiB", "--size", "8MiB"];
+        run(calpe().args(["create", "tank"]).args(shape).args(&members));
+        Some(Scene { disks, members, dir })
+    }
+
+    fn serve(&self) -> Up {
+        let data = self.dir.path().join("data");
+        fs::create_dir_all(&data).expect("a directory");
+        let searched: Vec<String> =
+            self.disks.iter().map(|disk| format!("\"{}\"", disk.path().display())).collect();
+        let config = self.dir.path().join("calpe.toml");
+        let text = format!(
+            "[daemon]\nruntime_dir = \"{0}\"\nstate_dir = \"{0}/state\"\n[gpu]\nmode = \"off\"\n[[array]]\nname = \"tank\"\n\
+             search = [{1}]\n",
+            data.display(),
+            searched.join(", ")
+        );
+        fs::write(&config, text).expect("a configuration");
+        assert!(self.members.iter().all(|member| member.exists()));
+        Up::serve(self.dir.path(), &config)
+    }
+}
+
+fn connect(up: &Up) -> Client {
+    Client::connect(&up.socket()).expect("it is served")
+}
+
+/// Writes small blocks from 1 MiB on until a request does not succeed.
+fn write_until_it_fails(socket: &Path, seed: u64) {
+    let Ok(mut client) = Client::connect(socket) else { return };
+    let mut random = Random::new(seed);
+    let mut block = [0; 4096];
+    loop {
+        random.fill(&mut block);
+        let at = MIB as u64 + random.below(1700) * 4096;
+        if !matches!(client.call(&Request::new(Nbd::Write, at, 4096), &block), Ok(Ok(_))) {
+            return;
+        }
+    }
+}
+
+fn load(up: &Up, clients: u64) -> Vec<thread::JoinHandle<()>> {
+    let start = |seed| {
+        let socket = up.socket();
+        thread::spawn(move || write_until_it_fails(&socket, seed))
+    };
+    (0..clients).map(start).collect()
+}
+
+#[track_caller]
+fn stop_in_time(up: Up) {
+    let begun = Instant::now();
+    up.signal("TERM");
+    let log = up.dir.join("daemon.log");
+    let status = up.ended();
+    let log = fs::read_to_string(log).unwrap_or_default();
+    assert!(begun.elapsed() < STOP_MAX, "the stop took {:?}\n{log}", begun.elapsed());
+    assert!(status.success() && !log.contains("did not stop in time"), "{status}\n{log}");
+}
+
+#[test]
+fn reads_are_served_and_a_stop_is_short_while_a_replay_waits_for_room() {
+    let Some(scene) = Scene::new(true) else { return };
+    let up = scene.serve();
+    let mut first = vec![0; MIB];
+    Random::new(1).fill(&mut first);
+    connect(&up).call(&Request::new(Nbd::Write, 0, MIB as u64), &first).expect("up").expect("written");
+    connect(&up).call(&Request::new(Nbd::Flush, 0, 0), &[]).expect("up").expect("flushed");
+    scene.disks[0].leave_room(1500);
+    let clients = load(&up, 3);
+    sleep(Duration::from_secs(3));
+    up.kill();
+    clients.into_iter().for_each(|client| client.join().expect("no panic"));
+
+    for round in 0..2 {
+        let up = scene.serve();
+        let begun = Instant::now();
+        let read = connect(&up).call(&Request::new(Nbd::Read, 0, MIB as u64), &[]);
+        assert!(read.expect("up").expect("readable") == first, "wrong bytes");
+        connect(&up)
+            .call(&Request::new(Nbd::Read, 8 * MIB as u64 - 4096, 4096), &[])
+            .expect("up")
+            .expect("zeroes");
+        connect(&up)
+            .call(&Request::new(Nbd::Flush, 0, 0), &[])
+            .expect("up")
+            .expect("nothing is left to flush");
+        assert!(begun.elapsed() < Duration::from_secs(10), "reads took {:?}\n{}", begun.elapsed(), up.log());
+        assert_eq!(up.status()["log"]["state"], "settling", "{}", up.status());
+        let told = up.calpe(&["status", "tank"]);
+        assert!(told.contains("redo log holds") && told.contains("Make room there"), "{told}");
+        let clients = load(&up, 2);
+        if round == 0 {
+            sleep(Duration::from_secs(1));
+            stop_in_time(up);
+        } else {
+            scene.disks[0].remount("size=200m");
+            let deadline = Instant::now() + PATIENCE;
+            while up.status()["log"]["state"] != "serving" {
+                assert!(Instant::now() < deadline, "it does not go on: {}\n{}", up.status(), up.log());
+                sleep(Duration::from_millis(50));
+            }
+            let written = connect(&up).call(&Request::new(Nbd::Write, 0, 4096), &first[..4096]);
+            written.expect("up").expect("written");
+            stop_in_time(up);
+        }
+        clients.into_iter().for_each(|client| client.join().expect("no panic"));
+    }
+    let up = scene.serve();
+    let read = connect(&up).call(&Request::new(Nbd::Read, 0, MIB as u64), &[]);
+    assert!(read.expect("up").expect("readable") == first, "wrong bytes");
+    assert_eq!(up.scrub(), (0, 0));
+    up.stop();
+}
+
+#[test]
+fn a_stop_is_short_while_one_member_is_full() {
+    let Some(scene) = Scene::new(false) else { return };
+    for waited in [1, 5] {
+        let up = scene.serve();
+        scene.disks[1].leave_room(100);
+        let clients = load(&up, 4);
+        sleep(Duration::from_secs(waited));
+        stop_in_time(up);
+        clients.into_iter().for_each(|client| client.join().expect("no panic"));
+        scene.disks[1].remount("size=200m");
+    }
+    let up = scene.serve();
+    up.wait_quiet();
+    assert_eq!(up.status()["state"], "ONLINE", "{}", up.status());
+    assert_eq!(up.scrub(), (0, 0));
+    up.stop();
+}

@@ -1,0 +1,46 @@
+//! A filesystem of a test's own whose size it chooses, which takes root to mount.
+
+use super::run;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Where it is mounted; unmounted when dropped.
+pub struct Tmpfs(PathBuf);
+
+impl Tmpfs {
+    /// None, with a line that says so, where this user may not mount.
+    pub fn mount(at: PathBuf, megabytes: u64) -> Option<Tmpfs> {
+        fs::create_dir_all(&at).expect("a directory");
+        let size = format!("size={megabytes}m");
+        let mut command = Command::new("mount");
+        let output = command.args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(&at).output();
+        if output.as_ref().is_ok_and(|output| output.status.success()) {
+            return Some(Tmpfs(at));
+        }
+        eprintln!("skipped: this user may not mount a tmpfs ({output:?})");
+        None
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub fn remount(&self, options: &str) {
+        run(Command::new("mount").args(["-o", &format!("remount,{options}")]).arg(&self.0));
+    }
+
+    /// Leaves so many KiB of room.
+    pub fn leave_room(&self, kib: u64) {
+        let used = run(Command::new("df").args(["--block-size=1K", "--output=used"]).arg(&self.0));
+        let used: u64 = used.lines().last().and_then(|line| line.trim().parse().ok()).expect("a number");
+        self.remount(&format!("size={}k", used + kib));
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        // Lazily: a daemon of a test that failed may still have files open.
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
