@@ -31,6 +31,10 @@ pub(super) struct Departure {
 /// How long a member that is to go offline waits for a checkpoint. One that hangs may be the reason to take it out.
 const DEPARTURE_PATIENCE_NS: u64 = 3_000_000_000;
 
+/// Said where it has gone before that.
+const NOT_IN_PLACE: &str = "; what was written last could not be put in place on its device in time, and may be in its log alone, \
+     which is not read when it comes back";
+
 /// How long the answer to a pause waits for the position of the scrub to be recorded.
 const PAUSE_PATIENCE_NS: u64 = 2_000_000_000;
 
@@ -122,8 +126,11 @@ impl Array {
             is_failed || is_late || ended >= departure.checkpoint
         };
         let due: Vec<Departure> = self.departures.extract_if(.., is_due).collect();
-        for Departure { id, member, .. } in due {
-            let result = self.take_offline(member);
+        for Departure { id, member, checkpoint, .. } in due {
+            let result = self.take_offline(member).map(|done| match ended >= checkpoint {
+                true => done,
+                false => done + NOT_IN_PLACE,
+            });
             self.admin_done(id, result.map(AdminOutcome).map_err(AdminError));
         }
     }
@@ -322,7 +329,7 @@ impl Array {
                 self.count_members();
                 self.supers.want();
                 return Ok(format!(
-                    "member {index} is being replaced; the old device serves until the new one is complete{beside}"
+                    "member {index} is being replaced; the old device serves until the new one is complete{beside}{at_stake}"
                 ));
             }
             MemberState::Rebuilding => {

@@ -8,6 +8,7 @@
 
 use super::Array;
 use super::fetch::{Missing, Why};
+use crate::format::MemberSet;
 use crate::units::{MemberIndex, ROW_BYTES, StripeIndex, VolumeOffset};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Bound, Range};
@@ -234,6 +235,23 @@ impl Array {
             Why::SetAside | Why::Gone => self.member_at(self.slot_of(stripe), usize::from(column)) == member,
             Why::Lost | Why::Proven => false,
         })
+    }
+
+    /// What cannot be read and lies on a member in service, or is set aside there.
+    pub(super) fn ranges_on(&self, member: MemberIndex) -> Vec<(VolumeOffset, u64)> {
+        self.ranges_of(|(stripe, column, _), why| {
+            matches!(why, Why::Unreadable | Why::SetAside | Why::Gone)
+                && self.member_at(self.slot_of(stripe), usize::from(column)) == member
+        })
+    }
+
+    /// The members that have blocks of the volume which are set aside.
+    pub(super) fn set_aside_on(&self) -> MemberSet {
+        let of_data = self.damage.iter().filter(|((_, column, _), _)| usize::from(*column) < self.map.k);
+        let aside = of_data.filter(|(_, why)| *why == Why::SetAside);
+        aside
+            .map(|((stripe, column, _), _)| self.member_at(self.slot_of(stripe), usize::from(column)))
+            .collect()
     }
 
     fn ranges_of(&self, is_wanted: impl Fn(BlockName, Why) -> bool) -> Vec<(VolumeOffset, u64)> {

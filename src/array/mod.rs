@@ -647,6 +647,7 @@ impl Array {
             log: self.log_state(),
             lost: self.damaged_ranges(Why::is_beyond_repair),
             set_aside: self.damaged_ranges(|why| why == Why::SetAside),
+            set_aside_on: self.set_aside_on(),
             unreadable: self.unreadable_ranges(),
             unreadable_pages: self.pages_given_up(),
             unconfirmed_lost: self.unconfirmed_ranges(true),

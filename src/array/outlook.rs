@@ -28,8 +28,9 @@ impl Array {
             AdminRequest::Replace { member, device } => {
                 self.check_replace(*member, device).map(|()| match self.member(*member).state {
                     MemberState::Online => format!(
-                        "member {member} is replaced; the old device serves until the new one is complete{}",
-                        self.beside_others(*member)
+                        "member {member} is replaced; the old device serves until the new one is complete{}{}",
+                        self.beside_others(*member),
+                        self.at_stake(*member)
                     ),
                     _ => format!(
                         "member {member} is REBUILDING onto the new device, {}{}{}",
@@ -124,21 +125,37 @@ impl Array {
         }
     }
 
-    /// What may be lost when another device takes the place of a member that is out: blocks that
-    /// nobody can give without its own.
+    /// What may be lost when another device takes the place of a member's own: blocks that nobody
+    /// can give without that.
     pub(super) fn at_stake(&self, index: MemberIndex) -> String {
-        if self.member(index).state == MemberState::Rebuilding {
-            return String::new();
-        }
-        let ranges = self.ranges_that_need(index);
+        let member = self.member(index);
+        let is_own = |progress: &super::members::Progress| progress.since.is_some();
+        let ranges = match member.state {
+            MemberState::Rebuilding if !member.progress.as_ref().is_some_and(is_own) => return String::new(),
+            MemberState::Online => self.ranges_on(index),
+            _ => self.ranges_that_need(index),
+        };
         let bytes = ranges.iter().map(|(_, bytes)| bytes).sum();
         if bytes == 0 {
             return String::new();
         }
         let name = &self.supers.template().name;
+        let first = match member.state {
+            MemberState::Online => {
+                format!(
+                    "Mend what makes its reads fail first; 'calpe repair {name}' tells whether that is done"
+                )
+            }
+            MemberState::Rebuilding => {
+                format!("It is being caught up: wait for that first, with 'calpe wait {name}'")
+            }
+            _ => format!(
+                "If it can come back, bring that device back first, with 'calpe online {name} {index}'"
+            ),
+        };
         format!(
             "; {} of the volume cannot be read, and its own device may be the only one that can give them: with another they may be \
-             beyond repair. If it can come back, bring that device back first, with 'calpe online {name} {index}'",
+             beyond repair. {first}",
             HumanSize(bytes)
         )
     }

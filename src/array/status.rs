@@ -166,6 +166,8 @@ pub struct VolumeStatus {
     /// Parts that are set aside: what they held may still be on their members, which could not read it when the rest of
     /// the row was written. They are read again by themselves.
     pub set_aside: Vec<(VolumeOffset, u64)>,
+    /// The members that have them.
+    pub set_aside_on: MemberSet,
     /// Parts that could not be read when they were last asked for, because members are missing or gave errors. Nothing
     /// shows that they are lost. And all of which the checksums cannot be read: it can be neither read nor written in part.
     pub unreadable: Vec<(VolumeOffset, u64)>,

@@ -546,6 +546,7 @@ pub(super) mod tests {
             errors: ErrorReport::default(),
             lost: Vec::new(),
             set_aside: Vec::new(),
+            set_aside_members: Vec::new(),
             unreadable: Vec::new(),
             unreadable_pages: 0,
             unconfirmed: Vec::new(),

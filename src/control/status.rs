@@ -91,6 +91,9 @@ pub struct ArrayReport {
     /// can read them again, or they are written.
     #[serde(default)]
     pub set_aside: Vec<LostReport>,
+    /// The members that alone have these.
+    #[serde(default)]
+    pub set_aside_members: Vec<u16>,
     /// Parts that could not be read when they were last asked for, ascending. Nothing shows that they are lost.
     #[serde(default)]
     pub unreadable: Vec<LostReport>,
@@ -510,6 +513,7 @@ pub(super) mod tests {
             errors: ErrorReport::default(),
             lost: Vec::new(),
             set_aside: Vec::new(),
+            set_aside_members: Vec::new(),
             unreadable: Vec::new(),
             unreadable_pages: 0,
             unconfirmed: Vec::new(),

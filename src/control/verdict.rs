@@ -264,6 +264,9 @@ fn get_blocks_back(array: &ArrayReport) -> String {
     let looks = format!("the array looks again by itself. 'calpe status -v {}' lists where.", array.name);
     let (returning, gone): (Vec<&MemberReport>, Vec<_>) = away.iter().copied().partition(|m| returns(m));
     let mut text = match away[..] {
+        [] if array.members.iter().any(|member| member.state == MemberState::Rebuilding) => {
+            return format!("Wait for the rebuild to end, and mend what makes reads fail; {looks}");
+        }
         [] => {
             return format!("Bring back members that are missing, and mend what makes reads fail; {looks}");
         }
@@ -293,8 +296,26 @@ fn explain_set_aside(array: &ArrayReport) -> Explanation {
              Reading them is an error until their members can read them again, or they are written.",
             bytes_of(&array.set_aside)
         ),
-        action: get_blocks_back(array),
+        action: keep_set_aside(array),
     }
+}
+
+/// What to do about blocks that are set aside: only their own members have them.
+fn keep_set_aside(array: &ArrayReport) -> String {
+    let has_some = |member: &&MemberReport| array.set_aside_members.contains(&member.index);
+    let (here, away): (Vec<&MemberReport>, Vec<_>) =
+        array.members.iter().filter(has_some).partition(|member| in_service(member));
+    if here.is_empty() {
+        return get_blocks_back(array);
+    }
+    let whose = if here.len() == 1 { "a member that alone has" } else { "members that alone have" };
+    let others = if away.is_empty() { String::new() } else { format!(" {}", get_blocks_back(array)) };
+    format!(
+        "Do not replace {whose} blocks that are set aside ({}). Mend what makes its reads fail: the array looks again by itself. \
+         'calpe status -v {}' lists where.{others}",
+        names(&here),
+        array.name
+    )
 }
 
 fn explain_unreadable(array: &ArrayReport) -> Explanation {
@@ -843,6 +864,22 @@ mod tests {
             let action = explain(&array).action;
             assert!(action.starts_with("Bring back members that are missing, and mend"), "{action}");
         }
+    }
+
+    #[test]
+    fn blocks_that_are_set_aside_are_told_with_the_members_that_have_them() {
+        let mut array = with_absent(&[MemberState::Offline]);
+        array.set_aside = vec![LostReport { offset: 0, bytes: 8192 }];
+        array.set_aside_members = vec![0];
+        assert!(explain(&array).action.starts_with("Do not replace member 0, which may alone"));
+        // On one in service, whose reads fail.
+        array.set_aside_members = vec![1];
+        let action = explain(&array).action;
+        assert!(
+            action.starts_with("Do not replace a member that alone has blocks that are set aside (1: "),
+            "{action}"
+        );
+        assert!(!action.contains("Do not replace member 0"), "{action}");
     }
 
     #[test]

@@ -183,6 +183,7 @@ impl Names {
             errors: ErrorReport { client: self.client_errors(status) },
             lost: parts(&status.lost),
             set_aside: parts(&status.set_aside),
+            set_aside_members: status.set_aside_on.iter().map(|member| member.0).collect(),
             unreadable: parts(&status.unreadable),
             unreadable_pages: status.unreadable_pages,
             unconfirmed: parts(&both(&status.unconfirmed_lost, &status.unconfirmed)),

@@ -251,6 +251,7 @@ impl Waiting {
             errors: ErrorReport::default(),
             lost: Vec::new(),
             set_aside: Vec::new(),
+            set_aside_members: Vec::new(),
             unreadable: Vec::new(),
             unreadable_pages: 0,
             unconfirmed: Vec::new(),

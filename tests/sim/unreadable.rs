@@ -263,7 +263,17 @@ fn to_replace_a_member_that_may_alone_give_blocks_is_told_with_what_that_means()
     let told = replace(&mut sim);
     assert!(told.contains(&format!("{bytes} KiB of the volume cannot be read")), "{told}");
     assert!(told.contains("bring that device back first") && told.contains("'calpe online sim 1'"), "{told}");
+    // Also while it is caught up, and not of a new device that is being built.
+    let disk = sim.disk_out_of_use(1).expect("it is out");
+    let device = sim.reopen_disk(disk);
+    sim.submit_admin(AdminRequest::Online { member: MemberIndex(1), device });
+    let told = replace(&mut sim);
+    assert!(
+        told.contains(&format!("{bytes} KiB of the volume")) && told.contains("wait for that first"),
+        "{told}"
+    );
     let device = sim.add_blank_disk();
     let done = sim.admin(AdminRequest::Replace { member: MemberIndex(1), device }).expect("it begins").0;
     assert!(done.contains(&format!("{bytes} KiB of the volume cannot be read")), "{done}");
+    assert!(!replace(&mut sim).contains("cannot be read"));
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::block_io::{IoOp, IoToken, IoValue};
-use crate::format::{ChecksumKind, Geometry, MemberState};
+use crate::format::{ChecksumKind, Geometry, MemberSet, MemberState};
 use crate::member::{Access, Device};
 use crate::units::{ByteOffset, MemberIndex};
 use crate::volume::{
@@ -191,6 +191,7 @@ impl Volume for PassThrough {
             log: LogState::Serving,
             lost: Vec::new(),
             set_aside: Vec::new(),
+            set_aside_on: MemberSet::new(),
             unreadable: Vec::new(),
             unreadable_pages: 0,
             unconfirmed_lost: Vec::new(),
