@@ -1,12 +1,13 @@
 //! Reads are served although what the redo log holds cannot be put in place for lack of room: the end of a replay, beside
 //! clients.
 //!
-//! A replay that has waited for room begins again and hands over what it finds (`recovery/lift.rs`). Its images are in the overlay
-//! then, where reads look first, its hashes in the page cache; a checkpoint puts all of it in place when there is room, and the
-//! log starts anew behind it (R9).
+//! A replay that has waited for room begins again and hands over what it finds (`recovery/lift.rs`). Its
+//! images are in the overlay then, where reads look first, its hashes in the page cache; a checkpoint puts
+//! all of it in place when there is room, and the log starts anew behind it (R9).
 //!
-//! Invariant: until the superblocks say where the log starts anew, no batch is written, for its space may be that of one that was
-//! replayed, and no member joins. Writes wait; what was acknowledged before is durable, so flushes do not.
+//! Invariant: until the superblocks say where the log starts anew, no batch is written, for its space may be
+//! that of one that was replayed, and no member joins. Writes wait; what was acknowledged before is durable,
+//! so flushes do not.
 
 use super::mutation::{Mutation, is_off};
 use super::recovery::Lifted;
