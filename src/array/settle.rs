@@ -9,7 +9,6 @@
 //! that of one that was replayed, and no member joins. Writes wait; what was acknowledged before is durable,
 //! so flushes do not.
 
-use super::mutation::{Mutation, is_off};
 use super::recovery::Lifted;
 use super::{Array, NoticeKind, NoticeLevel};
 use crate::format::LogStart;
@@ -52,8 +51,7 @@ impl Array {
     /// Moves the end of a replay on: when all is in place, the log starts anew.
     pub(super) fn pump_settling(&mut self) {
         let Some(unsettled) = &self.redo.unsettled else { return };
-        let early = is_off(Mutation::SettledEarly).then(|| self.redo.journal.next());
-        let Some(end) = self.log_end_if_empty().or(early) else {
+        let Some(end) = self.log_end_if_empty() else {
             // Members that left meanwhile lack some of it: the stripe map must say so first.
             if self.redo.checkpoint.is_quiet() {
                 self.redo_mut().checkpoint.want();
