@@ -73,8 +73,6 @@ mutations! {
     NoPrefix "no-prefix",
     /// R9: the log does not start anew; a batch that was dropped counts after the next crash.
     NoCut "no-cut",
-    /// R9: the log starts anew although what a replay handed over is not in place; the next crash loses it.
-    SettledEarly "settled-early",
     /// W2: blocks go in place before the note; if the log is damaged, rows that are half in place are rolled back.
     NoNoteBeforeDestage "no-note-before-destage",
     /// R7: replay goes in place before its decision is durable; if the log is damaged then, the next decides otherwise.

@@ -1,14 +1,14 @@
 //! Reads are served although what the redo log holds cannot be put in place for lack of room: the end of a replay, beside
 //! clients.
 //!
-//! A replay that has waited for room begins again and hands over what it finds (`recovery/lift.rs`). Its images are in the overlay
-//! then, where reads look first, its hashes in the page cache; a checkpoint puts all of it in place when there is room, and the
-//! log starts anew behind it (R9).
+//! A replay that has waited for room begins again and hands over what it finds (`recovery/lift.rs`). Its
+//! images are in the overlay then, where reads look first, its hashes in the page cache; a checkpoint puts
+//! all of it in place when there is room, and the log starts anew behind it (R9).
 //!
-//! Invariant: until the superblocks say where the log starts anew, no batch is written, for its space may be that of one that was
-//! replayed, and no member joins. Writes wait; what was acknowledged before is durable, so flushes do not.
+//! Invariant: until the superblocks say where the log starts anew, no batch is written, for its space may be
+//! that of one that was replayed, and no member joins. Writes wait; what was acknowledged before is durable,
+//! so flushes do not.
 
-use super::mutation::{Mutation, is_off};
 use super::recovery::Lifted;
 use super::{Array, NoticeKind, NoticeLevel};
 use crate::format::LogStart;
@@ -51,8 +51,7 @@ impl Array {
     /// Moves the end of a replay on: when all is in place, the log starts anew.
     pub(super) fn pump_settling(&mut self) {
         let Some(unsettled) = &self.redo.unsettled else { return };
-        let early = is_off(Mutation::SettledEarly).then(|| self.redo.journal.next());
-        let Some(end) = self.log_end_if_empty().or(early) else {
+        let Some(end) = self.log_end_if_empty() else {
             // Members that left meanwhile lack some of it: the stripe map must say so first.
             if self.redo.checkpoint.is_quiet() {
                 self.redo_mut().checkpoint.want();

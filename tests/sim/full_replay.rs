@@ -23,7 +23,7 @@ impl Full {
         Full { sim, model, random: Random::new(seed) }
     }
 
-    /// Small writes, acknowledged and in the log alone.
+    /// Small writes, acknowledged; where the storage was full before, they are in the log alone.
     fn write_some(&mut self, count: usize) {
         for _ in 0..count {
             let at = self.random.below((self.model.len() / BLOCK) as u64) as usize * BLOCK;
@@ -101,9 +101,9 @@ fn reads_and_flushes_are_served_while_a_replay_waits_for_room() {
         for (data, parity) in [(2, 1), (3, 2), (2, 0)] {
             for power in [false, true] {
                 let mut full = Full::new(data, parity, checksum, 1);
+                full.fill_all(&IN_PLACE);
                 full.write_some(20);
                 full.flush();
-                full.fill_all(&IN_PLACE);
                 full = full.restart(power);
                 full.read_within(4);
                 let status = full.sim.status();
@@ -132,8 +132,8 @@ fn reads_and_flushes_are_served_while_a_replay_waits_for_room() {
 #[test]
 fn a_write_that_waits_for_a_replay_goes_on_when_there_is_room() {
     let mut full = Full::new(2, 1, ChecksumKind::Blake3, 2);
-    full.write_some(10);
     full.fill_all(&IN_PLACE);
+    full.write_some(10);
     full = full.restart(false);
     full.model[..BLOCK].fill(5);
     let write = full.sim.submit_write(0, &[5; BLOCK], true);
@@ -172,8 +172,8 @@ fn requests_end_when_the_log_itself_has_no_room_for_what_a_replay_notes() {
 #[test]
 fn a_member_that_is_full_alone_delays_no_read_and_leaves() {
     let mut full = Full::new(2, 1, ChecksumKind::Blake3, 4);
-    full.write_some(10);
     full.fill(0, &IN_PLACE);
+    full.write_some(10);
     full = full.restart(false);
     full.read_within(3);
     live(&mut full.sim, 25);
@@ -231,12 +231,12 @@ fn a_stop_ends_within_seconds_whatever_waits_for_room() {
 }
 
 #[test]
-pub fn a_crash_while_a_replay_waits_for_room_loses_nothing() {
+fn a_crash_while_a_replay_waits_for_room_loses_nothing() {
     for power in [false, true] {
         let mut full = Full::new(2, 1, ChecksumKind::Blake3, 6);
+        full.fill_all(&IN_PLACE);
         full.write_some(20);
         full.flush();
-        full.fill_all(&IN_PLACE);
         for _ in 0..2 {
             full = full.restart(power);
             live(&mut full.sim, 5);
@@ -254,17 +254,17 @@ fn crashes_and_losses_while_a_replay_waits_for_room_cost_nothing() {
         let checksum = [ChecksumKind::Blake3, ChecksumKind::Crc32c, ChecksumKind::None][seed as usize % 3];
         let mut full = Full::new(data, parity, checksum, seed);
         for round in 0..3 {
-            let count = 1 + full.random.below(25) as usize;
-            full.write_some(count);
             if full.random.one_in(2) {
                 let stripe = usize::from(data) * CHUNK;
                 let at = full.random.below((full.model.len() / stripe) as u64) as usize * stripe;
                 full.model[at..at + stripe].fill(round);
                 full.sim.write(at as u64, &vec![round; stripe]).expect("written");
             }
-            full.flush();
             let wear = full.random.below(60);
             full.fill_all(&IN_PLACE);
+            let count = 1 + full.random.below(25) as usize;
+            full.write_some(count);
+            full.flush();
             let power = full.random.one_in(2);
             full = full.restart(power);
             full.read_within(4);

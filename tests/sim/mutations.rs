@@ -4,8 +4,8 @@
 //! Rules can be broken in builds with debug assertions only. CALPE_MUTATION: only the mutation of this name;
 //! CALPE_SIM_SCENARIO: it is hunted in the scenarios of these names; CALPE_SIM_SEED: from this seed on.
 
+use crate::log_review;
 use crate::scenes::{page_faults, returning, rollback, trouble};
-use crate::{full_replay, log_review};
 use calpe::testing::{
     Aim, Damage, Mutation, OpKinds, PassingFault, Place, SCENARIOS, Scenario, SimWorld, Totals, Trouble,
     atlas, explore,
@@ -110,9 +110,6 @@ fn hunt_by_rollback(mutation: Mutation) -> Result<String, String> {
         }
         Mutation::LostWritesUntold => {
             log_review::clients_are_told_when_writes_are_lost_that_they_did_not_flush_and_only_then
-        }
-        Mutation::SettledEarly => {
-            full_replay::a_crash_while_a_replay_waits_for_room_loses_nothing
         }
         Mutation::LeftTailNotChecked => rollback::a_member_rolled_back_while_it_is_out_returns_whole,
         Mutation::ToldTailAlone => {
@@ -222,7 +219,6 @@ fn hunt(mutation: Mutation) -> Result<String, String> {
         | Mutation::MapPagesNotCounted
         | Mutation::LostWritesUntold
         | Mutation::ToldTailAlone
-        | Mutation::SettledEarly
         | Mutation::WritesInEpochPassedOver => return hunt_by_rollback(mutation),
         _ => {}
     }

@@ -1,7 +1,8 @@
 //! A replay that hands over what it would write in place (R8), because there is no room for that now.
 //!
-//! The note is durable then, so the log keeps everything until the array has put it in place. Hashes and the stripe map are in
-//! the page store as after any replay, changed and not written. What would take too much memory goes in place after all.
+//! The note is durable then, so the log keeps everything until the array has put it in place. Hashes and the
+//! stripe map are in the page store as after any replay, changed and not written. What would take too much
+//! memory goes in place after all.
 
 use super::{Recovery, Step};
 use crate::array::pages::PageStore;
