@@ -710,7 +710,7 @@ mod tests {
         let mut failed = with_absent(&[MemberState::Missing; 3]);
         failed.members[..3].iter_mut().for_each(|member| member.conditions = vec![Condition::Displaced]);
         let action = explain(&failed).action;
-        assert!(action.contains("in the place of members:") && !action.contains("calpe replace"), "{action}");
+        assert!(action.contains("in the place of members cannot serve") && !action.contains("calpe replace"), "{action}");
     }
 
     #[test]
