@@ -1,7 +1,8 @@
 //! `up` and `serve`: the commands that become the daemon.
 
 use super::args::{ServeArgs, UpArgs};
-use super::{Outcome, say};
+use super::{Outcome, say, tell};
+use crate::daemon::certificate_advice;
 use crate::daemon::config::{Config, ConfigError, LogFormat};
 use crate::daemon::logging;
 use crate::daemon::panic::end_process_on_panic;
@@ -48,6 +49,11 @@ pub(super) fn serve(args: ServeArgs, socket: Option<PathBuf>, log_format: Option
         if config.listen.tcp.is_some() && config.listen.unix.is_some() {
             let most = config.listen.max_connections as usize;
             say(&places(most))?;
+        }
+        // Beside a configuration that a daemon starts with.
+        match certificate_advice(&config) {
+            Ok(advice) => advice.iter().for_each(|line| tell(&format!("warning: {line}"))),
+            Err(error) => tell(&format!("warning: cannot tell when certificates end: {error}")),
         }
         return Ok(ExitCode::SUCCESS);
     }

@@ -73,7 +73,8 @@ pub fn problems(problems: &[String]) -> String {
 /// What is to be done about certificates; nothing while all is well.
 #[must_use]
 pub fn certificates(certificates: &[CertificateReport], now_unix: u64) -> String {
-    let advice: Vec<_> = certificates.iter().filter_map(|certificate| certificate.advice(now_unix)).collect();
+    let advice = certificates.iter().filter_map(|certificate| certificate.advice(certificates, now_unix));
+    let advice: Vec<_> = advice.collect();
     if advice.is_empty() {
         return String::new();
     }

@@ -21,7 +21,7 @@ use crate::member::{DEFAULT_MEMBER_TIMEOUT, await_closings, is_held_by_calpe, is
 use crate::units::{HumanSize, MemberIndex, quoted, shown};
 use crate::volume::{AdminRequest, NoticeKind, NoticeLevel, STOPPED_CLEANLY};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
@@ -506,14 +506,19 @@ pub(super) fn importable(
     let mut about = found.about_missing(members, superblock, |device| earlier(superblock.array, device));
     let verdict = import::preview(members, false);
     let twins = import::twins_among(members);
-    let note = |path: &Path| match &verdict {
+    let note = |found: &Found| match &verdict {
+        _ if found.unwritable.is_some() => {
+            let reason = found.unwritable.as_deref()?;
+            Some(reason.strip_prefix(&format!("{}: ", shown(&found.path))).unwrap_or(reason).to_owned())
+        }
         Ok(assembled) => assembled
             .refused
             .iter()
-            .find(|(key, _)| members[*key].path == path)
+            .find(|(key, _)| members[*key].path == found.path)
             .map(|(_, reason)| reason.clone()),
-        Err(AssemblyError::Unconfirmed { older, member, .. }) if !older.is_empty() => {
-            let found = members.iter().find(|found| found.path == path)?;
+        Err(ImportError::Assembly { source: AssemblyError::Unconfirmed { older, member, .. }, .. })
+            if !older.is_empty() =>
+        {
             let own = found.superblock.member;
             match own == *member {
                 true => Some("newer than the others".into()),
@@ -525,14 +530,15 @@ pub(super) fn importable(
     let mut member = |(record, index): (&crate::format::MemberRecord, u16)| {
         let twin = twins.iter().find(|(twins, _)| twins.device == record.uuid);
         let used = twin.and_then(|(twins, _)| twins.used).map(|at| &members[at]);
-        let found = used.or_else(|| members.iter().find(|found| found.superblock.device == record.uuid));
+        let own = members.iter().filter(|found| found.superblock.device == record.uuid);
+        let found = used.or_else(|| own.min_by_key(|found| found.unwritable.is_some()));
         ImportableMember {
             index,
             uuid: record.uuid,
             path: found.map(|found| found.path.clone()),
             note: match (twin, found) {
                 (Some((_, reason)), _) => Some(reason.clone()),
-                (None, Some(found)) => note(&found.path),
+                (None, Some(found)) => note(found),
                 (None, None) => about.remove(&record.uuid),
             },
         }

@@ -54,8 +54,8 @@ impl Certificates {
 
     fn news(&mut self, now_unix: u64) -> Vec<(NoticeLevel, String)> {
         let mut news = Vec::new();
-        for watched in &mut self.0 {
-            let report = watched.report(now_unix);
+        let reports = self.report(now_unix);
+        for (watched, report) in self.0.iter_mut().zip(&reports) {
             if report.state == watched.told {
                 continue;
             }
@@ -64,7 +64,7 @@ impl Certificates {
                 CertificateState::Expired => NoticeLevel::Error,
                 CertificateState::Expiring | CertificateState::Valid => NoticeLevel::Warning,
             };
-            news.extend(report.advice(now_unix).map(|advice| (level, advice)));
+            news.extend(report.advice(&reports, now_unix).map(|advice| (level, advice)));
         }
         news
     }

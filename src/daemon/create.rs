@@ -509,8 +509,7 @@ fn check_creatable(path: &Path, may_create: bool) -> Result<(), CreateError> {
     if !may_create {
         return Err(CreateError::Missing { path: path.to_owned() });
     }
-    // A dangling link, or a missing directory: creating the file would fail on the way.
-    if path.is_symlink() || !parent.is_dir() {
+    if !parent.is_dir() {
         return Err(DeviceError::NotFound { path: path.to_owned() }.into());
     }
     Ok(())
@@ -738,6 +737,11 @@ mod tests {
         let mut elsewhere = good.clone();
         elsewhere.members[1] = dir.path().join("no/such/dir/m1");
         assert!(matches!(refusal(elsewhere), CreateError::Device(DeviceError::NotFound { .. })));
+        let mut link = good.clone();
+        link.members[1] = dir.path().join("link");
+        std::os::unix::fs::symlink("nowhere", &link.members[1]).unwrap();
+        assert!(matches!(refusal(link.clone()), CreateError::Device(DeviceError::DanglingLink { .. })));
+        fs::remove_file(&link.members[1]).unwrap();
         let mut directory = good;
         directory.members[0] = dir.path().to_owned();
         assert!(matches!(refusal(directory), CreateError::Device(DeviceError::WrongType { .. })));

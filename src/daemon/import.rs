@@ -165,30 +165,39 @@ pub fn newest_found(members: &[Found]) -> Option<&Superblock> {
     members.iter().map(|found| &found.superblock).max_by_key(|s| (s.epoch.number, s.sequence))
 }
 
-/// How the members would assemble, without locking them; for lists.
+/// How the members would assemble, without locking them; for lists. Those that cannot be written are
+/// left out, as [`open`] does.
 ///
 /// # Errors
 /// Why they would not.
-pub fn preview(members: &[Found], force: bool) -> Result<Assembled<usize>, AssemblyError> {
-    let candidates = candidates_of(members);
-    let twins = find_twins(&candidates);
-    let is_unused = |key: usize| twins.iter().any(|twins| twins.unused.contains(&key));
-    let candidates: Vec<_> = candidates.into_iter().filter(|candidate| !is_unused(candidate.key)).collect();
-    assemble(&candidates, force)
+pub fn preview(members: &[Found], force: bool) -> Result<Assembled<usize>, ImportError> {
+    let mut candidates = candidates_of(members);
+    let twins = twins_among(members);
+    candidates.retain(|candidate| !twins.iter().any(|(twins, _)| twins.unused.contains(&candidate.key)));
+    assemble(&candidates, force).map_err(|source| {
+        let left_out = members.iter().filter_map(|found| found.unwritable.clone()).collect();
+        ImportError::Assembly { source, left_out }
+    })
 }
 
+/// Keys are places in the list of members.
 fn candidates_of(members: &[Found]) -> Vec<Candidate<usize>> {
-    let candidates = members.iter().enumerate();
+    let candidates = members.iter().enumerate().filter(|(_, found)| found.unwritable.is_none());
     candidates.map(|(key, found)| Candidate { key, superblock: found.superblock.clone() }).collect()
 }
 
-/// Devices among the members that an import would not use, as others say that they are they; with what is told of them.
+/// Devices among the members that an import would not use, as others say that they are they; with what is told of them. Their
+/// places are those in the list of members.
 #[must_use]
 pub fn twins_among(members: &[Found]) -> Vec<(Twins, String)> {
-    let path = |at: usize| shown(&members[at].path).to_string();
-    let twins = find_twins(&candidates_of(members)).into_iter();
+    let path = |key: usize| shown(&members[key].path).to_string();
+    let candidates = candidates_of(members);
+    let key = |at: usize| candidates[at].key;
+    let twins = find_twins(&candidates).into_iter();
     twins
-        .map(|twins| {
+        .map(|Twins { device, unused, used }| {
+            let unused: Vec<usize> = unused.into_iter().map(key).collect();
+            let twins = Twins { device, unused, used: used.map(key) };
             let reason = twins.reason(members[twins.unused[0]].superblock.member, path);
             (twins, reason)
         })

@@ -571,7 +571,6 @@ impl Daemon {
     /// Whether a file may be created as a replacement: not under /dev, and not where all that this host has of the array are
     /// block devices.
     fn check_creatable(&self, target: &Target, new: &Path) -> Result<(), RequestError> {
-        Device::check_new_name(new)?;
         let facts = self.facts(target.array)?;
         let kinds = self.with_names(target.array, |names| {
             let devices = facts.status.members.iter().filter_map(|member| member.device);
@@ -581,12 +580,14 @@ impl Daemon {
         let kinds = kinds.unwrap_or_default();
         let may_be_file = kinds.contains(&DeviceKind::File) || !kinds.contains(&DeviceKind::Block);
         let parent = new.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let own = parent.to_path_buf();
-        let (may_hold_files, may_write) = within(parent, "look at it", patience(target.limits), move || {
+        let (own, path) = (parent.to_path_buf(), new.to_owned());
+        let look = move || -> Result<_, DeviceError> {
+            Device::check_new_name(&path)?;
             let in_dev = |real: PathBuf| real.starts_with("/dev") && !real.starts_with("/dev/shm");
             let may_write = access(&own, AccessFlags::W_OK | AccessFlags::X_OK) != Err(Errno::EACCES);
-            (own.is_dir() && !own.canonicalize().is_ok_and(in_dev), may_write)
-        })?;
+            Ok((own.is_dir() && !own.canonicalize().is_ok_and(in_dev), may_write))
+        };
+        let (may_hold_files, may_write) = within(parent, "look at it", patience(target.limits), look)??;
         if !may_be_file || !may_hold_files {
             return Err(DeviceError::NotFound { path: new.to_owned() }.into());
         }

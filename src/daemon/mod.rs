@@ -46,3 +46,4 @@ pub mod up;
 mod waiting;
 
 pub use control_server::ControlServer;
+pub use reload::certificate_advice;

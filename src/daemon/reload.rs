@@ -3,12 +3,14 @@
 //! Invariants: a configuration with any problem, or a file of TLS that cannot be used, changes nothing; what
 //! changed and cannot be applied is named, every time, until the next start. Must not know signals.
 
+use super::certificates::Certificates;
+use super::clock;
 use super::config::{ArrayChoice, ArrayConfig, Config, ConfigError};
 use super::imports::Imports;
 use super::serve::Tls;
 use super::service::Daemon;
 use crate::member::set_remote_tls;
-use crate::tls::{ClientFiles, ClientTls, ServerFiles, ServerTls, TlsFileError};
+use crate::tls::{CertificateFacts, ClientFiles, ClientTls, ServerFiles, ServerTls, TlsFileError};
 use crate::units::Count;
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -258,15 +260,31 @@ fn needs_restart(running: &Config, fresh: &Config) -> Vec<String> {
 
 /// Has the daemon tell when the certificates that a configuration names end.
 pub(super) fn watch_certificates(daemon: &Daemon, config: &Config) {
-    let server = config.listen.tls.as_ref().map(|tls| tls.files.certificates());
-    let remote = config.remote.as_ref().map(ClientFiles::certificates);
-    match (server.transpose(), remote.transpose()) {
-        (Ok(server), Ok(remote)) => {
-            daemon.watch_certificates(server.unwrap_or_default(), remote.unwrap_or_default());
-        }
+    match certificates_of(config) {
+        Ok((server, remote)) => daemon.watch_certificates(server, remote),
         // They were read a moment ago.
-        (Err(error), _) | (_, Err(error)) => tracing::warn!("cannot tell when certificates end: {error}"),
+        Err(error) => tracing::warn!("cannot tell when certificates end: {error}"),
     }
+}
+
+/// What a daemon with this configuration would tell of its certificates at once, a line each.
+///
+/// # Errors
+/// The first file that cannot be used, and why.
+pub fn certificate_advice(config: &Config) -> Result<Vec<String>, TlsFileError> {
+    let (server, remote) = certificates_of(config)?;
+    let mut certificates = Certificates::default();
+    certificates.watch(server, remote);
+    let now = clock::unix_seconds();
+    let reports = certificates.report(now);
+    Ok(reports.iter().filter_map(|report| report.advice(&reports, now)).collect())
+}
+
+/// Those of `[listen]`, and those of `[remote]`.
+fn certificates_of(config: &Config) -> Result<(Vec<CertificateFacts>, Vec<CertificateFacts>), TlsFileError> {
+    let server = config.listen.tls.as_ref().map(|tls| tls.files.certificates()).transpose()?;
+    let remote = config.remote.as_ref().map(ClientFiles::certificates).transpose()?;
+    Ok((server.unwrap_or_default(), remote.unwrap_or_default()))
 }
 
 #[cfg(test)]

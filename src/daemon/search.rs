@@ -33,6 +33,8 @@ pub struct Found {
     pub superblock: Superblock,
     /// It was found only because it had been there before.
     pub remembered: bool,
+    /// Why it cannot be written, so that an import leaves it out: "PATH: what is wrong".
+    pub unwritable: Option<String>,
 }
 
 /// What a search brought up.
@@ -352,7 +354,10 @@ fn look_at(path: &Path) -> Seen {
     let file_bytes = (facts.kind == DeviceKind::File).then_some(facts.exact_bytes);
     let seen = match read_superblock(&device) {
         Ok(superblock) => match check_length(&device, &superblock) {
-            Ok(()) => Seen::Member(Box::new(Found { path: path.into(), superblock, remembered: false })),
+            Ok(()) => {
+                let unwritable = device.check_writable().err().map(|error| error.to_string());
+                Seen::Member(Box::new(Found { path: path.into(), superblock, remembered: false, unwritable }))
+            }
             Err(error) => {
                 let Superblock { name, member, device, .. } = superblock;
                 let reason = format!("{error} (it is member {member} of array '{name}')");

@@ -10,6 +10,8 @@ use super::remote::{self, RemoteDevice, RemoteLimits, Witness};
 use super::{DeviceError, holder, patience};
 use crate::block_io::IoFault;
 use crate::units::{SECTOR_BYTES, shown};
+use nix::fcntl::{AT_FDCWD, AtFlags};
+use nix::unistd::{AccessFlags, faccessat};
 use std::ffi::CString;
 use std::fs::{File, Metadata, OpenOptions, TryLockError};
 use std::io;
@@ -260,17 +262,38 @@ impl Device {
         }
     }
 
-    /// Refuses a path where nothing is and no file could be: one that ends in a slash, or in the
-    /// name of a directory's own entry.
+    /// Refuses a path where nothing is and no file is created: one that ends in a slash, or in the
+    /// name of a directory's own entry, and a link that leads to nothing.
     ///
     /// # Errors
-    /// [`DeviceError::NamesDirectory`].
+    /// [`DeviceError::NamesDirectory`], [`DeviceError::DanglingLink`].
     pub fn check_new_name(path: &Path) -> Result<(), DeviceError> {
         let bytes = path.as_os_str().as_bytes();
-        match bytes.ends_with(b"/") || bytes.ends_with(b"/.") {
-            true => Err(DeviceError::NamesDirectory { path: path.into() }),
-            false => Ok(()),
+        match () {
+            () if bytes.ends_with(b"/") || bytes.ends_with(b"/.") => {
+                Err(DeviceError::NamesDirectory { path: path.into() })
+            }
+            () if path.is_symlink() && !path.exists() => Err(DeviceError::DanglingLink { path: path.into() }),
+            () => Ok(()),
         }
+    }
+
+    /// Whether it could be written if it were open for that: told of one that is open for looking
+    /// only, without opening it again.
+    ///
+    /// # Errors
+    /// What an opening as [`Access::Exclusive`] would be refused with.
+    pub fn check_writable(&self) -> Result<(), DeviceError> {
+        let local = match &self.backing {
+            Backing::Local(local) => local,
+            Backing::Remote { device, .. } => return device.check_writable(&self.path),
+        };
+        faccessat(AT_FDCWD, &self.path, AccessFlags::W_OK, AtFlags::AT_EACCESS)
+            .map_err(|errno| open_error(&self.path, self.facts.kind, errno.into()))?;
+        if self.facts.kind == DeviceKind::Block {
+            check_block_writable(&self.path, local.file())?;
+        }
+        Ok(())
     }
 
     /// Creates a sparse file of `bytes` and opens it as [`Access::Exclusive`]. Its content is zeroes.
@@ -499,10 +522,8 @@ impl Device {
             DeviceKind::Block | DeviceKind::Remote => {
                 let bytes = block_bytes(file.file()).map_err(|e| fail("find out its size", e))?;
                 let sector = block_sector(file.file()).map_err(|e| fail("find out its sector", e))?;
-                if access == Access::Exclusive
-                    && block_read_only(file.file()).map_err(|e| fail("find out if it is writable", e))?
-                {
-                    return Err(DeviceError::ReadOnly { path: path.into(), what: "the device" });
+                if access == Access::Exclusive {
+                    check_block_writable(path, file.file())?;
                 }
                 (bytes, sector, block_rotational(node.rdev))
             }
@@ -741,11 +762,15 @@ fn block_sector(file: &File) -> io::Result<u32> {
     }
 }
 
-fn block_read_only(file: &File) -> io::Result<bool> {
+fn check_block_writable(path: &Path, file: &File) -> Result<(), DeviceError> {
     let mut flag = 0;
     // SAFETY: BLKROGET writes one int.
-    unsafe { ioctl::blkroget(file.as_raw_fd(), &mut flag) }?;
-    Ok(flag != 0)
+    unsafe { ioctl::blkroget(file.as_raw_fd(), &mut flag) }
+        .map_err(|errno| DeviceError::from_io(path, "find out if it is writable", errno.into()))?;
+    match flag {
+        0 => Ok(()),
+        _ => Err(DeviceError::ReadOnly { path: path.into(), what: "the device" }),
+    }
 }
 
 fn block_rotational(rdev: u64) -> bool {
@@ -880,6 +905,30 @@ mod tests {
             Ok(_) => assert!(nix::unistd::geteuid().is_root()),
         }
         Device::open(&path, Access::ReadOnly).unwrap();
+    }
+
+    #[test]
+    fn whether_a_member_could_be_written_is_told_without_opening_it_for_that() {
+        let (_dir, path) = dir_with_member();
+        let _held = Device::open(&path, Access::Exclusive).unwrap();
+        let device = Device::open(&path, Access::ReadOnly).unwrap();
+        device.check_writable().unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o400)).unwrap();
+        let may_all = nix::unistd::geteuid().is_root();
+        match device.check_writable() {
+            Err(error) => assert!(matches!(error, DeviceError::Permission { .. }), "{error}"),
+            Ok(()) => assert!(may_all),
+        }
+    }
+
+    #[test]
+    fn a_link_that_leads_to_nothing_is_no_name_for_a_new_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let link = dir.path().join("link");
+        symlink(dir.path().join("nowhere"), &link).unwrap();
+        assert!(matches!(Device::check_new_name(&link), Err(DeviceError::DanglingLink { .. })));
+        assert!(matches!(Device::create_sparse(&link, 4096), Err(DeviceError::DanglingLink { .. })));
+        assert!(!dir.path().join("nowhere").exists());
     }
 
     #[test]

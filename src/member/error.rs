@@ -19,6 +19,15 @@ pub enum DeviceError {
         /// The path.
         path: PathBuf,
     },
+    /// A symbolic link at this path leads to nothing.
+    #[error(
+        "{}: a symbolic link that leads to nothing: name the file that it leads to, or remove the link",
+        shown(path)
+    )]
+    DanglingLink {
+        /// The link.
+        path: PathBuf,
+    },
     /// Nothing at this path.
     #[error("{}: no such file or device: check the path", shown(path))]
     NotFound {

@@ -228,6 +228,12 @@ impl Source<'_> {
         Ok(())
     }
 
+    /// The last second of a certificate since 1970; that of one that cannot be parsed never comes.
+    pub(super) fn end(self, certificate: &CertificateDer<'_>) -> u64 {
+        let end = self.parse(certificate).map(|parsed| parsed.tbs_certificate.validity.not_after);
+        end.map_or(u64::MAX, |end| end.to_unix_duration().as_secs())
+    }
+
     fn parse(self, certificate: &CertificateDer<'_>) -> Result<x509_cert::Certificate, TlsFileError> {
         x509_cert::Certificate::from_der(certificate)
             .map_err(|error| self.unusable(format_args!("the certificate is damaged: {error}")))

@@ -2,10 +2,12 @@
 //!
 //! TLS 1.3 and 1.2 with the cipher suites that rustls considers safe, by the provider `ring`. Must not know sockets.
 
+use super::dated::{Dated, DatedCa};
 use super::files::{CertificateFacts, FileFault, FileRole, Source, TlsFileError};
 use super::key_kind::KeyKind;
 use super::peer::Peer;
-use rustls::client::Resumption;
+use rustls::client::danger::ServerCertVerifier;
+use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::danger::ClientCertVerifier;
@@ -77,7 +79,7 @@ impl ServerFiles {
     pub fn problems(&self) -> Vec<TlsFileError> {
         let own = identity_problems(&self.certificate, &self.key);
         let own = or_together(own, || server_config(self, None).map(drop));
-        let ca = self.client_ca.as_ref().map(|file| roots(Source { role: FileRole::Ca, file }).map(drop));
+        let ca = self.client_ca.as_ref().map(|file| dated_cas(Source { role: FileRole::Ca, file }).map(drop));
         let crl =
             self.crl.as_ref().map(|file| Source { role: FileRole::Crl, file }.revocation_lists().map(drop));
         let of_clients = [ca, crl].into_iter().flatten().filter_map(Result::err).collect();
@@ -101,7 +103,7 @@ impl ClientFiles {
     #[must_use]
     pub fn problems(&self) -> Vec<TlsFileError> {
         let own = self.identity.as_ref().map(|(certificate, key)| identity_problems(certificate, key));
-        let ca = roots(Source { role: FileRole::Ca, file: &self.ca }).err();
+        let ca = dated_cas(Source { role: FileRole::Ca, file: &self.ca }).err();
         let problems = own.into_iter().flatten().chain(ca).collect();
         or_together(problems, || ClientTls::load(self).map(drop))
     }
@@ -187,7 +189,8 @@ impl ClientTls {
         let builder = ClientConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
             .map_err(|error| ca.unusable(error))?
-            .with_root_certificates(roots(ca)?);
+            .dangerous()
+            .with_custom_certificate_verifier(server_verifier(ca)?);
         let mut config = match &files.identity {
             None => builder.with_no_client_auth(),
             Some((certificate, key)) => {
@@ -240,17 +243,35 @@ fn provider() -> Arc<CryptoProvider> {
 fn client_verifier(files: &ServerFiles) -> Result<Option<Arc<dyn ClientCertVerifier>>, TlsFileError> {
     let Some(path) = &files.client_ca else { return Ok(None) };
     let ca = Source { role: FileRole::Ca, file: path };
-    let mut verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots(ca)?), provider());
+    let cas = dated_cas(ca)?;
     let crl = files.crl.as_ref().map(|file| Source { role: FileRole::Crl, file });
-    if let Some(crl) = crl {
-        let lists = crl.revocation_lists()?;
-        if !crl.covers_any(&lists, &ca.certificates()?)? {
-            return Err(crl.fault(FileFault::OfOtherCa { ca: path.clone() }));
-        }
-        verifier = verifier.with_crls(lists);
+    let lists = crl.map(Source::revocation_lists).transpose()?.unwrap_or_default();
+    if let Some(crl) = crl
+        && !crl.covers_any(&lists, &ca.certificates()?)?
+    {
+        return Err(crl.fault(FileFault::OfOtherCa { ca: path.clone() }));
     }
+    let make = move |roots: RootCertStore| -> Result<Arc<dyn ClientCertVerifier>, Error> {
+        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider());
+        // Without lists it is as if none were named.
+        let built = verifier.with_crls(lists.clone()).build();
+        let verifier = built.map_err(|error| Error::General(error.to_string()))?;
+        Ok(verifier)
+    };
     // The CA was checked; what is left to be wrong is the list.
-    Ok(Some(verifier.build().map_err(|error| crl.unwrap_or(ca).unusable(error))?))
+    let verifier = Dated::<dyn ClientCertVerifier>::new(cas, Box::new(make));
+    Ok(Some(Arc::new(verifier.map_err(|error| crl.unwrap_or(ca).unusable(error))?)))
+}
+
+/// What judges servers' certificates.
+fn server_verifier(ca: Source<'_>) -> Result<Arc<dyn ServerCertVerifier>, TlsFileError> {
+    let make = |roots: RootCertStore| -> Result<Arc<dyn ServerCertVerifier>, Error> {
+        let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider());
+        let verifier = verifier.build().map_err(|error| Error::General(error.to_string()))?;
+        Ok(verifier)
+    };
+    let verifier = Dated::<dyn ServerCertVerifier>::new(dated_cas(ca)?, Box::new(make));
+    Ok(Arc::new(verifier.map_err(|error| ca.unusable(error))?))
 }
 
 fn server_config(
@@ -301,12 +322,13 @@ fn key_error(error: Error, kind: KeyKind, certificate: &Path, key: &Path) -> Tls
     }
 }
 
-fn roots(ca: Source<'_>) -> Result<RootCertStore, TlsFileError> {
-    let mut roots = RootCertStore::empty();
-    for (index, certificate) in ca.certificates()?.into_iter().enumerate() {
-        roots.add(certificate).map_err(|error| {
+/// The CAs in the file, each of which can be trusted, and when they end.
+fn dated_cas(ca: Source<'_>) -> Result<Vec<DatedCa>, TlsFileError> {
+    let dated = |(index, certificate): (usize, CertificateDer<'static>)| {
+        RootCertStore::empty().add(certificate.clone()).map_err(|error| {
             ca.unusable(format_args!("certificate {} cannot be trusted: {error}", index + 1))
         })?;
-    }
-    Ok(roots)
+        Ok((ca.end(&certificate), certificate))
+    };
+    ca.certificates()?.into_iter().enumerate().map(dated).collect()
 }

@@ -24,6 +24,7 @@
 //!
 //! Pre-shared keys (TLS-PSK, `tls-psk` of other NBD software) are not served: rustls has no external PSK.
 
+mod dated;
 mod files;
 mod identity;
 mod key_kind;

@@ -321,6 +321,31 @@ fn what_expires_later_ends_nothing_that_began_before() {
 }
 
 #[test]
+fn a_ca_that_has_expired_vouches_for_nobody() {
+    let world = World::new();
+    let old = Ca::new_until(&world.dir.path().join("old"), 2021);
+    let client = old.issue("client", 2);
+    let pem = |ca: &Ca| fs::read_to_string(ca.certificate()).expect("a certificate");
+    let both = world.dir.path().join("both.pem");
+    fs::write(&both, pem(&old) + &pem(&world.ca)).expect("written");
+    let of_old = ClientFiles { identity: Some((client.certificate, client.key)), ..world.client_files() };
+    for (ca, is_let_in) in [(&both, true), (&old.certificate(), false)] {
+        let files = ServerFiles { client_ca: Some(ca.clone()), ..world.server_files() };
+        if is_let_in {
+            Link::new(&files, &world.client_files()).works();
+        }
+        let (server, _) = Link::new(&files, &of_old).refused();
+        assert!(server.contains("expired"), "{server}");
+    }
+    let server = old.issue("server", 3);
+    let of_old = ServerFiles { certificate: server.certificate, key: server.key, ..world.server_files() };
+    let trusting = ClientFiles { ca: both, ..world.client_files() };
+    Link::new(&world.server_files(), &trusting).works();
+    let (_, client) = Link::new(&of_old, &trusting).refused();
+    assert!(client.contains("expired"), "{client}");
+}
+
+#[test]
 fn certificates_tell_when_they_end() {
     let world = World::new();
     let facts = world.server_files().certificates().expect("sound files");

@@ -1,6 +1,7 @@
 //! Creations that fail on the way, or are killed: what existed is as it was, in content, length and space, and what did not
 //! exist does not.
 
+use super::support::serve::Serve;
 use super::support::{calpe, try_run};
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -185,4 +186,25 @@ fn a_path_that_can_only_be_a_directory_is_refused_by_a_dry_run_too() {
         }
     }
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_link_that_leads_to_nothing_is_refused_by_dry_runs_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let create = |name: &str, members: &[&str], dry: &[&str]| {
+        let mut create = calpe();
+        create.current_dir(dir.path()).args(["create", name, "-k1", "-m1", "--size", "8MiB"]);
+        try_run(create.args(dry).args(members))
+    };
+    said(&create("tank", &["m0", "m1"], &[]), 0);
+    std::os::unix::fs::symlink(dir.path().join("nowhere"), dir.path().join("link")).unwrap();
+    let serve = Serve::start(dir.path(), "");
+    serve.says("import tank --dir .");
+    for dry in [&["-n"][..], &[]] {
+        let replaced = serve.refuses(&format!("replace tank 0 link {}", dry.concat()));
+        for told in [replaced, said(&create("other", &["link", "m2"], dry), 1)] {
+            assert!(told.contains("link: a symbolic link that leads to nothing"), "{told}");
+        }
+    }
+    assert!(!dir.path().join("nowhere").exists());
 }

@@ -33,3 +33,4 @@ mod tidy;
 mod tls;
 mod units;
 mod unreadable;
+mod unwritable;

@@ -208,6 +208,47 @@ fn libnbd_and_qemu_copy_and_compare_over_tls() {
 }
 
 #[test]
+fn what_has_expired_is_told_by_a_check_and_only_its_own_clients_are_refused() {
+    let world = World::new();
+    let old = Ca::new_until(&world.dir.path().join("old"), 2021);
+    let both = world.dir.path().join("both.pem");
+    let pem = |ca: &Ca| fs::read_to_string(ca.certificate()).expect("a certificate");
+    let check = |bundle: String| {
+        fs::write(&both, bundle).expect("written");
+        let config = world.config(&format!("tcp = \"127.0.0.1:{}\"", world.port));
+        let own = format!("tls_client_ca = {:?}", world.ca.certificate());
+        let text = fs::read_to_string(&config).expect("a configuration");
+        fs::write(&config, text.replace(&own, &format!("tls_client_ca = {both:?}"))).expect("written");
+        let output = try_run(calpe().args(["serve", "--check", "--config"]).arg(&config));
+        assert!(output.status.success() && String::from_utf8_lossy(&output.stdout).contains(": valid"));
+        (config, String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    assert_eq!(check(pem(&world.ca)).1, "");
+    let (_, told) = check(pem(&old));
+    assert!(
+        told.contains("warning: the CA of the clients") && told.contains("no client is let in"),
+        "{told}"
+    );
+    let (config, told) = check(pem(&old) + &pem(&world.ca));
+    let few = "clients with certificates that only it has signed are not let in";
+    assert!(told.contains("both.pem") && told.contains("expired") && told.contains(few), "{told}");
+    let up = Up::serve(world.dir.path(), &config);
+    assert!(up.log().contains(few) && !up.log().contains("no client is let in"), "{}", up.log());
+    world.welcome(&world.friend());
+    let late = world.client_dir("late", &world.ca.certificate(), Some(&old.issue("late", 12)));
+    world.size_over(&late).expect_err("its CA has expired");
+    until("the refusal is told", || {
+        up.log().lines().any(|line| line.contains("was refused") && line.contains("expired"))
+    });
+    // A file of the daemon's own certificate whose intermediate has expired.
+    let own = fs::read_to_string(&world.server.certificate).expect("a certificate");
+    fs::write(&world.server.certificate, own + &pem(&old)).expect("written");
+    let (_, told) = check(pem(&world.ca));
+    assert!(told.contains("server-cert.pem) expired") && told.contains("clients refuse it"), "{told}");
+    up.stop();
+}
+
+#[test]
 fn strangers_are_refused_and_friends_are_served() {
     let world = World::new();
     let crl = world.ca.revoke(&[13]);

@@ -26,13 +26,18 @@ pub struct Identity {
 impl Ca {
     /// Makes a CA, with its certificate at `DIR/ca-cert.pem`.
     pub fn new(dir: &Path) -> Ca {
+        Ca::new_until(dir, 2090)
+    }
+
+    /// The same, valid until the first of January of a year.
+    pub fn new_until(dir: &Path, year: i32) -> Ca {
         fs::create_dir_all(dir).expect("a folder");
         let mut params = CertificateParams::new(vec![]).expect("no names");
         let name = dir.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         params.distinguished_name.push(DnType::CommonName, format!("test CA {name}"));
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        (params.not_before, params.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(2090, 1, 1));
+        (params.not_before, params.not_after) = (date_time_ymd(2020, 1, 1), date_time_ymd(year, 1, 1));
         let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key")).expect("a CA");
         fs::write(dir.join("ca-cert.pem"), issuer.pem()).expect("written");
         Ca { dir: dir.into(), issuer }

@@ -251,8 +251,8 @@ impl RemoteDevice {
         })
         .map_err(fail)?;
         let export = links[0].export().expect("connected").clone();
-        if access == Access::Exclusive && export.read_only {
-            return Err(DeviceError::ReadOnly { path: path.to_path_buf(), what: "the export" });
+        if access == Access::Exclusive {
+            check_writable(&export, path)?;
         }
         let broken = |source| fail(RemoteError::Lost(source));
         let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
@@ -269,6 +269,11 @@ impl RemoteDevice {
         let thread = std::thread::Builder::new().name("remote".into());
         thread.spawn(move || run(worker)).map_err(broken)?;
         Ok(RemoteDevice { uri, export, since, shared })
+    }
+
+    /// Whether it could be written if it were open for that.
+    pub fn check_writable(&self, path: &Path) -> Result<(), DeviceError> {
+        check_writable(&self.export, path)
     }
 
     pub fn uri(&self) -> &NbdUri {
@@ -381,6 +386,14 @@ fn hold(uri: &NbdUri, path: &Path) -> Result<Hold, DeviceError> {
         }
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Refuses an export that no member can be, though it can be looked at.
+fn check_writable(export: &RemoteExport, path: &Path) -> Result<(), DeviceError> {
+    if export.read_only {
+        return Err(DeviceError::ReadOnly { path: path.to_path_buf(), what: "the export" });
+    }
+    check_export(export, false).map_err(|source| DeviceError::Remote { path: path.to_path_buf(), source })
 }
 
 /// Whether an export can be a member, or be looked at.

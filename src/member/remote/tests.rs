@@ -393,6 +393,7 @@ fn servers_that_cannot_hold_a_member_are_refused_with_the_reason() {
     let server = Server::new(FLAGS & !FLAG_FLUSH | FLAG_READ_ONLY);
     let device = Device::open(&server.uri(), Access::ReadOnly).unwrap();
     device.read_at(100, &mut [0; 1000]).unwrap();
+    assert!(matches!(device.check_writable(), Err(DeviceError::ReadOnly { what: "the export", .. })));
     assert!(device.write_at(0, &[0; 4096]).is_err() && server.seen(WRITE).is_empty());
 }
 
