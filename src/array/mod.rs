@@ -354,6 +354,7 @@ impl Array {
                 counters: MemberCounters::default(),
                 reason: seat.reason,
                 away: None,
+                cut_off: false,
             })
             .collect();
         let exchanged = assembled.replaced.into_iter().map(|(open, member, uuid)| Replaced {
@@ -584,7 +585,10 @@ impl Array {
             _ => format!("its device is gone: {fault}"),
         };
         match self.find_device(device) {
-            Some((member, _)) => self.fault_device(member, device, MemberState::Missing, reason),
+            Some((member, _)) => {
+                self.fault_device(member, device, MemberState::Missing, reason);
+                self.note_cut_off(member, fault);
+            }
             // Out of service already, and somebody may wait for what it was doing.
             None => {
                 self.abandon(device, fault);

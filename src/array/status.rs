@@ -45,6 +45,8 @@ pub enum MemberCondition {
     Slow,
     /// It was in service until the array failed, and can come back to it: such members come first.
     ServedLast,
+    /// It is out of service, as its file ended too early.
+    CutOff,
 }
 
 /// One member of the array.

@@ -286,6 +286,7 @@ impl Names {
                 });
                 let loss = loss.filter(|_| in_the_way.is_none());
                 let of_all = conditions(member, reason.as_deref(), &counts, returning);
+                let loss = loss.filter(|loss| !of_all.contains(loss));
                 of_all.into_iter().chain(loss).collect()
             },
             reason: in_the_way.or(reason),
@@ -312,6 +313,7 @@ fn conditions(
         MemberCondition::NotMended => Condition::NotMended,
         MemberCondition::Slow => Condition::Slow,
         MemberCondition::ServedLast => Condition::ServedLast,
+        MemberCondition::CutOff => Condition::CutOff,
     });
     let repaired = (counts.repaired > 0).then_some(Condition::Repaired);
     let is_kept = reason.is_some_and(|reason| reason.contains(NOWHERE_ELSE));

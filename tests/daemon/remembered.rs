@@ -240,7 +240,6 @@ fn of_arrays_of_one_name_the_one_that_was_imported_is_served_where_the_configura
     serve.stop();
     let mut serve = Serve::start(dir.path(), &both);
     assert_eq!(uuid(&serve.array_when("it is served", is("ONLINE"))), second);
-    serve.stop();
     serve.says("export tank");
     let said = serve.says(&format!("import {second} --once"));
     assert!(said.contains("the next start serves it all the same"), "{said}");
