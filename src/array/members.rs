@@ -522,14 +522,29 @@ impl Array {
 
     /// The same for a fault of the device.
     fn fault_by(&mut self, index: MemberIndex, id: DeviceId, reason: String, fault: IoFault) {
+        let is_primary = self.is_primary(id);
         self.out_of_service(index, id, MemberState::Faulted, reason, fault.kind == IoFaultKind::Gone);
-        self.note_cut_off(index, fault);
+        self.note_cut_off(index, is_primary, fault);
     }
 
-    /// Takes note of the fault for which a member has just left: of a file that ends too early, nothing comes back.
-    pub(super) fn note_cut_off(&mut self, index: MemberIndex, fault: IoFault) {
+    /// The same for one that is gone although no operation failed.
+    pub(super) fn device_missing(
+        &mut self,
+        index: MemberIndex,
+        id: DeviceId,
+        reason: String,
+        fault: IoFault,
+    ) {
+        let is_primary = self.is_primary(id);
+        self.fault_device(index, id, MemberState::Missing, reason);
+        self.note_cut_off(index, is_primary, fault);
+    }
+
+    /// Takes note of the fault for which a device of a member has just left. Where that was its own (`is_primary`), and its file
+    /// ends too early, the member does not come back from there.
+    fn note_cut_off(&mut self, index: MemberIndex, is_primary: bool, fault: IoFault) {
         let member = self.member_mut(index);
-        member.cut_off |= member.device.is_none() && fault.errno == libc::ENODATA;
+        member.cut_off |= is_primary && member.device.is_none() && fault.errno == libc::ENODATA;
     }
 
     /// `out_of_reach`: nothing is known against the device but that it cannot be reached.

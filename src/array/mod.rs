@@ -585,10 +585,7 @@ impl Array {
             _ => format!("its device is gone: {fault}"),
         };
         match self.find_device(device) {
-            Some((member, _)) => {
-                self.fault_device(member, device, MemberState::Missing, reason);
-                self.note_cut_off(member, fault);
-            }
+            Some((member, _)) => self.device_missing(member, device, reason, fault),
             // Out of service already, and somebody may wait for what it was doing.
             None => {
                 self.abandon(device, fault);
@@ -648,6 +645,7 @@ impl Array {
             client_errors: self.client_errors,
             checksum: self.supers.template().checksum,
             log: self.log_state(),
+            yields_to_force: self.redo.yields_to_force,
             lost: self.damaged_ranges(Why::is_beyond_repair),
             set_aside: self.damaged_ranges(|why| why == Why::SetAside),
             unreadable: self.unreadable_ranges(),

@@ -267,7 +267,10 @@ impl Array {
                 // Another recovery over those that are left, once nothing of this one is in flight.
                 self.redo_mut().life = Life::Starting;
             }
-            Some(RecoveryOutcome::Refused(error)) => self.refuse_to_serve(&error.to_string()),
+            Some(RecoveryOutcome::Refused(error)) => {
+                let yields = error.yields_to_force() && !self.redo().facts.force;
+                self.refuse_to_serve(&error.to_string(), yields);
+            }
         }
     }
 
@@ -287,7 +290,7 @@ impl Array {
                 Count::of(left.len(), "member"),
                 Count::of(left.len(), "member").are()
             );
-            return self.refuse_to_serve(&text);
+            return self.refuse_to_serve(&text, false);
         }
         for &(member, why) in members {
             if let Some(device) = self.device_of(member, Which::Primary) {
@@ -323,8 +326,10 @@ impl Array {
         }
     }
 
-    fn refuse_to_serve(&mut self, reason: &str) {
+    /// `yields_to_force`: a forced start would go on.
+    fn refuse_to_serve(&mut self, reason: &str, yields_to_force: bool) {
         self.redo_mut().life = Life::Refused(reason.to_owned());
+        self.redo_mut().yields_to_force = yields_to_force;
         self.notice(
             NoticeKind::ArrayRefused,
             NoticeLevel::Error,

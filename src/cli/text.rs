@@ -517,7 +517,7 @@ pub(super) mod tests {
             parity: 1,
             chunk: 65536,
             checksum: "blake3".into(),
-            log: LogReport { state: LogState::Serving, reason: None },
+            log: LogReport { state: LogState::Serving, reason: None, yields_to_force: false },
             epoch: 3,
             dirty: false,
             uris: vec![format!("nbd+unix:///{name}?socket=/run/calpe/nbd.sock")],

@@ -152,6 +152,9 @@ pub struct LogReport {
     pub state: LogState,
     /// Why it is refused.
     pub reason: Option<String>,
+    /// Where it is refused: `calpe import --force` goes on, and gives up what is in the way.
+    #[serde(default)]
+    pub yields_to_force: bool,
 }
 
 /// What a redo log is at.
@@ -478,7 +481,7 @@ pub(super) mod tests {
             parity: 2,
             chunk: 65536,
             checksum: "blake3".into(),
-            log: LogReport { state: LogState::Serving, reason: None },
+            log: LogReport { state: LogState::Serving, reason: None, yields_to_force: false },
             epoch: 3,
             dirty: false,
             uris: vec!["nbd+unix:///tank?socket=/run/calpe/nbd.sock".into()],

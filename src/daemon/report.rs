@@ -157,7 +157,10 @@ impl Names {
             parity: status.geometry.parity,
             chunk: status.geometry.chunk,
             checksum: status.checksum.to_string(),
-            log: log_report(&status.log, status.state),
+            log: LogReport {
+                yields_to_force: status.yields_to_force,
+                ..log_report(&status.log, status.state)
+            },
             epoch: status.epoch,
             dirty: status.dirty,
             uris: addresses.iter().map(|(address, tls)| uri(address, *tls, &self.name)).collect(),
@@ -329,7 +332,7 @@ fn log_report(log: &LogState, array: ArrayState) -> LogReport {
         LogState::Serving => (control::LogState::Serving, None),
         LogState::Refused(reason) => (control::LogState::Refused, Some(reason.clone())),
     };
-    LogReport { state, reason }
+    LogReport { state, reason, yields_to_force: false }
 }
 
 fn state_of(array: ArrayState) -> control::ArrayState {
