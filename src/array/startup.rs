@@ -10,7 +10,8 @@ use super::members::Which;
 use super::mutation::{Mutation, is_off};
 use super::pages::PageStore;
 use super::recovery::{
-    Building, LostRow, Recovered, Recovery, RecoveryContext, RecoveryIo, RecoveryOutcome, Ring, RolledBack,
+    Building, LostRow, PageFault, Recovered, Recovery, RecoveryContext, RecoveryIo, RecoveryOutcome, Ring,
+    RolledBack,
 };
 use super::redo::Redo;
 use super::{
@@ -380,9 +381,16 @@ impl Array {
 
     /// Replay is over: the log starts anew behind it.
     fn recovered(&mut self, recovered: Recovered) {
-        // What gave an error was counted as such.
-        for (member, _) in recovered.page_faults.iter().filter(|(_, fault)| fault.is_of_content()) {
-            self.member_mut(*member).counters.checksum_errors += 1;
+        for &PageFault { page, member, fault, is_lost } in &recovered.page_faults {
+            // What gave an error was counted as such.
+            let counted = u64::from(fault.is_of_content());
+            let counters = &mut self.member_mut(member).counters;
+            counters.checksum_errors += counted;
+            if !is_lost {
+                // As while it serves: the copy takes the write of the next checkpoint, as far as is known.
+                counters.repaired += counted;
+                self.notice_page_fault(member, page, fault);
+            }
         }
         for &(member, blocks) in &recovered.log_faults {
             self.member_mut(member).counters.checksum_errors += blocks;
