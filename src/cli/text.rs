@@ -97,7 +97,7 @@ fn one_array(array: &ArrayReport, verbose: bool) -> String {
         return text;
     }
     let mut scans: Vec<_> = array.scan.iter().map(scan_line).collect();
-    scans.extend(array.last_scrub.map(|scrub| last_scrub_line(&scrub, &array.last_scrub_unchecked)));
+    scans.extend(array.last_scrub.map(|scrub| last_scrub_line(&scrub, array)));
     if scans.is_empty() {
         scans.push("never scrubbed".into());
     }
@@ -348,9 +348,13 @@ pub(super) fn retried(scan: &ScanReport) -> Option<String> {
 
 /// The last scrub in one line.
 #[must_use]
-pub fn last_scrub_line(scrub: &LastScrub, unchecked: &[u16]) -> String {
+pub fn last_scrub_line(scrub: &LastScrub, array: &ArrayReport) -> String {
+    let unchecked = &array.last_scrub_unchecked[..];
     let when = timestamp(scrub.finished_unix);
     let found = match (scrub.errors, scrub.repaired) {
+        (0, 0) if !array.last_scrub_compared() => {
+            format!("last scrub ended {when} and verified nothing, as there are no checksums")
+        }
         (0, 0) => format!("last scrub ended {when} and found no errors"),
         (errors, repaired) => {
             format!(

@@ -157,6 +157,14 @@ pub struct LogReport {
     pub yields_to_force: bool,
 }
 
+impl ArrayReport {
+    /// Whether the last scrub had something to compare throughout: without checksums, that is more members than hold data.
+    #[must_use]
+    pub fn last_scrub_compared(&self) -> bool {
+        self.checksum != "none" || self.last_scrub_unchecked.len() < usize::from(self.parity)
+    }
+}
+
 /// What a redo log is at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
