@@ -4,8 +4,9 @@
     scripts/recover.py DEVICE... --output FILE [--force]     devices or files of the array's members, in any order; up to m may be missing
 
 What cannot be recovered is left as zeroes in FILE and listed. --force goes on where what is left of log, stripe map or checksums may
-be older than what was last written, and so may be what FILE gets; it takes pages of the map that are nowhere else from members that are not current. Exit status: 0 when everything is there, 1 when blocks are lost,
-2 when the array cannot be read at all.
+be older than what was last written, and so may be what FILE gets; it takes pages of the map that are nowhere else from members that
+are not current, and uses members that were rolled back where the others are too few. Exit status: 0 when everything is there, 1 when
+blocks are lost, 2 when the array cannot be read at all.
 
 Needs Python 3.8 and nothing else. Written from docs/on-disk-format.md alone, section by section: where this program and Calpe
 disagree, one of the three is wrong. Little is kept in memory; a gigabyte takes some two minutes.
@@ -314,7 +315,7 @@ def groups(items, size):
 # "Which devices count".
 
 
-def assemble(devices):
+def assemble(devices, force=False):
     """The record of the epoch that counts, and its usable devices by member."""
     superblocks = [device.superblock for device in devices]
     records = {}
@@ -353,12 +354,15 @@ def assemble(devices):
     in_line = [s for s in superblocks if s.role != 3 and s.epoch.id in (epoch.id, epoch.parent or epoch.id)]
     newest_complete = max(s.update_complete for s in in_line)
     children = [child for child in epochs if child.parent == epoch.id]
+    rolled_back = {}
     for member, device in list(usable.items()):
         of_children = [had(child) for child in children if is_named(device.superblock, child)]
         needed = max([newest_complete, *of_children])
         if device.superblock.update < needed:
             print(f"member {member} was rolled back: update {device.superblock.update} of {needed}", file=sys.stderr)
-            del usable[member]
+            rolled_back[member] = usable.pop(member)
+    if force and len(usable) < records[epoch.id].data:
+        usable.update(rolled_back)
     if len(usable) < records[epoch.id].data:
         raise Unreadable(f"too few members that were not rolled back: {sorted(usable)}")
     clean = all(device.superblock.clean for device in usable.values())
@@ -400,7 +404,7 @@ class Array:
     """The devices that count, and everything that is derived from their superblocks."""
 
     def __init__(self, devices, force=False):
-        self.record, self.usable = assemble(devices)
+        self.record, self.usable = assemble(devices, force)
         record, self.force = self.record, force
         self.left_out = {
             device.superblock.member: device for device in devices
@@ -476,6 +480,10 @@ class Array:
         rolled_back = [member for member, of_member in shown.items() if of_member.tail < first]
         for member in rolled_back:
             print(f"member {member} was rolled back: the space of batch {shown[member].tail} was used again", file=sys.stderr)
+        if self.force and len(self.usable) - len(rolled_back) < self.k:
+            # What of them is old does not match the newest checksums; without these it cannot be told.
+            rolled_back = []
+        for member in rolled_back:
             del self.usable[member]
         if len(self.usable) < self.k:
             raise Unreadable(f"too few members that were not rolled back: {sorted(self.usable)}")

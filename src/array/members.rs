@@ -238,6 +238,8 @@ pub(super) struct Member {
     pub reason: Option<String>,
     /// It left because of a shortage, and may come back by itself.
     pub away: Option<MemberCondition>,
+    /// It left because its file ended too early.
+    pub cut_off: bool,
 }
 
 impl Member {
@@ -520,7 +522,29 @@ impl Array {
 
     /// The same for a fault of the device.
     fn fault_by(&mut self, index: MemberIndex, id: DeviceId, reason: String, fault: IoFault) {
+        let is_primary = self.is_primary(id);
         self.out_of_service(index, id, MemberState::Faulted, reason, fault.kind == IoFaultKind::Gone);
+        self.note_cut_off(index, is_primary, fault);
+    }
+
+    /// The same for one that is gone although no operation failed.
+    pub(super) fn device_missing(
+        &mut self,
+        index: MemberIndex,
+        id: DeviceId,
+        reason: String,
+        fault: IoFault,
+    ) {
+        let is_primary = self.is_primary(id);
+        self.fault_device(index, id, MemberState::Missing, reason);
+        self.note_cut_off(index, is_primary, fault);
+    }
+
+    /// Takes note of the fault for which a device of a member has just left. Where that was its own (`is_primary`), and its file
+    /// ends too early, the member does not come back from there.
+    fn note_cut_off(&mut self, index: MemberIndex, is_primary: bool, fault: IoFault) {
+        let member = self.member_mut(index);
+        member.cut_off |= is_primary && member.device.is_none() && fault.errno == libc::ENODATA;
     }
 
     /// `out_of_reach`: nothing is known against the device but that it cannot be reached.
@@ -551,6 +575,7 @@ impl Array {
         let was = std::mem::replace(&mut member.state, to);
         member.progress = None;
         member.away = None;
+        member.cut_off = false;
         member.reason = Some(reason.clone());
         self.count_members();
         let member = self.member_mut(index);
@@ -717,7 +742,9 @@ impl Array {
         let not_mended = is_unmended.then_some(MemberCondition::NotMended);
         let slow = self.paces.is_slow(index).then_some(MemberCondition::Slow);
         let served_last = self.returnable_now().contains(index).then_some(MemberCondition::ServedLast);
-        self.lacks_of(member).chain(kept).chain(not_mended).chain(slow).chain(served_last).collect()
+        let cut_off = (member.cut_off && member.device.is_none()).then_some(MemberCondition::CutOff);
+        let of_device = kept.into_iter().chain(not_mended).chain(slow);
+        self.lacks_of(member).chain(of_device).chain(served_last).chain(cut_off).collect()
     }
 
     /// Whether the array has ended.

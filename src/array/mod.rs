@@ -355,6 +355,7 @@ impl Array {
                 counters: MemberCounters::default(),
                 reason: seat.reason,
                 away: None,
+                cut_off: false,
             })
             .collect();
         let exchanged = assembled.replaced.into_iter().map(|(open, member, uuid)| Replaced {
@@ -585,7 +586,7 @@ impl Array {
             _ => format!("its device is gone: {fault}"),
         };
         match self.find_device(device) {
-            Some((member, _)) => self.fault_device(member, device, MemberState::Missing, reason),
+            Some((member, _)) => self.device_missing(member, device, reason, fault),
             // Out of service already, and somebody may wait for what it was doing.
             None => {
                 self.abandon(device, fault);
@@ -645,6 +646,7 @@ impl Array {
             client_errors: self.client_errors,
             checksum: self.supers.template().checksum,
             log: self.log_state(),
+            yields_to_force: self.redo.yields_to_force,
             lost: self.damaged_ranges(Why::is_beyond_repair),
             set_aside: self.damaged_ranges(|why| why == Why::SetAside),
             set_aside_on: self.set_aside_on(),

@@ -324,7 +324,7 @@ impl Array {
         self.redo_mut().pages.write_done(write, succeeded);
     }
 
-    fn notice_page_fault(&mut self, member: MemberIndex, page: PageIndex, fault: CopyFault) {
+    pub(super) fn notice_page_fault(&mut self, member: MemberIndex, page: PageIndex, fault: CopyFault) {
         let what = match fault {
             CopyFault::Damaged => "a damaged",
             CopyFault::Unreadable => "an unreadable",

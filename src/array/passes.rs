@@ -355,13 +355,18 @@ impl Array {
         {
             // Two scrubs are told apart by when they ended, also over a restart.
             let earlier = self.passes.last_scrub.as_ref().map_or(0, |last| last.finished_unix + 1);
+            let was_compared = self.redo.facts.checksums.is_some() || pass.unchecked.len() < self.map.m;
+            // What was not compared does not refute what an earlier scrub has found.
+            let standing = self.passes.last_scrub.filter(|last| !was_compared && last.errors > pass.errors);
+            let (errors, repaired) =
+                standing.map_or((pass.errors, pass.repaired), |last| (last.errors, last.repaired));
             let result = ScrubResult {
                 finished_unix: earlier.max(self.config.unix_at_zero + self.now.0 / 1_000_000_000),
-                errors: pass.errors,
-                repaired: pass.repaired,
+                errors,
+                repaired,
                 unchecked: pass.unchecked,
             };
-            let is_whole = pass.errors == 0 && pass.unchecked.is_empty();
+            let is_whole = pass.errors == 0 && pass.unchecked.is_empty() && was_compared;
             let level = if is_whole { NoticeLevel::Info } else { NoticeLevel::Warning };
             let mut text =
                 format!("scrub finished: {}, {} repaired", Count(pass.errors, "error"), pass.repaired);
@@ -371,6 +376,15 @@ impl Array {
                     "; not checked, as out of service: member {}; scrub again when all are back",
                     members.join(", ")
                 );
+            }
+            if !was_compared {
+                text += match pass.unchecked.is_empty() {
+                    true => "; without checksums and parity nothing could be compared",
+                    false => "; without checksums nothing could be compared while they were out",
+                };
+            }
+            if let Some(last) = standing {
+                text += &format!("; {} of an earlier scrub stand", Count(last.errors, "error"));
             }
             self.passes.last_scrub = Some(result);
             self.bad.scrubbed();

@@ -35,6 +35,8 @@ pub(super) struct Redo {
     /// A member that the last epoch had in service is missing, or holds only the parent of that epoch, and whether the array can be
     /// served is not known: until it is, nothing is written. Its return would not help, or what tells of its age would be gone.
     pub unjudged: bool,
+    /// Of a start that is refused: whether a forced one would go on.
+    pub yields_to_force: bool,
     /// While that is not known: members in service that hold only the parent of the last epoch.
     pub behind: MemberSet,
     /// Batches below were durable before the array failed, whatever its members say when they come back; 0 where nothing is known.
@@ -162,6 +164,7 @@ impl Redo {
         Redo {
             life: Life::Starting,
             unjudged: false,
+            yields_to_force: false,
             behind: MemberSet::default(),
             durable_before: 0,
             acknowledged_before: 0,

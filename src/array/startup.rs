@@ -10,8 +10,8 @@ use super::members::Which;
 use super::mutation::{Mutation, is_off};
 use super::pages::PageStore;
 use super::recovery::{
-    Building, Lifted, LostRow, Recovered, Recovery, RecoveryContext, RecoveryIo, RecoveryOutcome, Ring,
-    RolledBack,
+    Building, Lifted, LostRow, PageFault, Recovered, Recovery, RecoveryContext, RecoveryIo, RecoveryOutcome,
+    Ring, RolledBack,
 };
 use super::redo::Redo;
 use super::{
@@ -271,7 +271,10 @@ impl Array {
                 // Another recovery over those that are left, once nothing of this one is in flight.
                 self.redo_mut().life = Life::Starting;
             }
-            Some(RecoveryOutcome::Refused(error)) => self.refuse_to_serve(&error.to_string()),
+            Some(RecoveryOutcome::Refused(error)) => {
+                let yields = error.yields_to_force() && !self.redo().facts.force;
+                self.refuse_to_serve(&error.to_string(), yields);
+            }
         }
     }
 
@@ -291,7 +294,7 @@ impl Array {
                 Count::of(left.len(), "member"),
                 Count::of(left.len(), "member").are()
             );
-            return self.refuse_to_serve(&text);
+            return self.refuse_to_serve(&text, false);
         }
         for &(member, why) in members {
             if let Some(device) = self.device_of(member, Which::Primary) {
@@ -330,8 +333,10 @@ impl Array {
         }
     }
 
-    fn refuse_to_serve(&mut self, reason: &str) {
+    /// `yields_to_force`: a forced start would go on.
+    fn refuse_to_serve(&mut self, reason: &str, yields_to_force: bool) {
         self.redo_mut().life = Life::Refused(reason.to_owned());
+        self.redo_mut().yields_to_force = yields_to_force;
         self.notice(
             NoticeKind::ArrayRefused,
             NoticeLevel::Error,
@@ -382,9 +387,16 @@ impl Array {
 
     /// Replay is over: the log starts anew behind it.
     fn recovered(&mut self, recovered: Recovered, lifted: Option<Lifted>, tail: Option<u64>) {
-        // What gave an error was counted as such.
-        for (member, _) in recovered.page_faults.iter().filter(|(_, fault)| fault.is_of_content()) {
-            self.member_mut(*member).counters.checksum_errors += 1;
+        for &PageFault { page, member, fault, is_lost } in &recovered.page_faults {
+            // What gave an error was counted as such.
+            let counted = u64::from(fault.is_of_content());
+            let counters = &mut self.member_mut(member).counters;
+            counters.checksum_errors += counted;
+            if !is_lost {
+                // As while it serves: the copy takes the write of the next checkpoint, as far as is known.
+                counters.repaired += counted;
+                self.notice_page_fault(member, page, fault);
+            }
         }
         for &(member, blocks) in &recovered.log_faults {
             self.member_mut(member).counters.checksum_errors += blocks;

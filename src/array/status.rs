@@ -45,6 +45,8 @@ pub enum MemberCondition {
     Slow,
     /// It was in service until the array failed, and can come back to it: such members come first.
     ServedLast,
+    /// It is out of service, as its file ended too early.
+    CutOff,
 }
 
 /// One member of the array.
@@ -161,6 +163,8 @@ pub struct VolumeStatus {
     pub checksum: ChecksumKind,
     /// The redo log.
     pub log: LogState,
+    /// Where it cannot be replayed: whether a forced start would go on, and give up what is in the way.
+    pub yields_to_force: bool,
     /// Parts of the volume found to be beyond repair since the start: (offset, bytes), ascending. A write heals them.
     pub lost: Vec<(VolumeOffset, u64)>,
     /// Parts that are set aside: what they held may still be on their members, which could not read it when the rest of

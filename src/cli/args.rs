@@ -139,7 +139,8 @@ Examples:
 Give every member of the array. The log is replayed in memory, then every block that is in use is read and compared with its \
 checksum, parity with data, and the copies of metadata with each other.
 Exit codes: 0 only if all is proved good and every member is there and in service; 1 otherwise, also when what is there is \
-consistent and members are missing (with --json, 'consistent' and 'whole' tell the two apart); 2 usage.
+consistent and members are missing (with --json, 'consistent' and 'whole' tell the two apart), or where nothing could be \
+compared: without checksums, fewer members than one more than hold data (then 'consistent' is false and 'errors' null); 2 usage.
 Examples:
   calpe check /srv/m*.img
   calpe check --json /dev/disk/by-id/ata-{a,b,c,d,e,f} | jq .good")]

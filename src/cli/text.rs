@@ -98,7 +98,7 @@ fn one_array(array: &ArrayReport, verbose: bool) -> String {
         return text;
     }
     let mut scans: Vec<_> = array.scan.iter().map(scan_line).collect();
-    scans.extend(array.last_scrub.map(|scrub| last_scrub_line(&scrub, &array.last_scrub_unchecked)));
+    scans.extend(array.last_scrub.map(|scrub| last_scrub_line(&scrub, array)));
     if scans.is_empty() {
         scans.push("never scrubbed".into());
     }
@@ -349,9 +349,13 @@ pub(super) fn retried(scan: &ScanReport) -> Option<String> {
 
 /// The last scrub in one line.
 #[must_use]
-pub fn last_scrub_line(scrub: &LastScrub, unchecked: &[u16]) -> String {
+pub fn last_scrub_line(scrub: &LastScrub, array: &ArrayReport) -> String {
+    let unchecked = &array.last_scrub_unchecked[..];
     let when = timestamp(scrub.finished_unix);
     let found = match (scrub.errors, scrub.repaired) {
+        (0, 0) if !array.last_scrub_compared() => {
+            format!("last scrub ended {when} and verified nothing, as there are no checksums")
+        }
         (0, 0) => format!("last scrub ended {when} and found no errors"),
         (errors, repaired) => {
             format!(
@@ -518,7 +522,7 @@ pub(super) mod tests {
             parity: 1,
             chunk: 65536,
             checksum: "blake3".into(),
-            log: LogReport { state: LogState::Serving, reason: None },
+            log: LogReport { state: LogState::Serving, reason: None, yields_to_force: false },
             epoch: 3,
             dirty: false,
             uris: vec![format!("nbd+unix:///{name}?socket=/run/calpe/nbd.sock")],

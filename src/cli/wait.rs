@@ -299,6 +299,17 @@ fn scrub_result(array: &ArrayReport, since: &ScrubMark) -> Look {
         many => format!("; not verified, as out of service: {many} of {} members", array.members.len()),
     };
     match since.result_after(array) {
+        Some(LastScrub { errors, .. }) if !array.last_scrub_compared() => {
+            let standing = match errors {
+                0 => String::new(),
+                _ => format!("; {} of this scrub or an earlier one stand", Count(errors, "error")),
+            };
+            Look::Badly(format!(
+                "scrub is complete, and verified nothing where fewer than {} members were in service: without checksums it has \
+                 nothing to compare then{unverified}{standing}",
+                array.data + 1
+            ))
+        }
         Some(LastScrub { errors: 0, .. }) => Look::Well(format!("scrub is complete: no errors{unverified}")),
         Some(LastScrub { errors, repaired, .. }) => Look::Badly(format!(
             "scrub is complete: {}, {} repaired; see 'calpe events'{unverified}",

@@ -155,6 +155,17 @@ pub struct LogReport {
     pub state: LogState,
     /// Why it is refused.
     pub reason: Option<String>,
+    /// Where it is refused: `calpe import --force` goes on, and gives up what is in the way.
+    #[serde(default)]
+    pub yields_to_force: bool,
+}
+
+impl ArrayReport {
+    /// Whether the last scrub had something to compare throughout: without checksums, that is more members than hold data.
+    #[must_use]
+    pub fn last_scrub_compared(&self) -> bool {
+        self.checksum != "none" || self.last_scrub_unchecked.len() < usize::from(self.parity)
+    }
 }
 
 /// What a redo log is at.
@@ -484,7 +495,7 @@ pub(super) mod tests {
             parity: 2,
             chunk: 65536,
             checksum: "blake3".into(),
-            log: LogReport { state: LogState::Serving, reason: None },
+            log: LogReport { state: LogState::Serving, reason: None, yields_to_force: false },
             epoch: 3,
             dirty: false,
             uris: vec!["nbd+unix:///tank?socket=/run/calpe/nbd.sock".into()],

@@ -216,14 +216,21 @@ fn bring_back(array: &ArrayReport, absent: &[&MemberReport]) -> String {
 
 fn explain_refused(array: &ArrayReport) -> Explanation {
     let reason = array.log.reason.as_deref().unwrap_or("its redo log cannot be replayed");
+    let (name, export) = (&array.name, export(array));
+    let bring = match array.members.iter().all(in_service) {
+        true => "mend what makes reads of its members fail, or put back members as they were last",
+        false => "bring members back that are missing",
+    };
+    let again = format!("Stop it with '{export}', {bring}, and import it again with 'calpe import {name}'");
     Explanation {
         status: format!("It cannot be served: {reason}."),
-        action: format!(
-            "Stop it with '{export}', bring members back that are missing, and import it again with 'calpe import {name}'; or accept \
-             the loss with '{export} && calpe import --force {name}'.",
-            export = export(array),
-            name = array.name
-        ),
+        action: match array.log.yields_to_force {
+            true => format!("{again}; or accept the loss with '{export} && calpe import --force {name}'."),
+            false => format!(
+                "{again}. Where that cannot be done, nothing of Calpe starts it, --force neither: copy the members, and get out what \
+                 is left with 'scripts/recover.py --force' (docs/faults.md)."
+            ),
+        },
     }
 }
 
@@ -710,7 +717,10 @@ mod tests {
         let mut failed = with_absent(&[MemberState::Missing; 3]);
         failed.members[..3].iter_mut().for_each(|member| member.conditions = vec![Condition::Displaced]);
         let action = explain(&failed).action;
-        assert!(action.contains("in the place of members cannot serve") && !action.contains("calpe replace"), "{action}");
+        assert!(
+            action.contains("in the place of members cannot serve") && !action.contains("calpe replace"),
+            "{action}"
+        );
     }
 
     #[test]
@@ -764,15 +774,24 @@ mod tests {
     fn an_array_whose_log_is_refused_says_why_whichever_members_are_there() {
         let mut array = with_absent(&[MemberState::Missing]);
         array.state = ArrayState::Failed;
-        array.log = LogReport { state: LogState::Refused, reason: Some("it breaks off".into()) };
+        array.log = LogReport {
+            state: LogState::Refused,
+            reason: Some("it breaks off".into()),
+            yields_to_force: true,
+        };
         assert!(explain(&array).status.contains("it breaks off"));
         let action = explain(&array).action;
         assert!(action.contains("'calpe export tank && calpe import --force tank'"), "{action}");
+        assert!(action.contains("bring members back that are missing"), "{action}");
         array.clients = 2;
         let action = explain(&array).action;
         assert!(action.contains("'calpe export --force tank && calpe import --force tank'"), "{action}");
+        // What --force does not lift is not advised.
+        array.log.yields_to_force = false;
+        let action = explain(&array).action;
+        assert!(!action.contains("import --force") && action.contains("scripts/recover.py"), "{action}");
         array.state = ArrayState::Degraded;
-        array.log = LogReport { state: LogState::Replaying, reason: None };
+        array.log = LogReport { state: LogState::Replaying, reason: None, yields_to_force: false };
         let status = explain(&array).status;
         assert!(status.contains("requests wait") && !status.contains("all data"), "{status}");
     }
@@ -1026,12 +1045,14 @@ mod tests {
         array.lost = vec![LostReport { offset: 0, bytes: 4096 }, LostReport { offset: 1 << 20, bytes: 8192 }];
         assert_eq!(verdict(std::slice::from_ref(&array)), Verdict::Degraded);
         assert!(explain(&array).status.starts_with("12 KiB of the volume"), "{}", explain(&array).status);
-        array.log = LogReport { state: LogState::Refused, reason: Some("no room".into()) };
+        array.log =
+            LogReport { state: LogState::Refused, reason: Some("no room".into()), yields_to_force: false };
         for state in [ArrayState::Online, ArrayState::Failed] {
             array.state = state;
             assert_eq!(verdict(std::slice::from_ref(&array)), Verdict::Failed);
             let told = explain(&array);
-            assert!(told.status.contains("no room") && told.action.contains("calpe import --force tank"));
+            assert!(told.status.contains("no room") && told.action.contains("--force neither"), "{told:?}");
+            assert!(!told.action.contains("missing"), "{told:?}");
         }
         array.state = ArrayState::Online;
         array.log.state = LogState::Replaying;

@@ -159,7 +159,8 @@ impl Daemon {
                 false => self.import_one(&found, uuid, force),
             };
             match imported {
-                Ok(Done { message, warnings, .. }) => {
+                Ok(Done { message, warnings, failures: refused }) => {
+                    failures.extend(refused);
                     taken.push(name.clone());
                     lines.push(message);
                     for warning in warnings {
@@ -229,14 +230,21 @@ impl Daemon {
         let options = ServeOptions { force, ..self.options_for(name_of(&found.arrays[&array]), array) };
         let before = self.events.next();
         let (report, mut warnings) = self.open_and_serve(found, array, options, &[])?;
-        let report = self.when_replayed(report);
         warnings.extend(self.losses(&report, before));
-        Ok(Done { message: served_line(&report), warnings, ..Done::default() })
+        let refused = report.log.reason.as_ref().filter(|_| report.log.state == LogState::Refused);
+        let failure = |reason| {
+            let name = &report.name;
+            let what =
+                format!("array '{name}' cannot be served: {reason}; 'calpe status {name}' says what to do");
+            refusal(ErrorCode::Refused, what)
+        };
+        let failures = refused.map(failure).into_iter().collect();
+        Ok(Done { message: served_line(&report), warnings, failures })
     }
 
     /// The report of an array that has just begun to be served, when its log is replayed, as far as that takes no longer than
     /// [`REPLAY_WAIT`].
-    fn when_replayed(&self, mut report: ArrayReport) -> ArrayReport {
+    pub(super) fn when_replayed(&self, mut report: ArrayReport) -> ArrayReport {
         let begun = Instant::now();
         while report.log.state == LogState::Replaying && begun.elapsed() < REPLAY_WAIT {
             std::thread::sleep(REPLAY_LOOK);
@@ -254,7 +262,10 @@ impl Daemon {
         let name = &report.name;
         let is_loss = |event: &Event| {
             let is_dropped = event.kind == NoticeKind::LogDropped.name();
-            event.array.as_deref() == Some(name) && (event.severity == Severity::Error || is_dropped)
+            // That is the failure of the command.
+            let is_refusal = event.kind == NoticeKind::ArrayRefused.name();
+            let is_told = event.severity == Severity::Error && !is_refusal;
+            event.array.as_deref() == Some(name) && (is_told || is_dropped)
         };
         let events = self.events.since(since).into_iter().filter(is_loss);
         let mut lines: Vec<String> = events.map(|event| format!("array '{name}': {}", event.text)).collect();
@@ -297,8 +308,12 @@ impl Daemon {
             let text = format!("an array named '{name}' is served already: export that one first");
             return Err(refusal(ErrorCode::Refused, text));
         }
+        let replay = match superblock.clean {
+            true => "",
+            false => "; whether its redo log can be replayed shows only when it is imported",
+        };
         let message = format!(
-            "would import array '{name}' with {} of {} members",
+            "would import array '{name}' with {} of {} members{replay}",
             opened.assembled.live.len(),
             superblock.members.len()
         );

@@ -157,7 +157,10 @@ impl Names {
             parity: status.geometry.parity,
             chunk: status.geometry.chunk,
             checksum: status.checksum.to_string(),
-            log: log_report(&status.log, status.state),
+            log: LogReport {
+                yields_to_force: status.yields_to_force,
+                ..log_report(&status.log, status.state)
+            },
             epoch: status.epoch,
             dirty: status.dirty,
             uris: addresses.iter().map(|(address, tls)| uri(address, *tls, &self.name)).collect(),
@@ -287,6 +290,7 @@ impl Names {
                 });
                 let loss = loss.filter(|_| in_the_way.is_none());
                 let of_all = conditions(member, reason.as_deref(), &counts, returning);
+                let loss = loss.filter(|loss| !of_all.contains(loss));
                 of_all.into_iter().chain(loss).collect()
             },
             reason: in_the_way.or(reason),
@@ -313,6 +317,7 @@ fn conditions(
         MemberCondition::NotMended => Condition::NotMended,
         MemberCondition::Slow => Condition::Slow,
         MemberCondition::ServedLast => Condition::ServedLast,
+        MemberCondition::CutOff => Condition::CutOff,
     });
     let repaired = (counts.repaired > 0).then_some(Condition::Repaired);
     let is_kept = reason.is_some_and(|reason| reason.contains(NOWHERE_ELSE));
@@ -329,7 +334,7 @@ fn log_report(log: &LogState, array: ArrayState) -> LogReport {
         LogState::Serving => (control::LogState::Serving, None),
         LogState::Refused(reason) => (control::LogState::Refused, Some(reason.clone())),
     };
-    LogReport { state, reason }
+    LogReport { state, reason, yields_to_force: false }
 }
 
 fn state_of(array: ArrayState) -> control::ArrayState {

@@ -320,13 +320,6 @@ impl Daemon {
         drop(settings);
         self.remember_now(id);
         let report = self.report_of(id)?;
-        let level = if report.state == ArrayState::Online { NoticeLevel::Info } else { NoticeLevel::Warning };
-        let scrub = report.scan.iter().find(|scan| scan.kind == ScanKind::Scrub);
-        let scrub = scrub.map_or_else(String::new, |scan| {
-            let words = scan.state.words().unwrap_or("goes on");
-            format!("; a scrub that was under way, at {:.1} %, {words}", scan.percent)
-        });
-        self.notice(&report.name, kinds::IMPORTED, level, format!("imported, {}{scrub}", report.state));
         for warning in warnings {
             self.notice(&report.name, kinds::IMPORT_NOTE, NoticeLevel::Warning, warning);
         }
@@ -336,6 +329,15 @@ impl Daemon {
             let news = News::new(Some(&report.name), kinds::MEMBER_LEFT_OUT, NoticeLevel::Warning, text);
             self.events.tell(News { member: member.map(|member| member.index), ..news });
         }
+        // What becomes of it shows when its log is replayed.
+        let report = self.when_replayed(report);
+        let level = if report.state == ArrayState::Online { NoticeLevel::Info } else { NoticeLevel::Warning };
+        let scrub = report.scan.iter().find(|scan| scan.kind == ScanKind::Scrub);
+        let scrub = scrub.map_or_else(String::new, |scan| {
+            let words = scan.state.words().unwrap_or("goes on");
+            format!("; a scrub that was under way, at {:.1} %, {words}", scan.percent)
+        });
+        self.notice(&report.name, kinds::IMPORTED, level, format!("imported, {}{scrub}", report.state));
         Ok(report)
     }
 

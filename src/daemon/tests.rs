@@ -195,7 +195,7 @@ fn an_import_answers_with_what_its_events_tell_of_losses() {
     tell("pond", "rows_lost", NoticeLevel::Error, "9 rows could not be replayed");
     let told = bench.daemon.losses(&report, before);
     assert_eq!(told, ["array 'tank': 3 rows could not be replayed", "array 'tank': 1 batch was dropped"]);
-    let replaying = LogReport { state: LogState::Replaying, reason: None };
+    let replaying = LogReport { state: LogState::Replaying, reason: None, yields_to_force: false };
     let told = bench.daemon.losses(&ArrayReport { log: replaying, ..report }, bench.daemon.events.next());
     assert!(told.len() == 1 && told[0].contains("still being replayed"), "{told:?}");
 }

@@ -144,8 +144,12 @@ fn last_words(last: Option<&ArrayReport>, again: &str) -> String {
     let Some(report) = last else { return format!("Stopped cleanly. '{again}' picks it up again.") };
     let lacks = PrintableLines(&report.status);
     if report.log.state == LogState::Refused {
+        let rest = match report.log.yields_to_force {
+            true => format!("; or accept the loss with '{again} --force'."),
+            false => ". Where that cannot be done, 'scripts/recover.py --force' gets out what is left (docs/faults.md).".into(),
+        };
         return format!(
-            "Stopped. {lacks} Bring members back that are missing, then '{again}' again; or accept the loss with '{again} --force'."
+            "Stopped. {lacks} Bring back members that are missing, or as they were last, then '{again}' again{rest}"
         );
     }
     if report.state != ArrayState::Failed {

@@ -237,7 +237,7 @@ impl Waiting {
             parity: geometry.map_or(0, |geometry| geometry.parity),
             chunk: geometry.map_or(0, |geometry| geometry.chunk),
             checksum: superblock.map_or_else(String::new, |superblock| superblock.checksum.to_string()),
-            log: LogReport { state: LogState::NotStarted, reason: None },
+            log: LogReport { state: LogState::NotStarted, reason: None, yields_to_force: false },
             epoch: superblock.map_or(0, |superblock| superblock.epoch.number),
             dirty: superblock.is_some_and(|superblock| !superblock.clean),
             uris: Vec::new(),

@@ -266,7 +266,7 @@ fn a_member_that_was_cut_off_is_to_be_replaced() {
     create(&there, "tank", 2, 1);
     let file = fs::File::options().write(true).open(there.join("m1")).unwrap();
     file.set_len(file.metadata().unwrap().len() / 2).unwrap();
-    let serve = Serve::start(dir.path(), "");
+    let mut serve = Serve::start(dir.path(), "");
     for state in ["MISSING", "FAULTED", "OFFLINE"] {
         serve.says("import tank --dir there --once");
         let tank = serve.arrays().remove(0);
@@ -283,6 +283,35 @@ fn a_member_that_was_cut_off_is_to_be_replaced() {
         }
         serve.says("export tank");
     }
+    // One that is cut off while it is served.
+    let file = fs::File::options().write(true).open(there.join("m2")).unwrap();
+    let whole = file.metadata().unwrap().len();
+    serve.says("import tank --dir there --once");
+    serve.says("replace tank 1 spare -w");
+    for cut in [whole - (1 << 20), whole / 2] {
+        serve.says("wait tank");
+        file.set_len(cut).unwrap();
+        serve.array_when("the cut is seen", |array| array["state"] == "DEGRADED");
+        for state in ["", "fail tank 2", "offline tank 2"] {
+            if !state.is_empty() {
+                serve.says(state);
+            }
+            let tank = serve.arrays().remove(0);
+            let member = &tank["members"][2];
+            assert_eq!(member["conditions"], serde_json::json!(["cut_off"]), "{state}: {member}");
+            let told = commands(tank["action"].as_str().unwrap());
+            assert_eq!(told, ["calpe replace tank 2 NEW"], "{state}: {}", tank["action"]);
+        }
+        // Its file has its length again: it is found to be whole, and comes back.
+        file.set_len(whole).unwrap();
+        serve.says("online tank 2");
+        serve.says("wait tank");
+        let tank = serve.arrays().remove(0);
+        assert_eq!(tank["state"], "ONLINE", "{tank}");
+        let conditions = tank["members"][2]["conditions"].as_array().unwrap();
+        assert!(!conditions.contains(&"cut_off".into()), "{conditions:?}");
+    }
+    serve.says("export tank");
     // One that was cut off while the array was served is known when it is to be brought back.
     let file = fs::File::options().write(true).open(there.join("m2")).unwrap();
     serve.says("import tank --dir there --once");

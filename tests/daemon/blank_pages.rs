@@ -39,7 +39,12 @@ fn check(there: &Path, members: &[usize]) -> (bool, String) {
 }
 
 /// What scripts/recover.py says of these members, and what it has written.
-fn recover(dir: &Path, there: &Path, members: &[usize], flags: &[&str]) -> (Option<i32>, String, Vec<u8>) {
+pub(super) fn recover(
+    dir: &Path,
+    there: &Path,
+    members: &[usize],
+    flags: &[&str],
+) -> (Option<i32>, String, Vec<u8>) {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/recover.py");
     let volume = dir.join("volume");
     let mut command = Command::new("python3");

@@ -4,6 +4,7 @@
 use crate::support::image::{BLOCK, Image, live_log};
 use crate::support::load::{Client, Counts, Load};
 use crate::support::process::{Daemon, Setup, member};
+use crate::support::serve::{Serve, create};
 use crate::support::{calpe, run, try_run};
 use calpe::format::RegionKind;
 use calpe::nbd::{Command, Request};
@@ -316,4 +317,40 @@ fn what_a_member_that_is_not_given_may_have_is_not_called_beyond_repair() {
         flips.into_iter().for_each(|(image, at, bit)| image.flip_at(at, bit));
     }
     assert_good(&paths);
+}
+
+/// A copy that replay finds, not the scrub after it.
+#[test]
+fn a_damaged_copy_of_the_stripe_map_is_an_error_and_is_told_by_check_and_by_import() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let there = dir.path().join("there");
+    create(&there, "tank", 2, 1);
+    let serve = Serve::start(dir.path(), "");
+    serve.says("import tank --dir there");
+    let mut client = Client::connect(&serve.nbd()).expect("connected");
+    let request = Request::new(Command::Write, 0, 1 << 20);
+    client.call(&request, &vec![7; 1 << 20]).expect("connected").expect("written");
+    drop(client);
+    serve.says("export tank");
+    let paths: Vec<PathBuf> = (0..3).map(|index| there.join(format!("m{index}"))).collect();
+    assert_good(&paths);
+    // Both places of the first of the pages of member 0, a copy of page 0 of the map.
+    let image = Image::open(&paths[0]);
+    let pages = image.superblock.region(RegionKind::Pages).expect("a logged array").offset.0;
+    image.write(pages, &vec![0x5c; 2 * BLOCK as usize]);
+
+    let (code, told) = check(&paths);
+    assert_eq!((code, named(&told)), (1, vec![0]), "{told:#}");
+    assert!(told["errors"] == 1 && told["repairable"] == 1, "{told:#}");
+    let notice = "member 0 has an empty copy of metadata page 0; it would be rewritten by a scrub";
+    assert_eq!(told["notices"], serde_json::json!([notice]), "{told:#}");
+    serve.says("import tank --dir there");
+    let tank = serve.arrays().remove(0);
+    assert!(tank["members"][0]["cksum"] == 1 && tank["members"][0]["repaired"] == 1, "{tank:#}");
+    let events = serve.events();
+    let of_page = |event: &&Value| event["kind"] == "page_repaired" && event["member"] == 0;
+    assert_eq!(events.iter().filter(of_page).count(), 1, "{events:#?}");
+    serve.says("export tank");
+    assert_good(&paths);
+    serve.stop();
 }

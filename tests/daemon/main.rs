@@ -21,6 +21,7 @@ mod hung_members;
 mod malformed;
 mod older_copies;
 mod recover;
+mod refused_start;
 mod reload;
 mod remembered;
 mod remote;

@@ -1,7 +1,10 @@
 //! Scrubs that do not run: one that somebody has paused stays so, and one that waits for a rebuild says so.
 
+use crate::support::image::Image;
 use crate::support::load::Client;
 use crate::support::serve::{Serve, array, both, create};
+use crate::support::{calpe, run, try_run};
+use calpe::format::RegionKind;
 use calpe::nbd::{Command, Request};
 use serde_json::Value;
 use std::path::Path;
@@ -175,4 +178,63 @@ fn what_a_scrub_has_not_checked_is_kept_with_its_position() {
         assert_eq!(serve.arrays()[0]["last_scrub_unchecked"], Value::from(Vec::<u16>::new()), "{end}");
     }
     serve.stop();
+}
+
+/// With as many members as hold data there is no parity to compare with.
+#[test]
+fn without_checksums_and_without_members_a_scrub_and_a_check_say_that_they_compared_nothing() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let paths = ["m0", "m1", "m2"].map(|name| dir.path().join(name));
+    let shape = ["create", "tank", "-k", "2", "-m", "1", "--size", "8MiB", "--checksum", "none"];
+    run(calpe().args(shape).args(&paths));
+    let serve = Serve::start(dir.path(), "");
+    serve.says("import tank --dir .");
+    let mut client = Client::connect(&serve.nbd()).expect("connected");
+    let request = Request::new(Command::Write, 0, 1 << 20);
+    client.call(&request, &vec![7; 1 << 20]).expect("connected").expect("written");
+    drop(client);
+    let scrubbed = |code: i32| {
+        let output = serve.ask("scrub tank -w");
+        let said = both(&output).split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(output.status.code(), Some(code), "{said}");
+        said
+    };
+    assert!(scrubbed(0).contains("no errors"));
+    // Nothing was found before, and nothing is known after.
+    serve.says("offline tank 2");
+    let said = scrubbed(1);
+    assert!(said.contains("verified nothing") && !said.contains("no errors"), "{said}");
+    assert!(said.contains("not verified, as out of service: 1 of 3 members"), "{said}");
+    let status = serve.says("status tank");
+    assert!(status.contains("verified nothing") && !status.contains("found no errors"), "{status}");
+    serve.says("online tank 2");
+    serve.says("wait tank");
+    assert!(scrubbed(0).contains("no errors"));
+    serve.says("export tank");
+    let image = Image::open(&paths[0]);
+    let data = image.superblock.region(RegionKind::Data).expect("data").offset.0;
+    image.write(data, &[0x5c; 4096]);
+    serve.says("import tank --dir .");
+    let found = scrubbed(1);
+    assert!(found.contains("1 error"), "{found}");
+    // What was found stands until it can be compared again.
+    serve.says("offline tank 2");
+    let said = scrubbed(1);
+    assert!(said.contains("1 error of this scrub or an earlier one stand"), "{said}");
+    let events = serve.says("events");
+    assert!(
+        events.contains("nothing could be compared while they were out; 1 error of an earlier scrub"),
+        "{events}"
+    );
+    serve.says("online tank 2");
+    serve.says("wait tank");
+    let tank = serve.arrays().remove(0);
+    assert_eq!(tank["last_scrub"]["errors"], 1, "{tank:#}");
+    serve.says("export tank");
+    serve.stop();
+
+    let output = try_run(calpe().arg("check").args(&paths[..2]));
+    let said = both(&output).split_whitespace().collect::<Vec<_>>().join(" ");
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("cannot be told") && !said.contains("consistent"), "{said}");
 }

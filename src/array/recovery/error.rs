@@ -142,3 +142,26 @@ pub enum RecoveryError {
     #[error(transparent)]
     Map(#[from] MapFault),
 }
+
+impl RecoveryError {
+    /// Whether a forced start goes on all the same, and gives up what is in the way.
+    #[must_use]
+    pub fn yields_to_force(&self) -> bool {
+        match self {
+            RecoveryError::LogBroken { .. }
+            | RecoveryError::EndUnreadable { .. }
+            | RecoveryError::LogUnreadable { .. }
+            | RecoveryError::RowsAbsent { .. }
+            | RecoveryError::RowUnreadable { .. }
+            | RecoveryError::RowsLost { .. }
+            | RecoveryError::PageUnreadable { .. }
+            | RecoveryError::MapGone { .. }
+            | RecoveryError::MapBehind { .. } => true,
+            RecoveryError::Impossible { .. }
+            | RecoveryError::NoRoom { .. }
+            | RecoveryError::PageUnavailable { .. }
+            | RecoveryError::MapLost { .. }
+            | RecoveryError::Map(_) => false,
+        }
+    }
+}

@@ -153,6 +153,19 @@ pub(super) enum RecoveryOutcome {
     Refused(RecoveryError),
 }
 
+/// A bad copy of a page that was found on the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageFault {
+    /// The page.
+    pub page: PageIndex,
+    /// Whose copy it is.
+    pub member: MemberIndex,
+    /// What is wrong with it.
+    pub fault: CopyFault,
+    /// No copy tells what the page says; otherwise the copy is written anew.
+    pub is_lost: bool,
+}
+
 /// The state of the array after replay.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Recovered {
@@ -177,7 +190,7 @@ pub(super) struct Recovered {
     /// Rows that were written in place.
     pub rows_redone: u64,
     /// Bad copies of pages, to be counted against their members.
-    pub page_faults: Vec<(MemberIndex, CopyFault)>,
+    pub page_faults: Vec<PageFault>,
     /// Pages of the stripe map that are used as their newest copy shows them, although there may have been newer ones.
     pub old_map_pages: Vec<u64>,
     /// Pages of the stripe map that were written and show nothing any more: the start was forced.

@@ -5,7 +5,7 @@
 //! because of errors, is tried again, then refuses the start unless that is forced.
 
 use super::patience::Patience;
-use super::{Building, Doing, Recovery, RecoveryError, Step};
+use super::{Building, Doing, PageFault, Recovery, RecoveryError, Step};
 use crate::array::members::Which;
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::page_copies::Torn;
@@ -137,7 +137,9 @@ impl Recovery {
         if self.page_trials.pages.is_empty() {
             self.page_trials.patience.succeeded();
         }
-        self.result.page_faults.extend(faults);
+        let is_lost = outcome == LoadOutcome::Lost;
+        let fault = |(member, fault)| PageFault { page, member, fault, is_lost };
+        self.result.page_faults.extend(faults.into_iter().map(fault));
         for waiter in waiters {
             if waiter != MAP_WAITER {
                 self.job_page_loaded(waiter, pages);

@@ -177,7 +177,7 @@ pub fn check(members: &[PathBuf], progress: &mut dyn FnMut(&Activity)) -> Result
         Layer::new(devices, data.offset.0..data.offset.0 + data.len).map_err(system("start threads"))?;
     let config = ArrayConfig { seed: 1, ..ArrayConfig::default() };
     let volume = PlainVolume::new(assembled, codec, pool, config);
-    let mut run = Run { volume, layer, notices, actions: Vec::new(), phase: Phase::Replay };
+    let mut run = Run { volume, layer, notices, actions: Vec::new(), phase: Phase::Replay, bad_copies: 0 };
     let status = run.finish(progress)?;
     problems.extend(run.problem(&status));
     let member = |(index, key): (usize, &Option<usize>)| {
@@ -214,8 +214,8 @@ pub fn check(members: &[PathBuf], progress: &mut dyn FnMut(&Activity)) -> Result
         checksum: superblock.checksum.to_string(),
         clean: superblock.clean,
         members: seats.iter().enumerate().map(member).collect(),
-        errors: scrub.map(|scrub| scrub.errors),
-        repairable: scrub.map(|scrub| scrub.repaired),
+        errors: scrub.map(|scrub| scrub.errors + run.bad_copies),
+        repairable: scrub.map(|scrub| scrub.repaired + run.bad_copies),
         lost: parts(&status.lost),
         set_aside: parts(&status.set_aside),
         unreadable: parts(&status.unreadable),
@@ -360,6 +360,8 @@ struct Run {
     notices: Vec<String>,
     actions: Vec<VolumeAction>,
     phase: Phase,
+    /// Copies of metadata pages that were found bad before the scrub, which finds them written anew.
+    bad_copies: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -424,7 +426,11 @@ impl Run {
         for action in actions.drain(..) {
             match action {
                 VolumeAction::Io { device, token, op } => self.layer.submit(device, token, op),
-                VolumeAction::Notice(notice) => self.notices.extend(worth_telling(notice)),
+                VolumeAction::Notice(notice) => {
+                    let is_bad_copy = notice.kind == NoticeKind::PageRepaired;
+                    self.bad_copies += u64::from(is_bad_copy && self.phase == Phase::Replay);
+                    self.notices.extend(worth_telling(notice));
+                }
                 VolumeAction::AdminDone(_, Err(error)) => {
                     self.notices.push(error.to_string());
                     self.phase = Phase::Over;

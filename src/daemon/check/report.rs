@@ -89,14 +89,32 @@ impl CheckReport {
     #[must_use]
     pub fn concluded(mut self) -> CheckReport {
         self.output_version = OUTPUT_VERSION;
-        let faultless = |member: &CheckedMember| member.read + member.cksum + member.superblock == 0;
-        self.consistent = self.members.iter().all(faultless)
-            && self.errors == Some(0)
-            && [&self.lost, &self.set_aside, &self.unreadable].iter().all(|parts| parts.is_empty())
-            && self.problems.is_empty();
+        if !self.has_compared() && self.errors == Some(0) {
+            (self.errors, self.repairable) = (None, None);
+        }
+        self.consistent = self.is_faultless() && self.errors == Some(0);
         self.whole = self.members.iter().all(|member| member.verified);
         self.good = self.consistent && self.whole;
         self
+    }
+
+    /// Whether there was anything to compare: without checksums, data with parity.
+    fn has_compared(&self) -> bool {
+        self.checksum != "none" || self.verified() > usize::from(self.data)
+    }
+
+    /// Members all of which was read.
+    fn verified(&self) -> usize {
+        self.members.iter().filter(|member| member.verified).count()
+    }
+
+    /// Whether nothing is known against what was read.
+    fn is_faultless(&self) -> bool {
+        let faultless = |member: &CheckedMember| member.read + member.cksum + member.superblock == 0;
+        self.members.iter().all(faultless)
+            && self.errors.unwrap_or(0) == 0
+            && [&self.lost, &self.set_aside, &self.unreadable].iter().all(|parts| parts.is_empty())
+            && self.problems.is_empty()
     }
 
     /// What is to be said of parts that cannot be read.
@@ -130,6 +148,15 @@ impl CheckReport {
                 "array '{}' is consistent, not whole: {absent} of {} members {were} not verified; of the others, {proof}",
                 self.array,
                 self.members.len()
+            ),
+            (false, _) if !self.has_compared() && self.is_faultless() => format!(
+                "whether array '{}' is good cannot be told: without checksums, data is compared with parity, which takes {} members \
+                 at least, and {} of {} {} verified",
+                self.array,
+                self.data + 1,
+                self.verified(),
+                self.members.len(),
+                if self.verified() == 1 { "was" } else { "were" }
             ),
             (false, _) => format!("array '{}' is not good", self.array),
         }
@@ -260,6 +287,22 @@ pub(super) mod tests {
             assert!(!report.good && !report.consistent && report.whole, "fault {at}");
             assert!(report.verdict().contains("not good"), "fault {at}");
         }
+    }
+
+    #[test]
+    fn without_checksums_and_parity_nothing_is_said_to_be_consistent() {
+        let mut report = report();
+        report.checksum = "none".into();
+        assert!(report.clone().concluded().good);
+        report.members[1].verified = false;
+        let told = report.clone().concluded();
+        assert!(!told.good && !told.consistent && told.errors.is_none(), "{told:?}");
+        let verdict = told.concluded().verdict();
+        assert!(verdict.contains("cannot be told") && verdict.contains("takes 3 members"), "{verdict}");
+        assert!(verdict.ends_with("2 of 3 were verified"), "{verdict}");
+        report.members[0].read = 1;
+        let told = report.concluded();
+        assert!(!told.consistent && told.verdict().contains("not good"), "{told:?}");
     }
 
     #[test]

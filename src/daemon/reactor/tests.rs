@@ -188,6 +188,7 @@ impl Volume for PassThrough {
             engine: "none",
             client_errors: 0,
             checksum: ChecksumKind::None,
+            yields_to_force: false,
             log: LogState::Serving,
             lost: Vec::new(),
             set_aside: Vec::new(),

@@ -1,0 +1,92 @@
+//! An array whose log cannot be replayed, and which no force starts: everything says that it is FAILED, and what helps.
+
+use super::blank_pages::recover;
+use crate::support::image::Image;
+use crate::support::load::Client;
+use crate::support::serve::{Serve, both, create};
+use calpe::format::RegionKind;
+use calpe::nbd::{Command as NbdCommand, Request};
+use calpe::testing::Random;
+
+/// Bytes of the volume that are written.
+const LEN: usize = 4 << 20;
+
+/// Bytes of one write: a part of a stripe, which goes to the log.
+const WRITE: usize = 64 << 10;
+
+#[test]
+fn an_array_whose_log_is_lost_beyond_parity_is_told_as_failed_and_read_without_calpe() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let there = dir.path().join("there");
+    create(&there, "tank", 2, 1);
+    let ring = |member: &str| {
+        let image = Image::open(&there.join(member));
+        let ring = image.superblock.region(RegionKind::Log).expect("a logged array");
+        (ring.offset.0, ring.len)
+    };
+    let serve = Serve::start(dir.path(), "");
+    assert!(serve.says("import tank --dir there -n --once").ends_with("with 3 of 3 members\n"));
+    serve.says("import tank --dir there");
+    // Enough for the log to go round.
+    let mut client = Client::connect(&serve.nbd()).expect("connected");
+    let mut call = |command, offset, data: &[u8]| {
+        client
+            .call(&Request::new(command, offset, data.len() as u64), data)
+            .expect("connected")
+            .expect("done");
+    };
+    let mut random = Random::new(1);
+    let mut volume = vec![0; LEN];
+    let mut written = 0;
+    while written < 3 * ring("m0").1 {
+        for at in (0..LEN).step_by(WRITE) {
+            let data = &mut volume[at..at + WRITE];
+            random.fill(data);
+            call(NbdCommand::Write, at as u64, data);
+            written += WRITE as u64;
+        }
+        call(NbdCommand::Flush, 0, &[]);
+    }
+    drop(client);
+    serve.kill();
+    for member in ["m0", "m1"] {
+        let (offset, len) = ring(member);
+        Image::open(&there.join(member)).write(offset, &vec![0x5c; len as usize]);
+    }
+
+    let mut serve = Serve::start(dir.path(), "");
+    serve.array_when("it was tried", |array| array["state"] == "FAILED");
+    for line in ["import tank --dir there", "import tank --dir there --force"] {
+        serve.says("export tank");
+        let outlook = serve.says(&format!("{line} -n"));
+        assert!(outlook.contains("whether its redo log can be replayed shows only when"), "{outlook}");
+        let output = serve.ask(line);
+        let said = both(&output);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(
+            said.contains("is FAILED") && said.contains("calpe: array 'tank' cannot be served: "),
+            "{said}"
+        );
+        let tank = serve.arrays().remove(0);
+        assert_eq!(tank["log"]["yields_to_force"], false, "{tank:#}");
+        let action = tank["action"].as_str().expect("text");
+        assert!(!action.contains("import --force") && !action.contains("missing"), "{action}");
+        assert!(action.contains("scripts/recover.py --force"), "{action}");
+    }
+    let events = serve.says("events");
+    assert!(events.contains("imported, FAILED") && events.contains("imported, ONLINE"), "{events}");
+    let imports: Vec<_> = serve.events().into_iter().filter(|event| event["kind"] == "imported").collect();
+    assert_eq!(imports.iter().filter(|event| event["severity"] == "warning").count(), 3, "{imports:?}");
+    serve.stop();
+
+    // That gives what is not lost, and says where the rest is.
+    let members = [0, 1, 2];
+    let (code, text, _) = recover(dir.path(), &there, &members, &[]);
+    assert!(code == Some(2) && text.contains("too few members that were not rolled back"), "{text}");
+    let (code, text, found) = recover(dir.path(), &there, &members, &["--force"]);
+    assert!(matches!(code, Some(0 | 1)), "{text}");
+    // Writes whose batches no member has whole any more are as they were before, or zeroes.
+    let differs = |at: &usize| found[*at..at + 4096] != volume[*at..at + 4096];
+    let count = (0..LEN).step_by(4096).filter(differs).count();
+    assert!(count < LEN / 4096 / 4, "{count} blocks differ: {text}");
+}
