@@ -5,6 +5,7 @@ use super::members::{Device, Progress, Replacement};
 use super::startup::Life;
 use super::{AdminError, AdminOutcome, AdminRequest, NewDevice, NoticeKind, NoticeLevel, RequestId};
 use super::{Array, ArrayAction, STOPPED_CLEANLY, Stopping};
+use crate::block_io::DeviceId;
 use crate::format::{COPY_BYTES, MemberSet, MemberState, Role, Superblock, region_end};
 use crate::units::{MemberIndex, SlotIndex, Timestamp};
 
@@ -23,6 +24,8 @@ pub(super) enum Entry {
 pub(super) struct Departure {
     id: RequestId,
     member: MemberIndex,
+    /// The one that it has.
+    device: Option<DeviceId>,
     /// Checkpoints that must have ended.
     checkpoint: u64,
     since: Timestamp,
@@ -59,7 +62,8 @@ impl Array {
                     let redo = self.redo_mut();
                     redo.checkpoint.want();
                     let checkpoint = redo.checkpoint.begun + 1;
-                    self.departures.push(Departure { id, member, checkpoint, since: self.now });
+                    let (device, since) = (self.member(member).device.map(|device| device.id), self.now);
+                    self.departures.push(Departure { id, member, device, checkpoint, since });
                     self.run();
                     return;
                 }
@@ -109,8 +113,10 @@ impl Array {
     /// Whether the log has what is not in its place on a member in service.
     fn may_lack(&self, index: MemberIndex) -> bool {
         let redo = &self.redo;
-        let is_in_place =
-            redo.journal.is_drained() && redo.pages.dirty_pages() == 0 && redo.checkpoint.is_over();
+        let is_in_place = redo.is_settled()
+            && redo.journal.is_drained()
+            && redo.pages.dirty_pages() == 0
+            && redo.checkpoint.is_over();
         self.member(index).state == MemberState::Online && redo.is_serving() && !is_in_place
     }
 
@@ -126,8 +132,13 @@ impl Array {
             is_failed || is_late || ended >= departure.checkpoint
         };
         let due: Vec<Departure> = self.departures.extract_if(.., is_due).collect();
-        for Departure { id, member, checkpoint, .. } in due {
-            let result = self.take_offline(member).map(|done| match ended >= checkpoint {
+        for Departure { id, member, device, checkpoint, .. } in due {
+            let of_member = self.member(member).device.map(|device| device.id);
+            let result = match of_member == device || of_member.is_none() {
+                true => self.take_offline(member),
+                false => Err(format!("member {member} has left meanwhile, and has another device now")),
+            };
+            let result = result.map(|done| match ended >= checkpoint {
                 true => done,
                 false => done + NOT_IN_PLACE,
             });

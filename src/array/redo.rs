@@ -717,6 +717,10 @@ impl Array {
     /// Ends everything that waits for the log: the array has failed, and what its members hold then decides.
     pub(super) fn log_failed(&mut self) {
         self.end_page_trials();
+        if self.stopping.is_none() {
+            // Nothing says that the array is quiet before its log was read.
+            self.supers.unmark_clean();
+        }
         let redo = &mut self.redo;
         redo.lives += 1;
         if redo.is_serving() {

@@ -24,13 +24,6 @@ pub(super) struct Unsettled {
     start: Option<LogStart>,
 }
 
-impl Unsettled {
-    /// Whether only the superblocks do not say it yet.
-    pub fn is_in_place(&self) -> bool {
-        self.start.is_some()
-    }
-}
-
 impl Array {
     /// Takes over what a replay has not put in place.
     pub(super) fn settle(&mut self, lifted: Lifted, tail: Option<u64>) {

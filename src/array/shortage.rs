@@ -237,7 +237,10 @@ impl Array {
         let episodes = self.shortages.episodes.iter();
         let short = episodes.filter(|(_, episode)| !episode.tokens.is_empty());
         let short = short.filter_map(|(device, _)| self.find_device(*device));
-        short.filter(|(_, which)| *which == Which::Primary).map(|(member, _)| member).collect()
+        let serves = |(member, which): &(MemberIndex, Which)| {
+            *which == Which::Primary && self.member(*member).state == MemberState::Online
+        };
+        short.filter(serves).map(|(member, _)| member).collect()
     }
 
     /// Whether nobody relies on an operation any more.

@@ -313,8 +313,9 @@ impl Array {
     pub(super) fn tail_in_place(&self) -> Option<u64> {
         match &self.redo.life {
             Life::Serving | Life::Marking(_) => match &self.redo.unsettled {
-                Some(unsettled) if !unsettled.is_in_place() => unsettled.tail,
-                _ => Some(self.redo().journal.tail()),
+                // Nothing has told the members of a higher one.
+                Some(unsettled) => unsettled.tail,
+                None => Some(self.redo().journal.tail()),
             },
             Life::Recovering { recovery, .. } => recovery.tail(),
             Life::Starting | Life::Refused(_) => None,

@@ -179,6 +179,11 @@ impl Supers {
         self.dirty = false;
     }
 
+    /// The array may not be said to be clean after all.
+    pub fn unmark_clean(&mut self) {
+        self.dirty = true;
+    }
+
     /// A member leaves service. `tail`: batches below are in place on it, as far as that is known.
     pub fn note_leaving(&mut self, member: MemberIndex, tail: Option<u64>) {
         let left = &mut self.left[usize::from(member.0)];

@@ -8,6 +8,7 @@ use super::handle::{NewArray, ReactorError, Reply};
 use super::long::Order;
 use super::{AdminPending, ArrayId, BUSY_NANOS, Pending, Reactor};
 use crate::block_io::{DeviceId, IoFault, IoFaultKind};
+use crate::format::MemberState;
 use crate::member::{Device, Stragglers};
 use crate::nbd::{BLOCK_BYTES_MAX, ExportInfo};
 use crate::tls::PeerRules;
@@ -113,7 +114,9 @@ impl Hosted {
         let is_short = |condition: &MemberCondition| {
             matches!(condition, MemberCondition::Full | MemberCondition::ShortOfResources)
         };
-        self.volume.status().members.iter().any(|member| member.conditions.iter().any(is_short))
+        let serves = |state| matches!(state, MemberState::Online | MemberState::Rebuilding);
+        let members = self.volume.status().members;
+        members.iter().any(|member| serves(member.state) && member.conditions.iter().any(is_short))
     }
 
     pub(super) fn is_serving(&self) -> bool {
