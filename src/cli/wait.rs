@@ -610,14 +610,15 @@ mod tests {
         degraded.state = ArrayState::Degraded;
         degraded.members[0].state = MemberState::Offline;
         degraded.last_scrub = Some(LastScrub { finished_unix: 100, errors: 0, repaired: 0 });
+        // It has left since.
+        let look = Waiter::new(Goal::Scrub { since: MARK }).look(&degraded);
+        assert!(matches!(&look, Look::Well(text) if text.ends_with("no errors")), "{look:?}");
+        degraded.last_scrub_unchecked = vec![0];
         let look = Waiter::new(Goal::Scrub { since: MARK }).look(&degraded);
         let told = format!("1 of {} members", degraded.members.len());
         assert!(matches!(&look, Look::Well(text) if text.contains(&told)), "{look:?}");
-        degraded.members[0].state = MemberState::Online;
-        let look = Waiter::new(Goal::Scrub { since: MARK }).look(&degraded);
-        assert!(matches!(&look, Look::Well(text) if text.ends_with("no errors")), "{look:?}");
         // It is back since, and the scrub had passed by without it.
-        degraded.last_scrub_unchecked = vec![0];
+        degraded.members[0].state = MemberState::Online;
         let look = Waiter::new(Goal::Scrub { since: MARK }).look(&degraded);
         assert!(matches!(&look, Look::Well(text) if text.contains(&told)), "{look:?}");
     }

@@ -92,7 +92,10 @@ impl Settings {
 
     /// Which certificates may use an array; none: all.
     pub(super) fn rules(&self, name: &str, uuid: Uuid) -> Option<Arc<PeerRules>> {
-        self.of(name, uuid)?.rules.clone()
+        let by = |which: ArrayChoice| self.arrays.iter().find(|config| config.which == which);
+        let rules = |which| by(which)?.rules.clone();
+        // A section that says nothing of certificates lifts no rule of the other one.
+        rules(ArrayChoice::Uuid(uuid)).or_else(|| rules(ArrayChoice::Name(name.to_owned())))
     }
 
     /// Where members are looked for.

@@ -19,5 +19,6 @@ mod page_faults;
 mod read_faults;
 mod rollback;
 mod scenes;
+mod settling;
 mod telling;
 mod unreadable;
