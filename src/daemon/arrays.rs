@@ -230,6 +230,7 @@ impl Daemon {
         let options = ServeOptions { force, ..self.options_for(name_of(&found.arrays[&array]), array) };
         let before = self.events.next();
         let (report, mut warnings) = self.open_and_serve(found, array, options, &[])?;
+        let report = self.when_replayed(report);
         warnings.extend(self.losses(&report, before));
         let refused = report.log.reason.as_ref().filter(|_| report.log.state == LogState::Refused);
         let failure = |reason| {
@@ -244,7 +245,7 @@ impl Daemon {
 
     /// The report of an array that has just begun to be served, when its log is replayed, as far as that takes no longer than
     /// [`REPLAY_WAIT`].
-    pub(super) fn when_replayed(&self, mut report: ArrayReport) -> ArrayReport {
+    fn when_replayed(&self, mut report: ArrayReport) -> ArrayReport {
         let begun = Instant::now();
         while report.log.state == LogState::Replaying && begun.elapsed() < REPLAY_WAIT {
             std::thread::sleep(REPLAY_LOOK);
@@ -503,7 +504,11 @@ fn with_members(places: &[PathBuf], members: &[Found]) -> Vec<PathBuf> {
 pub fn served_line(report: &ArrayReport) -> String {
     let shape = format!("{}+{}, {}", report.data, report.parity, HumanSize(report.volume.bytes));
     let uri = report.uris.first().map(|uri| format!(", {uri}")).unwrap_or_default();
-    format!("array '{}' ({shape}) is {}{uri}", report.name, report.state)
+    let replay = match report.log.state {
+        LogState::Replaying => ", and its redo log is being replayed",
+        _ => "",
+    };
+    format!("array '{}' ({shape}) is {}{replay}{uri}", report.name, report.state)
 }
 
 /// Directories to look in, as options of `calpe import`.

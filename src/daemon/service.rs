@@ -28,8 +28,8 @@ use crate::array::{ArrayConfig, Footprint, OpenDevice};
 use crate::block_io::Pool;
 use crate::codec::Codec;
 use crate::control::{
-    ArrayReport, ArrayState, ErrorCode, PROTOCOL_VERSION, Pong, Reply, Request, RequestError, ScanKind,
-    Status,
+    ArrayReport, ArrayState, ErrorCode, MemberReport, MemberState, PROTOCOL_VERSION, Pong, Reply, Request,
+    RequestError, ScanKind, Status,
 };
 use crate::format::{Superblock, VolumeKind};
 use crate::gpu::GpuConfig;
@@ -320,6 +320,18 @@ impl Daemon {
         drop(settings);
         self.remember_now(id);
         let report = self.report_of(id)?;
+        let level = if report.state == ArrayState::Online { NoticeLevel::Info } else { NoticeLevel::Warning };
+        let scrub = report.scan.iter().find(|scan| scan.kind == ScanKind::Scrub);
+        let scrub = scrub.map_or_else(String::new, |scan| {
+            let words = scan.state.words().unwrap_or("goes on");
+            format!("; a scrub that was under way, at {:.1} %, {words}", scan.percent)
+        });
+        // Whether it can be served shows when its log is replayed: an event of its own tells when it cannot.
+        let is_there =
+            |member: &&MemberReport| matches!(member.state, MemberState::Online | MemberState::Degraded);
+        let there = report.members.iter().filter(is_there).count();
+        let there = format!("{there} of {}", report.members.len());
+        self.notice(&report.name, kinds::IMPORTED, level, format!("imported, with {there} members{scrub}"));
         for warning in warnings {
             self.notice(&report.name, kinds::IMPORT_NOTE, NoticeLevel::Warning, warning);
         }
@@ -329,15 +341,6 @@ impl Daemon {
             let news = News::new(Some(&report.name), kinds::MEMBER_LEFT_OUT, NoticeLevel::Warning, text);
             self.events.tell(News { member: member.map(|member| member.index), ..news });
         }
-        // What becomes of it shows when its log is replayed.
-        let report = self.when_replayed(report);
-        let level = if report.state == ArrayState::Online { NoticeLevel::Info } else { NoticeLevel::Warning };
-        let scrub = report.scan.iter().find(|scan| scan.kind == ScanKind::Scrub);
-        let scrub = scrub.map_or_else(String::new, |scan| {
-            let words = scan.state.words().unwrap_or("goes on");
-            format!("; a scrub that was under way, at {:.1} %, {words}", scan.percent)
-        });
-        self.notice(&report.name, kinds::IMPORTED, level, format!("imported, {}{scrub}", report.state));
         Ok(report)
     }
 

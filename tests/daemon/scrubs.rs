@@ -41,7 +41,7 @@ fn a_scrub_that_was_paused_stays_so_over_restarts_and_imports() {
     let mut serve = Serve::start(dir.path(), &slow(&there));
     assert_eq!(scrub(&serve.array_when("it is served", is_served)), Some("paused"));
     let events = serve.says("events");
-    assert!(events.contains("imported, ONLINE; a scrub that was under way, at "), "{events}");
+    assert!(events.contains("imported, with 3 of 3 members; a scrub that was under way, at "), "{events}");
     serve.stop();
 
     let mut serve = Serve::start(dir.path(), &slow(&there));

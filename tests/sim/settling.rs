@@ -68,7 +68,9 @@ impl World {
                 Some(Ok(_)) => {
                     // Others of the block may still be on their way: then they stay in doubt.
                     self.model[block * BLOCK..(block + 1) * BLOCK].fill(byte);
-                    if self.pending.iter().all(|(_, other, _)| *other != block) && self.doubt.get(&block).is_some_and(|d| d.last() == Some(&byte)) {
+                    if self.pending.iter().all(|(_, other, _)| *other != block)
+                        && self.doubt.get(&block).is_some_and(|d| d.last() == Some(&byte))
+                    {
                         self.doubt.remove(&block);
                     }
                 }
@@ -82,7 +84,12 @@ impl World {
             let block = at / BLOCK + index;
             let is = now == &self.model[block * BLOCK..(block + 1) * BLOCK];
             let may = self.doubt.get(&block).is_some_and(|d| d.iter().any(|b| now == [*b; BLOCK]));
-            assert!(is || may, "{what}: wrong bytes in block {block}, trace {:#?}, notices {:#?}", self.trace, self.sim.notices);
+            assert!(
+                is || may,
+                "{what}: wrong bytes in block {block}, trace {:#?}, notices {:#?}",
+                self.trace,
+                self.sim.notices
+            );
         }
     }
 
@@ -100,7 +107,9 @@ impl World {
             if let Some(Ok(ClientReply::Data(bytes))) = self.sim.poll(id) {
                 // A write may have ended since, before or after.
                 let changed: Vec<usize> = (at / BLOCK..(at + CHUNK) / BLOCK)
-                    .filter(|block| doubt.contains_key(block) || before[block * BLOCK] != self.model[block * BLOCK])
+                    .filter(|block| {
+                        doubt.contains_key(block) || before[block * BLOCK] != self.model[block * BLOCK]
+                    })
                     .collect();
                 let mut bytes = bytes.to_vec();
                 for block in changed {
@@ -124,7 +133,8 @@ impl World {
             self.sim.disks.get_mut(&id).expect("a disk").dead = false;
         }
         let notices = format!("{:?}", self.sim.notices);
-        let sim = if power { self.sim.power_cut_and_restart(false) } else { self.sim.kill_and_restart(false) };
+        let sim =
+            if power { self.sim.power_cut_and_restart(false) } else { self.sim.kill_and_restart(false) };
         let sim = sim.unwrap_or_else(|e| panic!("it starts: {e:?} {:#?} {notices}", self.trace));
         World { sim, ..self }
     }
@@ -165,10 +175,10 @@ impl World {
                 let other = self.below(u64::from(width)) as u16;
                 let a = self.sim.submit_admin(AdminRequest::Offline { member: MemberIndex(member) });
                 let b = self.sim.submit_admin(AdminRequest::Offline { member: MemberIndex(other) });
-                if self.random.one_in(3) {
-                    if let Some(id) = self.sim.disk_of(member) {
-                        self.sim.device_hangs(id);
-                    }
+                if self.random.one_in(3)
+                    && let Some(id) = self.sim.disk_of(member)
+                {
+                    self.sim.device_hangs(id);
                 }
                 live(&mut self.sim, 4);
                 let ends = (self.sim.poll_admin(a), self.sim.poll_admin(b));
@@ -326,11 +336,20 @@ fn play(seed: u64) -> usize {
             world.trace,
             world.sim.notices
         );
-        let bytes = world.sim.read(0, world.model.len()).unwrap_or_else(|e| panic!("{e:?} {:#?} {:#?}", world.trace, world.sim.notices));
+        let bytes = world
+            .sim
+            .read(0, world.model.len())
+            .unwrap_or_else(|e| panic!("{e:?} {:#?} {:#?}", world.trace, world.sim.notices));
         world.check(0, &bytes, "end");
         world.model = bytes;
         world.doubt.clear();
-        let lost: Vec<String> = world.sim.notices.iter().map(|n| format!("{:?} {}", n.kind, n.text)).filter(|t| t.starts_with("RowsLost") || t.starts_with("WritesLost")).collect();
+        let lost: Vec<String> = world
+            .sim
+            .notices
+            .iter()
+            .map(|n| format!("{:?} {}", n.kind, n.text))
+            .filter(|t| t.starts_with("RowsLost") || t.starts_with("WritesLost"))
+            .collect();
         assert!(lost.is_empty(), "{lost:?} {:#?}", world.trace);
         let scrub = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.sim.assert_scrub_clean()));
         assert!(scrub.is_ok(), "scrub {:#?}", world.trace);
