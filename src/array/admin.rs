@@ -117,7 +117,9 @@ impl Array {
             && redo.journal.is_drained()
             && redo.pages.dirty_pages() == 0
             && redo.checkpoint.is_over();
-        self.member(index).state == MemberState::Online && redo.is_serving() && !is_in_place
+        // The superblock of a device that has just replaced another does not say so yet.
+        let is_told = self.exchanged.is_empty();
+        self.member(index).state == MemberState::Online && redo.is_serving() && !(is_in_place && is_told)
     }
 
     fn take_offline(&mut self, member: MemberIndex) -> Result<String, String> {
@@ -125,11 +127,12 @@ impl Array {
     }
 
     /// Tick: members go offline when what they have in the log alone is in its place, or when that takes too long.
-    pub(super) fn judge_departures(&mut self) {
-        let (now, is_failed, ended) = (self.now, self.is_failed(), self.redo.checkpoint.ended);
+    fn judge_departures(&mut self) {
+        let (now, ended) = (self.now, self.redo.checkpoint.ended);
+        let (is_failed, is_told) = (self.is_failed(), self.exchanged.is_empty());
         let is_due = |departure: &mut Departure| {
             let is_late = now.nanos_since(departure.since) >= DEPARTURE_PATIENCE_NS;
-            is_failed || is_late || ended >= departure.checkpoint
+            is_failed || is_late || (ended >= departure.checkpoint && is_told)
         };
         let due: Vec<Departure> = self.departures.extract_if(.., is_due).collect();
         for Departure { id, member, device, checkpoint, .. } in due {
@@ -162,8 +165,14 @@ impl Array {
         }
     }
 
+    /// Tick: administrators' requests that wait.
+    pub(super) fn judge_requests(&mut self) {
+        self.judge_pauses();
+        self.judge_departures();
+    }
+
     /// Tick: answers pauses whose position cannot be recorded.
-    pub(super) fn judge_pauses(&mut self) {
+    fn judge_pauses(&mut self) {
         let now = self.now;
         let is_late = |(_, since): &(RequestId, Timestamp)| now.nanos_since(*since) >= PAUSE_PATIENCE_NS;
         if self.is_failed() || self.pauses.iter().any(is_late) {

@@ -617,8 +617,7 @@ impl Array {
         self.look_at_pages();
         self.checkpoint_when_idle();
         self.save_progress();
-        self.judge_pauses();
-        self.judge_departures();
+        self.judge_requests();
         self.judge_unreadable_notices();
         self.mark_idle_clean();
         self.run();
