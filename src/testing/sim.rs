@@ -458,6 +458,12 @@ impl SimArray {
         self.admin_done.remove(&id)
     }
 
+    /// Whether the administrator's request has not ended.
+    #[must_use]
+    pub fn is_admin_pending(&self, id: u64) -> bool {
+        !self.admin_done.contains_key(&id)
+    }
+
     /// The number that the next request will have.
     #[must_use]
     pub fn next_request(&self) -> u64 {

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::array::assembly::AssemblyError;
 use crate::format::MemberState;
-use crate::units::{MemberIndex, VolumeOffset};
+use crate::units::{MemberIndex, Timestamp, VolumeOffset};
 use crate::volume::{AdminRequest, ClientError, ClientReply, ClientRequest, MemberStatus, NewDevice};
 
 /// Sectors of a block.
@@ -115,6 +115,8 @@ pub struct Run {
     pub(super) guilty: u64,
     /// Steps for which what happened to a member is still going through the array.
     pub(super) tense: u32,
+    /// Requests to take a member out, with when they have ended at the latest: it may still be in service.
+    leaving: Vec<(u64, u16, Timestamp)>,
     /// Notices of the array that are in the log.
     noticed: usize,
     log: Vec<String>,
@@ -122,6 +124,9 @@ pub struct Run {
 
 /// Steps after a member's fault, or an administrator's request, until all is recorded; roughly.
 pub(super) const TENSE_STEPS: u32 = 120;
+
+/// Nanoseconds after which a member that is taken out has left.
+const LEAVING_MAX: u64 = 5_000_000_000;
 
 /// Nanoseconds after which a member whose operations do not end is taken out, where some hang.
 const HANG_LIMIT: u64 = 30_000_000_000;
@@ -169,6 +174,7 @@ impl Run {
             faithful: u64::MAX,
             guilty,
             tense: 0,
+            leaving: Vec::new(),
             noticed: 0,
             log: Vec::new(),
         }
@@ -225,7 +231,10 @@ impl Run {
                 member.state == MemberState::Online && disk.is_some_and(|disk| !has_trouble(id, disk));
             impaired |= u64::from(!whole) << at;
         }
-        impaired
+        let still = |&&(id, _, until): &&(u64, u16, Timestamp)| {
+            self.sim.is_admin_pending(id) && self.sim.now() < until
+        };
+        self.leaving.iter().filter(still).fold(impaired, |impaired, (_, member, _)| impaired | 1 << member)
     }
 
     /// Members that have been in service and in order from the start: bit by index.
@@ -639,7 +648,10 @@ impl Run {
                 if let Some((member, _)) = self.victim() {
                     self.note(format!("member {member} is taken out"));
                     self.tense = TENSE_STEPS;
-                    let _ = self.sim.submit_admin(AdminRequest::Offline { member: MemberIndex(member) });
+                    let until = Timestamp(self.sim.now().0 + LEAVING_MAX);
+                    let id = self.sim.submit_admin(AdminRequest::Offline { member: MemberIndex(member) });
+                    self.leaving.retain(|(_, _, until)| *until > self.sim.now());
+                    self.leaving.push((id, member, until));
                 }
             }
             MemberState::Rebuilding => {}
