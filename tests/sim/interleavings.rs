@@ -389,7 +389,7 @@ fn a_replaced_disk_is_marked_by_the_next_start_where_a_crash_came_between() {
     let mut between = 0;
     for n in 0.. {
         let (mut sim, new) = exchanged(2, 1, 2, 21);
-        let _ = sim.admin(AdminRequest::Offline { member: MemberIndex(0) });
+        let _ = sim.admin(AdminRequest::Fail { member: MemberIndex(0) });
         for _ in 0..n {
             sim.step();
         }
