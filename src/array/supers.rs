@@ -179,9 +179,9 @@ impl Supers {
         self.dirty = false;
     }
 
-    /// The array may not be said to be clean after all.
+    /// The array may not be said to be clean after all, unless its members say so already.
     pub fn unmark_clean(&mut self) {
-        self.dirty = true;
+        self.dirty |= !self.template.clean;
     }
 
     /// A member leaves service. `tail`: batches below are in place on it, as far as that is known.
