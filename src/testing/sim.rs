@@ -232,7 +232,7 @@ pub struct SimArray {
     pub(super) changes: u64,
     actions: Vec<VolumeAction>,
     client_done: HashMap<u64, Result<ClientReply, ClientError>>,
-    admin_done: HashMap<u64, Result<AdminOutcome, AdminError>>,
+    pub(super) admin_done: HashMap<u64, Result<AdminOutcome, AdminError>>,
     next_request: u64,
     pub(super) now: Timestamp,
     random: Random,
@@ -456,12 +456,6 @@ impl SimArray {
     /// Whether the administrator's request has ended, and how.
     pub fn poll_admin(&mut self, id: u64) -> Option<Result<AdminOutcome, AdminError>> {
         self.admin_done.remove(&id)
-    }
-
-    /// Whether the administrator's request has not ended.
-    #[must_use]
-    pub fn is_admin_pending(&self, id: u64) -> bool {
-        !self.admin_done.contains_key(&id)
     }
 
     /// The number that the next request will have.

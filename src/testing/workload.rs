@@ -232,7 +232,7 @@ impl Run {
             impaired |= u64::from(!whole) << at;
         }
         let still = |&&(id, _, until): &&(u64, u16, Timestamp)| {
-            self.sim.is_admin_pending(id) && self.sim.now() < until
+            !self.sim.admin_done.contains_key(&id) && self.sim.now() < until
         };
         self.leaving.iter().filter(still).fold(impaired, |impaired, (_, member, _)| impaired | 1 << member)
     }

@@ -251,7 +251,7 @@ fn of_arrays_of_one_name_the_one_that_was_imported_is_served_where_the_configura
     let mut serve = Serve::start(dir.path(), &array("tank", &[&one]));
     assert_eq!(uuid(&serve.array_when("it is served", is("ONLINE"))), first);
     serve.says("offline tank 1");
-    serve.says("online tank 1");
+    serve.brings_back("online tank 1");
     serve.array_when("it is whole again", is("ONLINE"));
     for (which, has) in [(&first, true), (&second, false)] {
         let told = serve.says(&format!("history {which}"));
@@ -396,7 +396,7 @@ fn a_state_directory_that_cannot_be_written_is_told_once_and_stops_nothing() {
     serve.array_when("it is served", is("ONLINE"));
     serve.until("it is told", |serve| kinds(&serve.events()).contains(&"state_dir"));
     serve.says("offline tank 1");
-    serve.says("online tank 1");
+    serve.brings_back("online tank 1");
     let tank = serve.array_when("it is whole again", is("ONLINE"));
     assert_eq!(tank["name"], "tank");
     let events = serve.events();

@@ -85,6 +85,18 @@ impl Serve {
         both(&output)
     }
 
+    /// The same of one that brings a member back, which is refused until what was under way on it has ended.
+    #[track_caller]
+    pub fn brings_back(&mut self, line: &str) -> String {
+        self.until("what was under way on the member has ended", |serve| {
+            let output = serve.ask(line);
+            let waits = both(&output).contains("operations on it from before it left service have not ended");
+            assert!(output.status.success() || waits, "calpe {line}: {}\n{}", both(&output), serve.log());
+            output.status.success()
+        });
+        self.log()
+    }
+
     /// What a command that must be refused prints.
     #[track_caller]
     pub fn refuses(&self, line: &str) -> String {
