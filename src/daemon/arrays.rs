@@ -161,7 +161,6 @@ impl Daemon {
             match imported {
                 Ok(Done { message, warnings, failures: refused }) => {
                     failures.extend(refused);
-                    taken.push(name.clone());
                     lines.push(message);
                     for warning in warnings {
                         if !done.warnings.contains(&warning) {
@@ -180,9 +179,10 @@ impl Daemon {
                     // What is configured is served after a restart all the same.
                     done.warnings.extend(unkept.filter(|_| !is_configured));
                     done.warnings.extend(match once {
-                        true => self.served_all_the_same(uuid, name_of(&found.arrays[&uuid])),
+                        true => self.served_all_the_same(uuid, &name),
                         false => self.not_the_configured(&found, uuid),
                     });
+                    taken.push(name);
                 }
                 Err(error) => failures.push(error),
             }
@@ -201,7 +201,7 @@ impl Daemon {
         Ok(done)
     }
 
-    /// What to tell one who imports an array of whose name the configuration has another one.
+    /// What is told of an import where the configuration has another array of that name.
     fn not_the_configured(&self, found: &Search, array: Uuid) -> Option<String> {
         let name = name_of(&found.arrays[&array]);
         let section = self.configured(&ArrayChoice::Name(name.to_owned()))?;
@@ -219,7 +219,7 @@ impl Daemon {
         ))
     }
 
-    /// What to tell one who imports an array only until the next restart, and has it in the configuration.
+    /// What is told of an import that is to end with the daemon, where the array is in the configuration.
     fn served_all_the_same(&self, array: Uuid, name: &str) -> Option<String> {
         self.is_configured(array, name).then(|| {
             format!("array '{name}' is in the configuration: the next start serves it all the same ('--once' or not)")

@@ -167,6 +167,17 @@ pub enum ArrayChoice {
     Uuid(Uuid),
 }
 
+impl ArrayChoice {
+    /// Whether it is the array of this name and identity that is chosen.
+    #[must_use]
+    pub fn means(&self, name: &str, uuid: Uuid) -> bool {
+        match self {
+            ArrayChoice::Name(own) => own == name,
+            ArrayChoice::Uuid(own) => *own == uuid,
+        }
+    }
+}
+
 impl fmt::Display for ArrayChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -317,12 +317,8 @@ impl Daemon {
     /// The arrays that were imported by a command and not exported since, but for those that are configured.
     pub(super) fn imports_of_before(&self, configured: &[ArrayConfig]) -> Vec<ArrayConfig> {
         let memory = lock(&self.memory);
-        let is_configured = |uuid: &Uuid, name: &str| {
-            configured.iter().any(|config| match &config.which {
-                ArrayChoice::Name(own) => own == name,
-                ArrayChoice::Uuid(own) => own == uuid,
-            })
-        };
+        let is_configured =
+            |uuid: &Uuid, name: &str| configured.iter().any(|config| config.which.means(name, *uuid));
         let imports =
             memory.arrays.0.iter().filter(|(uuid, known)| known.import && !is_configured(uuid, &known.name));
         let as_config = |(uuid, known): (&Uuid, &super::state::Known)| ArrayConfig {

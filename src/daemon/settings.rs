@@ -79,10 +79,10 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    /// The section about an array: that of its identity goes before that of its name.
-    fn of(&self, name: &str, uuid: Uuid) -> Option<&ArrayConfig> {
-        let by = |which: ArrayChoice| self.arrays.iter().find(|config| config.which == which);
-        by(ArrayChoice::Uuid(uuid)).or_else(|| by(ArrayChoice::Name(name.to_owned())))
+    /// The sections about an array: that of its identity goes before that of its name.
+    fn of(&self, name: &str, uuid: Uuid) -> impl Iterator<Item = &ArrayConfig> {
+        let wanted = [ArrayChoice::Uuid(uuid), ArrayChoice::Name(name.to_owned())];
+        wanted.into_iter().filter_map(|which| self.arrays.iter().find(|config| config.which == which))
     }
 
     /// The sections that the next start goes by, too.
@@ -92,10 +92,8 @@ impl Settings {
 
     /// Which certificates may use an array; none: all.
     pub(super) fn rules(&self, name: &str, uuid: Uuid) -> Option<Arc<PeerRules>> {
-        let by = |which: ArrayChoice| self.arrays.iter().find(|config| config.which == which);
-        let rules = |which| by(which)?.rules.clone();
         // A section that says nothing of certificates lifts no rule of the other one.
-        rules(ArrayChoice::Uuid(uuid)).or_else(|| rules(ArrayChoice::Name(name.to_owned())))
+        self.of(name, uuid).find_map(|section| section.rules.clone())
     }
 
     /// Where members are looked for.
@@ -134,11 +132,7 @@ impl Daemon {
     /// An array was exported: a section about it that is not in the configuration any more counts no longer.
     pub(super) fn end_section(&self, array: Uuid, name: &str) {
         let mut settings = lock(&self.settings);
-        let is_its_own = |which: &ArrayChoice| match which {
-            ArrayChoice::Name(own) => own == name,
-            ArrayChoice::Uuid(own) => *own == array,
-        };
-        let over: Vec<ArrayChoice> = settings.gone.extract_if(.., |which| is_its_own(which)).collect();
+        let over: Vec<ArrayChoice> = settings.gone.extract_if(.., |which| which.means(name, array)).collect();
         settings.arrays.retain(|config| !over.contains(&config.which));
         settings.over.extend(over);
         *lock(&self.search) = settings.search();
@@ -161,16 +155,13 @@ impl Daemon {
 
     /// How an array is served that is imported by command: as its section says, if there is one.
     pub(super) fn options_for(&self, name: &str, uuid: Uuid) -> ServeOptions {
-        lock(&self.settings).of(name, uuid).map(ServeOptions::of).unwrap_or_default()
+        lock(&self.settings).of(name, uuid).next().map(ServeOptions::of).unwrap_or_default()
     }
 
     /// Whether the configuration has a section about this array: then the next start serves it.
     pub(super) fn is_configured(&self, array: Uuid, name: &str) -> bool {
         let settings = lock(&self.settings);
-        settings.configured().any(|config| match &config.which {
-            ArrayChoice::Name(own) => own == name,
-            ArrayChoice::Uuid(own) => *own == array,
-        })
+        settings.configured().any(|config| config.which.means(name, array))
     }
 
     /// The section about an array that the next start goes by.

@@ -92,10 +92,7 @@ impl Waiting {
     }
 
     fn is(&self, name: &str, uuid: Uuid) -> bool {
-        match &self.which {
-            ArrayChoice::Name(own) => own == name,
-            ArrayChoice::Uuid(own) => *own == uuid,
-        }
+        self.which.means(name, uuid)
     }
 
     /// As it was asked for.

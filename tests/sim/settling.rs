@@ -384,12 +384,7 @@ fn a_member_that_leaves_while_a_replay_settles_is_not_called_rolled_back() {
         }
         let id = sim.submit(ClientRequest::Flush);
         sim.wait(id).expect("flushed");
-        for disk in sim.disks.values_mut() {
-            for region in IN_PLACE {
-                let ranges = region.ranges(disk);
-                disk.inject(PassingFault::new(Trouble::NoSpace).on(OpKinds::WRITES).within(ranges));
-            }
-        }
+        fill_all(&mut sim);
         let mut sim = sim.kill_and_restart(false).expect("it starts");
         live(&mut sim, 4);
         assert_eq!(sim.status().log, LogState::Settling);
@@ -452,43 +447,58 @@ fn lives(sim: &mut SimArray, seconds: u64) -> Result<(), usize> {
     Ok(())
 }
 
+/// An array, 2+1, that has failed so many steps after it was begun to be marked clean.
+fn failed_half_clean(wear: usize) -> SimArray {
+    let (mut sim, _) = filled(2, 1, ChecksumKind::Blake3);
+    sim.write(0, &[1; BLOCK]).expect("written");
+    sim.settle();
+    sim.write(0, &[2; BLOCK]).expect("written");
+    // Until it is about to be marked clean.
+    for _ in 0..100 {
+        if !sim.status().dirty {
+            break;
+        }
+        while sim.step() {}
+        sim.sleep(100);
+    }
+    assert!(!sim.status().dirty);
+    for _ in 0..wear {
+        sim.step();
+    }
+    for member in [0, 1] {
+        let id = sim.disk_of(member).expect("a disk");
+        sim.device_hangs(id);
+    }
+    lives(&mut sim, 1).expect("it is quiet");
+    sim
+}
+
+/// No disk has room where blocks and pages go in place.
+fn fill_all(sim: &mut SimArray) {
+    for disk in sim.disks.values_mut() {
+        for region in IN_PLACE {
+            let ranges = region.ranges(disk);
+            disk.inject(PassingFault::new(Trouble::NoSpace).on(OpKinds::WRITES).within(ranges));
+        }
+    }
+}
+
+fn bring_both_back(sim: &mut SimArray) {
+    for member in [1, 0] {
+        let Some(disk) = sim.disk_out_of_use(member) else { continue };
+        let device = sim.reopen_disk(disk);
+        sim.submit_admin(AdminRequest::Online { member: MemberIndex(member), device });
+    }
+}
+
 /// The superblocks are not written without end while a replay waits for room.
 #[test]
 fn superblocks_are_not_written_without_end_while_a_replay_waits() {
     let mut endless = Vec::new();
     for wear in 0..60 {
-        let (mut sim, _) = filled(2, 1, ChecksumKind::Blake3);
-        sim.write(0, &[1; BLOCK]).expect("written");
-        sim.settle();
-        sim.write(0, &[2; BLOCK]).expect("written");
-        // Until it is about to be marked clean.
-        for _ in 0..100 {
-            if !sim.status().dirty {
-                break;
-            }
-            while sim.step() {}
-            sim.sleep(100);
-        }
-        assert!(!sim.status().dirty);
-        for _ in 0..wear {
-            sim.step();
-        }
-        for member in [0, 1] {
-            let id = sim.disk_of(member).expect("a disk");
-            sim.device_hangs(id);
-        }
-        lives(&mut sim, 1).expect("it is quiet");
-        for disk in sim.disks.values_mut() {
-            for region in IN_PLACE {
-                let ranges = region.ranges(disk);
-                disk.inject(PassingFault::new(Trouble::NoSpace).on(OpKinds::WRITES).within(ranges));
-            }
-        }
-        for member in [1, 0] {
-            let Some(disk) = sim.disk_out_of_use(member) else { continue };
-            let device = sim.reopen_disk(disk);
-            sim.submit_admin(AdminRequest::Online { member: MemberIndex(member), device });
-        }
+        let mut sim = failed_half_clean(wear);
+        fill_all(&mut sim);
+        bring_both_back(&mut sim);
         if lives(&mut sim, 5).is_err() {
             endless.push((wear, sim.status().log, sim.status().state));
         }
@@ -500,38 +510,11 @@ fn superblocks_are_not_written_without_end_while_a_replay_waits() {
 fn returns_while_half_clean(full: bool) -> Vec<(usize, LogState, ArrayState, bool)> {
     let mut endless = Vec::new();
     for wear in 0..30 {
-        let (mut sim, _) = filled(2, 1, ChecksumKind::Blake3);
-        sim.write(0, &[1; BLOCK]).expect("written");
-        sim.settle();
-        sim.write(0, &[2; BLOCK]).expect("written");
-        for _ in 0..100 {
-            if !sim.status().dirty {
-                break;
-            }
-            while sim.step() {}
-            sim.sleep(100);
-        }
-        for _ in 0..wear {
-            sim.step();
-        }
-        for member in [0, 1] {
-            let id = sim.disk_of(member).expect("a disk");
-            sim.device_hangs(id);
-        }
-        lives(&mut sim, 1).expect("it is quiet");
+        let mut sim = failed_half_clean(wear);
         if full {
-            for disk in sim.disks.values_mut() {
-                for region in IN_PLACE {
-                    let ranges = region.ranges(disk);
-                    disk.inject(PassingFault::new(Trouble::NoSpace).on(OpKinds::WRITES).within(ranges));
-                }
-            }
+            fill_all(&mut sim);
         }
-        for member in [1, 0] {
-            let Some(disk) = sim.disk_out_of_use(member) else { continue };
-            let device = sim.reopen_disk(disk);
-            sim.submit_admin(AdminRequest::Online { member: MemberIndex(member), device });
-        }
+        bring_both_back(&mut sim);
         let read = sim.submit_read(0, BLOCK);
         for second in 0..20 {
             let _ = lives(&mut sim, 1);
