@@ -5,6 +5,7 @@
 //! for people, the inode is what counts. Must not know what is stored on it.
 #![allow(unsafe_code)] // ioctl, fcntl and statx; each block argues for itself
 
+use super::filesystem::Filesystem;
 use super::held::{self, Held, Stage};
 use super::remote::{self, RemoteDevice, RemoteLimits, Witness};
 use super::{DeviceError, holder, patience};
@@ -134,6 +135,8 @@ struct LocalFile {
     held: Option<Held>,
     /// Closing it may take long.
     closes_slowly: bool,
+    /// Whoever begins an operation on it may have to wait for its filesystem.
+    holds_up: bool,
 }
 
 impl LocalFile {
@@ -219,14 +222,15 @@ impl Device {
         }
         let meta = std::fs::metadata(path).map_err(|e| DeviceError::from_io(path, "look at it", e))?;
         let kind = member_kind(path, &meta)?;
-        let memory = kind == DeviceKind::File && lives_in_memory(path);
-        let (file, direct) = open_file(path, access, kind, !memory)?;
+        let filesystem = (kind == DeviceKind::File).then(|| Filesystem::of(path));
+        let wants_direct = filesystem != Some(Filesystem::Memory);
+        let (file, direct) = open_file(path, access, kind, wants_direct)?;
         let opened = file.metadata().map_err(|e| DeviceError::from_io(path, "look at it", e))?;
         if Node::of(&opened) != Node::of(&meta) {
             let source = io::Error::other("it was replaced at the same moment");
             return Err(DeviceError::Io { path: path.into(), action: "open it".into(), source });
         }
-        Device::with_file(path, file, access, direct, memory)
+        Device::with_file(path, file, access, direct, filesystem)
     }
 
     /// A device that is anything else, as if it were a file.
@@ -242,8 +246,16 @@ impl Device {
             direct: false,
         };
         let node = Node::of(&file.metadata().unwrap());
-        let file = LocalFile { file: Some(file), node, held: None, closes_slowly: true };
+        let file = LocalFile { file: Some(file), node, held: None, closes_slowly: true, holds_up: false };
         Device::new(path, Backing::Local(file), facts, Instant::now())
+    }
+
+    /// As if its filesystem could keep whoever asks it for something waiting.
+    #[cfg(test)]
+    pub(super) fn hold_up(&mut self) {
+        if let Backing::Local(local) = &mut self.backing {
+            local.holds_up = true;
+        }
     }
 
     /// As [`Device::open`], and no longer than `limit`.
@@ -419,6 +431,11 @@ impl Device {
         is_block && block_bytes(local.file()).is_ok_and(|bytes| bytes < self.facts.bytes)
     }
 
+    /// Whether whoever begins an operation on it may have to wait for others, though it asks not to.
+    pub(super) fn holds_up(&self) -> bool {
+        matches!(&self.backing, Backing::Local(local) if local.holds_up)
+    }
+
     /// The path of a file, to be looked at now and then; none of what reports by failing that it is gone.
     pub(super) fn path_to_watch(&self) -> Option<CString> {
         let watched = self.facts.kind == DeviceKind::File;
@@ -499,14 +516,16 @@ impl Device {
         file: File,
         access: Access,
         direct: bool,
-        memory: bool,
+        filesystem: Option<Filesystem>,
     ) -> Result<Device, DeviceError> {
         let fail = |action: &str, e: io::Error| DeviceError::from_io(path, action, e);
         let meta = file.metadata().map_err(|e| fail("look at it", e))?;
         let kind = member_kind(path, &meta)?;
         let node = Node::of(&meta);
         let held = if access.locks() { Some(lock(&file, path, &node)?) } else { None };
-        let file = LocalFile { file: Some(file), node, held, closes_slowly: !memory };
+        let memory = filesystem == Some(Filesystem::Memory);
+        let holds_up = filesystem == Some(Filesystem::Elsewhere);
+        let file = LocalFile { file: Some(file), node, held, closes_slowly: !memory, holds_up };
         if access.locks()
             && kind == DeviceKind::File
             && let Some(usage) = holder::file_usage(path)
@@ -702,16 +721,6 @@ fn clear_nonblock(file: &File) -> io::Result<()> {
     let flags = OFlag::from_bits_retain(fcntl(file, FcntlArg::F_GETFL)?);
     fcntl(file, FcntlArg::F_SETFL(flags - OFlag::O_NONBLOCK))?;
     Ok(())
-}
-
-fn lives_in_memory(path: &Path) -> bool {
-    use nix::sys::statfs::{TMPFS_MAGIC, statfs};
-    /// `RAMFS_MAGIC` of linux/magic.h.
-    const RAMFS: i64 = 0x8584_58f6;
-    statfs(path).is_ok_and(|fs| {
-        let kind = fs.filesystem_type();
-        kind == TMPFS_MAGIC || kind.0 == RAMFS
-    })
 }
 
 /// Alignment of offsets for direct I/O on a regular file; `Some(0)` when it is not supported, none when the

@@ -1,4 +1,5 @@
-//! Executes [`IoOp`]s on open devices, through a shared io_uring or right away where that is faster.
+//! Executes [`IoOp`]s on open devices, through a shared io_uring, right away where that is faster, or through a ring
+//! beside it ([`super::aside`]) where whoever begins an operation may have to wait.
 //!
 //! Invariants: the buffers of an operation are owned by its entry in `flights` from submission to completion,
 //! whatever becomes of the array that asked, and are leaked rather than freed if the engine goes away under
@@ -13,8 +14,10 @@
 //! buffers made no difference above the noise (0.70 against 0.69 us for a 4 KiB read), so it is not done.
 #![allow(unsafe_code)] // memory handed to the kernel; each block argues for itself
 
+use super::aside::{self, Aside};
 use super::error::fault_kind;
-use super::remote::Inbox;
+use super::inbox::Inbox;
+use super::registered::{Registration, fixed_index, register};
 use super::{Device, DeviceKind, Ring};
 use crate::block_io::{Completion, DeviceId, Extent, IoFault, IoFaultKind, IoOp, IoToken, IoValue, Pool};
 use crate::units::{Timestamp, shown};
@@ -27,9 +30,6 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Most bytes of one registered buffer: what io_uring allows.
-const REGISTERED_MAX: usize = 1 << 30;
 
 /// Most bytes of one transfer; larger operations are continued like short transfers. Keeps lengths in 32 bits.
 const TRANSFER_MAX: usize = 1 << 30;
@@ -98,7 +98,7 @@ pub struct MemberIo {
     offloaded: usize,
     /// There is another core for workers.
     may_offload: bool,
-    /// Where remote devices put their outcomes; from the first such device on.
+    /// Where threads put outcomes: those of remote devices, and of rings beside that of the caller.
     inbox: Option<Arc<Inbox>>,
     /// Operations that their threads have.
     remote_in_flight: usize,
@@ -111,19 +111,11 @@ pub struct MemberIo {
     gone: Vec<(u32, DeviceId, IoFault)>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Registration {
-    /// No device needed it so far.
-    Pending,
-    /// The pool's slab is registered.
-    Done,
-    /// The system refused; plain transfers are used.
-    Refused,
-}
-
 #[derive(Debug)]
 struct Attached {
     device: Device,
+    /// What its operations go through in place of the shared ring.
+    aside: Option<Aside>,
     owner: u32,
     in_flight: u32,
     /// Of these, what the kernel has.
@@ -228,8 +220,9 @@ impl MemberIo {
                 Err(error) => panic!("no descriptor for the outcomes of remote members: {error}"),
             }
         }
-        let local = device.facts().kind != DeviceKind::Remote;
-        if local && !device.facts().memory && self.registration == Registration::Pending {
+        let aside = if device.holds_up() { self.start_aside(ring, &device) } else { None };
+        let is_shared = device.facts().kind != DeviceKind::Remote && aside.is_none();
+        if is_shared && !device.facts().memory && self.registration == Registration::Pending {
             self.registration = register(ring, &self.pool);
         }
         let index = id.0 as usize;
@@ -239,6 +232,7 @@ impl MemberIo {
         assert!(self.devices[index].is_none(), "device id {} given out twice", id.0);
         self.devices[index] = Some(Attached {
             device,
+            aside,
             owner,
             in_flight: 0,
             depth: 0,
@@ -248,8 +242,16 @@ impl MemberIo {
             last_end: self.clock,
             look: None,
         });
-        let limited = self.devices.iter().flatten().filter(|attached| attached.is_limited()).count();
-        ring.allow_workers(u32::try_from(limited).unwrap_or(u32::MAX).saturating_mul(DEPTH_MAX));
+        let workers = self.devices.iter().flatten().map(Attached::workers);
+        ring.allow_workers(workers.fold(0, u32::saturating_add));
+    }
+
+    /// Starts the ring of a device that holds up whoever asks it for something. Where that is not to be had, workers of the
+    /// shared ring wait for it: not this thread either way.
+    fn start_aside(&mut self, ring: &mut Ring, device: &Device) -> Option<Aside> {
+        let started = self.inbox(ring).and_then(|inbox| Aside::start(&inbox));
+        let path = shown(device.path());
+        started.inspect_err(|error| tracing::warn!(%path, %error, "no ring of its own for this file")).ok()
     }
 
     /// The device behind an id, if it is open.
@@ -332,6 +334,8 @@ impl MemberIo {
         debug_assert_eq!(user_data & !u64::from(u32::MAX), self.tag, "a completion of somebody else");
         if key == INBOX_KEY {
             self.await_inbox(ring);
+            let ended = self.inbox.as_ref().map(|inbox| inbox.take_ended()).unwrap_or_default();
+            ended.into_iter().for_each(|(user_data, result)| self.complete(ring, user_data, result));
             return;
         }
         if key & LOOK_BIT != 0 {
@@ -456,7 +460,7 @@ impl MemberIo {
         stragglers
     }
 
-    /// Where remote devices put their outcomes, with the ring told to look after it.
+    /// Where threads put outcomes, with the ring told to look after it.
     fn inbox(&mut self, ring: &mut Ring) -> io::Result<Arc<Inbox>> {
         if let Some(inbox) = &self.inbox {
             return Ok(Arc::clone(inbox));
@@ -540,7 +544,7 @@ impl MemberIo {
     fn start(&mut self, ring: &mut Ring, key: usize) {
         let attached =
             self.devices[self.flights[key].device.0 as usize].as_mut().expect("open while in flight");
-        if attached.depth >= DEPTH_MAX {
+        if attached.depth >= attached.depth_max() {
             attached.waiting.push_back(key);
             return;
         }
@@ -551,7 +555,7 @@ impl MemberIo {
     /// Hands over what has waited, as far as there is room.
     fn start_waiting(&mut self, ring: &mut Ring, id: DeviceId) {
         while let Some(attached) = self.attached(id)
-            && attached.depth < DEPTH_MAX
+            && attached.depth < attached.depth_max()
             && let Some(key) = attached.waiting.pop_front()
         {
             attached.depth += 1;
@@ -563,22 +567,30 @@ impl MemberIo {
         let clock = self.clock;
         self.flights[key].since.get_or_insert(clock);
         let entry = self.entry(key).user_data(self.tag | key as u64);
+        let attached =
+            self.devices[self.flights[key].device.0 as usize].as_ref().expect("open while in flight");
         // SAFETY: the buffers belong to the flight, which stays in `flights` until the completion was taken and
-        // is leaked by `drop` otherwise; the descriptor stays open while its in_flight count is above zero.
-        unsafe { ring.push(entry) }
+        // is leaked by `drop` otherwise; the descriptor stays open while its in_flight count is above zero, and
+        // longer than the engine where the kernel may not have the entry yet.
+        match &attached.aside {
+            Some(aside) => unsafe { aside.push(entry) },
+            None => unsafe { ring.push(entry) },
+        }
     }
 
     fn entry(&mut self, key: usize) -> squeue::Entry {
         let flight = &mut self.flights[key];
-        let device = self.devices[flight.device.0 as usize].as_ref().expect("open while in flight");
-        let fd = types::Fd(device.device.raw_fd());
+        let attached = self.devices[flight.device.0 as usize].as_ref().expect("open while in flight");
+        let fd = types::Fd(attached.device.raw_fd());
+        // Buffers are registered with the shared ring alone.
+        let registration = if attached.aside.is_some() { Registration::Refused } else { self.registration };
         let done = flight.done;
-        match &mut flight.op {
+        let entry = match &mut flight.op {
             IoOp::Read { offset, buf } => {
                 let len = (buf.len() - done).min(TRANSFER_MAX);
                 let start = buf[done..].as_mut_ptr();
                 let at = offset.0 + done as u64;
-                match fixed_index(self.registration, &self.pool, start, len) {
+                match fixed_index(registration, &self.pool, start, len) {
                     Some(index) => opcode::ReadFixed::new(fd, start, len as u32, index).offset(at).build(),
                     None => opcode::Read::new(fd, start, len as u32).offset(at).build(),
                 }
@@ -588,7 +600,7 @@ impl MemberIo {
                 let start = buf[done..].as_ptr();
                 let at = offset.0 + done as u64;
                 let flags = if *fua { libc::RWF_DSYNC } else { 0 };
-                match fixed_index(self.registration, &self.pool, start, len) {
+                match fixed_index(registration, &self.pool, start, len) {
                     Some(index) => opcode::WriteFixed::new(fd, start, len as u32, index)
                         .offset(at)
                         .rw_flags(flags)
@@ -601,7 +613,9 @@ impl MemberIo {
                 opcode::Fallocate::new(fd, *len).offset(offset.0).mode(zero_mode(*may_unmap)).build()
             }
             IoOp::Extents { .. } => unreachable!("extents are answered at submission"),
-        }
+        };
+        // With that it is a worker of the kernel that waits, not whoever hands it over.
+        if attached.device.holds_up() { entry.flags(squeue::Flags::ASYNC) } else { entry }
     }
 
     /// Runs an operation to its end on this thread.
@@ -690,6 +704,21 @@ impl Attached {
     fn is_limited(&self) -> bool {
         self.device.remote().is_none() && !self.device.facts().memory
     }
+
+    /// How many that are.
+    fn depth_max(&self) -> u32 {
+        if self.device.holds_up() { aside::DEPTH_MAX } else { DEPTH_MAX }
+    }
+
+    /// How many workers of the shared ring it may occupy.
+    fn workers(&self) -> u32 {
+        match self.aside {
+            // For looks at its path.
+            Some(_) => 1,
+            None if self.is_limited() => self.depth_max(),
+            None => 0,
+        }
+    }
 }
 
 impl Drop for MemberIo {
@@ -700,6 +729,9 @@ impl Drop for MemberIo {
             .flatten()
             .filter_map(|attached| attached.look.take())
             .for_each(std::mem::forget);
+        // A ring beside this one may have entries still that the kernel has not got: they name the descriptor.
+        let is_named = |attached: &Attached| attached.aside.is_some() && attached.in_flight > 0;
+        self.devices.drain(..).flatten().filter(is_named).for_each(std::mem::forget);
         if !self.flights.is_empty() {
             // The kernel may still write into these buffers: losing the memory is the lesser evil.
             tracing::warn!(operations = self.flights.len(), "member operations abandoned in flight");
@@ -749,49 +781,6 @@ fn zero_mode(may_unmap: bool) -> i32 {
     how | libc::FALLOC_FL_KEEP_SIZE
 }
 
-/// The registered buffer that holds a range wholly, if one does.
-fn fixed_index(registration: Registration, pool: &Pool, start: *const u8, len: usize) -> Option<u16> {
-    if registration != Registration::Done || !pool.contains(start, len) {
-        return None;
-    }
-    let first = start.addr() - pool.slab().0.as_ptr().addr();
-    let (index, last) = (first / REGISTERED_MAX, (first + len.max(1) - 1) / REGISTERED_MAX);
-    if index == last { u16::try_from(index).ok() } else { None }
-}
-
-/// Registers the pool's slab. Pins its memory, so it is done only when a device can use it.
-fn register(ring: &Ring, pool: &Pool) -> Registration {
-    let (base, bytes) = pool.slab();
-    raise_memlock(bytes as u64);
-    let parts: Vec<libc::iovec> = (0..bytes)
-        .step_by(REGISTERED_MAX)
-        .map(|at| libc::iovec {
-            iov_base: base.as_ptr().wrapping_add(at).cast(),
-            iov_len: (bytes - at).min(REGISTERED_MAX),
-        })
-        .collect();
-    // SAFETY: the kernel holds its own references to the pages, so they outlive even an unmapping.
-    match unsafe { ring.register_buffers(&parts) } {
-        Ok(()) => Registration::Done,
-        Err(e) => {
-            tracing::info!(bytes, error = %e, "buffers are not registered with io_uring: raise RLIMIT_MEMLOCK to speed up small requests");
-            Registration::Refused
-        }
-    }
-}
-
-/// Raises the limit of locked memory as far as this process may, so that registration has a chance.
-fn raise_memlock(bytes: u64) {
-    use nix::sys::resource::{Resource, getrlimit, setrlimit};
-    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_MEMLOCK)
-        && soft < bytes
-    {
-        // Raising the hard limit needs a privilege; failing that, take what there is.
-        let _ = setrlimit(Resource::RLIMIT_MEMLOCK, bytes, hard.max(bytes))
-            .or_else(|_| setrlimit(Resource::RLIMIT_MEMLOCK, hard.min(bytes).max(soft), hard));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -832,6 +821,14 @@ mod tests {
             let (reader, writer) = nix::unistd::pipe().unwrap();
             let device = Device::fake(&dir.path().join("pipe"), reader.into(), BYTES);
             (Bench::with(dir, device), writer.into())
+        }
+
+        /// One member file of which whoever asks for something may have to wait.
+        fn that_holds_up() -> Bench {
+            let dir = tempfile::tempdir().unwrap();
+            let mut device = Device::create_sparse(&dir.path().join("m.img"), BYTES).unwrap();
+            device.hold_up();
+            Bench::with(dir, device)
         }
 
         fn with(dir: TempDir, device: Device) -> Bench {
@@ -1139,6 +1136,55 @@ mod tests {
             assert!(bench.wait().result.is_err_and(|fault| fault.kind == IoFaultKind::Gone));
         }
         assert_eq!(bench.members.attached(ID).unwrap().in_flight, DEPTH_MAX);
+    }
+
+    #[test]
+    fn what_goes_through_a_ring_beside_ends_once_and_as_elsewhere() {
+        let mut bench = Bench::that_holds_up();
+        assert!(bench.members.attached(ID).unwrap().aside.is_some());
+        let count = 3 * u64::from(aside::DEPTH_MAX);
+        for token in 0..count {
+            let buf = bench.filled(4096, token as u8);
+            bench.submit(token, IoOp::Write { offset: ByteOffset(token * 4096), buf, fua: token % 7 == 0 });
+        }
+        let attached = bench.members.attached(ID).unwrap();
+        assert_eq!(
+            (attached.depth, attached.waiting.len()),
+            (aside::DEPTH_MAX, 2 * aside::DEPTH_MAX as usize)
+        );
+        let mut seen = vec![false; count as usize];
+        for _ in 0..count {
+            let done = bench.wait();
+            assert!(done.result.is_ok());
+            assert!(!std::mem::replace(&mut seen[done.token.0 as usize], true), "completed twice");
+        }
+        assert!(matches!(bench.run(IoOp::Flush), Ok(IoValue::Done)));
+        for token in 0..count {
+            assert_eq!(bench.read(token * 4096, 4096).unwrap(), vec![token as u8; 4096]);
+        }
+        bench.run(IoOp::Zero { offset: ByteOffset(0), len: 4096, may_unmap: true }).unwrap();
+        assert_eq!(bench.read(0, 8192).unwrap(), [[0; 4096], [1; 4096]].concat());
+        let path = bench.dir.path().join("m.img");
+        OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
+        assert_eq!(bench.read(0, 8192).unwrap_err().kind, IoFaultKind::Gone);
+        bench.members.release(ID);
+        assert!(bench.members.device(ID).is_none());
+        drop(Device::open(&path, crate::member::Access::Exclusive).unwrap());
+    }
+
+    #[test]
+    fn an_engine_that_ends_keeps_what_a_ring_beside_it_may_still_begin() {
+        for _ in 0..20 {
+            let mut bench = Bench::that_holds_up();
+            for token in 0..40 {
+                let buf = bench.filled(64 << 10, 1);
+                bench.submit(token, IoOp::Write { offset: ByteOffset(token << 16), buf, fua: true });
+            }
+            let path = bench.dir.path().join("m.img");
+            drop(bench.members);
+            // Its descriptor is not somebody else's by now.
+            assert!(Device::open(&path, crate::member::Access::Exclusive).is_err());
+        }
     }
 
     #[test]

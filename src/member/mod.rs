@@ -4,13 +4,17 @@
 //! against other daemons and other commands from opening to closing; a remote one against others of this process only. Must not know what is stored on a device,
 //! of arrays or of clients.
 
+mod aside;
 mod device;
 mod engine;
 mod error;
+mod filesystem;
 mod held;
 mod helpers;
 mod holder;
+mod inbox;
 pub mod patience;
+mod registered;
 mod remote;
 mod ring;
 

@@ -54,16 +54,24 @@ impl Ring {
     /// # Errors
     /// When the kernel has no io_uring or forbids it.
     pub fn new() -> io::Result<Ring> {
+        Ring::with_entries(SUBMISSIONS, COMPLETIONS)
+    }
+
+    /// The same with so many entries in its queues.
+    ///
+    /// # Errors
+    /// As [`Ring::new`].
+    pub(super) fn with_entries(submissions: u32, completions: u32) -> io::Result<Ring> {
         // Newest first: 6.1 runs completions only when this thread asks, 5.19 without interrupting it.
         let deferred = IoUring::builder()
-            .setup_cqsize(COMPLETIONS)
+            .setup_cqsize(completions)
             .setup_single_issuer()
             .setup_coop_taskrun()
             .setup_defer_taskrun()
-            .build(SUBMISSIONS);
+            .build(submissions);
         let built = deferred
-            .or_else(|_| IoUring::builder().setup_cqsize(COMPLETIONS).setup_coop_taskrun().build(SUBMISSIONS))
-            .or_else(|_| IoUring::builder().setup_cqsize(COMPLETIONS).build(SUBMISSIONS));
+            .or_else(|_| IoUring::builder().setup_cqsize(completions).setup_coop_taskrun().build(submissions))
+            .or_else(|_| IoUring::builder().setup_cqsize(completions).build(submissions));
         let ring = built.map_err(|e| {
             io::Error::new(
                 e.kind(),

@@ -342,6 +342,74 @@ fn a_filesystem_that_freezes_holds_up_neither_other_arrays_nor_status() {
 }
 
 #[test]
+fn more_reads_than_a_frozen_filesystem_takes_hold_up_its_own_member_only() {
+    /// The kernel takes 12 of a filesystem that names no number, and has the next caller wait.
+    const READS: u64 = 64;
+    const BYTES: u64 = 256 << 10;
+    let Some(scene) = Scene::new() else { return };
+    let content = vec![7; BYTES as usize];
+    let up = scene.serve();
+    let mut client = Client::connect(&up.socket()).expect("the daemon accepts");
+    for at in 0..READS {
+        let request = Request::new(Nbd::Write, at * BYTES, BYTES);
+        client.call(&request, &content).expect("the daemon goes on").expect("written");
+    }
+    drop(client);
+    up.stop();
+    let pond: Vec<PathBuf> = (0..2).map(|at| scene.path(&format!("pond{at}"))).collect();
+    run(calpe().args(["create", "pond", "--data", "1", "--parity", "1", "--size", "16MiB"]).args(&pond));
+    let list: Vec<String> = pond.iter().map(|path| format!("\"{}\"", path.display())).collect();
+    let more = format!("[[array]]\nname = \"pond\"\nsearch = [{}]\n", list.join(", "));
+    let config = configure(scene.dir.path(), &[scene.path("plain"), scene.path("mnt")], &more);
+    let array = |up: &Up, name: &str| {
+        let output = try_run(&mut up.command(&["status", "--json", name]));
+        let status: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        status["arrays"][0].clone()
+    };
+    let quick = Duration::from_secs(1) + SLACK;
+    for signal in ["TERM", "INT"] {
+        let mut command = calpe();
+        command.arg("serve").arg("--config").arg(&config);
+        let up = Up::begin(scene.dir.path(), command);
+        until("both are whole", || {
+            let _ = try_run(&mut up.command(&["online", "tank", "1"]));
+            ["tank", "pond"].iter().all(|name| array(&up, name)["state"] == "ONLINE")
+        });
+        let connect = |name| Client::connect_to(&up.socket(), name, None).expect("the daemon accepts");
+        let (mut client, mut other) = (connect("tank"), connect("pond"));
+        scene.fuse().freeze();
+        let begun = Instant::now();
+        for at in 0..READS {
+            client.submit(&Request::new(Nbd::Read, at * BYTES, BYTES), &[]).expect("the daemon goes on");
+        }
+        sleep(Duration::from_millis(300));
+        loop {
+            let asked = Instant::now();
+            let status = array(&up, "tank");
+            for (command, len) in [(Nbd::Write, 4096), (Nbd::Flush, 0), (Nbd::Read, 4096)] {
+                let payload: &[u8] = if command == Nbd::Write { &[1; 4096] } else { &[] };
+                let request = Request::new(command, len, len);
+                other.call(&request, payload).expect("the daemon goes on").expect("served");
+            }
+            assert!(asked.elapsed() < quick, "others took {:?}", asked.elapsed());
+            if status["members"][1]["state"] == "MISSING" {
+                break;
+            }
+            let limit = Duration::from_secs(TIMEOUT + 1) + SLACK;
+            assert!(begun.elapsed() < limit, "it is not taken out:\n{}", up.log());
+            sleep(Duration::from_millis(50));
+        }
+        assert!(begun.elapsed() > Duration::from_secs(TIMEOUT / 2), "nothing hung: {:?}", begun.elapsed());
+        for _ in 0..READS {
+            let (_, read) = client.next().expect("the daemon goes on");
+            assert!(read.expect("readable") == content);
+        }
+        // What hangs is with the kernel still.
+        ends_in_time(up, &scene, signal);
+    }
+}
+
+#[test]
 fn an_array_starts_without_a_member_whose_filesystem_is_frozen() {
     let Some(scene) = Scene::new() else { return };
     scene.fuse().freeze();

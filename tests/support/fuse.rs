@@ -178,9 +178,9 @@ impl Files {
                 // ASYNC_READ, BIG_WRITES, ASYNC_DIO, MAX_PAGES
                 let flags = 1u32 | 1 << 5 | 1 << 15 | 1 << 22;
                 let mut out = words(&[7, 31, 1 << 17, flags]);
-                // max_background and congestion_threshold
-                out.extend_from_slice(&64u16.to_ne_bytes());
-                out.extend_from_slice(&48u16.to_ne_bytes());
+                // max_background and congestion_threshold: what the kernel takes where none is named
+                out.extend_from_slice(&12u16.to_ne_bytes());
+                out.extend_from_slice(&9u16.to_ne_bytes());
                 out.extend(words(&[WRITE_BYTES_MAX, 1]));
                 // max_pages and map_alignment
                 out.extend_from_slice(&256u16.to_ne_bytes());

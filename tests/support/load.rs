@@ -44,13 +44,18 @@ impl Client {
 
     /// The same; with a time limit, whatever is waited for longer than that is an error.
     pub fn connect_within(socket: &Path, limit: Option<Duration>) -> io::Result<Client> {
-        let options = ClientOptions::for_export("").expect("the empty name can travel");
+        Client::connect_to(socket, "", limit)
+    }
+
+    /// The same to an export by its name.
+    pub fn connect_to(socket: &Path, name: &str, limit: Option<Duration>) -> io::Result<Client> {
+        let options = ClientOptions::for_export(name).expect("a name that can travel");
         let stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(limit)?;
         stream.set_write_timeout(limit)?;
         let mut client = Client {
             stream,
-            connection: ClientConnection::new(options, Timestamp(0)).expect("the empty name can travel"),
+            connection: ClientConnection::new(options, Timestamp(0)).expect("a name that can travel"),
             input: Vec::new(),
             out: Vec::new(),
             reads: HashMap::new(),

@@ -82,15 +82,8 @@ impl Up {
     }
 
     #[track_caller]
-    pub fn spawn(dir: &Path, mut command: Command) -> Up {
-        let log = fs::File::create(dir.join("daemon.log")).expect("a log file");
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().expect("a second handle"))
-            .stderr(log)
-            .spawn()
-            .expect("the daemon starts");
-        let mut up = Up { dir: dir.to_owned(), child };
+    pub fn spawn(dir: &Path, command: Command) -> Up {
+        let mut up = Up::begin(dir, command);
         let deadline = Instant::now() + PATIENCE;
         while !up.is_serving() {
             if let Ok(Some(status)) = up.child.try_wait() {
@@ -100,6 +93,19 @@ impl Up {
             std::thread::sleep(Duration::from_millis(50));
         }
         up
+    }
+
+    /// Starts a daemon, and does not wait for anything.
+    #[track_caller]
+    pub fn begin(dir: &Path, mut command: Command) -> Up {
+        let log = fs::File::create(dir.join("daemon.log")).expect("a log file");
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("a second handle"))
+            .stderr(log)
+            .spawn()
+            .expect("the daemon starts");
+        Up { dir: dir.to_owned(), child }
     }
 
     fn is_serving(&self) -> bool {

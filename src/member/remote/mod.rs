@@ -19,6 +19,7 @@ mod worker;
 pub use error::RemoteError;
 pub use secure::set_remote_tls;
 
+use super::inbox::{Inbox, Returned};
 use super::{Access, DeviceError};
 use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoOp, IoToken, IoValue};
 use crate::nbd::{NbdUri, RemoteExport};
@@ -146,32 +147,6 @@ enum To {
     Caller(SyncSender<Result<IoValue, IoFault>>),
 }
 
-/// An outcome on its way to the engine: owner, device, token.
-pub(super) type Returned = (u32, DeviceId, IoToken, Result<IoValue, IoFault>);
-
-/// Where remote devices put outcomes for the engine, and what wakes it.
-#[derive(Debug)]
-pub(super) struct Inbox {
-    returned: Mutex<Vec<Returned>>,
-    /// Rung when the first outcome comes in.
-    pub wake: EventFd,
-}
-
-impl Inbox {
-    pub fn new() -> std::io::Result<Inbox> {
-        let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        Ok(Inbox { returned: Mutex::default(), wake })
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.returned.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
-    }
-
-    pub fn take(&self) -> Vec<Returned> {
-        std::mem::take(&mut *self.returned.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
 /// What a device and its thread share.
 struct Shared {
     queue: Mutex<Queue>,
@@ -203,15 +178,9 @@ impl Shared {
         let _ = self.wake.write(1);
     }
 
-    fn give_back(&self, mut group: Vec<Returned>) {
-        let Some(inbox) = self.inbox.get() else { return };
-        let mut returned = inbox.returned.lock().unwrap_or_else(PoisonError::into_inner);
-        let first = returned.is_empty();
-        returned.append(&mut group);
-        drop(returned);
-        if first {
-            // As in `ring`.
-            let _ = inbox.wake.write(1);
+    fn give_back(&self, group: Vec<Returned>) {
+        if let Some(inbox) = self.inbox.get() {
+            inbox.give(group);
         }
     }
 
