@@ -324,6 +324,9 @@ pub enum Condition {
     /// It is out of service, and what answers in its place is something else, smaller than it was, or read-only; it comes
     /// back by itself when that is its own device again.
     Displaced,
+    /// It is out of service, and its server answers and does not give its device, or this host has
+    /// nothing to ask it with (no certificates); it comes back by itself when that is mended.
+    Refused,
     /// Blocks of it were rewritten with bytes from others.
     Repaired,
     /// It was in service until the array failed, and can come back to it: such members come first.
@@ -349,6 +352,7 @@ impl Condition {
             Condition::Slow => "far slower than the others",
             Condition::Returning => "comes back by itself",
             Condition::Displaced => "what is in its place cannot serve",
+            Condition::Refused => "its device is refused",
             Condition::Repaired => "blocks were repaired",
             Condition::ServedLast => "in service until the array failed",
             Condition::Kept => "holds what may be nowhere else",

@@ -395,7 +395,7 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
         (true, false) => wait_for(array, &returning),
         (false, _) => {
             let needs_more =
-                |member: &&MemberReport| member.conditions.contains(&Condition::Full) || is_displaced(member);
+                |member: &&MemberReport| member.conditions.contains(&Condition::Full) || is_blocked(member);
             let room = returning.iter().any(needs_more).then(|| wait_for(array, &returning));
             let keep = kept.first().map(|first| keep(array, &kept, first.index));
             let back = (!gone.is_empty()).then(|| get_back(array, &gone));
@@ -595,8 +595,18 @@ fn explain_online(array: &ArrayReport) -> Explanation {
 
 /// Whether it comes back by itself.
 fn returns(member: &MemberReport) -> bool {
-    let returns = member.conditions.contains(&Condition::Returning) || is_displaced(member);
+    let returns = member.conditions.contains(&Condition::Returning) || is_blocked(member);
     returns && !is_kept(member)
+}
+
+/// Whether it comes back by itself, and not by waiting alone.
+fn is_blocked(member: &MemberReport) -> bool {
+    is_displaced(member) || is_refused(member)
+}
+
+/// Whether its server is known to answer, and not to give its device.
+fn is_refused(member: &MemberReport) -> bool {
+    member.conditions.contains(&Condition::Refused)
 }
 
 /// Whether it is known that what is in its place cannot serve.
@@ -609,8 +619,10 @@ fn is_displaced(member: &MemberReport) -> bool {
 fn wait_for(array: &ArrayReport, members: &[&MemberReport]) -> String {
     let (full, rest): (Vec<&MemberReport>, Vec<_>) =
         members.iter().copied().partition(|member| member.conditions.contains(&Condition::Full));
-    let (displaced, away): (Vec<&MemberReport>, Vec<_>) =
+    let (displaced, rest): (Vec<&MemberReport>, Vec<_>) =
         rest.into_iter().partition(|member| is_displaced(member));
+    let (refused, away): (Vec<&MemberReport>, Vec<_>) =
+        rest.into_iter().partition(|member| is_refused(member));
     let mut hosts: Vec<String> =
         away.iter().map(|member| Printable(&host_of(&member.name)).to_string()).collect();
     hosts.dedup();
@@ -624,6 +636,15 @@ fn wait_for(array: &ArrayReport, members: &[&MemberReport]) -> String {
     }
     if !full.is_empty() {
         text.push(format!("Make room: what is full comes back by itself then. ({})", names(&full)));
+    }
+    if !refused.is_empty() {
+        let whose = if refused.len() == 1 { "a member" } else { "members" };
+        text.push(format!(
+            "Waiting alone does not bring back {whose} whose server is there and whose device is refused: mend what stands \
+             beside it (certificates and settings of TLS on both sides, the name of the export and who may see it, the \
+             server's own storage); it comes back by itself then. ({})",
+            names(&refused)
+        ));
     }
     if let Some(first) = displaced.first() {
         let anew = match array.state {
@@ -721,6 +742,22 @@ mod tests {
             action.contains("in the place of members cannot serve") && !action.contains("calpe replace"),
             "{action}"
         );
+    }
+
+    #[test]
+    fn what_a_server_refuses_is_not_waited_for_as_if_its_host_were_away() {
+        let mut array = with_absent(&[MemberState::Missing, MemberState::Faulted]);
+        array.members[0].name = "nbds://store/a".into();
+        array.members[0].conditions = vec![Condition::Refused];
+        let action = explain(&array).action;
+        assert!(!action.contains("when it answers") && !action.contains("Waiting for store"), "{action}");
+        assert!(action.contains("certificates") && action.contains("(0: nbds://store/a)"), "{action}");
+        assert!(action.contains("calpe online tank 1"), "{action}");
+        array.members[1].conditions = vec![Condition::Returning];
+        array.members[1].name = "nbd://other/b".into();
+        let action = explain(&array).action;
+        assert!(action.contains("Waiting for other:") && !action.contains("calpe online"), "{action}");
+        assert!(!action.contains("calpe replace"), "{action}");
     }
 
     #[test]

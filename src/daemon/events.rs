@@ -47,6 +47,8 @@ pub mod kinds {
     pub const COMMAND: &str = "command";
     /// The connection to a remote member is given up.
     pub const MEMBER_LOST: &str = "member_lost";
+    /// Something is in the way of a member that would come back by itself: its server answers.
+    pub const MEMBER_BLOCKED: &str = "member_blocked";
     /// A member came back by itself.
     pub const MEMBER_RETURNED: &str = "member_returned";
     /// Something about a GPU.

@@ -3,7 +3,7 @@
 //! Must not ask anybody anything: facts in, report out. Rates come from samples that are handed in with their time.
 
 use super::reactor::{ArrayFacts, ListenAddress};
-use super::returns::Returning;
+use super::returns::{Obstacle, Returning};
 use super::search::Loss;
 use super::state::{Counts, GivenUp};
 use crate::array::assembly::NOWHERE_ELSE;
@@ -257,7 +257,7 @@ impl Names {
     }
 
     fn member(&self, seat: &Place, member: &MemberStatus, returning: Option<&Returning>) -> MemberReport {
-        let in_the_way = returning.and_then(|returning| returning.in_the_way.clone());
+        let obstacle = returning.and_then(|returning| returning.obstacle.as_ref());
         let counts = self.counts_of(seat, member);
         let troubled = counts.read + counts.write + counts.cksum > 0;
         let is_out = member.device.is_none();
@@ -280,20 +280,21 @@ impl Names {
             cksum: counts.cksum,
             repaired: counts.repaired,
             conditions: {
-                let returning = returning.map(|_| match in_the_way {
-                    Some(_) => Condition::Displaced,
+                let returning = returning.map(|_| match obstacle {
+                    Some(Obstacle::Displaced(_)) => Condition::Displaced,
+                    Some(Obstacle::Refused(_)) => Condition::Refused,
                     None => Condition::Returning,
                 });
                 let loss = self.losses.get(&seat.uuid).filter(|_| is_out).map(|loss| match loss {
                     Loss::Overwritten => Condition::Overwritten,
                     Loss::CutOff => Condition::CutOff,
                 });
-                let loss = loss.filter(|_| in_the_way.is_none());
+                let loss = loss.filter(|_| obstacle.is_none());
                 let of_all = conditions(member, reason.as_deref(), &counts, returning);
                 let loss = loss.filter(|loss| !of_all.contains(loss));
                 of_all.into_iter().chain(loss).collect()
             },
-            reason: in_the_way.or(reason),
+            reason: obstacle.map(|obstacle| obstacle.reason().to_owned()).or(reason),
             cached: member.device.and_then(|id| self.devices.get(&id)).is_some_and(Place::is_cached),
             replacement: member.replacement.map(|device| match self.devices.get(&device) {
                 Some(place) => ReplacementReport { name: place.name(), uuid: Some(place.uuid) },

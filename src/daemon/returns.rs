@@ -51,24 +51,54 @@ struct Attempt {
     next: Instant,
     failures: u32,
     running: Option<Receiver<Attempted>>,
-    /// What the last one has found in the place of the device.
-    in_the_way: Option<String>,
+    /// What the last one has met in the place of the device.
+    obstacle: Option<Obstacle>,
 }
 
 /// What an attempt came to: the member's device, locked, or why it is not had.
 pub(super) type Attempted = Result<(Device, Superblock), NotBack>;
 
 /// Why the device of a member is not had.
-#[derive(Debug)]
-pub(super) struct NotBack {
-    reason: String,
-    /// A server answers, and has something else in the place of the device, or it is not whole, or not writable.
-    is_in_the_way: bool,
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum NotBack {
+    /// Nothing answers, or what does is to be asked again.
+    Away(String),
+    /// Something is in the way that does not go away by waiting.
+    Blocked(Obstacle),
 }
 
-impl<E: std::fmt::Display> From<E> for NotBack {
-    fn from(error: E) -> NotBack {
-        NotBack { reason: error.to_string(), is_in_the_way: false }
+/// What is in the way of a member that would come back by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// A server answers, and has something else in the place of the device, or it is not whole, or not writable.
+    Displaced(String),
+    /// A server answers, and does not give the device, or this host has nothing to ask it with.
+    Refused(String),
+}
+
+impl Obstacle {
+    /// For people.
+    #[must_use]
+    pub fn reason(&self) -> &str {
+        let (Obstacle::Displaced(reason) | Obstacle::Refused(reason)) = self;
+        reason
+    }
+}
+
+impl std::fmt::Display for NotBack {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            NotBack::Away(reason) => f.write_str(reason),
+            NotBack::Blocked(obstacle) => f.write_str(obstacle.reason()),
+        }
+    }
+}
+
+impl From<DeviceError> for NotBack {
+    fn from(error: DeviceError) -> NotBack {
+        let is_refusal = error.is_refusal();
+        let reason = error.to_string();
+        if is_refusal { NotBack::Blocked(Obstacle::Refused(reason)) } else { NotBack::Away(reason) }
     }
 }
 
@@ -77,8 +107,8 @@ impl<E: std::fmt::Display> From<E> for NotBack {
 pub struct Returning {
     /// Which.
     pub index: MemberIndex,
-    /// What is in the place of its device, if something else is known to be there.
-    pub in_the_way: Option<String>,
+    /// What is in its way, as far as that is known.
+    pub obstacle: Option<Obstacle>,
 }
 
 /// A member that may come back.
@@ -151,8 +181,8 @@ impl Daemon {
         let returning = |member: Away| {
             let attempt = returns.attempts.get(&(uuid, member.index.0));
             let attempt = attempt.filter(|_| member.has_own_place);
-            let in_the_way = attempt.and_then(|attempt| attempt.in_the_way.clone());
-            Returning { index: member.index, in_the_way }
+            let obstacle = attempt.and_then(|attempt| attempt.obstacle.clone());
+            Returning { index: member.index, obstacle }
         };
         away.into_iter().map(returning).collect()
     }
@@ -207,17 +237,34 @@ impl Daemon {
             self.notice_member(array, kinds::MEMBER_LOST, NoticeLevel::Warning, member.index, text);
         }
         let mut returns = self.returns();
-        let first = Attempt { next: now, failures: 0, running: None, in_the_way: None };
+        let first = Attempt { next: now, failures: 0, running: None, obstacle: None };
         let attempt = returns.attempts.entry(key).or_insert(first);
         match attempt.running.as_ref().map(Receiver::try_recv) {
             Some(Ok(Ok(found))) => {
                 attempt.running = None;
                 return Some(found);
             }
-            Some(Ok(Err(NotBack { reason, is_in_the_way }))) => {
-                tracing::debug!(member = member.index.0, %reason, "a member is not back");
+            Some(Ok(Err(not_back))) => {
+                tracing::debug!(member = member.index.0, reason = %not_back, "a member is not back");
                 attempt.fail(now);
-                attempt.in_the_way = is_in_the_way.then_some(reason);
+                let met = match not_back {
+                    NotBack::Away(_) => None,
+                    NotBack::Blocked(obstacle) => Some(obstacle),
+                };
+                let is_news = member.has_own_place && met != attempt.obstacle;
+                attempt.obstacle = met.clone();
+                if let (true, Some(obstacle)) = (is_news, met) {
+                    drop(returns);
+                    let text =
+                        format!("it cannot come back for now: {}; it is tried again", obstacle.reason());
+                    self.notice_member(
+                        array,
+                        kinds::MEMBER_BLOCKED,
+                        NoticeLevel::Warning,
+                        member.index,
+                        text,
+                    );
+                }
             }
             Some(Err(TryRecvError::Disconnected)) => attempt.fail(now),
             Some(Err(TryRecvError::Empty)) => {}
@@ -232,7 +279,7 @@ impl Daemon {
                     let _ = thread.spawn(move || {
                         // Who waits for it may have lost interest: then it is closed again.
                         let found = match was_short {
-                            true => has_room(&places, limits).map_err(NotBack::from),
+                            true => has_room(&places, limits).map_err(NotBack::Away),
                             false => Ok(()),
                         };
                         let _ = sender.send(found.and_then(|()| look_for(&places, limits, uuid, device)));
@@ -321,7 +368,7 @@ fn look_for(
                 })?;
                 device.set_limits(limits);
                 sleep(SETTLE);
-                let superblock = read_superblock(&device)?;
+                let superblock = read_superblock(&device).map_err(|error| other_in(place, Err(error)))?;
                 return Ok((device, superblock));
             }
             Ok((_, found)) => other_in(place, found),
@@ -330,19 +377,21 @@ fn look_for(
         // The first place is where it was, if that is known.
         first.get_or_insert(not_back);
     }
-    Err(first.unwrap_or_else(|| NotBack::from("it is not known where it may be")))
+    Err(first.unwrap_or_else(|| NotBack::Away("it is not known where it may be".into())))
 }
 
 /// What is told of a place where the member's own device was found, and cannot serve.
 fn unfit(place: &Path, error: &DeviceError) -> NotBack {
-    NotBack { reason: error.to_string(), is_in_the_way: member::is_remote(place) }
+    blocked(place, Obstacle::Displaced(error.to_string()))
 }
 
 /// What is told of a place where something else was found.
 fn other_in(place: &Path, found: Result<Superblock, NewestError>) -> NotBack {
-    // Whether it is the member's device cannot be told.
-    let is_in_the_way = member::is_remote(place) && !matches!(found, Err(NewestError::Unreadable(_)));
     let what = match found {
+        // Whether it is the member's device cannot be told.
+        Err(error @ NewestError::Unreadable(_)) => {
+            return blocked(place, Obstacle::Refused(format!("{} answers: {error}", shown(place))));
+        }
         Ok(Superblock { name, member, role: Role::Replaced, .. }) => {
             format!("what is there was member {member} of array '{name}', and has been replaced since")
         }
@@ -352,5 +401,13 @@ fn other_in(place: &Path, found: Result<Superblock, NewestError>) -> NotBack {
         Err(NewestError::NotAMember) => "what is there holds no Calpe superblock".to_owned(),
         Err(error) => error.to_string(),
     };
-    NotBack { reason: format!("{} answers: {what}", shown(place)), is_in_the_way }
+    blocked(place, Obstacle::Displaced(format!("{} answers: {what}", shown(place))))
+}
+
+/// Only what a server has is known to be in the way: a path may lead elsewhere at any time.
+fn blocked(place: &Path, obstacle: Obstacle) -> NotBack {
+    match member::is_remote(place) {
+        true => NotBack::Blocked(obstacle),
+        false => NotBack::Away(obstacle.reason().to_owned()),
+    }
 }

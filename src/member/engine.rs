@@ -572,9 +572,11 @@ impl MemberIo {
         // SAFETY: the buffers belong to the flight, which stays in `flights` until the completion was taken and
         // is leaked by `drop` otherwise; the descriptor stays open while its in_flight count is above zero, and
         // longer than the engine where the kernel may not have the entry yet.
-        match &attached.aside {
-            Some(aside) => unsafe { aside.push(entry) },
-            None => unsafe { ring.push(entry) },
+        unsafe {
+            match &attached.aside {
+                Some(aside) => aside.push(entry),
+                None => ring.push(entry),
+            }
         }
     }
 

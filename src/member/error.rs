@@ -222,6 +222,13 @@ impl DeviceError {
     }
 
     /// Turns an error of the operating system into the variant that says most.
+    /// Whether a server was reached and does not give its export, or the settings of this host do not
+    /// let it be asked.
+    #[must_use]
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, DeviceError::Remote { source, .. } if source.is_refusal())
+    }
+
     pub(crate) fn from_io(path: &Path, action: impl Into<String>, source: io::Error) -> DeviceError {
         let path = path.to_path_buf();
         match source.raw_os_error() {

@@ -452,6 +452,99 @@ fn members_by_tls_are_who_they_should_be_or_none() {
     up.stop();
 }
 
+#[test]
+fn a_server_that_answers_and_refuses_is_told_and_not_waited_for() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name);
+    let ca = Ca::new(&path("pki"));
+    ["server", "client"].iter().zip(1..).for_each(|(name, serial)| drop(ca.issue(name, serial)));
+    let stranger = Ca::new(&path("stranger"));
+    stranger.issue("server", 1);
+    // Folders of servers: one with a certificate that has expired, one that believes clients of the stranger alone.
+    for (folder, until) in [("expired", 2021), ("distrustful", 2090)] {
+        let server = ca.issue_until(folder, 7, until);
+        fs::create_dir(path(folder)).expect("a folder");
+        for (from, to) in [(&server.certificate, "server-cert.pem"), (&server.key, "server-key.pem")] {
+            fs::copy(from, path(folder).join(to)).expect("copied");
+        }
+        let believed = if folder == "distrustful" { &stranger } else { &ca };
+        fs::copy(believed.certificate(), path(folder).join("ca-cert.pem")).expect("copied");
+    }
+    let serve = |at: usize, folder: Option<&str>, more: &[&str]| {
+        let (disk, socket) = (path(&format!("disk{at}")), path(&format!("s{at}")));
+        if !disk.exists() {
+            sparse(&disk, DISK);
+        }
+        // What a server leaves behind when it is killed.
+        let _ = fs::remove_file(&socket);
+        let mut command = Command::new("nbdkit");
+        command.arg("-f").arg("-U").arg(&socket);
+        if let Some(folder) = folder {
+            command.args(["--tls=require", "--tls-verify-peer"]);
+            command.arg(format!("--tls-certificates={}", path(folder).display()));
+        }
+        let filters = more.iter().filter(|argument| argument.starts_with("--"));
+        let parameters = more.iter().filter(|argument| !argument.starts_with("--"));
+        let server = Process::start(command.args(filters).arg("file").arg(&disk).args(parameters));
+        until("the server listens", || socket.exists());
+        server
+    };
+    let mut servers: Vec<Process> = (0..3).map(|at| serve(at, Some("pki"), &[])).collect();
+    let bare: Vec<String> =
+        (0..3).map(|at| format!("nbds+unix:///?socket={}", path(&format!("s{at}")).display())).collect();
+    let with_files: Vec<String> =
+        bare.iter().map(|uri| format!("{uri}&tls-certificates={}", path("pki").display())).collect();
+    create(&with_files, 2);
+    let limits = "remote_timeout = 3\nremote_grace = 1\n";
+    let file = |name: &str| path("pki").join(name).display().to_string();
+    let section = format!(
+        "{limits}[remote]\ntls_ca = \"{}\"\ntls_certificate = \"{}\"\ntls_key = \"{}\"\n",
+        file("ca-cert.pem"),
+        file("client-cert.pem"),
+        file("client-key.pem")
+    );
+    let up = Up::serve(dir.path(), &configure(dir.path(), &bare, &section));
+    until("it is served", || is_whole(&up));
+    let told = |part: &str| {
+        until(part, || {
+            let member = up.status()["members"][2].clone();
+            let is_told = member["reason"].as_str().is_some_and(|reason| reason.contains(part));
+            is_told && member["conditions"] == serde_json::json!(["refused"])
+        });
+        let status = up.status();
+        let action = status["action"].as_str().expect("an action");
+        assert!(!action.contains("hosts and network are up"), "{part}: {action}");
+        assert!(action.contains("certificates") && action.contains(&bare[2]), "{part}: {action}");
+    };
+    let strict = ["--filter=exportname", "exportname-strict=true", "exportname=elsewhere"];
+    let failing = ["--filter=error", "error-pread-rate=100%", "error-pread=EIO"];
+    let cases: [(Option<&str>, &[&str], &str); 6] = [
+        (None, &[], "refused TLS"),
+        (Some("stranger"), &[], "UnknownIssuer"),
+        (Some("expired"), &[], "expired"),
+        (Some("distrustful"), &[], "TLS"),
+        (Some("pki"), &strict, "refused export"),
+        (Some("pki"), &failing, "cannot be read"),
+    ];
+    for (folder, more, part) in cases {
+        servers.truncate(2);
+        servers.push(serve(2, folder, more));
+        told(part);
+    }
+    // It is this host that has nothing to show.
+    configure(dir.path(), &bare, limits);
+    up.signal("HUP");
+    servers.truncate(2);
+    servers.push(serve(2, Some("pki"), &[]));
+    told("tls_ca");
+    configure(dir.path(), &bare, &section);
+    up.signal("HUP");
+    until("it is back", || is_whole(&up));
+    let events = up.calpe(&["events", "--json"]);
+    assert!(events.contains("member_blocked") && events.contains("UnknownIssuer"), "{events}");
+    up.stop();
+}
+
 /// Four hosts and one for the daemon, as network namespaces with a cable from each to the daemon's.
 struct Network {
     name: String,

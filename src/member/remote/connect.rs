@@ -11,6 +11,7 @@ use crate::nbd::{
     ClientConnection, ClientEvent, ClientOptions, Command, NbdAddress, NbdUri, RemoteExport, Request,
 };
 use crate::polling;
+use crate::tls::TlsFailure;
 use crate::units::Timestamp;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -189,7 +190,9 @@ fn drive<S: Sink>(
 fn lost(link: &Link, error: LinkError) -> RemoteError {
     match (error, link.tls_failure()) {
         (LinkError::Protocol(fatal), _) => RemoteError::Protocol(fatal),
-        (_, Some(failure)) => RemoteError::Tls(failure),
+        // Of the network, not of what is said over it.
+        (_, Some(TlsFailure::Lost(errno))) => RemoteError::Lost((*errno).into()),
+        (_, Some(failure)) => RemoteError::Tls(failure.to_string()),
         (LinkError::Closed | LinkError::Stopping, None) => {
             RemoteError::Lost(io::Error::from(io::ErrorKind::UnexpectedEof))
         }

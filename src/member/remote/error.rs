@@ -3,6 +3,29 @@
 use crate::nbd::{ClientFatal, UriError};
 use std::io;
 
+impl RemoteError {
+    /// Whether its server was reached and does not give the export, or the settings of this host do
+    /// not let it be asked: then the network is not what to look at.
+    #[must_use]
+    pub fn is_refusal(&self) -> bool {
+        match self {
+            RemoteError::Resolve { .. }
+            | RemoteError::Connect(_)
+            | RemoteError::Timeout { .. }
+            | RemoteError::Lost(_)
+            | RemoteError::Quarantine { .. } => false,
+            RemoteError::Uri(_)
+            | RemoteError::Protocol(_)
+            | RemoteError::Certificates(_)
+            | RemoteError::Tls(_)
+            | RemoteError::NoFlush
+            | RemoteError::BlockSize { .. }
+            | RemoteError::Request { .. }
+            | RemoteError::Changed(_) => true,
+        }
+    }
+}
+
 /// Why a remote device cannot be used. The message goes behind its URI.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {

@@ -8,7 +8,7 @@ use super::RemoteError;
 use crate::block_io::Buf;
 use crate::nbd::{ClientConnection, ClientEvent, ClientFatal, RemoteExport, Request, SubmitError};
 use crate::polling;
-use crate::tls::Tunnel;
+use crate::tls::{TlsFailure, Tunnel};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, Shutdown, UnixAddr, sendmsg, setsockopt, shutdown, sockopt};
 use nix::sys::uio::readv;
@@ -153,10 +153,10 @@ impl Link {
     }
 
     /// Why the connection ended, when TLS was the reason.
-    pub fn tls_failure(&self) -> Option<String> {
+    pub fn tls_failure(&self) -> Option<&TlsFailure> {
         match &self.stream {
             Stream::Plain(_) => None,
-            Stream::Tls { tunnel, .. } => tunnel.failure().map(ToString::to_string),
+            Stream::Tls { tunnel, .. } => tunnel.failure(),
         }
     }
 
