@@ -76,7 +76,8 @@ pub(super) enum Why {
     /// A block that could decode it was not read: its member is out of service, or gave an error. It may become
     /// readable again.
     Unreadable,
-    /// Every block of its row was read, and too few match their hashes.
+    /// It was read and does not match its hash, and of the others of its row too few match, or may match as they were not
+    /// read.
     Proven,
     /// Its entry says that it is set aside, and all that could give it was read, and is wrong. No fetch tells: it is known
     /// from earlier ones.
@@ -204,6 +205,13 @@ impl Fetch {
         let mut states = (0..width).map(|column| self.state(column, row));
         self.known(row, width) >= k
             || states.all(|state| state.is_some_and(|state| state.is_known() || state == State::Wrong))
+    }
+
+    /// Whether the wrong blocks of a row are proven to be beyond repair although others were not read: so many are wrong that
+    /// the rest is too few to decode them, whatever it holds. A block that was not read may be good, and is not lost.
+    fn is_proven_for_wrong(&self, row: usize, width: usize, k: usize) -> bool {
+        let may_help = |column: &usize| self.state(*column, row) != Some(State::Wrong);
+        (0..width).filter(may_help).count() < k
     }
 
     /// Blocks of a row from which the others can be decoded.
@@ -508,6 +516,7 @@ impl Array {
                     State::Good => continue,
                     State::KnownZero(why) => *why,
                     _ if fetch.is_proven(row, width, k) => Why::Proven,
+                    State::Wrong if fetch.is_proven_for_wrong(row, width, k) => Why::Proven,
                     _ => Why::Unreadable,
                 };
                 missing.push(Missing { column: part.column, row, why });

@@ -24,6 +24,9 @@ use std::time::{Duration, Instant};
 /// once, whatever its arrays do; a machine that swaps or is loaded without mercy may take seconds for it.
 pub const PATIENCE_SECS: u16 = 10;
 
+/// The part of patience after which a daemon that has not answered a request is asked whether it is there.
+const WAITED_BEFORE_PING: u32 = 4;
+
 /// How long a question, which no device is asked for, may take while pings are answered. Reports come from the threads that
 /// serve clients within milliseconds, under load within a few seconds: after this a thread of the daemon hangs.
 const QUESTION_MAX: Duration = Duration::from_secs(60);
@@ -211,10 +214,13 @@ impl Server {
         Ok(stream)
     }
 
-    /// Whether a new connection is answered. A daemon that has no place for one more says so, which is an answer.
-    fn answers(&self) -> bool {
-        let Ok(stream) = self.connect() else { return false };
-        let mut client = Client { server: self.clone(), stream: BufReader::new(Timed::new(stream)) };
+    /// Whether a new connection is answered within this time. A daemon that has no place for one more says so, which is an answer.
+    fn answers(&self, patience: Duration) -> bool {
+        let begun = Instant::now();
+        let mut server = Server { patience, ..self.clone() };
+        let Ok(stream) = server.connect() else { return false };
+        server.patience = patience.saturating_sub(begun.elapsed());
+        let mut client = Client { server, stream: BufReader::new(Timed::new(stream)) };
         client.exchange(&Request::Ping { version: PROTOCOL_VERSION }).is_ok()
     }
 
@@ -343,6 +349,13 @@ impl Client {
     fn exchange(&mut self, request: &Request) -> Result<Reply, ClientError> {
         let began = Instant::now();
         let sent = write_message(&mut self.stream.get_mut().stream, request);
+        if let Err(error) = &sent
+            && error.kind() == io::ErrorKind::InvalidData
+        {
+            // It cannot be put in words: nothing was sent, and there will be no answer.
+            let error = io::Error::new(error.kind(), format!("the request cannot be sent: {error}"));
+            return Err(self.server.broken(error.into()));
+        }
         self.wait_for_reply(request, sent.is_ok())?;
         // The answer to a ping is a few bytes.
         let is_ping = matches!(request, Request::Ping { .. });
@@ -363,12 +376,18 @@ impl Client {
     /// Waits until a reply begins. An order takes as long as it takes, while the daemon answers others.
     fn wait_for_reply(&self, request: &Request, was_sent: bool) -> Result<(), ClientError> {
         let began = Instant::now();
-        while !self.is_readable().map_err(|error| self.server.broken(error.into()))? {
-            let waited = began.elapsed();
-            let is_ping = matches!(request, Request::Ping { .. });
-            if is_ping || !was_sent || !self.server.answers() {
-                return Err(self.server.silent(waited));
+        let patience = self.server.patience;
+        let is_ping = matches!(request, Request::Ping { .. });
+        // Whether anybody is there is asked early enough to know when patience is over.
+        let is_last = is_ping || !was_sent;
+        let first = if is_last { patience } else { patience / WAITED_BEFORE_PING };
+        let is_readable = |time| self.is_readable(time).map_err(|error| self.server.broken(error.into()));
+        while !is_readable(first)? {
+            // What has come meanwhile counts, whatever a ping has come to.
+            if is_last || (!self.server.answers(patience - first) && !is_readable(Duration::ZERO)?) {
+                return Err(self.server.silent(began.elapsed().min(patience)));
             }
+            let waited = began.elapsed();
             let is_question =
                 matches!(request, Request::Status { .. } | Request::Events { .. } | Request::History { .. });
             if is_question && waited >= QUESTION_MAX {
@@ -378,12 +397,12 @@ impl Client {
         Ok(())
     }
 
-    /// Whether there is something to read, or the end, before patience is over.
-    fn is_readable(&self) -> io::Result<bool> {
+    /// Whether there is something to read, or the end, within this time.
+    fn is_readable(&self, time: Duration) -> io::Result<bool> {
         if !self.stream.buffer().is_empty() {
             return Ok(true);
         }
-        let end = Instant::now() + self.server.patience;
+        let end = Instant::now() + time;
         loop {
             let left = end.saturating_duration_since(Instant::now());
             // Rounded up: what is left is never waited for in a busy loop.
@@ -422,6 +441,7 @@ mod tests {
     use super::*;
     use crate::control::{ErrorCode, MAX_REQUEST_BYTES, Pong};
     use std::io::Write;
+    use std::os::unix::ffi::OsStringExt;
     use std::os::unix::net::UnixListener;
     use std::thread;
 
@@ -575,6 +595,26 @@ mod tests {
         let _silent = daemon.join().unwrap();
         let told = client.change(&order).unwrap_err();
         assert!(matches!(told, ClientError::Silent { .. }), "{told}");
+    }
+
+    #[test]
+    fn a_daemon_that_stops_answering_is_given_up_when_patience_is_over_and_not_later() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let daemon = thread::spawn(move || (greet(&listener), listener));
+        let mut client = Client::connect(Some(&socket), PATIENCE).unwrap();
+        let _silent = daemon.join().unwrap();
+        client.server.patience = 20 * SHORT;
+        let began = Instant::now();
+        let told = client.status(None).unwrap_err();
+        let took = began.elapsed();
+        assert!(took >= 20 * SHORT && took < 30 * SHORT, "{took:?}");
+        assert!(matches!(&told, ClientError::Silent { waited, .. } if *waited == 20 * SHORT), "{told}");
+        // What cannot be sent is told at once.
+        let bad = std::ffi::OsString::from_vec(b"/bad\xff".to_vec());
+        let told = client.ask(&Request::ListImportable { dirs: vec![bad.into()] }).unwrap_err();
+        assert!(told.to_string().contains("cannot be sent") && began.elapsed() < 30 * SHORT, "{told}");
     }
 
     #[test]

@@ -40,9 +40,9 @@ pub(super) fn run(cli: Cli) -> Outcome {
         }
         Command::Up(args) => run::up(args, log_format),
         Command::Serve(args) => run::serve(args, socket, log_format),
-        Command::Create(args) => offline::create(args),
+        Command::Create(args) => offline::create(args, connect),
         Command::Inspect(args) => offline::inspect(&args),
-        Command::Check(args) => offline::check(&args),
+        Command::Check(args) => offline::check(&args, connect),
         Command::Bench(BenchCommand::Codec(args)) => offline::bench_codec(args),
         Command::Bench(BenchCommand::Hash(args)) => offline::bench_hash(&args),
         Command::Status(args) => status(connect(), &args),

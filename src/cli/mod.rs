@@ -81,6 +81,11 @@ type Outcome = Result<ExitCode, CliError>;
 /// Runs the command line of this process.
 #[must_use]
 pub fn main() -> ExitCode {
+    // The first of all: a reload that is asked for before the daemon can take it waits, and ends nothing.
+    let hangup = SigSet::from(Signal::SIGHUP);
+    let was_blocked = SigSet::thread_get_mask().is_ok_and(|mask| mask.contains(Signal::SIGHUP));
+    // Cannot fail with a valid set.
+    let _ = hangup.thread_block();
     keep_file_size_errors();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -93,6 +98,10 @@ pub fn main() -> ExitCode {
     };
     // Whoever reads what a daemon says may have stopped long before its end.
     let serves = matches!(cli.command, args::Command::Up(_) | args::Command::Serve(_));
+    let is_daemon = matches!(&cli.command, args::Command::Serve(args) if !args.check);
+    if !is_daemon && !was_blocked {
+        let _ = hangup.thread_unblock();
+    }
     match commands::run(cli) {
         Ok(code) => code,
         // Whoever reads our output has enough of it.

@@ -1,10 +1,13 @@
 //! The commands that need no daemon: create, inspect, check, bench.
 
 use super::args::{BenchCodecArgs, BenchEngine, BenchHashArgs, CheckArgs, CreateArgs, InspectArgs};
+use super::client::{Client, ClientError};
+use super::paths::not_utf8;
 use super::wait::Progress;
 use super::{CliError, Outcome, say, say_json, tell_warnings};
 use crate::block_io::Pool;
 use crate::codec::bench;
+use crate::control::{ArrayReport, MemberState};
 use crate::daemon::check;
 use crate::daemon::clock;
 use crate::daemon::create::{CreatePlan, CreateRequest};
@@ -12,14 +15,18 @@ use crate::daemon::report::Meters;
 use crate::daemon::superblocks;
 use crate::gpu::cuda::{CudaDriver, Tuning, bench as gpu_bench};
 use crate::gpu::{CalibrationSource, Crossover, GpuConfig, GpuRuntime};
-use crate::member::{Access, Device};
-use crate::units::{HumanSize, shown};
+use crate::member::{Access, Device, is_remote, same_remote};
+use crate::units::{HumanSize, Printable, shown};
 use serde::Serialize;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use uuid::Uuid;
 
 /// `calpe create`.
-pub(super) fn create(args: CreateArgs) -> Outcome {
+pub(super) fn create(args: CreateArgs, connect: impl FnOnce() -> Result<Client, ClientError>) -> Outcome {
+    args.members.iter().try_for_each(|member| check_place(member))?;
+    Served::among(&args.members, connect).refuse(&args.members)?;
     let chunk = u32::try_from(args.chunk.0).map_err(|_| {
         CliError::Usage(format!("a chunk of {} is not possible: use 4 MiB or less", HumanSize(args.chunk.0)))
     })?;
@@ -71,8 +78,10 @@ pub(super) fn inspect(args: &InspectArgs) -> Outcome {
 }
 
 /// `calpe check`. Fails unless all is proved good, after having told all that is known.
-pub(super) fn check(args: &CheckArgs) -> Outcome {
-    let mut bar = (!args.json).then(|| Progress::named("check"));
+pub(super) fn check(args: &CheckArgs, connect: impl FnOnce() -> Result<Client, ClientError>) -> Outcome {
+    let served = Served::among(&args.members, connect);
+    served.refuse(&args.members)?;
+    let mut bar = (!args.json).then(Progress::of_check);
     let mut shown = Ok(());
     let mut meters = Meters::default();
     let result = check::check(&args.members, &mut |activity| {
@@ -85,13 +94,81 @@ pub(super) fn check(args: &CheckArgs) -> Outcome {
         bar.clear();
     }
     shown?;
-    let report = result?;
+    let mut report = result?;
+    report.notices.extend(served.unnoticed(&args.members, report.uuid, report.clean));
     if args.json {
         say_json(&report)?;
     } else {
         say(&report.to_string())?;
     }
     if report.good { Ok(ExitCode::SUCCESS) } else { Err(CliError::Outcome(report.verdict())) }
+}
+
+/// What is known of members that a daemon serves. Local ones are locked; over NBD there are no locks.
+struct Served {
+    /// Arrays of the daemon that was asked; none where there was nobody to ask, or nothing to ask about.
+    arrays: Vec<ArrayReport>,
+}
+
+impl Served {
+    /// Asks the daemon, if there is one, and some of these are remote.
+    fn among(members: &[PathBuf], connect: impl FnOnce() -> Result<Client, ClientError>) -> Served {
+        let ask = || connect().and_then(|mut client| client.status(None)).ok();
+        let status = if members.iter().any(|member| is_remote(member)) { ask() } else { None };
+        let arrays = status.map(|status| status.arrays).unwrap_or_default();
+        Served { arrays: arrays.into_iter().filter(|array| array.start.is_none()).collect() }
+    }
+
+    /// Refuses members that the daemon serves.
+    fn refuse(&self, members: &[PathBuf]) -> Result<(), CliError> {
+        for (array, member) in
+            self.arrays.iter().flat_map(|array| array.members.iter().map(move |m| (array, m)))
+        {
+            let in_use =
+                matches!(member.state, MemberState::Online | MemberState::Degraded | MemberState::Rebuilding);
+            let own = Some(&member.name).filter(|_| in_use);
+            let new = member.replacement.as_ref().map(|replacement| &replacement.name);
+            let is_it =
+                |given: &&PathBuf| own.into_iter().chain(new).any(|name| same_remote(given, Path::new(name)));
+            if let Some(given) = members.iter().find(is_it) {
+                let (index, name) = (member.index, Printable(&array.name));
+                return Err(CliError::Outcome(format!(
+                    "{}: is in use by the daemon, as member {index} of array '{name}': 'calpe export {name}' first",
+                    shown(given)
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// What is to be said of a check of remote members, which may have been written meanwhile.
+    fn unnoticed(&self, members: &[PathBuf], array: Uuid, clean: bool) -> Option<String> {
+        if !members.iter().any(|member| is_remote(member)) {
+            return None;
+        }
+        if let Some(array) = self.arrays.iter().find(|served| served.uuid == array) {
+            let name = Printable(&array.name);
+            return Some(format!(
+                "the daemon serves array '{name}' from other places: if these lead to the same storage, what was found may be of \
+                 writes under way"
+            ));
+        }
+        (!clean).then(|| {
+            "remote members that a daemon serves are not noticed, other than those of a daemon that this command can ask; if these \
+             are in use, what was found may be of writes under way"
+                .to_owned()
+        })
+    }
+}
+
+/// Refuses a place that no daemon takes: what it is told is text.
+fn check_place(member: &Path) -> Result<(), CliError> {
+    let absolute = std::path::absolute(member).unwrap_or_else(|_| member.to_owned());
+    let place = if is_remote(member) { Some(member) } else { absolute.parent() };
+    match place {
+        Some(place) if place.to_str().is_none() => Err(not_utf8(place)),
+        _ => Ok(()),
+    }
 }
 
 /// `calpe bench hash`.

@@ -5,7 +5,14 @@ use super::CliError;
 use super::client::ClientError;
 use crate::control::MemberRef;
 use crate::units::shown;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+
+/// The error for a path that cannot be told to a daemon.
+pub fn not_utf8(path: &Path) -> CliError {
+    let bytes = path.as_os_str().as_bytes().escape_ascii();
+    CliError::Usage(format!("{bytes}: is not UTF-8, and a daemon takes only paths that are: rename it"))
+}
 
 /// The paths of a command: as given, and as the daemon got them.
 #[derive(Debug, Default)]
@@ -18,16 +25,19 @@ impl Paths {
     /// A path as the daemon needs it: independent of the working directory, links kept. URIs stay as they are.
     ///
     /// # Errors
-    /// When the path is empty, or there is no working directory.
+    /// When the path is empty or not UTF-8, or there is no working directory.
     pub fn absolute(&mut self, path: &Path) -> Result<PathBuf, CliError> {
         if path.as_os_str().is_empty() {
             return Err(CliError::Usage("'' is empty: name a path".into()));
         }
+        let check = |path: &Path| if path.to_str().is_none() { Err(not_utf8(path)) } else { Ok(()) };
+        check(path)?;
         if path.to_string_lossy().contains("://") {
             return Ok(path.to_owned());
         }
         let absolute = std::path::absolute(path)
             .map_err(|error| CliError::Outcome(format!("{}: {error}", shown(path))))?;
+        check(&absolute)?;
         if absolute.as_os_str() != path.as_os_str() {
             self.said.push((shown(&absolute).to_string(), shown(path).to_string()));
             // What is below a directory that was given has it as its beginning.
@@ -125,6 +135,19 @@ mod tests {
         assert_eq!(paths.member(MemberRef::Index(3)).unwrap(), MemberRef::Index(3));
         let member = paths.member(MemberRef::Path("./3".into())).unwrap();
         assert_eq!(member, MemberRef::Path(here.join("3")));
+    }
+
+    #[test]
+    fn what_is_not_utf8_is_refused_with_its_bytes() {
+        use std::os::unix::ffi::OsStrExt;
+        let bad = Path::new(std::ffi::OsStr::from_bytes(b"dir/bad\xff\n"));
+        let said = Paths::default().absolute(bad).unwrap_err();
+        assert!(
+            matches!(&said, CliError::Usage(text) if text.starts_with("dir/bad\\xff\\n: is not UTF-8")),
+            "{said}"
+        );
+        let uri = Path::new(std::ffi::OsStr::from_bytes(b"nbd://host/\xff"));
+        assert!(matches!(Paths::default().absolute(uri), Err(CliError::Usage(_))));
     }
 
     #[test]

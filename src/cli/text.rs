@@ -311,9 +311,14 @@ fn name_only(name: String) -> [String; 7] {
 /// A pass in one line: "rebuild 41.3 %, 1.2 GiB of 3 GiB, 210 MiB/s, 0:08:35 left".
 #[must_use]
 pub fn scan_line(scan: &ScanReport) -> String {
+    scan_line_in(scan, scan.kind.word(), "repaired")
+}
+
+/// The same of a pass that goes by another word, and of which another word says what becomes of errors.
+#[must_use]
+pub fn scan_line_in(scan: &ScanReport, pass: &str, repaired: &str) -> String {
     let mut line = format!(
-        "{} {:.1} %, {} of {}",
-        scan.kind.word(),
+        "{pass} {:.1} %, {} of {}",
         // What is listed is not over: never say done before it is.
         scan.percent.min(ScanReport::RUNNING_PERCENT_MAX),
         HumanSize(scan.done),
@@ -333,7 +338,7 @@ pub fn scan_line(scan: &ScanReport) -> String {
         let _ = write!(line, ", {retried}");
     }
     if scan.errors > 0 || scan.repaired > 0 {
-        let _ = write!(line, ", {}, {} repaired", Count(scan.errors, "error"), scan.repaired);
+        let _ = write!(line, ", {}, {} {repaired}", Count(scan.errors, "error"), scan.repaired);
     }
     line
 }

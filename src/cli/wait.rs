@@ -2,7 +2,7 @@
 //! goes on, ended well, or did not; [`Progress`] shows it, as a bar on a terminal and as lines elsewhere. The deciding
 //! half is pure: the caller asks the daemon and sleeps.
 
-use super::text::{duration, retried, scan_line};
+use super::text::{duration, retried, scan_line, scan_line_in};
 use crate::control::{
     ArrayReport, ArrayState, LastScrub, LostReport, MemberReport, MemberState, ScanKind, ScanReport,
     ScanState,
@@ -355,8 +355,8 @@ pub struct Progress {
     bar: Option<ProgressBar>,
     /// What was shown last: the pass, of lines the tenth of the way, and whether something was tried again.
     told: Option<(ScanKind, u64, bool)>,
-    /// What the pass is called, if not by its kind.
-    word: Option<&'static str>,
+    /// What the pass is called, and what its errors are that others could make good, if not by its kind.
+    words: Option<[&'static str; 2]>,
 }
 
 impl Progress {
@@ -375,13 +375,13 @@ impl Progress {
             bar.set_style(style.with_key("percent_precise", precise).progress_chars("=> "));
             bar
         });
-        Progress { bar, told: None, word: None }
+        Progress { bar, told: None, words: None }
     }
 
-    /// The same, of a pass that goes by another word than its kind.
+    /// The same, of a check, which repairs nothing.
     #[must_use]
-    pub fn named(word: &'static str) -> Progress {
-        Progress { word: Some(word), ..Progress::new() }
+    pub fn of_check() -> Progress {
+        Progress { words: Some(["check", "repairable"]), ..Progress::new() }
     }
 
     /// Shows a pass.
@@ -391,7 +391,7 @@ impl Progress {
     pub fn show(&mut self, scan: &ScanReport) -> io::Result<()> {
         match &self.bar {
             Some(bar) => {
-                bar.set_prefix(self.word.unwrap_or(scan.kind.word()));
+                bar.set_prefix(self.words.map_or(scan.kind.word(), |[pass, _]| pass));
                 bar.set_length(scan.total);
                 bar.set_position(scan.done);
                 bar.set_message(remark(scan));
@@ -420,9 +420,11 @@ impl Progress {
         let tenth = scan.percent as u64 / 10;
         let shown = (scan.kind, tenth, scan.retried > 0);
         let told = self.told.replace(shown);
-        let word = scan.kind.word();
-        let named = |line: String| line.replacen(word, self.word.unwrap_or(word), 1);
-        (told != Some(shown)).then(|| named(scan_line(scan)))
+        let line = || match self.words {
+            Some([pass, repaired]) => scan_line_in(scan, pass, repaired),
+            None => scan_line(scan),
+        };
+        (told != Some(shown)).then(line)
     }
 }
 
@@ -480,6 +482,15 @@ mod tests {
 
     fn is_bad(look: &Look, part: &str) -> bool {
         matches!(look, Look::Badly(text) if text.contains(part))
+    }
+
+    #[test]
+    fn a_check_does_not_say_that_it_repairs() {
+        let scan = ScanReport { errors: 3, repaired: 2, ..scan(ScanKind::Scrub, 1, 10) };
+        let line = Progress { bar: None, ..Progress::of_check() }.line(&scan).expect("the first line");
+        assert!(line.starts_with("check ") && line.ends_with("3 errors, 2 repairable"), "{line}");
+        let line = Progress { bar: None, ..Progress::new() }.line(&scan).expect("the first line");
+        assert!(line.starts_with("scrub ") && line.ends_with("3 errors, 2 repaired"), "{line}");
     }
 
     #[test]
@@ -695,12 +706,12 @@ mod tests {
 
     #[test]
     fn lines_come_once_for_every_tenth() {
-        let mut progress = Progress { bar: None, told: None, word: None };
+        let mut progress = Progress { bar: None, told: None, words: None };
         let told: Vec<_> =
             (0..=100).filter_map(|done| progress.line(&scan(ScanKind::Rebuild, done, 100))).collect();
         assert_eq!(told.len(), 11);
         assert!(progress.line(&scan(ScanKind::Scrub, 100, 100)).is_some(), "another pass");
-        let mut check = Progress { bar: None, told: None, word: Some("check") };
+        let mut check = Progress { bar: None, ..Progress::of_check() };
         let told = check.line(&scan(ScanKind::Scrub, 30, 100)).unwrap();
         assert!(told.starts_with("check 30.0 %"), "{told}");
     }

@@ -83,7 +83,10 @@ impl Daemon {
         arrays.sort_by(|a, b| (&a.name, a.uuid).cmp(&(&b.name, b.uuid)));
         let warnings = match arrays[..] {
             [] => found.not_used(dirs),
-            _ => found.warnings,
+            _ => {
+                let forbidden = found.forbidden_in(|_| true);
+                found.warnings.into_iter().chain(forbidden).collect()
+            }
         };
         Reply::Importable { arrays, warnings }
     }
@@ -148,6 +151,10 @@ impl Daemon {
             }
         };
         let mut done = Done { warnings: found.warnings.clone(), ..Done::default() };
+        if all {
+            // Others may be among it.
+            done.warnings.extend(found.forbidden_in(|_| true));
+        }
         let mut lines = Vec::new();
         let mut failures = Vec::new();
         // Names that arrays have which a dry run would have imported before.
@@ -293,7 +300,9 @@ impl Daemon {
         let options = ServeOptions { force, ..self.options_for(name_of(members), array) };
         let _change = self.begin_change(array)?;
         let opened = import::open(members, force, options.limits.local);
-        let opened = opened.map_err(|error| self.explained(error, found, array))?;
+        let mut opened = opened.map_err(|error| self.explained(error, found, array))?;
+        opened.explain_missing(found, |_, device| self.earlier_path(array, device));
+        opened.warnings.extend(unread_lines(found, &opened));
         let superblock = &opened.assembled.superblock;
         self.check_servable(superblock, options)?;
         let Superblock { name, .. } = superblock;
@@ -342,10 +351,7 @@ impl Daemon {
         let mut opened = opened.map_err(|error| self.explained(error, found, array))?;
         opened.explain_missing(found, |_, device| self.earlier_path(array, device));
         opened.warnings.extend(self.lost_replacement_lines(&opened));
-        if opened.assembled.seats.iter().any(|seat| seat.state == MemberState::Missing) {
-            let unread: Vec<String> = opened.not_told(&found.unread).take(UNREAD_TOLD).cloned().collect();
-            opened.warnings.extend(unread);
-        }
+        opened.warnings.extend(unread_lines(found, &opened));
         let mut warnings = opened.warnings.clone();
         warnings.extend(opened.left_out.iter().map(|left| left.reason.clone()));
         let told: Vec<String> = opened.not_told(told).cloned().collect();
@@ -509,6 +515,13 @@ pub fn served_line(report: &ArrayReport) -> String {
         _ => "",
     };
     format!("array '{}' ({shape}) is {}{replay}{uri}", report.name, report.state)
+}
+
+/// What could not be looked at, a line each, where members are missing: these may be they.
+fn unread_lines(found: &Search, opened: &Opened) -> Vec<String> {
+    let is_missing = opened.assembled.seats.iter().any(|seat| seat.state == MemberState::Missing);
+    let lines = opened.not_told(&found.unread).take(UNREAD_TOLD).cloned();
+    if is_missing { lines.collect() } else { Vec::new() }
 }
 
 /// Directories to look in, as options of `calpe import`.

@@ -8,8 +8,8 @@
 use super::drill;
 use super::room::{Wanted, check_room};
 use super::superblocks::{
-    read_superblock, reserve_regions, reserved_of, reserved_ranges, signatures, wipe_ends, wiped_ranges,
-    write_superblock,
+    allocated_on, read_superblock, reserve_regions, reserved_of, reserved_ranges, signatures, wipe_ends,
+    wiped_ranges, write_superblock,
 };
 use super::undo::Undo;
 use crate::array::NewArray;
@@ -125,6 +125,12 @@ pub enum CreateError {
         shown(path)
     )]
     Empty {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A file of the kernel's.
+    #[error("{}: is a view of the kernel, and no storage: name a file or a block device", shown(path))]
+    NoStorage {
         /// The path.
         path: PathBuf,
     },
@@ -278,9 +284,13 @@ impl CreatePlan {
                 }
             });
         }
+        let allocated = |member: &Planned| match &member.device {
+            Some(device) if device.facts().kind == DeviceKind::File => allocated_on(device, &self.regions),
+            Some(_) | None => reserved_of(&self.regions),
+        };
         lines.push(format!(
             "{} of each member allocated at once, for superblocks and log",
-            HumanSize(reserved_of(&self.regions))
+            HumanSize(self.members.iter().map(allocated).max().unwrap_or(0))
         ));
         lines.extend(self.notes());
         lines
@@ -463,7 +473,10 @@ fn open_all(paths: &[PathBuf], may_create: bool) -> Result<Vec<Planned>, CreateE
                     && device.facts().kind == DeviceKind::File
                     && may_create =>
             {
-                return Err(CreateError::Empty { path: path.clone() });
+                return Err(match is_of_the_kernel(path) {
+                    true => CreateError::NoStorage { path: path.clone() },
+                    false => CreateError::Empty { path: path.clone() },
+                });
             }
             Ok(device) => Some(device),
             Err(DeviceError::NotFound { .. }) => {
@@ -475,6 +488,12 @@ fn open_all(paths: &[PathBuf], may_create: bool) -> Result<Vec<Planned>, CreateE
         members.push(Planned { path: path.clone(), device });
     }
     Ok(members)
+}
+
+/// Whether a file is no storage, but a view of the kernel.
+fn is_of_the_kernel(path: &Path) -> bool {
+    use nix::sys::statfs::{PROC_SUPER_MAGIC, SYSFS_MAGIC, statfs};
+    statfs(path).is_ok_and(|fs| [PROC_SUPER_MAGIC, SYSFS_MAGIC].contains(&fs.filesystem_type()))
 }
 
 impl Planned {

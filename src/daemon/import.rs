@@ -12,7 +12,7 @@ use crate::member::patience::{each_at_once, each_within};
 use crate::member::{Access, Device, DeviceError, is_held_by_calpe, is_remote};
 use crate::units::{MemberIndex, shown};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
@@ -223,7 +223,10 @@ impl Opened {
     /// Says of members that are missing, and of devices that were being built, what is there in their place, as far as the search
     /// has seen it. `place`: where the device of an index and identity is to be.
     pub fn explain_missing(&mut self, found: &Search, place: impl Fn(usize, Uuid) -> Option<PathBuf>) {
-        let Opened { assembled, left_out, .. } = self;
+        let Opened { assembled, left_out, devices, .. } = self;
+        let dirs = devices.iter().flatten().filter_map(|device| device.path().parent());
+        let dirs: Vec<PathBuf> = dirs.map(Path::to_path_buf).collect();
+        let perhaps = found.perhaps_forbidden(&dirs);
         let seats = assembled.seats.iter_mut().enumerate();
         for (index, seat) in seats.filter(|(_, seat)| seat.state == MemberState::Missing) {
             if left_out.iter().any(|left| left.device == seat.uuid) {
@@ -232,6 +235,9 @@ impl Opened {
             if let Some(left) = left_in_place(found, seat.uuid, place(index, seat.uuid)) {
                 seat.reason = Some(left.reason.clone());
                 left_out.push(left);
+            } else if let Some(files) = &perhaps {
+                let before = seat.reason.take().map(|reason| reason + "; ").unwrap_or_default();
+                seat.reason = Some(format!("{before}perhaps it is {files}"));
             }
         }
         let is_out = |state| matches!(state, MemberState::Faulted | MemberState::Offline);
@@ -497,7 +503,6 @@ pub(super) mod tests {
     use super::*;
     use crate::format::{ChecksumKind, VolumeKind};
     use crate::member::DEFAULT_MEMBER_TIMEOUT as PATIENCE;
-    use std::path::Path;
 
     /// Creates an array of sparse files m0, m1, ... and closes them.
     pub(in super::super) fn created_in(dir: &Path, name: &str, data: u16, parity: u16) -> Uuid {

@@ -4,7 +4,7 @@
 
 use super::arrays::served_line;
 use super::config::{ArrayChoice, ArrayConfig};
-use super::import::ImportError;
+use super::import::{ImportError, newest_found};
 use super::search::{Search, search_with};
 use super::service::{Daemon, ServeOptions, lock};
 use super::waiting::Waiting;
@@ -156,8 +156,18 @@ impl Attempts {
             // An administrator was faster.
             return Ok(served_line(report));
         }
-        let options = ServeOptions::of(config);
-        let (report, _) = daemon.open_and_serve(found, uuid, options, &found.warnings)?;
-        Ok(served_line(&report))
+        let superblock = newest_found(&found.arrays[&uuid]);
+        let options = superblock.map(|superblock| daemon.options_by(config, &superblock.name, uuid));
+        let options = options.unwrap_or_else(|| ServeOptions::of(config));
+        match daemon.open_and_serve(found, uuid, options, &found.warnings) {
+            Ok((report, _)) => Ok(served_line(&report)),
+            // Another section about it was faster.
+            Err(error) => match daemon.status(Some(&uuid.to_string())) {
+                Ok(reports) if daemon.served_uuids().contains(&uuid) && !reports.is_empty() => {
+                    Ok(served_line(&reports[0]))
+                }
+                _ => Err(error),
+            },
+        }
     }
 }

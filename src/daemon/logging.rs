@@ -118,6 +118,9 @@ impl Limited {
 pub static CONTROL_REFUSALS: Limited = Limited::new("clients of the control socket turned away");
 /// Connections that could not be accepted, on any socket.
 pub static ACCEPT_FAILURES: Limited = Limited::new("connections that could not be accepted");
+/// Clients whose certificates may not use an export.
+pub static NOT_ALLOWED: Limited =
+    Limited::new("certificates that may not use the export that they asked for");
 /// Connections of which TLS could not be started.
 pub static TLS_STARTS: Limited = Limited::new("connections of which TLS could not be started");
 

@@ -9,7 +9,9 @@ use super::config::{ArrayChoice, ArrayConfig, Config, ConfigError};
 use super::imports::Imports;
 use super::serve::Tls;
 use super::service::Daemon;
+use super::settings::Standing;
 use crate::member::set_remote_tls;
+use crate::nbd::TlsMode;
 use crate::tls::{CertificateFacts, ClientFiles, ClientTls, ServerFiles, ServerTls, TlsFileError};
 use crate::units::Count;
 use std::cell::RefCell;
@@ -64,15 +66,22 @@ impl<'a> Reloader<'a> {
             }
         }
         self.apply_arrays(&fresh.arrays);
-        let left = needs_restart(&self.running.borrow(), &fresh);
-        if left.is_empty() {
+        let Left { restart, import } = what_is_left(&self.running.borrow(), &fresh);
+        if restart.is_empty() && import.is_empty() {
             tracing::info!("read the configuration and the files of TLS again");
-        } else {
-            tracing::warn!(
-                "read the configuration and the files of TLS again; changed, and without effect until the next start: {}",
-                left.join(", ")
-            );
+            return;
         }
+        let mut text = "read the configuration and the files of TLS again".to_owned();
+        if !restart.is_empty() {
+            text += "; changed, and without effect until the next start: ";
+            text += &restart.join(", ");
+        }
+        if !import.is_empty() {
+            text += "; changed, and in effect for an array when it is imported again ('calpe export', then 'calpe import'), or \
+                     from the next start: ";
+            text += &import.join(", ");
+        }
+        tracing::warn!("{text}");
     }
 
     /// Takes the files of TLS that can be taken without a restart.
@@ -157,8 +166,15 @@ impl<'a> Reloader<'a> {
         }
         for config in &new {
             match self.daemon.pace(config) {
-                Ok(false) => tracing::info!(array = %config.which, "new in the configuration: importing it"),
-                Ok(true) => tracing::info!(
+                Ok(Standing::NotServed) => {
+                    tracing::info!(array = %config.which, "new in the configuration: importing it");
+                }
+                Ok(Standing::Behind(first)) => tracing::warn!(
+                    array = %config.which,
+                    "new in the configuration, beside section '{first}' about the same array, which goes first: what tls_allow and \
+                     tls_allow_read_only grant must be granted by both, and all else of this section but read_only counts for nothing"
+                ),
+                Ok(Standing::Counts) => tracing::info!(
                     array = %config.which,
                     "new in the configuration, and served already: pace and rules count now, the rest from the next start"
                 ),
@@ -204,12 +220,21 @@ fn server_files(old: &ServerFiles, new: &ServerFiles) -> ServerFiles {
     files
 }
 
+/// Keys that have changed and are not in effect.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Left {
+    /// Those that are from the next start.
+    restart: Vec<String>,
+    /// Those of arrays that are when the array is imported.
+    import: Vec<String>,
+}
+
 /// The keys that differ between what counts and what is configured. What was applied is the same in both.
-fn needs_restart(running: &Config, fresh: &Config) -> Vec<String> {
-    let mut left = Vec::new();
+fn what_is_left(running: &Config, fresh: &Config) -> Left {
+    let mut left = Left::default();
     let mut check = |differs: bool, key: &str| {
         if differs {
-            left.push(key.to_owned());
+            left.restart.push(key.to_owned());
         }
     };
     // Taken apart, so that a new key cannot be forgotten.
@@ -241,14 +266,27 @@ fn needs_restart(running: &Config, fresh: &Config) -> Vec<String> {
             check(old.tcp != new.tcp, "listen.tls");
             check(old.unix != new.unix, "listen.tls_unix");
             check(old.files.client_ca != new.files.client_ca, "listen.tls_client_ca");
+            check(old.files.crl != new.files.crl, "listen.tls_crl");
         }
-        (None, Some(_)) | (Some(_), None) => check(true, "listen.tls_certificate"),
+        (None, Some(tls)) | (Some(tls), None) => {
+            check(true, "listen.tls_certificate");
+            check(true, "listen.tls_key");
+            // Others are as they would be without a word.
+            check(tls.tcp != TlsMode::Required, "listen.tls");
+            check(tls.unix != TlsMode::Optional, "listen.tls_unix");
+            check(tls.files.client_ca.is_some(), "listen.tls_client_ca");
+            check(tls.files.crl.is_some(), "listen.tls_crl");
+        }
     }
     check(*gpu != fresh.gpu, "gpu");
     for old in arrays {
         let Some(new) = fresh.arrays.iter().find(|new| new.which == old.which) else { continue };
         let ArrayConfig { which, search: _, read_only, full_stripe, page_cache, limits, .. } = old;
-        let mut check = |differs: bool, key: &str| check(differs, &format!("{key} of array '{which}'"));
+        let mut check = |differs: bool, key: &str| {
+            if differs {
+                left.import.push(format!("{key} of array '{which}'"));
+            }
+        };
         check(*read_only != new.read_only, "read_only");
         check(*full_stripe != new.full_stripe, "full_stripe");
         check(*page_cache != new.page_cache, "page_cache");
@@ -265,6 +303,15 @@ pub(super) fn watch_certificates(daemon: &Daemon, config: &Config) {
         // They were read a moment ago.
         Err(error) => tracing::warn!("cannot tell when certificates end: {error}"),
     }
+    // A file that cannot be used is told where it is used.
+    for line in unlisted_cas(config).unwrap_or_default() {
+        tracing::warn!("{line}");
+    }
+}
+
+/// What is told of CAs of clients that have no revocation list where others have one.
+fn unlisted_cas(config: &Config) -> Result<Vec<String>, TlsFileError> {
+    config.listen.tls.as_ref().map_or(Ok(Vec::new()), |tls| tls.files.advice())
 }
 
 /// What a daemon with this configuration would tell of its certificates at once, a line each.
@@ -277,7 +324,8 @@ pub fn certificate_advice(config: &Config) -> Result<Vec<String>, TlsFileError> 
     certificates.watch(server, remote);
     let now = clock::unix_seconds();
     let reports = certificates.report(now);
-    Ok(reports.iter().filter_map(|report| report.advice(&reports, now)).collect())
+    let ends = reports.iter().filter_map(|report| report.advice(&reports, now));
+    Ok(ends.chain(unlisted_cas(config)?).collect())
 }
 
 /// Those of `[listen]`, and those of `[remote]`.
@@ -300,7 +348,7 @@ mod tests {
     fn every_key_that_needs_a_restart_is_named() {
         let tls = "tls_certificate = \"c\"\ntls_key = \"k\"\n";
         let old = config(&format!("[listen]\n{tls}[[array]]\nname = \"a\"\nsearch = [\"m\"]\n"));
-        assert_eq!(needs_restart(&old, &old), Vec::<String>::new());
+        assert_eq!(what_is_left(&old, &old), Left::default());
         let fresh = config(&format!(
             "[daemon]\nruntime_dir = \"r\"\nmemory = \"64MiB\"\nmetadata_memory = \"1GiB\"\nreclaim_safe = false\nlog_format = \"json\"\n[gpu]\nmode = \"off\"\n\
              [listen]\n{tls}tcp = \"127.0.0.1:1\"\nplaintext = true\ntls = \"optional\"\ntls_unix = \"required\"\n\
@@ -324,15 +372,29 @@ mod tests {
             "listen.tls_unix",
             "listen.tls_client_ca",
             "gpu",
+        ];
+        let of_array = [
             "read_only of array 'a'",
             "full_stripe of array 'a'",
             "page_cache of array 'a'",
             "member_timeout of array 'a'",
             "remote_timeout or remote_grace of array 'a'",
         ];
-        assert_eq!(needs_restart(&old, &fresh), wanted);
+        let left = what_is_left(&old, &fresh);
+        assert_eq!(
+            (&left.restart[..], &left.import[..]),
+            (&wanted.map(String::from)[..], &of_array.map(String::from)[..])
+        );
         let without = config("[[array]]\nname = \"a\"\nsearch = [\"m\"]\n");
-        assert_eq!(needs_restart(&old, &without), ["listen.tls_certificate"]);
+        assert_eq!(what_is_left(&old, &without).restart, ["listen.tls_certificate", "listen.tls_key"]);
+        let all = config(&format!(
+            "[listen]\n{tls}tls = \"off\"\ntls_unix = \"required\"\ntls_client_ca = \"ca\"\ntls_crl = \"crl\"\n\
+             [[array]]\nname = \"a\"\nsearch = [\"m\"]\n"
+        ));
+        let keys = ["certificate", "key", "", "unix", "client_ca", "crl"];
+        let keys = keys.map(|key| format!("listen.tls_{key}").trim_end_matches('_').to_owned());
+        assert_eq!(what_is_left(&without, &all).restart, keys);
+        assert_eq!(what_is_left(&all, &without).restart, keys);
     }
 
     #[test]

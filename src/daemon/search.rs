@@ -46,6 +46,8 @@ pub struct Search {
     pub warnings: Vec<String>,
     /// What nobody named and could not be looked at, a line each: where members are missing, these may be they.
     pub unread: Vec<String>,
+    /// Those of them that this user may not read.
+    pub forbidden: Vec<PathBuf>,
     /// What is there and cannot be used: the reason for a member that is missing.
     pub unusable: Vec<Unusable>,
     /// What holds no superblock, in directories that were searched and where it was named.
@@ -204,6 +206,50 @@ impl Search {
         files.map(|files| format!("{files}{more}, which {holds} no Calpe superblock (overwritten?)"))
     }
 
+    /// What this user may not read, a line for each directory of `is_wanted`: members may be among it.
+    #[must_use]
+    pub fn forbidden_in(&self, is_wanted: impl Fn(&Path) -> bool) -> Vec<String> {
+        let mut dirs: BTreeMap<&Path, Vec<String>> = BTreeMap::new();
+        for path in &self.forbidden {
+            let dir = path.parent().unwrap_or(path);
+            dirs.entry(dir).or_default().push(shown(path).to_string());
+        }
+        let uid = nix::unistd::geteuid();
+        let line = |(dir, paths): (&Path, Vec<String>)| {
+            let named = paths[..paths.len().min(BLANKS_TOLD)].join(", ");
+            let more = match paths.len().saturating_sub(BLANKS_TOLD) {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            let (count, them) = match paths.len() {
+                1 => ("1 file or device was".to_owned(), "it"),
+                many => (format!("{many} files or devices were"), "them"),
+            };
+            format!(
+                "{}: {count} not looked at, as uid {uid} may not read {them}: {named}{more}: let that user read and write what is a \
+                 member",
+                shown(dir)
+            )
+        };
+        dirs.into_iter().filter(|(dir, _)| is_wanted(dir)).map(line).collect()
+    }
+
+    /// What may be a member that is missing, where others of its array are in these directories: what this user may not read.
+    #[must_use]
+    pub fn perhaps_forbidden(&self, dirs: &[PathBuf]) -> Option<String> {
+        let is_there =
+            |path: &&PathBuf| path.parent().is_some_and(|dir| dirs.iter().any(|other| dir == other));
+        let paths: Vec<String> =
+            self.forbidden.iter().filter(is_there).map(|path| shown(path).to_string()).collect();
+        let more = match paths.len().saturating_sub(BLANKS_TOLD) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let named = paths[..paths.len().min(BLANKS_TOLD)].join(", ");
+        (!paths.is_empty())
+            .then(|| format!("{named}{more}, which uid {} may not read", nix::unistd::geteuid()))
+    }
+
     /// What was found in these places and cannot be used, a line each: it may be what was looked for.
     #[must_use]
     pub fn not_used(&self, places: &[PathBuf]) -> Vec<String> {
@@ -211,6 +257,7 @@ impl Search {
         let overwritten = self.unusable.iter().filter(|unusable| unusable.loss == Some(Loss::Overwritten));
         lines.extend(overwritten.map(|unusable| unusable.reason.clone()));
         lines.extend(self.blanks(MEMBER_BYTES_MIN, places).map(|files| format!("perhaps members: {files}")));
+        lines.extend(self.forbidden_in(|_| true));
         lines
     }
 
@@ -225,12 +272,14 @@ impl Search {
         let dirs: Vec<PathBuf> =
             members.iter().filter_map(|found| found.path.parent()).map(Path::to_path_buf).collect();
         let blanks = self.blanks(superblock.device_bytes_min(), &dirs);
+        let forbidden = self.perhaps_forbidden(&dirs);
         let is_missing = |device: &Uuid| !members.iter().any(|found| found.superblock.device == *device);
         let missing = superblock.members.iter().map(|member| member.uuid).filter(is_missing);
         let about = |device: Uuid| {
             let path = earlier(device);
             let known = path.and_then(|path| self.problem_at(&path).or_else(|| self.stranger_at(&path)));
-            Some((device, known.or_else(|| blanks.as_ref().map(|files| format!("perhaps {files}")))?))
+            let perhaps = || forbidden.as_ref().or(blanks.as_ref()).map(|files| format!("perhaps {files}"));
+            Some((device, known.or_else(perhaps)?))
         };
         missing.filter_map(about).collect()
     }
@@ -313,6 +362,9 @@ impl Search {
         } else {
             tracing::debug!(%error, "not looked at");
             self.unread.push(error.to_string());
+            if matches!(error, DeviceError::Permission { .. }) && !place.remembered {
+                self.forbidden.push(place.path.clone());
+            }
         }
     }
 }

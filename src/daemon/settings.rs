@@ -5,7 +5,7 @@
 //! identity, however it came to be served. Must not know where configurations come from.
 
 use super::config::{ArrayChoice, ArrayConfig};
-use super::service::{Daemon, lock};
+use super::service::{Daemon, Served, lock};
 use crate::array::{self, FullStripe};
 use crate::control::{CertificateReport, RequestError};
 use crate::member::TimeLimits;
@@ -68,6 +68,17 @@ impl ServeOptions {
     }
 }
 
+/// What becomes of a section that is new or has changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// Its array is not served.
+    NotServed,
+    /// Its array goes by it.
+    Counts,
+    /// Another section about the same array goes first: of this one, who may use the array and whether it is read-only count.
+    Behind(ArrayChoice),
+}
+
 /// Settings of a daemon's arrays.
 #[derive(Debug, Default)]
 pub(super) struct Settings {
@@ -92,8 +103,16 @@ impl Settings {
 
     /// Which certificates may use an array; none: all.
     pub(super) fn rules(&self, name: &str, uuid: Uuid) -> Option<Arc<PeerRules>> {
-        // A section that says nothing of certificates lifts no rule of the other one.
-        self.of(name, uuid).find_map(|section| section.rules.clone())
+        // A section lifts no rule of the other one: where both have some, both must grant it.
+        let mut rules = self.of(name, uuid).filter_map(|section| section.rules.clone());
+        let first = rules.next()?;
+        Some(rules.next().map_or(first.clone(), |second| Arc::new(first.both(&second))))
+    }
+
+    /// How an array is served, if there is a section about it: as the first one says, and read-only if any of them says so.
+    fn options(&self, name: &str, uuid: Uuid) -> Option<ServeOptions> {
+        let first = self.of(name, uuid).next().map(ServeOptions::of)?;
+        Some(ServeOptions { read_only: self.of(name, uuid).any(|section| section.read_only), ..first })
     }
 
     /// Where members are looked for.
@@ -138,24 +157,36 @@ impl Daemon {
         *lock(&self.search) = settings.search();
     }
 
-    /// Paces rebuild and scrub of an array as its section says, if it is served. Returns whether it is.
+    /// Paces rebuild and scrub of an array as its section says, if it is served. Returns what becomes of the section.
     ///
     /// # Errors
     /// When the array refuses.
-    pub fn pace(&self, config: &ArrayConfig) -> Result<bool, RequestError> {
-        let Ok(id) = self.find(&config.which.to_string(), |served| served.id) else { return Ok(false) };
+    pub(super) fn pace(&self, config: &ArrayConfig) -> Result<Standing, RequestError> {
+        let served = |served: &Served| (served.id, served.names.name.clone(), served.names.uuid);
+        let Ok((id, name, uuid)) = self.find(&config.which.to_string(), served) else {
+            return Ok(Standing::NotServed);
+        };
+        let first = lock(&self.settings).of(&name, uuid).next().map(|section| section.which.clone());
+        if let Some(first) = first.filter(|first| *first != config.which) {
+            return Ok(Standing::Behind(first));
+        }
         let defaults = array::ArrayConfig::default();
         let request = AdminRequest::Pace {
             rebuild_min: config.rebuild_min.unwrap_or(defaults.rebuild_min),
             rebuild_max: config.rebuild_max.unwrap_or(defaults.rebuild_max),
         };
         self.reactor.admin(id, request, Vec::new())?;
-        Ok(true)
+        Ok(Standing::Counts)
     }
 
     /// How an array is served that is imported by command: as its section says, if there is one.
     pub(super) fn options_for(&self, name: &str, uuid: Uuid) -> ServeOptions {
-        lock(&self.settings).of(name, uuid).next().map(ServeOptions::of).unwrap_or_default()
+        lock(&self.settings).options(name, uuid).unwrap_or_default()
+    }
+
+    /// How an array is served that is imported for a section.
+    pub(super) fn options_by(&self, section: &ArrayConfig, name: &str, uuid: Uuid) -> ServeOptions {
+        lock(&self.settings).options(name, uuid).unwrap_or_else(|| ServeOptions::of(section))
     }
 
     /// Whether the configuration has a section about this array: then the next start serves it.

@@ -119,6 +119,25 @@ pub fn reserved_of(regions: &[Region]) -> u64 {
     reserved(regions).map(|region| region.len).sum()
 }
 
+/// Bytes of a device that existed that a creation leaves allocated: what is set aside, and both ends, which are zeroed, where no
+/// region is whose space is given back again.
+#[must_use]
+pub fn allocated_on(device: &Device, regions: &[Region]) -> u64 {
+    let extent = |region: &Region| region.offset.0..region.offset.0 + region.len;
+    let is_reserved = |region: &&Region| reserved(regions).any(|other| other == *region);
+    let (kept, given_back): (Vec<_>, Vec<_>) = regions.iter().partition(is_reserved);
+    let wiped = wiped_ranges(device).map(|(offset, len)| offset..offset + len);
+    // Every place at which one of them begins or ends: between two of these, all bytes are alike.
+    let ranges = || regions.iter().map(extent).chain(wiped.clone());
+    let mut cuts: Vec<u64> = ranges().flat_map(|range| [range.start, range.end]).collect();
+    cuts.sort_unstable();
+    cuts.dedup();
+    let has = |list: &[&Region], at: u64| list.iter().any(|region| extent(region).contains(&at));
+    let is_allocated =
+        |at: u64| has(&kept, at) || (wiped.iter().any(|range| range.contains(&at)) && !has(&given_back, at));
+    cuts.windows(2).filter(|cut| is_allocated(cut[0])).map(|cut| cut[1] - cut[0]).sum()
+}
+
 fn reserved(regions: &[Region]) -> impl Iterator<Item = &Region> {
     regions.iter().filter(|region| !matches!(region.kind, RegionKind::Data | RegionKind::Pages))
 }

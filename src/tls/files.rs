@@ -179,23 +179,24 @@ impl Source<'_> {
         self.all("certificate revocation list", "X509 CRL", &self.read()?)
     }
 
-    /// Whether one of these revocation lists, which are in this file, is of one of these CAs.
-    pub(super) fn covers_any(
+    /// The subjects of those of these CAs of which there is none of these revocation lists, which are in this file.
+    pub(super) fn not_covered(
         self,
         lists: &[CertificateRevocationListDer<'_>],
         cas: &[CertificateDer<'_>],
-    ) -> Result<bool, TlsFileError> {
+    ) -> Result<Vec<String>, TlsFileError> {
         let issuer = |list: &CertificateRevocationListDer<'_>| {
             let parsed = x509_cert::crl::CertificateList::from_der(list)
                 .map_err(|error| self.unusable(format_args!("the revocation list is damaged: {error}")))?;
             Ok(parsed.tbs_cert_list.issuer)
         };
         let issuers = lists.iter().map(issuer).collect::<Result<Vec<_>, TlsFileError>>()?;
-        let is_listed = |ca: &CertificateDer<'_>| {
+        let is_listed = |ca: &&CertificateDer<'_>| {
             let parsed = x509_cert::Certificate::from_der(ca);
             parsed.is_ok_and(|parsed| issuers.contains(&parsed.tbs_certificate.subject))
         };
-        Ok(cas.iter().any(is_listed))
+        let others = cas.iter().filter(|ca| !is_listed(ca));
+        Ok(others.map(|ca| PeerNames::read(ca).to_string()).collect())
     }
 
     /// The private key in the file.

@@ -6,6 +6,7 @@ use super::dated::{Dated, DatedCa};
 use super::files::{CertificateFacts, FileFault, FileRole, Source, TlsFileError};
 use super::key_kind::KeyKind;
 use super::peer::Peer;
+use crate::units::shown;
 use rustls::client::danger::ServerCertVerifier;
 use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::{CryptoProvider, ring};
@@ -71,6 +72,26 @@ impl ServerFiles {
     pub fn certificates(&self) -> Result<Vec<CertificateFacts>, TlsFileError> {
         let own = Some((FileRole::Certificate, &self.certificate));
         facts(own.into_iter().chain(self.client_ca.as_ref().map(|file| (FileRole::Ca, file))))
+    }
+
+    /// What is to be known of files that can be used, a line each: CAs without a revocation list where others have one, whose
+    /// clients are all refused.
+    ///
+    /// # Errors
+    /// The first file that cannot be used, and why.
+    pub fn advice(&self) -> Result<Vec<String>, TlsFileError> {
+        let (Some(ca), Some(crl)) = (&self.client_ca, &self.crl) else { return Ok(Vec::new()) };
+        let list = Source { role: FileRole::Crl, file: crl };
+        let cas = Source { role: FileRole::Ca, file: ca }.certificates()?;
+        let without = list.not_covered(&list.revocation_lists()?, &cas)?;
+        let line = |subject: String| {
+            format!(
+                "{}: holds no revocation list of {subject} in {}: every client with a certificate by that CA is refused; add its list",
+                shown(crl),
+                shown(ca)
+            )
+        };
+        Ok(without.into_iter().map(line).collect())
     }
 
     /// Every file that cannot be used, and why. How two files go together is looked at where each
@@ -246,10 +267,11 @@ fn client_verifier(files: &ServerFiles) -> Result<Option<Arc<dyn ClientCertVerif
     let cas = dated_cas(ca)?;
     let crl = files.crl.as_ref().map(|file| Source { role: FileRole::Crl, file });
     let lists = crl.map(Source::revocation_lists).transpose()?.unwrap_or_default();
-    if let Some(crl) = crl
-        && !crl.covers_any(&lists, &ca.certificates()?)?
-    {
-        return Err(crl.fault(FileFault::OfOtherCa { ca: path.clone() }));
+    if let Some(crl) = crl {
+        let all = ca.certificates()?;
+        if crl.not_covered(&lists, &all)?.len() == all.len() {
+            return Err(crl.fault(FileFault::OfOtherCa { ca: path.clone() }));
+        }
     }
     let make = move |roots: RootCertStore| -> Result<Arc<dyn ClientCertVerifier>, Error> {
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider());

@@ -31,6 +31,7 @@ mod key_kind;
 mod peer;
 mod pump;
 mod refusals;
+mod subject;
 #[cfg(test)]
 pub(crate) mod tests;
 

@@ -4,6 +4,7 @@
 //! component that it stands in; a name that cannot be read matches nothing but "every certificate". Pure.
 //! Must not know volumes.
 
+use super::subject::Subject;
 use rustls::pki_types::{CertificateDer, UnixTime};
 use std::fmt;
 use std::str::FromStr;
@@ -125,6 +126,8 @@ enum Kind {
 pub struct PeerPattern {
     kind: Kind,
     parts: Vec<String>,
+    /// Of a pattern on the subject.
+    subject: Subject,
 }
 
 impl FromStr for PeerPattern {
@@ -135,7 +138,7 @@ impl FromStr for PeerPattern {
             return Err(format!("a pattern of {} bytes: at most {PATTERN_BYTES_MAX}", text.len()));
         }
         if text == "*" {
-            return Ok(PeerPattern { kind: Kind::Any, parts: Vec::new() });
+            return Ok(PeerPattern { kind: Kind::Any, parts: Vec::new(), subject: Subject::default() });
         }
         let kinds = [
             ("CN", Kind::Common),
@@ -164,7 +167,11 @@ impl FromStr for PeerPattern {
                 text.escape_debug()
             ));
         }
-        Ok(PeerPattern { kind, parts: components(kind, rest) })
+        if kind == Kind::Subject {
+            let subject = Subject::pattern(rest)?;
+            return Ok(PeerPattern { kind, parts: Vec::new(), subject });
+        }
+        Ok(PeerPattern { kind, parts: components(kind, rest), subject: Subject::default() })
     }
 }
 
@@ -175,7 +182,7 @@ impl PeerPattern {
         let list: &[String] = match self.kind {
             Kind::Any => return true,
             Kind::Common => &names.common,
-            Kind::Subject => std::slice::from_ref(&names.subject),
+            Kind::Subject => return self.subject.matches(&Subject::of_name(&names.subject)),
             Kind::Dns => &names.dns,
             Kind::Uri => &names.uri,
             Kind::Email => &names.email,
@@ -191,8 +198,7 @@ impl PeerPattern {
 /// The components of a name, in a form in which equal ones have equal bytes.
 fn components(kind: Kind, name: &str) -> Vec<String> {
     match kind {
-        Kind::Any | Kind::Common => vec![name.to_owned()],
-        Kind::Subject => unescaped_commas(name),
+        Kind::Any | Kind::Common | Kind::Subject => vec![name.to_owned()],
         // Names of hosts have no case.
         Kind::Dns => name.to_ascii_lowercase().split('.').map(str::to_owned).collect(),
         Kind::Uri => name.split('/').map(str::to_owned).collect(),
@@ -207,36 +213,18 @@ fn components(kind: Kind, name: &str) -> Vec<String> {
     }
 }
 
-/// Cuts at each comma that no backslash stands before; the type of an attribute has no case.
-fn unescaped_commas(name: &str) -> Vec<String> {
-    let mut parts = vec![String::new()];
-    let mut escaped = false;
-    for character in name.chars() {
-        if character == ',' && !escaped {
-            parts.push(String::new());
-            continue;
-        }
-        escaped = character == '\\' && !escaped;
-        if let Some(part) = parts.last_mut() {
-            part.push(character);
-        }
-    }
-    let typed = |part: String| match part.split_once('=') {
-        Some((kind, value)) => format!("{}={value}", kind.trim_start().to_ascii_uppercase()),
-        None => part,
-    };
-    parts.into_iter().map(typed).collect()
+/// Whether `*`s of the pattern can stand for something that makes it the text.
+fn glob(pattern: &str, text: &str) -> bool {
+    matches_stars(pattern.as_bytes(), text.as_bytes(), &b'*')
 }
 
-/// Whether `*`s of the pattern can stand for something that makes it the text. Takes the product of their
-/// lengths at most.
-fn glob(pattern: &str, text: &str) -> bool {
-    let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
+/// The same of lists. Takes the product of their lengths at most.
+pub(super) fn matches_stars<T: PartialEq>(pattern: &[T], text: &[T], any: &T) -> bool {
     let (mut p, mut t) = (0, 0);
     // The last `*`, and how far what it stands for reaches.
     let mut star: Option<(usize, usize)> = None;
     while t < text.len() {
-        if pattern.get(p) == Some(&b'*') {
+        if pattern.get(p) == Some(any) {
             star = Some((p, t));
             p += 1;
         } else if pattern.get(p) == Some(&text[t]) {
@@ -248,16 +236,16 @@ fn glob(pattern: &str, text: &str) -> bool {
             return false;
         }
     }
-    pattern[p..].iter().all(|&byte| byte == b'*')
+    pattern[p..].iter().all(|item| item == any)
 }
 
-/// What a client may do with an export.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a client may do with an export, the less first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Right {
-    /// Read and write.
-    Write,
     /// Read.
     Read,
+    /// Read and write.
+    Write,
 }
 
 /// Which certificates may do what.
@@ -267,6 +255,8 @@ pub struct PeerRules {
     pub write: Vec<PeerPattern>,
     /// Those may read.
     pub read: Vec<PeerPattern>,
+    /// What these other rules do not grant, nobody may do.
+    pub within: Option<Box<PeerRules>>,
 }
 
 impl PeerRules {
@@ -274,7 +264,19 @@ impl PeerRules {
     #[must_use]
     pub fn right_of(&self, names: &PeerNames) -> Option<Right> {
         let listed = |list: &[PeerPattern]| list.iter().any(|pattern| pattern.matches(names));
-        if listed(&self.write) { Some(Right::Write) } else { listed(&self.read).then_some(Right::Read) }
+        let own =
+            if listed(&self.write) { Right::Write } else { listed(&self.read).then_some(Right::Read)? };
+        match &self.within {
+            None => Some(own),
+            Some(rules) => Some(own.min(rules.right_of(names)?)),
+        }
+    }
+
+    /// Both of these: what one of them does not grant, nobody may do.
+    #[must_use]
+    pub fn both(&self, other: &PeerRules) -> PeerRules {
+        let within = self.within.as_ref().map_or_else(|| other.clone(), |rules| rules.both(other));
+        PeerRules { within: Some(Box::new(within)), ..self.clone() }
     }
 }
 
@@ -367,12 +369,33 @@ mod tests {
         let list =
             |patterns: &[&str]| patterns.iter().map(|pattern| pattern.parse().expect("sound")).collect();
         let right = |write: &[&str], read: &[&str]| {
-            PeerRules { write: list(write), read: list(read) }.right_of(&names())
+            PeerRules { write: list(write), read: list(read), within: None }.right_of(&names())
         };
         assert_eq!(right(&["CN:client*"], &["*"]), Some(Right::Write));
         assert_eq!(right(&["CN:other"], &["*"]), Some(Right::Read));
         assert_eq!(right(&["CN:other"], &["CN:another"]), None);
         assert_eq!(right(&[], &[]), None);
+    }
+
+    #[test]
+    fn of_two_rules_both_must_grant_it() {
+        let rules = |write: &[&str], read: &[&str]| {
+            let list =
+                |patterns: &[&str]| patterns.iter().map(|pattern| pattern.parse().expect("sound")).collect();
+            PeerRules { write: list(write), read: list(read), within: None }
+        };
+        let (write, read, none) = (rules(&["*"], &[]), rules(&[], &["*"]), rules(&["CN:other"], &[]));
+        for (one, other, granted) in [
+            (&write, &write, Some(Right::Write)),
+            (&write, &read, Some(Right::Read)),
+            (&read, &read, Some(Right::Read)),
+            (&write, &none, None),
+            (&none, &read, None),
+        ] {
+            assert_eq!(one.both(other).right_of(&names()), granted);
+            assert_eq!(other.both(one).right_of(&names()), granted);
+            assert_eq!(write.both(one).both(other).right_of(&names()), granted);
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Which certificate may use which array, with real clients over TLS: what they see, what they may do, and
 //! what becomes of their sessions when it is taken away.
 
-use crate::support::{Up, run, try_run};
+use crate::support::{Up, calpe, run, try_run};
 use crate::tls::{World, until};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -189,5 +189,45 @@ fn who_has_shown_no_certificate_goes_when_one_is_needed_from_now_on() {
     assert!(!sessions[0].goes_on());
     assert!(up.log().contains("ended 2 sessions without a certificate"), "{}", up.log());
     assert!(Session::open(&world, &friend).goes_on());
+    up.stop();
+}
+
+/// Of two sections about one array, neither lifts what the other one demands, and the reload says so.
+#[test]
+fn an_array_with_a_section_by_name_and_one_by_uuid_grants_what_both_grant() {
+    let world = World::new();
+    let [one, two] = [("one", 10), ("two", 11)]
+        .map(|(name, serial)| client(&world, name, serial, &format!("{name}.example.com")));
+    let inspected = run(calpe().args(["inspect", "--json"]).arg(world.dir.path().join("m0")));
+    let inspected: serde_json::Value = serde_json::from_str(&inspected).expect("JSON");
+    let uuid = inspected["array_uuid"].as_str().expect("a uuid");
+    let dir = world.dir.path();
+    let by_uuid = |keys: &str| format!("[[array]]\nuuid = \"{uuid}\"\nsearch = [{dir:?}]\n{keys}");
+    let seen = || [may_write(&world, &one), may_write(&world, &two)];
+    // By name alone, then beside a section that says nothing of certificates.
+    let only_one = "tls_allow = [\"CN:one\"]\n";
+    let up = Up::serve(dir, &config(&world, "", &format!("{only_one}{}", by_uuid(""))));
+    assert_eq!(seen(), [Some(true), None]);
+    assert!(!up.log().contains("in use by this process"), "{}", up.log());
+    let reloads = std::cell::Cell::new(0);
+    let reload = |array: &str| {
+        config(&world, "", array);
+        up.signal("HUP");
+        reloads.set(reloads.get() + 1);
+        until("the daemon has reloaded", || {
+            up.log().matches("read the configuration and the files").count() == reloads.get()
+        });
+    };
+    reload(&format!("{only_one}{}", by_uuid("tls_allow = [\"CN:two\"]\n")));
+    assert_eq!(seen(), [None, None], "each is granted by one section only");
+    assert!(up.log().contains("subject CN=one"), "{}", up.log());
+    reload(&format!("{only_one}{}", by_uuid("tls_allow_read_only = [\"*\"]\n")));
+    assert_eq!(seen(), [Some(false), None]);
+    reload(only_one);
+    up.calpe(&["export", "tank"]);
+    up.calpe(&["import", "tank"]);
+    assert_eq!(seen(), [Some(true), None]);
+    reload(&format!("{only_one}{}", by_uuid("")));
+    assert_eq!(seen(), [Some(true), None], "a section without rules lifts none");
     up.stop();
 }

@@ -887,3 +887,62 @@ fn output_into_a_closed_pipe_is_no_error_and_a_full_one_is_told() {
     assert!(everything(&output).contains("standard output"), "{}", everything(&output));
     up.stop();
 }
+
+/// What a daemon is told is text: no command may wait for an answer to what cannot be sent, and no array is created where no
+/// daemon finds it.
+#[test]
+fn a_path_that_is_not_utf8_is_refused_at_once_with_its_bytes() {
+    use std::os::unix::ffi::OsStrExt;
+    let dir = tempfile::tempdir().expect("a directory");
+    let serve = crate::support::serve::Serve::start(dir.path(), "");
+    let bad = dir.path().join(std::ffi::OsStr::from_bytes(b"bad\xff"));
+    fs::create_dir(&bad).expect("a directory");
+    let told = |line: &str, paths: &[&Path]| {
+        let begun = Instant::now();
+        let output = try_run(serve.command(line).args(paths));
+        let said = everything(&output);
+        assert_eq!(output.status.code(), Some(2), "{line}: {said}");
+        assert!(said.contains("bad\\xff") && said.contains("is not UTF-8"), "{line}: {said}");
+        assert!(begun.elapsed() < Duration::from_secs(8), "{line}: it waited");
+    };
+    let (m0, m1) = (bad.join("m0"), bad.join("m1"));
+    told("create tank -k 1 -m 1 --size 8MiB", &[&m0, &m1]);
+    assert!(!m0.exists());
+    told("import --dir", &[&bad]);
+    told("import tank -n --dir", &[&bad]);
+    told("replace tank 0", &[&m0]);
+    told("online tank 0 --path", &[&m0]);
+    // In a directory of a good name it is found by its superblock.
+    let odd = dir.path().join(std::ffi::OsStr::from_bytes(b"odd\xff"));
+    run(serve.command("create tank -k 1 -m 1 --size 8MiB").args([&odd, &dir.path().join("m1")]));
+    serve.says("import tank --dir .");
+    serve.stop();
+}
+
+/// A file of the kernel's has no bytes, and is none that an interrupted creation has left.
+#[test]
+fn a_file_of_the_kernel_is_no_storage() {
+    let place = Place::new();
+    let said = place.refused("create tank -k 1 -m 1 --size 8MiB /proc/self/mem other", 1);
+    assert!(said.contains("/proc/self/mem: is a view of the kernel, and no storage"), "{said}");
+    assert!(!place.path("other").exists());
+}
+
+/// Both ends of a file that exists are zeroed, beside what is set aside.
+#[test]
+fn a_dry_run_tells_how_much_of_files_that_exist_is_allocated() {
+    for (bytes, chunk) in [(64, "1MiB"), (100, "1MiB"), (100, "64KiB"), (16, "4KiB")] {
+        let place = Place::new();
+        let files = ["a", "b"].map(|name| place.file(name, bytes << 20));
+        let line = format!("create tank -k 1 -m 1 --chunk {chunk} a b");
+        let told = place.calpe(&format!("{line} -n"));
+        assert!(files.iter().all(|file| file.metadata().expect("there").blocks() == 0));
+        place.calpe(&line);
+        let allocated = files[0].metadata().expect("there").blocks() * 512;
+        let line = told.lines().find(|line| line.contains("allocated at once")).expect("a line");
+        let said: f64 = line.split(' ').next().expect("a number").parse().expect("a number");
+        assert!(line.contains(" MiB of each member"), "{line}");
+        let off = (said * 1_048_576.0 - allocated as f64).abs();
+        assert!(off <= 0.06 * 1_048_576.0, "{bytes} MiB, {chunk}: {line}, and it is {allocated}");
+    }
+}

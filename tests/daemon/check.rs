@@ -354,3 +354,110 @@ fn a_damaged_copy_of_the_stripe_map_is_an_error_and_is_told_by_check_and_by_impo
     assert_good(&paths);
     serve.stop();
 }
+
+fn bytes_of(told: &Value, list: &str) -> u64 {
+    let parts = told[list].as_array().expect("a list");
+    parts.iter().map(|part| part["bytes"].as_u64().expect("bytes")).sum()
+}
+
+/// 'tank', 2+1, with a MiB written, while it is not served. Slot 0 has column c on member c.
+fn tank(dir: &Path) -> (Serve, Vec<PathBuf>) {
+    let there = dir.join("there");
+    create(&there, "tank", 2, 1);
+    let serve = Serve::start(dir, "");
+    serve.says("import tank --dir there");
+    write_to(&serve, 1 << 20);
+    serve.says("export tank");
+    (serve, (0..3).map(|index| there.join(format!("m{index}"))).collect())
+}
+
+fn write_to(serve: &Serve, bytes: usize) {
+    let mut client = Client::connect(&serve.nbd()).expect("connected");
+    let request = Request::new(Command::Write, 0, bytes as u64);
+    client.call(&request, &vec![7; bytes]).expect("connected").expect("written");
+}
+
+/// Changes the first block of slot 0 on a member; again it is as it was.
+fn flip(path: &Path) {
+    let image = Image::open(path);
+    image.flip_at(image.superblock.data_region().offset.0, 1);
+}
+
+#[test]
+fn a_block_that_is_set_aside_is_looked_for_in_its_place() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (serve, paths) = tank(dir.path());
+    serve.says("import tank --dir there");
+    serve.says("offline tank 0");
+    serve.says("export tank");
+    flip(&paths[1]);
+    serve.says("import tank --dir there");
+    write_to(&serve, BLOCK as usize);
+    serve.says("export tank");
+    // Its member still has something else there.
+    let (code, told) = check(&paths[1..]);
+    assert_eq!(code, 1, "{told:#}");
+    assert_eq!(
+        ["lost", "set_aside", "kept_aside"].map(|list| bytes_of(&told, list)),
+        [BLOCK, 0, 0],
+        "{told:#}"
+    );
+    // Its member is not there.
+    let before = sums(&paths);
+    flip(&paths[1]);
+    // Its member has it.
+    let good = sums(&paths);
+    for given in [&paths[1..], &paths[..]] {
+        let (code, told) = check(given);
+        assert_eq!(code, 1, "{told:#}");
+        let lists = ["lost", "set_aside", "kept_aside", "unreadable"];
+        assert_eq!(lists.map(|list| bytes_of(&told, list)), [0, 0, BLOCK, 0], "{told:#}");
+        assert!(told["errors"] == 1 && told["repairable"] == 1 && named(&told).is_empty(), "{told:#}");
+        let text = String::from_utf8_lossy(&try_run(calpe().arg("check").args(given)).stdout).into_owned();
+        assert!(text.contains("were set aside, and their own members have them"), "{text}");
+        assert!(!text.contains("cannot be read") && text.contains("1 block can be read again"), "{text}");
+    }
+    assert!(before != good && good == sums(&paths), "a check has changed a member");
+    serve.says("import tank --dir there");
+    let mut client = Client::connect(&serve.nbd()).expect("connected");
+    let read = client.call(&Request::new(Command::Read, 0, 1 << 20), &[]).expect("connected").expect("read");
+    assert!(read == vec![7; 1 << 20]);
+    serve.stop();
+}
+
+#[test]
+fn a_block_whose_own_member_has_lost_it_is_not_said_to_be_set_aside() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (serve, paths) = tank(dir.path());
+    flip(&paths[0]);
+    flip(&paths[1]);
+    serve.says("import tank --dir there");
+    write_to(&serve, BLOCK as usize);
+    serve.says("export tank");
+    let (code, told) = check(&paths);
+    assert_eq!(code, 1, "{told:#}");
+    let lists = ["lost", "set_aside", "kept_aside", "unreadable"];
+    assert_eq!(lists.map(|list| bytes_of(&told, list)), [BLOCK, 0, 0, 0], "{told:#}");
+    // Nor where another one is not given.
+    let (_, told) = check(&paths[..2]);
+    assert_eq!((bytes_of(&told, "lost"), bytes_of(&told, "set_aside")), (BLOCK, 0), "{told:#}");
+    // Without its own member it may be there.
+    let (_, told) = check(&[paths[0].clone(), paths[2].clone()]);
+    assert_eq!((bytes_of(&told, "lost"), bytes_of(&told, "set_aside")), (0, BLOCK), "{told:#}");
+    serve.stop();
+}
+
+#[test]
+fn what_no_missing_member_can_give_is_beyond_repair() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (serve, paths) = tank(dir.path());
+    serve.stop();
+    flip(&paths[1]);
+    flip(&paths[2]);
+    // The block of column 0 may be good on member 0; that of column 1 would take two good ones.
+    let (_, told) = check(&paths[1..]);
+    assert_eq!((bytes_of(&told, "lost"), bytes_of(&told, "unreadable")), (BLOCK, BLOCK), "{told:#}");
+    assert!(told["lost"][0]["offset"] != 0 && told["unreadable"][0]["offset"] == 0, "{told:#}");
+    let (_, told) = check(&paths);
+    assert_eq!((bytes_of(&told, "lost"), bytes_of(&told, "unreadable")), (BLOCK, 0), "{told:#}");
+}

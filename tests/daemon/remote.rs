@@ -816,3 +816,44 @@ fn one_export_that_keeps_nothing_is_not_called_two() {
         assert_eq!(fs::read(&file).unwrap(), vec![0; 64 << 20], "what was there is not given back");
     }
 }
+
+/// There are no locks over NBD: the daemon is asked.
+#[test]
+fn remote_members_that_the_daemon_serves_are_neither_checked_nor_created_over() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name);
+    let server = |at: usize| {
+        let (socket, disk) = (path(&format!("s{at}")), path(&format!("disk{at}")));
+        Process::start(Command::new("nbdkit").arg("-f").arg("-U").arg(socket).arg("file").arg(disk))
+    };
+    (0..3).for_each(|at| sparse(&path(&format!("disk{at}")), DISK));
+    let _servers: Vec<Process> = (0..3).map(server).collect();
+    let uris: Vec<String> = (0..3).map(|at| unix_uri(&path(&format!("s{at}")))).collect();
+    uris.iter().for_each(|uri| answers(uri));
+    create(&uris, 2);
+    let up = Up::serve(dir.path(), &configure(dir.path(), &uris, ""));
+    until("it is served", || is_whole(&up));
+    let asked = |line: &str| {
+        let output = try_run(up.command(&[]).args(line.split_whitespace()).args(&uris));
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8_lossy(&said).into_owned())
+    };
+    for line in ["check", "create tank -k 2 -m 1 --force", "create tank -k 2 -m 1 --force -n"] {
+        let (code, said) = asked(line);
+        let why = format!("{}: is in use by the daemon, as member 0 of array 'tank'", uris[0]);
+        assert!(code == Some(1) && said.contains(&why), "{line}: {said}");
+    }
+    let working = Working::start(&up.socket(), load());
+    working.go_on(20);
+    working.end();
+    up.calpe(&["export", "tank"]);
+    let (code, said) = asked("check");
+    assert!(code == Some(0) && said.contains("array 'tank' is good") && !said.contains("noticed"), "{said}");
+    up.calpe(&["import", "tank"]);
+    let mut client = Client::connect(&up.socket()).expect("the daemon accepts");
+    client.call(&Request::new(Nbd::Write, 0, 4096), &[7; 4096]).expect("connected").expect("written");
+    up.kill();
+    let output = try_run(calpe().current_dir(dir.path()).arg("check").args(&uris));
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(said.contains("not marked clean") && said.contains("may be of writes under way"), "{said}");
+}

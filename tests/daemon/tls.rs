@@ -630,3 +630,41 @@ fn sockets_that_cannot_or_must_not_be_served_are_refused() {
     let two = ["-l", &other, "-l", &format!("127.0.0.1:{}", world.port), "--fdname=control:nbd"];
     refused(&two, "", &tcp, "not a unix socket");
 }
+
+/// Where there are lists, a CA without one has its clients refused.
+#[test]
+fn a_ca_without_a_revocation_list_is_told_where_others_have_one() {
+    let world = World::new();
+    let other = Ca::new(&world.dir.path().join("other"));
+    let both = world.dir.path().join("both.pem");
+    let texts =
+        [world.ca.certificate(), other.certificate()].map(|file| fs::read_to_string(file).expect("a CA"));
+    fs::write(&both, texts.concat()).expect("written");
+    let lists = world.dir.path().join("lists.pem");
+    fs::copy(other.revoke(&[]), &lists).expect("copied");
+    let listen = format!("tls_crl = {lists:?}\ntcp = \"127.0.0.1:{}\"", world.port);
+    let config = world.config(&listen);
+    let text = fs::read_to_string(&config).expect("a configuration");
+    let own = format!("{:?}", world.ca.certificate());
+    fs::write(&config, text.replace(&own, &format!("{both:?}"))).expect("a configuration");
+    let check = || {
+        let output = try_run(calpe().args(["serve", "--check", "--config"]).arg(&config));
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let why = "lists.pem: holds no revocation list of CN=test CA pki in";
+    assert!(check().contains(why), "{}", check());
+    let up = Up::serve(world.dir.path(), &config);
+    assert_eq!(up.log().matches(why).count(), 1, "{}", up.log());
+    let friend = world.friend();
+    assert!(world.size_over(&friend).is_err());
+    up.signal("HUP");
+    until("it is told again", || up.log().matches(why).count() == 2);
+    let all = [other.revoke(&[]), world.ca.revoke(&[])].map(|file| fs::read_to_string(file).expect("a list"));
+    fs::write(&lists, all.concat()).expect("written");
+    assert_eq!(check(), "");
+    up.signal("HUP");
+    until("all is well", || world.size_over(&friend).is_ok());
+    assert_eq!(up.log().matches(why).count(), 2, "{}", up.log());
+    up.stop();
+}

@@ -102,3 +102,57 @@ fn a_member_that_cannot_be_written_is_noted_and_does_not_count() {
     let told = serve.says(&format!("import tank {places} -n"));
     assert!(told.contains("with 2 of 3 members") && told.contains(why), "{told}");
 }
+
+/// The usual mistake with members that root created, and a daemon that is not root.
+#[test]
+fn members_that_the_daemon_may_not_read_are_told_where_members_are_not_found() {
+    use std::os::unix::process::CommandExt;
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: only root creates what others may not read");
+        return;
+    }
+    let nobody = 65534;
+    let dir = tempfile::tempdir().expect("a directory");
+    std::os::unix::fs::chown(dir.path(), Some(nobody), Some(nobody)).expect("root may");
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("ours");
+    create(dir.path());
+    let member = |index: usize| dir.path().join(format!("m/m{index}"));
+    let own = |index: usize, uid: u32| {
+        std::os::unix::fs::chown(member(index), Some(uid), Some(uid)).expect("root may");
+        fs::set_permissions(member(index), fs::Permissions::from_mode(0o600)).expect("ours");
+    };
+    (0..3).for_each(|index| own(index, 0));
+    let config = dir.path().join("calpe.toml");
+    let text = "[daemon]\nruntime_dir = \"run\"\nstate_dir = \"state\"\n[gpu]\nmode = \"off\"\n";
+    fs::write(&config, text).expect("written");
+    let mut command = calpe();
+    command.arg("serve").arg("--config").arg(&config).uid(nobody).gid(nobody);
+    let serve = Serve::run(dir.path(), command);
+    let all = ["m0", "m1", "m2"].map(|name| format!("m/{name}")).join(", ");
+    for told in [
+        serve.says("import --dir m"),
+        serve.says("import -a --dir m"),
+        serve.says("import -a --dir m -n"),
+        serve.refuses("import tank --dir m"),
+        serve.refuses("import tank --dir m -n"),
+    ] {
+        assert!(
+            told.contains("m: 3 files or devices were not looked at, as uid 65534 may not read them"),
+            "{told}"
+        );
+        assert!(told.contains(&all), "{told}");
+    }
+    own(0, nobody);
+    own(1, nobody);
+    let list = serve.says("import --dir m");
+    assert!(list.contains("1 file or device was not looked at") && list.contains("perhaps"), "{list}");
+    let told = serve.says("import tank --dir m -n");
+    assert!(told.contains("with 2 of 3 members") && told.contains("m/m2: permission denied"), "{told}");
+    assert!(serve.says("import tank --dir m").contains("m/m2: permission denied"));
+    let status = serve.says("status -v tank");
+    assert!(
+        status.contains("not found at start; perhaps it is ") && status.contains("m2, which uid 65534"),
+        "{status}"
+    );
+    serve.stop();
+}

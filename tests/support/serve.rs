@@ -34,10 +34,16 @@ impl Serve {
         let config = dir.join("calpe.toml");
         let head = "[daemon]\nruntime_dir = \"run\"\nstate_dir = \"state\"\n";
         fs::write(&config, format!("{head}{daemon}[gpu]\nmode = \"off\"\n{arrays}")).expect("written");
-        let log =
-            fs::File::options().create(true).append(true).open(dir.join("daemon.log")).expect("a log file");
         let mut command = calpe();
         command.arg("serve").arg("--config").arg(&config);
+        Serve::run(dir, command)
+    }
+
+    /// Starts this command, with a runtime directory DIR/run, and waits until it answers.
+    #[track_caller]
+    pub fn run(dir: &Path, mut command: Command) -> Serve {
+        let log =
+            fs::File::options().create(true).append(true).open(dir.join("daemon.log")).expect("a log file");
         command.stdin(Stdio::null()).stdout(log.try_clone().expect("a second handle")).stderr(log);
         let mut serve = Serve { dir: dir.to_owned(), child: command.spawn().expect("the daemon starts") };
         let socket = serve.control();

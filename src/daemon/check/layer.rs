@@ -103,6 +103,11 @@ impl Layer {
     pub fn forget(&self) {
         self.shared.forgets.store(true, Ordering::Relaxed);
     }
+
+    /// From now on, all that is written is kept, and what was to be forgotten, too.
+    pub fn keep_all(&self) {
+        self.shared.forgets.store(false, Ordering::Relaxed);
+    }
 }
 
 impl Drop for Layer {
@@ -200,7 +205,8 @@ impl Covered {
     /// Blocks that were kept until they are read, and of which all was.
     fn forget_read(&mut self, offset: u64, len: u64) {
         let whole = offset.div_ceil(BLOCK as u64)..(offset + len) / BLOCK as u64;
-        if self.passing.is_empty() || whole.is_empty() {
+        let forgets = self.shared.forgets.load(Ordering::Relaxed);
+        if !forgets || self.passing.is_empty() || whole.is_empty() {
             return;
         }
         let read: Vec<u64> = self.passing.range(whole).copied().collect();

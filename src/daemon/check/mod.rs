@@ -22,12 +22,13 @@ use crate::block_io::{DeviceId, Pool};
 use crate::codec::Codec;
 use crate::format::{MemberState, ScrubRecord, Superblock, VolumeKind, damaged_copies, newest_read};
 use crate::member::{Access, Device, DeviceError};
-use crate::units::{HumanSize, Timestamp, VolumeOffset, shown};
+use crate::units::{HumanSize, ROW_BYTES, Timestamp, VolumeOffset, shown};
 use crate::volume::{
     Activity, ActivityKind, AdminRequest, ArrayNotice, ArrayState, LogState, MemberStatus, NoticeKind,
     PlainVolume, RequestId, Volume, VolumeAction, VolumeEvent, VolumeStatus,
 };
 use layer::Layer;
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::RecvTimeoutError;
@@ -43,8 +44,9 @@ const TICK: Duration = Duration::from_millis(100);
 /// Completions between two looks.
 const COMPLETIONS_PER_LOOK: usize = 4096;
 
-/// The one administrator's request.
+/// The administrator's requests.
 const SCRUB: RequestId = RequestId(1);
+const REPAIR: RequestId = RequestId(2);
 
 /// Why nothing can be said about an array.
 #[derive(Debug, thiserror::Error)]
@@ -177,7 +179,16 @@ pub fn check(members: &[PathBuf], progress: &mut dyn FnMut(&Activity)) -> Result
         Layer::new(devices, data.offset.0..data.offset.0 + data.len).map_err(system("start threads"))?;
     let config = ArrayConfig { seed: 1, ..ArrayConfig::default() };
     let volume = PlainVolume::new(assembled, codec, pool, config);
-    let mut run = Run { volume, layer, notices, actions: Vec::new(), phase: Phase::Replay, bad_copies: 0 };
+    let mut run = Run {
+        volume,
+        layer,
+        notices,
+        unreadable_notices: Vec::new(),
+        actions: Vec::new(),
+        phase: Phase::Replay,
+        bad_copies: 0,
+        aside: BTreeSet::new(),
+    };
     let status = run.finish(progress)?;
     problems.extend(run.problem(&status));
     let member = |(index, key): (usize, &Option<usize>)| {
@@ -202,6 +213,13 @@ pub fn check(members: &[PathBuf], progress: &mut dyn FnMut(&Activity)) -> Result
         }
     };
     let scrub = status.last_scrub;
+    let [lost, set_aside, unreadable] =
+        [&status.lost, &status.set_aside, &status.unreadable].map(|ranges| parts(ranges));
+    let kept_aside = run.kept_aside([&lost, &set_aside, &unreadable]);
+    let blocks_kept = kept_aside.iter().map(|part| part.bytes / ROW_BYTES).sum::<u64>();
+    let notices = run.notices_beside([&lost, &set_aside, &unreadable, &kept_aside]);
+    let errors = scrub.map(|scrub| scrub.errors + run.bad_copies);
+    let repairable = scrub.map(|scrub| scrub.repaired + run.bad_copies + blocks_kept);
     let report = CheckReport {
         output_version: 0,
         good: false,
@@ -214,15 +232,21 @@ pub fn check(members: &[PathBuf], progress: &mut dyn FnMut(&Activity)) -> Result
         checksum: superblock.checksum.to_string(),
         clean: superblock.clean,
         members: seats.iter().enumerate().map(member).collect(),
-        errors: scrub.map(|scrub| scrub.errors + run.bad_copies),
-        repairable: scrub.map(|scrub| scrub.repaired + run.bad_copies),
-        lost: parts(&status.lost),
-        set_aside: parts(&status.set_aside),
-        unreadable: parts(&status.unreadable),
+        errors,
+        repairable: repairable.min(errors),
+        lost,
+        set_aside,
+        kept_aside,
+        unreadable,
         problems,
-        notices: run.notices,
+        notices,
     };
     Ok(without_strangers(report.concluded(), &about_strangers))
+}
+
+/// The blocks of these parts, by their offsets.
+fn blocks_of(parts: &[LostPart]) -> impl Iterator<Item = u64> + '_ {
+    parts.iter().flat_map(|part| (part.offset..part.offset + part.bytes).step_by(ROW_BYTES as usize))
 }
 
 fn parts(ranges: &[(VolumeOffset, u64)]) -> Vec<LostPart> {
@@ -358,10 +382,14 @@ struct Run {
     volume: PlainVolume,
     layer: Layer,
     notices: Vec<String>,
+    /// Likewise, of slots that cannot be read.
+    unreadable_notices: Vec<String>,
     actions: Vec<VolumeAction>,
     phase: Phase,
     /// Copies of metadata pages that were found bad before the scrub, which finds them written anew.
     bad_copies: u64,
+    /// Where blocks were set aside when they were met. The array looks at their places by itself, also while it is scrubbed.
+    aside: BTreeSet<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -369,6 +397,8 @@ enum Phase {
     /// Until the log is replayed.
     Replay,
     Scrub,
+    /// The places of blocks that are set aside are looked at, as a start would do soon.
+    Repair,
     /// It has ended, or cannot go on.
     Over,
 }
@@ -402,6 +432,7 @@ impl Run {
         }
         let status = self.volume.status();
         let refused = matches!(status.log, LogState::Refused(_)) || status.state == ArrayState::Failed;
+        self.aside.extend(blocks_of(&parts(&status.set_aside)));
         match self.phase {
             _ if refused => self.phase = Phase::Over,
             Phase::Replay if status.log == LogState::Serving => {
@@ -410,8 +441,14 @@ impl Run {
                 self.layer.forget();
                 self.step(VolumeEvent::Admin(SCRUB, AdminRequest::ScrubStart));
             }
+            Phase::Scrub if status.last_scrub.is_some() && !self.aside.is_empty() => {
+                self.phase = Phase::Repair;
+                // What goes back to its place is read again, with the rest of its row.
+                self.layer.keep_all();
+                self.step(VolumeEvent::Admin(REPAIR, AdminRequest::Repair));
+            }
             Phase::Scrub if status.last_scrub.is_some() => self.phase = Phase::Over,
-            Phase::Replay | Phase::Scrub | Phase::Over => {}
+            Phase::Replay | Phase::Scrub | Phase::Repair | Phase::Over => {}
         }
         if let Some(scrub) = status.activities.iter().find(|activity| activity.kind == ActivityKind::Scrub) {
             progress(scrub);
@@ -426,6 +463,15 @@ impl Run {
         for action in actions.drain(..) {
             match action {
                 VolumeAction::Io { device, token, op } => self.layer.submit(device, token, op),
+                // What the places of blocks that are set aside hold is in the report.
+                VolumeAction::Notice(notice) if self.phase == Phase::Repair => {
+                    if notice.kind == NoticeKind::RepairEnded {
+                        self.phase = Phase::Over;
+                    }
+                }
+                VolumeAction::Notice(notice) if notice.kind == NoticeKind::BlocksUnreadable => {
+                    self.unreadable_notices.extend(worth_telling(notice));
+                }
                 VolumeAction::Notice(notice) => {
                     let is_bad_copy = notice.kind == NoticeKind::PageRepaired;
                     self.bad_copies += u64::from(is_bad_copy && self.phase == Phase::Replay);
@@ -445,6 +491,29 @@ impl Run {
         for job in jobs {
             self.step(VolumeEvent::Coded(job.run()));
         }
+    }
+
+    /// Where blocks are set aside that their own members have: they were met, and are in none of these lists any more.
+    fn kept_aside(&self, lists: [&Vec<LostPart>; 3]) -> Vec<LostPart> {
+        let listed: BTreeSet<u64> = lists.into_iter().flat_map(|parts| blocks_of(parts)).collect();
+        let mut kept: Vec<LostPart> = Vec::new();
+        for &offset in self.aside.difference(&listed) {
+            match kept.last_mut() {
+                Some(part) if part.offset + part.bytes == offset => part.bytes += ROW_BYTES,
+                _ => kept.push(LostPart { offset, bytes: ROW_BYTES }),
+            }
+        }
+        kept
+    }
+
+    /// What was told on the way. Which parts of the volume cannot be read is in these lists, which know more by now than the
+    /// scrub did when it met them; of parity alone there is nothing in them.
+    fn notices_beside(&mut self, lists: [&Vec<LostPart>; 4]) -> Vec<String> {
+        let mut notices = std::mem::take(&mut self.notices);
+        if lists.iter().all(|parts| parts.is_empty()) {
+            notices.append(&mut self.unreadable_notices);
+        }
+        notices
     }
 
     /// What kept the scrub from its end.

@@ -1,6 +1,6 @@
 //! What a check found, as text and as JSON. The names of the fields are a contract with scripts.
 
-use crate::units::{Count, HumanSize, Printable};
+use crate::units::{Count, HumanSize, Printable, ROW_BYTES};
 use serde::Serialize;
 use std::fmt;
 use uuid::Uuid;
@@ -38,13 +38,15 @@ pub struct CheckReport {
     pub members: Vec<CheckedMember>,
     /// Wrong or unreadable blocks, and rows whose parity does not match their data; none when it did not come to that.
     pub errors: Option<u64>,
-    /// Of these, blocks that could be decoded from others.
+    /// Of these, blocks that could be decoded from others, or that were set aside and can be read again.
     pub repairable: Option<u64>,
     /// Parts of the volume that are beyond repair: all that could give them was read, and is wrong.
     pub lost: Vec<LostPart>,
     /// Parts of the volume that only their own members can give, which could not read them when the
-    /// rest of their rows was written.
+    /// rest of their rows was written, and which were not given or give errors.
     pub set_aside: Vec<LostPart>,
+    /// Parts that were set aside and that their own members have: a start reads them, and puts them back.
+    pub kept_aside: Vec<LostPart>,
     /// Parts of the volume that cannot be read, and that what was not read may give: members that
     /// were not looked at, and blocks that give errors.
     pub unreadable: Vec<LostPart>,
@@ -113,7 +115,9 @@ impl CheckReport {
         let faultless = |member: &CheckedMember| member.read + member.cksum + member.superblock == 0;
         self.members.iter().all(faultless)
             && self.errors.unwrap_or(0) == 0
-            && [&self.lost, &self.set_aside, &self.unreadable].iter().all(|parts| parts.is_empty())
+            && [&self.lost, &self.set_aside, &self.kept_aside, &self.unreadable]
+                .iter()
+                .all(|parts| parts.is_empty())
             && self.problems.is_empty()
     }
 
@@ -205,11 +209,18 @@ impl fmt::Display for CheckReport {
         }
         list(f, &self.lost, "are beyond repair")?;
         list(f, &self.set_aside, "are set aside, and only their own members can give them")?;
+        let kept = "were set aside, and their own members have them: an array that is imported reads them, and writes them back";
+        list(f, &self.kept_aside, kept)?;
         list(f, &self.unreadable, &self.why_unreadable())?;
         if let Some(errors @ 1..) = self.errors {
             let repairable = self.repairable.unwrap_or(0);
-            let (found, mended) = (Count(errors, "error"), Count(repairable, "block"));
-            writeln!(f, "{found}; {mended} can be decoded from others")?;
+            let kept = self.kept_aside.iter().map(|part| part.bytes / ROW_BYTES).sum::<u64>().min(repairable);
+            let (found, mended) = (Count(errors, "error"), Count(repairable - kept, "block"));
+            write!(f, "{found}; {mended} can be decoded from others")?;
+            match kept {
+                0 => writeln!(f)?,
+                kept => writeln!(f, "; {} can be read again", Count(kept, "block"))?,
+            }
         }
         for problem in &self.problems {
             writeln!(f, "{problem}")?;
@@ -251,6 +262,7 @@ pub(super) mod tests {
             repairable: Some(0),
             lost: Vec::new(),
             set_aside: Vec::new(),
+            kept_aside: Vec::new(),
             unreadable: Vec::new(),
             problems: Vec::new(),
             notices: Vec::new(),
@@ -269,7 +281,7 @@ pub(super) mod tests {
         assert!(!absent.good && absent.consistent && !absent.whole);
         assert!(absent.verdict().contains("1 of 3 members was not verified"), "{absent}");
 
-        let faults: [fn(&mut CheckReport); 9] = [
+        let faults: [fn(&mut CheckReport); 10] = [
             |report| report.members[0].read = 1,
             |report| report.members[0].cksum = 1,
             |report| report.members[0].superblock = 1,
@@ -277,6 +289,7 @@ pub(super) mod tests {
             |report| report.errors = None,
             |report| report.lost = vec![PART],
             |report| report.set_aside = vec![PART],
+            |report| report.kept_aside = vec![PART],
             |report| report.unreadable = vec![PART],
             |report| report.problems = vec!["why".into()],
         ];
@@ -332,7 +345,9 @@ pub(super) mod tests {
         for field in ["index", "path", "uuid", "verified", "read", "cksum", "superblock"] {
             assert!(!json["members"][0][field].is_null(), "{field}");
         }
-        for field in ["errors", "repairable", "lost", "set_aside", "unreadable", "problems", "notices"] {
+        for field in
+            ["errors", "repairable", "lost", "set_aside", "kept_aside", "unreadable", "problems", "notices"]
+        {
             assert!(json.get(field).is_some(), "{field}");
         }
     }

@@ -114,7 +114,11 @@ impl Reader<'_> {
         });
         // A list that is not there names nobody, as soon as the other one is there.
         let given = write.is_some() || read.is_some();
-        given.then(|| PeerRules { write: write.unwrap_or_default(), read: read.unwrap_or_default() })
+        given.then(|| PeerRules {
+            write: write.unwrap_or_default(),
+            read: read.unwrap_or_default(),
+            within: None,
+        })
     }
 
     fn patterns(&mut self, section: &Section<'_, '_>, key: &str) -> Vec<PeerPattern> {

@@ -4,6 +4,7 @@
 //! same as for a name that there is not; it is a client of the very array that it was told of, or of none; what is taken away ends the sessions that have it. Certificates were
 //! verified by the pumps; no cryptography happens here. Must not know volumes.
 
+use super::super::logging;
 use super::admission::{Origin, has_place};
 use super::arrays::Hosted;
 use super::connection::{Connection, Receiving};
@@ -57,6 +58,21 @@ impl ExportView<'_> {
     }
 }
 
+impl ExportView<'_> {
+    /// Tells the log, and nobody else, that rules keep a certificate from an export, and what its subject is for them.
+    fn tell_of_refused(&self, name: &str) {
+        let Viewer::Proven(peer) = &self.viewer else { return };
+        let is_there = self.arrays.iter().flatten().any(|array| array.export.name == name);
+        if is_there && logging::NOT_ALLOWED.admits() {
+            tracing::info!(
+                array = name,
+                "not allowed by tls_allow or tls_allow_read_only: a client whose certificate has the subject {}",
+                peer.names()
+            );
+        }
+    }
+}
+
 impl Exports for ExportView<'_> {
     fn list(&self) -> Vec<ExportInfo> {
         self.visible().collect()
@@ -69,7 +85,11 @@ impl Exports for ExportView<'_> {
             let only = visible.next();
             return if visible.next().is_none() { only } else { None };
         }
-        visible.find(|export| export.name == name)
+        let found = visible.find(|export| export.name == name);
+        if found.is_none() {
+            self.tell_of_refused(name);
+        }
+        found
     }
 }
 
