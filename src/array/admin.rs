@@ -31,17 +31,17 @@ pub(super) struct Departure {
     since: Timestamp,
 }
 
+/// Why a member went that an administrator has taken out: with all in place, or before that.
+const TAKEN_OFFLINE: &str = "taken offline by an administrator";
+const TAKEN_OFFLINE_EARLY: &str =
+    "taken offline by an administrator, before what was written last was in place on its device";
+
 /// How long a member that is to go offline waits for a checkpoint. One that hangs may be the reason to take it out.
 pub(super) const DEPARTURE_PATIENCE_NS: u64 = 3_000_000_000;
 
 /// Said where it has gone before that.
 const NOT_IN_PLACE: &str = "; what was written last could not be put in place on its device in time, and may be in its log alone, \
      which is not read when it comes back";
-
-/// Why a member went that an administrator has taken out: with that, and before it.
-const TAKEN_OFFLINE: &str = "taken offline by an administrator";
-const TAKEN_OFFLINE_EARLY: &str =
-    "taken offline by an administrator, before what was written last was in place on its device";
 
 /// How long the answer to a pause waits for the position of the scrub to be recorded.
 const PAUSE_PATIENCE_NS: u64 = 2_000_000_000;

@@ -4,7 +4,7 @@
 //! sequence number, so a torn update leaves the other slot, which holds the update before. Whoever creates a member
 //! writes or wipes all four, so that no copy of an earlier life outranks the new ones.
 
-use super::{COPY_BYTES, FormatError, MemberState, Role, Superblock};
+use super::{COPY_BYTES, FormatError, Role, Superblock};
 use crate::units::{ByteOffset, ROW_BYTES};
 use uuid::Uuid;
 
@@ -197,8 +197,7 @@ pub fn newest_read(
 /// with its I/O error as text, or decoded. An update is written to both ends of a device, so a copy
 /// is missing where only the other end has it, and both copies of a slot are missing where a device
 /// has had two superblocks, as updates go to either slot in turn. What a crash leaves is no damage:
-/// one that is merely older than the other end's, or that is cleared. Nor is what a device lacks that
-/// has had no second superblock, as it left while it was built.
+/// one that is merely older than the other end's, or that is cleared.
 #[must_use]
 pub fn damaged_copies(
     copies: &[Result<Result<Superblock, FormatError>, String>; 4],
@@ -206,11 +205,8 @@ pub fn damaged_copies(
     let valid = |at: usize| matches!(copies[at], Ok(Ok(_)));
     let newest = copies.iter().flatten().flatten().max_by_key(|copy| copy.sequence);
     // A device that is being built may have had its first alone.
-    let is_built = |copy: &Superblock| {
-        let own = copy.members.get(usize::from(copy.member.0));
-        copy.role == Role::Replacement || own.is_some_and(|own| own.state == MemberState::Rebuilding)
-    };
-    let has_both_slots = newest.is_some_and(|copy| copy.sequence > FIRST_SEQUENCE && !is_built(copy));
+    let has_both_slots =
+        newest.is_some_and(|copy| copy.sequence > FIRST_SEQUENCE && copy.role != Role::Replacement);
     let fault = |at: usize| match &copies[at] {
         Ok(Ok(_) | Err(FormatError::Cleared)) => None,
         // Two slots at each end: the same slot at the other end is two further.
@@ -403,24 +399,6 @@ mod tests {
         );
         assert_eq!(newest([Ok(at_sequence(7)), newer(6)]), Ok(at_sequence(7)));
         assert!(matches!(newest([newer(6), Err(FormatError::NoMagic)]), Err(NewestError::Refused(_))));
-    }
-
-    #[test]
-    fn a_device_that_is_built_may_have_had_one_superblock() {
-        let missing = |superblock: &Superblock| {
-            let mut copies = [const { Ok(Err(FormatError::NoMagic)) }; 4];
-            for at in [1, 3] {
-                copies[at] = Ok(Ok(superblock.clone()));
-            }
-            damaged_copies(&copies).len()
-        };
-        let in_service = at_sequence(7);
-        assert_eq!(missing(&in_service), 2, "an update goes to either slot in turn");
-        assert_eq!(missing(&Superblock { role: Role::Replacement, ..in_service.clone() }), 0);
-        let mut built = in_service;
-        let own = usize::from(built.member.0);
-        built.members[own].state = MemberState::Rebuilding;
-        assert_eq!(missing(&built), 0);
     }
 
     #[test]
