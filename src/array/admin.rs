@@ -31,8 +31,13 @@ pub(super) struct Departure {
     since: Timestamp,
 }
 
+/// Why a member went that an administrator has taken out: with all in place, or before that.
+const TAKEN_OFFLINE: &str = "taken offline by an administrator";
+const TAKEN_OFFLINE_EARLY: &str =
+    "taken offline by an administrator, before what was written last was in place on its device";
+
 /// How long a member that is to go offline waits for a checkpoint. One that hangs may be the reason to take it out.
-const DEPARTURE_PATIENCE_NS: u64 = 3_000_000_000;
+pub(super) const DEPARTURE_PATIENCE_NS: u64 = 3_000_000_000;
 
 /// Said where it has gone before that.
 const NOT_IN_PLACE: &str = "; what was written last could not be put in place on its device in time, and may be in its log alone, \
@@ -67,7 +72,7 @@ impl Array {
                     self.run();
                     return;
                 }
-                Ok(_) => self.take_offline(member),
+                Ok(_) => self.take_out(member, MemberState::Offline, TAKEN_OFFLINE),
                 Err(error) => Err(error),
             },
             AdminRequest::Online { member, device } => self.bring_in(member, device),
@@ -111,7 +116,7 @@ impl Array {
     }
 
     /// Whether the log has what is not in its place on a member in service.
-    fn may_lack(&self, index: MemberIndex) -> bool {
+    pub(super) fn may_lack(&self, index: MemberIndex) -> bool {
         let redo = &self.redo;
         let is_in_place = redo.is_settled()
             && redo.journal.is_drained()
@@ -120,10 +125,6 @@ impl Array {
         // The superblock of a device that has just replaced another does not say so yet.
         let is_told = self.exchanged.is_empty();
         self.member(index).state == MemberState::Online && redo.is_serving() && !(is_in_place && is_told)
-    }
-
-    fn take_offline(&mut self, member: MemberIndex) -> Result<String, String> {
-        self.take_out(member, MemberState::Offline, "taken offline by an administrator")
     }
 
     /// Tick: members go offline when what they have in the log alone is in its place, or when that takes too long.
@@ -137,14 +138,14 @@ impl Array {
         let due: Vec<Departure> = self.departures.extract_if(.., is_due).collect();
         for Departure { id, member, device, checkpoint, .. } in due {
             let of_member = self.member(member).device.map(|device| device.id);
+            let (reason, rest) = match ended >= checkpoint {
+                true => (TAKEN_OFFLINE, ""),
+                false => (TAKEN_OFFLINE_EARLY, NOT_IN_PLACE),
+            };
             let result = match of_member == device || of_member.is_none() {
-                true => self.take_offline(member),
+                true => self.take_out(member, MemberState::Offline, reason).map(|done| done + rest),
                 false => Err(format!("member {member} has left meanwhile, and has another device now")),
             };
-            let result = result.map(|done| match ended >= checkpoint {
-                true => done,
-                false => done + NOT_IN_PLACE,
-            });
             self.admin_done(id, result.map(AdminOutcome).map_err(AdminError));
         }
     }

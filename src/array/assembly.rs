@@ -492,7 +492,10 @@ fn assemble_current<K: Clone>(
     let refused = (0..candidates.len())
         .filter(|&at| !taken[at])
         .map(|at| {
-            (candidates[at].key.clone(), refusal(&candidates[at].superblock, record, current(at).err()))
+            let superblock = &candidates[at].superblock;
+            let seat = seats.get(usize::from(superblock.member.0));
+            let is_replaced = seat.is_some_and(|seat| seat.replacement.is_some());
+            (candidates[at].key.clone(), refusal(superblock, record, current(at).err(), is_replaced))
         })
         .collect();
 
@@ -745,7 +748,8 @@ fn describe_missing(record: &Superblock, present: &MemberSet) -> String {
     list.join(", ")
 }
 
-fn refusal(superblock: &Superblock, record: &Superblock, why: Option<Behind>) -> String {
+/// `is_replaced`: another device is being built for its member.
+fn refusal(superblock: &Superblock, record: &Superblock, why: Option<Behind>, is_replaced: bool) -> String {
     let index = superblock.member;
     let current = record.members.get(usize::from(index.0)).map(|m| m.uuid);
     if superblock.role == Role::Replacement {
@@ -762,10 +766,16 @@ fn refusal(superblock: &Superblock, record: &Superblock, why: Option<Behind>) ->
     }
     let stale = Behind::Epoch { held, current };
     // What a member lacks that the array went on without is no sign that it was rolled back.
-    if !record.epoch.live.contains(index) {
-        return format!("{stale}; 'calpe online' brings it back");
+    let is_out = !record.epoch.live.contains(index);
+    let what = if is_out { stale } else { why.unwrap_or(stale) };
+    match (is_replaced, is_out) {
+        (true, _) => format!(
+            "{what}; the device that is being built takes its place; 'calpe replace --cancel' gives that up, so that 'calpe online' can \
+             bring it back"
+        ),
+        (false, true) => format!("{what}; 'calpe online' brings it back"),
+        (false, false) => format!("{what}; it must be rebuilt ('calpe online')"),
     }
-    format!("{}; it must be rebuilt ('calpe online')", why.unwrap_or(stale))
 }
 
 #[cfg(test)]
@@ -894,6 +904,18 @@ mod tests {
         let record = ReplacementRecord { uuid, rebuilt: SlotIndex(rebuilt), member: MemberIndex(0) };
         superblocks.iter_mut().for_each(|superblock| superblock.replacements = vec![record]);
         superblocks.push(Superblock { device: uuid, role: Role::Replacement, ..superblocks[0].clone() });
+    }
+
+    #[test]
+    fn a_member_that_is_out_while_its_replacement_is_built_is_not_said_to_come_back_by_online_alone() {
+        let mut superblocks = fresh(2, 1);
+        add_replacement(&mut superblocks, 0);
+        let live = MemberSet::from_iter([1, 2].map(MemberIndex));
+        bump_partly(&mut superblocks, &[1, 2, 3], live, 7);
+        let assembled = assemble(&candidates(&superblocks, &[0, 1, 2, 3]), false).expect("two of three");
+        assert!(assembled.seats[0].replacement.is_some(), "{:?}", assembled.seats[0]);
+        let (key, why) = &assembled.refused[0];
+        assert!(*key == 0 && why.contains("'calpe replace --cancel' gives that up"), "{why}");
     }
 
     #[test]

@@ -623,8 +623,13 @@ impl Array {
             self.notice(NoticeKind::MemberOut, NoticeLevel::Warning, Some(index), text);
         } else {
             let left = self.online().len() - self.map.k;
-            let advice = match self.member(index).state {
-                MemberState::Offline => "'calpe online' brings it back",
+            let advice = match self.member(index) {
+                Member { state: MemberState::Offline, replacement: Some(_), .. } => {
+                    "the device that is being built takes its place; 'calpe replace --cancel' gives that up, so that 'calpe online' \
+                     can bring it back"
+                }
+                Member { state: MemberState::Offline, .. } => "'calpe online' brings it back",
+                Member { replacement: Some(_), .. } => "the device that is being built takes its place",
                 // Only the daemon knows which devices it goes on trying to reach.
                 _ if out_of_reach => "'calpe status' says whether it comes back by itself, and what to do",
                 _ => "replace the member",

@@ -3,7 +3,7 @@
 //!
 //! Invariant: nothing here changes anything. What `admin.rs` does begins with these checks.
 
-use super::admin::{Entry, PAUSED_UNRECORDED};
+use super::admin::{DEPARTURE_PATIENCE_NS, Entry, PAUSED_UNRECORDED};
 use super::members::Member;
 use super::startup::Life;
 use super::{AdminError, AdminOutcome, AdminRequest, Array, NewDevice, STOPPED_CLEANLY};
@@ -21,7 +21,15 @@ impl Array {
         }
         let text = match request {
             AdminRequest::Fail { member } => self.check_take_out(*member, MemberState::Faulted),
-            AdminRequest::Offline { member } => self.check_take_out(*member, MemberState::Offline),
+            AdminRequest::Offline { member } => {
+                self.check_take_out(*member, MemberState::Offline).map(|text| match self.may_lack(*member) {
+                    true => format!(
+                        "what was written last is put in place on its device, which is waited for up to {} s; then {text}",
+                        DEPARTURE_PATIENCE_NS / 1_000_000_000
+                    ),
+                    false => text,
+                })
+            }
             AdminRequest::Online { member, device } => {
                 self.check_bring_in(*member, device).map(|entry| self.words_for(*member, entry))
             }

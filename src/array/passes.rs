@@ -374,7 +374,8 @@ impl Array {
             if !pass.unchecked.is_empty() {
                 let members: Vec<String> = pass.unchecked.iter().map(|member| member.to_string()).collect();
                 text += &format!(
-                    "; not checked, as out of service: member {}; scrub again when all are back",
+                    "; not checked, as out of service: member{} {}; scrub again when all are back",
+                    if members.len() == 1 { "" } else { "s" },
                     members.join(", ")
                 );
             }
@@ -468,7 +469,7 @@ impl Array {
             let member = self.member_mut(index);
             let uuid = std::mem::replace(&mut member.uuid, replacement.uuid);
             member.counters = Default::default();
-            member.state = MemberState::Online;
+            let was = std::mem::replace(&mut member.state, MemberState::Online);
             member.progress = None;
             member.reason = None;
             self.count_members();
@@ -484,7 +485,10 @@ impl Array {
                 Some(index),
                 format!("member {index} is replaced and online"),
             );
-            self.notice_if_whole();
+            // Where its old device was in service, nothing was missing by it.
+            if was != MemberState::Online {
+                self.notice_if_whole();
+            }
         }
     }
 

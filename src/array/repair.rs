@@ -184,6 +184,8 @@ impl Array {
                 None => op.tally.readable += 1,
                 Some(Why::SetAside) => op.tally.set_aside += 1,
                 Some(Why::Unreadable) => op.tally.unreadable += 1,
+                // That it was lost is what an earlier run has told, and could not be seen now.
+                Some(_) if self.damage.is_unconfirmed(block) => op.tally.unreadable += 1,
                 Some(Why::Lost | Why::Proven | Why::Gone) => op.tally.lost += 1,
             }
         }

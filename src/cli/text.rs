@@ -297,7 +297,11 @@ fn remarks(member: &MemberReport) -> String {
     let conditions = member.conditions.iter().filter(|condition| **condition != Condition::Repaired);
     // Nor twice what the reason says.
     let reason = member.reason.as_deref().unwrap_or_default();
-    let conditions = conditions.filter(|condition| !reason.contains(condition.word()));
+    let says = |condition: &Condition| {
+        let is_gone = *condition == Condition::Overwritten && reason.contains("holds no Calpe superblock");
+        is_gone || reason.contains(condition.word())
+    };
+    let conditions = conditions.filter(|condition| !says(condition));
     let conditions = conditions.map(|condition| condition.word().to_owned());
     member.reason.iter().cloned().chain(conditions).collect::<Vec<_>>().join("; ")
 }

@@ -356,7 +356,7 @@ impl Condition {
             Condition::Repaired => "blocks were repaired",
             Condition::ServedLast => "in service until the array failed",
             Condition::Kept => "holds what may be nowhere else",
-            Condition::Overwritten => "its superblock was overwritten",
+            Condition::Overwritten => "no superblock is in its place",
             Condition::CutOff => "its device was cut off",
         }
     }

@@ -346,9 +346,13 @@ fn explain_unreadable(array: &ArrayReport) -> Explanation {
 }
 
 fn explain_unconfirmed(array: &ArrayReport) -> Explanation {
+    let far = match array.members.iter().all(in_service) {
+        true => "",
+        false => ", as far as that can be told without the members that are not in service",
+    };
     Explanation {
         status: format!(
-            "{} of the volume were beyond repair or unreadable when the daemon ended. Whether they still are is being looked at.",
+            "{} of the volume were beyond repair or unreadable when the daemon ended. Whether they still are is being looked at{far}.",
             bytes_of(&array.unconfirmed)
         ),
         action: format!(
@@ -372,6 +376,7 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
         LogState::Settling => {
             "all data can be read, and writes wait until what the redo log holds is in place"
         }
+        _ if array.read_only => "all data can be read",
         _ if has(&array.members, Condition::Full) => "all data can be read, and written while there is space",
         _ => "all data can be read and written",
     };
@@ -880,7 +885,14 @@ mod tests {
         assert_eq!(verdict(std::slice::from_ref(&array)), Verdict::Degraded);
         let status = explain(&array).status;
         assert!(status.starts_with("4 KiB of the volume were beyond repair or unreadable when"), "{status}");
-        assert!(status.contains("is being looked at"), "{status}");
+        assert!(status.contains("is being looked at."), "{status}");
+        array.members[0].state = MemberState::Offline;
+        let status = explain(&array).status;
+        assert!(
+            status.contains("as far as that can be told without the members that are not in"),
+            "{status}"
+        );
+        array.members[0].state = MemberState::Online;
         array.lost = vec![LostReport { offset: 0, bytes: 4096 }];
         assert!(explain(&array).status.contains("are beyond repair"));
     }

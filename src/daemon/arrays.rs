@@ -4,7 +4,7 @@
 //! Invariants: an import that fails has changed nothing; one failure among several neither hides what worked
 //! nor passes for success. Must not know how requests arrive, nor how arrays are assembled.
 
-use super::config::ArrayChoice;
+use super::config::{ArrayChoice, ArrayConfig};
 use super::events::kinds;
 use super::import::{self, ImportError, Opened};
 use super::memory::{covers, directory_of};
@@ -186,7 +186,7 @@ impl Daemon {
                     // What is configured is served after a restart all the same.
                     done.warnings.extend(unkept.filter(|_| !is_configured));
                     done.warnings.extend(match once {
-                        true => self.served_all_the_same(uuid, &name),
+                        true => self.served_all_the_same(&found, uuid, &name),
                         false => self.not_the_configured(&found, uuid),
                     });
                     taken.push(name);
@@ -211,13 +211,22 @@ impl Daemon {
     /// What is told of an import where the configuration has another array of that name.
     fn not_the_configured(&self, found: &Search, array: Uuid) -> Option<String> {
         let name = name_of(&found.arrays[&array]);
+        if self.configured(&ArrayChoice::Uuid(array)).is_some() {
+            return None;
+        }
+        let is_named = |uuid: &Uuid| found.arrays.get(uuid).is_some_and(|members| name_of(members) == name);
+        let by_uuid = self.configured_uuids().into_iter().find(is_named);
+        if let Some(other) = by_uuid {
+            return Some(format!(
+                "in the configuration, array '{name}' is {other}: the next start serves that one, and not {array}, as two of one \
+                 name are not served at once, unless its section says uuid = \"{array}\""
+            ));
+        }
         let section = self.configured(&ArrayChoice::Name(name.to_owned()))?;
-        let is_its_place = |member: &Found| section.search.iter().any(|place| covers(place, &member.path));
-        let is_there = |members: &[Found]| members.iter().any(is_its_place);
-        let mut others =
-            found.arrays.iter().filter(|(uuid, members)| **uuid != array && name_of(members) == name);
-        let (other, _) = others.find(|(_, members)| is_there(members))?;
-        if is_there(&found.arrays[&array]) {
+        let others =
+            in_places_of(&section, found).into_iter().filter(|uuid| *uuid != array && is_named(uuid));
+        let other = others.into_iter().next()?;
+        if in_places_of(&section, found).contains(&array) {
             return None;
         }
         Some(format!(
@@ -227,9 +236,31 @@ impl Daemon {
     }
 
     /// What is told of an import that is to end with the daemon, where the array is in the configuration.
-    fn served_all_the_same(&self, array: Uuid, name: &str) -> Option<String> {
-        self.is_configured(array, name).then(|| {
-            format!("array '{name}' is in the configuration: the next start serves it all the same ('--once' or not)")
+    fn served_all_the_same(&self, found: &Search, array: Uuid, name: &str) -> Option<String> {
+        if !self.is_configured(array, name) {
+            return None;
+        }
+        let section = match self.configured(&ArrayChoice::Uuid(array)) {
+            Some(_) => None,
+            None => self.configured(&ArrayChoice::Name(name.to_owned())),
+        };
+        let again = section.map_or(Some(array), |section| {
+            let mut there = in_places_of(&section, found);
+            there.retain(|uuid| name_of(&found.arrays[uuid]) == name);
+            self.meant_by_name(name, &there, array)
+        });
+        Some(match again {
+            Some(again) if again == array => format!(
+                "array '{name}' is in the configuration: the next start serves it all the same ('--once' or not)"
+            ),
+            Some(other) => format!(
+                "array '{name}' is in the configuration, and the next start takes {other} for it: this one is served all the same \
+                 ('--once' or not) only where its section says uuid = \"{array}\""
+            ),
+            None => format!(
+                "array '{name}' is in the configuration, which can mean several arrays of that name: unless one alone is there then, \
+                 the next start serves none of them; uuid = \"{array}\" in its section says that this one is meant"
+            ),
         })
     }
 
@@ -385,7 +416,7 @@ impl Daemon {
         let about = |served: &Served| (served.id, served.names.uuid, served.names.name.clone());
         let (id, uuid, name) = match (self.find(array, about), self.find_awaited(array)) {
             (Ok(found), _) => found,
-            (Err(error), Some(waiting)) => return self.forget(&waiting, error, dry_run),
+            (Err(_), Some(waiting)) => return Ok(self.forget(&waiting, dry_run)),
             (Err(error), None) => return Err(error),
         };
         let clients = match self.facts(id)?.clients {
@@ -403,14 +434,12 @@ impl Daemon {
         let mut note: Vec<String> =
             clients.into_iter().map(|(clients, lose)| format!("{clients} and {lose} it")).collect();
         if self.is_configured(uuid, &name) {
-            let again = match self.has_namesake(uuid, &name) {
+            let is_certain = self.configured(&ArrayChoice::Uuid(uuid)).is_some();
+            let again = match !is_certain && self.has_namesake(uuid, &name) {
                 false => "it",
                 true => "the array of that name that it finds in its places, if that is one,",
             };
-            note.push(format!(
-                "array '{name}' is in the configuration: the next start serves {again} again; to keep it out of service, take its \
-                 [[array]] section out of the file"
-            ));
+            note.push(kept_in_configuration(&name, &format!("serves {again}")));
         }
         if dry_run {
             let how = self.reactor.check(id, AdminRequest::Stop)?.0;
@@ -436,20 +465,22 @@ impl Daemon {
         Ok(Done { message: format!("array '{name}' is stopped"), warnings, ..Done::default() })
     }
 
-    /// An array that was imported by a command, and could not be served since, is no longer tried.
-    fn forget(&self, waiting: &Waiting, refused: RequestError, dry_run: bool) -> Outcome {
+    /// An array that was imported by a command or is configured, and could not be served since, is no longer tried.
+    fn forget(&self, waiting: &Waiting, dry_run: bool) -> Done {
         let (name, uuid) = (waiting.name(), waiting.uuid());
-        if !self.is_imported_again(uuid) {
-            let what = format!("{refused}; it is configured: take it out of the configuration");
-            return Err(refusal(ErrorCode::Refused, what));
-        }
+        let is_configured = self.configured(waiting.which()).is_some() || self.is_configured(uuid, &name);
+        let (until, mut warnings) = match is_configured {
+            false => ("", Vec::new()),
+            true => (" until the next start", vec![kept_in_configuration(&name, "tries to import it")]),
+        };
         if dry_run {
-            return Ok(Done::line(format!("would no longer try to import array '{name}'")));
+            let message = format!("would no longer try to import array '{name}'{until}");
+            return Done { message, warnings, ..Done::default() };
         }
-        let unkept = self.import_again(uuid, None);
+        warnings.extend(self.import_again(uuid, None));
         self.not_awaited(waiting.which());
-        let message = format!("array '{name}' is no longer tried to be imported");
-        Ok(Done { message, warnings: unkept.into_iter().collect(), ..Done::default() })
+        let message = format!("array '{name}' is no longer tried to be imported{until}");
+        Done { message, warnings, ..Done::default() }
     }
 
     pub(super) fn scrub(&self, array: &str, action: ScrubAction, dry_run: bool) -> Outcome {
@@ -478,6 +509,21 @@ impl Daemon {
         let outcome = self.reactor.admin(id, AdminRequest::Repair, Vec::new())?;
         Ok(Done::line(format!("array '{name}': {}", outcome.0)))
     }
+}
+
+/// The arrays that have members where a section looks for them.
+fn in_places_of(section: &ArrayConfig, found: &Search) -> Vec<Uuid> {
+    let is_its_place = |member: &Found| section.search.iter().any(|place| covers(place, &member.path));
+    let is_there = |members: &[Found]| members.iter().any(is_its_place);
+    found.arrays.iter().filter(|(_, members)| is_there(members)).map(|(uuid, _)| *uuid).collect()
+}
+
+/// What is told of a configured array that is taken out of service: what the next start does with it.
+fn kept_in_configuration(name: &str, does: &str) -> String {
+    format!(
+        "array '{name}' is in the configuration: the next start {does} again; to keep it out of service, take its [[array]] section \
+         out of the file"
+    )
 }
 
 /// The name of an array. It has one for its life, so any superblock has it.

@@ -108,8 +108,9 @@ impl Daemon {
             (Some(array), Some(member)) => self.target(array, &member).ok().map(|target| target.index.0),
             _ => None,
         };
+        let uuid = array.as_ref().and_then(|array| array.parse().ok());
         let name = name.or(array);
         let news = News::new(name.as_deref(), kinds::COMMAND, NoticeLevel::Info, text);
-        self.events.tell(News { uid: Some(uid), member, ..news });
+        self.events.tell(News { uid: Some(uid), uuid, member, ..news });
     }
 }

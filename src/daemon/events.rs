@@ -68,6 +68,8 @@ const NOT_HISTORY: [&str; 5] =
 pub struct News {
     /// Name of the array it is about.
     pub array: Option<String>,
+    /// Which of those that had the name, and all zeroes where nothing tells; none: the one that has it, or had it last.
+    pub uuid: Option<Uuid>,
     /// One of [`kinds`], or of those of arrays.
     pub kind: &'static str,
     /// How bad.
@@ -87,7 +89,7 @@ impl News {
     #[must_use]
     pub fn new(array: Option<&str>, kind: &'static str, level: NoticeLevel, text: String) -> News {
         let array = array.map(str::to_owned);
-        News { array, kind, level, member: None, offset: None, uid: None, text }
+        News { array, uuid: None, kind, level, member: None, offset: None, uid: None, text }
     }
 }
 
@@ -125,6 +127,7 @@ impl EventLog {
     pub fn push(&self, array: &str, notice: ArrayNotice) {
         self.tell(News {
             array: Some(array.to_owned()),
+            uuid: None,
             kind: notice.kind.name(),
             level: notice.level,
             member: notice.member.map(|member| member.0),
@@ -136,7 +139,7 @@ impl EventLog {
 
     /// Appends and logs an event.
     pub fn tell(&self, news: News) {
-        let News { array, kind, level, member, offset, uid, text } = news;
+        let News { array, uuid, kind, level, member, offset, uid, text } = news;
         let name = array.as_deref();
         match level {
             NoticeLevel::Info => tracing::info!(array = name, member, "{text}"),
@@ -153,7 +156,10 @@ impl EventLog {
         let mut ring = self.ring();
         let sequence = ring.next;
         ring.next += 1;
-        let array_uuid = name.and_then(|name| ring.arrays.get(name).copied());
+        let array_uuid = match uuid {
+            Some(uuid) => Some(uuid).filter(|uuid| !uuid.is_nil()),
+            None => name.and_then(|name| ring.arrays.get(name).copied()),
+        };
         let mut event = Event {
             sequence,
             unix,
@@ -199,10 +205,12 @@ impl EventLog {
         let mut earlier = self.0.store.events();
         earlier.retain(|event| event.sequence < first);
         let is_part = |event: &Event| {
-            let is_other = |own: Uuid| uuid.is_some_and(|uuid| uuid != own);
-            event.array.as_deref() == Some(array)
-                && !event.array_uuid.is_some_and(is_other)
-                && !NOT_HISTORY.contains(&event.kind.as_str())
+            let is_own = match (uuid, event.array_uuid) {
+                // Also of a time when its name was not known.
+                (Some(uuid), Some(own)) => uuid == own,
+                _ => event.array.as_deref() == Some(array),
+            };
+            is_own && !NOT_HISTORY.contains(&event.kind.as_str())
         };
         coalesced(earlier).into_iter().chain(kept).filter(is_part).collect()
     }

@@ -13,9 +13,13 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use uuid::Uuid;
 
 /// Time between attempts to import an array that could not be: disks may be late.
 const RETRY: Duration = Duration::from_secs(5);
+
+/// Time between two looks whether another one has been tried.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Time between attempts to begin a thread for one.
 const THREAD_RETRY: Duration = Duration::from_secs(1);
@@ -36,11 +40,16 @@ struct Shared {
     /// Those that a thread tries to import.
     under_way: Mutex<HashSet<ArrayChoice>>,
     /// Those of them that wait until the system has a thread for them.
-    threadless: Mutex<Vec<(Instant, ArrayConfig)>>,
+    threadless: Mutex<Vec<(Instant, Attempts)>>,
 }
 
 /// An array that is not served yet.
-struct Attempts(ArrayConfig);
+#[derive(Clone, Debug)]
+struct Attempts {
+    config: ArrayConfig,
+    /// Those that are tried first: two of one name are not served at once.
+    behind: Vec<ArrayChoice>,
+}
 
 impl Imports {
     /// Has the status list the arrays that [`Imports::start`] will import.
@@ -58,7 +67,9 @@ impl Imports {
         let before = daemon.imports_of_before(arrays);
         let imports = Imports { daemon: Arc::clone(daemon), shared: Arc::default() };
         imports.update(arrays, arrays);
-        before.iter().for_each(|config| imports.begin(config));
+        for config in &before {
+            imports.begin(config, daemon.configured_namesakes(&config.which, arrays));
+        }
         imports
     }
 
@@ -67,35 +78,39 @@ impl Imports {
         let configured: HashSet<ArrayChoice> = all.iter().map(|config| config.which.clone()).collect();
         let before = std::mem::replace(&mut *lock(&self.shared.configured), configured.clone());
         before.difference(&configured).for_each(|which| self.daemon.not_awaited(which));
-        new.iter().for_each(|config| self.begin(config));
+        new.iter().for_each(|config| self.begin(config, Vec::new()));
     }
 
-    fn begin(&self, config: &ArrayConfig) {
+    fn begin(&self, config: &ArrayConfig, behind: Vec<ArrayChoice>) {
         self.daemon.await_array(Waiting::new(config.which.clone(), config.search.clone()));
         if !lock(&self.shared.under_way).insert(config.which.clone()) {
             // It was given up a moment ago, and its thread has not noticed.
             return;
         }
         self.shared.untried.fetch_add(1, Ordering::Release);
-        self.begin_attempts(Attempts(config.clone()));
+        self.begin_attempts(Attempts { config: config.clone(), behind });
     }
 
     fn begin_attempts(&self, mut attempts: Attempts) {
         let (daemon, shared) = (Arc::clone(&self.daemon), Arc::clone(&self.shared));
-        let which = attempts.0.which.clone();
-        let config = attempts.0.clone();
+        let which = attempts.config.which.clone();
+        let again = attempts.clone();
         let work = move || {
-            let mut over = attempts.try_import(&daemon);
-            shared.untried.fetch_sub(1, Ordering::Release);
-            while !over && daemon.is_alive() && daemon.is_awaited(&attempts.0.which) {
-                std::thread::sleep(RETRY);
-                over = !daemon.is_awaited(&attempts.0.which) || attempts.try_import(&daemon);
+            let which = attempts.config.which.clone();
+            while daemon.is_alive() && attempts.behind.iter().any(|first| daemon.is_untried(first)) {
+                std::thread::sleep(LOOK);
             }
-            lock(&shared.under_way).remove(&attempts.0.which);
+            let mut over = !daemon.is_awaited(&which) || attempts.try_import(&daemon);
+            shared.untried.fetch_sub(1, Ordering::Release);
+            while !over && daemon.is_alive() && daemon.is_awaited(&which) {
+                std::thread::sleep(RETRY);
+                over = !daemon.is_awaited(&which) || attempts.try_import(&daemon);
+            }
+            lock(&shared.under_way).remove(&which);
         };
         if let Err(error) = std::thread::Builder::new().name("import".into()).spawn(work) {
             tracing::warn!(array = %which, %error, "no thread for the import of an array: it is tried again");
-            lock(&self.shared.threadless).push((Instant::now() + THREAD_RETRY, config));
+            lock(&self.shared.threadless).push((Instant::now() + THREAD_RETRY, again));
         }
     }
 
@@ -103,13 +118,13 @@ impl Imports {
     pub fn begin_threadless(&self) {
         let now = Instant::now();
         let due: Vec<_> = lock(&self.shared.threadless).extract_if(.., |(at, _)| *at <= now).collect();
-        for (_, config) in due {
-            if self.daemon.is_awaited(&config.which) {
-                self.begin_attempts(Attempts(config));
+        for (_, attempts) in due {
+            if self.daemon.is_awaited(&attempts.config.which) {
+                self.begin_attempts(attempts);
             } else {
                 // Given up meanwhile.
                 self.shared.untried.fetch_sub(1, Ordering::Release);
-                lock(&self.shared.under_way).remove(&config.which);
+                lock(&self.shared.under_way).remove(&attempts.config.which);
             }
         }
     }
@@ -124,29 +139,30 @@ impl Imports {
 impl Attempts {
     /// Whether it need not be tried again.
     fn try_import(&mut self, daemon: &Daemon) -> bool {
-        if let Some(config) = daemon.section(&self.0.which) {
-            self.0 = config;
+        if let Some(config) = daemon.section(&self.config.which) {
+            self.config = config;
         }
-        let earlier = daemon.earlier_paths(Some(&self.0.which.to_string()));
-        let found = search_with(&self.0.search, &earlier, self.0.limits.local);
+        let earlier = daemon.earlier_paths(Some(&self.config.which.to_string()));
+        let found = search_with(&self.config.search, &earlier, self.config.limits.local);
         match self.import(daemon, &found) {
             Ok(line) => {
                 tracing::info!("{line}");
-                daemon.not_awaited(&self.0.which);
+                daemon.not_awaited(&self.config.which);
                 true
             }
             Err(error) => {
-                daemon.still_awaited(&self.0.which, &found, error);
+                daemon.still_awaited(&self.config.which, &found, error);
                 false
             }
         }
     }
 
     fn import(&self, daemon: &Daemon, found: &Search) -> Result<String, RequestError> {
-        let config = &self.0;
+        let config = &self.config;
         let uuid = match found.choose(&config.which.to_string(), &config.search) {
             Err(ImportError::Ambiguous { name, uuids }) => {
-                daemon.settle(found, &uuids).ok_or(ImportError::Ambiguous { name, uuids })
+                let is_there = |uuid: &Uuid| found.arrays[uuid].iter().any(|member| !member.remembered);
+                daemon.settle(&uuids, is_there, None).ok_or(ImportError::Ambiguous { name, uuids })
             }
             chosen => chosen,
         }?;

@@ -7,7 +7,6 @@ use super::events::{News, kinds};
 use super::import::{LeftOut, lost_replacements};
 use super::reactor::{ArrayFacts, ArrayId};
 use super::report::Names;
-use super::search::Search;
 use super::service::{Daemon, lock};
 use super::state::{Arrays, Counters, Counts, Damage, KnownDevice};
 use crate::array::assembly::Assembled;
@@ -284,20 +283,22 @@ impl Daemon {
         })
     }
 
-    /// Whether the array was imported by a command, and is served after a restart.
-    pub(super) fn is_imported_again(&self, array: Uuid) -> bool {
-        lock(&self.memory).arrays.0.get(&array).is_some_and(|known| known.import)
-    }
-
     /// Which of several arrays of one name a section of the configuration means, if that can be told: one that is where the
-    /// section says rather than one that is known from before; of those, one that was imported by a command rather than
-    /// another; of those, one that was served before.
-    pub(super) fn settle(&self, found: &Search, uuids: &[Uuid]) -> Option<Uuid> {
-        let is_there = |uuid: &Uuid| found.arrays[uuid].iter().any(|member| !member.remembered);
+    /// section says (`is_there`) rather than one that is known from before; of those, one that was imported by a command rather
+    /// than another; of those, one that was served before.
+    /// `once`: one that is served now, and not again for a command.
+    pub(super) fn settle(
+        &self,
+        uuids: &[Uuid],
+        is_there: impl Fn(&Uuid) -> bool,
+        once: Option<Uuid>,
+    ) -> Option<Uuid> {
         let memory = lock(&self.memory);
         let known = |uuid: &Uuid| memory.arrays.0.get(uuid);
-        let is_imported = |uuid: &Uuid| known(uuid).is_some_and(|known| known.import);
-        let was_served = |uuid: &Uuid| known(uuid).is_some_and(|known| !known.devices.is_empty());
+        let is_once = |uuid: &Uuid| once == Some(*uuid);
+        let is_imported = |uuid: &Uuid| known(uuid).is_some_and(|known| known.import) && !is_once(uuid);
+        let had_devices = |uuid: &Uuid| known(uuid).is_some_and(|known| !known.devices.is_empty());
+        let was_served = |uuid: &Uuid| had_devices(uuid) || is_once(uuid);
         let mut left = uuids.to_vec();
         let narrow: [&dyn Fn(&Uuid) -> bool; 3] = [&is_there, &is_imported, &was_served];
         for is_meant in narrow {
@@ -307,6 +308,16 @@ impl Daemon {
             }
         }
         (left.len() == 1).then(|| left[0])
+    }
+
+    /// Which array a section by this name means at the next start, if that can be told now. `there`: those of the name that are
+    /// where it looks; `once`: one that is served now, and not again for a command.
+    pub(super) fn meant_by_name(&self, name: &str, there: &[Uuid], once: Uuid) -> Option<Uuid> {
+        let mut all: Vec<Uuid> = lock(&self.memory).arrays.find(name).map(|(uuid, _)| *uuid).collect();
+        all.extend(there.iter().chain([&once]));
+        all.sort_unstable();
+        all.dedup();
+        self.settle(&all, |uuid| there.contains(uuid), Some(once))
     }
 
     /// Whether another array of that name was served before.
@@ -333,6 +344,22 @@ impl Daemon {
             rules: None,
         };
         imports.map(as_config).collect()
+    }
+
+    /// The sections that mean, by their identities, other arrays which had the name of this one.
+    pub(super) fn configured_namesakes(
+        &self,
+        which: &ArrayChoice,
+        configured: &[ArrayConfig],
+    ) -> Vec<ArrayChoice> {
+        let memory = lock(&self.memory);
+        let name = |which: &ArrayChoice| match which {
+            ArrayChoice::Uuid(uuid) => memory.arrays.0.get(uuid).map(|known| known.name.as_str()),
+            ArrayChoice::Name(_) => None,
+        };
+        let own = name(which);
+        let sections = configured.iter().map(|config| &config.which);
+        sections.filter(|other| own.is_some() && name(other) == own && *other != which).cloned().collect()
     }
 
     /// Tells when the state directory cannot be written to, or can again.

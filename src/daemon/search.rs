@@ -4,7 +4,7 @@
 //! answer costs its own members and a limited time, whatever else is there. Must not know of running arrays.
 
 use super::superblocks::{check_length, patiently, read_superblock};
-use crate::format::{NewestError, Superblock};
+use crate::format::{NewestError, Role, Superblock};
 use crate::member::patience::{each_within, hangs};
 use crate::member::{Access, Device, DeviceError, DeviceKind, is_remote, member_kind, same_remote};
 use crate::units::shown;
@@ -105,6 +105,9 @@ enum Seen {
     Unread(DeviceError),
 }
 
+/// Told of a place where a member was, and another one is.
+pub(super) const ANOTHER_DEVICE: &str = "another device is there now";
+
 /// Numbers of a filesystem and an inode, or of a block device: what several paths may lead to.
 type Node = (u64, u64, u64);
 
@@ -186,7 +189,7 @@ impl Search {
     pub fn stranger_at(&self, path: &Path) -> Option<String> {
         let found = self.arrays.values().flatten().find(|found| found.path == path)?;
         let Superblock { name, member, .. } = &found.superblock;
-        Some(format!("{}: another device is there now, member {member} of array '{name}'", shown(path)))
+        Some(format!("{}: {ANOTHER_DEVICE}, member {member} of array '{name}'", shown(path)))
     }
 
     /// What is told of files that may have been members and hold no superblock: files of at least so many bytes,
@@ -372,7 +375,11 @@ impl Search {
 /// What is told of a path where a member was, and something without a superblock is.
 #[must_use]
 pub fn overwritten(path: &Path) -> String {
-    format!("{}: holds no Calpe superblock any more: it was overwritten, or is another device", shown(path))
+    format!(
+        "{}: holds no Calpe superblock any more, or never did: it was overwritten, is another device, or a new one that left before it \
+         had one",
+        shown(path)
+    )
 }
 
 /// The entries of a directory; none of what is not one.
@@ -411,8 +418,15 @@ fn look_at(path: &Path) -> Seen {
                 Seen::Member(Box::new(Found { path: path.into(), superblock, remembered: false, unwritable }))
             }
             Err(error) => {
-                let Superblock { name, member, device, .. } = superblock;
-                let reason = format!("{error} (it is member {member} of array '{name}')");
+                let Superblock { name, member, device, role, .. } = superblock;
+                // Another device may be that member by now.
+                let was = match role {
+                    Role::Member => "the device of",
+                    Role::Replacement => "a device that was being built to replace",
+                    Role::Replaced => "the device, until it was replaced, of",
+                };
+                let reason =
+                    format!("{error} (by its superblock, it is {was} member {member} of array '{name}')");
                 unfit(Some(device), reason, Some(Loss::CutOff))
             }
         },

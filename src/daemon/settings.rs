@@ -200,6 +200,15 @@ impl Daemon {
         lock(&self.settings).configured().find(|config| config.which == *which).cloned()
     }
 
+    /// The arrays that sections name by their identities, of those that the next start goes by.
+    pub(super) fn configured_uuids(&self) -> Vec<Uuid> {
+        let by_uuid = |config: &ArrayConfig| match config.which {
+            ArrayChoice::Uuid(uuid) => Some(uuid),
+            ArrayChoice::Name(_) => None,
+        };
+        lock(&self.settings).configured().filter_map(by_uuid).collect()
+    }
+
     /// The section about an array as it is now.
     pub(super) fn section(&self, which: &ArrayChoice) -> Option<ArrayConfig> {
         lock(&self.settings).arrays.iter().find(|config| config.which == *which).cloned()

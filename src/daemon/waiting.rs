@@ -6,7 +6,7 @@
 
 use super::arrays::importable;
 use super::config::ArrayChoice;
-use super::events::kinds;
+use super::events::{News, kinds};
 use super::import::IMPORT_AGAIN;
 use super::memory::covers;
 use super::search::{Found, Search};
@@ -294,18 +294,28 @@ impl Daemon {
             let mut all = lock(&self.waiting);
             let Some(waiting) = all.iter_mut().find(|waiting| waiting.which == *which) else { return };
             let is_new = waiting.note(found, error);
-            is_new.then(|| (waiting.name(), waiting.problem().unwrap_or_default(), waiting.notes.clone()))
+            is_new.then(|| {
+                let names = (waiting.name(), waiting.uuid());
+                (names, waiting.problem().unwrap_or_default(), waiting.notes.clone())
+            })
         };
-        if let Some((name, problem, notes)) = told {
+        if let Some(((name, uuid), problem, notes)) = told {
             let notes = notes.iter().map(|line| format!("\n{line}")).collect::<String>();
             let text = format!("cannot import it: {problem}; it is tried again{notes}");
-            self.notice(&name, kinds::IMPORT_FAILED, NoticeLevel::Error, text);
+            let news = News::new(Some(&name), kinds::IMPORT_FAILED, NoticeLevel::Error, text);
+            // It is not served: one that is may have its name.
+            self.events.tell(News { uuid: Some(uuid), ..news });
         }
     }
 
     /// An array is served, or need not be.
     pub(super) fn not_awaited(&self, which: &ArrayChoice) {
         lock(&self.waiting).retain(|waiting| waiting.which != *which);
+    }
+
+    /// Whether the first attempt to serve an array that is awaited has not ended.
+    pub(super) fn is_untried(&self, which: &ArrayChoice) -> bool {
+        lock(&self.waiting).iter().any(|waiting| waiting.which == *which && waiting.attempts == 0)
     }
 
     /// Whether an array is to be served and is not.

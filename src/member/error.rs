@@ -125,7 +125,7 @@ pub enum DeviceError {
         needed: u64,
     },
     /// Smaller than what its own superblock says.
-    #[error("{}: has {}, but its superblock describes {}: it was cut off, or copied in part; replace the member", shown(path), two_sizes(*bytes, *needed).0, two_sizes(*bytes, *needed).1)]
+    #[error("{}: has {}, but its superblock describes {}: it was cut off, or copied in part", shown(path), two_sizes(*bytes, *needed).0, two_sizes(*bytes, *needed).1)]
     CutOff {
         /// The path as given.
         path: PathBuf,

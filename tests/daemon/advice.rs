@@ -314,7 +314,11 @@ fn a_member_that_was_cut_off_is_to_be_replaced() {
     serve.says("export tank");
     // One that was cut off while the array was served is known when it is to be brought back.
     let file = fs::File::options().write(true).open(there.join("m2")).unwrap();
-    serve.says("import tank --dir there --once");
+    let said = serve.says("import tank --dir there --once");
+    assert!(
+        said.contains("m1: has") && !said.contains("replace the member"),
+        "it serves from another: {said}"
+    );
     serve.says("replace tank 1 new -w");
     serve.says("offline tank 2");
     file.set_len(file.metadata().unwrap().len() / 2).unwrap();

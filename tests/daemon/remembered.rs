@@ -267,6 +267,106 @@ fn of_arrays_of_one_name_the_one_that_was_imported_is_served_where_the_configura
 }
 
 #[test]
+fn an_import_with_once_promises_nothing_of_the_next_start_that_a_section_leaves_open() {
+    let (dir, one) = scene();
+    let other = dir.path().join("other");
+    create(&other, "tank", 2, 1);
+    let section = array("tank", &[&one, &other]);
+    let of = |place: &Path| Image::open(&place.join("m0")).superblock.array.to_string();
+    let (first, second) = (of(&one), of(&other));
+    let mut serve = Serve::start(dir.path(), &section);
+    serve.array_when("it was tried", is("FAILED"));
+    serve.says(&format!("import {first}"));
+    serve.says("export tank");
+    for command in [format!("import {second} --once -n"), format!("import {second} --once")] {
+        let said = serve.says(&command);
+        assert!(said.contains("which can mean several arrays of that name: unless one alone"), "{said}");
+        assert!(!said.contains("all the same"), "{said}");
+    }
+    serve.stop();
+    let mut serve = Serve::start(dir.path(), &section);
+    let tank = serve.array_when("it was tried", |array| array["state"] != "WAITING");
+    assert!(tank["status"].as_str().is_some_and(|status| status.contains("2 arrays are named")), "{tank}");
+    // One that is remembered is taken for it, whatever is imported once meanwhile.
+    serve.says(&format!("import {first}"));
+    serve.stop();
+    let mut serve = Serve::start(dir.path(), &array("tank", &[&one]));
+    serve.array_when("it is served", is("ONLINE"));
+    serve.says("export tank");
+    let said = serve.says(&format!("import {second} --once --dir other"));
+    assert!(said.contains(&format!("the next start takes {first} for it")), "{said}");
+    serve.stop();
+}
+
+#[test]
+fn a_section_with_a_uuid_means_that_array_and_history_keeps_apart_those_of_one_name() {
+    let (dir, one) = scene();
+    let other = dir.path().join("other");
+    create(&other, "tank", 2, 1);
+    let of = |place: &Path| Image::open(&place.join("m0")).superblock.array.to_string();
+    let (first, second) = (of(&one), of(&other));
+    let section = array(&first, &[&one]).replace("name =", "uuid =");
+    let mut serve = Serve::start(dir.path(), &section);
+    serve.array_when("it is served", is("ONLINE"));
+    // Not served yet, and known by nothing but this.
+    assert!(serve.refuses(&format!("import {second} --dir other")).contains("served already"));
+    serve.says("export tank");
+    for command in [format!("import {second} --dir other -n"), format!("import {second} --dir other")] {
+        let said = serve.says(&command);
+        assert!(said.contains(&format!("in the configuration, array 'tank' is {first}")), "{said}");
+    }
+    serve.stop();
+    let mut serve = Serve::start(dir.path(), &section);
+    serve.until("both were tried", |serve| {
+        let arrays = serve.arrays();
+        arrays.len() == 2 && arrays.iter().all(|array| array["state"] != "WAITING")
+    });
+    let said = serve.says(&format!("export {first} -n"));
+    assert!(said.contains("the next start serves it again"), "{said}");
+    let history = |serve: &Serve, which: &str| serve.says(&format!("history {which}"));
+    let (ours, theirs) = (history(&serve, &first), history(&serve, &second));
+    for told in ["cannot import it: an array named 'tank'", "was refused: an array named 'tank'"] {
+        assert!(!ours.contains(told) && theirs.contains(told), "{told}: {ours}\n{theirs}");
+    }
+    assert!(ours.contains("exported") && !theirs.contains("exported"), "{ours}\n{theirs}");
+    serve.stop();
+}
+
+#[test]
+fn a_configured_array_that_cannot_be_served_is_given_up_until_the_next_start_and_no_longer() {
+    let (dir, there) = scene();
+    let section = array("tank", &[&there]);
+    let aside = dir.path().join("aside");
+    let mut serve = Serve::start(dir.path(), &section);
+    serve.array_when("it is served", is("ONLINE"));
+    for is_remembered in [true, false] {
+        if is_remembered {
+            serve.says("export tank");
+            serve.says("import tank");
+        }
+        serve.stop();
+        fs::rename(&there, &aside).expect("moved");
+        serve = Serve::start(dir.path(), &section);
+        serve.array_when("it was tried", |array| array["state"] == "FAILED");
+        for command in ["export tank -n", "export tank"] {
+            let said = serve.says(command);
+            let told = [
+                "would no longer try to import array 'tank' until",
+                "is no longer tried to be imported until",
+            ];
+            assert!(told.iter().any(|told| said.contains(&format!("{told} the next start"))), "{said}");
+            assert!(said.contains("the next start tries to import it again"), "{said}");
+        }
+        assert_eq!(serve.arrays().len(), 0);
+        serve.stop();
+        fs::rename(&aside, &there).expect("moved back");
+        serve = Serve::start(dir.path(), &section);
+        serve.array_when("it is served", is("ONLINE"));
+    }
+    serve.stop();
+}
+
+#[test]
 fn a_state_directory_that_cannot_be_used_is_told_at_the_start_although_nothing_is_served() {
     let dir = tempfile::tempdir().expect("a directory");
     fs::write(dir.path().join("state"), "in the way").expect("written");
@@ -365,6 +465,7 @@ fn a_replacement_is_cancelled_and_one_that_a_restart_interrupts_goes_on() {
     assert!(given_up.len() >= 2, "{told}");
     for line in given_up {
         assert!(!line.contains("not there") && line.contains("1 MiB"), "{line}");
+        assert!(line.contains("a device that was being built to replace member 2"), "{line}");
     }
     serve.stop();
 }

@@ -123,6 +123,12 @@ fn another_member_in_the_place_of_a_missing_one_is_named() {
     let mut serve = Serve::start(dir.path(), &section);
     let tank = serve.array_when("it is served", is_quiet);
     assert!(member(&tank, 1).1.contains("another device is there now, member 0 of array 'pond'"), "{tank}");
+    // When that is gone, too, it is not told any more.
+    overwrite_superblocks(&there.join("m1"));
+    serve.refuses("online tank 1");
+    let tank = serve.arrays().remove(0);
+    let (_, reason) = member(&tank, 1);
+    assert!(reason.contains("holds no Calpe superblock any more") && !reason.contains("pond"), "{tank}");
     serve.stop();
 }
 

@@ -4,7 +4,7 @@
 use calpe::format::{ChecksumKind, MemberState};
 use calpe::testing::{Mutation, OpKinds, PassingFault, Random, SimArray, SimShape, Trouble};
 use calpe::units::{MemberIndex, Timestamp, VolumeOffset};
-use calpe::volume::{AdminRequest, ClientError};
+use calpe::volume::{AdminRequest, ClientError, NoticeKind};
 use std::ops::Range;
 
 const BLOCK: usize = 4096;
@@ -403,6 +403,11 @@ fn what_cannot_be_looked_at_is_not_asserted_because_an_earlier_run_did() {
         array.sim.sleep(500);
         array.sim.settle();
     }
+    array.sim.admin(AdminRequest::Repair).expect("it looks");
+    array.sim.settle();
+    let ended = array.sim.notices.iter().rfind(|notice| notice.kind == NoticeKind::RepairEnded);
+    let told = &ended.expect("it has ended").text;
+    assert!(told.contains("1 cannot be read for now, 0 are beyond repair"), "{told}");
     array.disk(0).bad_blocks.clear();
     array.sim.sleep(30_000);
     array.sim.settle();

@@ -196,6 +196,64 @@ fn a_device_that_another_takes_the_place_of_while_it_is_built_is_said_to_be_give
 }
 
 #[test]
+fn a_member_that_goes_offline_before_the_log_is_in_place_says_so_wherever_that_is_told() {
+    let (mut sim, _) = filled(2, 1, ChecksumKind::Blake3);
+    let offline = AdminRequest::Offline { member: MemberIndex(0) };
+    let would = sim.would(&offline).expect("it can go").0;
+    assert!(!would.contains("waited for"), "{would}");
+    sim.write(0, &[1; BLOCK]).expect("written");
+    let would = sim.would(&offline).expect("it can go").0;
+    assert!(would.contains("is waited for up to 3 s; then member 0 is OFFLINE"), "{would}");
+    let hung = sim.disk_of(2).expect("in service");
+    let id = sim.submit_admin(offline);
+    for _ in 0..35 {
+        while sim.step_where(|disk, _| disk != hung) {}
+        sim.sleep(100);
+    }
+    let said = sim.poll_admin(id).expect("it does not wait for ever").expect("it went").0;
+    assert!(said.contains("could not be put in place on its device in time"), "{said}");
+    let early = "taken offline by an administrator, before what was written last was in place on its device";
+    let out = told(&sim, NoticeKind::MemberOut);
+    assert!(out.last().is_some_and(|(_, text)| text.contains(early)), "{out:?}");
+    let member = &sim.status().members[0];
+    assert_eq!((member.state, member.reason.as_deref()), (MemberState::Offline, Some(early)));
+}
+
+#[test]
+fn of_a_member_that_goes_while_its_replacement_is_built_it_is_told_how_it_can_come_back() {
+    let (mut sim, _) = filled(2, 2, ChecksumKind::Blake3);
+    let mut device = || sim.add_blank_disk();
+    let new = [device(), device()];
+    for (member, device) in [0, 1].map(MemberIndex).into_iter().zip(new) {
+        sim.submit_admin(AdminRequest::Replace { member, device });
+    }
+    for (request, advice) in [
+        (AdminRequest::Offline { member: MemberIndex(0) }, "'calpe replace --cancel' gives that up"),
+        (
+            AdminRequest::Fail { member: MemberIndex(1) },
+            "more; the device that is being built takes its place",
+        ),
+    ] {
+        sim.submit_admin(request);
+        let out = told(&sim, NoticeKind::MemberOut);
+        assert!(out.last().is_some_and(|(_, text)| text.contains(advice)), "{out:?}");
+    }
+    sim.settle();
+    assert_eq!(sim.status().state, ArrayState::Online);
+    assert_eq!(told(&sim, NoticeKind::ArrayWhole).len(), 1);
+}
+
+#[test]
+fn a_replacement_of_a_member_in_service_brings_no_member_back() {
+    let (mut sim, _) = filled(2, 1, ChecksumKind::Blake3);
+    let device = sim.add_blank_disk();
+    sim.admin(AdminRequest::Replace { member: MemberIndex(1), device }).expect("it begins");
+    sim.settle();
+    assert_eq!(told(&sim, NoticeKind::MemberReplaced).len(), 1);
+    assert_eq!(told(&sim, NoticeKind::ArrayWhole), []);
+}
+
+#[test]
 fn errors_of_a_new_device_are_not_counted_of_the_one_that_it_is_to_replace() {
     let (mut sim, _) = filled(2, 2, ChecksumKind::Blake3);
     let device = sim.add_blank_disk();
