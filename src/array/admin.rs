@@ -43,6 +43,22 @@ pub(super) const DEPARTURE_PATIENCE_NS: u64 = 3_000_000_000;
 const NOT_IN_PLACE: &str = "; what was written last could not be put in place on its device in time, and may be in its log alone, \
      which is not read when it comes back";
 
+/// The answer to a request that is carried out, and that is given when the superblocks say so.
+pub(super) struct Recording {
+    id: RequestId,
+    text: String,
+    /// See `Supers::next_record`.
+    record: (u64, u64),
+    since: Timestamp,
+}
+
+/// How long such an answer waits.
+const RECORDING_PATIENCE_NS: u64 = 3_000_000_000;
+
+/// Said where it has waited so long.
+const NOT_RECORDED: &str =
+    "; the members' superblocks do not say so yet: if the daemon is killed now, it may have to be done again";
+
 /// How long the answer to a pause waits for the position of the scrub to be recorded.
 const PAUSE_PATIENCE_NS: u64 = 2_000_000_000;
 
@@ -58,6 +74,14 @@ impl Array {
             self.admin_done(id, Err(AdminError("the array is stopping".into())));
             return;
         }
+        let is_recorded = match &request {
+            AdminRequest::Replace { .. } | AdminRequest::CancelReplace { .. } => true,
+            // One that serves has left before anything else is acknowledged.
+            AdminRequest::Fail { member } | AdminRequest::Offline { member } => {
+                self.known(*member).is_ok() && self.member(*member).state == MemberState::Rebuilding
+            }
+            _ => false,
+        };
         let result = match request {
             AdminRequest::Fail { member } => {
                 self.take_out(member, MemberState::Faulted, "failed by an administrator")
@@ -105,14 +129,36 @@ impl Array {
                 for departure in std::mem::take(&mut self.departures) {
                     self.admin_done(departure.id, Err(AdminError("the array is stopping".into())));
                 }
+                self.end_recordings(true);
                 self.stop_begun = Some(self.now);
                 self.stopping = Some(Stopping::Draining(id));
                 self.run();
                 return;
             }
         };
-        self.admin_done(id, result.map(AdminOutcome).map_err(AdminError));
+        match result {
+            Ok(text) if is_recorded && !self.is_failed() && !self.is_unjudged() => {
+                let record = self.supers.next_record();
+                self.supers.recordings.push(Recording { id, text, record, since: self.now });
+            }
+            result => self.admin_done(id, result.map(AdminOutcome).map_err(AdminError)),
+        }
         self.run();
+    }
+
+    /// Answers requests that are recorded, or that waited for that for long enough; all, if `all`.
+    pub(super) fn end_recordings(&mut self, all: bool) {
+        for recording in std::mem::take(&mut self.supers.recordings) {
+            let is_recorded = self.supers.is_recorded(recording.record);
+            let is_late = self.now.nanos_since(recording.since) >= RECORDING_PATIENCE_NS;
+            if !all && !self.is_failed() && !is_late && !is_recorded {
+                self.supers.recordings.push(recording);
+                continue;
+            }
+            let Recording { id, text, .. } = recording;
+            let text = if is_recorded { text } else { text + NOT_RECORDED };
+            self.admin_done(id, Ok(AdminOutcome(text)));
+        }
     }
 
     /// Whether the log has what is not in its place on a member in service.
@@ -169,6 +215,7 @@ impl Array {
     /// Tick: administrators' requests that wait.
     pub(super) fn judge_requests(&mut self) {
         self.judge_pauses();
+        self.end_recordings(false);
         self.judge_departures();
     }
 
@@ -236,6 +283,7 @@ impl Array {
         let how = if since.is_some() { "being caught up with what it missed" } else { "being rebuilt" };
         member.reason = Some(how.into());
         self.count_members();
+        self.note_bad_supers(index, &new.bad_copies);
         match new.superblock {
             Some(superblock) => {
                 self.supers.note_return(&superblock);
@@ -301,6 +349,7 @@ impl Array {
         member.state = MemberState::Online;
         member.reason = None;
         self.count_members();
+        self.note_bad_supers(index, &new.bad_copies);
         if self.is_failed() {
             let missing = self.map.k - self.online().len();
             return format!("member {index} is back; {missing} more are needed");
@@ -489,6 +538,7 @@ impl Array {
     /// `is_recorded`: the superblocks say what this array knows.
     pub(super) fn stop_now(&mut self, id: RequestId, is_recorded: bool) {
         self.end_pauses("the scrub is paused");
+        self.end_recordings(true);
         let words = self.words_for_stop(is_recorded);
         self.stopping = Some(Stopping::Stopped);
         let exchanged = std::mem::take(&mut self.exchanged);
@@ -521,5 +571,5 @@ impl Array {
 
 fn new_device(new: &NewDevice) -> Device {
     let sequence = new.superblock.as_ref().map_or(0, |superblock| superblock.sequence);
-    Device::new(new.device, new.bytes, sequence)
+    Device { is_blank: new.superblock.is_none(), ..Device::new(new.device, new.bytes, sequence) }
 }

@@ -206,6 +206,8 @@ pub struct NewDevice {
     pub bytes: u64,
     /// Its valid superblock of this array, if it has one. Without one nothing of this array is in its log region either.
     pub superblock: Option<Box<Superblock>>,
+    /// Copies of its superblock that are damaged, and why, as in "head A is damaged: it is not there".
+    pub bad_copies: Vec<String>,
     /// The data region is known to read as zeroes (a new sparse file, or just discarded).
     pub known_zero: bool,
 }

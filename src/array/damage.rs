@@ -40,6 +40,11 @@ impl Damage {
         self.blocks.is_empty()
     }
 
+    /// Whether there is no room for more: what is not listed may be damaged, too.
+    pub fn is_full(&self) -> bool {
+        self.blocks.len() >= BLOCKS_MAX
+    }
+
     /// Takes what a fetch could not get of a stripe. What is known to be beyond repair stays so until it was read or written:
     /// that it cannot be read now, or was set aside, says nothing new.
     pub fn note(&mut self, stripe: StripeIndex, missing: &[Missing]) {

@@ -9,9 +9,10 @@
 
 mod job;
 mod mend;
+mod unbuilt;
 
 use super::{Array, Inflight, Owner};
-use crate::block_io::{BufMut, IoFault, IoFaultKind, IoOp, IoValue};
+use crate::block_io::{BufMut, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::format::MemberState;
 use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex};
 use job::JobOut;
@@ -54,6 +55,8 @@ pub(super) struct Fetch {
     pub repairs: Vec<Repair>,
     /// Repairs that were sent.
     sent: Vec<Sent>,
+    /// Devices that are being built were asked for what members in service cannot give.
+    asked_unbuilt: bool,
     /// Wanted parity is taken as it comes. Never, unless a test breaks the rule.
     pub believes_parity: bool,
 }
@@ -76,8 +79,7 @@ pub(super) enum Why {
     /// A block that could decode it was not read: its member is out of service, or gave an error. It may become
     /// readable again.
     Unreadable,
-    /// It was read and does not match its hash, and of the others of its row too few match, or may match as they were not
-    /// read.
+    /// It was read, and so were so many others of its row that do not match their hashes that nothing can give it.
     Proven,
     /// Its entry says that it is set aside, and all that could give it was read, and is wrong. No fetch tells: it is known
     /// from earlier ones.
@@ -111,6 +113,8 @@ struct Part {
     blocks: Vec<State>,
     /// The member that gave the bytes, while they wait to be judged with those of other parts.
     unjudged: Option<MemberIndex>,
+    /// The device that is being built which gives it (`unbuilt.rs`); none where that is a member in service.
+    unbuilt: Option<DeviceId>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -166,6 +170,7 @@ impl Fetch {
             unwritten: Vec::new(),
             repairs: Vec::new(),
             sent: Vec::new(),
+            asked_unbuilt: false,
             believes_parity: false,
         }
     }
@@ -199,19 +204,13 @@ impl Fetch {
         covering.map(|p| p.blocks[row - p.rows.start]).reduce(|a, b| if a == State::Good { a } else { b })
     }
 
-    /// Whether the blocks of a row that are not good are proven to be beyond repair: every block was read and does not
-    /// match, or as many as decode the others are good, and what they decode to does not match.
-    fn is_proven(&self, row: usize, width: usize, k: usize) -> bool {
-        let mut states = (0..width).map(|column| self.state(column, row));
-        self.known(row, width) >= k
-            || states.all(|state| state.is_some_and(|state| state.is_known() || state == State::Wrong))
-    }
-
-    /// Whether the wrong blocks of a row are proven to be beyond repair although others were not read: so many are wrong that
-    /// the rest is too few to decode them, whatever it holds. A block that was not read may be good, and is not lost.
-    fn is_proven_for_wrong(&self, row: usize, width: usize, k: usize) -> bool {
-        let may_help = |column: &usize| self.state(*column, row) != Some(State::Wrong);
-        (0..width).filter(may_help).count() < k
+    /// Whether a block that is not good is proven to be beyond repair: it was read and does not match, and so were so many
+    /// others that those which were not could not decode it even if all of them were good; or as many as decode it are good, and
+    /// what they decode to does not match.
+    fn is_proven(&self, column: usize, row: usize, width: usize, k: usize) -> bool {
+        let is_wrong = |column: usize| self.state(column, row) == Some(State::Wrong);
+        let wrong = (0..width).filter(|column| is_wrong(*column)).count();
+        self.known(row, width) >= k || is_wrong(column) && width - wrong < k
     }
 
     /// Blocks of a row from which the others can be decoded.
@@ -262,7 +261,7 @@ impl Fetch {
 impl Part {
     fn new(column: usize, rows: Range<usize>, wanted: bool, buf: BufMut) -> Part {
         let blocks = vec![State::Pending; rows.len()];
-        Part { column, rows, wanted, buf: Some(buf), blocks, unjudged: None }
+        Part { column, rows, wanted, buf: Some(buf), blocks, unjudged: None, unbuilt: None }
     }
 
     /// Rows in which a block is to be decoded if it can be.
@@ -373,6 +372,9 @@ impl Array {
         fetch.pending -= 1;
         let (at, block) = (item >> ITEM_ROW_BITS, (item & ((1 << ITEM_ROW_BITS) - 1)).checked_sub(1));
         match (result, block) {
+            (result, Some(block)) if fetch.parts[at].unbuilt.is_some() => {
+                self.unbuilt_io(fetch, at, block, &entry, result);
+            }
             (Ok(IoValue::Data(buf)), None) => {
                 fetch.parts[at].buf = Some(buf);
                 if self.is_bulk(fetch) {
@@ -490,6 +492,9 @@ impl Array {
             self.decode_row(fetch, row);
         }
         fetch.missing = self.missing_of(fetch, true);
+        if !fetch.missing.is_empty() && self.ask_unbuilt(key, fetch) {
+            return Fetched::Wait;
+        }
         fetch.missing_sources = Vec::new();
         if !fetch.missing.is_empty() {
             let mut sources = self.missing_of(fetch, false);
@@ -515,8 +520,7 @@ impl Array {
                 let why = match state {
                     State::Good => continue,
                     State::KnownZero(why) => *why,
-                    _ if fetch.is_proven(row, width, k) => Why::Proven,
-                    State::Wrong if fetch.is_proven_for_wrong(row, width, k) => Why::Proven,
+                    _ if fetch.is_proven(part.column, row, width, k) => Why::Proven,
                     _ => Why::Unreadable,
                 };
                 missing.push(Missing { column: part.column, row, why });

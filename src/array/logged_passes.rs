@@ -285,20 +285,23 @@ impl Array {
                 self.slot_lacks(slot, target);
             }
         }
+        let own = |target: &Target| pass.fetch.rows_from_unbuilt(target.column, target.device);
+        let own: Vec<Vec<usize>> = targets.iter().map(own).collect();
         let columns: Vec<(usize, Buf)> =
             pass.fetch.take().into_iter().map(|(column, _, buf)| (column, buf.freeze())).collect();
         pass.writing = self.send_repairs(key, &mut pass.fetch);
-        for target in &targets {
+        for (target, own) in targets.iter().zip(own) {
             let Some((_, buf)) = columns.iter().find(|(column, _)| *column == target.column) else {
                 continue;
             };
             if self.find_device(target.device).is_none() {
                 continue;
             }
-            // What cannot be had is left as it is: the device may hold the only copy of it (T1).
+            // What cannot be had is left as it is: the device may hold the only copy of it (T1). So is what it has given itself.
             let has = |row: usize| {
                 is_off(Mutation::RebuildWritesWhatItLacks)
-                    || !missing.iter().any(|block| (block.column, block.row) == (target.column, row))
+                    || !own.contains(&row)
+                        && !missing.iter().any(|block| (block.column, block.row) == (target.column, row))
             };
             for rows in runs(0..buf.len() / BLOCK, has) {
                 let offset = self.map.device_offset(self.data_offset, slot, rows.start * BLOCK);
@@ -482,7 +485,7 @@ impl Array {
 }
 
 /// The longest runs of rows for which `is_in` holds.
-fn runs(rows: Range<usize>, is_in: impl Fn(usize) -> bool) -> Vec<Range<usize>> {
+pub(super) fn runs(rows: Range<usize>, is_in: impl Fn(usize) -> bool) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for row in rows.filter(|&row| is_in(row)) {
         match runs.last_mut() {

@@ -36,6 +36,8 @@ pub(super) struct Device {
     pub sequence: u64,
     /// The other slot holds nothing that a torn update of an earlier life has left.
     pub cleared: bool,
+    /// It came without a superblock.
+    pub is_blank: bool,
     /// The sequence of the superblock that the array has written last to each slot, those of even and of odd sequences.
     pub written: [Option<u64>; 2],
 }
@@ -52,6 +54,7 @@ impl Device {
             cannot_zero: false,
             sequence,
             cleared: false,
+            is_blank: false,
             written: [None; 2],
         }
     }
@@ -67,7 +70,7 @@ impl Device {
     }
 }
 
-/// A device that lacks nothing but blocks that cannot be read does not join for this long: the member that it takes the place
+/// A device that lacks nothing but blocks and metadata pages that cannot be read does not join for this long: the member that it takes the place
 /// of may hold the only copy of them, and others may leave once it is there.
 const JOIN_PATIENCE_NS: u64 = 30_000_000_000;
 
@@ -164,12 +167,17 @@ impl Progress {
         if is_off(Mutation::JoinsLacking) {
             return false;
         }
-        if self.next >= slots && now.nanos_since(*self.waits_since.get_or_insert(now)) >= JOIN_PATIENCE_NS {
+        if self.next >= slots && !self.is_patient(now) {
             return false;
         }
         self.lacking.insert(slot);
         self.again = Timestamp(now.0 + LACKING_RETRY_NS);
         true
+    }
+
+    /// All but what cannot be read is built: whether that is waited for still.
+    pub fn is_patient(&mut self, now: Timestamp) -> bool {
+        now.nanos_since(*self.waits_since.get_or_insert(now)) < JOIN_PATIENCE_NS
     }
 
     /// Whether all slots are built, as far as their blocks can be had.

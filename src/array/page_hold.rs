@@ -260,6 +260,10 @@ impl Array {
                 loaded.outcome = LoadOutcome::Lost;
             }
         }
+        if loaded.outcome == LoadOutcome::Lost && self.tells_of_nothing(read.page) {
+            self.redo_mut().pages.begin_anew(read.page);
+            loaded.outcome = LoadOutcome::Ready;
+        }
         if loaded.outcome == LoadOutcome::Unreadable {
             self.note_reread(read.page, MemberSet::default());
             return self.page_unreadable(read.page, loaded);
@@ -318,6 +322,20 @@ impl Array {
         let redo = self.redo();
         let holds_data = |slot| redo.stripes.stripe_at(SlotIndex(slot)).is_some_and(|s| self.holds_data(s));
         redo.pages.is_blank(page) && redo.pages.layout().slots_of(page).any(holds_data)
+    }
+
+    /// Whether nothing that a page of checksums tells of counts: no slot of it holds data, nor could a crash bring back some. What
+    /// it says of such a slot is written anew with the first data.
+    pub(super) fn tells_of_nothing(&self, page: PageIndex) -> bool {
+        let redo = self.redo();
+        let layout = redo.pages.layout();
+        let may_count = |slot| match redo.stripes.stripe_at(slot) {
+            Some(stripe) => self.holds_data(stripe) || redo.is_in_log(stripe),
+            None => redo.stripes.is_retired(slot),
+        };
+        page.0 >= layout.map_pages()
+            && redo.is_serving()
+            && !layout.slots_of(page).map(SlotIndex).any(may_count)
     }
 
     fn page_written(&mut self, write: PageWrite, succeeded: bool) {

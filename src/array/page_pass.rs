@@ -7,6 +7,9 @@
 //! A page that the others cannot give is marked as damaged on the device. But of a device that is only caught up, its own copy
 //! may be all that is left: where its member has missed no block that the page tells of, it is read, and the page is taken from
 //! there (`pages/offers.rs`). If that does not tell what the page is, its copy stays as it is.
+//!
+//! Pages that cannot be read are tried again before the device joins, as slots are: once it is in service, another member may
+//! leave, whose copy is the only other one.
 
 use super::members::{PagesBuilt, Which};
 use super::mutation::{Mutation, is_off};
@@ -15,7 +18,11 @@ use super::redo::Share;
 use super::{Array, Flow, Inflight, Op, Owner};
 use crate::block_io::{BufMut, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::format::{PAGE_BYTES, PageIndex};
-use crate::units::{MemberIndex, SlotIndex};
+use crate::units::{MemberIndex, SlotIndex, Timestamp};
+use std::collections::VecDeque;
+
+/// Time between two tries of pages that cannot be read.
+const RETRY_NS: u64 = 1_000_000_000;
 
 pub(super) struct PagePass {
     member: MemberIndex,
@@ -27,6 +34,9 @@ pub(super) struct PagePass {
     /// page named last, and may tell something, at least later.
     own: Option<OwnCopy>,
     offered: Option<(PageIndex, bool)>,
+    /// Pages that could not be read, and are asked for again at this time.
+    again: VecDeque<PageIndex>,
+    not_before: Timestamp,
     /// All pages were asked for; the checkpoint that must have ended.
     last: Option<u64>,
     life: u64,
@@ -118,6 +128,8 @@ impl Array {
             hold: None,
             own: None,
             offered: None,
+            again: VecDeque::new(),
+            not_before: self.now,
             last: None,
             life,
         };
@@ -131,7 +143,10 @@ impl Array {
         }
         let ours = self.device_of(pass.member, pass.which) == Some(pass.device);
         if !ours || self.is_failed() || pass.life != self.redo().lives || !self.redo().is_serving() {
-            return self.end_page_pass(pass, false);
+            return self.end_page_pass(key, pass, false);
+        }
+        if self.now < pass.not_before {
+            return Flow::Wait;
         }
         loop {
             if let Some(own) = pass.own.take() {
@@ -175,7 +190,7 @@ impl Array {
             let redo = self.redo_mut();
             if let Some(last) = pass.last {
                 if redo.checkpoint.ended >= last && !redo.pages.is_due_on(pass.member) {
-                    return self.end_page_pass(pass, true);
+                    return self.end_page_pass(key, pass, true);
                 }
                 redo.checkpoint.want();
                 redo.waiting_for_drain.push(key);
@@ -186,15 +201,34 @@ impl Array {
                 redo.waiting_for_drain.push(key);
                 return Flow::Wait;
             }
-            match redo.pages.next_page_on(pass.member, pass.next) {
-                Some(page) => {
-                    pass.next = PageIndex(page.0 + 1);
-                    pass.hold = Some((page, PageHold::new(page.0..page.0 + 1, pass.life)));
-                }
-                // Not a checkpoint that has begun already: it may have frozen the pages before.
-                None => pass.last = Some(redo.checkpoint.begun + 1),
+            let page = pass.again.pop_front().or_else(|| redo.pages.next_page_on(pass.member, pass.next));
+            if let Some(page) = page {
+                pass.next = pass.next.max(PageIndex(page.0 + 1));
+                pass.hold = Some((page, PageHold::new(page.0..page.0 + 1, pass.life)));
+                continue;
             }
+            pass.again = self.pages_to_try_again(pass);
+            if !pass.again.is_empty() {
+                pass.offered = None;
+                pass.not_before = Timestamp(self.now.0 + RETRY_NS);
+                self.patient.push((pass.not_before, key));
+                return Flow::Wait;
+            }
+            // Not a checkpoint that has begun already: it may have frozen the pages before.
+            pass.last = Some(self.redo().checkpoint.begun + 1);
         }
+    }
+
+    /// Pages that the device lacks, as they cannot be read, and that are waited for.
+    fn pages_to_try_again(&mut self, pass: &PagePass) -> VecDeque<PageIndex> {
+        let now = self.now;
+        let mut lacking = self.redo().pages.void_on(pass.member, pass.which);
+        lacking.retain(|page| !self.tells_of_nothing(*page));
+        let mut builds = self.builds_mut();
+        let build = builds.find(|(member, which, _, _)| (*member, *which) == (pass.member, pass.which));
+        let waits = !lacking.is_empty() && build.is_some_and(|(_, _, _, progress)| progress.is_patient(now));
+        drop(builds);
+        if waits && !self.hurried && !is_off(Mutation::JoinsLacking) { lacking } else { VecDeque::new() }
     }
 
     /// Whether the device lacks blocks that a page which cannot be read elsewhere tells of. It does
@@ -280,7 +314,8 @@ impl Array {
         pass.hold = Some((page, PageHold::new(page.0..page.0 + 1, pass.life)));
     }
 
-    pub(super) fn end_page_pass(&mut self, pass: &mut PagePass, complete: bool) -> Flow {
+    pub(super) fn end_page_pass(&mut self, key: usize, pass: &mut PagePass, complete: bool) -> Flow {
+        self.patient.retain(|(_, other)| *other != key);
         if let Some((_, mut hold)) = pass.hold.take() {
             self.release_pages(&mut hold);
         }

@@ -128,6 +128,11 @@ impl UnreadablePages {
         was_given_up
     }
 
+    /// Pages that were given up are looked at again now: there are copies that were not there before.
+    pub fn look_soon(&mut self, now: Timestamp) {
+        self.look_at = self.look_at.min(now);
+    }
+
     /// Changes whenever a page is given up, or can be read again.
     pub fn revision(&self) -> u64 {
         self.revision

@@ -22,6 +22,7 @@
 //!
 //! Must not know of devices, epochs beyond their number, the log, or who waits.
 
+mod blank;
 mod hashes;
 mod offers;
 mod versions;
@@ -175,6 +176,8 @@ struct Load {
     is_void: bool,
     /// The page is in the cache with this version: its copies are to be compared with it.
     check: Option<Version>,
+    /// Members whose copies say that they hold no version: see [`PageStore::void`].
+    marked: MemberSet,
 }
 
 #[derive(Debug)]
@@ -394,7 +397,7 @@ impl PageStore {
             (&mut load.copies.0[usize::from(copy)], &mut load.pending)
         };
         *pending -= 1;
-        let mut newest = None;
+        let (mut newest, mut is_marked) = (None, false);
         match answer {
             // A bad sector in one place must not hide what the other holds.
             Answer::Unreadable if places == Places::Both => {
@@ -415,6 +418,8 @@ impl PageStore {
                     let version;
                     (*place, version) = decode_place(&self.key, self.array, page, bytes);
                     newest = newer(newest, version);
+                    is_marked |=
+                        *place == Place::Damaged && bytes[..] == Page::encode_void(self.array, page)[..];
                 }
             }
         }
@@ -425,6 +430,9 @@ impl PageStore {
         }
         let load = self.loads.get_mut(&page).expect("it was found above");
         load.newest = newer(load.newest.take(), newest);
+        if is_marked {
+            load.marked.insert(load.copies.0[usize::from(copy)].member);
+        }
         if !is_over {
             return None;
         }
@@ -494,29 +502,6 @@ impl PageStore {
         let pages: BTreeSet<PageIndex> =
             cached.map(|(page, _)| *page).chain(loading.map(|(page, _)| *page)).collect();
         pages.into_iter().collect()
-    }
-
-    /// A page that shows no version on any member must have been written, as a stripe holds data in one of its slots: it
-    /// is lost. Otherwise its blocks would read as zeroes. Returns the copies that are at fault.
-    pub fn deny_blank(&mut self, page: PageIndex) -> Vec<(MemberIndex, CopyFault)> {
-        self.versions.forget(page);
-        let cached = self.cached.get_mut(&page).expect("a page that was just loaded is cached");
-        *Arc::make_mut(&mut cached.page).entries = [BlockHash::LOST.0; PAGE_ENTRIES];
-        cached.lost = true;
-        let copies = self.layout.copies(page).zip(&cached.next);
-        copies
-            .filter(|(_, next)| **next != Next::Anywhere)
-            .map(|((member, _), _)| (member, CopyFault::Blank))
-            .collect()
-    }
-
-    /// The same, where copies could not be read and may show a version (rule T3): the page was not loaded, and whoever
-    /// waited for it has nothing pinned.
-    pub fn retract_blank(&mut self, page: PageIndex) {
-        self.versions.forget(page);
-        self.due.remove(&page);
-        self.cached.remove(&page);
-        self.clock.retain(|&other| other != page);
     }
 
     /// Forgets everything: all pages are loaded anew. Nothing may be in use, changed or on its way.
@@ -619,13 +604,21 @@ impl PageStore {
         }
         let check = self.cached.get(&page).map(|cached| version_of(&cached.page));
         let waiters = vec![key];
-        let load =
-            Load { waiters, torn, copies: Copies(copies), pending, newest: None, is_void: false, check };
+        let (copies, marked) = (Copies(copies), MemberSet::new());
+        let load = Load { waiters, torn, copies, pending, newest: None, is_void: false, check, marked };
         self.loads.insert(page, load);
         Want::Loading
     }
 
     fn end_load(&mut self, page: PageIndex, load: Load) -> Loaded {
+        let marked = load.marked;
+        let mut loaded = self.judge_load(page, load);
+        // That they have no version was known when they were written: nobody is to blame for it.
+        loaded.faults.retain(|(member, _)| !marked.contains(*member));
+        loaded
+    }
+
+    fn judge_load(&mut self, page: PageIndex, load: Load) -> Loaded {
         let Load { waiters, torn, copies, newest, is_void, check, .. } = load;
         let mut unread = copies.has_unread().then(|| Unread {
             text: copies.hindrances(),

@@ -450,6 +450,7 @@ impl Array {
             self.count_members();
             let next = self.needless_log();
             self.redo.pages.joined(index);
+            self.redo.unreadable.look_soon(self.now);
             // No batch may be written before the epoch with this member is complete.
             self.supers.note_join(next);
             self.notice(
@@ -477,6 +478,7 @@ impl Array {
             self.exchanged.extend(old.map(|device| Replaced { member: index, uuid, device }));
             let next = self.needless_log();
             self.redo.pages.joined(index);
+            self.redo.unreadable.look_soon(self.now);
             // Recorded like a loss: the old device must not count as current once it misses a write.
             self.supers.note_join(next);
             self.notice(
@@ -555,7 +557,7 @@ impl Array {
             let mut op = std::mem::replace(&mut self.ops[key], Op::Busy);
             let flow = match &mut op {
                 Op::LoggedPass(op) => self.end_logged_pass(key, op, false),
-                Op::PagePass(op) => self.end_page_pass(op, false),
+                Op::PagePass(op) => self.end_page_pass(key, op, false),
                 Op::PageScrub(op) => self.end_page_scrub(op, false),
                 Op::SuperScrub(op) => self.end_super_scrub(key, op, false),
                 Op::Repair(op) => self.end_repair_walk(op, false),

@@ -59,12 +59,15 @@ impl Array {
             (m, d) == (target.member, target.device) && !progress.lacks(slot.0, slots, now)
         });
         if goes_without {
+            let member = target.member;
+            let what = match self.needs_since(target) {
+                Some(_) => format!("member {member} is caught up without"),
+                None => format!("the new device of member {member} goes without"),
+            };
             let text = format!(
-                "the new device of member {} goes without blocks of slot {slot} that cannot be read: a read or a scrub builds them \
-                 when they can be",
-                target.member
+                "{what} blocks of slot {slot} that cannot be read: a read or a scrub builds them when they can be"
             );
-            self.notice(NoticeKind::SlotLacks, NoticeLevel::Error, Some(target.member), text);
+            self.notice(NoticeKind::SlotLacks, NoticeLevel::Error, Some(member), text);
         }
     }
 

@@ -9,7 +9,7 @@ use super::damage::BlockName;
 use super::fetch::Why;
 use super::page_hold::{PageHold, PagesHeld};
 use super::{Activity, ActivityKind, Array, Flow, NoticeKind, NoticeLevel, Op};
-use crate::units::{BlockHash, ColumnIndex, Count, MemberIndex, ROW_BYTES, SlotIndex};
+use crate::units::{BlockHash, ColumnIndex, Count, MemberIndex, ROW_BYTES, SlotIndex, StripeIndex};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// See the head of this file.
@@ -22,6 +22,8 @@ pub(super) struct Repair {
     /// Blocks of the list of damage, also of those that come into it on the way: the walk leaves
     /// them out.
     listed: BTreeSet<BlockName>,
+    /// Rows of which blocks were looked at and cannot be had.
+    bad_rows: BTreeSet<(StripeIndex, u32)>,
     /// Others that the walk has found in its slot.
     of_slot: BTreeSet<BlockName>,
     /// Blocks that are being looked at.
@@ -76,8 +78,9 @@ impl Array {
         self.repair = Some(RepairProgress::default());
         let life = self.redo().lives;
         let listed = found.iter().map(|(block, _)| *block).collect();
-        let (of_slot, waiting, tally) = (BTreeSet::new(), Vec::new(), Tally::default());
-        let op = Repair { next: 0, hold: None, found, listed, of_slot, waiting, tally, life };
+        let (bad_rows, of_slot) = (BTreeSet::new(), BTreeSet::new());
+        let (waiting, tally) = (Vec::new(), Tally::default());
+        let op = Repair { next: 0, hold: None, found, listed, bad_rows, of_slot, waiting, tally, life };
         let key = self.ops.insert(Op::Repair(Box::new(op)));
         self.ready.push_back(key);
         Ok(text)
@@ -172,10 +175,27 @@ impl Array {
         }
     }
 
+    /// Blocks of parity in the row of this one that are in no list, as their members are out.
+    fn parity_away(&self, op: &Repair, (stripe, _, row): BlockName) -> u64 {
+        let slot = self.slot_of(stripe);
+        let is_away = |column: &usize| {
+            let block = (stripe, *column as u16, row);
+            self.readable(self.member_at(slot, *column), slot).is_none()
+                && !op.listed.contains(&block)
+                && !op.of_slot.contains(&block)
+                && self.damage.why(block).is_none()
+        };
+        (self.map.k..self.map.width()).filter(is_away).count() as u64
+    }
+
     fn tally_looks(&mut self, op: &mut Repair) {
         for block in std::mem::take(&mut op.waiting) {
             self.add_others_of_row(op, block);
             let why = self.damage.seen(block);
+            // Too little of the row can be had to decode what others of it hold.
+            if matches!(why, Some(Why::Unreadable | Why::Proven)) && op.bad_rows.insert((block.0, block.2)) {
+                op.tally.parity += self.parity_away(op, block);
+            }
             if usize::from(block.1) >= self.map.k {
                 op.tally.parity += u64::from(why.is_some());
                 continue;

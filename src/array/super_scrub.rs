@@ -12,7 +12,7 @@ use crate::block_io::{DeviceId, IoFault, IoOp, IoValue};
 use crate::format::{
     COPY_BYTES, CopyPlace, FormatError, Superblock, all_copy_offsets, damaged_copies, decode_copy,
 };
-use crate::units::Timestamp;
+use crate::units::{MemberIndex, Timestamp};
 use std::collections::BTreeMap;
 use uuid::Uuid;
 
@@ -196,6 +196,15 @@ impl Array {
             self.notice(NoticeKind::SuperblockDamaged, NoticeLevel::Error, Some(index), text);
         }
         self.end_super_scrub(key, scrub, true)
+    }
+
+    /// Copies of a member that comes back were damaged while it was away, in words: which, and what is wrong.
+    pub(super) fn note_bad_supers(&mut self, index: MemberIndex, copies: &[String]) {
+        self.member_mut(index).counters.checksum_errors += copies.len() as u64;
+        for copy in copies {
+            let text = format!("member {index}: superblock copy {copy}; it is written anew");
+            self.notice(NoticeKind::SuperblockDamaged, NoticeLevel::Warning, Some(index), text);
+        }
     }
 
     fn note_bad_copies_of_supers(&mut self, scrub: &SuperScrub, bad: &BTreeMap<BadCopy, String>) {

@@ -10,6 +10,7 @@
 //! that their log starts here, that one joins whose log is void) takes two: the first is made when it is true, the second says
 //! so, and that the first was complete. So a copy of a device from before it was true shows as well.
 
+use super::admin::Recording;
 use super::assembly::{Assembled, CLAIM_STEP_MAX};
 use super::current::{Behind, Mark, why_kept};
 use super::members::{Device, Replaced, Which};
@@ -57,6 +58,8 @@ pub(super) struct Supers {
     saved_progress: u64,
     /// Where the log starts by the last update that is durable.
     durable_log_start: Option<LogStart>,
+    /// Requests whose answers wait until an update that tells of them is complete.
+    pub recordings: Vec<Recording>,
 }
 
 /// What a member that is out of service held when it left.
@@ -165,6 +168,7 @@ impl Supers {
             last_save: Timestamp(0),
             saved_progress: 0,
             durable_log_start: None,
+            recordings: Vec::new(),
         }
     }
 
@@ -208,6 +212,16 @@ impl Supers {
     pub fn left(&self, member: MemberIndex) -> Option<Left> {
         let Leaving { epoch, tail, update, rolled_back } = *self.left.get(usize::from(member.0))?;
         Some(Left { epoch, tail: tail?, update }).filter(|_| epoch != 0 && !rolled_back)
+    }
+
+    /// The first update that tells of what is so now, and the losses that are to be recorded by then.
+    pub fn next_record(&self) -> (u64, u64) {
+        (self.template.update + 1, self.losses)
+    }
+
+    /// Whether all devices have this update, or a later one, and so many losses are recorded.
+    pub fn is_recorded(&self, (update, losses): (u64, u64)) -> bool {
+        self.update_complete >= update && self.durable_losses >= losses
     }
 
     /// What a device must show to be one that was in service when the last update was complete.
@@ -510,7 +524,8 @@ impl Array {
     fn issue_super(&mut self, job: &mut Job) {
         for participant in job.devices.iter_mut().filter(|participant| participant.is_marked() == job.marks) {
             let &mut Participant { member, device, bytes, uuid, role, sequence, .. } = participant;
-            let Some(cleared) = self.super_device_mut(member, device).map(|device| device.cleared) else {
+            let found = self.super_device_mut(member, device);
+            let Some((cleared, is_blank)) = found.map(|device| (device.cleared, device.is_blank)) else {
                 continue;
             };
             if cleared && matches!(job.stage, Stage::Clear | Stage::FlushClear) {
@@ -524,10 +539,18 @@ impl Array {
                 Stage::Clear => {
                     let mut buf = self.pool.alloc(COPY_BYTES);
                     buf.fill(CLEARED_BYTE);
-                    let (buf, [head, tail]) = (buf.freeze(), superblock_offsets(bytes, sequence));
-                    let op = IoOp::Write { offset: head, buf: buf.clone(), fua: false };
-                    self.submit_io(Owner::Super, member, device, op);
-                    job.pending += 1;
+                    let buf = buf.freeze();
+                    let [head, tail] = superblock_offsets(bytes, sequence);
+                    let mut ends = vec![head];
+                    if is_blank {
+                        // Of a new device the other slot, too: that nothing was written there yet is no damage.
+                        ends.extend(superblock_offsets(bytes, sequence ^ 1));
+                    }
+                    for offset in ends {
+                        let op = IoOp::Write { offset, buf: buf.clone(), fua: false };
+                        self.submit_io(Owner::Super, member, device, op);
+                        job.pending += 1;
+                    }
                     IoOp::Write { offset: tail, buf, fua: false }
                 }
                 // One end after the other: what a void update has left may be in this slot, and one end of it may be
@@ -702,6 +725,7 @@ impl Array {
             let gated = std::mem::take(&mut self.gated);
             self.ready.extend(gated);
         }
+        self.end_recordings(false);
         self.supers.wanted |= self.supers.new_log_start.is_some();
         let is_half_clean = !self.supers.dirty && !job.template.clean;
         if is_half_clean {

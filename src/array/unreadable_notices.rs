@@ -55,9 +55,21 @@ impl Array {
         }
     }
 
-    /// Tells of the slots that were met since the last notice, now.
+    /// Whether some block of a slot cannot be read, as far as is known.
+    fn is_unreadable(&self, slot: SlotIndex) -> bool {
+        let redo = self.redo();
+        // Not all is listed, or which stripe was there is not known now.
+        if self.damage.is_full() || !redo.is_serving() {
+            return true;
+        }
+        let stripe = redo.stripes.stripe_at(slot);
+        stripe.is_some_and(|stripe| self.damage.of_stripe(stripe).next().is_some())
+    }
+
+    /// Tells of the slots that were met since the last notice and cannot be read still, now.
     pub(super) fn tell_unreadable(&mut self) {
-        let slots = std::mem::take(&mut self.unreadable_notices.untold);
+        let mut slots = std::mem::take(&mut self.unreadable_notices.untold);
+        slots.retain(|slot, _| self.is_unreadable(*slot));
         let Some((_, &offset)) = slots.first_key_value() else { return };
         self.unreadable_notices.last = Some((self.now, None));
         let named: Vec<String> = slots.keys().take(SLOTS_NAMED).map(SlotIndex::to_string).collect();

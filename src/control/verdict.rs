@@ -262,17 +262,22 @@ fn explain_lost(array: &ArrayReport) -> Explanation {
 
 /// What to do about blocks that a member which is missing, or gives errors, may give again.
 fn get_blocks_back(array: &ArrayReport) -> String {
+    let is_built = |member: &MemberReport| {
+        member.state == MemberState::Rebuilding || !in_service(member) && member.replacement.is_some()
+    };
     let is_away = |member: &&MemberReport| {
-        let is_built = member.state == MemberState::Rebuilding || member.replacement.is_some();
         let cannot_return = is_overwritten(member) || is_cut_off(member) || is_kept(member);
-        !in_service(member) && !is_built && !cannot_return
+        !in_service(member) && !is_built(member) && !cannot_return
     };
     let away: Vec<&MemberReport> = array.members.iter().filter(is_away).collect();
     let looks = format!("the array looks again by itself. 'calpe status -v {}' lists where.", array.name);
     let (returning, gone): (Vec<&MemberReport>, Vec<_>) = away.iter().copied().partition(|m| returns(m));
     let mut text = match away[..] {
-        [] if array.members.iter().any(|member| member.state == MemberState::Rebuilding) => {
+        [] if array.members.iter().any(is_built) => {
             return format!("Wait for the rebuild to end, and mend what makes reads fail; {looks}");
+        }
+        [] if array.members.iter().all(in_service) => {
+            return format!("Mend what makes reads fail; {looks}");
         }
         [] => {
             return format!("Bring back members that are missing, and mend what makes reads fail; {looks}");
@@ -932,6 +937,12 @@ mod tests {
             let action = explain(&array).action;
             assert!(action.starts_with("Bring back members that are missing, and mend"), "{action}");
         }
+        // None is missing.
+        let mut array = with_absent(&[]);
+        array.unreadable = vec![LostReport { offset: 0, bytes: 4096 }];
+        assert!(explain(&array).action.starts_with("Mend what makes reads fail"));
+        array.members[0].state = MemberState::Rebuilding;
+        assert!(explain(&array).action.starts_with("Wait for the rebuild to end"));
     }
 
     #[test]

@@ -14,12 +14,13 @@ use super::room::{Wanted, check_room};
 use super::search::{Found, Loss, Unusable, overwritten, search};
 use super::service::{Daemon, Done, Outcome, lock, refusal};
 use super::superblocks::{
-    read_superblock, reserve_regions, reserved_bytes, signatures, wipe_ends, wipe_log, witness,
+    Copies, read_copies, reserve_regions, reserved_bytes, signatures, wipe_ends, wipe_log, witness,
+    words_for_damaged,
 };
 use crate::array::assembly::NOWHERE_ELSE;
 use crate::block_io::DeviceId;
 use crate::control::{ErrorCode, MemberRef, RequestError};
-use crate::format::{MemberState, NewestError, Role, Superblock};
+use crate::format::{MemberState, NewestError, Role, Superblock, newest_read};
 use crate::member::patience::within;
 use crate::member::{
     self, Access, DEFAULT_MEMBER_TIMEOUT, Device, DeviceError, DeviceKind, Identity, TimeLimits,
@@ -201,8 +202,9 @@ impl Daemon {
         let attempt = self.returns().interrupt(target.superblock.array, target.index);
         drop(attempt.map(|attempt| attempt.recv_timeout(ATTEMPT_WAIT)));
         // Locked in a dry run, too: whether it can be is part of what is to be known.
-        let (device, superblock) = open_member(&path, Access::Exclusive, target.limits)?;
-        let superblock = target.own(&device, superblock)?;
+        let (device, copies) = open_member(&path, Access::Exclusive, target.limits)?;
+        let bad_copies = words_for_damaged(&copies);
+        let superblock = target.own(&device, newest_read(copies))?;
         check_fit(&target, &device)?;
         if dry_run {
             let new = self.new_device(&device, Some(superblock));
@@ -211,15 +213,21 @@ impl Daemon {
             let done = done.inspect_err(|error| self.note_kept(&target, device.path(), error))?;
             return Ok(Done::line(format!("{} ({})", done.message, shown(&path))));
         }
-        let done = self.bring_online(&target, device, superblock)?;
+        let done = self.bring_online(&target, device, superblock, bad_copies)?;
         self.returns().back(target.superblock.array, target.index);
         Ok(done)
     }
 
     /// Hands a member's own device to its array again.
-    pub(super) fn bring_online(&self, target: &Target, device: Device, superblock: Superblock) -> Outcome {
+    pub(super) fn bring_online(
+        &self,
+        target: &Target,
+        device: Device,
+        superblock: Superblock,
+        bad_copies: Vec<String>,
+    ) -> Outcome {
         check_fit(target, &device)?;
-        let new = self.new_device(&device, Some(superblock));
+        let new = NewDevice { bad_copies, ..self.new_device(&device, Some(superblock)) };
         let path = device.path().to_owned();
         self.hand_over(target, new, device, |member, device| AdminRequest::Online { member, device })
             .inspect_err(|error| self.note_kept(target, &path, error))
@@ -250,6 +258,7 @@ impl Daemon {
             uuid: Uuid::new_v4(),
             bytes: target.needed_bytes(),
             superblock: None,
+            bad_copies: Vec::new(),
             known_zero: false,
         };
         let request = AdminRequest::Replace { member: target.index, device: fitting };
@@ -323,7 +332,8 @@ impl Daemon {
         let _change = change?;
         let id = self.reactor.next_device_id();
         let bytes = device.facts().bytes;
-        let new_device = NewDevice { device: id, uuid: Uuid::new_v4(), bytes, superblock: None, known_zero };
+        let (uuid, bad_copies) = (Uuid::new_v4(), Vec::new());
+        let new_device = NewDevice { device: id, uuid, bytes, superblock: None, bad_copies, known_zero };
         let outcome = self.hand_over(&target, new_device, device, |member, device| AdminRequest::Replace {
             member,
             device,
@@ -374,6 +384,7 @@ impl Daemon {
             uuid: superblock.as_ref().map_or_else(Uuid::new_v4, |superblock| superblock.device),
             bytes: device.facts().bytes,
             superblock: superblock.map(Box::new),
+            bad_copies: Vec::new(),
             known_zero: false,
         }
     }
@@ -645,15 +656,15 @@ impl Place {
 }
 
 /// A device, and what it says of itself.
-type Opened = (Device, Result<Superblock, NewestError>);
+type Opened = (Device, Copies);
 
-/// Opens a device, and reads its superblock. What does not answer in time is given up.
+/// Opens a device, and reads the copies of its superblock. What does not answer in time is given up.
 pub(super) fn open_member(path: &Path, access: Access, limits: TimeLimits) -> Result<Opened, DeviceError> {
     let open = move |path: &Path| {
         let device = Device::open(path, access)?;
         device.set_limits(limits);
-        let superblock = read_superblock(&device);
-        Ok((device, superblock))
+        let copies = read_copies(&device);
+        Ok((device, copies))
     };
     if member::is_remote(path) {
         // Every step has a limit of its own.

@@ -12,9 +12,9 @@ use super::import::SETTLE;
 use super::members::{Target, open_member};
 use super::reactor::{ArrayFacts, ArrayId};
 use super::service::{Daemon, Done, Served};
-use super::superblocks::{check_length, read_superblock};
+use super::superblocks::{check_length, read_copies, words_for_damaged};
 use crate::control::{MemberRef, RequestError};
-use crate::format::{MemberState, NewestError, Role, Superblock};
+use crate::format::{MemberState, NewestError, Role, Superblock, newest_read};
 use crate::member::patience::within;
 use crate::member::{self, Access, Device, DeviceError, TimeLimits};
 use crate::units::{MemberIndex, shown};
@@ -56,7 +56,10 @@ struct Attempt {
 }
 
 /// What an attempt came to: the member's device, locked, or why it is not had.
-pub(super) type Attempted = Result<(Device, Superblock), NotBack>;
+pub(super) type Attempted = Result<Own, NotBack>;
+
+/// The device of a member, its superblock, and copies of it that are damaged, in words.
+type Own = (Device, Superblock, Vec<String>);
 
 /// Why the device of a member is not had.
 #[derive(Debug, PartialEq, Eq)]
@@ -161,8 +164,8 @@ impl Daemon {
             return;
         };
         for member in away {
-            if let Some((device, superblock)) = self.attempt(array, uuid, &member) {
-                self.take_back(array, uuid, &member, device, superblock);
+            if let Some(own) = self.attempt(array, uuid, &member) {
+                self.take_back(array, uuid, &member, own);
             }
         }
     }
@@ -229,7 +232,7 @@ impl Daemon {
     }
 
     /// The device of a member, when an attempt has found it; begins one that is due.
-    fn attempt(&self, array: ArrayId, uuid: Uuid, member: &Away) -> Option<(Device, Superblock)> {
+    fn attempt(&self, array: ArrayId, uuid: Uuid, member: &Away) -> Option<Own> {
         let now = Instant::now();
         let key = (uuid, member.index.0);
         if let (false, Some(lost)) = (self.returns().attempts.contains_key(&key), &member.lost) {
@@ -291,12 +294,13 @@ impl Daemon {
         None
     }
 
-    fn take_back(&self, array: ArrayId, uuid: Uuid, away: &Away, device: Device, superblock: Superblock) {
+    fn take_back(&self, array: ArrayId, uuid: Uuid, away: &Away, own: Own) {
+        let (device, superblock, bad_copies) = own;
         let path = shown(device.path()).to_string();
         let target = self.target(&uuid.to_string(), &MemberRef::Index(away.index.0));
         let outcome: Result<Done, RequestError> = target.and_then(|target: Target| {
             let superblock = target.own(&device, Ok(superblock))?;
-            self.bring_online(&target, device, superblock)
+            self.bring_online(&target, device, superblock, bad_copies)
         });
         match outcome {
             Ok(_) if !self.returns().returned(uuid, away.index) => {
@@ -347,17 +351,13 @@ fn has_room(places: &[PathBuf], limits: TimeLimits) -> Result<(), String> {
 }
 
 /// Opens the device of a member, wherever it is.
-fn look_for(
-    places: &[PathBuf],
-    limits: TimeLimits,
-    array: Uuid,
-    uuid: Uuid,
-) -> Result<(Device, Superblock), NotBack> {
+fn look_for(places: &[PathBuf], limits: TimeLimits, array: Uuid, uuid: Uuid) -> Attempted {
     let is_own = |s: &Superblock| s.array == array && s.device == uuid && s.role == Role::Member;
     let mut first = None;
     for place in places {
         // Looked at first: what belongs to others is not opened for writing.
-        let looked = open_member(place, Access::ReadOnly, limits).map_err(NotBack::from);
+        let looked = open_member(place, Access::ReadOnly, limits);
+        let looked = looked.map(|(device, copies)| (device, newest_read(copies))).map_err(NotBack::from);
         let not_back = match looked {
             Ok((device, Ok(superblock))) if is_own(&superblock) => {
                 check_length(&device, &superblock).map_err(|error| unfit(place, &error))?;
@@ -368,8 +368,10 @@ fn look_for(
                 })?;
                 device.set_limits(limits);
                 sleep(SETTLE);
-                let superblock = read_superblock(&device).map_err(|error| other_in(place, Err(error)))?;
-                return Ok((device, superblock));
+                let copies = read_copies(&device);
+                let bad_copies = words_for_damaged(&copies);
+                let superblock = newest_read(copies).map_err(|error| other_in(place, Err(error)))?;
+                return Ok((device, superblock, bad_copies));
             }
             Ok((_, found)) => other_in(place, found),
             Err(not_back) => not_back,

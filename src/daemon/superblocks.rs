@@ -4,7 +4,8 @@
 use crate::block_io::IoFaultKind;
 use crate::format::{
     COPY_BYTES, CopyPlace, FormatError, Inspection, NewestError, Region, RegionKind, Role, SIGNATURE_WINDOW,
-    Signature, Superblock, all_copy_offsets, decode_copy, newest, newest_read, recognise, superblock_offsets,
+    Signature, Superblock, all_copy_offsets, damaged_copies, decode_copy, newest, newest_read, recognise,
+    superblock_offsets,
 };
 use crate::member::{Device, DeviceError, ReadAt, RemoteError, Witness};
 use std::sync::Arc;
@@ -71,6 +72,13 @@ pub fn read_copies(device: &Device) -> Copies {
         read.map_err(|error| error.to_string())?;
         Ok(decode_copy(CopyPlace::ALL[at], &copy))
     })
+}
+
+/// The copies that are damaged, in words: which, and what is wrong.
+#[must_use]
+pub fn words_for_damaged(copies: &Copies) -> Vec<String> {
+    let damaged = damaged_copies(copies).into_iter();
+    damaged.map(|(place, why)| format!("{} is damaged: {why}", place.word())).collect()
 }
 
 /// The superblock that counts.

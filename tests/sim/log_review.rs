@@ -393,9 +393,13 @@ fn the_first_write_after_a_quiet_time_waits_for_no_tick() {
 
 /// The newest superblock of a disk.
 fn superblock(sim: &SimArray, disk: u32) -> Superblock {
+    superblock_if_any(sim, disk).expect("a member")
+}
+
+fn superblock_if_any(sim: &SimArray, disk: u32) -> Option<Superblock> {
     let disk = &sim.disks[&disk];
     let copies = all_copy_offsets(disk.bytes()).map(|at| Superblock::decode(&disk.peek(at.0, COPY_BYTES)));
-    copies.into_iter().flatten().max_by_key(|copy| copy.sequence).expect("a member")
+    copies.into_iter().flatten().max_by_key(|copy| copy.sequence)
 }
 
 /// Where pages lie on every disk.
@@ -898,10 +902,7 @@ fn a_member_that_joins_while_another_is_built_needs_no_batch_from_before() {
             }
             for (member, live) in (0..).zip(&mut live) {
                 let Some(disk) = array.sim.disk_of(member).filter(|_| !*live) else { continue };
-                if !array.sim.disks[&disk].holds(0) {
-                    continue;
-                }
-                let superblock = superblock(&array.sim, disk);
+                let Some(superblock) = superblock_if_any(&array.sim, disk) else { continue };
                 *live = superblock.epoch.live.contains(MemberIndex(member));
                 if *live {
                     let start = superblock.redo.start;

@@ -3,6 +3,7 @@
 mod array;
 mod atlas;
 mod bad_sectors;
+mod catching_up;
 mod chaos;
 mod explore;
 mod full_replay;

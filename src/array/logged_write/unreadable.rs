@@ -142,7 +142,7 @@ impl Array {
             .collect();
         let text = match aside.iter().filter(|block| block.why == Why::Gone).count() {
             gone if gone == aside.len() => format!(
-                "{} of slot {} {} beyond repair: all of their rows was read, and is wrong. A write into these rows \
+                "{} of slot {} {} beyond repair: what could give them was read, and is wrong. A write into these rows \
                  leaves them so. Reading them is an error until they are written",
                 Count::of(gone, "block"),
                 write.slot,

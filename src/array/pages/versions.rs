@@ -31,6 +31,11 @@ impl Versions {
         self.0[page.0 as usize] = 0;
     }
 
+    /// The sequence of the newest version that is remembered, 0 for none.
+    pub fn sequence(&self, page: PageIndex) -> u64 {
+        self.0[page.0 as usize] >> EPOCH_BITS & SEQUENCE_MASK
+    }
+
     /// Compares a version that a copy shows, none for no version, with what is remembered.
     pub fn compare(&self, page: PageIndex, shown: Option<Version>) -> Remembered {
         let (known, shown) = (self.0[page.0 as usize], word(shown));

@@ -10,6 +10,7 @@ use crate::array::page_copies::{CopyFound, Next, Place, Places, Torn, version_of
 use crate::block_io::{Buf, Pool};
 use crate::format::{MemberSet, PAGE_BYTES, Page, PageIndex};
 use crate::units::MemberIndex;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// The images of a page for its two kinds of copies, made when they are needed: alone, and paired.
@@ -45,8 +46,18 @@ impl PageStore {
         if self.cached.contains_key(&page) {
             return self.rebuild(page, member, which);
         }
-        self.void.insert((page, member, which == Which::Replacement));
-        self.void_due.insert((page, member, which == Which::Replacement));
+        let entry = (page, member, which == Which::Replacement);
+        if self.void.insert(entry) || self.left_alone.contains(&page) {
+            self.void_due.insert(entry);
+        }
+    }
+
+    /// Pages that could not be read when they were to be written to a device that is being built.
+    pub fn void_on(&self, member: MemberIndex, which: Which) -> VecDeque<PageIndex> {
+        let is_on = |(_, other, is_replacement): &&(PageIndex, MemberIndex, bool)| {
+            (*other, *is_replacement) == (member, which == Which::Replacement)
+        };
+        self.void.iter().filter(is_on).map(|(page, _, _)| *page).collect()
     }
 
     /// The page is in the cache: devices that were told that it cannot be read get it after all.

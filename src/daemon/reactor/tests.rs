@@ -633,6 +633,7 @@ fn a_device_that_the_volume_refuses_is_closed_again() {
             uuid: uuid::Uuid::nil(),
             bytes: BYTES,
             superblock: None,
+            bad_copies: Vec::new(),
             known_zero: true,
         },
     };

@@ -1,0 +1,50 @@
+//! Pages that show no version although they had one, or may have had one.
+//!
+//! Must not know what is in which slot: the caller says whether what a page tells of counts.
+
+use super::{CopyFault, Next, PageStore, offers};
+use crate::format::{PAGE_ENTRIES, PageIndex};
+use crate::units::{BlockHash, MemberIndex};
+use std::sync::Arc;
+
+impl PageStore {
+    /// A page that shows no version on any member must have been written, as a stripe holds data in one of its slots: it
+    /// is lost. Otherwise its blocks would read as zeroes. Returns the copies that are at fault.
+    pub fn deny_blank(&mut self, page: PageIndex) -> Vec<(MemberIndex, CopyFault)> {
+        self.versions.forget(page);
+        let cached = self.cached.get_mut(&page).expect("a page that was just loaded is cached");
+        *Arc::make_mut(&mut cached.page).entries = [BlockHash::LOST.0; PAGE_ENTRIES];
+        cached.lost = true;
+        let copies = self.layout.copies(page).zip(&cached.next);
+        copies
+            .filter(|(_, next)| **next != Next::Anywhere)
+            .map(|((member, _), _)| (member, CopyFault::Blank))
+            .collect()
+    }
+
+    /// The same, where copies could not be read and may show a version (rule T3): the page was not loaded, and whoever
+    /// waited for it has nothing pinned.
+    pub fn retract_blank(&mut self, page: PageIndex) {
+        self.versions.forget(page);
+        self.due.remove(&page);
+        self.cached.remove(&page);
+        self.clock.retain(|&other| other != page);
+    }
+
+    /// A page that was lost begins anew, as nothing that it tells of counts: no slot of it holds data. Its entries stay
+    /// [`BlockHash::LOST`], so that nothing is claimed of any block; the first data of a slot sets all that it has. The version is
+    /// ahead of all that a copy may show later.
+    ///
+    /// # Panics
+    /// When the page was not just loaded, or is one of the stripe map.
+    pub fn begin_anew(&mut self, page: PageIndex) {
+        assert!(!self.is_map_page(page), "what a page of the stripe map says always counts");
+        let known = self.versions.sequence(page);
+        let cached = self.cached.get_mut(&page).expect("a page that was just loaded is cached");
+        cached.lost = false;
+        Arc::make_mut(&mut cached.page).sequence = known + offers::AHEAD;
+        self.left_alone.remove(&page);
+        self.rebuild_void(page);
+        self.touch(page);
+    }
+}

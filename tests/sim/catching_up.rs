@@ -1,0 +1,279 @@
+//! Members that come back, and devices that are built in the place of others, while blocks or metadata pages cannot be read: what
+//! is there is found, and what is told of it is so.
+
+use crate::scenes::page_faults::{drain, unreadable, verify};
+use crate::scenes::{CHUNK, live};
+use calpe::format::{
+    COPY_BYTES, ChecksumKind, CopyPlace, MemberState, all_copy_offsets, damaged_copies, decode_copy,
+};
+use calpe::testing::{DiskRegion, Random, SimArray, SimDisk, SimShape, SimWorld};
+use calpe::units::{MemberIndex, Timestamp, VolumeOffset};
+use calpe::volume::{AdminRequest, ArrayState, NewDevice, NoticeKind};
+
+const BLOCK: usize = 4096;
+const SECOND: u64 = 1_000_000_000;
+
+fn shape(stripes: u64) -> SimShape {
+    SimShape::new(2, 1, CHUNK as u32, stripes).logged(ChecksumKind::Blake3, 1 << 20)
+}
+
+/// An array that was just written in full, and what it must read as.
+fn just_written(seed: u64) -> (SimArray, Vec<u8>) {
+    let shape = shape(8);
+    let mut model = vec![0; shape.volume_bytes as usize];
+    Random::new(seed).fill(&mut model);
+    let mut sim = SimArray::create(shape, seed);
+    sim.write(0, &model).expect("written");
+    (sim, model)
+}
+
+fn disk(sim: &mut SimArray, member: u16) -> &mut SimDisk {
+    let id = sim.disk_of(member).expect("in service");
+    sim.disks.get_mut(&id).expect("a disk")
+}
+
+fn offline(sim: &mut SimArray, member: u16) -> u32 {
+    let disk = sim.disk_of(member).expect("in service");
+    sim.admin(AdminRequest::Offline { member: MemberIndex(member) }).expect("it leaves");
+    disk
+}
+
+fn online(sim: &mut SimArray, member: u16, disk: u32) {
+    let device = sim.reopen_disk(disk);
+    sim.admin(AdminRequest::Online { member: MemberIndex(member), device }).expect("it returns");
+}
+
+fn told(sim: &SimArray, kind: NoticeKind) -> Vec<String> {
+    let of_kind = sim.notices.iter().filter(|notice| notice.kind == kind);
+    of_kind.map(|notice| notice.text.clone()).collect()
+}
+
+/// Until the array is whole; the seconds that it took.
+fn until_whole(sim: &mut SimArray) -> u64 {
+    let begun = sim.now().0;
+    while sim.status().state != ArrayState::Online || !sim.status().activities.is_empty() {
+        if !sim.step() {
+            sim.sleep(100);
+        }
+        assert!(sim.now().0 - begun < 300 * SECOND, "{:?}", sim.notices);
+    }
+    (sim.now().0 - begun) / SECOND
+}
+
+/// It was written just before the member left, so it is caught up with all of it, and has it all the same.
+#[test]
+fn what_a_member_that_comes_back_has_is_taken_from_it_at_once() {
+    let (mut sim, model) = just_written(1);
+    let away = offline(&mut sim, 0);
+    let start = sim.data_region().start;
+    for slot in [2, 5] {
+        for row in 0..4 {
+            disk(&mut sim, 1).flip(start + (slot * CHUNK + row * BLOCK) as u64, 1);
+        }
+    }
+    sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
+    sim.sleep(1000);
+    let before = told(&sim, NoticeKind::BlocksUnreadable).len();
+    online(&mut sim, 0, away);
+    let seconds = until_whole(&mut sim);
+    assert!(seconds < 5, "{seconds} s: {:?}", sim.notices);
+    live(&mut sim, 60);
+    assert_eq!(told(&sim, NoticeKind::SlotLacks), [""; 0]);
+    let said = told(&sim, NoticeKind::BlocksUnreadable).split_off(before);
+    assert!(said.is_empty(), "all can be read: {said:?}");
+    assert_eq!(sim.status().unreadable, []);
+    assert!(sim.read(0, model.len()).expect("readable") == model);
+    sim.assert_scrub_clean();
+    // Its blocks were left as they were, and those of the other are mended.
+    for (member, slot) in [(0, 2), (1, 2), (0, 5), (1, 5)] {
+        assert!(
+            disk(&mut sim, member).peek(start + (slot * CHUNK) as u64, BLOCK).iter().any(|byte| *byte != 0)
+        );
+    }
+    offline(&mut sim, 2);
+    assert!(sim.read(0, model.len()).expect("readable") == model);
+}
+
+#[test]
+fn a_member_that_comes_back_without_what_cannot_be_read_is_no_new_device() {
+    let (mut sim, _) = just_written(2);
+    let away = offline(&mut sim, 0);
+    let start = sim.data_region().start;
+    disk(&mut sim, 1).flip(start, 1);
+    let mut device = sim.reopen_disk(away);
+    sim.disks.get_mut(&device.device.0).expect("a disk").flip(start, 1);
+    device.bad_copies = Vec::new();
+    sim.admin(AdminRequest::Online { member: MemberIndex(0), device }).expect("it returns");
+    until_whole(&mut sim);
+    let said = told(&sim, NoticeKind::SlotLacks);
+    assert!(
+        said.len() == 1 && said[0].starts_with("member 0 is caught up without blocks of slot 0"),
+        "{said:?}"
+    );
+}
+
+/// Pages of stripes that were never written cannot be read while a member is replaced: nothing is lost with them, and the next
+/// scrub leaves every copy good.
+#[test]
+fn pages_that_tell_of_no_data_begin_anew_where_no_copy_is_left() {
+    let shape = SimShape { page_cache: Some(8 << 10), ..shape(600) };
+    let world = SimWorld::new(shape, 32 << 20);
+    let mut model = vec![0; shape.volume_bytes as usize];
+    let mut sim = SimArray::create_in(&world, 3);
+    Random::new(3).fill(&mut model[..4 * 2 * CHUNK]);
+    sim.write(0, &model[..4 * 2 * CHUNK]).expect("written");
+    sim.settle();
+    sim.admin(AdminRequest::Stop).expect("it stops");
+    let mut sim = world.start(sim.disks.clone(), false, Random::new(5)).expect("it starts");
+    drain(&mut sim);
+    let away = offline(&mut sim, 0);
+    let pages = DiskRegion::Pages.ranges(disk(&mut sim, 2));
+    disk(&mut sim, 2).inject(unreadable(pages, Timestamp(u64::MAX)));
+    online(&mut sim, 0, away);
+    let device = sim.add_blank_disk();
+    sim.admin(AdminRequest::Replace { member: MemberIndex(2), device }).expect("it begins");
+    until_whole(&mut sim);
+    drain(&mut sim);
+    assert_eq!(sim.status().unreadable_pages, 0, "{:?}", sim.notices);
+    assert_eq!(told(&sim, NoticeKind::PageLost), [""; 0]);
+    sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
+    drain(&mut sim);
+    sim.assert_scrub_clean();
+    assert!(sim.status().members.iter().all(|member| member.counters.checksum_errors == 0));
+    // The first data of a stripe sets all that its page says.
+    let stripe = 2 * CHUNK;
+    for at in [5, 77, 300, 599] {
+        let start = at * stripe + BLOCK;
+        model[start..start + BLOCK].fill(at as u8);
+        sim.write(start as u64, &model[start..start + BLOCK]).expect("written");
+    }
+    drain(&mut sim);
+    let mut sim = sim.stop_and_restart(false).expect("it starts");
+    verify(&mut sim, &model, "after a restart").expect("all is there");
+    offline(&mut sim, 1);
+    verify(&mut sim, &model, "without a member").expect("all is there");
+}
+
+/// Pages cannot be read for a moment when the slots of a new device are built: it joins with them, so that another member may
+/// leave at once.
+#[test]
+fn a_new_device_waits_for_pages_that_cannot_be_read_for_a_moment() {
+    let shape = SimShape { page_cache: Some(8 << 10), ..shape(200) };
+    let world = SimWorld::new(shape, 32 << 20);
+    let mut model = vec![0; shape.volume_bytes as usize];
+    Random::new(4).fill(&mut model);
+    let mut sim = SimArray::create_in(&world, 4);
+    sim.write(0, &model).expect("written");
+    sim.settle();
+    let device = sim.add_blank_disk();
+    sim.admin(AdminRequest::Replace { member: MemberIndex(0), device }).expect("it begins");
+    let is_over = |sim: &SimArray| {
+        sim.status().activities.first().is_none_or(|rebuild| rebuild.done_bytes == rebuild.total_bytes)
+    };
+    while !is_over(&sim) {
+        assert!(sim.step());
+    }
+    let until = Timestamp(sim.now().0 + 10 * SECOND);
+    for member in 0..3 {
+        let pages = DiskRegion::Pages.ranges(disk(&mut sim, member));
+        disk(&mut sim, member).inject(unreadable(pages, until));
+    }
+    until_whole(&mut sim);
+    assert!(sim.status().members[0].replacement.is_none());
+    offline(&mut sim, 2);
+    verify(&mut sim, &model, "without a member").expect("all is there");
+}
+
+/// What is damaged of the superblocks of a disk.
+fn damaged(disk: &SimDisk) -> Vec<(CopyPlace, String)> {
+    let copies = CopyPlace::ALL.into_iter().zip(all_copy_offsets(disk.bytes()));
+    let copies: Vec<_> =
+        copies.map(|(place, at)| Ok(decode_copy(place, &disk.peek(at.0, COPY_BYTES)))).collect();
+    damaged_copies(&copies.try_into().expect("four"))
+}
+
+#[test]
+fn a_new_device_that_leaves_while_it_is_built_has_no_damaged_superblock() {
+    for to_failed in [false, true] {
+        let (mut sim, _) = just_written(5);
+        sim.admin(AdminRequest::Fail { member: MemberIndex(0) }).expect("it leaves");
+        sim.settle();
+        let device = sim.add_blank_disk();
+        let id = device.device.0;
+        sim.admin(AdminRequest::Replace { member: MemberIndex(0), device }).expect("it begins");
+        let member = MemberIndex(0);
+        let out = if to_failed { AdminRequest::Fail { member } } else { AdminRequest::Offline { member } };
+        sim.admin(out).expect("it leaves");
+        assert_eq!(damaged(&sim.disks[&id]), []);
+        // The answer came when the others knew.
+        let sim = sim.kill_and_restart(false).expect("it starts");
+        let state = if to_failed { MemberState::Faulted } else { MemberState::Offline };
+        assert_eq!(sim.status().members[0].state, state);
+    }
+}
+
+#[test]
+fn a_replacement_that_was_answered_is_known_after_a_kill() {
+    for seed in 0..8 {
+        let (mut sim, model) = just_written(seed);
+        sim.admin(AdminRequest::Fail { member: MemberIndex(0) }).expect("it leaves");
+        sim.settle();
+        let device = sim.add_blank_disk();
+        sim.admin(AdminRequest::Replace { member: MemberIndex(0), device }).expect("it begins");
+        let mut sim = sim.kill_and_restart(false).expect("it starts");
+        assert_eq!(sim.status().members[0].state, MemberState::Rebuilding, "{seed}");
+        until_whole(&mut sim);
+        assert!(sim.read(0, model.len()).expect("readable") == model);
+    }
+}
+
+#[test]
+fn superblocks_that_were_damaged_while_a_member_was_away_are_told_and_counted() {
+    let (mut sim, _) = just_written(6);
+    let away = offline(&mut sim, 0);
+    let bad_copies = vec!["head A is damaged: it is not there".to_owned()];
+    let device = NewDevice { bad_copies, ..sim.reopen_disk(away) };
+    sim.admin(AdminRequest::Online { member: MemberIndex(0), device }).expect("it returns");
+    let said = told(&sim, NoticeKind::SuperblockDamaged);
+    assert_eq!(said, ["member 0: superblock copy head A is damaged: it is not there; it is written anew"]);
+    until_whole(&mut sim);
+    assert_eq!(sim.status().members[0].counters.checksum_errors, 1);
+}
+
+#[test]
+fn a_repair_counts_parity_of_a_member_that_is_away() {
+    let (mut sim, _) = just_written(7);
+    sim.settle();
+    let start = sim.data_region().start;
+    // Slot 1: its first column is on member 2, its parity on member 1.
+    disk(&mut sim, 2).flip(start + CHUNK as u64, 1);
+    offline(&mut sim, 1);
+    assert!(sim.read(2 * CHUNK as u64, BLOCK).is_err());
+    sim.admin(AdminRequest::Repair).expect("it begins");
+    live(&mut sim, 10);
+    let said = told(&sim, NoticeKind::RepairEnded).pop().expect("it has ended");
+    assert!(said.contains("1 block of parity cannot be had either"), "{said}");
+}
+
+/// Two of three blocks of a row were read and are wrong: the third may be good, and they are lost whatever it holds.
+#[test]
+fn what_a_member_that_is_away_cannot_give_is_beyond_repair() {
+    let (mut sim, _) = just_written(8);
+    sim.settle();
+    let start = sim.data_region().start;
+    disk(&mut sim, 1).flip(start, 1);
+    disk(&mut sim, 2).flip(start, 1);
+    let away = offline(&mut sim, 0);
+    for column in [0, 1] {
+        assert!(sim.read((column * CHUNK) as u64, BLOCK).is_err());
+    }
+    let status = sim.status();
+    assert_eq!(status.unreadable, [(VolumeOffset(0), BLOCK as u64)]);
+    assert_eq!(status.lost, [(VolumeOffset(CHUNK as u64), BLOCK as u64)]);
+    online(&mut sim, 0, away);
+    until_whole(&mut sim);
+    live(&mut sim, 10);
+    let status = sim.status();
+    assert_eq!((status.unreadable, status.lost), (vec![], vec![(VolumeOffset(CHUNK as u64), BLOCK as u64)]));
+    assert!(sim.read(0, BLOCK).is_ok());
+}
