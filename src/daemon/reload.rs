@@ -174,9 +174,16 @@ impl<'a> Reloader<'a> {
                     "new in the configuration, beside section '{first}' about the same array, which goes first: what tls_allow and \
                      tls_allow_read_only grant must be granted by both, and all else of this section but read_only counts for nothing"
                 ),
+                Ok(Standing::Before(second)) => tracing::warn!(
+                    array = %config.which,
+                    "new in the configuration, and goes before section '{second}' about the same array: its pace counts now; what \
+                     tls_allow and tls_allow_read_only grant must be granted by both; the rest counts when the array is imported \
+                     again, or from the next start"
+                ),
                 Ok(Standing::Counts) => tracing::info!(
                     array = %config.which,
-                    "new in the configuration, and served already: pace and rules count now, the rest from the next start"
+                    "new in the configuration, and served already: pace and rules count now, the rest when the array is imported \
+                     again, or from the next start"
                 ),
                 Err(error) => {
                     tracing::error!(array = %config.which, "cannot change the pace of rebuild and scrub: {error}");

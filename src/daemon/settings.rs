@@ -75,6 +75,8 @@ pub(super) enum Standing {
     NotServed,
     /// Its array goes by it.
     Counts,
+    /// Its array goes by it, but by the rules of this other section, too.
+    Before(ArrayChoice),
     /// Another section about the same array goes first: of this one, who may use the array and whether it is read-only count.
     Behind(ArrayChoice),
 }
@@ -166,9 +168,10 @@ impl Daemon {
         let Ok((id, name, uuid)) = self.find(&config.which.to_string(), served) else {
             return Ok(Standing::NotServed);
         };
-        let first = lock(&self.settings).of(&name, uuid).next().map(|section| section.which.clone());
-        if let Some(first) = first.filter(|first| *first != config.which) {
-            return Ok(Standing::Behind(first));
+        let mut sections: Vec<ArrayChoice> =
+            lock(&self.settings).of(&name, uuid).map(|section| section.which.clone()).collect();
+        if let Some(first) = sections.first().filter(|first| **first != config.which) {
+            return Ok(Standing::Behind(first.clone()));
         }
         let defaults = array::ArrayConfig::default();
         let request = AdminRequest::Pace {
@@ -176,7 +179,7 @@ impl Daemon {
             rebuild_max: config.rebuild_max.unwrap_or(defaults.rebuild_max),
         };
         self.reactor.admin(id, request, Vec::new())?;
-        Ok(Standing::Counts)
+        Ok(if sections.len() > 1 { Standing::Before(sections.swap_remove(1)) } else { Standing::Counts })
     }
 
     /// How an array is served that is imported by command: as its section says, if there is one.

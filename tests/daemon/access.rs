@@ -204,11 +204,9 @@ fn an_array_with_a_section_by_name_and_one_by_uuid_grants_what_both_grant() {
     let dir = world.dir.path();
     let by_uuid = |keys: &str| format!("[[array]]\nuuid = \"{uuid}\"\nsearch = [{dir:?}]\n{keys}");
     let seen = || [may_write(&world, &one), may_write(&world, &two)];
-    // By name alone, then beside a section that says nothing of certificates.
     let only_one = "tls_allow = [\"CN:one\"]\n";
-    let up = Up::serve(dir, &config(&world, "", &format!("{only_one}{}", by_uuid(""))));
+    let up = Up::serve(dir, &config(&world, "", only_one));
     assert_eq!(seen(), [Some(true), None]);
-    assert!(!up.log().contains("in use by this process"), "{}", up.log());
     let reloads = std::cell::Cell::new(0);
     let reload = |array: &str| {
         config(&world, "", array);
@@ -221,6 +219,7 @@ fn an_array_with_a_section_by_name_and_one_by_uuid_grants_what_both_grant() {
     reload(&format!("{only_one}{}", by_uuid("tls_allow = [\"CN:two\"]\n")));
     assert_eq!(seen(), [None, None], "each is granted by one section only");
     assert!(up.log().contains("subject CN=one"), "{}", up.log());
+    assert!(up.log().contains("goes before section 'tank' about the same array"), "{}", up.log());
     reload(&format!("{only_one}{}", by_uuid("tls_allow_read_only = [\"*\"]\n")));
     assert_eq!(seen(), [Some(false), None]);
     reload(only_one);
@@ -229,5 +228,9 @@ fn an_array_with_a_section_by_name_and_one_by_uuid_grants_what_both_grant() {
     assert_eq!(seen(), [Some(true), None]);
     reload(&format!("{only_one}{}", by_uuid("")));
     assert_eq!(seen(), [Some(true), None], "a section without rules lifts none");
+    up.stop();
+    let up = Up::serve(dir, &config(&world, "", &format!("{only_one}{}", by_uuid(""))));
+    assert_eq!(seen(), [Some(true), None], "nor at a start");
+    assert!(!up.log().contains("in use by this process"), "{}", up.log());
     up.stop();
 }

@@ -85,7 +85,8 @@ fn sighup_reads_the_configuration_and_never_ends_the_daemon() {
 
     // A new array is served; what a running daemon cannot change is named, each time.
     world.configure("memory = \"32MiB\"\n", &[("one", "page_cache = \"2MiB\"\n"), ("two", "")]);
-    let left = "without effect until the next start: daemon.memory, page_cache of array 'one'";
+    let left = "without effect until the next start: daemon.memory; changed, and in effect for an array when it is imported \
+                again ('calpe export', then 'calpe import'), or from the next start: page_cache of array 'one'";
     reload(&up, left, 1);
     until("the new array is served", || {
         names(&up) == ["one", "two"] && arrays(&up).iter().all(|array| array["state"] == "ONLINE")
