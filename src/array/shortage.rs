@@ -178,6 +178,15 @@ impl Array {
                     ALONE_NS / 1_000_000_000
                 ),
             ),
+            IoFaultKind::NoSpace if self.member(member).state == MemberState::Rebuilding => (
+                NoticeKind::MemberFull,
+                NoticeLevel::Error,
+                format!(
+                    "the storage under the device that is being built for member {member} is full ({fault}): make room there. If it \
+                     stays full for {} s, it leaves, and comes back when there is room; what was written is safe",
+                    ALONE_NS / 1_000_000_000
+                ),
+            ),
             IoFaultKind::NoSpace => (
                 NoticeKind::MemberFull,
                 NoticeLevel::Error,

@@ -97,14 +97,25 @@ pub fn explain(array: &ArrayReport) -> Explanation {
 
 /// Adds that a device which is being built has no room.
 fn with_new_device_full(array: &ArrayReport, explanation: Explanation) -> Explanation {
-    let is_full = |member: &&MemberReport| member.conditions.contains(&Condition::NewDeviceFull);
+    let has = |member: &MemberReport, condition| member.conditions.contains(&condition);
+    let is_built_full = |member: &MemberReport| is_rebuilding(member) && has(member, Condition::Full);
+    let is_full = |member: &&MemberReport| has(member, Condition::NewDeviceFull) || is_built_full(member);
     let Some(member) = array.members.iter().find(is_full) else { return explanation };
-    let name = Printable(member.replacement.as_ref().map_or("its new device", |new| &new.name));
+    let (name, then) = match has(member, Condition::NewDeviceFull) {
+        true => {
+            let new = member.replacement.as_ref().map_or("its new device", |new| &new.name);
+            (Printable(new).to_string(), "it is given up after 20 s of that")
+        }
+        false => (
+            shown_name(member).to_string(),
+            "it leaves after 20 s of that, and comes back when there is room",
+        ),
+    };
     let join = |first: String, second: String| format!("{first} {second}").trim_end().to_owned();
     Explanation {
         status: join(
             format!(
-                "The storage under {name}, which is being built for member {}, is full: it is given up after 20 s of that.",
+                "The storage under {name}, which is being built for member {}, is full: {then}.",
                 member.index
             ),
             explanation.status,
@@ -376,13 +387,16 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
         more => format!("{more} more losses can be survived"),
     };
     let verb = if absent.len() == 1 { "is" } else { "are" };
+    // Clients do not depend on the room of a device that is being built.
+    let is_short =
+        |member: &MemberReport| !is_rebuilding(member) && member.conditions.contains(&Condition::Full);
     let served = match array.log.state {
         LogState::Replaying => "requests wait until the redo log is replayed",
         LogState::Settling => {
             "all data can be read, and writes wait until what the redo log holds is in place"
         }
         _ if array.read_only => "all data can be read",
-        _ if has(&array.members, Condition::Full) => "all data can be read, and written while there is space",
+        _ if array.members.iter().any(is_short) => "all data can be read, and written while there is space",
         _ => "all data can be read and written",
     };
     let status = format!(
@@ -431,10 +445,6 @@ fn get_back(array: &ArrayReport, gone: &[&MemberReport]) -> String {
         name = array.name,
         index = gone[0].index
     )
-}
-
-fn has(members: &[MemberReport], condition: Condition) -> bool {
-    members.iter().any(|member| member.conditions.contains(&condition))
 }
 
 /// What to do about members whose devices must not be built over; `first` is one of them.
@@ -682,6 +692,10 @@ fn host_of(name: &str) -> String {
         None => rest.split(['/', ':', '?']).next().unwrap_or_default(),
     };
     if host.is_empty() { name.to_owned() } else { host.to_owned() }
+}
+
+fn is_rebuilding(member: &MemberReport) -> bool {
+    member.state == MemberState::Rebuilding
 }
 
 fn in_service(member: &MemberReport) -> bool {
@@ -1049,6 +1063,13 @@ mod tests {
         );
         assert!(told.status.contains("given up") && !told.status.contains("/srv/m2"), "{told:?}");
         assert!(told.action.contains("Make room for /srv/new"), "{told:?}");
+        // One that is built for a member that has no other.
+        let mut array = with_absent(&[MemberState::Rebuilding]);
+        array.members[0].conditions = vec![Condition::Full];
+        let told = explain(&array);
+        assert!(told.status.contains("for member 0, is full: it leaves after 20 s of that"), "{told:?}");
+        assert!(told.status.contains("all data can be read and written"), "{told:?}");
+        assert!(told.action.starts_with("Make room for /srv/m0. Wait for the rebuild"), "{told:?}");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 
 use super::reactor::{ArrayFacts, ListenAddress};
 use super::returns::{Obstacle, Returning};
-use super::search::{ANOTHER_DEVICE, Loss, overwritten};
+use super::search::Loss;
 use super::state::{Counts, GivenUp};
 use crate::array::assembly::NOWHERE_ELSE;
 use crate::block_io::DeviceId;
@@ -262,10 +262,12 @@ impl Names {
         let troubled = counts.read + counts.write + counts.cksum > 0;
         let is_out = member.device.is_none();
         let kept = self.kept.get(&seat.uuid).filter(|_| is_out);
-        let loss = self.losses.get(&seat.uuid).filter(|_| is_out);
-        let reason = kept.or(member.reason.as_ref()).cloned().map(|reason| match (loss, &seat.path) {
+        let reason = kept.or(member.reason.as_ref()).cloned();
+        let reason = reason.map(|reason| match (self.losses.get(&seat.uuid), &seat.path) {
             // What was found there earlier was overwritten, too.
-            (Some(Loss::Overwritten), Some(path)) if reason.contains(ANOTHER_DEVICE) => overwritten(path),
+            (Some(Loss::Overwritten), Some(path)) if reason.contains(super::search::ANOTHER_DEVICE) => {
+                super::search::overwritten(path)
+            }
             _ => reason,
         });
         MemberReport {
@@ -290,7 +292,7 @@ impl Names {
                     Some(Obstacle::Refused(_)) => Condition::Refused,
                     None => Condition::Returning,
                 });
-                let loss = loss.map(|loss| match loss {
+                let loss = self.losses.get(&seat.uuid).filter(|_| is_out).map(|loss| match loss {
                     Loss::Overwritten => Condition::Overwritten,
                     Loss::CutOff => Condition::CutOff,
                 });

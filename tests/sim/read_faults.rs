@@ -407,7 +407,7 @@ fn what_cannot_be_looked_at_is_not_asserted_because_an_earlier_run_did() {
     array.sim.settle();
     let ended = array.sim.notices.iter().rfind(|notice| notice.kind == NoticeKind::RepairEnded);
     let told = &ended.expect("it has ended").text;
-    assert!(told.contains("1 cannot be read for now, 0 are beyond repair"), "{told}");
+    assert!(told.contains("2 cannot be read for now, 0 are beyond repair"), "{told}");
     array.disk(0).bad_blocks.clear();
     array.sim.sleep(30_000);
     array.sim.settle();

@@ -254,6 +254,28 @@ fn a_replacement_of_a_member_in_service_brings_no_member_back() {
 }
 
 #[test]
+fn of_a_device_that_is_full_while_it_is_built_it_is_told_that_it_leaves_and_comes_back() {
+    let (mut sim, _) = filled(2, 1, ChecksumKind::Blake3);
+    sim.admin(AdminRequest::Fail { member: MemberIndex(1) }).expect("failed");
+    let device = sim.add_blank_disk();
+    let new = *sim.disks.keys().max().expect("the new one");
+    let full = PassingFault::new(Trouble::NoSpace).on(OpKinds::WRITES);
+    let data = DiskRegion::Data.ranges(&sim.disks[&new]);
+    sim.disks.get_mut(&new).expect("a disk").inject(full.within(data));
+    sim.submit_admin(AdminRequest::Replace { member: MemberIndex(1), device });
+    live(&mut sim, 2);
+    let told = told(&sim, NoticeKind::MemberFull);
+    assert!(
+        told.len() == 1 && told[0].1.contains("full for 20 s, it leaves, and comes back when"),
+        "{told:?}"
+    );
+    assert_eq!(sim.status().members[1].conditions, [MemberCondition::Full]);
+    live(&mut sim, 25);
+    let member = &sim.status().members[1];
+    assert!(member.state == MemberState::Missing && member.returns, "{member:?}");
+}
+
+#[test]
 fn errors_of_a_new_device_are_not_counted_of_the_one_that_it_is_to_replace() {
     let (mut sim, _) = filled(2, 2, ChecksumKind::Blake3);
     let device = sim.add_blank_disk();
