@@ -212,6 +212,14 @@ pub struct NewDevice {
     pub known_zero: bool,
 }
 
+impl NewDevice {
+    /// One without a superblock, which may hold anything.
+    #[must_use]
+    pub fn new(device: DeviceId, uuid: Uuid, bytes: u64) -> NewDevice {
+        NewDevice { device, uuid, bytes, superblock: None, bad_copies: Vec::new(), known_zero: false }
+    }
+}
+
 /// What an administrator's request did, in one line for a person.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdminOutcome(pub String);

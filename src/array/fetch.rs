@@ -219,10 +219,10 @@ impl Fetch {
         (0..width).filter(is_known).count()
     }
 
-    /// What there is to tell of the rows with blocks that cannot be had: those, and other data of
-    /// these rows.
-    pub fn missing_data(&self, missing: &[Missing], k: usize) -> Vec<Missing> {
-        let others = self.missing_sources.iter().filter(|block| block.column < k);
+    /// What there is to tell of the rows with blocks that cannot be had: those, and others of these rows that
+    /// are in the first so many columns, which are those of data.
+    pub fn missing_data(&self, missing: &[Missing], columns: usize) -> Vec<Missing> {
+        let others = self.missing_sources.iter().filter(|block| block.column < columns);
         missing.iter().chain(others).copied().collect()
     }
 

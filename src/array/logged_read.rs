@@ -306,7 +306,9 @@ impl Array {
     /// own members; the rest is an error.
     fn read_missing(&mut self, key: usize, read: &mut LoggedRead) -> Flow {
         let missing = std::mem::take(&mut read.fetch.missing);
-        let all = read.fetch.missing_data(&missing, self.map.k);
+        // A repair counts parity as well.
+        let columns = if self.repair.is_some() { self.map.width() } else { self.map.k };
+        let all = read.fetch.missing_data(&missing, columns);
         if read.looks_at.is_some() {
             self.damage.note(read.stripe, &all);
             read.is_aside = missing.iter().any(|block| block.why == Why::SetAside);

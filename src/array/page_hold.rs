@@ -263,6 +263,8 @@ impl Array {
         if loaded.outcome == LoadOutcome::Lost && self.tells_of_nothing(read.page) {
             self.redo_mut().pages.begin_anew(read.page);
             loaded.outcome = LoadOutcome::Ready;
+            // That they have no version was known when they were written: nobody is to blame for it.
+            loaded.faults.retain(|(member, _)| !loaded.marked.contains(*member));
         }
         if loaded.outcome == LoadOutcome::Unreadable {
             self.note_reread(read.page, MemberSet::default());
@@ -326,7 +328,7 @@ impl Array {
 
     /// Whether nothing that a page of checksums tells of counts: no slot of it holds data, nor could a crash bring back some. What
     /// it says of such a slot is written anew with the first data.
-    pub(super) fn tells_of_nothing(&self, page: PageIndex) -> bool {
+    fn tells_of_nothing(&self, page: PageIndex) -> bool {
         let redo = self.redo();
         let layout = redo.pages.layout();
         let may_count = |slot| match redo.stripes.stripe_at(slot) {

@@ -24,6 +24,9 @@ use std::collections::VecDeque;
 /// Time between two tries of pages that cannot be read.
 const RETRY_NS: u64 = 1_000_000_000;
 
+/// Pages that are tried again at one time: with more, the members that should give them are as good as gone.
+const TRIED_AGAIN_MAX: usize = 4096;
+
 pub(super) struct PagePass {
     member: MemberIndex,
     which: Which,
@@ -222,8 +225,8 @@ impl Array {
     /// Pages that the device lacks, as they cannot be read, and that are waited for.
     fn pages_to_try_again(&mut self, pass: &PagePass) -> VecDeque<PageIndex> {
         let now = self.now;
-        let mut lacking = self.redo().pages.void_on(pass.member, pass.which);
-        lacking.retain(|page| !self.tells_of_nothing(*page));
+        let void = self.redo().pages.void_on(pass.member, pass.which);
+        let lacking: VecDeque<PageIndex> = void.take(TRIED_AGAIN_MAX).collect();
         let mut builds = self.builds_mut();
         let build = builds.find(|(member, which, _, _)| (*member, *which) == (pass.member, pass.which));
         let waits = !lacking.is_empty() && build.is_some_and(|(_, _, _, progress)| progress.is_patient(now));

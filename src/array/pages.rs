@@ -139,6 +139,8 @@ pub(super) struct Loaded {
     pub faults: Vec<(MemberIndex, CopyFault)>,
     /// Members whose copies were read and are as they should be.
     pub good: MemberSet,
+    /// Members whose copies say that they hold no version: see [`PageStore::void`].
+    pub marked: MemberSet,
     /// Why the page is not to be had, in words, or would not be if it were blank; none where every copy was read.
     pub unread: Option<Unread>,
 }
@@ -612,10 +614,7 @@ impl PageStore {
 
     fn end_load(&mut self, page: PageIndex, load: Load) -> Loaded {
         let marked = load.marked;
-        let mut loaded = self.judge_load(page, load);
-        // That they have no version was known when they were written: nobody is to blame for it.
-        loaded.faults.retain(|(member, _)| !marked.contains(*member));
-        loaded
+        Loaded { marked, ..self.judge_load(page, load) }
     }
 
     fn judge_load(&mut self, page: PageIndex, load: Load) -> Loaded {
@@ -625,8 +624,9 @@ impl PageStore {
             by_error: copies.has_errors(),
             is_likely: false,
         });
-        let (faults, good) = (Vec::new(), MemberSet::default());
-        let without_page = |waiters, outcome, unread| Loaded { waiters, outcome, faults, good, unread };
+        let (faults, good, marked) = (Vec::new(), MemberSet::default(), MemberSet::default());
+        let without_page =
+            |waiters, outcome, unread| Loaded { waiters, outcome, faults, good, marked, unread };
         if is_void {
             // The pins that a check has taken go with it; a page in the cache that was only checked stays there.
             if check.is_some() {
@@ -648,7 +648,7 @@ impl PageStore {
             }
             let faults = self.note_bad_copies(page, &copies, truth, Torn::Impossible);
             let good = copies.good(truth);
-            return Loaded { waiters, outcome: LoadOutcome::Ready, faults, good, unread };
+            return Loaded { waiters, outcome: LoadOutcome::Ready, faults, good, marked, unread };
         }
         let offer = self.offers.remove(&page);
         let truth = newest.as_ref().map(version_of);
@@ -730,7 +730,7 @@ impl PageStore {
             _ => LoadOutcome::Ready,
         };
         let good = if lost { MemberSet::default() } else { copies.good(truth) };
-        Loaded { waiters, outcome, faults, good, unread }
+        Loaded { waiters, outcome, faults, good, marked, unread }
     }
 
     /// Marks the copies that are not as they should be for writing; returns those that somebody is to blame for and was

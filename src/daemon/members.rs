@@ -253,14 +253,8 @@ impl Daemon {
         let target = self.target(array, old)?;
         self.check_unused(new, "name a device that is no member")?;
         // Before anything is opened or created. A device that is large enough is checked for the rest.
-        let fitting = NewDevice {
-            device: self.reactor.next_device_id(),
-            uuid: Uuid::new_v4(),
-            bytes: target.needed_bytes(),
-            superblock: None,
-            bad_copies: Vec::new(),
-            known_zero: false,
-        };
+        let id = self.reactor.next_device_id();
+        let fitting = NewDevice::new(id, Uuid::new_v4(), target.needed_bytes());
         let request = AdminRequest::Replace { member: target.index, device: fitting };
         let would = self.would(target.array, &target.name, request)?;
         let mut warnings = Vec::new();
@@ -332,8 +326,7 @@ impl Daemon {
         let _change = change?;
         let id = self.reactor.next_device_id();
         let bytes = device.facts().bytes;
-        let (uuid, bad_copies) = (Uuid::new_v4(), Vec::new());
-        let new_device = NewDevice { device: id, uuid, bytes, superblock: None, bad_copies, known_zero };
+        let new_device = NewDevice { known_zero, ..NewDevice::new(id, Uuid::new_v4(), bytes) };
         let outcome = self.hand_over(&target, new_device, device, |member, device| AdminRequest::Replace {
             member,
             device,
@@ -379,14 +372,9 @@ impl Daemon {
     }
 
     fn new_device(&self, device: &Device, superblock: Option<Superblock>) -> NewDevice {
-        NewDevice {
-            device: self.reactor.next_device_id(),
-            uuid: superblock.as_ref().map_or_else(Uuid::new_v4, |superblock| superblock.device),
-            bytes: device.facts().bytes,
-            superblock: superblock.map(Box::new),
-            bad_copies: Vec::new(),
-            known_zero: false,
-        }
+        let uuid = superblock.as_ref().map_or_else(Uuid::new_v4, |superblock| superblock.device);
+        let new = NewDevice::new(self.reactor.next_device_id(), uuid, device.facts().bytes);
+        NewDevice { superblock: superblock.map(Box::new), ..new }
     }
 
     /// Gives up a replacement that is being built.

@@ -574,14 +574,7 @@ impl SimArray {
         let id = self.disks.keys().max().map_or(0, |last| last + 1);
         self.disks.insert(id, SimDisk::new(bytes));
         let uuid = new_uuid(&mut self.random);
-        NewDevice {
-            device: DeviceId(id),
-            uuid,
-            bytes,
-            superblock: None,
-            bad_copies: Vec::new(),
-            known_zero: true,
-        }
+        NewDevice { known_zero: true, ..NewDevice::new(DeviceId(id), uuid, bytes) }
     }
 
     /// The disk of a member that came back, under a new handle. What was in flight on it ends before.
@@ -595,8 +588,7 @@ impl SimArray {
         let superblock = superblocks::newest(&disk).map(Box::new);
         let id = self.disks.keys().max().map_or(0, |last| last + 1).max(old + 1);
         let uuid = superblock.as_ref().map_or_else(|| new_uuid(&mut self.random), |s| s.device);
-        let (device, bytes) = (DeviceId(id), disk.bytes());
-        let device = NewDevice { device, uuid, bytes, superblock, bad_copies: Vec::new(), known_zero: false };
+        let device = NewDevice { superblock, ..NewDevice::new(DeviceId(id), uuid, disk.bytes()) };
         self.disks.insert(id, disk);
         device
     }

@@ -1,10 +1,11 @@
 //! Members that come back, and devices that are built in the place of others, while blocks or metadata pages cannot be read: what
 //! is there is found, and what is told of it is so.
 
-use crate::scenes::page_faults::{drain, unreadable, verify};
+use crate::scenes::page_faults::{copies, drain, first_hash_page, superblock, unreadable, verify};
 use crate::scenes::{CHUNK, live};
 use calpe::format::{
-    COPY_BYTES, ChecksumKind, CopyPlace, MemberState, all_copy_offsets, damaged_copies, decode_copy,
+    COPY_BYTES, ChecksumKind, CopyPlace, MemberState, PageIndex, PageLayout, all_copy_offsets,
+    damaged_copies, decode_copy,
 };
 use calpe::testing::{DiskRegion, Random, SimArray, SimDisk, SimShape, SimWorld};
 use calpe::units::{MemberIndex, Timestamp, VolumeOffset};
@@ -135,6 +136,7 @@ fn pages_that_tell_of_no_data_begin_anew_where_no_copy_is_left() {
     until_whole(&mut sim);
     drain(&mut sim);
     assert_eq!(sim.status().unreadable_pages, 0, "{:?}", sim.notices);
+    assert!(!told(&sim, NoticeKind::PageUnreadable).is_empty(), "some could not be read");
     assert_eq!(told(&sim, NoticeKind::PageLost), [""; 0]);
     sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
     drain(&mut sim);
@@ -154,34 +156,46 @@ fn pages_that_tell_of_no_data_begin_anew_where_no_copy_is_left() {
     verify(&mut sim, &model, "without a member").expect("all is there");
 }
 
-/// Pages cannot be read for a moment when the slots of a new device are built: it joins with them, so that another member may
-/// leave at once.
-#[test]
-fn a_new_device_waits_for_pages_that_cannot_be_read_for_a_moment() {
-    let shape = SimShape { page_cache: Some(8 << 10), ..shape(200) };
+/// Pages of stripes that were never written cannot be read for a moment while a new device is built; when it has joined, another
+/// member leaves at once. Whether the stripes can be written then, and all can be read.
+fn built_while_pages_cannot_be_read() -> Result<(), String> {
+    let shape = shape(600);
     let world = SimWorld::new(shape, 32 << 20);
     let mut model = vec![0; shape.volume_bytes as usize];
-    Random::new(4).fill(&mut model);
     let mut sim = SimArray::create_in(&world, 4);
-    sim.write(0, &model).expect("written");
+    Random::new(4).fill(&mut model[..4 * 2 * CHUNK]);
+    sim.write(0, &model[..4 * 2 * CHUNK]).expect("written");
     sim.settle();
+    sim.admin(AdminRequest::Stop).expect("it stops");
+    let mut sim = world.start(sim.disks.clone(), false, Random::new(5)).expect("it starts");
+    drain(&mut sim);
+    let until = Timestamp(sim.now().0 + 10 * SECOND);
+    // Not the page of what was written.
+    let any = sim.disks[&0].clone();
+    let pages = first_hash_page(&any).0 + 1..PageLayout::new(superblock(&any).geometry, true).pages();
+    for (member, copy) in pages.flat_map(|page| copies(&any, PageIndex(page))) {
+        disk(&mut sim, member as u16).inject(unreadable(vec![copy], until));
+    }
     let device = sim.add_blank_disk();
     sim.admin(AdminRequest::Replace { member: MemberIndex(0), device }).expect("it begins");
-    let is_over = |sim: &SimArray| {
-        sim.status().activities.first().is_none_or(|rebuild| rebuild.done_bytes == rebuild.total_bytes)
-    };
-    while !is_over(&sim) {
-        assert!(sim.step());
-    }
-    let until = Timestamp(sim.now().0 + 10 * SECOND);
-    for member in 0..3 {
-        let pages = DiskRegion::Pages.ranges(disk(&mut sim, member));
-        disk(&mut sim, member).inject(unreadable(pages, until));
-    }
     until_whole(&mut sim);
     assert!(sim.status().members[0].replacement.is_none());
     offline(&mut sim, 2);
-    verify(&mut sim, &model, "without a member").expect("all is there");
+    for stripe in 4..600 {
+        let start = stripe * 2 * CHUNK + BLOCK;
+        model[start..start + BLOCK].fill(stripe as u8);
+        let written = sim.write(start as u64, &model[start..start + BLOCK]);
+        written.map_err(|error| format!("stripe {stripe}: {error}"))?;
+    }
+    verify(&mut sim, &model, "without a member")
+}
+
+#[test]
+fn a_new_device_waits_for_pages_that_cannot_be_read_for_a_moment() {
+    built_while_pages_cannot_be_read().expect("all is there");
+    #[cfg(debug_assertions)]
+    calpe::testing::Mutation::JoinsLacking
+        .with(|| built_while_pages_cannot_be_read().expect_err("it lacks pages"));
 }
 
 /// What is damaged of the superblocks of a disk.
@@ -253,6 +267,25 @@ fn a_repair_counts_parity_of_a_member_that_is_away() {
     live(&mut sim, 10);
     let said = told(&sim, NoticeKind::RepairEnded).pop().expect("it has ended");
     assert!(said.contains("1 block of parity cannot be had either"), "{said}");
+}
+
+#[test]
+fn a_repair_counts_parity_that_no_scrub_has_found() {
+    let (mut sim, _) = just_written(9);
+    sim.settle();
+    let start = sim.data_region().start;
+    for member in [1, 2] {
+        disk(&mut sim, member).flip(start, 1);
+    }
+    assert!(sim.read(CHUNK as u64, BLOCK).is_err());
+    for _ in 0..2 {
+        sim.admin(AdminRequest::Repair).expect("it begins");
+        live(&mut sim, 10);
+        let said = told(&sim, NoticeKind::RepairEnded).pop().expect("it has ended");
+        let text = "1 are beyond repair; 1 block of parity cannot be had either";
+        assert!(said.contains(text), "{said}");
+    }
+    assert_eq!(sim.status().lost, [(VolumeOffset(CHUNK as u64), BLOCK as u64)]);
 }
 
 /// Two of three blocks of a row were read and are wrong: the third may be good, and they are lost whatever it holds.

@@ -362,13 +362,17 @@ fn a_replaced_disk_and_a_member_that_left_at_that_moment_are_no_array() {
 #[test]
 fn a_kill_before_its_successor_counts_leaves_a_replaced_disk_what_it_was() {
     let (mut marks, mut starts) = (0, 0);
-    for n in 0.. {
-        let (mut sim, new) = exchanged(1, 1, 1, 23);
+    let mut seed = 23;
+    let mut n = 0;
+    while seed < 26 {
+        let (mut sim, new) = exchanged(1, 1, 1, seed);
         for _ in 0..n {
             sim.step();
         }
+        n += 1;
         if sim.released.contains(&1) {
-            break;
+            (seed, n) = (seed + 1, 0);
+            continue;
         }
         marks += sim.queued().filter(|(disk, op)| *disk == 1 && is_write(op)).count();
         let recorded = |sim: &SimArray| newest(sim, 0).members[1].uuid != newest(sim, 1).device;

@@ -128,7 +128,8 @@ impl PageStore {
             self.clock.push_back(page);
             self.evict();
         }
-        Loaded { waiters, outcome: LoadOutcome::Ready, faults, good: Default::default(), unread: None }
+        let (good, marked) = Default::default();
+        Loaded { waiters, outcome: LoadOutcome::Ready, faults, good, marked, unread: None }
     }
 
     /// A page that cannot be read stays as it is on a device that is being built, which has missed

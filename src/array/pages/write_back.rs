@@ -10,7 +10,6 @@ use crate::array::page_copies::{CopyFound, Next, Place, Places, Torn, version_of
 use crate::block_io::{Buf, Pool};
 use crate::format::{MemberSet, PAGE_BYTES, Page, PageIndex};
 use crate::units::MemberIndex;
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// The images of a page for its two kinds of copies, made when they are needed: alone, and paired.
@@ -53,11 +52,11 @@ impl PageStore {
     }
 
     /// Pages that could not be read when they were to be written to a device that is being built.
-    pub fn void_on(&self, member: MemberIndex, which: Which) -> VecDeque<PageIndex> {
-        let is_on = |(_, other, is_replacement): &&(PageIndex, MemberIndex, bool)| {
+    pub fn void_on(&self, member: MemberIndex, which: Which) -> impl Iterator<Item = PageIndex> + '_ {
+        let is_on = move |(_, other, is_replacement): &&(PageIndex, MemberIndex, bool)| {
             (*other, *is_replacement) == (member, which == Which::Replacement)
         };
-        self.void.iter().filter(is_on).map(|(page, _, _)| *page).collect()
+        self.void.iter().filter(is_on).map(|(page, _, _)| *page)
     }
 
     /// The page is in the cache: devices that were told that it cannot be read get it after all.

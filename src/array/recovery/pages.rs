@@ -119,7 +119,7 @@ impl Recovery {
     }
 
     pub(super) fn page_loaded(&mut self, page: PageIndex, loaded: Loaded, pages: &mut PageStore) {
-        let Loaded { waiters, mut outcome, mut faults, unread, good: _ } = loaded;
+        let Loaded { waiters, mut outcome, mut faults, unread, .. } = loaded;
         if outcome == LoadOutcome::Ready && pages.is_blank(page) && self.must_be_written(page, pages) {
             if unread.is_some() && !self.page_trials.takes_anything {
                 pages.retract_blank(page);
