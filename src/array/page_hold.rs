@@ -328,7 +328,7 @@ impl Array {
 
     /// Whether nothing that a page of checksums tells of counts: no slot of it holds data, nor could a crash bring back some. What
     /// it says of such a slot is written anew with the first data.
-    fn tells_of_nothing(&self, page: PageIndex) -> bool {
+    pub(super) fn tells_of_nothing(&self, page: PageIndex) -> bool {
         let redo = self.redo();
         let layout = redo.pages.layout();
         let may_count = |slot| match redo.stripes.stripe_at(slot) {

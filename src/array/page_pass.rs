@@ -226,11 +226,11 @@ impl Array {
     fn pages_to_try_again(&mut self, pass: &PagePass) -> VecDeque<PageIndex> {
         let now = self.now;
         let void = self.redo().pages.void_on(pass.member, pass.which);
-        let lacking: VecDeque<PageIndex> = void.take(TRIED_AGAIN_MAX).collect();
-        let mut builds = self.builds_mut();
-        let build = builds.find(|(member, which, _, _)| (*member, *which) == (pass.member, pass.which));
+        let lacking: VecDeque<PageIndex> =
+            void.filter(|page| !self.tells_of_nothing(*page)).take(TRIED_AGAIN_MAX).collect();
+        let is_ours = |(member, which): (MemberIndex, Which)| (member, which) == (pass.member, pass.which);
+        let build = self.builds_mut().find(|(member, which, _, _)| is_ours((*member, *which)));
         let waits = !lacking.is_empty() && build.is_some_and(|(_, _, _, progress)| progress.is_patient(now));
-        drop(builds);
         if waits && !self.hurried && !is_off(Mutation::JoinsLacking) { lacking } else { VecDeque::new() }
     }
 

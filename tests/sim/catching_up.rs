@@ -1,11 +1,10 @@
 //! Members that come back, and devices that are built in the place of others, while blocks or metadata pages cannot be read: what
 //! is there is found, and what is told of it is so.
 
-use crate::scenes::page_faults::{copies, drain, first_hash_page, superblock, unreadable, verify};
+use crate::scenes::page_faults::{drain, unreadable, verify};
 use crate::scenes::{CHUNK, live};
 use calpe::format::{
-    COPY_BYTES, ChecksumKind, CopyPlace, MemberState, PageIndex, PageLayout, all_copy_offsets,
-    damaged_copies, decode_copy,
+    COPY_BYTES, ChecksumKind, CopyPlace, MemberState, all_copy_offsets, damaged_copies, decode_copy,
 };
 use calpe::testing::{DiskRegion, Random, SimArray, SimDisk, SimShape, SimWorld};
 use calpe::units::{MemberIndex, Timestamp, VolumeOffset};
@@ -156,7 +155,7 @@ fn pages_that_tell_of_no_data_begin_anew_where_no_copy_is_left() {
     verify(&mut sim, &model, "without a member").expect("all is there");
 }
 
-/// Pages of stripes that were never written cannot be read for a moment while a new device is built; when it has joined, another
+/// Pages cannot be read for a moment while a new device is built; when it has joined, another
 /// member leaves at once. Whether the stripes can be written then, and all can be read.
 fn built_while_pages_cannot_be_read() -> Result<(), String> {
     let shape = shape(600);
@@ -170,11 +169,9 @@ fn built_while_pages_cannot_be_read() -> Result<(), String> {
     let mut sim = world.start(sim.disks.clone(), false, Random::new(5)).expect("it starts");
     drain(&mut sim);
     let until = Timestamp(sim.now().0 + 10 * SECOND);
-    // Not the page of what was written.
-    let any = sim.disks[&0].clone();
-    let pages = first_hash_page(&any).0 + 1..PageLayout::new(superblock(&any).geometry, true).pages();
-    for (member, copy) in pages.flat_map(|page| copies(&any, PageIndex(page))) {
-        disk(&mut sim, member as u16).inject(unreadable(vec![copy], until));
+    for member in 0..3 {
+        let pages = DiskRegion::Pages.ranges(disk(&mut sim, member));
+        disk(&mut sim, member).inject(unreadable(pages, until));
     }
     let device = sim.add_blank_disk();
     sim.admin(AdminRequest::Replace { member: MemberIndex(0), device }).expect("it begins");
