@@ -383,3 +383,66 @@ fn a_device_in_the_place_of_one_that_lacks_pages_does_not_show_old_ones() {
         verify_or_error(&mut sim, &model, "with what it lacks").expect("nothing is wrong");
     }
 }
+
+/// A block of many rows is wrong while a member is away that holds all of it. It comes back, and meanwhile there are writes, and
+/// perhaps the process is killed: all that was there is there, and all that was written.
+#[test]
+fn what_only_a_member_that_comes_back_can_give_is_not_lost_by_writes_meanwhile() {
+    let range = std::env::var("CALPE_SIM_SEEDS").unwrap_or("0..20".into());
+    let (first, end) = range.split_once("..").expect("two numbers");
+    for seed in first.parse().expect("a number")..end.parse().expect("a number") {
+        let mut random = Random::new(seed);
+        let shape = shape(48);
+        let world = SimWorld::new(shape, 32 << 20);
+        let mut model = vec![0; shape.volume_bytes as usize];
+        random.fill(&mut model);
+        let mut sim = SimArray::create_in(&world, seed);
+        sim.write(0, &model).expect("written");
+        let away = offline(&mut sim, 0);
+        let start = sim.data_region().start;
+        for block in 0..48 * CHUNK / BLOCK {
+            if random.one_in(3) {
+                let member = 1 + random.below(2) as u16;
+                disk(&mut sim, member).flip(start + (block * BLOCK) as u64, 1);
+            }
+        }
+        let device = sim.reopen_disk(away);
+        let back = sim.submit_admin(AdminRequest::Online { member: MemberIndex(0), device });
+        let mut writes = Vec::new();
+        for _ in 0..1 + random.below(24) {
+            let len = if random.one_in(3) { 512 * (1 + random.index(40)) } else { BLOCK };
+            let at = random.index((model.len() - len) / 512) * 512;
+            let at = if len == BLOCK { at / BLOCK * BLOCK } else { at };
+            let overlaps = |other: &(usize, usize, u64)| at < other.0 + other.1 && other.0 < at + len;
+            if !writes.iter().any(overlaps) {
+                random.fill(&mut model[at..at + len]);
+                let id = sim.submit_write(at as u64, &model[at..at + len], random.one_in(2));
+                writes.push((at, len, id));
+            }
+            for _ in 0..random.below(30) {
+                sim.step();
+            }
+        }
+        for (at, len, id) in writes {
+            let result = sim.wait(id);
+            assert!(result.is_ok(), "{seed}: {len} bytes at {at}: {result:?}");
+        }
+        assert!(!matches!(sim.poll_admin(back), Some(Err(_))), "{seed}: it returns");
+        if random.one_in(3) {
+            sim = sim.kill_and_restart(false).expect("it starts");
+            drain(&mut sim);
+            if sim.status().members[0].state == MemberState::Offline {
+                let disk = sim.disk_out_of_use(0).expect("its disk");
+                online(&mut sim, 0, disk);
+            }
+        }
+        until_whole(&mut sim);
+        drain(&mut sim);
+        verify(&mut sim, &model, &format!("{seed}, when all is built")).expect("all is there");
+        let member = random.below(3) as u16;
+        sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
+        drain(&mut sim);
+        offline(&mut sim, member);
+        verify(&mut sim, &model, &format!("{seed}, without member {member}")).expect("all is there");
+    }
+}
