@@ -413,6 +413,8 @@ impl Array {
             }
             _ => member.device = Some(device),
         }
+        // Nor does what the one before it was told of pages that it lacks.
+        self.redo.pages.left(index);
         self.bad.forget(index);
         let member = self.member_mut(index);
         member.uuid = new.uuid;

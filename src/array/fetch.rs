@@ -57,6 +57,9 @@ pub(super) struct Fetch {
     sent: Vec<Sent>,
     /// Devices that are being built were asked for what members in service cannot give.
     asked_unbuilt: bool,
+    /// They are not to be asked. So for new parity: what is written beside it does not go to them, and then what was decoded with
+    /// the help of what it replaces there could be had from nobody.
+    pub in_service_only: bool,
     /// Wanted parity is taken as it comes. Never, unless a test breaks the rule.
     pub believes_parity: bool,
 }
@@ -171,6 +174,7 @@ impl Fetch {
             repairs: Vec::new(),
             sent: Vec::new(),
             asked_unbuilt: false,
+            in_service_only: false,
             believes_parity: false,
         }
     }

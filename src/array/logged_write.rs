@@ -374,6 +374,7 @@ impl Array {
         let first = !self.holds_data(write.stripe);
         write.plans.clear();
         write.fetch = Fetch::new(slot);
+        write.fetch.in_service_only = true;
         for band in plan::bands(&self.map, *offset, data.len()) {
             let usual = plan::path(&self.map, &band, readable, &parities);
             let path = match (usual, write.way) {

@@ -682,6 +682,7 @@ impl Array {
     /// A device that is being built as a replacement is not to be one any more. Whether there was one.
     pub(super) fn take_back_replacement(&mut self, index: MemberIndex) -> bool {
         let Some(replacement) = self.member_mut(index).replacement.take() else { return false };
+        self.redo.pages.given_up(index);
         self.count_members();
         self.hand_back(replacement.device.id);
         self.supers.note_loss();

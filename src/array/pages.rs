@@ -1548,7 +1548,7 @@ pub(super) mod tests {
                 disks.dead = MemberSet::new();
                 disks.write_back(&mut store, 3);
             }
-            store.joined(member);
+            store.joined(member, Which::Primary);
             disks.unreadable.clear();
             let mut cold = new_store(geometry, 4);
             let loaded = disks.load(&mut cold, PAGE, Torn::Impossible);
@@ -1769,7 +1769,7 @@ pub(super) mod tests {
             store.left(member);
             store.rebuild(page, member, Which::Primary);
             disks.write_back(&mut store, 1);
-            store.joined(member);
+            store.joined(member, Which::Primary);
             store.set(page, 0, [1; 16]);
             disks.write_back(&mut store, 2);
             for dead in [None, Some(other)] {

@@ -449,7 +449,7 @@ impl Array {
             member.reason = None;
             self.count_members();
             let next = self.needless_log();
-            self.redo.pages.joined(index);
+            self.redo.pages.joined(index, Which::Primary);
             self.redo.unreadable.look_soon(self.now);
             // No batch may be written before the epoch with this member is complete.
             self.supers.note_join(next);
@@ -477,7 +477,7 @@ impl Array {
             // The old device stays until the exchange is on disk: until then it is what a restart would look for.
             self.exchanged.extend(old.map(|device| Replaced { member: index, uuid, device }));
             let next = self.needless_log();
-            self.redo.pages.joined(index);
+            self.redo.pages.joined(index, Which::Replacement);
             self.redo.unreadable.look_soon(self.now);
             // Recorded like a loss: the old device must not count as current once it misses a write.
             self.supers.note_join(next);

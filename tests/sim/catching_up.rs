@@ -1,14 +1,16 @@
 //! Members that come back, and devices that are built in the place of others, while blocks or metadata pages cannot be read: what
 //! is there is found, and what is told of it is so.
 
-use crate::scenes::page_faults::{drain, unreadable, verify};
+use crate::scenes::page_faults::{drain, superblock, unreadable, verify, verify_or_error};
 use crate::scenes::{CHUNK, live};
 use calpe::format::{
-    COPY_BYTES, ChecksumKind, CopyPlace, MemberState, all_copy_offsets, damaged_copies, decode_copy,
+    COPY_BYTES, ChecksumKind, CopyPlace, MemberState, PAGE_BYTES, PageIndex, PageLayout, RegionKind,
+    all_copy_offsets, damaged_copies, decode_copy,
 };
-use calpe::testing::{DiskRegion, Random, SimArray, SimDisk, SimShape, SimWorld};
+use calpe::testing::{DiskRegion, Fate, Random, SimArray, SimDisk, SimShape, SimWorld};
 use calpe::units::{MemberIndex, Timestamp, VolumeOffset};
 use calpe::volume::{AdminRequest, ArrayState, NewDevice, NoticeKind};
+use std::ops::Range;
 
 const BLOCK: usize = 4096;
 const SECOND: u64 = 1_000_000_000;
@@ -306,4 +308,171 @@ fn what_a_member_that_is_away_cannot_give_is_beyond_repair() {
     let status = sim.status();
     assert_eq!((status.unreadable, status.lost), (vec![], vec![(VolumeOffset(CHUNK as u64), BLOCK as u64)]));
     assert!(sim.read(0, BLOCK).is_ok());
+}
+
+/// A block is wrong, and so its row can only be read with a device that is being built. What is written into the row then does not
+/// go to that device: it must not hang on it, nor may the block that was wrong.
+#[test]
+fn a_write_does_not_rest_on_what_only_a_device_that_is_built_has() {
+    let shape = shape(64);
+    let mut model = vec![0; shape.volume_bytes as usize];
+    Random::new(9).fill(&mut model);
+    let mut sim = SimArray::create(shape, 9);
+    sim.write(0, &model).expect("written");
+    let away = offline(&mut sim, 0);
+    // Slots 0, 3, 6, ...: the first column is on member 0, the second on member 1.
+    let slot = 60;
+    let start = sim.data_region().start;
+    disk(&mut sim, 1).flip(start + (slot * CHUNK) as u64, 1);
+    let device = sim.reopen_disk(away);
+    sim.submit_admin(AdminRequest::Online { member: MemberIndex(0), device });
+    let at = slot * 2 * CHUNK;
+    model[at..at + BLOCK].fill(7);
+    let write = sim.submit_write(at as u64, &model[at..at + BLOCK], true);
+    sim.wait(write).expect("written");
+    until_whole(&mut sim);
+    live(&mut sim, 60);
+    verify(&mut sim, &model, "when all is built").expect("all is there");
+    sim.assert_scrub_clean();
+}
+
+/// Where the pages of checksums lie on the disk of a member.
+fn hash_pages(disk: &SimDisk, member: u16) -> Vec<Range<u64>> {
+    let superblock = superblock(disk);
+    let layout = PageLayout::new(superblock.geometry, true);
+    let start = superblock.region(RegionKind::Pages).expect("pages").offset.0;
+    let pages = (layout.map_pages()..layout.pages()).map(PageIndex);
+    let copies = pages.flat_map(|page| layout.copies(page).collect::<Vec<_>>());
+    let own = copies.filter(|(of, _)| of.0 == member).map(|(_, offset)| start + offset);
+    own.map(|at| at..at + 2 * PAGE_BYTES as u64).collect()
+}
+
+fn hide_hash_pages(sim: &mut SimArray, members: &[u16]) {
+    for &member in members {
+        let pages = hash_pages(disk(sim, member), member);
+        disk(sim, member).inject(unreadable(pages, Timestamp(u64::MAX)));
+    }
+}
+
+/// A device that is built in the place of another one which lacks pages of checksums lacks them, too: what it held of them before
+/// must not count when it has joined.
+#[test]
+fn a_device_in_the_place_of_one_that_lacks_pages_does_not_show_old_ones() {
+    for in_service in [false, true] {
+        let shape = shape(200);
+        let world = SimWorld::new(shape, 32 << 20);
+        let mut model = vec![0; shape.volume_bytes as usize];
+        Random::new(10).fill(&mut model);
+        let mut sim = SimArray::create_in(&world, 10);
+        sim.write(0, &model).expect("written");
+        drain(&mut sim);
+        let old = sim.disks[&sim.disk_of(0).expect("in service")].clone();
+        for at in (0..model.len()).step_by(CHUNK) {
+            model[at..at + BLOCK].fill((at / CHUNK) as u8);
+            sim.write(at as u64, &model[at..at + BLOCK]).expect("written");
+        }
+        drain(&mut sim);
+        // So that no page is in memory.
+        let mut sim = sim.stop_and_restart(false).expect("it starts");
+        hide_hash_pages(&mut sim, &[0, 1, 2]);
+        drain(&mut sim);
+        if !in_service {
+            sim.admin(AdminRequest::Fail { member: MemberIndex(0) }).expect("it leaves");
+        }
+        let device = sim.add_blank_disk();
+        let first = device.device.0;
+        let pages = hash_pages(disk(&mut sim, 1), 0);
+        sim.admin(AdminRequest::Replace { member: MemberIndex(0), device }).expect("it begins");
+        // Until it was told what it lacks.
+        let is_told = |sim: &SimArray| {
+            pages.iter().all(|page| sim.disks[&first].peek(page.start, BLOCK).iter().any(|byte| *byte != 0))
+        };
+        while !is_told(&sim) {
+            assert!(
+                in_service || sim.status().members[0].state != MemberState::Online,
+                "told before it joins"
+            );
+            if !sim.step() {
+                sim.sleep(100);
+            }
+        }
+        assert!(!sim.status().activities.is_empty(), "it has not joined");
+        if in_service {
+            sim.admin(AdminRequest::CancelReplace { member: MemberIndex(0) }).expect("it ends");
+        }
+        // The next one is what was the member once.
+        let device = NewDevice { known_zero: false, ..sim.add_blank_disk() };
+        sim.disks.insert(device.device.0, old);
+        sim.admin(AdminRequest::Replace { member: MemberIndex(0), device }).expect("it begins");
+        until_whole(&mut sim);
+        drain(&mut sim);
+        let disks = sim.wreck().settle(false, |_, _| Fate::Kept);
+        let mut sim = world.start(disks, false, Random::new(6)).expect("it starts");
+        drain(&mut sim);
+        hide_hash_pages(&mut sim, &[1, 2]);
+        verify_or_error(&mut sim, &model, "with what it lacks").expect("nothing is wrong");
+    }
+}
+
+/// A block of many rows is wrong while a member is away that holds all of it. It comes back, and meanwhile there are writes, and
+/// perhaps the process is killed: all that was there is there, and all that was written.
+#[test]
+fn what_only_a_member_that_comes_back_can_give_is_not_lost_by_writes_meanwhile() {
+    let range = std::env::var("CALPE_SIM_SEEDS").unwrap_or("0..20".into());
+    let (first, end) = range.split_once("..").expect("two numbers");
+    for seed in first.parse().expect("a number")..end.parse().expect("a number") {
+        let mut random = Random::new(seed);
+        let shape = shape(48);
+        let world = SimWorld::new(shape, 32 << 20);
+        let mut model = vec![0; shape.volume_bytes as usize];
+        random.fill(&mut model);
+        let mut sim = SimArray::create_in(&world, seed);
+        sim.write(0, &model).expect("written");
+        let away = offline(&mut sim, 0);
+        let start = sim.data_region().start;
+        for block in 0..48 * CHUNK / BLOCK {
+            if random.one_in(3) {
+                let member = 1 + random.below(2) as u16;
+                disk(&mut sim, member).flip(start + (block * BLOCK) as u64, 1);
+            }
+        }
+        let device = sim.reopen_disk(away);
+        let back = sim.submit_admin(AdminRequest::Online { member: MemberIndex(0), device });
+        let mut writes = Vec::new();
+        for _ in 0..1 + random.below(24) {
+            let len = if random.one_in(3) { 512 * (1 + random.index(40)) } else { BLOCK };
+            let at = random.index((model.len() - len) / 512) * 512;
+            let at = if len == BLOCK { at / BLOCK * BLOCK } else { at };
+            let overlaps = |other: &(usize, usize, u64)| at < other.0 + other.1 && other.0 < at + len;
+            if !writes.iter().any(overlaps) {
+                random.fill(&mut model[at..at + len]);
+                let id = sim.submit_write(at as u64, &model[at..at + len], random.one_in(2));
+                writes.push((at, len, id));
+            }
+            for _ in 0..random.below(30) {
+                sim.step();
+            }
+        }
+        for (at, len, id) in writes {
+            let result = sim.wait(id);
+            assert!(result.is_ok(), "{seed}: {len} bytes at {at}: {result:?}");
+        }
+        assert!(!matches!(sim.poll_admin(back), Some(Err(_))), "{seed}: it returns");
+        if random.one_in(3) {
+            sim = sim.kill_and_restart(false).expect("it starts");
+            drain(&mut sim);
+            if sim.status().members[0].state == MemberState::Offline {
+                let disk = sim.disk_out_of_use(0).expect("its disk");
+                online(&mut sim, 0, disk);
+            }
+        }
+        until_whole(&mut sim);
+        drain(&mut sim);
+        verify(&mut sim, &model, &format!("{seed}, when all is built")).expect("all is there");
+        let member = random.below(3) as u16;
+        sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
+        drain(&mut sim);
+        offline(&mut sim, member);
+        verify(&mut sim, &model, &format!("{seed}, without member {member}")).expect("all is there");
+    }
 }

@@ -28,7 +28,8 @@ impl Array {
     /// be read.
     pub(super) fn ask_unbuilt(&mut self, key: usize, fetch: &mut Fetch) -> bool {
         // Without checksums nothing tells a block that was built from one that was not.
-        if fetch.asked_unbuilt || self.redo().checksums.is_none() || !self.any_building() {
+        let may_ask = !fetch.asked_unbuilt && !fetch.in_service_only;
+        if !may_ask || self.redo().checksums.is_none() || !self.any_building() {
             return false;
         }
         fetch.asked_unbuilt = true;

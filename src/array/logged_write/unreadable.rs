@@ -15,7 +15,7 @@ use crate::array::mutation::{Mutation, is_off};
 use crate::array::plan::ParityPath;
 use crate::array::{Array, ClientError, NoticeKind, NoticeLevel, Owner, SlotReply};
 use crate::block_io::{IoFault, IoOp, IoValue};
-use crate::units::{ColumnIndex, Count, Timestamp};
+use crate::units::{ColumnIndex, Count, StripeIndex, Timestamp};
 
 /// How new parity comes about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +31,9 @@ pub(in super::super) enum Way {
 /// A write tries this long to read its rows: longer than a path of a disk takes to come back, shorter than the 30 s
 /// after which the kernel's NBD client gives a request up.
 const PATIENCE_NS: u64 = 10_000_000_000;
+
+/// Blocks that are looked at together between two tries.
+const MENDED_AT_ONCE: usize = 64;
 
 /// Time between two tries.
 const RETRY_NS: u64 = 250_000_000;
@@ -98,7 +101,7 @@ impl Array {
     /// The rows are let go, so that reads go on, and are read again later.
     fn wait_to_read(&mut self, key: usize, write: &mut LoggedWrite) -> Flow {
         write.unreadable_since.get_or_insert(self.now);
-        write.fetch.missing.clear();
+        let missing = std::mem::take(&mut write.fetch.missing);
         write.way = Way::Usual;
         // Others may write the rest of its blocks before it has the rows again (T2).
         if let Some((offset, data)) = write.asked.take()
@@ -108,10 +111,21 @@ impl Array {
         }
         self.let_go(key, write);
         self.wake_waiting_for_room();
+        self.mend_from_unbuilt(write.stripe, &missing);
         let until = Timestamp(self.now.0 + RETRY_NS);
         write.stage = Stage::Patience(until);
         self.patient.push((until, key));
         Flow::Wait
+    }
+
+    /// Devices that are being built may have what members in service do not: reads that mend these get it from there.
+    fn mend_from_unbuilt(&mut self, stripe: StripeIndex, missing: &[Missing]) {
+        if !self.any_building() || self.stopping.is_some() || self.looks > 0 {
+            return;
+        }
+        for block in missing.iter().filter(|block| !block.why.counts_as_zeroes()).take(MENDED_AT_ONCE) {
+            self.look_again((stripe, block.column as u16, block.row as u32), None);
+        }
     }
 
     pub(super) fn try_again(&mut self, write: &mut LoggedWrite, until: Timestamp) -> Flow {

@@ -78,24 +78,39 @@ impl PageStore {
         self.away.insert(member);
         self.offers.retain(|_, offer| !offer.is_of(member));
         self.set_next(member, |_| Next::Anywhere);
-        self.void.retain(|(_, other, _)| *other != member);
-        self.void_due.retain(|(_, other, _)| *other != member);
+        self.forget_void(member, Which::Primary);
+    }
+
+    /// The device that was being built in the place of a member is none any more: what the next one lacks is found out anew, and it
+    /// is told so.
+    pub fn given_up(&mut self, member: MemberIndex) {
+        self.forget_void(member, Which::Replacement);
+    }
+
+    /// No device there lacks pages. Returns those that it lacked.
+    fn forget_void(&mut self, member: MemberIndex, which: Which) -> VecDeque<PageIndex> {
+        let lacked = self.void_on(member, which);
+        let of_device = (member, which == Which::Replacement);
+        self.void.retain(|(_, other, is_replacement)| (*other, *is_replacement) != of_device);
+        self.void_due.retain(|(_, other, is_replacement)| (*other, *is_replacement) != of_device);
+        lacked
     }
 
     /// A device that was built for a member is in service. Both places of every copy on it hold the newest version, see
     /// [`PageStore::left`]: so the next write may go to one of them, and must, for a power cut in a write of both would
     /// leave none. Loads that began without the member are asked for again.
-    pub fn joined(&mut self, member: MemberIndex) {
+    pub fn joined(&mut self, member: MemberIndex, which: Which) {
         self.away.remove(member);
         self.offers.retain(|_, offer| !offer.is_of(member));
         // Of a page without a version both places are blank, and the next write is the first.
         let next = |page: &Page| if page.sequence == 0 { Places::Alone } else { Places::First };
         self.set_next(member, |page| Next::At(next(page)));
         // But some that could not be read when the device was built.
-        let void: Vec<_> = self.void.iter().copied().filter(|(_, other, _)| *other == member).collect();
-        self.void.retain(|(_, other, _)| *other != member);
-        self.void_due.retain(|(_, other, _)| *other != member);
-        for (page, _, _) in void {
+        let lacked = self.forget_void(member, which);
+        if which == Which::Replacement {
+            self.forget_void(member, Which::Primary);
+        }
+        for page in lacked {
             if let (Some(cached), Some(copy)) =
                 (self.cached.get_mut(&page), self.layout.copy_on(page, member))
             {
