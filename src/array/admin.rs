@@ -75,11 +75,10 @@ impl Array {
             return;
         }
         let is_recorded = match &request {
-            AdminRequest::Replace { .. } | AdminRequest::CancelReplace { .. } => true,
-            // One that serves has left before anything else is acknowledged.
-            AdminRequest::Fail { member } | AdminRequest::Offline { member } => {
-                self.known(*member).is_ok() && self.member(*member).state == MemberState::Rebuilding
-            }
+            AdminRequest::Replace { .. }
+            | AdminRequest::CancelReplace { .. }
+            | AdminRequest::Fail { .. }
+            | AdminRequest::Offline { .. } => true,
             _ => false,
         };
         let result = match request {
@@ -136,14 +135,22 @@ impl Array {
                 return;
             }
         };
+        match is_recorded {
+            true => self.answer_recorded(id, result),
+            false => self.admin_done(id, result.map(AdminOutcome).map_err(AdminError)),
+        }
+        self.run();
+    }
+
+    /// Answers a request when the superblocks tell of what it has done.
+    fn answer_recorded(&mut self, id: RequestId, result: Result<String, String>) {
         match result {
-            Ok(text) if is_recorded && !self.is_failed() && !self.is_unjudged() => {
+            Ok(text) if !self.is_failed() && !self.is_unjudged() => {
                 let record = self.supers.next_record();
                 self.supers.recordings.push(Recording { id, text, record, since: self.now });
             }
             result => self.admin_done(id, result.map(AdminOutcome).map_err(AdminError)),
         }
-        self.run();
     }
 
     /// Answers requests that are recorded, or that waited for that for long enough; all, if `all`.
@@ -192,7 +199,7 @@ impl Array {
                 true => self.take_out(member, MemberState::Offline, reason).map(|done| done + rest),
                 false => Err(format!("member {member} has left meanwhile, and has another device now")),
             };
-            self.admin_done(id, result.map(AdminOutcome).map_err(AdminError));
+            self.answer_recorded(id, result);
         }
     }
 

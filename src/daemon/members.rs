@@ -26,7 +26,7 @@ use crate::member::{
     self, Access, DEFAULT_MEMBER_TIMEOUT, Device, DeviceError, DeviceKind, Identity, TimeLimits,
 };
 use crate::units::{HumanSize, MemberIndex, Printable, ROW_BYTES, quoted, shown};
-use crate::volume::{AdminRequest, NewDevice};
+use crate::volume::{AdminRequest, ArrayState, NewDevice};
 use nix::errno::Errno;
 use nix::unistd::{AccessFlags, access};
 use std::path::{Path, PathBuf};
@@ -127,9 +127,10 @@ impl Daemon {
             return match would {
                 // As below.
                 Err(_) if returns && is_away => Ok(Done::line(format!(
-                    "would be done on array '{}': member {member} is {}, and stays away until 'calpe online' brings it back",
+                    "would be done on array '{}': member {member} is {}{}",
                     target.name,
-                    state.as_str()
+                    state.as_str(),
+                    self.stays_away(&target)?
                 ))),
                 would => would,
             };
@@ -144,12 +145,22 @@ impl Daemon {
             Err(_) if returns && is_away => format!("member {member} is {}", state.as_str()),
             Err(error) => return Err(error.into()),
         };
-        let stays = if is_away { ", and stays away until 'calpe online' brings it back" } else { "" };
+        let stays = if is_away { self.stays_away(&target)? } else { "" };
         Ok(Done::line(format!(
             "array '{}': {outcome}{stays} ({})",
             target.name,
             Printable(&target.seat.name())
         )))
+    }
+
+    /// What is said of a member that is kept away. An array that has failed records nothing of it.
+    fn stays_away(&self, target: &Target) -> Result<&'static str, RequestError> {
+        let has_failed = self.facts(target.array)?.status.state == ArrayState::Failed;
+        Ok(match has_failed {
+            true => ", and stays away until 'calpe online' brings it back, or the array is started again, as nothing can be \
+                     recorded while it has FAILED",
+            false => ", and stays away until 'calpe online' brings it back",
+        })
     }
 
     pub(super) fn online(

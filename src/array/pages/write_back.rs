@@ -88,8 +88,8 @@ impl PageStore {
     }
 
     /// No device there lacks pages. Returns those that it lacked.
-    fn forget_void(&mut self, member: MemberIndex, which: Which) -> VecDeque<PageIndex> {
-        let lacked = self.void_on(member, which);
+    fn forget_void(&mut self, member: MemberIndex, which: Which) -> Vec<PageIndex> {
+        let lacked = self.void_on(member, which).collect();
         let of_device = (member, which == Which::Replacement);
         self.void.retain(|(_, other, is_replacement)| (*other, *is_replacement) != of_device);
         self.void_due.retain(|(_, other, is_replacement)| (*other, *is_replacement) != of_device);
