@@ -362,16 +362,18 @@ fn a_replaced_disk_and_a_member_that_left_at_that_moment_are_no_array() {
 #[test]
 fn a_kill_before_its_successor_counts_leaves_a_replaced_disk_what_it_was() {
     let (mut marks, mut starts) = (0, 0);
-    let mut seed = 23;
+    // How many steps there are between the two differs.
+    let mut seeds = 23..27;
+    let mut seed = seeds.next();
     let mut n = 0;
-    while seed < 26 {
-        let (mut sim, new) = exchanged(1, 1, 1, seed);
+    while let Some(at) = seed {
+        let (mut sim, new) = exchanged(1, 1, 1, at);
         for _ in 0..n {
             sim.step();
         }
         n += 1;
         if sim.released.contains(&1) {
-            (seed, n) = (seed + 1, 0);
+            (seed, n) = (seeds.next(), 0);
             continue;
         }
         marks += sim.queued().filter(|(disk, op)| *disk == 1 && is_write(op)).count();
@@ -382,7 +384,7 @@ fn a_kill_before_its_successor_counts_leaves_a_replaced_disk_what_it_was() {
         // What is on its way to the old disk happens, and nothing else; the new one is gone.
         disk(&mut sim, new).dead = true;
         let started = sim.kill_where(false, |disk, _| disk == 1);
-        let mut sim = started.unwrap_or_else(|error| panic!("{n} steps: {error}"));
+        let mut sim = started.unwrap_or_else(|error| panic!("seed {at}, {} steps: {error}", n - 1));
         assert_eq!(sim.read(0, 4096).expect("readable"), [1; 4096]);
         starts += 1;
     }
