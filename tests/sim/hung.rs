@@ -163,9 +163,9 @@ fn a_checkpoint_goes_on_without_a_member_that_does_not_write_in_place() {
 fn an_update_of_superblocks_goes_on_without_a_member_that_does_not_take_it() {
     let mut array = Checked::filled(7);
     let fail = array.sim.submit_admin(AdminRequest::Fail { member: MemberIndex(0) });
-    array.drive(&Until::Admin(fail)).expect("failing waits for nobody");
     let write = array.begin_write(0, 4096);
     array.waits_and_goes_on(Until::Client(write));
+    array.drive(&Until::Admin(fail)).expect("it is recorded by then");
     let device = array.sim.reopen_disk(0);
     array.sim.device_hangs(HUNG);
     let online = array.sim.submit_admin(AdminRequest::Online { member: MemberIndex(0), device });

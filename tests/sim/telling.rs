@@ -206,7 +206,8 @@ fn a_member_that_goes_offline_before_the_log_is_in_place_says_so_wherever_that_i
     assert!(would.contains("is waited for up to 3 s; then member 0 is OFFLINE"), "{would}");
     let hung = sim.disk_of(2).expect("in service");
     let id = sim.submit_admin(offline);
-    for _ in 0..35 {
+    // 3 s for the checkpoint, and 3 s for the superblocks, which the same member holds up.
+    for _ in 0..70 {
         while sim.step_where(|disk, _| disk != hung) {}
         sim.sleep(100);
     }
