@@ -59,6 +59,11 @@ impl PageStore {
         self.void.iter().filter(is_on).map(|(page, _, _)| *page)
     }
 
+    /// Whether the page is one of these.
+    pub fn is_void_on(&self, page: PageIndex, member: MemberIndex, which: Which) -> bool {
+        self.void.contains(&(page, member, which == Which::Replacement))
+    }
+
     /// The page is in the cache: devices that were told that it cannot be read get it after all.
     pub(super) fn rebuild_void(&mut self, page: PageIndex) {
         let ends = [(page, MemberIndex(0), false), (page, MemberIndex(u16::MAX), true)];
