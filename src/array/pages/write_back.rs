@@ -72,6 +72,7 @@ impl PageStore {
             let (_, member, is_replacement) = entry;
             self.void.remove(&entry);
             self.void_due.remove(&entry);
+            self.void_frozen.remove(&entry);
             let which = if is_replacement { Which::Replacement } else { Which::Primary };
             self.due.entry(page).or_default().insert(member, which);
         }
@@ -85,6 +86,7 @@ impl PageStore {
         self.set_next(member, |_| Next::Anywhere);
         self.void.retain(|(_, other, _)| *other != member);
         self.void_due.retain(|(_, other, _)| *other != member);
+        self.void_frozen.retain(|(_, other, _)| *other != member);
     }
 
     /// A device that was built for a member is in service. Both places of every copy on it hold the newest version, see
@@ -100,6 +102,7 @@ impl PageStore {
         let void: Vec<_> = self.void.iter().copied().filter(|(_, other, _)| *other == member).collect();
         self.void.retain(|(_, other, _)| *other != member);
         self.void_due.retain(|(_, other, _)| *other != member);
+        self.void_frozen.retain(|(_, other, _)| *other != member);
         for (page, _, _) in void {
             if let (Some(cached), Some(copy)) =
                 (self.cached.get_mut(&page), self.layout.copy_on(page, member))
@@ -130,6 +133,7 @@ impl PageStore {
     /// When the write-back before is not over.
     pub fn freeze(&mut self, epoch: u64) {
         assert!(self.frozen.is_empty() && self.probes.is_empty(), "one write-back at a time");
+        self.void_frozen.append(&mut self.void_due);
         let mut due = std::mem::take(&mut self.due);
         for index in std::mem::take(&mut self.dirty) {
             let cached = self.cached.get_mut(&index).expect("a changed page is cached");
@@ -266,7 +270,7 @@ impl PageStore {
         out: &mut Vec<PageIo>,
     ) {
         for _ in 0..pages_max {
-            let Some((page, member, is_replacement)) = self.void_due.pop_first() else { return };
+            let Some((page, member, is_replacement)) = self.void_frozen.pop_first() else { return };
             let which = if is_replacement { Which::Replacement } else { Which::Primary };
             let mut copies = self.layout.copies(page).enumerate();
             let (copy, (_, offset)) =
@@ -298,7 +302,7 @@ impl PageStore {
     /// Whether every write of the write-back was given out, as far as is known.
     pub fn all_sent(&self) -> bool {
         self.frozen.range(self.sent_below..).next().is_none()
-            && self.void_due.is_empty()
+            && self.void_frozen.is_empty()
             && self.probes.values().all(|probe| probe.pending > 0)
     }
 
