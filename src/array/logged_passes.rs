@@ -182,10 +182,14 @@ impl Array {
                 }
             }
             Work::Rebuild(targets) => {
-                let text = format!(
-                    "slot {slot} was not built, as its checksums cannot be read for now: it is tried again"
-                );
-                self.notice(NoticeKind::SlotSkipped, NoticeLevel::Warning, None, text);
+                // Others follow it, and all of them again and again.
+                if self.builds_mut().all(|(_, _, _, progress)| progress.retried() == 0) {
+                    let text = format!(
+                        "slot {slot} was not built, as its checksums cannot be read for now: it is tried again, as are \
+                         others like it"
+                    );
+                    self.notice(NoticeKind::SlotSkipped, NoticeLevel::Warning, None, text);
+                }
                 targets.iter().for_each(|target| self.slot_lacks(slot, target));
             }
         }

@@ -102,6 +102,8 @@ pub(super) struct Progress {
     pub awaits_ring: bool,
     /// How far its copies of metadata pages have come.
     pub pages: PagesBuilt,
+    /// Pages that could not be read at first, and are tried again.
+    pub retried_pages: u64,
 }
 
 /// Copies of metadata pages on a device under construction.
@@ -133,6 +135,7 @@ impl Progress {
             covered_max: 0,
             awaits_ring: false,
             pages,
+            retried_pages: 0,
         }
     }
 

@@ -4,6 +4,7 @@
 
 use super::members::Which;
 use super::page_copies::{CopyFault, Torn};
+use super::page_patience::AT_ONCE;
 use super::pages::{Answer, LoadOutcome, PageIo, PageRead, PageWrite, Want};
 use super::{ActivityKind, Array, Inflight, NoticeKind, NoticeLevel, Owner};
 use crate::block_io::{IoFault, IoFaultKind, IoOp, IoValue};
@@ -17,6 +18,8 @@ pub(super) struct PageHold {
     pages: Range<u64>,
     /// Read the copies of cached pages too: a scrub.
     check: bool,
+    /// Wait for no page that cannot be read: a build, which comes back to it.
+    at_once: bool,
     /// Pages to be checked that were being written, and how often they had been written when that was first found.
     busy: Vec<(PageIndex, u64)>,
     /// Of these, those to be asked for again after the checkpoint.
@@ -67,7 +70,12 @@ impl PageHold {
         PageHold { pages, life, ..PageHold::default() }
     }
 
-    /// The same, with every copy of the pages read and compared.
+    /// The same, but a page that cannot be read is told of at the first try that fails.
+    pub fn at_once(pages: Range<u64>, life: u64) -> PageHold {
+        PageHold { at_once: true, ..PageHold::new(pages, life) }
+    }
+
+    /// The same as the first, with every copy of the pages read and compared.
     pub fn checked(pages: Range<u64>, life: u64) -> PageHold {
         PageHold { check: true, ..PageHold::new(pages, life) }
     }
@@ -85,7 +93,7 @@ impl Array {
             Some(ticket) => ticket,
             None => {
                 let redo = self.redo_mut();
-                let ticket = redo.next_page_ticket;
+                let ticket = redo.next_page_ticket | if hold.at_once { AT_ONCE } else { 0 };
                 redo.next_page_ticket += 1;
                 redo.page_tickets.insert(ticket, key);
                 hold.ticket = Some(ticket);
@@ -124,7 +132,10 @@ impl Array {
 
     fn ask_for_page(&mut self, ticket: usize, hold: &mut PageHold, page: PageIndex) {
         if self.redo_mut().unreadable.joins(page, ticket) {
-            hold.loading += 1;
+            match hold.at_once {
+                true => hold.unreadable += 1,
+                false => hold.loading += 1,
+            }
             return;
         }
         let usable = self.online();

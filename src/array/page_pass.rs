@@ -9,20 +9,24 @@
 //! there (`pages/offers.rs`). If that does not tell what the page is, its copy stays as it is.
 //!
 //! Pages that cannot be read are tried again before the device joins, as slots are: once it is in service, another member may
-//! leave, whose copy is the only other one.
+//! leave, whose copy is the only other one. The pass waits for none of them alone: it goes on at the first error, and comes back
+//! to those that failed in rounds. Pages that tell of no data are not waited for.
 
 use super::members::{PagesBuilt, Which};
 use super::mutation::{Mutation, is_off};
 use super::page_hold::{PageHold, PagesHeld};
 use super::redo::Share;
-use super::{Array, Flow, Inflight, Op, Owner};
+use super::{Array, Flow, Inflight, NoticeKind, NoticeLevel, Op, Owner};
 use crate::block_io::{BufMut, DeviceId, IoFault, IoFaultKind, IoOp, IoValue};
 use crate::format::{PAGE_BYTES, PageIndex};
-use crate::units::{MemberIndex, SlotIndex, Timestamp};
-use std::collections::VecDeque;
+use crate::units::{Count, MemberIndex, SlotIndex, Timestamp};
+use std::collections::{BTreeSet, VecDeque};
 
 /// Time between two tries of pages that cannot be read.
 const RETRY_NS: u64 = 1_000_000_000;
+
+/// They are tried for so long, if slots have used up the time that a device waits.
+const ROUNDS_MIN_NS: u64 = 4_000_000_000;
 
 /// Pages that are tried again at one time: with more, the members that should give them are as good as gone.
 const TRIED_AGAIN_MAX: usize = 4096;
@@ -37,9 +41,19 @@ pub(super) struct PagePass {
     /// page named last, and may tell something, at least later.
     own: Option<OwnCopy>,
     offered: Option<(PageIndex, bool)>,
-    /// Pages that could not be read, and are asked for again at this time.
+    /// How often it has come back to pages that could not be read, and those that are left of this
+    /// round, which begins at this time.
+    rounds: u32,
     again: VecDeque<PageIndex>,
     not_before: Timestamp,
+    /// Pages that could not be read, of which the copy of the device itself may count: it is asked
+    /// when another try has failed.
+    aside: VecDeque<PageIndex>,
+    /// Pages that the device lacks and that are waited for.
+    lacking: BTreeSet<PageIndex>,
+    /// They are, at least until then.
+    patient_until: Timestamp,
+    is_last_try: bool,
     /// All pages were asked for; the checkpoint that must have ended.
     last: Option<u64>,
     life: u64,
@@ -131,8 +145,13 @@ impl Array {
             hold: None,
             own: None,
             offered: None,
+            rounds: 0,
             again: VecDeque::new(),
             not_before: self.now,
+            aside: VecDeque::new(),
+            lacking: BTreeSet::new(),
+            patient_until: self.now,
+            is_last_try: false,
             last: None,
             life,
         };
@@ -169,11 +188,14 @@ impl Array {
                 if is_unreadable {
                     match self.own_copy_counts(pass, page) {
                         Missed::AskLater => {
-                            pass.hold = Some((page, PageHold::new(page.0..page.0 + 1, pass.life)));
+                            pass.hold = Some((page, PageHold::at_once(page.0..page.0 + 1, pass.life)));
                             let redo = self.redo_mut();
                             redo.checkpoint.want();
                             redo.waiting_for_drain.push(key);
                             return Flow::Wait;
+                        }
+                        Missed::None if pass.rounds == 0 && !self.tells_of_nothing(page) => {
+                            pass.aside.push_back(page);
                         }
                         Missed::None => match pass.offered {
                             Some((offered, tells)) if offered == page => {
@@ -183,10 +205,14 @@ impl Array {
                                 } else {
                                     pages.void(page, pass.member, pass.which);
                                 }
+                                self.page_lacks(pass, page);
                             }
                             _ => return self.read_own_copy(key, pass, page),
                         },
-                        Missed::Some => self.redo_mut().pages.void(page, pass.member, pass.which),
+                        Missed::Some => {
+                            self.redo_mut().pages.void(page, pass.member, pass.which);
+                            self.page_lacks(pass, page);
+                        }
                     }
                 }
             }
@@ -204,34 +230,134 @@ impl Array {
                 redo.waiting_for_drain.push(key);
                 return Flow::Wait;
             }
-            let page = pass.again.pop_front().or_else(|| redo.pages.next_page_on(pass.member, pass.next));
-            if let Some(page) = page {
+            let page = redo.pages.next_page_on(pass.member, pass.next);
+            if let Some(page) = page.or_else(|| self.next_page_again(pass)) {
                 pass.next = pass.next.max(PageIndex(page.0 + 1));
-                pass.hold = Some((page, PageHold::new(page.0..page.0 + 1, pass.life)));
+                pass.hold = Some((page, PageHold::at_once(page.0..page.0 + 1, pass.life)));
                 continue;
             }
-            pass.again = self.pages_to_try_again(pass);
-            if !pass.again.is_empty() {
-                pass.offered = None;
-                pass.not_before = Timestamp(self.now.0 + RETRY_NS);
+            if self.begin_round(pass) {
                 self.patient.push((pass.not_before, key));
                 return Flow::Wait;
             }
+            if self.begin_last_try(pass) {
+                continue;
+            }
+            self.note_lacking_pages(pass);
             // Not a checkpoint that has begun already: it may have frozen the pages before.
             pass.last = Some(self.redo().checkpoint.begun + 1);
         }
     }
 
-    /// Pages that the device lacks, as they cannot be read, and that are waited for.
-    fn pages_to_try_again(&mut self, pass: &PagePass) -> VecDeque<PageIndex> {
+    /// The next page of a round. The round is over when nothing is waited for any more, but what was put aside is not decided
+    /// before it was tried.
+    fn next_page_again(&mut self, pass: &mut PagePass) -> Option<PageIndex> {
+        if !pass.again.is_empty() && !pass.is_last_try && !self.waits_for_pages(pass) {
+            pass.again.clear();
+        }
+        if pass.rounds == 0 {
+            return None;
+        }
+        pass.aside.pop_front().or_else(|| pass.again.pop_front())
+    }
+
+    /// Begins to ask for the pages again that could not be read. False: none is waited for.
+    fn begin_round(&mut self, pass: &mut PagePass) -> bool {
+        let pages = &self.redo().pages;
+        pass.lacking.retain(|page| pages.is_void_on(*page, pass.member, pass.which));
+        if pass.is_last_try {
+            return false;
+        }
+        if pass.rounds == 0 {
+            pass.patient_until = Timestamp(self.now.0 + ROUNDS_MIN_NS);
+        }
+        if !pass.lacking.is_empty() && self.waits_for_pages(pass) {
+            pass.again = pass.lacking.iter().copied().collect();
+        }
+        let many = pass.again.len() + pass.aside.len();
+        self.set_retried_pages(pass, many as u64);
+        if many == 0 {
+            return false;
+        }
+        if pass.rounds == 0 {
+            let text = format!(
+                "{} cannot be read for now{}: tried again for up to half a minute before the device of member {} is in service",
+                Count::of(many, "metadata page"),
+                self.redo().unreadable.last_of_all(),
+                pass.member
+            );
+            self.notice(NoticeKind::PageUnreadable, NoticeLevel::Warning, None, text);
+        }
+        pass.rounds += 1;
+        pass.offered = None;
+        pass.not_before = Timestamp(self.now.0 + RETRY_NS);
+        true
+    }
+
+    /// All that the device lacks is asked for once more, also what nobody waited for, as no data is behind it: with what was
+    /// waited for it may be readable by now.
+    fn begin_last_try(&mut self, pass: &mut PagePass) -> bool {
+        if pass.rounds == 0 || pass.is_last_try || self.hurried || is_off(Mutation::JoinsLacking) {
+            return false;
+        }
+        pass.is_last_try = true;
+        pass.offered = None;
+        pass.again = self.redo().pages.void_on(pass.member, pass.which).collect();
+        !pass.again.is_empty()
+    }
+
+    /// Whether pages that the device lacks are waited for still.
+    fn waits_for_pages(&mut self, pass: &PagePass) -> bool {
         let now = self.now;
-        let void = self.redo().pages.void_on(pass.member, pass.which);
-        let lacking: VecDeque<PageIndex> =
-            void.filter(|page| !self.tells_of_nothing(*page)).take(TRIED_AGAIN_MAX).collect();
         let is_ours = |(member, which): (MemberIndex, Which)| (member, which) == (pass.member, pass.which);
         let build = self.builds_mut().find(|(member, which, _, _)| is_ours((*member, *which)));
-        let waits = !lacking.is_empty() && build.is_some_and(|(_, _, _, progress)| progress.is_patient(now));
-        if waits && !self.hurried && !is_off(Mutation::JoinsLacking) { lacking } else { VecDeque::new() }
+        let is_patient = build.is_some_and(|(_, _, _, progress)| progress.is_patient(now));
+        (is_patient || now < pass.patient_until) && !self.hurried && !is_off(Mutation::JoinsLacking)
+    }
+
+    fn set_retried_pages(&mut self, pass: &PagePass, many: u64) {
+        let is_ours = |(member, which): (MemberIndex, Which)| (member, which) == (pass.member, pass.which);
+        if let Some((_, _, _, progress)) = self.builds_mut().find(|(m, w, _, _)| is_ours((*m, *w))) {
+            progress.retried_pages = many;
+        }
+    }
+
+    /// The page cannot be read, and the device has no good copy of it, as far as is known.
+    fn page_lacks(&self, pass: &mut PagePass, page: PageIndex) {
+        if pass.lacking.len() < TRIED_AGAIN_MAX && !self.tells_of_nothing(page) {
+            pass.lacking.insert(page);
+        }
+    }
+
+    /// The device joins without pages that cannot be read.
+    fn note_lacking_pages(&mut self, pass: &PagePass) {
+        let void: Vec<PageIndex> = self.redo().pages.void_on(pass.member, pass.which).collect();
+        let mut with_data = 0;
+        for &page in &void {
+            let has_data = !self.tells_of_nothing(page);
+            with_data += usize::from(has_data);
+            self.redo_mut().unreadable.lacks(page, has_data);
+        }
+        let why = self.redo().unreadable.last_of_all();
+        let (count, member) = (Count::of(void.len(), "metadata page"), pass.member);
+        let (level, what) = match with_data {
+            0 if void.is_empty() => return,
+            0 => (NoticeLevel::Warning, "no data is behind them".to_owned()),
+            _ => {
+                let some = if with_data < void.len() {
+                    format!("{with_data} of them have")
+                } else {
+                    "they have".into()
+                };
+                let what = format!(
+                    "what {some} the checksums of is answered with errors until they can be read; nothing is given up"
+                );
+                (NoticeLevel::Error, what)
+            }
+        };
+        let text =
+            format!("{count} cannot be read for now{why}, and member {member} is built without: {what}");
+        self.notice(NoticeKind::PageUnreadable, level, None, text);
     }
 
     /// Whether the device lacks blocks that a page which cannot be read elsewhere tells of. It does
@@ -314,7 +440,7 @@ impl Array {
             self.redo_mut().pages.offer(page, pass.member, since, places)
         });
         pass.offered = Some((page, tells));
-        pass.hold = Some((page, PageHold::new(page.0..page.0 + 1, pass.life)));
+        pass.hold = Some((page, PageHold::at_once(page.0..page.0 + 1, pass.life)));
     }
 
     pub(super) fn end_page_pass(&mut self, key: usize, pass: &mut PagePass, complete: bool) -> Flow {
@@ -325,6 +451,7 @@ impl Array {
         if self.device_of(pass.member, pass.which) == Some(pass.device) {
             let built = if complete { PagesBuilt::Done } else { PagesBuilt::No };
             self.set_pages_built(pass.member, pass.which, built);
+            self.set_retried_pages(pass, 0);
         }
         Flow::Finished
     }

@@ -3,6 +3,9 @@
 //!
 //! A page is tried again with growing intervals for [`PATIENCE_NS`] after the first try. Then those who wait are told, and from
 //! then on each request has the page looked at once, until it can be read; and so does the array by itself, a few pages at a time.
+//!
+//! Who builds a device does not wait for any one page, but goes on and comes back: however many cannot be read, they cost their
+//! reads ([`AT_ONCE`]).
 
 use super::page_copies::Torn;
 use super::pages::{LoadOutcome, Loaded, Want};
@@ -21,6 +24,9 @@ const INTERVAL_MAX_NS: u64 = 800_000_000;
 /// Pages that were given up are remembered up to so many: of one more, the next request waits as for any page.
 const GIVEN_UP_MAX: usize = 65_536;
 
+/// A ticket with this bit is told at the first try that fails.
+pub(super) const AT_ONCE: usize = 1 << (usize::BITS - 1);
+
 /// See the head of this file.
 #[derive(Debug, Default)]
 pub(super) struct UnreadablePages {
@@ -31,6 +37,10 @@ pub(super) struct UnreadablePages {
     looked_at: Option<PageIndex>,
     /// When pages that were given up are looked at again.
     look_at: Timestamp,
+    /// Pages with data behind them that a device went without, and of which no request was told.
+    lacked: usize,
+    /// The page that could not be read last, and why.
+    last: Option<(PageIndex, String)>,
 }
 
 #[derive(Debug)]
@@ -48,6 +58,8 @@ enum Stage {
     Waiting(Timestamp, Vec<usize>),
     /// Requests were told so.
     GivenUp,
+    /// A device was built without it, and no request was told; whether data is behind it.
+    Lacked(bool),
 }
 
 /// Pages that were given up are looked at again so many at a time, and this long after each other: a look costs a read of each
@@ -60,11 +72,13 @@ const LOOK_INTERVAL_FOUND_NS: u64 = 100_000_000;
 const LISTED_MAX: usize = 2048;
 
 impl UnreadablePages {
-    /// Whether the page waits to be read again; the ticket then waits with it.
+    /// Whether the page waits to be read again; the ticket then waits with it, unless it is one that is told at once.
     pub fn joins(&mut self, page: PageIndex, ticket: usize) -> bool {
         match self.pages.get_mut(&page).map(|trial| &mut trial.stage) {
             Some(Stage::Waiting(_, tickets)) => {
-                tickets.push(ticket);
+                if ticket & AT_ONCE == 0 {
+                    tickets.push(ticket);
+                }
                 true
             }
             _ => false,
@@ -79,25 +93,60 @@ impl UnreadablePages {
         is_hopeless: bool,
         tickets: Vec<usize>,
     ) -> Option<(Vec<usize>, bool)> {
-        let fresh = Trial { since: now, interval_ns: INTERVAL_MIN_NS, stage: Stage::Trying };
-        let trial = self.pages.entry(page).or_insert(fresh);
+        let (at_once, waiting): (Vec<usize>, Vec<usize>) =
+            tickets.into_iter().partition(|ticket| ticket & AT_ONCE != 0);
+        if waiting.is_empty() && !at_once.is_empty() {
+            // What is known of the page stays so.
+            if matches!(self.pages.get(&page), Some(Trial { stage: Stage::Trying, .. })) {
+                self.pages.remove(&page);
+            }
+            return Some((at_once, false));
+        }
+        let fresh = || Trial { since: now, interval_ns: INTERVAL_MIN_NS, stage: Stage::Trying };
+        let trial = self.pages.entry(page).or_insert_with(fresh);
+        let was_lacked = matches!(trial.stage, Stage::Lacked(true));
+        self.lacked -= usize::from(was_lacked);
+        if matches!(trial.stage, Stage::Lacked(false)) {
+            *trial = fresh();
+        }
         let was_given_up = matches!(trial.stage, Stage::GivenUp);
-        if was_given_up || is_hopeless || now.nanos_since(trial.since) >= PATIENCE_NS {
+        if was_given_up || was_lacked || is_hopeless || now.nanos_since(trial.since) >= PATIENCE_NS {
             trial.stage = Stage::GivenUp;
             self.revision += u64::from(!was_given_up);
             if self.pages.len() > GIVEN_UP_MAX {
                 self.pages.remove(&page);
             }
-            return Some((tickets, !was_given_up));
+            return Some(([at_once, waiting].concat(), !was_given_up));
         }
-        trial.stage = Stage::Waiting(Timestamp(now.0 + trial.interval_ns), tickets);
+        trial.stage = Stage::Waiting(Timestamp(now.0 + trial.interval_ns), waiting);
         trial.interval_ns = (2 * trial.interval_ns).min(INTERVAL_MAX_NS);
-        None
+        (!at_once.is_empty()).then_some((at_once, false))
     }
 
-    /// Pages that requests were told of, ascending.
+    /// A device is built without this page, which is looked at again like one that was given up; whether data is behind it.
+    pub fn lacks(&mut self, page: PageIndex, has_data: bool) {
+        if self.pages.len() < GIVEN_UP_MAX && !self.pages.contains_key(&page) {
+            let stage = Stage::Lacked(has_data);
+            self.pages.insert(page, Trial { since: Timestamp(0), interval_ns: INTERVAL_MIN_NS, stage });
+            self.lacked += usize::from(has_data);
+            self.revision += u64::from(has_data);
+        }
+    }
+
+    /// The page that could not be read last, and why, in words.
+    pub fn last_of_all(&self) -> String {
+        self.last.as_ref().map_or_else(String::new, |(page, why)| format!(" (page {}: {why})", page.0))
+    }
+
+    /// Pages that are looked at again, ascending.
+    fn looked_for(&self) -> impl Iterator<Item = PageIndex> + '_ {
+        let is_looked_for = |trial: &Trial| matches!(trial.stage, Stage::GivenUp | Stage::Lacked(_));
+        self.pages.iter().filter(move |(_, trial)| is_looked_for(trial)).map(|(&page, _)| page)
+    }
+
+    /// Of these, those that requests were told of, or would be, ascending.
     fn given_up(&self) -> impl Iterator<Item = PageIndex> + '_ {
-        let is_given_up = |trial: &Trial| matches!(trial.stage, Stage::GivenUp);
+        let is_given_up = |trial: &Trial| matches!(trial.stage, Stage::GivenUp | Stage::Lacked(true));
         self.pages.iter().filter(move |(_, trial)| is_given_up(trial)).map(|(&page, _)| page)
     }
 
@@ -108,10 +157,10 @@ impl UnreadablePages {
         }
         self.look_at = Timestamp(now.0 + LOOK_INTERVAL_NS);
         let after = self.looked_at;
-        let behind = self.given_up().filter(|&page| after.is_none_or(|after| page > after));
+        let behind = self.looked_for().filter(|&page| after.is_none_or(|after| page > after));
         let mut round: Vec<PageIndex> = behind.take(LOOK_ROUND).collect();
         if round.is_empty() {
-            round = self.given_up().take(LOOK_ROUND).collect();
+            round = self.looked_for().take(LOOK_ROUND).collect();
         }
         self.looked_at = round.last().copied();
         round
@@ -121,7 +170,9 @@ impl UnreadablePages {
     fn readable(&mut self, page: PageIndex, now: Timestamp) -> bool {
         let trial = self.pages.remove(&page);
         let was_given_up = matches!(trial, Some(Trial { stage: Stage::GivenUp, .. }));
-        if was_given_up {
+        let was_lacked = matches!(trial, Some(Trial { stage: Stage::Lacked(true), .. }));
+        self.lacked -= usize::from(was_lacked);
+        if was_given_up || matches!(trial, Some(Trial { stage: Stage::Lacked(_), .. })) {
             self.revision += 1;
             self.look_at = self.look_at.min(Timestamp(now.0 + LOOK_INTERVAL_FOUND_NS));
         }
@@ -159,7 +210,9 @@ impl Array {
         let now = self.now;
         // Waiting brings back no member.
         let is_hopeless = loaded.unread.as_ref().is_some_and(|unread| !unread.by_error);
-        let told = self.redo_mut().unreadable.failed(page, now, is_hopeless, loaded.waiters);
+        let unreadable = &mut self.redo_mut().unreadable;
+        let told = unreadable.failed(page, now, is_hopeless, loaded.waiters);
+        unreadable.last = loaded.unread.as_ref().map(|unread| (page, unread.text.clone()));
         let Some((tickets, is_first)) = told else { return };
         if is_first {
             let why = loaded.unread.map_or_else(String::new, |unread| unread.text);
@@ -176,7 +229,14 @@ impl Array {
     /// A page was loaded after all.
     pub(super) fn page_readable(&mut self, page: PageIndex) {
         let now = self.now;
-        if self.redo_mut().unreadable.readable(page, now) {
+        let unreadable = &mut self.redo_mut().unreadable;
+        let lacked = unreadable.lacked;
+        let was_told = unreadable.readable(page, now);
+        if lacked == 1 && unreadable.lacked == 0 {
+            let text = "metadata pages that a new device went without can be read again".to_owned();
+            self.notice(NoticeKind::PageReadable, NoticeLevel::Info, None, text);
+        }
+        if was_told {
             let text = format!("metadata page {} can be read again", page.0);
             self.notice(NoticeKind::PageReadable, NoticeLevel::Info, None, text);
         }
@@ -223,7 +283,7 @@ impl Array {
         let redo = self.redo_mut();
         for page in redo.unreadable.take_round(now) {
             // Of nobody: what comes of it shows in whether the page is still given up.
-            let ticket = redo.next_page_ticket;
+            let ticket = redo.next_page_ticket | AT_ONCE;
             redo.next_page_ticket += 1;
             let usable = |member| usable.contains(member);
             match redo.pages.want(page, ticket, Torn::Impossible, &usable, &mut io) {
@@ -326,6 +386,37 @@ mod tests {
         assert_ne!(pages.revision(), before);
         assert_eq!(pages.take_round(Timestamp(at.0 + LOOK_INTERVAL_FOUND_NS)), round(LOOK_ROUND as u64));
         assert_eq!(pages.take_round(Timestamp(at.0 + 2 * LOOK_INTERVAL_NS))[0], PageIndex(0), "in turn");
+    }
+
+    #[test]
+    fn who_builds_a_device_is_told_at_once_and_nothing_is_known_of_the_page_by_that() {
+        let mut pages = UnreadablePages::default();
+        let (page, now, build) = (PageIndex(3), Timestamp(5), 7 | AT_ONCE);
+        assert_eq!(pages.failed(page, now, false, vec![build]), Some((vec![build], false)));
+        assert!(!pages.joins(page, 1), "it is looked at at once");
+        assert_eq!(pages.failed(page, now, false, vec![1, build]), Some((vec![build], false)));
+        assert!(pages.joins(page, build) && pages.joins(page, 2));
+        assert_eq!(pages.take_due(now, true), [(page, vec![1, 2])]);
+        let end = Timestamp(now.0 + PATIENCE_NS);
+        assert_eq!(pages.failed(page, end, false, vec![build, 1, 2]), Some((vec![build, 1, 2], true)));
+        assert_eq!(pages.failed(page, end, false, vec![build]), Some((vec![build], false)));
+        assert_eq!(pages.given_up().count(), 1);
+    }
+
+    #[test]
+    fn pages_that_a_device_was_built_without_are_looked_at_and_count_if_data_is_behind_them() {
+        let mut pages = UnreadablePages::default();
+        let (data, none, now) = (PageIndex(1), PageIndex(2), Timestamp(LOOK_INTERVAL_NS));
+        pages.lacks(data, true);
+        pages.lacks(none, false);
+        assert_eq!(pages.given_up().collect::<Vec<_>>(), [data]);
+        assert_eq!(pages.take_round(now), [data, none]);
+        let looks = vec![AT_ONCE];
+        assert_eq!(pages.failed(none, now, false, looks.clone()), Some((looks, false)));
+        assert_eq!(pages.failed(data, now, false, vec![1]), Some((vec![1], true)), "it was tried for long");
+        assert_eq!(pages.failed(none, now, false, vec![1]), None, "a request waits for it");
+        assert!(pages.readable(data, now) && !pages.readable(none, now));
+        assert_eq!((pages.lacked, pages.pages.len()), (0, 0));
     }
 
     #[test]

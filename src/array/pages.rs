@@ -259,8 +259,10 @@ pub(super) struct PageStore {
     probes: BTreeMap<(PageIndex, u16), Probe>,
     /// Devices under construction that are to be told of a page that they hold none of its versions.
     void: BTreeSet<(PageIndex, MemberIndex, bool)>,
-    /// Of these, those that the next write-back, or the one under way, tells.
+    /// Of these, those that the next write-back tells.
     void_due: BTreeSet<(PageIndex, MemberIndex, bool)>,
+    /// And those that the one under way has not told so far.
+    void_frozen: BTreeSet<(PageIndex, MemberIndex, bool)>,
     /// What devices that are caught up hold of pages that cannot be read elsewhere.
     offers: BTreeMap<PageIndex, Offer>,
     /// Pages that were left as they are on a device that was caught up, as they could not be read:
@@ -302,6 +304,7 @@ impl PageStore {
             probes: BTreeMap::new(),
             void: BTreeSet::new(),
             void_due: BTreeSet::new(),
+            void_frozen: BTreeSet::new(),
             offers: BTreeMap::new(),
             left_alone: BTreeSet::new(),
             versions: Versions::new(PageLayout::new(geometry, checksums).pages()),
@@ -1653,6 +1656,29 @@ pub(super) mod tests {
         assert_eq!((told.outcome, told.faults), (LoadOutcome::AskAgain, vec![]));
         store.thaw();
         assert_eq!(disks.check(&mut store, PAGE).faults, []);
+        assert_eq!(store.dirty_pages(), 0);
+    }
+
+    #[test]
+    fn a_page_that_is_marked_while_a_write_back_is_flushed_is_told_by_the_next() {
+        let (geometry, _) = small(2);
+        let mut store = new_store(geometry, 4);
+        let member = member_of(&store, PAGE, 1);
+        store.left(member);
+        store.freeze(4);
+        assert!(store.is_written());
+        store.void(PAGE, member, Which::Primary);
+        assert!(store.is_written(), "it is no part of this one");
+        store.thaw();
+        assert_eq!(store.dirty_pages(), 1);
+        store.freeze(4);
+        assert!(!store.is_written());
+        let mut out = Vec::new();
+        store.frozen_writes(4, &|_, _| true, &Pool::new(0).unwrap(), &mut out);
+        let Some(PageIo::Write { write, .. }) = out.pop() else { panic!("a mark is written") };
+        assert!(write.is_void && out.is_empty());
+        store.write_done(write, true);
+        store.thaw();
         assert_eq!(store.dirty_pages(), 0);
     }
 

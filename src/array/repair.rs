@@ -256,6 +256,7 @@ impl Array {
             done_bytes: bytes(next),
             total_bytes: bytes(self.map.slots),
             retried: 0,
+            retried_pages: 0,
             rest: None,
             errors,
             repaired,

@@ -53,7 +53,7 @@ pub(super) enum Held {
     Empty,
     /// It holds this stripe, and its pages are loaded.
     Stripe(StripeIndex),
-    /// Its pages cannot be read now, and were tried for as long as a request may wait.
+    /// Its pages cannot be read now; unless it is held to build devices, they were tried for as long as a request may wait.
     Unreadable,
 }
 
@@ -123,7 +123,11 @@ impl Array {
                         return Held::Empty;
                     }
                     let pages = self.hash_pages(hold.slot, 0..self.map.chunk / ROW_BYTES as usize);
-                    hold.pages = PageHold::new(pages, hold.life);
+                    hold.pages = match hold.builds {
+                        // Its build comes back to it.
+                        Some(_) => PageHold::at_once(pages, hold.life),
+                        None => PageHold::new(pages, hold.life),
+                    };
                     hold.stage = Stage::Drain;
                 }
                 Stage::Drain => {

@@ -103,6 +103,8 @@ pub struct Activity {
     pub total_bytes: u64,
     /// Slots that could not be built whole at first, and are tried again.
     pub retried: u64,
+    /// Metadata pages that could not be read when they were to be written to a device, and are tried again.
+    pub retried_pages: u64,
     /// Why nothing of it is done now.
     pub rest: Option<Rest>,
     /// Inconsistencies found so far by a scrub.

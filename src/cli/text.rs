@@ -349,11 +349,18 @@ pub fn scan_line_in(scan: &ScanReport, pass: &str, repaired: &str) -> String {
 
 /// What of a rebuild could not be built at first.
 pub(super) fn retried(scan: &ScanReport) -> Option<String> {
-    match scan.retried {
+    let slots = match scan.retried {
         0 => None,
         1 => Some("1 slot is tried again, as blocks of it cannot be read".into()),
         many => Some(format!("{many} slots are tried again, as blocks of them cannot be read")),
-    }
+    };
+    let pages = match scan.retried_pages {
+        0 => None,
+        1 => Some("1 metadata page is tried again, as it cannot be read".into()),
+        many => Some(format!("{many} metadata pages are tried again, as they cannot be read")),
+    };
+    let both: Vec<String> = [slots, pages].into_iter().flatten().collect();
+    (!both.is_empty()).then(|| both.join(", "))
 }
 
 /// The last scrub in one line.
@@ -577,6 +584,7 @@ pub(super) mod tests {
             rate_bytes_per_s: Some(100 << 20),
             eta_s: Some(3725),
             retried: 0,
+            retried_pages: 0,
             paused: false,
             state: ScanState::Running,
             errors: 0,

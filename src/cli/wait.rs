@@ -415,10 +415,10 @@ impl Progress {
         }
     }
 
-    /// A line for every tenth of the way, and when slots begin to be tried again.
+    /// A line for every tenth of the way, and when slots or pages begin to be tried again.
     fn line(&mut self, scan: &ScanReport) -> Option<String> {
         let tenth = scan.percent as u64 / 10;
-        let shown = (scan.kind, tenth, scan.retried > 0);
+        let shown = (scan.kind, tenth, scan.retried + scan.retried_pages > 0);
         let told = self.told.replace(shown);
         let line = || match self.words {
             Some([pass, repaired]) => scan_line_in(scan, pass, repaired),

@@ -441,6 +441,9 @@ pub struct ScanReport {
     /// Slots that could not be built whole at first, as blocks could not be read, and are tried again.
     #[serde(default)]
     pub retried: u64,
+    /// Metadata pages that could not be read for a device under construction, and are tried again.
+    #[serde(default)]
+    pub retried_pages: u64,
     /// It does not run, for whatever reason: see `state`.
     pub paused: bool,
     /// Whether it runs, and what it waits for.
@@ -547,6 +550,7 @@ pub(super) mod tests {
             rate_bytes_per_s: Some(3),
             eta_s: None,
             retried: 0,
+            retried_pages: 0,
             paused: false,
             state: ScanState::Running,
             errors: 0,

@@ -342,6 +342,15 @@ fn keep_set_aside(array: &ArrayReport) -> String {
 }
 
 fn explain_unreadable(array: &ArrayReport) -> Explanation {
+    if array.unreadable.is_empty() {
+        let pages = Count(array.unreadable_pages, "metadata page");
+        return Explanation {
+            status: format!(
+                "Stripes that hold no data cannot be written for now: {pages} for their checksums cannot be read."
+            ),
+            action: get_blocks_back(array),
+        };
+    }
     let bytes = bytes_of(&array.unreadable);
     let of_pages = match array.unreadable_pages {
         0 => String::new(),
@@ -988,6 +997,12 @@ mod tests {
         let mut online = healthy();
         online.unreadable_pages = 1;
         assert_eq!(verdict(std::slice::from_ref(&online)), Verdict::Degraded);
+        let told = explain(&online).status;
+        assert!(
+            told.starts_with("Stripes that hold no data cannot be written for now: 1 metadata page "),
+            "{told}"
+        );
+        assert!(!told.contains("0 B"), "{told}");
     }
 
     #[test]
@@ -1104,6 +1119,7 @@ mod tests {
             rate_bytes_per_s: None,
             eta_s: None,
             retried: 0,
+            retried_pages: 0,
             paused: false,
             state: ScanState::Running,
             errors: 1,

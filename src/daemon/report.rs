@@ -403,8 +403,11 @@ impl Meters {
             total: activity.total_bytes,
             rate_bytes_per_s: rate,
             // How long what is tried again takes is up to what makes its reads fail.
-            eta_s: rate.filter(|rate| *rate > 0 && activity.retried == 0).map(|rate| left.div_ceil(rate)),
+            eta_s: rate
+                .filter(|rate| *rate > 0 && activity.retried + activity.retried_pages == 0)
+                .map(|rate| left.div_ceil(rate)),
             retried: activity.retried,
+            retried_pages: activity.retried_pages,
             paused: activity.rest.is_some(),
             state: match activity.rest {
                 None => ScanState::Running,
@@ -482,6 +485,7 @@ mod tests {
             done_bytes: done,
             total_bytes: 1000,
             retried: 0,
+            retried_pages: 0,
             rest: paused.then_some(Rest::Paused),
             errors: 0,
             repaired: 0,

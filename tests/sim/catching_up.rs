@@ -197,6 +197,84 @@ fn a_new_device_waits_for_pages_that_cannot_be_read_for_a_moment() {
         .with(|| built_while_pages_cannot_be_read().expect_err("it lacks pages"));
 }
 
+/// All pages of member 2 cannot be read, for good, while a device is built in the place of member 0, of an array of which
+/// so many stripes hold data. The array when it is whole, how long it took, and the most pages that were tried again.
+fn built_beside_unreadable_pages(data: u64) -> (SimArray, Vec<u8>, u64, u64) {
+    let shape = SimShape { page_cache: Some(8 << 10), ..shape(3000) };
+    let world = SimWorld::new(shape, 64 << 20);
+    let mut model = vec![0; shape.volume_bytes as usize];
+    let mut sim = SimArray::create_in(&world, 6);
+    let bytes = data as usize * 2 * CHUNK;
+    Random::new(6).fill(&mut model[..bytes]);
+    for (at, part) in model[..bytes].chunks(64 * CHUNK).enumerate() {
+        sim.write((at * 64 * CHUNK) as u64, part).expect("written");
+    }
+    sim.settle();
+    sim.admin(AdminRequest::Stop).expect("it stops");
+    let mut sim = world.start(sim.disks.clone(), false, Random::new(5)).expect("it starts");
+    drain(&mut sim);
+    sim.admin(AdminRequest::Fail { member: MemberIndex(0) }).expect("it leaves");
+    sim.settle();
+    let pages = DiskRegion::Pages.ranges(disk(&mut sim, 2));
+    disk(&mut sim, 2).inject(unreadable(pages, Timestamp(u64::MAX)));
+    let device = sim.add_blank_disk();
+    sim.admin(AdminRequest::Replace { member: MemberIndex(0), device }).expect("it begins");
+    let begun = sim.now().0;
+    let mut retried = 0;
+    while sim.status().state != ArrayState::Online || !sim.status().activities.is_empty() {
+        retried = sim.status().activities.iter().map(|pass| pass.retried_pages).fold(retried, u64::max);
+        if !sim.step() {
+            sim.sleep(100);
+        }
+        assert!(sim.now().0 - begun < 300 * SECOND, "{:?}", sim.notices);
+    }
+    let seconds = (sim.now().0 - begun) / SECOND;
+    (sim, model, seconds, retried)
+}
+
+#[test]
+fn a_device_waits_half_a_minute_for_all_pages_that_cannot_be_read_together() {
+    let (mut sim, model, seconds, retried) = built_beside_unreadable_pages(600);
+    assert!(seconds < 40, "{seconds} s");
+    assert!((5..30).contains(&retried), "{retried}: those with data");
+    let said = told(&sim, NoticeKind::PageUnreadable);
+    assert!(said.len() == 2 && said[0].contains("tried again"), "{said:?}");
+    assert!(told(&sim, NoticeKind::SlotSkipped).len() <= 2);
+    let status = sim.status();
+    assert!((5..30).contains(&status.unreadable_pages), "{}", status.unreadable_pages);
+    assert!(!status.unreadable.is_empty());
+    // What becomes readable is written to every copy.
+    disk(&mut sim, 2).clear_faults();
+    drain(&mut sim);
+    assert_eq!((sim.status().unreadable_pages, sim.status().unreadable), (0, vec![]));
+    assert_eq!(told(&sim, NoticeKind::PageReadable).len(), 1);
+    verify(&mut sim, &model, "with errors over").expect("all is there");
+    sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
+    drain(&mut sim);
+    sim.assert_scrub_clean();
+    offline(&mut sim, 2);
+    verify(&mut sim, &model, "without a member").expect("all is there");
+}
+
+#[test]
+fn a_device_does_not_wait_for_pages_without_data() {
+    let (mut sim, model, seconds, retried) = built_beside_unreadable_pages(0);
+    assert!(seconds < 5 && retried == 0, "{seconds} s");
+    let said = told(&sim, NoticeKind::PageUnreadable);
+    assert!(said.len() == 1 && said[0].contains("no data is behind them"), "{said:?}");
+    assert_eq!((sim.status().unreadable_pages, sim.status().unreadable), (0, vec![]));
+    assert!(sim.read(0, model.len()).expect("readable") == model);
+    // They are begun anew by themselves once no copy may tell of more.
+    let device = sim.add_blank_disk();
+    sim.admin(AdminRequest::Replace { member: MemberIndex(2), device }).expect("it begins");
+    until_whole(&mut sim);
+    assert_eq!((sim.status().unreadable_pages, sim.status().unreadable), (0, vec![]));
+    drain(&mut sim);
+    offline(&mut sim, 1);
+    let start = 2000 * 2 * CHUNK as u64;
+    sim.write(start, &[7; BLOCK]).expect("its page is there");
+}
+
 /// What is damaged of the superblocks of a disk.
 fn damaged(disk: &SimDisk) -> Vec<(CopyPlace, String)> {
     let copies = CopyPlace::ALL.into_iter().zip(all_copy_offsets(disk.bytes()));

@@ -59,6 +59,11 @@ impl PageStore {
         self.void.iter().filter(is_on).map(|(page, _, _)| *page)
     }
 
+    /// Whether the page is one of these.
+    pub fn is_void_on(&self, page: PageIndex, member: MemberIndex, which: Which) -> bool {
+        self.void.contains(&(page, member, which == Which::Replacement))
+    }
+
     /// The page is in the cache: devices that were told that it cannot be read get it after all.
     pub(super) fn rebuild_void(&mut self, page: PageIndex) {
         let ends = [(page, MemberIndex(0), false), (page, MemberIndex(u16::MAX), true)];
@@ -67,6 +72,7 @@ impl PageStore {
             let (_, member, is_replacement) = entry;
             self.void.remove(&entry);
             self.void_due.remove(&entry);
+            self.void_frozen.remove(&entry);
             let which = if is_replacement { Which::Replacement } else { Which::Primary };
             self.due.entry(page).or_default().insert(member, which);
         }
@@ -93,6 +99,7 @@ impl PageStore {
         let of_device = (member, which == Which::Replacement);
         self.void.retain(|(_, other, is_replacement)| (*other, *is_replacement) != of_device);
         self.void_due.retain(|(_, other, is_replacement)| (*other, *is_replacement) != of_device);
+        self.void_frozen.retain(|(_, other, is_replacement)| (*other, *is_replacement) != of_device);
         lacked
     }
 
@@ -140,6 +147,7 @@ impl PageStore {
     /// When the write-back before is not over.
     pub fn freeze(&mut self, epoch: u64) {
         assert!(self.frozen.is_empty() && self.probes.is_empty(), "one write-back at a time");
+        self.void_frozen.append(&mut self.void_due);
         let mut due = std::mem::take(&mut self.due);
         for index in std::mem::take(&mut self.dirty) {
             let cached = self.cached.get_mut(&index).expect("a changed page is cached");
@@ -276,7 +284,7 @@ impl PageStore {
         out: &mut Vec<PageIo>,
     ) {
         for _ in 0..pages_max {
-            let Some((page, member, is_replacement)) = self.void_due.pop_first() else { return };
+            let Some((page, member, is_replacement)) = self.void_frozen.pop_first() else { return };
             let which = if is_replacement { Which::Replacement } else { Which::Primary };
             let mut copies = self.layout.copies(page).enumerate();
             let (copy, (_, offset)) =
@@ -308,7 +316,7 @@ impl PageStore {
     /// Whether every write of the write-back was given out, as far as is known.
     pub fn all_sent(&self) -> bool {
         self.frozen.range(self.sent_below..).next().is_none()
-            && self.void_due.is_empty()
+            && self.void_frozen.is_empty()
             && self.probes.values().all(|probe| probe.pending > 0)
     }
 
