@@ -510,7 +510,10 @@ impl Array {
             errors: pass.errors,
             repaired: pass.repaired,
         };
-        let failed = self.state() == ArrayState::Failed;
+        let held = match self.state() {
+            ArrayState::Failed => Some(Rest::ForMembers),
+            _ => self.is_settling().then_some(Rest::ForRoom),
+        };
         let mut all = Vec::new();
         let building = self.members.iter().flat_map(|member| {
             [member.progress.as_ref(), member.replacement.as_ref().map(|r| &r.progress)].into_iter().flatten()
@@ -522,7 +525,7 @@ impl Array {
                 done_bytes: bytes(done.min(slots)),
                 total_bytes: bytes(slots),
                 retried: building.iter().map(|progress| progress.retried()).sum(),
-                rest: failed.then_some(Rest::ForMembers),
+                rest: held,
                 errors: 0,
                 repaired: 0,
             });
@@ -530,8 +533,7 @@ impl Array {
         if let Some(pass) = &self.passes.scrub {
             let rest = match self.passes.scrub_paused {
                 true => Some(Rest::Paused),
-                false if failed => Some(Rest::ForMembers),
-                false => (!all.is_empty()).then_some(Rest::ForRebuild),
+                false => held.or((!all.is_empty()).then_some(Rest::ForRebuild)),
             };
             all.push(activity(ActivityKind::Scrub, pass, rest));
         }
