@@ -300,7 +300,7 @@ impl Array {
             }
             None => self.supers.note_loss(),
         }
-        Ok(format!("member {index} is REBUILDING ({how})"))
+        Ok(format!("member {index} is REBUILDING ({how}){}", self.after_settling()))
     }
 
     /// While the array has failed nothing was written, so a member that was in service at that moment is current.

@@ -212,7 +212,7 @@ impl Array {
     }
 
     /// Parts of the volume that cannot be read for now: blocks that could not be had, and what has its checksums in metadata pages
-    /// that cannot be read.
+    /// that cannot be read. What is known to be beyond repair, or is set aside, is not among it: each block counts once.
     pub(super) fn unreadable_ranges(&self) -> Vec<(VolumeOffset, u64)> {
         let mut parts = self.damaged_ranges(|why| why == Why::Unreadable);
         let behind_pages = self.ranges_without_pages();
@@ -230,7 +230,7 @@ impl Array {
                 _ => ranges.push((start, len)),
             }
         }
-        ranges
+        without(&ranges, &self.damaged_ranges(|why| why != Why::Unreadable))
     }
 
     /// What cannot be read, and may be readable with the device of a member that is out.
@@ -301,12 +301,55 @@ impl Array {
     }
 }
 
+/// Ranges without what is in others; both ascend.
+fn without(ranges: &[(VolumeOffset, u64)], others: &[(VolumeOffset, u64)]) -> Vec<(VolumeOffset, u64)> {
+    let mut left = Vec::new();
+    let mut others = others.iter().peekable();
+    for &(VolumeOffset(mut at), len) in ranges {
+        let end = at + len;
+        while others.next_if(|(other, len)| other.0 + len <= at).is_some() {}
+        // The last of those that begin within may reach into the next range.
+        while let Some(&&(VolumeOffset(other), len)) = others.peek().filter(|(other, _)| other.0 < end) {
+            if at < other {
+                left.push((VolumeOffset(at), other - at));
+            }
+            at = other + len;
+            if at >= end {
+                break;
+            }
+            others.next();
+        }
+        if at < end {
+            left.push((VolumeOffset(at), end - at));
+        }
+    }
+    left
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn missing(column: usize, row: usize, why: Why) -> Missing {
         Missing { column, row, why }
+    }
+
+    #[test]
+    fn what_is_in_other_ranges_is_left_out_and_the_rest_stays() {
+        let at = |parts: &[(u64, u64)]| -> Vec<_> {
+            parts.iter().map(|&(start, len)| (VolumeOffset(start), len)).collect()
+        };
+        let ranges = at(&[(10, 10), (30, 10), (50, 5)]);
+        for (others, left) in [
+            (&[][..], &[(10, 10), (30, 10), (50, 5)][..]),
+            (&[(10, 10)], &[(30, 10), (50, 5)]),
+            (&[(0, 12), (14, 2), (19, 12)], &[(12, 2), (16, 3), (31, 9), (50, 5)]),
+            (&[(15, 40)], &[(10, 5)]),
+            (&[(0, 5), (5, 5), (20, 10), (40, 10), (55, 5)], &[(10, 10), (30, 10), (50, 5)]),
+            (&[(31, 1), (33, 1), (52, 100)], &[(10, 10), (30, 1), (32, 1), (34, 6), (50, 2)]),
+        ] {
+            assert_eq!(without(&ranges, &at(others)), at(left), "{others:?}");
+        }
     }
 
     #[test]

@@ -119,10 +119,10 @@ impl Array {
 
     /// What a build for a member that begins means for those under way: the progress that is shown is that of the one that is
     /// least far, and one device at a time is built for a member that has none in service.
-    pub(super) fn beside_others(&self, index: MemberIndex) -> &'static str {
+    pub(super) fn beside_others(&self, index: MemberIndex) -> String {
         let is_building = |member: &&Member| member.progress.is_some() || member.replacement.is_some();
         let own = usize::from(self.member(index).state == MemberState::Rebuilding);
-        match (own, self.members.iter().filter(is_building).count() - own) {
+        let beside = match (own, self.members.iter().filter(is_building).count() - own) {
             (0, 0) => "",
             (0, _) => "; the progress shown begins again, as what is being built already goes on beside it",
             (_, 0) => "; the device that was being built for it is given up, and the rebuild begins again",
@@ -130,7 +130,8 @@ impl Array {
                 "; the device that was being built for it is given up, and the progress shown begins again, as what is being built \
                  for others goes on beside it"
             }
-        }
+        };
+        format!("{beside}{}", self.after_settling())
     }
 
     /// What may be lost when another device takes the place of a member's own: blocks that nobody
@@ -180,9 +181,12 @@ impl Array {
         match entry {
             Entry::ToFailed => format!("member {index} is ONLINE, {}", self.after(1)),
             Entry::CaughtUp(_) => {
-                format!("member {index} is caught up with what it missed, {}", self.after(1))
+                let (after, wait) = (self.after(1), self.after_settling());
+                format!("member {index} is caught up with what it missed, {after}{wait}")
             }
-            Entry::Rebuilt => format!("member {index} is rebuilt, {}", self.after(1)),
+            Entry::Rebuilt => {
+                format!("member {index} is rebuilt, {}{}", self.after(1), self.after_settling())
+            }
         }
     }
 
@@ -265,14 +269,21 @@ impl Array {
         if !self.passes.scrub_is_running() {
             return Ok(());
         }
-        let state = if self.any_building() { "waits for a rebuild" } else { "is running" };
         let name = &self.supers.template().name;
-        Err(format!("a scrub {state} already: 'calpe wait {name} -t scrub' waits for its end"))
+        let (state, room) = match self.is_settling() {
+            true => ("waits until what the redo log holds is in place", "make room; "),
+            false if self.any_building() => ("waits for a rebuild", ""),
+            false => ("is running", ""),
+        };
+        Err(format!("a scrub {state} already: {room}'calpe wait {name} -t scrub' waits for its end"))
     }
 
     /// What a scrub does that begins, or goes on, now.
     pub(super) fn words_for_scrub(&self) -> &'static str {
         match self.any_building() {
+            _ if self.is_settling() => {
+                "the scrub waits until what the redo log holds is in place, and runs then: make room"
+            }
             true => "the scrub waits for the rebuild, and runs then",
             false => "the scrub is running",
         }

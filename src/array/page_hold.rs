@@ -300,12 +300,15 @@ impl Array {
             // A scrub reads it again. Without one, a copy that could be read takes the write, as far as is known.
             counters.repaired += u64::from(!is_lost && !has_scrub && fault.is_of_content());
             self.note_bad_page(member, read.page, true);
-            self.notice_page_fault(member, read.page, fault);
+            // Of one that is lost, nothing tells what to rewrite: that is told once, below.
+            if !is_lost {
+                self.notice_page_fault(member, read.page, fault);
+            }
         }
         if loaded.outcome == LoadOutcome::Lost {
             let text = format!(
-                "metadata page {} is damaged on all members: the blocks it has the checksums of read as errors until \
-                 they are written again",
+                "metadata page {} is damaged on all members, and nothing can rewrite it but writes: the blocks it has the checksums of \
+                 read as errors until they are written again",
                 read.page.0
             );
             self.notice(NoticeKind::PageLost, NoticeLevel::Error, None, text);

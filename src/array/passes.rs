@@ -511,7 +511,10 @@ impl Array {
             errors: pass.errors,
             repaired: pass.repaired,
         };
-        let failed = self.state() == ArrayState::Failed;
+        let held = match self.state() {
+            ArrayState::Failed => Some(Rest::ForMembers),
+            _ => self.is_settling().then_some(Rest::ForRoom),
+        };
         let mut all = Vec::new();
         let building = self.members.iter().flat_map(|member| {
             [member.progress.as_ref(), member.replacement.as_ref().map(|r| &r.progress)].into_iter().flatten()
@@ -524,7 +527,7 @@ impl Array {
                 total_bytes: bytes(slots),
                 retried: building.iter().map(|progress| progress.retried()).sum(),
                 retried_pages: building.iter().map(|progress| progress.retried_pages).sum(),
-                rest: failed.then_some(Rest::ForMembers),
+                rest: held,
                 errors: 0,
                 repaired: 0,
             });
@@ -532,8 +535,7 @@ impl Array {
         if let Some(pass) = &self.passes.scrub {
             let rest = match self.passes.scrub_paused {
                 true => Some(Rest::Paused),
-                false if failed => Some(Rest::ForMembers),
-                false => (!all.is_empty()).then_some(Rest::ForRebuild),
+                false => held.or((!all.is_empty()).then_some(Rest::ForRebuild)),
             };
             all.push(activity(ActivityKind::Scrub, pass, rest));
         }

@@ -41,6 +41,19 @@ impl Array {
         self.notice(NoticeKind::LogReplayed, NoticeLevel::Warning, None, text);
     }
 
+    /// Whether a replay is not all in place, for lack of room: neither writes nor passes go on before it is.
+    pub(super) fn is_settling(&self) -> bool {
+        self.redo.unsettled.is_some() && self.redo.is_serving()
+    }
+
+    /// What is said of a request that begins a rebuild now.
+    pub(super) fn after_settling(&self) -> &'static str {
+        match self.is_settling() {
+            true => "; that waits until what the redo log holds is in place: make room",
+            false => "",
+        }
+    }
+
     /// Moves the end of a replay on: when all is in place, the log starts anew.
     pub(super) fn pump_settling(&mut self) {
         let Some(unsettled) = &self.redo.unsettled else { return };

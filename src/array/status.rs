@@ -88,6 +88,8 @@ pub enum Rest {
     Paused,
     /// A rebuild goes first.
     ForRebuild,
+    /// What the redo log held at the start goes in place first, and waits for room.
+    ForRoom,
     /// The array has failed.
     ForMembers,
 }

@@ -196,7 +196,9 @@ impl Waiter {
 
     /// Gives up on passes that somebody paused; they would be waited for without end.
     fn unless_paused(&mut self, array: &ArrayReport, shown: Option<ScanReport>) -> Look {
-        let all_rest = !array.scan.is_empty() && array.scan.iter().all(|scan| scan.paused);
+        // With room it goes on by itself, which is told while it is waited for.
+        let rests = |scan: &ScanReport| scan.paused && scan.state != ScanState::WaitsForRoom;
+        let all_rest = !array.scan.is_empty() && array.scan.iter().all(rests);
         self.paused_looks = if all_rest { self.paused_looks + 1 } else { 0 };
         let mut wanted = array.scan.iter().filter(|scan| self.goal.wants(scan.kind)).peekable();
         let first = wanted.peek().copied();
@@ -684,6 +686,15 @@ mod tests {
         let mut waiter = passes(&[ScanKind::Scrub]);
         for _ in 0..3 * PAUSED_LOOKS {
             assert!(matches!(waiter.look(&array), Look::Running(Some(_))));
+        }
+        // All of it rests, and goes on by itself when there is room.
+        for scan in &mut array.scan {
+            (scan.paused, scan.state) = (true, ScanState::WaitsForRoom);
+        }
+        let mut waiter = all();
+        for _ in 0..3 * PAUSED_LOOKS {
+            let Look::Running(Some(scan)) = waiter.look(&array) else { panic!("it is waited for") };
+            assert!(scan_line(&scan).ends_with("is in place: make room"));
         }
     }
 

@@ -337,6 +337,10 @@ pub enum Condition {
     Overwritten,
     /// It is out of service, and its device is smaller than it was: it can only be replaced.
     CutOff,
+    /// It is out of service, as several devices claim to be it, and nothing tells which is the copy.
+    Claimed,
+    /// It is out of service, and may be on a device that the daemon's user may not read.
+    Forbidden,
 }
 
 impl Condition {
@@ -358,6 +362,8 @@ impl Condition {
             Condition::Kept => "holds what may be nowhere else",
             Condition::Overwritten => "no superblock is in its place",
             Condition::CutOff => "its device was cut off",
+            Condition::Claimed => "several devices claim to be it",
+            Condition::Forbidden => "may be what the daemon may not read",
         }
     }
 }
@@ -406,6 +412,8 @@ pub enum ScanState {
     Paused,
     /// A rebuild goes first.
     WaitsForRebuild,
+    /// What the redo log held at the start goes in place first, which waits for room.
+    WaitsForRoom,
     /// Too few members are there: the array has failed.
     WaitsForMembers,
 }
@@ -418,6 +426,7 @@ impl ScanState {
             ScanState::Running => None,
             ScanState::Paused => Some("paused"),
             ScanState::WaitsForRebuild => Some("waits for the rebuild"),
+            ScanState::WaitsForRoom => Some("waits until what the redo log holds is in place: make room"),
             ScanState::WaitsForMembers => Some("waits for members"),
         }
     }

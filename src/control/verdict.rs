@@ -422,8 +422,15 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
     let (overwritten, gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(|member| is_overwritten(member));
     let (kept, gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(|member| is_kept(member));
     let (cut_off, gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(|member| is_cut_off(member));
-    let none_gone = [&gone, &overwritten, &kept, &cut_off].iter().all(|members| members.is_empty());
+    let is_there = |member: &&MemberReport| {
+        [Condition::Claimed, Condition::Forbidden].iter().any(|there| member.conditions.contains(there))
+    };
+    let (there, gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(is_there);
+    let none_gone = [&gone, &overwritten, &kept, &cut_off, &there].iter().all(|members| members.is_empty());
     let action = match (none_gone, returning.is_empty()) {
+        (true, true) if array.log.state == LogState::Settling => {
+            "The rebuild goes on when what the redo log holds is in place.".into()
+        }
         (true, true) => format!("Wait for the rebuild to end: 'calpe wait {}'.", array.name),
         (true, false) => wait_for(array, &returning),
         (false, _) => {
@@ -431,10 +438,11 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
                 |member: &&MemberReport| member.conditions.contains(&Condition::Full) || is_blocked(member);
             let room = returning.iter().any(needs_more).then(|| wait_for(array, &returning));
             let keep = kept.first().map(|first| keep(array, &kept, first.index));
+            let there = (!there.is_empty()).then(|| use_what_is_there(array, &there));
             let back = (!gone.is_empty()).then(|| get_back(array, &gone));
             let anew = (!overwritten.is_empty()).then(|| build_anew(array, &overwritten));
             let replaced = (!cut_off.is_empty()).then(|| replace_cut_off(array, &cut_off));
-            [room, keep, back, anew, replaced].into_iter().flatten().collect::<Vec<_>>().join(" ")
+            [room, keep, there, back, anew, replaced].into_iter().flatten().collect::<Vec<_>>().join(" ")
         }
     };
     Explanation { status, action }
@@ -448,12 +456,33 @@ fn get_back(array: &ArrayReport, gone: &[&MemberReport]) -> String {
         let what = if gone.len() == 1 { "it" } else { "them" };
         return format!("Bring {what} back with {}.", commands.join(", "));
     }
+    let is_full = |member: &&MemberReport| member.conditions.contains(&Condition::Full);
+    let room = if gone.iter().any(is_full) { "Make room where it is full. " } else { "" };
     format!(
-        "Replace it with 'calpe replace {name} {index} NEW', or bring it back with 'calpe online {name} {index}'. ({})",
+        "{room}Replace it with 'calpe replace {name} {index} NEW', or bring it back with 'calpe online {name} {index}'. ({})",
         names(gone),
         name = array.name,
         index = gone[0].index
     )
+}
+
+/// What to do about members whose devices are there, as far as is known, and that 'calpe online' alone does not bring back.
+fn use_what_is_there(array: &ArrayReport, members: &[&MemberReport]) -> String {
+    let one = |member: &&MemberReport| {
+        let online = format!("calpe online {} {}", array.name, member.index);
+        match member.conditions.contains(&Condition::Claimed) {
+            true => format!(
+                "Several devices claim to be member {}: move the copy away, and bring the other back with '{online}'; or name the                  one to use: '{online} --path PATH'.",
+                member.index
+            ),
+            false => format!(
+                "Member {} may be what the daemon's user may not read: let that user read and write it, and bring it back with                  '{online} --path PATH'; if it is not that, replace it with 'calpe replace {} {} NEW'.",
+                member.index, array.name, member.index
+            ),
+        }
+    };
+    let told: Vec<String> = members.iter().map(one).collect();
+    format!("{} ({})", told.join(" "), names(members))
 }
 
 /// What to do about members whose devices must not be built over; `first` is one of them.
@@ -541,7 +570,7 @@ fn explain_online(array: &ArrayReport) -> Explanation {
                 member.index,
                 shown_name(member)
             ),
-            action: format!("Replace it now: 'calpe replace {} {} NEW'.", array.name, member.index),
+            action: unless_replaced(array, member, |replace| format!("Replace it now: '{replace}'.")),
         };
     }
     if let Some(member) = with(Condition::NotMended) {
@@ -551,10 +580,11 @@ fn explain_online(array: &ArrayReport) -> Explanation {
                 member.index,
                 shown_name(member)
             ),
-            action: format!(
-                "Replace it with 'calpe replace {} {} NEW', or mend what makes it fail: such blocks are looked at again every minute.",
-                array.name, member.index
-            ),
+            action: unless_replaced(array, member, |replace| {
+                format!(
+                    "Replace it with '{replace}', or mend what makes it fail: such blocks are looked at again every minute."
+                )
+            }),
         };
     }
     if let Some(member) = with(Condition::HostShort) {
@@ -574,10 +604,11 @@ fn explain_online(array: &ArrayReport) -> Explanation {
                 member.index,
                 shown_name(member)
             ),
-            action: format!(
-                "Look at its device and what leads there; replace it with 'calpe replace {} {} NEW' if it stays so.",
-                array.name, member.index
-            ),
+            action: unless_replaced(array, member, |replace| {
+                format!(
+                    "Look at its device and what leads there; replace it with '{replace}' if it stays so."
+                )
+            }),
         };
     }
     if let Some((member, reason)) =
@@ -590,12 +621,12 @@ fn explain_online(array: &ArrayReport) -> Explanation {
                 shown_name(member),
                 Printable(reason)
             ),
-            action: format!(
-                "If it is still to be replaced, begin again with 'calpe replace {name} {index} NEW'; otherwise 'calpe clear {name} \
-                 {index}' ends this message.",
-                name = array.name,
-                index = member.index
-            ),
+            action: unless_replaced(array, member, |replace| {
+                format!(
+                    "If it is still to be replaced, begin again with '{replace}'; otherwise 'calpe clear {} {}' ends this message.",
+                    array.name, member.index
+                )
+            }),
         };
     }
     let has_errors = |member: &&MemberReport| member.read + member.write + member.cksum > 0;
@@ -608,10 +639,9 @@ fn explain_online(array: &ArrayReport) -> Explanation {
                 many => format!("{many} members had errors ({})", names(&troubled)),
             } + "; nothing is known to be unreadable now.",
             action: match troubled.len() {
-                1 => format!(
-                    "Watch its counts; replace it with 'calpe replace {} {} NEW' if they rise.",
-                    array.name, member.index
-                ),
+                1 => unless_replaced(array, member, |replace| {
+                    format!("Watch its counts; replace it with '{replace}' if they rise.")
+                }),
                 _ => format!(
                     "Watch their counts; replace a member whose counts rise with 'calpe replace {} MEMBER NEW'.",
                     array.name
@@ -619,6 +649,23 @@ fn explain_online(array: &ArrayReport) -> Explanation {
             },
         },
         None => Explanation::default(),
+    }
+}
+
+/// What to do about a member in service that is best replaced: `advice` of that command, unless that is under way.
+fn unless_replaced(
+    array: &ArrayReport,
+    member: &MemberReport,
+    advice: impl FnOnce(String) -> String,
+) -> String {
+    match (&member.replacement, array.log.state) {
+        (None, _) => advice(format!("calpe replace {} {} NEW", array.name, member.index)),
+        (Some(_), LogState::Settling) => {
+            "Its replacement is built when what the redo log holds is in place.".into()
+        }
+        (Some(_), _) => {
+            format!("Its replacement is being built: 'calpe wait {}' waits for that.", array.name)
+        }
     }
 }
 
@@ -904,6 +951,60 @@ mod tests {
             "{action}"
         );
         assert!(action.contains("'calpe replace tank 0 NEW'"), "{action}");
+    }
+
+    #[test]
+    fn no_rebuild_is_waited_for_that_waits_for_room() {
+        let mut array = with_absent(&[MemberState::Rebuilding]);
+        array.log.state = LogState::Settling;
+        for is_full in [true, false] {
+            array.members[2].conditions = if is_full { vec![Condition::Full] } else { Vec::new() };
+            let action = explain(&array).action;
+            assert_eq!(action.starts_with("Make room there: the replay"), is_full, "{action}");
+            assert!(action.ends_with("when what the redo log holds is in place."), "{action}");
+            assert!(!action.contains("Wait for the rebuild"), "{action}");
+        }
+    }
+
+    #[test]
+    fn a_member_that_is_being_replaced_is_not_to_be_replaced() {
+        let of_state = |set: fn(&mut MemberReport)| {
+            let mut array = healthy();
+            set(&mut array.members[2]);
+            assert!(explain(&array).action.contains("'calpe replace tank 2 NEW'"), "{array:?}");
+            array.members[2].replacement = Some(ReplacementReport { name: "/srv/new".into(), uuid: None });
+            explain(&array).action
+        };
+        for action in [
+            of_state(|member| member.cksum = 1),
+            of_state(|member| member.conditions = vec![Condition::NotMended]),
+            of_state(|member| member.conditions = vec![Condition::KeptDespiteErrors]),
+            of_state(|member| member.conditions = vec![Condition::Slow]),
+            of_state(|member| member.reason = Some("its replacement was given up".into())),
+        ] {
+            assert_eq!(action, "Its replacement is being built: 'calpe wait tank' waits for that.");
+        }
+    }
+
+    #[test]
+    fn a_member_that_is_there_and_not_taken_is_not_told_to_come_back_by_what_is_refused() {
+        let mut array = with_absent(&[MemberState::Missing, MemberState::Missing]);
+        array.members[0].conditions = vec![Condition::Claimed];
+        array.members[1].conditions = vec![Condition::Forbidden];
+        let action = explain(&array).action;
+        assert!(action.starts_with("Several devices claim to be member 0: move the copy away"), "{action}");
+        assert!(action.contains("'calpe online tank 0 --path PATH'"), "{action}");
+        assert!(!action.contains("calpe replace tank 0"), "{action}");
+        assert!(action.contains("let that user read and write it"), "{action}");
+        assert!(action.ends_with("(0: /srv/m0, 1: /srv/m1)"), "{action}");
+    }
+
+    #[test]
+    fn what_has_left_for_lack_of_room_is_told_to_need_that_also_where_it_does_not_return() {
+        let mut array = with_absent(&[MemberState::Missing]);
+        array.members[0].conditions = vec![Condition::Full];
+        let action = explain(&array).action;
+        assert!(action.starts_with("Make room where it is full. Replace it with 'calpe replace"), "{action}");
     }
 
     #[test]

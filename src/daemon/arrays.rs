@@ -175,13 +175,16 @@ impl Daemon {
                         }
                     }
                     let is_configured = self.is_configured(uuid, &name);
-                    let unkept = if dry_run {
-                        let why = self.state_trouble().filter(|_| !once);
+                    let unkept = if dry_run && *once {
+                        self.not_again(uuid)
+                    } else if dry_run {
+                        let why = self.state_trouble();
                         why.map(|why| format!("the import would not be remembered: {why}"))
                     } else {
                         let places = with_members(&places, &found.arrays[&uuid]);
                         let again = Some(&places).filter(|_| !once).map(Vec::as_slice);
-                        self.import_again(uuid, again)
+                        let unkept = self.import_again(uuid, again);
+                        if *once { self.not_again(uuid) } else { unkept }
                     };
                     // What is configured is served after a restart all the same.
                     done.warnings.extend(unkept.filter(|_| !is_configured));

@@ -55,7 +55,7 @@ pub enum ImportError {
     #[error("{0}")]
     Threadless(String),
     /// The members do not make up an array.
-    #[error("{source}{}{}", advice(source), left_out.iter().map(|line| format!("\nleft out: {line}")).collect::<String>())]
+    #[error("{}{}{}", told(source, left_out), advice(source), left_out.iter().map(|line| format!("\nleft out: {line}")).collect::<String>())]
     Assembly {
         /// Why not.
         source: AssemblyError,
@@ -87,6 +87,16 @@ impl ImportError {
 /// What to do about members that are missing, for one who has typed a command: what is tried again by itself is not to be
 /// imported again.
 pub(super) const IMPORT_AGAIN: &str = ": bring them back, then import again";
+
+/// What the error says, where devices were left out that were found.
+fn told(source: &AssemblyError, left_out: &[String]) -> String {
+    match source {
+        AssemblyError::Nothing if !left_out.is_empty() => {
+            "no device of the array that was found can be used".into()
+        }
+        source => source.to_string(),
+    }
+}
 
 /// What to do, where the error itself does not say it.
 fn advice(source: &AssemblyError) -> &'static str {
@@ -518,6 +528,21 @@ pub(super) mod tests {
             force: false,
         };
         CreatePlan::new(request).unwrap().execute(0).unwrap().array
+    }
+
+    #[test]
+    fn devices_that_are_left_out_were_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let array = created_in(dir.path(), "tank", 2, 1);
+        let mut members = search(&[dir.path().into()], PATIENCE).arrays.remove(&array).unwrap();
+        for found in &mut members {
+            found.unwritable = Some("its filesystem is read-only".into());
+        }
+        let told = preview(&members, false).unwrap_err().to_string();
+        let expected =
+            "no device of the array that was found can be used\nleft out: its filesystem is read-only\n";
+        assert!(told.starts_with(expected), "{told}");
+        assert_eq!(preview(&[], false).unwrap_err().to_string(), "no device of the array was found");
     }
 
     #[test]

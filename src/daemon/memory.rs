@@ -278,9 +278,22 @@ impl Daemon {
         // Whoever asked for it is told when it is kept, or that it is not.
         let why = self.state.flush(KEPT_WAIT).err()?;
         Some(match again {
-            Some(_) => format!("the import is not remembered, and a restart does not serve the array: {why}"),
+            // What was remembered of it before may say either.
+            Some(_) => format!(
+                "the import is not remembered: whether a restart serves the array is as it was remembered last: {why}"
+            ),
             None => format!("the export is not remembered, and a restart may serve the array: {why}"),
         })
+    }
+
+    /// The array is served, and not again after a restart. A line where an earlier import of it may still be on record, as
+    /// nothing that came since could be kept.
+    pub(super) fn not_again(&self, array: Uuid) -> Option<String> {
+        let is_known = lock(&self.memory).arrays.0.contains_key(&array);
+        let why = self.state_trouble().filter(|_| is_known)?;
+        Some(format!(
+            "it is not remembered that the array is served only once, and a restart may serve it: {why}"
+        ))
     }
 
     /// Which of several arrays of one name a section of the configuration means, if that can be told: one that is where the

@@ -2,9 +2,10 @@
 //!
 //! Must not ask anybody anything: facts in, report out. Rates come from samples that are handed in with their time.
 
+use super::copies::CLAIMED;
 use super::reactor::{ArrayFacts, ListenAddress};
 use super::returns::{Obstacle, Returning};
-use super::search::Loss;
+use super::search::{Loss, MAY_NOT_READ};
 use super::state::{Counts, GivenUp};
 use crate::array::assembly::NOWHERE_ELSE;
 use crate::block_io::DeviceId;
@@ -330,7 +331,11 @@ fn conditions(
     let repaired = (counts.repaired > 0).then_some(Condition::Repaired);
     let is_kept = reason.is_some_and(|reason| reason.contains(NOWHERE_ELSE));
     let kept = is_kept.then_some(Condition::Kept);
-    of_array.chain(returning).chain(repaired).chain(kept).collect()
+    let is_told = |what: &str| member.device.is_none() && reason.is_some_and(|reason| reason.contains(what));
+    let claimed = is_told(CLAIMED).then_some(Condition::Claimed);
+    let forbidden = is_told(MAY_NOT_READ).then_some(Condition::Forbidden);
+    let of_place = claimed.into_iter().chain(forbidden);
+    of_array.chain(returning).chain(repaired).chain(kept).chain(of_place).collect()
 }
 
 fn log_report(log: &LogState, array: ArrayState) -> LogReport {
@@ -413,6 +418,7 @@ impl Meters {
                 None => ScanState::Running,
                 Some(Rest::Paused) => ScanState::Paused,
                 Some(Rest::ForRebuild) => ScanState::WaitsForRebuild,
+                Some(Rest::ForRoom) => ScanState::WaitsForRoom,
                 Some(Rest::ForMembers) => ScanState::WaitsForMembers,
             },
             errors: activity.errors,
@@ -477,6 +483,29 @@ mod tests {
         let state = |array| log_report(&LogState::Replaying, array).state;
         assert_eq!(state(ArrayState::Failed), control::LogState::NotStarted);
         assert_eq!(state(ArrayState::Degraded), control::LogState::Replaying);
+    }
+
+    #[test]
+    fn a_member_that_is_there_and_not_taken_has_a_condition_that_says_so() {
+        use crate::volume::MemberCounters;
+        let member = MemberStatus {
+            index: MemberIndex(1),
+            state: MemberState::Missing,
+            device: None,
+            replacement: None,
+            counters: MemberCounters::default(),
+            reason: None,
+            conditions: Vec::new(),
+            returns: false,
+        };
+        let of = |reason: &str| conditions(&member, Some(reason), &Counts::default(), None);
+        let twins = super::super::copies::Twins { device: Uuid::nil(), unused: vec![0, 1], used: None };
+        let reason = twins.reason(MemberIndex(1), |at| format!("/srv/{at}"));
+        assert_eq!(of(&format!("left out at the start: {reason}")), [Condition::Claimed]);
+        let older = super::super::copies::Twins { used: Some(2), ..twins };
+        assert_eq!(of(&older.reason(MemberIndex(1), |at| format!("/srv/{at}"))), []);
+        assert_eq!(of("perhaps it is /srv/m1, which uid 7 may not read"), [Condition::Forbidden]);
+        assert_eq!(of("its device is gone"), []);
     }
 
     fn rebuild(done: u64, paused: bool) -> Activity {

@@ -18,6 +18,9 @@ use uuid::Uuid;
 /// Most entries of a directory that are looked at: a directory with more is not one of members.
 const ENTRIES_MAX: usize = 16 << 10;
 
+/// In what is told of a member that is missing, where files are that may be it.
+pub(super) const MAY_NOT_READ: &str = "may not read";
+
 /// Files without a superblock that are named where members are missing.
 const BLANKS_TOLD: usize = 8;
 
@@ -250,7 +253,7 @@ impl Search {
         };
         let named = paths[..paths.len().min(BLANKS_TOLD)].join(", ");
         (!paths.is_empty())
-            .then(|| format!("{named}{more}, which uid {} may not read", nix::unistd::geteuid()))
+            .then(|| format!("{named}{more}, which uid {} {MAY_NOT_READ}", nix::unistd::geteuid()))
     }
 
     /// What was found in these places and cannot be used, a line each: it may be what was looked for.

@@ -512,6 +512,12 @@ fn a_state_directory_that_cannot_be_written_is_told_once_and_stops_nothing() {
     create(&dir.path().join("other"), "pond", 1, 1);
     let said = serve.says("import pond --dir other");
     assert!(said.contains("the import is not remembered"), "{said}");
+    assert!(!said.contains("a restart does not serve"), "what was remembered before may say so: {said}");
+    assert!(!serve.says("export pond").is_empty());
+    for line in ["import pond --dir other --once -n", "import pond --dir other --once"] {
+        let said = serve.says(line);
+        assert!(said.contains("served only once, and a restart may serve it"), "{said}");
+    }
     assert!(!serve.says("export pond").is_empty());
     let text = told[0]["text"].as_str().expect("a text");
     assert!(text.contains("cannot be written") && text.contains("'state_dir'"), "{text}");

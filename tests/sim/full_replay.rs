@@ -5,7 +5,7 @@ use crate::scenes::{CHUNK, filled, live};
 use calpe::format::{ChecksumKind, MemberState};
 use calpe::testing::{DiskRegion, OpKinds, PassingFault, Random, SimArray, Trouble};
 use calpe::units::MemberIndex;
-use calpe::volume::{AdminRequest, ArrayState, ClientError, ClientReply, ClientRequest, LogState};
+use calpe::volume::{AdminRequest, ArrayState, ClientError, ClientReply, ClientRequest, LogState, Rest};
 
 const BLOCK: usize = 4096;
 const SECOND: u64 = 1_000_000_000;
@@ -142,6 +142,40 @@ fn a_write_that_waits_for_a_replay_goes_on_when_there_is_room() {
     full.make_room();
     live(&mut full.sim, 3);
     assert!(matches!(full.sim.poll(write), Some(Ok(_))));
+    full.assert_sound();
+}
+
+/// Nothing of a scrub or a rebuild is done before there is room: all that is told of them says so.
+#[test]
+fn a_scrub_and_a_rebuild_that_wait_for_a_replay_say_so() {
+    const ROOM: &str = "waits until what the redo log holds is in place";
+    let mut full = Full::new(2, 1, ChecksumKind::Blake3, 7);
+    full.fill_all(&IN_PLACE);
+    full.write_some(10);
+    full = full.restart(false);
+    live(&mut full.sim, 4);
+    assert_eq!(full.sim.status().log, LogState::Settling);
+    let scrub = AdminRequest::ScrubStart;
+    let would = full.sim.would(&scrub).expect("it may begin").0;
+    assert_eq!(would, full.sim.admin(scrub).expect("it begins").0);
+    assert!(would.contains(ROOM) && would.ends_with("make room"), "{would}");
+    let again = full.sim.would(&AdminRequest::ScrubStart).expect_err("there is one").0;
+    assert!(again.contains(ROOM), "{again}");
+
+    let device = full.sim.add_blank_disk();
+    let replace = AdminRequest::Replace { member: MemberIndex(1), device };
+    let would = full.sim.would(&replace).expect("it may be replaced").0;
+    let told = full.sim.admin(replace).expect("it is replaced").0;
+    for text in [would, told] {
+        assert!(text.contains(&format!("that {ROOM}: make room")), "{text}");
+    }
+    live(&mut full.sim, 5);
+    let rests: Vec<_> =
+        full.sim.status().activities.iter().map(|pass| (pass.rest, pass.done_bytes)).collect();
+    assert_eq!(rests, [(Some(Rest::ForRoom), 0); 2]);
+    full.make_room();
+    full.sim.settle();
+    assert!(full.sim.status().activities.is_empty(), "{:?}", full.sim.status());
     full.assert_sound();
 }
 

@@ -473,7 +473,7 @@ impl Run {
                     self.unreadable_notices.extend(worth_telling(notice));
                 }
                 VolumeAction::Notice(notice) => {
-                    let is_bad_copy = notice.kind == NoticeKind::PageRepaired;
+                    let is_bad_copy = matches!(notice.kind, NoticeKind::PageRepaired | NoticeKind::PageLost);
                     self.bad_copies += u64::from(is_bad_copy && self.phase == Phase::Replay);
                     self.notices.extend(worth_telling(notice));
                 }
