@@ -8,7 +8,7 @@ use super::config::{ArrayChoice, ArrayConfig};
 use super::events::kinds;
 use super::import::{self, ImportError, Opened};
 use super::memory::{covers, directory_of};
-use super::search::{Found, Search, search_with};
+use super::search::{Found, Search, search_patiently};
 use super::service::{CLOSING_WAIT, Daemon, Done, Outcome, ServeOptions, Served, refusal};
 use super::waiting::Waiting;
 use crate::array::assembly::AssemblyError;
@@ -17,7 +17,7 @@ use crate::control::{
     Severity,
 };
 use crate::format::{MemberState, Superblock};
-use crate::member::{DEFAULT_MEMBER_TIMEOUT, await_closings, is_held_by_calpe, is_remote};
+use crate::member::{await_closings, is_held_by_calpe, is_remote};
 use crate::units::{HumanSize, MemberIndex, quoted, shown};
 use crate::volume::{AdminRequest, NoticeKind, NoticeLevel, STOPPED_CLEANLY};
 use std::collections::BTreeMap;
@@ -63,7 +63,7 @@ impl Daemon {
 
     pub(super) fn importable(&self, dirs: &[PathBuf]) -> Reply {
         // Where `import` looks, too: devices that served an array are part of it wherever they are.
-        let found = search_with(&self.places(dirs), &self.earlier_paths(None), DEFAULT_MEMBER_TIMEOUT);
+        let found = search_patiently(&self.places(dirs), &self.earlier_paths(None), &self.look_limits(None));
         if let Err(error) = found.check_whole() {
             return Reply::Error(error.into());
         }
@@ -112,10 +112,18 @@ impl Daemon {
     pub(super) fn import(&self, order: &ImportOrder) -> Outcome {
         let ImportOrder { array, all, dirs, force, once, dry_run } = order;
         let (array, all, force, dry_run) = (array.as_deref(), *all, *force, *dry_run);
+        if let (Some(array), false) = (array, all)
+            && (dirs.is_empty() || array.parse::<Uuid>().is_ok())
+            && self.find(array, |_| ()).is_ok()
+        {
+            // Known without a look at anything. Another one of its name would have to be in the places that are named.
+            return Err(refusal(ErrorCode::Refused, format!("array '{array}' is served already")));
+        }
         let places = self.places(dirs);
         // Devices that served an array are part of it wherever they are.
         let earlier = self.earlier_paths(array.filter(|_| !all));
-        let found = search_with(&places, &earlier, DEFAULT_MEMBER_TIMEOUT);
+        let limits = self.look_limits(array.filter(|_| !all));
+        let found = search_patiently(&places, &earlier, &limits);
         found.check_whole()?;
         let is_served = |uuid: &Uuid| self.served_uuids().contains(uuid);
         let is_there = |members: &[Found]| members.iter().any(|member| !member.remembered);

@@ -8,8 +8,8 @@
 use super::drill;
 use super::room::{Wanted, check_room};
 use super::superblocks::{
-    allocated_on, read_superblock, reserve_regions, reserved_of, reserved_ranges, signatures, wipe_ends,
-    wiped_ranges, write_superblock,
+    allocated_on, check_answers, read_superblock, reserve_regions, reserved_of, reserved_ranges, signatures,
+    wipe_ends, wiped_ranges, write_superblock,
 };
 use super::undo::Undo;
 use crate::array::NewArray;
@@ -17,7 +17,9 @@ use crate::format::{
     ArrayShape, ChecksumKind, Geometry, LayoutError, Region, Signature, Superblock, VolumeKind,
     check_array_name, geometry_for, leftover_bytes, member_bytes_for,
 };
-use crate::member::{Access, Device, DeviceError, DeviceKind, RemoteError, is_remote};
+use crate::member::{
+    Access, DEFAULT_MEMBER_TIMEOUT, Device, DeviceError, DeviceKind, RemoteError, is_remote,
+};
 use crate::units::{Count, HumanSize, SECTOR_BYTES, quoted, shown};
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
@@ -227,6 +229,7 @@ impl CreatePlan {
             return Err(CreateError::MemberCount { data, parity, found: request.members.len() });
         }
         let file_bytes = request.volume_bytes.map(|bytes| member_bytes_for(bytes, shape)).transpose()?;
+        check_answers(&request.members, DEFAULT_MEMBER_TIMEOUT)?;
         let members = open_all(&request.members, file_bytes.is_some())?;
         let overwritten = find_signatures(&members)?;
         if !overwritten.is_empty() && !request.force {

@@ -14,13 +14,13 @@ use super::room::{Wanted, check_room};
 use super::search::{Found, Loss, Unusable, overwritten, search};
 use super::service::{Daemon, Done, Outcome, lock, refusal};
 use super::superblocks::{
-    Copies, read_copies, reserve_regions, reserved_bytes, signatures, wipe_ends, wipe_log, witness,
+    Copies, open_and_recognise, read_copies, reserve_regions, reserved_bytes, wipe_ends, wipe_log, witness,
     words_for_damaged,
 };
 use crate::array::assembly::NOWHERE_ELSE;
 use crate::block_io::DeviceId;
 use crate::control::{ErrorCode, MemberRef, RequestError};
-use crate::format::{MemberState, NewestError, Role, Superblock, newest_read};
+use crate::format::{MemberState, NewestError, Role, Signature, Superblock, newest_read};
 use crate::member::patience::within;
 use crate::member::{
     self, Access, DEFAULT_MEMBER_TIMEOUT, Device, DeviceError, DeviceKind, Identity, TimeLimits,
@@ -270,10 +270,10 @@ impl Daemon {
         let would = self.would(target.array, &target.name, request)?;
         let mut warnings = Vec::new();
         // Locked in a dry run, too: whether it can be is part of what is to be known.
-        let (device, created) = match Device::open_within(new, Access::Exclusive, patience(target.limits)) {
-            Ok(device) => {
+        let (device, created) = match open_and_recognise(new, patience(target.limits)) {
+            Ok((device, found)) => {
                 check_fit(&target, &device)?;
-                warnings = check_worthless(&device, force)?;
+                warnings = check_worthless(&device, found?, force)?;
                 (Some(device), false)
             }
             Err(DeviceError::NotFound { .. }) => {
@@ -775,8 +775,7 @@ fn check_fit(target: &Target, device: &Device) -> Result<(), RequestError> {
 }
 
 /// Refuses what is recognised on a device, or lists it when forced.
-fn check_worthless(device: &Device, force: bool) -> Result<Vec<String>, RequestError> {
-    let found = signatures(device)?;
+fn check_worthless(device: &Device, found: Vec<Signature>, force: bool) -> Result<Vec<String>, RequestError> {
     let path = shown(device.path());
     if found.is_empty() || force {
         return Ok(found.iter().map(|signature| format!("{path}: {signature} is destroyed")).collect());

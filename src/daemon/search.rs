@@ -5,7 +5,7 @@
 
 use super::superblocks::{check_length, patiently, read_superblock};
 use crate::format::{NewestError, Role, Superblock};
-use crate::member::patience::{each_within, hangs};
+use crate::member::patience::{each_within_own, hangs};
 use crate::member::{Access, Device, DeviceError, DeviceKind, is_remote, member_kind, same_remote};
 use crate::units::shown;
 use std::collections::{BTreeMap, HashSet};
@@ -125,6 +125,14 @@ pub fn search(places: &[PathBuf], patience: Duration) -> Search {
 /// more.
 #[must_use]
 pub fn search_with(places: &[PathBuf], remembered: &[PathBuf], patience: Duration) -> Search {
+    search_patiently(places, remembered, &|_| patience)
+}
+
+/// How long each path, or what is at it, is waited for.
+pub(super) type Patience<'p> = &'p (dyn Fn(&Path) -> Duration + Sync);
+
+/// The same, with a patience for each path.
+pub(super) fn search_patiently(places: &[PathBuf], remembered: &[PathBuf], patience: Patience<'_>) -> Search {
     let mut search = Search::default();
     let mut uris: Vec<PathBuf> = Vec::new();
     let mut local: Vec<PathBuf> = Vec::new();
@@ -145,7 +153,7 @@ pub fn search_with(places: &[PathBuf], remembered: &[PathBuf], patience: Duratio
     candidates.extend(uris.into_iter().map(|path| Place { path, named: true, remembered: false }));
     candidates.extend(remote);
     let paths: Vec<PathBuf> = candidates.iter().map(|place| place.path.clone()).collect();
-    let seen = each_within(&paths, "look at it", patience, look_at);
+    let seen = each_within_own(&paths, "look at it", patience, look_at);
     for (place, seen) in candidates.iter().zip(seen) {
         match seen {
             Ok(Seen::Member(mut found)) => {
@@ -304,9 +312,9 @@ impl Search {
     }
 
     /// What may be members, at these places.
-    fn list(&mut self, places: &[PathBuf], patience: Duration) -> Vec<Place> {
+    fn list(&mut self, places: &[PathBuf], patience: Patience<'_>) -> Vec<Place> {
         let mut candidates = Vec::new();
-        for (place, entries) in places.iter().zip(each_within(places, "list it", patience, list)) {
+        for (place, entries) in places.iter().zip(each_within_own(places, "list it", patience, list)) {
             match entries {
                 Ok(Ok(Some(entries))) => {
                     candidates.extend(entries.into_iter().map(|path| Place {
@@ -329,9 +337,14 @@ impl Search {
     }
 
     /// Keeps regular files and block devices, each once.
-    fn leave_out_twins(&mut self, candidates: &mut Vec<Place>, remembered: &[PathBuf], patience: Duration) {
+    fn leave_out_twins(
+        &mut self,
+        candidates: &mut Vec<Place>,
+        remembered: &[PathBuf],
+        patience: Patience<'_>,
+    ) {
         let paths: Vec<PathBuf> = candidates.iter().map(|place| place.path.clone()).collect();
-        let nodes = each_within(&paths, "look at it", patience, node_of);
+        let nodes = each_within_own(&paths, "look at it", patience, node_of);
         let mut seen = HashSet::new();
         let mut nodes = nodes.into_iter();
         candidates.retain(|place| match nodes.next().expect("one for each") {

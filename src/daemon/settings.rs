@@ -5,14 +5,16 @@
 //! identity, however it came to be served. Must not know where configurations come from.
 
 use super::config::{ArrayChoice, ArrayConfig};
+use super::memory::covers;
 use super::service::{Daemon, Served, lock};
 use crate::array::{self, FullStripe};
 use crate::control::{CertificateReport, RequestError};
-use crate::member::TimeLimits;
+use crate::member::{DEFAULT_MEMBER_TIMEOUT, TimeLimits, is_remote};
 use crate::tls::{CertificateFacts, Peer, PeerRules, ServerTls};
 use crate::volume::AdminRequest;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use uuid::Uuid;
 
 /// How an array is to be served.
@@ -190,6 +192,28 @@ impl Daemon {
     /// How an array is served that is imported for a section.
     pub(super) fn options_by(&self, section: &ArrayConfig, name: &str, uuid: Uuid) -> ServeOptions {
         lock(&self.settings).options(name, uuid).unwrap_or_else(|| ServeOptions::of(section))
+    }
+
+    /// How long an import by command waits for each path that it looks at: for places of sections, and where devices of their
+    /// arrays were, as these say (the longest, of several); elsewhere as the section about the array says that is wanted. Servers
+    /// have limits of their own.
+    pub(super) fn look_limits(&self, wanted: Option<&str>) -> impl Fn(&Path) -> Duration + Sync + use<> {
+        let sections = lock(&self.settings).arrays.clone();
+        let own = wanted.and_then(|wanted| sections.iter().find(|config| config.which.to_string() == wanted));
+        let own = own.map_or(DEFAULT_MEMBER_TIMEOUT, |config| config.limits.local);
+        let places = sections.into_iter().map(|config| {
+            let mut places = self.earlier_paths(Some(&config.which.to_string()));
+            places.extend(config.search);
+            (places, config.limits.local)
+        });
+        let places: Vec<(Vec<PathBuf>, Duration)> = places.collect();
+        move |path| {
+            if is_remote(path) {
+                return DEFAULT_MEMBER_TIMEOUT;
+            }
+            let of_it = places.iter().filter(|(places, _)| places.iter().any(|place| covers(place, path)));
+            of_it.map(|(_, limit)| *limit).max().unwrap_or(own)
+        }
     }
 
     /// Whether the configuration has a section about this array: then the next start serves it.

@@ -7,7 +7,10 @@ use crate::format::{
     Signature, Superblock, all_copy_offsets, damaged_copies, decode_copy, newest, newest_read, recognise,
     superblock_offsets,
 };
-use crate::member::{Device, DeviceError, ReadAt, RemoteError, Witness};
+use crate::member::patience::{each_within, within};
+use crate::member::{Access, Device, DeviceError, ReadAt, RemoteError, Witness, is_remote};
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -254,6 +257,58 @@ pub fn signatures(device: &Device) -> Result<Vec<Signature>, DeviceError> {
     Ok(recognise(&head, &tail, bytes))
 }
 
+/// Opens and locks a device that is to be a member, and tells what is recognised on it, or why that cannot be told. What does
+/// not answer within `limit` is given up.
+///
+/// # Errors
+/// When it cannot be opened.
+pub(super) fn open_and_recognise(path: &Path, limit: Duration) -> Result<OpenedNew, DeviceError> {
+    if is_remote(path) {
+        // Every read has a limit of its own.
+        let device = Device::open_within(path, Access::Exclusive, limit)?;
+        let found = signatures(&device);
+        return Ok((device, found));
+    }
+    let own = path.to_path_buf();
+    within(path, "open it", limit, move || {
+        let device = Device::open(&own, Access::Exclusive)?;
+        let found = signatures(&device);
+        Ok((device, found))
+    })?
+}
+
+/// A device that is to be a member, and what is recognised on it.
+pub(super) type OpenedNew = (Device, Result<Vec<Signature>, DeviceError>);
+
+/// Looks at the ends of local devices before a command without a daemon opens them: what does not answer is told, and
+/// not waited for. What else is wrong with them is found out later.
+///
+/// # Errors
+/// For the first that does not answer within `limit`.
+pub(super) fn check_answers(paths: &[PathBuf], limit: Duration) -> Result<(), DeviceError> {
+    let local: Vec<PathBuf> = paths.iter().filter(|path| !is_remote(path)).cloned().collect();
+    let answers = each_within(&local, "look at it", limit, |path| {
+        let _ = Device::open(path, Access::ReadOnly).and_then(|device| signatures(&device));
+    });
+    let silent = answers
+        .into_iter()
+        .filter_map(Result::err)
+        .find(|error| !matches!(error, DeviceError::NoThread { .. }));
+    silent.map_or(Ok(()), |error| Err(without_answer(error)))
+}
+
+/// An operation on a device that was not answered in time, with the likely reason.
+fn without_answer(error: DeviceError) -> DeviceError {
+    match error {
+        DeviceError::Io { path, action, source } => {
+            let source =
+                io::Error::new(source.kind(), format!("its filesystem or disk does not answer ({source})"));
+            DeviceError::Io { path, action, source }
+        }
+        error => error,
+    }
+}
+
 /// Everything that `calpe inspect` tells of a device.
 #[must_use]
 pub fn inspect(device: &Device) -> Inspection {
@@ -265,7 +320,6 @@ mod tests {
     use super::*;
     use crate::array::NewArray;
     use crate::format::COUNT_END;
-    use crate::member::Access;
 
     fn first_superblock(array: &NewArray) -> Superblock {
         let devices: Vec<Uuid> = (1..4).map(Uuid::from_u128).collect();
@@ -275,7 +329,7 @@ mod tests {
     #[test]
     fn what_the_host_is_short_of_is_waited_for_and_what_a_device_is_is_not() {
         let io = |errno| {
-            let source = std::io::Error::from_raw_os_error(errno);
+            let source = io::Error::from_raw_os_error(errno);
             DeviceError::Io { path: "m0".into(), action: "read it".into(), source }
         };
         let tries = |since: Instant, error: &dyn Fn() -> DeviceError, failures: u32| {

@@ -86,6 +86,16 @@ pub fn each_within<T: Send + 'static>(
     limit: Duration,
     call: impl Fn(&Path) -> T + Send + Sync + 'static,
 ) -> Vec<Result<T, DeviceError>> {
+    each_within_own(paths, action, &|_| limit, call)
+}
+
+/// As [`each_within`], where each path has a limit of its own.
+pub fn each_within_own<T: Send + 'static>(
+    paths: &[PathBuf],
+    action: &str,
+    limit: &(dyn Fn(&Path) -> Duration + Sync),
+    call: impl Fn(&Path) -> T + Send + Sync + 'static,
+) -> Vec<Result<T, DeviceError>> {
     let call = Arc::new(call);
     let next = AtomicUsize::new(0);
     let answers: Mutex<Vec<_>> = Mutex::new(paths.iter().map(|_| None).collect());
@@ -94,7 +104,7 @@ pub fn each_within<T: Send + 'static>(
             Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|at| Some((at, paths.get(at)?)))
         {
             let (call, own) = (Arc::clone(&call), path.clone());
-            let answer = within(path, action, limit, move || call(&own));
+            let answer = within(path, action, limit(path), move || call(&own));
             answers.lock().unwrap_or_else(PoisonError::into_inner)[at] = Some(answer);
         }
     };

@@ -341,6 +341,100 @@ fn a_filesystem_that_freezes_holds_up_neither_other_arrays_nor_status() {
     assert!(daemon.wait().expect("ours").success());
 }
 
+/// Runs a command and tells how it ended: its standard error, and how long it took.
+#[track_caller]
+fn fails_in(mut command: Command, least: Duration, most: Duration) -> String {
+    let begun = Instant::now();
+    let output = try_run(&mut command);
+    let (text, took) = (String::from_utf8_lossy(&output.stderr).into_owned(), begun.elapsed());
+    assert_eq!(output.status.code(), Some(1), "{command:?}: {text}");
+    assert!(took >= least && took <= most + SLACK, "{command:?}: {took:?}: {text}");
+    text
+}
+
+#[test]
+fn a_replacement_whose_filesystem_hangs_is_refused_in_time() {
+    let Some(scene) = Scene::new() else { return };
+    let up = scene.serve();
+    let new = scene.path("mnt/new");
+    fs::File::create(scene.path("behind/new")).and_then(|file| file.set_len(64 << 20)).expect("a file");
+    let path = new.to_str().expect("text").to_owned();
+    // What the kernel knows of it already does not hang.
+    up.calpe(&["replace", "tank", "2", &path, "-n"]);
+    scene.fuse().freeze();
+    let limit = Duration::from_secs(TIMEOUT);
+    let first = fails_in(up.command(&["replace", "tank", "2", &path, "-n"]), Duration::ZERO, limit);
+    assert!(first.contains("no answer within") || first.contains("hangs still"), "{first}");
+    for args in [
+        &["replace", "tank", "2", &path][..],
+        &["replace", "tank", "2", &path, "--force"],
+        &["replace", "tank", "2", &path, "-n"],
+    ] {
+        let text = fails_in(up.command(args), Duration::ZERO, limit);
+        assert!(text.contains("does not answer: an earlier attempt hangs still"), "{text}");
+    }
+    let text = up.calpe(&["status", "-v"]);
+    assert!(!text.contains("mnt/new"), "{text}");
+    scene.fuse().thaw();
+    until("it can be used again", || {
+        try_run(&mut up.command(&["replace", "tank", "2", &path, "-n"])).status.success()
+    });
+    up.stop();
+}
+
+#[test]
+fn commands_without_a_daemon_end_when_a_file_hangs() {
+    let Some(scene) = Scene::new() else { return };
+    for name in ["behind/new", "plain/other"] {
+        fs::File::create(scene.path(name)).and_then(|file| file.set_len(32 << 20)).expect("a file");
+    }
+    // What was not taken from the kernel ends with the process.
+    scene.fuse().turn_deaf();
+    let mut check = calpe();
+    check.arg("check").args(["plain/m0", "mnt/m1", "plain/m2", "plain/m3"].map(|name| scene.path(name)));
+    let create = |dry: bool| {
+        let mut create = calpe();
+        create.args(["create", "pond", "--data", "1", "--parity", "1"]);
+        create.args(["plain/other", "mnt/new"].map(|name| scene.path(name)));
+        if dry {
+            create.arg("-n");
+        }
+        create
+    };
+    let commands = [(check, "mnt/m1"), (create(true), "mnt/new"), (create(false), "mnt/new")];
+    std::thread::scope(|scope| {
+        for (command, file) in commands {
+            scope.spawn(move || {
+                let limit = Duration::from_secs(30);
+                let text = fails_in(command, limit, limit);
+                assert!(text.contains(file) && text.contains("does not answer"), "{text}");
+            });
+        }
+    });
+    scene.fuse().thaw();
+    let other = fs::read(scene.path("plain/other")).expect("read");
+    assert!(other.iter().all(|byte| *byte == 0), "nothing was written");
+}
+
+#[test]
+fn an_import_of_another_array_waits_for_what_hangs_as_its_own_section_says() {
+    let Some(scene) = Scene::new() else { return };
+    fs::create_dir(scene.path("there")).expect("a directory");
+    let pond: Vec<PathBuf> = (0..2).map(|at| scene.path(&format!("there/pond{at}"))).collect();
+    run(calpe().args(["create", "pond", "--data", "1", "--parity", "1", "--size", "16MiB"]).args(&pond));
+    let up = scene.serve();
+    scene.fuse().freeze();
+    let limit = Duration::from_secs(TIMEOUT);
+    let begun = Instant::now();
+    let there = scene.path("there");
+    up.calpe(&["import", "pond", "--dir", there.to_str().expect("text")]);
+    // A directory that cannot be listed, or each kind of look at what is in it.
+    assert!(begun.elapsed() <= 3 * limit + SLACK, "{:?}", begun.elapsed());
+    let text = fails_in(up.command(&["import", "tank", "-n"]), Duration::ZERO, Duration::from_secs(1));
+    assert!(text.contains("'tank' is served already"), "{text}");
+    ends_in_time(up, &scene, "INT");
+}
+
 #[test]
 fn more_reads_than_a_frozen_filesystem_takes_hold_up_its_own_member_only() {
     /// The kernel takes 12 of a filesystem that names no number, and has the next caller wait.

@@ -5,17 +5,22 @@
 //! once. Must not know what the bytes mean.
 
 use crate::block_io::{Completion, DeviceId, Extent, IoFault, IoFaultKind, IoOp, IoToken, IoValue};
-use crate::member::{Device, DeviceError};
+use crate::member::{Device, DeviceError, is_remote};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// What written bytes are kept in: whole blocks.
 const BLOCK: usize = 4096;
+
+/// Longest time that counts between two looks at what is late.
+const LOOK_MAX: Duration = Duration::from_secs(1);
 
 /// Members over which an array runs without changing them.
 #[derive(Debug)]
@@ -23,6 +28,8 @@ pub struct Layer {
     workers: BTreeMap<DeviceId, Worker>,
     done: Receiver<Completion>,
     shared: Arc<Shared>,
+    /// When [`Layer::give_up_late`] was last called.
+    looked: Instant,
 }
 
 #[derive(Debug)]
@@ -30,6 +37,12 @@ struct Worker {
     /// None when it is to end.
     jobs: Option<Sender<(IoToken, IoOp)>>,
     thread: Option<JoinHandle<()>>,
+    /// None of a remote device, whose operations have limits of their own.
+    path: Option<PathBuf>,
+    /// How many operations have begun and ended: odd while one is under way.
+    turns: Arc<AtomicU64>,
+    /// What that was at the last look, and for how long it had not changed.
+    seen: (u64, Duration),
 }
 
 #[derive(Debug)]
@@ -64,17 +77,24 @@ impl Layer {
         for (id, device) in devices {
             let (jobs, queue) = channel();
             let (sender, shared) = (sender.clone(), Arc::clone(&shared));
+            let path = Some(device.path()).filter(|path| !is_remote(path)).map(Path::to_path_buf);
+            let turns = Arc::new(AtomicU64::new(0));
+            let own_turns = Arc::clone(&turns);
             let thread = std::thread::Builder::new().name("check".into()).spawn(move || {
                 let mut covered =
                     Covered { device, blocks: BTreeMap::new(), passing: BTreeSet::new(), shared };
                 for (token, op) in queue {
+                    own_turns.fetch_add(1, Ordering::Relaxed);
+                    let result = covered.execute(op);
+                    own_turns.fetch_add(1, Ordering::Relaxed);
                     // Nobody waits for it when the check has ended early.
-                    let _ = sender.send(Completion { token, result: covered.execute(op) });
+                    let _ = sender.send(Completion { token, result });
                 }
             })?;
-            workers.insert(id, Worker { jobs: Some(jobs), thread: Some(thread) });
+            let seen = (0, Duration::ZERO);
+            workers.insert(id, Worker { jobs: Some(jobs), thread: Some(thread), path, turns, seen });
         }
-        Ok(Layer { workers, done, shared })
+        Ok(Layer { workers, done, shared, looked: Instant::now() })
     }
 
     /// Starts an operation; its end comes out of [`Layer::done`].
@@ -90,6 +110,25 @@ impl Layer {
     #[must_use]
     pub fn done(&self) -> &Receiver<Completion> {
         &self.done
+    }
+
+    /// Where an operation has been under way for longer than `limit`; to be called every second or so. If there is one, no thread
+    /// is waited for any more. Time in which the process was stopped does not count.
+    pub fn give_up_late(&mut self, limit: Duration) -> Option<PathBuf> {
+        let passed = std::mem::replace(&mut self.looked, Instant::now()).elapsed().min(LOOK_MAX);
+        let mut late = None;
+        for worker in self.workers.values_mut() {
+            let turns = worker.turns.load(Ordering::Relaxed);
+            let same = turns % 2 == 1 && turns == worker.seen.0;
+            worker.seen = (turns, if same { worker.seen.1 + passed } else { Duration::ZERO });
+            if worker.seen.1 > limit && late.is_none() {
+                late = worker.path.clone();
+            }
+        }
+        if late.is_some() {
+            self.workers.values_mut().for_each(|worker| worker.thread = None);
+        }
+        late
     }
 
     /// Bytes of memory for what was written.
@@ -248,7 +287,7 @@ mod tests {
 
     struct Bench {
         _dir: tempfile::TempDir,
-        path: std::path::PathBuf,
+        path: PathBuf,
         layer: Layer,
         pool: Pool,
     }
@@ -314,6 +353,26 @@ mod tests {
         assert_eq!(bench.layer.kept_bytes(), 2 * 4096);
         assert_eq!(bench.read(MIB / 2, 512), [7; 512]);
         assert_eq!((bench.read(MIB - 4096, 512)[0], bench.read(0, 512)[0]), (1, 3));
+    }
+
+    #[test]
+    fn an_operation_that_hangs_is_told_and_its_thread_not_waited_for() {
+        let mut bench = Bench::new();
+        assert_eq!(bench.layer.give_up_late(Duration::ZERO), None, "nothing is under way");
+        bench.layer.workers[&ID].turns.store(7, Ordering::Relaxed);
+        let look = |bench: &mut Bench, ago: u64| {
+            let ago = Duration::from_millis(ago);
+            bench.layer.looked = Instant::now().checked_sub(ago).expect("the machine has run for longer");
+            bench.layer.give_up_late(Duration::from_millis(1500))
+        };
+        assert_eq!(look(&mut bench, 900), None, "it may have begun just now");
+        assert_eq!(look(&mut bench, 5000), None, "the process was stopped");
+        bench.layer.workers[&ID].turns.store(9, Ordering::Relaxed);
+        assert_eq!(look(&mut bench, 900), None, "it is another operation");
+        assert_eq!(look(&mut bench, 900), None);
+        let path = bench.path.clone();
+        assert_eq!(look(&mut bench, 900), Some(path));
+        assert!(bench.layer.workers[&ID].thread.is_none());
     }
 
     #[test]

@@ -15,13 +15,13 @@ pub use report::{CheckReport, CheckedMember, LostPart};
 use super::clock;
 use super::config::DEFAULT_MEMORY;
 use super::import;
-use super::superblocks::{check_length, read_copies};
+use super::superblocks::{check_answers, check_length, read_copies};
 use crate::array::assembly::{Assembled, AssemblyError, Candidate, assemble};
 use crate::array::{ArrayConfig, OpenDevice};
 use crate::block_io::{DeviceId, Pool};
 use crate::codec::Codec;
 use crate::format::{MemberState, ScrubRecord, Superblock, VolumeKind, damaged_copies, newest_read};
-use crate::member::{Access, Device, DeviceError};
+use crate::member::{Access, DEFAULT_MEMBER_TIMEOUT, Device, DeviceError};
 use crate::units::{HumanSize, ROW_BYTES, Timestamp, VolumeOffset, shown};
 use crate::volume::{
     Activity, ActivityKind, AdminRequest, ArrayNotice, ArrayState, LogState, MemberStatus, NoticeKind,
@@ -107,6 +107,16 @@ pub enum CheckError {
         HumanSize(REPLAY_BYTES_MAX)
     )]
     TooMuch,
+    /// A member has stopped answering.
+    #[error(
+        "{}: a read has not ended within {} s: its filesystem or disk does not answer",
+        shown(path),
+        DEFAULT_MEMBER_TIMEOUT.as_secs()
+    )]
+    Hangs {
+        /// Which.
+        path: PathBuf,
+    },
     /// The system refuses what a check needs.
     #[error("cannot {action}: {source}")]
     System {
@@ -280,6 +290,7 @@ fn open(
     problems: &mut Vec<String>,
     strangers: &mut Vec<PathBuf>,
 ) -> Result<Vec<Given>, CheckError> {
+    check_answers(paths, DEFAULT_MEMBER_TIMEOUT)?;
     let mut given: Vec<Given> = Vec::new();
     for path in paths {
         let same = |given: &&Given| given.device.as_ref().is_some_and(|device| device.is_at(path));
@@ -429,6 +440,9 @@ impl Run {
     fn look(&mut self, progress: &mut dyn FnMut(&Activity)) -> Result<(), CheckError> {
         if self.layer.kept_bytes() > REPLAY_BYTES_MAX {
             return Err(CheckError::TooMuch);
+        }
+        if let Some(path) = self.layer.give_up_late(DEFAULT_MEMBER_TIMEOUT) {
+            return Err(CheckError::Hangs { path });
         }
         let status = self.volume.status();
         let refused = matches!(status.log, LogState::Refused(_)) || status.state == ArrayState::Failed;
