@@ -74,13 +74,13 @@ impl Array {
             self.admin_done(id, Err(AdminError("the array is stopping".into())));
             return;
         }
-        let is_recorded = match &request {
+        let is_recorded = matches!(
+            &request,
             AdminRequest::Replace { .. }
-            | AdminRequest::CancelReplace { .. }
-            | AdminRequest::Fail { .. }
-            | AdminRequest::Offline { .. } => true,
-            _ => false,
-        };
+                | AdminRequest::CancelReplace { .. }
+                | AdminRequest::Fail { .. }
+                | AdminRequest::Offline { .. }
+        );
         let result = match request {
             AdminRequest::Fail { member } => {
                 self.take_out(member, MemberState::Faulted, "failed by an administrator")

@@ -31,6 +31,9 @@ pub(super) struct Damage {
     unconfirmed: BTreeSet<BlockName>,
     /// Blocks that are being looked at, and what was noted of them since: the list may have no room for them.
     watched: BTreeMap<BlockName, Option<Why>>,
+    /// Members with another device than when blocks of theirs were listed: whether it has these is
+    /// being looked at.
+    exchanged: MemberSet,
     /// Counts changes of what is listed.
     revision: u64,
 }
@@ -116,6 +119,17 @@ impl Damage {
     /// Everything that is listed is to be looked at soon.
     pub fn look_at_all(&mut self) {
         self.due.extend(self.blocks.keys());
+    }
+
+    /// The member has another device: what is listed is to be looked at on that.
+    pub fn exchange(&mut self, member: MemberIndex) {
+        self.exchanged.insert(member);
+        self.look_at_all();
+    }
+
+    /// Everything was looked at since devices were exchanged.
+    pub fn forget_exchanges(&mut self) {
+        self.exchanged = MemberSet::new();
     }
 
     /// The block, which is listed, is to be looked at soon.
@@ -250,12 +264,16 @@ impl Array {
         })
     }
 
-    /// The members that have blocks of the volume which are set aside.
+    /// The members that have blocks of the volume which are set aside. One whose device came after that, and was not looked at so
+    /// far, is not known to have any.
     pub(super) fn set_aside_on(&self) -> MemberSet {
+        let is_looked_at = self.damage.has_due() || !self.repaying.is_empty();
+        let is_new = |member: &MemberIndex| is_looked_at && self.damage.exchanged.contains(*member);
         let of_data = self.damage.iter().filter(|((_, column, _), _)| usize::from(*column) < self.map.k);
         let aside = of_data.filter(|(_, why)| *why == Why::SetAside);
         aside
             .map(|((stripe, column, _), _)| self.member_at(self.slot_of(stripe), usize::from(column)))
+            .filter(|member| !is_new(member))
             .collect()
     }
 

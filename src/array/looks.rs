@@ -31,6 +31,9 @@ impl Array {
         }
         self.last_look = self.now;
         self.look_found = false;
+        if !self.damage.has_due() && self.repaying.is_empty() {
+            self.damage.forget_exchanges();
+        }
         let mut blocks = self.damage.some_due(LOOK_ROUND);
         if blocks.is_empty() {
             blocks = self.damage.next(self.looked_at, LOOK_ROUND);
@@ -94,6 +97,11 @@ impl Array {
 
     /// A member has joined, or is not built so far.
     pub(super) fn forget_looks_with(&mut self, member: MemberIndex) {
-        self.looks_with.remove(&member);
+        let was_looked_with = self.looks_with.remove(&member).is_some();
+        let at = self.member(member);
+        // Its new device has taken the place of the one that may have what is set aside.
+        if was_looked_with && at.progress.is_none() && at.replacement.is_none() {
+            self.damage.exchange(member);
+        }
     }
 }

@@ -71,6 +71,8 @@ impl Array {
             AdminRequest::Stop if self.is_failed() || self.log_is_refused() => {
                 Ok(self.words_for_stop(true).into())
             }
+            // Unless there is room in time.
+            AdminRequest::Stop if self.redo.unsettled.is_some() => Ok(self.words_for_stop(false).into()),
             AdminRequest::Stop => Ok(STOPPED_CLEANLY.into()),
         };
         text.map(AdminOutcome).map_err(AdminError)
@@ -261,11 +263,25 @@ impl Array {
         }
     }
 
+    /// Nothing is looked at in an array whose log cannot be replayed.
+    fn check_replayed(&self) -> Result<(), String> {
+        match &self.redo.life {
+            // Nobody can bring back what is there.
+            Life::Refused(reason) if self.members.iter().all(|member| member.device.is_some()) => {
+                let name = &self.supers.template().name;
+                Err(format!(
+                    "the array cannot be served: {reason}. 'calpe status {name}' says what can be done"
+                ))
+            }
+            _ => self.check_served(),
+        }
+    }
+
     pub(super) fn check_scrub_start(&self) -> Result<(), String> {
         if self.is_failed() {
             return Err("the array has FAILED; there is nothing to scrub".into());
         }
-        self.check_served()?;
+        self.check_replayed()?;
         if !self.passes.scrub_is_running() {
             return Ok(());
         }
@@ -305,7 +321,7 @@ impl Array {
         if self.is_failed() {
             return Err("the array has FAILED; there is nothing to look at".into());
         }
-        self.check_served()?;
+        self.check_replayed()?;
         if !matches!(self.redo.life, Life::Serving) {
             return Err(
                 "the array does not serve yet, its redo log is being replayed: try again when that is done"

@@ -537,6 +537,9 @@ pub struct InspectArgs {
     /// As JSON
     #[arg(long)]
     pub json: bool,
+    /// In this process, however long that takes
+    #[arg(long, hide = true)]
+    pub here: bool,
 }
 
 /// Options of `check`.

@@ -4,7 +4,7 @@ use super::args::{BenchCodecArgs, BenchEngine, BenchHashArgs, CheckArgs, CreateA
 use super::client::{Client, ClientError};
 use super::paths::not_utf8;
 use super::wait::Progress;
-use super::{CliError, Outcome, say, say_json, tell_warnings};
+use super::{CliError, Outcome, say, say_json, tell, tell_warnings};
 use crate::block_io::Pool;
 use crate::codec::bench;
 use crate::control::{ArrayReport, MemberState};
@@ -15,13 +15,22 @@ use crate::daemon::report::Meters;
 use crate::daemon::superblocks;
 use crate::gpu::cuda::{CudaDriver, Tuning, bench as gpu_bench};
 use crate::gpu::{CalibrationSource, Crossover, GpuConfig, GpuRuntime};
-use crate::member::{Access, Device, is_remote, same_remote};
+use crate::member::patience::within;
+use crate::member::{Access, DEFAULT_MEMBER_TIMEOUT, Device, DeviceError, is_remote, same_remote};
 use crate::units::{HumanSize, Printable, shown};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde::Serialize;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
 use uuid::Uuid;
+
+/// When a person is told that a member does not answer.
+const WAIT_TOLD: Duration = Duration::from_secs(5);
 
 /// `calpe create`.
 pub(super) fn create(args: CreateArgs, connect: impl FnOnce() -> Result<Client, ClientError>) -> Outcome {
@@ -62,8 +71,49 @@ pub(super) fn create(args: CreateArgs, connect: impl FnOnce() -> Result<Client, 
     Ok(ExitCode::SUCCESS)
 }
 
-/// `calpe inspect`. Fails when there is no usable superblock, after having told all that is known.
+/// `calpe inspect`. Another process looks at a local member: one that a filesystem does not answer cannot end before it does.
 pub(super) fn inspect(args: &InspectArgs) -> Outcome {
+    if args.here || is_remote(&args.member) {
+        return inspect_here(args);
+    }
+    let mut looker = Command::new("/proc/self/exe");
+    looker.args(["inspect", "--here"]).args(args.json.then_some("--json")).arg("--").arg(&args.member);
+    looker.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // Where there is no process to be had, this one does it.
+    let Ok(looker) = looker.spawn() else { return inspect_here(args) };
+    let pid = looker.id().cast_signed();
+    let (over, is_over) = channel::<()>();
+    let waits = format!(
+        "{}: no answer so far, it is waited for up to {} s",
+        shown(&args.member),
+        DEFAULT_MEMBER_TIMEOUT.as_secs()
+    );
+    // Without a thread nothing is told until the end.
+    let _ = std::thread::Builder::new().spawn(move || {
+        if is_over.recv_timeout(WAIT_TOLD) == Err(RecvTimeoutError::Timeout) {
+            tell(&waits);
+        }
+    });
+    let looked =
+        within(&args.member, "look at it", DEFAULT_MEMBER_TIMEOUT, move || looker.wait_with_output());
+    drop(over);
+    if looked.is_err() {
+        // It may have ended just now.
+        let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+    }
+    let looked = looked?;
+    let output = looked.map_err(|error| DeviceError::from_io(&args.member, "look at it", error))?;
+    // Where standard error fails there is nobody left to tell.
+    let _ = io::stderr().write_all(&output.stderr);
+    let mut out = io::stdout().lock();
+    out.write_all(&output.stdout)?;
+    out.flush()?;
+    let code = output.status.code().and_then(|code| u8::try_from(code).ok());
+    Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
+}
+
+/// Fails when there is no usable superblock, after having told all that is known.
+fn inspect_here(args: &InspectArgs) -> Outcome {
     let device = Device::open(&args.member, Access::ReadOnly)?;
     let inspection = superblocks::inspect(&device);
     if args.json {

@@ -368,24 +368,25 @@ pub(super) fn retried(scan: &ScanReport) -> Option<String> {
 pub fn last_scrub_line(scrub: &LastScrub, array: &ArrayReport) -> String {
     let unchecked = &array.last_scrub_unchecked[..];
     let when = timestamp(scrub.finished_unix);
+    let counts = format!("{}, {} repaired", Count(scrub.errors, "error"), Count(scrub.repaired, "block"));
     let found = match (scrub.errors, scrub.repaired) {
-        (0, 0) if !array.last_scrub_compared() => {
+        _ if !array.last_scrub_compared() => {
             format!("last scrub ended {when} and verified nothing, as there are no checksums")
         }
         (0, 0) => format!("last scrub ended {when} and found no errors"),
-        (errors, repaired) => {
-            format!(
-                "last scrub ended {when} with {}, {} repaired",
-                Count(errors, "error"),
-                Count(repaired, "block")
-            )
-        }
+        _ => format!("last scrub ended {when} with {counts}"),
     };
     let members: Vec<String> = unchecked.iter().map(u16::to_string).collect();
-    match unchecked {
+    let line = match unchecked {
         [] => found,
         [_] => format!("{found}, without member {}, which was out of service", members.join(", ")),
         _ => format!("{found}, without members {}, which were out of service", members.join(", ")),
+    };
+    match scrub.errors {
+        1.. if !array.last_scrub_compared() => {
+            format!("{line}; what stands, also of an earlier one: {counts}")
+        }
+        _ => line,
     }
 }
 
@@ -640,6 +641,21 @@ members:
             assert!(text.contains(part), "no {part:?} in\n{text}");
         }
         assert!(text.lines().all(|line| line.chars().count() <= FOLD_COLUMNS), "{text}");
+    }
+
+    #[test]
+    fn errors_of_an_earlier_scrub_are_not_those_of_one_that_compared_nothing() {
+        let mut array = array("tank");
+        let last = LastScrub { finished_unix: 0, errors: 2, repaired: 0 };
+        assert!(last_scrub_line(&last, &array).ends_with("UTC with 2 errors, 0 blocks repaired"));
+        array.checksum = "none".into();
+        array.last_scrub_unchecked = vec![1];
+        let line = last_scrub_line(&last, &array);
+        assert!(line.contains("verified nothing, as there are no checksums, without member 1"), "{line}");
+        assert!(
+            line.ends_with("; what stands, also of an earlier one: 2 errors, 0 blocks repaired"),
+            "{line}"
+        );
     }
 
     #[test]

@@ -400,16 +400,18 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
     let is_short =
         |member: &MemberReport| !is_rebuilding(member) && member.conditions.contains(&Condition::Full);
     let served = match array.log.state {
-        LogState::Replaying => "requests wait until the redo log is replayed",
+        LogState::Replaying => "requests wait until the redo log is replayed, ",
+        // The rebuild has met what cannot be read, and the list of that may not have it yet.
+        _ if array.scan.iter().any(|scan| scan.retried > 0) => "",
         LogState::Settling => {
-            "all data can be read, and writes wait until what the redo log holds is in place"
+            "all data can be read, and writes wait until what the redo log holds is in place, "
         }
-        _ if array.read_only => "all data can be read",
-        _ if array.members.iter().any(is_short) => "all data can be read, and written while there is space",
-        _ => "all data can be read and written",
+        _ if array.read_only => "all data can be read, ",
+        _ if array.members.iter().any(is_short) => "all data can be read, and written while there is space, ",
+        _ => "all data can be read and written, ",
     };
     let status = format!(
-        "{} of {} members {verb} not in service; {served}, {tolerance}.",
+        "{} of {} members {verb} not in service; {served}{tolerance}.",
         absent.len(),
         array.members.len()
     );
@@ -870,6 +872,28 @@ mod tests {
             let text = format!("{status} {action}");
             assert!(text.contains("/srv/m\\nstate") && !text.contains('\n'), "{text}");
         }
+    }
+
+    #[test]
+    fn a_rebuild_that_has_met_what_cannot_be_read_does_not_say_that_all_can() {
+        let mut array = with_absent(&[MemberState::Rebuilding]);
+        array.scan.push(ScanReport {
+            kind: ScanKind::Rebuild,
+            percent: 1.0,
+            done: 1,
+            total: 100,
+            rate_bytes_per_s: None,
+            eta_s: None,
+            retried: 0,
+            paused: false,
+            state: ScanState::Running,
+            errors: 0,
+            repaired: 0,
+        });
+        assert!(explain(&array).status.contains("all data can be read and written, one more loss"));
+        array.scan[0].retried = 1;
+        let status = explain(&array).status;
+        assert!(!status.contains("can be read") && status.contains("not in service; one more"), "{status}");
     }
 
     #[test]

@@ -471,15 +471,19 @@ fn open_all(paths: &[PathBuf], may_create: bool) -> Result<Vec<Planned>, CreateE
             return Err(CreateError::Duplicate { first: first.path.clone(), second: path.clone() });
         }
         let device = match Device::open(path, Access::Exclusive) {
+            // Whatever came of it: what it has for a size, and whether it can be written, says nothing.
+            Ok(_)
+            | Err(DeviceError::Permission { .. } | DeviceError::ReadOnly { .. } | DeviceError::Io { .. })
+                if is_of_the_kernel(path) =>
+            {
+                return Err(CreateError::NoStorage { path: path.clone() });
+            }
             Ok(device)
                 if device.facts().exact_bytes == 0
                     && device.facts().kind == DeviceKind::File
                     && may_create =>
             {
-                return Err(match is_of_the_kernel(path) {
-                    true => CreateError::NoStorage { path: path.clone() },
-                    false => CreateError::Empty { path: path.clone() },
-                });
+                return Err(CreateError::Empty { path: path.clone() });
             }
             Ok(device) => Some(device),
             Err(DeviceError::NotFound { .. }) => {
@@ -496,7 +500,9 @@ fn open_all(paths: &[PathBuf], may_create: bool) -> Result<Vec<Planned>, CreateE
 /// Whether a file is no storage, but a view of the kernel.
 fn is_of_the_kernel(path: &Path) -> bool {
     use nix::sys::statfs::{PROC_SUPER_MAGIC, SYSFS_MAGIC, statfs};
-    statfs(path).is_ok_and(|fs| [PROC_SUPER_MAGIC, SYSFS_MAGIC].contains(&fs.filesystem_type()))
+    let is_view =
+        |path| statfs(path).is_ok_and(|fs| [PROC_SUPER_MAGIC, SYSFS_MAGIC].contains(&fs.filesystem_type()));
+    path.is_file() && is_view(path)
 }
 
 impl Planned {

@@ -184,7 +184,11 @@ impl Daemon {
         let returning = |member: Away| {
             let attempt = returns.attempts.get(&(uuid, member.index.0));
             let attempt = attempt.filter(|_| member.has_own_place);
-            let obstacle = attempt.and_then(|attempt| attempt.obstacle.clone());
+            let obstacle = match attempt {
+                Some(attempt) if attempt.failures > 0 => attempt.obstacle.clone(),
+                // What the connection met until it was given up is all that is known.
+                _ => member.lost.filter(|lost| lost.is_refused).map(|lost| Obstacle::Refused(lost.reason)),
+            };
             Returning { index: member.index, obstacle }
         };
         away.into_iter().map(returning).collect()

@@ -619,6 +619,11 @@ fn lock(file: &File, path: &Path, node: &Node) -> Result<Held, DeviceError> {
         }
         let holder = holder::flock_holder(node.device, node.inode);
         if holder.is_some() || Instant::now() >= deadline {
+            if holder.is_none()
+                && let Some(pid) = holder::dead_flock_holder(node.device, node.inode)
+            {
+                return Err(DeviceError::HeldByTheDead { path: path.into(), pid });
+            }
             let holder = holder.unwrap_or_else(|| "another process".to_owned());
             return Err(DeviceError::Locked { path: path.into(), holder });
         }
@@ -835,6 +840,25 @@ mod tests {
             matches!(&error, DeviceError::Locked { holder, .. } if holder.starts_with("process ")),
             "{error}"
         );
+    }
+
+    #[test]
+    fn a_member_held_by_a_process_that_was_killed_and_is_not_at_an_end_is_told_as_that() {
+        let (_dir, path) = dir_with_member();
+        // The lock stays with the open file, which this process has, too; the one that took it is dead and nobody
+        // takes note of that.
+        let file = File::open(&path).unwrap();
+        let mut child =
+            std::process::Command::new("flock").arg("0").stdin(file.try_clone().unwrap()).spawn().unwrap();
+        let pid = child.id();
+        while !holder::is_dead_and_there(pid) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let error = Device::open(&path, Access::Exclusive).unwrap_err();
+        assert!(matches!(error, DeviceError::HeldByTheDead { pid: told, .. } if told == pid), "{error}");
+        child.wait().unwrap();
+        drop(file);
+        Device::open(&path, Access::Exclusive).unwrap();
     }
 
     #[test]

@@ -97,6 +97,18 @@ pub enum DeviceError {
         /// Who holds the lock, as far as the system tells.
         holder: String,
     },
+    /// A process that was killed has it still.
+    #[error(
+        "{}: is in use by process {pid}, which was killed and cannot end before a filesystem or a device answers it: its writes may \
+         still come. Let that answer, or abort it (docs/members.md), then try again",
+        shown(path)
+    )]
+    HeldByTheDead {
+        /// The path as given.
+        path: PathBuf,
+        /// Number of the process.
+        pid: u32,
+    },
     /// This process had it in service, and it has not answered everything since.
     #[error(
         "{}: operations on it from before it left service have not ended: it can be taken back when its filesystem or its disk has answered them",

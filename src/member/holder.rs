@@ -47,12 +47,28 @@ fn flock_pid(device: u64, inode: u64) -> Option<u32> {
 
 /// The name of a process that has not died.
 fn living_name(pid: u32) -> Option<String> {
+    let (name, is_dead) = name_and_death(pid)?;
+    (!is_dead).then_some(name)
+}
+
+/// Whether a process has died and is there still: nobody has taken note of it, or the kernel cannot end a thread of it
+/// before a filesystem or a device answers.
+#[must_use]
+pub fn is_dead_and_there(pid: u32) -> bool {
+    name_and_death(pid).is_some_and(|(_, is_dead)| is_dead)
+}
+
+fn name_and_death(pid: u32) -> Option<(String, bool)> {
     // "1234 (calpe) S ...": a name may hold anything, so the state is what follows the last parenthesis.
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (head, tail) = stat.rsplit_once(')')?;
     let name = head.split_once('(').map_or("", |(_, name)| name);
-    let dead = matches!(tail.trim_start().chars().next(), Some('Z' | 'X'));
-    (!dead).then(|| name.to_owned())
+    Some((name.to_owned(), matches!(tail.trim_start().chars().next(), Some('Z' | 'X'))))
+}
+
+/// The process that holds a `flock` on this inode although it has died.
+pub(super) fn dead_flock_holder(device: u64, inode: u64) -> Option<u32> {
+    flock_pid(device, inode).filter(|pid| is_dead_and_there(*pid))
 }
 
 /// How a block device is used ("mounted on /srv"), itself or one of its partitions.

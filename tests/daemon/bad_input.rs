@@ -919,6 +919,9 @@ fn a_path_that_is_not_utf8_is_refused_at_once_with_its_bytes() {
     serve.stop();
 }
 
+/// Of sysfs, which tells a page as the size of its files.
+const SYSFS_FILE: &str = "/sys/kernel/uevent_seqnum";
+
 /// A file of the kernel's has no bytes, and is none that an interrupted creation has left.
 #[test]
 fn a_file_of_the_kernel_is_no_storage() {
@@ -926,6 +929,11 @@ fn a_file_of_the_kernel_is_no_storage() {
     let said = place.refused("create tank -k 1 -m 1 --size 8MiB /proc/self/mem other", 1);
     assert!(said.contains("/proc/self/mem: is a view of the kernel, and no storage"), "{said}");
     assert!(!place.path("other").exists());
+    // Without a size that says that files may be created, and with one of its own.
+    for (options, file) in [("", "/proc/version"), ("", SYSFS_FILE), ("--size 8MiB", SYSFS_FILE)] {
+        let said = place.refused(&format!("create tank -k 1 -m 0 {options} {file}"), 1);
+        assert!(said.contains(&format!("{file}: is a view of the kernel")), "{said}");
+    }
 }
 
 /// Both ends of a file that exists are zeroed, beside what is set aside.

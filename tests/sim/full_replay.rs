@@ -108,6 +108,8 @@ fn reads_and_flushes_are_served_while_a_replay_waits_for_room() {
                 full.read_within(4);
                 let status = full.sim.status();
                 assert_eq!((status.log, status.state), (LogState::Settling, ArrayState::Online));
+                let would = full.sim.would(&AdminRequest::Stop).expect("it may").0;
+                assert!(would.starts_with("stopped, and not cleanly"), "{would}");
                 let flush = full.sim.submit(ClientRequest::Flush);
                 let write = full.sim.submit_write(0, &[9; BLOCK], false);
                 live(&mut full.sim, 5);

@@ -6,6 +6,7 @@
 
 use super::super::peer::connect_within;
 use super::sys;
+use crate::member::is_dead_and_there;
 use crate::nbd::TlsMode;
 use crate::tls::ServerTls;
 use crate::units::shown;
@@ -77,6 +78,19 @@ pub enum ListenError {
     InUse {
         /// The path.
         path: PathBuf,
+    },
+    /// Who served it was killed, and is not at an end.
+    #[error(
+        "{}: process {pid}, which listens there, was killed and cannot end before a filesystem or a device answers it: its writes \
+         may still come. Let that answer, or abort it (a FUSE filesystem: 'echo 1 >/sys/fs/fuse/connections/N/abort'), and \
+         start again",
+        shown(path)
+    )]
+    Dying {
+        /// The path.
+        path: PathBuf,
+        /// Number of the process.
+        pid: i32,
     },
     /// Somebody listens there, and lets nobody in.
     #[error(
@@ -278,30 +292,57 @@ fn socket_file(path: &Path) -> Result<bool, ListenError> {
     }
 }
 
-/// Whether the process that listens at the other end is gone. A daemon that was killed seems to listen until the
-/// kernel has taken its io_uring apart; nobody will ever answer.
-fn is_orphaned(stream: &UnixStream) -> bool {
-    use nix::sys::signal::kill;
-    let Ok(peer) = getsockopt(stream, sockopt::PeerCredentials) else { return false };
-    // 0 is a process that cannot be seen from here.
-    peer.pid() != 0 && kill(Pid::from_raw(peer.pid()), None) == Err(Errno::ESRCH)
+/// The process that listens at the other end of a connection.
+#[derive(Debug, PartialEq, Eq)]
+enum Peer {
+    Alive,
+    /// It was killed, and the kernel cannot end it yet.
+    Dying(i32),
+    /// A daemon that was killed seems to listen until the kernel has taken its io_uring apart; nobody will ever answer.
+    Gone,
+}
+
+impl Peer {
+    fn of(stream: &UnixStream) -> Peer {
+        use nix::sys::signal::kill;
+        let Ok(peer) = getsockopt(stream, sockopt::PeerCredentials) else { return Peer::Alive };
+        match peer.pid() {
+            // A process that cannot be seen from here.
+            0 => Peer::Alive,
+            pid if kill(Pid::from_raw(pid), None) == Err(Errno::ESRCH) => Peer::Gone,
+            pid if is_dead_and_there(pid.unsigned_abs()) => Peer::Dying(pid),
+            _ => Peer::Alive,
+        }
+    }
+}
+
+/// Makes way for a socket at a path where there is one that nobody serves any more.
+fn take_over(path: &Path, fail: &impl Fn(io::Error) -> ListenError) -> Result<(), ListenError> {
+    let deadline = Instant::now() + RELEASE_WAIT;
+    loop {
+        match connect_within(path, TAKEOVER_WAIT) {
+            Ok(stream) => match Peer::of(&stream) {
+                Peer::Alive => return Err(ListenError::InUse { path: path.into() }),
+                Peer::Gone => break,
+                // Most end within a moment.
+                Peer::Dying(_) if Instant::now() < deadline => std::thread::sleep(RELEASE_RETRY),
+                Peer::Dying(pid) => return Err(ListenError::Dying { path: path.into(), pid }),
+            },
+            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => break,
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                return Err(ListenError::Silent { path: path.into() });
+            }
+            Err(e) => return Err(fail(e)),
+        }
+    }
+    std::fs::remove_file(path).map_err(fail)
 }
 
 fn bind_unix(path: &Path, fail: impl Fn(io::Error) -> ListenError) -> Result<Listener, ListenError> {
     use nix::sys::socket::listen;
     check_directory(path)?;
     if socket_file(path)? {
-        match connect_within(path, TAKEOVER_WAIT) {
-            Ok(stream) if !is_orphaned(&stream) => return Err(ListenError::InUse { path: path.into() }),
-            Ok(_) => std::fs::remove_file(path).map_err(&fail)?,
-            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
-                std::fs::remove_file(path).map_err(&fail)?;
-            }
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                return Err(ListenError::Silent { path: path.into() });
-            }
-            Err(e) => return Err(fail(e)),
-        }
+        take_over(path, &fail)?;
     }
     let fd = bind_private(path).map_err(&fail)?;
     listen(&fd, Backlog::MAXCONN).map_err(|e| fail(e.into()))?;
@@ -398,6 +439,39 @@ mod tests {
         assert!(matches!(Listener::bind(&address), Err(ListenError::InUse { .. })));
         UnixStream::connect(&path).unwrap();
         drop(listener);
+    }
+
+    #[test]
+    fn a_socket_of_a_process_that_was_killed_and_is_not_at_an_end_is_told_as_that() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        // The socket stays open here; the process that began to listen has died, and nobody takes note of that.
+        let script = "import os, socket, sys; s = socket.socket(fileno=0); s.bind(sys.argv[1]); s.listen()";
+        let socket = nix::sys::socket::socket(
+            nix::sys::socket::AddressFamily::Unix,
+            SockType::Stream,
+            nix::sys::socket::SockFlag::empty(),
+            None,
+        )
+        .unwrap();
+        let mut child = std::process::Command::new("python3")
+            .args(["-c", script])
+            .arg(&path)
+            .stdin(socket.try_clone().unwrap())
+            .spawn()
+            .unwrap();
+        let pid = child.id();
+        while !is_dead_and_there(pid) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let error = Listener::bind(&ListenAddress::Unix(path.clone())).unwrap_err();
+        assert!(
+            matches!(error, ListenError::Dying { pid: told, .. } if told.unsigned_abs() == pid),
+            "{error}"
+        );
+        assert!(path.exists());
+        child.wait().unwrap();
+        drop(Listener::bind(&ListenAddress::Unix(path)).unwrap());
     }
 
     #[test]

@@ -90,6 +90,8 @@ impl RemoteLimits {
 pub struct Lost {
     /// For people.
     pub reason: String,
+    /// Its server was there when it was last tried, and refused the connection.
+    pub is_refused: bool,
     /// When.
     pub at: Instant,
     /// Writes of the lost connection may land until then.

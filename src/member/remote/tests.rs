@@ -599,6 +599,19 @@ fn a_server_that_does_not_come_back_costs_the_member_after_the_grace_time() {
     assert!(gone(bench.next().1));
     assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
     assert!(bench.reason().contains("not reached again"), "{}", bench.reason());
+    assert!(!lost(&bench.server.uri()).expect("it was lost").is_refused, "nobody was there");
+}
+
+#[test]
+fn a_server_that_refuses_new_connections_is_told_from_one_that_is_away() {
+    let mut bench = Bench::new(Server::new(FLAGS), limits(20_000, 400));
+    let witness = |_: ReadAt<'_>| Err(RemoteError::Tls("the peer refused the connection".into()));
+    bench.members.device(ID).unwrap().set_remote_witness(Arc::new(witness));
+    sleep(Duration::from_millis(50));
+    bench.server.hang_up();
+    assert_eq!(bench.given_up(), libc::ENOTCONN);
+    let lost = lost(&bench.server.uri()).expect("it was lost");
+    assert!(lost.is_refused && lost.reason.contains("refused the connection"), "{lost:?}");
 }
 
 #[test]

@@ -81,6 +81,8 @@ pub(super) struct Worker {
     phase: Phase,
     /// None for a device that is only looked at.
     hold: Option<Hold>,
+    /// The last attempt to connect again met a server that refused it.
+    is_refused: bool,
 }
 
 impl Worker {
@@ -101,6 +103,7 @@ impl Worker {
             jobs: Jobs::default(),
             phase: Phase::Up(lanes(links)),
             hold,
+            is_refused: false,
         }
     }
 
@@ -331,6 +334,12 @@ impl Worker {
             }
             Some(Err(TryRecvError::Empty)) | None => None,
         };
+        if let Some(outcome) = &outcome {
+            // What has changed is another matter: it is looked at when the member is to come back.
+            let is_refusal =
+                |error: &RemoteError| error.is_refusal() && !matches!(error, RemoteError::Changed(_));
+            self.is_refused = outcome.as_ref().is_err_and(is_refusal);
+        }
         match outcome {
             Some(Ok(links)) => {
                 tracing::info!(uri = %self.uri, "connected again");
@@ -412,7 +421,8 @@ impl Worker {
             let quarantine = if writes_unanswered { self.limits.quarantine() } else { Duration::ZERO };
             let at = Instant::now();
             let returns = !self.shared.released.load(Ordering::Acquire);
-            registry::note_lost(&self.uri, Lost { reason, at, not_before: at + quarantine, returns });
+            let (not_before, is_refused) = (at + quarantine, self.is_refused);
+            registry::note_lost(&self.uri, Lost { reason, is_refused, at, not_before, returns });
         }
         let fault = IoFault { kind: IoFaultKind::Gone, errno };
         self.phase = Phase::GivenUp(fault);
