@@ -885,6 +885,7 @@ mod tests {
             rate_bytes_per_s: None,
             eta_s: None,
             retried: 0,
+            retried_pages: 0,
             paused: false,
             state: ScanState::Running,
             errors: 0,
