@@ -157,8 +157,10 @@ impl Daemon {
     fn stays_away(&self, target: &Target) -> Result<&'static str, RequestError> {
         let has_failed = self.facts(target.array)?.status.state == ArrayState::Failed;
         Ok(match has_failed {
-            true => ", and stays away until 'calpe online' brings it back, or the array is started again, as nothing can be \
-                     recorded while it has FAILED",
+            true => {
+                ", and stays away until 'calpe online' brings it back, or the array is started again, as nothing can be \
+                     recorded while it has FAILED"
+            }
             false => ", and stays away until 'calpe online' brings it back",
         })
     }
