@@ -420,40 +420,6 @@ fn a_replacement_whose_filesystem_hangs_is_refused_in_time() {
 }
 
 #[test]
-fn commands_without_a_daemon_end_when_a_file_hangs() {
-    let Some(scene) = Scene::new() else { return };
-    for name in ["behind/new", "plain/other"] {
-        fs::File::create(scene.path(name)).and_then(|file| file.set_len(32 << 20)).expect("a file");
-    }
-    // What was not taken from the kernel ends with the process.
-    scene.fuse().turn_deaf();
-    let mut check = calpe();
-    check.arg("check").args(["plain/m0", "mnt/m1", "plain/m2", "plain/m3"].map(|name| scene.path(name)));
-    let create = |dry: bool| {
-        let mut create = calpe();
-        create.args(["create", "pond", "--data", "1", "--parity", "1"]);
-        create.args(["plain/other", "mnt/new"].map(|name| scene.path(name)));
-        if dry {
-            create.arg("-n");
-        }
-        create
-    };
-    let commands = [(check, "mnt/m1"), (create(true), "mnt/new"), (create(false), "mnt/new")];
-    std::thread::scope(|scope| {
-        for (command, file) in commands {
-            scope.spawn(move || {
-                let limit = Duration::from_secs(30);
-                let text = fails_in(command, limit, limit);
-                assert!(text.contains(file) && text.contains("does not answer"), "{text}");
-            });
-        }
-    });
-    scene.fuse().thaw();
-    let other = fs::read(scene.path("plain/other")).expect("read");
-    assert!(other.iter().all(|byte| *byte == 0), "nothing was written");
-}
-
-#[test]
 fn an_import_of_another_array_waits_for_what_hangs_as_its_own_section_says() {
     let Some(scene) = Scene::new() else { return };
     fs::create_dir(scene.path("there")).expect("a directory");
