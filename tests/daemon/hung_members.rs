@@ -283,43 +283,6 @@ fn a_signal_ends_the_daemon_within_ten_seconds_though_a_member_hangs() {
     }
 }
 
-/// The kernel does not end it, and keeps what it had open, before the filesystem answers.
-#[test]
-fn a_daemon_that_was_killed_and_is_not_at_an_end_is_told_as_that() {
-    let Some(scene) = Scene::new() else { return };
-    let up = scene.serve();
-    let mut checked = Checked::new(&up);
-    checked.write_some(20);
-    scene.fuse().freeze();
-    let writing = std::thread::spawn(move || {
-        let request = Request { fua: true, ..Request::new(Nbd::Write, 0, 1 << 20) };
-        let _ = checked.client.call(&request, &vec![1; 1 << 20]);
-    });
-    sleep(Duration::from_secs(1));
-    let pid = up.pid();
-    up.signal("KILL");
-    writing.join().expect("it has ended");
-    until("it is killed", || is_over(pid));
-    let output = try_run(calpe().arg("serve").arg("--config").arg(scene.config()));
-    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains(&format!("process {pid}, which listens there, was killed")), "{text}");
-    // Likewise its members.
-    let check = try_run(calpe().arg("check").arg(scene.path("plain/m0")));
-    let text = String::from_utf8_lossy(&check.stderr).into_owned();
-    assert!(text.contains(&format!("is in use by process {pid}, which was killed")), "{text}");
-    // Who only looks is not held up for ever either.
-    let begun = Instant::now();
-    let look = try_run(calpe().arg("inspect").arg(scene.path("mnt/m1")));
-    let text = String::from_utf8_lossy(&look.stderr).into_owned();
-    assert!(begun.elapsed() < Duration::from_secs(30) + SLACK, "{:?}", begun.elapsed());
-    assert_eq!(look.status.code(), Some(1), "{text}");
-    assert!(text.contains("no answer so far") && text.contains("no answer within 30 s"), "{text}");
-    scene.fuse().thaw();
-    assert!(!up.ended().success());
-    scene.serve().stop();
-}
-
 #[test]
 fn a_filesystem_that_freezes_holds_up_neither_other_arrays_nor_status() {
     let Some(scene) = Scene::new() else { return };

@@ -621,32 +621,6 @@ fn a_repair_finds_what_was_set_aside_before_a_restart_and_says_what_is_left() {
 }
 
 #[test]
-fn a_new_device_is_not_said_to_have_what_was_set_aside_before_it_came() {
-    let (mut array, away) = beyond_the_budget(ChecksumKind::Blake3);
-    let write = array.submit(0, 7, BLOCK);
-    array.sim.wait(write).expect("written");
-    array.online(0, away);
-    let aside = [(VolumeOffset(CHUNK as u64), BLOCK as u64)];
-    let (status, member) = (array.sim.status(), MemberIndex(1));
-    assert_eq!((status.set_aside, status.set_aside_on.contains(member)), (aside.to_vec(), true));
-    let old = array.sim.disk_of(member.0);
-    let device = array.sim.add_blank_disk();
-    array.sim.admin(AdminRequest::Replace { member, device }).expect("it begins");
-    while array.sim.disk_of(member.0) == old {
-        assert!(array.sim.status().set_aside_on.contains(member));
-        array.sim.sleep(1);
-    }
-    assert!(!array.sim.status().set_aside_on.contains(member));
-    for _ in 0..1000 {
-        array.sim.sleep(1);
-        let status = array.sim.status();
-        assert!(!status.set_aside_on.contains(member), "{:?}", array.sim.notices);
-    }
-    let status = array.sim.status();
-    assert_eq!((status.lost, status.set_aside), (aside.to_vec(), vec![]));
-}
-
-#[test]
 fn a_repair_counts_each_block_once_whichever_list_has_it() {
     let (mut array, _) = beyond_the_budget(ChecksumKind::Blake3);
     let write = array.submit(CHUNK, 7, BLOCK);
