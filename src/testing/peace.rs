@@ -60,7 +60,15 @@ impl Run {
                 disk.scattered = false;
             }
         }
-        self.finish()
+        self.finish()?;
+        // Members that were being taken out are out before they are counted.
+        let end = self.leaving.iter().map(|(_, _, until)| *until).max();
+        while end.is_some_and(|end| self.sim.now() < end) {
+            if !self.sim.step() {
+                self.sim.sleep(100);
+            }
+        }
+        Ok(())
     }
 
     fn be_whole(&mut self) -> Result<(), String> {

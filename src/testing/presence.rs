@@ -18,6 +18,8 @@ pub(super) struct Presence {
     pub others: Vec<DeviceId>,
     /// Members whose logs are damaged.
     pub ruined: u64,
+    /// Disks whose logs cannot be read for a moment.
+    pub blind: BTreeSet<u32>,
     /// A superblock claims what no other confirms: the start may be refused unless it is forced.
     pub claims: bool,
     /// What was done to members besides.

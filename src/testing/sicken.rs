@@ -9,7 +9,7 @@ use super::{
 };
 use crate::block_io::DeviceId;
 use crate::units::Timestamp;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Of the starts that may be given more faults, so many are: one in so many.
 const SICK_ONE_IN: u64 = 2;
@@ -110,27 +110,29 @@ pub(super) fn roll_back_many(
 }
 
 /// The logs of some members cannot be read at a start, for less time than it tries again. That changes nothing, on however many of
-/// them and whatever is wrong with the logs besides (T1, T3). What was done, if anything.
+/// them and whatever is wrong with the logs besides (T1, T3), but for what is said where nothing could be done. What was done, and
+/// to which disks, if anything.
 pub(super) fn blind_logs(
     disks: &mut BTreeMap<u32, SimDisk>,
     scenario: &Scenario,
     (random, counts): (&mut Random, &mut FaultCounts),
-) -> Option<String> {
+) -> Option<(String, BTreeSet<u32>)> {
     if !scenario.workload.kinds.contains(FaultKind::StartErrors) || !random.one_in(2) {
         return None;
     }
-    let mut blind = Vec::new();
+    let mut blind = BTreeSet::new();
     for (id, disk) in disks.iter_mut().filter(|(_, disk)| !disk.dead) {
         if random.one_in(2) {
             let until = Timestamp(1 + (SPAN_MAX >> random.below(8)));
             let fault = PassingFault::new(Trouble::Medium).on(OpKinds::READS).until(until);
             let within = DiskRegion::Log.ranges(disk);
             disk.inject(fault.within(within).one_in(1 << random.below(3), random.next_u64()));
-            blind.push(*id);
+            blind.insert(*id);
         }
     }
     counts.count(FaultKind::StartErrors);
-    (!blind.is_empty()).then(|| format!("the logs of disks {blind:?} cannot be read for a moment"))
+    let text = format!("the logs of disks {blind:?} cannot be read for a moment");
+    (!blind.is_empty()).then_some((text, blind))
 }
 
 fn forge(disk: &mut SimDisk, random: &mut Random) -> Option<String> {

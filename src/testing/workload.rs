@@ -116,7 +116,7 @@ pub struct Run {
     /// Steps for which what happened to a member is still going through the array.
     pub(super) tense: u32,
     /// Requests to take a member out, with when they have ended at the latest: it may still be in service.
-    leaving: Vec<(u64, u16, Timestamp)>,
+    pub(super) leaving: Vec<(u64, u16, Timestamp)>,
     /// Notices of the array that are in the log.
     noticed: usize,
     log: Vec<String>,
