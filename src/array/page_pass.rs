@@ -12,7 +12,7 @@
 //! leave, whose copy is the only other one. The pass waits for none of them alone: it goes on at the first error, and comes back
 //! to those that failed in rounds. Pages that tell of no data are not waited for.
 
-use super::members::{PagesBuilt, Which};
+use super::members::{PagesBuilt, Progress, Which};
 use super::mutation::{Mutation, is_off};
 use super::page_hold::{PageHold, PagesHeld};
 use super::redo::Share;
@@ -123,13 +123,17 @@ impl Array {
         }
     }
 
+    /// How far the device that is being built for a member is, if one is.
+    fn build_of(&mut self, member: MemberIndex, which: Which) -> Option<&mut Progress> {
+        self.builds_mut().find(|(m, w, _, _)| (*m, *w) == (member, which)).map(|(_, _, _, progress)| progress)
+    }
+
     fn pages_built(&mut self, member: MemberIndex, which: Which) -> Option<PagesBuilt> {
-        self.builds_mut().find(|(m, w, _, _)| *m == member && *w == which).map(|(_, _, _, p)| p.pages)
+        self.build_of(member, which).map(|progress| progress.pages)
     }
 
     fn set_pages_built(&mut self, member: MemberIndex, which: Which, to: PagesBuilt) {
-        if let Some((_, _, _, progress)) = self.builds_mut().find(|(m, w, _, _)| *m == member && *w == which)
-        {
+        if let Some(progress) = self.build_of(member, which) {
             progress.pages = to;
         }
     }
@@ -309,15 +313,13 @@ impl Array {
     /// Whether pages that the device lacks are waited for still.
     fn waits_for_pages(&mut self, pass: &PagePass) -> bool {
         let now = self.now;
-        let is_ours = |(member, which): (MemberIndex, Which)| (member, which) == (pass.member, pass.which);
-        let build = self.builds_mut().find(|(member, which, _, _)| is_ours((*member, *which)));
-        let is_patient = build.is_some_and(|(_, _, _, progress)| progress.is_patient(now));
+        let build = self.build_of(pass.member, pass.which);
+        let is_patient = build.is_some_and(|progress| progress.is_patient(now));
         (is_patient || now < pass.patient_until) && !self.hurried && !is_off(Mutation::JoinsLacking)
     }
 
     fn set_retried_pages(&mut self, pass: &PagePass, many: u64) {
-        let is_ours = |(member, which): (MemberIndex, Which)| (member, which) == (pass.member, pass.which);
-        if let Some((_, _, _, progress)) = self.builds_mut().find(|(m, w, _, _)| is_ours((*m, *w))) {
+        if let Some(progress) = self.build_of(pass.member, pass.which) {
             progress.retried_pages = many;
         }
     }
@@ -369,9 +371,10 @@ impl Array {
     /// The epoch until whose end the member was in service, if the device is its own and only
     /// caught up.
     fn caught_up_since(&mut self, pass: &PagePass) -> Option<u64> {
-        let (member, which) = (pass.member, pass.which);
-        let mut builds = self.builds_mut();
-        builds.find(|(m, w, _, _)| which == Which::Primary && (*m, *w) == (member, which))?.3.since
+        match pass.which {
+            Which::Primary => self.build_of(pass.member, pass.which)?.since,
+            Which::Replacement => None,
+        }
     }
 
     /// Whether a member that is as it was at the end of epoch `since` has missed blocks that a page tells of.

@@ -523,7 +523,7 @@ pub(super) mod tests {
     use super::*;
     use crate::control::{
         ArrayState, ErrorReport, GpuReport, ImportableMember, LogReport, LogState, LostReport, MemberState,
-        ReplacementReport, ScanKind, ScanState, Severity, VolumeReport,
+        ReplacementReport, ScanKind, ScanState, Severity, VolumeReport, running,
     };
     use uuid::Uuid;
 
@@ -577,20 +577,7 @@ pub(super) mod tests {
     }
 
     pub(in crate::cli) fn scan(kind: ScanKind, done: u64, total: u64) -> ScanReport {
-        ScanReport {
-            kind,
-            percent: ScanReport::percent_of(done, total),
-            done,
-            total,
-            rate_bytes_per_s: Some(100 << 20),
-            eta_s: Some(3725),
-            retried: 0,
-            retried_pages: 0,
-            paused: false,
-            state: ScanState::Running,
-            errors: 0,
-            repaired: 0,
-        }
+        ScanReport { rate_bytes_per_s: Some(100 << 20), eta_s: Some(3725), ..running(kind, done, total) }
     }
 
     #[test]

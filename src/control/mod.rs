@@ -17,6 +17,8 @@ pub use certificate::{CertificateReport, CertificateRole, CertificateState, EXPI
 pub use engine::{EngineReport, GpuCrossover, GpuDecisions, GpuDeviceReport, GpuReport};
 pub use reply::{ErrorCode, Event, Importable, ImportableMember, Pong, Reply, RequestError, Severity};
 pub use request::{GpuDrill, MemberRef, Request, ScrubAction};
+#[cfg(test)]
+pub(crate) use status::tests::running;
 pub use status::{
     ArrayReport, ArrayState, Condition, ErrorReport, LastScrub, LogReport, LogState, LostReport,
     MemberReport, MemberState, OUTPUT_VERSION, ReplacementReport, ScanKind, ScanReport, ScanState,

@@ -494,7 +494,7 @@ pub struct ErrorReport {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use super::super::engine::GpuReport;
     use super::*;
 
@@ -548,15 +548,14 @@ pub(super) mod tests {
         }
     }
 
-    #[test]
-    fn json_has_the_promised_names() {
-        let mut array = healthy();
-        array.scan.push(ScanReport {
-            kind: ScanKind::Scrub,
-            percent: 50.0,
-            done: 1,
-            total: 2,
-            rate_bytes_per_s: Some(3),
+    /// A pass that runs, so far into so many bytes, and has met nothing.
+    pub(crate) fn running(kind: ScanKind, done: u64, total: u64) -> ScanReport {
+        ScanReport {
+            kind,
+            percent: ScanReport::percent_of(done, total),
+            done,
+            total,
+            rate_bytes_per_s: None,
             eta_s: None,
             retried: 0,
             retried_pages: 0,
@@ -564,7 +563,13 @@ pub(super) mod tests {
             state: ScanState::Running,
             errors: 0,
             repaired: 0,
-        });
+        }
+    }
+
+    #[test]
+    fn json_has_the_promised_names() {
+        let mut array = healthy();
+        array.scan.push(ScanReport { rate_bytes_per_s: Some(3), ..running(ScanKind::Scrub, 1, 2) });
         array.lost.push(LostReport { offset: 4096, bytes: 8192 });
         array.set_aside.push(LostReport { offset: 16384, bytes: 4096 });
         array.unreadable.push(LostReport { offset: 32768, bytes: 4096 });

@@ -474,11 +474,13 @@ fn use_what_is_there(array: &ArrayReport, members: &[&MemberReport]) -> String {
         let online = format!("calpe online {} {}", array.name, member.index);
         match member.conditions.contains(&Condition::Claimed) {
             true => format!(
-                "Several devices claim to be member {}: move the copy away, and bring the other back with '{online}'; or name the                  one to use: '{online} --path PATH'.",
+                "Several devices claim to be member {}: move the copy away, and bring the other back with '{online}'; or name the \
+                 one to use: '{online} --path PATH'.",
                 member.index
             ),
             false => format!(
-                "Member {} may be what the daemon's user may not read: let that user read and write it, and bring it back with                  '{online} --path PATH'; if it is not that, replace it with 'calpe replace {} {} NEW'.",
+                "Member {} may be what the daemon's user may not read: let that user read and write it, and bring it back with \
+                 '{online} --path PATH'; if it is not that, replace it with 'calpe replace {} {} NEW'.",
                 member.index, array.name, member.index
             ),
         }
@@ -783,8 +785,8 @@ fn names(members: &[&MemberReport]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::status::tests::healthy;
-    use super::super::{LastScrub, LogReport, LostReport, ReplacementReport, ScanReport, ScanState};
+    use super::super::status::tests::{healthy, running};
+    use super::super::{LastScrub, LogReport, LostReport, ReplacementReport, ScanReport};
     use super::*;
 
     fn with_absent(states: &[MemberState]) -> ArrayReport {
@@ -877,20 +879,7 @@ mod tests {
     #[test]
     fn a_rebuild_that_has_met_what_cannot_be_read_does_not_say_that_all_can() {
         let mut array = with_absent(&[MemberState::Rebuilding]);
-        array.scan.push(ScanReport {
-            kind: ScanKind::Rebuild,
-            percent: 1.0,
-            done: 1,
-            total: 100,
-            rate_bytes_per_s: None,
-            eta_s: None,
-            retried: 0,
-            retried_pages: 0,
-            paused: false,
-            state: ScanState::Running,
-            errors: 0,
-            repaired: 0,
-        });
+        array.scan.push(running(ScanKind::Rebuild, 1, 100));
         assert!(explain(&array).status.contains("all data can be read and written, one more loss"));
         array.scan[0].retried = 1;
         let status = explain(&array).status;
@@ -1022,6 +1011,7 @@ mod tests {
         assert!(!action.contains("calpe replace tank 0"), "{action}");
         assert!(action.contains("let that user read and write it"), "{action}");
         assert!(action.ends_with("(0: /srv/m0, 1: /srv/m1)"), "{action}");
+        assert!(!action.contains("  "), "{action}");
     }
 
     #[test]
@@ -1237,20 +1227,7 @@ mod tests {
         assert!(explain(&array).status.contains("3 errors"));
         array.last_scrub = Some(LastScrub { finished_unix: 2, errors: 0, repaired: 0 });
         assert_eq!(verdict(std::slice::from_ref(&array)), Verdict::Healthy);
-        array.scan.push(ScanReport {
-            kind: ScanKind::Scrub,
-            percent: 1.0,
-            done: 1,
-            total: 100,
-            rate_bytes_per_s: None,
-            eta_s: None,
-            retried: 0,
-            retried_pages: 0,
-            paused: false,
-            state: ScanState::Running,
-            errors: 1,
-            repaired: 0,
-        });
+        array.scan.push(ScanReport { errors: 1, ..running(ScanKind::Scrub, 1, 100) });
         assert_eq!(verdict(std::slice::from_ref(&array)), Verdict::Degraded);
     }
 

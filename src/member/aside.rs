@@ -13,7 +13,7 @@
 #![allow(unsafe_code)] // entries name memory of others; each block argues for itself
 
 use super::Ring;
-use super::inbox::Inbox;
+use super::inbox::{Inbox, ring};
 use io_uring::{opcode, squeue, types};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
@@ -62,8 +62,7 @@ impl Shared {
     }
 
     fn ring(&self) {
-        // A full counter means that the thread is being woken already.
-        let _ = self.wake.write(1);
+        ring(&self.wake);
     }
 }
 

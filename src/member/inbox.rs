@@ -58,10 +58,15 @@ impl Inbox {
         list.append(&mut group);
         drop(list);
         if first {
-            // A full counter means that the engine is being woken already.
-            let _ = self.wake.write(1);
+            ring(&self.wake);
         }
     }
+}
+
+/// Wakes whoever waits for this.
+pub(super) fn ring(wake: &EventFd) {
+    // A full counter means that it is being woken already.
+    let _ = wake.write(1);
 }
 
 fn take<T>(list: &Mutex<Vec<T>>) -> Vec<T> {

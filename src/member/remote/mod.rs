@@ -19,7 +19,7 @@ mod worker;
 pub use error::RemoteError;
 pub use secure::set_remote_tls;
 
-use super::inbox::{Inbox, Returned};
+use super::inbox::{Inbox, Returned, ring};
 use super::{Access, DeviceError};
 use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoOp, IoToken, IoValue};
 use crate::nbd::{NbdUri, RemoteExport};
@@ -176,8 +176,7 @@ impl Shared {
     }
 
     fn ring(&self) {
-        // A full counter means that the thread is being woken already.
-        let _ = self.wake.write(1);
+        ring(&self.wake);
     }
 
     fn give_back(&self, group: Vec<Returned>) {
