@@ -208,6 +208,22 @@ impl Fetch {
         covering.map(|p| p.blocks[row - p.rows.start]).reduce(|a, b| if a == State::Good { a } else { b })
     }
 
+    /// Whether a member in service gave an error for a block of this row.
+    pub fn has_errors(&self, row: usize) -> bool {
+        let parts = self.parts.iter().filter(|part| part.rows.contains(&row));
+        parts.into_iter().any(|part| part.blocks[row - part.rows.start] == State::Unread)
+    }
+
+    /// Whether this block's own member is out of service, or has not been built so far.
+    pub fn is_absent(&self, column: usize, row: usize) -> bool {
+        self.state(column, row) == Some(State::Absent)
+    }
+
+    /// Whether this block's own member gave bytes that do not match.
+    pub fn is_wrong(&self, column: usize, row: usize) -> bool {
+        self.state(column, row) == Some(State::Wrong)
+    }
+
     /// Whether a block that is not good is proven to be beyond repair: it was read and does not match, and so were so many
     /// others that those which were not could not decode it even if all of them were good; or as many as decode it are good, and
     /// what they decode to does not match.

@@ -268,12 +268,12 @@ impl Array {
                 (loaded.outcome, loaded.faults) = (LoadOutcome::Unreadable, Vec::new());
             } else {
                 loaded.faults = self.redo_mut().pages.deny_blank(read.page);
-                loaded.outcome = LoadOutcome::Lost;
+                (loaded.outcome, loaded.is_kept) = (LoadOutcome::Lost, true);
             }
         }
-        if loaded.outcome == LoadOutcome::Lost && self.tells_of_nothing(read.page) {
+        if loaded.is_kept && self.tells_of_nothing(read.page) {
             self.redo_mut().pages.begin_anew(read.page);
-            loaded.outcome = LoadOutcome::Ready;
+            (loaded.outcome, loaded.is_kept) = (LoadOutcome::Ready, false);
             // That they have no version was known when they were written: nobody is to blame for it.
             loaded.faults.retain(|(member, _)| !loaded.marked.contains(*member));
         }
@@ -286,10 +286,10 @@ impl Array {
             self.note_reread(read.page, loaded.good);
         }
         for (member, fault) in loaded.faults {
-            let is_lost = loaded.outcome == LoadOutcome::Lost;
+            let is_kept = loaded.is_kept;
             match self.passes.pass_mut(ActivityKind::Scrub) {
                 // They are written anew with the next checkpoint, unless no copy tells what to write.
-                Some(scrub) if is_lost => scrub.errors += 1,
+                Some(scrub) if is_kept => scrub.errors += 1,
                 Some(scrub) => scrub.owe_page(read.page, member),
                 None => {}
             }
@@ -298,17 +298,17 @@ impl Array {
             // That it gave an error was counted when it did.
             counters.checksum_errors += u64::from(fault.is_of_content());
             // A scrub reads it again. Without one, a copy that could be read takes the write, as far as is known.
-            counters.repaired += u64::from(!is_lost && !has_scrub && fault.is_of_content());
+            counters.repaired += u64::from(!is_kept && !has_scrub && fault.is_of_content());
             self.note_bad_page(member, read.page, true);
-            // Of one that is lost, nothing tells what to rewrite: that is told once, below.
-            if !is_lost {
+            // Of one of which none is good, nothing tells what to rewrite: that is told once, below.
+            if !is_kept {
                 self.notice_page_fault(member, read.page, fault);
             }
         }
-        if loaded.outcome == LoadOutcome::Lost {
+        if loaded.is_kept {
             let text = format!(
-                "metadata page {} is damaged on all members, and nothing can rewrite it but writes: the blocks it has the checksums of \
-                 read as errors until they are written again",
+                "metadata page {} is damaged or old on all members, and nothing can rewrite it but writes: blocks whose checksums it \
+                 does not have read as errors until they are written again, or a copy of it is good after all",
                 read.page.0
             );
             self.notice(NoticeKind::PageLost, NoticeLevel::Error, None, text);

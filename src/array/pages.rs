@@ -25,6 +25,7 @@
 mod blank;
 mod hashes;
 mod offers;
+mod trust;
 mod versions;
 mod write_back;
 
@@ -42,6 +43,7 @@ use offers::{Offer, decode_place, newer};
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use trust::Trust;
 use uuid::Uuid;
 use versions::Versions;
 
@@ -135,8 +137,10 @@ impl LoadOutcome {
 pub(super) struct Loaded {
     pub waiters: Vec<usize>,
     pub outcome: LoadOutcome,
-    /// To be counted; the next write-back repairs them.
+    /// To be counted; the next write-back repairs them, unless `is_kept`.
     pub faults: Vec<(MemberIndex, CopyFault)>,
+    /// Every copy is at fault, and none is written until the page is changed: they may show more when they are read again.
+    pub is_kept: bool,
     /// Members whose copies were read and are as they should be.
     pub good: MemberSet,
     /// Members whose copies say that they hold no version: see [`PageStore::void`].
@@ -190,7 +194,7 @@ struct Cached {
     pins: u32,
     used: bool,
     dirty: bool,
-    lost: bool,
+    trust: Trust,
 }
 
 /// Copies that are to be written although the page has not changed.
@@ -351,7 +355,7 @@ impl PageStore {
             return Want::BeingWritten;
         }
         let checked = match self.cached.get(&page) {
-            Some(cached) if cached.lost => Want::Cached,
+            Some(cached) if cached.trust != Trust::Known => Want::Cached,
             _ => self.load(page, key, Torn::Impossible, usable, out),
         };
         if self.cached.contains_key(&page) && checked != Want::Unavailable {
@@ -375,16 +379,10 @@ impl PageStore {
     pub fn release(&mut self, page: PageIndex) {
         let cached = self.cached.get_mut(&page).expect("a pinned page is cached");
         cached.pins = cached.pins.checked_sub(1).expect("a page that is released was pinned");
-        let lost = cached.lost;
-        if !self.is_evictable(page) {
-            return;
+        if self.is_evictable(page) {
+            self.drop_unless_known(page);
+            self.evict();
         }
-        if lost {
-            // Its members may come to their senses: while nobody has changed it, it is read again by who asks next.
-            self.cached.remove(&page);
-            self.clock.retain(|&other| other != page);
-        }
-        self.evict();
     }
 
     /// Takes the end of a read; some when it was the last of its load.
@@ -454,11 +452,6 @@ impl PageStore {
         Arc::clone(&self.at(page).page)
     }
 
-    /// Whether the page was lost when it was loaded.
-    pub fn is_lost(&self, page: PageIndex) -> bool {
-        self.at(page).lost
-    }
-
     /// The stripe map's entry of a logical stripe. Its slot is below the number of slots if
     /// [`super::stripe_map::MapBuild`] has accepted the map.
     pub fn map_entry(&self, stripe: StripeIndex) -> MapEntry {
@@ -481,6 +474,7 @@ impl PageStore {
             cached.dirty = true;
             self.dirty.push(page);
         }
+        self.believe(page);
     }
 
     /// The next page from `from` on that has a copy on `member`: the walk of a rebuild.
@@ -536,7 +530,7 @@ impl PageStore {
     /// Whether the page was never written.
     pub fn is_blank(&self, page: PageIndex) -> bool {
         let cached = self.at(page);
-        cached.page.sequence == 0 && !cached.dirty && !cached.lost
+        cached.page.sequence == 0 && !cached.dirty && cached.trust == Trust::Known
     }
 
     #[cfg(test)]
@@ -628,8 +622,15 @@ impl PageStore {
             is_likely: false,
         });
         let (faults, good, marked) = (Vec::new(), MemberSet::default(), MemberSet::default());
-        let without_page =
-            |waiters, outcome, unread| Loaded { waiters, outcome, faults, good, marked, unread };
+        let without_page = |waiters, outcome, unread| Loaded {
+            waiters,
+            outcome,
+            faults,
+            is_kept: false,
+            good,
+            marked,
+            unread,
+        };
         if is_void {
             // The pins that a check has taken go with it; a page in the cache that was only checked stays there.
             if check.is_some() {
@@ -651,7 +652,8 @@ impl PageStore {
             }
             let faults = self.note_bad_copies(page, &copies, truth, Torn::Impossible);
             let good = copies.good(truth);
-            return Loaded { waiters, outcome: LoadOutcome::Ready, faults, good, marked, unread };
+            let outcome = LoadOutcome::Ready;
+            return Loaded { waiters, outcome, faults, is_kept: false, good, marked, unread };
         }
         let offer = self.offers.remove(&page);
         let truth = newest.as_ref().map(version_of);
@@ -711,13 +713,13 @@ impl PageStore {
             pins: waiters.len() as u32,
             used: true,
             dirty: false,
-            lost,
+            trust: Trust::of(lost, is_doubted),
         };
         self.cached.insert(page, cached);
         if !lost {
             self.rebuild_void(page);
         }
-        if is_doubted || was_left_alone {
+        if was_left_alone {
             // What was decided stays so, whichever copies the next load finds.
             self.touch(page);
         }
@@ -725,15 +727,18 @@ impl PageStore {
             self.clock.push_back(page);
             self.evict();
         }
-        let faults =
-            if lost { copies.faults(None, torn) } else { self.note_bad_copies(page, &copies, truth, torn) };
+        let is_kept = lost || is_doubted;
+        let faults = match is_kept {
+            true => copies.faults(truth, torn),
+            false => self.note_bad_copies(page, &copies, truth, torn),
+        };
         let outcome = match is_behind {
             _ if lost => LoadOutcome::Lost,
             true if !is_doubted => LoadOutcome::Behind,
             _ => LoadOutcome::Ready,
         };
         let good = if lost { MemberSet::default() } else { copies.good(truth) };
-        Loaded { waiters, outcome, faults, good, marked, unread }
+        Loaded { waiters, outcome, faults, is_kept, good, marked, unread }
     }
 
     /// Marks the copies that are not as they should be for writing; returns those that somebody is to blame for and was
@@ -1478,7 +1483,11 @@ pub(super) mod tests {
                     entries[1..].iter().all(|entry| *entry == BlockHash::LOST.0),
                     "a written block is not blank"
                 );
-                // That is so for good.
+                // Until the page is changed: its copies stay as they are.
+                assert!(loaded.is_kept && store.dirty_pages() == 0);
+                store.release(page);
+                assert_eq!(disks.load(&mut store, page, Torn::Impossible).faults, loaded.faults);
+                store.set(page, 0, [3; 16]);
             } else {
                 assert_eq!(loaded.outcome, LoadOutcome::Behind);
                 // Healed as it is, it is no question any more.
@@ -1487,7 +1496,8 @@ pub(super) mod tests {
             let mut again = new_store(geometry, 4);
             let loaded = disks.load(&mut again, page, Torn::Impossible);
             assert_eq!((loaded.outcome, loaded.faults), (LoadOutcome::Ready, vec![]));
-            assert_eq!(again.snapshot(page).entries, entries);
+            assert_eq!(again.snapshot(page).entries[1..], entries[1..]);
+            assert!(page != PAGE || again.snapshot(page).sequence > 1 << 32, "ahead of what was hidden");
         }
     }
 

@@ -67,6 +67,8 @@ pub(super) struct Supers {
 struct Leaving {
     /// The last complete epoch in which it was current, 0 for none.
     epoch: u64,
+    /// The number of that epoch, 0 where it is not known.
+    number: u64,
     /// Batches below were in place on it; not known while the log that it left has not been read.
     tail: Option<u64>,
     /// The newest update of the superblocks that it can have got, 0 where that is not known.
@@ -141,8 +143,11 @@ impl Supers {
         let Assembled { sequence, update, update_complete, epoch_number, epoch_is_complete, .. } = *assembled;
         let template = Superblock { sequence, update, ..assembled.superblock.clone() };
         let dirty = !template.clean;
+        let Epoch { parent, number, .. } = template.epoch;
         let left = template.left.iter().enumerate().map(|(at, left)| Leaving {
             epoch: left.epoch,
+            // Nothing was written in epochs between an epoch and its parent.
+            number: if left.epoch == parent { number.saturating_sub(1) } else { 0 },
             tail: (left.epoch != 0).then_some(left.tail),
             update: left.update,
             rolled_back: assembled.rolled_back.contains(MemberIndex(at as u16)),
@@ -210,8 +215,16 @@ impl Supers {
 
     /// What a member held when it left; none where it has to be rebuilt.
     pub fn left(&self, member: MemberIndex) -> Option<Left> {
-        let Leaving { epoch, tail, update, rolled_back } = *self.left.get(usize::from(member.0))?;
+        let Leaving { epoch, tail, update, rolled_back, .. } = *self.left.get(usize::from(member.0))?;
         Some(Left { epoch, tail: tail?, update }).filter(|_| epoch != 0 && !rolled_back)
+    }
+
+    /// The number of the last epoch in which a member that is out of service was current; none where that is not known.
+    pub fn current_until(&self, member: MemberIndex) -> Option<u64> {
+        let Leaving { number, rolled_back, .. } = *self.left.get(usize::from(member.0))?;
+        let epoch = &self.template.epoch;
+        let number = if epoch.live.contains(member) { epoch.number } else { number };
+        (number != 0 && !rolled_back).then_some(number)
     }
 
     /// The first update that tells of what is so now, and the losses that are to be recorded by then.
@@ -446,7 +459,7 @@ impl Array {
                     // What it held of an epoch before counts no more. A bump that was not complete when another member
                     // left is made again, from the same epoch.
                     let tail = left.tail.filter(|_| left.epoch == 0 || left.epoch == before.id);
-                    *left = Leaving { epoch: before.id, tail, ..*left };
+                    *left = Leaving { epoch: before.id, number: before.number, tail, ..*left };
                 }
             }
         }

@@ -2,9 +2,11 @@
 //! goes away leaves nothing behind, and what is not known is never served as if it were. Each test is named after what must
 //! hold.
 
+use crate::scenes::live;
 use crate::scenes::page_faults::*;
 use crate::scenes::returning::*;
-use calpe::testing::{DiskRegion, SimArray};
+use calpe::format::{PAGE_BYTES, PageIndex, PageLayout};
+use calpe::testing::{DiskRegion, Random, SimArray};
 use calpe::units::{MemberIndex, Timestamp};
 use calpe::volume::{AdminRequest, NoticeKind};
 
@@ -237,4 +239,93 @@ fn blocks_that_can_be_read_again_are_listed_no_longer_than_a_moment() {
         tick(&mut sim);
         assert!(sim.now().nanos_since(begun) < 8_000_000_000, "{:?}", sim.status().unreadable);
     }
+}
+
+/// What is done while copies of pages read wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Meanwhile {
+    Reads,
+    ReadsAndScrub,
+    ReadsAndOneWrite,
+}
+
+/// All copies of pages of checksums read wrong for a moment: each is damaged in its newest place or in both, or looks as if it had
+/// never been written. `rounds`: so often were all blocks written. Returns how many blocks could not be read meanwhile, and how
+/// many cannot be afterwards.
+fn pages_wrong_for_a_moment(rounds: u8, meanwhile: Meanwhile, seed: u64) -> (usize, usize) {
+    let mut random = Random::new(seed);
+    let (world, mut sim, mut model) = Scene::running(shape(2, 1, 100), seed);
+    for round in 1..rounds {
+        for (at, block) in model.chunks_mut(BLOCK).enumerate() {
+            block[7] = round;
+            sim.write((at * BLOCK) as u64, block).expect("written");
+        }
+        sim.settle();
+    }
+    sim.admin(AdminRequest::Stop).expect("it stops");
+    let mut scene = Scene { world, disks: sim.disks.clone(), model };
+    let mut sim = scene.start(false);
+    tick(&mut sim);
+    let layout = PageLayout::new(superblock(&sim.disks[&0]).geometry, true);
+    let mut harmed = Vec::new();
+    for page in (layout.map_pages()..layout.pages()).map(PageIndex) {
+        for (id, both) in copies(&sim.disks[&0], page) {
+            let newest = newest_place(&sim.disks[&id], page, &both);
+            let (places, from) = match random.below(3) {
+                0 => (both, 0),
+                1 => (both, 1000),
+                _ => (newest, 1000),
+            };
+            let disk = sim.disks.get_mut(&id).expect("a disk");
+            for place in places.step_by(PAGE_BYTES) {
+                let right = disk.peek(place, PAGE_BYTES);
+                let mut wrong = right.clone();
+                wrong[from..].iter_mut().for_each(|byte| *byte ^= 0x5a);
+                disk.poke(place, &wrong);
+                harmed.push((id, place, right, wrong));
+            }
+        }
+    }
+    let errors = verify_or_error(&mut sim, &scene.model, "while pages read wrong").expect("nothing is wrong");
+    if meanwhile == Meanwhile::ReadsAndScrub {
+        sim.admin(AdminRequest::ScrubStart).expect("it begins");
+    }
+    if meanwhile == Meanwhile::ReadsAndOneWrite {
+        let block = random.index(scene.model.len() / BLOCK) * BLOCK;
+        scene.model[block..][..BLOCK].fill(9);
+        sim.write(block as u64, &[9; BLOCK]).expect("written");
+    }
+    live(&mut sim, 5);
+    for (id, place, right, wrong) in &harmed {
+        let disk = sim.disks.get_mut(id).expect("a disk");
+        if disk.peek(*place, PAGE_BYTES) == *wrong {
+            disk.poke(*place, right);
+        }
+    }
+    live(&mut sim, 70);
+    let later = verify_or_error(&mut sim, &scene.model, "when they read right").expect("nothing is wrong");
+    let mut sim = sim.stop_and_restart(false).expect("it starts");
+    let last = verify_or_error(&mut sim, &scene.model, "after a restart").expect("nothing is wrong");
+    assert!(last <= later, "{last} errors after a restart, {later} before");
+    (errors, last)
+}
+
+#[test]
+fn pages_that_read_wrong_for_a_moment_cost_nothing_unless_they_are_written() {
+    use Meanwhile::*;
+    let mut decided = 0;
+    for meanwhile in [Reads, ReadsAndScrub, ReadsAndOneWrite] {
+        for rounds in [1, 2, 3] {
+            for seed in 0..6 {
+                let (errors, last) = pages_wrong_for_a_moment(rounds, meanwhile, seed);
+                assert!(errors > 0, "{meanwhile:?} {rounds} {seed}: nothing was harmed");
+                if meanwhile == ReadsAndOneWrite {
+                    decided += last;
+                } else {
+                    assert_eq!(last, 0, "{meanwhile:?} {rounds} {seed}");
+                }
+            }
+        }
+    }
+    assert!(decided > 0, "a write beside them decides what the page says");
 }

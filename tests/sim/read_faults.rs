@@ -274,6 +274,71 @@ fn what_every_member_shows_to_be_wrong_is_set_aside_at_once() {
     array.assert_undamaged();
 }
 
+/// Why the second block of the first row is not to be had from its own member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NotOnItsMember {
+    /// That has left, and missed a write of it.
+    Missed,
+    /// The same, and the daemon was started again since.
+    MissedBeforeTheStart,
+    /// That gives it wrong.
+    Rotten,
+    /// Its device is new, and was not built so far.
+    NotBuilt,
+    /// It is: that has left, and has missed nothing.
+    OnIt,
+}
+
+#[test]
+fn a_write_does_not_lose_what_only_others_can_give_once_their_errors_are_over() {
+    use NotOnItsMember::*;
+    for why in [Missed, MissedBeforeTheStart, Rotten, NotBuilt, OnIt] {
+        let mut array = Checked::filled(shape(2, 1, ChecksumKind::Blake3), 4);
+        let (at, member) = (array.first_block(), MemberIndex(1));
+        if why == Rotten {
+            array.disk(1).flip(at.start, 1);
+        } else {
+            array.sim.admin(AdminRequest::Offline { member }).expect("one is spare");
+            array.sim.settle();
+        }
+        if matches!(why, Missed | MissedBeforeTheStart) {
+            let write = array.submit(CHUNK, 7, BLOCK);
+            array.sim.wait(write).expect("written");
+            array.sim.settle();
+        }
+        if why == MissedBeforeTheStart {
+            array = array.restart();
+            array.sim.settle();
+        }
+        for other in [0, 2] {
+            array.fail_reads(other..other + 1, Trouble::Medium, at.clone(), 60);
+        }
+        if why == NotBuilt {
+            let device = array.sim.add_blank_disk();
+            array.sim.admin(AdminRequest::Replace { member, device }).expect("it is built");
+        }
+        let write = array.sim.submit_write(0, &[5; BLOCK], false);
+        let result = array.sim.wait(write);
+        assert_eq!(result.is_ok(), why == OnIt, "{why:?}: {result:?}, {:?}", array.sim.notices);
+        if why == OnIt {
+            array.model[..BLOCK].fill(5);
+        }
+        array.sim.sleep(70_000);
+        array.sim.settle();
+        if why != OnIt {
+            array.verify();
+        }
+        if matches!(why, Missed | MissedBeforeTheStart | OnIt) {
+            let left = array.sim.disk_out_of_use(1).expect("its disk");
+            let device = array.sim.reopen_disk(left);
+            array.sim.admin(AdminRequest::Online { member, device }).expect("it comes back");
+            array.sim.sleep(70_000);
+            array.sim.settle();
+        }
+        array.assert_undamaged();
+    }
+}
+
 /// The data blocks of the first row are wrong, and clients know.
 fn beyond_repair(parity: u16) -> Checked {
     let mut array = Checked::filled(shape(2, parity, ChecksumKind::Blake3), 4);

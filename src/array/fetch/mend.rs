@@ -45,6 +45,11 @@ impl Array {
     pub(in super::super) fn send_repairs(&mut self, key: usize, fetch: &mut Fetch) -> usize {
         let mut repairs = std::mem::take(&mut fetch.repairs);
         repairs.retain(|repair| {
+            // What fits an old hash may be older than what would be written over.
+            let pages = &self.redo().pages;
+            if pages.is_doubted(fetch.slot, repair.row, repair.column) {
+                return false;
+            }
             let offset = self.map.device_offset(self.data_offset, fetch.slot, repair.row * BLOCK);
             self.bad.may_mend(self.now, repair.member, offset, fetch.background)
         });

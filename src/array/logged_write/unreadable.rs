@@ -5,8 +5,9 @@
 //! and tries again, within a limit. Then it sets aside what it cannot read: these columns count as zeroes in the new
 //! parity, their hashes stay, and reading them is an error until their own members give the content again
 //! ([`Array::start_repay`]) or they are written. At once, where every block of the row was read and too few match: waiting would
-//! show nothing new, and such blocks stay known as beyond repair. Never without checksums, and never for a shortage of the
-//! host: then the write ends with an error and has changed nothing.
+//! show nothing new, and such blocks stay known as beyond repair. Never without checksums, never for a shortage of the
+//! host, and never where a block is not on its own member and others would give it but for an error: then the write ends with an
+//! error and has changed nothing.
 
 use super::{BLOCK, Flow, LoggedWrite, Stage, Work};
 use crate::array::damage::BlockName;
@@ -15,6 +16,7 @@ use crate::array::mutation::{Mutation, is_off};
 use crate::array::plan::ParityPath;
 use crate::array::{Array, ClientError, NoticeKind, NoticeLevel, Owner, SlotReply};
 use crate::block_io::{IoFault, IoOp, IoValue};
+use crate::format::MemberState;
 use crate::units::{ColumnIndex, Count, StripeIndex, Timestamp};
 
 /// How new parity comes about.
@@ -63,7 +65,8 @@ impl Array {
         let mut unknown = write.fetch.missing.iter().filter(|block| !block.why.counts_as_zeroes());
         let is_proven = unknown.all(|block| block.why == Why::Proven);
         let has_waited = is_off(Mutation::NoPatience) || self.has_waited(write);
-        let may_set_aside = self.redo().checksums.is_some() && !write.fetch.host_is_short;
+        let may_set_aside =
+            self.redo().checksums.is_some() && !write.fetch.host_is_short && !self.would_lose(write);
         if may_set_aside && (is_proven || has_waited) {
             return self.set_aside(write);
         }
@@ -86,6 +89,28 @@ impl Array {
             return self.refuse_unreadable(key, write);
         }
         self.wait_to_read(key, write)
+    }
+
+    /// Whether setting aside what is missing would lose a block for good: its own member does not have it, so only the others of
+    /// its row can give it, and all that keeps them from that is an error, which may pass (T2).
+    fn would_lose(&self, write: &LoggedWrite) -> bool {
+        let missing = write.fetch.missing.iter().filter(|block| block.why == Why::Unreadable);
+        let mut hidden = missing.filter(|block| write.fetch.has_errors(block.row));
+        hidden.any(|&Missing { column, row, .. }| {
+            let is_absent = write.fetch.is_absent(column, row);
+            write.fetch.is_wrong(column, row) || is_absent && !self.is_kept_by(write, column)
+        })
+    }
+
+    /// Whether a member that is not in service, or is being built, has what the stripe holds in its column.
+    fn is_kept_by(&self, write: &LoggedWrite, column: usize) -> bool {
+        let index = self.member_at(write.slot, column);
+        let member = self.member(index);
+        let since = match member.state {
+            MemberState::Rebuilding => member.progress.as_ref().and_then(|progress| progress.since),
+            _ => self.supers.current_until(index),
+        };
+        since.is_some_and(|since| !self.is_missed(write.stripe, since))
     }
 
     fn has_waited(&self, write: &LoggedWrite) -> bool {

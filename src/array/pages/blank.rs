@@ -2,8 +2,8 @@
 //!
 //! Must not know what is in which slot: the caller says whether what a page tells of counts.
 
-use super::{CopyFault, Next, PageStore, offers};
-use crate::format::{PAGE_ENTRIES, PageIndex};
+use super::{CopyFault, Next, PageStore, Trust, offers};
+use crate::format::{MemberSet, PAGE_ENTRIES, PageIndex};
 use crate::units::{BlockHash, MemberIndex};
 use std::sync::Arc;
 
@@ -14,7 +14,12 @@ impl PageStore {
         self.versions.forget(page);
         let cached = self.cached.get_mut(&page).expect("a page that was just loaded is cached");
         *Arc::make_mut(&mut cached.page).entries = [BlockHash::LOST.0; PAGE_ENTRIES];
-        cached.lost = true;
+        cached.trust = Trust::Lost;
+        // Those that are not blank are no worse than those that are.
+        if let Some(due) = self.due.get_mut(&page) {
+            due.heal = MemberSet::new();
+        }
+        self.due.retain(|_, due| !due.is_empty());
         let copies = self.layout.copies(page).zip(&cached.next);
         copies
             .filter(|(_, next)| **next != Next::Anywhere)
@@ -41,7 +46,7 @@ impl PageStore {
         assert!(!self.is_map_page(page), "what a page of the stripe map says always counts");
         let known = self.versions.sequence(page);
         let cached = self.cached.get_mut(&page).expect("a page that was just loaded is cached");
-        cached.lost = false;
+        cached.trust = Trust::Known;
         Arc::make_mut(&mut cached.page).sequence = known + offers::AHEAD;
         self.left_alone.remove(&page);
         self.rebuild_void(page);

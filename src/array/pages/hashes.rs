@@ -1,6 +1,6 @@
 //! Hashes of blocks in the cached pages: read and set, many with one look at a page.
 
-use super::PageStore;
+use super::{PageStore, Trust};
 use crate::format::{MapEntry, Page, PageIndex, hash_of_entry};
 use crate::units::{BlockHash, ColumnIndex, ROW_BYTES, SlotIndex, StripeIndex};
 use std::ops::Range;
@@ -16,14 +16,14 @@ impl PageStore {
     /// The hash of a block, if its page is cached and was not lost.
     pub fn cached_hash(&self, slot: SlotIndex, row: usize, column: ColumnIndex) -> Option<BlockHash> {
         let (page, entry) = self.layout.hash_entry(slot, row, usize::from(column.0));
-        let cached = self.cached.get(&page).filter(|cached| !cached.lost)?;
+        let cached = self.cached.get(&page).filter(|cached| cached.trust != Trust::Lost)?;
         Some(hash_of_entry(cached.page.entries[entry]))
     }
 
     /// The stripe map's entry of a logical stripe, if its page is cached and was not lost.
     pub fn cached_map_entry(&self, stripe: StripeIndex) -> Option<MapEntry> {
         let (page, entry) = self.layout.map_entry(stripe.0);
-        let cached = self.cached.get(&page).filter(|cached| !cached.lost)?;
+        let cached = self.cached.get(&page).filter(|cached| cached.trust != Trust::Lost)?;
         Some(MapEntry::decode(stripe.0, cached.page.entries[entry]))
     }
 

@@ -9,7 +9,7 @@
 //! read and none tells more; its blank entries then count as lost, as those of such a copy on a
 //! member in service do. Until then it stays as it is on the device: it may be all that is left.
 
-use super::{Cached, Copies, LoadOutcome, Loaded, PageStore};
+use super::{Cached, Copies, LoadOutcome, Loaded, PageStore, Trust};
 use crate::array::members::Which;
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::page_copies::{CopyFound, Next, Place, Torn, version_of};
@@ -118,7 +118,7 @@ impl PageStore {
             pins: waiters.len() as u32,
             used: true,
             dirty: false,
-            lost: false,
+            trust: Trust::Known,
         };
         self.cached.insert(page, cached);
         self.left_alone.remove(&page);
@@ -128,8 +128,8 @@ impl PageStore {
             self.clock.push_back(page);
             self.evict();
         }
-        let (good, marked) = Default::default();
-        Loaded { waiters, outcome: LoadOutcome::Ready, faults, good, marked, unread: None }
+        let ((good, marked), outcome) = (Default::default(), LoadOutcome::Ready);
+        Loaded { waiters, outcome, faults, is_kept: false, good, marked, unread: None }
     }
 
     /// A page that cannot be read stays as it is on a device that is being built, which has missed

@@ -3,7 +3,7 @@
 //! A copy of which a place could not be read is read again just before it is written (rule T3): what it holds decides which
 //! place is written, and a copy that turns out to be as it should be is not healed at all.
 
-use super::{Due, Frozen, PageIo, PageRead, PageStore, PageWrite, Probe};
+use super::{Due, Frozen, PageIo, PageRead, PageStore, PageWrite, Probe, Trust};
 use crate::array::members::Which;
 use crate::array::mutation::{Mutation, is_off};
 use crate::array::page_copies::{CopyFound, Next, Place, Places, Torn, version_of};
@@ -32,6 +32,7 @@ impl PageStore {
         assert!(self.cached.contains_key(&page), "a page that is rebuilt is cached");
         assert!(self.layout.copy_on(page, member).is_some(), "{member} has a copy");
         self.due.entry(page).or_default().insert(member, which);
+        self.decide(page);
     }
 
     /// Has the copy on a device that is being built marked as damaged with the next write-back, as the page cannot be read:
@@ -75,6 +76,7 @@ impl PageStore {
             self.void_frozen.remove(&entry);
             let which = if is_replacement { Which::Replacement } else { Which::Primary };
             self.due.entry(page).or_default().insert(member, which);
+            self.decide(page);
         }
     }
 
@@ -193,7 +195,7 @@ impl PageStore {
             let frozen = &self.frozen[&page];
             let cached = self.cached.get(&page).expect("a frozen page is cached");
             let due = &frozen.due;
-            let mut images = Images::new(page, &frozen.image, cached.lost);
+            let mut images = Images::new(page, &frozen.image, cached.trust == Trust::Lost);
             for (copy, (member, offset)) in self.layout.copies(page).enumerate() {
                 let copy = copy as u16;
                 let next = cached.next[usize::from(copy)];
@@ -266,7 +268,8 @@ impl PageStore {
             };
             let (_, offset) = self.layout.copies(page).nth(usize::from(copy)).expect("a copy of the page");
             let write = PageWrite { page, copy, places, which: Which::Primary, is_void: false };
-            let is_lost = self.cached.get(&page).expect("a frozen page is cached").lost;
+            let cached = self.cached.get(&page).expect("a frozen page is cached");
+            let is_lost = cached.trust == Trust::Lost;
             let bytes =
                 Images::new(page, &frozen.image, is_lost).bytes(places, (&self.key, self.array), pool);
             let offset = offset + places.offset();
@@ -365,7 +368,9 @@ impl PageStore {
                     }
                     (Some((_, next)), _) => *next,
                     // Both places are zeroes: the next write is still the first.
-                    (None, Some((_, Places::Alone | Places::Both))) if is_blank && !cached.lost => {
+                    (None, Some((_, Places::Alone | Places::Both)))
+                        if is_blank && cached.trust != Trust::Lost =>
+                    {
                         Next::At(Places::Alone)
                     }
                     (None, Some(_)) if is_blank => Next::At(Places::Both),
@@ -373,12 +378,20 @@ impl PageStore {
                     (None, None) => Next::Anywhere,
                 };
             }
+            if self.is_evictable(page) {
+                self.drop_unless_known(page);
+            }
         }
         self.evict();
     }
 }
 
 impl Due {
+    pub(super) fn is_empty(&self) -> bool {
+        let Due { heal, whole, replacement } = self;
+        [heal, whole, replacement].into_iter().all(MemberSet::is_empty)
+    }
+
     fn insert(&mut self, member: MemberIndex, which: Which) {
         match which {
             Which::Primary => self.whole.insert(member),
