@@ -248,6 +248,11 @@ fn a_device_waits_half_a_minute_for_all_pages_that_cannot_be_read_together() {
     drain(&mut sim);
     assert_eq!((sim.status().unreadable_pages, sim.status().unreadable), (0, vec![]));
     assert_eq!(told(&sim, NoticeKind::PageReadable).len(), 1);
+    let blamed: Vec<String> = told(&sim, NoticeKind::PageRepaired);
+    assert!(
+        !blamed.iter().any(|text| text.starts_with("member 0")),
+        "what it lacks is no error of it: {blamed:?}"
+    );
     verify(&mut sim, &model, "with errors over").expect("all is there");
     sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
     drain(&mut sim);
