@@ -293,6 +293,10 @@ impl Array {
                 Some(scrub) => scrub.owe_page(read.page, member),
                 None => {}
             }
+            if !is_lost && loaded.marked.contains(member) {
+                // It was built without the page, which is no error of it.
+                continue;
+            }
             let has_scrub = self.passes.has_scrub();
             let counters = &mut self.member_mut(member).counters;
             // That it gave an error was counted when it did.

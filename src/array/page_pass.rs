@@ -95,6 +95,11 @@ impl Array {
             Some(PagesBuilt::Done) => {}
         }
         self.redo_mut().held = true;
+        // Pages that it was built without and that were readable since: it counts as one that has them once it is in service.
+        if self.redo().pages.is_due_on(member, which) {
+            self.redo_mut().checkpoint.want();
+            return false;
+        }
         let drained = self.redo().promised == Share::default() && self.needless_log().is_some();
         if !drained {
             self.redo_mut().checkpoint.want();
@@ -222,7 +227,7 @@ impl Array {
             }
             let redo = self.redo_mut();
             if let Some(last) = pass.last {
-                if redo.checkpoint.ended >= last && !redo.pages.is_due_on(pass.member) {
+                if redo.checkpoint.ended >= last && !redo.pages.is_due_on(pass.member, pass.which) {
                     return self.end_page_pass(key, pass, true);
                 }
                 redo.checkpoint.want();

@@ -1693,6 +1693,20 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn what_a_load_has_read_of_a_device_says_nothing_of_the_one_in_its_place() {
+        let (geometry, _) = small(2);
+        let mut store = new_store(geometry, 4);
+        let disks = Disks::new(&store);
+        let member = member_of(&store, PAGE, 1);
+        store.void(PAGE, member, Which::Replacement);
+        let mut reads = Vec::new();
+        assert_eq!(store.want(PAGE, 1, Torn::Impossible, &|_| true, &mut reads), Want::Loading);
+        store.joined(member, Which::Replacement);
+        let loaded = disks.serve(&mut store, reads).pop().unwrap();
+        assert_eq!(loaded.outcome, LoadOutcome::AskAgain);
+    }
+
+    #[test]
     fn what_a_check_has_read_before_a_copy_was_healed_is_not_believed() {
         // The copy is behind, or shows nothing: its heal is all it has.
         for places in [vec![1], vec![0, 1]] {

@@ -402,7 +402,7 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
     let served = match array.log.state {
         LogState::Replaying => "requests wait until the redo log is replayed, ",
         // The rebuild has met what cannot be read, and the list of that may not have it yet.
-        _ if array.scan.iter().any(|scan| scan.retried > 0) => "",
+        _ if array.scan.iter().any(|scan| scan.retried + scan.retried_pages > 0) => "",
         LogState::Settling => {
             "all data can be read, and writes wait until what the redo log holds is in place, "
         }
@@ -881,9 +881,14 @@ mod tests {
         let mut array = with_absent(&[MemberState::Rebuilding]);
         array.scan.push(running(ScanKind::Rebuild, 1, 100));
         assert!(explain(&array).status.contains("all data can be read and written, one more loss"));
-        array.scan[0].retried = 1;
-        let status = explain(&array).status;
-        assert!(!status.contains("can be read") && status.contains("not in service; one more"), "{status}");
+        for (retried, retried_pages) in [(1, 0), (0, 1)] {
+            (array.scan[0].retried, array.scan[0].retried_pages) = (retried, retried_pages);
+            let status = explain(&array).status;
+            assert!(
+                !status.contains("can be read") && status.contains("not in service; one more"),
+                "{status}"
+            );
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use calpe::format::{
     all_copy_offsets, damaged_copies, decode_copy,
 };
 use calpe::testing::{DiskRegion, Fate, Random, SimArray, SimDisk, SimShape, SimWorld};
-use calpe::units::{MemberIndex, Timestamp, VolumeOffset};
+use calpe::units::{MemberIndex, SlotIndex, Timestamp, VolumeOffset};
 use calpe::volume::{AdminRequest, ArrayState, NewDevice, NoticeKind};
 use std::ops::Range;
 
@@ -248,6 +248,11 @@ fn a_device_waits_half_a_minute_for_all_pages_that_cannot_be_read_together() {
     drain(&mut sim);
     assert_eq!((sim.status().unreadable_pages, sim.status().unreadable), (0, vec![]));
     assert_eq!(told(&sim, NoticeKind::PageReadable).len(), 1);
+    let blamed: Vec<String> = told(&sim, NoticeKind::PageRepaired);
+    assert!(
+        !blamed.iter().any(|text| text.starts_with("member 0")),
+        "what it lacks is no error of it: {blamed:?}"
+    );
     verify(&mut sim, &model, "with errors over").expect("all is there");
     sim.admin(AdminRequest::ScrubStart).expect("a scrub starts");
     drain(&mut sim);
@@ -416,10 +421,14 @@ fn a_write_does_not_rest_on_what_only_a_device_that_is_built_has() {
 
 /// Where the pages of checksums lie on the disk of a member.
 fn hash_pages(disk: &SimDisk, member: u16) -> Vec<Range<u64>> {
+    some_hash_pages(disk, member, |_| true)
+}
+
+fn some_hash_pages(disk: &SimDisk, member: u16, is_wanted: impl Fn(u64) -> bool) -> Vec<Range<u64>> {
     let superblock = superblock(disk);
     let layout = PageLayout::new(superblock.geometry, true);
     let start = superblock.region(RegionKind::Pages).expect("pages").offset.0;
-    let pages = (layout.map_pages()..layout.pages()).map(PageIndex);
+    let pages = (layout.map_pages()..layout.pages()).filter(|page| is_wanted(*page)).map(PageIndex);
     let copies = pages.flat_map(|page| layout.copies(page).collect::<Vec<_>>());
     let own = copies.filter(|(of, _)| of.0 == member).map(|(_, offset)| start + offset);
     own.map(|at| at..at + 2 * PAGE_BYTES as u64).collect()
@@ -489,6 +498,134 @@ fn a_device_in_the_place_of_one_that_lacks_pages_does_not_show_old_ones() {
         drain(&mut sim);
         hide_hash_pages(&mut sim, &[1, 2]);
         verify_or_error(&mut sim, &model, "with what it lacks").expect("nothing is wrong");
+    }
+}
+
+/// How a device comes into the place of member 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Comes {
+    BesideOneInService,
+    InPlaceOfOneThatIsOut,
+    Back,
+}
+
+/// An array of 200 stripes with no page in memory, in which every other page of checksums cannot be read, and for member 0 a
+/// device begins to be built; and what it must read as.
+fn begun_beside_unreadable_pages(comes: Comes) -> (SimArray, Vec<u8>) {
+    let shape = shape(200);
+    let world = SimWorld::new(shape, 32 << 20);
+    let mut model = vec![0; shape.volume_bytes as usize];
+    Random::new(11).fill(&mut model);
+    let mut sim = SimArray::create_in(&world, 11);
+    sim.write(0, &model).expect("written");
+    drain(&mut sim);
+    if comes == Comes::Back {
+        // It misses something of every page.
+        offline(&mut sim, 0);
+        for at in (0..model.len()).step_by(2 * CHUNK) {
+            model[at..at + BLOCK].fill(at as u8);
+            sim.write(at as u64, &model[at..at + BLOCK]).expect("written");
+        }
+        drain(&mut sim);
+    }
+    let mut sim = sim.stop_and_restart(false).expect("it starts");
+    drain(&mut sim);
+    let own = sim.disk_out_of_use(0);
+    if comes == Comes::InPlaceOfOneThatIsOut {
+        sim.admin(AdminRequest::Fail { member: MemberIndex(0) }).expect("it leaves");
+    }
+    for member in 0..3 {
+        if sim.disk_of(member).is_some() {
+            let hidden = some_hash_pages(disk(&mut sim, member), member, |page| page % 2 == 0);
+            disk(&mut sim, member).inject(unreadable(hidden, Timestamp(u64::MAX)));
+        }
+    }
+    if let Some(own) = own {
+        online(&mut sim, 0, own);
+    } else {
+        let device = sim.add_blank_disk();
+        sim.admin(AdminRequest::Replace { member: MemberIndex(0), device }).expect("it begins");
+    }
+    (sim, model)
+}
+
+/// Pages can be read again so many steps after it was decided that the device joins without them, and are read; meanwhile there
+/// are writes elsewhere. `fails`: the array fails at that time for lack of another member, which comes back. Whether the device
+/// had joined before that; an error where a page is not on both of its members in the end.
+fn pages_readable_again_before_a_join(comes: Comes, fails: bool, steps: usize) -> Result<bool, String> {
+    let (mut sim, mut model) = begun_beside_unreadable_pages(comes);
+    let layout = PageLayout::new(superblock(disk(&mut sim, 1)).geometry, true);
+    let is_readable = |stripe: &usize| {
+        layout.hash_pages(SlotIndex(*stripe as u64), 0..CHUNK / BLOCK).all(|page| page % 2 == 1)
+    };
+    let readable: Vec<usize> = (0..200).filter(is_readable).collect();
+    let mut write = None;
+    for turn in 0.. {
+        if told(&sim, NoticeKind::PageUnreadable).iter().any(|text| text.contains("is built without")) {
+            break;
+        }
+        write = match write {
+            Some(id) => match sim.poll(id) {
+                Some(result) => result.map(|_| None).expect("written"),
+                None => Some(id),
+            },
+            None => {
+                let at = readable[turn % readable.len()] * 2 * CHUNK;
+                model[at..at + BLOCK].fill(turn as u8);
+                Some(sim.submit_write(at as u64, &model[at..at + BLOCK], true))
+            }
+        };
+        if !sim.step() || turn % 40 == 0 {
+            sim.sleep(100);
+        }
+        assert!(sim.now().0 < 600 * SECOND, "{comes:?}: {:?}", sim.notices);
+    }
+    for _ in 0..steps {
+        if !sim.step() {
+            sim.sleep(100);
+        }
+    }
+    if sim.status().state == ArrayState::Online && sim.status().activities.is_empty() {
+        return Ok(true);
+    }
+    sim.disks.values_mut().for_each(SimDisk::clear_faults);
+    if fails {
+        let other = sim.disk_of(1).expect("in service");
+        sim.device_hangs(other);
+        assert_eq!(sim.status().state, ArrayState::Failed);
+        sim.sleep(100);
+        online(&mut sim, 1, other);
+    }
+    let reads = (0..model.len()).step_by(2 * CHUNK).map(|at| sim.submit_read(at as u64, BLOCK));
+    for read in reads.collect::<Vec<_>>() {
+        // Some meet an error that was on its way.
+        let _ = sim.wait(read);
+    }
+    until_whole(&mut sim);
+    drain(&mut sim);
+    if let Some(Err(_)) = write.and_then(|id| sim.poll(id)) {
+        return Ok(false);
+    }
+    let mut sim = sim.stop_and_restart(false).expect("it starts");
+    drain(&mut sim);
+    hide_hash_pages(&mut sim, &[2]);
+    verify(&mut sim, &model, &format!("{comes:?}, {steps} steps")).map(|()| false)
+}
+
+#[test]
+fn pages_that_are_readable_again_before_a_device_joins_are_on_it_when_it_has() {
+    for (comes, fails) in [
+        (Comes::BesideOneInService, false),
+        (Comes::InPlaceOfOneThatIsOut, false),
+        (Comes::InPlaceOfOneThatIsOut, true),
+        (Comes::Back, false),
+        (Comes::Back, true),
+    ] {
+        let mut tries = 0;
+        while !pages_readable_again_before_a_join(comes, fails, 5 * tries).expect("on both members") {
+            tries += 1;
+        }
+        assert!(tries > 10, "{comes:?}: {tries}");
     }
 }
 

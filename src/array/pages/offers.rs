@@ -147,9 +147,12 @@ impl PageStore {
         self.left_alone.insert(page);
     }
 
-    /// Whether copies on the device of this member that is being built are to be written whole with the next write-back.
-    pub fn is_due_on(&self, member: MemberIndex) -> bool {
-        self.due.values().any(|due| due.whole.contains(member))
+    /// Whether copies on a device that is being built are to be written whole with the next write-back.
+    pub fn is_due_on(&self, member: MemberIndex, which: Which) -> bool {
+        self.due.values().any(|due| match which {
+            Which::Primary => due.whole.contains(member),
+            Which::Replacement => due.replacement.contains(member),
+        })
     }
 }
 

@@ -107,7 +107,7 @@ impl PageStore {
 
     /// A device that was built for a member is in service. Both places of every copy on it hold the newest version, see
     /// [`PageStore::left`]: so the next write may go to one of them, and must, for a power cut in a write of both would
-    /// leave none. Loads that began without the member are asked for again.
+    /// leave none. Loads that began without the member, or with the device that it had before, are asked for again.
     pub fn joined(&mut self, member: MemberIndex, which: Which) {
         self.away.remove(member);
         self.offers.retain(|_, offer| !offer.is_of(member));
@@ -129,7 +129,8 @@ impl PageStore {
         let layout = self.layout;
         for (&page, load) in &mut self.loads {
             let copy = layout.copy_on(page, member);
-            load.is_void |= copy.is_some_and(|copy| load.copies.0[copy].places.is_none());
+            let is_other = |copy: usize| which == Which::Replacement || load.copies.0[copy].places.is_none();
+            load.is_void |= copy.is_some_and(is_other);
         }
     }
 
