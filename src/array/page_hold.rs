@@ -271,6 +271,9 @@ impl Array {
                 (loaded.outcome, loaded.is_kept) = (LoadOutcome::Lost, true);
             }
         }
+        if loaded.outcome == LoadOutcome::Ready {
+            self.redo_mut().pages.outdo_left_alone(read.page);
+        }
         if loaded.is_kept && self.tells_of_nothing(read.page) {
             self.redo_mut().pages.begin_anew(read.page);
             (loaded.outcome, loaded.is_kept) = (LoadOutcome::Ready, false);
@@ -293,7 +296,7 @@ impl Array {
                 Some(scrub) => scrub.owe_page(read.page, member),
                 None => {}
             }
-            if !is_lost && loaded.marked.contains(member) {
+            if !is_kept && loaded.marked.contains(member) {
                 // It was built without the page, which is no error of it.
                 continue;
             }

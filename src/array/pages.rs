@@ -697,7 +697,8 @@ impl PageStore {
         if is_doubted {
             content.doubt();
         }
-        let was_left_alone = !lost && self.left_alone.remove(&page);
+        // Without a version it is blank until the caller has judged that.
+        let was_left_alone = truth.is_some() && self.left_alone.remove(&page);
         if was_left_alone {
             content.sequence += offers::AHEAD;
         }
@@ -1690,6 +1691,44 @@ pub(super) mod tests {
         store.write_done(write, true);
         store.thaw();
         assert_eq!(store.dirty_pages(), 0);
+    }
+
+    #[test]
+    fn a_device_is_still_told_of_a_page_whose_load_came_to_nothing() {
+        let (geometry, _) = small(2);
+        let mut store = new_store(geometry, 4);
+        let mut disks = Disks::new(&store);
+        let new = member_of(&store, PAGE, 1);
+        store.left(new);
+        disks.dead.insert(new);
+        store.void(PAGE, new, Which::Primary);
+        // The other copy shows no version, and the page has one as its slots hold data.
+        let loaded = disks.load(&mut store, PAGE, Torn::Impossible);
+        assert!(loaded.outcome == LoadOutcome::Ready && loaded.unread.is_some());
+        store.retract_blank(PAGE);
+        assert!(store.is_void_on(PAGE, new, Which::Primary));
+        store.freeze(4);
+        let mut out = Vec::new();
+        store.frozen_writes(4, &|_, _| true, &Pool::new(0).unwrap(), &mut out);
+        let Some(PageIo::Write { write, member, .. }) = out.pop() else { panic!("a mark is written") };
+        assert!(write.is_void && member == new && out.is_empty());
+    }
+
+    #[test]
+    fn a_page_that_was_left_alone_and_shows_no_version_elsewhere_is_blank() {
+        let (geometry, _) = small(2);
+        let mut store = new_store(geometry, 4);
+        let mut disks = Disks::new(&store);
+        let own = member_of(&store, PAGE, 1);
+        store.left(own);
+        disks.dead.insert(own);
+        store.leave_alone(PAGE, own);
+        let loaded = disks.load(&mut store, PAGE, Torn::Impossible);
+        assert!(loaded.outcome == LoadOutcome::Ready && loaded.unread.is_some());
+        assert!(store.is_blank(PAGE), "or what its slots hold reads as zeroes");
+        store.retract_blank(PAGE);
+        store.freeze(4);
+        assert!(store.is_written(), "it is left alone");
     }
 
     #[test]

@@ -102,11 +102,18 @@ impl Imports {
             }
             let mut over = !daemon.is_awaited(&which) || attempts.try_import(&daemon);
             shared.untried.fetch_sub(1, Ordering::Release);
-            while !over && daemon.is_alive() && daemon.is_awaited(&which) {
+            loop {
+                if over || !daemon.is_alive() {
+                    // It may have been asked for again meanwhile, by somebody who found this thread at it.
+                    let mut under_way = lock(&shared.under_way);
+                    if !daemon.is_alive() || !daemon.is_awaited(&which) {
+                        under_way.remove(&which);
+                        return;
+                    }
+                }
                 std::thread::sleep(RETRY);
                 over = !daemon.is_awaited(&which) || attempts.try_import(&daemon);
             }
-            lock(&shared.under_way).remove(&which);
         };
         if let Err(error) = std::thread::Builder::new().name("import".into()).spawn(work) {
             tracing::warn!(array = %which, %error, "no thread for the import of an array: it is tried again");

@@ -31,9 +31,27 @@ impl PageStore {
     /// waited for it has nothing pinned.
     pub fn retract_blank(&mut self, page: PageIndex) {
         self.versions.forget(page);
-        self.due.remove(&page);
+        let due = self.due.remove(&page).unwrap_or_default();
+        // Devices that are being built lack it still.
+        let own = due.whole.iter().map(|member| (page, member, false));
+        let lacking: Vec<_> = own.chain(due.replacement.iter().map(|member| (page, member, true))).collect();
+        if !self.left_alone.contains(&page) {
+            self.void_due.extend(&lacking);
+        }
+        self.void.extend(lacking);
         self.cached.remove(&page);
         self.clock.retain(|&other| other != page);
+    }
+
+    /// A page that shows no version, and rightly so, although it was left alone on a device, which may show one: it gets a version
+    /// that is ahead of that.
+    pub fn outdo_left_alone(&mut self, page: PageIndex) {
+        if self.left_alone.contains(&page) && self.is_blank(page) {
+            self.left_alone.remove(&page);
+            let cached = self.cached.get_mut(&page).expect("a page that was just loaded is cached");
+            Arc::make_mut(&mut cached.page).sequence += offers::AHEAD;
+            self.touch(page);
+        }
     }
 
     /// A page that was lost begins anew, as nothing that it tells of counts: no slot of it holds data. Its entries stay
