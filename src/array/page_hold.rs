@@ -272,7 +272,8 @@ impl Array {
             }
         }
         if loaded.outcome == LoadOutcome::Lost && self.tells_of_nothing(read.page) {
-            self.redo_mut().pages.begin_anew(read.page);
+            let bad = loaded.faults.iter().map(|(member, _)| *member).collect();
+            self.redo_mut().pages.begin_anew(read.page, bad);
             loaded.outcome = LoadOutcome::Ready;
             // That they have no version was known when they were written: nobody is to blame for it.
             loaded.faults.retain(|(member, _)| !loaded.marked.contains(*member));
