@@ -218,15 +218,20 @@ impl Array {
         self.ranges_of(|block, why| is_wanted(why) && !self.damage.is_unconfirmed(block))
     }
 
-    /// Blocks of which an earlier run has told, and nothing else is known: those that it called beyond repair, or the others.
-    pub(super) fn unconfirmed_ranges(&self, beyond_repair: bool) -> Vec<(VolumeOffset, u64)> {
-        self.ranges_of(|block, why| {
-            why.is_beyond_repair() == beyond_repair && self.damage.is_unconfirmed(block)
-        })
+    /// Blocks that an earlier run called beyond repair, and of which nothing else is known.
+    pub(super) fn unconfirmed_lost_ranges(&self) -> Vec<(VolumeOffset, u64)> {
+        self.ranges_of(|block, why| why.is_beyond_repair() && self.damage.is_unconfirmed(block))
+    }
+
+    /// Blocks that an earlier run could not read, and of which nothing else is known, nor that their checksums cannot be read.
+    pub(super) fn unconfirmed_ranges(&self) -> Vec<(VolumeOffset, u64)> {
+        let told = self.ranges_of(|block, why| !why.is_beyond_repair() && self.damage.is_unconfirmed(block));
+        if told.is_empty() { told } else { without(&told, &self.unreadable_ranges()) }
     }
 
     /// Parts of the volume that cannot be read for now: blocks that could not be had, and what has its checksums in metadata pages
-    /// that cannot be read. What is known to be beyond repair, or is set aside, is not among it: each block counts once.
+    /// that cannot be read. What is beyond repair, also as far as only an earlier run knows, or is set aside, is not among it: each
+    /// block counts once.
     pub(super) fn unreadable_ranges(&self) -> Vec<(VolumeOffset, u64)> {
         let mut parts = self.damaged_ranges(|why| why == Why::Unreadable);
         let behind_pages = self.ranges_without_pages();
@@ -244,7 +249,8 @@ impl Array {
                 _ => ranges.push((start, len)),
             }
         }
-        without(&ranges, &self.damaged_ranges(|why| why != Why::Unreadable))
+        // Of what nothing but an earlier run tells, only that it was beyond repair says more.
+        without(&ranges, &self.ranges_of(|_, why| why != Why::Unreadable))
     }
 
     /// What cannot be read, and may be readable with the device of a member that is out.

@@ -87,8 +87,9 @@ pub fn explain(array: &ArrayReport) -> Explanation {
         ArrayState::Failed => explain_failed(array, &absent),
         _ if !array.lost.is_empty() => explain_lost(array),
         _ if !array.set_aside.is_empty() => explain_set_aside(array),
-        _ if !array.unreadable.is_empty() || array.unreadable_pages > 0 => explain_unreadable(array),
+        _ if !array.unreadable.is_empty() => explain_unreadable(array),
         _ if !array.unconfirmed.is_empty() => explain_unconfirmed(array),
+        _ if array.unreadable_pages > 0 => explain_unreadable(array),
         ArrayState::Degraded => explain_degraded(array, &absent),
         ArrayState::Online => explain_online(array),
     };
@@ -341,6 +342,17 @@ fn keep_set_aside(array: &ArrayReport) -> String {
     )
 }
 
+/// Metadata pages that cannot be read, where blocks that cannot be read are told of: a sentence, or nothing.
+fn pages_besides(array: &ArrayReport) -> String {
+    match array.unreadable_pages {
+        0 => String::new(),
+        1 => " 1 metadata page with checksums cannot be read; what it describes can be neither read nor written.".into(),
+        many => format!(
+            " {many} metadata pages with checksums cannot be read; what they describe can be neither read nor written."
+        ),
+    }
+}
+
 fn explain_unreadable(array: &ArrayReport) -> Explanation {
     if array.unreadable.is_empty() {
         let pages = Count(array.unreadable_pages, "metadata page");
@@ -351,14 +363,7 @@ fn explain_unreadable(array: &ArrayReport) -> Explanation {
             action: get_blocks_back(array),
         };
     }
-    let bytes = bytes_of(&array.unreadable);
-    let of_pages = match array.unreadable_pages {
-        0 => String::new(),
-        1 => " 1 metadata page with checksums cannot be read; what it describes can be neither read nor written.".into(),
-        many => format!(
-            " {many} metadata pages with checksums cannot be read; what they describe can be neither read nor written."
-        ),
-    };
+    let (bytes, of_pages) = (bytes_of(&array.unreadable), pages_besides(array));
     Explanation {
         status: format!(
             "{bytes} of the volume cannot be read for now: more than {} {} missing or give errors there.{of_pages} \
@@ -377,8 +382,9 @@ fn explain_unconfirmed(array: &ArrayReport) -> Explanation {
     };
     Explanation {
         status: format!(
-            "{} of the volume were beyond repair or unreadable when the daemon ended. Whether they still are is being looked at{far}.",
-            bytes_of(&array.unconfirmed)
+            "{} of the volume were beyond repair or unreadable when the daemon ended. Whether they still are is being looked at{far}.{}",
+            bytes_of(&array.unconfirmed),
+            pages_besides(array)
         ),
         action: format!(
             "Look again in a moment; what stays so cannot be told while members are missing or give errors. 'calpe status -v {}' lists \
@@ -1029,7 +1035,13 @@ mod tests {
         assert_eq!(verdict(std::slice::from_ref(&array)), Verdict::Degraded);
         let status = explain(&array).status;
         assert!(status.starts_with("4 KiB of the volume were beyond repair or unreadable when"), "{status}");
-        assert!(status.contains("is being looked at."), "{status}");
+        assert!(status.ends_with("is being looked at."), "{status}");
+        // All that the pages tell of may be what an earlier run knew.
+        array.unreadable_pages = 1;
+        let status = explain(&array).status;
+        let pages = "is being looked at. 1 metadata page with checksums cannot be read;";
+        assert!(status.contains(pages) && !status.contains("hold no data"), "{status}");
+        array.unreadable_pages = 0;
         array.members[0].state = MemberState::Offline;
         let status = explain(&array).status;
         assert!(
