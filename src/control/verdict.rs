@@ -1,6 +1,9 @@
 //! What the facts of an array mean: the exit code of `status --test`, and the sentences that say how an array is and
 //! what to do. One place, so that text, JSON and exit code never disagree.
 
+mod returning;
+
+use self::returning::wait_for;
 use super::{
     ArrayReport, ArrayState, Condition, LogState, LostReport, MemberReport, MemberState, ScanKind,
     StartReport,
@@ -700,66 +703,6 @@ fn is_displaced(member: &MemberReport) -> bool {
     member.conditions.contains(&Condition::Displaced)
 }
 
-/// What to do about members that come back by themselves: never to replace them, unless what
-/// is in their place cannot serve.
-fn wait_for(array: &ArrayReport, members: &[&MemberReport]) -> String {
-    let (full, rest): (Vec<&MemberReport>, Vec<_>) =
-        members.iter().copied().partition(|member| member.conditions.contains(&Condition::Full));
-    let (displaced, rest): (Vec<&MemberReport>, Vec<_>) =
-        rest.into_iter().partition(|member| is_displaced(member));
-    let (refused, away): (Vec<&MemberReport>, Vec<_>) =
-        rest.into_iter().partition(|member| is_refused(member));
-    let mut hosts: Vec<String> =
-        away.iter().map(|member| Printable(&host_of(&member.name)).to_string()).collect();
-    hosts.dedup();
-    let mut text = Vec::new();
-    if !hosts.is_empty() {
-        text.push(format!(
-            "Waiting for {}: what is there comes back by itself when it answers; see that hosts and network are up. ({})",
-            hosts.join(", "),
-            names(&away)
-        ));
-    }
-    if !full.is_empty() {
-        text.push(format!("Make room: what is full comes back by itself then. ({})", names(&full)));
-    }
-    if !refused.is_empty() {
-        let whose = if refused.len() == 1 { "a member" } else { "members" };
-        text.push(format!(
-            "Waiting alone does not bring back {whose} whose server is there and whose device is refused: mend what stands \
-             beside it (certificates and settings of TLS on both sides, the name of the export and who may see it, the \
-             server's own storage); it comes back by itself then. ({})",
-            names(&refused)
-        ));
-    }
-    if let Some(first) = displaced.first() {
-        let anew = match array.state {
-            ArrayState::Failed => String::new(),
-            _ => format!(
-                "; a device that is gone for good is replaced with 'calpe replace {} {} NEW'",
-                array.name, first.index
-            ),
-        };
-        text.push(format!(
-            "What answers in the place of {} cannot serve: see that the URI leads to the device of its member, whole and \
-             writable, which comes back by itself then{anew}. ({})",
-            if displaced.len() == 1 { "a member" } else { "members" },
-            names(&displaced)
-        ));
-    }
-    text.join(" ")
-}
-
-/// The host in the URI of a remote member; of another, its name.
-fn host_of(name: &str) -> String {
-    let rest = name.split_once("://").map_or(name, |(_, rest)| rest);
-    let host = match rest.strip_prefix('[') {
-        Some(address) => address.split(']').next().unwrap_or_default(),
-        None => rest.split(['/', ':', '?']).next().unwrap_or_default(),
-    };
-    if host.is_empty() { name.to_owned() } else { host.to_owned() }
-}
-
 fn is_rebuilding(member: &MemberReport) -> bool {
     member.state == MemberState::Rebuilding
 }
@@ -848,6 +791,27 @@ mod tests {
         let action = explain(&array).action;
         assert!(action.contains("Waiting for other:") && !action.contains("calpe online"), "{action}");
         assert!(!action.contains("calpe replace"), "{action}");
+    }
+
+    #[test]
+    fn a_host_that_is_not_asked_yet_is_not_said_to_be_waited_for() {
+        let mut array = with_absent(&[MemberState::Faulted, MemberState::Missing]);
+        array.members[0].name = "nbd://store/a".into();
+        array.members[0].conditions = vec![Condition::Returning, Condition::Quarantined];
+        array.members[0].tried_in_s = Some(12);
+        array.members[1].name = "nbd://other/b".into();
+        array.members[1].conditions = vec![Condition::Returning];
+        array.members[1].tried_in_s = Some(3);
+        let action = explain(&array).action;
+        let (waiting, quarantined) = action.split_once("Whether store is back").expect(&action);
+        assert!(
+            waiting.starts_with("Waiting for other: ") && waiting.contains("tried again within 3 s"),
+            "{action}"
+        );
+        assert!(quarantined.starts_with(" is not asked for another 12 s"), "{action}");
+        array.members[1].tried_in_s = None;
+        let action = explain(&array).action;
+        assert!(action.contains("when it answers (being tried now)"), "{action}");
     }
 
     #[test]

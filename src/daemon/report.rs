@@ -288,16 +288,18 @@ impl Names {
             cksum: counts.cksum,
             repaired: counts.repaired,
             conditions: {
-                let returning = returning.map(|_| match obstacle {
-                    Some(Obstacle::Displaced(_)) => Condition::Displaced,
-                    Some(Obstacle::Refused(_)) => Condition::Refused,
-                    None => Condition::Returning,
+                let returning = returning.map_or(&[][..], |returning| match obstacle {
+                    Some(Obstacle::Displaced(_)) => &[Condition::Displaced],
+                    Some(Obstacle::Refused(_)) => &[Condition::Refused],
+                    None if returning.is_quarantined => &[Condition::Returning, Condition::Quarantined],
+                    None => &[Condition::Returning],
                 });
                 let hindrance = self.hindrances.get(&seat.uuid).filter(|_| is_out).copied();
                 conditions(member, &counts, returning, hindrance, obstacle.is_some())
             },
             reason: obstacle.map(|obstacle| obstacle.reason().to_owned()).or(reason),
             cached: member.device.and_then(|id| self.devices.get(&id)).is_some_and(Place::is_cached),
+            tried_in_s: returning.and_then(|returning| returning.tried_in_s),
             replacement: member.replacement.map(|device| match self.devices.get(&device) {
                 Some(place) => ReplacementReport { name: place.name(), uuid: Some(place.uuid) },
                 None => ReplacementReport { name: format!("device {}", device.0), uuid: None },
@@ -310,7 +312,7 @@ impl Names {
 fn conditions(
     member: &MemberStatus,
     counts: &Counts,
-    returning: Option<Condition>,
+    returning: &[Condition],
     hindrance: Option<Hindrance>,
     blocked: bool,
 ) -> Vec<Condition> {
@@ -335,7 +337,7 @@ fn conditions(
         Hindrance::Kept => Some(Condition::Kept),
         Hindrance::Stranger => None,
     });
-    let mut all: Vec<Condition> = of_array.chain(returning).chain(repaired).collect();
+    let mut all: Vec<Condition> = of_array.chain(returning.iter().copied()).chain(repaired).collect();
     // The array knows of some that were cut off in service.
     all.extend(of_place.filter(|of_place| !all.contains(of_place)));
     all
@@ -501,7 +503,7 @@ mod tests {
             conditions: Vec::new(),
             returns: false,
         };
-        let of = |hindrance, blocked| conditions(&member, &Counts::default(), None, hindrance, blocked);
+        let of = |hindrance, blocked| conditions(&member, &Counts::default(), &[], hindrance, blocked);
         assert_eq!(of(None, false), []);
         for (hindrance, condition) in [
             (Hindrance::Claimed, Some(Condition::Claimed)),
@@ -517,7 +519,7 @@ mod tests {
             assert_eq!(newer, is_told.into_iter().collect::<Vec<_>>(), "an attempt has met something else");
         }
         let cut_off = MemberStatus { conditions: vec![MemberCondition::CutOff], ..member.clone() };
-        let once = conditions(&cut_off, &Counts::default(), None, Some(Hindrance::CutOff), false);
+        let once = conditions(&cut_off, &Counts::default(), &[], Some(Hindrance::CutOff), false);
         assert_eq!(once, [Condition::CutOff]);
     }
 

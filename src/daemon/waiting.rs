@@ -196,6 +196,7 @@ impl Waiting {
                 reason: note,
                 conditions: Vec::new(),
                 cached: false,
+                tried_in_s: None,
                 replacement: None,
             }
         };
