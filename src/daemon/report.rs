@@ -5,7 +5,7 @@
 use super::reactor::{ArrayFacts, ListenAddress};
 use super::returns::{Obstacle, Returning};
 use super::search::Hindrance;
-use super::state::{Counts, GivenUp};
+use super::state::{Counts, MemberReason};
 use crate::block_io::DeviceId;
 use crate::control::{
     self, ArrayReport, Condition, EngineReport, ErrorReport, GpuReport, LastScrub, LogReport, LostReport,
@@ -104,6 +104,9 @@ pub struct Names {
     pub hindrances: HashMap<Uuid, Hindrance>,
     /// What was found out about devices since the array said why they are out.
     pub findings: HashMap<Uuid, String>,
+    /// Of devices whose members were out of service at the start: the reason that the array was given, and the cause that
+    /// an earlier run knew.
+    pub causes: HashMap<Uuid, (Option<String>, Option<String>)>,
     /// Progress lately.
     pub meters: Meters,
 }
@@ -120,6 +123,7 @@ impl Names {
                 }
                 self.hindrances.remove(&place.uuid);
                 self.findings.remove(&place.uuid);
+                self.causes.remove(&place.uuid);
                 *seat = place.clone();
             }
         }
@@ -231,15 +235,32 @@ impl Names {
 
     /// Replacements that were given up while their members stayed in service.
     #[must_use]
-    pub(super) fn given_up(&self, status: &VolumeStatus) -> Vec<GivenUp> {
+    pub(super) fn given_up(&self, status: &VolumeStatus) -> Vec<MemberReason> {
         let members = self.seats.iter().zip(&status.members);
         // A member in service has no other reason.
         let in_service = members.filter(|(_, member)| member.state == MemberState::Online);
         let given_up = in_service.filter_map(|(seat, member)| {
             let reason = member.reason.clone()?;
-            Some(GivenUp { member: member.index.0, device: seat.uuid, reason })
+            Some(MemberReason { member: member.index.0, device: seat.uuid, reason })
         });
         given_up.collect()
+    }
+
+    /// Why members are out of service that the superblocks record as that, so that a restart can tell. What a start says of them
+    /// is not the cause.
+    pub(super) fn out(&self, status: &VolumeStatus) -> Vec<MemberReason> {
+        let members = self.seats.iter().zip(&status.members);
+        let out = members.filter_map(|(seat, member)| {
+            if !matches!(member.state, MemberState::Faulted | MemberState::Offline) {
+                return None;
+            }
+            let reason = match self.causes.get(&seat.uuid) {
+                Some((at_start, cause)) if *at_start == member.reason => cause.clone()?,
+                _ => member.reason.clone()?,
+            };
+            Some(MemberReason { member: member.index.0, device: seat.uuid, reason })
+        });
+        out.collect()
     }
 
     fn counts_of(&self, seat: &Place, member: &MemberStatus) -> Counts {

@@ -244,6 +244,7 @@ impl Daemon {
     pub fn serve(&self, opened: Opened, options: ServeOptions) -> Result<ArrayReport, RequestError> {
         let Opened { mut assembled, devices, damaged, warnings, left_out, forbidden } = opened;
         self.recall_given_up(&mut assembled, &left_out);
+        let causes = self.recall_causes(&mut assembled, &left_out);
         let superblock = assembled.superblock.clone();
         let memory = self.check_servable(&superblock, options)?;
         let geometry = superblock.geometry;
@@ -291,6 +292,7 @@ impl Daemon {
             damaged: damaged.into_iter().collect(),
             hindrances,
             findings: std::collections::HashMap::new(),
+            causes,
             meters: Meters::default(),
         };
         for (_, device) in devices.iter().flatten() {

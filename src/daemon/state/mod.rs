@@ -8,7 +8,7 @@
 mod file;
 mod known;
 
-pub(super) use known::{Arrays, Counters, Counts, Damage, GivenUp, Known, KnownDevice};
+pub(super) use known::{Arrays, Counters, Counts, Damage, Known, KnownDevice, MemberReason};
 
 use super::peer::Owner;
 use crate::control::Event;
@@ -78,7 +78,8 @@ pub(super) struct Remembered {
     files: BTreeMap<&'static str, Vec<u8>>,
 }
 
-/// The devices of arrays, and where they were, as far as a state directory tells that nobody has taken yet. Changes nothing there.
+/// The devices of arrays, and where they were, as far as a state directory tells that nobody has
+/// taken yet. Changes nothing there.
 pub(super) fn remembered_devices(dir: &Path) -> Vec<(Uuid, PathBuf)> {
     let file = dir.join(ARRAYS_FILE);
     let arrays = within(dir, "read it", LOAD_WAIT, move || peek::<Arrays>(&file));
