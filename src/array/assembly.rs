@@ -1,9 +1,10 @@
 //! Which of the devices that carry an array's superblock may serve it: rules A1-A4 and T6 of the crash-safety design.
 //!
-//! What one device says and no other supports is a claim: an epoch, a sequence or an update far beyond what all others know
-//! ([`CLAIM_STEP_MAX`]), or one that would leave no array of the others. It is neither believed nor passed over: the start is refused
-//! and the member named; forced, it goes on without the member.
-//! Pure: superblocks in, a verdict out. Must not know of paths or open devices; `K` is the caller's handle.
+//! What one device says and no other supports is a claim: an epoch, a sequence or an update far
+//! beyond what all others know ([`CLAIM_STEP_MAX`]), or one that would leave no array of the
+//! others. It is neither believed nor passed over: the start is refused and the member named;
+//! forced, it goes on without the member. Pure: superblocks in, a verdict out. Must not know of
+//! paths or open devices; `K` is the caller's handle.
 
 mod words;
 
@@ -54,8 +55,8 @@ pub struct Assembled<K> {
     pub seats: Vec<Seat<K>>,
     /// The members in service now.
     pub live: MemberSet,
-    /// Every member in service has the chosen epoch already, and who it replaced is marked; otherwise that is to be written
-    /// before the next one is made (A4).
+    /// Every member in service has the chosen epoch already, and the device it replaced is marked;
+    /// otherwise that is to be written before the next one is made (A4).
     pub epoch_is_complete: bool,
     /// Highest superblock sequence seen on any device in use: the next one must be above.
     pub sequence: u64,
@@ -63,8 +64,8 @@ pub struct Assembled<K> {
     pub update: u64,
     /// The newest update that is known to have reached every member that the next epoch is made of.
     pub update_complete: u64,
-    /// Members in service that hold only the parent of the chosen epoch: current as long as nothing was written under it (A1), which
-    /// their rings tell.
+    /// Members in service that hold only the parent of the chosen epoch: current as long as nothing
+    /// was written under it (A1), which their rings tell.
     pub behind: MemberSet,
     /// Members of the chosen epoch with devices that were rolled back to an older state: none of their content counts.
     pub rolled_back: MemberSet,
@@ -265,7 +266,8 @@ fn assemble_claims<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result
         }
         Err(error) => error,
     };
-    // Would there be an array without the one that knows of the newest epoch, or of the newest update? Then that one is in the way.
+    // Would there be an array without the one that knows of the newest epoch, or of the newest
+    // update? Then that one is in the way.
     let newest = |value: fn(&Superblock) -> u64| {
         let top = candidates.iter().map(|c| value(&c.superblock)).max()?;
         let mut holders = all.iter().copied().filter(|&at| value(&candidates[at].superblock) == top);
@@ -1450,7 +1452,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever was lost and bumped in whatever order: who serves afterwards holds the newest complete epoch.
+        /// Whatever was lost and bumped in whatever order: what serves afterwards holds the newest complete epoch.
         #[test]
         fn nobody_who_missed_a_complete_epoch_serves(
             losses in prop::collection::vec(0usize..6, 0..2),

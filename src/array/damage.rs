@@ -229,9 +229,9 @@ impl Array {
         if told.is_empty() { told } else { without(&told, &self.unreadable_ranges()) }
     }
 
-    /// Parts of the volume that cannot be read for now: blocks that could not be had, and what has its checksums in metadata pages
-    /// that cannot be read. What is beyond repair, also as far as only an earlier run knows, or is set aside, is not among it: each
-    /// block counts once.
+    /// Parts of the volume that cannot be read for now: blocks that could not be had, and what has
+    /// its checksums in metadata pages that cannot be read. What is beyond repair, also as far as
+    /// only an earlier run knows, or is set aside, is not among it: each block counts once.
     pub(super) fn unreadable_ranges(&self) -> Vec<(VolumeOffset, u64)> {
         let mut parts = self.damaged_ranges(|why| why == Why::Unreadable);
         let behind_pages = self.ranges_without_pages();
@@ -300,8 +300,9 @@ impl Array {
         ranges
     }
 
-    /// Byte ranges of the volume that could not be had in an earlier run, also whether that run knew them to be beyond repair. They
-    /// are listed as unconfirmed, and looked at as soon as the array serves. What is not of this volume is left out.
+    /// Byte ranges of the volume that could not be had in an earlier run, also whether that run
+    /// knew them to be beyond repair. They are listed as unconfirmed, and looked at as soon as the
+    /// array serves. What is not of this volume is left out.
     pub fn expect_damage(&mut self, ranges: &[(VolumeOffset, u64)], is_beyond_repair: bool) {
         let (chunk, stripe_bytes) = (self.map.chunk as u64, self.map.stripe_bytes() as u64);
         let volume_bytes = self.geometry.volume_bytes;

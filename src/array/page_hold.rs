@@ -317,7 +317,7 @@ impl Array {
         self.page_arrived(read.page, loaded.outcome, loaded.waiters);
     }
 
-    /// Tells those who wait for a page.
+    /// Tells the operations that wait for a page.
     pub(super) fn page_arrived(&mut self, page: PageIndex, outcome: LoadOutcome, tickets: Vec<usize>) {
         for ticket in tickets {
             let redo = self.redo_mut();
@@ -341,8 +341,9 @@ impl Array {
         redo.pages.is_blank(page) && redo.pages.layout().slots_of(page).any(holds_data)
     }
 
-    /// Whether nothing that a page of checksums tells of counts: no slot of it holds data, nor could a crash bring back some. What
-    /// it says of such a slot is written anew with the first data.
+    /// Whether nothing that a page of checksums tells of counts: no slot of it holds data, nor
+    /// could a crash bring back some. What it says of such a slot is written anew with the first
+    /// data.
     pub(super) fn tells_of_nothing(&self, page: PageIndex) -> bool {
         let redo = self.redo();
         let layout = redo.pages.layout();

@@ -97,8 +97,8 @@ pub struct ArrayReport {
     /// Parts that could not be read when they were last asked for, ascending. Nothing shows that they are lost.
     #[serde(default)]
     pub unreadable: Vec<LostReport>,
-    /// Metadata pages that cannot be read for now: what they have the checksums of is in `unreadable`, and can be neither read nor
-    /// written.
+    /// Metadata pages that cannot be read for now: what they have the checksums of is in
+    /// `unreadable`, and can be neither read nor written.
     #[serde(default)]
     pub unreadable_pages: u64,
     /// Parts that were beyond repair or unreadable when the daemon ended, ascending, and of which nothing more is known yet: they

@@ -148,7 +148,8 @@ impl Returns {
         self.kept_out.remove(&(array, index.0));
     }
 
-    /// Ends the attempt that is being made to bring the member back by itself. Returns what tells that it has let go of the device.
+    /// Ends the attempt that is being made to bring the member back by itself. Returns what tells
+    /// that it has let go of the device.
     pub fn interrupt(&mut self, array: Uuid, index: MemberIndex) -> Option<Receiver<Attempted>> {
         self.attempts.get_mut(&(array, index.0))?.running.take()
     }
@@ -161,8 +162,8 @@ impl Returns {
 }
 
 impl Daemon {
-    /// Takes an attempt or a return further, for every member of an array that is away and may come back; to be called once a second
-    /// or so, as a change of the array.
+    /// Takes an attempt or a return further, for every member of an array that is away and may come
+    /// back; to be called once a second or so, as a change of the array.
     pub(super) fn return_members(&self, array: ArrayId, facts: &ArrayFacts, _change: &Change) {
         let Some((uuid, away)) = self.with_served(array, |served| self.find_away(served, facts)) else {
             return;
@@ -448,7 +449,11 @@ mod tests {
         assert_eq!(when_tried(None, Some(after(15)), now), (true, Some(15)), "whether it answers or not");
         assert_eq!(when_tried(Some(&attempt(after(4), None)), None, now), (false, Some(4)));
         assert_eq!(when_tried(Some(&attempt(after(4), None)), Some(after(9)), now), (true, Some(9)));
-        assert_eq!(when_tried(Some(&attempt(after(4), None)), Some(now), now), (false, Some(4)), "it is over");
+        assert_eq!(
+            when_tried(Some(&attempt(after(4), None)), Some(now), now),
+            (false, Some(4)),
+            "it is over"
+        );
         let (_sender, running) = channel();
         assert_eq!(when_tried(Some(&attempt(now, Some(running))), Some(now), now), (false, None));
     }

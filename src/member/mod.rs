@@ -1,8 +1,8 @@
 //! Member devices, local and remote: opening, locking and sizing them, and executing [`crate::block_io`] operations on them.
 //!
-//! Owns every file descriptor of a member and every buffer that the kernel is working on. A device is locked
-//! against other daemons and other commands from opening to closing; a remote one against others of this process only. Must not know what is stored on a device,
-//! of arrays or of clients.
+//! Owns every file descriptor of a member and every buffer that the kernel is working on. A device
+//! is locked against other daemons and other commands from opening to closing; a remote one against
+//! others of this process only. Must not know what is stored on a device, of arrays or of clients.
 
 mod aside;
 mod device;

@@ -31,10 +31,11 @@ impl PageStore {
         self.clock.retain(|&other| other != page);
     }
 
-    /// A page that was lost begins anew, as nothing that it tells of counts: no slot of it holds data. Its entries stay
-    /// [`BlockHash::LOST`], so that nothing is claimed of any block; the first data of a slot sets all that it has. The version is
-    /// ahead of all that a copy may show later. The copies of `bad` members are known to be bad from here on, as all that are to
-    /// be written with the next write-back: a check before that is over tells of none of them again.
+    /// A page that was lost begins anew, as nothing that it tells of counts: no slot of it holds
+    /// data. Its entries stay [`BlockHash::LOST`], so that nothing is claimed of any block; the
+    /// first data of a slot sets all that it has. The version is ahead of all that a copy may show
+    /// later. The copies of `bad` members are known to be bad from here on, as all that are to be
+    /// written with the next write-back: a check before that is over tells of none of them again.
     ///
     /// # Panics
     /// When the page was not just loaded, or is one of the stripe map.
