@@ -36,7 +36,8 @@ pub fn trouble(errno: i32) -> Trouble {
     }
 }
 
-/// Whether `what` is to make the call again that ended with this errno. Has rested, and told the log, if this host lacks something.
+/// Whether `what` is to make the call again that ended with this errno. Has rested, and told the
+/// log, if this host lacks something.
 #[must_use]
 pub fn survives(errno: i32, what: &str) -> bool {
     let trouble = trouble(errno);

@@ -1,14 +1,15 @@
 //! Which of the devices that carry an array's superblock may serve it: rules A1-A4 and T6 of the crash-safety design.
 //!
-//! What one device says and no other supports is a claim: an epoch, a sequence or an update far beyond what all others know
-//! ([`CLAIM_STEP_MAX`]), or one that would leave no array of the others. It is neither believed nor passed over: the start is refused
-//! and the member named; forced, it goes on without the member.
-//! Pure: superblocks in, a verdict out. Must not know of paths or open devices; `K` is the caller's handle.
+//! What one device says and no other supports is a claim: an epoch, a sequence or an update far
+//! beyond what all others know ([`CLAIM_STEP_MAX`]), or one that would leave no array of the
+//! others. It is neither believed nor passed over: the start is refused and the member named;
+//! forced, it goes on without the member. Pure: superblocks in, a verdict out. Must not know of
+//! paths or open devices; `K` is the caller's handle.
 
 mod words;
 
 pub use super::current::NOWHERE_ELSE;
-pub use words::STARTS_OLDER;
+pub use words::{NotUsed, STARTS_OLDER};
 
 use super::current::{Behind, Mark, has_update, holds, is_apart, is_current, why_kept};
 use super::log_start;
@@ -54,8 +55,8 @@ pub struct Assembled<K> {
     pub seats: Vec<Seat<K>>,
     /// The members in service now.
     pub live: MemberSet,
-    /// Every member in service has the chosen epoch already, and who it replaced is marked; otherwise that is to be written
-    /// before the next one is made (A4).
+    /// Every member in service has the chosen epoch already, and the device it replaced is marked;
+    /// otherwise that is to be written before the next one is made (A4).
     pub epoch_is_complete: bool,
     /// Highest superblock sequence seen on any device in use: the next one must be above.
     pub sequence: u64,
@@ -63,8 +64,8 @@ pub struct Assembled<K> {
     pub update: u64,
     /// The newest update that is known to have reached every member that the next epoch is made of.
     pub update_complete: u64,
-    /// Members in service that hold only the parent of the chosen epoch: current as long as nothing was written under it (A1), which
-    /// their rings tell.
+    /// Members in service that hold only the parent of the chosen epoch: current as long as nothing
+    /// was written under it (A1), which their rings tell.
     pub behind: MemberSet,
     /// Members of the chosen epoch with devices that were rolled back to an older state: none of their content counts.
     pub rolled_back: MemberSet,
@@ -73,7 +74,7 @@ pub struct Assembled<K> {
     /// Highest epoch number seen on any device.
     pub epoch_number: u64,
     /// Devices of the array that must not be used, and why.
-    pub refused: Vec<(K, String)>,
+    pub refused: Vec<(K, NotUsed)>,
     /// Of these, devices that the chosen epoch has replaced and that have no word of it, with what they were: a crash came
     /// before they were marked.
     pub replaced: Vec<(K, MemberIndex, Uuid)>,
@@ -221,7 +222,7 @@ pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<As
             Some(why) => unfit.push((candidate, why)),
         }
     }
-    let mut left_out: Vec<(K, String)> = Vec::new();
+    let mut left_out: Vec<(K, NotUsed)> = Vec::new();
     let outcome = loop {
         match assemble_claims(&fit, force) {
             Err((error, Some(claimant))) if force => {
@@ -239,7 +240,7 @@ pub fn assemble<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result<As
         (outcome, _) => {
             let mut assembled = outcome?;
             assembled.refused.extend(left_out);
-            assembled.refused.extend(unfit.into_iter().map(|(c, why)| (c.key.clone(), why.to_string())));
+            assembled.refused.extend(unfit.into_iter().map(|(c, why)| (c.key.clone(), NotUsed::merely(why))));
             Ok(assembled)
         }
     }
@@ -265,7 +266,8 @@ fn assemble_claims<K: Clone>(candidates: &[Candidate<K>], force: bool) -> Result
         }
         Err(error) => error,
     };
-    // Would there be an array without the one that knows of the newest epoch, or of the newest update? Then that one is in the way.
+    // Would there be an array without the one that knows of the newest epoch, or of the newest
+    // update? Then that one is in the way.
     let newest = |value: fn(&Superblock) -> u64| {
         let top = candidates.iter().map(|c| value(&c.superblock)).max()?;
         let mut holders = all.iter().copied().filter(|&at| value(&candidates[at].superblock) == top);
@@ -749,33 +751,34 @@ fn describe_missing(record: &Superblock, present: &MemberSet) -> String {
 }
 
 /// `is_replaced`: another device is being built for its member.
-fn refusal(superblock: &Superblock, record: &Superblock, why: Option<Behind>, is_replaced: bool) -> String {
+fn refusal(superblock: &Superblock, record: &Superblock, why: Option<Behind>, is_replaced: bool) -> NotUsed {
     let index = superblock.member;
     let current = record.members.get(usize::from(index.0)).map(|m| m.uuid);
     if superblock.role == Role::Replacement {
-        return format!(
+        return NotUsed::merely(format!(
             "a replacement of member {index} that was given up; 'calpe replace --force' can use it again"
-        );
+        ));
     }
     if current != Some(superblock.device) {
-        return format!("it was member {index} before that was replaced; it holds nothing current");
+        let why = format!("it was member {index} before that was replaced; it holds nothing current");
+        return NotUsed::merely(why);
     }
     let (held, current) = (superblock.epoch.number, record.epoch.number);
     if let Some(why) = why_kept(superblock, record) {
-        return why.to_string();
+        return NotUsed::kept(why);
     }
     let stale = Behind::Epoch { held, current };
     // What a member lacks that the array went on without is no sign that it was rolled back.
     let is_out = !record.epoch.live.contains(index);
     let what = if is_out { stale } else { why.unwrap_or(stale) };
-    match (is_replaced, is_out) {
+    NotUsed::merely(match (is_replaced, is_out) {
         (true, _) => format!(
             "{what}; the device that is being built takes its place; 'calpe replace --cancel' gives that up, so that 'calpe online' can \
              bring it back"
         ),
         (false, true) => format!("{what}; 'calpe online' brings it back"),
         (false, false) => format!("{what}; it must be rebuilt ('calpe online')"),
-    }
+    })
 }
 
 #[cfg(test)]
@@ -873,7 +876,7 @@ mod tests {
             (superblocks[at].update, superblocks[at].update_complete) = (7, 6);
         }
         let assembled = assemble(&candidates(&superblocks, &[0, 1, 2]), false).expect("two of three");
-        let (key, why) = &assembled.refused[0];
+        let (key, NotUsed { why, .. }) = &assembled.refused[0];
         assert!(
             *key == 1 && why.contains("stale: it holds epoch") && why.contains("brings it back"),
             "{why}"
@@ -914,7 +917,7 @@ mod tests {
         bump_partly(&mut superblocks, &[1, 2, 3], live, 7);
         let assembled = assemble(&candidates(&superblocks, &[0, 1, 2, 3]), false).expect("two of three");
         assert!(assembled.seats[0].replacement.is_some(), "{:?}", assembled.seats[0]);
-        let (key, why) = &assembled.refused[0];
+        let (key, NotUsed { why, .. }) = &assembled.refused[0];
         assert!(*key == 0 && why.contains("'calpe replace --cancel' gives that up"), "{why}");
     }
 
@@ -1130,7 +1133,7 @@ mod tests {
         let assembled = assemble(&candidates(&superblocks, &[0, 1, 2, 3, 4]), false).unwrap();
         assert_eq!(live(&assembled), [0, 1, 2, 4]);
         assert_eq!(assembled.refused.len(), 1);
-        assert!(assembled.refused[0].1.contains("stale"), "{:?}", assembled.refused);
+        assert!(assembled.refused[0].1.why.contains("stale"), "{:?}", assembled.refused);
     }
 
     #[test]
@@ -1201,9 +1204,9 @@ mod tests {
         assert!(text.contains("members 1, 2 are older copies of themselves. Member 0 ("), "{text}");
         assert!(text.contains("Put the current device or file of members 1, 2 back"), "{text}");
         let forced = assemble(&candidates(&superblocks, &[0, 1, 2]), true).unwrap();
-        let (_, why) = &forced.refused[0];
+        let (_, NotUsed { why, is_kept }) = &forced.refused[0];
         assert!(why.starts_with("left out by force, although it is newer: members 1, 2 are older"), "{why}");
-        assert!(why.contains(NOWHERE_ELSE) && !why.contains("calpe online"), "{why}");
+        assert!(*is_kept && why.contains(NOWHERE_ELSE) && !why.contains("calpe online"), "{why}");
         assert_eq!((forced.superblock.epoch.id, live(&forced)), (200, vec![1, 2]));
         // A bump that reached one member alone, with the others as they were before it: it was not complete.
         let mut superblocks = old.clone();
@@ -1318,7 +1321,7 @@ mod tests {
             // With a part of the other history here, the one is served, and no advice destroys the other.
             let assembled = assemble(&candidates(&superblocks, &[0, 1, 2]), force).unwrap();
             assert_eq!(live(&assembled), [0, 1]);
-            let (_, why) = &assembled.refused[0];
+            let (_, NotUsed { why, .. }) = &assembled.refused[0];
             assert!(why.contains("another history") && !why.contains("calpe online"), "{why}");
         }
     }
@@ -1352,7 +1355,7 @@ mod tests {
         bump(&mut superblocks, &[2], 500);
         let assembled = assemble(&candidates(&superblocks, &[0, 2]), false).unwrap();
         assert_eq!(live(&assembled), [2]);
-        assert!(assembled.refused[0].1.contains("missed writes"), "{:?}", assembled.refused);
+        assert!(assembled.refused[0].1.why.contains("missed writes"), "{:?}", assembled.refused);
     }
 
     /// As before, and the members that left last are here as they were long before.
@@ -1400,7 +1403,7 @@ mod tests {
         all.push(Candidate { key: 9, superblock: old });
         let assembled = assemble(&all, false).unwrap();
         assert_eq!(assembled.seats[1].key, Some(1));
-        assert!(assembled.refused.iter().any(|(key, why)| *key == 9 && why.contains("replaced")));
+        assert!(assembled.refused.iter().any(|(key, unused)| *key == 9 && unused.why.contains("replaced")));
         // A crash came before it was marked.
         assert_eq!(assembled.replaced, [(9, MemberIndex(1), Uuid::from_u128(1001))]);
         assert!(!assembled.epoch_is_complete);
@@ -1424,7 +1427,10 @@ mod tests {
             change(&mut superblocks[1]);
             let assembled = assemble(&candidates(&superblocks, &[0, 1, 2, 3, 4]), false).unwrap();
             assert_eq!(live(&assembled), [0, 2, 3, 4]);
-            assert!(assembled.refused.iter().any(|(key, why)| *key == 1 && why.contains(what)), "{what}");
+            assert!(
+                assembled.refused.iter().any(|(key, unused)| *key == 1 && unused.why.contains(what)),
+                "{what}"
+            );
             assert!(assembled.sequence < 10 && assembled.epoch_number < 10, "{what}: nothing it says counts");
             // Where the others are too few it is named, whether the start is forced or not.
             for force in [false, true] {
@@ -1446,7 +1452,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever was lost and bumped in whatever order: who serves afterwards holds the newest complete epoch.
+        /// Whatever was lost and bumped in whatever order: what serves afterwards holds the newest complete epoch.
         #[test]
         fn nobody_who_missed_a_complete_epoch_serves(
             losses in prop::collection::vec(0usize..6, 0..2),

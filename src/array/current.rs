@@ -95,10 +95,12 @@ pub(super) fn why_kept(device: &Superblock, line: &Superblock) -> Option<Behind>
 /// Whether a device was in service beside members of the line when these held more than the line began with: they are older
 /// copies of themselves (A3, T6).
 ///
-/// A member that merely left knows of no update as complete that is beyond the newest which the line had then; one that was
-/// under way when it last saw those that serve may have become complete on the others, and no other began before the loss of those
-/// was recorded. So the next one counts only if all that serve, and are known to the device, were with it. What a device held that
-/// had left before the line began, or when updates at which members leave were not recorded yet, is not recognised.
+/// A member that merely left knows of no update as complete that is beyond the newest which the
+/// line had then; one that was under way when it last saw those that serve may have become complete
+/// on the others, and no other began before the loss of those was recorded. So the next one counts
+/// only if all that serve, and are known to the device, were with it. What a device held that had
+/// left before the line began, or when updates at which members leave were not recorded yet, is not
+/// recognised.
 fn is_newer(device: &Superblock, line: &Superblock) -> bool {
     let left = line.left.get(usize::from(device.member.0)).map_or(0, |left| left.update);
     let were_with_it = || {
@@ -132,11 +134,13 @@ fn uuid_of(superblock: &Superblock, member: MemberIndex) -> Option<Uuid> {
 /// Whether a device served a history of its own, so that what was written there may be nowhere else (A3): it did not merely
 /// miss what `line`, a superblock of the history that is served, has.
 ///
-/// A member that merely left has an epoch of the line, made by members some of which serve still, unless all of them have left since.
-/// The device of another history shows three things: none of those that served with it serves in the line; some that serve in the
-/// line were out in its epoch, as the same devices (by uuid); and its log started anew behind what was in place when it left the
-/// line. An older copy of a member may show the first two where everybody else was replaced meanwhile. A history whose own members, or
-/// those of the line, have all been replaced since is not recognised.
+/// A member that merely left has an epoch of the line, made by members some of which serve still,
+/// unless all of them have left since. The device of another history shows three things: none of
+/// those that served with it serves in the line; some that serve in the line were out in its epoch,
+/// as the same devices (by uuid); and its log started anew behind what was in place when it left
+/// the line. An older copy of a member may show the first two where everybody else was replaced
+/// meanwhile. A history whose own members, or those of the line, have all been replaced since is
+/// not recognised.
 pub(super) fn is_apart(device: &Superblock, line: &Superblock) -> bool {
     let Superblock { member, epoch: held, .. } = device;
     let left = line.left.get(usize::from(member.0)).copied().unwrap_or_default();
@@ -170,8 +174,8 @@ mod tests {
         indices.iter().copied().map(MemberIndex).collect()
     }
 
-    /// Member 2 of a 2+2, as of epoch 300 with `live`, which knows of `complete`; and a line of members 0 and 1 from epoch 200, that left
-    /// it out after update 10.
+    /// Member 2 of a 2+2, as of epoch 300 with `live`, which knows of `complete`; and a line of
+    /// members 0 and 1 from epoch 200, that left it out after update 10.
     fn divided(live: &[u16], complete: u64) -> (Superblock, Superblock) {
         let devices: Vec<Uuid> = (0..4).map(|at| Uuid::from_u128(1000 + at)).collect();
         let superblocks = NewArray::small(2, 2).superblocks(&devices);

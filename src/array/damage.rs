@@ -218,15 +218,20 @@ impl Array {
         self.ranges_of(|block, why| is_wanted(why) && !self.damage.is_unconfirmed(block))
     }
 
-    /// Blocks of which an earlier run has told, and nothing else is known: those that it called beyond repair, or the others.
-    pub(super) fn unconfirmed_ranges(&self, beyond_repair: bool) -> Vec<(VolumeOffset, u64)> {
-        self.ranges_of(|block, why| {
-            why.is_beyond_repair() == beyond_repair && self.damage.is_unconfirmed(block)
-        })
+    /// Blocks that an earlier run called beyond repair, and of which nothing else is known.
+    pub(super) fn unconfirmed_lost_ranges(&self) -> Vec<(VolumeOffset, u64)> {
+        self.ranges_of(|block, why| why.is_beyond_repair() && self.damage.is_unconfirmed(block))
     }
 
-    /// Parts of the volume that cannot be read for now: blocks that could not be had, and what has its checksums in metadata pages
-    /// that cannot be read. What is known to be beyond repair, or is set aside, is not among it: each block counts once.
+    /// Blocks that an earlier run could not read, and of which nothing else is known, nor that their checksums cannot be read.
+    pub(super) fn unconfirmed_ranges(&self) -> Vec<(VolumeOffset, u64)> {
+        let told = self.ranges_of(|block, why| !why.is_beyond_repair() && self.damage.is_unconfirmed(block));
+        if told.is_empty() { told } else { without(&told, &self.unreadable_ranges()) }
+    }
+
+    /// Parts of the volume that cannot be read for now: blocks that could not be had, and what has
+    /// its checksums in metadata pages that cannot be read. What is beyond repair, also as far as
+    /// only an earlier run knows, or is set aside, is not among it: each block counts once.
     pub(super) fn unreadable_ranges(&self) -> Vec<(VolumeOffset, u64)> {
         let mut parts = self.damaged_ranges(|why| why == Why::Unreadable);
         let behind_pages = self.ranges_without_pages();
@@ -244,7 +249,8 @@ impl Array {
                 _ => ranges.push((start, len)),
             }
         }
-        without(&ranges, &self.damaged_ranges(|why| why != Why::Unreadable))
+        // Of what nothing but an earlier run tells, only that it was beyond repair says more.
+        without(&ranges, &self.ranges_of(|_, why| why != Why::Unreadable))
     }
 
     /// What cannot be read, and may be readable with the device of a member that is out.
@@ -294,8 +300,9 @@ impl Array {
         ranges
     }
 
-    /// Byte ranges of the volume that could not be had in an earlier run, also whether that run knew them to be beyond repair. They
-    /// are listed as unconfirmed, and looked at as soon as the array serves. What is not of this volume is left out.
+    /// Byte ranges of the volume that could not be had in an earlier run, also whether that run
+    /// knew them to be beyond repair. They are listed as unconfirmed, and looked at as soon as the
+    /// array serves. What is not of this volume is left out.
     pub fn expect_damage(&mut self, ranges: &[(VolumeOffset, u64)], is_beyond_repair: bool) {
         let (chunk, stripe_bytes) = (self.map.chunk as u64, self.map.stripe_bytes() as u64);
         let volume_bytes = self.geometry.volume_bytes;

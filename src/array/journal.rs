@@ -95,7 +95,7 @@ impl OpenBatch {
         self.records.is_empty()
     }
 
-    /// Whether it has records, none of them with a payload, and nobody who waits for stable storage.
+    /// Whether it has records, none of them with a payload, and nothing that waits for stable storage.
     pub fn is_records_alone(&self) -> bool {
         self.payload.iter().all(Vec::is_empty) && !self.waiters.iter().any(|(_, durable)| *durable)
     }

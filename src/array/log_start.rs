@@ -1,22 +1,25 @@
 //! Where the log of an array starts, by what the superblocks of its members say (R2, T6).
 //!
-//! A start that is too late skips what the log holds, so what one device alone says is not believed. A start that is too early only
-//! costs time: nothing that the log holds from there on is used again before every member in service knows a later tail (W4).
-//! Pure: superblocks in, a verdict out.
+//! A start that is too late skips what the log holds, so what one device alone says is not
+//! believed. A start that is too early only costs time: nothing that the log holds from there on is
+//! used again before every member in service knows a later tail (W4). Pure: superblocks in, a
+//! verdict out.
 
 use super::mutation::{Mutation, is_off};
 use crate::format::{LogStart, Superblock};
 use crate::units::MemberIndex;
 
-/// The start of the log that is believed. `seated` are the superblocks of the members in service, one at least, `all` those of all
-/// devices of the array, and `record` is one of the epoch that is served.
+/// The start of the log that is believed. `seated` are the superblocks of the members in service,
+/// one at least, `all` those of all devices of the array, and `record` is one of the epoch that is
+/// served.
 ///
-/// Of k + s members in service, the latest start counts that s + 1 of them have or are past, and two in any case: so many would have
-/// to lie. An update that a power cut ended may have told fewer of a later start; then everything from the earlier one on is
-/// still there.
+/// Of k + s members in service, the latest start counts that s + 1 of them have or are past, and
+/// two in any case: so many would have to lie. An update that a power cut ended may have told fewer
+/// of a later start; then everything from the earlier one on is still there.
 ///
-/// A device that joined with the epoch has nothing in its log from before. Where a member has only the parent of that epoch, because
-/// the update was cut off, the start that the epoch itself names holds: the log was empty, and all knew it, before the device joined.
+/// A device that joined with the epoch has nothing in its log from before. Where a member has only
+/// the parent of that epoch, because the update was cut off, the start that the epoch itself names
+/// holds: the log was empty, and all knew it, before the device joined.
 pub(super) fn believed(seated: &[&Superblock], all: &[&Superblock], record: &Superblock) -> LogStart {
     let mut starts: Vec<LogStart> = seated.iter().map(|s| s.redo.start).collect();
     starts.sort_unstable_by(|a, b| b.cmp(a));

@@ -1,4 +1,4 @@
-//! The members of an array: who serves which slot, who must get a write, and what happens when one fails.
+//! The members of an array: which serves which slot, which must get a write, and what happens when one fails.
 
 use super::bad_blocks::Ill;
 use super::inflight::{Again, Inflight};
@@ -70,8 +70,9 @@ impl Device {
     }
 }
 
-/// A device that lacks nothing but blocks and metadata pages that cannot be read does not join for this long: the member that it takes the place
-/// of may hold the only copy of them, and others may leave once it is there.
+/// A device that lacks nothing but blocks and metadata pages that cannot be read does not join for
+/// this long: the member that it takes the place of may hold the only copy of them, and others may
+/// leave once it is there.
 const JOIN_PATIENCE_NS: u64 = 30_000_000_000;
 
 /// Time between two tries to build what it lacks.

@@ -651,8 +651,8 @@ impl Array {
             set_aside_on: self.set_aside_on(),
             unreadable: self.unreadable_ranges(),
             unreadable_pages: self.pages_given_up(),
-            unconfirmed_lost: self.unconfirmed_ranges(true),
-            unconfirmed: self.unconfirmed_ranges(false),
+            unconfirmed_lost: self.unconfirmed_lost_ranges(),
+            unconfirmed: self.unconfirmed_ranges(),
         }
     }
 

@@ -45,7 +45,8 @@ mutations! {
     NewerIsStale "newer-is-stale",
     /// A start that finds fewer pages of the stripe map than were written takes the others for never written.
     MapPagesNotCounted "map-pages-not-counted",
-    /// A page of the stripe map is counted before its first version is flushed; a start after a power cut misses what never was there.
+    /// A page of the stripe map is counted before its first version is flushed; a start after a
+    /// power cut misses what never was there.
     MapPagesCountedUnflushed "map-pages-counted-unflushed",
     /// A2: k members are enough; with k <= m two halves serve, and what one acknowledged the other does not have.
     NoQuorum "no-quorum",

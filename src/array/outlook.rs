@@ -72,7 +72,9 @@ impl Array {
                 Ok(self.words_for_stop(true).into())
             }
             // Unless there is room in time.
-            AdminRequest::Stop if self.redo.unsettled.is_some() => Ok(self.words_for_stop(false).into()),
+            AdminRequest::Stop if self.redo.unsettled.is_some() || self.stops_short() => {
+                Ok(self.words_for_stop(false).into())
+            }
             AdminRequest::Stop => Ok(STOPPED_CLEANLY.into()),
         };
         text.map(AdminOutcome).map_err(AdminError)

@@ -275,7 +275,8 @@ impl Array {
             self.redo_mut().pages.outdo_left_alone(read.page);
         }
         if loaded.is_kept && self.tells_of_nothing(read.page) {
-            self.redo_mut().pages.begin_anew(read.page);
+            let bad = loaded.faults.iter().map(|(member, _)| *member).collect();
+            self.redo_mut().pages.begin_anew(read.page, bad);
             (loaded.outcome, loaded.is_kept) = (LoadOutcome::Ready, false);
             // That they have no version was known when they were written: nobody is to blame for it.
             loaded.faults.retain(|(member, _)| !loaded.marked.contains(*member));
@@ -323,7 +324,7 @@ impl Array {
         self.page_arrived(read.page, loaded.outcome, loaded.waiters);
     }
 
-    /// Tells those who wait for a page.
+    /// Tells the operations that wait for a page.
     pub(super) fn page_arrived(&mut self, page: PageIndex, outcome: LoadOutcome, tickets: Vec<usize>) {
         for ticket in tickets {
             let redo = self.redo_mut();
@@ -347,8 +348,9 @@ impl Array {
         redo.pages.is_blank(page) && redo.pages.layout().slots_of(page).any(holds_data)
     }
 
-    /// Whether nothing that a page of checksums tells of counts: no slot of it holds data, nor could a crash bring back some. What
-    /// it says of such a slot is written anew with the first data.
+    /// Whether nothing that a page of checksums tells of counts: no slot of it holds data, nor
+    /// could a crash bring back some. What it says of such a slot is written anew with the first
+    /// data.
     pub(super) fn tells_of_nothing(&self, page: PageIndex) -> bool {
         let redo = self.redo();
         let layout = redo.pages.layout();

@@ -112,7 +112,7 @@ impl Array {
         drained && self.acknowledgements_allowed()
     }
 
-    /// Ends the hold on new writes when nobody waits to join any more, and the epoch of who has joined is complete.
+    /// Ends the hold on new writes when no device waits to join any more, and the epoch of the one that has joined is complete.
     pub(super) fn end_hold(&mut self) {
         if !self.redo().held || !self.acknowledgements_allowed() {
             return;

@@ -1,10 +1,11 @@
-//! Pages that cannot be read for now (rule T3): who waits for them, when they are looked at again, and when a request that
+//! Pages that cannot be read for now (rule T3): what waits for them, when they are looked at again, and when a request that
 //! waits gets an error. Nothing is decided about what they hold.
 //!
-//! A page is tried again with growing intervals for [`PATIENCE_NS`] after the first try. Then those who wait are told, and from
-//! then on each request has the page looked at once, until it can be read; and so does the array by itself, a few pages at a time.
+//! A page is tried again with growing intervals for [`PATIENCE_NS`] after the first try. Then those
+//! that wait are told, and from then on each request has the page looked at once, until it can be
+//! read; and so does the array by itself, a few pages at a time.
 //!
-//! Who builds a device does not wait for any one page, but goes on and comes back: however many cannot be read, they cost their
+//! The build of a device does not wait for any one page, but goes on and comes back: however many cannot be read, they cost their
 //! reads ([`AT_ONCE`]).
 
 use super::page_copies::Torn;
@@ -189,7 +190,7 @@ impl UnreadablePages {
         self.revision
     }
 
-    /// The pages that are to be read again, with those who wait; all, if `all`.
+    /// The pages that are to be read again, with the operations that wait; all, if `all`.
     fn take_due(&mut self, now: Timestamp, all: bool) -> Vec<(PageIndex, Vec<usize>)> {
         let mut due = Vec::new();
         for (&page, trial) in &mut self.pages {

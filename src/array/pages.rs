@@ -20,7 +20,7 @@
 //! * What is written back is what the page was at [`PageStore::freeze`] (rule W2 of the crash-safety design): later
 //!   changes wait for the next one. Pages that are changed, or frozen and not thawed, are never evicted.
 //!
-//! Must not know of devices, epochs beyond their number, the log, or who waits.
+//! Must not know of devices, epochs beyond their number, the log, or what waits.
 
 mod blank;
 mod hashes;
@@ -322,8 +322,8 @@ impl PageStore {
         &self.layout
     }
 
-    /// Asks for a page and pins it for the caller, who gives it back with [`PageStore::release`]. Unless it is cached
-    /// it is loaded from the members that are `usable`, once for all who ask.
+    /// Asks for a page and pins it for the caller, which gives it back with [`PageStore::release`]. Unless it is cached
+    /// it is loaded from the members that are `usable`, once for all that ask.
     pub fn want(
         &mut self,
         page: PageIndex,
@@ -447,7 +447,7 @@ impl PageStore {
     /// [`PageLayout::hash_entry`] says.
     ///
     /// # Panics
-    /// When the page is not cached, as all that read and change entries: who uses a page has pinned it.
+    /// When the page is not cached, as all that read and change entries: what uses a page has pinned it.
     pub fn snapshot(&self, page: PageIndex) -> Arc<Page> {
         Arc::clone(&self.at(page).page)
     }
@@ -1082,7 +1082,7 @@ pub(super) mod tests {
             }
         }
 
-        /// What a load finds wrong is charged to who is to blame, and whole again after the next write-back.
+        /// What a load finds wrong is charged to the member that is to blame, and whole again after the next write-back.
         #[test]
         fn bad_copies_are_named_and_healed(
             data in 1u16..4, parity in 1u16..4, page in 0u64..16, versions in 1u8..5, before in 0usize..4,

@@ -543,7 +543,7 @@ impl Array {
         all
     }
 
-    /// Ends slot operations that wait for a lock: who holds it may never let go.
+    /// Ends slot operations that wait for a lock: its holder may never let go.
     pub(super) fn end_waiting_passes(&mut self) {
         let waiting: Vec<usize> = self
             .ops

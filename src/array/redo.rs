@@ -32,14 +32,16 @@ use std::ops::Range;
 /// See the head of this file.
 pub(super) struct Redo {
     pub life: Life,
-    /// A member that the last epoch had in service is missing, or holds only the parent of that epoch, and whether the array can be
-    /// served is not known: until it is, nothing is written. Its return would not help, or what tells of its age would be gone.
+    /// A member that the last epoch had in service is missing, or holds only the parent of that
+    /// epoch, and whether the array can be served is not known: until it is, nothing is written.
+    /// Its return would not help, or what tells of its age would be gone.
     pub unjudged: bool,
     /// Of a start that is refused: whether a forced one would go on.
     pub yields_to_force: bool,
     /// While that is not known: members in service that hold only the parent of the last epoch.
     pub behind: MemberSet,
-    /// Batches below were durable before the array failed, whatever its members say when they come back; 0 where nothing is known.
+    /// Batches below were durable before the array failed, whatever its members say when they come
+    /// back; 0 where nothing is known.
     pub durable_before: u64,
     /// Batches below were acknowledged before the array failed, durable or not; 0 where nothing is known.
     pub acknowledged_before: u64,
@@ -63,7 +65,7 @@ pub(super) struct Redo {
     /// Flush rounds begun and ended since the start.
     pub rounds_begun: u64,
     pub rounds_ended: u64,
-    /// Operations that wait for room in the overlay or the log: who comes later waits behind them, so that a large write
+    /// Operations that wait for room in the overlay or the log: later ones wait behind them, so that a large write
     /// is not kept out by small ones.
     pub waiting_for_room: VecDeque<usize>,
     /// Operations that wait for a free slot.
@@ -333,7 +335,7 @@ impl Redo {
                 && self.open.payload_blocks_max() as usize * LOG_BLOCK_BYTES + payload_bytes <= bytes_max)
     }
 
-    /// Everybody who waits for something of the log: they are to look again.
+    /// All operations that wait for something of the log: they are to look again.
     pub fn take_all_waiting(&mut self) -> Vec<usize> {
         let mut all: Vec<usize> = self.waiters.drain(..).map(|(_, key, _)| key).collect();
         all.extend(self.open.waiters.drain(..).map(|(key, _)| key));

@@ -380,6 +380,13 @@ impl Array {
         self.shortages.episodes.values().any(|episode| !episode.tokens.is_empty())
     }
 
+    /// Whether an operation is being tried again that a stop waits for, and is without in the end: then it is not clean. What
+    /// loses patience before that ends with an error, and the stop goes on.
+    pub(super) fn stops_short(&self) -> bool {
+        let mut tokens = self.shortages.episodes.values().flat_map(|episode| &episode.tokens);
+        tokens.any(|&token| self.inflight.get(token).is_some() && self.patience(token).is_none())
+    }
+
     /// What clients get for what they have waited for in vain, if it has lasted long enough to say so at once.
     pub(super) fn lasting_shortage(&self) -> Option<ClientError> {
         let is_long = self.oldest_shortage().is_some_and(|since| self.now.nanos_since(since) >= PATIENCE_NS);

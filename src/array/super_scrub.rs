@@ -1,9 +1,10 @@
-//! Superblocks in a scrub: every copy of every member's is read, and compared with what was written last. This begins with the scrub,
-//! and goes on beside its first slots.
+//! Superblocks in a scrub: every copy of every member's is read, and compared with what was written
+//! last. This begins with the scrub, and goes on beside its first slots.
 //!
-//! A copy that is damaged, overwritten or that cannot be read costs nothing while the array runs, and may keep its member from being
-//! found at the next start. It is written anew by the next update that goes to its slot; then all copies are read again, and
-//! those that are whole count as repaired. The scrub records its own progress after the first look. Must not know when updates
+//! A copy that is damaged, overwritten or that cannot be read costs nothing while the array runs,
+//! and may keep its member from being found at the next start. It is written anew by the next
+//! update that goes to its slot; then all copies are read again, and those that are whole count as
+//! repaired. The scrub records its own progress after the first look. Must not know when updates
 //! are made otherwise, nor what they say.
 
 use super::members::Which;

@@ -206,7 +206,7 @@ impl Server {
             _ => no_answer(source),
         })?;
         if let Some(trust) = &self.trust {
-            // The path may be another one's by now; who answers stays.
+            // The path may be another one's by now; the daemon that answers stays.
             let owner = Owner::of_peer(&stream).map_err(no_answer)?;
             trust.check_server(socket, owner).map_err(untrusted)?;
         }
@@ -214,7 +214,8 @@ impl Server {
         Ok(stream)
     }
 
-    /// Whether a new connection is answered within this time. A daemon that has no place for one more says so, which is an answer.
+    /// Whether a new connection is answered within this time. A daemon that has no place for one
+    /// more says so, which is an answer.
     fn answers(&self, patience: Duration) -> bool {
         let begun = Instant::now();
         let mut server = Server { patience, ..self.clone() };

@@ -559,6 +559,7 @@ pub(super) mod tests {
                     conditions: Vec::new(),
                     cached: false,
                     replacement: None,
+                    tried_in_s: None,
                 })
                 .collect(),
             scan: vec![],

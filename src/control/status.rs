@@ -97,8 +97,8 @@ pub struct ArrayReport {
     /// Parts that could not be read when they were last asked for, ascending. Nothing shows that they are lost.
     #[serde(default)]
     pub unreadable: Vec<LostReport>,
-    /// Metadata pages that cannot be read for now: what they have the checksums of is in `unreadable`, and can be neither read nor
-    /// written.
+    /// Metadata pages that cannot be read for now: what they have the checksums of is in
+    /// `unreadable`, and can be neither read nor written.
     #[serde(default)]
     pub unreadable_pages: u64,
     /// Parts that were beyond repair or unreadable when the daemon ended, ascending, and of which nothing more is known yet: they
@@ -299,6 +299,9 @@ pub struct MemberReport {
     /// writing memory back may need memory.
     #[serde(default)]
     pub cached: bool,
+    /// Seconds until the next attempt to bring it back by itself; none where one is under way, or there is none to come.
+    #[serde(default)]
+    pub tried_in_s: Option<u64>,
     /// What is being built in its place.
     pub replacement: Option<ReplacementReport>,
 }
@@ -329,6 +332,8 @@ pub enum Condition {
     Refused,
     /// Blocks of it were rewritten with bytes from others.
     Repaired,
+    /// It comes back by itself, and is not tried yet: writes of the connection that was lost may still land on it.
+    Quarantined,
     /// It was in service until the array failed, and can come back to it: such members come first.
     ServedLast,
     /// Its device is there and not used, and holds what may be nowhere else: it is kept from being built over.
@@ -358,6 +363,7 @@ impl Condition {
             Condition::Displaced => "what is in its place cannot serve",
             Condition::Refused => "its device is refused",
             Condition::Repaired => "blocks were repaired",
+            Condition::Quarantined => "not tried yet, as earlier writes may still land",
             Condition::ServedLast => "in service until the array failed",
             Condition::Kept => "holds what may be nowhere else",
             Condition::Overwritten => "no superblock is in its place",
@@ -531,6 +537,7 @@ pub(crate) mod tests {
                     conditions: Vec::new(),
                     cached: false,
                     replacement: None,
+                    tried_in_s: None,
                 })
                 .collect(),
             scan: Vec::new(),

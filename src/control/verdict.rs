@@ -1,6 +1,9 @@
 //! What the facts of an array mean: the exit code of `status --test`, and the sentences that say how an array is and
 //! what to do. One place, so that text, JSON and exit code never disagree.
 
+mod returning;
+
+use self::returning::wait_for;
 use super::{
     ArrayReport, ArrayState, Condition, LogState, LostReport, MemberReport, MemberState, ScanKind,
     StartReport,
@@ -87,8 +90,9 @@ pub fn explain(array: &ArrayReport) -> Explanation {
         ArrayState::Failed => explain_failed(array, &absent),
         _ if !array.lost.is_empty() => explain_lost(array),
         _ if !array.set_aside.is_empty() => explain_set_aside(array),
-        _ if !array.unreadable.is_empty() || array.unreadable_pages > 0 => explain_unreadable(array),
+        _ if !array.unreadable.is_empty() => explain_unreadable(array),
         _ if !array.unconfirmed.is_empty() => explain_unconfirmed(array),
+        _ if array.unreadable_pages > 0 => explain_unreadable(array),
         ArrayState::Degraded => explain_degraded(array, &absent),
         ArrayState::Online => explain_online(array),
     };
@@ -341,6 +345,17 @@ fn keep_set_aside(array: &ArrayReport) -> String {
     )
 }
 
+/// Metadata pages that cannot be read, where blocks that cannot be read are told of: a sentence, or nothing.
+fn pages_besides(array: &ArrayReport) -> String {
+    match array.unreadable_pages {
+        0 => String::new(),
+        1 => " 1 metadata page with checksums cannot be read; what it describes can be neither read nor written.".into(),
+        many => format!(
+            " {many} metadata pages with checksums cannot be read; what they describe can be neither read nor written."
+        ),
+    }
+}
+
 fn explain_unreadable(array: &ArrayReport) -> Explanation {
     if array.unreadable.is_empty() {
         let pages = Count(array.unreadable_pages, "metadata page");
@@ -351,14 +366,7 @@ fn explain_unreadable(array: &ArrayReport) -> Explanation {
             action: get_blocks_back(array),
         };
     }
-    let bytes = bytes_of(&array.unreadable);
-    let of_pages = match array.unreadable_pages {
-        0 => String::new(),
-        1 => " 1 metadata page with checksums cannot be read; what it describes can be neither read nor written.".into(),
-        many => format!(
-            " {many} metadata pages with checksums cannot be read; what they describe can be neither read nor written."
-        ),
-    };
+    let (bytes, of_pages) = (bytes_of(&array.unreadable), pages_besides(array));
     Explanation {
         status: format!(
             "{bytes} of the volume cannot be read for now: more than {} {} missing or give errors there.{of_pages} \
@@ -377,8 +385,9 @@ fn explain_unconfirmed(array: &ArrayReport) -> Explanation {
     };
     Explanation {
         status: format!(
-            "{} of the volume were beyond repair or unreadable when the daemon ended. Whether they still are is being looked at{far}.",
-            bytes_of(&array.unconfirmed)
+            "{} of the volume were beyond repair or unreadable when the daemon ended. Whether they still are is being looked at{far}.{}",
+            bytes_of(&array.unconfirmed),
+            pages_besides(array)
         ),
         action: format!(
             "Look again in a moment; what stays so cannot be told while members are missing or give errors. 'calpe status -v {}' lists \
@@ -694,66 +703,6 @@ fn is_displaced(member: &MemberReport) -> bool {
     member.conditions.contains(&Condition::Displaced)
 }
 
-/// What to do about members that come back by themselves: never to replace them, unless what
-/// is in their place cannot serve.
-fn wait_for(array: &ArrayReport, members: &[&MemberReport]) -> String {
-    let (full, rest): (Vec<&MemberReport>, Vec<_>) =
-        members.iter().copied().partition(|member| member.conditions.contains(&Condition::Full));
-    let (displaced, rest): (Vec<&MemberReport>, Vec<_>) =
-        rest.into_iter().partition(|member| is_displaced(member));
-    let (refused, away): (Vec<&MemberReport>, Vec<_>) =
-        rest.into_iter().partition(|member| is_refused(member));
-    let mut hosts: Vec<String> =
-        away.iter().map(|member| Printable(&host_of(&member.name)).to_string()).collect();
-    hosts.dedup();
-    let mut text = Vec::new();
-    if !hosts.is_empty() {
-        text.push(format!(
-            "Waiting for {}: what is there comes back by itself when it answers; see that hosts and network are up. ({})",
-            hosts.join(", "),
-            names(&away)
-        ));
-    }
-    if !full.is_empty() {
-        text.push(format!("Make room: what is full comes back by itself then. ({})", names(&full)));
-    }
-    if !refused.is_empty() {
-        let whose = if refused.len() == 1 { "a member" } else { "members" };
-        text.push(format!(
-            "Waiting alone does not bring back {whose} whose server is there and whose device is refused: mend what stands \
-             beside it (certificates and settings of TLS on both sides, the name of the export and who may see it, the \
-             server's own storage); it comes back by itself then. ({})",
-            names(&refused)
-        ));
-    }
-    if let Some(first) = displaced.first() {
-        let anew = match array.state {
-            ArrayState::Failed => String::new(),
-            _ => format!(
-                "; a device that is gone for good is replaced with 'calpe replace {} {} NEW'",
-                array.name, first.index
-            ),
-        };
-        text.push(format!(
-            "What answers in the place of {} cannot serve: see that the URI leads to the device of its member, whole and \
-             writable, which comes back by itself then{anew}. ({})",
-            if displaced.len() == 1 { "a member" } else { "members" },
-            names(&displaced)
-        ));
-    }
-    text.join(" ")
-}
-
-/// The host in the URI of a remote member; of another, its name.
-fn host_of(name: &str) -> String {
-    let rest = name.split_once("://").map_or(name, |(_, rest)| rest);
-    let host = match rest.strip_prefix('[') {
-        Some(address) => address.split(']').next().unwrap_or_default(),
-        None => rest.split(['/', ':', '?']).next().unwrap_or_default(),
-    };
-    if host.is_empty() { name.to_owned() } else { host.to_owned() }
-}
-
 fn is_rebuilding(member: &MemberReport) -> bool {
     member.state == MemberState::Rebuilding
 }
@@ -842,6 +791,27 @@ mod tests {
         let action = explain(&array).action;
         assert!(action.contains("Waiting for other:") && !action.contains("calpe online"), "{action}");
         assert!(!action.contains("calpe replace"), "{action}");
+    }
+
+    #[test]
+    fn a_host_that_is_not_asked_yet_is_not_said_to_be_waited_for() {
+        let mut array = with_absent(&[MemberState::Faulted, MemberState::Missing]);
+        array.members[0].name = "nbd://store/a".into();
+        array.members[0].conditions = vec![Condition::Returning, Condition::Quarantined];
+        array.members[0].tried_in_s = Some(12);
+        array.members[1].name = "nbd://other/b".into();
+        array.members[1].conditions = vec![Condition::Returning];
+        array.members[1].tried_in_s = Some(3);
+        let action = explain(&array).action;
+        let (waiting, quarantined) = action.split_once("Whether store is back").expect(&action);
+        assert!(
+            waiting.starts_with("Waiting for other: ") && waiting.contains("tried again within 3 s"),
+            "{action}"
+        );
+        assert!(quarantined.starts_with(" is not asked for another 12 s"), "{action}");
+        array.members[1].tried_in_s = None;
+        let action = explain(&array).action;
+        assert!(action.contains("when it answers (being tried now)"), "{action}");
     }
 
     #[test]
@@ -1034,7 +1004,13 @@ mod tests {
         assert_eq!(verdict(std::slice::from_ref(&array)), Verdict::Degraded);
         let status = explain(&array).status;
         assert!(status.starts_with("4 KiB of the volume were beyond repair or unreadable when"), "{status}");
-        assert!(status.contains("is being looked at."), "{status}");
+        assert!(status.ends_with("is being looked at."), "{status}");
+        // All that the pages tell of may be what an earlier run knew.
+        array.unreadable_pages = 1;
+        let status = explain(&array).status;
+        let pages = "is being looked at. 1 metadata page with checksums cannot be read;";
+        assert!(status.contains(pages) && !status.contains("hold no data"), "{status}");
+        array.unreadable_pages = 0;
         array.members[0].state = MemberState::Offline;
         let status = explain(&array).status;
         assert!(

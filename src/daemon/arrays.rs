@@ -605,7 +605,7 @@ pub(super) fn importable(
             .refused
             .iter()
             .find(|(key, _)| members[*key].path == found.path)
-            .map(|(_, reason)| reason.clone()),
+            .map(|(_, not_used)| not_used.why.clone()),
         Err(ImportError::Assembly { source: AssemblyError::Unconfirmed { older, member, .. }, .. })
             if !older.is_empty() =>
         {

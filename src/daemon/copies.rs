@@ -7,9 +7,6 @@ use crate::units::MemberIndex;
 use std::collections::BTreeMap;
 use uuid::Uuid;
 
-/// In what is told of a member that several devices claim to be, of which none is used.
-pub const CLAIMED: &str = "each of them claims to be member";
-
 /// Devices that are not used because others say that they are they.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Twins {
@@ -30,7 +27,7 @@ impl Twins {
                 format!("{paths}: an older copy of member {member}, which is {}; take it away", path(used))
             }
             None => format!(
-                "{paths}: {CLAIMED} {member}, and nothing tells which is the copy, so none is \
+                "{paths}: each of them claims to be member {member}, and nothing tells which is the copy, so none is \
                  used; move the copy away, and bring the other back with 'calpe online'; if the copy has taken the place \
                  of another member, replace that one"
             ),

@@ -4,7 +4,7 @@
 //! be opened, or does not answer, is left out, unless another daemon may serve the array. Must not know of running arrays.
 
 use super::copies::{Twins, find_twins};
-use super::search::{Found, Loss, Search, Unusable};
+use super::search::{Found, Hindrance, Search, Unusable};
 use super::superblocks::{Copies, check_length, patiently, read_copies, witness};
 use crate::array::assembly::{Assembled, AssemblyError, Candidate, Seat, assemble};
 use crate::format::{MemberState, ReplacementRecord, Superblock, damaged_copies, newest_read};
@@ -227,13 +227,15 @@ pub struct Opened {
     pub warnings: Vec<String>,
     /// Devices that are there and are not used.
     pub left_out: Vec<LeftOut>,
+    /// Devices that are missing, and may be among what this user may not read.
+    pub forbidden: Vec<Uuid>,
 }
 
 impl Opened {
     /// Says of members that are missing, and of devices that were being built, what is there in their place, as far as the search
     /// has seen it. `place`: where the device of an index and identity is to be.
     pub fn explain_missing(&mut self, found: &Search, place: impl Fn(usize, Uuid) -> Option<PathBuf>) {
-        let Opened { assembled, left_out, devices, .. } = self;
+        let Opened { assembled, left_out, devices, forbidden, .. } = self;
         let dirs = devices.iter().flatten().filter_map(|device| device.path().parent());
         let dirs: Vec<PathBuf> = dirs.map(Path::to_path_buf).collect();
         let perhaps = found.perhaps_forbidden(&dirs);
@@ -248,6 +250,7 @@ impl Opened {
             } else if let Some(files) = &perhaps {
                 let before = seat.reason.take().map(|reason| reason + "; ").unwrap_or_default();
                 seat.reason = Some(format!("{before}perhaps it is {files}"));
+                forbidden.push(seat.uuid);
             }
         }
         let is_out = |state| matches!(state, MemberState::Faulted | MemberState::Offline);
@@ -255,7 +258,7 @@ impl Opened {
         for (index, seat) in seats.filter(|(_, seat)| is_out(seat.state)) {
             let left = left_in_place(found, seat.uuid, place(index, seat.uuid));
             // Whatever it was taken out for, it cannot come back from there.
-            if let Some(left) = left.filter(|left| left.loss.is_some()) {
+            if let Some(left) = left.filter(|left| left.hindrance.is_some_and(Hindrance::is_for_good)) {
                 let before = seat.reason.take().map(|reason| reason + "; ").unwrap_or_default();
                 seat.reason = Some(before + &left.reason);
                 left_out.push(left);
@@ -284,10 +287,10 @@ fn left_in_place(found: &Search, device: Uuid, place: Option<PathBuf>) -> Option
     let unusable = found.unusable.iter().find(is_own).cloned();
     let stranger = |path: PathBuf| {
         let reason = found.stranger_at(&path)?;
-        Some(Unusable { path, device: None, reason, loss: None })
+        Some(Unusable { path, device: None, reason, hindrance: Some(Hindrance::Stranger) })
     };
-    let Unusable { path, reason, loss, .. } = unusable.or_else(|| place.and_then(stranger))?;
-    Some(LeftOut { device, path: Some(path), reason, loss })
+    let Unusable { path, reason, hindrance, .. } = unusable.or_else(|| place.and_then(stranger))?;
+    Some(LeftOut { device, path: Some(path), reason, hindrance })
 }
 
 /// Devices that were being built when the array was stopped, and that are not among its devices now: member and device.
@@ -309,8 +312,8 @@ pub struct LeftOut {
     pub path: Option<PathBuf>,
     /// Why: "PATH: what is wrong".
     pub reason: String,
-    /// What of it is gone for good.
-    pub loss: Option<Loss>,
+    /// Which kind of trouble that is, where the advice depends on it.
+    pub hindrance: Option<Hindrance>,
 }
 
 /// Opens, locks and assembles the array of these members. What does not answer within `patience` is left out.
@@ -362,9 +365,9 @@ pub fn open(members: &[Found], force: bool, patience: Duration) -> Result<Opened
             return Err(ImportError::Assembly { source, left_out });
         }
     };
-    for (key, reason) in &assembled.refused {
+    for (key, not_used) in &assembled.refused {
         if let Some(device) = &devices[*key] {
-            let reason = format!("{}: not used: {reason}", shown(device.path()));
+            let reason = format!("{}: not used: {}", shown(device.path()), not_used.why);
             let own = candidates.iter().find(|candidate| candidate.key == *key);
             let uuid = own.map_or_else(Uuid::nil, |candidate| candidate.superblock.device);
             let is_missed = |seat: &Seat<usize>| seat.state == MemberState::Missing && seat.uuid == uuid;
@@ -372,7 +375,8 @@ pub fn open(members: &[Found], force: bool, patience: Duration) -> Result<Opened
             match assembled.seats.iter().any(is_missed) || was_built() {
                 true => {
                     let path = Some(device.path().to_owned());
-                    left_out.push(LeftOut { device: uuid, path, reason, loss: None });
+                    let hindrance = not_used.is_kept.then_some(Hindrance::Kept);
+                    left_out.push(LeftOut { device: uuid, path, reason, hindrance });
                 }
                 false => warnings.push(reason),
             }
@@ -387,7 +391,7 @@ pub fn open(members: &[Found], force: bool, patience: Duration) -> Result<Opened
             seat.reason = Some(format!("left out at the start: {}", left.reason));
         }
     }
-    Ok(Opened { assembled, devices, damaged, warnings, left_out })
+    Ok(Opened { assembled, devices, damaged, warnings, left_out, forbidden: Vec::new() })
 }
 
 /// An array on its way to be open.
@@ -445,7 +449,7 @@ impl Opening {
             device: found.superblock.device,
             path: Some(found.path.clone()),
             reason,
-            loss: None,
+            hindrance: None,
         });
     }
 
@@ -457,8 +461,9 @@ impl Opening {
                 device.map_or_else(String::new, |device| shown(device.path()).to_string())
             };
             let reason = twins.reason(self.candidates[twins.unused[0]].superblock.member, path);
-            let Twins { device, unused, .. } = twins;
-            self.left_out.push(LeftOut { device, path: None, reason, loss: None });
+            let Twins { device, unused, used } = twins;
+            let hindrance = used.is_none().then_some(Hindrance::Claimed);
+            self.left_out.push(LeftOut { device, path: None, reason, hindrance });
             for at in unused {
                 self.devices[self.candidates[at].key] = None;
             }
@@ -543,6 +548,34 @@ pub(super) mod tests {
             "no device of the array that was found can be used\nleft out: its filesystem is read-only\n";
         assert!(told.starts_with(expected), "{told}");
         assert_eq!(preview(&[], false).unwrap_err().to_string(), "no device of the array was found");
+    }
+
+    #[test]
+    fn what_keeps_a_member_away_is_known_by_its_kind_and_not_by_words() {
+        let dir = tempfile::tempdir().unwrap();
+        // Words of a path are no news of what is there.
+        let within = dir.path().join("which uid 0 may not read, each of them claims to be member");
+        std::fs::create_dir(&within).unwrap();
+        let array = created_in(&within, "tank", 2, 1);
+        let look = || search(std::slice::from_ref(&within), PATIENCE);
+        let opened = |mut found: Search, forbidden: Vec<PathBuf>| {
+            let mut opened = open(&found.arrays[&array], false, PATIENCE).unwrap();
+            found.forbidden = forbidden;
+            opened.explain_missing(&found, |_, _| Some(within.join("m2")));
+            let hindrances: Vec<_> = opened.left_out.iter().map(|left| left.hindrance).collect();
+            (hindrances, opened.forbidden.len())
+        };
+        assert_eq!(opened(look(), Vec::new()), (vec![], 0));
+        std::fs::copy(within.join("m2"), within.join("copy")).unwrap();
+        assert_eq!(opened(look(), Vec::new()), (vec![Some(Hindrance::Claimed)], 0));
+        std::fs::remove_file(within.join("copy")).unwrap();
+        std::fs::rename(within.join("m2"), dir.path().join("m2")).unwrap();
+        assert_eq!(opened(look(), Vec::new()), (vec![], 0), "it is missing, and nothing is known of it");
+        assert_eq!(opened(look(), vec![within.join("m2")]), (vec![], 1));
+        let pond = tempfile::tempdir().unwrap();
+        created_in(pond.path(), "pond", 1, 1);
+        std::fs::copy(pond.path().join("m0"), within.join("m2")).unwrap();
+        assert_eq!(opened(look(), Vec::new()), (vec![Some(Hindrance::Stranger)], 0));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::peer::Owner;
 use super::reactor::{ArrayFacts, ArrayId};
 use super::report::{Names, Place};
 use super::room::{Wanted, check_room};
-use super::search::{Found, Loss, Unusable, overwritten, search};
+use super::search::{Found, Hindrance, Unusable, overwritten, search};
 use super::service::{Daemon, Done, Outcome, lock, refusal};
 use super::superblocks::{
     Copies, open_and_recognise, read_copies, reserve_regions, reserved_bytes, wipe_ends, wipe_log, witness,
@@ -251,7 +251,7 @@ impl Daemon {
     fn note_kept(&self, target: &Target, path: &Path, error: &RequestError) {
         if error.message.contains(NOWHERE_ELSE) {
             let reason = format!("not taken back: {}: {}", shown(path), error.message);
-            self.with_names(target.array, |names| names.kept.insert(target.seat.uuid, reason));
+            self.with_names(target.array, |names| names.hinder(target.seat.uuid, Hindrance::Kept, reason));
         }
     }
 
@@ -541,7 +541,9 @@ impl Daemon {
             return target.current_of(&all.copies);
         }
         if let Some(why) = there.cut_off.or(all.cut_off) {
-            self.with_names(target.array, |names| names.losses.insert(target.seat.uuid, Loss::CutOff));
+            self.with_names(target.array, |names| {
+                names.hinder(target.seat.uuid, Hindrance::CutOff, why.clone());
+            });
             let (name, index) = (&target.name, target.index);
             return Err(refusal(
                 ErrorCode::Device,
@@ -553,7 +555,9 @@ impl Daemon {
             ));
         }
         if let (true, Some(path)) = (there.is_overwritten, &target.seat.path) {
-            self.with_names(target.array, |names| names.losses.insert(target.seat.uuid, Loss::Overwritten));
+            self.with_names(target.array, |names| {
+                names.hinder(target.seat.uuid, Hindrance::Overwritten, overwritten(path));
+            });
             let (name, index) = (&target.name, target.index);
             return Err(refusal(
                 ErrorCode::Device,
@@ -686,8 +690,9 @@ impl Target {
         let mut found = search(places, patience(self.limits));
         let is_own =
             |s: &Superblock| s.device == self.seat.uuid && s.member == self.index && s.role == Role::Member;
-        let is_cut =
-            |other: &&Unusable| other.device == Some(self.seat.uuid) && other.loss == Some(Loss::CutOff);
+        let is_cut = |other: &&Unusable| {
+            other.device == Some(self.seat.uuid) && other.hindrance == Some(Hindrance::CutOff)
+        };
         let members = found.arrays.remove(&self.superblock.array).unwrap_or_default();
         Sought {
             copies: members.into_iter().filter(|member| is_own(&member.superblock)).collect(),

@@ -9,11 +9,12 @@ use super::reactor::{ArrayFacts, ArrayId};
 use super::report::Names;
 use super::service::{Daemon, lock};
 use super::state::{Arrays, Counters, Counts, Damage, KnownDevice};
-use crate::array::assembly::Assembled;
+use crate::array::assembly::{Assembled, Seat};
 use crate::format::MemberState;
 use crate::member::{TimeLimits, is_remote, same_remote};
 use crate::units::{MemberIndex, VolumeOffset};
 use crate::volume::{NoticeLevel, Rest};
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -40,11 +41,12 @@ impl Daemon {
     pub(super) fn remember(&self, id: ArrayId, facts: &ArrayFacts) {
         let known = self.with_names(id, |names| {
             let status = &facts.status;
-            let found = (names.client_errors(status), names.given_up(status), names.unchecked(status));
+            let told = (names.given_up(status), names.out(status));
+            let found = (names.client_errors(status), told, names.unchecked(status));
             (names.uuid, names.name.clone(), known_devices(names, facts), names.counts(status), found)
         });
         let Some((uuid, name, mut devices, counts, found)) = known else { return };
-        let (client_errors, given_up, unchecked) = found;
+        let (client_errors, (given_up, out), unchecked) = found;
         let mut memory = lock(&self.memory);
         // A member that was not seen since the start is where it was last.
         if let Some(known) = memory.arrays.0.get(&uuid) {
@@ -59,6 +61,7 @@ impl Daemon {
             is_new |= known.note_scrub(is_paused);
             is_new |= known.note_client_errors(client_errors);
             is_new |= known.note_given_up(given_up);
+            is_new |= known.note_out(out);
             if let Some(scrub) = facts.status.last_scrub {
                 is_new |= known.note_unchecked(scrub.finished_unix, unchecked);
             }
@@ -84,8 +87,9 @@ impl Daemon {
         }
     }
 
-    /// For this time, keeps what cannot be read of arrays soon after it has changed, and what passes have counted soon after their
-    /// end: a daemon that is killed then is to know it at the next start.
+    /// For this time, keeps what cannot be read of arrays soon after it has changed, and what
+    /// passes have counted soon after their end: a daemon that is killed then is to know it at the
+    /// next start.
     pub(super) fn keep_findings(&self, time: Duration) {
         let until = Instant::now() + time;
         let mut pause = FINDINGS_DELAY;
@@ -106,8 +110,8 @@ impl Daemon {
         self.state.flush(KEPT_WAIT).err()
     }
 
-    /// Keeps what passes have counted that have ended since this was called last, before anybody is told that they have. Waits for
-    /// the state directory, but not for long, and once for each end.
+    /// Keeps what passes have counted that have ended since this was called last, before anybody is
+    /// told that they have. Waits for the state directory, but not for long, and once for each end.
     pub(super) fn keep_ended_passes(&self) {
         let ended = self.reactor.passes_ended();
         if self.passes_kept.load(Ordering::SeqCst) == ended {
@@ -216,6 +220,31 @@ impl Daemon {
                 None => before.map(|known| known.reason.clone()).next(),
             };
         }
+    }
+
+    /// Says of members that are recorded as out of service why they are, as far as an earlier run
+    /// knew. Returns, by device, what the array is given as the reason, and that cause.
+    pub(super) fn recall_causes<K>(
+        &self,
+        assembled: &mut Assembled<K>,
+        left_out: &[LeftOut],
+    ) -> HashMap<Uuid, (Option<String>, Option<String>)> {
+        let memory = lock(&self.memory);
+        let known = memory.arrays.0.get(&assembled.superblock.array);
+        let is_out = |state| matches!(state, MemberState::Faulted | MemberState::Offline);
+        let out = assembled.seats.iter_mut().zip(0..).filter(|(seat, _)| is_out(seat.state));
+        let recall = |(seat, index): (&mut Seat<K>, u16)| {
+            let mut before = known.into_iter().flat_map(|known| &known.out);
+            let cause = before.find(|known| (known.member, known.device) == (index, seat.uuid));
+            let cause = cause.map(|known| known.reason.clone());
+            if let Some(cause) = &cause {
+                let found = left_out.iter().find(|left| left.device == seat.uuid);
+                let found = found.map_or_else(String::new, |left| format!("; {}", left.reason));
+                seat.reason = Some(format!("{cause}{found}"));
+            }
+            (seat.uuid, (seat.reason.clone(), cause))
+        };
+        out.map(recall).collect()
     }
 
     /// Members that the scrub which an earlier run knew as the last could not check, and when that ended.

@@ -121,7 +121,8 @@ fn appointed_by_root(dir: &Path) -> Option<Owner> {
     Some(Owner(Uid::from_raw(itself.uid())))
 }
 
-/// Connects to a unix socket. A listener whose backlog is full is waited for only so long: the error is then of the kind `WouldBlock`.
+/// Connects to a unix socket. A listener whose backlog is full is waited for only so long: the
+/// error is then of the kind `WouldBlock`.
 ///
 /// # Errors
 /// What the system says.

@@ -2,12 +2,10 @@
 //!
 //! Must not ask anybody anything: facts in, report out. Rates come from samples that are handed in with their time.
 
-use super::copies::CLAIMED;
 use super::reactor::{ArrayFacts, ListenAddress};
 use super::returns::{Obstacle, Returning};
-use super::search::{Loss, MAY_NOT_READ};
-use super::state::{Counts, GivenUp};
-use crate::array::assembly::NOWHERE_ELSE;
+use super::search::Hindrance;
+use super::state::{Counts, MemberReason};
 use crate::block_io::DeviceId;
 use crate::control::{
     self, ArrayReport, Condition, EngineReport, ErrorReport, GpuReport, LastScrub, LogReport, LostReport,
@@ -102,11 +100,13 @@ pub struct Names {
     pub(super) earlier_unchecked: (u64, Vec<u16>),
     /// Copies of the superblock that were found damaged when the array was opened, by device.
     pub damaged: HashMap<Uuid, u64>,
-    /// Devices that cannot come back from where they had been, as of what is gone there.
-    pub losses: HashMap<Uuid, Loss>,
-    /// Devices that the array has refused to take back, as what they hold may be nowhere else; and
-    /// what it said.
-    pub kept: HashMap<Uuid, String>,
+    /// What keeps devices of members from coming back from where they had been.
+    pub hindrances: HashMap<Uuid, Hindrance>,
+    /// What was found out about devices since the array said why they are out.
+    pub findings: HashMap<Uuid, String>,
+    /// Of devices whose members were out of service at the start: the reason that the array was given, and the cause that
+    /// an earlier run knew.
+    pub causes: HashMap<Uuid, (Option<String>, Option<String>)>,
     /// Progress lately.
     pub meters: Meters,
 }
@@ -121,12 +121,23 @@ impl Names {
                     self.earlier.get_mut(at).into_iter().for_each(|counts| *counts = Counts::default());
                     self.damaged.remove(&seat.uuid);
                 }
-                self.losses.remove(&place.uuid);
-                self.kept.remove(&place.uuid);
+                self.hindrances.remove(&place.uuid);
+                self.findings.remove(&place.uuid);
+                self.causes.remove(&place.uuid);
                 *seat = place.clone();
             }
         }
         self.meters.observe(now, &facts.status.activities);
+    }
+
+    /// Takes note of what keeps a device from coming back. `found`, a line, is told in place of the reason for which
+    /// its member is out, if that is another.
+    pub(super) fn hinder(&mut self, device: Uuid, hindrance: Hindrance, found: String) {
+        let before = self.hindrances.insert(device, hindrance);
+        // What an earlier look has shown there is over; why it left service is not.
+        if hindrance == Hindrance::Kept || before.is_some_and(|before| before != hindrance) {
+            self.findings.insert(device, found);
+        }
     }
 
     /// The report of an array; `returning` are the members that come back by themselves.
@@ -224,15 +235,32 @@ impl Names {
 
     /// Replacements that were given up while their members stayed in service.
     #[must_use]
-    pub(super) fn given_up(&self, status: &VolumeStatus) -> Vec<GivenUp> {
+    pub(super) fn given_up(&self, status: &VolumeStatus) -> Vec<MemberReason> {
         let members = self.seats.iter().zip(&status.members);
         // A member in service has no other reason.
         let in_service = members.filter(|(_, member)| member.state == MemberState::Online);
         let given_up = in_service.filter_map(|(seat, member)| {
             let reason = member.reason.clone()?;
-            Some(GivenUp { member: member.index.0, device: seat.uuid, reason })
+            Some(MemberReason { member: member.index.0, device: seat.uuid, reason })
         });
         given_up.collect()
+    }
+
+    /// Why members are out of service that the superblocks record as that, so that a restart can tell. What a start says of them
+    /// is not the cause.
+    pub(super) fn out(&self, status: &VolumeStatus) -> Vec<MemberReason> {
+        let members = self.seats.iter().zip(&status.members);
+        let out = members.filter_map(|(seat, member)| {
+            if !matches!(member.state, MemberState::Faulted | MemberState::Offline) {
+                return None;
+            }
+            let reason = match self.causes.get(&seat.uuid) {
+                Some((at_start, cause)) if *at_start == member.reason => cause.clone()?,
+                _ => member.reason.clone()?,
+            };
+            Some(MemberReason { member: member.index.0, device: seat.uuid, reason })
+        });
+        out.collect()
     }
 
     fn counts_of(&self, seat: &Place, member: &MemberStatus) -> Counts {
@@ -262,15 +290,8 @@ impl Names {
         let counts = self.counts_of(seat, member);
         let troubled = counts.read + counts.write + counts.cksum > 0;
         let is_out = member.device.is_none();
-        let kept = self.kept.get(&seat.uuid).filter(|_| is_out);
-        let reason = kept.or(member.reason.as_ref()).cloned();
-        let reason = reason.map(|reason| match (self.losses.get(&seat.uuid), &seat.path) {
-            // What was found there earlier was overwritten, too.
-            (Some(Loss::Overwritten), Some(path)) if reason.contains(super::search::ANOTHER_DEVICE) => {
-                super::search::overwritten(path)
-            }
-            _ => reason,
-        });
+        let finding = self.findings.get(&seat.uuid).filter(|_| is_out);
+        let reason = finding.or(member.reason.as_ref()).cloned();
         MemberReport {
             index: member.index.0,
             name: seat.name(),
@@ -288,22 +309,18 @@ impl Names {
             cksum: counts.cksum,
             repaired: counts.repaired,
             conditions: {
-                let returning = returning.map(|_| match obstacle {
-                    Some(Obstacle::Displaced(_)) => Condition::Displaced,
-                    Some(Obstacle::Refused(_)) => Condition::Refused,
-                    None => Condition::Returning,
+                let returning = returning.map_or(&[][..], |returning| match obstacle {
+                    Some(Obstacle::Displaced(_)) => &[Condition::Displaced],
+                    Some(Obstacle::Refused(_)) => &[Condition::Refused],
+                    None if returning.is_quarantined => &[Condition::Returning, Condition::Quarantined],
+                    None => &[Condition::Returning],
                 });
-                let loss = self.losses.get(&seat.uuid).filter(|_| is_out).map(|loss| match loss {
-                    Loss::Overwritten => Condition::Overwritten,
-                    Loss::CutOff => Condition::CutOff,
-                });
-                let loss = loss.filter(|_| obstacle.is_none());
-                let of_all = conditions(member, reason.as_deref(), &counts, returning);
-                let loss = loss.filter(|loss| !of_all.contains(loss));
-                of_all.into_iter().chain(loss).collect()
+                let hindrance = self.hindrances.get(&seat.uuid).filter(|_| is_out).copied();
+                conditions(member, &counts, returning, hindrance, obstacle.is_some())
             },
             reason: obstacle.map(|obstacle| obstacle.reason().to_owned()).or(reason),
             cached: member.device.and_then(|id| self.devices.get(&id)).is_some_and(Place::is_cached),
+            tried_in_s: returning.and_then(|returning| returning.tried_in_s),
             replacement: member.replacement.map(|device| match self.devices.get(&device) {
                 Some(place) => ReplacementReport { name: place.name(), uuid: Some(place.uuid) },
                 None => ReplacementReport { name: format!("device {}", device.0), uuid: None },
@@ -312,11 +329,13 @@ impl Names {
     }
 }
 
+/// `blocked`: an attempt to bring it back has met something.
 fn conditions(
     member: &MemberStatus,
-    reason: Option<&str>,
     counts: &Counts,
-    returning: Option<Condition>,
+    returning: &[Condition],
+    hindrance: Option<Hindrance>,
+    blocked: bool,
 ) -> Vec<Condition> {
     let of_array = member.conditions.iter().map(|condition| match condition {
         MemberCondition::Full => Condition::Full,
@@ -329,13 +348,20 @@ fn conditions(
         MemberCondition::CutOff => Condition::CutOff,
     });
     let repaired = (counts.repaired > 0).then_some(Condition::Repaired);
-    let is_kept = reason.is_some_and(|reason| reason.contains(NOWHERE_ELSE));
-    let kept = is_kept.then_some(Condition::Kept);
-    let is_told = |what: &str| member.device.is_none() && reason.is_some_and(|reason| reason.contains(what));
-    let claimed = is_told(CLAIMED).then_some(Condition::Claimed);
-    let forbidden = is_told(MAY_NOT_READ).then_some(Condition::Forbidden);
-    let of_place = claimed.into_iter().chain(forbidden);
-    of_array.chain(returning).chain(repaired).chain(kept).chain(of_place).collect()
+    let of_place = hindrance.and_then(|hindrance| match hindrance {
+        // What the attempt has met is newer.
+        _ if blocked && hindrance.is_for_good() => None,
+        Hindrance::Overwritten => Some(Condition::Overwritten),
+        Hindrance::CutOff => Some(Condition::CutOff),
+        Hindrance::Claimed => Some(Condition::Claimed),
+        Hindrance::Forbidden => Some(Condition::Forbidden),
+        Hindrance::Kept => Some(Condition::Kept),
+        Hindrance::Stranger => None,
+    });
+    let mut all: Vec<Condition> = of_array.chain(returning.iter().copied()).chain(repaired).collect();
+    // The array knows of some that were cut off in service.
+    all.extend(of_place.filter(|of_place| !all.contains(of_place)));
+    all
 }
 
 fn log_report(log: &LogState, array: ArrayState) -> LogReport {
@@ -498,14 +524,24 @@ mod tests {
             conditions: Vec::new(),
             returns: false,
         };
-        let of = |reason: &str| conditions(&member, Some(reason), &Counts::default(), None);
-        let twins = super::super::copies::Twins { device: Uuid::nil(), unused: vec![0, 1], used: None };
-        let reason = twins.reason(MemberIndex(1), |at| format!("/srv/{at}"));
-        assert_eq!(of(&format!("left out at the start: {reason}")), [Condition::Claimed]);
-        let older = super::super::copies::Twins { used: Some(2), ..twins };
-        assert_eq!(of(&older.reason(MemberIndex(1), |at| format!("/srv/{at}"))), []);
-        assert_eq!(of("perhaps it is /srv/m1, which uid 7 may not read"), [Condition::Forbidden]);
-        assert_eq!(of("its device is gone"), []);
+        let of = |hindrance, blocked| conditions(&member, &Counts::default(), &[], hindrance, blocked);
+        assert_eq!(of(None, false), []);
+        for (hindrance, condition) in [
+            (Hindrance::Claimed, Some(Condition::Claimed)),
+            (Hindrance::Forbidden, Some(Condition::Forbidden)),
+            (Hindrance::Kept, Some(Condition::Kept)),
+            (Hindrance::Overwritten, Some(Condition::Overwritten)),
+            (Hindrance::CutOff, Some(Condition::CutOff)),
+            (Hindrance::Stranger, None),
+        ] {
+            assert_eq!(of(Some(hindrance), false), condition.into_iter().collect::<Vec<_>>());
+            let is_told = condition.filter(|_| !hindrance.is_for_good());
+            let newer = of(Some(hindrance), true);
+            assert_eq!(newer, is_told.into_iter().collect::<Vec<_>>(), "an attempt has met something else");
+        }
+        let cut_off = MemberStatus { conditions: vec![MemberCondition::CutOff], ..member.clone() };
+        let once = conditions(&cut_off, &Counts::default(), &[], Some(Hindrance::CutOff), false);
+        assert_eq!(once, [Condition::CutOff]);
     }
 
     fn rebuild(done: u64, paused: bool) -> Activity {

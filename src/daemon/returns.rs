@@ -112,6 +112,10 @@ pub struct Returning {
     pub index: MemberIndex,
     /// What is in its way, as far as that is known.
     pub obstacle: Option<Obstacle>,
+    /// It is not tried yet, as writes of the connection that was lost may still land.
+    pub is_quarantined: bool,
+    /// Seconds until it is tried; none while it is.
+    pub tried_in_s: Option<u64>,
 }
 
 /// A member that may come back.
@@ -144,7 +148,8 @@ impl Returns {
         self.kept_out.remove(&(array, index.0));
     }
 
-    /// Ends the attempt that is being made to bring the member back by itself. Returns what tells that it has let go of the device.
+    /// Ends the attempt that is being made to bring the member back by itself. Returns what tells
+    /// that it has let go of the device.
     pub fn interrupt(&mut self, array: Uuid, index: MemberIndex) -> Option<Receiver<Attempted>> {
         self.attempts.get_mut(&(array, index.0))?.running.take()
     }
@@ -157,8 +162,8 @@ impl Returns {
 }
 
 impl Daemon {
-    /// Takes an attempt or a return further, for every member of an array that is away and may come back; to be called once a second
-    /// or so, as a change of the array.
+    /// Takes an attempt or a return further, for every member of an array that is away and may come
+    /// back; to be called once a second or so, as a change of the array.
     pub(super) fn return_members(&self, array: ArrayId, facts: &ArrayFacts, _change: &Change) {
         let Some((uuid, away)) = self.with_served(array, |served| self.find_away(served, facts)) else {
             return;
@@ -183,13 +188,15 @@ impl Daemon {
         let returns = self.returns();
         let returning = |member: Away| {
             let attempt = returns.attempts.get(&(uuid, member.index.0));
+            let not_before = member.lost.as_ref().map(|lost| lost.not_before);
+            let (is_quarantined, tried_in_s) = when_tried(attempt, not_before, Instant::now());
             let attempt = attempt.filter(|_| member.has_own_place);
             let obstacle = match attempt {
                 Some(attempt) if attempt.failures > 0 => attempt.obstacle.clone(),
                 // What the connection met until it was given up is all that is known.
                 _ => member.lost.filter(|lost| lost.is_refused).map(|lost| Obstacle::Refused(lost.reason)),
             };
-            Returning { index: member.index, obstacle }
+            Returning { index: member.index, obstacle, is_quarantined, tried_in_s }
         };
         away.into_iter().map(returning).collect()
     }
@@ -337,6 +344,17 @@ impl Attempt {
     }
 }
 
+/// Whether a member is not tried before the end of its quarantine, and in how many seconds it is tried; none while it is.
+fn when_tried(attempt: Option<&Attempt>, not_before: Option<Instant>, now: Instant) -> (bool, Option<u64>) {
+    let quarantine = not_before.filter(|until| *until > now);
+    if attempt.is_some_and(|attempt| attempt.running.is_some()) {
+        return (false, None);
+    }
+    let next = attempt.map_or(now, |attempt| attempt.next).max(quarantine.unwrap_or(now));
+    let seconds = next.saturating_duration_since(now).as_millis().div_ceil(1000) as u64;
+    (quarantine.is_some(), Some(seconds))
+}
+
 /// Whether the filesystems of these files have room for more than what a member writes at once: a member that comes back to
 /// a full one would leave again. Room on servers and below block devices shows only when it is used.
 fn has_room(places: &[PathBuf], limits: TimeLimits) -> Result<(), String> {
@@ -415,5 +433,28 @@ fn blocked(place: &Path, obstacle: Obstacle) -> NotBack {
     match member::is_remote(place) {
         true => NotBack::Blocked(obstacle),
         false => NotBack::Away(obstacle.reason().to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_is_told_to_be_tried_when_it_is_and_not_while_its_host_is_left_alone() {
+        let now = Instant::now();
+        let after = |seconds: u64| now + Duration::from_secs(seconds);
+        let attempt = |next, running| Attempt { next, failures: 1, running, obstacle: None };
+        assert_eq!(when_tried(None, None, now), (false, Some(0)));
+        assert_eq!(when_tried(None, Some(after(15)), now), (true, Some(15)), "whether it answers or not");
+        assert_eq!(when_tried(Some(&attempt(after(4), None)), None, now), (false, Some(4)));
+        assert_eq!(when_tried(Some(&attempt(after(4), None)), Some(after(9)), now), (true, Some(9)));
+        assert_eq!(
+            when_tried(Some(&attempt(after(4), None)), Some(now), now),
+            (false, Some(4)),
+            "it is over"
+        );
+        let (_sender, running) = channel();
+        assert_eq!(when_tried(Some(&attempt(now, Some(running))), Some(now), now), (false, None));
     }
 }

@@ -18,9 +18,6 @@ use uuid::Uuid;
 /// Most entries of a directory that are looked at: a directory with more is not one of members.
 const ENTRIES_MAX: usize = 16 << 10;
 
-/// In what is told of a member that is missing, where files are that may be it.
-pub(super) const MAY_NOT_READ: &str = "may not read";
-
 /// Files without a superblock that are named where members are missing.
 const BLANKS_TOLD: usize = 8;
 
@@ -77,17 +74,33 @@ pub struct Unusable {
     pub device: Option<Uuid>,
     /// Where, and what is wrong with it.
     pub reason: String,
-    /// What of it is gone for good, so that the member cannot come back from there.
-    pub loss: Option<Loss>,
+    /// Which kind of trouble that is, where the advice depends on it.
+    pub hindrance: Option<Hindrance>,
 }
 
-/// What is gone for good where a member was.
+/// What keeps a member from coming back from where its device was, as far as a search or an attempt has shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Loss {
-    /// It holds no superblock any more.
+pub enum Hindrance {
+    /// What is there holds no superblock any more.
     Overwritten,
-    /// It is smaller than the member.
+    /// What is there is smaller than the member.
     CutOff,
+    /// Another member is there.
+    Stranger,
+    /// Several devices claim to be the member, and nothing tells which is the copy.
+    Claimed,
+    /// It may be among what this user may not read.
+    Forbidden,
+    /// Its device is there, and holds what may be nowhere else.
+    Kept,
+}
+
+impl Hindrance {
+    /// Whether the member cannot come back from there, whatever anybody does.
+    #[must_use]
+    pub fn is_for_good(self) -> bool {
+        matches!(self, Hindrance::Overwritten | Hindrance::CutOff)
+    }
 }
 
 /// Something to be looked at.
@@ -107,9 +120,6 @@ enum Seen {
     Unfit(Unusable),
     Unread(DeviceError),
 }
-
-/// Told of a place where a member was, and another one is.
-pub(super) const ANOTHER_DEVICE: &str = "another device is there now";
 
 /// Numbers of a filesystem and an inode, or of a block device: what several paths may lead to.
 type Node = (u64, u64, u64);
@@ -169,7 +179,8 @@ pub(super) fn search_patiently(places: &[PathBuf], remembered: &[PathBuf], patie
             Ok(Seen::Nothing(_)) if place.remembered || remembered.contains(&place.path) => {
                 let reason = overwritten(&place.path);
                 let path = place.path.clone();
-                search.unusable.push(Unusable { path, device: None, reason, loss: Some(Loss::Overwritten) });
+                let hindrance = Some(Hindrance::Overwritten);
+                search.unusable.push(Unusable { path, device: None, reason, hindrance });
             }
             Ok(Seen::Nothing(blank)) => {
                 if place.named {
@@ -200,7 +211,7 @@ impl Search {
     pub fn stranger_at(&self, path: &Path) -> Option<String> {
         let found = self.arrays.values().flatten().find(|found| found.path == path)?;
         let Superblock { name, member, .. } = &found.superblock;
-        Some(format!("{}: {ANOTHER_DEVICE}, member {member} of array '{name}'", shown(path)))
+        Some(format!("{}: another device is there now, member {member} of array '{name}'", shown(path)))
     }
 
     /// What is told of files that may have been members and hold no superblock: files of at least so many bytes,
@@ -261,14 +272,15 @@ impl Search {
         };
         let named = paths[..paths.len().min(BLANKS_TOLD)].join(", ");
         (!paths.is_empty())
-            .then(|| format!("{named}{more}, which uid {} {MAY_NOT_READ}", nix::unistd::geteuid()))
+            .then(|| format!("{named}{more}, which uid {} may not read", nix::unistd::geteuid()))
     }
 
     /// What was found in these places and cannot be used, a line each: it may be what was looked for.
     #[must_use]
     pub fn not_used(&self, places: &[PathBuf]) -> Vec<String> {
         let mut lines = self.warnings.clone();
-        let overwritten = self.unusable.iter().filter(|unusable| unusable.loss == Some(Loss::Overwritten));
+        let is_overwritten = |unusable: &&Unusable| unusable.hindrance == Some(Hindrance::Overwritten);
+        let overwritten = self.unusable.iter().filter(is_overwritten);
         lines.extend(overwritten.map(|unusable| unusable.reason.clone()));
         lines.extend(self.blanks(MEMBER_BYTES_MIN, places).map(|files| format!("perhaps members: {files}")));
         lines.extend(self.forbidden_in(|_| true));
@@ -354,7 +366,7 @@ impl Search {
                 if remembered.contains(&place.path) && !matches!(error, DeviceError::NotFound { .. }) {
                     let reason = error.to_string();
                     let path = place.path.clone();
-                    self.unusable.push(Unusable { path, device: None, reason, loss: None });
+                    self.unusable.push(Unusable { path, device: None, reason, hindrance: None });
                 }
                 false
             }
@@ -375,7 +387,7 @@ impl Search {
         self.note_threadless(error);
         let reason = error.to_string();
         let path = place.path.clone();
-        self.unusable.push(Unusable { path, device: None, reason, loss: None });
+        self.unusable.push(Unusable { path, device: None, reason, hindrance: None });
         if place.named || hangs(&place.path) {
             self.warnings.push(error.to_string());
         } else {
@@ -424,7 +436,8 @@ fn look_at(path: &Path) -> Seen {
         Ok(device) => device,
         Err(error) => return Seen::Unread(error),
     };
-    let unfit = |device, reason, loss| Seen::Unfit(Unusable { path: path.into(), device, reason, loss });
+    let unfit =
+        |device, reason, hindrance| Seen::Unfit(Unusable { path: path.into(), device, reason, hindrance });
     let facts = device.facts();
     let file_bytes = (facts.kind == DeviceKind::File).then_some(facts.exact_bytes);
     let seen = match read_superblock(&device) {
@@ -443,7 +456,7 @@ fn look_at(path: &Path) -> Seen {
                 };
                 let reason =
                     format!("{error} (by its superblock, it is {was} member {member} of array '{name}')");
-                unfit(Some(device), reason, Some(Loss::CutOff))
+                unfit(Some(device), reason, Some(Hindrance::CutOff))
             }
         },
         Err(NewestError::NotAMember) => Seen::Nothing(Blank { path: path.into(), file_bytes }),

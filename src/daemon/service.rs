@@ -20,6 +20,7 @@ use super::reactor::{
 };
 use super::report::{Meters, Names, Place, only_proven};
 use super::returns::Returns;
+use super::search::Hindrance;
 pub use super::settings::ServeOptions;
 use super::settings::Settings;
 use super::state::{Remembered, StateDir};
@@ -241,8 +242,9 @@ impl Daemon {
     /// # Errors
     /// When one of its name or identity is served, or it cannot be exported.
     pub fn serve(&self, opened: Opened, options: ServeOptions) -> Result<ArrayReport, RequestError> {
-        let Opened { mut assembled, devices, damaged, warnings, left_out } = opened;
+        let Opened { mut assembled, devices, damaged, warnings, left_out, forbidden } = opened;
         self.recall_given_up(&mut assembled, &left_out);
+        let causes = self.recall_causes(&mut assembled, &left_out);
         let superblock = assembled.superblock.clone();
         let memory = self.check_servable(&superblock, options)?;
         let geometry = superblock.geometry;
@@ -266,7 +268,9 @@ impl Daemon {
                 Place::unseen(seat.uuid, path.or_else(|| self.earlier_path(superblock.array, seat.uuid)))
             }
         });
-        let losses = left_out.iter().filter_map(|left| Some((left.device, left.loss?))).collect();
+        let forbidden = forbidden.into_iter().map(|device| (device, Hindrance::Forbidden));
+        let hindered = left_out.iter().filter_map(|left| Some((left.device, left.hindrance?)));
+        let hindrances = forbidden.chain(hindered).collect();
         let names = Names {
             name: superblock.name.clone(),
             uuid: superblock.array,
@@ -286,8 +290,9 @@ impl Daemon {
             earlier_client_errors: self.earlier_client_errors(superblock.array),
             earlier_unchecked: self.earlier_unchecked(superblock.array),
             damaged: damaged.into_iter().collect(),
-            losses,
-            kept: std::collections::HashMap::new(),
+            hindrances,
+            findings: std::collections::HashMap::new(),
+            causes,
             meters: Meters::default(),
         };
         for (_, device) in devices.iter().flatten() {

@@ -371,7 +371,14 @@ fn create(options: &UpOptions, cleared: Option<String>) -> Result<(Opened, Origi
     let assembled = assemble(&candidates, false).map_err(ImportError::from)?;
     let devices = devices.into_iter().map(Some).collect();
     Ok((
-        Opened { assembled, devices, damaged: Vec::new(), warnings: Vec::new(), left_out: Vec::new() },
+        Opened {
+            assembled,
+            devices,
+            damaged: Vec::new(),
+            warnings: Vec::new(),
+            left_out: Vec::new(),
+            forbidden: Vec::new(),
+        },
         origin,
     ))
 }

@@ -196,6 +196,7 @@ impl Waiting {
                 reason: note,
                 conditions: Vec::new(),
                 cached: false,
+                tried_in_s: None,
                 replacement: None,
             }
         };
@@ -384,8 +385,12 @@ mod tests {
         waiting.devices = vec![device(0, "/m/m0"), device(1, "/m/m1"), device(2, "/srv/m2")];
         let overwritten = super::super::search::overwritten(Path::new("/m/m0"));
         let (path, reason) = ("/m/m0".into(), overwritten.clone());
-        let unusable =
-            Unusable { path, device: None, reason, loss: Some(super::super::search::Loss::Overwritten) };
+        let unusable = Unusable {
+            path,
+            device: None,
+            reason,
+            hindrance: Some(super::super::search::Hindrance::Overwritten),
+        };
         let found = Search {
             unusable: vec![unusable],
             unread: vec!["/m/m1: permission denied".into()],

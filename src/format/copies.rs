@@ -161,10 +161,11 @@ pub fn newest(
     }
 }
 
-/// As [`newest`], of a device's four copies as they were read: each with its I/O error as text, or decoded. An update goes to one
-/// slot, at both ends. So where neither copy of a slot can be read, the newest may be there: it is not known then, and an older one
-/// is not taken for it (rule T3). One that can be read at one end only is known well enough: an update that is not at both ends was
-/// not complete.
+/// As [`newest`], of a device's four copies as they were read: each with its I/O error as text, or
+/// decoded. An update goes to one slot, at both ends. So where neither copy of a slot can be read,
+/// the newest may be there: it is not known then, and an older one is not taken for it (rule T3).
+/// One that can be read at one end only is known well enough: an update that is not at both ends
+/// was not complete.
 ///
 /// Where both copies of the other slot were read and are damaged, the newest may have been there,
 /// and may have said that the array is not clean: the one that is left counts as not clean, and the

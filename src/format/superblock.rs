@@ -274,8 +274,9 @@ pub struct Superblock {
     pub update: u64,
     /// The newest update that all members in service had when this one began. Who has an older one was rolled back.
     pub update_complete: u64,
-    /// Pages of the stripe map that have a version on the members, at least; 0 where none counted them. A start that finds fewer knows
-    /// that copies which look as if they were never written have lost what they held.
+    /// Pages of the stripe map that have a version on the members, at least; 0 where none counted
+    /// them. A start that finds fewer knows that copies which look as if they were never written
+    /// have lost what they held.
     pub map_pages: u64,
     /// Epoch.
     pub epoch: Epoch,

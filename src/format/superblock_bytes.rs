@@ -72,8 +72,8 @@ const REDO_LOG: u64 = 1 << 0;
 const CHECKSUM_PAGES: u64 = 1 << 1;
 /// Incompat bit: the pages tell which slot holds which stripe.
 const STRIPE_MAP: u64 = 1 << 2;
-/// Incompat bit: updates are counted, and a member that left has its tail recorded. Always set by this version; an image without it
-/// has counted none, and is upgraded by its next update.
+/// Incompat bit: updates are counted, and a member that left has its tail recorded. Always set by
+/// this version; an image without it has counted none, and is upgraded by its next update.
 const UPDATE_COUNT: u64 = 1 << 4;
 /// Names of the incompat bits, and of those set aside for the formats that are planned next, so that this version's
 /// refusal can name them.
@@ -243,8 +243,9 @@ const _: () = {
 };
 
 impl Superblock {
-    /// The bytes of a copy. Unknown compat bits are dropped, since the bytes they speak of are not carried over. Unknown ro-compat
-    /// bits stay: that their member is not written is for assembly to see to ([`Superblock::unfit`]).
+    /// The bytes of a copy. Unknown compat bits are dropped, since the bytes they speak of are not
+    /// carried over. Unknown ro-compat bits stay: that their member is not written is for assembly
+    /// to see to ([`Superblock::unfit`]).
     ///
     /// # Panics
     /// When the superblock breaks an invariant that [`Superblock::decode`] would refuse.

@@ -139,7 +139,7 @@ pub enum GpuEventKind {
     Reopened,
     /// Its measurements could not be kept; they are repeated at the next start.
     Calibration,
-    /// Somebody who waited for a job panicked when it was done, or the CPU did over it.
+    /// What waited for a job panicked when it was done, or the CPU did over it.
     Answer,
 }
 

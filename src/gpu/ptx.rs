@@ -4,9 +4,11 @@
 //! 0..len of every column and no others; the same program and shape give the same text. Must not know of devices,
 //! launches or memory, nor where a program comes from.
 //!
-//! As assembled by ptxas 12.9 for compute capability 9.0, with the shape of [`shape`], nothing spilled (nor for 8.0
-//! and 10.0, nor for 37 other codes of up to 250 columns, encoding and recovering). "Logic" is the instructions of the pipe that XORs and byte permutes share, addresses included, per word of
-//! input, of one strip; of a doubling's three operations one runs on the multiplier's pipe, beside it.
+//! As assembled by ptxas 12.9 for compute capability 9.0, with the shape of [`shape`], nothing
+//! spilled (nor for 8.0 and 10.0, nor for 37 other codes of up to 250 columns, encoding and
+//! recovering). "Logic" is the instructions of the pipe that XORs and byte permutes share,
+//! addresses included, per word of input, of one strip; of a doubling's three operations one runs
+//! on the multiplier's pipe, beside it.
 //!
 //! | k+m | operations a word of input | live words | words a thread | registers | logic |
 //! |---|---|---|---|---|---|
@@ -88,10 +90,11 @@ impl Shape {
 
 /// The shape that suits a program: as wide accesses as its live words leave registers for.
 ///
-/// Measured on an H200, TB/s moved: 24+8 with 256 threads a block 3.25, with 128 3.75, with 64 3.80; with two strips of 64 threads
-/// 4.05 to 4.26 for encoding and two ways of recovering, since the second one's words are on their way while the first is
-/// computed. 32+16 with no limit to its registers 2.70 to 3.18, with 128 of them 3.22 to 3.32: the assembler takes up to 164
-/// if it may, and gains nothing by them.
+/// Measured on an H200, TB/s moved: 24+8 with 256 threads a block 3.25, with 128 3.75, with 64
+/// 3.80; with two strips of 64 threads 4.05 to 4.26 for encoding and two ways of recovering, since
+/// the second one's words are on their way while the first is computed. 32+16 with no limit to its
+/// registers 2.70 to 3.18, with 128 of them 3.22 to 3.32: the assembler takes up to 164 if it may,
+/// and gains nothing by them.
 #[must_use]
 pub fn shape(program: &XorProgram) -> Shape {
     let live = program.live_words();

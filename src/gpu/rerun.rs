@@ -77,8 +77,8 @@ fn guarded(shared: &Shared, job: CodecJob) -> Option<CodedColumns> {
     done
 }
 
-/// Answers for jobs of a device if a sample of what it made of them is what the CPU makes of them. If not, the device is given up,
-/// the CPU does all of them again, and this is false.
+/// Answers for jobs of a device if a sample of what it made of them is what the CPU makes of them.
+/// If not, the device is given up, the CPU does all of them again, and this is false.
 pub(super) fn settle(
     shared: &Shared,
     lane: usize,

@@ -29,8 +29,9 @@ const OPEN_MAX: Duration = Duration::from_secs(60);
 /// Threads that do on the CPU what devices could not, and compare: few, since the cores have other work.
 const RERUN_THREADS: usize = 2;
 
-/// Of each batch, beside the row at least that any share above 0 means: what a device computes is stored, so one that goes wrong must
-/// be found soon. A row costs the CPU 5 to 20 microseconds; the batches of a busy daemon, some megabytes, cost it milliseconds.
+/// Of each batch, beside the row at least that any share above 0 means: what a device computes is
+/// stored, so one that goes wrong must be found soon. A row costs the CPU 5 to 20 microseconds; the
+/// batches of a busy daemon, some megabytes, cost it milliseconds.
 const VERIFY_SHARE: f64 = 0.001;
 
 /// What is wanted of devices.
@@ -217,7 +218,7 @@ impl GpuRuntime {
     }
 
     /// Takes what a device does sooner than the CPU would, or as soon, and hands the others back at once, in order. `cpu`:
-    /// who would do them otherwise. Jobs taken are done at `answer`, which may happen before this returns.
+    /// what would do them otherwise. Jobs taken are done at `answer`, which may happen before this returns.
     pub fn offer(
         &self,
         jobs: Vec<(Tag, CodecJob)>,

@@ -385,12 +385,12 @@ impl Shared {
         self.rerun_us_max.fetch_max(us, Ordering::Relaxed);
     }
 
-    /// Tells who waits for a job.
+    /// Tells what waits for a job.
     pub(super) fn answer(&self, ticket: Ticket, columns: CodedColumns) {
         self.tell(ticket, |tag, answer| answer.done(tag, columns));
     }
 
-    /// Tells who waits for a job that there will be no answer.
+    /// Tells what waits for a job that there will be no answer.
     pub(super) fn lost(&self, ticket: Ticket) {
         self.tell(ticket, |tag, answer| answer.lost(tag));
     }
@@ -398,7 +398,7 @@ impl Shared {
     fn tell(&self, ticket: Ticket, what: impl FnOnce(Tag, &dyn Answer)) {
         let Ticket { tag, answer, since: _ } = ticket;
         let panicked = || {
-            let text = format!("who waited for job {} panicked at its answer", tag.0);
+            let text = format!("what waited for job {} panicked at its answer", tag.0);
             self.event(0, GpuEventKind::Answer, text);
         };
         catch_unwind(AssertUnwindSafe(|| what(tag, &*answer))).unwrap_or_else(|_| panicked());

@@ -1,8 +1,9 @@
 //! Which parts of a batch the CPU computes again, and whether they are what the device made of them.
 //!
-//! A *row* is the block of 4 KiB at one offset of every column of a job; for a job that is only hashed, one block. Of every batch at
-//! least one row and a few hashes are checked, so that a device that computes nothing rightly any more is found at its
-//! first batch; beyond that, a share. Must not know of devices, threads or answers.
+//! A *row* is the block of 4 KiB at one offset of every column of a job; for a job that is only
+//! hashed, one block. Of every batch at least one row and a few hashes are checked, so that a
+//! device that computes nothing rightly any more is found at its first batch; beyond that, a share.
+//! Must not know of devices, threads or answers.
 
 use crate::codec::{BlockHasher, CodecJob, Outputs};
 use crate::units::{BlockHash, ROW_BYTES};
@@ -11,7 +12,8 @@ use super::rerun::Finished;
 
 const BLOCK: usize = ROW_BYTES as usize;
 
-/// Hashes of a batch that are checked at least: the blocks that BLAKE3 hashes side by side with AVX-512, so that one costs no less.
+/// Hashes of a batch that are checked at least: the blocks that BLAKE3 hashes side by side with
+/// AVX-512, so that one costs no less.
 const HASHES_MIN: usize = 4;
 
 /// What of a batch is checked: some rows, each by its job and its number in that.
@@ -22,7 +24,8 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    /// A share of the rows of a batch, evenly spread, and at least as many as [`HASHES_MIN`] blocks need. None when the share is 0.
+    /// A share of the rows of a batch, evenly spread, and at least as many as [`HASHES_MIN`] blocks
+    /// need. None when the share is 0.
     pub(super) fn of(jobs: &[Finished], share: f64, seed: u64) -> Option<Sample> {
         let total: usize = jobs.iter().map(|done| rows(&done.job)).sum();
         if share <= 0.0 || total == 0 {

@@ -423,8 +423,9 @@ impl Device {
         self.remote()?.given_up()
     }
 
-    /// Whether a block device has less room than when it was opened: none where it was taken away, which some drivers answer writes
-    /// to with ENOSPC, as if it were full. The system answers from memory.
+    /// Whether a block device has less room than when it was opened: none where it was taken away,
+    /// which some drivers answer writes to with ENOSPC, as if it were full. The system answers from
+    /// memory.
     pub(super) fn was_cut_off(&self) -> bool {
         let Backing::Local(local) = &self.backing else { return false };
         let is_block = self.facts.kind == DeviceKind::Block;

@@ -2,6 +2,7 @@
 //! the caller wanted the device.
 
 use super::RemoteError;
+use super::holder::words_for_dead;
 use crate::block_io::IoFaultKind;
 use crate::units::{HumanSize, Printable, shown, two_sizes};
 use std::io;
@@ -99,9 +100,9 @@ pub enum DeviceError {
     },
     /// A process that was killed has it still.
     #[error(
-        "{}: is in use by process {pid}, which was killed and cannot end before a filesystem or a device answers it: its writes may \
-         still come. Let that answer, or abort it (docs/members.md), then try again",
-        shown(path)
+        "{}: {}. Let that answer, or abort it (docs/members.md), then try again",
+        shown(path),
+        words_for_dead(*pid, "which uses it")
     )]
     HeldByTheDead {
         /// The path as given.

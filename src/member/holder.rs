@@ -71,6 +71,21 @@ pub(super) fn dead_flock_holder(device: u64, inode: u64) -> Option<u32> {
     flock_pid(device, inode).filter(|pid| is_dead_and_there(*pid))
 }
 
+/// The process that holds a `flock` on this open file although it has died.
+#[must_use]
+pub fn dead_holder_of(file: &fs::File) -> Option<u32> {
+    let meta = file.metadata().ok()?;
+    dead_flock_holder(meta.dev(), meta.ino())
+}
+
+/// What is said of a process that [`is_dead_and_there`], with what it does there ("which listens there").
+#[must_use]
+pub fn words_for_dead(pid: u32, what: &str) -> String {
+    format!(
+        "process {pid}, {what}, was killed and cannot end before a filesystem or a device answers it: its writes may still come"
+    )
+}
+
 /// How a block device is used ("mounted on /srv"), itself or one of its partitions.
 pub(super) fn block_usage(rdev: u64) -> Option<String> {
     let numbers = format!("{}:{}", libc::major(rdev), libc::minor(rdev));

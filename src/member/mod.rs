@@ -1,8 +1,8 @@
 //! Member devices, local and remote: opening, locking and sizing them, and executing [`crate::block_io`] operations on them.
 //!
-//! Owns every file descriptor of a member and every buffer that the kernel is working on. A device is locked
-//! against other daemons and other commands from opening to closing; a remote one against others of this process only. Must not know what is stored on a device,
-//! of arrays or of clients.
+//! Owns every file descriptor of a member and every buffer that the kernel is working on. A device
+//! is locked against other daemons and other commands from opening to closing; a remote one against
+//! others of this process only. Must not know what is stored on a device, of arrays or of clients.
 
 mod aside;
 mod device;
@@ -25,7 +25,7 @@ pub use device::{
 pub use engine::{MemberCompletion, MemberIo, Stragglers};
 pub use error::DeviceError;
 pub use held::await_closings;
-pub use holder::{is_dead_and_there, is_held_by_calpe};
+pub use holder::{dead_holder_of, is_dead_and_there, is_held_by_calpe, words_for_dead};
 pub use remote::{
     Lost, ReadAt, RemoteError, RemoteLimits, Witness, backoff, forget_lost, is_remote, lost, same_remote,
     set_remote_tls,

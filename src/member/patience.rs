@@ -191,7 +191,7 @@ pub(crate) fn without_threads<T>(run: impl FnOnce() -> T) -> T {
     value
 }
 
-/// Where a call and who waits for it agree on whether it was given up.
+/// Where a call and its caller agree on whether it was given up.
 struct Ended {
     path: PathBuf,
     state: Mutex<State>,

@@ -225,7 +225,8 @@ impl Transmission {
         Ok(chosen)
     }
 
-    /// Everything that can be wrong with a header. A client that did not ask for the block sizes is served at any alignment. The order matters where two faults meet: nonsense before
+    /// Everything that can be wrong with a header. A client that did not ask for the block sizes is
+    /// served at any alignment. The order matters where two faults meet: nonsense before
     /// permission, permission before range, range before alignment.
     fn validate(&self, header: &RequestHeader) -> Result<Request, Refusal> {
         let Some(command) = Command::from_code(header.command) else {

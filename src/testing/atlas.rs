@@ -200,7 +200,8 @@ impl Atlas<'_> {
         self.count_errors(&load)
     }
 
-    /// Errors are right beyond the budget, with an event (T8). Must come before what has happened since the last start is forgotten.
+    /// Errors are right beyond the budget, with an event (T8). Must come before what has happened
+    /// since the last start is forgotten.
     fn count_errors(&mut self, load: &Run) -> Result<(), String> {
         let errors = load.errors - std::mem::replace(&mut self.errors, load.errors);
         self.totals.errors += errors;
@@ -214,7 +215,7 @@ impl Atlas<'_> {
         Ok(())
     }
 
-    /// Decides who lies from now on; some members may be taken out, which counts.
+    /// Decides which members lie from now on; some members may be taken out, which counts.
     fn choose_liars(&mut self, load: &mut Run) -> Result<(), String> {
         let status = load.sim.status();
         let (width, spare) = (usize::from(status.geometry.width()), usize::from(status.geometry.parity));
@@ -290,7 +291,7 @@ impl Atlas<'_> {
         }
     }
 
-    /// Brings everything in order, checks who was counted, and that nothing is wrong any more.
+    /// Brings everything in order, checks which members were counted, and that nothing is wrong any more.
     fn heal(&mut self, load: &mut Run) -> Result<(), String> {
         load.finish()?;
         load.sim.disks.values_mut().for_each(|disk| disk.write_fault = None);
@@ -321,7 +322,7 @@ impl Atlas<'_> {
         Err(format!("scrubs go on finding: {last:?}, {:?}", load.sim.notices))
     }
 
-    /// Nobody is counted who does not lie.
+    /// No member is counted that does not lie.
     fn check_counters(&mut self, sim: &SimArray) -> Result<(), String> {
         for (at, member) in sim.status().members.iter().enumerate() {
             let counters = member.counters;

@@ -1,5 +1,5 @@
-//! What the explorer asks of an array with more faults than it survives: errors are right, other data than the newest never without
-//! a word (T8).
+//! What the explorer asks of an array with more faults than it survives: errors are right, other
+//! data than the newest never without a word (T8).
 
 use super::explorer::Explorer;
 use super::oracle::BLOCK_BYTES;
@@ -52,7 +52,8 @@ impl Explorer<'_> {
         says_why(sim, errors)
     }
 
-    /// Reads every block, each of which must be as new as the floor says that `floor_of` gives for it. Returns how many gave errors.
+    /// Reads every block, each of which must be as new as the floor says that `floor_of` gives for
+    /// it. Returns how many gave errors.
     fn read_all_beyond(
         &mut self,
         sim: &mut SimArray,
@@ -77,9 +78,10 @@ impl Explorer<'_> {
         Ok(self.totals.errors - before)
     }
 
-    /// Reads what can be read with more members that are missing or were rolled back than the array survives (T8). Errors are
-    /// right, where the array has said so. An older version is only in blocks of batches that no member in service notes to have been
-    /// flushed, where the array has said that it dropped them: between a flush and its note (W2) a member that was rolled back
+    /// Reads what can be read with more members that are missing or were rolled back than the array
+    /// survives (T8). Errors are right, where the array has said so. An older version is only in
+    /// blocks of batches that no member in service notes to have been flushed, where the array has
+    /// said that it dropped them: between a flush and its note (W2) a member that was rolled back
     /// looks like one that a power cut left behind.
     pub(super) fn read_beside_restored(
         &mut self,

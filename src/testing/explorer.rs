@@ -594,7 +594,8 @@ impl Explorer<'_> {
         0
     }
 
-    /// Whether a start may be refused with these members, of which some, `unreadable`, have blocks in their logs that cannot be read.
+    /// Whether a start may be refused with these members, of which some, `unreadable`, have blocks
+    /// in their logs that cannot be read.
     fn may_refuse(&self, presence: &Presence, unreadable: u64) -> bool {
         let (k, width) = (u32::from(self.scenario.shape.data), u32::from(self.scenario.shape.width()));
         let current = presence.current.count_ones();

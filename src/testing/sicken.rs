@@ -109,9 +109,10 @@ pub(super) fn roll_back_many(
     (!done.is_empty()).then(|| done.join(", "))
 }
 
-/// The logs of some members cannot be read at a start, for less time than it tries again. That changes nothing, on however many of
-/// them and whatever is wrong with the logs besides (T1, T3), but for what is said where nothing could be done. What was done, and
-/// to which disks, if anything.
+/// The logs of some members cannot be read at a start, for less time than it tries again. That
+/// changes nothing, on however many of them and whatever is wrong with the logs besides (T1, T3),
+/// but for what is said where nothing could be done. What was done, and to which disks, if
+/// anything.
 pub(super) fn blind_logs(
     disks: &mut BTreeMap<u32, SimDisk>,
     scenario: &Scenario,

@@ -72,8 +72,8 @@ const SPARSE_RUNS_MAX: usize = 16;
 /// Pieces of one zeroing request under way at one time.
 const ZERO_PIECES_MAX: usize = 4;
 
-/// Chunks, with parity, that one part of a request without payload covers: a discard takes 60 ns for each, so that a part keeps the
-/// thread that serves everybody for 50 us.
+/// Chunks, with parity, that one part of a request without payload covers: a discard takes 60 ns
+/// for each, so that a part keeps the thread that serves everybody for 50 us.
 const PART_CHUNKS: u64 = 768;
 
 /// Piece numbers carry their place in the request in these low bits; a request of 32 MiB in the smallest

@@ -344,6 +344,31 @@ fn an_array_stops_though_its_members_have_no_room_and_the_next_start_goes_on() {
 }
 
 #[test]
+fn a_dry_run_of_a_stop_says_what_the_stop_comes_to_while_members_are_short() {
+    let cases = [
+        (Trouble::NoSpace, OpKinds::WRITES, "stopped, and not cleanly"),
+        (Trouble::Shortage, OpKinds::WRITES, "stopped, and not cleanly"),
+        // What reads ask for ends with an error in time.
+        (Trouble::Shortage, OpKinds::READS, "stopped cleanly"),
+    ];
+    for (trouble, ops, expected) in cases {
+        let mut array = Checked::filled(3, 1);
+        let would = |array: &Checked| array.sim.would(&AdminRequest::Stop).expect("it may").0;
+        assert_eq!(would(&array), "stopped cleanly");
+        array.inject_everywhere(&PassingFault::new(trouble).on(ops));
+        match ops {
+            OpKinds::READS => array.sim.submit_read(0, BLOCK),
+            _ => array.put(BLOCK, 7, BLOCK),
+        };
+        array.live(1);
+        let would = would(&array);
+        assert!(would.starts_with(expected), "{trouble:?} of {ops:?}: {would}");
+        let came_to = array.sim.admin(AdminRequest::Stop).expect("a stop ends").0;
+        assert_eq!(would, came_to, "{trouble:?} of {ops:?}");
+    }
+}
+
+#[test]
 fn short_shortages_of_any_member_at_any_time_leave_nothing_behind() {
     for seed in 0..30 {
         let mut random = Random::new(seed);

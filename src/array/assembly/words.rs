@@ -1,9 +1,31 @@
-//! What is said of members that are older copies of themselves, and of the one that is newer. Words alone: must decide nothing.
+//! What is said of devices that are not used, of members that are older copies of themselves, and of the one that
+//! is newer. Words alone: must decide nothing.
 
 use super::{AssemblyError, NOWHERE_ELSE};
 use crate::format::MemberSet;
 use crate::units::MemberIndex;
 use uuid::Uuid;
+
+/// Why a device of an array is not used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotUsed {
+    /// For people.
+    pub why: String,
+    /// It holds what may be nowhere else: it must not be built over unless somebody gives that up.
+    pub is_kept: bool,
+}
+
+impl NotUsed {
+    /// Of a device that holds nothing that counts.
+    pub(super) fn merely(why: impl ToString) -> NotUsed {
+        NotUsed { why: why.to_string(), is_kept: false }
+    }
+
+    /// Of a device that holds what may be nowhere else.
+    pub(super) fn kept(why: impl ToString) -> NotUsed {
+        NotUsed { why: why.to_string(), is_kept: true }
+    }
+}
 
 /// Says of an array that it would be served as it was before, without what was written since.
 pub const STARTS_OLDER: &str = "Forced, the array starts from the older state";
@@ -31,17 +53,17 @@ pub(super) fn unconfirmed(
 }
 
 /// Why a member is not used that a forced start leaves out because of this error.
-pub(super) fn left_out_by_force(error: &AssemblyError) -> String {
+pub(super) fn left_out_by_force(error: &AssemblyError) -> NotUsed {
     match error {
         AssemblyError::Unconfirmed { older, claim, .. } if !older.is_empty() => {
             let (them, are) = older_copies(older);
-            format!(
+            NotUsed::kept(format!(
                 "left out by force, although it is newer: {them} {are} (it {claim}). What was written since they were copied is not \
                  served, and {NOWHERE_ELSE}: keep this device. With the current ones of {them} in their places instead, a start finds \
                  all of it"
-            )
+            ))
         }
-        _ => format!("left out by force: {error}"),
+        _ => NotUsed::merely(format!("left out by force: {error}")),
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Must not know what is in which slot: the caller says whether what a page tells of counts.
 
-use super::{CopyFault, Next, PageStore, Trust, offers};
+use super::{CopyFault, Due, Next, PageStore, Trust, offers};
 use crate::format::{MemberSet, PAGE_ENTRIES, PageIndex};
 use crate::units::{BlockHash, MemberIndex};
 use std::sync::Arc;
@@ -54,13 +54,15 @@ impl PageStore {
         }
     }
 
-    /// A page that was lost begins anew, as nothing that it tells of counts: no slot of it holds data. Its entries stay
-    /// [`BlockHash::LOST`], so that nothing is claimed of any block; the first data of a slot sets all that it has. The version is
-    /// ahead of all that a copy may show later.
+    /// A page that was lost begins anew, as nothing that it tells of counts: no slot of it holds
+    /// data. Its entries stay [`BlockHash::LOST`], so that nothing is claimed of any block; the
+    /// first data of a slot sets all that it has. The version is ahead of all that a copy may show
+    /// later. The copies of `bad` members are known to be bad from here on, as all that are to be
+    /// written with the next write-back: a check before that is over tells of none of them again.
     ///
     /// # Panics
     /// When the page was not just loaded, or is one of the stripe map.
-    pub fn begin_anew(&mut self, page: PageIndex) {
+    pub fn begin_anew(&mut self, page: PageIndex, bad: MemberSet) {
         assert!(!self.is_map_page(page), "what a page of the stripe map says always counts");
         let known = self.versions.sequence(page);
         let cached = self.cached.get_mut(&page).expect("a page that was just loaded is cached");
@@ -69,5 +71,6 @@ impl PageStore {
         self.left_alone.remove(&page);
         self.rebuild_void(page);
         self.touch(page);
+        self.due.entry(page).or_default().merge(Due::healed(bad));
     }
 }

@@ -89,8 +89,8 @@ impl PageStore {
         self.forget_void(member, Which::Primary);
     }
 
-    /// The device that was being built in the place of a member is none any more: what the next one lacks is found out anew, and it
-    /// is told so.
+    /// The device that was being built in the place of a member is none any more: what the next one
+    /// lacks is found out anew, and it is told so.
     pub fn given_up(&mut self, member: MemberIndex) {
         self.forget_void(member, Which::Replacement);
     }

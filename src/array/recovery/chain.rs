@@ -308,8 +308,8 @@ pub struct Finds {
     noted: u64,
     /// The highest note seen of each epoch.
     notes: HashMap<u64, u64>,
-    /// Members that hold only the parent of an epoch, and that epoch: of those that have it in their live set, each had it before a
-    /// batch was written in it (E3).
+    /// Members that hold only the parent of an epoch, and that epoch: of those that have it in
+    /// their live set, each had it before a batch was written in it (E3).
     behind: (EpochStamp, MemberSet),
     /// Whether a batch of that epoch was found.
     has_batch_of_epoch: bool,
@@ -376,8 +376,8 @@ impl From<RecoveryError> for ChainFault {
 const PRUNE_BATCHES_MIN: usize = 1024;
 
 impl Finds {
-    /// Nothing found yet in the rings of `members`, of an array of `width`; `start` is where the log starts (R2), and batches below
-    /// `durable` were durable.
+    /// Nothing found yet in the rings of `members`, of an array of `width`; `start` is where the
+    /// log starts (R2), and batches below `durable` were durable.
     #[must_use]
     pub fn new(start: LogStart, members: MemberSet, width: usize, durable: u64) -> Finds {
         Finds {
@@ -527,8 +527,9 @@ impl Finds {
                 return Err(RecoveryError::Impossible { sequence: end }.into());
             }
         }
-        // T6, reused space: what is between a member's tail and the highest is had from somebody as long as the space of it is not
-        // used again, and that waits until the tail is durable on all live members (W4).
+        // T6, reused space: what is between a member's tail and the highest is had from somebody as
+        // long as the space of it is not used again, and that waits until the tail is durable on
+        // all live members (W4).
         let tail_of = |member: MemberIndex| (member, self.shown[usize::from(member.0)].tail);
         let rolled_back: Vec<_> =
             self.members.iter().map(tail_of).filter(|(_, tail)| *tail < first).collect();

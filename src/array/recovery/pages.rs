@@ -29,7 +29,7 @@ pub struct PageTrials {
     patience: Patience,
     /// They are read again at this time.
     again: Option<Timestamp>,
-    /// With those who wait for them; none wait while a page is being read again.
+    /// With the jobs that wait for them; none wait while a page is being read again.
     pages: BTreeMap<PageIndex, Vec<usize>>,
     /// What cannot be read counts as damaged: there is no time left, and the start is forced.
     takes_anything: bool,

@@ -65,7 +65,8 @@ impl Recovery {
         }
     }
 
-    /// When rows are lost that could be had with members that are not here: which these are, in words. Unless the start is forced.
+    /// When rows are lost that could be had with members that are not here: which these are, in
+    /// words. Unless the start is forced.
     pub(super) fn absent_with_losses(&self) -> Option<String> {
         if self.cx.force || !self.decision.loses_absent() {
             return None;

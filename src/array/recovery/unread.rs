@@ -97,10 +97,12 @@ pub(super) fn in_words(members: impl Iterator<Item = MemberIndex>) -> String {
 }
 
 impl Chain {
-    /// Whether a batch behind the last one may be hidden (R5). It is not if one of the members, read without an error where it
-    /// would start, lacks it: what is durable is on every member that was live. Those that are `behind` in their epoch, or had no
-    /// part in the batch before, do not count, since they may have missed it. Where more members than the array survives are gone or
-    /// gave errors, one that lacks it may be damaged: its word is enough only when the errors do not pass.
+    /// Whether a batch behind the last one may be hidden (R5). It is not if one of the members,
+    /// read without an error where it would start, lacks it: what is durable is on every member
+    /// that was live. Those that are `behind` in their epoch, or had no part in the batch before,
+    /// do not count, since they may have missed it. Where more members than the array survives are
+    /// gone or gave errors, one that lacks it may be damaged: its word is enough only when the
+    /// errors do not pass.
     #[must_use]
     pub fn hidden_end(&self, members: MemberSet, behind: MemberSet, map: &Map) -> Doubt {
         let may_hold = |member: &MemberIndex| match self.places_of_next(*member) {
@@ -117,9 +119,9 @@ impl Chain {
         }
     }
 
-    /// Whether a batch of the chain cannot have been durable: a member that had a part in it was read without an error and lacks
-    /// some of its piece. Only a batch of the epoch before this one is judged so: in a later one a member that had failed may have
-    /// come back without it.
+    /// Whether a batch of the chain cannot have been durable: a member that had a part in it was
+    /// read without an error and lacks some of its piece. Only a batch of the epoch before this one
+    /// is judged so: in a later one a member that had failed may have come back without it.
     #[must_use]
     pub fn was_never_durable(
         &self,

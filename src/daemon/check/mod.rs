@@ -16,7 +16,7 @@ use super::clock;
 use super::config::DEFAULT_MEMORY;
 use super::import;
 use super::superblocks::{check_answers, check_length, read_copies};
-use crate::array::assembly::{Assembled, AssemblyError, Candidate, assemble};
+use crate::array::assembly::{Assembled, AssemblyError, Candidate, NotUsed, assemble};
 use crate::array::{ArrayConfig, OpenDevice};
 use crate::block_io::{DeviceId, Pool};
 use crate::codec::Codec;
@@ -356,7 +356,7 @@ fn assembled(
         Err(error) => return Err(error),
     };
     let path = |key: usize| shown(&given[key].path);
-    for (key, reason) in &assembled.refused {
+    for (key, NotUsed { why: reason, .. }) in &assembled.refused {
         let superblock = &given[*key].superblock;
         let seat = assembled.seats.iter_mut().find(|seat| seat.uuid == superblock.device);
         let is_copy = seat.as_ref().is_some_and(|seat| seat.key.is_some());

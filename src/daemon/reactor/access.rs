@@ -1,8 +1,9 @@
 //! Which clients see which exports, and may do what with them.
 //!
-//! Invariants: a client sees an export only where it may use it, and an answer to one that may not is the
-//! same as for a name that there is not; it is a client of the very array that it was told of, or of none; what is taken away ends the sessions that have it. Certificates were
-//! verified by the pumps; no cryptography happens here. Must not know volumes.
+//! Invariants: a client sees an export only where it may use it, and an answer to one that may not
+//! is the same as for a name that there is not; it is a client of the very array that it was told
+//! of, or of none; what is taken away ends the sessions that have it. Certificates were verified by
+//! the pumps; no cryptography happens here. Must not know volumes.
 
 use super::super::logging;
 use super::admission::{Origin, has_place};

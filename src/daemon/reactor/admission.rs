@@ -1,11 +1,12 @@
 //! Who may connect: clients that have chosen no export yet are strangers, with places of their own, so that they take none
 //! from clients; and among strangers none is shut out by the others.
 //!
-//! Every stranger is let in. When the places of its kind are taken, or those of its address, one of those who have them is dropped
-//! at random: real clients are strangers for milliseconds, so that what is dropped is nearly always what stays without
-//! coming to the point. (OpenSSH's MaxStartups refuses newcomers at random instead, and with all places taken by silence
-//! nobody gets in.) Strangers on unix sockets have places of their own, and so have clients there: what comes over the network
-//! never locks out this host.
+//! Every stranger is let in. When the places of its kind are taken, or those of its address, one of
+//! those who have them is dropped at random: real clients are strangers for milliseconds, so that
+//! what is dropped is nearly always what stays without coming to the point. (OpenSSH's MaxStartups
+//! refuses newcomers at random instead, and with all places taken by silence nobody gets in.)
+//! Strangers on unix sockets have places of their own, and so have clients there: what comes over
+//! the network never locks out this host.
 //!
 //! Must not know sockets, or what a client says.
 

@@ -54,7 +54,7 @@ const HOARD_NANOS_MAX: u64 = 10_000_000_000;
 /// Clients that a listener may get in one turn: a thousand turns for as many would keep the last one waiting.
 const ACCEPTS: usize = 16;
 
-/// Part of a turn that a client gets who has not chosen an export, as a divisor: whoever can connect can be one.
+/// Part of a turn, as a divisor, of a client that has not chosen an export: whoever can connect can be one.
 const STRANGERS_SHARE: i64 = 4;
 
 /// A listening socket of the reactor.

@@ -1,6 +1,6 @@
-//! Requests that do not begin or end on a block: clients that did not ask for the block size may send them. A read asks for the
-//! blocks around it, and the reply has the middle of them. A write reads the blocks at its ends first, and writes them back with its
-//! own bytes in them.
+//! Requests that do not begin or end on a block: clients that did not ask for the block size may
+//! send them. A read asks for the blocks around it, and the reply has the middle of them. A write
+//! reads the blocks at its ends first, and writes them back with its own bytes in them.
 //!
 //! Invariant: from the first of these reads to the end of the write no other write of the same blocks is in the volume; what
 //! overlaps waits like a request behind an orphan (see `fence`). So nobody's bytes are put back to what they were. Must not know

@@ -60,7 +60,7 @@ impl Reactor {
     }
 
     /// Hands a request to its volume, unless its client has hung up, or after those that it has to wait for. `looked`:
-    /// it was seen in this run who has hung up.
+    /// it was seen in this run which clients have hung up.
     pub(super) fn begin(&mut self, key: usize, order: Order, looked: &mut bool) {
         let array = self.connections[key].array.filter(|&array| self.hosted(array).is_some());
         let Some(array) = array else { return self.start(key, order, 0) };
@@ -108,7 +108,7 @@ impl Reactor {
         connection.fenced += 1;
     }
 
-    /// Sees who of an array's clients has hung up: this one, and those of whom it has something to do that modifies.
+    /// Sees which of an array's clients have hung up: this one, and those that have asked for changes which are not done.
     fn look(&mut self, key: usize, array: ArrayId) {
         let all = self.connections.iter();
         let matter = all.filter(|(other, connection)| {

@@ -4,8 +4,9 @@
 //! So a write is received whole before it is begun, whatever its size: only then it is seen whether its client has hung up
 //! meanwhile, and nothing of a write that was given up comes after what was written since (see [`super::fence`]).
 //!
-//! Invariants: one client has the place, from before its payload is received until its write has ended; it gets it in
-//! turn, but for those that send nothing; while others wait it has some seconds to send the payload. Must not know what is written.
+//! Invariants: one client has the place, from before its payload is received until its write has
+//! ended; it gets it in turn, but for those that send nothing; while others wait it has some
+//! seconds to send the payload. Must not know what is written.
 
 use super::Reactor;
 use super::connection::Receiving;
@@ -20,7 +21,7 @@ const START_NANOS: u64 = 1_000_000_000;
 /// How long it may take for each byte then: 16 MB/s.
 const BYTE_NANOS: u64 = 62;
 
-/// Who has the place, and who waits for it.
+/// Which connection has the place, and which wait for it.
 #[derive(Debug, Default)]
 pub(super) struct Large {
     holder: Option<Holder>,
@@ -74,7 +75,7 @@ impl Reactor {
         let sends = has_input(&sockets);
         let next = sends.iter().position(|&sends| sends).unwrap_or(0);
         let Some(key) = self.large.queue.remove(next) else { return };
-        let long = self.connections[key].writing.expect("who waits for the place has a write");
+        let long = self.connections[key].writing.expect("what waits for the place has a write");
         let bytes = self.longs[long].bytes();
         self.give_place(key, bytes);
         self.mark(key);

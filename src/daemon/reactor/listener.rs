@@ -6,7 +6,7 @@
 
 use super::super::peer::connect_within;
 use super::sys;
-use crate::member::is_dead_and_there;
+use crate::member::{is_dead_and_there, words_for_dead};
 use crate::nbd::TlsMode;
 use crate::tls::ServerTls;
 use crate::units::shown;
@@ -81,10 +81,9 @@ pub enum ListenError {
     },
     /// Who served it was killed, and is not at an end.
     #[error(
-        "{}: process {pid}, which listens there, was killed and cannot end before a filesystem or a device answers it: its writes \
-         may still come. Let that answer, or abort it (a FUSE filesystem: 'echo 1 >/sys/fs/fuse/connections/N/abort'), and \
-         start again",
-        shown(path)
+        "{}: {}. Let that answer, or abort it (a FUSE filesystem: 'echo 1 >/sys/fs/fuse/connections/N/abort'), and start again",
+        shown(path),
+        words_for_dead(pid.unsigned_abs(), "which listens there")
     )]
     Dying {
         /// The path.

@@ -1,13 +1,14 @@
 //! Long requests: what would hold everybody up, or take more memory than its client may have, is carried out in parts,
 //! each a request of its own to the volume.
 //!
-//! A request without payload (TRIM, WRITE_ZEROES, BLOCK_STATUS) is cut where its volume says, so that one part takes some tens of
-//! microseconds. A READ with more payload than its client's memory allows for is cut into what it allows, and sent in parts, or, where
-//! its reply cannot be in parts, alone on its connection. A WRITE is not cut: it waits for the place for large payloads.
+//! A request without payload (TRIM, WRITE_ZEROES, BLOCK_STATUS) is cut where its volume says, so
+//! that one part takes some tens of microseconds. A READ with more payload than its client's memory
+//! allows for is cut into what it allows, and sent in parts, or, where its reply cannot be in
+//! parts, alone on its connection. A WRITE is not cut: it waits for the place for large payloads.
 //!
-//! Invariants: one part of a long request at a time is in the volume; a part is fenced like any request; the long
-//! request is answered once, after its last part, or its connection is gone. FUA is a flush behind the last part. Must not know what
-//! volumes do.
+//! Invariants: one part of a long request at a time is in the volume; a part is fenced like any
+//! request; the long request is answered once, after its last part, or its connection is gone. FUA
+//! is a flush behind the last part. Must not know what volumes do.
 
 use super::Reactor;
 use super::clients::{append_runs, client_request};

@@ -181,8 +181,8 @@ impl MessageHeader {
     }
 }
 
-/// How often sockets are looked at again where this host lacks memory for that: longer than a moment of it lasts, and shorter than
-/// clients would notice.
+/// How often sockets are looked at again where this host lacks memory for that: longer than a
+/// moment of it lasts, and shorter than clients would notice.
 const POLL_TRIES: u32 = 50;
 
 /// How long after the last time.

@@ -1,4 +1,4 @@
-//! Time of the one thread, dealt out to connections: each gets its share of a turn, and who used more has less of the next.
+//! Time of the one thread, dealt out to connections: each gets its share of a turn, and one that used more has less of the next.
 //!
 //! Invariants: a turn spends no more than [`TURN_NANOS`] on what clients ask, and one request of each connection beyond it that
 //! has sent no large ones of late; what is left over is not saved, what was overdrawn is owed. So a small request waits for a
@@ -7,8 +7,8 @@
 
 use crate::nbd::{Command, Request};
 
-/// What a turn spends on requests, in nanoseconds. Other clients, members and timers wait for so long; a shorter turn would make more
-/// system calls for the same requests.
+/// What a turn spends on requests, in nanoseconds. Other clients, members and timers wait for so
+/// long; a shorter turn would make more system calls for the same requests.
 const TURN_NANOS: i64 = 2_000_000;
 
 /// What a connection gets of a turn at least: several small requests. A hundred connections at work make a turn of 2 ms.

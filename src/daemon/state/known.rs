@@ -44,20 +44,23 @@ pub(in crate::daemon) struct Known {
     pub client_errors: u64,
     /// Replacements that were given up while their members stayed in service.
     #[serde(default)]
-    pub given_up: Vec<GivenUp>,
+    pub given_up: Vec<MemberReason>,
+    /// Why members are out of service that are recorded as that.
+    #[serde(default)]
+    pub out: Vec<MemberReason>,
     /// The devices that served it last.
     #[serde(default)]
     pub devices: Vec<KnownDevice>,
 }
 
-/// A replacement that was given up.
+/// What is told of a member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::daemon) struct GivenUp {
-    /// The member that was to be replaced.
+pub(in crate::daemon) struct MemberReason {
+    /// Which.
     pub member: u16,
-    /// The device that it has.
+    /// Its device.
     pub device: Uuid,
-    /// What is told of it.
+    /// Why its replacement was given up, or why it is out of service.
     pub reason: String,
 }
 
@@ -117,9 +120,16 @@ impl Known {
     }
 
     /// Takes note of the replacements that were given up. Whether that is news.
-    pub fn note_given_up(&mut self, given_up: Vec<GivenUp>) -> bool {
+    pub fn note_given_up(&mut self, given_up: Vec<MemberReason>) -> bool {
         let is_new = self.given_up != given_up;
         self.given_up = given_up;
+        is_new
+    }
+
+    /// Takes note of why members are out of service. Whether that is news.
+    pub fn note_out(&mut self, out: Vec<MemberReason>) -> bool {
+        let is_new = self.out != out;
+        self.out = out;
         is_new
     }
 

@@ -8,11 +8,12 @@
 mod file;
 mod known;
 
-pub(super) use known::{Arrays, Counters, Counts, Damage, GivenUp, Known, KnownDevice};
+pub(super) use known::{Arrays, Counters, Counts, Damage, Known, KnownDevice, MemberReason};
 
 use super::peer::Owner;
 use crate::control::Event;
 use crate::member::patience::within;
+use crate::member::{dead_holder_of, words_for_dead};
 use file::{append, encode, load, peek, read, replace, set_unread_aside};
 use nix::fcntl::{Flock, FlockArg};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -77,7 +78,8 @@ pub(super) struct Remembered {
     files: BTreeMap<&'static str, Vec<u8>>,
 }
 
-/// The devices of arrays, and where they were, as far as a state directory tells that nobody has taken yet. Changes nothing there.
+/// The devices of arrays, and where they were, as far as a state directory tells that nobody has
+/// taken yet. Changes nothing there.
 pub(super) fn remembered_devices(dir: &Path) -> Vec<(Uuid, PathBuf)> {
     let file = dir.join(ARRAYS_FILE);
     let arrays = within(dir, "read it", LOAD_WAIT, move || peek::<Arrays>(&file));
@@ -424,6 +426,10 @@ impl Remembered {
                 remembered.warnings.push(format!("{}: {error}: name another 'state_dir'", dir.display()));
                 return (None, remembered);
             }
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                remembered.warnings.push(format!("{}: {error}", dir.display()));
+                return (None, remembered);
+            }
             // Nothing in it can be read either: this is all there is to say.
             Err(error) if may_not_be_entered(dir) => {
                 remembered.warnings.push(format!(
@@ -486,12 +492,22 @@ fn take(dir: &Path) -> io::Result<Flock<File>> {
     let path = dir.join(LOCK_FILE);
     let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
     let file = file.map_err(|error| with_path(&path, error))?;
-    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
-        nix::errno::Errno::EWOULDBLOCK => {
-            io::Error::new(io::ErrorKind::WouldBlock, "another daemon uses this state directory")
-        }
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(file, errno)| match errno {
+        nix::errno::Errno::EWOULDBLOCK => in_use(&file),
         errno => errno.into(),
     })
+}
+
+/// Told of a directory whose lock another process has.
+fn in_use(lock: &File) -> io::Error {
+    match dead_holder_of(lock) {
+        Some(pid) => {
+            let who = words_for_dead(pid, "which uses this state directory");
+            let text = format!("{who}. Let that answer, or abort it (docs/members.md), and start again");
+            io::Error::new(io::ErrorKind::ResourceBusy, text)
+        }
+        None => io::Error::new(io::ErrorKind::WouldBlock, "another daemon uses this state directory"),
+    }
 }
 
 /// Events on disk, oldest first. Lines that are no events are left out: the last one may be torn.
@@ -540,6 +556,27 @@ mod tests {
         state.save_arrays(&Arrays::default());
         let trouble = state.flush(Duration::from_secs(10)).unwrap_err();
         assert_eq!(trouble.matches("name another").count(), 1, "{trouble}");
+    }
+
+    #[test]
+    fn a_directory_of_a_daemon_that_was_killed_and_is_not_at_an_end_is_told_as_that() {
+        let dir = tempfile::tempdir().unwrap();
+        drop(take(dir.path()).unwrap());
+        // The lock stays with the open file, which this process has, too; the one that took it is dead and nobody takes
+        // note of that.
+        let file = File::open(dir.path().join(LOCK_FILE)).unwrap();
+        let mut child =
+            std::process::Command::new("flock").arg("0").stdin(file.try_clone().unwrap()).spawn().unwrap();
+        let pid = child.id();
+        while !crate::member::is_dead_and_there(pid) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let told = Remembered::load(dir.path()).1.warnings.join("\n");
+        let expected = format!("process {pid}, which uses this state directory, was killed and cannot end");
+        assert!(told.contains(&expected) && !told.contains("another"), "{told}");
+        child.wait().unwrap();
+        drop(file);
+        assert_eq!(Remembered::load(dir.path()).1.warnings, [""; 0]);
     }
 
     #[test]

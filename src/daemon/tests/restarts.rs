@@ -5,7 +5,7 @@ use crate::control::{ArrayReport, ErrorCode, Reply, Request, RequestError};
 use crate::daemon::create::{CreatePlan, CreateRequest, DEFAULT_CHUNK};
 use crate::daemon::import::tests::created_in;
 use crate::daemon::reactor::ListenAddress;
-use crate::daemon::search::search;
+use crate::daemon::search::{search, search_with};
 use crate::daemon::service::{Daemon, Done, ServeOptions, ServiceConfig};
 use crate::format::{ChecksumKind, VolumeKind};
 use crate::member::{Access, DEFAULT_MEMBER_TIMEOUT, Device};
@@ -211,6 +211,47 @@ fn a_replacement_that_was_given_up_is_told_over_restarts_until_it_is_cleared() {
     drop(running);
     let running = place.start();
     assert_eq!(reason(&place.serve(&running)), "");
+}
+
+#[test]
+fn why_a_member_is_out_of_service_is_told_over_restarts() {
+    for fail in [false, true] {
+        let place = Place::new();
+        let running = place.start();
+        place.serve(&running);
+        let out = |fail| match fail {
+            true => Request::Fail { array: "tank".into(), member: member(1), dry_run: false },
+            false => offline(1, false),
+        };
+        running.done(out(true));
+        // A new device that leaves before it is built.
+        running.done(replace(member(1), place.path("m/new"), false, false));
+        running.done(out(fail));
+        let reason = |report: &ArrayReport| report.members[1].reason.clone().unwrap_or_default();
+        let cause = reason(&running.report());
+        assert!(cause.contains("by an administrator"), "{cause}");
+        drop(running);
+        for _ in 0..2 {
+            let running = place.start();
+            let report = place.serve(&running);
+            assert_eq!(
+                (reason(&report), &report.members[1].name),
+                (cause.clone(), &place.path("m/new").display().to_string())
+            );
+        }
+        // And what has become of it, once, however often it is started.
+        fs::write(place.path("m/new"), vec![0; 64 << 20]).unwrap();
+        for _ in 0..2 {
+            let running = place.start();
+            let found = search_with(&[place.path("m")], &[place.path("m/new")], DEFAULT_MEMBER_TIMEOUT);
+            let array = *found.arrays.keys().next().unwrap();
+            let report = running.0.open_and_serve(&found, array, ServeOptions::default(), &[]).unwrap().0;
+            let told = reason(&report);
+            let (before, after) = told.split_once("; ").expect(&told);
+            assert!(before == cause && after.contains("holds no Calpe superblock"), "{told}");
+            assert_eq!(told.matches("superblock any more").count(), 1, "{told}");
+        }
+    }
 }
 
 #[test]

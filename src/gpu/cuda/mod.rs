@@ -1,8 +1,9 @@
 //! Devices on NVIDIA's driver, which is loaded when it is first asked for: a machine without one runs the same binary.
 //!
-//! `api` is the driver's calls, `memory` the host memory it knows, `plan` how a batch becomes copies, `kernels` and
-//! `programs` what runs on the device, `device` the slots in which batches run, `known` answers that the CPU knows, `raw` kernels one by one for
-//! tests, `bench` what all of that is measured with, `faults` how it is made to fail on purpose.
+//! `api` is the driver's calls, `memory` the host memory it knows, `plan` how a batch becomes
+//! copies, `kernels` and `programs` what runs on the device, `device` the slots in which batches
+//! run, `known` answers that the CPU knows, `raw` kernels one by one for tests, `bench` what all of
+//! that is measured with, `faults` how it is made to fail on purpose.
 //!
 //! Invariants: a call that fails is an error with the driver's own words; only `device` and `raw` hold memory that the
 //! device writes. Must not know of queues, policies or jobs.
@@ -50,7 +51,7 @@ impl CudaDriver {
         CudaDriver { tuning, faults: Arc::default() }
     }
 
-    /// As [`Driver::open`], for who wants to know more of the device.
+    /// As [`Driver::open`], for a caller that wants to know more of the device.
     ///
     /// # Errors
     /// As [`Driver::open`].

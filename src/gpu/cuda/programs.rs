@@ -1,8 +1,9 @@
 //! Kernels made for one matrix: compiled on a thread of their own once a matrix comes again, kept while they are used.
 //! Nobody waits for them: until one is ready, other kernels compute the same bytes.
 //!
-//! Invariants: a program is ready once it has given answers that the CPU knows, and not before; at most [`KEPT_MAX`] matrices are known at a time, the least recently used one goes; a program that a
-//! batch holds is not unloaded. Must not know of slots.
+//! Invariants: a program is ready once it has given answers that the CPU knows, and not before; at
+//! most [`KEPT_MAX`] matrices are known at a time, the least recently used one goes; a program that
+//! a batch holds is not unloaded. Must not know of slots.
 #![allow(unsafe_code)] // kernels are given addresses
 
 use std::collections::HashMap;
@@ -325,7 +326,7 @@ impl Programs {
         Ok(program)
     }
 
-    /// Lets the thread end when it can, without waiting for it: that is left to who gets it.
+    /// Lets the thread end when it can, without waiting for it: that is left to the owner of the handle.
     pub fn give_up(&mut self) -> Option<JoinHandle<()>> {
         self.over.store(true, Ordering::Relaxed);
         self.requests = None;

@@ -213,7 +213,7 @@ impl RemoteDevice {
         if access == Access::Exclusive {
             registry::check_quarantine(&uri).map_err(fail)?;
         }
-        // Whoever held it before has noted by now how it was lost, and who holds it from here on has not.
+        // The holder before has noted by now how it was lost, and the next one has not.
         let since = Instant::now();
         let limits = RemoteLimits::default();
         let links = connect::connect(&uri, &limits, &mut |reader| {

@@ -284,7 +284,8 @@ fn stay_busy(mut client: Client<UnixStream>, ended: &AtomicBool) {
     }
 }
 
-/// More than a turn's share of each client waits for one write, and may go on all at once; they hang up when some of it has begun.
+/// More than a turn's share of each client waits for one write, and may go on all at once; they
+/// hang up when some of it has begun.
 #[test]
 fn clients_that_hang_up_while_what_they_waited_with_begins_leave_nothing_that_others_wait_for() {
     const CLIENTS: u64 = 8;
