@@ -502,8 +502,8 @@ fn take(dir: &Path) -> io::Result<Flock<File>> {
 fn in_use(lock: &File) -> io::Error {
     match dead_holder_of(lock) {
         Some(pid) => {
-            let who = words_for_dead(pid, "which uses this state directory");
-            let text = format!("{who}. Let that answer, or abort it (docs/members.md), and start again");
+            let holder = words_for_dead(pid, "which uses this state directory");
+            let text = format!("{holder}. Let that answer, or abort it (docs/members.md), and start again");
             io::Error::new(io::ErrorKind::ResourceBusy, text)
         }
         None => io::Error::new(io::ErrorKind::WouldBlock, "another daemon uses this state directory"),
