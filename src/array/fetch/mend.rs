@@ -46,8 +46,8 @@ impl Array {
         let mut repairs = std::mem::take(&mut fetch.repairs);
         repairs.retain(|repair| {
             // What fits an old hash may be older than what would be written over.
-            let pages = &self.redo().pages;
-            if pages.is_doubted(fetch.slot, repair.row, repair.column) {
+            let redo = self.redo();
+            if redo.checksums.is_some() && redo.pages.is_doubted(fetch.slot, repair.row, repair.column) {
                 return false;
             }
             let offset = self.map.device_offset(self.data_offset, fetch.slot, repair.row * BLOCK);
