@@ -12,7 +12,7 @@ pub(super) use known::{Arrays, Counters, Counts, Damage, GivenUp, Known, KnownDe
 
 use super::peer::Owner;
 use crate::control::Event;
-use crate::member::patience::within;
+use crate::member::patience::{within, within_apart};
 use file::{append, encode, load, peek, read, replace, set_unread_aside};
 use nix::fcntl::{Flock, FlockArg};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -80,7 +80,7 @@ pub(super) struct Remembered {
 /// The devices of arrays, and where they were, as far as a state directory tells that nobody has taken yet. Changes nothing there.
 pub(super) fn remembered_devices(dir: &Path) -> Vec<(Uuid, PathBuf)> {
     let file = dir.join(ARRAYS_FILE);
-    let arrays = within(dir, "read it", LOAD_WAIT, move || peek::<Arrays>(&file));
+    let arrays = within_apart(dir, "read it", LOAD_WAIT, move || peek::<Arrays>(&file));
     let arrays = arrays.ok().flatten().unwrap_or_default();
     let devices = arrays.0.into_values().flat_map(|known| known.devices);
     devices.map(|device| (device.uuid, device.path)).collect()
@@ -230,7 +230,7 @@ impl StateDir {
     pub fn events(&self) -> Vec<Event> {
         let Some(shared) = &self.0 else { return Vec::new() };
         let dir = shared.dir.clone();
-        let events = within(&shared.dir, "read it", LOAD_WAIT, move || {
+        let events = within_apart(&shared.dir, "read it", LOAD_WAIT, move || {
             let mut warnings = Vec::new();
             load_events(&dir, &mut warnings)
         });
