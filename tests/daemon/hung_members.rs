@@ -9,7 +9,7 @@ use calpe::testing::Random;
 use std::fs;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::thread::{JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
@@ -543,6 +543,154 @@ fn a_replacement_whose_filesystem_hangs_is_refused_in_time() {
         try_run(&mut up.command(&["replace", "tank", "2", &path, "-n"])).status.success()
     });
     up.stop();
+}
+
+/// A folder with 'tank', 2+2, none of whose members hangs, and a spare device behind a filesystem that can be frozen.
+fn with_spare() -> Option<Scene> {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name);
+    ["plain", "behind", "mnt"].iter().for_each(|name| fs::create_dir(path(name)).expect("a directory"));
+    let sized = |name: &str, bytes: u64| {
+        fs::File::create(path(name)).and_then(|file| file.set_len(bytes)).expect("a file");
+    };
+    ["m0", "m1", "m2", "m3", "p0"].iter().for_each(|name| sized(&format!("plain/{name}"), 32 << 20));
+    sized("behind/new", 64 << 20);
+    let fuse = Fuse::mount(&path("behind"), &path("mnt"))?;
+    let members = ["plain/m0", "plain/m1", "plain/m2", "plain/m3"].map(path);
+    run(calpe().args(["create", "tank", "--data", "2", "--parity", "2"]).args(&members));
+    Some(Scene { dir, fuse: Some(fuse) })
+}
+
+#[test]
+fn a_replacement_that_hangs_after_the_look_is_given_up_in_time_and_can_be_had_later() {
+    let Some(scene) = with_spare() else { return };
+    let up = scene.serve();
+    let mut checked = Checked::new(&up);
+    checked.write_some(50);
+    scene.fuse().freeze_only(fuse::WRITE);
+    let new = scene.path("mnt/new");
+    let path = new.to_str().expect("text");
+    let limit = Duration::from_secs(TIMEOUT);
+    let text = fails_in(up.command(&["replace", "tank", "2", path]), limit, limit);
+    for part in [path, "cannot write to it", "does not answer", "the array is as it was", "try again"] {
+        assert!(text.contains(part), "{text}");
+    }
+    let text = fails_in(up.command(&["replace", "tank", "2", path]), Duration::ZERO, limit);
+    assert!(text.contains("an earlier attempt hangs still"), "{text}");
+    assert_eq!(up.status()["state"], "ONLINE");
+    assert!(!up.calpe(&["status", "-v"]).contains("mnt/new"));
+    checked.write_some(50);
+    scene.fuse().thaw();
+    until("it can be used again", || {
+        let output = try_run(&mut up.command(&["replace", "tank", "2", path]));
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        let waits = text.contains("hangs still") || text.contains("have not ended");
+        assert!(output.status.success() || waits, "{text}");
+        output.status.success()
+    });
+    up.wait_quiet();
+    assert!(up.calpe(&["status", "-v"]).contains("mnt/new"));
+    checked.verify();
+    assert_eq!(up.scrub(), (0, 0));
+    up.stop();
+}
+
+/// A command without a daemon, which waits for a device for [`TIMEOUT`] seconds, and has said why it failed when that is over. Its
+/// process may need longer.
+struct Failing {
+    child: Child,
+    text: String,
+}
+
+impl Failing {
+    #[track_caller]
+    fn run(scene: &Scene, args: &[&str]) -> Failing {
+        let log = scene.path("command.log");
+        let file = fs::File::create(&log).expect("a log");
+        let mut command = calpe();
+        command.args(args).env("CALPE_DRILL_LIMIT", TIMEOUT.to_string()).stdin(Stdio::null());
+        let begun = Instant::now();
+        let child = command.stdout(Stdio::null()).stderr(file).spawn().expect("spawned");
+        until("it is over", || is_over(child.id()));
+        let (text, took) = (fs::read_to_string(&log).expect("read"), begun.elapsed());
+        assert!(took <= Duration::from_secs(TIMEOUT) + SLACK, "{args:?}: {took:?}: {text}");
+        assert!(took >= Duration::from_secs(TIMEOUT) / 2, "{args:?}: {took:?}: {text}");
+        Failing { child, text }
+    }
+
+    /// When nothing hangs any more.
+    #[track_caller]
+    fn failed(mut self) {
+        assert_eq!(self.child.wait().expect("ours").code(), Some(1), "{}", self.text);
+    }
+}
+
+#[test]
+fn a_creation_that_hangs_after_the_look_is_given_up_in_time_and_can_be_had_later() {
+    if !cfg!(debug_assertions) {
+        eprintln!("a release build waits for 30 s: not tested");
+        return;
+    }
+    let Some(scene) = with_spare() else { return };
+    let path = |name: &str| scene.path(name).to_str().expect("text").to_owned();
+    let (first, hanging) = (path("plain/p0"), path("mnt/new"));
+    let args = ["create", "pond", "--data", "1", "--parity", "1", &first, &hanging];
+    let before = fs::read(&first).expect("read");
+    scene.fuse().freeze_only(fuse::WRITE);
+    let failing = Failing::run(&scene, &args);
+    let text = &failing.text;
+    for part in
+        [&hanging[..], "creation of 'pond' failed", "cannot write to it", "does not answer", "--force"]
+    {
+        assert!(text.contains(part), "{text}");
+    }
+    assert!(fs::read(&first).expect("read") == before, "what answers is not as it was");
+    // What hangs may still be written.
+    let again = Failing::run(&scene, &[&args[..], &["--force"]].concat());
+    assert!(
+        again.text.contains("does not answer") || again.text.contains("cannot end before"),
+        "{}",
+        again.text
+    );
+    scene.fuse().thaw();
+    failing.failed();
+    again.failed();
+    let output = try_run(calpe().args(args));
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    if !output.status.success() {
+        assert!(text.contains("use --force"), "{text}");
+        run(calpe().args(args).arg("--force"));
+    }
+    assert!(run(calpe().arg("inspect").arg(&hanging)).contains("pond"));
+}
+
+#[test]
+fn commands_without_a_daemon_give_up_a_file_that_hangs_and_name_it() {
+    if !cfg!(debug_assertions) {
+        eprintln!("a release build waits for 30 s: not tested");
+        return;
+    }
+    let Some(scene) = Scene::new() else { return };
+    let path = |name: &str| scene.path(name).to_str().expect("text").to_owned();
+    let members = ["plain/m0", "mnt/m1", "plain/m2", "plain/m3"].map(path);
+    let members: Vec<&str> = members.iter().map(String::as_str).collect();
+    scene.fuse().freeze();
+    let create = ["create", "pond", "--data", "2", "--parity", "2", "--force"];
+    for args in [
+        [&["check"][..], &members].concat(),
+        [&create[..], &members].concat(),
+        [&create[..], &["-n"], &members].concat(),
+        vec!["inspect", members[1]],
+    ] {
+        let failing = Failing::run(&scene, &args);
+        let text = &failing.text;
+        assert!(text.contains(members[1]) && text.contains("no answer within"), "{args:?}: {text}");
+        scene.fuse().thaw();
+        failing.failed();
+        scene.fuse().freeze();
+    }
+    scene.fuse().thaw();
+    run(calpe().arg("check").args(&members));
 }
 
 #[test]
