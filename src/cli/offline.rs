@@ -11,12 +11,13 @@ use crate::control::{ArrayReport, MemberState};
 use crate::daemon::check;
 use crate::daemon::clock;
 use crate::daemon::create::{CreatePlan, CreateRequest};
+use crate::daemon::drill;
 use crate::daemon::report::Meters;
 use crate::daemon::superblocks;
 use crate::gpu::cuda::{CudaDriver, Tuning, bench as gpu_bench};
 use crate::gpu::{CalibrationSource, Crossover, GpuConfig, GpuRuntime};
 use crate::member::patience::within;
-use crate::member::{Access, DEFAULT_MEMBER_TIMEOUT, Device, DeviceError, is_remote, same_remote};
+use crate::member::{Access, Device, DeviceError, is_remote, same_remote};
 use crate::units::{HumanSize, Printable, shown};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -86,7 +87,7 @@ pub(super) fn inspect(args: &InspectArgs) -> Outcome {
     let waits = format!(
         "{}: no answer so far, it is waited for up to {} s",
         shown(&args.member),
-        DEFAULT_MEMBER_TIMEOUT.as_secs()
+        drill::device_limit().as_secs()
     );
     // Without a thread nothing is told until the end.
     let _ = std::thread::Builder::new().spawn(move || {
@@ -94,8 +95,7 @@ pub(super) fn inspect(args: &InspectArgs) -> Outcome {
             tell(&waits);
         }
     });
-    let looked =
-        within(&args.member, "look at it", DEFAULT_MEMBER_TIMEOUT, move || looker.wait_with_output());
+    let looked = within(&args.member, "look at it", drill::device_limit(), move || looker.wait_with_output());
     drop(over);
     if looked.is_err() {
         // It may have ended just now.

@@ -6,6 +6,7 @@
 //! another life could outrank it. Must not know of running arrays.
 
 use super::drill;
+use super::preparation::{advise, create_file, step};
 use super::room::{Wanted, check_room};
 use super::superblocks::{
     allocated_on, check_answers, read_superblock, reserve_regions, reserved_of, reserved_ranges, signatures,
@@ -17,11 +18,10 @@ use crate::format::{
     ArrayShape, ChecksumKind, Geometry, LayoutError, Region, Signature, Superblock, VolumeKind,
     check_array_name, geometry_for, leftover_bytes, member_bytes_for,
 };
-use crate::member::{
-    Access, DEFAULT_MEMBER_TIMEOUT, Device, DeviceError, DeviceKind, RemoteError, is_remote,
-};
+use crate::member::{Access, Device, DeviceError, DeviceKind, RemoteError, is_remote};
 use crate::units::{Count, HumanSize, SECTOR_BYTES, quoted, shown};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use uuid::Uuid;
 
 /// Chunk size when none is asked for.
@@ -229,7 +229,7 @@ impl CreatePlan {
             return Err(CreateError::MemberCount { data, parity, found: request.members.len() });
         }
         let file_bytes = request.volume_bytes.map(|bytes| member_bytes_for(bytes, shape)).transpose()?;
-        check_answers(&request.members, DEFAULT_MEMBER_TIMEOUT)?;
+        check_answers(&request.members, drill::device_limit())?;
         let members = open_all(&request.members, file_bytes.is_some())?;
         let overwritten = find_signatures(&members)?;
         if !overwritten.is_empty() && !request.force {
@@ -363,7 +363,7 @@ impl CreatePlan {
             Ok(superblocks) => Ok(Created {
                 array: superblocks[0].array,
                 geometry: superblocks[0].geometry,
-                members: taken.into_iter().map(|taken| taken.device).zip(superblocks).collect(),
+                members: taken.into_iter().map(Taken::into_device).zip(superblocks).collect(),
             }),
             Err(source) => {
                 let left: Vec<_> = taken.into_iter().filter_map(|taken| taken.give_back().err()).collect();
@@ -381,42 +381,55 @@ impl CreatePlan {
         drill::look();
         for member in self.members {
             taken.push(match member.device {
-                Some(device) => Taken { device, before: Before::Existed(Undo::default()) },
+                Some(device) => {
+                    Taken { device: Arc::new(device), before: Before::Existed(Arc::new(Undo::default())) }
+                }
                 None => {
                     let bytes = self.file_bytes.expect("files are created only with a size");
-                    Taken { device: Device::create_sparse(&member.path, bytes)?, before: Before::Missing }
+                    let device = create_file(&member.path, bytes, drill::device_limit())?;
+                    Taken { device: Arc::new(device), before: Before::Missing }
                 }
             });
         }
         let geometry =
-            Geometry { sector: sector_for(taken.iter().map(|taken| &taken.device)), ..self.geometry };
+            Geometry { sector: sector_for(taken.iter().map(|taken| &*taken.device)), ..self.geometry };
         let superblocks = new_superblocks(&self.request, geometry, &self.regions, created_unix);
-        for (Taken { device, before }, superblock) in taken.iter_mut().zip(&superblocks) {
-            if let Before::Existed(undo) = before {
-                *undo = Undo::of(device, &wiped_ranges(device), &reserved_ranges(superblock))?;
+        for (taken, superblock) in taken.iter_mut().zip(&superblocks) {
+            if taken.existed() {
+                let reserved = reserved_ranges(superblock);
+                let undo = taken.step("read what it holds", move |device| {
+                    Undo::of(device, &wiped_ranges(device), &reserved)
+                });
+                taken.before = Before::Existed(Arc::new(undo?));
             }
         }
         for (taken, superblock) in taken.iter().zip(&superblocks) {
-            reserve_regions(&taken.device, superblock)?;
+            let superblock = superblock.clone();
+            taken.step("set space aside", move |device| reserve_regions(device, &superblock))?;
         }
-        for (Taken { device, before }, superblock) in taken.iter().zip(&superblocks) {
-            if let Before::Existed(_) = before {
-                wipe_ends(device)?;
-            }
-            write_superblock(device, superblock)?;
+        for (taken, superblock) in taken.iter().zip(&superblocks) {
+            let (existed, superblock) = (taken.existed(), superblock.clone());
+            taken.step("write to it", move |device| {
+                if existed {
+                    wipe_ends(device)?;
+                }
+                write_superblock(device, &superblock)
+            })?;
             drill::point("create");
         }
         for (taken, superblock) in taken.iter().zip(&superblocks) {
-            check_own(&taken.device, superblock)?;
+            let superblock = superblock.clone();
+            taken.step("read it again", move |device| check_own(device, &superblock))?;
         }
-        for (Taken { device, before }, superblock) in taken.iter().zip(&superblocks) {
-            if let Before::Existed(_) = before {
+        for (taken, superblock) in taken.iter().zip(&superblocks).filter(|(taken, _)| taken.existed()) {
+            let superblock = superblock.clone();
+            taken.step("give up its old content", move |device| {
                 for region in &superblock.regions {
                     // Old content counts for nothing where its space cannot be given back.
                     device.discard(region.offset.0, region.len)?;
                 }
-                reserve_regions(device, superblock)?;
-            }
+                reserve_regions(device, &superblock)
+            })?;
         }
         Ok(superblocks)
     }
@@ -425,7 +438,8 @@ impl CreatePlan {
 /// A device that a creation has reached.
 #[derive(Debug)]
 struct Taken {
-    device: Device,
+    /// Shared with the thread that has a step of it.
+    device: Arc<Device>,
     before: Before,
 }
 
@@ -433,16 +447,45 @@ struct Taken {
 #[derive(Debug)]
 enum Before {
     Missing,
-    Existed(Undo),
+    Existed(Arc<Undo>),
 }
 
 impl Taken {
+    fn existed(&self) -> bool {
+        matches!(self.before, Before::Existed(_))
+    }
+
+    /// Does something with it, no longer than it answers.
+    fn step<T: Send + 'static>(
+        &self,
+        action: &str,
+        call: impl FnOnce(&Device) -> Result<T, DeviceError> + Send + 'static,
+    ) -> Result<T, DeviceError> {
+        step(&self.device, action, drill::device_limit(), call)
+    }
+
+    /// When all steps have ended.
+    fn into_device(self) -> Device {
+        Arc::into_inner(self.device).expect("a step that has ended has let go of it")
+    }
+
     /// After a failure: makes it what it was. The error names it.
     fn give_back(self) -> Result<(), String> {
         let result = match &self.before {
-            Before::Missing => std::fs::remove_file(self.device.path())
-                .map_err(|source| DeviceError::from_io(self.device.path(), "remove it again", source)),
-            Before::Existed(undo) => undo.give_back(&self.device),
+            Before::Missing => self
+                .step("remove it again", |device| {
+                    std::fs::remove_file(device.path())
+                        .map_err(|source| DeviceError::from_io(device.path(), "remove it again", source))
+                })
+                .map_err(|error| advise(error, "remove it when that answers")),
+            Before::Existed(undo) => {
+                let undo = Arc::clone(undo);
+                self.step("give back what it held", move |device| undo.give_back(device)).map_err(|error| {
+                    let advice =
+                        "what it held may be overwritten: when that answers, --force creates over it";
+                    advise(error, advice)
+                })
+            }
         };
         result.map_err(|error| error.to_string())
     }

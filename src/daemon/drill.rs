@@ -3,15 +3,24 @@
 //!
 //! The environment variable CALPE_DRILL names a file. When it appears, it is removed, and what stands in it happens: `panic
 //! THREAD` or `hang THREAD`, when the thread comes to its next [`point`].
+//!
+//! CALPE_DRILL_LIMIT is how many seconds a command without a daemon waits for a device, in place of its usual limit.
 
 #[cfg(debug_assertions)]
 mod orders {
+    use crate::member::DEFAULT_MEMBER_TIMEOUT;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::{Mutex, PoisonError};
     use std::time::Duration;
 
     static GIVEN: AtomicBool = AtomicBool::new(false);
     static ORDER: Mutex<String> = Mutex::new(String::new());
+
+    /// How long a command without a daemon waits for a device.
+    pub fn device_limit() -> Duration {
+        let set = std::env::var("CALPE_DRILL_LIMIT").ok().and_then(|seconds| seconds.parse().ok());
+        set.map_or(DEFAULT_MEMBER_TIMEOUT, Duration::from_secs)
+    }
 
     /// Looks whether there is an order.
     pub fn look() {
@@ -42,10 +51,14 @@ mod orders {
 
 #[cfg(not(debug_assertions))]
 mod orders {
+    pub fn device_limit() -> std::time::Duration {
+        crate::member::DEFAULT_MEMBER_TIMEOUT
+    }
+
     pub fn look() {}
 
     #[inline(always)]
     pub fn point(_thread: &str) {}
 }
 
-pub use orders::{look, point};
+pub use orders::{device_limit, look, point};

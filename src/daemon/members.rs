@@ -8,20 +8,20 @@
 use super::changes::Change;
 use super::import::SETTLE;
 use super::peer::Owner;
+use super::preparation::{prepare, remove};
 use super::reactor::{ArrayFacts, ArrayId};
 use super::report::{Names, Place};
 use super::room::{Wanted, check_room};
 use super::search::{Found, Hindrance, Unusable, overwritten, search};
 use super::service::{Daemon, Done, Outcome, lock, refusal};
 use super::superblocks::{
-    Copies, open_and_recognise, read_copies, reserve_regions, reserved_bytes, wipe_ends, wipe_log, witness,
-    words_for_damaged,
+    Copies, open_and_recognise, read_copies, reserved_bytes, witness, words_for_damaged,
 };
 use crate::array::assembly::NOWHERE_ELSE;
 use crate::block_io::DeviceId;
 use crate::control::{ErrorCode, MemberRef, RequestError};
 use crate::format::{MemberState, NewestError, Role, Signature, Superblock, newest_read};
-use crate::member::patience::within;
+use crate::member::patience::{within, within_apart};
 use crate::member::{
     self, Access, DEFAULT_MEMBER_TIMEOUT, Device, DeviceError, DeviceKind, Identity, TimeLimits,
 };
@@ -288,7 +288,9 @@ impl Daemon {
             let allocated = reserved_bytes(&target.superblock);
             let new_file = created.then(|| self.file_bytes(&target));
             let wanted = [Wanted { path: new.to_owned(), new_file, allocated }];
-            within(new, "see what room there is", patience(target.limits), move || check_room(&wanted))??;
+            within_apart(new, "see what room there is", patience(target.limits), move || {
+                check_room(&wanted)
+            })??;
             let reserved = HumanSize(allocated);
             let what = match created {
                 true => format!(
@@ -301,40 +303,17 @@ impl Daemon {
             warnings.extend(self.outside_search(target.superblock.array, &target.name, new));
             return Ok(Done { message, warnings, ..Done::default() });
         }
-        let (device, known_zero) = match device {
-            Some(device) => {
-                let zero = device.discard_all()?;
-                if !zero {
-                    wipe_ends(&device)?;
-                    wipe_log(&device, &target.superblock)?;
-                }
-                (device, zero)
-            }
-            None => {
-                let device =
-                    Device::create_sparse(new, self.file_bytes(&target)).map_err(|error| match error {
-                        DeviceError::Permission { path } => uncreatable(&path),
-                        error => error.into(),
-                    })?;
-                let fit = check_fit(&target, &device);
-                if fit.is_err() {
-                    // The reason is the answer; a file that stays behind is empty.
-                    let _ = std::fs::remove_file(new);
-                }
-                fit?;
-                (device, true)
-            }
-        };
-        let reserved = reserve_regions(&device, &target.superblock);
-        if reserved.is_err() && created {
-            // As above.
-            let _ = std::fs::remove_file(new);
-        }
-        reserved?;
-        let change = self.begin_change(target.superblock.array);
+        let limit = patience(target.limits);
+        let file_bytes = self.file_bytes(&target);
+        let (device, known_zero) =
+            prepare(new, device, file_bytes, &target.superblock, limit).map_err(|error| match error {
+                DeviceError::Permission { path } if created => uncreatable(&path),
+                error => error.into(),
+            })?;
+        let change = check_fit(&target, &device).and_then(|()| self.begin_change(target.superblock.array));
         if change.is_err() && created {
-            // As above.
-            let _ = std::fs::remove_file(new);
+            // The reason is the answer; a file that stays behind is empty.
+            remove(new, limit);
         }
         let _change = change?;
         let id = self.reactor.next_device_id();
@@ -346,7 +325,7 @@ impl Daemon {
         });
         if outcome.is_err() && created {
             // As above.
-            let _ = std::fs::remove_file(new);
+            remove(new, limit);
         }
         outcome.map(|mut done| {
             done.warnings.splice(0..0, warnings);
@@ -603,7 +582,7 @@ impl Daemon {
             let may_write = access(&own, AccessFlags::W_OK | AccessFlags::X_OK) != Err(Errno::EACCES);
             Ok((own.is_dir() && !own.canonicalize().is_ok_and(in_dev), may_write))
         };
-        let (may_hold_files, may_write) = within(parent, "look at it", patience(target.limits), look)??;
+        let (may_hold_files, may_write) = within_apart(parent, "look at it", patience(target.limits), look)??;
         if !may_be_file || !may_hold_files {
             return Err(DeviceError::NotFound { path: new.to_owned() }.into());
         }
@@ -637,7 +616,7 @@ fn identity_of(path: &Path) -> Option<Identity> {
         return None;
     }
     let own = path.to_path_buf();
-    within(path, "look at it", GLANCE, move || Identity::of(&own)).ok().flatten()
+    within_apart(path, "look at it", GLANCE, move || Identity::of(&own)).ok().flatten()
 }
 
 impl Names {

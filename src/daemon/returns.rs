@@ -15,7 +15,7 @@ use super::service::{Daemon, Done, Served};
 use super::superblocks::{check_length, read_copies, words_for_damaged};
 use crate::control::{MemberRef, RequestError};
 use crate::format::{MemberState, NewestError, Role, Superblock, newest_read};
-use crate::member::patience::within;
+use crate::member::patience::within_apart;
 use crate::member::{self, Access, Device, DeviceError, TimeLimits};
 use crate::units::{MemberIndex, shown};
 use crate::volume::{AdminRequest, MemberStatus, NoticeLevel};
@@ -360,7 +360,7 @@ fn when_tried(attempt: Option<&Attempt>, not_before: Option<Instant>, now: Insta
 fn has_room(places: &[PathBuf], limits: TimeLimits) -> Result<(), String> {
     for place in places.iter().filter(|place| !member::is_remote(place)) {
         let own = place.clone();
-        let room = within(place, "ask for its free space", limits.local, move || {
+        let room = within_apart(place, "ask for its free space", limits.local, move || {
             let is_file = own.is_file();
             is_file.then(|| statvfs(&own).ok()).flatten()
         });

@@ -5,13 +5,14 @@
 
 use super::superblocks::{check_length, patiently, read_superblock};
 use crate::format::{NewestError, Role, Superblock};
-use crate::member::patience::{each_within_own, hangs};
+use crate::member::patience::{hangs, within, within_apart, work_off};
 use crate::member::{Access, Device, DeviceError, DeviceKind, is_remote, member_kind, same_remote};
 use crate::units::shown;
 use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
@@ -112,6 +113,28 @@ struct Place {
     remembered: bool,
 }
 
+/// Where a search begins.
+enum Root {
+    /// A directory, or what is directly there.
+    Local(PathBuf),
+    /// Nothing but this.
+    Single(Place),
+}
+
+/// A part of a search.
+enum Job {
+    List(PathBuf),
+    Look(Place),
+}
+
+/// What has come of a look.
+struct Look {
+    place: Place,
+    /// What the path leads to, as far as it could be told; none of what is remote, or has not answered.
+    node: Option<Result<Node, DeviceError>>,
+    seen: Result<Seen, DeviceError>,
+}
+
 /// What is at a place.
 enum Seen {
     Member(Box<Found>),
@@ -144,27 +167,26 @@ pub(super) type Patience<'p> = &'p (dyn Fn(&Path) -> Duration + Sync);
 /// The same, with a patience for each path.
 pub(super) fn search_patiently(places: &[PathBuf], remembered: &[PathBuf], patience: Patience<'_>) -> Search {
     let mut search = Search::default();
-    let mut uris: Vec<PathBuf> = Vec::new();
-    let mut local: Vec<PathBuf> = Vec::new();
+    let mut roots: Vec<Root> = Vec::new();
+    let mut uris: Vec<&PathBuf> = Vec::new();
     for place in places {
         if !is_remote(place) {
-            local.push(place.clone());
+            roots.push(Root::Local(place.clone()));
         } else if !uris.iter().any(|other| same_remote(other, place)) {
-            uris.push(place.clone());
+            uris.push(place);
         }
     }
-    let mut candidates = search.list(&local, patience);
     let (remote, local): (Vec<_>, Vec<_>) = remembered.iter().cloned().partition(|path| is_remote(path));
-    candidates.extend(local.into_iter().map(|path| Place { path, named: false, remembered: true }));
-    search.leave_out_twins(&mut candidates, remembered, patience);
-    // At the same time: hosts that do not answer cost their time once, not one after the other.
+    let known = |path| Root::Single(Place { path, named: false, remembered: true });
+    roots.extend(local.into_iter().map(known));
+    let named = |path| Root::Single(Place { path, named: true, remembered: false });
     let remote = remote.into_iter().filter(|path| !uris.iter().any(|uri| same_remote(uri, path)));
-    let remote: Vec<_> = remote.map(|path| Place { path, named: false, remembered: true }).collect();
-    candidates.extend(uris.into_iter().map(|path| Place { path, named: true, remembered: false }));
-    candidates.extend(remote);
-    let paths: Vec<PathBuf> = candidates.iter().map(|place| place.path.clone()).collect();
-    let seen = each_within_own(&paths, "look at it", patience, look_at);
-    for (place, seen) in candidates.iter().zip(seen) {
+    let remote: Vec<Root> = remote.map(known).collect();
+    roots.extend(uris.into_iter().cloned().map(named));
+    roots.extend(remote);
+    let mut looks = search.look_at_all(roots, patience);
+    search.leave_out_twins(&mut looks, remembered);
+    for (place, seen) in looks.into_iter().map(|look| (look.place, look.seen)) {
         match seen {
             Ok(Seen::Member(mut found)) => {
                 found.remembered = place.remembered;
@@ -188,7 +210,7 @@ pub(super) fn search_patiently(places: &[PathBuf], remembered: &[PathBuf], patie
                 }
                 search.blank.push(blank);
             }
-            Ok(Seen::Unread(error)) | Err(error) => search.note_unread(place, &error),
+            Ok(Seen::Unread(error)) | Err(error) => search.note_unread(&place, &error),
         }
     }
     search.prefer_what_was_searched();
@@ -323,55 +345,66 @@ impl Search {
         }
     }
 
-    /// What may be members, at these places.
-    fn list(&mut self, places: &[PathBuf], patience: Patience<'_>) -> Vec<Place> {
-        let mut candidates = Vec::new();
-        for (place, entries) in places.iter().zip(each_within_own(places, "list it", patience, list)) {
-            match entries {
-                Ok(Ok(Some(entries))) => {
-                    candidates.extend(entries.into_iter().map(|path| Place {
-                        path,
-                        named: false,
-                        remembered: false,
-                    }));
+    /// Looks at all that may be members, at the same time: what hangs costs its own time once, and nothing else waits for it.
+    /// The looks come in the order of the roots, and of the entries of each.
+    fn look_at_all(&mut self, roots: Vec<Root>, patience: Patience<'_>) -> Vec<Look> {
+        let (found, failed) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
+        let jobs = roots.into_iter().enumerate().map(|(at, root)| match root {
+            Root::Local(path) => ((at, 0), Job::List(path)),
+            Root::Single(place) => ((at, 0), Job::Look(place)),
+        });
+        work_off(jobs.collect(), |(at, job)| match job {
+            Job::Look(place) => {
+                let look = look_within(place, patience);
+                found.lock().unwrap_or_else(PoisonError::into_inner).push((at, look));
+                Vec::new()
+            }
+            Job::List(path) => {
+                let own = path.clone();
+                let place = |path, named| Job::Look(Place { path, named, remembered: false });
+                match within_apart(&path, "list it", patience(&path), move || list(&own)) {
+                    Ok(Ok(Some(entries))) => {
+                        let entries = entries.into_iter().enumerate();
+                        entries.map(|(entry, path)| ((at.0, entry), place(path, false))).collect()
+                    }
+                    Ok(Ok(None)) => vec![(at, place(path, true))],
+                    failure => {
+                        failed.lock().unwrap_or_else(PoisonError::into_inner).push((at, path, failure));
+                        Vec::new()
+                    }
                 }
-                Ok(Ok(None)) => {
-                    candidates.push(Place { path: place.clone(), named: true, remembered: false })
-                }
-                Ok(Err(error)) => self.warnings.push(format!("{}: {error}", shown(place))),
+            }
+        });
+        let mut failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+        failed.sort_unstable_by_key(|(at, ..)| *at);
+        for (_, place, failure) in failed {
+            match failure {
+                Ok(Err(error)) => self.warnings.push(format!("{}: {error}", shown(&place))),
                 Err(error) => {
                     self.note_threadless(&error);
                     self.warnings.push(error.to_string());
                 }
+                Ok(Ok(_)) => unreachable!("it was listed"),
             }
         }
-        candidates
+        let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+        found.sort_unstable_by_key(|(at, _)| *at);
+        found.into_iter().map(|(_, look)| look).collect()
     }
 
-    /// Keeps regular files and block devices, each once.
-    fn leave_out_twins(
-        &mut self,
-        candidates: &mut Vec<Place>,
-        remembered: &[PathBuf],
-        patience: Patience<'_>,
-    ) {
-        let paths: Vec<PathBuf> = candidates.iter().map(|place| place.path.clone()).collect();
-        let nodes = each_within_own(&paths, "look at it", patience, node_of);
+    /// Keeps regular files and block devices, each once, and what is remote.
+    fn leave_out_twins(&mut self, looks: &mut Vec<Look>, remembered: &[PathBuf]) {
         let mut seen = HashSet::new();
-        let mut nodes = nodes.into_iter();
-        candidates.retain(|place| match nodes.next().expect("one for each") {
-            Ok(Ok(node)) => seen.insert(node),
-            Ok(Err(error)) => {
+        looks.retain(|Look { place, node, .. }| match node {
+            None => true,
+            Some(Ok(node)) => seen.insert(*node),
+            Some(Err(error)) => {
                 // Nobody wonders about a directory where none was a member.
                 if remembered.contains(&place.path) && !matches!(error, DeviceError::NotFound { .. }) {
                     let reason = error.to_string();
                     let path = place.path.clone();
                     self.unusable.push(Unusable { path, device: None, reason, hindrance: None });
                 }
-                false
-            }
-            Err(error) => {
-                self.note_unread(place, &error);
                 false
             }
         });
@@ -429,6 +462,25 @@ fn node_of(path: &Path) -> Result<Node, DeviceError> {
         return Ok((0, 0, meta.rdev()));
     }
     member_kind(path, &meta).map(|_| (meta.dev(), meta.ino(), u64::MAX))
+}
+
+/// Looks at a place, no longer than its patience. One that is neither file nor block device is not opened.
+fn look_within(place: Place, patience: Patience<'_>) -> Look {
+    let (path, limit) = (place.path.clone(), patience(&place.path));
+    if is_remote(&path) {
+        let seen = within(&place.path, "look at it", limit, move || look_at(&path));
+        return Look { place, node: None, seen };
+    }
+    let looked = within_apart(&place.path, "look at it", limit, move || {
+        let node = node_of(&path);
+        let seen =
+            if node.is_ok() { look_at(&path) } else { Seen::Nothing(Blank { path, file_bytes: None }) };
+        (node, seen)
+    });
+    match looked {
+        Ok((node, seen)) => Look { place, node: Some(node), seen: Ok(seen) },
+        Err(error) => Look { place, node: None, seen: Err(error) },
+    }
 }
 
 fn look_at(path: &Path) -> Seen {

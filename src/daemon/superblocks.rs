@@ -7,7 +7,7 @@ use crate::format::{
     Signature, Superblock, all_copy_offsets, damaged_copies, decode_copy, newest, newest_read, recognise,
     superblock_offsets,
 };
-use crate::member::patience::{each_within, within};
+use crate::member::patience::{each_within_apart, within};
 use crate::member::{Access, Device, DeviceError, ReadAt, RemoteError, Witness, is_remote};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -287,7 +287,7 @@ pub(super) type OpenedNew = (Device, Result<Vec<Signature>, DeviceError>);
 /// For the first that does not answer within `limit`.
 pub(super) fn check_answers(paths: &[PathBuf], limit: Duration) -> Result<(), DeviceError> {
     let local: Vec<PathBuf> = paths.iter().filter(|path| !is_remote(path)).cloned().collect();
-    let answers = each_within(&local, "look at it", limit, |path| {
+    let answers = each_within_apart(&local, "look at it", limit, |path| {
         let _ = Device::open(path, Access::ReadOnly).and_then(|device| signatures(&device));
     });
     let silent = answers
@@ -298,7 +298,7 @@ pub(super) fn check_answers(paths: &[PathBuf], limit: Duration) -> Result<(), De
 }
 
 /// An operation on a device that was not answered in time, with the likely reason.
-fn without_answer(error: DeviceError) -> DeviceError {
+pub(super) fn without_answer(error: DeviceError) -> DeviceError {
     match error {
         DeviceError::Io { path, action, source } => {
             let source =

@@ -8,16 +8,30 @@
 //! can take them all, and the kernel does not let writes to another file pass those of a file with
 //! the same hash (there are 64). They belong to a thread, not to a ring, so it takes a thread.
 //!
+//! Why a descriptor table of its own ([`super::own_table`]): the thread and its workers outlive the
+//! SIGKILL of a process whose filesystem does not answer, with all that is in their table. That is
+//! this one file, so that the sockets, the state directory and all other members are free at once.
+//!
+//! Why no write of a process that was killed can land on a member that another one has taken: a
+//! process writes to a member only while it holds the lock on it (flock), and the lock belongs to the
+//! open file, which has it until the last reference to it is gone. Each operation that the kernel has
+//! holds a reference until it has ended, whatever becomes of tables, rings and threads; here the
+//! thread's own descriptor holds another one until nothing is under way. What the kernel had not got
+//! when the process was killed it never gets.
+//!
 //! Invariants: what is pushed comes back through the inbox once; nothing is handed to the kernel
-//! after the end. Must not know what entries are for.
+//! after the end; the file stays open, and locked, until all that was pushed has ended; descriptors
+//! of the thread and those of others are never mixed up: the thread closes its own, and has no others.
+//! Must not know what entries are for.
 #![allow(unsafe_code)] // entries name memory of others; each block argues for itself
 
-use super::Ring;
-use super::inbox::{Inbox, ring};
+use super::held::Held;
+use super::inbox::{EndedList, Inbox, put, ring};
+use super::{Ring, own_table};
 use io_uring::{opcode, squeue, types};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -36,18 +50,18 @@ const WAKE: u64 = u64::MAX;
 const NAP: Duration = Duration::from_secs(600);
 
 /// The engine's end. Dropping it ends the thread when nothing is under way.
-pub(super) struct Aside(Arc<Shared>);
+pub(super) struct Aside {
+    queue: Arc<Mutex<Queue>>,
+    /// In the table of the engine.
+    wake: EventFd,
+    /// In that of the thread.
+    fd: RawFd,
+}
 
 impl std::fmt::Debug for Aside {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Aside").finish_non_exhaustive()
     }
-}
-
-struct Shared {
-    queue: Mutex<Queue>,
-    wake: EventFd,
-    inbox: Arc<Inbox>,
 }
 
 #[derive(Default)]
@@ -56,78 +70,139 @@ struct Queue {
     closing: bool,
 }
 
-impl Shared {
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn lock(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
+    queue.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
-    fn ring(&self) {
-        ring(&self.wake);
-    }
+/// The thread's end.
+struct Shared {
+    queue: Arc<Mutex<Queue>>,
+    ended: EndedList,
+    /// Says that the device is open until its descriptor here is closed.
+    held: Option<Arc<Held>>,
+}
+
+/// Copies of descriptors that the thread closes.
+struct Copies {
+    file: OwnedFd,
+    wake: EventFd,
+    inbox_wake: EventFd,
 }
 
 impl Aside {
-    /// Starts the thread.
+    /// Starts the thread, which has the file open from then on.
     ///
     /// # Errors
     /// When there is no thread, no descriptor or no ring to be had.
-    pub fn start(inbox: &Arc<Inbox>) -> io::Result<Aside> {
-        let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        let shared = Arc::new(Shared { queue: Mutex::default(), wake, inbox: Arc::clone(inbox) });
-        let (sender, receiver) = sync_channel(1);
-        let own = Arc::clone(&shared);
-        // The ring belongs to the thread that makes it.
-        std::thread::Builder::new().name("member-aside".into()).spawn(move || run(&own, &sender))?;
-        let started = receiver.recv().unwrap_or_else(|_| Err(io::Error::other("its thread ended")));
-        started.map(|()| Aside(shared))
+    pub fn start(inbox: &Inbox, file: BorrowedFd<'_>, held: Option<&Arc<Held>>) -> io::Result<Aside> {
+        Aside::start_with(inbox, file, held, true).or_else(|error| {
+            // A container may forbid what it takes, or the host lack something for the moment.
+            tracing::info!(%error, "the ring of a member file has no descriptor table of its own");
+            Aside::start_with(inbox, file, held, false)
+        })
     }
 
-    /// Hands over an entry.
+    fn start_with(
+        inbox: &Inbox,
+        file: BorrowedFd<'_>,
+        held: Option<&Arc<Held>>,
+        has_own_table: bool,
+    ) -> io::Result<Aside> {
+        let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        let queue = Arc::new(Mutex::default());
+        let shared = Shared { queue: Arc::clone(&queue), ended: inbox.ended_list(), held: held.cloned() };
+        let thread = std::thread::Builder::new().name("member-aside".into());
+        // They are valid in the thread until it has copies: this waits for that.
+        let numbers = [file.as_raw_fd(), wake.as_fd().as_raw_fd(), inbox.wake.as_fd().as_raw_fd()];
+        let (sender, receiver) = sync_channel(1);
+        thread.spawn(move || {
+            // SAFETY: open until the starter was answered, which is after the last use of these.
+            let theirs = numbers.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) });
+            run(shared, &theirs, has_own_table, &sender);
+        })?;
+        let started = receiver.recv().unwrap_or_else(|_| Err(io::Error::other("its thread ended")));
+        started.map(|fd| Aside { queue, wake, fd })
+    }
+
+    /// What entries call the file.
+    pub fn fd(&self) -> RawFd {
+        self.fd
+    }
+
+    /// Hands over an entry, which names no descriptor but that of the file.
     ///
     /// # Safety
-    /// As for [`Ring::push`], until its end came out of the inbox.
+    /// As for [`Ring::push`], but for the descriptor, until its end came out of the inbox.
     pub unsafe fn push(&self, entry: squeue::Entry) {
-        let mut queue = self.0.queue();
+        let mut queue = lock(&self.queue);
         let first = queue.entries.is_empty();
         queue.entries.push(entry);
         drop(queue);
         // Otherwise the thread was woken, and has not looked yet.
         if first {
-            self.0.ring();
+            ring(&self.wake);
         }
     }
 }
 
 impl Drop for Aside {
     fn drop(&mut self) {
-        self.0.queue().closing = true;
-        self.0.ring();
+        lock(&self.queue).closing = true;
+        ring(&self.wake);
     }
 }
 
-fn run(shared: &Shared, started: &SyncSender<io::Result<()>>) {
-    let mut ring = match Ring::with_entries(SUBMISSIONS, COMPLETIONS) {
-        Ok(ring) => ring,
+fn run(
+    shared: Shared,
+    theirs: &[BorrowedFd<'_>],
+    has_own_table: bool,
+    started: &SyncSender<io::Result<RawFd>>,
+) {
+    let (copies, mut ring) = match begin(theirs, has_own_table) {
+        Ok(begun) => begun,
         Err(error) => {
             let _ = started.send(Err(error));
             return;
         }
     };
-    ring.allow_workers(DEPTH_MAX);
-    let _ = started.send(Ok(()));
+    let _ = started.send(Ok(copies.file.as_raw_fd()));
     // What hangs is told by the engine, which knows the device.
-    if let Err(error) = serve(shared, &mut ring) {
+    if let Err(error) = serve(&shared, &copies, &mut ring) {
         tracing::error!(%error, "the ring of a member file ended: its operations do not end");
+        // Nothing is known of what the kernel has of them: the file stays open and locked.
+        loop {
+            std::thread::park();
+        }
     }
+    drop(ring);
+    // Takes as long as its filesystem likes; only then may the device be opened again.
+    drop(copies);
+    drop(shared.held);
 }
 
-fn serve(shared: &Shared, ring: &mut Ring) -> io::Result<()> {
+fn begin(theirs: &[BorrowedFd<'_>], has_own_table: bool) -> io::Result<(Copies, Ring)> {
+    let copies = if has_own_table {
+        own_table::leave(theirs)?
+    } else {
+        theirs.iter().map(BorrowedFd::try_clone_to_owned).collect::<io::Result<_>>()?
+    };
+    let [file, wake, inbox_wake] = <[OwnedFd; 3]>::try_from(copies).expect("one copy of each");
+    // SAFETY: both are copies of event counters.
+    let (wake, inbox_wake) = unsafe { (EventFd::from_owned_fd(wake), EventFd::from_owned_fd(inbox_wake)) };
+    // The ring belongs to the thread that makes it.
+    let ring = Ring::with_entries(SUBMISSIONS, COMPLETIONS)?;
+    // And one for looks at the path.
+    ring.allow_workers(DEPTH_MAX + 1);
+    Ok((Copies { file, wake, inbox_wake }, ring))
+}
+
+fn serve(shared: &Shared, copies: &Copies, ring: &mut Ring) -> io::Result<()> {
     let mut events = Vec::new();
     let mut under_way = 0;
-    await_wake(shared, ring);
+    await_wake(&copies.wake, ring);
     loop {
         let (entries, closing) = {
-            let mut queue = shared.queue();
+            let mut queue = lock(&shared.queue);
             (std::mem::take(&mut queue.entries), queue.closing)
         };
         under_way += entries.len();
@@ -143,19 +218,20 @@ fn serve(shared: &Shared, ring: &mut Ring) -> io::Result<()> {
         let is_woken = events.iter().any(|event| event.user_data == WAKE);
         events.retain(|event| event.user_data != WAKE);
         under_way -= events.len();
-        shared.inbox.give_ended(events.drain(..).map(|event| (event.user_data, event.result)).collect());
+        let ended = events.drain(..).map(|event| (event.user_data, event.result)).collect();
+        put(&shared.ended, ended, &copies.inbox_wake);
         if is_woken {
             // What was handed over before this is taken next.
-            await_wake(shared, ring);
+            await_wake(&copies.wake, ring);
         }
     }
 }
 
 /// Has the ring tell when something was handed over.
-fn await_wake(shared: &Shared, ring: &mut Ring) {
+fn await_wake(wake: &EventFd, ring: &mut Ring) {
     // An error means that there was nothing to read.
-    let _ = shared.wake.read();
-    let fd = types::Fd(shared.wake.as_fd().as_raw_fd());
+    let _ = wake.read();
+    let fd = types::Fd(wake.as_fd().as_raw_fd());
     let entry = opcode::PollAdd::new(fd, libc::POLLIN as u32).build();
     // SAFETY: no memory involved; the descriptor is open as long as the thread runs.
     unsafe { ring.push(entry.user_data(WAKE)) }

@@ -7,6 +7,7 @@
 
 use super::filesystem::Filesystem;
 use super::held::{self, Held, Stage};
+use super::local_file::LocalFile;
 use super::remote::{self, RemoteDevice, RemoteLimits, Witness};
 use super::{DeviceError, holder, patience};
 use crate::block_io::IoFault;
@@ -125,47 +126,6 @@ enum Backing {
     Remote { device: RemoteDevice, writable: bool },
 }
 
-/// An open file or block device.
-#[derive(Debug)]
-struct LocalFile {
-    /// There until it is closed.
-    file: Option<File>,
-    node: Node,
-    /// When it is locked.
-    held: Option<Held>,
-    /// Closing it may take long.
-    closes_slowly: bool,
-    /// Whoever begins an operation on it may have to wait for its filesystem.
-    holds_up: bool,
-}
-
-impl LocalFile {
-    fn file(&self) -> &File {
-        self.file.as_ref().expect("open until it is dropped")
-    }
-}
-
-impl Drop for LocalFile {
-    fn drop(&mut self) {
-        let (file, held) = (self.file.take(), self.held.take());
-        if !self.closes_slowly {
-            // Not forgotten before the lock is gone.
-            drop(file);
-            drop(held);
-            return;
-        }
-        if let Some(held) = &held {
-            held.set(Stage::Closing);
-        }
-        let thread = std::thread::Builder::new().name("close".into());
-        // Without a thread it is closed here: when the closure is dropped.
-        let _ = thread.spawn(move || {
-            drop(file);
-            drop(held);
-        });
-    }
-}
-
 /// What tells local devices apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity(held::Key);
@@ -186,7 +146,7 @@ impl Identity {
 
 /// Identity of what a path leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Node {
+pub(super) struct Node {
     device: u64,
     inode: u64,
     /// Device numbers of a block device, 0 for a file.
@@ -246,7 +206,7 @@ impl Device {
             direct: false,
         };
         let node = Node::of(&file.metadata().unwrap());
-        let file = LocalFile { file: Some(file), node, held: None, closes_slowly: true, holds_up: false };
+        let file = LocalFile::new(file, node, None, true, false);
         Device::new(path, Backing::Local(file), facts, Instant::now())
     }
 
@@ -467,8 +427,20 @@ impl Device {
 
     /// It is out of service, and has operations in flight.
     pub(super) fn leave(&self) {
-        if let Backing::Local(LocalFile { held: Some(held), .. }) = &self.backing {
+        if let Some(held) = self.held() {
             held.set(Stage::Leaving);
+        }
+    }
+
+    /// What says that a local device is locked by this process.
+    pub(super) fn held(&self) -> Option<&Arc<Held>> {
+        if let Backing::Local(local) = &self.backing { local.held.as_ref() } else { None }
+    }
+
+    /// A ring beside the engine's has the file: from here on nothing but that can use it.
+    pub(super) fn hand_over(&mut self) {
+        if let Backing::Local(local) = &mut self.backing {
+            local.hand_over();
         }
     }
 
@@ -481,7 +453,7 @@ impl Device {
     }
 
     pub(super) fn remote(&self) -> Option<&RemoteDevice> {
-        self.file().err()
+        if let Backing::Remote { device, .. } = &self.backing { Some(device) } else { None }
     }
 
     /// Of a local device.
@@ -526,7 +498,7 @@ impl Device {
         let held = if access.locks() { Some(lock(&file, path, &node)?) } else { None };
         let memory = filesystem == Some(Filesystem::Memory);
         let holds_up = filesystem == Some(Filesystem::Elsewhere);
-        let file = LocalFile { file: Some(file), node, held, closes_slowly: !memory, holds_up };
+        let file = LocalFile::new(file, node, held, !memory, holds_up);
         if access.locks()
             && kind == DeviceKind::File
             && let Some(usage) = holder::file_usage(path)
@@ -603,7 +575,9 @@ const DYING_HOLDER_WAIT: Duration = Duration::from_secs(5);
 
 /// Locks by flock(2); closing the file unlocks it.
 fn lock(file: &File, path: &Path, node: &Node) -> Result<Held, DeviceError> {
-    let deadline = Instant::now() + DYING_HOLDER_WAIT;
+    // Told rather than not told in time.
+    let patience = patience::time_left().map_or(DYING_HOLDER_WAIT, |left| DYING_HOLDER_WAIT.min(left / 2));
+    let deadline = Instant::now() + patience;
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(Held::new(node.key())),

@@ -212,7 +212,7 @@ impl MemberIo {
     }
 
     /// Takes over an open device under a fresh id. Panics when the id was used before: a mistake of the caller.
-    pub fn add(&mut self, ring: &mut Ring, id: DeviceId, owner: u32, device: Device) {
+    pub fn add(&mut self, ring: &mut Ring, id: DeviceId, owner: u32, mut device: Device) {
         if let Some(remote) = device.remote() {
             match self.inbox(ring) {
                 Ok(inbox) => remote.attach(&inbox),
@@ -220,7 +220,7 @@ impl MemberIo {
                 Err(error) => panic!("no descriptor for the outcomes of remote members: {error}"),
             }
         }
-        let aside = if device.holds_up() { self.start_aside(ring, &device) } else { None };
+        let aside = if device.holds_up() { self.start_aside(ring, &mut device) } else { None };
         let is_shared = device.facts().kind != DeviceKind::Remote && aside.is_none();
         if is_shared && !device.facts().memory && self.registration == Registration::Pending {
             self.registration = register(ring, &self.pool);
@@ -248,10 +248,14 @@ impl MemberIo {
 
     /// Starts the ring of a device that holds up whoever asks it for something. Where that is not to be had, workers of the
     /// shared ring wait for it: not this thread either way.
-    fn start_aside(&mut self, ring: &mut Ring, device: &Device) -> Option<Aside> {
-        let started = self.inbox(ring).and_then(|inbox| Aside::start(&inbox));
+    fn start_aside(&mut self, ring: &mut Ring, device: &mut Device) -> Option<Aside> {
+        let file = device.file().ok()?.as_fd();
+        let started = self.inbox(ring).and_then(|inbox| Aside::start(&inbox, file, device.held()));
         let path = shown(device.path());
-        started.inspect_err(|error| tracing::warn!(%path, %error, "no ring of its own for this file")).ok()
+        let told = |error: &io::Error| tracing::warn!(%path, %error, "no ring of its own for this file");
+        let aside = started.inspect_err(told).ok()?;
+        device.hand_over();
+        Some(aside)
     }
 
     /// The device behind an id, if it is open.
@@ -392,9 +396,15 @@ impl MemberIo {
             let entry = opcode::Statx::new(cwd, look.path.as_ptr(), look.stat.as_mut_ptr().cast())
                 .mask(libc::STATX_BASIC_STATS)
                 .build();
+            let entry = entry.user_data(self.tag | (LOOK_BIT | index) as u64);
             // SAFETY: path and answer belong to the boxed look, which stays where it is until the completion was taken,
             // and is leaked by `drop` otherwise.
-            unsafe { ring.push(entry.user_data(self.tag | (LOOK_BIT | index) as u64)) }
+            unsafe {
+                match &attached.aside {
+                    Some(aside) => aside.push(entry),
+                    None => ring.push(entry),
+                }
+            }
         }
     }
 
@@ -570,8 +580,8 @@ impl MemberIo {
         let attached =
             self.devices[self.flights[key].device.0 as usize].as_ref().expect("open while in flight");
         // SAFETY: the buffers belong to the flight, which stays in `flights` until the completion was taken and
-        // is leaked by `drop` otherwise; the descriptor stays open while its in_flight count is above zero, and
-        // longer than the engine where the kernel may not have the entry yet.
+        // is leaked by `drop` otherwise; the descriptor stays open while its in_flight count is above zero: that of
+        // this table with the device, that of a ring beside this one until it has nothing under way.
         unsafe {
             match &attached.aside {
                 Some(aside) => aside.push(entry),
@@ -583,7 +593,7 @@ impl MemberIo {
     fn entry(&mut self, key: usize) -> squeue::Entry {
         let flight = &mut self.flights[key];
         let attached = self.devices[flight.device.0 as usize].as_ref().expect("open while in flight");
-        let fd = types::Fd(attached.device.raw_fd());
+        let fd = types::Fd(attached.aside.as_ref().map_or_else(|| attached.device.raw_fd(), Aside::fd));
         // Buffers are registered with the shared ring alone.
         let registration = if attached.aside.is_some() { Registration::Refused } else { self.registration };
         let done = flight.done;
@@ -715,8 +725,7 @@ impl Attached {
     /// How many workers of the shared ring it may occupy.
     fn workers(&self) -> u32 {
         match self.aside {
-            // For looks at its path.
-            Some(_) => 1,
+            Some(_) => 0,
             None if self.is_limited() => self.depth_max(),
             None => 0,
         }
@@ -731,9 +740,9 @@ impl Drop for MemberIo {
             .flatten()
             .filter_map(|attached| attached.look.take())
             .for_each(std::mem::forget);
-        // A ring beside this one may have entries still that the kernel has not got: they name the descriptor.
-        let is_named = |attached: &Attached| attached.aside.is_some() && attached.in_flight > 0;
-        self.devices.drain(..).flatten().filter(is_named).for_each(std::mem::forget);
+        // What a ring beside this one has under way keeps its device from being closed: nobody is to wait for that.
+        let is_kept = |attached: &Attached| attached.aside.is_some() && attached.in_flight > 0;
+        self.devices.drain(..).flatten().filter(is_kept).for_each(std::mem::forget);
         if !self.flights.is_empty() {
             // The kernel may still write into these buffers: losing the memory is the lesser evil.
             tracing::warn!(operations = self.flights.len(), "member operations abandoned in flight");

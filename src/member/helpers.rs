@@ -1,6 +1,7 @@
 //! Plain, waiting I/O on a device for the control plane: superblocks, zeroing, allocation maps. Never used on
 //! the data path. Must not know what the bytes mean.
 
+use super::patience::begin_step;
 use super::{Device, DeviceError, DeviceKind};
 use crate::block_io::Extent;
 use nix::errno::Errno;
@@ -17,6 +18,9 @@ const ALIGN: usize = 4096;
 /// every other block must not stall whoever asks.
 const EXTENTS_MAX: usize = 4096;
 
+/// Bytes that are given back with one call: a disk takes seconds for that at most, and many for all of it.
+const DISCARDED_AT_ONCE: u64 = 64 << 30;
+
 /// Bytes of a block as stat(2) counts them.
 const STAT_BLOCK: u64 = 512;
 
@@ -29,9 +33,12 @@ impl Device {
         let sector = u64::from(self.facts().sector);
         let end = self.check_range(offset, target.len() as u64)?;
         let aligned = offset.is_multiple_of(sector) && end.is_multiple_of(sector);
-        let read = |target: &mut [u8], from: u64| match self.file() {
-            Ok(file) => file.read_exact_at(target, from),
-            Err(remote) => remote.read_at(from, target),
+        let read = |target: &mut [u8], from: u64| {
+            begin_step()?;
+            match self.file() {
+                Ok(file) => file.read_exact_at(target, from),
+                Err(remote) => remote.read_at(from, target),
+            }
         };
         if aligned && target.as_ptr().addr().is_multiple_of(ALIGN) {
             let result = read(target, offset);
@@ -63,6 +70,7 @@ impl Device {
         if self.refuses_writes() {
             return Err(self.io_error(action(), Errno::EBADF.into()));
         }
+        begin_step().map_err(|e| self.io_error(action(), e))?;
         let file = match self.file() {
             Ok(file) => file,
             Err(remote) => return remote.write_at(offset, source).map_err(|e| self.io_error(action(), e)),
@@ -77,15 +85,15 @@ impl Device {
     /// # Errors
     /// When the device fails.
     pub fn flush(&self) -> Result<(), DeviceError> {
-        let result = match self.file() {
+        let result = begin_step().and_then(|()| match self.file() {
             Ok(file) => file.sync_data(),
             Err(remote) => remote.flush(),
-        };
+        });
         result.map_err(|e| self.io_error("flush it".into(), e))
     }
 
     /// Makes the whole device read as zeroes by giving its space back, if it can do that. Returns whether it
-    /// did; when not, nothing was changed, or a remote device may have given back a part.
+    /// did; when not, nothing was changed, or a part was given back.
     ///
     /// # Errors
     /// When the device fails on the way.
@@ -112,11 +120,18 @@ impl Device {
         };
         let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         let signed = |value| libc::off_t::try_from(value).map_err(|_| self.bad_range(offset, len));
-        match fallocate(file, flags, signed(offset)?, signed(len)?) {
-            Ok(()) => Ok(true),
-            Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL | Errno::EPERM) => Ok(false),
-            Err(other) => Err(self.io_error("discard its content".into(), other.into())),
+        let action = || "discard its content".to_owned();
+        let mut done = 0;
+        while done < len {
+            let part = (len - done).min(DISCARDED_AT_ONCE);
+            begin_step().map_err(|e| self.io_error(action(), e))?;
+            match fallocate(file, flags, signed(offset + done)?, signed(part)?) {
+                Ok(()) => done += part,
+                Err(Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL | Errno::EPERM) => return Ok(false),
+                Err(other) => return Err(self.io_error(action(), other.into())),
+            }
         }
+        Ok(true)
     }
 
     /// Makes sure that writes to a range of a file find room; what is there stays. Does nothing on a block device, on a
@@ -130,12 +145,14 @@ impl Device {
             return Ok(());
         };
         let signed = |value| libc::off_t::try_from(value).map_err(|_| self.bad_range(offset, len));
+        let action = || format!("set {len} bytes aside at {offset}");
+        begin_step().map_err(|e| self.io_error(action(), e))?;
         match fallocate(file, FallocateFlags::FALLOC_FL_KEEP_SIZE, signed(offset)?, signed(len)?) {
             Ok(()) | Err(Errno::EOPNOTSUPP | Errno::ENOSYS) => Ok(()),
             Err(Errno::ENOSPC | Errno::EDQUOT) => {
                 Err(DeviceError::NoSpace { path: self.path().into(), bytes: len })
             }
-            Err(other) => Err(self.io_error(format!("set {len} bytes aside at {offset}"), other.into())),
+            Err(other) => Err(self.io_error(action(), other.into())),
         }
     }
 

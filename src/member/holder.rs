@@ -1,6 +1,9 @@
 //! Finds out who uses a file or block device, for error messages: reads /proc and /sys, best effort. An empty
 //! answer means "not known", never "nobody". Must not decide what follows from it.
 
+use nix::errno::Errno;
+use nix::sys::signal::kill;
+use nix::unistd::Pid;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -66,9 +69,14 @@ fn name_and_death(pid: u32) -> Option<(String, bool)> {
     Some((name.to_owned(), matches!(tail.trim_start().chars().next(), Some('Z' | 'X'))))
 }
 
-/// The process that holds a `flock` on this inode although it has died.
+/// The process that took a `flock` on this inode and has died, or is gone: what the kernel still has of it holds the lock.
 pub(super) fn dead_flock_holder(device: u64, inode: u64) -> Option<u32> {
-    flock_pid(device, inode).filter(|pid| is_dead_and_there(*pid))
+    flock_pid(device, inode).filter(|pid| is_dead_and_there(*pid) || is_gone(*pid))
+}
+
+fn is_gone(pid: u32) -> bool {
+    let pid = i32::try_from(pid).ok().filter(|pid| *pid > 0).map(Pid::from_raw);
+    pid.is_some_and(|pid| kill(pid, None) == Err(Errno::ESRCH))
 }
 
 /// The process that holds a `flock` on this open file although it has died.

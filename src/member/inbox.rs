@@ -4,7 +4,7 @@
 use crate::block_io::{DeviceId, IoFault, IoToken, IoValue};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// An outcome on its way to the engine: owner, device, token.
 pub(super) type Returned = (u32, DeviceId, IoToken, Result<IoValue, IoFault>);
@@ -13,11 +13,14 @@ pub(super) type Returned = (u32, DeviceId, IoToken, Result<IoValue, IoFault>);
 /// call would have returned.
 pub(super) type Ended = (u64, i32);
 
+/// Ends that have come in. It has no descriptors, so threads with tables of their own may share it.
+pub(super) type EndedList = Arc<Mutex<Vec<Ended>>>;
+
 /// What has come in.
 #[derive(Debug)]
 pub(super) struct Inbox {
     returned: Mutex<Vec<Returned>>,
-    ended: Mutex<Vec<Ended>>,
+    ended: EndedList,
     /// Rung when the first of either comes in.
     pub wake: EventFd,
 }
@@ -25,7 +28,7 @@ pub(super) struct Inbox {
 impl Inbox {
     pub fn new() -> io::Result<Inbox> {
         let wake = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        Ok(Inbox { returned: Mutex::default(), ended: Mutex::default(), wake })
+        Ok(Inbox { returned: Mutex::default(), ended: Arc::default(), wake })
     }
 
     /// Whether no outcome has come in.
@@ -42,24 +45,26 @@ impl Inbox {
     }
 
     pub fn give(&self, group: Vec<Returned>) {
-        self.put(&self.returned, group);
+        put(&self.returned, group, &self.wake);
     }
 
-    pub fn give_ended(&self, group: Vec<Ended>) {
-        self.put(&self.ended, group);
+    /// Where ends are put, with the wake, by a thread that has its own copy of that.
+    pub fn ended_list(&self) -> EndedList {
+        Arc::clone(&self.ended)
     }
+}
 
-    fn put<T>(&self, list: &Mutex<Vec<T>>, mut group: Vec<T>) {
-        if group.is_empty() {
-            return;
-        }
-        let mut list = list.lock().unwrap_or_else(PoisonError::into_inner);
-        let first = list.is_empty();
-        list.append(&mut group);
-        drop(list);
-        if first {
-            ring(&self.wake);
-        }
+/// Adds to a list, and wakes whoever looks after it when it was empty.
+pub(super) fn put<T>(list: &Mutex<Vec<T>>, mut group: Vec<T>, wake: &EventFd) {
+    if group.is_empty() {
+        return;
+    }
+    let mut list = list.lock().unwrap_or_else(PoisonError::into_inner);
+    let first = list.is_empty();
+    list.append(&mut group);
+    drop(list);
+    if first {
+        ring(wake);
     }
 }
 

@@ -13,10 +13,13 @@ mod held;
 mod helpers;
 mod holder;
 mod inbox;
+mod local_file;
+mod own_table;
 pub mod patience;
 mod registered;
 mod remote;
 mod ring;
+mod ring_memory;
 
 pub use device::{
     Access, DEFAULT_MEMBER_TIMEOUT, Device, DeviceFacts, DeviceKind, FileRoom, Identity, TimeLimits,

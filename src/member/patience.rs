@@ -2,15 +2,19 @@
 //! waited for within a limit, so that what hangs costs its own member and nothing else (rule T7).
 //!
 //! A thread that hangs stays until its call ends, and what the call yields then is dropped there. While one hangs for a path,
-//! no other is started for it: attempts that are repeated do not pile up. Must not know what calls are for.
+//! no other is started for it: attempts that are repeated do not pile up.
+//!
+//! A call that yields no more than data is made with a descriptor table of its own ([`within_apart`]), so that one which hangs
+//! keeps nothing of a process that is killed. Must not know what calls are for.
 
-use super::DeviceError;
-use std::collections::HashMap;
+use super::{DeviceError, is_remote, own_table};
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::thread::Scope;
 use std::time::{Duration, Instant};
 
 /// Calls that are made at one time for a list of paths: an array on a filesystem that hangs costs the limit once or a few times,
@@ -43,6 +47,26 @@ pub fn hangs(path: &Path) -> bool {
     hanging().contains_key(path)
 }
 
+thread_local! {
+    /// Until when this thread is waited for.
+    static WAITED_UNTIL: Cell<Option<Instant>> = const { Cell::new(None) };
+    /// The call that this thread makes step by step.
+    static STEPPING: RefCell<Option<Arc<Ended>>> = const { RefCell::new(None) };
+}
+
+/// To be called before each step of a call that is made with [`step_by_step`]; elsewhere it does nothing.
+///
+/// # Errors
+/// When the call was given up: nobody waits for the rest, and nothing further may be changed.
+pub fn begin_step() -> io::Result<()> {
+    STEPPING.with_borrow(|ended| ended.as_ref().map_or(Ok(()), |ended| ended.begin_step()))
+}
+
+/// How long whoever waits for the calling thread still does; none where nobody has set a limit.
+pub(super) fn time_left() -> Option<Duration> {
+    WAITED_UNTIL.get().map(|until| until.saturating_duration_since(Instant::now()))
+}
+
 /// Makes a call about `path` on a thread of its own. `action` is for the error ("open it").
 ///
 /// # Errors
@@ -53,22 +77,96 @@ pub fn within<T: Send + 'static>(
     limit: Duration,
     call: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, DeviceError> {
+    make(path, action, limit, Manner::Shared, call)
+}
+
+/// As [`within`], for a call of many steps, such as one that writes: each of them has the limit. One that was given up
+/// does no more after the step that hangs. Of a remote path, whose steps have limits of their own, it is made here.
+///
+/// # Errors
+/// As [`within`].
+pub fn step_by_step<T: Send + 'static>(
+    path: &Path,
+    action: &str,
+    limit: Duration,
+    call: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, DeviceError> {
+    if is_remote(path) {
+        return Ok(call());
+    }
+    make(path, action, limit, Manner::Stepping, call)
+}
+
+/// As [`within`], for a call that uses no descriptors but those that it opens, and gives none back: those of other threads mean
+/// nothing to it. Of a remote path it is as [`within`].
+///
+/// # Errors
+/// As [`within`].
+pub fn within_apart<T: Send + 'static>(
+    path: &Path,
+    action: &str,
+    limit: Duration,
+    call: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, DeviceError> {
+    // What a connection to a server uses others may use, too.
+    let manner = if is_remote(path) { Manner::Shared } else { Manner::Apart };
+    make(path, action, limit, manner, call)
+}
+
+/// How a call is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Manner {
+    /// With the descriptors of all threads.
+    Shared,
+    /// With its own.
+    Apart,
+    /// As the first, and for as long as its steps end.
+    Stepping,
+}
+
+fn make<T: Send + 'static>(
+    path: &Path,
+    action: &str,
+    limit: Duration,
+    manner: Manner,
+    call: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, DeviceError> {
     let fail = |source| DeviceError::Io { path: path.into(), action: action.into(), source };
     let unanswered = |what: &str| fail(io::Error::new(io::ErrorKind::TimedOut, what.to_owned()));
     if hangs(path) {
         return Err(unanswered("it does not answer: an earlier attempt hangs still"));
     }
     let (sender, receiver) = sync_channel(1);
-    let ended = Arc::new(Ended { path: path.into(), state: Mutex::default() });
+    let last_step = Mutex::new(Instant::now());
+    let ended = Arc::new(Ended { path: path.into(), state: Mutex::default(), last_step });
     let in_thread = Arc::clone(&ended);
+    let until = Instant::now() + limit;
     let begun = begin(limit, move || {
+        if manner == Manner::Apart
+            && let Err(error) = own_table::leave(&[])
+        {
+            tracing::debug!(%error, "a thread has no descriptor table of its own");
+        }
+        WAITED_UNTIL.set(Some(until));
+        if manner == Manner::Stepping {
+            STEPPING.set(Some(Arc::clone(&in_thread)));
+        }
         let value = call();
         // Whoever gave up gets nothing: then the value ends here, and only after that the call.
         let _ = sender.send(value);
         in_thread.end();
     });
     begun.map_err(|source| DeviceError::NoThread { path: path.into(), source })?;
-    match receiver.recv_timeout(limit) {
+    let mut wait = limit;
+    let answer = loop {
+        let answer = receiver.recv_timeout(wait);
+        wait = limit.saturating_sub(ended.last_step().elapsed());
+        let is_late = matches!(answer, Err(RecvTimeoutError::Timeout));
+        if !is_late || manner != Manner::Stepping || wait.is_zero() {
+            break answer;
+        }
+    };
+    match answer {
         Ok(value) => Ok(value),
         Err(RecvTimeoutError::Timeout) => {
             ended.give_up();
@@ -86,37 +184,117 @@ pub fn each_within<T: Send + 'static>(
     limit: Duration,
     call: impl Fn(&Path) -> T + Send + Sync + 'static,
 ) -> Vec<Result<T, DeviceError>> {
-    each_within_own(paths, action, &|_| limit, call)
+    make_each(paths, action, limit, |_| Manner::Shared, call)
 }
 
-/// As [`each_within`], where each path has a limit of its own.
-pub fn each_within_own<T: Send + 'static>(
+/// As [`each_within`], for calls that are made as [`within_apart`] says.
+pub fn each_within_apart<T: Send + 'static>(
     paths: &[PathBuf],
     action: &str,
-    limit: &(dyn Fn(&Path) -> Duration + Sync),
+    limit: Duration,
+    call: impl Fn(&Path) -> T + Send + Sync + 'static,
+) -> Vec<Result<T, DeviceError>> {
+    let manner = |path: &Path| if is_remote(path) { Manner::Shared } else { Manner::Apart };
+    make_each(paths, action, limit, manner, call)
+}
+
+fn make_each<T: Send + 'static>(
+    paths: &[PathBuf],
+    action: &str,
+    limit: Duration,
+    manner: impl Fn(&Path) -> Manner + Sync,
     call: impl Fn(&Path) -> T + Send + Sync + 'static,
 ) -> Vec<Result<T, DeviceError>> {
     let call = Arc::new(call);
-    let next = AtomicUsize::new(0);
     let answers: Mutex<Vec<_>> = Mutex::new(paths.iter().map(|_| None).collect());
-    let work = || {
-        while let Some((at, path)) =
-            Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|at| Some((at, paths.get(at)?)))
-        {
-            let (call, own) = (Arc::clone(&call), path.clone());
-            let answer = within(path, action, limit(path), move || call(&own));
-            answers.lock().unwrap_or_else(PoisonError::into_inner)[at] = Some(answer);
-        }
-    };
-    std::thread::scope(|scope| {
-        // The caller's own thread is one of them: without others it takes longer.
-        for _ in 1..paths.len().min(AT_ONCE) {
-            let _ = new_thread().and_then(|thread| thread.spawn_scoped(scope, work));
-        }
-        work();
+    work_off((0..paths.len()).collect(), |at| {
+        let (call, own) = (Arc::clone(&call), paths[at].clone());
+        let answer = make(&paths[at], action, limit, manner(&paths[at]), move || call(&own));
+        answers.lock().unwrap_or_else(PoisonError::into_inner)[at] = Some(answer);
+        Vec::new()
     });
     let answers = answers.into_inner().unwrap_or_else(PoisonError::into_inner);
     answers.into_iter().map(|answer| answer.expect("every path was taken")).collect()
+}
+
+/// Does jobs, several at a time. What a job returns are jobs that it has brought up: they begin when it has ended, and do not
+/// wait for others that hang.
+pub fn work_off<J: Send>(jobs: Vec<J>, run: impl Fn(J) -> Vec<J> + Sync) {
+    let first = jobs.len();
+    let jobs = Jobs { waiting: jobs.into(), under_way: 0, workers: 1 };
+    let work = Work { jobs: Mutex::new(jobs), changed: Condvar::new(), run };
+    // The caller's own thread is one of them: without others it takes longer.
+    std::thread::scope(|scope| {
+        work.begin_workers(scope, first.saturating_sub(1));
+        work.work(scope);
+    });
+}
+
+struct Work<J, F> {
+    jobs: Mutex<Jobs<J>>,
+    changed: Condvar,
+    run: F,
+}
+
+struct Jobs<J> {
+    waiting: VecDeque<J>,
+    under_way: usize,
+    workers: usize,
+}
+
+impl<J: Send, F: Fn(J) -> Vec<J> + Sync> Work<J, F> {
+    fn jobs(&self) -> MutexGuard<'_, Jobs<J>> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins so many workers more, as far as there may be, and are, threads.
+    fn begin_workers<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, wanted: usize) {
+        for _ in 0..wanted {
+            if self.jobs().workers >= AT_ONCE {
+                return;
+            }
+            if new_thread().and_then(|thread| thread.spawn_scoped(scope, || self.work(scope))).is_err() {
+                return;
+            }
+            self.jobs().workers += 1;
+        }
+    }
+
+    fn work<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) {
+        while let Some(job) = self.next() {
+            // Counted down also when it panics: others wait for it.
+            let under_way = UnderWay(self);
+            let more = (self.run)(job);
+            let count = more.len();
+            self.jobs().waiting.extend(more);
+            drop(under_way);
+            self.begin_workers(scope, count.saturating_sub(1));
+        }
+    }
+
+    /// The next job; none when there are none and none is under way that could bring some.
+    fn next(&self) -> Option<J> {
+        let mut jobs = self.jobs();
+        loop {
+            if let Some(job) = jobs.waiting.pop_front() {
+                jobs.under_way += 1;
+                return Some(job);
+            }
+            if jobs.under_way == 0 {
+                return None;
+            }
+            jobs = self.changed.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+struct UnderWay<'w, J: Send, F: Fn(J) -> Vec<J> + Sync>(&'w Work<J, F>);
+
+impl<J: Send, F: Fn(J) -> Vec<J> + Sync> Drop for UnderWay<'_, J, F> {
+    fn drop(&mut self) {
+        self.0.jobs().under_way -= 1;
+        self.0.changed.notify_all();
+    }
 }
 
 /// Makes a call about each item, all at the same time as far as there are threads; the caller's own thread makes those that
@@ -195,6 +373,7 @@ pub(crate) fn without_threads<T>(run: impl FnOnce() -> T) -> T {
 struct Ended {
     path: PathBuf,
     state: Mutex<State>,
+    last_step: Mutex<Instant>,
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
@@ -208,6 +387,19 @@ enum State {
 impl Ended {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn last_step(&self) -> Instant {
+        *self.last_step.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin_step(&self) -> io::Result<()> {
+        let state = self.state();
+        if *state == State::GivenUp {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "it was given up"));
+        }
+        *self.last_step.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        Ok(())
     }
 
     fn give_up(&self) {
@@ -235,7 +427,6 @@ impl Ended {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::cell::Cell;
     use std::sync::mpsc::channel;
 
     thread_local! {
@@ -292,6 +483,54 @@ mod tests {
         let answers = each_within(&paths, "read it", Duration::from_secs(10), Path::to_path_buf);
         let answers: Vec<PathBuf> = answers.into_iter().map(Result::unwrap).collect();
         assert_eq!(answers, paths);
+    }
+
+    #[test]
+    fn a_call_whose_steps_end_takes_as_long_as_it_needs_and_stops_after_one_that_hangs() {
+        let path = Path::new("/steps");
+        let limit = Duration::from_millis(500);
+        let value = step_by_step(path, "write it", limit, move || {
+            for _ in 0..10 {
+                begin_step().unwrap();
+                std::thread::sleep(limit / 5);
+            }
+            7
+        });
+        assert_eq!(value.unwrap(), 7);
+        let (release, wait) = channel::<()>();
+        let (told, further) = channel();
+        let error = step_by_step(path, "write it", limit, move || {
+            begin_step().unwrap();
+            let _ = wait.recv();
+            told.send(begin_step().is_err()).unwrap();
+        });
+        assert!(error.unwrap_err().to_string().contains("cannot write it: no answer within"));
+        drop(release);
+        assert!(further.recv().unwrap(), "it goes on");
+        begin_step().unwrap();
+    }
+
+    #[test]
+    fn jobs_that_others_bring_up_do_not_wait_for_one_that_hangs() {
+        // The first ends only when one that the second brings up has run.
+        let (release, wait) = channel::<()>();
+        let wait = Mutex::new(wait);
+        let done = Mutex::new(Vec::new());
+        work_off(vec![0, 1], |job| {
+            match job {
+                0 => {
+                    wait.lock().unwrap().recv_timeout(Duration::from_secs(60)).expect("nothing waits for it")
+                }
+                5 => release.send(()).unwrap(),
+                _ => {}
+            }
+            done.lock().unwrap().push(job);
+            if job == 1 { (2..100).collect() } else { Vec::new() }
+        });
+        let mut done = done.into_inner().unwrap();
+        done.sort_unstable();
+        assert_eq!(done, (0..100).collect::<Vec<i32>>());
+        work_off(Vec::<i32>::new(), |_| unreachable!());
     }
 
     #[test]

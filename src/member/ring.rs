@@ -4,6 +4,7 @@
 //! the kernel is short of memory. The ring belongs to the thread that made it.
 #![allow(unsafe_code)] // raw submission; each block argues for itself
 
+use super::ring_memory;
 use crate::polling;
 use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, squeue};
@@ -62,14 +63,19 @@ impl Ring {
     /// # Errors
     /// As [`Ring::new`].
     pub(super) fn with_entries(submissions: u32, completions: u32) -> io::Result<Ring> {
-        // Newest first: 6.1 runs completions only when this thread asks, 5.19 without interrupting it.
-        let deferred = IoUring::builder()
-            .setup_cqsize(completions)
-            .setup_single_issuer()
-            .setup_coop_taskrun()
-            .setup_defer_taskrun()
-            .build(submissions);
-        let built = deferred
+        // Newest first: the first leaves nothing behind when the process is killed, 6.1 runs completions only when this thread asks,
+        // 5.19 without interrupting it.
+        let in_own_memory = ring_memory::build(submissions, completions);
+        let deferred = || {
+            IoUring::builder()
+                .setup_cqsize(completions)
+                .setup_single_issuer()
+                .setup_coop_taskrun()
+                .setup_defer_taskrun()
+                .build(submissions)
+        };
+        let built = in_own_memory
+            .or_else(|_| deferred())
             .or_else(|_| IoUring::builder().setup_cqsize(completions).setup_coop_taskrun().build(submissions))
             .or_else(|_| IoUring::builder().setup_cqsize(completions).build(submissions));
         let ring = built.map_err(|e| {

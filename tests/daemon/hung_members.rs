@@ -1,7 +1,7 @@
 //! Members that do not answer, cannot be opened, or are there twice, and a daemon that panics or is stuck: with the real
 //! binary. What hangs is a filesystem of the tests' own (FUSE), which takes root to mount; without, those tests say so and end.
 
-use crate::support::fuse::Fuse;
+use crate::support::fuse::{self, Fuse};
 use crate::support::load::Client;
 use crate::support::{Up, calpe, run, try_run};
 use calpe::nbd::{Command as Nbd, Request};
@@ -9,8 +9,8 @@ use calpe::testing::Random;
 use std::fs;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::thread::sleep;
+use std::process::{Child, Command, Stdio};
+use std::thread::{JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
 /// `member_timeout` of the arrays, in seconds.
@@ -91,7 +91,10 @@ struct Checked {
 
 impl Checked {
     fn new(up: &Up) -> Checked {
-        let client = Client::connect(&up.socket()).expect("the daemon accepts");
+        Checked::of(Client::connect(&up.socket()).expect("the daemon accepts"))
+    }
+
+    fn of(client: Client) -> Checked {
         Checked { client, model: vec![0; 4 << 20], random: Random::new(7) }
     }
 
@@ -112,6 +115,17 @@ impl Checked {
     fn write_some(&mut self, count: usize) {
         for n in 0..count {
             self.write(n % 5 == 0);
+        }
+    }
+
+    /// Writes all of it, in whole stripes, which the members have in place then.
+    #[track_caller]
+    fn write_all(&mut self) {
+        self.random.fill(&mut self.model);
+        for at in (0..self.model.len()).step_by(1 << 20) {
+            let request = Request::new(Nbd::Write, at as u64, 1 << 20);
+            let content = &self.model[at..at + (1 << 20)];
+            self.client.call(&request, content).expect("the daemon goes on").expect("written");
         }
     }
 
@@ -283,6 +297,155 @@ fn a_signal_ends_the_daemon_within_ten_seconds_though_a_member_hangs() {
     }
 }
 
+/// The scene with 'pond', 2+1, beside it, none of whose members hangs.
+struct Both {
+    scene: Scene,
+    config: PathBuf,
+}
+
+impl Both {
+    fn new() -> Option<Both> {
+        let scene = Scene::new()?;
+        let pond: Vec<PathBuf> = (0..3).map(|at| scene.path(&format!("pond{at}"))).collect();
+        run(calpe().args(["create", "pond", "--data", "2", "--parity", "1", "--size", "16MiB"]).args(&pond));
+        let list: Vec<String> = pond.iter().map(|path| format!("\"{}\"", path.display())).collect();
+        let more = format!("[[array]]\nname = \"pond\"\nsearch = [{}]\n", list.join(", "));
+        let config = configure(scene.dir.path(), &[scene.path("plain"), scene.path("mnt")], &more);
+        Some(Both { scene, config })
+    }
+
+    /// Starts a daemon, and tells how long it took until it served both.
+    #[track_caller]
+    fn serve(&self) -> (Up, Duration) {
+        let begun = Instant::now();
+        let mut command = calpe();
+        command.arg("serve").arg("--config").arg(&self.config).env("CALPE_LOG", "info");
+        let up = Up::begin(self.scene.dir.path(), command);
+        let is_served =
+            |name: &str| matches!(Both::array(&up, name)["state"].as_str(), Some("ONLINE" | "DEGRADED"));
+        let deadline = Instant::now() + PATIENCE;
+        while !(is_served("tank") && is_served("pond")) {
+            assert!(Instant::now() < deadline, "not served:\n{}", up.log());
+            sleep(Duration::from_millis(20));
+        }
+        (up, begun.elapsed())
+    }
+
+    fn array(up: &Up, name: &str) -> serde_json::Value {
+        let output = try_run(&mut up.command(&["status", "--json", name]));
+        let status: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        status["arrays"][0].clone()
+    }
+
+    /// kill -9: what is left of the process then is what the kernel cannot end.
+    #[track_caller]
+    fn kill(up: Up) -> JoinHandle<()> {
+        let pid = up.pid();
+        up.signal("KILL");
+        until("it is dead", || is_over(pid));
+        // Whoever reaps it waits for the rest.
+        std::thread::spawn(move || drop(up))
+    }
+
+    fn connect(up: &Up, name: &str) -> Client {
+        Client::connect_to(&up.socket(), name, None).expect("the daemon accepts")
+    }
+
+    /// Starts a second daemon after the first was killed, which finds all but the member that hangs, and in the end that too.
+    #[track_caller]
+    fn is_taken_over(&self, mut checked: Checked, killed: JoinHandle<()>, kind: u32) {
+        // Clients notice that it is gone.
+        let begun = Instant::now();
+        while checked.client.next().is_ok() {}
+        assert!(begun.elapsed() < SLACK, "a connection stays: {:?}", begun.elapsed());
+        let (up, took) = self.serve();
+        assert!(took < 2 * Duration::from_secs(TIMEOUT) + SLACK, "{took:?}: {}", up.log());
+        let pond = Both::array(&up, "pond");
+        assert_eq!(pond["state"], "ONLINE", "{pond}");
+        let tank = Both::array(&up, "tank");
+        assert_eq!((&tank["state"], &tank["members"][1]["state"]), (&"DEGRADED".into(), &"MISSING".into()));
+        let text = up.calpe(&["status", "-v", "tank"]);
+        // Which of them depends on what of the filesystem hangs.
+        let whys = ["no answer within", "which was killed and cannot end before"];
+        assert!(whys.iter().any(|why| text.contains(why)), "{text}\n{}", up.log());
+        assert!(self.scene.fuse().holds(kind), "nothing hangs any more");
+        checked.client = Both::connect(&up, "tank");
+        checked.verify();
+        checked.write_some(50);
+        let refused = try_run(&mut up.command(&["online", "tank", "1"]));
+        assert!(!refused.status.success(), "{refused:?}");
+        self.scene.fuse().thaw();
+        killed.join().expect("reaped");
+        take_back(&up);
+        until("it is whole", || Both::array(&up, "tank")["state"] == "ONLINE");
+        checked.verify();
+        up.calpe(&["scrub", "tank", "-w"]);
+        let tank = Both::array(&up, "tank");
+        let scrub = &tank["last_scrub"];
+        assert_eq!((scrub["errors"].as_u64(), scrub["repaired"].as_u64()), (Some(0), Some(0)), "{tank}");
+        up.stop();
+    }
+}
+
+#[test]
+fn of_a_daemon_that_was_killed_while_a_flush_hangs_only_that_member_stays() {
+    let Some(both) = Both::new() else { return };
+    let (up, _) = both.serve();
+    let mut checked = Checked::of(Both::connect(&up, "tank"));
+    checked.write_some(50);
+    both.scene.fuse().freeze_only(fuse::FSYNC);
+    checked.client.submit(&Request::new(Nbd::Flush, 0, 0), &[]).expect("the daemon goes on");
+    until("a flush hangs", || both.scene.fuse().holds(fuse::FSYNC));
+    let killed = Both::kill(up);
+    both.is_taken_over(checked, killed, fuse::FSYNC);
+}
+
+#[test]
+fn of_a_daemon_that_was_killed_while_all_of_a_filesystem_hangs_only_that_member_stays() {
+    let Some(both) = Both::new() else { return };
+    let (up, _) = both.serve();
+    let mut checked = Checked::of(Both::connect(&up, "tank"));
+    checked.write_all();
+    up.stop();
+    // Nothing is in memory now.
+    let (up, _) = both.serve();
+    checked.client = Both::connect(&up, "tank");
+    // The replay is over then.
+    checked.client.call(&Request::new(Nbd::Flush, 0, 0), &[]).expect("the daemon goes on").expect("flushed");
+    both.scene.fuse().freeze();
+    for at in (0..checked.model.len()).step_by(1 << 20) {
+        let request = Request::new(Nbd::Read, at as u64, 1 << 20);
+        checked.client.submit(&request, &[]).expect("the daemon goes on");
+    }
+    // Looks hang, too: those of the daemon itself, and those of whoever asks.
+    let mnt = both.scene.path("mnt");
+    let mut asking = up.command(&["import", "--all", "--dir", mnt.to_str().expect("text")]);
+    let mut asking = asking.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("spawned");
+    for kind in [fuse::READ, fuse::LOOKUP, fuse::GETATTR] {
+        until(&format!("request {kind} hangs"), || both.scene.fuse().holds(kind));
+    }
+    let killed = Both::kill(up);
+    asking.wait().expect("ours");
+    both.is_taken_over(checked, killed, fuse::READ);
+}
+
+#[test]
+fn a_write_of_a_daemon_that_was_killed_keeps_its_member_from_the_next_until_it_has_landed() {
+    let Some(both) = Both::new() else { return };
+    let (up, _) = both.serve();
+    let mut checked = Checked::of(Both::connect(&up, "tank"));
+    checked.write_some(50);
+    both.scene.fuse().freeze_only(fuse::WRITE);
+    // Of what is there already, so that it may be there or not.
+    let request = Request { fua: true, ..Request::new(Nbd::Write, 0, 4096) };
+    checked.client.submit(&request, &checked.model[..4096]).expect("the daemon goes on");
+    until("a write hangs", || both.scene.fuse().holds(fuse::WRITE));
+    let killed = Both::kill(up);
+    both.is_taken_over(checked, killed, fuse::WRITE);
+    let log = fs::read_to_string(both.scene.path("daemon.log")).expect("a log");
+    assert!(log.contains("which was killed and cannot end before"), "{log}");
+}
+
 #[test]
 fn a_filesystem_that_freezes_holds_up_neither_other_arrays_nor_status() {
     let Some(scene) = Scene::new() else { return };
@@ -382,6 +545,154 @@ fn a_replacement_whose_filesystem_hangs_is_refused_in_time() {
     up.stop();
 }
 
+/// A folder with 'tank', 2+2, none of whose members hangs, and a spare device behind a filesystem that can be frozen.
+fn with_spare() -> Option<Scene> {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = |name: &str| dir.path().join(name);
+    ["plain", "behind", "mnt"].iter().for_each(|name| fs::create_dir(path(name)).expect("a directory"));
+    let sized = |name: &str, bytes: u64| {
+        fs::File::create(path(name)).and_then(|file| file.set_len(bytes)).expect("a file");
+    };
+    ["m0", "m1", "m2", "m3", "p0"].iter().for_each(|name| sized(&format!("plain/{name}"), 32 << 20));
+    sized("behind/new", 64 << 20);
+    let fuse = Fuse::mount(&path("behind"), &path("mnt"))?;
+    let members = ["plain/m0", "plain/m1", "plain/m2", "plain/m3"].map(path);
+    run(calpe().args(["create", "tank", "--data", "2", "--parity", "2"]).args(&members));
+    Some(Scene { dir, fuse: Some(fuse) })
+}
+
+#[test]
+fn a_replacement_that_hangs_after_the_look_is_given_up_in_time_and_can_be_had_later() {
+    let Some(scene) = with_spare() else { return };
+    let up = scene.serve();
+    let mut checked = Checked::new(&up);
+    checked.write_some(50);
+    scene.fuse().freeze_only(fuse::WRITE);
+    let new = scene.path("mnt/new");
+    let path = new.to_str().expect("text");
+    let limit = Duration::from_secs(TIMEOUT);
+    let text = fails_in(up.command(&["replace", "tank", "2", path]), limit, limit);
+    for part in [path, "cannot write to it", "does not answer", "the array is as it was", "try again"] {
+        assert!(text.contains(part), "{text}");
+    }
+    let text = fails_in(up.command(&["replace", "tank", "2", path]), Duration::ZERO, limit);
+    assert!(text.contains("an earlier attempt hangs still"), "{text}");
+    assert_eq!(up.status()["state"], "ONLINE");
+    assert!(!up.calpe(&["status", "-v"]).contains("mnt/new"));
+    checked.write_some(50);
+    scene.fuse().thaw();
+    until("it can be used again", || {
+        let output = try_run(&mut up.command(&["replace", "tank", "2", path]));
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        let waits = text.contains("hangs still") || text.contains("have not ended");
+        assert!(output.status.success() || waits, "{text}");
+        output.status.success()
+    });
+    up.wait_quiet();
+    assert!(up.calpe(&["status", "-v"]).contains("mnt/new"));
+    checked.verify();
+    assert_eq!(up.scrub(), (0, 0));
+    up.stop();
+}
+
+/// A command without a daemon, which waits for a device for [`TIMEOUT`] seconds, and has said why it failed when that is over. Its
+/// process may need longer.
+struct Failing {
+    child: Child,
+    text: String,
+}
+
+impl Failing {
+    #[track_caller]
+    fn run(scene: &Scene, args: &[&str]) -> Failing {
+        let log = scene.path("command.log");
+        let file = fs::File::create(&log).expect("a log");
+        let mut command = calpe();
+        command.args(args).env("CALPE_DRILL_LIMIT", TIMEOUT.to_string()).stdin(Stdio::null());
+        let begun = Instant::now();
+        let child = command.stdout(Stdio::null()).stderr(file).spawn().expect("spawned");
+        until("it is over", || is_over(child.id()));
+        let (text, took) = (fs::read_to_string(&log).expect("read"), begun.elapsed());
+        assert!(took <= Duration::from_secs(TIMEOUT) + SLACK, "{args:?}: {took:?}: {text}");
+        assert!(took >= Duration::from_secs(TIMEOUT) / 2, "{args:?}: {took:?}: {text}");
+        Failing { child, text }
+    }
+
+    /// When nothing hangs any more.
+    #[track_caller]
+    fn failed(mut self) {
+        assert_eq!(self.child.wait().expect("ours").code(), Some(1), "{}", self.text);
+    }
+}
+
+#[test]
+fn a_creation_that_hangs_after_the_look_is_given_up_in_time_and_can_be_had_later() {
+    if !cfg!(debug_assertions) {
+        eprintln!("a release build waits for 30 s: not tested");
+        return;
+    }
+    let Some(scene) = with_spare() else { return };
+    let path = |name: &str| scene.path(name).to_str().expect("text").to_owned();
+    let (first, hanging) = (path("plain/p0"), path("mnt/new"));
+    let args = ["create", "pond", "--data", "1", "--parity", "1", &first, &hanging];
+    let before = fs::read(&first).expect("read");
+    scene.fuse().freeze_only(fuse::WRITE);
+    let failing = Failing::run(&scene, &args);
+    let text = &failing.text;
+    for part in
+        [&hanging[..], "creation of 'pond' failed", "cannot write to it", "does not answer", "--force"]
+    {
+        assert!(text.contains(part), "{text}");
+    }
+    assert!(fs::read(&first).expect("read") == before, "what answers is not as it was");
+    // What hangs may still be written.
+    let again = Failing::run(&scene, &[&args[..], &["--force"]].concat());
+    assert!(
+        again.text.contains("does not answer") || again.text.contains("cannot end before"),
+        "{}",
+        again.text
+    );
+    scene.fuse().thaw();
+    failing.failed();
+    again.failed();
+    let output = try_run(calpe().args(args));
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    if !output.status.success() {
+        assert!(text.contains("use --force"), "{text}");
+        run(calpe().args(args).arg("--force"));
+    }
+    assert!(run(calpe().arg("inspect").arg(&hanging)).contains("pond"));
+}
+
+#[test]
+fn commands_without_a_daemon_give_up_a_file_that_hangs_and_name_it() {
+    if !cfg!(debug_assertions) {
+        eprintln!("a release build waits for 30 s: not tested");
+        return;
+    }
+    let Some(scene) = Scene::new() else { return };
+    let path = |name: &str| scene.path(name).to_str().expect("text").to_owned();
+    let members = ["plain/m0", "mnt/m1", "plain/m2", "plain/m3"].map(path);
+    let members: Vec<&str> = members.iter().map(String::as_str).collect();
+    scene.fuse().freeze();
+    let create = ["create", "pond", "--data", "2", "--parity", "2", "--force"];
+    for args in [
+        [&["check"][..], &members].concat(),
+        [&create[..], &members].concat(),
+        [&create[..], &["-n"], &members].concat(),
+        vec!["inspect", members[1]],
+    ] {
+        let failing = Failing::run(&scene, &args);
+        let text = &failing.text;
+        assert!(text.contains(members[1]) && text.contains("no answer within"), "{args:?}: {text}");
+        scene.fuse().thaw();
+        failing.failed();
+        scene.fuse().freeze();
+    }
+    scene.fuse().thaw();
+    run(calpe().arg("check").args(&members));
+}
+
 #[test]
 fn an_import_of_another_array_waits_for_what_hangs_as_its_own_section_says() {
     let Some(scene) = Scene::new() else { return };
@@ -471,16 +782,38 @@ fn more_reads_than_a_frozen_filesystem_takes_hold_up_its_own_member_only() {
 
 #[test]
 fn an_array_starts_without_a_member_whose_filesystem_is_frozen() {
+    /// Seconds; twice as long is more than it and the slack.
+    const LIMIT: u64 = 10;
     let Some(scene) = Scene::new() else { return };
-    scene.fuse().freeze();
-    let begun = Instant::now();
-    let up = scene.serve();
-    assert!(begun.elapsed() < Duration::from_secs(2 * TIMEOUT) + SLACK, "{:?}", begun.elapsed());
-    assert_eq!(up.status()["state"], "DEGRADED");
-    let mut checked = Checked::new(&up);
-    checked.write(true);
-    assert!(up.log().contains("no answer within"), "{}", up.log());
-    ends_in_time(up, &scene, "INT");
+    let config = scene.config();
+    let text = fs::read_to_string(&config).expect("read");
+    fs::write(&config, text.replace("member_timeout = 4", &format!("member_timeout = {LIMIT}")))
+        .expect("written");
+    // A directory and what is in it; and a member that is remembered besides.
+    for is_remembered in [false, true] {
+        if is_remembered {
+            scene.fuse().thaw();
+            let up = Up::serve(scene.dir.path(), &config);
+            until("it is whole", || {
+                up.status()["state"] == "ONLINE" || {
+                    let _ = try_run(&mut up.command(&["online", "tank", "1"]));
+                    false
+                }
+            });
+            up.stop();
+        }
+        scene.fuse().freeze();
+        let begun = Instant::now();
+        let up = Up::serve(scene.dir.path(), &config);
+        let took = begun.elapsed();
+        assert!(took >= Duration::from_secs(LIMIT), "nothing hung: {took:?}");
+        assert!(took < Duration::from_secs(LIMIT) + SLACK, "{took:?}: {}", up.log());
+        assert_eq!(up.status()["state"], "DEGRADED");
+        let mut checked = Checked::new(&up);
+        checked.write(true);
+        assert!(up.log().contains("no answer within"), "{}", up.log());
+        ends_in_time(up, &scene, "INT");
+    }
 }
 
 #[test]

@@ -10,9 +10,9 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Larger than any request: a write of 1 MiB and its header.
 const REQUEST_BYTES_MAX: usize = (1 << 20) + 4096;
@@ -23,11 +23,27 @@ const RUNNING: u8 = 0;
 const FROZEN: u8 = 1;
 const DEAF: u8 = 2;
 const ENDED: u8 = 3;
+/// Requests of one kind are taken and not answered; all else is.
+const FROZEN_IN_PART: u8 = 4;
+
+/// Requests, by their numbers.
+pub const LOOKUP: u32 = 1;
+pub const GETATTR: u32 = 3;
+pub const READ: u32 = 15;
+pub const WRITE: u32 = 16;
+pub const FSYNC: u32 = 20;
+
+/// No test needs it to be frozen longer: one that failed gets its processes back.
+const FROZEN_MAX: Duration = Duration::from_secs(180);
 
 /// A mounted filesystem; unmounted when dropped.
 pub struct Fuse {
     mount: PathBuf,
     state: Arc<AtomicU8>,
+    /// What is frozen, where not all is.
+    kind: Arc<AtomicU32>,
+    /// Kinds of requests that were taken and not answered, a bit each.
+    held: Arc<AtomicU64>,
     server: Option<JoinHandle<()>>,
 }
 
@@ -50,10 +66,29 @@ impl Fuse {
             }
         }
         let state = Arc::new(AtomicU8::new(RUNNING));
-        let mut server =
-            Server { device, files: Files::new(backing), state: Arc::clone(&state), held: Vec::new() };
+        let (kind, held) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU64::new(0)));
+        let mut server = Server {
+            device,
+            files: Files::new(backing),
+            state: Arc::clone(&state),
+            held: Vec::new(),
+            kind: Arc::clone(&kind),
+            kinds_held: Arc::clone(&held),
+            answered: Instant::now(),
+        };
         let server = std::thread::spawn(move || server.serve());
-        Some(Fuse { mount: mount.to_owned(), state, server: Some(server) })
+        Some(Fuse { mount: mount.to_owned(), state, kind, held, server: Some(server) })
+    }
+
+    /// Whether a request of this kind was taken, and waits for its answer.
+    pub fn holds(&self, kind: u32) -> bool {
+        self.held.load(Ordering::SeqCst) & 1 << kind != 0
+    }
+
+    /// Answers no requests of this kind any more, and all others.
+    pub fn freeze_only(&self, kind: u32) {
+        self.kind.store(kind, Ordering::SeqCst);
+        self.state.store(FROZEN_IN_PART, Ordering::SeqCst);
     }
 
     /// Answers nothing any more.
@@ -89,13 +124,24 @@ struct Server {
     state: Arc<AtomicU8>,
     /// Requests that were taken and not answered.
     held: Vec<Vec<u8>>,
+    kind: Arc<AtomicU32>,
+    kinds_held: Arc<AtomicU64>,
+    /// When it was last running.
+    answered: Instant,
 }
 
 impl Server {
     fn serve(&mut self) {
         let mut buffer = vec![0; REQUEST_BYTES_MAX];
         loop {
-            match self.state.load(Ordering::SeqCst) {
+            let state = self.state.load(Ordering::SeqCst);
+            if matches!(state, RUNNING | ENDED) {
+                self.answered = Instant::now();
+            } else if self.answered.elapsed() > FROZEN_MAX {
+                self.state.store(RUNNING, Ordering::SeqCst);
+                continue;
+            }
+            match state {
                 ENDED => return,
                 DEAF => {
                     std::thread::sleep(Duration::from_millis(5));
@@ -105,6 +151,7 @@ impl Server {
                     for request in std::mem::take(&mut self.held) {
                         self.answer(&request);
                     }
+                    self.kinds_held.store(0, Ordering::SeqCst);
                 }
                 _ => {}
             }
@@ -113,10 +160,14 @@ impl Server {
             }
             // Unmounted, or interrupted.
             let Ok(len) = self.device.read(&mut buffer) else { continue };
-            if self.state.load(Ordering::SeqCst) == RUNNING {
-                self.answer(&buffer[..len]);
-            } else {
-                self.held.push(buffer[..len].to_vec());
+            let kind = u32_at(&buffer, 4);
+            match self.state.load(Ordering::SeqCst) {
+                RUNNING => self.answer(&buffer[..len]),
+                FROZEN_IN_PART if kind != self.kind.load(Ordering::SeqCst) => self.answer(&buffer[..len]),
+                _ => {
+                    self.held.push(buffer[..len].to_vec());
+                    self.kinds_held.fetch_or(1 << kind, Ordering::SeqCst);
+                }
             }
         }
     }

@@ -14,6 +14,7 @@ pub use report::{CheckReport, CheckedMember, LostPart};
 
 use super::clock;
 use super::config::DEFAULT_MEMORY;
+use super::drill;
 use super::import;
 use super::superblocks::{check_answers, check_length, read_copies};
 use crate::array::assembly::{Assembled, AssemblyError, Candidate, NotUsed, assemble};
@@ -21,7 +22,7 @@ use crate::array::{ArrayConfig, OpenDevice};
 use crate::block_io::{DeviceId, Pool};
 use crate::codec::Codec;
 use crate::format::{MemberState, ScrubRecord, Superblock, VolumeKind, damaged_copies, newest_read};
-use crate::member::{Access, DEFAULT_MEMBER_TIMEOUT, Device, DeviceError};
+use crate::member::{Access, Device, DeviceError};
 use crate::units::{HumanSize, ROW_BYTES, Timestamp, VolumeOffset, shown};
 use crate::volume::{
     Activity, ActivityKind, AdminRequest, ArrayNotice, ArrayState, LogState, MemberStatus, NoticeKind,
@@ -111,7 +112,7 @@ pub enum CheckError {
     #[error(
         "{}: a read has not ended within {} s: its filesystem or disk does not answer",
         shown(path),
-        DEFAULT_MEMBER_TIMEOUT.as_secs()
+        drill::device_limit().as_secs()
     )]
     Hangs {
         /// Which.
@@ -290,7 +291,7 @@ fn open(
     problems: &mut Vec<String>,
     strangers: &mut Vec<PathBuf>,
 ) -> Result<Vec<Given>, CheckError> {
-    check_answers(paths, DEFAULT_MEMBER_TIMEOUT)?;
+    check_answers(paths, drill::device_limit())?;
     let mut given: Vec<Given> = Vec::new();
     for path in paths {
         let same = |given: &&Given| given.device.as_ref().is_some_and(|device| device.is_at(path));
@@ -441,7 +442,7 @@ impl Run {
         if self.layer.kept_bytes() > REPLAY_BYTES_MAX {
             return Err(CheckError::TooMuch);
         }
-        if let Some(path) = self.layer.give_up_late(DEFAULT_MEMBER_TIMEOUT) {
+        if let Some(path) = self.layer.give_up_late(drill::device_limit()) {
             return Err(CheckError::Hangs { path });
         }
         let status = self.volume.status();

@@ -12,7 +12,7 @@ pub(super) use known::{Arrays, Counters, Counts, Damage, Known, KnownDevice, Mem
 
 use super::peer::Owner;
 use crate::control::Event;
-use crate::member::patience::within;
+use crate::member::patience::{within, within_apart};
 use crate::member::{dead_holder_of, words_for_dead};
 use file::{append, encode, load, peek, read, replace, set_unread_aside};
 use nix::fcntl::{Flock, FlockArg};
@@ -82,7 +82,7 @@ pub(super) struct Remembered {
 /// taken yet. Changes nothing there.
 pub(super) fn remembered_devices(dir: &Path) -> Vec<(Uuid, PathBuf)> {
     let file = dir.join(ARRAYS_FILE);
-    let arrays = within(dir, "read it", LOAD_WAIT, move || peek::<Arrays>(&file));
+    let arrays = within_apart(dir, "read it", LOAD_WAIT, move || peek::<Arrays>(&file));
     let arrays = arrays.ok().flatten().unwrap_or_default();
     let devices = arrays.0.into_values().flat_map(|known| known.devices);
     devices.map(|device| (device.uuid, device.path)).collect()
@@ -232,7 +232,7 @@ impl StateDir {
     pub fn events(&self) -> Vec<Event> {
         let Some(shared) = &self.0 else { return Vec::new() };
         let dir = shared.dir.clone();
-        let events = within(&shared.dir, "read it", LOAD_WAIT, move || {
+        let events = within_apart(&shared.dir, "read it", LOAD_WAIT, move || {
             let mut warnings = Vec::new();
             load_events(&dir, &mut warnings)
         });

@@ -1,0 +1,108 @@
+//! What is done to a device before it is a member: reading what it holds, making files, wiping, setting space aside. All
+//! of it is waited for as long as the device answers, and no longer than the limit when it does not.
+//!
+//! Invariants: after a step that was given up nothing further is done to the device; whoever asks is told what may be left. Must
+//! not know of running arrays.
+
+use super::superblocks::{reserve_regions, wipe_ends, wipe_log, without_answer};
+use crate::format::Superblock;
+use crate::member::patience::{begin_step, step_by_step, within_apart};
+use crate::member::{Device, DeviceError};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Does something with a device. `action` is for the error ("write to it").
+///
+/// # Errors
+/// Those of the call, and when the device does not answer within the limit.
+pub fn step<T: Send + 'static>(
+    device: &Arc<Device>,
+    action: &str,
+    limit: Duration,
+    call: impl FnOnce(&Device) -> Result<T, DeviceError> + Send + 'static,
+) -> Result<T, DeviceError> {
+    let own = Arc::clone(device);
+    step_by_step(device.path(), action, limit, move || call(&own)).map_err(without_answer)?
+}
+
+/// Creates a sparse file and opens it.
+///
+/// # Errors
+/// Those of [`Device::create_sparse`], and when its filesystem does not answer within the limit; then the file
+/// may still appear.
+pub fn create_file(path: &Path, bytes: u64, limit: Duration) -> Result<Device, DeviceError> {
+    let own = path.to_path_buf();
+    let created = step_by_step(path, "create it", limit, move || {
+        let device = Device::create_sparse(&own, bytes)?;
+        if let Err(error) = is_wanted(&own) {
+            let _ = std::fs::remove_file(&own);
+            return Err(error);
+        }
+        Ok(device)
+    });
+    created
+        .map_err(|error| advise(without_answer(error), "if the file is there when it answers, remove it"))?
+}
+
+/// Makes a device ready to take a member's place, or creates a file for that. Tells, too, whether all of it reads as zeroes.
+///
+/// # Errors
+/// When the device fails or does not answer within the limit. A file that was created is removed again.
+pub fn prepare(
+    path: &Path,
+    device: Option<Device>,
+    file_bytes: u64,
+    superblock: &Superblock,
+    limit: Duration,
+) -> Result<(Device, bool), DeviceError> {
+    let (own, superblock) = (path.to_path_buf(), superblock.clone());
+    let is_new = device.is_none();
+    let prepared = step_by_step(path, "write to it", limit, move || {
+        let (device, is_zero) = match device {
+            Some(device) => {
+                let is_zero = device.discard_all()?;
+                if !is_zero {
+                    wipe_ends(&device)?;
+                    wipe_log(&device, &superblock)?;
+                }
+                (device, is_zero)
+            }
+            None => (Device::create_sparse(&own, file_bytes)?, true),
+        };
+        let done = reserve_regions(&device, &superblock).and_then(|()| is_wanted(&own));
+        if done.is_err() && is_new {
+            // The reason is the answer; a file that stays behind is empty.
+            let _ = std::fs::remove_file(&own);
+        }
+        done.map(|()| (device, is_zero))
+    });
+    let advice = if is_new {
+        "the array is as it was. If the file is there when it answers, remove it or name it again"
+    } else {
+        "the array is as it was. What the device held may be overwritten in part: when it answers, try again"
+    };
+    prepared.map_err(|error| advise(without_answer(error), advice))?
+}
+
+/// Removes a file that was created and is not needed, if its filesystem answers.
+pub fn remove(path: &Path, limit: Duration) {
+    let own = path.to_path_buf();
+    let _ = within_apart(path, "remove it again", limit, move || std::fs::remove_file(own));
+}
+
+/// An error of a device that does not answer, with what to do.
+pub fn advise(error: DeviceError, advice: &str) -> DeviceError {
+    match error {
+        DeviceError::Io { path, action, source } if source.kind() == std::io::ErrorKind::TimedOut => {
+            let source = std::io::Error::new(source.kind(), format!("{source}: {advice}"));
+            DeviceError::Io { path, action, source }
+        }
+        error => error,
+    }
+}
+
+/// Whether somebody still waits for the call of this thread.
+fn is_wanted(path: &Path) -> Result<(), DeviceError> {
+    begin_step().map_err(|source| DeviceError::Io { path: path.into(), action: "finish it".into(), source })
+}
