@@ -440,7 +440,9 @@ impl Taken {
     /// After a failure: makes it what it was. The error names it.
     fn give_back(self) -> Result<(), String> {
         let result = match &self.before {
-            Before::Missing => std::fs::remove_file(self.device.path())
+            Before::Missing => self
+                .device
+                .remove_file()
                 .map_err(|source| DeviceError::from_io(self.device.path(), "remove it again", source)),
             Before::Existed(undo) => undo.give_back(&self.device),
         };

@@ -23,7 +23,7 @@ use crate::control::{ErrorCode, MemberRef, RequestError};
 use crate::format::{MemberState, NewestError, Role, Signature, Superblock, newest_read};
 use crate::member::patience::within;
 use crate::member::{
-    self, Access, DEFAULT_MEMBER_TIMEOUT, Device, DeviceError, DeviceKind, Identity, TimeLimits,
+    self, Access, CreatedFile, DEFAULT_MEMBER_TIMEOUT, Device, DeviceError, DeviceKind, Identity, TimeLimits,
 };
 use crate::units::{HumanSize, MemberIndex, Printable, ROW_BYTES, quoted, shown};
 use crate::volume::{AdminRequest, ArrayState, NewDevice};
@@ -316,42 +316,32 @@ impl Daemon {
                         DeviceError::Permission { path } => uncreatable(&path),
                         error => error.into(),
                     })?;
-                let fit = check_fit(&target, &device);
-                if fit.is_err() {
-                    // The reason is the answer; a file that stays behind is empty.
-                    let _ = std::fs::remove_file(new);
-                }
-                fit?;
                 (device, true)
             }
         };
-        let reserved = reserve_regions(&device, &target.superblock);
-        if reserved.is_err() && created {
-            // As above.
-            let _ = std::fs::remove_file(new);
-        }
-        reserved?;
-        let change = self.begin_change(target.superblock.array);
-        if change.is_err() && created {
-            // As above.
-            let _ = std::fs::remove_file(new);
-        }
-        let _change = change?;
-        let id = self.reactor.next_device_id();
-        let bytes = device.facts().bytes;
-        let new_device = NewDevice { known_zero, ..NewDevice::new(id, Uuid::new_v4(), bytes) };
-        let outcome = self.hand_over(&target, new_device, device, |member, device| AdminRequest::Replace {
-            member,
-            device,
-        });
-        if outcome.is_err() && created {
-            // As above.
-            let _ = std::fs::remove_file(new);
+        let created = if created { Some(CreatedFile::of(&device)?) } else { None };
+        let outcome = self.put_in_place(&target, device, known_zero);
+        if outcome.is_err()
+            && let Some(created) = created
+        {
+            // The reason is the answer; a file that stays behind is empty.
+            let _ = created.remove();
         }
         outcome.map(|mut done| {
             done.warnings.splice(0..0, warnings);
             done
         })
+    }
+
+    /// Has a device that nothing worth keeping is on take the place of a member.
+    fn put_in_place(&self, target: &Target, device: Device, known_zero: bool) -> Outcome {
+        check_fit(target, &device)?;
+        reserve_regions(&device, &target.superblock)?;
+        let _change = self.begin_change(target.superblock.array)?;
+        let id = self.reactor.next_device_id();
+        let bytes = device.facts().bytes;
+        let new = NewDevice { known_zero, ..NewDevice::new(id, Uuid::new_v4(), bytes) };
+        self.hand_over(target, new, device, |member, device| AdminRequest::Replace { member, device })
     }
 
     /// Refuses a device that serves an array of this daemon, by the name of the member that it is, with this advice.

@@ -25,6 +25,7 @@ mod refused_start;
 mod reload;
 mod remembered;
 mod remote;
+mod replacements;
 mod scrubs;
 mod silent;
 #[path = "../support/mod.rs"]
