@@ -27,6 +27,7 @@ mod remembered;
 mod remote;
 mod replacements;
 mod scrubs;
+mod shortage;
 mod silent;
 #[path = "../support/mod.rs"]
 mod support;
