@@ -474,8 +474,8 @@ impl Taken {
         let result = match &self.before {
             Before::Missing => self
                 .step("remove it again", |device| {
-                    std::fs::remove_file(device.path())
-                        .map_err(|source| DeviceError::from_io(device.path(), "remove it again", source))
+                    let removed = device.remove_file();
+                    removed.map_err(|source| DeviceError::from_io(device.path(), "remove it again", source))
                 })
                 .map_err(|error| advise(error, "remove it when that answers")),
             Before::Existed(undo) => {

@@ -73,8 +73,8 @@ pub fn remove(files: &[PathBuf], array: Option<Uuid>) -> Result<(), Kept> {
         }
         held.push(device);
     }
-    for path in files {
-        std::fs::remove_file(path).map_err(|error| DeviceError::from_io(path, "remove it", error))?;
+    for device in held {
+        device.remove_file().map_err(|error| DeviceError::from_io(device.path(), "remove it", error))?;
     }
     Ok(())
 }

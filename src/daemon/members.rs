@@ -23,7 +23,7 @@ use crate::control::{ErrorCode, MemberRef, RequestError};
 use crate::format::{MemberState, NewestError, Role, Signature, Superblock, newest_read};
 use crate::member::patience::{within, within_apart};
 use crate::member::{
-    self, Access, DEFAULT_MEMBER_TIMEOUT, Device, DeviceError, DeviceKind, Identity, TimeLimits,
+    self, Access, CreatedFile, DEFAULT_MEMBER_TIMEOUT, Device, DeviceError, DeviceKind, Identity, TimeLimits,
 };
 use crate::units::{HumanSize, MemberIndex, Printable, ROW_BYTES, quoted, shown};
 use crate::volume::{AdminRequest, ArrayState, NewDevice};
@@ -310,27 +310,28 @@ impl Daemon {
                 DeviceError::Permission { path } if created => uncreatable(&path),
                 error => error.into(),
             })?;
-        let change = check_fit(&target, &device).and_then(|()| self.begin_change(target.superblock.array));
-        if change.is_err() && created {
+        let created = if created { Some(CreatedFile::of(&device)?) } else { None };
+        let outcome = self.put_in_place(&target, device, known_zero);
+        if outcome.is_err()
+            && let Some(created) = created
+        {
             // The reason is the answer; a file that stays behind is empty.
-            remove(new, limit);
-        }
-        let _change = change?;
-        let id = self.reactor.next_device_id();
-        let bytes = device.facts().bytes;
-        let new_device = NewDevice { known_zero, ..NewDevice::new(id, Uuid::new_v4(), bytes) };
-        let outcome = self.hand_over(&target, new_device, device, |member, device| AdminRequest::Replace {
-            member,
-            device,
-        });
-        if outcome.is_err() && created {
-            // As above.
-            remove(new, limit);
+            remove(new, created, limit);
         }
         outcome.map(|mut done| {
             done.warnings.splice(0..0, warnings);
             done
         })
+    }
+
+    /// Has a device that is [prepared](prepare) take the place of a member.
+    fn put_in_place(&self, target: &Target, device: Device, known_zero: bool) -> Outcome {
+        check_fit(target, &device)?;
+        let _change = self.begin_change(target.superblock.array)?;
+        let id = self.reactor.next_device_id();
+        let bytes = device.facts().bytes;
+        let new = NewDevice { known_zero, ..NewDevice::new(id, Uuid::new_v4(), bytes) };
+        self.hand_over(target, new, device, |member, device| AdminRequest::Replace { member, device })
     }
 
     /// Refuses a device that serves an array of this daemon, by the name of the member that it is, with this advice.

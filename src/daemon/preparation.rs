@@ -6,8 +6,8 @@
 
 use super::superblocks::{reserve_regions, wipe_ends, wipe_log, without_answer};
 use crate::format::Superblock;
-use crate::member::patience::{begin_step, step_by_step, within_apart};
-use crate::member::{Device, DeviceError};
+use crate::member::patience::{begin_step, step_by_step, within};
+use crate::member::{CreatedFile, Device, DeviceError};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +36,7 @@ pub fn create_file(path: &Path, bytes: u64, limit: Duration) -> Result<Device, D
     let created = step_by_step(path, "create it", limit, move || {
         let device = Device::create_sparse(&own, bytes)?;
         if let Err(error) = is_wanted(&own) {
-            let _ = std::fs::remove_file(&own);
+            let _ = device.remove_file();
             return Err(error);
         }
         Ok(device)
@@ -73,7 +73,7 @@ pub fn prepare(
         let done = reserve_regions(&device, &superblock).and_then(|()| is_wanted(&own));
         if done.is_err() && is_new {
             // The reason is the answer; a file that stays behind is empty.
-            let _ = std::fs::remove_file(&own);
+            let _ = device.remove_file();
         }
         done.map(|()| (device, is_zero))
     });
@@ -86,9 +86,8 @@ pub fn prepare(
 }
 
 /// Removes a file that was created and is not needed, if its filesystem answers.
-pub fn remove(path: &Path, limit: Duration) {
-    let own = path.to_path_buf();
-    let _ = within_apart(path, "remove it again", limit, move || std::fs::remove_file(own));
+pub fn remove(path: &Path, created: CreatedFile, limit: Duration) {
+    let _ = within(path, "remove it again", limit, move || created.remove());
 }
 
 /// An error of a device that does not answer, with what to do.

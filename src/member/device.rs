@@ -159,6 +159,15 @@ impl Node {
         Node { device: meta.dev(), inode: meta.ino(), rdev }
     }
 
+    /// Refuses a path that led to this and leads to something else.
+    fn check_same(self, path: &Path, now: &Metadata) -> Result<(), DeviceError> {
+        if Node::of(now) == self {
+            return Ok(());
+        }
+        let source = io::Error::other("it was replaced at the same moment");
+        Err(DeviceError::Io { path: path.into(), action: "open it".into(), source })
+    }
+
     fn key(self) -> held::Key {
         if self.rdev != 0 { (0, self.rdev) } else { (self.device, self.inode) }
     }
@@ -186,11 +195,14 @@ impl Device {
         let wants_direct = filesystem != Some(Filesystem::Memory);
         let (file, direct) = open_file(path, access, kind, wants_direct)?;
         let opened = file.metadata().map_err(|e| DeviceError::from_io(path, "look at it", e))?;
-        if Node::of(&opened) != Node::of(&meta) {
-            let source = io::Error::other("it was replaced at the same moment");
-            return Err(DeviceError::Io { path: path.into(), action: "open it".into(), source });
+        Node::of(&meta).check_same(path, &opened)?;
+        let device = Device::with_file(path, file, access, direct, filesystem)?;
+        if access.locks() && kind == DeviceKind::File {
+            // Whoever had it locked may have removed it before its lock was gone.
+            let there = std::fs::metadata(path).map_err(|e| DeviceError::from_io(path, "look at it", e))?;
+            Node::of(&meta).check_same(path, &there)?;
         }
-        Device::with_file(path, file, access, direct, filesystem)
+        Ok(device)
     }
 
     /// A device that is anything else, as if it were a file.
@@ -266,41 +278,6 @@ impl Device {
             check_block_writable(&self.path, local.file())?;
         }
         Ok(())
-    }
-
-    /// Creates a sparse file of `bytes` and opens it as [`Access::Exclusive`]. Its content is zeroes.
-    ///
-    /// # Errors
-    /// When the file exists, its directory does not, or the filesystem cannot hold a file of this size. A file
-    /// that was created is removed again.
-    pub fn create_sparse(path: &Path, bytes: u64) -> Result<Device, DeviceError> {
-        if remote::is_remote(path) {
-            return Err(DeviceError::NotFound { path: path.into() });
-        }
-        Device::check_new_name(path)?;
-        let fail = |action: &str, e: io::Error| match e.raw_os_error() {
-            Some(libc::ENOSPC | libc::EDQUOT) => DeviceError::NoSpace { path: path.into(), bytes },
-            Some(libc::EFBIG | libc::EINVAL) => DeviceError::FileTooLarge { path: path.into(), bytes },
-            _ => DeviceError::from_io(path, action, e),
-        };
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(path)
-            .map_err(|e| not_created(path, &e).unwrap_or_else(|| fail("create it", e)))?;
-        let finish = || {
-            file.set_len(bytes).map_err(|e| fail("set its size", e))?;
-            file.sync_all().map_err(|e| fail("flush it", e))?;
-            let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            File::open(parent).and_then(|d| d.sync_all()).map_err(|e| fail("flush its directory", e))?;
-            Device::open(path, Access::Exclusive)
-        };
-        finish().inspect_err(|_| {
-            // The first error is the one to report; a file that cannot be removed is left as found.
-            let _ = std::fs::remove_file(path);
-        })
     }
 
     /// The path it was opened by, as given.
@@ -530,17 +507,6 @@ impl Device {
         let device = Device { path: path.into(), backing, facts, since, limit_ms: AtomicU64::new(0) };
         device.set_time_limit(DEFAULT_MEMBER_TIMEOUT);
         device
-    }
-}
-
-/// Why the system refuses even an empty file, where it has a more common reason than its errno says.
-fn not_created(path: &Path, error: &io::Error) -> Option<DeviceError> {
-    let path = path.to_path_buf();
-    let room = FileRoom::beside(&path);
-    match error.raw_os_error()? {
-        libc::ENOSPC if room.files_left == Some(0) => Some(DeviceError::NoInodes { path }),
-        libc::ENOENT | libc::EACCES | libc::EPERM if room.is_none => Some(DeviceError::NoFiles { path }),
-        _ => None,
     }
 }
 
@@ -937,24 +903,5 @@ mod tests {
         assert!(matches!(Device::check_new_name(&link), Err(DeviceError::DanglingLink { .. })));
         assert!(matches!(Device::create_sparse(&link, 4096), Err(DeviceError::DanglingLink { .. })));
         assert!(!dir.path().join("nowhere").exists());
-    }
-
-    #[test]
-    fn a_created_member_is_sparse_zero_and_never_overwrites() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("new.img");
-        let device = Device::create_sparse(&path, 1 << 30).unwrap();
-        assert_eq!(device.facts().bytes, 1 << 30);
-        assert!(std::fs::metadata(&path).unwrap().blocks() < 100);
-        assert!(matches!(Device::create_sparse(&path, 4096), Err(DeviceError::Exists { .. })));
-        assert_eq!(std::fs::metadata(&path).unwrap().len(), 1 << 30);
-        let impossible = dir.path().join("huge.img");
-        let error = Device::create_sparse(&impossible, 1 << 62).unwrap_err();
-        assert!(matches!(error, DeviceError::FileTooLarge { .. }), "{error}");
-        assert!(!impossible.exists());
-        assert!(matches!(
-            Device::create_sparse(&dir.path().join("no/such/dir.img"), 4096),
-            Err(DeviceError::NotFound { .. })
-        ));
     }
 }

@@ -5,6 +5,7 @@
 //! others of this process only. Must not know what is stored on a device, of arrays or of clients.
 
 mod aside;
+mod created;
 mod device;
 mod engine;
 mod error;
@@ -21,6 +22,7 @@ mod remote;
 mod ring;
 mod ring_memory;
 
+pub use created::CreatedFile;
 pub use device::{
     Access, DEFAULT_MEMBER_TIMEOUT, Device, DeviceFacts, DeviceKind, FileRoom, Identity, TimeLimits,
     member_kind,

@@ -25,7 +25,9 @@ mod refused_start;
 mod reload;
 mod remembered;
 mod remote;
+mod replacements;
 mod scrubs;
+mod shortage;
 mod silent;
 #[path = "../support/mod.rs"]
 mod support;
