@@ -75,7 +75,8 @@ impl Array {
     /// that is listed as bad on others too (T5).
     pub(super) fn may_spare(&self, index: MemberIndex) -> bool {
         let online = self.online();
-        let unlisted = self.bad.unlisted(index);
+        // Rows that a device went without are bad on it, and are listed by slots.
+        let unlisted = self.bad.unlisted(index) + self.lacking_beside(Some(index)).len();
         // Erasures of a row that is bad on none of the others, as far as that is known.
         let gone = self.map.width() - online.len() + 1 + unlisted;
         if gone > self.map.m {
