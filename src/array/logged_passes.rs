@@ -433,8 +433,8 @@ impl Array {
     fn forget_empty(&mut self, pass: &LoggedPass) {
         let slot = pass.hold.slot;
         match &pass.work {
-            // What a crash may bring back is found by a look.
-            Work::Scrub => {}
+            // What a device lacks of a slot that a crash may bring back is found by a look.
+            Work::Scrub => self.note_slot_not_needed(slot),
             Work::Build(target) => self.forget_lacking(slot, target.member, target.device),
             Work::Rebuild(targets) => {
                 for target in

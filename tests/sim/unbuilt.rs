@@ -32,8 +32,8 @@ fn joined_without(slots: usize) -> (SimArray, Vec<u8>) {
     sim.disks.remove(&device);
     let start = sim.data_region().start;
     for member in [1, 2] {
-        let within = [start..start + (slots * CHUNK) as u64];
-        let fault = PassingFault::new(Trouble::Medium).on(OpKinds::READS).within(within);
+        let within = start..start + (slots * CHUNK) as u64;
+        let fault = PassingFault::new(Trouble::Medium).on(OpKinds::READS).within([within]);
         disk(&mut sim, member).inject(fault);
     }
     let device = sim.add_blank_disk();
