@@ -171,13 +171,16 @@ impl Array {
     /// Whether the log has what is not in its place on a member in service.
     pub(super) fn may_lack(&self, index: MemberIndex) -> bool {
         let redo = &self.redo;
+        let is_online = self.member(index).state == MemberState::Online;
+        // What was replayed is in place there, but it was not told so yet: it would not show it when it comes back.
+        let is_untold = matches!(redo.life, Life::Marking(_));
         let is_in_place = redo.is_settled()
             && redo.journal.is_drained()
             && redo.pages.dirty_pages() == 0
             && redo.checkpoint.is_over();
         // The superblock of a device that has just replaced another does not say so yet.
         let is_told = self.exchanged.is_empty();
-        self.member(index).state == MemberState::Online && redo.is_serving() && !(is_in_place && is_told)
+        is_online && (is_untold || redo.is_serving() && !(is_in_place && is_told))
     }
 
     /// Tick: members go offline when what they have in the log alone is in its place, or when that takes too long.

@@ -193,6 +193,15 @@ impl BadBlocks {
         }
     }
 
+    /// Nothing that anybody needs is in these bytes of the device: what is bad there says nothing any more.
+    pub fn not_needed(&mut self, member: MemberIndex, bytes: Range<u64>) {
+        let Some(of) = self.members.get_mut(&member) else { return };
+        let whole = whole_blocks(bytes);
+        of.blocks.retain(|block, _| !whole.contains(block));
+        of.unmended.retain(|block, _| !whole.contains(block));
+        of.relapsed.retain(|block, _| !whole.contains(block));
+    }
+
     /// Whether a block of the device is listed because it does not hold what it should.
     pub fn is_wrong(&self, member: MemberIndex, offset: ByteOffset) -> bool {
         let of = self.members.get(&member);
@@ -285,6 +294,7 @@ impl BadBlocks {
     pub fn clear(&mut self, member: MemberIndex) {
         if let Some(of) = self.members.get_mut(&member) {
             of.relapsed.clear();
+            of.unmended.clear();
             of.mended.clear();
             of.mended_order.clear();
             (of.streak, of.excess_since, of.probe) = (None, None, None);
@@ -678,6 +688,25 @@ mod tests {
         assert_eq!(judge(&mut bad, 1), None, "a member with few of them serves on");
         bad.written(MEMBER, bytes(0..9));
         assert!(bad.blocks(OTHER).is_empty());
+    }
+
+    #[test]
+    fn what_nobody_needs_and_what_was_cleared_is_no_block_that_stays_bad() {
+        let with_unmended = || {
+            let mut bad = with_bad(7..9, Ill::Wrong);
+            bad.written(MEMBER, bytes(7..9));
+            (7..9).for_each(|block| bad.bad_again(at(2), MEMBER, offset(block), Ill::Wrong));
+            bad
+        };
+        let mut bad = with_unmended();
+        bad.not_needed(MEMBER, bytes(8..9));
+        assert!(bad.has_unmended(MEMBER), "one is left");
+        bad.not_needed(MEMBER, bytes(0..8));
+        assert!(!bad.has_unmended(MEMBER) && bad.is_clear(MEMBER));
+        let mut bad = with_unmended();
+        bad.clear(MEMBER);
+        assert!(!bad.has_unmended(MEMBER));
+        assert_eq!(bad.blocks(OTHER).len(), 2, "they are bad all the same, as far as is known");
     }
 
     #[test]

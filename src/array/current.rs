@@ -45,8 +45,8 @@ pub(super) enum Behind {
     )]
     Update { held: u64, complete: u64 },
     #[error(
-        "it was rolled back to an older state of itself: it shows the batches of its log below {shown} to be in place, and \
-         those below {tail} were when it left"
+        "it was rolled back to an older state of itself, or left before it was told what was in place, which nothing tells \
+         apart: it shows the batches of its log below {shown} to be in place, and those below {tail} were when it left"
     )]
     Tail { shown: u64, tail: u64 },
 }

@@ -6,10 +6,13 @@
 //! one has seen it: it may have been mended just before that run was killed. The list never decides what a block holds: that is
 //! the entry's and the content's to say (rule T1 of the crash-safety design). Must not know of I/O.
 
+mod lacking;
+
 use super::Array;
 use super::fetch::{Missing, Why};
 use crate::format::MemberSet;
 use crate::units::{MemberIndex, ROW_BYTES, StripeIndex, VolumeOffset};
+use lacking::Lacking;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Bound, Range};
 
@@ -34,6 +37,8 @@ pub(super) struct Damage {
     /// Members with another device than when blocks of theirs were listed: whether it has these is
     /// being looked at.
     exchanged: MemberSet,
+    /// Slots that devices in service may lack blocks of.
+    pub lacking: Lacking,
     /// Counts changes of what is listed.
     revision: u64,
 }
@@ -322,7 +327,8 @@ impl Array {
     /// Changes whenever the list of what could not be had does.
     #[must_use]
     pub fn damage_revision(&self) -> u64 {
-        self.damage.revision().wrapping_add(self.redo().unreadable.revision())
+        let listed = self.damage.revision().wrapping_add(self.damage.lacking.revision());
+        listed.wrapping_add(self.redo().unreadable.revision())
     }
 }
 

@@ -64,10 +64,27 @@ impl Array {
             let slot = SlotIndex(within / chunk);
             let (column, row) = (self.map.column_of(slot, index).0, (within % chunk / ROW_BYTES) as u32);
             match self.redo.stripes.stripe_at(slot) {
-                Some(stripe) => self.look_again((stripe, column, row), None),
-                // Nothing that anybody needs is there.
-                None => self.bad.verified(index, offset),
+                Some(stripe) if self.holds_data(stripe) => self.look_again((stripe, column, row), None),
+                _ => self.note_slot_not_needed(slot),
             }
+        }
+    }
+
+    /// A block that is needed by nobody was asked for: it was never written, or what it held is given up.
+    pub(super) fn note_not_needed(&mut self, slot: SlotIndex, column: usize, row: usize) {
+        let member = self.member_at(slot, column);
+        if !self.bad.is_clear(member) {
+            let start = self.map.device_offset(self.data_offset, slot, row * ROW_BYTES as usize).0;
+            self.bad.not_needed(member, start..start + ROW_BYTES);
+        }
+    }
+
+    /// The same of a whole slot, which holds no data.
+    pub(super) fn note_slot_not_needed(&mut self, slot: SlotIndex) {
+        for column in 0..self.map.width() {
+            let member = self.member_at(slot, column);
+            let start = self.map.device_offset(self.data_offset, slot, 0).0;
+            self.bad.not_needed(member, start..start + self.map.chunk as u64);
         }
     }
 
@@ -75,7 +92,8 @@ impl Array {
     /// that is listed as bad on others too (T5).
     pub(super) fn may_spare(&self, index: MemberIndex) -> bool {
         let online = self.online();
-        let unlisted = self.bad.unlisted(index);
+        // Rows that a device went without are bad on it, and are listed by slots.
+        let unlisted = self.bad.unlisted(index) + self.lacking_beside(Some(index)).len();
         // Erasures of a row that is bad on none of the others, as far as that is known.
         let gone = self.map.width() - online.len() + 1 + unlisted;
         if gone > self.map.m {

@@ -322,7 +322,9 @@ impl Array {
         let device = self.readable(member, slot);
         let rows = part.rows.clone();
         let Some(buf) = part.buf.as_mut() else { return };
+        let column = part.column;
         let mut known = false;
+        let mut not_needed = Vec::new();
         for row in rows.clone() {
             let state = &mut part.blocks[row - rows.start];
             let bytes = &mut buf[(row - rows.start) * BLOCK..(row - rows.start + 1) * BLOCK];
@@ -330,12 +332,14 @@ impl Array {
                 Some(BlockHash::UNWRITTEN) => {
                     bytes.fill(0);
                     *state = State::Good;
+                    not_needed.push(row);
                     if part.wanted {
                         fetch.unwritten.push((part.column, row));
                     }
                 }
                 Some(hash) if !hash.is_stored() => {
                     bytes.fill(0);
+                    not_needed.push(row);
                     *state = State::KnownZero(if hash.is_set_aside() { Why::SetAside } else { Why::Lost });
                 }
                 _ => match self.redo().overlay.get(slot, part.column, row) {
@@ -350,6 +354,7 @@ impl Array {
             known |= *state != State::Pending;
         }
         let Some(device) = device else { return };
+        not_needed.into_iter().for_each(|row| self.note_not_needed(slot, column, row));
         if !known {
             let Some(buf) = part.buf.take() else { return };
             let offset = self.map.device_offset(self.data_offset, slot, rows.start * BLOCK);

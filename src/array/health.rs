@@ -54,10 +54,11 @@ impl Array {
     fn stripe_health(&self, stripe: StripeIndex) -> Health {
         let slot = self.slot_of(stripe);
         let members = (0..self.map.width()).map(|at| MemberIndex(at as u16));
-        let missing = members.filter(|&member| self.readable(member, slot).is_none()).count();
+        let missing = members.clone().filter(|&member| self.readable(member, slot).is_none()).count();
+        let is_lacking = || members.clone().any(|member| self.may_lack_slot(member, slot));
         if missing > self.map.m {
             Health::Lost
-        } else if missing > 0 {
+        } else if missing > 0 || is_lacking() {
             Health::Degraded
         } else {
             Health::Clean

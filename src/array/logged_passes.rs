@@ -27,6 +27,10 @@ pub(super) struct LoggedPass {
     not_before: Timestamp,
     /// When a block of the slot could not be read for the first time.
     unreadable_since: Option<Timestamp>,
+    /// Blocks that were bad, those of them that are repaired, and columns with blocks that cannot be had for now.
+    bad: u64,
+    repaired: u64,
+    unread: Vec<usize>,
 }
 
 /// A rebuild reads a slot again for this long where blocks cannot be read. Then the new device lacks them until all others are
@@ -41,6 +45,8 @@ const PATIENCE_TOTAL_NS: u64 = 60_000_000_000;
 
 enum Work {
     Rebuild(Vec<Target>),
+    /// Of a device that went into service without blocks of the slot.
+    Build(Target),
     Scrub,
 }
 
@@ -74,10 +80,16 @@ impl Array {
         self.start_logged_pass(slot, Work::Scrub);
     }
 
+    /// Looks at the blocks of a device in service that it went into service without, and builds them.
+    pub(super) fn start_build_of(&mut self, slot: SlotIndex, target: Target) {
+        self.start_logged_pass(slot, Work::Build(target));
+    }
+
     fn start_logged_pass(&mut self, slot: SlotIndex, work: Work) {
         let hold = self.new_hold(slot, &work);
         let mut fetch = Fetch::new(slot);
         fetch.background = true;
+        fetch.is_look = matches!(work, Work::Build(_));
         let pass = LoggedPass {
             hold,
             work,
@@ -86,6 +98,9 @@ impl Array {
             writing: 0,
             not_before: self.now,
             unreadable_since: None,
+            bad: 0,
+            repaired: 0,
+            unread: Vec::new(),
         };
         let key = self.ops.insert(Op::LoggedPass(Box::new(pass)));
         self.ready.push_back(key);
@@ -95,6 +110,7 @@ impl Array {
         let life = self.redo().lives;
         match work {
             Work::Scrub => SlotHold::new(slot, life),
+            Work::Build(_) => SlotHold::to_build(slot, None, life),
             Work::Rebuild(targets) => {
                 let since: Option<Vec<u64>> = targets.iter().map(|target| self.needs_since(target)).collect();
                 SlotHold::to_build(slot, since.and_then(|since| since.into_iter().min()), life)
@@ -121,13 +137,17 @@ impl Array {
         }
         let stripe = match held {
             Held::Wait => return Flow::Wait,
-            Held::Empty => return self.end_logged_pass(key, pass, true),
+            Held::Empty => {
+                self.forget_empty(pass);
+                return self.end_logged_pass(key, pass, true);
+            }
             Held::Unreadable => return self.skip_pass(key, pass),
             Held::Stripe(stripe) => stripe,
         };
         let rows = 0..self.map.chunk / BLOCK;
         let columns: Vec<usize> = match &pass.work {
             Work::Scrub => (0..self.map.width()).collect(),
+            Work::Build(target) => vec![target.column],
             Work::Rebuild(targets) => {
                 // A device that only missed some time needs what was written since.
                 let needs = |target: &&Target| {
@@ -147,8 +167,7 @@ impl Array {
         for column in columns {
             // A scrub of a degraded array verifies what is there.
             let slot = pass.hold.slot;
-            if matches!(pass.work, Work::Scrub) && self.readable(self.member_at(slot, column), slot).is_none()
-            {
+            if !pass.is_rebuild() && self.readable(self.member_at(slot, column), slot).is_none() {
                 continue;
             }
             pass.fetch.want(column, rows.clone(), self.pool.alloc(self.map.chunk));
@@ -162,6 +181,9 @@ impl Array {
                 inputs: (0..self.map.k).map(Ingredient::Wanted).collect(),
                 keeps: false,
             });
+        }
+        if wanted == 0 {
+            return self.end_logged_pass(key, pass, true);
         }
         pass.stage = Stage::Fetch;
         match self.fetch(key, &mut pass.fetch) {
@@ -181,6 +203,7 @@ impl Array {
                     scrub.errors += 1;
                 }
             }
+            Work::Build(_) => {}
             Work::Rebuild(targets) => {
                 // Others follow it, and all of them again and again.
                 if self.builds_mut().all(|(_, _, _, progress)| progress.retried() == 0) {
@@ -221,12 +244,19 @@ impl Array {
             (_, result) => {
                 let mended = self.mend_io(key, &mut pass.fetch, item, &entry, result);
                 pass.writing += mended.begun;
+                pass.repaired += mended.repaired;
                 if let (Work::Scrub, Some(scrub)) = (&pass.work, self.passes.pass_mut(ActivityKind::Scrub)) {
                     scrub.repaired += mended.repaired;
                 }
             }
         }
-        if pass.writing > 0 { Flow::Wait } else { self.end_logged_pass(key, pass, !self.is_failed()) }
+        if pass.writing > 0 {
+            return Flow::Wait;
+        }
+        if !self.is_failed() {
+            self.forget_built(pass);
+        }
+        self.end_logged_pass(key, pass, !self.is_failed())
     }
 
     /// Takes the end of a job: what was read is verified.
@@ -252,8 +282,11 @@ impl Array {
             return Flow::Wait;
         }
         pass.stage = Stage::Write;
-        let rebuild = matches!(pass.work, Work::Rebuild(_));
-        if rebuild { self.write_pass(key, pass) } else { self.judge_pass(key, pass) }
+        match pass.work {
+            Work::Rebuild(_) => self.write_pass(key, pass),
+            Work::Build(_) => self.build_pass(key, pass),
+            Work::Scrub => self.judge_pass(key, pass),
+        }
     }
 
     /// Writes the fetched columns to the devices under construction.
@@ -285,8 +318,9 @@ impl Array {
         }
         for target in &targets {
             let lacks = |block: &Missing| block.column == target.column && block.why == Why::Unreadable;
-            if missing.iter().any(lacks) {
-                self.slot_lacks(slot, target);
+            match missing.iter().any(lacks) {
+                true => self.slot_lacks(slot, target),
+                false => self.forget_lacking(slot, target.member, target.device),
             }
         }
         let own = |target: &Target| pass.fetch.rows_from_unbuilt(target.column, target.device);
@@ -351,12 +385,74 @@ impl Array {
         true
     }
 
+    /// Repairs what the device lacks.
+    fn build_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
+        if let Work::Build(Target { column, .. }) = pass.work {
+            // What others are found to have wrong on the way is a scrub's to repair.
+            pass.fetch.repairs.retain(|repair| repair.column == column);
+        }
+        self.note_found(pass);
+        pass.writing = self.send_repairs(key, &mut pass.fetch);
+        if pass.writing > 0 {
+            return Flow::Wait;
+        }
+        self.forget_built(pass);
+        self.end_logged_pass(key, pass, true)
+    }
+
+    /// Takes note of what a pass that repairs has found.
+    fn note_found(&mut self, pass: &mut LoggedPass) {
+        pass.bad = pass.fetch.repairs.len() as u64;
+        let unread = pass.fetch.missing.iter().filter(|block| block.why == Why::Unreadable);
+        pass.unread = unread.map(|block| block.column).collect();
+    }
+
+    /// What a pass has read, and repaired where it was bad, is on the devices in service.
+    fn forget_built(&mut self, pass: &LoggedPass) {
+        if pass.repaired < pass.bad || pass.is_rebuild() {
+            return;
+        }
+        let slot = pass.hold.slot;
+        for column in 0..self.map.width() {
+            let member = self.member_at(slot, column);
+            let was_read = match &pass.work {
+                Work::Build(target) => target.column == column,
+                _ => true,
+            };
+            if was_read
+                && !pass.unread.contains(&column)
+                && self.may_lack_slot(member, slot)
+                && let Some(device) = self.readable(member, slot)
+            {
+                self.forget_lacking(slot, member, device);
+            }
+        }
+    }
+
+    /// Nothing of a slot is needed that holds no data.
+    fn forget_empty(&mut self, pass: &LoggedPass) {
+        let slot = pass.hold.slot;
+        match &pass.work {
+            // What a device lacks of a slot that a crash may bring back is found by a look.
+            Work::Scrub => self.note_slot_not_needed(slot),
+            Work::Build(target) => self.forget_lacking(slot, target.member, target.device),
+            Work::Rebuild(targets) => {
+                for target in
+                    targets.iter().filter(|target| self.needs_since(target).is_none()).collect::<Vec<_>>()
+                {
+                    self.forget_lacking(slot, target.member, target.device);
+                }
+            }
+        }
+    }
+
     /// Counts what was wrong and repairs it; then data must agree with parity.
     fn judge_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
         let slot = pass.hold.slot;
         // A member that has left service meanwhile needs none.
         pass.fetch.repairs.retain(|repair| self.find_device(repair.device).is_some());
-        let repairs = pass.fetch.repairs.len() as u64;
+        self.note_found(pass);
+        let repairs = pass.bad;
         let lost = std::mem::take(&mut pass.fetch.missing);
         let unread = self.given_up_unread(slot, &pass.fetch);
         if let Some(scrub) = self.passes.pass_mut(ActivityKind::Scrub) {
@@ -393,7 +489,11 @@ impl Array {
             self.notice(NoticeKind::ScrubUnresolved, NoticeLevel::Error, None, text);
         }
         pass.writing = self.send_repairs(key, &mut pass.fetch);
-        if pass.writing > 0 { Flow::Wait } else { self.end_logged_pass(key, pass, true) }
+        if pass.writing > 0 {
+            return Flow::Wait;
+        }
+        self.forget_built(pass);
+        self.end_logged_pass(key, pass, true)
     }
 
     /// Blocks of data that the fetch did not ask for, as their members are out, and that their entries call set aside or lost:
@@ -482,6 +582,7 @@ impl Array {
         self.patient.retain(|(_, other)| *other != key);
         match &pass.work {
             Work::Rebuild(targets) => self.built_slot(slot, targets, complete),
+            Work::Build(_) => self.looked_at_lacking(),
             Work::Scrub => self.verified(ActivityKind::Scrub, slot, complete),
         }
         Flow::Finished

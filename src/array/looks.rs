@@ -26,6 +26,7 @@ const JOIN_LOOKS_NS: u64 = 5_000_000_000;
 impl Array {
     /// Tick: blocks that could not be had are looked at again, a few at a time.
     pub(super) fn look_at_damage(&mut self) {
+        self.look_at_lacking();
         if !self.may_look() || self.look_due() > self.now {
             return;
         }
@@ -72,7 +73,8 @@ impl Array {
     /// readable again.
     pub(super) fn looks_due(&self) -> Option<Timestamp> {
         let is_soon = self.damage.has_due() || self.look_found;
-        (is_soon && self.may_look()).then(|| self.look_due())
+        let soon = (is_soon && self.may_look()).then(|| self.look_due());
+        [soon, self.lacking_soon()].into_iter().flatten().min()
     }
 
     /// Whether everything that is listed was looked at since the member was built: then the list

@@ -489,6 +489,10 @@ impl Array {
             self.bad.verified(index, offset);
             return true;
         }
+        if self.may_lack_slot(index, slot) {
+            // It was never given the block: that is no error of the device.
+            return false;
+        }
         let is_new = !self.bad.is_wrong(index, offset);
         self.bad.failed(self.now, index, offset, Ill::Wrong);
         is_new
@@ -647,7 +651,8 @@ impl Array {
                 _ => "replace the member",
             };
             let text = format!(
-                "member {index} is {word}: {reason}. The array is DEGRADED and survives {left} more; {advice}"
+                "member {index} is {word}: {reason}. The array is DEGRADED and survives {left} more{}; {advice}",
+                self.but_lacking(left, Some(index))
             );
             self.notice(NoticeKind::MemberOut, NoticeLevel::Warning, Some(index), text);
         }
@@ -758,10 +763,11 @@ impl Array {
         let kept = self.bad.is_kept(index).then_some(MemberCondition::KeptDespiteErrors);
         let is_unmended = kept.is_none() && self.bad.has_unmended(index);
         let not_mended = is_unmended.then_some(MemberCondition::NotMended);
+        let lacks = (self.slots_lacking(index) > 0).then_some(MemberCondition::LacksBlocks);
         let slow = self.paces.is_slow(index).then_some(MemberCondition::Slow);
         let served_last = self.returnable_now().contains(index).then_some(MemberCondition::ServedLast);
         let cut_off = (member.cut_off && member.device.is_none()).then_some(MemberCondition::CutOff);
-        let of_device = kept.into_iter().chain(not_mended).chain(slow);
+        let of_device = kept.into_iter().chain(not_mended).chain(lacks).chain(slow);
         self.lacks_of(member).chain(of_device).chain(served_last).chain(cut_off).collect()
     }
 

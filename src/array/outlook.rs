@@ -42,7 +42,7 @@ impl Array {
                     ),
                     _ => format!(
                         "member {member} is REBUILDING onto the new device, {}{}{}",
-                        self.after(1),
+                        self.after(1, None),
                         self.beside_others(*member),
                         self.at_stake(*member)
                     ),
@@ -81,7 +81,7 @@ impl Array {
     }
 
     /// What the array is when this many more members are online.
-    fn after(&self, more: isize) -> String {
+    fn after(&self, more: isize, without: Option<MemberIndex>) -> String {
         if self.log_is_refused() {
             return "and the array stays FAILED: its redo log cannot be replayed".into();
         }
@@ -89,7 +89,10 @@ impl Array {
         match online.checked_sub(self.map.k) {
             None => "and the array is FAILED".into(),
             Some(_) if online == self.map.width() => "then the array is ONLINE".into(),
-            Some(left) => format!("then the array is DEGRADED and survives {left} more"),
+            Some(left) => {
+                let but = self.but_lacking(left, without);
+                format!("then the array is DEGRADED and survives {left} more{but}")
+            }
         }
     }
 
@@ -117,7 +120,7 @@ impl Array {
                 "member {index} is needed: {online} online, and with fewer the array could not serve its data"
             ));
         }
-        let after = self.after(if is_online { -1 } else { 0 });
+        let after = self.after(if is_online { -1 } else { 0 }, Some(index));
         Ok(format!("member {index} is {}, {after}", to.as_str()))
     }
 
@@ -183,13 +186,13 @@ impl Array {
 
     fn words_for(&self, index: MemberIndex, entry: Entry) -> String {
         match entry {
-            Entry::ToFailed => format!("member {index} is ONLINE, {}", self.after(1)),
+            Entry::ToFailed => format!("member {index} is ONLINE, {}", self.after(1, None)),
             Entry::CaughtUp(_) => {
-                let (after, wait) = (self.after(1), self.after_settling());
+                let (after, wait) = (self.after(1, None), self.after_settling());
                 format!("member {index} is caught up with what it missed, {after}{wait}")
             }
             Entry::Rebuilt => {
-                format!("member {index} is rebuilt, {}{}", self.after(1), self.after_settling())
+                format!("member {index} is rebuilt, {}{}", self.after(1, None), self.after_settling())
             }
         }
     }

@@ -443,6 +443,7 @@ impl Array {
         }
         if built && self.has_looked_with(index) && self.may_join(index, Which::Primary) {
             self.forget_looks_with(index);
+            self.tell_lacking(index, Which::Primary);
             let member = self.member_mut(index);
             member.progress = None;
             member.state = MemberState::Online;
@@ -462,6 +463,9 @@ impl Array {
             self.notice_if_whole();
         }
         let may_join = new_built && self.has_looked_with(index) && self.may_join(index, Which::Replacement);
+        if may_join {
+            self.tell_lacking(index, Which::Replacement);
+        }
         let member = self.member_mut(index);
         if let Some(replacement) = member.replacement.take_if(|_| may_join) {
             let old = member.device.replace(replacement.device);

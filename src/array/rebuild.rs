@@ -1,7 +1,7 @@
 //! Which slot is rebuilt next, and on which devices. What happens on a slot is in `logged_passes.rs`.
 
+use super::Array;
 use super::members::{Progress, Which};
-use super::{Array, NoticeKind, NoticeLevel};
 use crate::block_io::DeviceId;
 use crate::units::{MemberIndex, SlotIndex, StripeIndex};
 
@@ -59,15 +59,7 @@ impl Array {
             (m, d) == (target.member, target.device) && !progress.lacks(slot.0, slots, now)
         });
         if goes_without {
-            let member = target.member;
-            let what = match self.needs_since(target) {
-                Some(_) => format!("member {member} is caught up without"),
-                None => format!("the new device of member {member} goes without"),
-            };
-            let text = format!(
-                "{what} blocks of slot {slot} that cannot be read: a read or a scrub builds them when they can be"
-            );
-            self.notice(NoticeKind::SlotLacks, NoticeLevel::Error, Some(member), text);
+            self.note_lacking(slot, target);
         }
     }
 

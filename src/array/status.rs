@@ -41,6 +41,8 @@ pub enum MemberCondition {
     KeptDespiteErrors,
     /// Blocks of it stay bad although they were rewritten, or cannot be rewritten.
     NotMended,
+    /// Its device went into service without blocks that could not be read: they are built when they can be.
+    LacksBlocks,
     /// Its reads and writes take far longer than those of the others.
     Slow,
     /// It was in service until the array failed, and can come back to it: such members come first.

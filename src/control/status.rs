@@ -320,6 +320,8 @@ pub enum Condition {
     KeptDespiteErrors,
     /// Blocks of it stay bad although they were rewritten, or cannot be rewritten.
     NotMended,
+    /// Its device went into service without blocks that could not be read: they are built when they can be.
+    LacksBlocks,
     /// Its reads and writes take far longer than those of the others.
     Slow,
     /// It is out of service, and comes back by itself: when its host answers, or when there is room.
@@ -358,6 +360,7 @@ impl Condition {
             Condition::HostShort => "this host lacks resources for it",
             Condition::KeptDespiteErrors => "kept despite its errors",
             Condition::NotMended => "blocks of it stay bad when they are rewritten",
+            Condition::LacksBlocks => "blocks of it were not built",
             Condition::Slow => "far slower than the others",
             Condition::Returning => "comes back by itself",
             Condition::Displaced => "what is in its place cannot serve",

@@ -47,7 +47,10 @@ fn verdict_of(array: &ArrayReport) -> Verdict {
     let troubled = troubled || !array.set_aside.is_empty() || !array.unreadable.is_empty();
     let troubled = troubled || !array.unconfirmed.is_empty() || array.unreadable_pages > 0;
     let is_grave = |condition| {
-        matches!(condition, Condition::Full | Condition::KeptDespiteErrors | Condition::NotMended)
+        matches!(
+            condition,
+            Condition::Full | Condition::KeptDespiteErrors | Condition::NotMended | Condition::LacksBlocks
+        )
     };
     let mut conditions = array.members.iter().flat_map(|member| member.conditions.iter().copied());
     let troubled = troubled || conditions.any(is_grave);
@@ -406,12 +409,14 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
     };
     let verb = if absent.len() == 1 { "is" } else { "are" };
     // Clients do not depend on the room of a device that is being built.
+    let lacking = array.members.iter().find(|member| member.conditions.contains(&Condition::LacksBlocks));
     let is_short =
         |member: &MemberReport| !is_rebuilding(member) && member.conditions.contains(&Condition::Full);
     let served = match array.log.state {
         LogState::Replaying => "requests wait until the redo log is replayed, ",
         // The rebuild has met what cannot be read, and the list of that may not have it yet.
         _ if array.scan.iter().any(|scan| scan.retried + scan.retried_pages > 0) => "",
+        _ if lacking.is_some() => "",
         LogState::Settling => {
             "all data can be read, and writes wait until what the redo log holds is in place, "
         }
@@ -419,8 +424,11 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
         _ if array.members.iter().any(is_short) => "all data can be read, and written while there is space, ",
         _ => "all data can be read and written, ",
     };
+    let but = lacking.map_or_else(String::new, |member| {
+        format!(", and fewer where member {} lacks blocks that were not built on it so far", member.index)
+    });
     let status = format!(
-        "{} of {} members {verb} not in service; {served}{tolerance}.",
+        "{} of {} members {verb} not in service; {served}{tolerance}{but}.",
         absent.len(),
         array.members.len()
     );
@@ -598,6 +606,21 @@ fn explain_online(array: &ArrayReport) -> Explanation {
                     "Replace it with '{replace}', or mend what makes it fail: such blocks are looked at again every minute."
                 )
             }),
+        };
+    }
+    if let Some(member) = with(Condition::LacksBlocks) {
+        return Explanation {
+            status: format!(
+                "Member {} ({}) went into service without blocks that could not be read; its device lacks them so far, and one loss \
+                 fewer than otherwise may be survived.",
+                member.index,
+                shown_name(member)
+            ),
+            action: format!(
+                "They are looked at again every few seconds, and built when they can be read: mend what keeps others from \
+                 reading. 'calpe scrub {} -w' reads everything and tells what is left.",
+                array.name
+            ),
         };
     }
     if let Some(member) = with(Condition::HostShort) {
@@ -844,6 +867,15 @@ mod tests {
             let text = format!("{status} {action}");
             assert!(text.contains("/srv/m\\nstate") && !text.contains('\n'), "{text}");
         }
+    }
+
+    #[test]
+    fn an_array_whose_members_lack_blocks_does_not_promise_what_it_would_without() {
+        let mut array = with_absent(&[MemberState::Faulted]);
+        array.members[1].conditions = vec![Condition::LacksBlocks];
+        let status = explain(&array).status;
+        let end = "can be survived, and fewer where member 1 lacks blocks that were not built on it so far.";
+        assert!(status.ends_with(end) && !status.contains("can be read"), "{status}");
     }
 
     #[test]
@@ -1291,6 +1323,7 @@ mod tests {
             (Condition::Full, "Make room", Verdict::Degraded),
             (Condition::KeptDespiteErrors, "calpe replace tank 2 NEW", Verdict::Degraded),
             (Condition::NotMended, "calpe replace tank 2 NEW", Verdict::Degraded),
+            (Condition::LacksBlocks, "calpe scrub tank -w", Verdict::Degraded),
             (Condition::HostShort, "what it lacks", Verdict::Healthy),
             (Condition::Slow, "what leads there", Verdict::Healthy),
         ] {

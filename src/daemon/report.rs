@@ -343,6 +343,7 @@ fn conditions(
         MemberCondition::ShortOfResources => Condition::HostShort,
         MemberCondition::KeptDespiteErrors => Condition::KeptDespiteErrors,
         MemberCondition::NotMended => Condition::NotMended,
+        MemberCondition::LacksBlocks => Condition::LacksBlocks,
         MemberCondition::Slow => Condition::Slow,
         MemberCondition::ServedLast => Condition::ServedLast,
         MemberCondition::CutOff => Condition::CutOff,

@@ -4,7 +4,8 @@
 use crate::scenes::live;
 use calpe::format::{ChecksumKind, MemberState};
 use calpe::testing::{DiskRegion, OpKinds, PassingFault, Random, SimArray, SimShape, Trouble};
-use calpe::volume::{AdminRequest, ArrayState, ClientError, MemberCondition};
+use calpe::units::VolumeOffset;
+use calpe::volume::{AdminRequest, ArrayState, ClientError, ClientRequest, MemberCondition};
 use std::collections::BTreeSet;
 
 const BLOCK: usize = 4096;
@@ -376,4 +377,43 @@ fn a_row_index_is_a_place_on_every_member() {
     let array = Checked::filled(2, 1);
     assert_eq!(array.blocks(0), array.blocks(1));
     assert_eq!(array.blocks(0).len() as u64, STRIPES * ROWS);
+}
+
+/// Blocks stay bad after they were rewritten; then their places are needed no more, and the member is good again.
+#[test]
+fn a_place_that_nobody_needs_is_no_block_that_stays_bad() {
+    for writes_again in [false, true] {
+        for how in ["waits", "scrubs", "clears"] {
+            let mut array = Checked::filled(2, 1);
+            let start = array.sim.data_region().start + 2 * BLOCK as u64;
+            let within = start..start + BLOCK as u64;
+            array.disk(0).inject(PassingFault::new(Trouble::Medium).on(OpKinds::READS).within([within]));
+            array.verify();
+            array.live(2);
+            let case = format!("writes again: {writes_again}, {how}");
+            assert_eq!(array.conditions_of(0), [MemberCondition::NotMended], "{case}");
+            let len = 2 * CHUNK;
+            let trim = ClientRequest::Trim { offset: VolumeOffset(0), len: len as u64, fua: false };
+            let trim = array.sim.submit(trim);
+            array.sim.wait(trim).expect("trimmed");
+            array.model[..len].fill(0);
+            if writes_again {
+                array.live(2);
+                array.sim.write(0, &[7; BLOCK]).expect("written");
+                array.model[..BLOCK].fill(7);
+            }
+            match how {
+                "waits" => array.live(70),
+                "scrubs" => {
+                    array.sim.admin(AdminRequest::ScrubStart).expect("started");
+                    array.live(5);
+                }
+                _ => {
+                    array.sim.admin(AdminRequest::Clear { member: None }).expect("cleared");
+                }
+            }
+            assert_eq!(array.conditions_of(0), [], "{case}");
+            array.verify();
+        }
+    }
 }

@@ -9,7 +9,7 @@ use calpe::format::{
 };
 use calpe::testing::{DiskRegion, Fate, Random, SimArray, SimDisk, SimShape, SimWorld};
 use calpe::units::{MemberIndex, SlotIndex, Timestamp, VolumeOffset};
-use calpe::volume::{AdminRequest, ArrayState, NewDevice, NoticeKind};
+use calpe::volume::{AdminRequest, ArrayState, ClientRequest, LogState, NewDevice, NoticeKind};
 use std::ops::Range;
 
 const BLOCK: usize = 4096;
@@ -709,5 +709,34 @@ fn what_only_a_member_that_comes_back_can_give_is_not_lost_by_writes_meanwhile()
         drain(&mut sim);
         offline(&mut sim, member);
         verify(&mut sim, &model, &format!("{seed}, without member {member}")).expect("all is there");
+    }
+}
+
+/// It is taken offline at any point of a start after a kill.
+#[test]
+fn a_member_that_is_taken_offline_as_the_array_starts_is_caught_up() {
+    for steps in (0..).step_by(3) {
+        let (mut sim, model) = just_written(3);
+        let flush = sim.submit(ClientRequest::Flush);
+        sim.wait(flush).expect("flushed");
+        let mut sim = sim.kill_and_restart(false).expect("it starts");
+        for _ in 0..steps {
+            if !sim.step() {
+                sim.sleep(10);
+            }
+        }
+        let is_over = sim.status().log == LogState::Serving;
+        let away = offline(&mut sim, 1);
+        sim.write(0, &model[..CHUNK]).expect("written");
+        live(&mut sim, 1);
+        online(&mut sim, 1, away);
+        until_whole(&mut sim);
+        assert_eq!(told(&sim, NoticeKind::MemberRebuiltWhole), [""; 0], "after {steps} steps");
+        offline(&mut sim, 0);
+        assert!(sim.read(0, model.len()).expect("readable") == model);
+        if is_over {
+            assert!(steps > 30, "the replay was met at some of its steps: {steps}");
+            return;
+        }
     }
 }

@@ -22,4 +22,5 @@ mod rollback;
 mod scenes;
 mod settling;
 mod telling;
+mod unbuilt;
 mod unreadable;
