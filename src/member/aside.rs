@@ -184,7 +184,8 @@ fn begin(theirs: &[BorrowedFd<'_>], has_own_table: bool) -> io::Result<(Copies, 
     let copies = if has_own_table {
         own_table::leave(theirs)?
     } else {
-        theirs.iter().map(BorrowedFd::try_clone_to_owned).collect::<io::Result<_>>()?
+        let copy = |fd: &BorrowedFd<'_>| fd.try_clone_to_owned().map(own_table::raise);
+        theirs.iter().map(copy).collect::<io::Result<_>>()?
     };
     let [file, wake, inbox_wake] = <[OwnedFd; 3]>::try_from(copies).expect("one copy of each");
     // SAFETY: both are copies of event counters.

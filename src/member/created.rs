@@ -5,7 +5,7 @@
 //! theirs. Must not know what files are for.
 
 use super::device::{Access, Device, FileRoom};
-use super::{DeviceError, is_remote};
+use super::{DeviceError, is_remote, own_table};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -41,6 +41,7 @@ impl Device {
             .mode(0o600)
             .open(path)
             .map_err(|e| not_created(path, &e).unwrap_or_else(|| fail("create it", e)))?;
+        let file = File::from(own_table::raise(file.into()));
         lock_new(&file, path)?;
         let finish = || {
             file.set_len(bytes).map_err(|e| fail("set its size", e))?;

@@ -9,7 +9,7 @@ use super::filesystem::Filesystem;
 use super::held::{self, Held, Stage};
 use super::local_file::LocalFile;
 use super::remote::{self, RemoteDevice, RemoteLimits, Witness};
-use super::{DeviceError, holder, patience};
+use super::{DeviceError, holder, own_table, patience};
 use crate::block_io::IoFault;
 use crate::units::{SECTOR_BYTES, shown};
 use nix::fcntl::{AT_FDCWD, AtFlags};
@@ -612,6 +612,7 @@ fn open_file(
             .custom_flags(flags)
             .open(path)
             .map_err(|e| open_error(path, kind, e))?;
+        let file = File::from(own_table::raise(file.into()));
         clear_nonblock(&file).map_err(|e| DeviceError::from_io(path, "set its flags", e))?;
         Ok(file)
     };

@@ -7,16 +7,25 @@
 //!
 //! Descriptors are numbers in a table: one of another table means nothing here, or another file.
 //! What such a thread uses it opens itself, or asks for in [`leave`]; what it owns is closed by it,
-//! and what others own must not be dropped by it. Threads that it begins share its table. Must not
-//! know what descriptors are for.
+//! and what others own must not be dropped by it. Threads that it begins share its table.
+//!
+//! The kernel copies descriptors in groups, whatever is to be closed: a thread that leaves has those
+//! of the first group for a moment, and closing a copy flushes its file, as closing the last
+//! descriptor would. A file whose filesystem does not answer must not be among them ([`raise`]), or it
+//! would hold up all threads that leave, with all that is in their group. Must not know what
+//! descriptors are for.
 #![allow(unsafe_code)] // system calls; each block argues for itself
 
+use nix::fcntl::{FcntlArg, fcntl};
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// Standard input, output and error stay: what is opened later must not get the number that a panic
 /// is printed to.
 const KEPT: libc::c_uint = 3;
+
+/// The numbers of the first group end here: the bits of a long (`sane_fdtable_size` in the kernel).
+const COPIED: RawFd = 64;
 
 /// Gives the calling thread a table of its own, with copies of `wanted`, which must be open in the
 /// table that the process's first thread uses, and stay so until this returns. They are
@@ -26,9 +35,10 @@ const KEPT: libc::c_uint = 3;
 /// When the system refuses. Then the thread shares its table as before, or has one of its own
 /// without the copies; either way it can do nothing but end.
 pub(super) fn leave(wanted: &[BorrowedFd<'_>]) -> io::Result<Vec<OwnedFd>> {
-    // SAFETY: no memory involved. The kernel copies no more than the descriptors below the first
-    // and closes nothing in the table that other threads use.
-    if unsafe { libc::close_range(KEPT, libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE as libc::c_int) } != 0 {
+    // SAFETY: no memory involved. It closes copies, and nothing in the table that other threads use.
+    let left =
+        unsafe { libc::syscall(libc::SYS_close_range, KEPT, libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE) };
+    if left != 0 {
         return Err(io::Error::last_os_error());
     }
     if wanted.is_empty() {
@@ -43,6 +53,18 @@ pub(super) fn leave(wanted: &[BorrowedFd<'_>]) -> io::Result<Vec<OwnedFd>> {
     wanted.iter().map(copy).collect()
 }
 
+/// Gives an open file, which may be one that does not answer, a number that no thread that leaves has
+/// a copy of. Where there is none to be had, under a limit on descriptors, it stays as it is.
+pub(super) fn raise(file: OwnedFd) -> OwnedFd {
+    if file.as_raw_fd() >= COPIED {
+        return file;
+    }
+    fcntl(&file, FcntlArg::F_DUPFD_CLOEXEC(COPIED)).map_or(file, |fd| {
+        // SAFETY: opened just now, and nobody else knows of it.
+        unsafe { OwnedFd::from_raw_fd(fd) }
+    })
+}
+
 /// What a system call has opened, or its error.
 fn owned(returned: libc::c_long) -> io::Result<OwnedFd> {
     if returned < 0 {
@@ -55,6 +77,7 @@ fn owned(returned: libc::c_long) -> io::Result<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::CString;
     use std::fs::File;
     use std::io::{Read, Write};
     use std::os::fd::AsFd;
@@ -78,5 +101,36 @@ mod tests {
         reader.read_to_string(&mut text).unwrap();
         // The pipe has ended: the copy went with its thread, and that of this table was open until now.
         assert_eq!(text, "there");
+    }
+
+    /// A message queue forgets whom it is to tell of messages when any descriptor of it is flushed.
+    #[test]
+    fn a_raised_file_is_not_flushed_by_a_thread_that_leaves() {
+        let name = CString::new(format!("/calpe-test-{}", std::process::id())).unwrap();
+        // SAFETY: the name ends in a zero, and attributes of the system's choice are asked for.
+        let queue = unsafe {
+            libc::mq_open(
+                name.as_ptr(),
+                libc::O_RDWR | libc::O_CREAT,
+                0o600,
+                std::ptr::null_mut::<libc::mq_attr>(),
+            )
+        };
+        // There is nothing of that kind here.
+        let Ok(queue) = owned(queue.into()) else { return };
+        // SAFETY: as above.
+        unsafe { libc::mq_unlink(name.as_ptr()) };
+        let queue = raise(queue);
+        assert!(queue.as_raw_fd() >= COPIED);
+        let is_free = || {
+            // SAFETY: zeroes are a valid value of it.
+            let mut nobody: libc::sigevent = unsafe { std::mem::zeroed() };
+            nobody.sigev_notify = libc::SIGEV_NONE;
+            // SAFETY: the queue is open, and what is to be done is in place.
+            unsafe { libc::mq_notify(queue.as_raw_fd(), &raw const nobody) == 0 }
+        };
+        assert!(is_free() && !is_free());
+        std::thread::spawn(|| leave(&[]).unwrap()).join().unwrap();
+        assert!(!is_free(), "it was flushed");
     }
 }

@@ -595,6 +595,24 @@ fn a_replacement_that_hangs_after_the_look_is_given_up_in_time_and_can_be_had_la
     up.stop();
 }
 
+#[test]
+fn a_replacement_that_hangs_holds_up_no_look_at_another_file() {
+    let Some(scene) = with_spare() else { return };
+    let up = scene.serve();
+    scene.fuse().freeze_only(fuse::WRITE);
+    let (new, other) = (scene.path("mnt/new"), scene.path("plain/p0"));
+    let limit = Duration::from_secs(TIMEOUT);
+    let replace = ["replace", "tank", "2", new.to_str().expect("text")];
+    fails_in(up.command(&replace), limit, limit);
+    // The daemon has it open still, and now not even closing it would be answered.
+    scene.fuse().freeze();
+    let begun = Instant::now();
+    run(&mut up.command(&["replace", "tank", "2", other.to_str().expect("text"), "--dry-run"]));
+    assert!(begun.elapsed() < limit, "{:?}", begun.elapsed());
+    scene.fuse().thaw();
+    up.stop();
+}
+
 /// A command without a daemon, which waits for a device for [`TIMEOUT`] seconds, and has said why it failed when that is over. Its
 /// process may need longer.
 struct Failing {
