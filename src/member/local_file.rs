@@ -31,7 +31,12 @@ impl LocalFile {
     /// A ring beside the engine's has a descriptor of its own: this one would be in the way when the process is killed.
     pub fn hand_over(&mut self) {
         if let Some(file) = self.file.take() {
-            close(move || drop(file));
+            let held = self.held.clone();
+            // It has the lock, too, until it is closed.
+            close(move || {
+                drop(file);
+                drop(held);
+            });
         }
     }
 }
