@@ -91,7 +91,7 @@ pub fn explain(array: &ArrayReport) -> Explanation {
             explain_refused(array)
         }
         ArrayState::Failed => explain_failed(array, &absent),
-        _ if !array.lost.is_empty() => explain_lost(array),
+        _ if !array.lost.is_empty() => beside_absent(array, &absent, explain_lost(array)),
         _ if !array.set_aside.is_empty() => explain_set_aside(array),
         _ if !array.unreadable.is_empty() => explain_unreadable(array),
         _ if !array.unconfirmed.is_empty() => explain_unconfirmed(array),
@@ -278,6 +278,19 @@ fn explain_lost(array: &ArrayReport) -> Explanation {
     }
 }
 
+/// Adds that members are not in service, where nothing else says what to do about them.
+fn beside_absent(array: &ArrayReport, absent: &[&MemberReport], explanation: Explanation) -> Explanation {
+    let is_told = !array.unreadable.is_empty() || !array.set_aside.is_empty();
+    if absent.is_empty() || is_told {
+        return explanation;
+    }
+    let degraded = explain_degraded(array, absent);
+    Explanation {
+        status: format!("{} {}", degraded.status, explanation.status),
+        action: format!("{} {}", degraded.action, explanation.action),
+    }
+}
+
 /// What to do about blocks that a member which is missing, or gives errors, may give again.
 fn get_blocks_back(array: &ArrayReport) -> String {
     let is_built = |member: &MemberReport| {
@@ -416,7 +429,7 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
         LogState::Replaying => "requests wait until the redo log is replayed, ",
         // The rebuild has met what cannot be read, and the list of that may not have it yet.
         _ if array.scan.iter().any(|scan| scan.retried + scan.retried_pages > 0) => "",
-        _ if lacking.is_some() => "",
+        _ if lacking.is_some() || !array.lost.is_empty() => "",
         LogState::Settling => {
             "all data can be read, and writes wait until what the redo log holds is in place, "
         }
@@ -553,7 +566,8 @@ fn build_anew(array: &ArrayReport, members: &[&MemberReport]) -> String {
         _ => (format!("the places of {} members hold", members.len()), "them"),
     };
     format!(
-        "As {hold} no superblock of this array any more, build {them} anew there, or elsewhere: {}. ({})",
+        "As {hold} no superblock of this array any more, build {them} anew there, or elsewhere: {}; a file that was cut short is \
+         removed first. ({})",
         commands.join(", "),
         names(members)
     )
@@ -1051,7 +1065,14 @@ mod tests {
         );
         array.members[0].state = MemberState::Online;
         array.lost = vec![LostReport { offset: 0, bytes: 4096 }];
-        assert!(explain(&array).status.contains("are beyond repair"));
+        assert!(explain(&array).status.starts_with("4 KiB of the volume are beyond repair"));
+        array.members[0].state = MemberState::Offline;
+        array.state = ArrayState::Degraded;
+        let Explanation { status, action } = explain(&array);
+        let begin = format!("1 of {} members is not in service; ", array.members.len());
+        assert!(status.starts_with(&begin) && status.contains("4 KiB of the volume are beyond"), "{status}");
+        assert!(!status.contains("all data can be read"), "{status}");
+        assert!(action.starts_with("Bring it back with 'calpe online"), "{action}");
     }
 
     #[test]

@@ -147,9 +147,10 @@ impl Daemon {
                 vec![uuid]
             }
             (None, true) => {
-                let there =
-                    found.arrays.iter().filter(|(uuid, members)| !is_served(uuid) && is_there(members));
-                there.map(|(uuid, _)| *uuid).collect()
+                // Without directories, also what served once and is remembered: all that is listed then.
+                let is_meant = |members: &[Found]| dirs.is_empty() || is_there(members);
+                let not_served = found.arrays.iter().filter(|(uuid, _)| !is_served(uuid));
+                not_served.filter(|(_, members)| is_meant(members)).map(|(uuid, _)| *uuid).collect()
             }
             _ => {
                 return Err(refusal(

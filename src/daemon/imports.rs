@@ -173,6 +173,10 @@ impl Attempts {
             }
             chosen => chosen,
         }?;
+        if !daemon.is_awaited(&config.which) {
+            // It was served meanwhile, and perhaps exported.
+            return Ok(format!("array '{}' is not awaited any more", config.which));
+        }
         if daemon.served_uuids().contains(&uuid)
             && let Some(report) = daemon.status(Some(&uuid.to_string()))?.first()
         {

@@ -321,8 +321,11 @@ impl Daemon {
             read_only: options.read_only,
             rules: settings.rules(&names.name, names.uuid),
         })?;
+        let (name, uuid) = (names.name.clone(), names.uuid);
         lock(&self.served).push(Served { id, superblock, names, limits: options.limits, memory });
         drop(settings);
+        // Nobody goes on to look for it: an export right after this is not undone.
+        self.now_served(&name, uuid);
         self.remember_now(id);
         let report = self.report_of(id)?;
         let level = if report.state == ArrayState::Online { NoticeLevel::Info } else { NoticeLevel::Warning };

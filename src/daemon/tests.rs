@@ -3,10 +3,12 @@
 mod dry_run;
 mod restarts;
 
+use super::config::ArrayChoice;
 use super::events::News;
 use super::import::tests::created_in;
 use super::search::search;
 use super::service::{Daemon, ServeOptions, ServiceConfig};
+use super::waiting::Waiting;
 use super::{ControlServer, import};
 use crate::control::{
     ArrayReport, ArrayState, ErrorCode, LogReport, LogState, MAX_REPLY_BYTES, MemberRef, MemberState,
@@ -338,6 +340,19 @@ fn an_exported_array_can_be_listed_and_imported_again() {
         other => panic!("{other:?}"),
     };
     assert!(events.iter().any(|event| event.text.contains("exported")));
+}
+
+#[test]
+fn an_array_that_was_waited_for_is_not_served_again_after_an_export() {
+    let bench = Bench::new();
+    let which = ArrayChoice::Name("tank".into());
+    bench.done(Request::Export { array: "tank".into(), force: false, dry_run: false });
+    bench.daemon.await_array(Waiting::new(which.clone(), vec![bench.path("m0")]));
+    assert!(bench.daemon.is_awaited(&which));
+    let (dirs, array) = (Vec::new(), Some("tank".into()));
+    let import = Request::Import { array, all: false, dirs, force: false, once: false, dry_run: false };
+    assert!(bench.done(import).contains("ONLINE"));
+    assert!(!bench.daemon.is_awaited(&which), "an export from now on would be undone");
 }
 
 #[test]

@@ -314,6 +314,11 @@ impl Daemon {
         lock(&self.waiting).retain(|waiting| waiting.which != *which);
     }
 
+    /// An array is served, whoever has asked for it.
+    pub(super) fn now_served(&self, name: &str, uuid: Uuid) {
+        lock(&self.waiting).retain(|waiting| !waiting.is(name, uuid));
+    }
+
     /// Whether the first attempt to serve an array that is awaited has not ended.
     pub(super) fn is_untried(&self, which: &ArrayChoice) -> bool {
         lock(&self.waiting).iter().any(|waiting| waiting.which == *which && waiting.attempts == 0)

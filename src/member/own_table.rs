@@ -17,6 +17,7 @@
 #![allow(unsafe_code)] // system calls; each block argues for itself
 
 use nix::fcntl::{FcntlArg, fcntl};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
@@ -65,6 +66,11 @@ pub(super) fn raise(file: OwnedFd) -> OwnedFd {
     })
 }
 
+/// As [`raise`], for a file of another layer.
+pub fn out_of_the_way(file: File) -> File {
+    File::from(raise(file.into()))
+}
+
 /// What a system call has opened, or its error.
 fn owned(returned: libc::c_long) -> io::Result<OwnedFd> {
     if returned < 0 {
@@ -78,7 +84,6 @@ fn owned(returned: libc::c_long) -> io::Result<OwnedFd> {
 mod tests {
     use super::*;
     use std::ffi::CString;
-    use std::fs::File;
     use std::io::{Read, Write};
     use std::os::fd::AsFd;
 
