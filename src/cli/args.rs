@@ -24,8 +24,9 @@ Sizes are bytes, or take KiB, MiB, GiB, TiB, PiB, fractions too (1.5TiB). A MEMB
 #[derive(Debug, Parser)]
 #[command(name = "calpe", version, after_help = EXIT_CODES, max_term_width = 110)]
 pub struct Cli {
-    /// Control socket of the daemon [default: $CALPE_SOCKET where it is set, otherwise the first that exists of
-    /// ./calpe-data/control.sock, $XDG_RUNTIME_DIR/calpe/control.sock, /run/calpe/control.sock]
+    /// Control socket of the daemon; with 'serve' the one to make, in place of the configured one; not with 'up' [default of
+    /// commands that ask a daemon: $CALPE_SOCKET where it is set, otherwise the first that exists of ./calpe-data/control.sock,
+    /// $XDG_RUNTIME_DIR/calpe/control.sock, /run/calpe/control.sock]
     #[arg(long, global = true, value_name = "PATH")]
     pub socket: Option<PathBuf>,
     /// Seconds after which a daemon that does not answer at all is given up
@@ -70,6 +71,10 @@ Examples:
   calpe import -a")]
     Import(ImportArgs),
     /// Stop an array cleanly; unless it is configured, it is not served again until it is imported
+    #[command(after_help = "\
+Examples:
+  calpe export tank -n        say what would happen
+  calpe export tank")]
     Export(ExportArgs),
     /// Show arrays, their members, and what runs on them
     #[command(after_help = "\
@@ -82,8 +87,16 @@ Examples:
   calpe status --test || echo 'look at it'")]
     Status(StatusArgs),
     /// Take a member out for good, as if it had failed
+    #[command(after_help = "\
+Examples:
+  calpe fail tank 3 -n        say what would be left
+  calpe fail tank 3")]
     Fail(MemberArgs),
     /// Take a member out on purpose; 'online' brings it back
+    #[command(after_help = "\
+Examples:
+  calpe offline tank 3 -n     say what would be left
+  calpe offline tank 3")]
     Offline(MemberArgs),
     /// Bring a member back; what it missed is rebuilt
     #[command(after_help = "\
@@ -125,6 +138,11 @@ Examples:
   calpe wait tank -t rebuild,scrub")]
     Wait(WaitArgs),
     /// Show what happened
+    #[command(after_help = "\
+Examples:
+  calpe events
+  calpe events -f             go on as things happen
+  calpe events --json")]
     Events(EventsArgs),
     /// Show what was done to an array and what state it was in, as far back as is known
     #[command(after_help = "\

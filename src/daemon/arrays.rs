@@ -458,6 +458,10 @@ impl Daemon {
             if how != STOPPED_CLEANLY {
                 note.insert(0, format!("array '{name}' would be {how}"));
             }
+            let unkept = self.state_trouble();
+            note.extend(unkept.map(|why| {
+                format!("the export would not be remembered, and a restart may serve the array: {why}")
+            }));
             let message = format!("would stop array '{name}'");
             return Ok(Done { message, warnings: note, ..Done::default() });
         }

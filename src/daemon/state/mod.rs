@@ -107,6 +107,8 @@ struct Work {
     /// Since when the thread is writing, if it is.
     busy: Option<Instant>,
     closed: bool,
+    /// It was, and the last try has failed.
+    given_up: bool,
     trouble: Trouble,
 }
 
@@ -268,7 +270,7 @@ impl StateDir {
         work.closed = true;
         shared.changed.notify_all();
         // One that is only slow may still take it.
-        while work.busy.is_some() || (work.has_any() && work.trouble.now.is_none()) {
+        while work.busy.is_some() || (work.has_any() && !work.given_up) {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return;
@@ -307,7 +309,7 @@ impl Shared {
         let mut unread = BTreeSet::new();
         let was_had = lock.is_some();
         loop {
-            let (mut files, lines) = {
+            let (mut files, lines, is_last) = {
                 let mut work = self.work();
                 let until = Instant::now() + RETRY;
                 // A directory that cannot be used is told although there is nothing to write.
@@ -322,7 +324,7 @@ impl Shared {
                     return;
                 }
                 work.busy = Some(Instant::now());
-                (std::mem::take(&mut work.files), std::mem::take(&mut work.lines))
+                (std::mem::take(&mut work.files), std::mem::take(&mut work.lines), work.closed)
             };
             let is_gone = lock.as_ref().is_some_and(|lock| !self.holds(lock));
             if is_gone {
@@ -358,7 +360,7 @@ impl Shared {
                         self.dir.display()
                     ));
                     let until = Instant::now() + RETRY;
-                    while !work.closed {
+                    while !work.closed && !is_last {
                         let left = until.saturating_duration_since(Instant::now());
                         if left.is_zero() {
                             break;
@@ -366,7 +368,9 @@ impl Shared {
                         work =
                             self.changed.wait_timeout(work, left).unwrap_or_else(PoisonError::into_inner).0;
                     }
-                    if work.closed {
+                    // The directory may have been mended since: it is tried once more.
+                    if is_last {
+                        work.given_up = true;
                         self.changed.notify_all();
                         return;
                     }
@@ -578,6 +582,25 @@ mod tests {
         child.wait().unwrap();
         drop(file);
         assert_eq!(Remembered::load(dir.path()).1.warnings, [""; 0]);
+    }
+
+    #[test]
+    fn a_directory_that_was_mended_just_before_the_end_is_written() {
+        for is_mended in [true, false] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("state");
+            std::fs::write(&path, "").unwrap();
+            let (state, _) = StateDir::open(&path);
+            state.save_arrays(&Arrays::default());
+            state.flush(Duration::from_secs(10)).unwrap_err();
+            if is_mended {
+                std::fs::remove_file(&path).unwrap();
+            }
+            let begun = Instant::now();
+            state.close(Duration::from_secs(30));
+            assert!(begun.elapsed() < RETRY, "it is not waited for");
+            assert_eq!(path.join(ARRAYS_FILE).exists(), is_mended);
+        }
     }
 
     #[test]
