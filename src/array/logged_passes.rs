@@ -65,6 +65,11 @@ impl LoggedPass {
         matches!(self.work, Work::Rebuild(_))
     }
 
+    /// The slot, where it is being built, and blocks of it could not be read: it is read again before it counts as lacking them.
+    pub(super) fn unreadable_build(&self) -> Option<SlotIndex> {
+        self.unreadable_since.filter(|_| self.is_rebuild()).map(|_| self.hold.slot)
+    }
+
     /// Whether it waits for a lock, a checkpoint or a page, and has nothing in flight.
     pub(super) fn waits(&self) -> bool {
         self.stage == Stage::Hold && self.hold.waits()

@@ -223,6 +223,14 @@ impl Progress {
         (self.lacking.len() + running.filter(|slot| !self.lacking.contains(slot)).count()) as u64
     }
 
+    /// The same with those of `unreadable` that are being built for the first time.
+    pub fn retried_beside(&self, unreadable: &BTreeSet<u64>) -> u64 {
+        let first = unreadable.iter().filter(|slot| {
+            self.running.contains(slot) && !self.retrying.contains(slot) && !self.lacking.contains(slot)
+        });
+        self.retried() + first.count() as u64
+    }
+
     /// Slots below this are complete.
     pub fn done(&self) -> u64 {
         self.running.first().copied().unwrap_or(self.next).min(self.next)

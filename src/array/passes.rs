@@ -525,11 +525,16 @@ impl Array {
         });
         let building: Vec<&Progress> = building.collect();
         if let Some(done) = building.iter().map(|progress| progress.covered()).min() {
+            let unreadable = self.ops.iter().filter_map(|(_, op)| match op {
+                Op::LoggedPass(op) => op.unreadable_build(),
+                _ => None,
+            });
+            let unreadable: BTreeSet<u64> = unreadable.map(|slot| slot.0).collect();
             all.push(Activity {
                 kind: ActivityKind::Rebuild,
                 done_bytes: bytes(done.min(slots)),
                 total_bytes: bytes(slots),
-                retried: building.iter().map(|progress| progress.retried()).sum(),
+                retried: building.iter().map(|progress| progress.retried_beside(&unreadable)).sum(),
                 retried_pages: building.iter().map(|progress| progress.retried_pages).sum(),
                 rest: held,
                 errors: 0,

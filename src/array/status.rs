@@ -105,7 +105,7 @@ pub struct Activity {
     pub done_bytes: u64,
     /// Bytes of volume data to cover.
     pub total_bytes: u64,
-    /// Slots that could not be built whole at first, and are tried again.
+    /// Slots that a rebuild has met blocks in that cannot be read, and that it tries again.
     pub retried: u64,
     /// Metadata pages that could not be read when they were to be written to a device, and are tried again.
     pub retried_pages: u64,

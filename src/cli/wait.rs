@@ -90,6 +90,7 @@ pub enum Look {
 pub struct Waiter {
     goal: Goal,
     scrub_seen: bool,
+    repair_seen: bool,
     /// What was being built when it was seen last, by member.
     built: BTreeMap<u16, Built>,
     paused_looks: u32,
@@ -123,7 +124,7 @@ impl Waiter {
     /// Begins to wait.
     #[must_use]
     pub fn new(goal: Goal) -> Waiter {
-        Waiter { goal, scrub_seen: false, built: BTreeMap::new(), paused_looks: 0 }
+        Waiter { goal, scrub_seen: false, repair_seen: false, built: BTreeMap::new(), paused_looks: 0 }
     }
 
     /// Looks at the next status of the array.
@@ -153,6 +154,7 @@ impl Waiter {
         let wanted = |kind: ScanKind| kinds.contains(&kind);
         let running: Vec<_> = array.scan.iter().filter(|scan| wanted(scan.kind)).collect();
         self.scrub_seen |= running.iter().any(|scan| scan.kind == ScanKind::Scrub);
+        self.repair_seen |= running.iter().any(|scan| scan.kind == ScanKind::Repair);
         let mut is_building = false;
         for member in array.members.iter().filter(|_| wanted(ScanKind::Rebuild)) {
             if let Some(built) = Built::for_member(member) {
@@ -164,11 +166,11 @@ impl Waiter {
             let shown = running.iter().find(|scan| !scan.paused).or(running.first());
             return Look::Running(shown.map(|scan| (*scan).clone()));
         }
-        self.result(array, wanted(ScanKind::Rebuild), since)
+        self.result(array, kinds, since)
     }
 
     /// Nothing of what is waited for runs any more.
-    fn result(&self, array: &ArrayReport, rebuild_wanted: bool, since: &ScrubMark) -> Look {
+    fn result(&self, array: &ArrayReport, kinds: &[ScanKind], since: &ScrubMark) -> Look {
         let built = array.members.iter().filter_map(|member| Some((member, self.built.get(&member.index)?)));
         let (complete, ended): (Vec<_>, Vec<_>) =
             built.partition(|(member, built)| in_service(member) && built.is(member));
@@ -184,13 +186,12 @@ impl Waiter {
         if self.scrub_seen {
             return scrub_result(array, since);
         }
+        if self.repair_seen {
+            return look_at_repair(array);
+        }
         match complete {
             Some(text) => Look::Well(text + &without_data(array)),
-            None if rebuild_wanted && array.state != ArrayState::Online => Look::Badly(format!(
-                "nothing runs on array '{}', and it is {}: {} {}",
-                array.name, array.state, array.status, array.action
-            )),
-            None => Look::Well(format!("nothing runs on array '{}'", array.name)),
+            None => nothing_runs(array, kinds),
         }
     }
 
@@ -215,6 +216,37 @@ impl Waiter {
             }
             _ => Look::Running(shown),
         }
+    }
+}
+
+/// None of these passes was seen to run. One that has just ended is not told from one that ended long ago, so what is named is
+/// judged by what the last one left. Whoever waits for everything is not told of an old scrub when a rebuild is over.
+fn nothing_runs(array: &ArrayReport, kinds: &[ScanKind]) -> Look {
+    let all = [ScanKind::Rebuild, ScanKind::Scrub, ScanKind::Repair];
+    let is_named = all.iter().any(|kind| !kinds.contains(kind));
+    let is_judged = |kind| is_named && kinds.contains(&kind);
+    let what = match is_named {
+        false => "nothing".to_owned(),
+        true => {
+            let words: Vec<&str> = kinds.iter().map(|kind| kind.word()).collect();
+            format!("no {}", words.join(" or "))
+        }
+    };
+    let text = format!("{what} runs on array '{}'", array.name);
+    if kinds.contains(&ScanKind::Rebuild) && array.state != ArrayState::Online {
+        return Look::Badly(format!("{text}, and it is {}: {} {}", array.state, array.status, array.action));
+    }
+    let scrub = array.last_scrub.filter(|scrub| is_judged(ScanKind::Scrub) && scrub.errors > 0);
+    if let Some(LastScrub { errors, repaired, .. }) = scrub {
+        return Look::Badly(format!(
+            "{text}, and the last scrub found {}, {} repaired; see 'calpe events'",
+            Count(errors, "error"),
+            Count(repaired, "block")
+        ));
+    }
+    match without_data(array) {
+        lacking if is_judged(ScanKind::Repair) && !lacking.is_empty() => Look::Badly(text + &lacking),
+        _ => Look::Well(text),
     }
 }
 
@@ -640,7 +672,48 @@ mod tests {
     fn kinds_not_asked_for_are_not_waited_for() {
         let mut running = array("tank");
         running.scan = vec![scan(ScanKind::Scrub, 1, 10)];
-        assert!(matches!(passes(&[ScanKind::Rebuild]).look(&running), Look::Well(_)));
+        let told = |kinds| passes(kinds).look(&running);
+        assert_eq!(told(&[ScanKind::Rebuild]), Look::Well("no rebuild runs on array 'tank'".into()));
+        let both = told(&[ScanKind::Rebuild, ScanKind::Repair]);
+        assert_eq!(both, Look::Well("no rebuild or repair runs on array 'tank'".into()));
+    }
+
+    #[test]
+    fn a_pass_that_ended_before_the_waiting_began_is_judged_by_what_it_left() {
+        let every = || passes(&[ScanKind::Rebuild, ScanKind::Scrub, ScanKind::Repair]);
+        assert_eq!(every().look(&array("tank")), Look::Well("nothing runs on array 'tank'".into()));
+        let mut scrubbed = array("tank");
+        scrubbed.last_scrub = Some(LastScrub { finished_unix: 99, errors: 3, repaired: 2 });
+        let look = passes(&[ScanKind::Scrub]).look(&scrubbed);
+        assert!(is_bad(&look, "and the last scrub found 3 errors, 2 blocks repaired"), "{look:?}");
+        for mut waiter in [every(), passes(&[ScanKind::Rebuild])] {
+            assert!(matches!(waiter.look(&scrubbed), Look::Well(_)), "whatever was found before a rebuild");
+        }
+        let mut lost = array("tank");
+        lost.lost.push(LostReport { offset: 4096, bytes: 8192 });
+        let look = passes(&[ScanKind::Repair]).look(&lost);
+        assert!(
+            is_bad(&look, "no repair runs on array 'tank'; 8 KiB of the volume cannot be read"),
+            "{look:?}"
+        );
+        for mut waiter in [every(), passes(&[ScanKind::Scrub])] {
+            assert!(matches!(waiter.look(&lost), Look::Well(_)));
+        }
+    }
+
+    #[test]
+    fn a_repair_that_is_waited_for_is_judged_by_its_own_result() {
+        for (bytes, well) in [(0, true), (8192, false)] {
+            let mut array = array("tank");
+            array.scan = vec![scan(ScanKind::Repair, 1, 10)];
+            let mut waiter = passes(&[ScanKind::Repair]);
+            assert!(matches!(waiter.look(&array), Look::Running(Some(_))));
+            array.scan.clear();
+            array.lost.extend((bytes > 0).then_some(LostReport { offset: 4096, bytes }));
+            let look = waiter.look(&array);
+            assert_eq!(matches!(look, Look::Well(_)), well, "{look:?}");
+            assert!(well || is_bad(&look, "8 KiB are beyond repair"), "{look:?}");
+        }
     }
 
     #[test]

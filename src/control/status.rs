@@ -456,7 +456,7 @@ pub struct ScanReport {
     pub rate_bytes_per_s: Option<u64>,
     /// Seconds to the end at this rate.
     pub eta_s: Option<u64>,
-    /// Slots that could not be built whole at first, as blocks could not be read, and are tried again.
+    /// Slots that are tried again, as a rebuild could not read blocks of them.
     #[serde(default)]
     pub retried: u64,
     /// Metadata pages that could not be read for a device under construction, and are tried again.

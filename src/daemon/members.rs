@@ -9,7 +9,7 @@ use super::changes::Change;
 use super::import::SETTLE;
 use super::peer::Owner;
 use super::preparation::{prepare, remove};
-use super::reactor::{ArrayFacts, ArrayId};
+use super::reactor::ArrayId;
 use super::report::{Names, Place};
 use super::room::{Wanted, check_room};
 use super::search::{Found, Hindrance, Unusable, overwritten, search};
@@ -177,7 +177,7 @@ impl Daemon {
         self.find_and_bring_online(target, path, dry_run, &change)
     }
 
-    fn find_and_bring_online(
+    pub(super) fn find_and_bring_online(
         &self,
         target: Target,
         path: Option<&Path>,
@@ -382,32 +382,6 @@ impl Daemon {
         Ok(Done::line(format!("array '{}': {} ({})", target.name, outcome.0, Printable(&target.seat.name()))))
     }
 
-    /// Brings back those members of a failed array that are where they were. What was in service when it failed is
-    /// current, so nothing is overwritten by this; the array refuses all else.
-    pub(super) fn bring_back(&self, array: ArrayId, facts: &ArrayFacts, change: &Change) {
-        let gone = self.with_names(array, |names| {
-            let members = facts.status.members.iter().zip(&names.seats);
-            let missing = members.filter(|(member, _)| member.state == MemberState::Missing);
-            let places = missing.filter_map(|(member, seat)| Some((member.index, seat.path.clone()?)));
-            (names.uuid.to_string(), places.collect::<Vec<(MemberIndex, PathBuf)>>())
-        });
-        let Some((uuid, gone)) = gone else { return };
-        for (index, path) in gone {
-            // What is not there is not looked for elsewhere, once a second.
-            if member::is_remote(&path) || identity_of(&path).is_none() {
-                continue;
-            }
-            let target = self.target(&uuid, &MemberRef::Index(index.0));
-            let back = target.and_then(|target| {
-                let back = self.find_and_bring_online(target, Some(&path), false, change);
-                back.map(drop)
-            });
-            if let Err(error) = back {
-                tracing::debug!(%error, "a member of a failed array is not back");
-            }
-        }
-    }
-
     /// Hands an open device to an array, and remembers where it is.
     fn hand_over(
         &self,
@@ -482,7 +456,10 @@ impl Daemon {
     /// Whether the daemon brings the member back when it can, if nobody says that it is to stay away.
     fn returns_by_itself(&self, target: &Target) -> Result<bool, RequestError> {
         let is_remote = target.seat.path.as_deref().is_some_and(member::is_remote);
-        Ok(is_remote || self.facts(target.array)?.status.members[usize::from(target.index.0)].returns)
+        let was_failed = self.returns().were_missing.contains(&(target.superblock.array, target.index.0));
+        Ok(is_remote
+            || was_failed
+            || self.facts(target.array)?.status.members[usize::from(target.index.0)].returns)
     }
 
     fn state_of(&self, target: &Target) -> Result<MemberState, RequestError> {
@@ -612,7 +589,7 @@ fn name_of(member: &MemberRef) -> String {
 }
 
 /// What a local path leads to, if that is known soon.
-fn identity_of(path: &Path) -> Option<Identity> {
+pub(super) fn identity_of(path: &Path) -> Option<Identity> {
     if member::is_remote(path) {
         return None;
     }

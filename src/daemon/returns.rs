@@ -1,6 +1,7 @@
 //! Members that went away for something that passes come back by themselves: remote ones whose connection was given up, and
-//! local ones whose storage was full or for which the host lacked resources (rule T4). They are tried, with back-off, and when
-//! the device of the member answers again, and has room, what `calpe online` does is done.
+//! local ones whose storage was full, for which the host lacked resources (rule T4), or that were missing while their array had
+//! failed. They are tried, with back-off, and when the device of the member answers again, and has room, what `calpe online`
+//! does is done.
 //!
 //! Invariants: a member that an administrator took out stays out; nothing here waits for a server but threads of its own,
 //! one for each member at a time; a device is handed over only after it has been reachable for a while, so that what an
@@ -9,7 +10,7 @@
 use super::changes::Change;
 use super::events::kinds;
 use super::import::SETTLE;
-use super::members::{Target, open_member};
+use super::members::{Target, identity_of, open_member};
 use super::reactor::{ArrayFacts, ArrayId};
 use super::service::{Daemon, Done, Served};
 use super::superblocks::{check_length, read_copies, words_for_damaged};
@@ -18,7 +19,7 @@ use crate::format::{MemberState, NewestError, Role, Superblock, newest_read};
 use crate::member::patience::within_apart;
 use crate::member::{self, Access, Device, DeviceError, TimeLimits};
 use crate::units::{MemberIndex, shown};
-use crate::volume::{AdminRequest, MemberStatus, NoticeLevel};
+use crate::volume::{AdminRequest, ArrayState, MemberCondition, MemberStatus, NoticeLevel};
 use nix::sys::statvfs::statvfs;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -44,6 +45,8 @@ pub(super) struct Returns {
     attempts: BTreeMap<Seat, Attempt>,
     /// Taken out by an administrator while they were away.
     kept_out: BTreeSet<Seat>,
+    /// Missing at a time when their array had failed: what took away so many at once may bring all of them back.
+    pub(super) were_missing: BTreeSet<Seat>,
 }
 
 #[derive(Debug)]
@@ -131,6 +134,8 @@ struct Away {
     lost: Option<member::Lost>,
     /// It went because its storage was full, or the host short.
     was_short: bool,
+    /// It may well be gone for good, which is what people are told.
+    is_local: bool,
     /// How patient to be with its server.
     limits: TimeLimits,
 }
@@ -140,6 +145,18 @@ impl Returns {
     pub fn keep_out(&mut self, array: Uuid, index: MemberIndex) {
         self.back(array, index);
         self.kept_out.insert((array, index.0));
+    }
+
+    /// Takes note of members that are missing: of those that are while the array has failed, until they are back.
+    pub fn note_missing(&mut self, array: Uuid, has_failed: bool, members: &[MemberStatus]) {
+        for member in members {
+            let seat = (array, member.index.0);
+            match member.state == MemberState::Missing {
+                true if has_failed => drop(self.were_missing.insert(seat)),
+                true => {}
+                false => drop(self.were_missing.remove(&seat)),
+            }
+        }
     }
 
     /// An administrator has brought the member back: when it goes away the next time, that is another story.
@@ -175,6 +192,35 @@ impl Daemon {
         }
     }
 
+    /// Brings back those members of a failed array that are where they were. What was in service when it failed is
+    /// current, so nothing is overwritten by this; the array refuses all else, which comes back when it serves again.
+    pub(super) fn bring_back(&self, array: ArrayId, facts: &ArrayFacts, change: &Change) {
+        let gone = self.with_names(array, |names| {
+            let members = facts.status.members.iter().zip(&names.seats);
+            let missing = members.filter(|(member, _)| member.state == MemberState::Missing);
+            let places = missing.filter_map(|(member, seat)| Some((member.index, seat.path.clone()?)));
+            (names.uuid, places.collect::<Vec<(MemberIndex, PathBuf)>>())
+        });
+        let Some((uuid, gone)) = gone else { return };
+        for (index, path) in gone {
+            if self.returns().kept_out.contains(&(uuid, index.0)) {
+                continue;
+            }
+            // What is not there is not looked for elsewhere, once a second.
+            if member::is_remote(&path) || identity_of(&path).is_none() {
+                continue;
+            }
+            let target = self.target(&uuid.to_string(), &MemberRef::Index(index.0));
+            let back = target.and_then(|target| {
+                let back = self.find_and_bring_online(target, Some(&path), false, change);
+                back.map(drop)
+            });
+            if let Err(error) = back {
+                tracing::debug!(%error, "a member of a failed array is not back");
+            }
+        }
+    }
+
     /// Whether there is anything for [`Daemon::return_members`] to do.
     pub(super) fn has_away(&self, array: ArrayId, facts: &ArrayFacts) -> bool {
         let away = self.with_served(array, |served| self.find_away(served, facts));
@@ -198,7 +244,7 @@ impl Daemon {
             };
             Returning { index: member.index, obstacle, is_quarantined, tried_in_s }
         };
-        away.into_iter().map(returning).collect()
+        away.into_iter().filter(|member| !member.is_local).map(returning).collect()
     }
 
     fn find_away(&self, served: &Served, facts: &ArrayFacts) -> (Uuid, Vec<Away>) {
@@ -210,10 +256,12 @@ impl Daemon {
             member::is_remote(place) && !used.iter().any(|path| member::same_remote(path, place))
         });
         let unused: Vec<PathBuf> = unused.cloned().collect();
+        let has_failed = facts.status.state == ArrayState::Failed;
         let mut away = Vec::new();
         for (status, seat) in facts.status.members.iter().zip(&names.seats) {
-            let MemberStatus { index, state, returns: was_short, .. } = status;
+            let MemberStatus { index, state, returns: was_short, conditions, .. } = status;
             let key = (names.uuid, index.0);
+            let cut_off = conditions.contains(&MemberCondition::CutOff);
             let remote = seat.path.as_ref().filter(|path| member::is_remote(path));
             let lost = remote.and_then(|path| member::lost(path));
             let may = match state {
@@ -231,12 +279,17 @@ impl Daemon {
                 (None, None) => unused.clone(),
                 (Some(path), None) if *was_short => vec![path.clone()],
                 (Some(_), None) if seat.found.is_none() => unused.clone(),
+                // It was in service there, so that it is no copy. As long as the array has failed, `bring_back` tries.
+                (Some(path), None) if !has_failed && !cut_off && returns.were_missing.contains(&key) => {
+                    vec![path.clone()]
+                }
                 (Some(_), None) => Vec::new(),
             };
             if may && !places.is_empty() && !returns.kept_out.contains(&key) {
                 let (index, was_short, limits) = (*index, *was_short, served.limits);
-                let has_own_place = remote.is_some();
-                away.push(Away { index, uuid: seat.uuid, places, has_own_place, lost, was_short, limits });
+                let (uuid, has_own_place) = (seat.uuid, remote.is_some());
+                let is_local = !was_short && places.iter().all(|place| !member::is_remote(place));
+                away.push(Away { index, uuid, places, has_own_place, lost, was_short, is_local, limits });
             }
         }
         (names.uuid, away)
@@ -322,7 +375,11 @@ impl Daemon {
                 }
             }
             Ok(done) => {
-                let how = if away.was_short { "has room again" } else { "answers again" };
+                let how = match away {
+                    Away { was_short: true, .. } => "has room again",
+                    Away { is_local: true, .. } => "is there again",
+                    _ => "answers again",
+                };
                 let text = format!("{path} {how}: {}", done.message);
                 self.notice_member(array, kinds::MEMBER_RETURNED, NoticeLevel::Info, away.index, text);
             }

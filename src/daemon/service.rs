@@ -506,6 +506,7 @@ impl Daemon {
             // One whose log is refused takes no member: it is to be stopped first.
             let is_refused = matches!(facts.status.log, crate::volume::LogState::Refused(_));
             let failed = facts.status.state == crate::volume::ArrayState::Failed && !is_refused;
+            self.returns().note_missing(uuid, failed, &facts.status.members);
             let whole = facts.status.state == crate::volume::ArrayState::Online;
             if whole || (!failed && !self.has_away(id, &facts)) {
                 continue;

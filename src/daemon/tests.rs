@@ -298,7 +298,40 @@ fn a_failed_array_comes_back_with_its_members() {
         bench.daemon.observe();
         report.state != ArrayState::Failed
     });
-    (0..3).for_each(|index| drop(bench.done(online(index, None))));
+    // Those that it did not need come back as well.
+    bench.wait_until(|report| {
+        bench.daemon.observe();
+        report.state == ArrayState::Online && report.scan.is_empty()
+    });
+}
+
+#[test]
+fn a_member_of_a_failed_array_that_is_to_stay_away_does() {
+    let bench = Bench::new();
+    std::fs::rename(bench.path("m0"), bench.path("m0.away")).unwrap();
+    // The array needs one that was in service until it failed, which is another.
+    bench.wait_until(|report| report.members[0].state == MemberState::Missing);
+    for name in ["m1", "m2"] {
+        std::fs::rename(bench.path(name), bench.path(&format!("{name}.away"))).unwrap();
+    }
+    bench.wait_until(|report| {
+        // It takes note of what is missing.
+        bench.daemon.observe();
+        report.state == ArrayState::Failed
+    });
+    bench.daemon.observe();
+    let kept = bench.done(offline(0, false));
+    assert!(kept.contains("member 0 is MISSING, and stays away until 'calpe online'"), "{kept}");
+    for name in ["m0", "m1", "m2"] {
+        std::fs::rename(bench.path(&format!("{name}.away")), bench.path(name)).unwrap();
+    }
+    let is_back = |report: &ArrayReport| {
+        bench.daemon.observe();
+        report.scan.is_empty() && report.members[1..].iter().all(|member| member.state == MemberState::Online)
+    };
+    let report = bench.wait_until(is_back);
+    assert_eq!(report.members[0].state, MemberState::Missing);
+    bench.done(online(0, None));
     bench.wait_online();
 }
 

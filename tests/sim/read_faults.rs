@@ -629,6 +629,7 @@ fn a_rebuild_that_tries_slots_again_never_goes_back_and_says_so() {
     let device = array.sim.add_blank_disk();
     array.sim.admin(AdminRequest::Replace { member: MemberIndex(1), device }).expect("it begins");
     let (mut done, mut retried) = (0, 0);
+    let (mut met, mut told) = (None, None);
     while let Some(rebuild) = array.sim.status().activities.into_iter().next() {
         assert!(rebuild.done_bytes >= done, "{rebuild:?} after {done} bytes");
         if rebuild.retried > 0 {
@@ -637,11 +638,20 @@ fn a_rebuild_that_tries_slots_again_never_goes_back_and_says_so() {
             assert!(retried == 0 || rebuild.done_bytes == rebuild.total_bytes, "{rebuild:?}");
         }
         (done, retried) = (rebuild.done_bytes, rebuild.retried.max(retried));
+        let now = array.sim.now();
+        if array.sim.status().members[..2].iter().all(|member| member.counters.read_errors > 0) {
+            met.get_or_insert(now);
+        }
+        if rebuild.retried > 0 {
+            told.get_or_insert(now);
+        }
         if !array.sim.step() {
             array.sim.sleep(10);
         }
     }
     assert_eq!(retried, 1, "one slot could not be built at first");
+    let (met, told) = (met.expect("errors"), told.expect("told"));
+    assert!(told.nanos_since(met) < SECOND / 2, "{met:?}, {told:?}: before it is given up for now");
 }
 
 /// What never can be read does not keep a member from being replaced for ever.
