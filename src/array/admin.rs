@@ -172,7 +172,8 @@ impl Array {
     pub(super) fn may_lack(&self, index: MemberIndex) -> bool {
         let redo = &self.redo;
         let is_online = self.member(index).state == MemberState::Online;
-        // What was replayed is in place there, but it was not told so yet: it would not show it when it comes back.
+        // What was replayed is in place there, but it was not told so yet: it would not show it
+        // when it comes back.
         let is_untold = matches!(redo.life, Life::Marking(_));
         let is_in_place = redo.is_settled()
             && redo.journal.is_drained()

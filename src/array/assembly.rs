@@ -1452,7 +1452,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever was lost and bumped in whatever order: what serves afterwards holds the newest complete epoch.
+        /// Whatever was lost and bumped in whatever order: what serves afterwards holds the newest
+        /// complete epoch.
         #[test]
         fn nobody_who_missed_a_complete_epoch_serves(
             losses in prop::collection::vec(0usize..6, 0..2),

@@ -184,7 +184,7 @@ impl BadBlocks {
         }
     }
 
-    /// A block of the device holds what it should.
+    /// A block of the device holds what it should, or nothing that anybody needs.
     pub fn verified(&mut self, member: MemberIndex, offset: ByteOffset) {
         if let Some(of) = self.members.get_mut(&member) {
             of.blocks.remove(&(offset.0 / ROW_BYTES));

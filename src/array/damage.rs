@@ -228,7 +228,8 @@ impl Array {
         self.ranges_of(|block, why| why.is_beyond_repair() && self.damage.is_unconfirmed(block))
     }
 
-    /// Blocks that an earlier run could not read, and of which nothing else is known, nor that their checksums cannot be read.
+    /// Blocks that an earlier run could not read, and of which nothing else is known, nor that
+    /// their checksums cannot be read.
     pub(super) fn unconfirmed_ranges(&self) -> Vec<(VolumeOffset, u64)> {
         let told = self.ranges_of(|block, why| !why.is_beyond_repair() && self.damage.is_unconfirmed(block));
         if told.is_empty() { told } else { without(&told, &self.unreadable_ranges()) }

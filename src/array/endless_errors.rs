@@ -72,19 +72,15 @@ impl Array {
 
     /// A block that is needed by nobody was asked for: it was never written, or what it held is given up.
     pub(super) fn note_not_needed(&mut self, slot: SlotIndex, column: usize, row: usize) {
-        let member = self.member_at(slot, column);
-        if !self.bad.is_clear(member) {
-            let start = self.map.device_offset(self.data_offset, slot, row * ROW_BYTES as usize).0;
-            self.bad.not_needed(member, start..start + ROW_BYTES);
-        }
+        let offset = self.map.device_offset(self.data_offset, slot, row * ROW_BYTES as usize);
+        self.bad.verified(self.member_at(slot, column), offset);
     }
 
     /// The same of a whole slot, which holds no data.
     pub(super) fn note_slot_not_needed(&mut self, slot: SlotIndex) {
+        let start = self.map.device_offset(self.data_offset, slot, 0).0;
         for column in 0..self.map.width() {
-            let member = self.member_at(slot, column);
-            let start = self.map.device_offset(self.data_offset, slot, 0).0;
-            self.bad.not_needed(member, start..start + self.map.chunk as u64);
+            self.bad.not_needed(self.member_at(slot, column), start..start + self.map.chunk as u64);
         }
     }
 

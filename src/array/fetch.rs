@@ -210,8 +210,8 @@ impl Fetch {
 
     /// Whether a member in service gave an error for a block of this row.
     pub fn has_errors(&self, row: usize) -> bool {
-        let parts = self.parts.iter().filter(|part| part.rows.contains(&row));
-        parts.into_iter().any(|part| part.blocks[row - part.rows.start] == State::Unread)
+        let mut parts = self.parts.iter().filter(|part| part.rows.contains(&row));
+        parts.any(|part| part.blocks[row - part.rows.start] == State::Unread)
     }
 
     /// Whether this block's own member is out of service, or has not been built so far.
@@ -324,6 +324,7 @@ impl Array {
         let Some(buf) = part.buf.as_mut() else { return };
         let column = part.column;
         let mut known = false;
+        let has_bad = !self.bad.is_clear(member);
         let mut not_needed = Vec::new();
         for row in rows.clone() {
             let state = &mut part.blocks[row - rows.start];
@@ -332,14 +333,14 @@ impl Array {
                 Some(BlockHash::UNWRITTEN) => {
                     bytes.fill(0);
                     *state = State::Good;
-                    not_needed.push(row);
+                    not_needed.extend(has_bad.then_some(row));
                     if part.wanted {
                         fetch.unwritten.push((part.column, row));
                     }
                 }
                 Some(hash) if !hash.is_stored() => {
                     bytes.fill(0);
-                    not_needed.push(row);
+                    not_needed.extend(has_bad.then_some(row));
                     *state = State::KnownZero(if hash.is_set_aside() { Why::SetAside } else { Why::Lost });
                 }
                 _ => match self.redo().overlay.get(slot, part.column, row) {

@@ -27,7 +27,8 @@ pub(super) struct LoggedPass {
     not_before: Timestamp,
     /// When a block of the slot could not be read for the first time.
     unreadable_since: Option<Timestamp>,
-    /// Blocks that were bad, those of them that are repaired, and columns with blocks that cannot be had for now.
+    /// Blocks that were bad, those of them that are repaired, and columns with blocks that cannot
+    /// be had for now.
     bad: u64,
     repaired: u64,
     unread: Vec<usize>,
@@ -65,7 +66,8 @@ impl LoggedPass {
         matches!(self.work, Work::Rebuild(_))
     }
 
-    /// The slot, where it is being built, and blocks of it could not be read: it is read again before it counts as lacking them.
+    /// The slot, where it is being built, and blocks of it could not be read: it is read again
+    /// before it counts as lacking them.
     pub(super) fn unreadable_build(&self) -> Option<SlotIndex> {
         self.unreadable_since.filter(|_| self.is_rebuild()).map(|_| self.hold.slot)
     }

@@ -95,7 +95,8 @@ impl Array {
             Some(PagesBuilt::Done) => {}
         }
         self.redo_mut().held = true;
-        // Pages that it was built without and that were readable since: it counts as one that has them once it is in service.
+        // Pages that it was built without and that were readable since: it counts as one that has
+        // them once it is in service.
         if self.redo().pages.is_due_on(member, which) {
             self.redo_mut().checkpoint.want();
             return false;
@@ -112,7 +113,8 @@ impl Array {
         drained && self.acknowledgements_allowed()
     }
 
-    /// Ends the hold on new writes when no device waits to join any more, and the epoch of the one that has joined is complete.
+    /// Ends the hold on new writes when no device waits to join any more, and the epoch of the one
+    /// that has joined is complete.
     pub(super) fn end_hold(&mut self) {
         if !self.redo().held || !self.acknowledgements_allowed() {
             return;

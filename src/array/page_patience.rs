@@ -1,12 +1,12 @@
-//! Pages that cannot be read for now (rule T3): what waits for them, when they are looked at again, and when a request that
-//! waits gets an error. Nothing is decided about what they hold.
+//! Pages that cannot be read for now (rule T3): what waits for them, when they are looked at again,
+//! and when a request that waits gets an error. Nothing is decided about what they hold.
 //!
 //! A page is tried again with growing intervals for [`PATIENCE_NS`] after the first try. Then those
 //! that wait are told, and from then on each request has the page looked at once, until it can be
 //! read; and so does the array by itself, a few pages at a time.
 //!
-//! The build of a device does not wait for any one page, but goes on and comes back: however many cannot be read, they cost their
-//! reads ([`AT_ONCE`]).
+//! The build of a device does not wait for any one page, but goes on and comes back: however many
+//! cannot be read, they cost their reads ([`AT_ONCE`]).
 
 use super::page_copies::Torn;
 use super::pages::{LoadOutcome, Loaded, Want};

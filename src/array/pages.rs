@@ -139,7 +139,8 @@ pub(super) struct Loaded {
     pub outcome: LoadOutcome,
     /// To be counted; the next write-back repairs them, unless `is_kept`.
     pub faults: Vec<(MemberIndex, CopyFault)>,
-    /// Every copy is at fault, and none is written until the page is changed: they may show more when they are read again.
+    /// Every copy is at fault, and none is written until the page is changed: they may show more
+    /// when they are read again.
     pub is_kept: bool,
     /// Members whose copies were read and are as they should be.
     pub good: MemberSet,
@@ -322,8 +323,8 @@ impl PageStore {
         &self.layout
     }
 
-    /// Asks for a page and pins it for the caller, which gives it back with [`PageStore::release`]. Unless it is cached
-    /// it is loaded from the members that are `usable`, once for all that ask.
+    /// Asks for a page and pins it for the caller, which gives it back with [`PageStore::release`].
+    /// Unless it is cached it is loaded from the members that are `usable`, once for all that ask.
     pub fn want(
         &mut self,
         page: PageIndex,
@@ -1082,7 +1083,8 @@ pub(super) mod tests {
             }
         }
 
-        /// What a load finds wrong is charged to the member that is to blame, and whole again after the next write-back.
+        /// What a load finds wrong is charged to the member that is to blame, and whole again after
+        /// the next write-back.
         #[test]
         fn bad_copies_are_named_and_healed(
             data in 1u16..4, parity in 1u16..4, page in 0u64..16, versions in 1u8..5, before in 0usize..4,

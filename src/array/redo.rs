@@ -65,8 +65,8 @@ pub(super) struct Redo {
     /// Flush rounds begun and ended since the start.
     pub rounds_begun: u64,
     pub rounds_ended: u64,
-    /// Operations that wait for room in the overlay or the log: later ones wait behind them, so that a large write
-    /// is not kept out by small ones.
+    /// Operations that wait for room in the overlay or the log: later ones wait behind them, so
+    /// that a large write is not kept out by small ones.
     pub waiting_for_room: VecDeque<usize>,
     /// Operations that wait for a free slot.
     pub waiting_for_slot: Vec<usize>,

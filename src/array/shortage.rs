@@ -380,8 +380,9 @@ impl Array {
         self.shortages.episodes.values().any(|episode| !episode.tokens.is_empty())
     }
 
-    /// Whether an operation is being tried again that a stop waits for, and is without in the end: then it is not clean. What
-    /// loses patience before that ends with an error, and the stop goes on.
+    /// Whether an operation is being tried again that a stop waits for, and is without in the end:
+    /// then it is not clean. What loses patience before that ends with an error, and the stop goes
+    /// on.
     pub(super) fn stops_short(&self) -> bool {
         let mut tokens = self.shortages.episodes.values().flat_map(|episode| &episode.tokens);
         tokens.any(|&token| self.inflight.get(token).is_some() && self.patience(token).is_none())

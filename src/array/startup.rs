@@ -220,7 +220,8 @@ impl Array {
         );
         let members = (0..self.map.width()).map(|at| MemberIndex(at as u16));
         members.filter(|member| !usable.contains(*member)).for_each(|member| pages.left(member));
-        // What devices that are being built lack of pages, and what was on its way to them, is not known any more.
+        // What devices that are being built lack of pages, and what was on its way to them, is not
+        // known any more.
         self.builds_mut().for_each(|(_, _, _, progress)| progress.pages = PagesBuilt::No);
         let losses = self.supers.losses();
         let (lives, unjudged, behind) = (self.redo().lives, self.redo().unjudged, self.redo().behind);

@@ -219,7 +219,8 @@ impl Supers {
         Some(Left { epoch, tail: tail?, update }).filter(|_| epoch != 0 && !rolled_back)
     }
 
-    /// The number of the last epoch in which a member that is out of service was current; none where that is not known.
+    /// The number of the last epoch in which a member that is out of service was current; none
+    /// where that is not known.
     pub fn current_until(&self, member: MemberIndex) -> Option<u64> {
         let Leaving { number, rolled_back, .. } = *self.left.get(usize::from(member.0))?;
         let epoch = &self.template.epoch;

@@ -24,8 +24,9 @@ Sizes are bytes, or take KiB, MiB, GiB, TiB, PiB, fractions too (1.5TiB). A MEMB
 #[derive(Debug, Parser)]
 #[command(name = "calpe", version, after_help = EXIT_CODES, max_term_width = 110)]
 pub struct Cli {
-    /// Control socket of the daemon; with 'serve' the one to make, in place of the configured one; not with 'up' [default of
-    /// commands that ask a daemon: $CALPE_SOCKET where it is set, otherwise the first that exists of ./calpe-data/control.sock,
+    /// Control socket of the daemon; with 'serve' the one to make, in place of the configured one;
+    /// not with 'up' [default of commands that ask a daemon: $CALPE_SOCKET where it is set,
+    /// otherwise the first that exists of ./calpe-data/control.sock,
     /// $XDG_RUNTIME_DIR/calpe/control.sock, /run/calpe/control.sock]
     #[arg(long, global = true, value_name = "PATH")]
     pub socket: Option<PathBuf>,

@@ -219,8 +219,9 @@ impl Waiter {
     }
 }
 
-/// None of these passes was seen to run. One that has just ended is not told from one that ended long ago, so what is named is
-/// judged by what the last one left. Whoever waits for everything is not told of an old scrub when a rebuild is over.
+/// None of these passes was seen to run. One that has just ended is not told from one that ended
+/// long ago, so what is named is judged by what the last one left. Whoever waits for everything is
+/// not told of an old scrub when a rebuild is over.
 fn nothing_runs(array: &ArrayReport, kinds: &[ScanKind]) -> Look {
     let all = [ScanKind::Rebuild, ScanKind::Scrub, ScanKind::Repair];
     let is_named = all.iter().any(|kind| !kinds.contains(kind));

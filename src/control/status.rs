@@ -299,7 +299,8 @@ pub struct MemberReport {
     /// writing memory back may need memory.
     #[serde(default)]
     pub cached: bool,
-    /// Seconds until the next attempt to bring it back by itself; none where one is under way, or there is none to come.
+    /// Seconds until the next attempt to bring it back by itself; none where one is under way, or
+    /// there is none to come.
     #[serde(default)]
     pub tried_in_s: Option<u64>,
     /// What is being built in its place.
@@ -334,7 +335,8 @@ pub enum Condition {
     Refused,
     /// Blocks of it were rewritten with bytes from others.
     Repaired,
-    /// It comes back by itself, and is not tried yet: writes of the connection that was lost may still land on it.
+    /// It comes back by itself, and is not tried yet: writes of the connection that was lost may
+    /// still land on it.
     Quarantined,
     /// It was in service until the array failed, and can come back to it: such members come first.
     ServedLast,

@@ -427,7 +427,8 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
         |member: &MemberReport| !is_rebuilding(member) && member.conditions.contains(&Condition::Full);
     let served = match array.log.state {
         LogState::Replaying => "requests wait until the redo log is replayed, ",
-        // The rebuild has met what cannot be read, and the list of that does not have it before it was tried for a while.
+        // The rebuild has met what cannot be read, and the list of that does not have it before it
+        // was tried for a while.
         _ if array.scan.iter().any(|scan| scan.retried + scan.retried_pages > 0) => "",
         _ if lacking.is_some() || !array.lost.is_empty() => "",
         LogState::Settling => {

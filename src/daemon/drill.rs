@@ -4,7 +4,8 @@
 //! The environment variable CALPE_DRILL names a file. When it appears, it is removed, and what stands in it happens: `panic
 //! THREAD` or `hang THREAD`, when the thread comes to its next [`point`].
 //!
-//! CALPE_DRILL_LIMIT is how many seconds a command without a daemon waits for a device, in place of its usual limit.
+//! CALPE_DRILL_LIMIT is how many seconds a command without a daemon waits for a device, in place of
+//! its usual limit.
 
 #[cfg(debug_assertions)]
 mod orders {

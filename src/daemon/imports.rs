@@ -104,7 +104,7 @@ impl Imports {
             shared.untried.fetch_sub(1, Ordering::Release);
             loop {
                 if over || !daemon.is_alive() {
-                    // It may have been asked for again meanwhile, by somebody who found this thread at it.
+                    // It may have been asked for again meanwhile, while this thread counted as being at it.
                     let mut under_way = lock(&shared.under_way);
                     if !daemon.is_alive() || !daemon.is_awaited(&which) {
                         under_way.remove(&which);

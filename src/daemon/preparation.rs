@@ -1,8 +1,9 @@
-//! What is done to a device before it is a member: reading what it holds, making files, wiping, setting space aside. All
-//! of it is waited for as long as the device answers, and no longer than the limit when it does not.
+//! What is done to a device before it is a member: reading what it holds, making files, wiping,
+//! setting space aside. All of it is waited for as long as the device answers, and no longer than
+//! the limit when it does not.
 //!
-//! Invariants: after a step that was given up nothing further is done to the device; whoever asks is told what may be left. Must
-//! not know of running arrays.
+//! Invariants: after a step that was given up nothing further is done to the device; whoever asks
+//! is told what may be left. Must not know of running arrays.
 
 use super::superblocks::{reserve_regions, wipe_ends, wipe_log, without_answer};
 use crate::format::Superblock;
@@ -45,7 +46,8 @@ pub fn create_file(path: &Path, bytes: u64, limit: Duration) -> Result<Device, D
         .map_err(|error| advise(without_answer(error), "if the file is there when it answers, remove it"))?
 }
 
-/// Makes a device ready to take a member's place, or creates a file for that. Tells, too, whether all of it reads as zeroes.
+/// Makes a device ready to take a member's place, or creates a file for that. Tells, too, whether
+/// all of it reads as zeroes.
 ///
 /// # Errors
 /// When the device fails or does not answer within the limit. A file that was created is removed again.

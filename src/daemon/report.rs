@@ -104,8 +104,8 @@ pub struct Names {
     pub hindrances: HashMap<Uuid, Hindrance>,
     /// What was found out about devices since the array said why they are out.
     pub findings: HashMap<Uuid, String>,
-    /// Of devices whose members were out of service at the start: the reason that the array was given, and the cause that
-    /// an earlier run knew.
+    /// Of devices whose members were out of service at the start: the reason that the array was
+    /// given, and the cause that an earlier run knew.
     pub causes: HashMap<Uuid, (Option<String>, Option<String>)>,
     /// Progress lately.
     pub meters: Meters,
@@ -130,8 +130,8 @@ impl Names {
         self.meters.observe(now, &facts.status.activities);
     }
 
-    /// Takes note of what keeps a device from coming back. `found`, a line, is told in place of the reason for which
-    /// its member is out, if that is another.
+    /// Takes note of what keeps a device from coming back. `found`, a line, is told in place of the
+    /// reason for which its member is out, if that is another.
     pub(super) fn hinder(&mut self, device: Uuid, hindrance: Hindrance, found: String) {
         let before = self.hindrances.insert(device, hindrance);
         // What an earlier look has shown there is over; why it left service is not.
@@ -246,8 +246,8 @@ impl Names {
         given_up.collect()
     }
 
-    /// Why members are out of service that the superblocks record as that, so that a restart can tell. What a start says of them
-    /// is not the cause.
+    /// Why members are out of service that the superblocks record as that, so that a restart can
+    /// tell. What a start says of them is not the cause.
     pub(super) fn out(&self, status: &VolumeStatus) -> Vec<MemberReason> {
         let members = self.seats.iter().zip(&status.members);
         let out = members.filter_map(|(seat, member)| {

@@ -1,6 +1,7 @@
-//! Members that went away for something that passes come back by themselves: remote ones whose connection was given up, and
-//! local ones whose storage was full, for which the host lacked resources (rule T4), or that were missing while their array had
-//! failed. They are tried, with back-off, and when the device of the member answers again, and has room, what `calpe online`
+//! Members that went away for something that passes come back by themselves: remote ones whose
+//! connection was given up, and local ones whose storage was full, for which the host lacked
+//! resources (rule T4), or that were missing while their array had failed. They are tried, with
+//! back-off, and when the device of the member answers again, and has room, what `calpe online`
 //! does is done.
 //!
 //! Invariants: a member that an administrator took out stays out; nothing here waits for a server but threads of its own,
@@ -45,7 +46,8 @@ pub(super) struct Returns {
     attempts: BTreeMap<Seat, Attempt>,
     /// Taken out by an administrator while they were away.
     kept_out: BTreeSet<Seat>,
-    /// Missing at a time when their array had failed: what took away so many at once may bring all of them back.
+    /// Missing at a time when their array had failed: what took away so many at once may bring all
+    /// of them back.
     pub(super) were_missing: BTreeSet<Seat>,
 }
 
@@ -147,7 +149,8 @@ impl Returns {
         self.kept_out.insert((array, index.0));
     }
 
-    /// Takes note of members that are missing: of those that are while the array has failed, until they are back.
+    /// Takes note of members that are missing: of those that are while the array has failed, until
+    /// they are back.
     pub fn note_missing(&mut self, array: Uuid, has_failed: bool, members: &[MemberStatus]) {
         for member in members {
             let seat = (array, member.index.0);
@@ -192,8 +195,9 @@ impl Daemon {
         }
     }
 
-    /// Brings back those members of a failed array that are where they were. What was in service when it failed is
-    /// current, so nothing is overwritten by this; the array refuses all else, which comes back when it serves again.
+    /// Brings back those members of a failed array that are where they were. What was in service
+    /// when it failed is current, so nothing is overwritten by this; the array refuses all else,
+    /// which comes back when it serves again.
     pub(super) fn bring_back(&self, array: ArrayId, facts: &ArrayFacts, change: &Change) {
         let gone = self.with_names(array, |names| {
             let members = facts.status.members.iter().zip(&names.seats);
@@ -279,7 +283,8 @@ impl Daemon {
                 (None, None) => unused.clone(),
                 (Some(path), None) if *was_short => vec![path.clone()],
                 (Some(_), None) if seat.found.is_none() => unused.clone(),
-                // It was in service there, so that it is no copy. As long as the array has failed, `bring_back` tries.
+                // It was in service there, so that it is no copy. As long as the array has failed,
+                // `bring_back` tries.
                 (Some(path), None) if !has_failed && !cut_off && returns.were_missing.contains(&key) => {
                     vec![path.clone()]
                 }
@@ -401,7 +406,8 @@ impl Attempt {
     }
 }
 
-/// Whether a member is not tried before the end of its quarantine, and in how many seconds it is tried; none while it is.
+/// Whether a member is not tried before the end of its quarantine, and in how many seconds it is
+/// tried; none while it is.
 fn when_tried(attempt: Option<&Attempt>, not_before: Option<Instant>, now: Instant) -> (bool, Option<u64>) {
     let quarantine = not_before.filter(|until| *until > now);
     if attempt.is_some_and(|attempt| attempt.running.is_some()) {

@@ -79,7 +79,8 @@ pub struct Unusable {
     pub hindrance: Option<Hindrance>,
 }
 
-/// What keeps a member from coming back from where its device was, as far as a search or an attempt has shown.
+/// What keeps a member from coming back from where its device was, as far as a search or an attempt
+/// has shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hindrance {
     /// What is there holds no superblock any more.
@@ -345,8 +346,9 @@ impl Search {
         }
     }
 
-    /// Looks at all that may be members, at the same time: what hangs costs its own time once, and nothing else waits for it.
-    /// The looks come in the order of the roots, and of the entries of each.
+    /// Looks at all that may be members, at the same time: what hangs costs its own time once, and
+    /// nothing else waits for it. The looks come in the order of the roots, and of the entries of
+    /// each.
     fn look_at_all(&mut self, roots: Vec<Root>, patience: Patience<'_>) -> Vec<Look> {
         let (found, failed) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
         let jobs = roots.into_iter().enumerate().map(|(at, root)| match root {

@@ -579,9 +579,10 @@ impl MemberIo {
         let entry = self.entry(key).user_data(self.tag | key as u64);
         let attached =
             self.devices[self.flights[key].device.0 as usize].as_ref().expect("open while in flight");
-        // SAFETY: the buffers belong to the flight, which stays in `flights` until the completion was taken and
-        // is leaked by `drop` otherwise; the descriptor stays open while its in_flight count is above zero: that of
-        // this table with the device, that of a ring beside this one until it has nothing under way.
+        // SAFETY: the buffers belong to the flight, which stays in `flights` until the completion
+        // was taken and is leaked by `drop` otherwise; the descriptor stays open while its
+        // in_flight count is above zero: that of this table with the device, that of a ring beside
+        // this one until it has nothing under way.
         unsafe {
             match &attached.aside {
                 Some(aside) => aside.push(entry),
@@ -740,7 +741,8 @@ impl Drop for MemberIo {
             .flatten()
             .filter_map(|attached| attached.look.take())
             .for_each(std::mem::forget);
-        // What a ring beside this one has under way keeps its device from being closed: nobody is to wait for that.
+        // What a ring beside this one has under way keeps its device from being closed: nobody is
+        // to wait for that.
         let is_kept = |attached: &Attached| attached.aside.is_some() && attached.in_flight > 0;
         self.devices.drain(..).flatten().filter(is_kept).for_each(std::mem::forget);
         if !self.flights.is_empty() {

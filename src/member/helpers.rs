@@ -18,8 +18,8 @@ const ALIGN: usize = 4096;
 /// every other block must not stall whoever asks.
 const EXTENTS_MAX: usize = 4096;
 
-/// Bytes that are given back with one call, which has the time limit of one step: a disk that has to write zeroes for that takes
-/// a second or two, and hours for all of it.
+/// Bytes that are given back with one call, which has the time limit of one step: a disk that has
+/// to write zeroes for that takes a second or two, and hours for all of it.
 const DISCARDED_AT_ONCE: u64 = 256 << 20;
 
 /// Bytes of a block as stat(2) counts them.

@@ -69,7 +69,8 @@ fn name_and_death(pid: u32) -> Option<(String, bool)> {
     Some((name.to_owned(), matches!(tail.trim_start().chars().next(), Some('Z' | 'X'))))
 }
 
-/// The process that took a `flock` on this inode and has died, or is gone: what the kernel still has of it holds the lock.
+/// The process that took a `flock` on this inode and has died, or is gone: what the kernel still
+/// has of it holds the lock.
 pub(super) fn dead_flock_holder(device: u64, inode: u64) -> Option<u32> {
     flock_pid(device, inode).filter(|pid| is_dead_and_there(*pid) || is_gone(*pid))
 }

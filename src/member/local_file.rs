@@ -28,7 +28,8 @@ impl LocalFile {
         self.file.as_ref().expect("open until it is dropped or handed over")
     }
 
-    /// A ring beside the engine's has a descriptor of its own: this one would be in the way when the process is killed.
+    /// A ring beside the engine's has a descriptor of its own: this one would be in the way when
+    /// the process is killed.
     pub fn hand_over(&mut self) {
         if let Some(file) = self.file.take() {
             let held = self.held.clone();

@@ -4,8 +4,9 @@
 //! A thread that hangs stays until its call ends, and what the call yields then is dropped there. While one hangs for a path,
 //! no other is started for it: attempts that are repeated do not pile up.
 //!
-//! A call that yields no more than data is made with a descriptor table of its own ([`within_apart`]), so that one which hangs
-//! keeps nothing of a process that is killed. Must not know what calls are for.
+//! A call that yields no more than data is made with a descriptor table of its own
+//! ([`within_apart`]), so that one which hangs keeps nothing of a process that is killed. Must not
+//! know what calls are for.
 
 use super::{DeviceError, is_remote, own_table};
 use std::cell::{Cell, RefCell};
@@ -80,8 +81,9 @@ pub fn within<T: Send + 'static>(
     make(path, action, limit, Manner::Shared, call)
 }
 
-/// As [`within`], for a call of many steps, such as one that writes: each of them has the limit. One that was given up
-/// does no more after the step that hangs. Of a remote path, whose steps have limits of their own, it is made here.
+/// As [`within`], for a call of many steps, such as one that writes: each of them has the limit.
+/// One that was given up does no more after the step that hangs. Of a remote path, whose steps have
+/// limits of their own, it is made here.
 ///
 /// # Errors
 /// As [`within`].
@@ -97,8 +99,8 @@ pub fn step_by_step<T: Send + 'static>(
     make(path, action, limit, Manner::Stepping, call)
 }
 
-/// As [`within`], for a call that uses no descriptors but those that it opens, and gives none back: those of other threads mean
-/// nothing to it. Of a remote path it is as [`within`].
+/// As [`within`], for a call that uses no descriptors but those that it opens, and gives none back:
+/// those of other threads mean nothing to it. Of a remote path it is as [`within`].
 ///
 /// # Errors
 /// As [`within`].
@@ -217,8 +219,8 @@ fn make_each<T: Send + 'static>(
     answers.into_iter().map(|answer| answer.expect("every path was taken")).collect()
 }
 
-/// Does jobs, several at a time. What a job returns are jobs that it has brought up: they begin when it has ended, and do not
-/// wait for others that hang.
+/// Does jobs, several at a time. What a job returns are jobs that it has brought up: they begin
+/// when it has ended, and do not wait for others that hang.
 pub fn work_off<J: Send>(jobs: Vec<J>, run: impl Fn(J) -> Vec<J> + Sync) {
     let first = jobs.len();
     let jobs = Jobs { waiting: jobs.into(), under_way: 0, workers: 1 };

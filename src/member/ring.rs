@@ -63,8 +63,8 @@ impl Ring {
     /// # Errors
     /// As [`Ring::new`].
     pub(super) fn with_entries(submissions: u32, completions: u32) -> io::Result<Ring> {
-        // Newest first: the first leaves nothing behind when the process is killed, 6.1 runs completions only when this thread asks,
-        // 5.19 without interrupting it.
+        // Newest first: the first leaves nothing behind when the process is killed, 6.1 runs
+        // completions only when this thread asks, 5.19 without interrupting it.
         let in_own_memory = ring_memory::build(submissions, completions);
         let deferred = || {
             IoUring::builder()

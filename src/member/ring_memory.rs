@@ -1,8 +1,9 @@
 //! An io_uring whose queues lie in memory of this process's own, not in that of the ring's file.
 //!
-//! Why: a mapping of the ring's file keeps the ring, and a process that was killed keeps its mappings as long as one
-//! of its threads waits for a filesystem. The ring would keep what it has requests for: sockets that listen, so that
-//! no other process can, and those of clients, which would not notice that they have no server any more.
+//! Why: a mapping of the ring's file keeps the ring, and a process that was killed keeps its
+//! mappings as long as one of its threads waits for a filesystem. The ring would keep what it has
+//! requests for: sockets that listen, so that no other process can, and those of clients, which
+//! would not notice that they have no server any more.
 //!
 //! Invariants: what is built behaves as any other ring. Must not know what it is for.
 #![allow(unsafe_code)] // a system call and the memory that it is given; each block argues for itself
@@ -64,22 +65,25 @@ pub(super) fn build(submissions: u32, completions: u32) -> io::Result<IoUring> {
     let mut setup = Setup { cq_entries: completions, flags: FLAGS, ..Setup::default() };
     setup.submissions.user_address = sqes.address.addr() as u64;
     setup.completions.user_address = queues.address.addr() as u64;
-    // SAFETY: the structure has the layout of the kernel's (asserted above by its size); the memory that it names is mapped,
-    // and as large as the kernel makes its queues of these numbers. The kernel holds the pages from here on.
+    // SAFETY: the structure has the layout of the kernel's (asserted above by its size); the memory
+    // that it names is mapped, and as large as the kernel makes its queues of these numbers. The
+    // kernel holds the pages from here on.
     let fd = unsafe { libc::syscall(libc::SYS_io_uring_setup, submissions, &raw mut setup) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: opened just now, and nobody else knows of it.
     let ring = unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) };
-    // SAFETY: `Parameters` is a transparent wrapper of the structure, filled in by the kernel; any bits are valid.
+    // SAFETY: `Parameters` is a transparent wrapper of the structure, filled in by the kernel; any
+    // bits are valid.
     let parameters = unsafe { std::mem::transmute::<Setup, Parameters>(setup) };
     let number = memory.into_raw_fd();
-    // The queues are mapped from what has this number now: the memory, in which they lie where they would in the ring's file.
-    // SAFETY: the number is open and given away here; what is mapped is what the parameters describe.
+    // The queues are mapped from what has this number now: the memory, in which they lie where they
+    // would in the ring's file. SAFETY: the number is open and given away here; what is mapped is
+    // what the parameters describe.
     let built = unsafe { IoUring::from_fd(number, parameters) }?;
-    // From here on the number is the ring's.
-    // SAFETY: both are open; the second belongs to what was built, which has not used it for anything but mapping.
+    // From here on the number is the ring's. SAFETY: both are open; the second belongs to what was
+    // built, which has not used it for anything but mapping.
     if unsafe { libc::dup3(ring.as_raw_fd(), number, libc::O_CLOEXEC) } < 0 {
         return Err(io::Error::last_os_error());
     }

@@ -351,7 +351,8 @@ impl Both {
         Client::connect_to(&up.socket(), name, None).expect("the daemon accepts")
     }
 
-    /// Starts a second daemon after the first was killed, which finds all but the member that hangs, and in the end that too.
+    /// Starts a second daemon after the first was killed, which finds all but the member that
+    /// hangs, and in the end that too.
     #[track_caller]
     fn is_taken_over(&self, mut checked: Checked, killed: JoinHandle<()>, kind: u32) {
         // Clients notice that it is gone.
@@ -545,7 +546,8 @@ fn a_replacement_whose_filesystem_hangs_is_refused_in_time() {
     up.stop();
 }
 
-/// A folder with 'tank', 2+2, none of whose members hangs, and a spare device behind a filesystem that can be frozen.
+/// A folder with 'tank', 2+2, none of whose members hangs, and a spare device behind a filesystem
+/// that can be frozen.
 fn with_spare() -> Option<Scene> {
     let dir = tempfile::tempdir().expect("a directory");
     let path = |name: &str| dir.path().join(name);
@@ -613,8 +615,8 @@ fn a_replacement_that_hangs_holds_up_no_look_at_another_file() {
     up.stop();
 }
 
-/// A command without a daemon, which waits for a device for [`TIMEOUT`] seconds, and has said why it failed when that is over. Its
-/// process may need longer.
+/// A command without a daemon, which waits for a device for [`TIMEOUT`] seconds, and has said why
+/// it failed when that is over. Its process may need longer.
 struct Failing {
     child: Child,
     text: String,

@@ -185,21 +185,29 @@ fn servers_of_several_makes_hold_an_array_together() {
     own.stop();
 }
 
+/// Serves the file `disk0`, say, of the directory at its socket `s0`, by nbdkit.
+fn file_server(dir: &Path, at: usize) -> Process {
+    let (socket, disk) = (dir.join(format!("s{at}")), dir.join(format!("disk{at}")));
+    // One that was killed leaves it behind.
+    let _ = fs::remove_file(&socket);
+    Process::start(Command::new("nbdkit").arg("-f").arg("-U").arg(socket).arg("file").arg(disk))
+}
+
+/// Three of these, and the addresses of what they serve, which is 'tank', 2+1.
+fn three_file_servers(dir: &Path) -> (Vec<Process>, Vec<String>) {
+    (0..3).for_each(|at| sparse(&dir.join(format!("disk{at}")), DISK));
+    let servers = (0..3).map(|at| file_server(dir, at)).collect();
+    let uris: Vec<String> = (0..3).map(|at| unix_uri(&dir.join(format!("s{at}")))).collect();
+    uris.iter().for_each(|uri| answers(uri));
+    create(&uris, 2);
+    (servers, uris)
+}
+
 #[test]
 fn a_member_whose_host_is_away_is_waited_for_and_nobody_is_told_to_replace_it() {
     let dir = tempfile::tempdir().expect("a directory");
-    let path = |name: &str| dir.path().join(name);
-    let server = |at: usize| {
-        let (socket, disk) = (path(&format!("s{at}")), path(&format!("disk{at}")));
-        // One that was killed leaves it behind.
-        let _ = fs::remove_file(&socket);
-        Process::start(Command::new("nbdkit").arg("-f").arg("-U").arg(socket).arg("file").arg(disk))
-    };
-    (0..3).for_each(|at| sparse(&path(&format!("disk{at}")), DISK));
-    let mut servers: Vec<Process> = (0..3).map(server).collect();
-    let uris: Vec<String> = (0..3).map(|at| unix_uri(&path(&format!("s{at}")))).collect();
-    uris.iter().for_each(|uri| answers(uri));
-    create(&uris, 2);
+    let server = |at: usize| file_server(dir.path(), at);
+    let (mut servers, uris) = three_file_servers(dir.path());
     let up = Up::serve(dir.path(), &configure(dir.path(), &uris, "remote_timeout = 1\n"));
     let working = Working::start(&up.socket(), load());
     working.go_on(100);
@@ -234,22 +242,13 @@ fn a_member_whose_host_is_away_is_waited_for_and_nobody_is_told_to_replace_it() 
     up.stop();
 }
 
-/// What an administrator takes out while the array has failed stays out, although nothing can be recorded of it.
+/// What an administrator takes out while the array has failed stays out, although nothing can be
+/// recorded of it.
 #[test]
 fn a_member_of_a_failed_array_that_is_taken_out_is_told_to_stay_away_and_until_when() {
     let dir = tempfile::tempdir().expect("a directory");
-    let path = |name: &str| dir.path().join(name);
-    let server = |at: usize| {
-        let (socket, disk) = (path(&format!("s{at}")), path(&format!("disk{at}")));
-        // One that was killed leaves it behind.
-        let _ = fs::remove_file(&socket);
-        Process::start(Command::new("nbdkit").arg("-f").arg("-U").arg(socket).arg("file").arg(disk))
-    };
-    (0..3).for_each(|at| sparse(&path(&format!("disk{at}")), DISK));
-    let mut servers: Vec<Process> = (0..3).map(server).collect();
-    let uris: Vec<String> = (0..3).map(|at| unix_uri(&path(&format!("s{at}")))).collect();
-    uris.iter().for_each(|uri| answers(uri));
-    create(&uris, 2);
+    let server = |at: usize| file_server(dir.path(), at);
+    let (mut servers, uris) = three_file_servers(dir.path());
     let limits = "remote_timeout = 3\nremote_grace = 1\n";
     let up = Up::serve(dir.path(), &configure(dir.path(), &uris, limits));
     until("it is served", || is_whole(&up));
@@ -877,16 +876,7 @@ fn one_export_that_keeps_nothing_is_not_called_two() {
 #[test]
 fn remote_members_that_the_daemon_serves_are_neither_checked_nor_created_over() {
     let dir = tempfile::tempdir().expect("a directory");
-    let path = |name: &str| dir.path().join(name);
-    let server = |at: usize| {
-        let (socket, disk) = (path(&format!("s{at}")), path(&format!("disk{at}")));
-        Process::start(Command::new("nbdkit").arg("-f").arg("-U").arg(socket).arg("file").arg(disk))
-    };
-    (0..3).for_each(|at| sparse(&path(&format!("disk{at}")), DISK));
-    let _servers: Vec<Process> = (0..3).map(server).collect();
-    let uris: Vec<String> = (0..3).map(|at| unix_uri(&path(&format!("s{at}")))).collect();
-    uris.iter().for_each(|uri| answers(uri));
-    create(&uris, 2);
+    let (_servers, uris) = three_file_servers(dir.path());
     let up = Up::serve(dir.path(), &configure(dir.path(), &uris, ""));
     until("it is served", || is_whole(&up));
     let asked = |line: &str| {

@@ -379,7 +379,8 @@ fn a_row_index_is_a_place_on_every_member() {
     assert_eq!(array.blocks(0).len() as u64, STRIPES * ROWS);
 }
 
-/// Blocks stay bad after they were rewritten; then their places are needed no more, and the member is good again.
+/// Blocks stay bad after they were rewritten; then their places are needed no more, and the member
+/// is good again.
 #[test]
 fn a_place_that_nobody_needs_is_no_block_that_stays_bad() {
     for writes_again in [false, true] {

@@ -529,8 +529,8 @@ enum Comes {
     Back,
 }
 
-/// An array of 200 stripes with no page in memory, in which every other page of checksums cannot be read, and for member 0 a
-/// device begins to be built; and what it must read as.
+/// An array of 200 stripes with no page in memory, in which every other page of checksums cannot be
+/// read, and for member 0 a device begins to be built; and what it must read as.
 fn begun_beside_unreadable_pages(comes: Comes) -> (SimArray, Vec<u8>) {
     let shape = shape(200);
     let world = SimWorld::new(shape, 32 << 20);
@@ -569,9 +569,10 @@ fn begun_beside_unreadable_pages(comes: Comes) -> (SimArray, Vec<u8>) {
     (sim, model)
 }
 
-/// Pages can be read again so many steps after it was decided that the device joins without them, and are read; meanwhile there
-/// are writes elsewhere. `fails`: the array fails at that time for lack of another member, which comes back. Whether the device
-/// had joined before that; an error where a page is not on both of its members in the end.
+/// Pages can be read again so many steps after it was decided that the device joins without them,
+/// and are read; meanwhile there are writes elsewhere. `fails`: the array fails at that time for
+/// lack of another member, which comes back. Whether the device had joined before that; an error
+/// where a page is not on both of its members in the end.
 fn pages_readable_again_before_a_join(comes: Comes, fails: bool, steps: usize) -> Result<bool, String> {
     let (mut sim, mut model) = begun_beside_unreadable_pages(comes);
     let layout = PageLayout::new(superblock(disk(&mut sim, 1)).geometry, true);

@@ -258,9 +258,9 @@ enum Meanwhile {
     ReadsAndOneWrite,
 }
 
-/// All copies of pages of checksums read wrong for a moment: each is damaged in its newest place or in both, or looks as if it had
-/// never been written. `rounds`: so often were all blocks written. Returns how many blocks could not be read meanwhile, and how
-/// many cannot be afterwards.
+/// All copies of pages of checksums read wrong for a moment: each is damaged in its newest place or
+/// in both, or looks as if it had never been written. `rounds`: so often were all blocks written.
+/// Returns how many blocks could not be read meanwhile, and how many cannot be afterwards.
 fn pages_wrong_for_a_moment(rounds: u8, meanwhile: Meanwhile, seed: u64) -> (usize, usize) {
     let mut random = Random::new(seed);
     let (world, mut sim, mut model) = Scene::running(shape(2, 1, 100), seed);

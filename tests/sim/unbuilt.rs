@@ -1,4 +1,5 @@
-//! A device that went into service without blocks that could not be read is not called whole, and gets them when they can be.
+//! A device that went into service without blocks that could not be read is not called whole, and
+//! gets them when they can be.
 
 use crate::scenes::{CHUNK, filled, live};
 use calpe::format::ChecksumKind;
@@ -22,8 +23,8 @@ fn offline_would(sim: &SimArray, member: u16) -> String {
     sim.would(&AdminRequest::Offline { member: MemberIndex(member) }).expect("it may leave").0
 }
 
-/// An array of 1+2 whose member 0 was replaced while nobody could read `slots` slots, and has joined without them. The errors go
-/// on for a while.
+/// An array of 1+2 whose member 0 was replaced while nobody could read `slots` slots, and has
+/// joined without them. The errors go on for a while.
 fn joined_without(slots: usize) -> (SimArray, Vec<u8>) {
     let (mut sim, model) = filled(1, 2, ChecksumKind::Blake3);
     let device = sim.disk_of(0).expect("in service");

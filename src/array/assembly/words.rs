@@ -1,5 +1,5 @@
-//! What is said of devices that are not used, of members that are older copies of themselves, and of the one that
-//! is newer. Words alone: must decide nothing.
+//! What is said of devices that are not used, of members that are older copies of themselves, and
+//! of the one that is newer. Words alone: must decide nothing.
 
 use super::{AssemblyError, NOWHERE_ELSE};
 use crate::format::MemberSet;

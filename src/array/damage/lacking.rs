@@ -1,9 +1,10 @@
-//! Slots of which devices went into service without blocks that could not be read: they are looked at again by themselves,
-//! and built when they can be.
+//! Slots of which devices went into service without blocks that could not be read: they are looked
+//! at again by themselves, and built when they can be.
 //!
-//! Such a device is in service, and its member counts as online; but these rows have less redundancy than the array has
-//! otherwise, until the slots are off this list. A slot leaves it only when all of its blocks on the device were read and
-//! verified, or written and read again; or when it holds no data.
+//! Such a device is in service, and its member counts as online; but these rows have less
+//! redundancy than the array has otherwise, until the slots are off this list. A slot leaves it
+//! only when all of its blocks on the device were read and verified, or written and read again; or
+//! when it holds no data.
 //!
 //! Invariant: the list names every slot that a device of this run joined without; it may name more.
 
@@ -19,7 +20,8 @@ use uuid::Uuid;
 /// Runs of slots that are remembered of one device; with more, slots between them are looked at, too.
 const RUNS_MAX: usize = 4096;
 
-/// Slots that are looked at together, and the time between such rounds: what clients ask of a slot waits for its look.
+/// Slots that are looked at together, and the time between such rounds: what clients ask of a slot
+/// waits for its look.
 const LOOK_ROUND: usize = 4;
 const LOOK_INTERVAL_NS: u64 = 5_000_000_000;
 /// The same after a round that built one: what kept the blocks from being read is over, for others too.
@@ -175,7 +177,7 @@ impl Array {
         if of.state == MemberState::Online { self.damage.lacking.count(of.uuid) } else { 0 }
     }
 
-    /// The members in service, other than this one, whose devices went without slots.
+    /// The members in service, other than this one, with devices that went without slots.
     pub(in super::super) fn lacking_beside(&self, without: Option<MemberIndex>) -> Vec<MemberIndex> {
         if self.damage.lacking.of.is_empty() {
             return Vec::new();
@@ -184,8 +186,8 @@ impl Array {
         members.filter(|&member| Some(member) != without && self.slots_lacking(member) > 0).collect()
     }
 
-    /// What is not true of the slots that members other than this one went without, where `left` more losses are survived
-    /// otherwise.
+    /// What is not true of the slots that members other than this one went without, where `left`
+    /// more losses are survived otherwise.
     pub(in super::super) fn but_lacking(&self, left: usize, without: Option<MemberIndex>) -> String {
         let members = self.lacking_beside(without);
         let slots: u64 = members.iter().map(|member| self.slots_lacking(*member)).sum();

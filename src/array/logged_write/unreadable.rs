@@ -1,13 +1,14 @@
 //! Writes into rows that cannot be read for their parity (rules T1 and T2 of the crash-safety design), and the way back.
 //!
-//! New parity may come from the old bytes of the written columns and of the parities, or from the other data columns:
-//! both are tried, since either may be readable where the other is not. If neither is, the write lets go of its rows
-//! and tries again, within a limit. Then it sets aside what it cannot read: these columns count as zeroes in the new
-//! parity, their hashes stay, and reading them is an error until their own members give the content again
-//! ([`Array::start_repay`]) or they are written. At once, where every block of the row was read and too few match: waiting would
-//! show nothing new, and such blocks stay known as beyond repair. Never without checksums, never for a shortage of the
-//! host, and never where a block is not on its own member and others would give it but for an error: then the write ends with an
-//! error and has changed nothing.
+//! New parity may come from the old bytes of the written columns and of the parities, or from the
+//! other data columns: both are tried, since either may be readable where the other is not. If
+//! neither is, the write lets go of its rows and tries again, within a limit. Then it sets aside
+//! what it cannot read: these columns count as zeroes in the new parity, their hashes stay, and
+//! reading them is an error until their own members give the content again ([`Array::start_repay`])
+//! or they are written. At once, where every block of the row was read and too few match: waiting
+//! would show nothing new, and such blocks stay known as beyond repair. Never without checksums,
+//! never for a shortage of the host, and never where a block is not on its own member and others
+//! would give it but for an error: then the write ends with an error and has changed nothing.
 
 use super::{BLOCK, Flow, LoggedWrite, Stage, Work};
 use crate::array::damage::BlockName;
@@ -91,8 +92,9 @@ impl Array {
         self.wait_to_read(key, write)
     }
 
-    /// Whether setting aside what is missing would lose a block for good: its own member does not have it, so only the others of
-    /// its row can give it, and all that keeps them from that is an error, which may pass (T2).
+    /// Whether setting aside what is missing would lose a block for good: its own member does not
+    /// have it, so only the others of its row can give it, and all that keeps them from that is an
+    /// error, which may pass (T2).
     fn would_lose(&self, write: &LoggedWrite) -> bool {
         let missing = write.fetch.missing.iter().filter(|block| block.why == Why::Unreadable);
         let mut hidden = missing.filter(|block| write.fetch.has_errors(block.row));

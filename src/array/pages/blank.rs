@@ -2,7 +2,7 @@
 //!
 //! Must not know what is in which slot: the caller says whether what a page tells of counts.
 
-use super::{CopyFault, Due, Next, PageStore, Trust, offers};
+use super::{CopyFault, Due, Next, PageStore, Trust};
 use crate::format::{MemberSet, PAGE_ENTRIES, PageIndex};
 use crate::units::{BlockHash, MemberIndex};
 use std::sync::Arc;
@@ -18,8 +18,10 @@ impl PageStore {
         // Those that are not blank are no worse than those that are.
         if let Some(due) = self.due.get_mut(&page) {
             due.heal = MemberSet::new();
+            if due.is_empty() {
+                self.due.remove(&page);
+            }
         }
-        self.due.retain(|_, due| !due.is_empty());
         let copies = self.layout.copies(page).zip(&cached.next);
         copies
             .filter(|(_, next)| **next != Next::Anywhere)
@@ -43,13 +45,12 @@ impl PageStore {
         self.clock.retain(|&other| other != page);
     }
 
-    /// A page that shows no version, and rightly so, although it was left alone on a device, which may show one: it gets a version
-    /// that is ahead of that.
+    /// A page that shows no version, and rightly so, although it was left alone on a device, which
+    /// may show one: it gets a version that is ahead of that.
     pub fn outdo_left_alone(&mut self, page: PageIndex) {
         if self.left_alone.contains(&page) && self.is_blank(page) {
             self.left_alone.remove(&page);
-            let cached = self.cached.get_mut(&page).expect("a page that was just loaded is cached");
-            Arc::make_mut(&mut cached.page).sequence += offers::AHEAD;
+            self.get_ahead(page);
             self.touch(page);
         }
     }
@@ -64,10 +65,7 @@ impl PageStore {
     /// When the page was not just loaded, or is one of the stripe map.
     pub fn begin_anew(&mut self, page: PageIndex, bad: MemberSet) {
         assert!(!self.is_map_page(page), "what a page of the stripe map says always counts");
-        let known = self.versions.sequence(page);
-        let cached = self.cached.get_mut(&page).expect("a page that was just loaded is cached");
-        cached.trust = Trust::Known;
-        Arc::make_mut(&mut cached.page).sequence = known + offers::AHEAD;
+        self.get_ahead(page);
         self.left_alone.remove(&page);
         self.rebuild_void(page);
         self.touch(page);

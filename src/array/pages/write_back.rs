@@ -105,9 +105,10 @@ impl PageStore {
         lacked
     }
 
-    /// A device that was built for a member is in service. Both places of every copy on it hold the newest version, see
-    /// [`PageStore::left`]: so the next write may go to one of them, and must, for a power cut in a write of both would
-    /// leave none. Loads that began without the member, or with the device that it had before, are asked for again.
+    /// A device that was built for a member is in service. Both places of every copy on it hold the
+    /// newest version, see [`PageStore::left`]: so the next write may go to one of them, and must,
+    /// for a power cut in a write of both would leave none. Loads that began without the member, or
+    /// with the device that it had before, are asked for again.
     pub fn joined(&mut self, member: MemberIndex, which: Which) {
         self.away.remove(member);
         self.offers.retain(|_, offer| !offer.is_of(member));

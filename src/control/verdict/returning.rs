@@ -1,4 +1,5 @@
-//! What is said of members that come back by themselves. Words alone: which members these are is decided elsewhere.
+//! What is said of members that come back by themselves. Words alone: which members these are is
+//! decided elsewhere.
 
 use super::{is_displaced, is_refused, names};
 use crate::control::{ArrayReport, ArrayState, Condition, MemberReport};

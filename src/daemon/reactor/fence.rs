@@ -108,7 +108,8 @@ impl Reactor {
         connection.fenced += 1;
     }
 
-    /// Sees which of an array's clients have hung up: this one, and those that have asked for changes which are not done.
+    /// Sees which of an array's clients have hung up: this one, and those that have asked for
+    /// changes which are not done.
     fn look(&mut self, key: usize, array: ArrayId) {
         let all = self.connections.iter();
         let matter = all.filter(|(other, connection)| {

@@ -1,4 +1,5 @@
-//! Time of the one thread, dealt out to connections: each gets its share of a turn, and one that used more has less of the next.
+//! Time of the one thread, dealt out to connections: each gets its share of a turn, and one that
+//! used more has less of the next.
 //!
 //! Invariants: a turn spends no more than [`TURN_NANOS`] on what clients ask, and one request of each connection beyond it that
 //! has sent no large ones of late; what is left over is not saved, what was overdrawn is owed. So a small request waits for a

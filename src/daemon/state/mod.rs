@@ -360,7 +360,7 @@ impl Shared {
                         self.dir.display()
                     ));
                     let until = Instant::now() + RETRY;
-                    while !work.closed && !is_last {
+                    while !work.closed {
                         let left = until.saturating_duration_since(Instant::now());
                         if left.is_zero() {
                             break;
@@ -567,8 +567,8 @@ mod tests {
     fn a_directory_of_a_daemon_that_was_killed_and_is_not_at_an_end_is_told_as_that() {
         let dir = tempfile::tempdir().unwrap();
         drop(take(dir.path()).unwrap());
-        // The lock stays with the open file, which this process has, too; the one that took it is dead and nobody takes
-        // note of that.
+        // The lock stays with the open file, which this process has, too; the one that took it is
+        // dead and nobody takes note of that.
         let file = File::open(dir.path().join(LOCK_FILE)).unwrap();
         let mut child =
             std::process::Command::new("flock").arg("0").stdin(file.try_clone().unwrap()).spawn().unwrap();

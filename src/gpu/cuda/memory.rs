@@ -1,9 +1,9 @@
 //! Host memory that the driver knows: slabs of pools, registered once for the whole process however many devices use
 //! them, and by whom they are used last.
 //!
-//! Invariants: a slab is unregistered when its last user is dropped and never before; the user that gives a device up is never
-//! dropped, so what it may still touch stays registered and mapped. A slab that cannot be registered is no error: its
-//! pieces are copied. Must not know of batches.
+//! Invariants: a slab is unregistered when its last user is dropped and never before; the user that
+//! gives a device up is never dropped, so what it may still touch stays registered and mapped. A
+//! slab that cannot be registered is no error: its pieces are copied. Must not know of batches.
 #![allow(unsafe_code)] // registering is a promise about memory; see each block
 
 use std::sync::{Arc, Mutex, PoisonError};
