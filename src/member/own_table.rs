@@ -66,7 +66,7 @@ pub(super) fn raise(file: OwnedFd) -> OwnedFd {
     })
 }
 
-/// As [`raise`], for a file of another layer.
+/// As `raise`, for a file of another layer.
 pub fn out_of_the_way(file: File) -> File {
     File::from(raise(file.into()))
 }
