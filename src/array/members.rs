@@ -754,6 +754,7 @@ impl Array {
     pub(super) fn member_status(&self) -> Vec<MemberStatus> {
         let status = |(at, member): (usize, &Member)| MemberStatus {
             index: MemberIndex(at as u16),
+            uuid: member.uuid,
             state: member.state,
             device: member.device.map(|d| d.id),
             replacement: member.replacement.as_ref().map(|r| r.device.id),
@@ -761,6 +762,7 @@ impl Array {
             reason: member.reason.clone(),
             conditions: self.conditions(MemberIndex(at as u16)),
             returns: member.away.is_some(),
+            lacking: self.damage.lacking.runs_of(member.uuid),
         };
         self.members.iter().enumerate().map(status).collect()
     }

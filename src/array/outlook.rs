@@ -294,6 +294,9 @@ impl Array {
         let (state, room) = match self.is_settling() {
             true => ("waits until what the redo log holds is in place", "make room; "),
             false if self.any_building() => ("waits for a rebuild", ""),
+            false if self.passes_wait_for_room() => {
+                ("waits for room on a member that is full", "make room; ")
+            }
             false => ("is running", ""),
         };
         Err(format!("a scrub {state} already: {room}'calpe wait {name} -t scrub' waits for its end"))
@@ -306,6 +309,9 @@ impl Array {
                 "the scrub waits until what the redo log holds is in place, and runs then: make room"
             }
             true => "the scrub waits for the rebuild, and runs then",
+            _ if self.passes_wait_for_room() => {
+                "the scrub waits for room on a member that is full, and goes on then: make room"
+            }
             false => "the scrub is running",
         }
     }

@@ -80,6 +80,11 @@ impl PageHold {
         PageHold { check: true, ..PageHold::new(pages, life) }
     }
 
+    /// Whether pages are being written, and nothing else is waited for.
+    pub fn waits_for_checkpoint(&self) -> bool {
+        self.loading == 0 && !self.later.is_empty()
+    }
+
     /// Whether a page is here.
     pub fn has(&self, page: PageIndex) -> bool {
         self.held.contains(&page)

@@ -29,6 +29,13 @@ enum Stage {
     Reread { first: u64, end: u64, scrubs_stopped: u64 },
 }
 
+impl PageScrub {
+    /// Whether it waits for pages to be written, and for nothing else.
+    pub fn waits_for_checkpoint(&self) -> bool {
+        self.hold.waits_for_checkpoint()
+    }
+}
+
 impl Array {
     /// How many turns a scrub has: one for each slot, then those of the pages. Superblocks come before (super_scrub.rs).
     pub(super) fn scrub_turns(&self) -> u64 {

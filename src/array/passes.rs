@@ -180,6 +180,11 @@ impl Passes {
         pass.unchecked = MemberSet::new();
     }
 
+    /// Whether a scrub waits for a checkpoint to write the copies of pages that it found bad.
+    pub fn waits_for_checkpoint(&self) -> bool {
+        self.scrub.as_ref().is_some_and(|pass| pass.settles.is_some())
+    }
+
     /// Nothing new starts until every slot operation under way has ended: they belong to positions that are void.
     pub fn drain(&mut self) {
         self.draining = true;
@@ -517,7 +522,7 @@ impl Array {
         };
         let held = match self.state() {
             ArrayState::Failed => Some(Rest::ForMembers),
-            _ => self.is_settling().then_some(Rest::ForRoom),
+            _ => (self.is_settling() || self.passes_wait_for_room()).then_some(Rest::ForRoom),
         };
         let mut all = Vec::new();
         let building = self.members.iter().flat_map(|member| {

@@ -501,6 +501,30 @@ impl Array {
         true
     }
 
+    /// Whether all that passes have under way waits for room: for that of a member in service, or for what others hold who wait
+    /// for it.
+    pub(super) fn passes_wait_for_room(&self) -> bool {
+        let episodes = || self.shortages.episodes.values().filter(|e| e.fault.kind == IoFaultKind::NoSpace);
+        if episodes().next().is_none() {
+            return false;
+        }
+        let owner = |token: &IoToken| match self.inflight.get(*token)?.entry.owner {
+            Owner::Op { key, .. } => Some(key),
+            _ => None,
+        };
+        let short: BTreeSet<usize> =
+            episodes().flat_map(|episode| &episode.tokens).filter_map(owner).collect();
+        let mut waits = self.ops.iter().filter_map(|(key, op)| match op {
+            Op::LoggedPass(pass) if pass.unreadable_build().is_some() => Some(false),
+            Op::LoggedPass(pass) => Some(pass.waits() || short.contains(&key)),
+            Op::PageScrub(scrub) => Some(scrub.waits_for_checkpoint() || short.contains(&key)),
+            Op::PagePass(_) | Op::SuperScrub(_) => Some(short.contains(&key)),
+            _ => None,
+        });
+        let settles = self.passes.waits_for_checkpoint();
+        waits.next().map_or(settles, |first| first && waits.all(|waits| waits))
+    }
+
     /// What a shortage makes of a member, for the status.
     pub(super) fn shortage_of(&self, device: Option<DeviceId>) -> Option<MemberCondition> {
         self.shortages.episodes.get(&device?).map(|episode| condition_of(episode.fault))

@@ -2,7 +2,8 @@
 
 use crate::block_io::DeviceId;
 use crate::format::{ChecksumKind, Geometry, MemberSet, MemberState};
-use crate::units::{MemberIndex, VolumeOffset};
+use crate::units::{MemberIndex, SlotIndex, VolumeOffset};
+use uuid::Uuid;
 
 /// State of an array as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +57,8 @@ pub enum MemberCondition {
 pub struct MemberStatus {
     /// Its place.
     pub index: MemberIndex,
+    /// Identity of the device that it has, or had last.
+    pub uuid: Uuid,
     /// Its state.
     pub state: MemberState,
     /// The device in service or being rebuilt in its place, if one is open.
@@ -70,6 +73,8 @@ pub struct MemberStatus {
     pub conditions: Vec<MemberCondition>,
     /// It is out of service for something that passes: it may be brought back when that is over, without being asked.
     pub returns: bool,
+    /// Runs of slots of which its device went into service without blocks: the first, and how many, ascending.
+    pub lacking: Vec<(SlotIndex, u64)>,
 }
 
 /// Kind of a background pass over the array.
@@ -90,7 +95,7 @@ pub enum Rest {
     Paused,
     /// A rebuild goes first.
     ForRebuild,
-    /// What the redo log held at the start goes in place first, and waits for room.
+    /// A member is full: what the redo log held at the start goes in place first, or what the pass has under way waits for room.
     ForRoom,
     /// The array has failed.
     ForMembers,

@@ -242,7 +242,12 @@ fn wait(mut client: Client, args: WaitArgs) -> Outcome {
         types => types.iter().map(|kind| scan_kind(*kind)).collect(),
     };
     let since = scrub_mark(&mut client, &args.name)?;
-    follow(client, &args.name, Goal::Passes { kinds, since }, &Paths::default())
+    follow(
+        client,
+        &args.name,
+        Goal::Passes { kinds, are_named: !args.types.is_empty(), since },
+        &Paths::default(),
+    )
 }
 
 fn scan_kind(kind: WaitKind) -> ScanKind {

@@ -28,6 +28,8 @@ pub enum Goal {
     Passes {
         /// Which.
         kinds: Vec<ScanKind>,
+        /// They were asked for by name: what the last of them left is judged where none runs.
+        are_named: bool,
         /// When the waiting began.
         since: ScrubMark,
     },
@@ -139,9 +141,9 @@ impl Waiter {
             Goal::Replacement { new } => look_at_replacement(array, new),
             Goal::Scrub { since } => look_at_scrub(array, since),
             Goal::Repair => look_at_repair(array),
-            Goal::Passes { kinds, since } => {
-                let (kinds, since) = (kinds.clone(), *since);
-                self.look_at_passes(array, &kinds, &since)
+            Goal::Passes { kinds, are_named, since } => {
+                let (kinds, are_named, since) = (kinds.clone(), *are_named, *since);
+                self.look_at_passes(array, &kinds, are_named, &since)
             }
         };
         match look {
@@ -150,7 +152,13 @@ impl Waiter {
         }
     }
 
-    fn look_at_passes(&mut self, array: &ArrayReport, kinds: &[ScanKind], since: &ScrubMark) -> Look {
+    fn look_at_passes(
+        &mut self,
+        array: &ArrayReport,
+        kinds: &[ScanKind],
+        are_named: bool,
+        since: &ScrubMark,
+    ) -> Look {
         let wanted = |kind: ScanKind| kinds.contains(&kind);
         let running: Vec<_> = array.scan.iter().filter(|scan| wanted(scan.kind)).collect();
         self.scrub_seen |= running.iter().any(|scan| scan.kind == ScanKind::Scrub);
@@ -166,11 +174,11 @@ impl Waiter {
             let shown = running.iter().find(|scan| !scan.paused).or(running.first());
             return Look::Running(shown.map(|scan| (*scan).clone()));
         }
-        self.result(array, kinds, since)
+        self.result(array, kinds, are_named, since)
     }
 
     /// Nothing of what is waited for runs any more.
-    fn result(&self, array: &ArrayReport, kinds: &[ScanKind], since: &ScrubMark) -> Look {
+    fn result(&self, array: &ArrayReport, kinds: &[ScanKind], are_named: bool, since: &ScrubMark) -> Look {
         let built = array.members.iter().filter_map(|member| Some((member, self.built.get(&member.index)?)));
         let (complete, ended): (Vec<_>, Vec<_>) =
             built.partition(|(member, built)| in_service(member) && built.is(member));
@@ -191,7 +199,7 @@ impl Waiter {
         }
         match complete {
             Some(text) => Look::Well(text + &without_data(array)),
-            None => nothing_runs(array, kinds),
+            None => nothing_runs(array, kinds, are_named),
         }
     }
 
@@ -222,11 +230,9 @@ impl Waiter {
 /// None of these passes was seen to run. One that has just ended is not told from one that ended
 /// long ago, so what is named is judged by what the last one left. Whoever waits for everything is
 /// not told of an old scrub when a rebuild is over.
-fn nothing_runs(array: &ArrayReport, kinds: &[ScanKind]) -> Look {
-    let all = [ScanKind::Rebuild, ScanKind::Scrub, ScanKind::Repair];
-    let is_named = all.iter().any(|kind| !kinds.contains(kind));
-    let is_judged = |kind| is_named && kinds.contains(&kind);
-    let what = match is_named {
+fn nothing_runs(array: &ArrayReport, kinds: &[ScanKind], are_named: bool) -> Look {
+    let is_judged = |kind| are_named && kinds.contains(&kind);
+    let what = match are_named {
         false => "nothing".to_owned(),
         true => {
             let words: Vec<&str> = kinds.iter().map(|kind| kind.word()).collect();
@@ -388,8 +394,8 @@ fn is_rebuilding(member: &MemberReport) -> bool {
 pub struct Progress {
     /// On a terminal.
     bar: Option<ProgressBar>,
-    /// What was shown last: the pass, of lines the tenth of the way, and whether something was tried again.
-    told: Option<(ScanKind, u64, bool)>,
+    /// What was shown last: the pass, of lines the tenth of the way, whether something was tried again, and what it waited for.
+    told: Option<(ScanKind, u64, bool, ScanState)>,
     /// What the pass is called, and what its errors are that others could make good, if not by its kind.
     words: Option<[&'static str; 2]>,
 }
@@ -433,7 +439,7 @@ impl Progress {
                 if self.told.is_none() {
                     bar.set_draw_target(ProgressDrawTarget::stdout());
                 }
-                self.told = Some((scan.kind, 0, false));
+                self.told = Some((scan.kind, 0, false, scan.state));
                 Ok(())
             }
             None => match self.line(scan) {
@@ -450,10 +456,10 @@ impl Progress {
         }
     }
 
-    /// A line for every tenth of the way, and when slots or pages begin to be tried again.
+    /// A line for every tenth of the way, when slots or pages begin to be tried again, and when it begins or ends to wait.
     fn line(&mut self, scan: &ScanReport) -> Option<String> {
         let tenth = scan.percent as u64 / 10;
-        let shown = (scan.kind, tenth, scan.retried + scan.retried_pages > 0);
+        let shown = (scan.kind, tenth, scan.retried + scan.retried_pages > 0, scan.state);
         let told = self.told.replace(shown);
         let line = || match self.words {
             Some([pass, repaired]) => scan_line_in(scan, pass, repaired),
@@ -471,8 +477,8 @@ impl Default for Progress {
 
 /// What stands behind the bar.
 fn remark(scan: &ScanReport) -> String {
-    if scan.paused {
-        return "paused".into();
+    if let Some(words) = scan.state.words() {
+        return words.into();
     }
     let mut text = String::new();
     if let Some(rate) = scan.rate_bytes_per_s {
@@ -500,7 +506,7 @@ mod tests {
         ScrubMark { unix: 100, last: Some(LastScrub { finished_unix: 99, errors: 0, repaired: 0 }) };
 
     fn passes(kinds: &[ScanKind]) -> Waiter {
-        Waiter::new(Goal::Passes { kinds: kinds.to_vec(), since: MARK })
+        Waiter::new(Goal::Passes { kinds: kinds.to_vec(), are_named: true, since: MARK })
     }
 
     fn all() -> Waiter {
@@ -768,7 +774,7 @@ mod tests {
         let mut waiter = all();
         for _ in 0..3 * PAUSED_LOOKS {
             let Look::Running(Some(scan)) = waiter.look(&array) else { panic!("it is waited for") };
-            assert!(scan_line(&scan).ends_with("is in place: make room"));
+            assert!(scan_line(&scan).ends_with("that is full: make room"));
         }
     }
 

@@ -232,6 +232,8 @@ pub enum MemberState {
     Spare,
     /// It is there, and its array is not served.
     Found,
+    /// It is about to be looked for, for the first time.
+    Waiting,
 }
 
 macro_rules! upper_case_names {
@@ -255,7 +257,7 @@ macro_rules! upper_case_names {
 upper_case_names!(ArrayState: Online "ONLINE", Degraded "DEGRADED", Failed "FAILED", Waiting "WAITING");
 upper_case_names!(MemberState:
     Online "ONLINE", Degraded "DEGRADED", Rebuilding "REBUILDING", Faulted "FAULTED", Offline "OFFLINE",
-    Missing "MISSING", Spare "SPARE", Found "FOUND"
+    Missing "MISSING", Spare "SPARE", Found "FOUND", Waiting "WAITING"
 );
 
 /// The volume of an array.
@@ -350,6 +352,8 @@ pub enum Condition {
     Claimed,
     /// It is out of service, and may be on a device that the daemon's user may not read.
     Forbidden,
+    /// It is out of service, and operations on it from before it left have not ended: it cannot come back before they have.
+    Unanswered,
 }
 
 impl Condition {
@@ -375,6 +379,7 @@ impl Condition {
             Condition::CutOff => "its device was cut off",
             Condition::Claimed => "several devices claim to be it",
             Condition::Forbidden => "may be what the daemon may not read",
+            Condition::Unanswered => "what it was asked has not ended",
         }
     }
 }
@@ -423,7 +428,7 @@ pub enum ScanState {
     Paused,
     /// A rebuild goes first.
     WaitsForRebuild,
-    /// What the redo log held at the start goes in place first, which waits for room.
+    /// A member is full: what the redo log held at the start goes in place first, or what the pass has under way waits for room.
     WaitsForRoom,
     /// Too few members are there: the array has failed.
     WaitsForMembers,
@@ -437,7 +442,7 @@ impl ScanState {
             ScanState::Running => None,
             ScanState::Paused => Some("paused"),
             ScanState::WaitsForRebuild => Some("waits for the rebuild"),
-            ScanState::WaitsForRoom => Some("waits until what the redo log holds is in place: make room"),
+            ScanState::WaitsForRoom => Some("waits for room on a member that is full: make room"),
             ScanState::WaitsForMembers => Some("waits for members"),
         }
     }

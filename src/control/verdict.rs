@@ -91,15 +91,28 @@ pub fn explain(array: &ArrayReport) -> Explanation {
             explain_refused(array)
         }
         ArrayState::Failed => explain_failed(array, &absent),
-        _ if !array.lost.is_empty() => beside_absent(array, &absent, explain_lost(array)),
-        _ if !array.set_aside.is_empty() => explain_set_aside(array),
-        _ if !array.unreadable.is_empty() => explain_unreadable(array),
-        _ if !array.unconfirmed.is_empty() => explain_unconfirmed(array),
-        _ if array.unreadable_pages > 0 => explain_unreadable(array),
+        _ if lacks_data(array) => beside_absent(array, &absent, explain_without_data(array)),
         ArrayState::Degraded => explain_degraded(array, &absent),
         ArrayState::Online => explain_online(array),
     };
-    with_full(array, with_new_device_full(array, explanation))
+    with_full(array, with_new_device_full(array, with_unanswered(&absent, explanation)))
+}
+
+/// Adds that members which hang cannot come back yet, whatever would bring them back.
+fn with_unanswered(absent: &[&MemberReport], explanation: Explanation) -> Explanation {
+    let hangs = |member: &&&MemberReport| member.conditions.contains(&Condition::Unanswered);
+    let hanging: Vec<&MemberReport> = absent.iter().filter(hangs).copied().collect();
+    if hanging.is_empty() {
+        return explanation;
+    }
+    let (was, them) = if hanging.len() == 1 { ("was", "it") } else { ("were", "they") };
+    let action = format!(
+        "{} What was asked of {} before {them} {was} taken out has not ended, and {them} cannot come back before it has: mend what \
+         hangs there, or abort it (docs/members.md).",
+        explanation.action,
+        names(&hanging)
+    );
+    Explanation { action: action.trim_start().to_owned(), ..explanation }
 }
 
 /// Adds that a device which is being built has no room.
@@ -267,7 +280,11 @@ fn explain_lost(array: &ArrayReport) -> Explanation {
         format!("'calpe status -v {}' lists where; write these parts again from a backup.", array.name);
     let others: Vec<LostReport> = array.unreadable.iter().chain(&array.set_aside).copied().collect();
     if others.is_empty() {
-        return Explanation { status, action };
+        let back = match may_return(array) && !array.members.iter().all(in_service) {
+            true => format!("{} ", get_blocks_back(array)),
+            false => String::new(),
+        };
+        return Explanation { status, action: format!("{back}{action}") };
     }
     Explanation {
         status: format!(
@@ -278,16 +295,39 @@ fn explain_lost(array: &ArrayReport) -> Explanation {
     }
 }
 
-/// Adds that members are not in service, where nothing else says what to do about them.
+/// Whether parts of the volume cannot be had, or are not known to be there.
+fn lacks_data(array: &ArrayReport) -> bool {
+    !array.lost.is_empty() || may_return(array)
+}
+
+/// The same, and that members which are missing, or give errors, may give them.
+fn may_return(array: &ArrayReport) -> bool {
+    let lists = [&array.set_aside, &array.unreadable, &array.unconfirmed];
+    lists.iter().any(|list| !list.is_empty()) || array.unreadable_pages > 0
+}
+
+fn explain_without_data(array: &ArrayReport) -> Explanation {
+    match array {
+        _ if !array.lost.is_empty() => explain_lost(array),
+        _ if !array.set_aside.is_empty() => explain_set_aside(array),
+        _ if !array.unreadable.is_empty() => explain_unreadable(array),
+        _ if !array.unconfirmed.is_empty() => explain_unconfirmed(array),
+        _ => explain_unreadable(array),
+    }
+}
+
+/// Adds that members are not in service; and what to do about them, where nothing else says so.
 fn beside_absent(array: &ArrayReport, absent: &[&MemberReport], explanation: Explanation) -> Explanation {
-    let is_told = !array.unreadable.is_empty() || !array.set_aside.is_empty();
-    if absent.is_empty() || is_told {
+    if absent.is_empty() {
         return explanation;
     }
     let degraded = explain_degraded(array, absent);
     Explanation {
         status: format!("{} {}", degraded.status, explanation.status),
-        action: format!("{} {}", degraded.action, explanation.action),
+        action: match may_return(array) {
+            true => explanation.action,
+            false => format!("{} {}", degraded.action, explanation.action),
+        },
     }
 }
 
@@ -346,13 +386,17 @@ fn explain_set_aside(array: &ArrayReport) -> Explanation {
 /// What to do about blocks that are set aside: only their own members have them.
 fn keep_set_aside(array: &ArrayReport) -> String {
     let has_some = |member: &&MemberReport| array.set_aside_members.contains(&member.index);
-    let (here, away): (Vec<&MemberReport>, Vec<_>) =
-        array.members.iter().filter(has_some).partition(|member| in_service(member));
+    let here: Vec<&MemberReport> =
+        array.members.iter().filter(has_some).filter(|member| in_service(member)).collect();
     if here.is_empty() {
         return get_blocks_back(array);
     }
     let whose = if here.len() == 1 { "a member that alone has" } else { "members that alone have" };
-    let others = if away.is_empty() { String::new() } else { format!(" {}", get_blocks_back(array)) };
+    // Each of those that are away may have what makes them good, too.
+    let others = match array.members.iter().all(in_service) {
+        true => String::new(),
+        false => format!(" {}", get_blocks_back(array)),
+    };
     format!(
         "Do not replace {whose} blocks that are set aside ({}). Mend what makes its reads fail: the array looks again by itself. \
          'calpe status -v {}' lists where.{others}",
@@ -405,11 +449,15 @@ fn explain_unconfirmed(array: &ArrayReport) -> Explanation {
             bytes_of(&array.unconfirmed),
             pages_besides(array)
         ),
-        action: format!(
-            "Look again in a moment; what stays so cannot be told while members are missing or give errors. 'calpe status -v {}' lists \
-             where.",
-            array.name
-        ),
+        action: {
+            let back = match array.members.iter().all(in_service) {
+                true => format!("'calpe status -v {}' lists where.", array.name),
+                false => get_blocks_back(array),
+            };
+            format!(
+                "Look again in a moment; what stays so cannot be told while members are missing or give errors. {back}"
+            )
+        },
     }
 }
 
@@ -430,7 +478,7 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
         // The rebuild has met what cannot be read, and the list of that does not have it before it
         // was tried for a while.
         _ if array.scan.iter().any(|scan| scan.retried + scan.retried_pages > 0) => "",
-        _ if lacking.is_some() || !array.lost.is_empty() => "",
+        _ if lacking.is_some() || lacks_data(array) => "",
         LogState::Settling => {
             "all data can be read, and writes wait until what the redo log holds is in place, "
         }
@@ -987,6 +1035,17 @@ mod tests {
             "{action}"
         );
         assert!(action.contains("'calpe replace tank 0 NEW'"), "{action}");
+    }
+
+    #[test]
+    fn what_hangs_is_told_beside_what_would_bring_it_back() {
+        let mut array = with_absent(&[MemberState::Faulted, MemberState::Offline]);
+        assert!(!explain(&array).action.contains("has not ended"));
+        array.members[0].conditions.push(Condition::Unanswered);
+        let action = explain(&array).action;
+        let told =
+            "What was asked of 0: /srv/m0 before it was taken out has not ended, and it cannot come back";
+        assert!(action.contains("'calpe online tank 0'") && action.contains(told), "{action}");
     }
 
     #[test]

@@ -287,14 +287,20 @@ impl CreatePlan {
                 }
             });
         }
+        // What others allocate is up to them.
         let allocated = |member: &Planned| match &member.device {
-            Some(device) if device.facts().kind == DeviceKind::File => allocated_on(device, &self.regions),
-            Some(_) | None => reserved_of(&self.regions),
+            Some(device) if device.facts().kind == DeviceKind::File => {
+                Some(allocated_on(device, &self.regions))
+            }
+            Some(_) => None,
+            None => Some(reserved_of(&self.regions)),
         };
-        lines.push(format!(
-            "{} of each member allocated at once, for superblocks and log",
-            HumanSize(self.members.iter().map(allocated).max().unwrap_or(0))
-        ));
+        let files: Vec<u64> = self.members.iter().filter_map(allocated).collect();
+        if let Some(most) = files.iter().max() {
+            let each =
+                if files.len() == self.members.len() { "each member" } else { "each member that is a file" };
+            lines.push(format!("{} of {each} allocated at once, for superblocks and log", HumanSize(*most)));
+        }
         lines.extend(self.notes());
         lines
     }

@@ -7,7 +7,7 @@ use super::clock;
 use super::state::StateDir;
 use crate::control::{Event, Severity};
 use crate::volume::{ArrayNotice, NoticeLevel};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use uuid::Uuid;
 
@@ -201,9 +201,11 @@ impl EventLog {
     #[must_use]
     pub fn history(&self, array: &str, uuid: Option<Uuid>) -> Vec<Event> {
         let kept = self.since(0);
-        let first = kept.first().map_or(u64::MAX, |event| event.sequence);
-        let mut earlier = self.0.store.events();
-        earlier.retain(|event| event.sequence < first);
+        let numbers: BTreeSet<u64> = kept.iter().map(|event| event.sequence).collect();
+        let mut all = self.0.store.events();
+        all.retain(|event| !numbers.contains(&event.sequence));
+        // What is kept may stand for earlier ones, too.
+        all.extend(kept);
         let is_part = |event: &Event| {
             let is_own = match (uuid, event.array_uuid) {
                 // Also of a time when its name was not known.
@@ -212,7 +214,7 @@ impl EventLog {
             };
             is_own && !NOT_HISTORY.contains(&event.kind.as_str())
         };
-        coalesced(earlier).into_iter().chain(kept).filter(is_part).collect()
+        coalesced(all).into_iter().filter(is_part).collect()
     }
 
     fn ring(&self) -> MutexGuard<'_, Ring> {
@@ -285,6 +287,7 @@ fn coalesced(events: Vec<Event>) -> Vec<Event> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     fn news(member: u16, text: &str) -> News {
         let news = News::new(Some("a"), kinds::IMPORT_NOTE, NoticeLevel::Info, text.to_owned());
@@ -355,6 +358,22 @@ mod tests {
         assert_eq!(told[0].3, "what must stay");
         assert_eq!(told[1..], [pass("pass 0"), pass("pass 1")].concat());
         assert_eq!(EventLog::new(StateDir::default(), lines).since(0), log.since(0), "after a restart");
+    }
+
+    #[test]
+    fn history_tells_once_what_is_one_event() {
+        let dir = tempfile::tempdir().unwrap();
+        let (store, _) = StateDir::open(dir.path());
+        let log = EventLog::new(store.clone(), Vec::new());
+        for (member, text) in [(0, "again"), (1, "other"), (0, "again")] {
+            log.tell(news(member, text));
+        }
+        store.flush(Duration::from_secs(10)).unwrap();
+        let told = |log: &EventLog| log.history("a", None).into_iter().map(|e| (e.sequence, e.count, e.text));
+        let expected = [(1, 1, "other".to_owned()), (2, 2, "again".to_owned())];
+        assert!(told(&log).eq(expected.clone()), "{:?}", log.history("a", None));
+        let next = EventLog::new(store, log.since(0));
+        assert!(told(&next).eq(expected), "{:?}", next.history("a", None));
     }
 
     #[test]

@@ -292,12 +292,16 @@ impl Daemon {
                 check_room(&wanted)
             })??;
             let reserved = HumanSize(allocated);
+            let is_file = device.is_none_or(|device| device.facts().kind == DeviceKind::File);
             let what = match created {
                 true => format!(
                     "a new sparse file of {}, {reserved} of it allocated at once",
                     HumanSize(self.file_bytes(&target))
                 ),
-                false => format!("what it holds is overwritten, {reserved} of it allocated at once"),
+                false if is_file => {
+                    format!("what it holds is overwritten, {reserved} of it allocated at once")
+                }
+                false => "what it holds is overwritten".into(),
             };
             let message = format!("{} ({}: {what})", would.message, shown(new));
             warnings.extend(self.outside_search(target.superblock.array, &target.name, new));

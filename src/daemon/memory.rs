@@ -8,11 +8,11 @@ use super::import::{LeftOut, lost_replacements};
 use super::reactor::{ArrayFacts, ArrayId};
 use super::report::Names;
 use super::service::{Daemon, lock};
-use super::state::{Arrays, Counters, Counts, Damage, KnownDevice};
+use super::state::{Arrays, Counters, Counts, Damage, KnownDevice, Lacking};
 use crate::array::assembly::{Assembled, Seat};
 use crate::format::MemberState;
 use crate::member::{TimeLimits, is_remote, same_remote};
-use crate::units::{MemberIndex, VolumeOffset};
+use crate::units::{MemberIndex, SlotIndex, VolumeOffset};
 use crate::volume::{NoticeLevel, Rest};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -34,6 +34,7 @@ pub(super) struct Memory {
     pub damage: Damage,
     /// What of that is beyond repair.
     pub beyond_repair: Damage,
+    pub lacking: Lacking,
 }
 
 impl Daemon {
@@ -42,11 +43,11 @@ impl Daemon {
         let known = self.with_names(id, |names| {
             let status = &facts.status;
             let told = (names.given_up(status), names.out(status));
-            let found = (names.client_errors(status), told, names.unchecked(status));
+            let found = (names.client_errors(status), told, names.unchecked(status), Names::lacking(status));
             (names.uuid, names.name.clone(), known_devices(names, facts), names.counts(status), found)
         });
         let Some((uuid, name, mut devices, counts, found)) = known else { return };
-        let (client_errors, (given_up, out), unchecked) = found;
+        let (client_errors, (given_up, out), unchecked, lacking) = found;
         let mut memory = lock(&self.memory);
         // A member that was not seen since the start is where it was last.
         if let Some(known) = memory.arrays.0.get(&uuid) {
@@ -84,6 +85,9 @@ impl Daemon {
         let lost = lost.map(|&(start, bytes)| (start.0, bytes)).collect();
         if memory.beyond_repair.note(uuid, lost) {
             self.state.save_beyond_repair(&memory.beyond_repair);
+        }
+        if memory.lacking.note(uuid, lacking) {
+            self.state.save_lacking(&memory.lacking);
         }
     }
 
@@ -265,6 +269,15 @@ impl Daemon {
         };
         let lost = common(&all, &lost);
         [volume(all), volume(lost)]
+    }
+
+    /// What devices of an array went into service without, as an earlier run knew it.
+    pub(super) fn earlier_lacking(&self, array: Uuid) -> Vec<(Uuid, Vec<(SlotIndex, u64)>)> {
+        let memory = lock(&self.memory);
+        let devices = memory.lacking.0.get(&array).into_iter().flatten();
+        let slots =
+            |runs: &Vec<(u64, u64)>| runs.iter().map(|&(first, many)| (SlotIndex(first), many)).collect();
+        devices.map(|(device, runs)| (*device, slots(runs))).collect()
     }
 
     /// Where a device was, if it is not known better.

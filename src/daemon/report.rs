@@ -221,6 +221,15 @@ impl Names {
         }
     }
 
+    /// What devices of members went into service without, by device, as runs of slots: the first, and how many.
+    #[must_use]
+    pub(super) fn lacking(status: &VolumeStatus) -> BTreeMap<Uuid, Vec<(u64, u64)>> {
+        let lacks = status.members.iter().filter(|member| !member.lacking.is_empty());
+        let runs =
+            |member: &MemberStatus| member.lacking.iter().map(|(first, many)| (first.0, *many)).collect();
+        lacks.map(|member| (member.uuid, runs(member))).collect()
+    }
+
     /// The counts of all members, those of earlier runs included.
     #[must_use]
     pub(super) fn counts(&self, status: &VolumeStatus) -> Vec<Counts> {
@@ -316,7 +325,12 @@ impl Names {
                     None => &[Condition::Returning],
                 });
                 let hindrance = self.hindrances.get(&seat.uuid).filter(|_| is_out).copied();
-                conditions(member, &counts, returning, hindrance, obstacle.is_some())
+                let mut all = conditions(member, &counts, returning, hindrance, obstacle.is_some());
+                let last = seat.found.and_then(|found| found.identity).filter(|_| is_out);
+                if last.is_some_and(Identity::is_leaving) {
+                    all.push(Condition::Unanswered);
+                }
+                all
             },
             reason: obstacle.map(|obstacle| obstacle.reason().to_owned()).or(reason),
             cached: member.device.and_then(|id| self.devices.get(&id)).is_some_and(Place::is_cached),
@@ -517,6 +531,7 @@ mod tests {
         use crate::volume::MemberCounters;
         let member = MemberStatus {
             index: MemberIndex(1),
+            uuid: Uuid::nil(),
             state: MemberState::Missing,
             device: None,
             replacement: None,
@@ -524,6 +539,7 @@ mod tests {
             reason: None,
             conditions: Vec::new(),
             returns: false,
+            lacking: Vec::new(),
         };
         let of = |hindrance, blocked| conditions(&member, &Counts::default(), &[], hindrance, blocked);
         assert_eq!(of(None, false), []);

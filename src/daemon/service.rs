@@ -184,8 +184,12 @@ impl Daemon {
         }
         let gpus = Gpus::start(&config.gpu, &pool, config.runtime_dir.as_deref())?;
         let opened = config.state_dir.as_deref().map(StateDir::open);
-        let (state, Remembered { arrays, counters, damage, beyond_repair, events: earlier, warnings, .. }) =
-            opened.unwrap_or_default();
+        let (
+            state,
+            Remembered {
+                arrays, counters, damage, beyond_repair, lacking, events: earlier, warnings, ..
+            },
+        ) = opened.unwrap_or_default();
         let events = EventLog::new(state.clone(), earlier);
         for warning in warnings {
             events.tell(News::new(None, kinds::STATE_DIR, NoticeLevel::Warning, warning));
@@ -205,7 +209,7 @@ impl Daemon {
             gpus,
             events,
             state,
-            memory: Mutex::new(Memory { arrays, counters, damage, beyond_repair }),
+            memory: Mutex::new(Memory { arrays, counters, damage, beyond_repair, lacking }),
             metadata_memory: config.metadata_memory.unwrap_or_else(|| host_memory::bytes() / METADATA_PART),
             settings: Mutex::default(),
             search: Mutex::new(config.search),
@@ -306,6 +310,9 @@ impl Daemon {
         let [unreadable, beyond_repair] = self.earlier_damage(superblock.array);
         volume.expect_damage(&beyond_repair, true);
         volume.expect_damage(&unreadable, false);
+        for (device, runs) in self.earlier_lacking(superblock.array) {
+            volume.expect_lacking(device, &runs);
+        }
         if self.scrub_was_paused(superblock.array) {
             volume.keep_scrub_paused();
         }

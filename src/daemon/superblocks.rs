@@ -124,10 +124,11 @@ pub fn reserved_bytes(superblock: &Superblock) -> u64 {
     reserved_of(&superblock.regions)
 }
 
-/// Bytes of these regions that are set aside on every member.
+/// Bytes that are set aside on a member with these regions.
 #[must_use]
 pub fn reserved_of(regions: &[Region]) -> u64 {
-    reserved(regions).map(|region| region.len).sum()
+    let copies = (CopyPlace::ALL.len() * COPY_BYTES) as u64;
+    copies + reserved(regions).map(|region| region.len).sum::<u64>()
 }
 
 /// Bytes of a device that existed that a creation leaves allocated: what is set aside, and both ends, which are zeroed, where no
@@ -154,16 +155,19 @@ fn reserved(regions: &[Region]) -> impl Iterator<Item = &Region> {
 }
 
 /// Sets space aside for the superblocks and the log of a member: without them no write can be acknowledged, and nothing of
-/// what was is made safe. Metadata pages, which are two percent of a volume, take space as data comes; on a filesystem that
-/// runs full they wait in the log until there is room (rule T4), and clients are told.
+/// what was is made safe. All places of superblocks, as the next one goes where none was written so far. Metadata pages, which
+/// are two percent of a volume, take space as data comes; on a filesystem that runs full they wait in the log until there is
+/// room (rule T4), and clients are told.
 ///
 /// # Errors
 /// When there is no room.
 pub fn reserve_regions(device: &Device, superblock: &Superblock) -> Result<(), DeviceError> {
-    reserved_ranges(superblock).into_iter().try_for_each(|(offset, len)| device.preallocate(offset, len))
+    let copies = all_copy_offsets(device.facts().bytes).map(|offset| (offset.0, COPY_BYTES as u64));
+    let mut all = copies.into_iter().chain(reserved_ranges(superblock));
+    all.try_for_each(|(offset, len)| device.preallocate(offset, len))
 }
 
-/// What [`reserve_regions`] sets aside: starts and lengths.
+/// What [`reserve_regions`] sets aside beside the places of superblocks: starts and lengths.
 #[must_use]
 pub fn reserved_ranges(superblock: &Superblock) -> Vec<(u64, u64)> {
     reserved(&superblock.regions).map(|region| (region.offset.0, region.len)).collect()

@@ -48,6 +48,8 @@ pub(super) struct Waiting {
     earlier: Option<(String, Uuid)>,
     /// Where its devices were then.
     devices: Vec<KnownDevice>,
+    /// Where devices were found the last time, by device, of whichever array.
+    places: BTreeMap<Uuid, PathBuf>,
 }
 
 impl Waiting {
@@ -64,6 +66,7 @@ impl Waiting {
             unusable: BTreeMap::new(),
             earlier: None,
             devices: Vec::new(),
+            places: BTreeMap::new(),
         }
     }
 
@@ -86,6 +89,8 @@ impl Waiting {
         self.notes = found.warnings.iter().chain(&found.unread).take(NOTES_MAX).cloned().collect();
         let unusable = |device: &KnownDevice| Some((device.uuid, found.problem_at(&device.path)?));
         self.unusable = self.devices.iter().filter_map(unusable).collect();
+        let place = |member: &Found| (member.superblock.device, member.path.clone());
+        self.places = found.arrays.values().flatten().map(place).collect();
         let is_new = self.problem.as_ref() != Some(&error);
         self.problem = Some(error);
         is_new
@@ -188,7 +193,11 @@ impl Waiting {
                 index,
                 name: place.map_or_else(|| uuid.to_string(), |path| path.display().to_string()),
                 uuid,
-                state: if path.is_some() { MemberState::Found } else { MemberState::Missing },
+                state: match path {
+                    Some(_) => MemberState::Found,
+                    None if self.attempts == 0 => MemberState::Waiting,
+                    None => MemberState::Missing,
+                },
                 read: 0,
                 write: 0,
                 cksum: 0,
@@ -206,7 +215,9 @@ impl Waiting {
                 .map(|member| report(member.index, member.uuid, member.path.as_ref(), member.note.clone()))
                 .collect(),
             None => {
-                self.devices.iter().map(|device| report(device.member, device.uuid, None, None)).collect()
+                let known = self.devices.iter();
+                let one = |d: &KnownDevice| report(d.member, d.uuid, self.places.get(&d.uuid), None);
+                known.map(one).collect()
             }
         }
     }
@@ -356,12 +367,15 @@ mod tests {
     #[test]
     fn before_its_first_attempt_an_array_is_waiting_and_not_healthy() {
         let mut waiting = Waiting::new(ArrayChoice::Name("tank".into()), vec!["/srv".into()]);
+        waiting.devices = vec![KnownDevice { member: 0, uuid: Uuid::from_u128(1), path: "/srv/m0".into() }];
         let report = waiting.report();
+        assert_eq!(report.members[0].state.to_string(), "WAITING", "nobody has looked for it");
         assert_eq!((report.state, report.state.to_string().as_str()), (ArrayState::Waiting, "WAITING"));
         assert!(report.start.as_ref().is_some_and(|start| start.problem.is_none()), "{report:?}");
         assert_eq!(verdict(&[report]).exit_code(), 2);
         waiting.note(&Search::default(), refusal(ErrorCode::NoSuchArray, "no member of it"));
-        assert_eq!(waiting.report().state, ArrayState::Failed);
+        let report = waiting.report();
+        assert_eq!((report.state, report.members[0].state), (ArrayState::Failed, MemberState::Missing));
     }
 
     #[test]

@@ -215,12 +215,14 @@ fn serve(shared: &Shared, copies: &Copies, ring: &mut Ring) -> io::Result<()> {
             // put only after its completion was taken.
             unsafe { ring.push(entry) }
         }
-        ring.enter(Some(NAP), &mut events)?;
+        let entered = ring.enter(Some(NAP), &mut events);
         let is_woken = events.iter().any(|event| event.user_data == WAKE);
         events.retain(|event| event.user_data != WAKE);
         under_way -= events.len();
         let ended = events.drain(..).map(|event| (event.user_data, event.result)).collect();
         put(&shared.ended, ended, &copies.inbox_wake);
+        // What has ended is told all the same.
+        entered?;
         if is_woken {
             // What was handed over before this is taken next.
             await_wake(&copies.wake, ring);

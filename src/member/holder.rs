@@ -61,12 +61,22 @@ pub fn is_dead_and_there(pid: u32) -> bool {
     name_and_death(pid).is_some_and(|(_, is_dead)| is_dead)
 }
 
+/// Whether a process was stopped by a signal, or by a debugger: it answers nobody before it goes on.
+#[must_use]
+pub fn is_stopped(pid: u32) -> bool {
+    name_and_state(pid).is_some_and(|(_, state)| matches!(state, 'T' | 't'))
+}
+
 fn name_and_death(pid: u32) -> Option<(String, bool)> {
+    name_and_state(pid).map(|(name, state)| (name, matches!(state, 'Z' | 'X')))
+}
+
+fn name_and_state(pid: u32) -> Option<(String, char)> {
     // "1234 (calpe) S ...": a name may hold anything, so the state is what follows the last parenthesis.
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let (head, tail) = stat.rsplit_once(')')?;
     let name = head.split_once('(').map_or("", |(_, name)| name);
-    Some((name.to_owned(), matches!(tail.trim_start().chars().next(), Some('Z' | 'X'))))
+    Some((name.to_owned(), tail.trim_start().chars().next()?))
 }
 
 /// The process that took a `flock` on this inode and has died, or is gone: what the kernel still

@@ -30,7 +30,7 @@ pub use device::{
 pub use engine::{MemberCompletion, MemberIo, Stragglers};
 pub use error::DeviceError;
 pub use held::await_closings;
-pub use holder::{dead_holder_of, is_dead_and_there, is_held_by_calpe, words_for_dead};
+pub use holder::{dead_holder_of, is_dead_and_there, is_held_by_calpe, is_stopped, words_for_dead};
 pub use own_table::out_of_the_way;
 pub use remote::{
     Lost, ReadAt, RemoteError, RemoteLimits, Witness, backoff, forget_lost, is_remote, lost, same_remote,

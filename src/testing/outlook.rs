@@ -1,7 +1,9 @@
-//! What a request of an administrator would come to in the simulated array. Nothing here changes anything.
+//! What the daemon does beside requests: it asks what one would come to, and hands over what an earlier run knew.
 
 use super::SimArray;
+use crate::units::SlotIndex;
 use crate::volume::{AdminError, AdminOutcome, AdminRequest, Volume};
+use uuid::Uuid;
 
 impl SimArray {
     /// What a request would come to.
@@ -10,5 +12,10 @@ impl SimArray {
     /// Why it would be refused.
     pub fn would(&self, request: &AdminRequest) -> Result<AdminOutcome, AdminError> {
         self.volume.check(request)
+    }
+
+    /// What a device went into service without in an earlier run: see [`crate::array::Array::expect_lacking`].
+    pub fn expect_lacking(&mut self, device: Uuid, runs: &[(SlotIndex, u64)]) {
+        self.volume.expect_lacking(device, runs);
     }
 }

@@ -18,6 +18,7 @@ use crate::codec::Codec;
 use crate::units::{BlockHash, ColumnIndex, ROW_BYTES, SlotIndex, StripeIndex, Timestamp, VolumeOffset};
 use slab::Slab;
 use std::ops::Range;
+use uuid::Uuid;
 
 /// See the head of this file.
 pub struct PlainVolume {
@@ -107,6 +108,11 @@ impl PlainVolume {
     /// What an earlier run could not read: see [`Array::expect_damage`].
     pub fn expect_damage(&mut self, ranges: &[(VolumeOffset, u64)], is_beyond_repair: bool) {
         self.array.expect_damage(ranges, is_beyond_repair);
+    }
+
+    /// What a device went into service without in an earlier run: see [`Array::expect_lacking`].
+    pub fn expect_lacking(&mut self, device: Uuid, runs: &[(SlotIndex, u64)]) {
+        self.array.expect_lacking(device, runs);
     }
 
     /// A scrub under way stays paused: see [`Array::keep_scrub_paused`].

@@ -936,6 +936,20 @@ fn a_file_of_the_kernel_is_no_storage() {
     }
 }
 
+/// All places of superblocks are among it, as a start writes where a creation has not.
+#[test]
+fn a_new_file_has_room_for_its_log_and_every_superblock() {
+    let place = Place::new();
+    let line = "create tank -k 1 -m 1 --size 16MiB a b";
+    let told = place.calpe(&format!("{line} -n"));
+    place.calpe(line);
+    let allocated = place.0.path().join("a").metadata().expect("there").blocks() * 512;
+    let line = told.lines().find(|line| line.contains("allocated at once")).expect("a line");
+    let said: f64 = line.split(' ').next().expect("a number").parse().expect("a number");
+    let off = (said * 1_048_576.0 - allocated as f64).abs();
+    assert!(off <= 8192.0, "{line}, and it is {allocated}");
+}
+
 /// Both ends of a file that exists are zeroed, beside what is set aside.
 #[test]
 fn a_dry_run_tells_how_much_of_files_that_exist_is_allocated() {

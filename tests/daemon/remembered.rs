@@ -188,6 +188,30 @@ fn lost_blocks_stay_listed_over_a_restart_until_they_are_written() {
 }
 
 #[test]
+fn what_a_device_lacked_before_a_restart_is_looked_at_and_then_forgotten() {
+    let (dir, there) = scene();
+    let section = array("tank", &[&there]);
+    let serve = Serve::start(dir.path(), &section);
+    let tank = serve.arrays()[0].clone();
+    serve.stop();
+    let text = |value: &Value| value.as_str().expect("text").to_owned();
+    let (uuid, device) = (text(&tank["uuid"]), text(&tank["members"][1]["uuid"]));
+    let file = dir.path().join("state/lacking.json");
+    assert!(!file.exists(), "nothing is lacking");
+    let counters = fs::read_to_string(dir.path().join("state/arrays.json")).expect("kept");
+    let counters: Value = serde_json::from_str(&counters).expect("JSON");
+    let kept =
+        serde_json::json!({ "version": counters["version"], "content": { &uuid: { &device: [[0, 2]] } } });
+    fs::write(&file, kept.to_string()).expect("written");
+    let mut serve = Serve::start(dir.path(), &section);
+    serve
+        .until("it was found whole", |_| fs::read_to_string(&file).is_ok_and(|text| !text.contains(&device)));
+    let events = serve.says("events");
+    assert!(!events.contains("lacking.json"), "{events}");
+    serve.kill();
+}
+
+#[test]
 fn an_import_is_remembered_until_the_export_and_one_with_once_is_not() {
     let (dir, there) = scene();
     let start = || Serve::start(dir.path(), "");

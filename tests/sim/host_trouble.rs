@@ -3,9 +3,9 @@
 
 use crate::scenes::{live, trouble};
 use calpe::format::{ChecksumKind, MemberState};
-use calpe::testing::{DiskRegion, OpKinds, PassingFault, Random, SimArray, SimShape, Trouble};
+use calpe::testing::{DiskRegion, OpKinds, PassingFault, Random, SimArray, SimDisk, SimShape, Trouble};
 use calpe::units::{MemberIndex, Timestamp};
-use calpe::volume::{AdminRequest, ArrayState, ClientError, MemberCondition, NoticeLevel};
+use calpe::volume::{AdminRequest, ArrayState, ClientError, MemberCondition, NoticeLevel, Rest};
 
 const BLOCK: usize = 4096;
 const CHUNK: usize = 16384;
@@ -297,6 +297,33 @@ fn members_that_are_needed_stay_however_long_they_are_full_and_writes_fail_after
 #[test]
 fn a_scrub_that_waits_for_room_keeps_nobody_from_reading() {
     assert_eq!(trouble::scrub_without_room(), None);
+}
+
+#[test]
+fn a_scrub_tells_that_it_waits_for_room_while_it_does_and_only_then() {
+    let mut sim = trouble::filled(2, 1);
+    for disk in sim.disks.values_mut() {
+        let data = DiskRegion::Data.ranges(disk);
+        disk.inject(PassingFault::new(Trouble::NoSpace).on(OpKinds::WRITES).within(data));
+    }
+    let rest = |sim: &SimArray| sim.status().activities.first().map(|activity| activity.rest);
+    sim.admin(AdminRequest::ScrubStart).expect("it starts");
+    assert_eq!(rest(&sim), Some(None), "nothing is to be written");
+    sim.settle();
+    assert_eq!(rest(&sim), None, "it has ended");
+    for at in 0..16 {
+        sim.write(at * 2 * trouble::CHUNK as u64, &[3; 4096]).expect("written");
+    }
+    sim.admin(AdminRequest::ScrubStart).expect("it starts");
+    live(&mut sim, 3);
+    assert_eq!(rest(&sim), Some(Some(Rest::ForRoom)));
+    let refusal = sim.admin(AdminRequest::ScrubStart).expect_err("it is there").to_string();
+    assert!(refusal.contains("waits for room on a member that is full already: make room"), "{refusal}");
+    sim.disks.values_mut().for_each(SimDisk::clear_faults);
+    live(&mut sim, 2);
+    assert!(matches!(rest(&sim), None | Some(None)), "{:?}", rest(&sim));
+    live(&mut sim, 30);
+    assert_eq!(rest(&sim), None, "it has ended");
 }
 
 #[test]

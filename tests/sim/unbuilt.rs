@@ -4,8 +4,9 @@
 use crate::scenes::{CHUNK, filled, live};
 use calpe::format::ChecksumKind;
 use calpe::testing::{OpKinds, PassingFault, SimArray, SimDisk, Trouble};
-use calpe::units::{MemberIndex, Timestamp};
+use calpe::units::{MemberIndex, SlotIndex, Timestamp};
 use calpe::volume::{AdminRequest, ArrayState, MemberCondition, NoticeKind};
+use uuid::Uuid;
 
 const BLOCK: usize = 4096;
 const SECOND: u64 = 1_000_000_000;
@@ -124,6 +125,26 @@ fn what_a_device_lacks_is_remembered_while_it_is_away() {
     live(&mut sim, 60);
     assert_eq!(sim.status().state, ArrayState::Online);
     assert_eq!(conditions(&sim, 0), [MemberCondition::LacksBlocks]);
+    end_errors(&mut sim);
+    live(&mut sim, 10);
+    assert_eq!(conditions(&sim, 0), []);
+    assert_whole_alone(&mut sim, &model);
+}
+
+/// As the daemon does: what it kept is given to the array that it starts.
+#[test]
+fn what_a_device_lacks_is_taken_over_from_an_earlier_run() {
+    let (sim, model) = joined_without(3);
+    let known = sim.status().members[0].clone();
+    assert_eq!(known.lacking, [(SlotIndex(0), 3)]);
+    let mut sim = sim.kill_and_restart(false).expect("it starts");
+    assert_eq!(conditions(&sim, 0), [], "the array itself knows of nothing");
+    // More than there is, and a device that is none of the array.
+    sim.expect_lacking(known.uuid, &[(SlotIndex(0), 3), (SlotIndex(u64::MAX - 1), 9)]);
+    sim.expect_lacking(Uuid::from_u128(77), &[(SlotIndex(0), 1)]);
+    live(&mut sim, 20);
+    assert_eq!(conditions(&sim, 0), [MemberCondition::LacksBlocks]);
+    assert_eq!(sim.status().members[0].lacking, [(SlotIndex(0), 3)]);
     end_errors(&mut sim);
     live(&mut sim, 10);
     assert_eq!(conditions(&sim, 0), []);

@@ -6,7 +6,8 @@
 //! only when all of its blocks on the device were read and verified, or written and read again; or
 //! when it holds no data.
 //!
-//! Invariant: the list names every slot that a device of this run joined without; it may name more.
+//! Invariant: the list names every slot that a device of this run joined without; it may name more. An earlier run's list is
+//! taken over from who keeps it (`expect_lacking`).
 
 use super::super::members::Which;
 use super::super::rebuild::Target;
@@ -32,6 +33,24 @@ const BUILT_INTERVAL_NS: u64 = 20_000_000;
 struct Slots(BTreeMap<u64, u64>);
 
 impl Slots {
+    /// Of runs in any order, which may overlap: starts and ends.
+    fn of_runs(mut runs: Vec<(u64, u64)>) -> Slots {
+        runs.retain(|(start, end)| start < end);
+        runs.sort_unstable();
+        let mut slots = BTreeMap::<u64, u64>::new();
+        for (start, end) in runs {
+            let is_full = slots.len() == RUNS_MAX;
+            match slots.last_entry() {
+                Some(mut last) if is_full || start <= *last.get() => {
+                    let longer = end.max(*last.get());
+                    *last.get_mut() = longer;
+                }
+                _ => _ = slots.insert(start, end),
+            }
+        }
+        Slots(slots)
+    }
+
     fn contains(&self, slot: u64) -> bool {
         self.0.range(..=slot).next_back().is_some_and(|(_, end)| slot < *end)
     }
@@ -129,6 +148,12 @@ impl Lacking {
         self.of.get(&device).is_some_and(|slots| slots.contains(slot.0))
     }
 
+    /// The runs of slots that a device went without: the first of each, and how many.
+    pub fn runs_of(&self, device: Uuid) -> Vec<(SlotIndex, u64)> {
+        let runs = self.of.get(&device).into_iter().flat_map(|slots| &slots.0);
+        runs.map(|(start, end)| (SlotIndex(*start), end - start)).collect()
+    }
+
     fn count(&self, device: Uuid) -> u64 {
         self.of.get(&device).map_or(0, Slots::count)
     }
@@ -141,6 +166,20 @@ impl Array {
             (at, Which::Primary) if at == member => Some(of.uuid),
             (at, Which::Replacement) if at == member => of.replacement.as_ref().map(|new| new.uuid),
             _ => None,
+        }
+    }
+
+    /// Runs of slots, the first of each and how many, that a device went into service without in an earlier run. They are
+    /// looked at as soon as the array serves. What is not of this array is left out.
+    pub fn expect_lacking(&mut self, device: Uuid, runs: &[(SlotIndex, u64)]) {
+        let end = self.map.slots;
+        let inside = |&(SlotIndex(first), many): &(SlotIndex, u64)| {
+            (first.min(end), first.saturating_add(many).min(end))
+        };
+        let slots = Slots::of_runs(runs.iter().map(inside).collect());
+        if !slots.0.is_empty() {
+            self.damage.lacking.of.insert(device, slots);
+            self.damage.lacking.revision += 1;
         }
     }
 
@@ -326,6 +365,15 @@ mod tests {
         }
         assert_eq!((all(&slots), slots.0.len()), (vec![3, 5, 8], 3));
         assert!([1, 4, 7, 9].iter().all(|slot| !slots.contains(*slot)));
+    }
+
+    #[test]
+    fn runs_of_an_earlier_list_are_put_together() {
+        let slots = Slots::of_runs(vec![(7, 9), (1, 3), (5, 5), (3, 4), (8, 10), (20, 21)]);
+        assert_eq!(slots.0, BTreeMap::from([(1, 4), (7, 10), (20, 21)]));
+        let many = (0..2 * RUNS_MAX as u64).map(|n| (3 * n, 3 * n + 1)).collect();
+        let slots = Slots::of_runs(many);
+        assert!(slots.0.len() == RUNS_MAX && slots.contains(3 * (2 * RUNS_MAX as u64 - 1)));
     }
 
     #[test]

@@ -6,7 +6,7 @@
 
 use super::super::peer::connect_within;
 use super::sys;
-use crate::member::{is_dead_and_there, words_for_dead};
+use crate::member::{is_dead_and_there, is_stopped, words_for_dead};
 use crate::nbd::TlsMode;
 use crate::tls::ServerTls;
 use crate::units::shown;
@@ -86,6 +86,17 @@ pub enum ListenError {
         words_for_dead(pid.unsigned_abs(), "which listens there")
     )]
     Dying {
+        /// The path.
+        path: PathBuf,
+        /// Number of the process.
+        pid: i32,
+    },
+    /// Who serves it was stopped, and answers nobody before it goes on.
+    #[error(
+        "{}: process {pid}, which listens there, is stopped (a signal, or a debugger): let it go on ('kill -CONT {pid}'), end it, or choose another path",
+        shown(path)
+    )]
+    Stopped {
         /// The path.
         path: PathBuf,
         /// Number of the process.
@@ -295,6 +306,8 @@ fn socket_file(path: &Path) -> Result<bool, ListenError> {
 #[derive(Debug, PartialEq, Eq)]
 enum Peer {
     Alive,
+    /// It was stopped, and may go on.
+    Stopped(i32),
     /// It was killed, and the kernel cannot end it yet.
     Dying(i32),
     /// A daemon that was killed seems to listen until the kernel has taken its io_uring apart; nobody will ever answer.
@@ -310,6 +323,7 @@ impl Peer {
             0 => Peer::Alive,
             pid if kill(Pid::from_raw(pid), None) == Err(Errno::ESRCH) => Peer::Gone,
             pid if is_dead_and_there(pid.unsigned_abs()) => Peer::Dying(pid),
+            pid if is_stopped(pid.unsigned_abs()) => Peer::Stopped(pid),
             _ => Peer::Alive,
         }
     }
@@ -322,6 +336,7 @@ fn take_over(path: &Path, fail: &impl Fn(io::Error) -> ListenError) -> Result<()
         match connect_within(path, TAKEOVER_WAIT) {
             Ok(stream) => match Peer::of(&stream) {
                 Peer::Alive => return Err(ListenError::InUse { path: path.into() }),
+                Peer::Stopped(pid) => return Err(ListenError::Stopped { path: path.into(), pid }),
                 Peer::Gone => break,
                 // Most end within a moment.
                 Peer::Dying(_) if Instant::now() < deadline => std::thread::sleep(RELEASE_RETRY),
@@ -469,6 +484,27 @@ mod tests {
             "{error}"
         );
         assert!(path.exists());
+        child.wait().unwrap();
+        drop(Listener::bind(&ListenAddress::Unix(path)).unwrap());
+    }
+
+    #[test]
+    fn a_socket_of_a_process_that_is_stopped_is_told_as_that_and_stays() {
+        use nix::sys::signal::{Signal, kill};
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let script = "import os, signal, socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(); \
+                      os.kill(os.getpid(), signal.SIGSTOP)";
+        let mut child =
+            std::process::Command::new("python3").args(["-c", script]).arg(&path).spawn().unwrap();
+        while !is_stopped(child.id()) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let error = Listener::bind(&ListenAddress::Unix(path.clone())).unwrap_err();
+        let told = format!("process {}, which listens there, is stopped", child.id());
+        assert!(error.to_string().contains(&told), "{error}");
+        assert!(path.exists());
+        kill(Pid::from_raw(child.id() as i32), Signal::SIGKILL).unwrap();
         child.wait().unwrap();
         drop(Listener::bind(&ListenAddress::Unix(path)).unwrap());
     }

@@ -175,6 +175,7 @@ impl Volume for PassThrough {
             dirty: false,
             members: vec![MemberStatus {
                 index: MemberIndex(0),
+                uuid: uuid::Uuid::nil(),
                 state: MemberState::Online,
                 device: self.device,
                 replacement: None,
@@ -182,6 +183,7 @@ impl Volume for PassThrough {
                 reason: None,
                 conditions: Vec::new(),
                 returns: false,
+                lacking: Vec::new(),
             }],
             activities: Vec::new(),
             last_scrub: None,

@@ -219,6 +219,25 @@ impl Damage {
     }
 }
 
+/// Slots of which devices went into service without blocks, by array and device, as runs (the first, how many).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(in crate::daemon) struct Lacking(pub BTreeMap<Uuid, BTreeMap<Uuid, Vec<(u64, u64)>>>);
+
+impl Lacking {
+    /// Takes note of what the devices of an array lack now. Whether that is news.
+    pub fn note(&mut self, array: Uuid, devices: BTreeMap<Uuid, Vec<(u64, u64)>>) -> bool {
+        if devices.is_empty() {
+            return self.0.remove(&array).is_some();
+        }
+        if self.0.get(&array) == Some(&devices) {
+            return false;
+        }
+        self.0.insert(array, devices);
+        true
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,7 +8,7 @@
 mod file;
 mod known;
 
-pub(super) use known::{Arrays, Counters, Counts, Damage, Known, KnownDevice, MemberReason};
+pub(super) use known::{Arrays, Counters, Counts, Damage, Known, KnownDevice, Lacking, MemberReason};
 
 use super::peer::Owner;
 use crate::control::Event;
@@ -36,6 +36,10 @@ const COUNTERS_FILE: &str = "counters.json";
 const DAMAGE_FILE: &str = "damage.json";
 /// What of that is beyond repair.
 const BEYOND_REPAIR_FILE: &str = "beyond-repair.json";
+/// What devices went into service without.
+const LACKING_FILE: &str = "lacking.json";
+/// The files above, each replaced whole.
+const WHOLE_FILES: [&str; 5] = [ARRAYS_FILE, COUNTERS_FILE, DAMAGE_FILE, BEYOND_REPAIR_FILE, LACKING_FILE];
 /// Events, a line each.
 const EVENTS_FILE: &str = "events.jsonl";
 /// Events of before.
@@ -71,6 +75,7 @@ pub(super) struct Remembered {
     pub damage: Damage,
     /// What of that is beyond repair.
     pub beyond_repair: Damage,
+    pub lacking: Lacking,
     pub events: Vec<Event>,
     /// What could not be used, a line each.
     pub warnings: Vec<String>,
@@ -196,6 +201,11 @@ impl StateDir {
     /// What is beyond repair has changed.
     pub fn save_beyond_repair(&self, damage: &Damage) {
         self.save(BEYOND_REPAIR_FILE, || encode(damage));
+    }
+
+    /// What devices went into service without has changed.
+    pub fn save_lacking(&self, lacking: &Lacking) {
+        self.save(LACKING_FILE, || encode(lacking));
     }
 
     fn save(&self, name: &'static str, content: impl FnOnce() -> Vec<u8>) {
@@ -399,7 +409,7 @@ impl Shared {
             *lock = None;
             *lock = Some(take(&self.dir)?);
             // What is there now may be of another daemon, or of an earlier run that was not read at the start.
-            *unread = BTreeSet::from([ARRAYS_FILE, COUNTERS_FILE, DAMAGE_FILE, BEYOND_REPAIR_FILE]);
+            *unread = BTreeSet::from(WHOLE_FILES);
         }
         for (name, content) in files {
             let path = self.dir.join(name);
@@ -451,11 +461,11 @@ impl Remembered {
         remembered.counters = load(&dir.join(COUNTERS_FILE), warnings).unwrap_or_default();
         remembered.damage = load(&dir.join(DAMAGE_FILE), warnings).unwrap_or_default();
         remembered.beyond_repair = load(&dir.join(BEYOND_REPAIR_FILE), warnings).unwrap_or_default();
+        remembered.lacking = load(&dir.join(LACKING_FILE), warnings).unwrap_or_default();
         remembered.events = load_events(dir, warnings);
         if lock.is_some() {
-            let names = [ARRAYS_FILE, COUNTERS_FILE, DAMAGE_FILE, BEYOND_REPAIR_FILE];
             let content = |name| Some((name, read(&dir.join(name)).ok()??));
-            remembered.files = names.into_iter().filter_map(content).collect();
+            remembered.files = WHOLE_FILES.into_iter().filter_map(content).collect();
         }
         (lock, remembered)
     }
