@@ -191,16 +191,11 @@ impl Waiter {
         if !problems.is_empty() {
             return Look::Badly(problems.into_iter().chain(complete).collect::<Vec<_>>().join("; "));
         }
-        if self.scrub_seen {
-            return scrub_result(array, since);
-        }
-        if self.repair_seen {
-            return look_at_repair(array);
-        }
-        match complete {
-            Some(text) => Look::Well(text + &without_data(array)),
-            None => nothing_runs(array, kinds, are_named),
-        }
+        let complete = complete.map(|text| Look::Well(text + &without_data(array)));
+        let scrub = self.scrub_seen.then(|| scrub_result(array, since));
+        let repair = self.repair_seen.then(|| look_at_repair(array));
+        let looks = [complete, scrub, repair].into_iter().flatten();
+        looks.reduce(both).unwrap_or_else(|| nothing_runs(array, kinds, are_named))
     }
 
     /// Gives up on passes that somebody paused; they would be waited for without end.
@@ -223,6 +218,17 @@ impl Waiter {
                 Look::Badly(format!("the {kind} is paused at {:.1} %{hint}", scan.percent))
             }
             _ => Look::Running(shown),
+        }
+    }
+}
+
+/// How both ended.
+fn both(first: Look, second: Look) -> Look {
+    match (first, second) {
+        (Look::Running(shown), _) | (_, Look::Running(shown)) => Look::Running(shown),
+        (Look::Well(first), Look::Well(second)) => Look::Well(format!("{first}; {second}")),
+        (Look::Well(first) | Look::Badly(first), Look::Well(second) | Look::Badly(second)) => {
+            Look::Badly(format!("{first}; {second}"))
         }
     }
 }
@@ -251,9 +257,12 @@ fn nothing_runs(array: &ArrayReport, kinds: &[ScanKind], are_named: bool) -> Loo
             Count(repaired, "block")
         ));
     }
-    match without_data(array) {
-        lacking if is_judged(ScanKind::Repair) && !lacking.is_empty() => Look::Badly(text + &lacking),
-        _ => Look::Well(text),
+    if is_judged(ScanKind::Scrub) && array.last_scrub.is_some() && !array.last_scrub_compared() {
+        return Look::Badly(format!("{text}, and {}", compared_nothing(array)));
+    }
+    match repair_left(array).filter(|_| is_judged(ScanKind::Repair)) {
+        Some(left) => Look::Badly(format!("{text}; {left}")),
+        None => Look::Well(text),
     }
 }
 
@@ -305,26 +314,32 @@ fn look_at_repair(array: &ArrayReport) -> Look {
     if let Some(scan) = array.scan.iter().find(|scan| scan.kind == ScanKind::Repair) {
         return Look::Running(Some(scan.clone()));
     }
+    match repair_left(array) {
+        Some(left) => Look::Badly(format!("repair is complete: {left}")),
+        None => Look::Well("repair is complete: everything that was known to be damaged can be read".into()),
+    }
+}
+
+/// What no repair has mended so far.
+fn repair_left(array: &ArrayReport) -> Option<String> {
     let bytes = |parts: &[LostReport]| HumanSize(parts.iter().map(|part| part.bytes).sum());
     let lists = [&array.lost, &array.set_aside, &array.unreadable, &array.unconfirmed];
     if lists.iter().all(|list| list.is_empty()) && array.unreadable_pages == 0 {
-        return match &array.last_scrub {
-            // It is kept in the superblocks; where the errors were may not be known to this daemon.
-            Some(LastScrub { errors, repaired, .. }) if errors > repaired => Look::Badly(format!(
-                "repair is complete: what was known to be damaged can be read, but the last scrub found {} that it could not \
-                 repair: 'calpe scrub {} -w' tells whether they are good by now",
-                Count(errors - repaired, "block"),
-                array.name
-            )),
-            _ => Look::Well("repair is complete: everything that was known to be damaged can be read".into()),
-        };
+        // It is kept in the superblocks; where the errors were may not be known to this daemon.
+        let scrub = array.last_scrub.filter(|scrub| scrub.errors > scrub.repaired)?;
+        return Some(format!(
+            "what was known to be damaged can be read, but the last scrub found {} that it could not repair: 'calpe scrub {} -w' \
+             tells whether they are good by now",
+            Count(scrub.errors - scrub.repaired, "block"),
+            array.name
+        ));
     }
     let pages = match array.unreadable_pages {
         0 => String::new(),
         many => format!(", as {many} metadata pages cannot be read, too"),
     };
-    Look::Badly(format!(
-        "repair is complete: {} are beyond repair, {} set aside, {} unreadable for now{pages}; 'calpe status -v {}' lists where",
+    Some(format!(
+        "{} are beyond repair, {} set aside, {} unreadable for now{pages}; 'calpe status -v {}' lists where",
         bytes(&array.lost),
         bytes(&array.set_aside),
         HumanSize(bytes(&array.unreadable).0 + bytes(&array.unconfirmed).0),
@@ -345,11 +360,7 @@ fn scrub_result(array: &ArrayReport, since: &ScrubMark) -> Look {
                 0 => String::new(),
                 _ => format!("; {} of this scrub or an earlier one stand", Count(errors, "error")),
             };
-            Look::Badly(format!(
-                "scrub is complete, and verified nothing where fewer than {} members were in service: without checksums it has \
-                 nothing to compare then{unverified}{standing}",
-                array.data + 1
-            ))
+            Look::Badly(format!("scrub is complete: {}{unverified}{standing}", compared_nothing(array)))
         }
         Some(LastScrub { errors: 0, .. }) => Look::Well(format!("scrub is complete: no errors{unverified}")),
         Some(LastScrub { errors, repaired, .. }) => Look::Badly(format!(
@@ -359,6 +370,14 @@ fn scrub_result(array: &ArrayReport, since: &ScrubMark) -> Look {
         )),
         None => Look::Badly("the scrub was stopped before its end".into()),
     }
+}
+
+fn compared_nothing(array: &ArrayReport) -> String {
+    format!(
+        "the last scrub verified nothing where fewer than {} members were in service: without checksums it has nothing to compare \
+         then",
+        array.data + 1
+    )
 }
 
 /// A device was being built for a member, and nothing builds it any more.
@@ -687,7 +706,8 @@ mod tests {
 
     #[test]
     fn a_pass_that_ended_before_the_waiting_began_is_judged_by_what_it_left() {
-        let every = || passes(&[ScanKind::Rebuild, ScanKind::Scrub, ScanKind::Repair]);
+        let kinds = [ScanKind::Rebuild, ScanKind::Scrub, ScanKind::Repair];
+        let every = || Waiter::new(Goal::Passes { kinds: kinds.to_vec(), are_named: false, since: MARK });
         assert_eq!(every().look(&array("tank")), Look::Well("nothing runs on array 'tank'".into()));
         let mut scrubbed = array("tank");
         scrubbed.last_scrub = Some(LastScrub { finished_unix: 99, errors: 3, repaired: 2 });
@@ -696,11 +716,12 @@ mod tests {
         for mut waiter in [every(), passes(&[ScanKind::Rebuild])] {
             assert!(matches!(waiter.look(&scrubbed), Look::Well(_)), "whatever was found before a rebuild");
         }
+        assert!(is_bad(&passes(&kinds).look(&scrubbed), "the last scrub found 3 errors"), "all were named");
         let mut lost = array("tank");
         lost.lost.push(LostReport { offset: 4096, bytes: 8192 });
         let look = passes(&[ScanKind::Repair]).look(&lost);
         assert!(
-            is_bad(&look, "no repair runs on array 'tank'; 8 KiB of the volume cannot be read"),
+            is_bad(&look, "no repair runs on array 'tank'; 8 KiB are beyond repair, 0 B set aside"),
             "{look:?}"
         );
         for mut waiter in [every(), passes(&[ScanKind::Scrub])] {
@@ -805,5 +826,29 @@ mod tests {
         let mut check = Progress { bar: None, ..Progress::of_check() };
         let told = check.line(&scan(ScanKind::Scrub, 30, 100)).unwrap();
         assert!(told.starts_with("check 30.0 %"), "{told}");
+    }
+
+    #[test]
+    fn a_repair_that_was_seen_is_judged_also_beside_a_scrub() {
+        let mut array = array("tank");
+        array.scan = vec![scan(ScanKind::Repair, 1, 10), scan(ScanKind::Scrub, 1, 10)];
+        let mut waiter = passes(&[ScanKind::Scrub, ScanKind::Repair]);
+        assert!(matches!(waiter.look(&array), Look::Running(Some(_))));
+        array.scan.clear();
+        array.last_scrub = Some(LastScrub { finished_unix: u64::MAX, errors: 0, repaired: 0 });
+        array.set_aside = vec![LostReport { offset: 4096, bytes: 8192 }];
+        let look = waiter.look(&array);
+        assert!(!matches!(look, Look::Well(_)), "{look:?}");
+    }
+
+    #[test]
+    fn a_scrub_that_compared_nothing_is_judged_as_that_also_when_it_is_over() {
+        let mut array = array("tank");
+        array.last_scrub = Some(LastScrub { finished_unix: 99, errors: 0, repaired: 0 });
+        array.checksum = "none".into();
+        array.last_scrub_unchecked = (0..array.parity).collect();
+        assert!(!array.last_scrub_compared());
+        let look = passes(&[ScanKind::Scrub]).look(&array);
+        assert!(!matches!(look, Look::Well(_)), "{look:?}");
     }
 }

@@ -272,38 +272,43 @@ fn export(array: &ArrayReport) -> String {
 }
 
 fn explain_lost(array: &ArrayReport) -> Explanation {
-    let status = format!(
+    let mut status = format!(
         "{} of the volume are beyond repair: reading them is an error until they are written again.",
         bytes_of(&array.lost)
     );
-    let action =
-        format!("'calpe status -v {}' lists where; write these parts again from a backup.", array.name);
     let others: Vec<LostReport> = array.unreadable.iter().chain(&array.set_aside).copied().collect();
-    if others.is_empty() {
-        let back = match may_return(array) && !array.members.iter().all(in_service) {
-            true => format!("{} ", get_blocks_back(array)),
-            false => String::new(),
-        };
-        return Explanation { status, action: format!("{back}{action}") };
+    if !others.is_empty() {
+        let bytes = bytes_of(&others);
+        status += &format!(" {bytes} more cannot be read for now, and nothing shows that they are lost.");
     }
-    Explanation {
-        status: format!(
-            "{status} {} more cannot be read for now, and nothing shows that they are lost.",
-            bytes_of(&others)
-        ),
-        action: format!("{} What is beyond repair: write it again from a backup.", get_blocks_back(array)),
+    if !array.unconfirmed.is_empty() {
+        let bytes = bytes_of(&array.unconfirmed);
+        status += &format!(
+            " Whether {bytes} more can be read, which could not when the daemon ended, is being looked at."
+        );
     }
+    let is_away = may_be_on_others(array) && !array.members.iter().all(in_service);
+    let action = match !others.is_empty() || is_away {
+        true => format!("{} What is beyond repair: write it again from a backup.", get_blocks_back(array)),
+        false => {
+            format!("'calpe status -v {}' lists where; write these parts again from a backup.", array.name)
+        }
+    };
+    Explanation { status, action }
 }
 
 /// Whether parts of the volume cannot be had, or are not known to be there.
 fn lacks_data(array: &ArrayReport) -> bool {
-    !array.lost.is_empty() || may_return(array)
+    !array.lost.is_empty() || !array.set_aside.is_empty() || may_be_on_others(array)
 }
 
-/// The same, and that members which are missing, or give errors, may give them.
-fn may_return(array: &ArrayReport) -> bool {
-    let lists = [&array.set_aside, &array.unreadable, &array.unconfirmed];
-    lists.iter().any(|list| !list.is_empty()) || array.unreadable_pages > 0
+/// Whether members that are not in service, if there are any, may give what cannot be had.
+fn may_be_on_others(array: &ArrayReport) -> bool {
+    let is_unread = !array.unreadable.is_empty() || !array.unconfirmed.is_empty();
+    let own = || array.members.iter().filter(|member| array.set_aside_members.contains(&member.index));
+    let is_set_aside_there =
+        !array.set_aside.is_empty() && (own().next().is_none() || !own().all(in_service));
+    is_unread || array.unreadable_pages > 0 || is_set_aside_there
 }
 
 fn explain_without_data(array: &ArrayReport) -> Explanation {
@@ -324,7 +329,7 @@ fn beside_absent(array: &ArrayReport, absent: &[&MemberReport], explanation: Exp
     let degraded = explain_degraded(array, absent);
     Explanation {
         status: format!("{} {}", degraded.status, explanation.status),
-        action: match may_return(array) {
+        action: match may_be_on_others(array) {
             true => explanation.action,
             false => format!("{} {}", degraded.action, explanation.action),
         },
@@ -392,16 +397,13 @@ fn keep_set_aside(array: &ArrayReport) -> String {
         return get_blocks_back(array);
     }
     let whose = if here.len() == 1 { "a member that alone has" } else { "members that alone have" };
-    // Each of those that are away may have what makes them good, too.
-    let others = match array.members.iter().all(in_service) {
-        true => String::new(),
-        false => format!(" {}", get_blocks_back(array)),
+    let others = match may_be_on_others(array) && !array.members.iter().all(in_service) {
+        true => get_blocks_back(array),
+        false => format!("'calpe status -v {}' lists where.", array.name),
     };
     format!(
-        "Do not replace {whose} blocks that are set aside ({}). Mend what makes its reads fail: the array looks again by itself. \
-         'calpe status -v {}' lists where.{others}",
-        names(&here),
-        array.name
+        "Do not replace {whose} blocks that are set aside ({}). Mend what makes its reads fail: the array looks again by itself. {others}",
+        names(&here)
     )
 }
 
@@ -471,6 +473,14 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
     let verb = if absent.len() == 1 { "is" } else { "are" };
     // Clients do not depend on the room of a device that is being built.
     let lacking = array.members.iter().find(|member| member.conditions.contains(&Condition::LacksBlocks));
+    // Their bad blocks are looked at again, which takes a while.
+    let is_troubled = |member: &&MemberReport| {
+        let bad = [Condition::NotMended, Condition::KeptDespiteErrors];
+        in_service(member) && bad.iter().any(|bad| member.conditions.contains(bad))
+    };
+    let troubled = array.members.iter().find(is_troubled);
+    let may_meet =
+        absent.len() + array.members.iter().filter(is_troubled).count() > usize::from(array.parity);
     let is_short =
         |member: &MemberReport| !is_rebuilding(member) && member.conditions.contains(&Condition::Full);
     let served = match array.log.state {
@@ -478,7 +488,7 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
         // The rebuild has met what cannot be read, and the list of that does not have it before it
         // was tried for a while.
         _ if array.scan.iter().any(|scan| scan.retried + scan.retried_pages > 0) => "",
-        _ if lacking.is_some() || lacks_data(array) => "",
+        _ if lacking.is_some() || lacks_data(array) || troubled.is_some_and(|_| may_meet) => "",
         LogState::Settling => {
             "all data can be read, and writes wait until what the redo log holds is in place, "
         }
@@ -486,9 +496,13 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
         _ if array.members.iter().any(is_short) => "all data can be read, and written while there is space, ",
         _ => "all data can be read and written, ",
     };
-    let but = lacking.map_or_else(String::new, |member| {
-        format!(", and fewer where member {} lacks blocks that were not built on it so far", member.index)
-    });
+    let but = match (lacking, troubled) {
+        (Some(member), _) => {
+            format!(", and fewer where member {} lacks blocks that were not built on it so far", member.index)
+        }
+        (None, Some(member)) => format!(", and fewer where blocks of member {} cannot be read", member.index),
+        (None, None) => String::new(),
+    };
     let status = format!(
         "{} of {} members {verb} not in service; {served}{tolerance}{but}.",
         absent.len(),
@@ -1049,6 +1063,23 @@ mod tests {
     }
 
     #[test]
+    fn that_all_can_be_read_is_not_said_where_more_members_than_may_be_have_bad_blocks() {
+        let mut array = with_absent(&[MemberState::Offline]);
+        array.members[1].conditions = vec![Condition::NotMended];
+        let status = explain(&array).status;
+        assert!(
+            status.contains("all data can be read and written, one more loss can be survived, and fewer"),
+            "{status}"
+        );
+        array.members[2].conditions = vec![Condition::NotMended];
+        let status = explain(&array).status;
+        assert!(
+            !status.contains("all data") && status.contains("where blocks of member 1 cannot be read"),
+            "{status}"
+        );
+    }
+
+    #[test]
     fn no_rebuild_is_waited_for_that_waits_for_room() {
         let mut array = with_absent(&[MemberState::Rebuilding]);
         array.log.state = LogState::Settling;
@@ -1132,6 +1163,12 @@ mod tests {
         let begin = format!("1 of {} members is not in service; ", array.members.len());
         assert!(status.starts_with(&begin) && status.contains("4 KiB of the volume are beyond"), "{status}");
         assert!(!status.contains("all data can be read"), "{status}");
+        assert!(
+            action.starts_with("Do not replace member 0"),
+            "what is not confirmed may be there alone: {action}"
+        );
+        array.unconfirmed.clear();
+        let action = explain(&array).action;
         assert!(action.starts_with("Bring it back with 'calpe online"), "{action}");
     }
 
@@ -1188,10 +1225,19 @@ mod tests {
         array.set_aside_members = vec![1];
         let action = explain(&array).action;
         assert!(
-            action.starts_with("Do not replace a member that alone has blocks that are set aside (1: "),
+            action.contains("Do not replace a member that alone has blocks that are set aside (1: "),
             "{action}"
         );
         assert!(!action.contains("Do not replace member 0"), "{action}");
+        assert!(action.contains("Bring it back with 'calpe online tank 0'"), "{action}");
+        // It may have others.
+        array.unreadable = vec![LostReport { offset: 65536, bytes: 4096 }];
+        let Explanation { status, action } = explain(&array);
+        assert!(
+            action.contains("Do not replace member 0") && action.contains("'calpe online tank 0'"),
+            "{action}"
+        );
+        assert!(status.contains("is not in service; one more loss can be survived"), "{status}");
     }
 
     #[test]
@@ -1201,7 +1247,11 @@ mod tests {
         assert!(!explain(&array).status.contains("metadata"));
         array.unreadable_pages = 2;
         let told = explain(&array).status;
-        assert!(told.starts_with("8 KiB of the volume cannot be read for now"), "{told}");
+        assert!(told.contains("8 KiB of the volume cannot be read for now"), "{told}");
+        assert!(
+            told.starts_with("1 of 6 members is not in service; one more loss can be survived."),
+            "{told}"
+        );
         assert!(told.contains("2 metadata pages") && told.contains("neither read nor written"), "{told}");
         assert!(!told.contains("all data can be read"), "{told}");
         let mut online = healthy();
@@ -1448,5 +1498,17 @@ mod tests {
         assert!(told.starts_with("2 members had errors (1: /srv/m1, 4: /srv/m4);"), "{told}");
         let action = explain(&array).action;
         assert!(action.contains("replace a member whose counts rise with 'calpe replace tank MEMBER NEW'"));
+    }
+
+    #[test]
+    fn a_member_that_may_have_what_is_not_confirmed_is_not_told_to_be_replaced() {
+        let mut array = with_absent(&[MemberState::Missing]);
+        array.unconfirmed = vec![LostReport { offset: 8192, bytes: 4096 }];
+        let alone = explain(&array).action;
+        assert!(!alone.contains("calpe replace"), "{alone}");
+        array.lost = vec![LostReport { offset: 0, bytes: 4096 }];
+        let Explanation { status, action } = explain(&array);
+        assert!(!action.contains("calpe replace"), "{action}");
+        assert!(status.contains("unconfirmed") || status.contains("when the daemon ended"), "{status}");
     }
 }

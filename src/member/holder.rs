@@ -16,7 +16,7 @@ const PROGRAM: &str = "calpe";
 pub(super) fn flock_holder(device: u64, inode: u64) -> Option<String> {
     let pid = flock_pid(device, inode)?;
     if pid == std::process::id() {
-        return Some("this process, as a member".to_owned());
+        return Some("this process, as a member or to make it one".to_owned());
     }
     living_name(pid).map(|name| format!("process {pid} ({name})"))
 }
