@@ -13,6 +13,8 @@ OPT_GO, OPT_LIST, OPT_STRUCTURED, OPT_SET_META, OPT_STARTTLS = 7, 3, 8, 10, 5
 READ, WRITE, DISC, FLUSH, TRIM, CACHE, ZEROES, STATUS = range(8)
 GIB = 1 << 30
 VOLUME = 8 * GIB
+# What a victim reads: it holds data, so that members are read, too.
+WRITTEN = 64 << 20
 
 
 def option(code, data=b""):
@@ -180,8 +182,17 @@ def attack(target, name, connections, seconds):
     print(sent)
 
 
+def fill(target):
+    sock = connect(target, "b")
+    for offset in range(0, WRITTEN, 1 << 20):
+        sock.sendall(request(WRITE, offset, 1 << 20) + os.urandom(1 << 20))
+        if recv_all(sock, 16)[4:8] != bytes(4):
+            raise SystemExit("a write failed")
+    sock.close()
+
+
 def victim(target, seconds):
-    """Waits of single 4 KiB reads, in ms; connects anew for every hundredth, which counts as one, too."""
+    """Waits of single 4 KiB reads of what was written, in ms; connects anew for every hundredth, which counts as one, too."""
     waits, deadline = [], time.monotonic() + seconds
     sock, turn = None, 0
     while time.monotonic() < deadline:
@@ -193,7 +204,7 @@ def victim(target, seconds):
                         sock.close()
                     sock = connect(target, "b")
                 else:
-                    sock.sendall(request(READ, anywhere(4096), 4096))
+                    sock.sendall(request(READ, random.randrange(WRITTEN // 4096) * 4096, 4096))
                     recv_all(sock, 16 + 4096)
                 break
             except OSError:
@@ -318,6 +329,7 @@ def main():
         servers += [Nbdkit(folder)] if args.nbdkit else []
         for server in servers:
             ready(server)
+            fill(server.target)
         if not args.json:
             print(f"{'server':7} {'flood':22} {'conn':>4} {'sent':>10} {'reads':>6} {'p50 ms':>8} {'p99 ms':>8} {'longest':>9}")
         for name in wanted:

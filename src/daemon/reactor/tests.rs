@@ -34,6 +34,8 @@ struct PassThrough {
     stop: Option<RequestId>,
     /// Refuses every administrator's request but stopping.
     stubborn: bool,
+    /// Reads need no device.
+    blank: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -52,6 +54,7 @@ impl PassThrough {
             tokens: Slab::new(),
             stop: None,
             stubborn: true,
+            blank: false,
         }
     }
 
@@ -86,6 +89,9 @@ impl Volume for PassThrough {
         match event {
             VolumeEvent::Client(id, _) if self.stop.is_some() => {
                 out.push(VolumeAction::ClientDone(id, Err(ClientError::Stopping)));
+            }
+            VolumeEvent::Client(id, ClientRequest::Read { buf, .. }) if self.blank => {
+                out.push(VolumeAction::ClientDone(id, Ok(ClientReply::Data(buf))));
             }
             VolumeEvent::Client(id, request) => {
                 let op = match request {
@@ -281,7 +287,17 @@ fn add_gated(
         Err(_) => Device::open(path, Access::Exclusive).unwrap(),
     };
     let id = handle.next_device_id();
-    let volume = Box::new(PassThrough { gate, ..PassThrough::new(id) });
+    add_volume(handle, name, PassThrough { gate, ..PassThrough::new(id) }, device)
+}
+
+fn add_volume(
+    handle: &ReactorHandle,
+    name: &str,
+    volume: PassThrough,
+    device: Device,
+) -> Result<ArrayId, ReactorError> {
+    let id = volume.device.expect("it has one");
+    let volume = Box::new(volume);
     handle.add_array(NewArray {
         array: uuid::Uuid::nil(),
         name: name.into(),

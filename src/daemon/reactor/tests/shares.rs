@@ -66,6 +66,42 @@ fn a_client_that_vanishes_within_a_request_in_parts_leaves_nothing_behind() {
 }
 
 #[test]
+fn requests_that_need_no_member_do_not_keep_those_that_do_waiting() {
+    const FLOODS: usize = 8;
+    const AHEAD: u64 = 16;
+    let served = Served::new(true);
+    let path = served.dir.path().join("blank.img");
+    let id = served.handle.next_device_id();
+    let blank = PassThrough { blank: true, ..PassThrough::new(id) };
+    add_volume(&served.handle, "blank", blank, Device::create_sparse(&path, BYTES).unwrap()).unwrap();
+    let is_over = Arc::new(AtomicBool::new(false));
+    let flood = || {
+        let stream = UnixStream::connect(served.socket()).unwrap();
+        let (mut client, is_over) = (Client::attach_to(stream, "blank"), Arc::clone(&is_over));
+        std::thread::spawn(move || {
+            let mut data = vec![0; MIB as usize];
+            (0..AHEAD).for_each(|cookie| client.send(READ, cookie, 0, MIB as u32));
+            while !is_over.load(Ordering::Relaxed) {
+                client.reply();
+                client.0.read_exact(&mut data).unwrap();
+                client.send(READ, 0, 0, MIB as u32);
+            }
+        })
+    };
+    let floods: Vec<_> = (0..FLOODS).map(|_| flood()).collect();
+    let mut victim = served.client();
+    let mut longest = Duration::ZERO;
+    for _ in 0..100 {
+        let begun = Instant::now();
+        assert!(victim.read(0, 4096).is_ok());
+        longest = longest.max(begun.elapsed());
+    }
+    is_over.store(true, Ordering::Relaxed);
+    floods.into_iter().for_each(|flood| flood.join().unwrap());
+    assert!(longest < Duration::from_secs(2), "{longest:?}");
+}
+
+#[test]
 fn who_keeps_more_than_a_share_and_takes_nothing_goes_when_others_need_it() {
     let served = Served::with_payload(true, 32 << 20);
     // Two clients have half of the memory each, and replies there that they do not take.
