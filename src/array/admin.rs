@@ -26,8 +26,8 @@ pub(super) struct Departure {
     member: MemberIndex,
     /// The one that it has.
     device: Option<DeviceId>,
-    /// Checkpoints that must have ended.
-    checkpoint: u64,
+    /// Checkpoints that must have ended; none before the log is replayed.
+    checkpoint: Option<u64>,
     since: Timestamp,
 }
 
@@ -87,9 +87,7 @@ impl Array {
             }
             AdminRequest::Offline { member } => match self.check_take_out(member, MemberState::Offline) {
                 Ok(_) if self.may_lack(member) => {
-                    let redo = self.redo_mut();
-                    redo.checkpoint.want();
-                    let checkpoint = redo.checkpoint.begun + 1;
+                    let checkpoint = self.checkpoint_to_depart();
                     let (device, since) = (self.member(member).device.map(|device| device.id), self.now);
                     self.departures.push(Departure { id, member, device, checkpoint, since });
                     self.run();
@@ -173,8 +171,8 @@ impl Array {
         let redo = &self.redo;
         let is_online = self.member(index).state == MemberState::Online;
         // What was replayed is in place there, but it was not told so yet: it would not show it
-        // when it comes back.
-        let is_untold = matches!(redo.life, Life::Marking(_));
+        // when it comes back. Before that it is not even in place.
+        let is_untold = matches!(redo.life, Life::Starting | Life::Recovering { .. } | Life::Marking(_));
         let is_in_place = redo.is_settled()
             && redo.journal.is_drained()
             && redo.pages.dirty_pages() == 0
@@ -184,18 +182,40 @@ impl Array {
         is_online && (is_untold || redo.is_serving() && !(is_in_place && is_told))
     }
 
+    /// How many checkpoints must have ended before a member goes offline; none where that is not known before the log is
+    /// replayed.
+    fn checkpoint_to_depart(&mut self) -> Option<u64> {
+        if !self.redo.is_serving() {
+            return None;
+        }
+        let checkpoint = &mut self.redo_mut().checkpoint;
+        checkpoint.want();
+        Some(checkpoint.begun + 1)
+    }
+
     /// Tick: members go offline when what they have in the log alone is in its place, or when that takes too long.
     fn judge_departures(&mut self) {
+        if self.departures.iter().any(|departure| departure.checkpoint.is_none())
+            && let Some(checkpoint) = self.checkpoint_to_depart()
+        {
+            self.departures
+                .iter_mut()
+                .for_each(|departure| _ = departure.checkpoint.get_or_insert(checkpoint));
+        }
         let (now, ended) = (self.now, self.redo.checkpoint.ended);
+        let is_in_place =
+            |departure: &Departure| departure.checkpoint.is_some_and(|checkpoint| ended >= checkpoint);
         let (is_failed, is_told) = (self.is_failed(), self.exchanged.is_empty());
         let is_due = |departure: &mut Departure| {
             let is_late = now.nanos_since(departure.since) >= DEPARTURE_PATIENCE_NS;
-            is_failed || is_late || (ended >= departure.checkpoint && is_told)
+            is_failed || is_late || (is_in_place(departure) && is_told)
         };
         let due: Vec<Departure> = self.departures.extract_if(.., is_due).collect();
-        for Departure { id, member, device, checkpoint, .. } in due {
+        for departure in due {
+            let in_place = is_in_place(&departure);
+            let Departure { id, member, device, .. } = departure;
             let of_member = self.member(member).device.map(|device| device.id);
-            let (reason, rest) = match ended >= checkpoint {
+            let (reason, rest) = match in_place {
                 true => (TAKEN_OFFLINE, ""),
                 false => (TAKEN_OFFLINE_EARLY, NOT_IN_PLACE),
             };

@@ -1,9 +1,11 @@
 //! Members with endless errors (rule T5 of the crash-safety design): what `bad_blocks.rs` lists of
 //! them is looked at again, and they leave service if they can be spared.
 //!
-//! Invariant: a member that a listed row or page needs stays. Must not know how errors are counted.
+//! Invariant: a member that a listed row or page needs stays, and so does one that alone has blocks which are set aside. Must not
+//! know how errors are counted.
 
 use super::bad_blocks::Excess;
+use super::fetch::Why;
 use super::mutation::{Mutation, is_off};
 use super::{Array, NoticeKind, NoticeLevel, Owner};
 use crate::block_io::{DeviceId, IoOp};
@@ -30,14 +32,22 @@ impl Array {
                     continue;
                 }
             };
-            if self.may_spare(index) || is_off(Mutation::LastCopyNotSpared) {
+            let has_aside = self.has_set_aside(index);
+            if !has_aside && self.may_spare(index) || is_off(Mutation::LastCopyNotSpared) {
                 let reason =
                     format!("its errors do not end: {errors} places cannot be read or are wrong again");
                 self.fault_device(index, device.id, MemberState::Faulted, reason);
             } else if self.bad.keep(index) {
+                let why = match has_aside {
+                    true => {
+                        "it alone has blocks that are set aside, and with another device they may be beyond repair: mend what makes \
+                         its reads fail"
+                    }
+                    false => "without it others could not be read: replace it with 'calpe replace'",
+                };
                 let text = format!(
                     "the errors of member {index} do not end: {errors} places cannot be read or are wrong again. It is kept in \
-                     service all the same, for without it others could not be read: replace it with 'calpe replace'"
+                     service all the same, for {why}"
                 );
                 self.notice(NoticeKind::MemberKept, NoticeLevel::Error, Some(index), text);
             }
@@ -84,6 +94,12 @@ impl Array {
         }
     }
 
+    /// Whether blocks that are listed as set aside are on the member: nobody else can give them (T1).
+    fn has_set_aside(&self, index: MemberIndex) -> bool {
+        let mut aside = self.damage.iter().filter(|(_, why)| *why == Why::SetAside);
+        aside.any(|((stripe, column, _), _)| self.member_at(self.slot_of(stripe), column.into()) == index)
+    }
+
     /// Whether everything that is known can be read without a member in service: each row and page
     /// that is listed as bad on others too (T5).
     pub(super) fn may_spare(&self, index: MemberIndex) -> bool {
@@ -92,7 +108,8 @@ impl Array {
         let unlisted = self.bad.unlisted(index) + self.lacking_beside(Some(index)).len();
         // Erasures of a row that is bad on none of the others, as far as that is known.
         let gone = self.map.width() - online.len() + 1 + unlisted;
-        if gone > self.map.m {
+        // What is set aside may be on it, too, where the list of that has no room for more.
+        if gone > self.map.m || self.damage.is_full() {
             return false;
         }
         let redo = &self.redo;

@@ -18,6 +18,7 @@ use crate::units::{BlockHash, ColumnIndex, MemberIndex, ROW_BYTES, SlotIndex};
 use job::JobOut;
 pub(super) use job::{Blend, Blended, Ingredient};
 use mend::{Repair, Sent};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 const BLOCK: usize = ROW_BYTES as usize;
@@ -45,6 +46,8 @@ pub(super) struct Fetch {
     pub was_counted: bool,
     /// A read failed because this host was short of something (rule T4): that says nothing of the blocks.
     pub host_is_short: bool,
+    /// Columns of which a member in service did not give a block for that reason: what is good of them may have been decoded.
+    pub short_columns: BTreeSet<usize>,
     /// Blocks of wanted parts that cannot be had.
     pub missing: Vec<Missing>,
     /// Other blocks of these rows that cannot be had either: of them a read would say the same.
@@ -168,6 +171,7 @@ impl Fetch {
             is_look: false,
             was_counted: false,
             host_is_short: false,
+            short_columns: BTreeSet::new(),
             missing: Vec::new(),
             missing_sources: Vec::new(),
             unwritten: Vec::new(),
@@ -183,6 +187,11 @@ impl Fetch {
     pub fn want(&mut self, column: usize, rows: Range<usize>, buf: BufMut) {
         debug_assert_eq!(buf.len(), rows.len() * BLOCK);
         self.parts.push(Part::new(column, rows, true, buf));
+    }
+
+    /// Whether rows of the column are wanted.
+    pub fn wants(&self, column: usize) -> bool {
+        self.parts.iter().any(|part| part.wanted && part.column == column)
     }
 
     /// The wanted buffers, in the order they were wanted.
@@ -420,6 +429,7 @@ impl Array {
             // That says nothing about the blocks; others may have what is needed.
             (Err(fault), _) if fault.kind.passes() => {
                 fetch.host_is_short = true;
+                fetch.short_columns.insert(fetch.parts[at].column);
                 let part = &mut fetch.parts[at];
                 let bytes = part.blocks.len() * BLOCK;
                 part.buf.get_or_insert_with(|| self.pool.alloc_zeroed(bytes));

@@ -27,10 +27,10 @@ impl Array {
                 add(stripe_bytes, Health::Lost);
                 continue;
             }
-            let of_stripe = self.stripe_health(stripe);
+            let (of_stripe, doubtful) = self.stripe_health(stripe);
             let broken = self.damage.of_stripe(stripe);
             let broken: BTreeSet<(u16, u32)> = broken.map(|((_, column, row), _)| (column, row)).collect();
-            if broken.is_empty() {
+            if broken.is_empty() && doubtful.is_empty() {
                 add(stripe_bytes, of_stripe);
                 continue;
             }
@@ -38,7 +38,8 @@ impl Array {
             let rows: BTreeSet<u32> = broken.iter().map(|&(_, row)| row).collect();
             for column in 0..self.map.k as u16 {
                 for row in 0..(self.map.chunk as u64 / ROW_BYTES) as u32 {
-                    let health = match (broken.contains(&(column, row)), rows.contains(&row)) {
+                    let is_lost = broken.contains(&(column, row)) || doubtful.contains(&column);
+                    let health = match (is_lost, rows.contains(&row)) {
                         (true, _) => Health::Lost,
                         (false, true) => Health::Degraded,
                         (false, false) => of_stripe,
@@ -50,18 +51,24 @@ impl Array {
         self.done(piece, Ok(SlotReply::Health(runs)));
     }
 
-    /// What members and rebuilds make of a stripe.
-    fn stripe_health(&self, stripe: StripeIndex) -> Health {
+    /// What members and rebuilds make of a stripe; and its columns of data that its own member may not have, nor the others
+    /// together.
+    fn stripe_health(&self, stripe: StripeIndex) -> (Health, Vec<u16>) {
         let slot = self.slot_of(stripe);
-        let members = (0..self.map.width()).map(|at| MemberIndex(at as u16));
-        let missing = members.clone().filter(|&member| self.readable(member, slot).is_none()).count();
-        let is_lacking = || members.clone().any(|member| self.may_lack_slot(member, slot));
+        let is_missing = |member: MemberIndex| self.readable(member, slot).is_none();
+        let may_lack = |member: MemberIndex| is_missing(member) || self.is_read_without(member, slot);
+        let members = || (0..self.map.width()).map(|at| MemberIndex(at as u16));
+        let missing = members().filter(|&member| is_missing(member)).count();
+        let lacking = members().filter(|&member| may_lack(member)).count();
         if missing > self.map.m {
-            Health::Lost
-        } else if missing > 0 || is_lacking() {
-            Health::Degraded
+            (Health::Lost, Vec::new())
+        } else if lacking > self.map.m {
+            let columns = (0..self.map.k).filter(|&column| may_lack(self.member_at(slot, column)));
+            (Health::Degraded, columns.map(|column| column as u16).collect())
+        } else if lacking > 0 {
+            (Health::Degraded, Vec::new())
         } else {
-            Health::Clean
+            (Health::Clean, Vec::new())
         }
     }
 

@@ -325,10 +325,12 @@ impl Array {
         }
         for target in &targets {
             let lacks = |block: &Missing| block.column == target.column && block.why == Why::Unreadable;
-            match missing.iter().any(lacks) {
-                true => self.slot_lacks(slot, target),
-                false => self.forget_lacking(slot, target.member, target.device),
+            if missing.iter().any(lacks) {
+                self.slot_lacks(slot, target);
+            } else if pass.fetch.wants(target.column) {
+                self.forget_lacking(slot, target.member, target.device);
             }
+            // A device that needs nothing of what was written since it left goes on without what it lacked then.
         }
         let own = |target: &Target| pass.fetch.rows_from_unbuilt(target.column, target.device);
         let own: Vec<Vec<usize>> = targets.iter().map(own).collect();
@@ -426,8 +428,10 @@ impl Array {
                 Work::Build(target) => target.column == column,
                 _ => true,
             };
+            // What was decoded because a shortage kept its member from being read may not be there.
             if was_read
                 && !pass.unread.contains(&column)
+                && !pass.fetch.short_columns.contains(&column)
                 && self.may_lack_slot(member, slot)
                 && let Some(device) = self.readable(member, slot)
             {
@@ -456,6 +460,11 @@ impl Array {
     /// Counts what was wrong and repairs it; then data must agree with parity.
     fn judge_pass(&mut self, key: usize, pass: &mut LoggedPass) -> Flow {
         let slot = pass.hold.slot;
+        if self.reads_again(slot, &pass.fetch) {
+            return self.end_logged_pass(key, pass, true);
+        }
+        // Members may have left before they gave what they have.
+        self.note_unchecked(slot);
         // A member that has left service meanwhile needs none.
         pass.fetch.repairs.retain(|repair| self.find_device(repair.device).is_some());
         self.note_found(pass);
@@ -501,6 +510,18 @@ impl Array {
         }
         self.forget_built(pass);
         self.end_logged_pass(key, pass, true)
+    }
+
+    /// Whether the scrub reads the slot again later, as a shortage of this host kept members from being read: only then is
+    /// anything of it judged. Where that was tried for long enough, the scrub says that it has not checked these members.
+    fn reads_again(&mut self, slot: SlotIndex, fetch: &Fetch) -> bool {
+        if fetch.short_columns.is_empty() {
+            return false;
+        }
+        let members = fetch.short_columns.iter().map(|&column| self.member_at(slot, column)).collect();
+        let (turns, now) = (self.scrub_turns(), self.now);
+        let scrub = self.passes.pass_mut(ActivityKind::Scrub);
+        scrub.is_some_and(|scrub| scrub.was_short(slot, members, turns, now))
     }
 
     /// Blocks of data that the fetch did not ask for, as their members are out, and that their entries call set aside or lost:

@@ -80,19 +80,27 @@ impl Array {
         text.map(AdminOutcome).map_err(AdminError)
     }
 
-    /// What the array is when this many more members are online.
+    /// What the array is when this many more members are online, `without` one that leaves.
     fn after(&self, more: isize, without: Option<MemberIndex>) -> String {
+        self.with_online(more, |left| self.but_lacking(left, without))
+    }
+
+    /// What the array is when a member has come back with the device that it had last.
+    fn after_return(&self, member: MemberIndex) -> String {
+        self.with_online(1, |left| self.but_lacking_with(left, member))
+    }
+
+    /// What the array is when this many more members are online; `but` says what is not true of blocks that were not built where
+    /// so many losses are survived otherwise.
+    fn with_online(&self, more: isize, but: impl Fn(usize) -> String) -> String {
         if self.log_is_refused() {
             return "and the array stays FAILED: its redo log cannot be replayed".into();
         }
         let online = self.online().len().saturating_add_signed(more);
         match online.checked_sub(self.map.k) {
             None => "and the array is FAILED".into(),
-            Some(_) if online == self.map.width() => "then the array is ONLINE".into(),
-            Some(left) => {
-                let but = self.but_lacking(left, without);
-                format!("then the array is DEGRADED and survives {left} more{but}")
-            }
+            Some(left) if online == self.map.width() => format!("then the array is ONLINE{}", but(left)),
+            Some(left) => format!("then the array is DEGRADED and survives {left} more{}", but(left)),
         }
     }
 
@@ -186,9 +194,9 @@ impl Array {
 
     fn words_for(&self, index: MemberIndex, entry: Entry) -> String {
         match entry {
-            Entry::ToFailed => format!("member {index} is ONLINE, {}", self.after(1, None)),
+            Entry::ToFailed => format!("member {index} is ONLINE, {}", self.after_return(index)),
             Entry::CaughtUp(_) => {
-                let (after, wait) = (self.after(1, None), self.after_settling());
+                let (after, wait) = (self.after_return(index), self.after_settling());
                 format!("member {index} is caught up with what it missed, {after}{wait}")
             }
             Entry::Rebuilt => {

@@ -36,8 +36,10 @@ pub(super) struct Pass {
     supers: SupersTurn,
     pub errors: u64,
     pub repaired: u64,
-    /// Members that were out of service when a slot with data was verified.
+    /// Members that were out of service when a slot with data was verified, or that a shortage of this host kept from being read.
     pub unchecked: MemberSet,
+    /// Members that a shortage keeps from being read in slots that are read again: these slots are lacking in `progress`.
+    short: MemberSet,
     /// Copies of metadata pages that were found bad, of `errors`: the next checkpoint writes them, then they are read again,
     /// and those that are good count as repaired. The pass ends after that.
     owed: BTreeSet<(PageIndex, MemberIndex)>,
@@ -71,6 +73,7 @@ impl Pass {
             errors: 0,
             repaired: 0,
             unchecked,
+            short: unchecked,
             owed,
             settles: None,
             owed_again,
@@ -80,7 +83,24 @@ impl Pass {
     }
 
     fn finished(&self, turns: u64) -> bool {
-        self.supers == SupersTurn::Over && self.progress.done() >= turns
+        self.supers == SupersTurn::Over && self.progress.is_over(turns)
+    }
+
+    /// A shortage of this host kept members from being read in a slot. True: the slot is read again, when the scrub is through
+    /// with all others. False: that was tried for long enough, or too many slots wait for it, and these members count as not
+    /// checked.
+    pub fn was_short(&mut self, slot: SlotIndex, members: MemberSet, turns: u64, now: Timestamp) -> bool {
+        let has_room = self.progress.lacking.len() < SHORT_SLOTS_MAX;
+        let again = has_room && self.progress.lacks(slot.0, turns, now);
+        let noted = if again { &mut self.short } else { &mut self.unchecked };
+        members.iter().for_each(|member| _ = noted.insert(member));
+        again
+    }
+
+    /// The members that it has not checked, or not so far in slots that it has been through.
+    fn not_checked(&self) -> MemberSet {
+        let short = self.short.iter().filter(|_| self.progress.retried() > 0);
+        self.unchecked.iter().chain(short).collect()
     }
 
     /// The copy of a page was found bad, and is due to be written.
@@ -133,6 +153,8 @@ impl Pass {
 const WINDOW_BYTES: usize = 64 << 20;
 /// Slots under way at one time at most, which is what small chunks come to: each has locks and pages of its own.
 const WINDOW_SLOTS: usize = 128;
+/// Slots that a scrub remembers to read again: with more the shortage is not one that passes within moments.
+const SHORT_SLOTS_MAX: usize = 4096;
 /// How often a scrub has the bad copies of a page written and reads them again: once for each place of a copy.
 const REREADS_MAX: u32 = 2;
 /// Clients count as busy for this long after their last request.
@@ -177,7 +199,7 @@ impl Passes {
         pass.owed_again.clear();
         (pass.settles, pass.rereads, pass.rereading) = (None, 0, false);
         pass.progress = Progress::starting_at(0, false);
-        pass.unchecked = MemberSet::new();
+        (pass.unchecked, pass.short) = (MemberSet::new(), MemberSet::new());
     }
 
     /// Whether a scrub waits for a checkpoint to write the copies of pages that it found bad.
@@ -201,7 +223,8 @@ impl Passes {
             finished_unix: last.map_or(0, |l| l.finished_unix),
             errors: last.map_or(0, |l| l.errors),
             repaired: last.map_or(0, |l| l.repaired),
-            unchecked: self.scrub.as_ref().map_or(unchecked_last, |pass| pass.unchecked),
+            // A restart does not know which slots were to be read again.
+            unchecked: self.scrub.as_ref().map_or(unchecked_last, Pass::not_checked),
             unchecked_before: self.scrub.as_ref().map_or_else(MemberSet::new, |_| unchecked_last),
         }
     }
@@ -289,11 +312,10 @@ impl Array {
                 ActivityKind::Rebuild => self.start_rebuild_slot(),
                 ActivityKind::Repair => unreachable!("a repair goes at its own pace"),
                 ActivityKind::Scrub => {
-                    let slots = self.map.slots;
+                    let (slots, turns, now) = (self.map.slots, self.scrub_turns(), self.now);
                     let Some(pass) = self.passes.pass_mut(kind) else { return };
-                    let slot = SlotIndex(pass.progress.next);
-                    pass.progress.next += 1;
-                    pass.progress.running.insert(slot.0);
+                    let Some(slot) = pass.progress.due(turns, now).map(SlotIndex) else { return };
+                    pass.progress.begin(slot.0);
                     if slot.0 >= slots {
                         self.start_page_scrub(slot.0);
                     } else {
@@ -310,7 +332,7 @@ impl Array {
             return self.next_build_slot().map(|_| ActivityKind::Rebuild);
         }
         let scrub = self.passes.scrub.as_ref().filter(|_| !self.passes.scrub_paused)?;
-        (scrub.progress.next < self.scrub_turns()).then_some(ActivityKind::Scrub)
+        scrub.progress.due(self.scrub_turns(), self.now).map(|_| ActivityKind::Scrub)
     }
 
     /// Pacing: a token bucket whose rate depends on whether clients are busy.
@@ -379,7 +401,8 @@ impl Array {
             if !pass.unchecked.is_empty() {
                 let members: Vec<String> = pass.unchecked.iter().map(|member| member.to_string()).collect();
                 text += &format!(
-                    "; not checked, as out of service: member{} {}; scrub again when all are back",
+                    "; not checked everywhere, as out of service or for a lack of resources: member{} {}; scrub \
+                     again when that is over",
                     if members.len() == 1 { "" } else { "s" },
                     members.join(", ")
                 );
@@ -514,7 +537,7 @@ impl Array {
             kind,
             done_bytes: bytes(pass.progress.covered().min(slots)),
             total_bytes: bytes(slots),
-            retried: 0,
+            retried: pass.progress.retried(),
             retried_pages: 0,
             rest,
             errors: pass.errors,

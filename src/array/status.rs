@@ -110,7 +110,8 @@ pub struct Activity {
     pub done_bytes: u64,
     /// Bytes of volume data to cover.
     pub total_bytes: u64,
-    /// Slots that a rebuild has met blocks in that cannot be read, and that it tries again.
+    /// Slots that a rebuild has met blocks in that cannot be read, or that a shortage kept a scrub from reading, and that are tried
+    /// again.
     pub retried: u64,
     /// Metadata pages that could not be read when they were to be written to a device, and are tried again.
     pub retried_pages: u64,
@@ -131,8 +132,8 @@ pub struct ScrubResult {
     pub errors: u64,
     /// Of these, blocks repaired.
     pub repaired: u64,
-    /// Members that were out of service while it ran, so that it could not check them. Of a scrub of an earlier run: none, as no
-    /// superblock tells.
+    /// Members that it could not check everywhere, as they were out of service while it ran, or this host lacked resources to
+    /// read them.
     pub unchecked: MemberSet,
 }
 

@@ -347,7 +347,7 @@ pub fn scan_line_in(scan: &ScanReport, pass: &str, repaired: &str) -> String {
     line
 }
 
-/// What of a rebuild could not be built at first.
+/// What a rebuild could not build at first, or a scrub could not read.
 pub(super) fn retried(scan: &ScanReport) -> Option<String> {
     let slots = match scan.retried {
         0 => None,
@@ -379,8 +379,11 @@ pub fn last_scrub_line(scrub: &LastScrub, array: &ArrayReport) -> String {
     let members: Vec<String> = unchecked.iter().map(u16::to_string).collect();
     let line = match unchecked {
         [] => found,
-        [_] => format!("{found}, without member {}, which was out of service", members.join(", ")),
-        _ => format!("{found}, without members {}, which were out of service", members.join(", ")),
+        _ => format!(
+            "{found}, without all of member{} {} (out of service, or not read for a lack of resources)",
+            if members.len() == 1 { "" } else { "s" },
+            members.join(", ")
+        ),
     };
     match scrub.errors {
         1.. if !array.last_scrub_compared() => {
@@ -639,7 +642,10 @@ members:
         array.checksum = "none".into();
         array.last_scrub_unchecked = vec![1];
         let line = last_scrub_line(&last, &array);
-        assert!(line.contains("verified nothing, as there are no checksums, without member 1"), "{line}");
+        assert!(
+            line.contains("verified nothing, as there are no checksums, without all of member 1"),
+            "{line}"
+        );
         assert!(
             line.ends_with("; what stands, also of an earlier one: 2 errors, 0 blocks repaired"),
             "{line}"

@@ -352,7 +352,10 @@ fn scrub_result(array: &ArrayReport, since: &ScrubMark) -> Look {
     // now.
     let unverified = match array.last_scrub_unchecked.len() {
         0 => String::new(),
-        many => format!("; not verified, as out of service: {many} of {} members", array.members.len()),
+        many => format!(
+            "; not verified everywhere, as out of service or for a lack of resources: {many} of {} members",
+            array.members.len()
+        ),
     };
     match since.result_after(array) {
         Some(LastScrub { errors, .. }) if !array.last_scrub_compared() => {

@@ -77,7 +77,8 @@ pub struct ArrayReport {
     pub scan: Vec<ScanReport>,
     /// How the last complete scrub ended; none before the first.
     pub last_scrub: Option<LastScrub>,
-    /// Members that the last scrub could not check, as they were out of service.
+    /// Members that the last scrub could not check everywhere, as they were out of service, or the host lacked resources to read
+    /// them.
     #[serde(default)]
     pub last_scrub_unchecked: Vec<u16>,
     /// What computes parity.
@@ -463,7 +464,7 @@ pub struct ScanReport {
     pub rate_bytes_per_s: Option<u64>,
     /// Seconds to the end at this rate.
     pub eta_s: Option<u64>,
-    /// Slots that are tried again, as a rebuild could not read blocks of them.
+    /// Slots that are tried again, as a rebuild could not read blocks of them, or the host lacked resources to for a scrub.
     #[serde(default)]
     pub retried: u64,
     /// Metadata pages that could not be read for a device under construction, and are tried again.

@@ -109,12 +109,14 @@ fn a_scrub_without_a_member_says_so_as_long_as_it_is_the_last() {
     serve.says("scrub tank -w");
     let events = serve.events();
     let ended = events.iter().find(|event| event["kind"] == "scrub_ended").expect("it has ended");
-    assert!(ended["text"].as_str().expect("a text").contains("not checked, as out of service: member 1"));
+    let text = ended["text"].as_str().expect("a text");
+    let part = "not checked everywhere, as out of service or for a lack of resources: member 1";
+    assert!(text.contains(part), "{text}");
     let says_so = |serve: &Serve| {
         let text = both(&serve.ask("status tank"));
         let is_listed = serve.arrays()[0]["last_scrub_unchecked"] == Value::from(vec![1]);
         let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
-        let told = "found no errors, without member 1, which was out of service";
+        let told = "found no errors, without all of member 1 (out of service, or";
         assert_eq!(text.contains(told), is_listed, "{text}");
         is_listed
     };
@@ -167,13 +169,17 @@ fn what_a_scrub_has_not_checked_is_kept_with_its_position() {
         }
         serve.array_when("it is served", is_served);
         let told = serve.says("scrub tank -w");
-        assert!(told.contains("no errors; not verified, as out of service: 1 of 3 members"), "{end}: {told}");
+        let part = "no errors; not verified everywhere, as out of service or for a lack of resources: 1 of 3";
+        assert!(told.contains(part), "{end}: {told}");
         assert_eq!(serve.arrays()[0]["last_scrub_unchecked"], Value::from(vec![1]), "{end}");
         let status = serve.says("status tank");
-        assert!(status.contains("without member 1"), "{end}: {status}");
+        assert!(status.contains("without all of member 1"), "{end}: {status}");
         let ended = serve.events().into_iter().rfind(|event| event["kind"] == "scrub_ended");
         let text = ended.expect("it has ended")["text"].to_string();
-        assert!(text.contains("not checked, as out of service: member 1"), "{end}: {text}");
+        assert!(
+            text.contains("not checked everywhere, as out of service or for a lack of resources: member 1"),
+            "{end}: {text}"
+        );
         serve.says("scrub tank -w");
         assert_eq!(serve.arrays()[0]["last_scrub_unchecked"], Value::from(Vec::<u16>::new()), "{end}");
     }
@@ -204,7 +210,8 @@ fn without_checksums_and_without_members_a_scrub_and_a_check_say_that_they_compa
     serve.says("offline tank 2");
     let said = scrubbed(1);
     assert!(said.contains("verified nothing") && !said.contains("no errors"), "{said}");
-    assert!(said.contains("not verified, as out of service: 1 of 3 members"), "{said}");
+    let part = "not verified everywhere, as out of service or for a lack of resources: 1 of 3 members";
+    assert!(said.contains(part), "{said}");
     let status = serve.says("status tank");
     assert!(status.contains("verified nothing") && !status.contains("found no errors"), "{status}");
     serve.says("online tank 2");

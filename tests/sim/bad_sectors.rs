@@ -210,6 +210,43 @@ fn a_member_is_kept_while_a_row_that_is_bad_elsewhere_needs_it() {
     assert_eq!((array.conditions_of(0), array.sim.status().state), (vec![], ArrayState::Online));
 }
 
+/// It leaves when they are written again.
+#[test]
+fn a_member_is_kept_while_it_alone_has_blocks_that_are_set_aside() {
+    let mut array = Checked::filled(2, 1);
+    let data = array.sim.data_region();
+    for member in [0, 1] {
+        let fault = PassingFault::new(Trouble::Medium).on(OpKinds::READS).within([data.clone()]);
+        array.disk(member).inject(fault);
+    }
+    for stripe in 0..3 {
+        let at = stripe * 2 * CHUNK;
+        let id = array.sim.submit_write(at as u64, &[7; BLOCK], false);
+        array.live(12);
+        if array.sim.poll(id).is_some_and(|end| end.is_ok()) {
+            array.model[at..at + BLOCK].fill(7);
+        }
+    }
+    let alone = array.sim.status().set_aside_on.iter().next().expect("some are set aside").0;
+    array.disk(1 - alone).clear_faults();
+    array.sim.admin(AdminRequest::ScrubStart).expect("it begins");
+    array.live(120);
+    let aside = array.sim.status().set_aside;
+    assert!(!aside.is_empty());
+    assert_eq!(array.state_of(alone), MemberState::Online, "{:?}", array.sim.notices.last());
+    assert!(array.conditions_of(alone).contains(&MemberCondition::KeptDespiteErrors));
+    assert_eq!(array.said("for it alone has blocks that are set aside"), 1);
+    for (offset, len) in aside {
+        let at = offset.0 as usize..(offset.0 + len) as usize;
+        array.model[at.clone()].fill(9);
+        array.sim.write(offset.0, &array.model[at]).expect("written");
+    }
+    assert!(array.sim.status().set_aside.is_empty());
+    array.live(120);
+    assert_eq!(array.state_of(alone), MemberState::Faulted);
+    array.verify();
+}
+
 #[test]
 fn healed_errors_cost_no_member_however_many_they_are() {
     let mut array = Checked::filled(2, 2);

@@ -2,10 +2,10 @@
 //! design): operations wait and are tried again, and when that is over nothing is left of it.
 
 use crate::scenes::{live, trouble};
-use calpe::format::{ChecksumKind, MemberState};
+use calpe::format::{ChecksumKind, MemberSet, MemberState};
 use calpe::testing::{DiskRegion, OpKinds, PassingFault, Random, SimArray, SimDisk, SimShape, Trouble};
 use calpe::units::{MemberIndex, Timestamp};
-use calpe::volume::{AdminRequest, ArrayState, ClientError, MemberCondition, NoticeLevel, Rest};
+use calpe::volume::{AdminRequest, ArrayState, ClientError, MemberCondition, NoticeLevel, Rest, ScrubResult};
 
 const BLOCK: usize = 4096;
 const CHUNK: usize = 16384;
@@ -292,6 +292,93 @@ fn members_that_are_needed_stay_however_long_they_are_full_and_writes_fail_after
             array.verify();
         }
     }
+}
+
+/// An array of 1+2 with a rotten block in each of three slots of member 0, which a shortage keeps from being read for so long.
+fn rotten_and_short(seconds: u64) -> Checked {
+    let mut array = Checked::filled(1, 2);
+    let start = array.sim.data_region().start;
+    let disk = array.sim.disk_of(0).expect("a disk");
+    for slot in 0..3 {
+        array.sim.disks.get_mut(&disk).expect("a disk").flip(start + slot * CHUNK as u64, 1);
+    }
+    let until = Timestamp(array.sim.now().0 + seconds * SECOND);
+    let within = start..start + 3 * CHUNK as u64;
+    let short = PassingFault::new(Trouble::Shortage).on(OpKinds::READS).within([within]).until(until);
+    array.inject(0, &short);
+    array.sim.admin(AdminRequest::ScrubStart).expect("it begins");
+    array
+}
+
+#[test]
+fn a_scrub_reads_again_what_a_shortage_kept_it_from_reading() {
+    let mut array = rotten_and_short(5);
+    live(&mut array.sim, 4);
+    let retried: Vec<u64> = array.sim.status().activities.iter().map(|scrub| scrub.retried).collect();
+    assert_eq!(retried, [3], "it goes on");
+    live(&mut array.sim, 4);
+    let scrub = array.sim.status().last_scrub.expect("it has ended");
+    assert_eq!((scrub.errors, scrub.repaired, scrub.unchecked), (3, 3, MemberSet::new()));
+    array.sim.assert_scrub_clean();
+}
+
+#[test]
+fn a_scrub_that_a_shortage_keeps_from_reading_a_member_ends_and_says_so() {
+    let mut array = rotten_and_short(1000);
+    live(&mut array.sim, 40);
+    let scrub = array.sim.status().last_scrub.expect("it has ended");
+    let unchecked: Vec<MemberIndex> = scrub.unchecked.iter().collect();
+    assert_eq!((scrub.errors, &unchecked[..]), (0, &[MemberIndex(0)][..]));
+    let said = "0 errors, 0 repaired; not checked everywhere, as out of service or for a lack of resources: member 0;";
+    assert!(array.sim.notices.iter().any(|notice| notice.text.contains(said)), "{:?}", array.sim.notices);
+    array.sim.disks.values_mut().for_each(SimDisk::clear_faults);
+    array.sim.admin(AdminRequest::ScrubStart).expect("it begins");
+    array.sim.settle();
+    let scrub = array.sim.status().last_scrub.expect("it has ended");
+    assert_eq!((scrub.errors, scrub.repaired, scrub.unchecked), (3, 3, MemberSet::new()));
+}
+
+#[test]
+fn a_scrub_that_waits_to_read_a_member_can_be_paused_and_stopped() {
+    let mut array = rotten_and_short(1000);
+    live(&mut array.sim, 5);
+    array.sim.admin(AdminRequest::ScrubPause).expect("it is paused");
+    let disk = array.sim.disk_of(0).expect("a disk");
+    live(&mut array.sim, 2);
+    let struck = array.sim.disks[&disk].struck(Trouble::Shortage);
+    live(&mut array.sim, 60);
+    assert_eq!(array.sim.disks[&disk].struck(Trouble::Shortage), struck, "nothing is read");
+    assert_eq!(array.sim.status().last_scrub, None);
+    array.sim.admin(AdminRequest::ScrubStart).expect("it goes on");
+    live(&mut array.sim, 5);
+    let scrub = array.sim.status().last_scrub.expect("it has ended");
+    assert!(scrub.unchecked.contains(MemberIndex(0)), "{scrub:?}");
+
+    let mut array = rotten_and_short(1000);
+    live(&mut array.sim, 5);
+    array.sim.admin(AdminRequest::ScrubStop).expect("it is stopped");
+    live(&mut array.sim, 1);
+    assert_eq!((array.sim.status().activities.len(), array.sim.status().last_scrub), (0, None));
+
+    let mut array = rotten_and_short(1000);
+    live(&mut array.sim, 5);
+    let mut sim = array.sim.stop_and_restart(false).expect("it stops and starts");
+    sim.disks.values_mut().for_each(SimDisk::clear_faults);
+    live(&mut sim, 5);
+    let scrub = sim.status().last_scrub.expect("it has ended");
+    assert!(scrub.errors == 3 || scrub.unchecked.contains(MemberIndex(0)), "{scrub:?}");
+
+    let mut array = rotten_and_short(1000);
+    live(&mut array.sim, 5);
+    for member in [0, 1, 2] {
+        let disk = array.sim.disk_of(member).expect("a disk");
+        array.sim.disks.get_mut(&disk).expect("a disk").dead = true;
+    }
+    live(&mut array.sim, 5);
+    let status = array.sim.status();
+    assert_eq!(status.state, ArrayState::Failed);
+    let has_read_all = |scrub: ScrubResult| !scrub.unchecked.contains(MemberIndex(0));
+    assert!(!status.last_scrub.is_some_and(has_read_all), "{:?}", status.last_scrub);
 }
 
 #[test]

@@ -221,6 +221,34 @@ fn a_member_that_goes_offline_before_the_log_is_in_place_says_so_wherever_that_i
 }
 
 #[test]
+fn a_member_that_goes_offline_while_the_log_is_replayed_has_it_in_place_or_says_that_it_may_not() {
+    for hangs in [false, true] {
+        let (mut sim, _) = filled(1, 2, ChecksumKind::Blake3);
+        let id = sim.submit_write(0, &[9; BLOCK], true);
+        sim.wait(id).expect("written");
+        let mut sim = sim.kill_and_restart(false).expect("it starts");
+        let start = sim.data_region().start;
+        let own = sim.disk_of(0).expect("in service");
+        let hung = sim.disk_of(2).filter(|_| hangs);
+        let is_in_place = |sim: &SimArray| sim.disks[&own].peek(start, BLOCK) == [9; BLOCK];
+        assert!(!is_in_place(&sim), "it is in the log alone");
+        let offline = AdminRequest::Offline { member: MemberIndex(0) };
+        let would = sim.would(&offline).expect("it can go").0;
+        assert!(would.contains("is waited for up to 3 s; then member 0 is OFFLINE"), "{would}");
+        let id = sim.submit_admin(offline);
+        for _ in 0..70 {
+            while sim.step_where(|disk, _| Some(disk) != hung) {}
+            sim.sleep(100);
+        }
+        let said = sim.poll_admin(id).expect("it does not wait for ever").expect("it went").0;
+        let is_early = said.contains("could not be put in place on its device in time");
+        assert_eq!((is_early, is_in_place(&sim)), (hangs, !hangs), "{said}");
+        let reason = sim.status().members[0].reason.clone().expect("a reason");
+        assert_eq!(reason.contains("before what was written last was in place"), hangs, "{reason}");
+    }
+}
+
+#[test]
 fn of_a_member_that_goes_while_its_replacement_is_built_it_is_told_how_it_can_come_back() {
     let (mut sim, _) = filled(2, 2, ChecksumKind::Blake3);
     let mut device = || sim.add_blank_disk();

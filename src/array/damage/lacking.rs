@@ -210,6 +210,21 @@ impl Array {
         of.state == MemberState::Online && self.damage.lacking.has(of.uuid, slot)
     }
 
+    /// Whether the device that is read for the slot may lack blocks of it: it went into service without them, or is being built and
+    /// does not have them so far.
+    pub(in super::super) fn is_read_without(&self, member: MemberIndex, slot: SlotIndex) -> bool {
+        if self.damage.lacking.of.is_empty() && !self.any_building() {
+            return false;
+        }
+        let Some(device) = self.readable(member, slot) else { return false };
+        let of = self.member(member);
+        let new = of.replacement.as_ref().filter(|new| new.device.id == device);
+        let (uuid, progress) =
+            new.map_or((of.uuid, of.progress.as_ref()), |new| (new.uuid, Some(&new.progress)));
+        let is_lacking = progress.is_some_and(|progress| progress.lacking.contains(&slot.0));
+        is_lacking || self.damage.lacking.has(uuid, slot)
+    }
+
     /// How many slots the device in service of the member went without.
     pub(in super::super) fn slots_lacking(&self, member: MemberIndex) -> u64 {
         let of = self.member(member);
@@ -228,8 +243,22 @@ impl Array {
     /// What is not true of the slots that members other than this one went without, where `left`
     /// more losses are survived otherwise.
     pub(in super::super) fn but_lacking(&self, left: usize, without: Option<MemberIndex>) -> String {
-        let members = self.lacking_beside(without);
-        let slots: u64 = members.iter().map(|member| self.slots_lacking(*member)).sum();
+        self.but_lacking_on(&self.lacking_beside(without), left)
+    }
+
+    /// The same when a member has come back with the device that it had last.
+    pub(in super::super) fn but_lacking_with(&self, left: usize, back: MemberIndex) -> String {
+        let mut members = self.lacking_beside(Some(back));
+        if self.damage.lacking.count(self.member(back).uuid) > 0 {
+            members.push(back);
+        }
+        members.sort_unstable();
+        self.but_lacking_on(&members, left)
+    }
+
+    fn but_lacking_on(&self, members: &[MemberIndex], left: usize) -> String {
+        let of = |member: &MemberIndex| self.damage.lacking.count(self.member(*member).uuid);
+        let slots: u64 = members.iter().map(of).sum();
         let Some(first) = members.first() else { return String::new() };
         let whose = match members.len() {
             1 => format!("member {first}"),

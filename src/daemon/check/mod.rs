@@ -23,7 +23,7 @@ use crate::block_io::{DeviceId, Pool};
 use crate::codec::Codec;
 use crate::format::{MemberState, ScrubRecord, Superblock, VolumeKind, damaged_copies, newest_read};
 use crate::member::{Access, Device, DeviceError};
-use crate::units::{HumanSize, ROW_BYTES, Timestamp, VolumeOffset, shown};
+use crate::units::{HumanSize, MemberIndex, ROW_BYTES, Timestamp, VolumeOffset, shown};
 use crate::volume::{
     Activity, ActivityKind, AdminRequest, ArrayNotice, ArrayState, LogState, MemberStatus, NoticeKind,
     PlainVolume, RequestId, Volume, VolumeAction, VolumeEvent, VolumeStatus,
@@ -202,13 +202,17 @@ pub fn check(members: &[PathBuf], progress: &mut dyn FnMut(&Activity)) -> Result
     };
     let status = run.finish(progress)?;
     problems.extend(run.problem(&status));
+    let scrub = status.last_scrub;
     let member = |(index, key): (usize, &Option<usize>)| {
         let found = key.map(|key| &given[key]);
         let own = || given.iter().find(|given| given.superblock.device == uuids[index]);
         let MemberStatus { counters, state, reason, .. } = status.members[index].clone();
         let is_given = found.or_else(own).is_some();
+        let is_online = state == MemberState::Online;
+        let is_checked = !scrub.is_some_and(|scrub| scrub.unchecked.contains(MemberIndex(index as u16)));
         let why = || match reason {
             _ if !is_given => not_given(&strangers),
+            _ if is_online => "not all of it was read, for a lack of resources of this host".into(),
             Some(reason) => reason,
             None => state.as_str().into(),
         };
@@ -216,14 +220,13 @@ pub fn check(members: &[PathBuf], progress: &mut dyn FnMut(&Activity)) -> Result
             index: index as u16,
             path: found.or_else(own).map(|given| given.path.display().to_string()),
             uuid: uuids[index],
-            verified: found.is_some() && state == MemberState::Online,
-            reason: (state != MemberState::Online).then(why),
+            verified: found.is_some() && is_online && is_checked,
+            reason: (!is_online || !is_checked).then(why),
             read: counters.read_errors,
             cksum: counters.checksum_errors,
             superblock: found.map_or(0, |given| given.damaged),
         }
     };
-    let scrub = status.last_scrub;
     let [lost, set_aside, unreadable] =
         [&status.lost, &status.set_aside, &status.unreadable].map(|ranges| parts(ranges));
     let kept_aside = run.kept_aside([&lost, &set_aside, &unreadable]);
@@ -569,7 +572,7 @@ mod tests {
     use super::*;
     use crate::array::NewArray;
     use crate::format::{Epoch, ReplacementRecord, Role};
-    use crate::units::{MemberIndex, SlotIndex};
+    use crate::units::SlotIndex;
     use uuid::Uuid;
 
     /// Devices m0, m1, ... with these superblocks.
