@@ -22,6 +22,7 @@ use crate::units::{HumanSize, MemberIndex, quoted, shown};
 use crate::volume::{AdminRequest, NoticeKind, NoticeLevel, STOPPED_CLEANLY};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
@@ -390,6 +391,36 @@ impl Daemon {
         told: &[String],
     ) -> Result<(ArrayReport, Vec<String>), RequestError> {
         let _change = self.begin_change(array)?;
+        let (opened, warnings) = self.open_found(found, array, options, told)?;
+        Ok((self.serve(opened, options)?, warnings))
+    }
+
+    /// As [`Daemon::open_and_serve`], of an array that is awaited, unless it is given up meanwhile. What the search has told
+    /// becomes events of it.
+    pub(super) fn open_and_serve_awaited(
+        &self,
+        which: &ArrayChoice,
+        found: &Search,
+        array: Uuid,
+        options: ServeOptions,
+    ) -> Result<ArrayReport, RequestError> {
+        let _change = self.begin_change(array)?;
+        let (opened, _) = self.open_found(found, array, options, &found.warnings)?;
+        let _not_meanwhile = self.giving_up.read().unwrap_or_else(PoisonError::into_inner);
+        if !self.is_awaited(which) {
+            return Err(refusal(ErrorCode::Refused, format!("array '{which}' is not awaited any more")));
+        }
+        self.serve(opened, options)
+    }
+
+    /// Opens an array that was found. Returns what a person should know, too.
+    fn open_found(
+        &self,
+        found: &Search,
+        array: Uuid,
+        options: ServeOptions,
+        told: &[String],
+    ) -> Result<(Opened, Vec<String>), RequestError> {
         let opened = import::open(&found.arrays[&array], options.force, options.limits.local);
         let mut opened = opened.map_err(|error| self.explained(error, found, array))?;
         opened.explain_missing(found, |_, device| self.earlier_path(array, device));
@@ -399,7 +430,7 @@ impl Daemon {
         warnings.extend(opened.left_out.iter().map(|left| left.reason.clone()));
         let told: Vec<String> = opened.not_told(told).cloned().collect();
         opened.warnings.splice(0..0, told);
-        Ok((self.serve(opened, options)?, warnings))
+        Ok((opened, warnings))
     }
 
     /// With what is known of members that are missing.
@@ -428,7 +459,11 @@ impl Daemon {
         let about = |served: &Served| (served.id, served.names.uuid, served.names.name.clone());
         let (id, uuid, name) = match (self.find(array, about), self.find_awaited(array)) {
             (Ok(found), _) => found,
-            (Err(_), Some(waiting)) => return Ok(self.forget(&waiting, dry_run)),
+            (Err(_), Some(waiting)) => match self.forget(&waiting, dry_run) {
+                Some(done) => return Ok(done),
+                // An attempt was faster.
+                None => self.find(array, about)?,
+            },
             (Err(error), None) => return Err(error),
         };
         let clients = match self.facts(id)?.clients {
@@ -481,8 +516,9 @@ impl Daemon {
         Ok(Done { message: format!("array '{name}' is stopped"), warnings, ..Done::default() })
     }
 
-    /// An array that was imported by a command or is configured, and could not be served since, is no longer tried.
-    fn forget(&self, waiting: &Waiting, dry_run: bool) -> Done {
+    /// An array that was imported by a command or is configured, and could not be served since, is no longer tried. None: it
+    /// is served.
+    fn forget(&self, waiting: &Waiting, dry_run: bool) -> Option<Done> {
         let (name, uuid) = (waiting.name(), waiting.uuid());
         let is_configured = self.configured(waiting.which()).is_some() || self.is_configured(uuid, &name);
         let (until, mut warnings) = match is_configured {
@@ -491,12 +527,19 @@ impl Daemon {
         };
         if dry_run {
             let message = format!("would no longer try to import array '{name}'{until}");
-            return Done { message, warnings, ..Done::default() };
+            return Some(Done { message, warnings, ..Done::default() });
+        }
+        {
+            // An attempt that has its devices open serves it before this, or not at all.
+            let _nothing_begins = self.giving_up.write().unwrap_or_else(PoisonError::into_inner);
+            if !self.is_awaited(waiting.which()) {
+                return None;
+            }
+            self.not_awaited(waiting.which());
         }
         warnings.extend(self.import_again(uuid, None));
-        self.not_awaited(waiting.which());
         let message = format!("array '{name}' is no longer tried to be imported{until}");
-        Done { message, warnings, ..Done::default() }
+        Some(Done { message, warnings, ..Done::default() })
     }
 
     pub(super) fn scrub(&self, array: &str, action: ScrubAction, dry_run: bool) -> Outcome {

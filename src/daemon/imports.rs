@@ -149,7 +149,7 @@ impl Attempts {
         if let Some(config) = daemon.section(&self.config.which) {
             self.config = config;
         }
-        let earlier = daemon.earlier_paths(Some(&self.config.which.to_string()));
+        let earlier = daemon.remembered_paths(&self.config.which);
         let found = search_with(&self.config.search, &earlier, self.config.limits.local);
         match self.import(daemon, &found) {
             Ok(line) => {
@@ -186,8 +186,8 @@ impl Attempts {
         let superblock = newest_found(&found.arrays[&uuid]);
         let options = superblock.map(|superblock| daemon.options_by(config, &superblock.name, uuid));
         let options = options.unwrap_or_else(|| ServeOptions::of(config));
-        match daemon.open_and_serve(found, uuid, options, &found.warnings) {
-            Ok((report, _)) => Ok(served_line(&report)),
+        match daemon.open_and_serve_awaited(&config.which, found, uuid, options) {
+            Ok(report) => Ok(served_line(&report)),
             // Another section about it was faster.
             Err(error) => match daemon.status(Some(&uuid.to_string())) {
                 Ok(reports) if daemon.served_uuids().contains(&uuid) && !reports.is_empty() => {

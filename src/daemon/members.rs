@@ -51,6 +51,18 @@ struct Sought {
     warning: Option<String>,
 }
 
+/// The device of a member, its superblock, and copies of it that are damaged, in words.
+pub(super) type Own = (Device, Superblock, Vec<String>);
+
+/// For whom a member comes back.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum By {
+    /// An administrator, whatever was said before.
+    Command,
+    /// Nobody: not where an administrator has taken it out.
+    Itself,
+}
+
 /// A member that a request is about.
 pub(super) struct Target {
     array: ArrayId,
@@ -118,10 +130,18 @@ impl Daemon {
     pub(super) fn take_out(&self, array: &str, member: &MemberRef, failed: bool, dry_run: bool) -> Outcome {
         let target = self.target(array, member)?;
         let member = target.index;
-        let state = self.state_of(&target)?;
         let returns = self.returns_by_itself(&target)?;
+        let (state, is_away) = {
+            // What is away now stays away: nothing comes back by itself meanwhile.
+            let _alone = lock(&self.returning);
+            let state = self.state_of(&target)?;
+            let is_away = matches!(state, MemberState::Missing | MemberState::Faulted);
+            if returns && is_away && !dry_run {
+                self.returns().keep_out(target.superblock.array, member);
+            }
+            (state, is_away)
+        };
         let request = if failed { AdminRequest::Fail { member } } else { AdminRequest::Offline { member } };
-        let is_away = matches!(state, MemberState::Missing | MemberState::Faulted);
         if dry_run {
             let would = self.would(target.array, &target.name, request);
             return match would {
@@ -134,10 +154,6 @@ impl Daemon {
                 ))),
                 would => would,
             };
-        }
-        // First: an attempt to bring it back may be under way.
-        if returns && is_away {
-            self.returns().keep_out(target.superblock.array, member);
         }
         let outcome = match self.reactor.admin(target.array, request, Vec::new()) {
             Ok(outcome) => outcome.0,
@@ -158,7 +174,7 @@ impl Daemon {
         let has_failed = self.facts(target.array)?.status.state == ArrayState::Failed;
         Ok(match has_failed {
             true => {
-                ", and stays away until 'calpe online' brings it back, or the array is started again, as nothing can be \
+                ", and stays away until 'calpe online' brings it back; a start of the array forgets that, as nothing can be \
                      recorded while it has FAILED"
             }
             false => ", and stays away until 'calpe online' brings it back",
@@ -174,16 +190,6 @@ impl Daemon {
     ) -> Outcome {
         let target = self.target(array, member)?;
         let change = self.begin_change(target.superblock.array)?;
-        self.find_and_bring_online(target, path, dry_run, &change)
-    }
-
-    pub(super) fn find_and_bring_online(
-        &self,
-        target: Target,
-        path: Option<&Path>,
-        dry_run: bool,
-        _change: &Change,
-    ) -> Outcome {
         let state = self.state_of(&target)?;
         if matches!(state, MemberState::Online | MemberState::Rebuilding) {
             return match path.filter(|path| !target.seat.is_at(path, identity_of(path))) {
@@ -198,6 +204,27 @@ impl Daemon {
                 None => Ok(Done::line(format!("{} is {} already", target.describe(), state.as_str()))),
             };
         }
+        let own = self.open_own(&target, path, &change)?;
+        if dry_run {
+            let (device, superblock, _) = own;
+            let new = self.new_device(&device, Some(superblock));
+            let request = AdminRequest::Online { member: target.index, device: new };
+            let done = self.would(target.array, &target.name, request);
+            let done = done.inspect_err(|error| self.note_kept(&target, device.path(), error))?;
+            return Ok(Done::line(format!("{} ({})", done.message, shown(device.path()))));
+        }
+        let done = self.bring_online(&target, own, By::Command)?;
+        self.returns().back(target.superblock.array, target.index);
+        Ok(done)
+    }
+
+    /// Opens the own device of a member that is out: at this path, or wherever it is.
+    pub(super) fn open_own(
+        &self,
+        target: &Target,
+        path: Option<&Path>,
+        _change: &Change,
+    ) -> Result<Own, RequestError> {
         // Known without asking it; what it leads to now may be something else.
         let leaving = target.seat.found.and_then(|found| found.identity).is_some_and(Identity::is_leaving);
         if let (true, None, Some(path)) = (leaving, path, &target.seat.path) {
@@ -205,10 +232,10 @@ impl Daemon {
         }
         let path = match path {
             Some(path) => {
-                self.check_unused(path, &format!("name the device of member {}", target.index))?;
+                self.check_unused(target, path, &format!("name the device of member {}", target.index))?;
                 path.to_owned()
             }
-            None => self.where_is(&target)?,
+            None => self.where_is(target)?,
         };
         // An attempt of the daemon's own may have the device locked. The next one waits for this change of
         // the array.
@@ -218,31 +245,17 @@ impl Daemon {
         let (device, copies) = open_member(&path, Access::Exclusive, target.limits)?;
         let bad_copies = words_for_damaged(&copies);
         let superblock = target.own(&device, newest_read(copies))?;
-        check_fit(&target, &device)?;
-        if dry_run {
-            let new = self.new_device(&device, Some(superblock));
-            let request = AdminRequest::Online { member: target.index, device: new };
-            let done = self.would(target.array, &target.name, request);
-            let done = done.inspect_err(|error| self.note_kept(&target, device.path(), error))?;
-            return Ok(Done::line(format!("{} ({})", done.message, shown(&path))));
-        }
-        let done = self.bring_online(&target, device, superblock, bad_copies)?;
-        self.returns().back(target.superblock.array, target.index);
-        Ok(done)
+        check_fit(target, &device)?;
+        Ok((device, superblock, bad_copies))
     }
 
     /// Hands a member's own device to its array again.
-    pub(super) fn bring_online(
-        &self,
-        target: &Target,
-        device: Device,
-        superblock: Superblock,
-        bad_copies: Vec<String>,
-    ) -> Outcome {
+    pub(super) fn bring_online(&self, target: &Target, own: Own, by: By) -> Outcome {
+        let (device, superblock, bad_copies) = own;
         check_fit(target, &device)?;
         let new = NewDevice { bad_copies, ..self.new_device(&device, Some(superblock)) };
         let path = device.path().to_owned();
-        self.hand_over(target, new, device, |member, device| AdminRequest::Online { member, device })
+        self.hand_over(target, new, device, by, |member, device| AdminRequest::Online { member, device })
             .inspect_err(|error| self.note_kept(target, &path, error))
     }
 
@@ -264,13 +277,16 @@ impl Daemon {
         dry_run: bool,
     ) -> Outcome {
         let target = self.target(array, old)?;
-        self.check_unused(new, "name a device that is no member")?;
+        self.check_unused(&target, new, "name a device that is no member")?;
         // Before anything is opened or created. A device that is large enough is checked for the rest.
         let id = self.reactor.next_device_id();
         let fitting = NewDevice::new(id, Uuid::new_v4(), target.needed_bytes());
         let request = AdminRequest::Replace { member: target.index, device: fitting };
         let would = self.would(target.array, &target.name, request)?;
         let mut warnings = Vec::new();
+        // It may be the member's own device, which an attempt of the daemon's own has locked.
+        let attempt = self.returns().hold_off(target.superblock.array, target.index);
+        drop(attempt.map(|attempt| attempt.recv_timeout(ATTEMPT_WAIT)));
         // Locked in a dry run, too: whether it can be is part of what is to be known.
         let (device, created) = match open_and_recognise(new, patience(target.limits)) {
             Ok((device, found)) => {
@@ -335,12 +351,14 @@ impl Daemon {
         let id = self.reactor.next_device_id();
         let bytes = device.facts().bytes;
         let new = NewDevice { known_zero, ..NewDevice::new(id, Uuid::new_v4(), bytes) };
-        self.hand_over(target, new, device, |member, device| AdminRequest::Replace { member, device })
+        let request = |member, device| AdminRequest::Replace { member, device };
+        self.hand_over(target, new, device, By::Command, request)
     }
 
     /// Refuses a device that serves an array of this daemon, by the name of the member that it is, with this advice.
-    fn check_unused(&self, new: &Path, advice: &str) -> Result<(), RequestError> {
-        let identity = identity_of(new);
+    fn check_unused(&self, target: &Target, new: &Path, advice: &str) -> Result<(), RequestError> {
+        // With the patience of the opening that follows: what hangs now would hang then.
+        let identity = look_at(new, patience(target.limits))?;
         let ids: Vec<ArrayId> = lock(&self.served).iter().map(|served| served.id).collect();
         for id in ids {
             let Ok(facts) = self.facts(id) else { continue };
@@ -392,6 +410,7 @@ impl Daemon {
         target: &Target,
         new: NewDevice,
         device: Device,
+        by: By,
         request: impl FnOnce(MemberIndex, NewDevice) -> AdminRequest,
     ) -> Outcome {
         let id = new.device;
@@ -400,8 +419,22 @@ impl Daemon {
         device.set_remote_witness(witness(device.facts().bytes, target.superblock.array, new.uuid, 0));
         let place = Place::of(new.uuid, &device);
         let since = device.since();
-        let outcome = self.reactor.admin(target.array, request(target.index, new), vec![(id, device)])?;
+        // Before it is in service: a status may be asked for while it is being recorded that it is.
         self.with_names(target.array, |names| names.devices.insert(id, place));
+        let outcome = {
+            // Whoever takes a member out that is away is told that it stays away.
+            let _alone = (by == By::Itself).then(|| lock(&self.returning));
+            match by == By::Itself && self.returns().is_kept_out(target.superblock.array, target.index) {
+                true => Err(refusal(ErrorCode::Refused, "an administrator has taken it out")),
+                false => {
+                    let request = request(target.index, new);
+                    self.reactor.admin(target.array, request, vec![(id, device)]).map_err(RequestError::from)
+                }
+            }
+        };
+        let outcome = outcome.inspect_err(|_| {
+            self.with_names(target.array, |names| names.devices.remove(&id));
+        })?;
         // It may have been lost again meanwhile, which is no reason to keep it out.
         member::forget_lost(&path, since);
         self.remember_now(target.array);
@@ -460,7 +493,7 @@ impl Daemon {
     /// Whether the daemon brings the member back when it can, if nobody says that it is to stay away.
     fn returns_by_itself(&self, target: &Target) -> Result<bool, RequestError> {
         let is_remote = target.seat.path.as_deref().is_some_and(member::is_remote);
-        let was_failed = self.returns().were_missing.contains(&(target.superblock.array, target.index.0));
+        let was_failed = self.returns().was_missing(target.superblock.array, target.index);
         Ok(is_remote
             || was_failed
             || self.facts(target.array)?.status.members[usize::from(target.index.0)].returns)
@@ -472,21 +505,8 @@ impl Daemon {
 
     /// Where the own device of a member is: where it was, or beside its fellows, or in the configured places.
     fn where_is(&self, target: &Target) -> Result<PathBuf, RequestError> {
-        let fellows = self.with_names(target.array, |names| {
-            let known =
-                names.seats.iter().chain(names.devices.values()).filter_map(|place| place.path.as_ref());
-            let mut parents: Vec<PathBuf> = known
-                .filter(|path| !member::is_remote(path))
-                .filter_map(|path| path.parent())
-                .map(Path::to_path_buf)
-                .collect();
-            parents.sort();
-            parents.dedup();
-            parents
-        });
-        let wider = fellows.unwrap_or_default().into_iter().chain(self.search_places());
-        // All of /dev is not searched only because a member is there.
-        let wider = wider.filter(|place| place != Path::new("/dev"));
+        let places = self.search_places();
+        let wider = self.with_names(target.array, |names| names.places_around(&places)).unwrap_or_default();
         let mut own: Vec<PathBuf> = target.seat.path.clone().into_iter().collect();
         let there = target.seek(&own);
         // Where it was in service since the daemon started, it is no copy.
@@ -594,11 +614,19 @@ fn name_of(member: &MemberRef) -> String {
 
 /// What a local path leads to, if that is known soon.
 pub(super) fn identity_of(path: &Path) -> Option<Identity> {
+    look_at(path, GLANCE).ok().flatten()
+}
+
+/// What a local path leads to, if there is anything.
+///
+/// # Errors
+/// When that is not answered within the limit.
+fn look_at(path: &Path, limit: Duration) -> Result<Option<Identity>, DeviceError> {
     if member::is_remote(path) {
-        return None;
+        return Ok(None);
     }
     let own = path.to_path_buf();
-    within_apart(path, "look at it", GLANCE, move || Identity::of(&own)).ok().flatten()
+    within_apart(path, "look at it", limit, move || Identity::of(&own))
 }
 
 impl Names {
@@ -641,7 +669,7 @@ pub(super) fn open_member(path: &Path, access: Access, limits: TimeLimits) -> Re
 }
 
 /// How long a device that is to be opened is waited for: an administrator waits, too.
-fn patience(limits: TimeLimits) -> Duration {
+pub(super) fn patience(limits: TimeLimits) -> Duration {
     limits.local.min(DEFAULT_MEMBER_TIMEOUT)
 }
 

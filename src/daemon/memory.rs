@@ -13,7 +13,7 @@ use crate::array::assembly::{Assembled, Seat};
 use crate::format::MemberState;
 use crate::member::{TimeLimits, is_remote, same_remote};
 use crate::units::{MemberIndex, SlotIndex, VolumeOffset};
-use crate::volume::{NoticeLevel, Rest};
+use crate::volume::{MemberStatus, NoticeLevel, Rest};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -43,11 +43,17 @@ impl Daemon {
         let known = self.with_names(id, |names| {
             let status = &facts.status;
             let told = (names.given_up(status), names.out(status));
-            let found = (names.client_errors(status), told, names.unchecked(status), Names::lacking(status));
+            let returns = self.returns();
+            let was_missing = |member: &&MemberStatus| returns.was_missing(names.uuid, member.index);
+            let failed_without =
+                status.members.iter().filter(was_missing).map(|member| member.uuid).collect();
+            let unchecked = names.unchecked(status);
+            let found =
+                (names.client_errors(status), told, unchecked, Names::lacking(status), failed_without);
             (names.uuid, names.name.clone(), known_devices(names, facts), names.counts(status), found)
         });
         let Some((uuid, name, mut devices, counts, found)) = known else { return };
-        let (client_errors, (given_up, out), unchecked, lacking) = found;
+        let (client_errors, (given_up, out), unchecked, lacking, failed_without) = found;
         let mut memory = lock(&self.memory);
         // A member that was not seen since the start is where it was last.
         if let Some(known) = memory.arrays.0.get(&uuid) {
@@ -63,6 +69,7 @@ impl Daemon {
             is_new |= known.note_client_errors(client_errors);
             is_new |= known.note_given_up(given_up);
             is_new |= known.note_out(out);
+            is_new |= known.note_failed_without(failed_without);
             if let Some(scrub) = facts.status.last_scrub {
                 is_new |= known.note_unchecked(scrub.finished_unix, unchecked);
             }
@@ -178,6 +185,12 @@ impl Daemon {
     /// Counts that an earlier run has left, by member.
     pub(super) fn earlier_counts(&self, array: Uuid) -> Vec<Counts> {
         lock(&self.memory).counters.0.get(&array).cloned().unwrap_or_default()
+    }
+
+    /// Devices whose members were missing when an array had failed, and are not back since, as far as is known.
+    pub(super) fn failed_without(&self, array: Uuid) -> Vec<Uuid> {
+        let memory = lock(&self.memory);
+        memory.arrays.0.get(&array).map(|known| known.failed_without.clone()).unwrap_or_default()
     }
 
     /// Requests of clients that failed in an earlier run.

@@ -12,7 +12,7 @@ use crate::control::{
     MemberReport, ReplacementReport, ScanKind, ScanReport, ScanState, VolumeReport, explain,
 };
 use crate::format::{MemberState, VolumeKind};
-use crate::member::{Device, DeviceFacts, Identity};
+use crate::member::{Device, DeviceFacts, Identity, is_remote};
 use crate::nbd::TlsMode;
 use crate::units::{MemberIndex, Timestamp, VolumeOffset};
 use crate::volume::{
@@ -130,6 +130,11 @@ impl Names {
         self.meters.observe(now, &facts.status.activities);
     }
 
+    /// Where the devices of its members are, or were.
+    pub(super) fn paths(&self) -> impl Iterator<Item = &PathBuf> {
+        self.seats.iter().filter_map(|seat| seat.path.as_ref())
+    }
+
     /// Takes note of what keeps a device from coming back. `found`, a line, is told in place of the
     /// reason for which its member is out, if that is another.
     pub(super) fn hinder(&mut self, device: Uuid, hindrance: Hindrance, found: String) {
@@ -138,6 +143,20 @@ impl Names {
         if hindrance == Hindrance::Kept || before.is_some_and(|before| before != hindrance) {
             self.findings.insert(device, found);
         }
+    }
+
+    /// Where a device of the array may be besides where it was: beside its fellows, and in these places. All of /dev is not
+    /// searched only because a member is there.
+    pub(super) fn places_around(&self, configured: &[PathBuf]) -> Vec<PathBuf> {
+        let known = self.seats.iter().chain(self.devices.values()).filter_map(|place| place.path.as_ref());
+        let local = known.filter(|path| !is_remote(path));
+        let mut around: Vec<PathBuf> =
+            local.filter_map(|path| path.parent()).map(Path::to_path_buf).collect();
+        around.sort();
+        around.dedup();
+        around.extend_from_slice(configured);
+        around.retain(|place| place != Path::new("/dev"));
+        around
     }
 
     /// The report of an array; `returning` are the members that come back by themselves.

@@ -1,8 +1,8 @@
 //! Members that went away for something that passes come back by themselves: remote ones whose
 //! connection was given up, and local ones whose storage was full, for which the host lacked
-//! resources (rule T4), or that were missing while their array had failed. They are tried, with
-//! back-off, and when the device of the member answers again, and has room, what `calpe online`
-//! does is done.
+//! resources (rule T4), or that were missing while their array had failed or could not be served.
+//! They are tried, with back-off, and when the device of the member answers again, and has room,
+//! what `calpe online` does is done.
 //!
 //! Invariants: a member that an administrator took out stays out; nothing here waits for a server but threads of its own,
 //! one for each member at a time; a device is handed over only after it has been reachable for a while, so that what an
@@ -11,8 +11,9 @@
 use super::changes::Change;
 use super::events::kinds;
 use super::import::SETTLE;
-use super::members::{Target, identity_of, open_member};
+use super::members::{By, Own, Target, identity_of, open_member, patience};
 use super::reactor::{ArrayFacts, ArrayId};
+use super::search::{Hindrance, search};
 use super::service::{Daemon, Done, Served};
 use super::superblocks::{check_length, read_copies, words_for_damaged};
 use crate::control::{MemberRef, RequestError};
@@ -20,7 +21,7 @@ use crate::format::{MemberState, NewestError, Role, Superblock, newest_read};
 use crate::member::patience::within_apart;
 use crate::member::{self, Access, Device, DeviceError, TimeLimits};
 use crate::units::{MemberIndex, shown};
-use crate::volume::{AdminRequest, ArrayState, MemberCondition, MemberStatus, NoticeLevel};
+use crate::volume::{ArrayState, MemberCondition, MemberStatus, NoticeLevel};
 use nix::sys::statvfs::statvfs;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -34,6 +35,9 @@ const BACKOFF_FIRST: Duration = Duration::from_secs(1);
 /// ... up to this.
 const BACKOFF_MAX: Duration = Duration::from_secs(15);
 
+/// The same where all places of an array are searched, which disks that rest may have to spin up for.
+const SEARCH_BACKOFF_MAX: Duration = Duration::from_secs(60);
+
 /// A member that was full is tried again when its filesystem has so many bytes free.
 const ROOM_MIN: u64 = 16 << 20;
 
@@ -44,11 +48,11 @@ type Seat = (Uuid, u16);
 #[derive(Debug, Default)]
 pub(super) struct Returns {
     attempts: BTreeMap<Seat, Attempt>,
-    /// Taken out by an administrator while they were away.
-    kept_out: BTreeSet<Seat>,
-    /// Missing at a time when their array had failed: what took away so many at once may bring all
-    /// of them back.
-    pub(super) were_missing: BTreeSet<Seat>,
+    /// Taken out by an administrator while they were away, and when.
+    kept_out: BTreeMap<Seat, Instant>,
+    /// Missing at a time when their array had failed, or could not be served: what took away so many at
+    /// once may bring all of them back.
+    were_missing: BTreeSet<Seat>,
 }
 
 #[derive(Debug)]
@@ -62,9 +66,6 @@ struct Attempt {
 
 /// What an attempt came to: the member's device, locked, or why it is not had.
 pub(super) type Attempted = Result<Own, NotBack>;
-
-/// The device of a member, its superblock, and copies of it that are damaged, in words.
-type Own = (Device, Superblock, Vec<String>);
 
 /// Why the device of a member is not had.
 #[derive(Debug, PartialEq, Eq)]
@@ -130,7 +131,9 @@ struct Away {
     uuid: Uuid,
     /// Where it may be.
     places: Vec<PathBuf>,
-    /// The first of them is where it was.
+    /// Where it is looked for besides, as this daemon has not had it open.
+    sought: Option<Sought>,
+    /// The first of its places is where its server was.
     has_own_place: bool,
     /// Why it went, as far as the connection tells, and until when it must stay away.
     lost: Option<member::Lost>,
@@ -142,24 +145,51 @@ struct Away {
     limits: TimeLimits,
 }
 
+/// Where a local device is looked for that may have been copied while nobody had it open.
+#[derive(Clone)]
+struct Sought {
+    /// Where it was last, if that is known: elsewhere it is not looked for then.
+    own: Option<PathBuf>,
+    /// Where a copy of it may be.
+    around: Vec<PathBuf>,
+}
+
 impl Returns {
-    /// The member shall not come back by itself.
+    /// The member, which is away, shall not come back by itself.
     pub fn keep_out(&mut self, array: Uuid, index: MemberIndex) {
         self.back(array, index);
-        self.kept_out.insert((array, index.0));
+        self.kept_out.insert((array, index.0), Instant::now());
     }
 
-    /// Takes note of members that are missing: of those that are while the array has failed, until
-    /// they are back.
-    pub fn note_missing(&mut self, array: Uuid, has_failed: bool, members: &[MemberStatus]) {
+    /// Whether an administrator has said that the member shall not come back by itself.
+    pub fn is_kept_out(&self, array: Uuid, index: MemberIndex) -> bool {
+        self.kept_out.contains_key(&(array, index.0))
+    }
+
+    /// Takes note of what an array that was asked then says of its members: of those that are missing while it has failed,
+    /// until they are back; and that those in service are not away, so that what was said of that is over.
+    pub fn note(&mut self, array: Uuid, has_failed: bool, members: &[MemberStatus], asked: Instant) {
         for member in members {
             let seat = (array, member.index.0);
-            match member.state == MemberState::Missing {
-                true if has_failed => drop(self.were_missing.insert(seat)),
-                true => {}
-                false => drop(self.were_missing.remove(&seat)),
+            match member.state {
+                MemberState::Missing if has_failed => drop(self.were_missing.insert(seat)),
+                MemberState::Missing => {}
+                MemberState::Online | MemberState::Rebuilding => {
+                    self.were_missing.remove(&seat);
+                    self.attempts.remove(&seat);
+                    // What was said since is of a member that has left since.
+                    if self.kept_out.get(&seat).is_some_and(|kept| *kept < asked) {
+                        self.kept_out.remove(&seat);
+                    }
+                }
+                _ => drop(self.were_missing.remove(&seat)),
             }
         }
+    }
+
+    /// Whether the member was missing when its array had failed, or could not be served, and is not back since.
+    pub fn was_missing(&self, array: Uuid, index: MemberIndex) -> bool {
+        self.were_missing.contains(&(array, index.0))
     }
 
     /// An administrator has brought the member back: when it goes away the next time, that is another story.
@@ -168,20 +198,46 @@ impl Returns {
         self.kept_out.remove(&(array, index.0));
     }
 
+    /// The array is not served any more, or begins to be: what is known of its members is of its last time in service.
+    pub fn forget(&mut self, array: Uuid) {
+        self.attempts.retain(|(other, _), _| *other != array);
+        self.kept_out.retain(|(other, _), _| *other != array);
+        self.were_missing.retain(|(other, _)| *other != array);
+    }
+
     /// Ends the attempt that is being made to bring the member back by itself. Returns what tells
     /// that it has let go of the device.
     pub fn interrupt(&mut self, array: Uuid, index: MemberIndex) -> Option<Receiver<Attempted>> {
         self.attempts.get_mut(&(array, index.0))?.running.take()
     }
 
-    /// The member is back by itself. Whether it may stay: nobody has said meanwhile that it shall not come.
-    fn returned(&mut self, array: Uuid, index: MemberIndex) -> bool {
-        self.attempts.remove(&(array, index.0));
-        !self.kept_out.contains(&(array, index.0))
+    /// As [`Returns::interrupt`], for what goes on while others may change the array: no further attempt begins for a while.
+    pub fn hold_off(&mut self, array: Uuid, index: MemberIndex) -> Option<Receiver<Attempted>> {
+        let attempt = self.attempts.get_mut(&(array, index.0))?;
+        attempt.next = attempt.next.max(Instant::now() + BACKOFF_MAX);
+        attempt.running.take()
     }
 }
 
 impl Daemon {
+    /// An array begins to be served, from devices at these paths, without these members (index and device). Those come back
+    /// by themselves that were missing when it had failed, or while it could not be served without more of them; not
+    /// where an administrator starts it by force, having given them up.
+    pub(super) fn begin_returns(
+        &self,
+        (name, uuid): (&str, Uuid),
+        paths: &[PathBuf],
+        missing: &[(u16, Uuid)],
+        is_forced: bool,
+    ) {
+        let lacked = self.lacked_members(name, uuid, paths);
+        let before = self.failed_without(uuid);
+        let mut returns = self.returns();
+        returns.forget(uuid);
+        let back = missing.iter().filter(|(_, device)| !is_forced && (lacked || before.contains(device)));
+        returns.were_missing.extend(back.map(|(index, _)| (uuid, *index)));
+    }
+
     /// Takes an attempt or a return further, for every member of an array that is away and may come
     /// back; to be called once a second or so, as a change of the array.
     pub(super) fn return_members(&self, array: ArrayId, facts: &ArrayFacts, _change: &Change) {
@@ -207,7 +263,7 @@ impl Daemon {
         });
         let Some((uuid, gone)) = gone else { return };
         for (index, path) in gone {
-            if self.returns().kept_out.contains(&(uuid, index.0)) {
+            if self.returns().is_kept_out(uuid, index) {
                 continue;
             }
             // What is not there is not looked for elsewhere, once a second.
@@ -216,8 +272,8 @@ impl Daemon {
             }
             let target = self.target(&uuid.to_string(), &MemberRef::Index(index.0));
             let back = target.and_then(|target| {
-                let back = self.find_and_bring_online(target, Some(&path), false, change);
-                back.map(drop)
+                let own = self.open_own(&target, Some(&path), change)?;
+                self.bring_online(&target, own, By::Itself).map(drop)
             });
             if let Err(error) = back {
                 tracing::debug!(%error, "a member of a failed array is not back");
@@ -264,7 +320,6 @@ impl Daemon {
         let mut away = Vec::new();
         for (status, seat) in facts.status.members.iter().zip(&names.seats) {
             let MemberStatus { index, state, returns: was_short, conditions, .. } = status;
-            let key = (names.uuid, index.0);
             let cut_off = conditions.contains(&MemberCondition::CutOff);
             let remote = seat.path.as_ref().filter(|path| member::is_remote(path));
             let lost = remote.and_then(|path| member::lost(path));
@@ -273,6 +328,17 @@ impl Daemon {
                 // By errors of the device: those do not go away with a new connection.
                 MemberState::Faulted => lost.is_some(),
                 _ => false,
+            };
+            let is_meant = *state == MemberState::Missing
+                && !has_failed
+                && !cut_off
+                && returns.was_missing(names.uuid, *index);
+            // Which of several it is, and what becomes of what it holds, is for an administrator to say.
+            let hindrance = names.hindrances.get(&seat.uuid);
+            let is_doubtful = matches!(hindrance, Some(Hindrance::Claimed | Hindrance::Kept));
+            let sought = match is_meant && seat.found.is_none() && remote.is_none() && !is_doubtful {
+                true => Some(Sought { own: seat.path.clone(), around: names.places_around(&places) }),
+                false => None,
             };
             let places = match (&seat.path, remote) {
                 // Where it was before the daemon started; it may be another host's by now.
@@ -285,16 +351,25 @@ impl Daemon {
                 (Some(_), None) if seat.found.is_none() => unused.clone(),
                 // It was in service there, so that it is no copy. As long as the array has failed,
                 // `bring_back` tries.
-                (Some(path), None) if !has_failed && !cut_off && returns.were_missing.contains(&key) => {
-                    vec![path.clone()]
-                }
+                (Some(path), None) if is_meant => vec![path.clone()],
                 (Some(_), None) => Vec::new(),
             };
-            if may && !places.is_empty() && !returns.kept_out.contains(&key) {
+            let is_looked_for = !places.is_empty() || sought.is_some();
+            if may && is_looked_for && !returns.is_kept_out(names.uuid, *index) {
                 let (index, was_short, limits) = (*index, *was_short, served.limits);
                 let (uuid, has_own_place) = (seat.uuid, remote.is_some());
                 let is_local = !was_short && places.iter().all(|place| !member::is_remote(place));
-                away.push(Away { index, uuid, places, has_own_place, lost, was_short, is_local, limits });
+                away.push(Away {
+                    index,
+                    uuid,
+                    places,
+                    sought,
+                    has_own_place,
+                    lost,
+                    was_short,
+                    is_local,
+                    limits,
+                });
             }
         }
         (names.uuid, away)
@@ -318,7 +393,7 @@ impl Daemon {
             }
             Some(Ok(Err(not_back))) => {
                 tracing::debug!(member = member.index.0, reason = %not_back, "a member is not back");
-                attempt.fail(now);
+                attempt.fail(now, member.backoff_max());
                 let met = match not_back {
                     NotBack::Away(_) => None,
                     NotBack::Blocked(obstacle) => Some(obstacle),
@@ -338,14 +413,14 @@ impl Daemon {
                     );
                 }
             }
-            Some(Err(TryRecvError::Disconnected)) => attempt.fail(now),
+            Some(Err(TryRecvError::Disconnected)) => attempt.fail(now, member.backoff_max()),
             Some(Err(TryRecvError::Empty)) => {}
             None => {
                 let due = member.lost.as_ref().map_or(attempt.next, |lost| attempt.next.max(lost.not_before));
                 if now >= due {
                     let (sender, receiver) = channel();
                     let (places, device, limits) = (member.places.clone(), member.uuid, member.limits);
-                    let was_short = member.was_short;
+                    let (was_short, sought) = (member.was_short, member.sought.clone());
                     let thread = std::thread::Builder::new().name("member-return".into());
                     // Without a thread the receiver tells of no sender, which is a failure.
                     let _ = thread.spawn(move || {
@@ -354,7 +429,15 @@ impl Daemon {
                             true => has_room(&places, limits).map_err(NotBack::Away),
                             false => Ok(()),
                         };
-                        let _ = sender.send(found.and_then(|()| look_for(&places, limits, uuid, device)));
+                        let place = found.and_then(|()| match sought {
+                            Some(sought) => sought.place_of(limits, uuid, device),
+                            None => Ok(None),
+                        });
+                        let found = place.and_then(|place| {
+                            let places = place.map_or(places, |place| vec![place]);
+                            look_for(&places, limits, uuid, device)
+                        });
+                        let _ = sender.send(found);
                     });
                     attempt.running = Some(receiver);
                 }
@@ -369,17 +452,11 @@ impl Daemon {
         let target = self.target(&uuid.to_string(), &MemberRef::Index(away.index.0));
         let outcome: Result<Done, RequestError> = target.and_then(|target: Target| {
             let superblock = target.own(&device, Ok(superblock))?;
-            self.bring_online(&target, device, superblock, bad_copies)
+            self.bring_online(&target, (device, superblock, bad_copies), By::Itself)
         });
         match outcome {
-            Ok(_) if !self.returns().returned(uuid, away.index) => {
-                // Taken out while it was on its way.
-                let offline = AdminRequest::Offline { member: away.index };
-                if let Err(error) = self.reactor.admin(array, offline, Vec::new()) {
-                    tracing::warn!(%error, "a member is back that was to stay away");
-                }
-            }
             Ok(done) => {
+                self.returns().attempts.remove(&(uuid, away.index.0));
                 let how = match away {
                     Away { was_short: true, .. } => "has room again",
                     Away { is_local: true, .. } => "is there again",
@@ -391,16 +468,22 @@ impl Daemon {
             Err(error) => {
                 tracing::debug!(%error, "a member answers and is not taken back");
                 if let Some(attempt) = self.returns().attempts.get_mut(&(uuid, away.index.0)) {
-                    attempt.fail(Instant::now());
+                    attempt.fail(Instant::now(), away.backoff_max());
                 }
             }
         }
     }
 }
 
+impl Away {
+    fn backoff_max(&self) -> Duration {
+        if self.sought.is_none() { BACKOFF_MAX } else { SEARCH_BACKOFF_MAX }
+    }
+}
+
 impl Attempt {
-    fn fail(&mut self, now: Instant) {
-        self.next = now + member::backoff(BACKOFF_FIRST, BACKOFF_MAX, self.failures);
+    fn fail(&mut self, now: Instant, max: Duration) {
+        self.next = now + member::backoff(BACKOFF_FIRST, max, self.failures);
         self.failures += 1;
         self.running = None;
     }
@@ -433,6 +516,29 @@ fn has_room(places: &[PathBuf], limits: TimeLimits) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+impl Sought {
+    /// Where the device is, if it is there. Nothing else there may say that it is it.
+    fn place_of(&self, limits: TimeLimits, array: Uuid, uuid: Uuid) -> Result<Option<PathBuf>, NotBack> {
+        let claimants = |places: &[PathBuf]| -> Result<Vec<PathBuf>, NotBack> {
+            let mut found = search(places, patience(limits));
+            found.check_whole().map_err(|error| NotBack::Away(error.to_string()))?;
+            let all = found.arrays.remove(&array).unwrap_or_default().into_iter();
+            let is_own = |s: &Superblock| s.device == uuid && s.role == Role::Member;
+            Ok(all.filter(|found| is_own(&found.superblock)).map(|found| found.path).collect())
+        };
+        let own = self.own.as_slice();
+        if !own.is_empty() && claimants(own)?.is_empty() {
+            return Ok(None);
+        }
+        let mut all = claimants(&[own, &self.around].concat())?;
+        if all.len() > 1 {
+            let paths: Vec<String> = all.iter().map(|path| shown(path).to_string()).collect();
+            return Err(NotBack::Away(format!("{}: each of them claims to be it", paths.join(", "))));
+        }
+        Ok(all.pop())
+    }
 }
 
 /// Opens the device of a member, wherever it is.
@@ -501,7 +607,82 @@ fn blocked(place: &Path, obstacle: Obstacle) -> NotBack {
 
 #[cfg(test)]
 mod tests {
+    use super::super::import::tests::created_in;
+    use super::super::superblocks::read_superblock;
     use super::*;
+    use crate::volume::MemberCounters;
+
+    fn member(state: MemberState) -> MemberStatus {
+        MemberStatus {
+            index: MemberIndex(1),
+            uuid: Uuid::nil(),
+            state,
+            device: None,
+            replacement: None,
+            counters: MemberCounters::default(),
+            reason: None,
+            conditions: Vec::new(),
+            returns: false,
+            lacking: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn what_was_said_of_a_member_that_is_away_is_over_when_it_is_in_service() {
+        let (array, index) = (Uuid::from_u128(1), MemberIndex(1));
+        for (state, is_over) in [
+            (MemberState::Online, true),
+            (MemberState::Rebuilding, true),
+            (MemberState::Missing, false),
+            (MemberState::Faulted, false),
+        ] {
+            let mut returns = Returns::default();
+            let before = Instant::now();
+            returns.keep_out(array, index);
+            returns.note(array, false, &[member(state)], before);
+            assert!(returns.is_kept_out(array, index), "it was taken out after the array had been asked");
+            returns.note(array, false, &[member(state)], Instant::now());
+            assert_eq!(returns.is_kept_out(array, index), !is_over, "{state:?}");
+        }
+    }
+
+    #[test]
+    fn of_an_array_that_begins_anew_nothing_is_known_and_others_are_left_alone() {
+        let (tank, pond, index) = (Uuid::from_u128(1), Uuid::from_u128(2), MemberIndex(1));
+        let mut returns = Returns::default();
+        for array in [tank, pond] {
+            returns.keep_out(array, index);
+            returns.note(array, true, &[member(MemberState::Missing)], Instant::now());
+        }
+        returns.forget(tank);
+        let is_known = |array| [returns.is_kept_out(array, index), returns.was_missing(array, index)];
+        assert_eq!([is_known(tank), is_known(pond)], [[false; 2], [true; 2]]);
+    }
+
+    #[test]
+    fn a_device_that_nobody_had_open_is_found_where_it_alone_says_that_it_is_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let array = created_in(dir.path(), "tank", 1, 1);
+        let path = |name: &str| dir.path().join(name);
+        let device = Device::open(&path("m0"), Access::ReadOnly).unwrap();
+        let uuid = read_superblock(&device).unwrap().device;
+        drop(device);
+        let find = |own: Option<&str>| {
+            let sought = Sought { own: own.map(path), around: vec![dir.path().to_owned()] };
+            sought.place_of(TimeLimits::default(), array, uuid)
+        };
+        for own in [Some("m0"), None] {
+            assert_eq!(find(own), Ok(Some(path("m0"))), "{own:?}");
+        }
+        std::fs::copy(path("m0"), path("copy")).unwrap();
+        for own in [Some("m0"), None] {
+            let NotBack::Away(why) = find(own).unwrap_err() else { panic!("it may be moved away") };
+            assert!(why.contains("copy") && why.contains("each of them claims to be it"), "{why}");
+        }
+        std::fs::remove_file(path("m0")).unwrap();
+        assert_eq!(find(Some("m0")), Ok(None), "elsewhere it may be a copy");
+        assert_eq!(find(None), Ok(Some(path("copy"))));
+    }
 
     #[test]
     fn a_member_is_told_to_be_tried_when_it_is_and_not_while_its_host_is_left_alone() {

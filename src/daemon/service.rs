@@ -32,7 +32,7 @@ use crate::control::{
     ArrayReport, ArrayState, ErrorCode, MemberReport, MemberState, PROTOCOL_VERSION, Pong, Reply, Request,
     RequestError, ScanKind, Status,
 };
-use crate::format::{Superblock, VolumeKind};
+use crate::format::{MemberState as Seated, Superblock, VolumeKind};
 use crate::gpu::GpuConfig;
 use crate::member::{TimeLimits, await_closings};
 use crate::nbd::TlsMode;
@@ -42,8 +42,8 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 /// The part of the memory that client payloads may take: the rest is for the reads and parity of their stripes.
@@ -103,6 +103,11 @@ pub struct Daemon {
     pub(super) served: Mutex<Vec<Served>>,
     pub(super) waiting: Mutex<Vec<Waiting>>,
     returns: Mutex<Returns>,
+    /// Held while a member that comes back by itself is handed over, and while it is said of one that it shall not. Goes
+    /// before `served` and `returns`.
+    pub(super) returning: Mutex<()>,
+    /// Read while an array that is awaited begins to be served, written while one is given up. Goes before all others.
+    pub(super) giving_up: RwLock<()>,
     changes: Arc<Changes>,
     at_stop: Mutex<Vec<ArrayReport>>,
     /// How many of the passes that have ended were kept before that was told.
@@ -218,6 +223,8 @@ impl Daemon {
             served: Mutex::default(),
             waiting: Mutex::default(),
             returns: Mutex::default(),
+            returning: Mutex::default(),
+            giving_up: RwLock::default(),
             changes: Arc::default(),
             at_stop: Mutex::default(),
             passes_kept: AtomicU64::new(0),
@@ -272,6 +279,8 @@ impl Daemon {
                 Place::unseen(seat.uuid, path.or_else(|| self.earlier_path(superblock.array, seat.uuid)))
             }
         });
+        let missing = assembled.seats.iter().zip(0..).filter(|(seat, _)| seat.state == Seated::Missing);
+        let missing: Vec<(u16, Uuid)> = missing.map(|(seat, index)| (index, seat.uuid)).collect();
         let forbidden = forbidden.into_iter().map(|device| (device, Hindrance::Forbidden));
         let hindered = left_out.iter().filter_map(|left| Some((left.device, left.hindrance?)));
         let hindrances = forbidden.chain(hindered).collect();
@@ -329,10 +338,12 @@ impl Daemon {
             rules: settings.rules(&names.name, names.uuid),
         })?;
         let (name, uuid) = (names.name.clone(), names.uuid);
+        let paths: Vec<PathBuf> = names.paths().cloned().collect();
+        self.begin_returns((&name, uuid), &paths, &missing, options.force);
         lock(&self.served).push(Served { id, superblock, names, limits: options.limits, memory });
         drop(settings);
         // Nobody goes on to look for it: an export right after this is not undone.
-        self.now_served(&name, uuid);
+        self.now_served(&name, uuid, &paths);
         self.remember_now(id);
         let report = self.report_of(id)?;
         let level = if report.state == ArrayState::Online { NoticeLevel::Info } else { NoticeLevel::Warning };
@@ -508,12 +519,13 @@ impl Daemon {
             lock(&self.served).iter().map(|served| (served.id, served.names.uuid)).collect();
         for (id, uuid) in ids {
             // An array that was just stopped has no facts, and needs none.
+            let asked = Instant::now();
             let Ok(facts) = self.facts(id) else { continue };
-            self.remember(id, &facts);
             // One whose log is refused takes no member: it is to be stopped first.
             let is_refused = matches!(facts.status.log, crate::volume::LogState::Refused(_));
             let failed = facts.status.state == crate::volume::ArrayState::Failed && !is_refused;
-            self.returns().note_missing(uuid, failed, &facts.status.members);
+            self.returns().note(uuid, failed, &facts.status.members, asked);
+            self.remember(id, &facts);
             let whole = facts.status.state == crate::volume::ArrayState::Online;
             if whole || (!failed && !self.has_away(id, &facts)) {
                 continue;
@@ -709,7 +721,11 @@ impl Daemon {
 
     /// An array was stopped.
     pub(super) fn forget_served(&self, id: ArrayId) {
+        let uuid = self.with_names(id, |names| names.uuid);
         lock(&self.served).retain(|served| served.id != id);
+        if let Some(uuid) = uuid {
+            self.returns().forget(uuid);
+        }
     }
 
     pub(super) fn search_places(&self) -> Vec<PathBuf> {

@@ -2,6 +2,7 @@
 
 mod dry_run;
 mod restarts;
+mod returns;
 
 use super::config::ArrayChoice;
 use super::events::News;

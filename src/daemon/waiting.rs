@@ -10,7 +10,7 @@ use super::events::{News, kinds};
 use super::import::IMPORT_AGAIN;
 use super::memory::covers;
 use super::search::{Found, Search};
-use super::service::{Daemon, lock};
+use super::service::{Daemon, Served, lock};
 use super::state::KnownDevice;
 use crate::array::assembly::STARTS_OLDER;
 use crate::control::{
@@ -48,6 +48,8 @@ pub(super) struct Waiting {
     earlier: Option<(String, Uuid)>,
     /// Where its devices were then.
     devices: Vec<KnownDevice>,
+    /// Where devices of all arrays were that had its name when it began to be awaited, and that it may be.
+    remembered: Vec<PathBuf>,
     /// Where devices were found the last time, by device, of whichever array.
     places: BTreeMap<Uuid, PathBuf>,
 }
@@ -66,6 +68,7 @@ impl Waiting {
             unusable: BTreeMap::new(),
             earlier: None,
             devices: Vec::new(),
+            remembered: Vec::new(),
             places: BTreeMap::new(),
         }
     }
@@ -98,6 +101,25 @@ impl Waiting {
 
     fn is(&self, name: &str, uuid: Uuid) -> bool {
         self.which.means(name, uuid)
+    }
+
+    /// Whether it is this array, which is served and has devices at these paths. Of its name there may be others.
+    fn is_met_by(&self, name: &str, uuid: Uuid, paths: &[PathBuf]) -> bool {
+        let lies_there = || paths.iter().any(|path| self.searched.iter().any(|place| covers(place, path)));
+        self.is(name, uuid)
+            && match (&self.which, &self.seen, &self.earlier) {
+                (ArrayChoice::Uuid(_), ..) => true,
+                (_, Some((superblock, _)), _) => superblock.array == uuid,
+                (_, None, Some((_, earlier))) if *earlier == uuid => true,
+                (_, None, _) => lies_there(),
+            }
+    }
+
+    /// Whether it was tried, and members are what it lacks.
+    fn lacked_members(&self) -> bool {
+        let is_lack = |code| matches!(code, ErrorCode::NoSuchArray | ErrorCode::NeedsForce);
+        let was_lack = self.problem.as_ref().is_some_and(|error| is_lack(error.code));
+        self.lacks_members() || was_lack && !self.is_ambiguous
     }
 
     /// As it was asked for.
@@ -292,6 +314,8 @@ impl Daemon {
                 waiting.earlier = Some((known.name.clone(), *uuid));
                 waiting.devices = known.devices.clone();
             }
+            let all = memory.arrays.find(&which).flat_map(|(_, known)| &known.devices);
+            waiting.remembered = all.map(|device| device.path.clone()).collect();
         }
         let mut all = lock(&self.waiting);
         if !all.iter().any(|known| known.which == waiting.which) {
@@ -325,9 +349,22 @@ impl Daemon {
         lock(&self.waiting).retain(|waiting| waiting.which != *which);
     }
 
-    /// An array is served, whoever has asked for it.
-    pub(super) fn now_served(&self, name: &str, uuid: Uuid) {
-        lock(&self.waiting).retain(|waiting| !waiting.is(name, uuid));
+    /// An array is served from devices at these paths, whoever has asked for it.
+    pub(super) fn now_served(&self, name: &str, uuid: Uuid, paths: &[PathBuf]) {
+        lock(&self.waiting).retain(|waiting| !waiting.is_met_by(name, uuid, paths));
+    }
+
+    /// Whether this array was tried in vain, for lack of members, since it is awaited.
+    pub(super) fn lacked_members(&self, name: &str, uuid: Uuid, paths: &[PathBuf]) -> bool {
+        let waiting = lock(&self.waiting);
+        waiting.iter().any(|waiting| waiting.is_met_by(name, uuid, paths) && waiting.lacked_members())
+    }
+
+    /// Where devices were that an array which is awaited may have. What was served under its name since is another one.
+    pub(super) fn remembered_paths(&self, which: &ArrayChoice) -> Vec<PathBuf> {
+        let waiting = lock(&self.waiting);
+        let own = waiting.iter().find(|waiting| waiting.which == *which);
+        own.map(|waiting| waiting.remembered.clone()).unwrap_or_default()
     }
 
     /// Whether the first attempt to serve an array that is awaited has not ended.
@@ -342,9 +379,13 @@ impl Daemon {
 
     /// The arrays that are awaited; one that was imported by hand meanwhile is served, and not awaited.
     pub(super) fn awaited(&self) -> Vec<Waiting> {
-        let served: Vec<(String, Uuid)> =
-            lock(&self.served).iter().map(|served| (served.names.name.clone(), served.names.uuid)).collect();
-        let is_served = |waiting: &Waiting| served.iter().any(|(name, uuid)| waiting.is(name, *uuid));
+        let facts = |Served { names, .. }: &Served| {
+            (names.name.clone(), names.uuid, names.paths().cloned().collect::<Vec<_>>())
+        };
+        let served: Vec<_> = lock(&self.served).iter().map(facts).collect();
+        let is_served = |waiting: &Waiting| {
+            served.iter().any(|(name, uuid, paths)| waiting.is_met_by(name, *uuid, paths))
+        };
         lock(&self.waiting).iter().filter(|waiting| !is_served(waiting)).cloned().collect()
     }
 

@@ -63,6 +63,37 @@ fn an_array_with_too_few_members_tells_which_are_missing_and_where_the_others_ar
     let tank = serve.array_when("it is served", |array| array["state"] == "DEGRADED");
     assert!(tank["start"].is_null(), "{tank}");
     assert_eq!((serve.arrays().len(), tested(&serve, "")), (1, Some(1)));
+    // What it can do without comes back as well.
+    fs::rename(dir.path().join("m2"), there.join("m2")).expect("moved");
+    serve.array_when("all are back", |array| array["state"] == "ONLINE");
+    serve.stop();
+}
+
+#[test]
+fn what_an_array_had_failed_without_comes_back_by_itself_after_the_daemon_was_killed() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let there = dir.path().join("there");
+    create(&there, "tank", 2, 1);
+    let section = array("tank", &[&there]);
+    let move_away = |name: &str| fs::rename(there.join(name), dir.path().join(name)).expect("moved");
+    move_away("m0");
+    let mut serve = Serve::start(dir.path(), &section);
+    let tank = serve.array_when("it is served", |array| array["state"] == "DEGRADED");
+    move_away("m1");
+    serve.array_when("it has failed", |array| array["state"] == "FAILED");
+    let missing = tank["members"][0]["uuid"].as_str().expect("a uuid").to_owned();
+    serve.until("it is remembered", |_| {
+        let known = fs::read_to_string(dir.path().join("state/arrays.json")).unwrap_or_default();
+        let without = known.split("failed_without").nth(1).and_then(|rest| rest.split(']').next());
+        without.is_some_and(|without| without.contains(&missing))
+    });
+    serve.kill();
+    ["m0", "m1"].iter().for_each(|name| fs::rename(dir.path().join(name), there.join(name)).expect("moved"));
+    let mut serve = Serve::start(dir.path(), &section);
+    serve.array_when("all are back", |array| array["state"] == "ONLINE");
+    let told = serve.events();
+    let is_back = |event: &serde_json::Value| event["kind"] == "member_returned" && event["member"] == 0;
+    assert!(told.iter().any(is_back), "{told:?}");
     serve.stop();
 }
 

@@ -527,8 +527,12 @@ fn a_replacement_whose_filesystem_hangs_is_refused_in_time() {
     up.calpe(&["replace", "tank", "2", &path, "-n"]);
     scene.fuse().freeze();
     let limit = Duration::from_secs(TIMEOUT);
-    let first = fails_in(up.command(&["replace", "tank", "2", &path, "-n"]), Duration::ZERO, limit);
-    assert!(first.contains("no answer within") || first.contains("hangs still"), "{first}");
+    // Nor does it know yet what is at this one.
+    let unseen = scene.path("mnt/unseen").to_str().expect("text").to_owned();
+    for path in [&unseen, &path] {
+        let first = fails_in(up.command(&["replace", "tank", "2", path, "-n"]), limit, limit);
+        assert!(first.contains(path) && first.contains("no answer within 4 s"), "{first}");
+    }
     for args in [
         &["replace", "tank", "2", &path][..],
         &["replace", "tank", "2", &path, "--force"],
@@ -594,6 +598,27 @@ fn a_replacement_that_hangs_after_the_look_is_given_up_in_time_and_can_be_had_la
     assert!(up.calpe(&["status", "-v"]).contains("mnt/new"));
     checked.verify();
     assert_eq!(up.scrub(), (0, 0));
+    up.stop();
+}
+
+#[test]
+fn a_replacement_has_its_path_in_the_status_while_it_is_not_recorded_yet() {
+    let Some(scene) = Scene::new() else { return };
+    let up = scene.serve();
+    // Until the member that hangs is given up, the superblocks cannot tell of it.
+    scene.fuse().freeze_only(fuse::WRITE);
+    let new = scene.path("plain/new");
+    let mut replacing = up.command(&["replace", "tank", "2", new.to_str().expect("text")]);
+    let mut replacing = replacing.stdout(Stdio::null()).spawn().expect("begun");
+    let mut replacement = serde_json::Value::Null;
+    until("it is being built", || {
+        replacement = up.status()["members"][2]["replacement"].clone();
+        !replacement.is_null()
+    });
+    assert!(replacing.try_wait().expect("ours").is_none(), "it was recorded at once");
+    assert_eq!(replacement["name"], new.display().to_string());
+    assert!(replacing.wait().expect("ours").success());
+    scene.fuse().thaw();
     up.stop();
 }
 

@@ -261,7 +261,7 @@ fn a_member_of_a_failed_array_that_is_taken_out_is_told_to_stay_away_and_until_w
     });
     let state = states(&up)[1].clone();
     let stays = format!(
-        "member 1 is {state}, and stays away until 'calpe online' brings it back, or the array is started again, as nothing can \
+        "member 1 is {state}, and stays away until 'calpe online' brings it back; a start of the array forgets that, as nothing can \
          be recorded while it has FAILED"
     );
     let told = up.calpe(&["offline", "tank", "1", "-n"]);

@@ -48,6 +48,9 @@ pub(in crate::daemon) struct Known {
     /// Why members are out of service that are recorded as that.
     #[serde(default)]
     pub out: Vec<MemberReason>,
+    /// Devices whose members were missing when it had failed, or could not be served, and are not back since.
+    #[serde(default)]
+    pub failed_without: Vec<Uuid>,
     /// The devices that served it last.
     #[serde(default)]
     pub devices: Vec<KnownDevice>,
@@ -130,6 +133,13 @@ impl Known {
     pub fn note_out(&mut self, out: Vec<MemberReason>) -> bool {
         let is_new = self.out != out;
         self.out = out;
+        is_new
+    }
+
+    /// Takes note of the devices that were missing when it had failed. Whether that is news.
+    pub fn note_failed_without(&mut self, devices: Vec<Uuid>) -> bool {
+        let is_new = self.failed_without != devices;
+        self.failed_without = devices;
         is_new
     }
 
