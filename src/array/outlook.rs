@@ -8,7 +8,7 @@ use super::members::Member;
 use super::startup::Life;
 use super::{AdminError, AdminOutcome, AdminRequest, Array, NewDevice, STOPPED_CLEANLY};
 use crate::format::{MemberState, Superblock};
-use crate::units::{HumanSize, MemberIndex};
+use crate::units::{Count, HumanSize, MemberIndex};
 
 impl Array {
     /// Whether a request would be refused, and what it would do.
@@ -82,16 +82,31 @@ impl Array {
 
     /// What the array is when this many more members are online, `without` one that leaves.
     fn after(&self, more: isize, without: Option<MemberIndex>) -> String {
-        self.with_online(more, |left| self.but_lacking(left, without))
+        self.with_online(more, |left| self.but_lacking(left, without) + &self.but_bad(left, without))
     }
 
     /// What the array is when a member has come back with the device that it had last.
     fn after_return(&self, member: MemberIndex) -> String {
-        self.with_online(1, |left| self.but_lacking_with(left, member))
+        self.with_online(1, |left| self.but_lacking_with(left, member) + &self.but_bad(left, None))
     }
 
-    /// What the array is when this many more members are online; `but` says what is not true of blocks that were not built where
-    /// so many losses are survived otherwise.
+    /// What is not true of rows of which members other than this one have bad blocks, where `left` more losses are survived
+    /// otherwise.
+    fn but_bad(&self, left: usize, without: Option<MemberIndex>) -> String {
+        let without = without.unwrap_or(MemberIndex(u16::MAX));
+        let most = self.bad.blocks(without).into_values().max().unwrap_or(0) + self.bad.unlisted(without);
+        if most == 0 {
+            return String::new();
+        }
+        let what = format!("; but up to {} of a row cannot be read", Count(most as u64, "block"));
+        match left.checked_sub(most) {
+            Some(left) => format!("{what}, and such a row survives only {left} more"),
+            None => format!("{what}, and such a row may then be unreadable"),
+        }
+    }
+
+    /// What the array is when this many more members are online; `but` says what is not true of parts of it where so many losses
+    /// are survived otherwise.
     fn with_online(&self, more: isize, but: impl Fn(usize) -> String) -> String {
         if self.log_is_refused() {
             return "and the array stays FAILED: its redo log cannot be replayed".into();

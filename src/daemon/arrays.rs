@@ -196,8 +196,9 @@ impl Daemon {
                         let unkept = self.import_again(uuid, again);
                         if *once { self.not_again(uuid) } else { unkept }
                     };
-                    // What is configured is served after a restart all the same.
-                    done.warnings.extend(unkept.filter(|_| !is_configured));
+                    // What is configured is served after a restart all the same, where its members are found.
+                    let is_found = is_configured && self.is_found_again(&found, uuid, &name);
+                    done.warnings.extend(unkept.filter(|_| !is_found));
                     done.warnings.extend(match once {
                         true => self.served_all_the_same(&found, uuid, &name),
                         false => self.not_the_configured(&found, uuid),
@@ -219,6 +220,15 @@ impl Daemon {
         done.message = lines.join("\n");
         done.failures = failures;
         Ok(done)
+    }
+
+    /// Whether all its members are where the daemon and a section of the array look, whatever is remembered.
+    fn is_found_again(&self, found: &Search, array: Uuid, name: &str) -> bool {
+        let by_uuid = self.configured(&ArrayChoice::Uuid(array));
+        let section = by_uuid.or_else(|| self.configured(&ArrayChoice::Name(name.to_owned())));
+        let mut places = self.search_places();
+        places.extend(section.map(|section| section.search).unwrap_or_default());
+        found.arrays[&array].iter().all(|member| places.iter().any(|place| covers(place, &member.path)))
     }
 
     /// What is told of an import where the configuration has another array of that name.

@@ -4,7 +4,7 @@
 use crate::scenes::live;
 use calpe::format::{ChecksumKind, MemberState};
 use calpe::testing::{DiskRegion, OpKinds, PassingFault, Random, SimArray, SimShape, Trouble};
-use calpe::units::VolumeOffset;
+use calpe::units::{MemberIndex, VolumeOffset};
 use calpe::volume::{AdminRequest, ArrayState, ClientError, ClientRequest, MemberCondition};
 use std::collections::BTreeSet;
 
@@ -211,6 +211,30 @@ fn a_member_is_kept_while_a_row_that_is_bad_elsewhere_needs_it() {
 }
 
 /// It leaves when they are written again.
+#[test]
+fn what_a_departure_leaves_of_a_row_with_bad_blocks_is_told_before_it() {
+    let mut array = Checked::filled(2, 2);
+    let would = |array: &Checked, member: u16| {
+        array.sim.would(&AdminRequest::Offline { member: MemberIndex(member) }).expect("it may leave").0
+    };
+    assert!(would(&array, 3).ends_with("survives 1 more"), "{}", would(&array, 3));
+    let bad = array.blocks(0)[7];
+    for member in [0, 1] {
+        array.break_for_good(member, &[bad]);
+    }
+    array.sim.admin(AdminRequest::ScrubStart).expect("it begins");
+    array.sim.settle();
+    let told = would(&array, 3);
+    assert!(told.ends_with("survives 1 more; but up to 2 blocks of a row cannot be read, and such a row may then be unreadable"), "{told}");
+    let told = would(&array, 0);
+    assert!(
+        told.ends_with(
+            "survives 1 more; but up to 1 block of a row cannot be read, and such a row survives only 0 more"
+        ),
+        "{told}"
+    );
+}
+
 #[test]
 fn a_member_is_kept_while_it_alone_has_blocks_that_are_set_aside() {
     let mut array = Checked::filled(2, 1);
