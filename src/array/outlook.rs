@@ -98,7 +98,7 @@ impl Array {
         if most == 0 {
             return String::new();
         }
-        let what = format!("; but up to {} of a row cannot be read", Count(most as u64, "block"));
+        let what = format!("; but rows have up to {}", Count(most as u64, "bad block"));
         match left.checked_sub(most) {
             Some(left) => format!("{what}, and such a row survives only {left} more"),
             None => format!("{what}, and such a row may then be unreadable"),

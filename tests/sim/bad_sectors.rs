@@ -225,11 +225,16 @@ fn what_a_departure_leaves_of_a_row_with_bad_blocks_is_told_before_it() {
     array.sim.admin(AdminRequest::ScrubStart).expect("it begins");
     array.sim.settle();
     let told = would(&array, 3);
-    assert!(told.ends_with("survives 1 more; but up to 2 blocks of a row cannot be read, and such a row may then be unreadable"), "{told}");
+    assert!(
+        told.ends_with(
+            "survives 1 more; but rows have up to 2 bad blocks, and such a row may then be unreadable"
+        ),
+        "{told}"
+    );
     let told = would(&array, 0);
     assert!(
         told.ends_with(
-            "survives 1 more; but up to 1 block of a row cannot be read, and such a row survives only 0 more"
+            "survives 1 more; but rows have up to 1 bad block, and such a row survives only 0 more"
         ),
         "{told}"
     );
