@@ -179,6 +179,16 @@ impl Progress {
         true
     }
 
+    /// Slot `slot`, which was begun once more and not completed, comes again. False: it was begun for the first time.
+    pub fn put_back(&mut self, slot: u64, now: Timestamp) -> bool {
+        let is_again = self.retrying.contains(&slot);
+        if is_again {
+            self.lacking.insert(slot);
+            self.again = Timestamp(now.0 + LACKING_RETRY_NS);
+        }
+        is_again
+    }
+
     /// All but what cannot be read is built: whether that is waited for still.
     pub fn is_patient(&mut self, now: Timestamp) -> bool {
         now.nanos_since(*self.waits_since.get_or_insert(now)) < JOIN_PATIENCE_NS
@@ -762,7 +772,7 @@ impl Array {
             reason: member.reason.clone(),
             conditions: self.conditions(MemberIndex(at as u16)),
             returns: member.away.is_some(),
-            lacking: self.damage.lacking.runs_of(member.uuid),
+            lacking: self.lacking_of(member),
         };
         self.members.iter().enumerate().map(status).collect()
     }

@@ -359,9 +359,11 @@ impl Array {
     /// A verify operation has ended; one that was not complete is started again.
     pub(super) fn verified(&mut self, kind: ActivityKind, slot: SlotIndex, complete: bool) {
         self.passes.running -= 1;
+        let now = self.now;
         if let Some(pass) = self.passes.pass_mut(kind) {
             pass.progress.running.remove(&slot.0);
-            if !complete {
+            // What is read again comes again alone.
+            if !complete && !pass.progress.put_back(slot.0, now) {
                 pass.progress.rewind_to(slot.0);
             }
         }

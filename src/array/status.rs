@@ -73,8 +73,9 @@ pub struct MemberStatus {
     pub conditions: Vec<MemberCondition>,
     /// It is out of service for something that passes: it may be brought back when that is over, without being asked.
     pub returns: bool,
-    /// Runs of slots of which its device went into service without blocks: the first, and how many, ascending.
-    pub lacking: Vec<(SlotIndex, u64)>,
+    /// Of its device and of the one that is being built in its place: runs of slots (the first, and how many, ascending) that it
+    /// goes without.
+    pub lacking: Vec<(Uuid, Vec<(SlotIndex, u64)>)>,
 }
 
 /// Kind of a background pass over the array.

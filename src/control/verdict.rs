@@ -324,10 +324,7 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
     let (overwritten, gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(|member| is_overwritten(member));
     let (kept, gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(|member| is_kept(member));
     let (cut_off, gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(|member| is_cut_off(member));
-    let is_there = |member: &&MemberReport| {
-        [Condition::Claimed, Condition::Forbidden].iter().any(|there| member.conditions.contains(there))
-    };
-    let (there, gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(is_there);
+    let (there, gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(|member| is_there(member));
     let none_gone = [&gone, &overwritten, &kept, &cut_off, &there].iter().all(|members| members.is_empty());
     let action = match (none_gone, returning.is_empty()) {
         (true, true) if array.log.state == LogState::Settling => {
@@ -398,6 +395,11 @@ fn keep(array: &ArrayReport, kept: &[&MemberReport], first: u16) -> String {
         names(kept),
         name = array.name,
     )
+}
+
+/// Whether its device is there, as far as is known, and 'calpe online' alone does not bring it back.
+fn is_there(member: &MemberReport) -> bool {
+    [Condition::Claimed, Condition::Forbidden].iter().any(|there| member.conditions.contains(there))
 }
 
 /// Whether its device must not be built over.
@@ -1012,7 +1014,14 @@ mod tests {
         for gone in [Condition::Overwritten, Condition::CutOff] {
             array.members[0].conditions = vec![gone];
             let action = explain(&array).action;
-            assert!(action.starts_with("Bring back members that are missing, and mend"), "{action}");
+            assert!(
+                !action.contains("calpe online tank 0") && action.contains("Mend what makes reads fail"),
+                "{action}"
+            );
+            assert!(
+                action.contains("Keep the device of 1") && action.contains("'calpe replace tank 0 "),
+                "{action}"
+            );
         }
         // None is missing.
         let mut array = with_absent(&[]);

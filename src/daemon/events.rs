@@ -203,7 +203,9 @@ impl EventLog {
         let kept = self.since(0);
         let numbers: BTreeSet<u64> = kept.iter().map(|event| event.sequence).collect();
         let mut all = self.0.store.events();
-        all.retain(|event| !numbers.contains(&event.sequence));
+        // Nor what was written since.
+        let last = numbers.last().copied().unwrap_or(u64::MAX);
+        all.retain(|event| event.sequence < last && !numbers.contains(&event.sequence));
         // What is kept may stand for earlier ones, too.
         all.extend(kept);
         let is_part = |event: &Event| {

@@ -11,7 +11,7 @@ use super::waiting::Waiting;
 use crate::control::RequestError;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
@@ -77,7 +77,10 @@ impl Imports {
     pub fn update(&self, all: &[ArrayConfig], new: &[ArrayConfig]) {
         let configured: HashSet<ArrayChoice> = all.iter().map(|config| config.which.clone()).collect();
         let before = std::mem::replace(&mut *lock(&self.shared.configured), configured.clone());
-        before.difference(&configured).for_each(|which| self.daemon.not_awaited(which));
+        {
+            let _nothing_begins = self.daemon.giving_up.write().unwrap_or_else(PoisonError::into_inner);
+            before.difference(&configured).for_each(|which| self.daemon.not_awaited(which));
+        }
         new.iter().for_each(|config| self.begin(config, Vec::new()));
     }
 

@@ -424,7 +424,10 @@ impl Daemon {
         let outcome = {
             // Whoever takes a member out that is away is told that it stays away.
             let _alone = (by == By::Itself).then(|| lock(&self.returning));
-            match by == By::Itself && self.returns().is_kept_out(target.superblock.array, target.index) {
+            // A statement of its own: nothing is asked of the array under that lock.
+            let stays_out =
+                by == By::Itself && self.returns().is_kept_out(target.superblock.array, target.index);
+            match stays_out {
                 true => Err(refusal(ErrorCode::Refused, "an administrator has taken it out")),
                 false => {
                     let request = request(target.index, new);

@@ -243,10 +243,10 @@ impl Names {
     /// What devices of members went into service without, by device, as runs of slots: the first, and how many.
     #[must_use]
     pub(super) fn lacking(status: &VolumeStatus) -> BTreeMap<Uuid, Vec<(u64, u64)>> {
-        let lacks = status.members.iter().filter(|member| !member.lacking.is_empty());
-        let runs =
-            |member: &MemberStatus| member.lacking.iter().map(|(first, many)| (first.0, *many)).collect();
-        lacks.map(|member| (member.uuid, runs(member))).collect()
+        let devices = status.members.iter().flat_map(|member| &member.lacking);
+        devices
+            .map(|(device, runs)| (*device, runs.iter().map(|(first, many)| (first.0, *many)).collect()))
+            .collect()
     }
 
     /// The counts of all members, those of earlier runs included.

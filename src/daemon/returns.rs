@@ -175,7 +175,10 @@ impl Returns {
                 MemberState::Missing if has_failed => drop(self.were_missing.insert(seat)),
                 MemberState::Missing => {}
                 MemberState::Online | MemberState::Rebuilding => {
-                    self.were_missing.remove(&seat);
+                    // One that is being built may go away again with the others.
+                    if member.state == MemberState::Online {
+                        self.were_missing.remove(&seat);
+                    }
                     self.attempts.remove(&seat);
                     // What was said since is of a member that has left since.
                     if self.kept_out.get(&seat).is_some_and(|kept| *kept < asked) {
@@ -213,8 +216,10 @@ impl Returns {
 
     /// As [`Returns::interrupt`], for what goes on while others may change the array: no further attempt begins for a while.
     pub fn hold_off(&mut self, array: Uuid, index: MemberIndex) -> Option<Receiver<Attempted>> {
-        let attempt = self.attempts.get_mut(&(array, index.0))?;
-        attempt.next = attempt.next.max(Instant::now() + BACKOFF_MAX);
+        let next = Instant::now() + BACKOFF_MAX;
+        let none = Attempt { next, failures: 0, running: None, obstacle: None };
+        let attempt = self.attempts.entry((array, index.0)).or_insert(none);
+        attempt.next = attempt.next.max(next);
         attempt.running.take()
     }
 }
@@ -379,7 +384,9 @@ impl Daemon {
     fn attempt(&self, array: ArrayId, uuid: Uuid, member: &Away) -> Option<Own> {
         let now = Instant::now();
         let key = (uuid, member.index.0);
-        if let (false, Some(lost)) = (self.returns().attempts.contains_key(&key), &member.lost) {
+        // A statement of its own: what is told asks for what comes before `returns` in the order of locks.
+        let is_known = self.returns().attempts.contains_key(&key);
+        if let (false, Some(lost)) = (is_known, &member.lost) {
             let text = format!("the connection to it is given up: {}; it is tried again", lost.reason);
             self.notice_member(array, kinds::MEMBER_LOST, NoticeLevel::Warning, member.index, text);
         }

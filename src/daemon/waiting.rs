@@ -40,6 +40,8 @@ pub(super) struct Waiting {
     seen: Option<(Superblock, Vec<ImportableMember>)>,
     /// Whether several arrays have its name, and nothing tells which is meant.
     is_ambiguous: bool,
+    /// An attempt has failed for a lack of members.
+    has_lacked: bool,
     /// What was found and cannot be used, a line each.
     notes: Vec<String>,
     /// What is wrong with the devices of members that were not found, where they were before, by device.
@@ -64,6 +66,7 @@ impl Waiting {
             problem: None,
             seen: None,
             is_ambiguous: false,
+            has_lacked: false,
             notes: Vec::new(),
             unusable: BTreeMap::new(),
             earlier: None,
@@ -96,6 +99,7 @@ impl Waiting {
         self.places = found.arrays.values().flatten().map(place).collect();
         let is_new = self.problem.as_ref() != Some(&error);
         self.problem = Some(error);
+        self.has_lacked |= self.lacks_members_now();
         is_new
     }
 
@@ -115,11 +119,15 @@ impl Waiting {
             }
     }
 
-    /// Whether it was tried, and members are what it lacks.
+    /// Whether it was tried, and members are what it lacked at some time.
     fn lacked_members(&self) -> bool {
+        self.has_lacked
+    }
+
+    fn lacks_members_now(&self) -> bool {
         let is_lack = |code| matches!(code, ErrorCode::NoSuchArray | ErrorCode::NeedsForce);
-        let was_lack = self.problem.as_ref().is_some_and(|error| is_lack(error.code));
-        self.lacks_members() || was_lack && !self.is_ambiguous
+        let is_lack = self.problem.as_ref().is_some_and(|error| is_lack(error.code));
+        self.lacks_members() || is_lack && !self.is_ambiguous
     }
 
     /// As it was asked for.
@@ -417,6 +425,9 @@ mod tests {
         waiting.note(&Search::default(), refusal(ErrorCode::NoSuchArray, "no member of it"));
         let report = waiting.report();
         assert_eq!((report.state, report.members[0].state), (ArrayState::Failed, MemberState::Missing));
+        // What is in the way the last time is not all that was.
+        waiting.note(&Search::default(), refusal(ErrorCode::Refused, "no threads"));
+        assert!(waiting.lacked_members());
     }
 
     #[test]

@@ -61,10 +61,10 @@ pub fn is_dead_and_there(pid: u32) -> bool {
     name_and_death(pid).is_some_and(|(_, is_dead)| is_dead)
 }
 
-/// Whether a process was stopped by a signal, or by a debugger: it answers nobody before it goes on.
+/// Whether a process was stopped by a signal: it answers nobody before it goes on.
 #[must_use]
 pub fn is_stopped(pid: u32) -> bool {
-    name_and_state(pid).is_some_and(|(_, state)| matches!(state, 'T' | 't'))
+    name_and_state(pid).is_some_and(|(_, state)| state == 'T')
 }
 
 fn name_and_death(pid: u32) -> Option<(String, bool)> {

@@ -191,8 +191,8 @@ fn lost_blocks_stay_listed_over_a_restart_until_they_are_written() {
 fn what_a_device_lacked_before_a_restart_is_looked_at_and_then_forgotten() {
     let (dir, there) = scene();
     let section = array("tank", &[&there]);
-    let serve = Serve::start(dir.path(), &section);
-    let tank = serve.arrays()[0].clone();
+    let mut serve = Serve::start(dir.path(), &section);
+    let tank = serve.array_when("it is served", is("ONLINE"));
     serve.stop();
     let text = |value: &Value| value.as_str().expect("text").to_owned();
     let (uuid, device) = (text(&tank["uuid"]), text(&tank["members"][1]["uuid"]));

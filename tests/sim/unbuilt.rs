@@ -149,15 +149,16 @@ fn what_a_device_lacks_is_remembered_while_it_is_away() {
 fn what_a_device_lacks_is_taken_over_from_an_earlier_run() {
     let (sim, model) = joined_without(3);
     let known = sim.status().members[0].clone();
-    assert_eq!(known.lacking, [(SlotIndex(0), 3)]);
+    let (device, runs) = known.lacking[0].clone();
+    assert_eq!(runs, [(SlotIndex(0), 3)]);
     let mut sim = sim.kill_and_restart(false).expect("it starts");
     assert_eq!(conditions(&sim, 0), [], "the array itself knows of nothing");
     // More than there is, and a device that is none of the array.
-    sim.expect_lacking(known.uuid, &[(SlotIndex(0), 3), (SlotIndex(u64::MAX - 1), 9)]);
+    sim.expect_lacking(device, &[(SlotIndex(0), 3), (SlotIndex(u64::MAX - 1), 9)]);
     sim.expect_lacking(Uuid::from_u128(77), &[(SlotIndex(0), 1)]);
     live(&mut sim, 20);
     assert_eq!(conditions(&sim, 0), [MemberCondition::LacksBlocks]);
-    assert_eq!(sim.status().members[0].lacking, [(SlotIndex(0), 3)]);
+    assert_eq!(sim.status().members[0].lacking, [(device, runs)]);
     end_errors(&mut sim);
     live(&mut sim, 10);
     assert_eq!(conditions(&sim, 0), []);
@@ -267,7 +268,7 @@ fn blocks_that_a_device_lacks_and_the_others_cannot_give_are_not_called_readable
     let known = sim.status().members[0].clone();
     // Nobody has met the blocks in this run.
     let mut sim = sim.kill_and_restart(false).expect("it starts");
-    sim.expect_lacking(known.uuid, &known.lacking);
+    sim.expect_lacking(known.uuid, &known.lacking[0].1);
     sim.settle();
     let health = |sim: &mut SimArray| {
         let len = model.len() as u64;

@@ -9,7 +9,7 @@
 //! Invariant: the list names every slot that a device of this run joined without; it may name more. An earlier run's list is
 //! taken over from who keeps it (`expect_lacking`).
 
-use super::super::members::Which;
+use super::super::members::{Member, Which};
 use super::super::rebuild::Target;
 use super::super::{Array, NoticeKind, NoticeLevel};
 use crate::block_io::DeviceId;
@@ -181,6 +181,14 @@ impl Array {
             self.damage.lacking.of.insert(device, slots);
             self.damage.lacking.revision += 1;
         }
+    }
+
+    /// What the device of a member and the one that is being built in its place go without: runs of slots.
+    pub(in super::super) fn lacking_of(&self, member: &Member) -> Vec<(Uuid, Vec<(SlotIndex, u64)>)> {
+        let new = member.replacement.as_ref().map(|new| new.uuid);
+        let runs = |uuid| (uuid, self.damage.lacking.runs_of(uuid));
+        let devices = [Some(member.uuid), new].into_iter().flatten().map(runs);
+        devices.filter(|(_, runs)| !runs.is_empty()).collect()
     }
 
     /// A device under construction goes without blocks of the slot.

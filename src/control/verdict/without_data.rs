@@ -2,7 +2,10 @@
 //! yet. Words alone: which parts these are is decided elsewhere.
 
 use super::returning::wait_for;
-use super::{Explanation, explain_degraded, in_service, is_cut_off, is_kept, is_overwritten, names, returns};
+use super::{
+    Explanation, explain_degraded, in_service, is_cut_off, is_kept, is_overwritten, is_there, names, returns,
+    use_what_is_there,
+};
 use crate::control::{ArrayReport, LostReport, MemberReport, MemberState};
 use crate::units::{Count, HumanSize};
 
@@ -66,37 +69,38 @@ pub(super) fn beside_absent(
         return explanation;
     }
     let degraded = explain_degraded(array, absent);
+    let is_told_of = |member: &MemberReport| may_give_blocks(member) || is_built(member);
     Explanation {
         status: format!("{} {}", degraded.status, explanation.status),
-        action: match may_be_on_others(array) {
+        action: match may_be_on_others(array) && absent.iter().any(|member| is_told_of(member)) {
             true => explanation.action,
             false => format!("{} {}", degraded.action, explanation.action),
         },
     }
 }
 
+/// Whether a device is being built for it.
+fn is_built(member: &MemberReport) -> bool {
+    member.state == MemberState::Rebuilding || !in_service(member) && member.replacement.is_some()
+}
+
+/// Whether it is not in service, and may come back with what it had.
+fn may_give_blocks(member: &MemberReport) -> bool {
+    let cannot_return = is_overwritten(member) || is_cut_off(member) || is_kept(member);
+    !in_service(member) && !is_built(member) && !cannot_return
+}
+
 /// What to do about blocks that a member which is missing, or gives errors, may give again.
 fn get_blocks_back(array: &ArrayReport) -> String {
-    let is_built = |member: &MemberReport| {
-        member.state == MemberState::Rebuilding || !in_service(member) && member.replacement.is_some()
-    };
-    let is_away = |member: &&MemberReport| {
-        let cannot_return = is_overwritten(member) || is_cut_off(member) || is_kept(member);
-        !in_service(member) && !is_built(member) && !cannot_return
-    };
-    let away: Vec<&MemberReport> = array.members.iter().filter(is_away).collect();
+    let away: Vec<&MemberReport> = array.members.iter().filter(|member| may_give_blocks(member)).collect();
     let looks = format!("the array looks again by itself. 'calpe status -v {}' lists where.", array.name);
     let (returning, gone): (Vec<&MemberReport>, Vec<_>) = away.iter().copied().partition(|m| returns(m));
+    let (there, gone): (Vec<&MemberReport>, Vec<_>) = gone.into_iter().partition(|m| is_there(m));
     let mut text = match away[..] {
         [] if array.members.iter().any(is_built) => {
             return format!("Wait for the rebuild to end, and mend what makes reads fail; {looks}");
         }
-        [] if array.members.iter().all(in_service) => {
-            return format!("Mend what makes reads fail; {looks}");
-        }
-        [] => {
-            return format!("Bring back members that are missing, and mend what makes reads fail; {looks}");
-        }
+        [] => return format!("Mend what makes reads fail; {looks}"),
         [member] => format!("Do not replace member {}, which may alone have these blocks.", member.index),
         _ => "Do not replace members that are missing: they may alone have these blocks.".to_owned(),
     };
@@ -105,6 +109,9 @@ fn get_blocks_back(array: &ArrayReport) -> String {
             gone.iter().map(|member| format!("'calpe online {} {}'", array.name, member.index)).collect();
         let them = if gone.len() == 1 { "it" } else { "them" };
         text += &format!(" Bring {them} back with {} ({}).", commands.join(", "), names(&gone));
+    }
+    if !there.is_empty() {
+        text += &format!(" {}", use_what_is_there(array, &there));
     }
     if !returning.is_empty() {
         text += &format!(" {}", wait_for(array, &returning));

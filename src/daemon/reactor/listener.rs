@@ -93,7 +93,7 @@ pub enum ListenError {
     },
     /// Who serves it was stopped, and answers nobody before it goes on.
     #[error(
-        "{}: process {pid}, which listens there, is stopped (a signal, or a debugger): let it go on ('kill -CONT {pid}'), end it, or choose another path",
+        "{}: process {pid}, which listens there, is stopped by a signal: let it go on ('kill -CONT {pid}'), end it, or choose another path",
         shown(path)
     )]
     Stopped {

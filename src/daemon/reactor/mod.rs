@@ -88,7 +88,7 @@ const LOOK_NANOS: u64 = 1_000_000_000;
 const COMPLETIONS_PER_TURN: usize = 256;
 
 /// How long completions are handled for in a turn at least, in nanoseconds, although there is much to send: a quarter of what
-/// clients may spend of it. Requests that need no member could keep those that do waiting for ever.
+/// clients may spend of it; with very many of them, a quarter of what they have spent. Requests that need no member could keep those that do waiting for ever.
 const COMPLETION_NANOS_MIN: u64 = 500_000;
 
 /// How long a client that was told to leave may take to receive its last replies, in nanoseconds.
@@ -313,8 +313,11 @@ impl Reactor {
             while let Some(key) = self.dirty.pop_front() {
                 self.parse(key);
             }
-            let began = *began.get_or_insert_with(clock::now);
-            if self.urgent && clock::now().nanos_since(began) >= COMPLETION_NANOS_MIN {
+            let (began, least) = *began.get_or_insert_with(|| {
+                let began = clock::now();
+                (began, COMPLETION_NANOS_MIN.max(began.nanos_since(self.now) / 4))
+            });
+            if self.urgent && clock::now().nanos_since(began) >= least {
                 break;
             }
             while let Some((array, coded)) = self.jobs.next_done() {
