@@ -238,9 +238,12 @@ fn bring_back(array: &ArrayReport, absent: &[&MemberReport]) -> String {
         false => format!("; when the array serves again, the others can come back: {}", names(&rest)),
     };
     format!(
-        "Bring back first what was in service until it failed: reconnect its devices, then {} ({}){then}.",
+        "Bring back first what was in service until it failed: reconnect its devices, then {} ({}){then}. If one of these is gone for \
+         good, stop the array with '{}' and import it again with 'calpe import {name}', without --force: it serves then if what is \
+         there lacks nothing that was flushed.",
         commands.join(", "),
-        names(&first)
+        names(&first),
+        export(array)
     )
 }
 
@@ -787,7 +790,9 @@ mod tests {
         assert_eq!(
             action,
             "Bring back first what was in service until it failed: reconnect its devices, then 'calpe online tank 2' (2: /srv/m2); \
-             when the array serves again, the others can come back: 0: /srv/m0, 1: /srv/m1."
+             when the array serves again, the others can come back: 0: /srv/m0, 1: /srv/m1. If one of these is gone for good, stop the \
+             array with 'calpe export tank' and import it again with 'calpe import tank', without --force: it serves then if what is \
+             there lacks nothing that was flushed."
         );
         array.members[2].conditions.clear();
         let action = explain(&array).action;
