@@ -193,6 +193,19 @@ impl Daemon {
         memory.arrays.0.get(&array).map(|known| known.failed_without.clone()).unwrap_or_default()
     }
 
+    /// An array cannot be served for a lack of these devices, among others perhaps that it has failed without before.
+    pub(super) fn remember_lack(&self, array: Uuid, missing: &[Uuid]) {
+        let mut memory = lock(&self.memory);
+        let Some(known) = memory.arrays.0.get_mut(&array) else { return };
+        let mut all = known.failed_without.clone();
+        all.extend(missing);
+        all.sort_unstable();
+        all.dedup();
+        if known.note_failed_without(all) {
+            self.state.save_arrays(&memory.arrays);
+        }
+    }
+
     /// Requests of clients that failed in an earlier run.
     pub(super) fn earlier_client_errors(&self, array: Uuid) -> u64 {
         lock(&self.memory).arrays.0.get(&array).map_or(0, |known| known.client_errors)

@@ -130,6 +130,14 @@ impl Waiting {
         self.lacks_members() || is_lack && !self.is_ambiguous
     }
 
+    /// The devices of its members that were not found the last time.
+    fn missing_devices(&self) -> Vec<Uuid> {
+        match &self.seen {
+            Some((_, members)) => members.iter().filter(|m| m.path.is_none()).map(|m| m.uuid).collect(),
+            None => self.devices.iter().map(|device| device.uuid).collect(),
+        }
+    }
+
     /// As it was asked for.
     pub fn which(&self) -> &ArrayChoice {
         &self.which
@@ -334,15 +342,20 @@ impl Daemon {
     /// An attempt to serve an array that is awaited has failed. It is told when there is something new about
     /// it.
     pub(super) fn still_awaited(&self, which: &ArrayChoice, found: &Search, error: RequestError) {
-        let told = {
+        let (told, lacks) = {
             let mut all = lock(&self.waiting);
             let Some(waiting) = all.iter_mut().find(|waiting| waiting.which == *which) else { return };
             let is_new = waiting.note(found, error);
-            is_new.then(|| {
+            let lacks = waiting.has_lacked.then(|| (waiting.uuid(), waiting.missing_devices()));
+            let told = is_new.then(|| {
                 let names = (waiting.name(), waiting.uuid());
                 (names, waiting.problem().unwrap_or_default(), waiting.notes.clone())
-            })
+            });
+            (told, lacks)
         };
+        if let Some((uuid, missing)) = lacks {
+            self.remember_lack(uuid, &missing);
+        }
         if let Some(((name, uuid), problem, notes)) = told {
             let notes = notes.iter().map(|line| format!("\n{line}")).collect::<String>();
             let text = format!("cannot import it: {problem}; it is tried again{notes}");

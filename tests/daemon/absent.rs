@@ -98,6 +98,34 @@ fn what_an_array_had_failed_without_comes_back_by_itself_after_the_daemon_was_ki
 }
 
 #[test]
+fn what_an_array_waits_for_comes_back_by_itself_after_the_daemon_was_killed_meanwhile() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let there = dir.path().join("there");
+    create(&there, "tank", 2, 1);
+    let section = array("tank", &[&there]);
+    let move_away = |name: &str| fs::rename(there.join(name), dir.path().join(name)).expect("moved");
+    let mut serve = Serve::start(dir.path(), &section);
+    let tank = serve.array_when("it is served", |array| array["state"] == "ONLINE");
+    let missing = tank["members"][1]["uuid"].as_str().expect("a uuid").to_owned();
+    serve.kill();
+    ["m0", "m1"].iter().for_each(|name| move_away(name));
+    let mut serve = Serve::start(dir.path(), &section);
+    serve.array_when("it was tried", |array| array["state"] == "FAILED");
+    serve.until("it is remembered", |_| {
+        let known = fs::read_to_string(dir.path().join("state/arrays.json")).unwrap_or_default();
+        let without = known.split("failed_without").nth(1).and_then(|rest| rest.split(']').next());
+        without.is_some_and(|without| without.contains(&missing))
+    });
+    serve.kill();
+    fs::rename(dir.path().join("m0"), there.join("m0")).expect("moved");
+    let mut serve = Serve::start(dir.path(), &section);
+    serve.array_when("it is served without", |array| array["state"] == "DEGRADED");
+    fs::rename(dir.path().join("m1"), there.join("m1")).expect("moved");
+    serve.array_when("all are back", |array| array["state"] == "ONLINE");
+    serve.stop();
+}
+
+#[test]
 fn an_array_whose_import_is_refused_tells_why() {
     let dir = tempfile::tempdir().expect("a directory");
     let there = dir.path().join("there");
