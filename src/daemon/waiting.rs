@@ -398,14 +398,20 @@ impl Daemon {
         lock(&self.waiting).iter().any(|waiting| waiting.which == *which)
     }
 
-    /// The arrays that are awaited; one that was imported by hand meanwhile is served, and not awaited.
+    /// The arrays that are awaited, to be told of: one that was imported by hand meanwhile is served. So is one of which nothing
+    /// but its name is known while one of that name is served, as that may be it.
     pub(super) fn awaited(&self) -> Vec<Waiting> {
         let facts = |Served { names, .. }: &Served| {
             (names.name.clone(), names.uuid, names.paths().cloned().collect::<Vec<_>>())
         };
         let served: Vec<_> = lock(&self.served).iter().map(facts).collect();
         let is_served = |waiting: &Waiting| {
-            served.iter().any(|(name, uuid, paths)| waiting.is_met_by(name, *uuid, paths))
+            let is_unknown = waiting.seen.is_none() && waiting.earlier.is_none();
+            let may_be = |name: &str, uuid| is_unknown && waiting.is(name, uuid);
+            let is_it = |name: &str, uuid, paths: &[PathBuf]| {
+                waiting.is_met_by(name, uuid, paths) || may_be(name, uuid)
+            };
+            served.iter().any(|(name, uuid, paths)| is_it(name, *uuid, paths))
         };
         lock(&self.waiting).iter().filter(|waiting| !is_served(waiting)).cloned().collect()
     }
