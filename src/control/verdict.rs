@@ -1059,6 +1059,10 @@ mod tests {
             "{action}"
         );
         assert!(status.contains("is not in service; one more loss can be survived"), "{status}");
+        assert!(
+            status.contains("8 KiB of the volume are set aside") && status.contains("4 KiB more cannot"),
+            "{status}"
+        );
     }
 
     #[test]

@@ -124,10 +124,17 @@ fn bytes_of(parts: &[LostReport]) -> HumanSize {
 }
 
 fn explain_set_aside(array: &ArrayReport) -> Explanation {
+    let more = match array.unreadable.is_empty() {
+        true => String::new(),
+        false => format!(
+            " {} more cannot be read for now, and nothing shows that they are lost.",
+            bytes_of(&array.unreadable)
+        ),
+    };
     Explanation {
         status: format!(
             "{} of the volume are set aside: their members could not read them when the rest of their rows was written. \
-             Reading them is an error until their members can read them again, or they are written.",
+             Reading them is an error until their members can read them again, or they are written.{more}",
             bytes_of(&array.set_aside)
         ),
         action: keep_set_aside(array),
