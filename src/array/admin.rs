@@ -182,8 +182,8 @@ impl Array {
         is_online && (is_untold || redo.is_serving() && !(is_in_place && is_told))
     }
 
-    /// How many checkpoints must have ended before a member goes offline; none where that is not known before the log is
-    /// replayed.
+    /// How many checkpoints must have ended before a member goes offline; none where that is not
+    /// known before the log is replayed.
     fn checkpoint_to_depart(&mut self) -> Option<u64> {
         if !self.redo.is_serving() {
             return None;

@@ -71,7 +71,8 @@ pub enum Health {
     Clean,
     /// Readable, with less than full redundancy: members are missing, being rebuilt or behind, or parity is doubtful.
     Degraded,
-    /// Reads fail, or may fail: what a device went into service without is not known block by block.
+    /// Reads fail, or may fail: what a device went into service without is not known block by
+    /// block.
     Lost,
 }
 

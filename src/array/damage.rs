@@ -281,12 +281,17 @@ impl Array {
     pub(super) fn set_aside_on(&self) -> MemberSet {
         let is_looked_at = self.damage.has_due() || !self.repaying.is_empty();
         let is_new = |member: &MemberIndex| is_looked_at && self.damage.exchanged.contains(*member);
-        let of_data = self.damage.iter().filter(|((_, column, _), _)| usize::from(*column) < self.map.k);
-        let aside = of_data.filter(|(_, why)| *why == Why::SetAside);
-        aside
-            .map(|((stripe, column, _), _)| self.member_at(self.slot_of(stripe), usize::from(column)))
-            .filter(|member| !is_new(member))
-            .collect()
+        let of_data = self.set_aside_places().filter(|(column, _)| *column < self.map.k);
+        of_data.map(|(_, member)| member).filter(|member| !is_new(member)).collect()
+    }
+
+    /// Of each block that is set aside: its column, and its member.
+    pub(super) fn set_aside_places(&self) -> impl Iterator<Item = (usize, MemberIndex)> {
+        let aside = self.damage.iter().filter(|(_, why)| *why == Why::SetAside);
+        aside.map(|((stripe, column, _), _)| {
+            let column = usize::from(column);
+            (column, self.member_at(self.slot_of(stripe), column))
+        })
     }
 
     fn ranges_of(&self, is_wanted: impl Fn(BlockName, Why) -> bool) -> Vec<(VolumeOffset, u64)> {

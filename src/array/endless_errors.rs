@@ -1,11 +1,10 @@
 //! Members with endless errors (rule T5 of the crash-safety design): what `bad_blocks.rs` lists of
 //! them is looked at again, and they leave service if they can be spared.
 //!
-//! Invariant: a member that a listed row or page needs stays, and so does one that alone has blocks which are set aside. Must not
-//! know how errors are counted.
+//! Invariant: a member that a listed row or page needs stays, and so does one that alone has blocks
+//! which are set aside. Must not know how errors are counted.
 
 use super::bad_blocks::Excess;
-use super::fetch::Why;
 use super::mutation::{Mutation, is_off};
 use super::{Array, NoticeKind, NoticeLevel, Owner};
 use crate::block_io::{DeviceId, IoOp};
@@ -94,10 +93,10 @@ impl Array {
         }
     }
 
-    /// Whether blocks that are listed as set aside are on the member: nobody else can give them (T1).
+    /// Whether blocks that are listed as set aside are on the member: nobody else can give them
+    /// (T1).
     fn has_set_aside(&self, index: MemberIndex) -> bool {
-        let mut aside = self.damage.iter().filter(|(_, why)| *why == Why::SetAside);
-        aside.any(|((stripe, column, _), _)| self.member_at(self.slot_of(stripe), column.into()) == index)
+        self.set_aside_places().any(|(_, member)| member == index)
     }
 
     /// Whether everything that is known can be read without a member in service: each row and page

@@ -46,7 +46,8 @@ pub(super) struct Fetch {
     pub was_counted: bool,
     /// A read failed because this host was short of something (rule T4): that says nothing of the blocks.
     pub host_is_short: bool,
-    /// Columns of which a member in service did not give a block for that reason: what is good of them may have been decoded.
+    /// Columns of which a member in service did not give a block for that reason: what is good of
+    /// them may have been decoded.
     pub short_columns: BTreeSet<usize>,
     /// Blocks of wanted parts that cannot be had.
     pub missing: Vec<Missing>,

@@ -51,8 +51,8 @@ impl Array {
         self.done(piece, Ok(SlotReply::Health(runs)));
     }
 
-    /// What members and rebuilds make of a stripe; and its columns of data that its own member may not have, nor the others
-    /// together.
+    /// What members and rebuilds make of a stripe; and its columns of data that its own member may
+    /// not have, nor the others together.
     fn stripe_health(&self, stripe: StripeIndex) -> (Health, Vec<u16>) {
         let slot = self.slot_of(stripe);
         let is_missing = |member: MemberIndex| self.readable(member, slot).is_none();

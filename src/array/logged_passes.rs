@@ -330,7 +330,8 @@ impl Array {
             } else if pass.fetch.wants(target.column) {
                 self.forget_lacking(slot, target.member, target.device);
             }
-            // A device that needs nothing of what was written since it left goes on without what it lacked then.
+            // A device that needs nothing of what was written since it left goes on without what it
+            // lacked then.
         }
         let own = |target: &Target| pass.fetch.rows_from_unbuilt(target.column, target.device);
         let own: Vec<Vec<usize>> = targets.iter().map(own).collect();
@@ -512,8 +513,9 @@ impl Array {
         self.end_logged_pass(key, pass, true)
     }
 
-    /// Whether the scrub reads the slot again later, as a shortage of this host kept members from being read: only then is
-    /// anything of it judged. Where that was tried for long enough, the scrub says that it has not checked these members.
+    /// Whether the scrub reads the slot again later, as a shortage of this host kept members from
+    /// being read: only then is anything of it judged. Where that was tried for long enough, the
+    /// scrub says that it has not checked these members.
     fn reads_again(&mut self, slot: SlotIndex, fetch: &Fetch) -> bool {
         if fetch.short_columns.is_empty() {
             return false;

@@ -179,7 +179,8 @@ impl Progress {
         true
     }
 
-    /// Slot `slot`, which was begun once more and not completed, comes again. False: it was begun for the first time.
+    /// Slot `slot`, which was begun once more and not completed, comes again. False: it was begun
+    /// for the first time.
     pub fn put_back(&mut self, slot: u64, now: Timestamp) -> bool {
         let is_again = self.retrying.contains(&slot);
         if is_again {

@@ -90,8 +90,8 @@ impl Array {
         self.with_online(1, |left| self.but_lacking_with(left, member) + &self.but_bad(left, None))
     }
 
-    /// What is not true of rows of which members other than this one have bad blocks, where `left` more losses are survived
-    /// otherwise.
+    /// What is not true of rows of which members other than this one have bad blocks, where `left`
+    /// more losses are survived otherwise.
     fn but_bad(&self, left: usize, without: Option<MemberIndex>) -> String {
         let without = without.unwrap_or(MemberIndex(u16::MAX));
         let most = self.bad.blocks(without).into_values().max().unwrap_or(0) + self.bad.unlisted(without);
@@ -105,8 +105,8 @@ impl Array {
         }
     }
 
-    /// What the array is when this many more members are online; `but` says what is not true of parts of it where so many losses
-    /// are survived otherwise.
+    /// What the array is when this many more members are online; `but` says what is not true of
+    /// parts of it where so many losses are survived otherwise.
     fn with_online(&self, more: isize, but: impl Fn(usize) -> String) -> String {
         if self.log_is_refused() {
             return "and the array stays FAILED: its redo log cannot be replayed".into();

@@ -36,9 +36,11 @@ pub(super) struct Pass {
     supers: SupersTurn,
     pub errors: u64,
     pub repaired: u64,
-    /// Members that were out of service when a slot with data was verified, or that a shortage of this host kept from being read.
+    /// Members that were out of service when a slot with data was verified, or that a shortage of
+    /// this host kept from being read.
     pub unchecked: MemberSet,
-    /// Members that a shortage keeps from being read in slots that are read again: these slots are lacking in `progress`.
+    /// Members that a shortage keeps from being read in slots that are read again: these slots are
+    /// lacking in `progress`.
     short: MemberSet,
     /// Copies of metadata pages that were found bad, of `errors`: the next checkpoint writes them, then they are read again,
     /// and those that are good count as repaired. The pass ends after that.
@@ -86,9 +88,9 @@ impl Pass {
         self.supers == SupersTurn::Over && self.progress.is_over(turns)
     }
 
-    /// A shortage of this host kept members from being read in a slot. True: the slot is read again, when the scrub is through
-    /// with all others. False: that was tried for long enough, or too many slots wait for it, and these members count as not
-    /// checked.
+    /// A shortage of this host kept members from being read in a slot. True: the slot is read
+    /// again, when the scrub is through with all others. False: that was tried for long enough, or
+    /// too many slots wait for it, and these members count as not checked.
     pub fn was_short(&mut self, slot: SlotIndex, members: MemberSet, turns: u64, now: Timestamp) -> bool {
         let has_room = self.progress.lacking.len() < SHORT_SLOTS_MAX;
         let again = has_room && self.progress.lacks(slot.0, turns, now);
@@ -153,7 +155,8 @@ impl Pass {
 const WINDOW_BYTES: usize = 64 << 20;
 /// Slots under way at one time at most, which is what small chunks come to: each has locks and pages of its own.
 const WINDOW_SLOTS: usize = 128;
-/// Slots that a scrub remembers to read again: with more the shortage is not one that passes within moments.
+/// Slots that a scrub remembers to read again: with more the shortage is not one that passes within
+/// moments.
 const SHORT_SLOTS_MAX: usize = 4096;
 /// How often a scrub has the bad copies of a page written and reads them again: once for each place of a copy.
 const REREADS_MAX: u32 = 2;

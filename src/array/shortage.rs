@@ -501,8 +501,9 @@ impl Array {
         true
     }
 
-    /// Whether all that passes have under way waits for room: for that of a member in service, or for what others hold who wait
-    /// for it.
+    /// Whether all that passes have under way waits for room on a member that is full: its own
+    /// operations are tried again for that, or it waits for what may depend on such operations of
+    /// others (a lock, a checkpoint).
     pub(super) fn passes_wait_for_room(&self) -> bool {
         let episodes = || self.shortages.episodes.values().filter(|e| e.fault.kind == IoFaultKind::NoSpace);
         if episodes().next().is_none() {

@@ -73,9 +73,28 @@ pub struct MemberStatus {
     pub conditions: Vec<MemberCondition>,
     /// It is out of service for something that passes: it may be brought back when that is over, without being asked.
     pub returns: bool,
-    /// Of its device and of the one that is being built in its place: runs of slots (the first, and how many, ascending) that it
-    /// goes without.
+    /// Of its device and of the one that is being built in its place: runs of slots (the first, and
+    /// how many, ascending) that it goes without.
     pub lacking: Vec<(Uuid, Vec<(SlotIndex, u64)>)>,
+}
+
+#[cfg(test)]
+impl MemberStatus {
+    /// A member of which nothing is known but its place and its state.
+    pub fn bare(index: MemberIndex, state: MemberState) -> MemberStatus {
+        MemberStatus {
+            index,
+            uuid: Uuid::nil(),
+            state,
+            device: None,
+            replacement: None,
+            counters: MemberCounters::default(),
+            reason: None,
+            conditions: Vec::new(),
+            returns: false,
+            lacking: Vec::new(),
+        }
+    }
 }
 
 /// Kind of a background pass over the array.
@@ -96,7 +115,8 @@ pub enum Rest {
     Paused,
     /// A rebuild goes first.
     ForRebuild,
-    /// A member is full: what the redo log held at the start goes in place first, or what the pass has under way waits for room.
+    /// A member is full: what the redo log held at the start goes in place first, or what the pass
+    /// has under way waits for room.
     ForRoom,
     /// The array has failed.
     ForMembers,
@@ -111,8 +131,8 @@ pub struct Activity {
     pub done_bytes: u64,
     /// Bytes of volume data to cover.
     pub total_bytes: u64,
-    /// Slots that a rebuild has met blocks in that cannot be read, or that a shortage kept a scrub from reading, and that are tried
-    /// again.
+    /// Slots that a rebuild has met blocks in that cannot be read, or that a shortage kept a scrub
+    /// from reading, and that are tried again.
     pub retried: u64,
     /// Metadata pages that could not be read when they were to be written to a device, and are tried again.
     pub retried_pages: u64,
@@ -133,8 +153,8 @@ pub struct ScrubResult {
     pub errors: u64,
     /// Of these, blocks repaired.
     pub repaired: u64,
-    /// Members that it could not check everywhere, as they were out of service while it ran, or this host lacked resources to
-    /// read them.
+    /// Members that it could not check everywhere, as they were out of service while it ran, or
+    /// this host lacked resources to read them.
     pub unchecked: MemberSet,
 }
 

@@ -416,7 +416,8 @@ fn is_rebuilding(member: &MemberReport) -> bool {
 pub struct Progress {
     /// On a terminal.
     bar: Option<ProgressBar>,
-    /// What was shown last: the pass, of lines the tenth of the way, whether something was tried again, and what it waited for.
+    /// What was shown last: the pass, of lines the tenth of the way, whether something was tried
+    /// again, and what it waited for.
     told: Option<(ScanKind, u64, bool, ScanState)>,
     /// What the pass is called, and what its errors are that others could make good, if not by its kind.
     words: Option<[&'static str; 2]>,
@@ -478,7 +479,8 @@ impl Progress {
         }
     }
 
-    /// A line for every tenth of the way, when slots or pages begin to be tried again, and when it begins or ends to wait.
+    /// A line for every tenth of the way, when slots or pages begin to be tried again, and when it
+    /// begins or ends to wait.
     fn line(&mut self, scan: &ScanReport) -> Option<String> {
         let tenth = scan.percent as u64 / 10;
         let shown = (scan.kind, tenth, scan.retried + scan.retried_pages > 0, scan.state);

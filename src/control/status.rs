@@ -77,8 +77,8 @@ pub struct ArrayReport {
     pub scan: Vec<ScanReport>,
     /// How the last complete scrub ended; none before the first.
     pub last_scrub: Option<LastScrub>,
-    /// Members that the last scrub could not check everywhere, as they were out of service, or the host lacked resources to read
-    /// them.
+    /// Members that the last scrub could not check everywhere, as they were out of service, or the
+    /// host lacked resources to read them.
     #[serde(default)]
     pub last_scrub_unchecked: Vec<u16>,
     /// What computes parity.
@@ -353,7 +353,8 @@ pub enum Condition {
     Claimed,
     /// It is out of service, and may be on a device that the daemon's user may not read.
     Forbidden,
-    /// It is out of service, and operations on it from before it left have not ended: it cannot come back before they have.
+    /// It is out of service, and operations on it from before it left have not ended: it cannot
+    /// come back before they have.
     Unanswered,
 }
 
@@ -429,7 +430,8 @@ pub enum ScanState {
     Paused,
     /// A rebuild goes first.
     WaitsForRebuild,
-    /// A member is full: what the redo log held at the start goes in place first, or what the pass has under way waits for room.
+    /// A member is full: what the redo log held at the start goes in place first, or what the pass
+    /// has under way waits for room.
     WaitsForRoom,
     /// Too few members are there: the array has failed.
     WaitsForMembers,
@@ -464,7 +466,8 @@ pub struct ScanReport {
     pub rate_bytes_per_s: Option<u64>,
     /// Seconds to the end at this rate.
     pub eta_s: Option<u64>,
-    /// Slots that are tried again, as a rebuild could not read blocks of them, or the host lacked resources to for a scrub.
+    /// Slots that are tried again, as a rebuild could not read blocks of them, or the host lacked
+    /// resources to for a scrub.
     #[serde(default)]
     pub retried: u64,
     /// Metadata pages that could not be read for a device under construction, and are tried again.

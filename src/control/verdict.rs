@@ -288,9 +288,8 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
         let bad = [Condition::NotMended, Condition::KeptDespiteErrors];
         in_service(member) && bad.iter().any(|bad| member.conditions.contains(bad))
     };
-    let troubled = array.members.iter().find(is_troubled);
-    let may_meet =
-        absent.len() + array.members.iter().filter(is_troubled).count() > usize::from(array.parity);
+    let troubled: Vec<&MemberReport> = array.members.iter().filter(is_troubled).collect();
+    let may_meet = absent.len() + troubled.len() > usize::from(array.parity);
     let is_short =
         |member: &MemberReport| !is_rebuilding(member) && member.conditions.contains(&Condition::Full);
     let served = match array.log.state {
@@ -298,7 +297,7 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
         // The rebuild has met what cannot be read, and the list of that does not have it before it
         // was tried for a while.
         _ if array.scan.iter().any(|scan| scan.retried + scan.retried_pages > 0) => "",
-        _ if lacking.is_some() || lacks_data(array) || troubled.is_some_and(|_| may_meet) => "",
+        _ if lacking.is_some() || lacks_data(array) || may_meet => "",
         LogState::Settling => {
             "all data can be read, and writes wait until what the redo log holds is in place, "
         }
@@ -306,7 +305,7 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
         _ if array.members.iter().any(is_short) => "all data can be read, and written while there is space, ",
         _ => "all data can be read and written, ",
     };
-    let but = match (lacking, troubled) {
+    let but = match (lacking, troubled.first()) {
         (Some(member), _) => {
             format!(", and fewer where member {} lacks blocks that were not built on it so far", member.index)
         }
@@ -400,7 +399,8 @@ fn keep(array: &ArrayReport, kept: &[&MemberReport], first: u16) -> String {
     )
 }
 
-/// Whether its device is there, as far as is known, and 'calpe online' alone does not bring it back.
+/// Whether its device is there, as far as is known, and 'calpe online' alone does not bring it
+/// back.
 fn is_there(member: &MemberReport) -> bool {
     [Condition::Claimed, Condition::Forbidden].iter().any(|there| member.conditions.contains(there))
 }

@@ -148,7 +148,8 @@ impl Daemon {
                 vec![uuid]
             }
             (None, true) => {
-                // Without directories, also what served once and is remembered: all that is listed then.
+                // Without directories, also what served once and is remembered: all that is listed
+                // then.
                 let is_meant = |members: &[Found]| dirs.is_empty() || is_there(members);
                 let not_served = found.arrays.iter().filter(|(uuid, _)| !is_served(uuid));
                 not_served.filter(|(_, members)| is_meant(members)).map(|(uuid, _)| *uuid).collect()
@@ -196,7 +197,8 @@ impl Daemon {
                         let unkept = self.import_again(uuid, again);
                         if *once { self.not_again(uuid) } else { unkept }
                     };
-                    // What is configured is served after a restart all the same, where its members are found.
+                    // What is configured is served after a restart all the same, where its members
+                    // are found.
                     let is_found = is_configured && self.is_found_again(&found, uuid, &name);
                     done.warnings.extend(unkept.filter(|_| !is_found));
                     done.warnings.extend(match once {
@@ -222,7 +224,8 @@ impl Daemon {
         Ok(done)
     }
 
-    /// Whether all its members are where the daemon and a section of the array look, whatever is remembered.
+    /// Whether all its members are where the daemon and a section of the array look, whatever is
+    /// remembered.
     fn is_found_again(&self, found: &Search, array: Uuid, name: &str) -> bool {
         let by_uuid = self.configured(&ArrayChoice::Uuid(array));
         let section = by_uuid.or_else(|| self.configured(&ArrayChoice::Name(name.to_owned())));
@@ -405,8 +408,8 @@ impl Daemon {
         Ok((self.serve(opened, options)?, warnings))
     }
 
-    /// As [`Daemon::open_and_serve`], of an array that is awaited, unless it is given up meanwhile. What the search has told
-    /// becomes events of it.
+    /// As [`Daemon::open_and_serve`], of an array that is awaited, unless it is given up meanwhile.
+    /// What the search has told becomes events of it.
     pub(super) fn open_and_serve_awaited(
         &self,
         which: &ArrayChoice,
@@ -526,8 +529,8 @@ impl Daemon {
         Ok(Done { message: format!("array '{name}' is stopped"), warnings, ..Done::default() })
     }
 
-    /// An array that was imported by a command or is configured, and could not be served since, is no longer tried. None: it
-    /// is served.
+    /// An array that was imported by a command or is configured, and could not be served since, is
+    /// no longer tried. None: it is served.
     fn forget(&self, waiting: &Waiting, dry_run: bool) -> Option<Done> {
         let (name, uuid) = (waiting.name(), waiting.uuid());
         let is_configured = self.configured(waiting.which()).is_some() || self.is_configured(uuid, &name);
@@ -539,13 +542,8 @@ impl Daemon {
             let message = format!("would no longer try to import array '{name}'{until}");
             return Some(Done { message, warnings, ..Done::default() });
         }
-        {
-            // An attempt that has its devices open serves it before this, or not at all.
-            let _nothing_begins = self.giving_up.write().unwrap_or_else(PoisonError::into_inner);
-            if !self.is_awaited(waiting.which()) {
-                return None;
-            }
-            self.not_awaited(waiting.which());
+        if !self.give_up(waiting.which()) {
+            return None;
         }
         warnings.extend(self.import_again(uuid, None));
         let message = format!("array '{name}' is no longer tried to be imported{until}");

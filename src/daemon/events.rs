@@ -203,10 +203,10 @@ impl EventLog {
         let kept = self.since(0);
         let numbers: BTreeSet<u64> = kept.iter().map(|event| event.sequence).collect();
         let mut all = self.0.store.events();
-        // Nor what was written since.
+        // What was written after the look at those in memory comes with the next question.
         let last = numbers.last().copied().unwrap_or(u64::MAX);
         all.retain(|event| event.sequence < last && !numbers.contains(&event.sequence));
-        // What is kept may stand for earlier ones, too.
+        // Those in memory may stand for earlier ones, too.
         all.extend(kept);
         let is_part = |event: &Event| {
             let is_own = match (uuid, event.array_uuid) {

@@ -11,7 +11,7 @@ use super::waiting::Waiting;
 use crate::control::RequestError;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
@@ -77,10 +77,7 @@ impl Imports {
     pub fn update(&self, all: &[ArrayConfig], new: &[ArrayConfig]) {
         let configured: HashSet<ArrayChoice> = all.iter().map(|config| config.which.clone()).collect();
         let before = std::mem::replace(&mut *lock(&self.shared.configured), configured.clone());
-        {
-            let _nothing_begins = self.daemon.giving_up.write().unwrap_or_else(PoisonError::into_inner);
-            before.difference(&configured).for_each(|which| self.daemon.not_awaited(which));
-        }
+        before.difference(&configured).for_each(|which| _ = self.daemon.give_up(which));
         new.iter().for_each(|config| self.begin(config, Vec::new()));
     }
 
@@ -107,7 +104,8 @@ impl Imports {
             shared.untried.fetch_sub(1, Ordering::Release);
             loop {
                 if over || !daemon.is_alive() {
-                    // It may have been asked for again meanwhile, while this thread counted as being at it.
+                    // It may have been asked for again meanwhile, while this thread counted as
+                    // being at it.
                     let mut under_way = lock(&shared.under_way);
                     if !daemon.is_alive() || !daemon.is_awaited(&which) {
                         under_way.remove(&which);

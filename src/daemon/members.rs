@@ -54,12 +54,12 @@ struct Sought {
 /// The device of a member, its superblock, and copies of it that are damaged, in words.
 pub(super) type Own = (Device, Superblock, Vec<String>);
 
-/// For whom a member comes back.
+/// What brings a member back.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum By {
-    /// An administrator, whatever was said before.
+    /// A command of an administrator, whatever was said before.
     Command,
-    /// Nobody: not where an administrator has taken it out.
+    /// Nothing but that it is there again: not where an administrator has taken it out.
     Itself,
 }
 

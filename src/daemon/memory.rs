@@ -187,13 +187,15 @@ impl Daemon {
         lock(&self.memory).counters.0.get(&array).cloned().unwrap_or_default()
     }
 
-    /// Devices whose members were missing when an array had failed, and are not back since, as far as is known.
+    /// Devices whose members were missing when an array had failed, and are not back since, as far
+    /// as is known.
     pub(super) fn failed_without(&self, array: Uuid) -> Vec<Uuid> {
         let memory = lock(&self.memory);
         memory.arrays.0.get(&array).map(|known| known.failed_without.clone()).unwrap_or_default()
     }
 
-    /// An array cannot be served for a lack of these devices, among others perhaps that it has failed without before.
+    /// An array cannot be served for a lack of these devices, among others perhaps that it has
+    /// failed without before.
     pub(super) fn remember_lack(&self, array: Uuid, missing: &[Uuid]) {
         let mut memory = lock(&self.memory);
         let Some(known) = memory.arrays.0.get_mut(&array) else { return };

@@ -2,8 +2,8 @@
 //! setting space aside. All of it is waited for as long as the device answers, and no longer than
 //! the limit when it does not.
 //!
-//! Invariants: after a step that was given up nothing further is done to the device; whoever asks
-//! is told what may be left. Must not know of running arrays.
+//! Invariants: after a step that was given up nothing further is done to the device; the
+//! caller is told what may be left. Must not know of running arrays.
 
 use super::superblocks::{reserve_regions, wipe_ends, wipe_log, without_answer};
 use crate::format::Superblock;

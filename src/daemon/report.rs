@@ -145,8 +145,8 @@ impl Names {
         }
     }
 
-    /// Where a device of the array may be besides where it was: beside its fellows, and in these places. All of /dev is not
-    /// searched only because a member is there.
+    /// Where a device of the array may be besides where it was: beside its fellows, and in these
+    /// places. All of /dev is not searched only because a member is there.
     pub(super) fn places_around(&self, configured: &[PathBuf]) -> Vec<PathBuf> {
         let known = self.seats.iter().chain(self.devices.values()).filter_map(|place| place.path.as_ref());
         let local = known.filter(|path| !is_remote(path));
@@ -240,7 +240,8 @@ impl Names {
         }
     }
 
-    /// What devices of members went into service without, by device, as runs of slots: the first, and how many.
+    /// What devices of members went into service without, by device, as runs of slots: the first,
+    /// and how many.
     #[must_use]
     pub(super) fn lacking(status: &VolumeStatus) -> BTreeMap<Uuid, Vec<(u64, u64)>> {
         let devices = status.members.iter().flat_map(|member| &member.lacking);
@@ -547,19 +548,7 @@ mod tests {
 
     #[test]
     fn a_member_that_is_there_and_not_taken_has_a_condition_that_says_so() {
-        use crate::volume::MemberCounters;
-        let member = MemberStatus {
-            index: MemberIndex(1),
-            uuid: Uuid::nil(),
-            state: MemberState::Missing,
-            device: None,
-            replacement: None,
-            counters: MemberCounters::default(),
-            reason: None,
-            conditions: Vec::new(),
-            returns: false,
-            lacking: Vec::new(),
-        };
+        let member = MemberStatus::bare(MemberIndex(1), MemberState::Missing);
         let of = |hindrance, blocked| conditions(&member, &Counts::default(), &[], hindrance, blocked);
         assert_eq!(of(None, false), []);
         for (hindrance, condition) in [

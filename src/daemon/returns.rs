@@ -35,7 +35,8 @@ const BACKOFF_FIRST: Duration = Duration::from_secs(1);
 /// ... up to this.
 const BACKOFF_MAX: Duration = Duration::from_secs(15);
 
-/// The same where all places of an array are searched, which disks that rest may have to spin up for.
+/// The same where all places of an array are searched, which disks that rest may have to spin up
+/// for.
 const SEARCH_BACKOFF_MAX: Duration = Duration::from_secs(60);
 
 /// A member that was full is tried again when its filesystem has so many bytes free.
@@ -50,8 +51,8 @@ pub(super) struct Returns {
     attempts: BTreeMap<Seat, Attempt>,
     /// Taken out by an administrator while they were away, and when.
     kept_out: BTreeMap<Seat, Instant>,
-    /// Missing at a time when their array had failed, or could not be served: what took away so many at
-    /// once may bring all of them back.
+    /// Missing at a time when their array had failed, or could not be served: what took away so
+    /// many at once may bring all of them back.
     were_missing: BTreeSet<Seat>,
 }
 
@@ -166,8 +167,9 @@ impl Returns {
         self.kept_out.contains_key(&(array, index.0))
     }
 
-    /// Takes note of what an array that was asked then says of its members: of those that are missing while it has failed,
-    /// until they are back; and that those in service are not away, so that what was said of that is over.
+    /// Takes note of what an array that was asked then says of its members: of those that are
+    /// missing while it has failed, until they are back; and that those in service are not away, so
+    /// that what was said of that is over.
     pub fn note(&mut self, array: Uuid, has_failed: bool, members: &[MemberStatus], asked: Instant) {
         for member in members {
             let seat = (array, member.index.0);
@@ -190,7 +192,8 @@ impl Returns {
         }
     }
 
-    /// Whether the member was missing when its array had failed, or could not be served, and is not back since.
+    /// Whether the member was missing when its array had failed, or could not be served, and is not
+    /// back since.
     pub fn was_missing(&self, array: Uuid, index: MemberIndex) -> bool {
         self.were_missing.contains(&(array, index.0))
     }
@@ -201,7 +204,8 @@ impl Returns {
         self.kept_out.remove(&(array, index.0));
     }
 
-    /// The array is not served any more, or begins to be: what is known of its members is of its last time in service.
+    /// The array is not served any more, or begins to be: what is known of its members is of its
+    /// last time in service.
     pub fn forget(&mut self, array: Uuid) {
         self.attempts.retain(|(other, _), _| *other != array);
         self.kept_out.retain(|(other, _), _| *other != array);
@@ -214,7 +218,8 @@ impl Returns {
         self.attempts.get_mut(&(array, index.0))?.running.take()
     }
 
-    /// As [`Returns::interrupt`], for what goes on while others may change the array: no further attempt begins for a while.
+    /// As [`Returns::interrupt`], for what goes on while others may change the array: no further
+    /// attempt begins for a while.
     pub fn hold_off(&mut self, array: Uuid, index: MemberIndex) -> Option<Receiver<Attempted>> {
         let next = Instant::now() + BACKOFF_MAX;
         let none = Attempt { next, failures: 0, running: None, obstacle: None };
@@ -225,9 +230,10 @@ impl Returns {
 }
 
 impl Daemon {
-    /// An array begins to be served, from devices at these paths, without these members (index and device). Those come back
-    /// by themselves that were missing when it had failed, or while it could not be served without more of them; not
-    /// where an administrator starts it by force, having given them up.
+    /// An array begins to be served, from devices at these paths, without these members (index and
+    /// device). Those come back by themselves that were missing when it had failed, or while it
+    /// could not be served without more of them; not where an administrator starts it by force,
+    /// having given them up.
     pub(super) fn begin_returns(
         &self,
         (name, uuid): (&str, Uuid),
@@ -338,7 +344,8 @@ impl Daemon {
                 && !has_failed
                 && !cut_off
                 && returns.was_missing(names.uuid, *index);
-            // Which of several it is, and what becomes of what it holds, is for an administrator to say.
+            // Which of several it is, and what becomes of what it holds, is for an administrator to
+            // say.
             let hindrance = names.hindrances.get(&seat.uuid);
             let is_doubtful = matches!(hindrance, Some(Hindrance::Claimed | Hindrance::Kept));
             let sought = match is_meant && seat.found.is_none() && remote.is_none() && !is_doubtful {
@@ -384,7 +391,8 @@ impl Daemon {
     fn attempt(&self, array: ArrayId, uuid: Uuid, member: &Away) -> Option<Own> {
         let now = Instant::now();
         let key = (uuid, member.index.0);
-        // A statement of its own: what is told asks for what comes before `returns` in the order of locks.
+        // A statement of its own: what is told asks for what comes before `returns` in the order of
+        // locks.
         let is_known = self.returns().attempts.contains_key(&key);
         if let (false, Some(lost)) = (is_known, &member.lost) {
             let text = format!("the connection to it is given up: {}; it is tried again", lost.reason);
@@ -617,21 +625,9 @@ mod tests {
     use super::super::import::tests::created_in;
     use super::super::superblocks::read_superblock;
     use super::*;
-    use crate::volume::MemberCounters;
 
     fn member(state: MemberState) -> MemberStatus {
-        MemberStatus {
-            index: MemberIndex(1),
-            uuid: Uuid::nil(),
-            state,
-            device: None,
-            replacement: None,
-            counters: MemberCounters::default(),
-            reason: None,
-            conditions: Vec::new(),
-            returns: false,
-            lacking: Vec::new(),
-        }
+        MemberStatus::bare(MemberIndex(1), state)
     }
 
     #[test]

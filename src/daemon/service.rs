@@ -102,11 +102,13 @@ pub struct Daemon {
     addresses: Mutex<Vec<(ListenAddress, TlsMode)>>,
     pub(super) served: Mutex<Vec<Served>>,
     pub(super) waiting: Mutex<Vec<Waiting>>,
+    /// Goes after `served`.
     returns: Mutex<Returns>,
-    /// Held while a member that comes back by itself is handed over, and while it is said of one that it shall not. Goes
-    /// before `served` and `returns`.
+    /// Held while a member that comes back by itself is handed over, and while it is said of one
+    /// that it shall not. Goes before `served` and `returns`.
     pub(super) returning: Mutex<()>,
-    /// Read while an array that is awaited begins to be served, written while one is given up. Goes before all others.
+    /// Read while an array that is awaited begins to be served, written while one is given up. Goes
+    /// before all others.
     pub(super) giving_up: RwLock<()>,
     changes: Arc<Changes>,
     at_stop: Mutex<Vec<ArrayReport>>,

@@ -154,10 +154,11 @@ fn reserved(regions: &[Region]) -> impl Iterator<Item = &Region> {
     regions.iter().filter(|region| !matches!(region.kind, RegionKind::Data | RegionKind::Pages))
 }
 
-/// Sets space aside for the superblocks and the log of a member: without them no write can be acknowledged, and nothing of
-/// what was is made safe. All places of superblocks, as the next one goes where none was written so far. Metadata pages, which
-/// are two percent of a volume, take space as data comes; on a filesystem that runs full they wait in the log until there is
-/// room (rule T4), and clients are told.
+/// Sets space aside for the superblocks and the log of a member: without them no write can be
+/// acknowledged, and nothing of what was is made safe. All places of superblocks, as the next one
+/// goes where none was written so far. Metadata pages, which are two percent of a volume, take
+/// space as data comes; on a filesystem that runs full they wait in the log until there is room
+/// (rule T4), and clients are told.
 ///
 /// # Errors
 /// When there is no room.

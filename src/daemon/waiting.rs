@@ -21,6 +21,7 @@ use crate::format::{Superblock, VolumeKind};
 use crate::volume::NoticeLevel;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::PoisonError;
 use uuid::Uuid;
 
 /// Lines about what was found and cannot be used that a status carries: a directory may be full of it.
@@ -50,7 +51,8 @@ pub(super) struct Waiting {
     earlier: Option<(String, Uuid)>,
     /// Where its devices were then.
     devices: Vec<KnownDevice>,
-    /// Where devices of all arrays were that had its name when it began to be awaited, and that it may be.
+    /// Where devices of all arrays were that had its name when it began to be awaited, and that it
+    /// may be.
     remembered: Vec<PathBuf>,
     /// Where devices were found the last time, by device, of whichever array.
     places: BTreeMap<Uuid, PathBuf>,
@@ -107,7 +109,8 @@ impl Waiting {
         self.which.means(name, uuid)
     }
 
-    /// Whether it is this array, which is served and has devices at these paths. Of its name there may be others.
+    /// Whether it is this array, which is served and has devices at these paths. Of its name there
+    /// may be others.
     fn is_met_by(&self, name: &str, uuid: Uuid, paths: &[PathBuf]) -> bool {
         let lies_there = || paths.iter().any(|path| self.searched.iter().any(|place| covers(place, path)));
         self.is(name, uuid)
@@ -119,11 +122,13 @@ impl Waiting {
             }
     }
 
-    /// Whether it was tried, and members are what it lacked at some time.
-    fn lacked_members(&self) -> bool {
-        self.has_lacked
+    /// The same, or it may be it: nothing but its name is known.
+    fn may_be_met_by(&self, name: &str, uuid: Uuid, paths: &[PathBuf]) -> bool {
+        let is_unknown = self.seen.is_none() && self.earlier.is_none();
+        self.is_met_by(name, uuid, paths) || is_unknown && self.is(name, uuid)
     }
 
+    /// Whether members are what it lacked the last time.
     fn lacks_members_now(&self) -> bool {
         let is_lack = |code| matches!(code, ErrorCode::NoSuchArray | ErrorCode::NeedsForce);
         let is_lack = self.problem.as_ref().is_some_and(|error| is_lack(error.code));
@@ -370,6 +375,15 @@ impl Daemon {
         lock(&self.waiting).retain(|waiting| waiting.which != *which);
     }
 
+    /// An array is not to be served any more. An attempt that has its devices open serves it before
+    /// this, or not at all. Whether it was awaited still.
+    pub(super) fn give_up(&self, which: &ArrayChoice) -> bool {
+        let _nothing_begins = self.giving_up.write().unwrap_or_else(PoisonError::into_inner);
+        let was_awaited = self.is_awaited(which);
+        self.not_awaited(which);
+        was_awaited
+    }
+
     /// An array is served from devices at these paths, whoever has asked for it.
     pub(super) fn now_served(&self, name: &str, uuid: Uuid, paths: &[PathBuf]) {
         lock(&self.waiting).retain(|waiting| !waiting.is_met_by(name, uuid, paths));
@@ -378,10 +392,11 @@ impl Daemon {
     /// Whether this array was tried in vain, for lack of members, since it is awaited.
     pub(super) fn lacked_members(&self, name: &str, uuid: Uuid, paths: &[PathBuf]) -> bool {
         let waiting = lock(&self.waiting);
-        waiting.iter().any(|waiting| waiting.is_met_by(name, uuid, paths) && waiting.lacked_members())
+        waiting.iter().any(|waiting| waiting.is_met_by(name, uuid, paths) && waiting.has_lacked)
     }
 
-    /// Where devices were that an array which is awaited may have. What was served under its name since is another one.
+    /// Where devices were that an array which is awaited may have. What was served under its name
+    /// since is another one.
     pub(super) fn remembered_paths(&self, which: &ArrayChoice) -> Vec<PathBuf> {
         let waiting = lock(&self.waiting);
         let own = waiting.iter().find(|waiting| waiting.which == *which);
@@ -398,20 +413,16 @@ impl Daemon {
         lock(&self.waiting).iter().any(|waiting| waiting.which == *which)
     }
 
-    /// The arrays that are awaited, to be told of: one that was imported by hand meanwhile is served. So is one of which nothing
-    /// but its name is known while one of that name is served, as that may be it.
+    /// The arrays that are awaited, to be told of: one that was imported by hand meanwhile is
+    /// served. So is one of which nothing but its name is known while one of that name is served,
+    /// as that may be it.
     pub(super) fn awaited(&self) -> Vec<Waiting> {
         let facts = |Served { names, .. }: &Served| {
             (names.name.clone(), names.uuid, names.paths().cloned().collect::<Vec<_>>())
         };
         let served: Vec<_> = lock(&self.served).iter().map(facts).collect();
         let is_served = |waiting: &Waiting| {
-            let is_unknown = waiting.seen.is_none() && waiting.earlier.is_none();
-            let may_be = |name: &str, uuid| is_unknown && waiting.is(name, uuid);
-            let is_it = |name: &str, uuid, paths: &[PathBuf]| {
-                waiting.is_met_by(name, uuid, paths) || may_be(name, uuid)
-            };
-            served.iter().any(|(name, uuid, paths)| is_it(name, *uuid, paths))
+            served.iter().any(|(name, uuid, paths)| waiting.may_be_met_by(name, *uuid, paths))
         };
         lock(&self.waiting).iter().filter(|waiting| !is_served(waiting)).cloned().collect()
     }
@@ -446,7 +457,7 @@ mod tests {
         assert_eq!((report.state, report.members[0].state), (ArrayState::Failed, MemberState::Missing));
         // What is in the way the last time is not all that was.
         waiting.note(&Search::default(), refusal(ErrorCode::Refused, "no threads"));
-        assert!(waiting.lacked_members());
+        assert!(waiting.has_lacked);
     }
 
     #[test]

@@ -177,8 +177,8 @@ pub struct ScrubRecord {
     pub errors: u64,
     /// Blocks it repaired.
     pub repaired: u64,
-    /// Members that were out of service, or that this host lacked resources to read, when slots were
-    /// verified by the scrub under way; without one, by the last complete one.
+    /// Members that were out of service, or that this host lacked resources to read, when slots
+    /// were verified by the scrub under way; without one, by the last complete one.
     pub unchecked: MemberSet,
     /// While a scrub is under way: members that the last complete one did not check.
     pub unchecked_before: MemberSet,

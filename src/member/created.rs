@@ -41,7 +41,7 @@ impl Device {
             .mode(0o600)
             .open(path)
             .map_err(|e| not_created(path, &e).unwrap_or_else(|| fail("create it", e)))?;
-        let file = File::from(own_table::raise(file.into()));
+        let file = own_table::out_of_the_way(file);
         lock_new(&file, path)?;
         let finish = || {
             file.set_len(bytes).map_err(|e| fail("set its size", e))?;

@@ -612,7 +612,7 @@ fn open_file(
             .custom_flags(flags)
             .open(path)
             .map_err(|e| open_error(path, kind, e))?;
-        let file = File::from(own_table::raise(file.into()));
+        let file = own_table::out_of_the_way(file);
         clear_nonblock(&file).map_err(|e| DeviceError::from_io(path, "set its flags", e))?;
         Ok(file)
     };

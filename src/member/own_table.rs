@@ -9,10 +9,10 @@
 //! What such a thread uses it opens itself, or asks for in [`leave`]; what it owns is closed by it,
 //! and what others own must not be dropped by it. Threads that it begins share its table.
 //!
-//! The kernel copies descriptors in groups, whatever is to be closed: a thread that leaves has those
-//! of the first group for a moment, and closing a copy flushes its file, as closing the last
-//! descriptor would. A file whose filesystem does not answer must not be among them ([`raise`]), or it
-//! would hold up all threads that leave, with all that is in their group. Must not know what
+//! The kernel copies descriptors in groups, whatever is to be closed: a thread that leaves has
+//! those of the first group for a moment, and closing a copy flushes its file, as closing the last
+//! descriptor would. A file whose filesystem does not answer must not be among them ([`raise`]), or
+//! it would hold up all threads that leave, with all that is in their group. Must not know what
 //! descriptors are for.
 #![allow(unsafe_code)] // system calls; each block argues for itself
 
@@ -36,7 +36,8 @@ const COPIED: RawFd = 64;
 /// When the system refuses. Then the thread shares its table as before, or has one of its own
 /// without the copies; either way it can do nothing but end.
 pub(super) fn leave(wanted: &[BorrowedFd<'_>]) -> io::Result<Vec<OwnedFd>> {
-    // SAFETY: no memory involved. It closes copies, and nothing in the table that other threads use.
+    // SAFETY: no memory involved. It closes copies, and nothing in the table that other threads
+    // use.
     let left =
         unsafe { libc::syscall(libc::SYS_close_range, KEPT, libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE) };
     if left != 0 {
@@ -54,8 +55,8 @@ pub(super) fn leave(wanted: &[BorrowedFd<'_>]) -> io::Result<Vec<OwnedFd>> {
     wanted.iter().map(copy).collect()
 }
 
-/// Gives an open file, which may be one that does not answer, a number that no thread that leaves has
-/// a copy of. Where there is none to be had, under a limit on descriptors, it stays as it is.
+/// Gives an open file, which may be one that does not answer, a number that no thread that leaves
+/// has a copy of. Where there is none to be had, under a limit on descriptors, it stays as it is.
 pub(super) fn raise(file: OwnedFd) -> OwnedFd {
     if file.as_raw_fd() >= COPIED {
         return file;
@@ -66,7 +67,7 @@ pub(super) fn raise(file: OwnedFd) -> OwnedFd {
     })
 }
 
-/// As `raise`, for a file of another layer.
+/// As `raise`, for a file.
 pub fn out_of_the_way(file: File) -> File {
     File::from(raise(file.into()))
 }

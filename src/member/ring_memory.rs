@@ -24,7 +24,8 @@ const SUBMISSION_BYTES: usize = 64;
 const COMPLETION_BYTES: usize = 16;
 const INDEX_BYTES: usize = 4;
 
-/// MFD_NOEXEC_SEAL of linux/memfd.h, without which a host with vm.memfd_noexec=2 gives none. Linux before 6.3 does not know it.
+/// MFD_NOEXEC_SEAL of linux/memfd.h, without which a host with vm.memfd_noexec=2 gives none. Linux
+/// before 6.3 does not know it.
 const NO_EXEC: MFdFlags = MFdFlags::from_bits_retain(8);
 
 /// Unit of mappings; the kernel's header of the queues needs less.

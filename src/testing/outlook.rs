@@ -1,4 +1,5 @@
-//! What the daemon does beside requests: it asks what one would come to, and hands over what an earlier run knew.
+//! What the daemon does beside requests: it asks what one would come to, and hands over what an
+//! earlier run knew.
 
 use super::SimArray;
 use crate::units::SlotIndex;
@@ -14,7 +15,8 @@ impl SimArray {
         self.volume.check(request)
     }
 
-    /// What a device went into service without in an earlier run: see [`crate::array::Array::expect_lacking`].
+    /// What a device went into service without in an earlier run: see
+    /// [`crate::array::Array::expect_lacking`].
     pub fn expect_lacking(&mut self, device: Uuid, runs: &[(SlotIndex, u64)]) {
         self.volume.expect_lacking(device, runs);
     }

@@ -3,6 +3,7 @@
 
 use crate::support::serve::{Serve, array, both, create};
 use std::fs;
+use std::path::Path;
 
 /// The exit code of `status --test`.
 fn tested(serve: &Serve, name: &str) -> Option<i32> {
@@ -69,6 +70,13 @@ fn an_array_with_too_few_members_tells_which_are_missing_and_where_the_others_ar
     serve.stop();
 }
 
+/// Whether the state directory says so of a device.
+fn has_failed_without(dir: &Path, device: &str) -> bool {
+    let known = fs::read_to_string(dir.join("state/arrays.json")).unwrap_or_default();
+    let without = known.split("failed_without").nth(1).and_then(|rest| rest.split(']').next());
+    without.is_some_and(|without| without.contains(device))
+}
+
 #[test]
 fn what_an_array_had_failed_without_comes_back_by_itself_after_the_daemon_was_killed() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -82,11 +90,7 @@ fn what_an_array_had_failed_without_comes_back_by_itself_after_the_daemon_was_ki
     move_away("m1");
     serve.array_when("it has failed", |array| array["state"] == "FAILED");
     let missing = tank["members"][0]["uuid"].as_str().expect("a uuid").to_owned();
-    serve.until("it is remembered", |_| {
-        let known = fs::read_to_string(dir.path().join("state/arrays.json")).unwrap_or_default();
-        let without = known.split("failed_without").nth(1).and_then(|rest| rest.split(']').next());
-        without.is_some_and(|without| without.contains(&missing))
-    });
+    serve.until("it is remembered", |_| has_failed_without(dir.path(), &missing));
     serve.kill();
     ["m0", "m1"].iter().for_each(|name| fs::rename(dir.path().join(name), there.join(name)).expect("moved"));
     let mut serve = Serve::start(dir.path(), &section);
@@ -111,11 +115,7 @@ fn what_an_array_waits_for_comes_back_by_itself_after_the_daemon_was_killed_mean
     ["m0", "m1"].iter().for_each(|name| move_away(name));
     let mut serve = Serve::start(dir.path(), &section);
     serve.array_when("it was tried", |array| array["state"] == "FAILED");
-    serve.until("it is remembered", |_| {
-        let known = fs::read_to_string(dir.path().join("state/arrays.json")).unwrap_or_default();
-        let without = known.split("failed_without").nth(1).and_then(|rest| rest.split(']').next());
-        without.is_some_and(|without| without.contains(&missing))
-    });
+    serve.until("it is remembered", |_| has_failed_without(dir.path(), &missing));
     serve.kill();
     fs::rename(dir.path().join("m0"), there.join("m0")).expect("moved");
     let mut serve = Serve::start(dir.path(), &section);

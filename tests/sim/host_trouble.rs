@@ -294,7 +294,8 @@ fn members_that_are_needed_stay_however_long_they_are_full_and_writes_fail_after
     }
 }
 
-/// An array of 1+2 with a rotten block in each of three slots of member 0, which a shortage keeps from being read for so long.
+/// An array of 1+2 with a rotten block in each of three slots of member 0, which a shortage keeps
+/// from being read for so long.
 fn rotten_and_short(seconds: u64) -> Checked {
     let mut array = Checked::filled(1, 2);
     let start = array.sim.data_region().start;

@@ -36,7 +36,8 @@ fn joined_without(slots: usize) -> (SimArray, Vec<u8>) {
     (sim, model)
 }
 
-/// Replaces member 0 while these others cannot read these bytes of their data. The new device joins without them.
+/// Replaces member 0 while these others cannot read these bytes of their data. The new device joins
+/// without them.
 fn join_without(sim: &mut SimArray, others: &[u16], bytes: Range<usize>) {
     let device = sim.disk_of(0).expect("in service");
     sim.admin(AdminRequest::Fail { member: MemberIndex(0) }).expect("it leaves");

@@ -6,8 +6,8 @@
 //! only when all of its blocks on the device were read and verified, or written and read again; or
 //! when it holds no data.
 //!
-//! Invariant: the list names every slot that a device of this run joined without; it may name more. An earlier run's list is
-//! taken over from who keeps it (`expect_lacking`).
+//! Invariant: the list names every slot that a device of this run joined without; it may name more.
+//! That of an earlier run is handed in (`expect_lacking`).
 
 use super::super::members::{Member, Which};
 use super::super::rebuild::Target;
@@ -169,8 +169,9 @@ impl Array {
         }
     }
 
-    /// Runs of slots, the first of each and how many, that a device went into service without in an earlier run. They are
-    /// looked at as soon as the array serves. What is not of this array is left out.
+    /// Runs of slots, the first of each and how many, that a device went into service without in an
+    /// earlier run. They are looked at as soon as the array serves. What is not of this array is
+    /// left out.
     pub fn expect_lacking(&mut self, device: Uuid, runs: &[(SlotIndex, u64)]) {
         let end = self.map.slots;
         let inside = |&(SlotIndex(first), many): &(SlotIndex, u64)| {
@@ -183,7 +184,8 @@ impl Array {
         }
     }
 
-    /// What the device of a member and the one that is being built in its place go without: runs of slots.
+    /// What the device of a member and the one that is being built in its place go without: runs of
+    /// slots.
     pub(in super::super) fn lacking_of(&self, member: &Member) -> Vec<(Uuid, Vec<(SlotIndex, u64)>)> {
         let new = member.replacement.as_ref().map(|new| new.uuid);
         let runs = |uuid| (uuid, self.damage.lacking.runs_of(uuid));
@@ -218,8 +220,8 @@ impl Array {
         of.state == MemberState::Online && self.damage.lacking.has(of.uuid, slot)
     }
 
-    /// Whether the device that is read for the slot may lack blocks of it: it went into service without them, or is being built and
-    /// does not have them so far.
+    /// Whether the device that is read for the slot may lack blocks of it: it went into service
+    /// without them, or is being built and does not have them so far.
     pub(in super::super) fn is_read_without(&self, member: MemberIndex, slot: SlotIndex) -> bool {
         if self.damage.lacking.of.is_empty() && !self.any_building() {
             return false;

@@ -70,7 +70,8 @@ impl PageStore {
         }
     }
 
-    /// Nothing uses the page, and it is not changed: if it is not known, the next request has it read again.
+    /// Nothing uses the page, and it is not changed: if it is not known, the next request has it
+    /// read again.
     pub(super) fn drop_unless_known(&mut self, page: PageIndex) {
         if self.at(page).trust != Trust::Known {
             self.cached.remove(&page);

@@ -1,5 +1,6 @@
-//! What is said of an array of which parts cannot be had: they are beyond repair, set aside, unreadable for now, or not looked at
-//! yet. Words alone: which parts these are is decided elsewhere.
+//! What is said of an array of which parts cannot be had: they are beyond repair, set aside,
+//! unreadable for now, or not looked at yet. Words alone: which parts these are is decided
+//! elsewhere.
 
 use super::returning::wait_for;
 use super::{
@@ -15,18 +16,14 @@ fn explain_lost(array: &ArrayReport) -> Explanation {
         bytes_of(&array.lost)
     );
     let others: Vec<LostReport> = array.unreadable.iter().chain(&array.set_aside).copied().collect();
-    if !others.is_empty() {
-        let bytes = bytes_of(&others);
-        status += &format!(" {bytes} more cannot be read for now, and nothing shows that they are lost.");
-    }
+    status += &unread_besides(&others);
     if !array.unconfirmed.is_empty() {
         let bytes = bytes_of(&array.unconfirmed);
         status += &format!(
             " Whether {bytes} more can be read, which could not when the daemon ended, is being looked at."
         );
     }
-    let is_away = may_be_on_others(array) && !array.members.iter().all(in_service);
-    let action = match !others.is_empty() || is_away {
+    let action = match !others.is_empty() || may_be_away(array) {
         true => format!("{} What is beyond repair: write it again from a backup.", get_blocks_back(array)),
         false => {
             format!("'calpe status -v {}' lists where; write these parts again from a backup.", array.name)
@@ -35,18 +32,32 @@ fn explain_lost(array: &ArrayReport) -> Explanation {
     Explanation { status, action }
 }
 
-/// Whether parts of the volume cannot be had, or are not known to be there.
-pub(super) fn lacks_data(array: &ArrayReport) -> bool {
-    !array.lost.is_empty() || !array.set_aside.is_empty() || may_be_on_others(array)
+/// Parts that cannot be read for now, where others are told of: a sentence, or nothing.
+fn unread_besides(parts: &[LostReport]) -> String {
+    match parts {
+        [] => String::new(),
+        _ => {
+            format!(" {} more cannot be read for now, and nothing shows that they are lost.", bytes_of(parts))
+        }
+    }
 }
 
-/// Whether members that are not in service, if there are any, may give what cannot be had.
-fn may_be_on_others(array: &ArrayReport) -> bool {
-    let is_unread = !array.unreadable.is_empty() || !array.unconfirmed.is_empty();
+/// Whether parts of the volume cannot be had, or are not known to be there.
+pub(super) fn lacks_data(array: &ArrayReport) -> bool {
+    !array.lost.is_empty() || !array.set_aside.is_empty() || is_unread(array)
+}
+
+/// Whether parts cannot be read for now, or were not looked at so far.
+fn is_unread(array: &ArrayReport) -> bool {
+    !array.unreadable.is_empty() || !array.unconfirmed.is_empty() || array.unreadable_pages > 0
+}
+
+/// Whether there are members out of service that may give what cannot be had.
+fn may_be_away(array: &ArrayReport) -> bool {
     let own = || array.members.iter().filter(|member| array.set_aside_members.contains(&member.index));
     let is_set_aside_there =
         !array.set_aside.is_empty() && (own().next().is_none() || !own().all(in_service));
-    is_unread || array.unreadable_pages > 0 || is_set_aside_there
+    !array.members.iter().all(in_service) && (is_unread(array) || is_set_aside_there)
 }
 
 pub(super) fn explain_without_data(array: &ArrayReport) -> Explanation {
@@ -72,7 +83,7 @@ pub(super) fn beside_absent(
     let is_told_of = |member: &MemberReport| may_give_blocks(member) || is_built(member);
     Explanation {
         status: format!("{} {}", degraded.status, explanation.status),
-        action: match may_be_on_others(array) && absent.iter().any(|member| is_told_of(member)) {
+        action: match may_be_away(array) && absent.iter().any(|member| is_told_of(member)) {
             true => explanation.action,
             false => format!("{} {}", degraded.action, explanation.action),
         },
@@ -124,13 +135,7 @@ fn bytes_of(parts: &[LostReport]) -> HumanSize {
 }
 
 fn explain_set_aside(array: &ArrayReport) -> Explanation {
-    let more = match array.unreadable.is_empty() {
-        true => String::new(),
-        false => format!(
-            " {} more cannot be read for now, and nothing shows that they are lost.",
-            bytes_of(&array.unreadable)
-        ),
-    };
+    let more = unread_besides(&array.unreadable);
     Explanation {
         status: format!(
             "{} of the volume are set aside: their members could not read them when the rest of their rows was written. \
@@ -150,7 +155,7 @@ fn keep_set_aside(array: &ArrayReport) -> String {
         return get_blocks_back(array);
     }
     let whose = if here.len() == 1 { "a member that alone has" } else { "members that alone have" };
-    let others = match may_be_on_others(array) && !array.members.iter().all(in_service) {
+    let others = match may_be_away(array) {
         true => get_blocks_back(array),
         false => format!("'calpe status -v {}' lists where.", array.name),
     };
@@ -160,7 +165,8 @@ fn keep_set_aside(array: &ArrayReport) -> String {
     )
 }
 
-/// Metadata pages that cannot be read, where blocks that cannot be read are told of: a sentence, or nothing.
+/// Metadata pages that cannot be read, where blocks that cannot be read are told of: a sentence, or
+/// nothing.
 fn pages_besides(array: &ArrayReport) -> String {
     match array.unreadable_pages {
         0 => String::new(),

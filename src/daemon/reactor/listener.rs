@@ -91,7 +91,7 @@ pub enum ListenError {
         /// Number of the process.
         pid: i32,
     },
-    /// Who serves it was stopped, and answers nobody before it goes on.
+    /// The process that serves it is stopped, and answers nothing before it goes on.
     #[error(
         "{}: process {pid}, which listens there, is stopped by a signal: let it go on ('kill -CONT {pid}'), end it, or choose another path",
         shown(path)

@@ -87,8 +87,10 @@ const LOOK_NANOS: u64 = 1_000_000_000;
 /// otherwise keep the sockets waiting for ever.
 const COMPLETIONS_PER_TURN: usize = 256;
 
-/// How long completions are handled for in a turn at least, in nanoseconds, although there is much to send: a quarter of what
-/// clients may spend of it; with very many of them, a quarter of what they have spent. Requests that need no member could keep those that do waiting for ever.
+/// How long completions are handled in a turn at least, in nanoseconds, although there is much to
+/// send: a quarter of what clients may spend of it, and of what they have spent where there are
+/// very many of them. Otherwise requests that need no member could keep those that do waiting for
+/// ever.
 const COMPLETION_NANOS_MIN: u64 = 500_000;
 
 /// How long a client that was told to leave may take to receive its last replies, in nanoseconds.
@@ -308,15 +310,10 @@ impl Reactor {
         self.share = turns::share(self.dirty.len().max(self.active));
         self.active = 0;
         self.spent = Spent::default();
-        let mut began = None;
+        self.parse_dirty();
+        let began = clock::now();
+        let least = COMPLETION_NANOS_MIN.max(began.nanos_since(self.now) / 4);
         for _ in 0..COMPLETIONS_PER_TURN {
-            while let Some(key) = self.dirty.pop_front() {
-                self.parse(key);
-            }
-            let (began, least) = *began.get_or_insert_with(|| {
-                let began = clock::now();
-                (began, COMPLETION_NANOS_MIN.max(began.nanos_since(self.now) / 4))
-            });
             if self.urgent && clock::now().nanos_since(began) >= least {
                 break;
             }
@@ -328,6 +325,7 @@ impl Reactor {
                 None if self.jobs.do_small() => {}
                 None => break,
             }
+            self.parse_dirty();
         }
         // Where completions never end, nothing else would do them.
         self.jobs.do_small();
@@ -340,6 +338,12 @@ impl Reactor {
         // Settling may have touched others.
         touched.append(&mut self.touched);
         self.touched = touched;
+    }
+
+    fn parse_dirty(&mut self) {
+        while let Some(key) = self.dirty.pop_front() {
+            self.parse(key);
+        }
     }
 
     fn command(&mut self, command: Command) {

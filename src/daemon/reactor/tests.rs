@@ -180,16 +180,8 @@ impl Volume for PassThrough {
             epoch: 1,
             dirty: false,
             members: vec![MemberStatus {
-                index: MemberIndex(0),
-                uuid: uuid::Uuid::nil(),
-                state: MemberState::Online,
                 device: self.device,
-                replacement: None,
-                counters: Default::default(),
-                reason: None,
-                conditions: Vec::new(),
-                returns: false,
-                lacking: Vec::new(),
+                ..MemberStatus::bare(MemberIndex(0), MemberState::Online)
             }],
             activities: Vec::new(),
             last_scrub: None,

@@ -48,7 +48,8 @@ pub(in crate::daemon) struct Known {
     /// Why members are out of service that are recorded as that.
     #[serde(default)]
     pub out: Vec<MemberReason>,
-    /// Devices whose members were missing when it had failed, or could not be served, and are not back since.
+    /// Devices whose members were missing when it had failed, or could not be served, and are not
+    /// back since.
     #[serde(default)]
     pub failed_without: Vec<Uuid>,
     /// The devices that served it last.
@@ -229,7 +230,8 @@ impl Damage {
     }
 }
 
-/// Slots of which devices went into service without blocks, by array and device, as runs (the first, how many).
+/// Slots of which devices went into service without blocks, by array and device, as runs (the
+/// first, how many).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(in crate::daemon) struct Lacking(pub BTreeMap<Uuid, BTreeMap<Uuid, Vec<(u64, u64)>>>);

@@ -505,7 +505,8 @@ fn take(dir: &Path) -> io::Result<Flock<File>> {
     })?;
     let path = dir.join(LOCK_FILE);
     let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
-    // A directory that does not answer later must not hold up threads that have nothing to do with it.
+    // A directory that does not answer later must not hold up threads that have nothing to do with
+    // it.
     let file = crate::member::out_of_the_way(file.map_err(|error| with_path(&path, error))?);
     Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(file, errno)| match errno {
         nix::errno::Errno::EWOULDBLOCK => in_use(&file),

@@ -1,4 +1,5 @@
-//! Members that come back by themselves, and arrays that are awaited, as an administrator meets them.
+//! Members that come back by themselves, and arrays that are awaited, as an administrator meets
+//! them.
 
 use super::{Bench, member, offline, online, replace};
 use crate::control::{ArrayReport, ArrayState, Condition, MemberState, Reply, Request};
@@ -59,6 +60,15 @@ fn fail(bench: &Bench) -> u16 {
         .index
 }
 
+/// The array starts without m0, and m1 and m2 go then.
+fn start_without_one_and_fail(bench: &Bench) {
+    bench.done(export("tank"));
+    move_away(bench, &["m0"]);
+    bench.done(import("tank", &[]));
+    move_away(bench, &["m1", "m2"]);
+    observed(bench, |report| report.state == ArrayState::Failed);
+}
+
 fn is_whole(report: &ArrayReport) -> bool {
     report.state == ArrayState::Online && report.scan.is_empty()
 }
@@ -82,11 +92,7 @@ fn a_member_that_was_to_stay_away_until_a_start_comes_back_by_itself_after_it() 
 #[test]
 fn a_member_that_was_missing_at_the_start_comes_back_after_the_array_had_failed() {
     let bench = Bench::new();
-    bench.done(export("tank"));
-    move_away(&bench, &["m0"]);
-    bench.done(import("tank", &[]));
-    move_away(&bench, &["m1", "m2"]);
-    observed(&bench, |report| report.state == ArrayState::Failed);
+    start_without_one_and_fail(&bench);
     move_back(&bench, &ALL_BUT_ONE);
     observed(&bench, is_whole);
 }
@@ -116,11 +122,7 @@ fn a_member_that_is_taken_out_while_it_is_on_its_way_back_does_not_come_in() {
 #[test]
 fn a_member_is_replaced_on_its_own_device_while_that_is_on_its_way_back() {
     let bench = Bench::new();
-    bench.done(export("tank"));
-    move_away(&bench, &["m0"]);
-    bench.done(import("tank", &[]));
-    move_away(&bench, &["m1", "m2"]);
-    observed(&bench, |report| report.state == ArrayState::Failed);
+    start_without_one_and_fail(&bench);
     move_back(&bench, &["m1", "m2"]);
     observed(&bench, |report| report.members[1..].iter().all(|m| m.state == MemberState::Online));
     bench.wait_until(|report| report.log.state == crate::control::LogState::Serving);
