@@ -96,6 +96,8 @@ struct State {
     faults: BTreeMap<usize, Fault>,
     opens: usize,
     opens_to_fail: usize,
+    /// A call that takes a result is held up.
+    is_stuck: bool,
     violations: Vec<String>,
 }
 
@@ -147,6 +149,12 @@ impl FakeDriver {
     #[must_use]
     pub fn opens(&self, device: usize) -> usize {
         self.devices[device].lock().opens
+    }
+
+    /// Whether a device holds up whoever takes a result of it, as [`Fault::BlockFinish`] makes it.
+    #[must_use]
+    pub fn is_stuck(&self, device: usize) -> bool {
+        self.devices[device].lock().is_stuck
     }
 
     /// What was done that must not be done to a device.
@@ -287,7 +295,11 @@ impl Device for Opened {
                 self.failed = true;
                 panic!("a fake device was told to panic at finish");
             }
-            Fault::BlockFinish(time) => thread::sleep(time),
+            Fault::BlockFinish(time) => {
+                self.shared.lock().is_stuck = true;
+                thread::sleep(time);
+                self.shared.lock().is_stuck = false;
+            }
             _ => {}
         }
         Ok(digests)

@@ -306,7 +306,6 @@ impl GpuRuntime {
     }
 }
 
-/// The devices that the configuration names.
 /// Whether there are devices such as a configuration asks for, as far as that can be told without opening them.
 ///
 /// # Errors
@@ -315,6 +314,7 @@ pub fn check_devices(config: &GpuConfig, driver: &dyn Driver) -> Result<(), GpuE
     chosen(config, driver).map(|_| ())
 }
 
+/// The devices that the configuration names.
 fn chosen(config: &GpuConfig, driver: &dyn Driver) -> Result<Vec<DeviceInfo>, GpuError> {
     let all = driver.devices().map_err(|error| GpuError::NoDevice(error.to_string()))?;
     let count = all.len();
