@@ -8,6 +8,7 @@ use super::{Array, ArrayAction, STOPPED_CLEANLY, Stopping};
 use crate::block_io::DeviceId;
 use crate::format::{COPY_BYTES, MemberSet, MemberState, Role, Superblock, region_end};
 use crate::units::{MemberIndex, SlotIndex, Timestamp};
+use uuid::Uuid;
 
 /// How a device comes in for a member that is out.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +51,8 @@ pub(super) struct Recording {
     /// See `Supers::next_record`.
     record: (u64, u64),
     since: Timestamp,
+    /// The device of a replacement, which nothing comes of when it is given up meanwhile.
+    replacement: Option<(DeviceId, Uuid)>,
 }
 
 /// How long such an answer waits.
@@ -81,6 +84,10 @@ impl Array {
                 | AdminRequest::Fail { .. }
                 | AdminRequest::Offline { .. }
         );
+        let replacement = match &request {
+            AdminRequest::Replace { device, .. } => Some((device.device, device.uuid)),
+            _ => None,
+        };
         let result = match request {
             AdminRequest::Fail { member } => {
                 self.take_out(member, MemberState::Faulted, "failed by an administrator")
@@ -134,18 +141,23 @@ impl Array {
             }
         };
         match is_recorded {
-            true => self.answer_recorded(id, result),
+            true => self.answer_recorded(id, result, replacement),
             false => self.admin_done(id, result.map(AdminOutcome).map_err(AdminError)),
         }
         self.run();
     }
 
     /// Answers a request when the superblocks tell of what it has done.
-    fn answer_recorded(&mut self, id: RequestId, result: Result<String, String>) {
+    fn answer_recorded(
+        &mut self,
+        id: RequestId,
+        result: Result<String, String>,
+        replacement: Option<(DeviceId, Uuid)>,
+    ) {
         match result {
             Ok(text) if !self.is_failed() && !self.is_unjudged() => {
                 let record = self.supers.next_record();
-                self.supers.recordings.push(Recording { id, text, record, since: self.now });
+                self.supers.recordings.push(Recording { id, text, record, since: self.now, replacement });
             }
             result => self.admin_done(id, result.map(AdminOutcome).map_err(AdminError)),
         }
@@ -153,7 +165,19 @@ impl Array {
 
     /// Answers requests that are recorded, or that waited for that for long enough; all, if `all`.
     pub(super) fn end_recordings(&mut self, all: bool) {
-        for recording in std::mem::take(&mut self.supers.recordings) {
+        for mut recording in std::mem::take(&mut self.supers.recordings) {
+            if let Some((device, uuid)) = recording.replacement
+                && self.find_device(device).is_none()
+            {
+                // Of a member that has left the device may be what it comes back with.
+                if !self.knows(uuid) {
+                    let text = "the replacement was cancelled or given up meanwhile: see 'calpe events'";
+                    self.admin_done(recording.id, Err(AdminError(text.into())));
+                    continue;
+                }
+                recording.text += "; that has left again meanwhile: see 'calpe events'";
+                recording.replacement = None;
+            }
             let is_recorded = self.supers.is_recorded(recording.record);
             let is_late = self.now.nanos_since(recording.since) >= RECORDING_PATIENCE_NS;
             if !all && !self.is_failed() && !is_late && !is_recorded {
@@ -223,7 +247,7 @@ impl Array {
                 true => self.take_out(member, MemberState::Offline, reason).map(|done| done + rest),
                 false => Err(format!("member {member} has left meanwhile, and has another device now")),
             };
-            self.answer_recorded(id, result);
+            self.answer_recorded(id, result, None);
         }
     }
 

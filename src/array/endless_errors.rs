@@ -112,9 +112,8 @@ impl Array {
             return false;
         }
         let redo = &self.redo;
-        let chunk = self.map.chunk as u64;
         let holds_data = |block: u64| {
-            let slot = SlotIndex((block * ROW_BYTES).saturating_sub(self.data_offset.0) / chunk);
+            let slot = self.slot_of_block(block);
             redo.is_serving() && redo.stripes.stripe_at(slot).is_some_and(|stripe| self.holds_data(stripe))
         };
         let rows = self.bad.blocks(index);
@@ -124,5 +123,10 @@ impl Array {
             let gone = copies.filter(|member| *member == index || !online.contains(*member)).count();
             gone + bad + unlisted <= self.map.m
         })
+    }
+
+    /// The slot that a listed block of a member is of.
+    pub(super) fn slot_of_block(&self, block: u64) -> SlotIndex {
+        SlotIndex((block * ROW_BYTES).saturating_sub(self.data_offset.0) / self.map.chunk as u64)
     }
 }

@@ -671,7 +671,7 @@ impl Array {
             };
             let text = format!(
                 "member {index} is {word}: {reason}. The array is DEGRADED and survives {left} more{}; {advice}",
-                self.but_lacking(left, Some(index))
+                self.but_beside(left, Some(index))
             );
             self.notice(NoticeKind::MemberOut, NoticeLevel::Warning, Some(index), text);
         }

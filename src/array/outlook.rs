@@ -82,26 +82,46 @@ impl Array {
 
     /// What the array is when this many more members are online, `without` one that leaves.
     fn after(&self, more: isize, without: Option<MemberIndex>) -> String {
-        self.with_online(more, |left| self.but_lacking(left, without) + &self.but_bad(left, without))
+        self.with_online(more, |left| self.but_beside(left, without))
     }
 
     /// What the array is when a member has come back with the device that it had last.
     fn after_return(&self, member: MemberIndex) -> String {
-        self.with_online(1, |left| self.but_lacking_with(left, member) + &self.but_bad(left, None))
+        self.with_online(1, |left| self.but_where(left, &self.lacking_with(member), None))
     }
 
-    /// What is not true of rows of which members other than this one have bad blocks, where `left`
-    /// more losses are survived otherwise.
-    fn but_bad(&self, left: usize, without: Option<MemberIndex>) -> String {
+    /// What is not true of rows of which members other than this one have bad blocks or none, where
+    /// `left` more losses are survived otherwise.
+    pub(super) fn but_beside(&self, left: usize, without: Option<MemberIndex>) -> String {
+        self.but_where(left, &self.lacking_beside(without), without)
+    }
+
+    /// The same where these members lack blocks of slots.
+    fn but_where(&self, left: usize, lacking: &[MemberIndex], without: Option<MemberIndex>) -> String {
         let without = without.unwrap_or(MemberIndex(u16::MAX));
-        let most = self.bad.blocks(without).into_values().max().unwrap_or(0) + self.bad.unlisted(without);
-        if most == 0 {
-            return String::new();
+        let (blocks, unlisted) = (self.bad.blocks(without), self.bad.unlisted(without));
+        let bad = blocks.values().max().unwrap_or(&0) + unlisted;
+        let mut text = self.but_lacking(left, lacking);
+        if bad > 0 {
+            let what = format!("; but rows have up to {}", Count(bad as u64, "bad block"));
+            text += &match left.checked_sub(bad) {
+                Some(left) => format!("{what}, and such a row survives only {left} more"),
+                None => format!("{what}, and such a row may then be unreadable"),
+            };
         }
-        let what = format!("; but rows have up to {}", Count(most as u64, "bad block"));
-        match left.checked_sub(most) {
-            Some(left) => format!("{what}, and such a row survives only {left} more"),
-            None => format!("{what}, and such a row may then be unreadable"),
+        // Of a member of which not all bad blocks are listed, any row may be bad.
+        let unlisted = if unlisted > 0 { unlisted + lacking.len() } else { 0 };
+        let listed = blocks
+            .into_iter()
+            .map(|(block, bad)| bad + self.lacking_slot(lacking, self.slot_of_block(block)));
+        let both = listed.max().unwrap_or(0).max(unlisted);
+        let alone = bad.max(lacking.len());
+        if bad == 0 || lacking.is_empty() || both <= alone || alone > left {
+            return text;
+        }
+        text + &match left.checked_sub(both) {
+            Some(left) => format!("; where both meet, rows may survive only {left} more"),
+            None => "; where both meet, rows may then be unreadable".into(),
         }
     }
 

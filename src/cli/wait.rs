@@ -260,8 +260,10 @@ fn nothing_runs(array: &ArrayReport, kinds: &[ScanKind], are_named: bool) -> Loo
     if is_judged(ScanKind::Scrub) && array.last_scrub.is_some() && !array.last_scrub_compared() {
         return Look::Badly(format!("{text}, and {}", compared_nothing(array)));
     }
+    let unverified = if is_judged(ScanKind::Scrub) { unverified(array) } else { String::new() };
     match repair_left(array).filter(|_| is_judged(ScanKind::Repair)) {
         Some(left) => Look::Badly(format!("{text}; {left}")),
+        None if !unverified.is_empty() => Look::Well(format!("{text}{unverified}")),
         None => Look::Well(text),
     }
 }
@@ -348,15 +350,7 @@ fn repair_left(array: &ArrayReport) -> Option<String> {
 }
 
 fn scrub_result(array: &ArrayReport, since: &ScrubMark) -> Look {
-    // It looks at what is in service; of the others nothing is known, also where they are back by
-    // now.
-    let unverified = match array.last_scrub_unchecked.len() {
-        0 => String::new(),
-        many => format!(
-            "; not verified everywhere, as out of service or for a lack of resources: {many} of {} members",
-            array.members.len()
-        ),
-    };
+    let unverified = unverified(array);
     match since.result_after(array) {
         Some(LastScrub { errors, .. }) if !array.last_scrub_compared() => {
             let standing = match errors {
@@ -372,6 +366,18 @@ fn scrub_result(array: &ArrayReport, since: &ScrubMark) -> Look {
             Count(repaired, "block")
         )),
         None => Look::Badly("the scrub was stopped before its end".into()),
+    }
+}
+
+/// Of whose members the last scrub has not seen everything. It looks at what is in service; of the
+/// others nothing is known, also where they are back by now.
+fn unverified(array: &ArrayReport) -> String {
+    match array.last_scrub_unchecked.len() {
+        0 => String::new(),
+        many => format!(
+            "; not verified everywhere, as out of service or for a lack of resources: {many} of {} members",
+            array.members.len()
+        ),
     }
 }
 
@@ -696,6 +702,8 @@ mod tests {
         // It is back since, and the scrub had passed by without it.
         degraded.members[0].state = MemberState::Online;
         let look = Waiter::new(Goal::Scrub { since: MARK }).look(&degraded);
+        assert!(matches!(&look, Look::Well(text) if text.contains(&told)), "{look:?}");
+        let look = passes(&[ScanKind::Scrub]).look(&degraded);
         assert!(matches!(&look, Look::Well(text) if text.contains(&told)), "{look:?}");
     }
 

@@ -282,7 +282,8 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
     };
     let verb = if absent.len() == 1 { "is" } else { "are" };
     // Clients do not depend on the room of a device that is being built.
-    let lacking = array.members.iter().find(|member| member.conditions.contains(&Condition::LacksBlocks));
+    let lacks = |member: &&MemberReport| member.conditions.contains(&Condition::LacksBlocks);
+    let lacking: Vec<&MemberReport> = array.members.iter().filter(lacks).collect();
     // Their bad blocks are looked at again, which takes a while.
     let is_troubled = |member: &&MemberReport| {
         let bad = [Condition::NotMended, Condition::KeptDespiteErrors];
@@ -297,7 +298,7 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
         // The rebuild has met what cannot be read, and the list of that does not have it before it
         // was tried for a while.
         _ if array.scan.iter().any(|scan| scan.retried + scan.retried_pages > 0) => "",
-        _ if lacking.is_some() || lacks_data(array) || may_meet => "",
+        _ if !lacking.is_empty() || lacks_data(array) || may_meet => "",
         LogState::Settling => {
             "all data can be read, and writes wait until what the redo log holds is in place, "
         }
@@ -305,12 +306,18 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
         _ if array.members.iter().any(is_short) => "all data can be read, and written while there is space, ",
         _ => "all data can be read and written, ",
     };
-    let but = match (lacking, troubled.first()) {
-        (Some(member), _) => {
-            format!(", and fewer where member {} lacks blocks that were not built on it so far", member.index)
-        }
-        (None, Some(member)) => format!(", and fewer where blocks of member {} cannot be read", member.index),
-        (None, None) => String::new(),
+    let mut places = Vec::new();
+    if !lacking.is_empty() {
+        let lack = if lacking.len() == 1 { "lacks" } else { "lack" };
+        places.push(format!("{} {lack} blocks that were not built so far", called(&lacking)));
+    }
+    if !troubled.is_empty() {
+        places.push(format!("blocks of {} cannot be read", called(&troubled)));
+    }
+    let but = match (&places[..], left) {
+        ([], _) => String::new(),
+        (places, 0) => format!(", and data may be unreadable where {}", places.join(" or where ")),
+        (places, _) => format!(", and fewer where {}", places.join(" or where ")),
     };
     let status = format!(
         "{} of {} members {verb} not in service; {served}{tolerance}{but}.",
@@ -347,6 +354,16 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
         }
     };
     Explanation { status, action }
+}
+
+/// Members by their numbers, as in "members 0, 2 and 3".
+fn called(members: &[&MemberReport]) -> String {
+    let numbers: Vec<String> = members.iter().map(|member| member.index.to_string()).collect();
+    match numbers.split_last() {
+        None => String::new(),
+        Some((one, [])) => format!("member {one}"),
+        Some((last, others)) => format!("members {} and {last}", others.join(", ")),
+    }
 }
 
 /// What to do about members that do not come back by themselves.
@@ -763,8 +780,22 @@ mod tests {
         let mut array = with_absent(&[MemberState::Faulted]);
         array.members[1].conditions = vec![Condition::LacksBlocks];
         let status = explain(&array).status;
-        let end = "can be survived, and fewer where member 1 lacks blocks that were not built on it so far.";
+        let end = "one more loss can be survived, and fewer where member 1 lacks blocks that were not built so far.";
         assert!(status.ends_with(end) && !status.contains("can be read"), "{status}");
+        for member in [2, 3] {
+            array.members[member].conditions = vec![Condition::LacksBlocks, Condition::KeptDespiteErrors];
+        }
+        let status = explain(&array).status;
+        let end = "and fewer where members 1, 2 and 3 lack blocks that were not built so far \
+                   or where blocks of members 2 and 3 cannot be read.";
+        assert!(status.ends_with(end), "{status}");
+        array.parity = 1;
+        let status = explain(&array).status;
+        assert!(
+            status.contains("no further loss can be survived, and data may be unreadable where"),
+            "{status}"
+        );
+        assert!(!status.contains("fewer"), "{status}");
     }
 
     #[test]
@@ -859,7 +890,8 @@ mod tests {
         let Explanation { status, action } = explain(&array);
         assert!(status.contains("and written while there is space"), "{status}");
         assert!(
-            action.contains("Make room: what is full comes back by itself then. (1: /srv/m1)"),
+            action
+                .contains("Make room, 16 MiB at least: what is full comes back by itself then. (1: /srv/m1)"),
             "{action}"
         );
         assert!(action.contains("'calpe replace tank 0 NEW'"), "{action}");
@@ -888,7 +920,7 @@ mod tests {
         array.members[2].conditions = vec![Condition::NotMended];
         let status = explain(&array).status;
         assert!(
-            !status.contains("all data") && status.contains("where blocks of member 1 cannot be read"),
+            !status.contains("all data") && status.contains("where blocks of members 1 and 2 cannot be read"),
             "{status}"
         );
     }
@@ -1107,7 +1139,7 @@ mod tests {
         array.members[1].state = MemberState::Missing;
         array.members[1].conditions = vec![Condition::Full, Condition::Returning];
         let action = explain(&array).action;
-        assert!(action.starts_with("Make room: ") && !action.contains("calpe online"), "{action}");
+        assert!(action.starts_with("Make room, 16 MiB") && !action.contains("calpe online"), "{action}");
         assert!(action.contains("As the place of member 0 holds no superblock"), "{action}");
         assert!(action.contains("'calpe replace tank 0 /srv/m0'"), "{action}");
         let mut failed = with_absent(&[MemberState::Missing; 3]);

@@ -21,7 +21,7 @@ use crate::member::{await_closings, is_held_by_calpe, is_remote};
 use crate::units::{HumanSize, MemberIndex, quoted, shown};
 use crate::volume::{AdminRequest, NoticeKind, NoticeLevel, STOPPED_CLEANLY};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
@@ -199,7 +199,8 @@ impl Daemon {
                     };
                     // What is configured is served after a restart all the same, where its members
                     // are found.
-                    let is_found = is_configured && self.is_found_again(&found, uuid, &name);
+                    let members = found.arrays[&uuid].iter().map(|member| &*member.path);
+                    let is_found = is_configured && self.is_found_again(uuid, &name, members);
                     done.warnings.extend(unkept.filter(|_| !is_found));
                     done.warnings.extend(match once {
                         true => self.served_all_the_same(&found, uuid, &name),
@@ -226,12 +227,33 @@ impl Daemon {
 
     /// Whether all its members are where the daemon and a section of the array look, whatever is
     /// remembered.
-    fn is_found_again(&self, found: &Search, array: Uuid, name: &str) -> bool {
+    fn is_found_again<'a>(
+        &self,
+        array: Uuid,
+        name: &str,
+        mut members: impl Iterator<Item = &'a Path>,
+    ) -> bool {
         let by_uuid = self.configured(&ArrayChoice::Uuid(array));
         let section = by_uuid.or_else(|| self.configured(&ArrayChoice::Name(name.to_owned())));
         let mut places = self.search_places();
         places.extend(section.map(|section| section.search).unwrap_or_default());
-        found.arrays[&array].iter().all(|member| places.iter().any(|place| covers(place, &member.path)))
+        members.all(|member| places.iter().any(|place| covers(place, member)))
+    }
+
+    /// What keeps the next start from finding a configured array with these members.
+    fn may_not_be_found<'a>(
+        &self,
+        array: Uuid,
+        name: &str,
+        members: impl Iterator<Item = &'a Path>,
+    ) -> Option<String> {
+        let why = self.cannot_remember()?;
+        if self.is_found_again(array, name, members) {
+            return None;
+        }
+        Some(format!(
+            "array '{name}' is in the configuration, but the next start may not find it: members of it are where neither its              section nor the daemon looks ('search'), and that is not remembered ({why})"
+        ))
     }
 
     /// What is told of an import where the configuration has another array of that name.
@@ -265,6 +287,10 @@ impl Daemon {
     fn served_all_the_same(&self, found: &Search, array: Uuid, name: &str) -> Option<String> {
         if !self.is_configured(array, name) {
             return None;
+        }
+        let members = found.arrays[&array].iter().map(|member| &*member.path);
+        if let Some(text) = self.may_not_be_found(array, name, members) {
+            return Some(text);
         }
         let section = match self.configured(&ArrayChoice::Uuid(array)) {
             Some(_) => None,
@@ -499,7 +525,12 @@ impl Daemon {
                 false => "it",
                 true => "the array of that name that it finds in its places, if that is one,",
             };
-            note.push(kept_in_configuration(&name, &format!("serves {again}")));
+            let seats = self.find(array, |served| served.names.seats.clone())?;
+            let members = seats.iter().filter_map(|seat| seat.path.as_deref());
+            note.push(
+                self.may_not_be_found(uuid, &name, members)
+                    .unwrap_or_else(|| kept_in_configuration(&name, &format!("serves {again}"))),
+            );
         }
         if dry_run {
             let how = self.reactor.check(id, AdminRequest::Stop)?.0;

@@ -296,10 +296,12 @@ impl CreatePlan {
             None => Some(reserved_of(&self.regions)),
         };
         let files: Vec<u64> = self.members.iter().filter_map(allocated).collect();
-        if let Some(most) = files.iter().max() {
+        if let (Some(least), Some(most)) = (files.iter().min(), files.iter().max()) {
             let each =
                 if files.len() == self.members.len() { "each member" } else { "each member that is a file" };
-            lines.push(format!("{} of {each} allocated at once, for superblocks and log", HumanSize(*most)));
+            let up_to = if least < most { "up to " } else { "" };
+            let most = HumanSize(*most);
+            lines.push(format!("{up_to}{most} of {each} allocated at once, for superblocks and log"));
         }
         lines.extend(self.notes());
         lines

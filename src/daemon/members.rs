@@ -158,7 +158,10 @@ impl Daemon {
         let outcome = match self.reactor.admin(target.array, request, Vec::new()) {
             Ok(outcome) => outcome.0,
             // It stays as it is, and away.
-            Err(_) if returns && is_away => format!("member {member} is {}", state.as_str()),
+            Err(_) if returns && is_away => {
+                self.note_kept_away(&target)?;
+                format!("member {member} is {}", state.as_str())
+            }
             Err(error) => return Err(error.into()),
         };
         let stays = if is_away { self.stays_away(&target)? } else { "" };
@@ -167,6 +170,16 @@ impl Daemon {
             target.name,
             Printable(&target.seat.name())
         )))
+    }
+
+    /// The array cannot tell of it; its status does.
+    fn note_kept_away(&self, target: &Target) -> Result<(), RequestError> {
+        let facts = self.facts(target.array)?;
+        let reason = facts.status.members[usize::from(target.index.0)].reason.as_deref().unwrap_or("");
+        let kept = "kept away by an administrator until 'calpe online' brings it back";
+        let text = if reason.is_empty() { kept.to_owned() } else { format!("{kept}; {reason}") };
+        self.with_names(target.array, |names| names.findings.insert(target.seat.uuid, text));
+        Ok(())
     }
 
     /// What is said of a member that is kept away. An array that has failed records nothing of it.

@@ -20,7 +20,7 @@ use crate::control::{MemberRef, RequestError};
 use crate::format::{MemberState, NewestError, Role, Superblock, newest_read};
 use crate::member::patience::within_apart;
 use crate::member::{self, Access, Device, DeviceError, TimeLimits};
-use crate::units::{MemberIndex, shown};
+use crate::units::{HumanSize, MemberIndex, shown};
 use crate::volume::{ArrayState, MemberCondition, MemberStatus, NoticeLevel};
 use nix::sys::statvfs::statvfs;
 use std::collections::{BTreeMap, BTreeSet};
@@ -527,7 +527,8 @@ fn has_room(places: &[PathBuf], limits: TimeLimits) -> Result<(), String> {
         });
         let room = room.map_err(|error| error.to_string())?;
         if room.is_some_and(|fs| fs.blocks_available() * fs.fragment_size() < ROOM_MIN) {
-            return Err(format!("{}: its filesystem is full", shown(place)));
+            let room = HumanSize(ROOM_MIN);
+            return Err(format!("{}: its filesystem has less than {room} of free space", shown(place)));
         }
     }
     Ok(())

@@ -2,7 +2,7 @@
 //! the caller wanted the device.
 
 use super::RemoteError;
-use super::holder::words_for_dead;
+use super::holder::{advice_about, words_for_dead};
 use crate::block_io::IoFaultKind;
 use crate::units::{HumanSize, Printable, shown, two_sizes};
 use std::io;
@@ -88,9 +88,10 @@ pub enum DeviceError {
     },
     /// Another process, or another array of this one, has it open as a member.
     #[error(
-        "{}: is in use by {}: stop that first (a member serves one array at a time)",
+        "{}: is in use by {} (a member serves one array at a time): {}",
         shown(path),
-        Printable(holder)
+        Printable(holder),
+        advice_about(holder)
     )]
     Locked {
         /// The path as given.

@@ -11,12 +11,23 @@ use std::path::Path;
 /// What our processes are called.
 const PROGRAM: &str = "calpe";
 
+/// A holder of a lock that is this process.
+pub(super) const OWN: &str = "this process, as a member or to make it one";
+
+/// What to do about a holder of a lock.
+pub(super) fn advice_about(holder: &str) -> &'static str {
+    match holder == OWN {
+        true => "name another, or try again when that has ended",
+        false => "stop that first",
+    }
+}
+
 /// The living process that holds a `flock` on this inode, as "process 12 (calpe)". None also for one that has
 /// died: the kernel lets go of what its io_uring held a moment after it.
 pub(super) fn flock_holder(device: u64, inode: u64) -> Option<String> {
     let pid = flock_pid(device, inode)?;
     if pid == std::process::id() {
-        return Some("this process, as a member or to make it one".to_owned());
+        return Some(OWN.to_owned());
     }
     living_name(pid).map(|name| format!("process {pid} ({name})"))
 }

@@ -548,6 +548,40 @@ fn a_state_directory_that_cannot_be_written_is_told_once_and_stops_nothing() {
     serve.stop();
 }
 
+/// An array is promised to be served again only where the next start finds its members.
+#[test]
+fn what_the_next_start_does_with_a_configured_array_that_is_elsewhere_is_told_as_it_is() {
+    for is_kept in [true, false] {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (none, there) = (dir.path().join("none"), dir.path().join("there"));
+        fs::create_dir(&none).expect("a directory");
+        create(&there, "tank", 2, 1);
+        if !is_kept {
+            fs::write(dir.path().join("state"), "in the way").expect("written");
+        }
+        let section = array("tank", &[&none]);
+        let serve = Serve::start(dir.path(), &section);
+        serve.says("import tank --dir there");
+        let again = "the next start serves it";
+        for line in ["export -n tank", "export tank", "import tank --dir there --once", "export tank"] {
+            let said = serve.says(line);
+            assert_eq!(said.contains(again), is_kept, "{line}: {said}");
+            assert_eq!(said.contains("the next start may not find it"), !is_kept, "{line}: {said}");
+        }
+        serve.stop();
+        let mut serve = Serve::start(dir.path(), &section);
+        let tank = serve.array_when("it is known what it is", |_| true);
+        assert_eq!(tank["state"] == "ONLINE", is_kept, "{tank}");
+        // Where its section looks, it is served whatever is remembered.
+        serve.stop();
+        let mut serve = Serve::start(dir.path(), &array("tank", &[&there]));
+        serve.array_when("it is served", is("ONLINE"));
+        let said = serve.says("export tank");
+        assert!(said.contains(again) && !said.contains("may not find"), "{said}");
+        serve.stop();
+    }
+}
+
 #[test]
 fn a_state_directory_that_is_deleted_is_told_and_what_is_known_is_written_anew() {
     let (dir, there) = scene();

@@ -4,7 +4,7 @@
 use crate::scenes::live;
 use calpe::format::{ChecksumKind, MemberState};
 use calpe::testing::{DiskRegion, OpKinds, PassingFault, Random, SimArray, SimShape, Trouble};
-use calpe::units::{MemberIndex, VolumeOffset};
+use calpe::units::{MemberIndex, SlotIndex, VolumeOffset};
 use calpe::volume::{AdminRequest, ArrayState, ClientError, ClientRequest, MemberCondition};
 use std::collections::BTreeSet;
 
@@ -238,6 +238,17 @@ fn what_a_departure_leaves_of_a_row_with_bad_blocks_is_told_before_it() {
         ),
         "{told}"
     );
+    // Beside what a member went without, in the same slot or in another one.
+    let slot = (bad * BLOCK as u64 - array.sim.data_region().start) / CHUNK as u64;
+    let device = array.sim.status().members[2].uuid;
+    for (first, meets) in [(slot, true), (slot + 1, false)] {
+        array.sim.expect_lacking(device, &[(SlotIndex(first), 1)]);
+        let told = would(&array, 0);
+        let lacks =
+            "but blocks of 1 slot were not built on member 2 so far, and these may survive only 0 more";
+        assert!(told.contains(lacks), "{told}");
+        assert_eq!(told.ends_with("where both meet, rows may then be unreadable"), meets, "{told}");
+    }
 }
 
 #[test]

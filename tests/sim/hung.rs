@@ -260,3 +260,16 @@ fn what_hangs_while_more_than_m_are_away_is_current_when_it_is_back() {
     assert_eq!(array.sim.status().state, ArrayState::Degraded);
     assert!(array.sim.read(0, array.model.len()).expect("readable") == array.model);
 }
+
+#[test]
+fn a_replacement_that_is_cancelled_before_it_is_recorded_is_not_said_to_be_under_way() {
+    let mut array = Checked::filled(3);
+    let device = array.sim.add_blank_disk();
+    let member = MemberIndex(0);
+    let replace = array.sim.submit_admin(AdminRequest::Replace { member, device });
+    let cancel = array.sim.submit_admin(AdminRequest::CancelReplace { member });
+    array.sim.settle();
+    assert!(array.sim.poll_admin(cancel).expect("answered").is_ok());
+    let told = array.sim.poll_admin(replace).expect("answered").expect_err("nothing is built").to_string();
+    assert!(told.contains("was cancelled or given up meanwhile"), "{told}");
+}

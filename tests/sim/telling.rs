@@ -189,9 +189,10 @@ fn a_device_that_another_takes_the_place_of_while_it_is_built_is_said_to_be_give
     assert!(given_up.len() == 1 && given_up[0].1.contains("rebuild of member 1 ended"), "{given_up:?}");
     sim.settle();
     assert_eq!(sim.status().state, ArrayState::Online);
-    let mut outcome = |request| sim.poll_admin(request).expect("it has ended").expect("it begins").0;
-    let (first, second) = (outcome(first), outcome(second));
-    assert!(!first.contains("given up"), "{first}");
+    let mut outcome = |request| sim.poll_admin(request).expect("it has ended");
+    let first = outcome(first).expect_err("nothing comes of it").0;
+    assert!(first.contains("was cancelled or given up meanwhile"), "{first}");
+    let second = outcome(second).expect("it begins").0;
     assert!(second.contains("is given up") && !second.contains("beside it"), "{second}");
 }
 
@@ -310,7 +311,9 @@ fn errors_of_a_new_device_are_not_counted_of_the_one_that_it_is_to_replace() {
     let device = sim.add_blank_disk();
     let new = *sim.disks.keys().max().expect("the new one");
     sim.disks.get_mut(&new).expect("a disk").inject(PassingFault::new(Trouble::Medium).on(OpKinds::WRITES));
-    sim.admin(AdminRequest::Replace { member: MemberIndex(1), device }).expect("it begins");
+    let replace = AdminRequest::Replace { member: MemberIndex(1), device };
+    let answer = sim.admin(replace).expect_err("it is given up before it is recorded").0;
+    assert!(answer.contains("given up meanwhile"), "{answer}");
     sim.settle();
     let member = &sim.status().members[1];
     assert_eq!((member.state, member.replacement), (MemberState::Online, None));

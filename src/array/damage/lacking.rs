@@ -169,6 +169,13 @@ impl Array {
         }
     }
 
+    /// Whether the device is that of a member, in service or not, or one that is being built.
+    pub(in super::super) fn knows(&self, device: Uuid) -> bool {
+        self.members.iter().any(|member| {
+            member.uuid == device || member.replacement.as_ref().is_some_and(|new| new.uuid == device)
+        })
+    }
+
     /// Runs of slots, the first of each and how many, that a device went into service without in an
     /// earlier run. They are looked at as soon as the array serves. What is not of this array is
     /// left out.
@@ -250,23 +257,25 @@ impl Array {
         members.filter(|&member| Some(member) != without && self.slots_lacking(member) > 0).collect()
     }
 
-    /// What is not true of the slots that members other than this one went without, where `left`
-    /// more losses are survived otherwise.
-    pub(in super::super) fn but_lacking(&self, left: usize, without: Option<MemberIndex>) -> String {
-        self.but_lacking_on(&self.lacking_beside(without), left)
-    }
-
-    /// The same when a member has come back with the device that it had last.
-    pub(in super::super) fn but_lacking_with(&self, left: usize, back: MemberIndex) -> String {
+    /// The same with a member that has come back with the device that it had last.
+    pub(in super::super) fn lacking_with(&self, back: MemberIndex) -> Vec<MemberIndex> {
         let mut members = self.lacking_beside(Some(back));
         if self.damage.lacking.count(self.member(back).uuid) > 0 {
             members.push(back);
         }
         members.sort_unstable();
-        self.but_lacking_on(&members, left)
+        members
     }
 
-    fn but_lacking_on(&self, members: &[MemberIndex], left: usize) -> String {
+    /// How many of these members have devices that went without the slot.
+    pub(in super::super) fn lacking_slot(&self, members: &[MemberIndex], slot: SlotIndex) -> usize {
+        let has = |member: &&MemberIndex| self.damage.lacking.has(self.member(**member).uuid, slot);
+        members.iter().filter(has).count()
+    }
+
+    /// What is not true of the slots that these members went without, where `left` more losses are
+    /// survived otherwise.
+    pub(in super::super) fn but_lacking(&self, left: usize, members: &[MemberIndex]) -> String {
         let of = |member: &MemberIndex| self.damage.lacking.count(self.member(*member).uuid);
         let slots: u64 = members.iter().map(of).sum();
         let Some(first) = members.first() else { return String::new() };
@@ -292,8 +301,7 @@ impl Array {
         for uuid in uuids {
             let of_uuid = |at: &usize| self.members[*at].uuid == uuid;
             let Some(at) = (0..self.members.len()).find(of_uuid) else {
-                let is_new = |new: &super::super::members::Replacement| new.uuid == uuid;
-                if !self.members.iter().any(|member| member.replacement.as_ref().is_some_and(is_new)) {
+                if !self.knows(uuid) {
                     // It was replaced, or given up.
                     self.damage.lacking.of.remove(&uuid);
                     self.damage.lacking.next.remove(&uuid);

@@ -38,7 +38,10 @@ pub(super) fn wait_for(array: &ArrayReport, members: &[&MemberReport]) -> String
         ));
     }
     if !full.is_empty() {
-        text.push(format!("Make room: what is full comes back by itself then. ({})", names(&full)));
+        text.push(format!(
+            "Make room, 16 MiB at least: what is full comes back by itself then. ({})",
+            names(&full)
+        ));
     }
     if !refused.is_empty() {
         let whose = if refused.len() == 1 { "a member" } else { "members" };

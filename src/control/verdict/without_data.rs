@@ -155,14 +155,14 @@ fn keep_set_aside(array: &ArrayReport) -> String {
         return get_blocks_back(array);
     }
     let whose = if here.len() == 1 { "a member that alone has" } else { "members that alone have" };
-    let others = match may_be_away(array) {
-        true => get_blocks_back(array),
-        false => format!("'calpe status -v {}' lists where.", array.name),
-    };
-    format!(
-        "Do not replace {whose} blocks that are set aside ({}). Mend what makes its reads fail: the array looks again by itself. {others}",
-        names(&here)
-    )
+    let keep = format!("Do not replace {whose} blocks that are set aside ({}).", names(&here));
+    match may_be_away(array) {
+        true => format!("{keep} {}", get_blocks_back(array)),
+        false => format!(
+            "{keep} Mend what makes its reads fail: the array looks again by itself. 'calpe status -v {}' lists where.",
+            array.name
+        ),
+    }
 }
 
 /// Metadata pages that cannot be read, where blocks that cannot be read are told of: a sentence, or

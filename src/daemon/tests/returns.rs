@@ -79,6 +79,8 @@ fn a_member_that_was_to_stay_away_until_a_start_comes_back_by_itself_after_it() 
     let kept = fail(&bench);
     let told = bench.done(offline(kept, false));
     assert!(told.contains("stays away until 'calpe online'") && told.contains("a start"), "{told}");
+    let says_so = |reason: &str| reason.contains("kept away by an administrator until 'calpe online'");
+    observed(&bench, |report| report.members[usize::from(kept)].reason.as_deref().is_some_and(says_so));
     bench.done(export("tank"));
     move_back(&bench, &ALL_BUT_ONE);
     bench.done(import("tank", &[]));

@@ -20,7 +20,7 @@ pub use error::RemoteError;
 pub use secure::set_remote_tls;
 
 use super::inbox::{Inbox, Returned, ring};
-use super::{Access, DeviceError};
+use super::{Access, DeviceError, holder};
 use crate::block_io::{DeviceId, IoFault, IoFaultKind, IoOp, IoToken, IoValue};
 use crate::nbd::{NbdUri, RemoteExport};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -351,7 +351,7 @@ fn hold(uri: &NbdUri, path: &Path) -> Result<Hold, DeviceError> {
             return Ok(hold);
         }
         if Instant::now() >= deadline {
-            let holder = "this process, as a member".to_owned();
+            let holder = holder::OWN.to_owned();
             return Err(DeviceError::Locked { path: path.to_path_buf(), holder });
         }
         std::thread::sleep(Duration::from_millis(5));
