@@ -20,6 +20,9 @@ use uuid::Uuid;
 /// Time between two looks at an update that is under way.
 const RETRY_NS: u64 = 100_000_000;
 
+/// How long copies are read again that a shortage of the host keeps from being read.
+const SHORT_PATIENCE_NS: u64 = 30_000_000_000;
+
 /// What was read of a copy: an I/O error as text, or what it decodes to.
 type CopyRead = Result<Result<Superblock, FormatError>, String>;
 
@@ -36,6 +39,8 @@ pub(super) struct SuperScrub {
     pending: usize,
     /// The update that had been made when the copies were asked for.
     update: u64,
+    /// Since when a shortage keeps copies from being read.
+    short_since: Option<Timestamp>,
     /// What the first look has found.
     found: Option<BTreeMap<BadCopy, String>>,
 }
@@ -64,7 +69,8 @@ impl Array {
         let life = self.redo().lives;
         let (devices, stage) = (Vec::new(), Stage::Look);
         let scrubs_stopped = self.passes.scrubs_stopped;
-        let scrub = SuperScrub { scrubs_stopped, life, stage, devices, pending: 0, update: 0, found: None };
+        let (pending, update, short_since, found) = (0, 0, None, None);
+        let scrub = SuperScrub { scrubs_stopped, life, stage, devices, pending, update, short_since, found };
         let key = self.ops.insert(Op::SuperScrub(Box::new(scrub)));
         self.ready.push_back(key);
     }
@@ -76,6 +82,12 @@ impl Array {
         let is_void = self.is_failed() || scrub.life != self.redo().lives || !self.redo().is_serving();
         if is_void || self.stopping.is_some() || scrub.scrubs_stopped != self.passes.scrubs_stopped {
             return self.end_super_scrub(key, scrub, false);
+        }
+        if self.passes.scrub_is_paused()
+            && let Some(since) = &mut scrub.short_since
+        {
+            *since = self.now;
+            return self.look_later(key);
         }
         match scrub.stage {
             Stage::Look if !self.supers.is_busy() => self.read_copies(key, scrub),
@@ -161,6 +173,9 @@ impl Array {
             // They were being written.
             return self.look_later(key);
         }
+        if self.waits_for_copies(scrub) {
+            return self.look_later(key);
+        }
         let array = self.supers.template().array;
         let bad: BTreeMap<BadCopy, String> = scrub
             .devices
@@ -197,6 +212,29 @@ impl Array {
             self.notice(NoticeKind::SuperblockDamaged, NoticeLevel::Error, Some(index), text);
         }
         self.end_super_scrub(key, scrub, true)
+    }
+
+    /// Whether copies are to be read again that a shortage has kept from being read. When that was
+    /// done for long enough, their members count as not checked everywhere.
+    fn waits_for_copies(&mut self, scrub: &mut SuperScrub) -> bool {
+        let is_short = |of: &&OfDevice| of.copies.iter().any(Option::is_none);
+        let short: Vec<DeviceId> = scrub.devices.iter().filter(is_short).map(|of| of.device).collect();
+        let short: Vec<MemberIndex> =
+            short.into_iter().filter_map(|device| Some(self.find_device(device)?.0)).collect();
+        if short.is_empty() {
+            scrub.short_since = None;
+            return false;
+        }
+        let since = *scrub.short_since.get_or_insert(self.now);
+        if self.now.nanos_since(since) < SHORT_PATIENCE_NS {
+            return true;
+        }
+        if let Some(pass) = self.passes.pass_mut(ActivityKind::Scrub) {
+            for member in short {
+                pass.unchecked.insert(member);
+            }
+        }
+        false
     }
 
     /// Copies of a member that comes back were damaged while it was away, in words: which, and what is wrong.

@@ -442,6 +442,8 @@ fn a_member_that_was_cut_off_does_not_serve() {
     // Also one that is cut off while it serves.
     let spare = dir.path().join("spare");
     up.calpe(&["replace", "calpe", "0", spare.to_str().expect("UTF-8"), "-w"]);
+    // What is under way when it is cut off makes the file longer again.
+    until("it is idle", || up.status()["dirty"] == false);
     cut(&second);
     until("the cut member is out", || test_code(&up) == 1);
     run(Command::new("qemu-img").args(["compare", "-f", "raw", "-F", "raw"]).arg(&image).arg(up.uri()));

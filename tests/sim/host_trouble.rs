@@ -340,6 +340,35 @@ fn a_scrub_that_a_shortage_keeps_from_reading_a_member_ends_and_says_so() {
 }
 
 #[test]
+fn a_scrub_waits_for_copies_of_superblocks_that_a_shortage_keeps_from_being_read() {
+    for (seconds, is_over) in [(5, true), (1000, false)] {
+        let mut array = Checked::filled(1, 2);
+        let disk = array.sim.disk_of(0).expect("a disk");
+        let ranges = DiskRegion::Superblocks.ranges(&array.sim.disks[&disk]);
+        // Updates write some of them anew.
+        for at in ranges.iter().flat_map(|range| [range.start, range.start.midpoint(range.end)]) {
+            array.sim.disks.get_mut(&disk).expect("a disk").flip(at, 1);
+        }
+        let until = Timestamp(array.sim.now().0 + seconds * SECOND);
+        let short = PassingFault::new(Trouble::Shortage).on(OpKinds::READS).within(ranges).until(until);
+        array.inject(0, &short);
+        array.sim.admin(AdminRequest::ScrubStart).expect("it begins");
+        live(&mut array.sim, 3);
+        assert_eq!(array.sim.status().last_scrub, None, "it goes on");
+        live(&mut array.sim, 37);
+        let scrub = array.sim.status().last_scrub.expect("it has ended");
+        let unchecked: Vec<MemberIndex> = scrub.unchecked.iter().collect();
+        match is_over {
+            true => assert!(
+                scrub.errors > 0 && scrub.errors == scrub.repaired && unchecked.is_empty(),
+                "{scrub:?}"
+            ),
+            false => assert_eq!((scrub.errors, &unchecked[..]), (0, &[MemberIndex(0)][..])),
+        }
+    }
+}
+
+#[test]
 fn a_scrub_that_waits_to_read_a_member_can_be_paused_and_stopped() {
     let mut array = rotten_and_short(1000);
     live(&mut array.sim, 5);
