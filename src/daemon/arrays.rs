@@ -460,6 +460,8 @@ impl Daemon {
         options: ServeOptions,
         told: &[String],
     ) -> Result<(Opened, Vec<String>), RequestError> {
+        let paths: Vec<&Path> = found.arrays[&array].iter().map(|member| &*member.path).collect();
+        self.await_attempts(array, &paths);
         let opened = import::open(&found.arrays[&array], options.force, options.limits.local);
         let mut opened = opened.map_err(|error| self.explained(error, found, array))?;
         opened.explain_missing(found, |_, device| self.earlier_path(array, device));

@@ -37,7 +37,7 @@ use uuid::Uuid;
 const GLANCE: Duration = Duration::from_secs(2);
 
 /// How long an attempt to bring a member back by itself may take to let go of its device, once it has that open.
-const ATTEMPT_WAIT: Duration = SETTLE.saturating_mul(2);
+pub(super) const ATTEMPT_WAIT: Duration = SETTLE.saturating_mul(2);
 
 /// What a search for a member's own device shows.
 struct Sought {

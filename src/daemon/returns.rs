@@ -11,7 +11,7 @@
 use super::changes::Change;
 use super::events::kinds;
 use super::import::SETTLE;
-use super::members::{By, Own, Target, identity_of, open_member, patience};
+use super::members::{ATTEMPT_WAIT, By, Own, Target, identity_of, open_member, patience};
 use super::reactor::{ArrayFacts, ArrayId};
 use super::search::{Hindrance, search};
 use super::service::{Daemon, Done, Served};
@@ -54,6 +54,8 @@ pub(super) struct Returns {
     /// Missing at a time when their array had failed, or could not be served: what took away so
     /// many at once may bring all of them back.
     were_missing: BTreeSet<Seat>,
+    /// Arrays that are not served any more, and until when attempts may have devices of theirs open.
+    letting_go: BTreeMap<Uuid, Instant>,
 }
 
 #[derive(Debug)]
@@ -207,6 +209,10 @@ impl Returns {
     /// The array is not served any more, or begins to be: what is known of its members is of its
     /// last time in service.
     pub fn forget(&mut self, array: Uuid) {
+        let mut attempts = self.attempts.iter().filter(|((other, _), _)| *other == array);
+        if attempts.any(|(_, attempt)| attempt.running.is_some()) {
+            self.letting_go.insert(array, Instant::now() + ATTEMPT_WAIT);
+        }
         self.attempts.retain(|(other, _), _| *other != array);
         self.kept_out.retain(|(other, _), _| *other != array);
         self.were_missing.retain(|(other, _)| *other != array);
@@ -230,6 +236,15 @@ impl Returns {
 }
 
 impl Daemon {
+    /// Waits until attempts to bring back members of an array that is not served any more have let
+    /// go of what is at these paths.
+    pub(super) fn await_attempts(&self, array: Uuid, paths: &[&Path]) {
+        let Some(until) = self.returns().letting_go.remove(&array) else { return };
+        while Instant::now() < until && paths.iter().any(|path| member::is_held_by_calpe(path)) {
+            sleep(Duration::from_millis(20));
+        }
+    }
+
     /// An array begins to be served, from devices at these paths, without these members (index and
     /// device). Those come back by themselves that were missing when it had failed, or while it
     /// could not be served without more of them; not where an administrator starts it by force,

@@ -10,7 +10,7 @@ use crate::daemon::search::search;
 use crate::daemon::service::ServeOptions;
 use crate::daemon::waiting::Waiting;
 use crate::member::{Access, DEFAULT_MEMBER_TIMEOUT, Device, DeviceError};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use uuid::Uuid;
 
 fn export(array: &str) -> Request {
@@ -121,6 +121,10 @@ fn a_member_that_is_taken_out_while_it_is_on_its_way_back_does_not_come_in() {
     observed(&bench, is_whole);
 }
 
+fn is_locked(path: &Path) -> bool {
+    matches!(Device::open(path, Access::Exclusive), Err(DeviceError::Locked { .. }))
+}
+
 #[test]
 fn a_member_is_replaced_on_its_own_device_while_that_is_on_its_way_back() {
     let bench = Bench::new();
@@ -130,16 +134,30 @@ fn a_member_is_replaced_on_its_own_device_while_that_is_on_its_way_back() {
     bench.wait_until(|report| report.log.state == crate::control::LogState::Serving);
     move_back(&bench, &["m0"]);
     // An attempt has it locked, and waits whether it stays as it is.
-    let is_locked = || {
-        let opened = Device::open(&bench.path("m0"), Access::Exclusive);
-        matches!(opened, Err(DeviceError::Locked { .. }))
-    };
     bench.wait_until(|_| {
         bench.daemon.observe();
-        is_locked()
+        is_locked(&bench.path("m0"))
     });
     assert_eq!(bench.report().members[0].state, MemberState::Missing);
     bench.done(replace(member(0), bench.path("m0"), true, false));
+    observed(&bench, is_whole);
+}
+
+#[test]
+fn an_array_is_imported_at_once_that_was_exported_while_a_member_of_it_was_on_its_way_back() {
+    let bench = Bench::new();
+    start_without_one_and_fail(&bench);
+    move_back(&bench, &["m1", "m2"]);
+    observed(&bench, |report| report.members[1..].iter().all(|m| m.state == MemberState::Online));
+    bench.wait_until(|report| report.log.state == crate::control::LogState::Serving);
+    move_back(&bench, &["m0"]);
+    bench.wait_until(|_| {
+        bench.daemon.observe();
+        is_locked(&bench.path("m0"))
+    });
+    bench.done(export("tank"));
+    assert!(is_locked(&bench.path("m0")), "the attempt has it still");
+    bench.done(import("tank", &[]));
     observed(&bench, is_whole);
 }
 
