@@ -22,7 +22,6 @@ use crate::units::{HumanSize, MemberIndex, quoted, shown};
 use crate::volume::{AdminRequest, NoticeKind, NoticeLevel, STOPPED_CLEANLY};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
@@ -445,7 +444,7 @@ impl Daemon {
     ) -> Result<ArrayReport, RequestError> {
         let _change = self.begin_change(array)?;
         let (opened, _) = self.open_found(found, array, options, &found.warnings)?;
-        let _not_meanwhile = self.giving_up.read().unwrap_or_else(PoisonError::into_inner);
+        let _not_meanwhile = self.keep_awaiting();
         if !self.is_awaited(which) {
             return Err(refusal(ErrorCode::Refused, format!("array '{which}' is not awaited any more")));
         }

@@ -5,8 +5,9 @@
 use super::arrays::served_line;
 use super::config::{ArrayChoice, ArrayConfig};
 use super::import::{ImportError, newest_found};
+use super::ranked::lock;
 use super::search::{Search, search_with};
-use super::service::{Daemon, ServeOptions, lock};
+use super::service::{Daemon, ServeOptions};
 use super::waiting::Waiting;
 use crate::control::RequestError;
 use std::collections::HashSet;

@@ -9,11 +9,12 @@ use super::changes::Change;
 use super::import::SETTLE;
 use super::peer::Owner;
 use super::preparation::{prepare, remove};
+use super::ranked::lock;
 use super::reactor::ArrayId;
 use super::report::{Names, Place};
 use super::room::{Wanted, check_room};
 use super::search::{Found, Hindrance, Unusable, overwritten, search};
-use super::service::{Daemon, Done, Outcome, lock, refusal};
+use super::service::{Daemon, Done, Outcome, refusal};
 use super::superblocks::{
     Copies, open_and_recognise, read_copies, reserved_bytes, witness, words_for_damaged,
 };

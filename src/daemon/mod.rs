@@ -28,6 +28,7 @@ mod memory;
 pub mod panic;
 pub mod peer;
 mod preparation;
+mod ranked;
 pub mod reactor;
 mod reload;
 pub mod report;

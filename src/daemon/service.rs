@@ -14,6 +14,7 @@ use super::gpu::Gpus;
 use super::host_memory;
 use super::import::{self, ImportError, LeftOut, Opened};
 use super::memory::Memory;
+use super::ranked::{Held, Ranked, RankedGuard, lock};
 use super::reactor::{
     ArrayFacts, ArrayId, ListenAddress, ListenError, Listener, NewArray, ReactorConfig, ReactorError,
     ReactorHandle,
@@ -42,7 +43,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 use uuid::Uuid;
 
@@ -93,25 +94,23 @@ pub struct Daemon {
     gpus: Gpus,
     pub(super) events: EventLog,
     pub(super) state: StateDir,
-    pub(super) memory: Mutex<Memory>,
     metadata_memory: u64,
-    /// Goes before `search` and `served` where several are taken.
-    pub(super) settings: Mutex<Settings>,
-    pub(super) search: Mutex<Vec<PathBuf>>,
-    pub(super) certificates: Mutex<Certificates>,
-    addresses: Mutex<Vec<(ListenAddress, TlsMode)>>,
-    pub(super) served: Mutex<Vec<Served>>,
-    pub(super) waiting: Mutex<Vec<Waiting>>,
-    /// Goes after `served`.
-    returns: Mutex<Returns>,
-    /// Held while a member that comes back by itself is handed over, and while it is said of one
-    /// that it shall not. Goes before `served` and `returns`.
-    pub(super) returning: Mutex<()>,
     /// Read while an array that is awaited begins to be served, written while one is given up. Goes
     /// before all others.
-    pub(super) giving_up: RwLock<()>,
+    giving_up: RwLock<()>,
+    /// Held while a member that comes back by itself is handed over, and while it is said of one
+    /// that it shall not.
+    pub(super) returning: Ranked<(), 1>,
+    pub(super) settings: Ranked<Settings, 2>,
+    pub(super) served: Ranked<Vec<Served>, 3>,
+    pub(super) waiting: Ranked<Vec<Waiting>, 4>,
+    returns: Ranked<Returns, 5>,
+    pub(super) search: Ranked<Vec<PathBuf>, 6>,
+    pub(super) memory: Ranked<Memory, 7>,
+    pub(super) certificates: Ranked<Certificates, 8>,
+    addresses: Ranked<Vec<(ListenAddress, TlsMode)>, 9>,
+    at_stop: Ranked<Vec<ArrayReport>, 10>,
     changes: Arc<Changes>,
-    at_stop: Mutex<Vec<ArrayReport>>,
     /// How many of the passes that have ended were kept before that was told.
     pub(super) passes_kept: AtomicU64,
     /// Rings when the daemon is to end.
@@ -216,19 +215,19 @@ impl Daemon {
             gpus,
             events,
             state,
-            memory: Mutex::new(Memory { arrays, counters, damage, beyond_repair, lacking }),
+            memory: Ranked::new(Memory { arrays, counters, damage, beyond_repair, lacking }),
             metadata_memory: config.metadata_memory.unwrap_or_else(|| host_memory::bytes() / METADATA_PART),
-            settings: Mutex::default(),
-            search: Mutex::new(config.search),
-            certificates: Mutex::default(),
-            addresses: Mutex::default(),
-            served: Mutex::default(),
-            waiting: Mutex::default(),
-            returns: Mutex::default(),
-            returning: Mutex::default(),
+            settings: Ranked::default(),
+            search: Ranked::new(config.search),
+            certificates: Ranked::default(),
+            addresses: Ranked::default(),
+            served: Ranked::default(),
+            waiting: Ranked::default(),
+            returns: Ranked::default(),
+            returning: Ranked::default(),
             giving_up: RwLock::default(),
             changes: Arc::default(),
-            at_stop: Mutex::default(),
+            at_stop: Ranked::default(),
             passes_kept: AtomicU64::new(0),
             stop: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
         })
@@ -699,8 +698,20 @@ impl Daemon {
         lock(&self.served).iter().find(|served| served.id == id).map(action)
     }
 
-    pub(super) fn returns(&self) -> MutexGuard<'_, Returns> {
+    pub(super) fn returns(&self) -> RankedGuard<'_, Returns> {
         lock(&self.returns)
+    }
+
+    /// No awaited array is given up while this is held.
+    pub(super) fn keep_awaiting(&self) -> (RwLockReadGuard<'_, ()>, Held) {
+        let held = Held::new(0);
+        (self.giving_up.read().unwrap_or_else(PoisonError::into_inner), held)
+    }
+
+    /// No awaited array begins to be served while this is held.
+    pub(super) fn keep_from_serving(&self) -> (RwLockWriteGuard<'_, ()>, Held) {
+        let held = Held::new(0);
+        (self.giving_up.write().unwrap_or_else(PoisonError::into_inner), held)
     }
 
     pub(super) fn notice_member(
@@ -737,9 +748,4 @@ impl Daemon {
     pub(super) fn notice(&self, array: &str, kind: &'static str, level: NoticeLevel, text: String) {
         self.events.tell(News::new(Some(array), kind, level, text));
     }
-}
-
-/// Locks; a panic of another holder leaves plain data, which stays usable.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -6,7 +6,8 @@
 
 use super::config::{ArrayChoice, ArrayConfig};
 use super::memory::covers;
-use super::service::{Daemon, Served, lock};
+use super::ranked::lock;
+use super::service::{Daemon, Served};
 use crate::array::{self, FullStripe};
 use crate::control::{CertificateReport, RequestError};
 use crate::member::{DEFAULT_MEMBER_TIMEOUT, TimeLimits, is_remote};

@@ -9,8 +9,9 @@ use super::config::ArrayChoice;
 use super::events::{News, kinds};
 use super::import::IMPORT_AGAIN;
 use super::memory::covers;
+use super::ranked::lock;
 use super::search::{Found, Search};
-use super::service::{Daemon, Served, lock};
+use super::service::{Daemon, Served};
 use super::state::KnownDevice;
 use crate::array::assembly::STARTS_OLDER;
 use crate::control::{
@@ -21,7 +22,6 @@ use crate::format::{Superblock, VolumeKind};
 use crate::volume::NoticeLevel;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::PoisonError;
 use uuid::Uuid;
 
 /// Lines about what was found and cannot be used that a status carries: a directory may be full of it.
@@ -378,7 +378,7 @@ impl Daemon {
     /// An array is not to be served any more. An attempt that has its devices open serves it before
     /// this, or not at all. Whether it was awaited still.
     pub(super) fn give_up(&self, which: &ArrayChoice) -> bool {
-        let _nothing_begins = self.giving_up.write().unwrap_or_else(PoisonError::into_inner);
+        let _nothing_begins = self.keep_from_serving();
         let was_awaited = self.is_awaited(which);
         self.not_awaited(which);
         was_awaited
