@@ -22,7 +22,7 @@ a table of medians (lowest-highest) of what the rounds had follows, which is the
 With --bound, exit status 1 when a 99th percentile of calpe's is above it. Exit status 1, too, when a
 rebuild or import has not ended after --limit seconds. Loopback and unix sockets only; ends by itself.
 """
-import argparse, json, os, random, selectors, shutil, signal, statistics, subprocess, sys, tempfile, time
+import argparse, json, os, random, selectors, shutil, signal, statistics, struct, subprocess, sys, tempfile, time
 
 from victims import (ANY_SERVER, CACHE, FLUSH, FUA, OPT_LIST, QUICK, READ, REBUILT, STATUS, TRIM, VICTIMS, WRITE,
                      WRITTEN, ZEROES, Calpe, Nbdkit, connect, dial, fill,
@@ -95,32 +95,29 @@ FLOODS = {
 }
 
 
-class Over(BaseException):
-    """The time of a flood is over."""
-
-
 class Sent:
     bytes = 0
 
 
 def attack(target, name, connections, seconds):
-    """Child process: floods until the time is over, or SIGTERM; prints how many bytes it sent."""
+    """Child process: floods until the time is over, or SIGTERM. It prints a line when it is connected, and at
+    the end how many bytes it sent."""
     sent = Sent()
 
     def end(*_):
-        raise Over
+        print(sent.bytes, flush=True)
+        # An exception could be lost in a destructor.
+        os._exit(0)
 
     signal.signal(signal.SIGTERM, end)
-    try:
-        flood(target, name, connections, time.monotonic() + seconds, sent)
-    except Over:
-        pass
-    print(sent.bytes)
+    flood(target, name, connections, time.monotonic() + seconds, sent)
+    end()
 
 
 def flood(target, name, connections, deadline, sent):
     context, reads, make = FLOODS[name]
     if make == "connects":
+        print("begun", flush=True)
         while time.monotonic() < deadline:
             try:
                 dial(target).close()
@@ -145,6 +142,8 @@ def flood(target, name, connections, deadline, sent):
             socks.append(sock)
         except OSError:
             pass
+    if socks:
+        print("begun", flush=True)
     if make in ("silent", "announce"):
         time.sleep(max(0, deadline - time.monotonic()))
         return
@@ -191,25 +190,29 @@ def measure(server, name, connections, victim, args):
         child = subprocess.Popen(
             [sys.executable, __file__, "--attack", name, "--target", json.dumps(server.target), "--connections",
              str(connections), "--seconds", str(args.seconds + args.limit + 60)], stdout=subprocess.PIPE, text=True)
+        if child.stdout.readline() != "begun\n":
+            raise SystemExit(f"the flood '{name}' did not begin")
         time.sleep(args.settle)
     begun, (ran, waited), flooding = time.monotonic(), server.cpu(), cpu_of(child)
     waits = sorted(VICTIMS[victim](server, args.seconds, args.limit))
     seconds = time.monotonic() - begun
-    ran, waited, flooding = server.cpu()[0] - ran, server.cpu()[1] - waited, cpu_of(child) - flooding
+    ran, flooding = server.cpu()[0] - ran, cpu_of(child) - flooding
+    waited = sum(after - waited[task] for task, after in server.cpu()[1].items() if task in waited)
     sent = 0
     if child:
         child.terminate()
         try:
-            sent = int(child.communicate(timeout=60)[0] or 0)
-        except subprocess.TimeoutExpired:
+            sent = int(child.communicate(timeout=60)[0])
+        except (subprocess.TimeoutExpired, ValueError):
             child.kill()
+            raise SystemExit(f"the flood '{name}' failed")
     rss = server.memory()
     if "write" in name or name.startswith("one byte"):
         clear(server)
     at = lambda share: waits[min(len(waits) - 1, int(len(waits) * share))]
     return {"flood": name, "connections": connections if child else 0, "victim": victim, "bytes": sent,
             "requests": len(waits), "p50": at(0.5), "p99": at(0.99), "longest": waits[-1], "server": server.name,
-            "cores": ran / seconds, "kept": max(0, waited / seconds), "flood_cores": flooding / seconds,
+            "cores": ran / seconds, "kept": waited / seconds, "flood_cores": flooding / seconds,
             "rss": rss}
 
 

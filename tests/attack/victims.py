@@ -296,16 +296,17 @@ class Calpe:
             return next((int(line.split()[1]) for line in file if line.startswith("VmHWM")), 0) << 10
 
     def cpu(self):
-        """Seconds of a core that it has had, and seconds for which a thread of it that could run waited for one."""
-        ran = waited = 0
+        """Seconds of a core that it has had, and for each thread seconds for which it could run and had none."""
+        with open(f"/proc/{self.process.pid}/stat") as file:
+            fields = file.read().rsplit(")", 1)[1].split()
+        waited = {}
         for task in os.listdir(f"/proc/{self.process.pid}/task"):
             try:
                 with open(f"/proc/{self.process.pid}/task/{task}/schedstat") as file:
-                    fields = file.read().split()
+                    waited[task] = int(file.read().split()[1]) / 1e9
             except OSError:
-                continue
-            ran, waited = ran + int(fields[0]) / 1e9, waited + int(fields[1]) / 1e9
-        return ran, waited
+                pass
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), waited
 
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
