@@ -16,11 +16,12 @@ The default is the first four, which are quick; "all" is all of them. nbdkit has
 
 For each flood and victim: connections, bytes sent to the server, the victim's median, 99th
 percentile and longest wait in ms (of a rebuild or import there is one), the cores that the server
-and the flood had, and of how many more the server was kept by other processes. More than one round:
-a table of medians (lowest-highest) of what the rounds had follows, which is the one in BENCHMARKS.md.
+and the flood had, and of how many more the server was kept by other processes. After several rounds
+a table follows, as in BENCHMARKS.md: medians of the 99th percentiles (lowest-highest).
 
-With --bound, exit status 1 when a 99th percentile of calpe's is above it. Exit status 1, too, when a
-rebuild or import has not ended after --limit seconds. Loopback and unix sockets only; ends by itself.
+With --bound, exit status 1 when a 99th percentile of calpe's is above it. Exit status 1, too, when
+a rebuild or import has not ended after --limit seconds. Loopback and unix sockets only; ends by
+itself.
 """
 import argparse, json, os, random, selectors, shutil, signal, statistics, struct, subprocess, sys, tempfile, time
 
@@ -100,8 +101,8 @@ class Sent:
 
 
 def attack(target, name, connections, seconds):
-    """Child process: floods until the time is over, or SIGTERM. It prints a line when it is connected, and at
-    the end how many bytes it sent."""
+    """Child process: floods until the time is over, or SIGTERM. It prints a line when it is
+    connected, and at the end how many bytes it sent."""
     sent = Sent()
 
     def end(*_):
