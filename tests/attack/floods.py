@@ -25,6 +25,9 @@ itself.
 """
 import argparse, json, os, random, selectors, shutil, signal, statistics, struct, subprocess, sys, tempfile, time
 
+# Nothing is left in the source folder.
+sys.dont_write_bytecode = True
+
 from victims import (ANY_SERVER, CACHE, FLUSH, FUA, OPT_LIST, QUICK, READ, REBUILT, STATUS, TRIM, VICTIMS, WRITE,
                      WRITTEN, ZEROES, Calpe, Nbdkit, connect, dial, fill,
                      leave_a_log, option, ready, recv_all, request)
