@@ -17,6 +17,7 @@
 use super::aside::{self, Aside};
 use super::error::fault_kind;
 use super::inbox::Inbox;
+use super::ready::{MemberCompletion, Ready, ReadyQueue};
 use super::registered::{Registration, fixed_index, register};
 use super::{Device, DeviceKind, Ring};
 use crate::block_io::{Completion, DeviceId, Extent, IoFault, IoFaultKind, IoOp, IoToken, IoValue, Pool};
@@ -70,17 +71,6 @@ const GONE: IoFault = IoFault { kind: IoFaultKind::Gone, errno: libc::EBADF };
 /// What is said of a device whose operations do not end.
 const HANGS: IoFault = IoFault { kind: IoFaultKind::Gone, errno: libc::ETIMEDOUT };
 
-/// A completed operation and the array it belongs to.
-#[derive(Debug)]
-pub struct MemberCompletion {
-    /// The owner that submitted it.
-    pub owner: u32,
-    /// The device.
-    pub device: DeviceId,
-    /// The outcome.
-    pub completion: Completion,
-}
-
 /// The executor of one thread's member I/O.
 #[derive(Debug)]
 pub struct MemberIo {
@@ -89,10 +79,8 @@ pub struct MemberIo {
     registration: Registration,
     devices: Vec<Option<Attached>>,
     flights: Slab<Flight>,
-    finished: VecDeque<MemberCompletion>,
-    /// Operations to be run on this thread, when their outcome is asked for.
-    inline: VecDeque<usize>,
-    /// Bytes they will transfer.
+    ready: ReadyQueue,
+    /// Bytes that operations to be run on this thread will transfer.
     inline_bytes: usize,
     /// Transfers on memory-backed files that workers have in hand.
     offloaded: usize,
@@ -189,8 +177,7 @@ impl MemberIo {
             registration: Registration::Pending,
             devices: Vec::new(),
             flights: Slab::new(),
-            finished: VecDeque::new(),
-            inline: VecDeque::new(),
+            ready: ReadyQueue::default(),
             inline_bytes: 0,
             offloaded: 0,
             may_offload: std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1),
@@ -297,7 +284,7 @@ impl MemberIo {
     pub fn submit(&mut self, ring: &mut Ring, owner: u32, device: DeviceId, token: IoToken, op: IoOp) {
         let Some(attached) = self.attached(device).filter(|attached| !attached.released) else {
             let completion = Completion { token, result: Err(GONE) };
-            self.finished.push_back(MemberCompletion { owner, device, completion });
+            self.ready.finished(MemberCompletion { owner, device, completion });
             return;
         };
         attached.in_flight += 1;
@@ -349,27 +336,32 @@ impl MemberIo {
         let device = self.flights[key].device;
         match self.advance(key, result) {
             Progress::Again => self.push(ring, key),
-            Progress::Finished => self.start_waiting(ring, device),
+            Progress::Finished(done) => {
+                self.ready.finished(done);
+                self.start_waiting(ring, device);
+            }
         }
     }
 
-    /// The next finished operation. Operations on memory-backed files are run here, one at a call, so that the
-    /// caller can do something with each outcome before the next one takes its time.
+    /// The next finished operation, of each owner in turn. Operations on memory-backed files are run here, one at a
+    /// call, so that the caller can do something with each outcome before the next one takes its time.
     pub fn next_finished(&mut self) -> Option<MemberCompletion> {
-        self.take_returned();
-        if self.finished.is_empty()
-            && let Some(key) = self.inline.pop_front()
-        {
-            self.inline_bytes -= self.flights[key].bytes();
-            self.execute_inline(key);
+        if self.ready.is_empty() {
+            self.take_returned();
         }
-        self.finished.pop_front()
+        match self.ready.pop()? {
+            Ready::Finished(done) => Some(done),
+            Ready::Inline(key) => {
+                self.inline_bytes -= self.flights[key].bytes();
+                Some(self.execute_inline(key))
+            }
+        }
     }
 
     /// Whether [`MemberIo::next_finished`] has something.
     #[must_use]
     pub fn has_finished(&self) -> bool {
-        !self.finished.is_empty() || !self.inline.is_empty() || self.has_returned()
+        !self.ready.is_empty() || self.has_returned()
     }
 
     /// Operations submitted and not finished, but for those on released devices.
@@ -382,6 +374,7 @@ impl MemberIo {
     pub fn pass_time(&mut self, now: Timestamp) {
         let passed = self.last_turn.replace(now).map_or(0, |last| now.nanos_since(last));
         self.clock += passed.min(TURN_NANOS_MAX);
+        self.take_returned();
     }
 
     /// Begins to look whether files are still where they were; [`MemberIo::vanished`] tells.
@@ -498,7 +491,7 @@ impl MemberIo {
     }
 
     fn take_returned(&mut self) {
-        if self.remote_in_flight == 0 || !self.finished.is_empty() {
+        if self.remote_in_flight == 0 {
             return;
         }
         let returned = self.inbox.as_ref().map(|inbox| inbox.take()).unwrap_or_default();
@@ -506,7 +499,7 @@ impl MemberIo {
         for (owner, device, token, result) in returned {
             self.note_end(device);
             let completion = Completion { token, result };
-            self.finished.push_back(MemberCompletion { owner, device, completion });
+            self.ready.finished(MemberCompletion { owner, device, completion });
             self.close_if_idle(device);
         }
     }
@@ -546,7 +539,7 @@ impl MemberIo {
             self.push(ring, key);
         } else {
             self.inline_bytes += bytes;
-            self.inline.push_back(key);
+            self.ready.push(self.flights[key].owner, Ready::Inline(key));
         }
     }
 
@@ -632,13 +625,13 @@ impl MemberIo {
     }
 
     /// Runs an operation to its end on this thread.
-    fn execute_inline(&mut self, key: usize) {
+    fn execute_inline(&mut self, key: usize) -> MemberCompletion {
         loop {
             let flight = &mut self.flights[key];
             let device = self.devices[flight.device.0 as usize].as_ref().expect("open while in flight");
             let result = system_call(device.device.raw_fd(), &mut flight.op, flight.done);
-            if let Progress::Finished = self.advance(key, result) {
-                return;
+            if let Progress::Finished(done) = self.advance(key, result) {
+                return done;
             }
         }
     }
@@ -651,7 +644,7 @@ impl MemberIo {
         let total = flight.bytes();
         if result >= 0 && attached.released && flight.done + (result as usize) < total {
             // Nobody waits for the rest.
-            return self.finish(key, Err(GONE));
+            return Progress::Finished(self.end(key, Err(GONE)));
         }
         if result < 0 {
             let errno = -result;
@@ -666,10 +659,10 @@ impl MemberIo {
             // A disk that was taken away may answer as if it were full: it has no room at all.
             let kind =
                 if attached.device.was_cut_off() { IoFaultKind::Gone } else { fault_kind(errno, zero) };
-            return self.finish(key, Err(IoFault { kind, errno }));
+            return Progress::Finished(self.end(key, Err(IoFault { kind, errno })));
         }
         if total == 0 {
-            return self.finish(key, Ok(None));
+            return Progress::Finished(self.end(key, Ok(None)));
         }
         let mut done = flight.done + result as usize;
         if done < total {
@@ -680,16 +673,22 @@ impl MemberIo {
             if done <= flight.done {
                 // The end of a file that was cut off behind our back.
                 let fault = IoFault { kind: IoFaultKind::Gone, errno: libc::ENODATA };
-                return self.finish(key, Err(fault));
+                return Progress::Finished(self.end(key, Err(fault)));
             }
             flight.done = done;
             flight.retries = 0;
             return Progress::Again;
         }
-        self.finish(key, Ok(None))
+        Progress::Finished(self.end(key, Ok(None)))
     }
 
-    fn finish(&mut self, key: usize, result: Result<Option<Vec<Extent>>, IoFault>) -> Progress {
+    fn finish(&mut self, key: usize, result: Result<Option<Vec<Extent>>, IoFault>) {
+        let done = self.end(key, result);
+        self.ready.finished(done);
+    }
+
+    /// Takes an operation that has ended out of the books.
+    fn end(&mut self, key: usize, result: Result<Option<Vec<Extent>>, IoFault>) -> MemberCompletion {
         let flight = self.flights.remove(key);
         self.offloaded -= usize::from(flight.offloaded);
         let attached = self.attached(flight.device).expect("open while in flight");
@@ -701,9 +700,8 @@ impl MemberIo {
             (None, _) => IoValue::Done,
         });
         let completion = Completion { token: flight.token, result };
-        self.finished.push_back(MemberCompletion { owner: flight.owner, device: flight.device, completion });
         self.close_if_idle(flight.device);
-        Progress::Finished
+        MemberCompletion { owner: flight.owner, device: flight.device, completion }
     }
 }
 
@@ -753,9 +751,8 @@ impl Drop for MemberIo {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
-    Finished,
+    Finished(MemberCompletion),
     Again,
 }
 
@@ -935,6 +932,33 @@ mod tests {
                 assert!(matches!(bench.run(IoOp::Flush), Ok(IoValue::Done)));
                 assert!(bench.read(offset, len).unwrap().iter().all(|&b| b == len as u8 ^ 0x5a));
             }
+        }
+    }
+
+    #[test]
+    fn an_owner_of_thousands_of_operations_does_not_keep_another_waiting() {
+        const OTHER: (u32, DeviceId) = (OWNER + 1, DeviceId(ID.0 + 1));
+        for memory in [true, false] {
+            let mut bench = Bench::new(memory);
+            let device = Device::create_sparse(&bench.dir.path().join("other.img"), BYTES).unwrap();
+            bench.members.add(&mut bench.ring, OTHER.1, OTHER.0, device);
+            let read = |bench: &Bench| IoOp::Read { offset: ByteOffset(0), buf: bench.pool.alloc(4096) };
+            for token in 0..200 {
+                let op = read(&bench);
+                bench.submit(token, op);
+            }
+            let op = read(&bench);
+            bench.members.submit(&mut bench.ring, OTHER.0, OTHER.1, IoToken(0), op);
+            // What the kernel reads, it has read before anything is asked for.
+            let mut ended = if memory { 201 } else { 0 };
+            while ended < 201 {
+                ended += bench.turn(Duration::from_secs(10));
+            }
+            let owners: Vec<u32> =
+                std::iter::from_fn(|| bench.members.next_finished()).map(|done| done.owner).collect();
+            assert_eq!(owners.len(), 201);
+            let turn = owners.iter().position(|&owner| owner == OTHER.0);
+            assert!(turn <= Some(1), "memory: {memory}; after {turn:?} of the other owner");
         }
     }
 

@@ -17,6 +17,7 @@ mod inbox;
 mod local_file;
 mod own_table;
 pub mod patience;
+mod ready;
 mod registered;
 mod remote;
 mod ring;
@@ -27,11 +28,12 @@ pub use device::{
     Access, DEFAULT_MEMBER_TIMEOUT, Device, DeviceFacts, DeviceKind, FileRoom, Identity, TimeLimits,
     member_kind,
 };
-pub use engine::{MemberCompletion, MemberIo, Stragglers};
+pub use engine::{MemberIo, Stragglers};
 pub use error::DeviceError;
 pub use held::await_closings;
 pub use holder::{dead_holder_of, is_dead_and_there, is_held_by_calpe, is_stopped, words_for_dead};
 pub use own_table::out_of_the_way;
+pub use ready::MemberCompletion;
 pub use remote::{
     Lost, ReadAt, RemoteError, RemoteLimits, Witness, backoff, forget_lost, is_remote, lost, same_remote,
     set_remote_tls,

@@ -1,89 +1,72 @@
 #!/usr/bin/env python3
-"""What one client can do to another: floods of cheap or awkward requests against one array, while a victim reads 4 KiB at a time
-from another one of the same daemon. nbdkit's file plugin, two files, stands beside it in the same run.
+"""What one client can do to another: floods of cheap or awkward requests against one array, while a
+victim uses another array of the same daemon. nbdkit's file plugin stands beside it in the same run.
 
-    floods.py --calpe BINARY [--nbdkit] [--connections 20,100] [--seconds 3] [--only NAME;...] [--json] [--bound MS]
+    floods.py --calpe BINARY [--nbdkit] [--victims read,write,...] [--connections 20,100]
+              [--seconds 3] [--rounds 1] [--only NAME;...] [--json] [--bound MS] [--limit SECONDS]
 
-For each flood: connections, bytes sent to the server, the victim's median, 99th percentile and longest wait in ms. With --bound, exit
-status 1 when a 99th percentile of calpe's is above it. Loopback and unix sockets only; ends by itself.
+Victims, each of which every flood is measured against:
+    read     4 KiB of what was written, at a random place
+    write    4 KiB at a random place
+    flush    the same, and a FLUSH after it: the time of both
+    status   `calpe status`, by a request on the control socket
+    rebuild  a member is replaced: the time until 256 MiB are rebuilt onto the new one
+    import   an array whose daemon was killed: the time until its log is replayed and it serves
+The default is the first four, which are quick; "all" is all of them. nbdkit has the first three.
+
+For each flood and victim: connections, bytes sent to the server, the victim's median, 99th
+percentile and longest wait in ms (of a rebuild or import there is one), the cores that the server
+and the flood had, and of how many more the server was kept by other processes. After several rounds
+a table follows, as in BENCHMARKS.md: medians of the 99th percentiles (lowest-highest).
+
+With --bound, exit status 1 when a 99th percentile of calpe's is above it. Exit status 1, too, when
+a rebuild or import has not ended after --limit seconds. Loopback and unix sockets only; ends by
+itself.
 """
-import argparse, json, os, random, selectors, shutil, signal, socket, struct, subprocess, sys, tempfile, time
+import argparse, json, os, random, selectors, shutil, signal, statistics, struct, subprocess, sys, tempfile, time
 
-OPT_GO, OPT_LIST, OPT_STRUCTURED, OPT_SET_META, OPT_STARTTLS = 7, 3, 8, 10, 5
-READ, WRITE, DISC, FLUSH, TRIM, CACHE, ZEROES, STATUS = range(8)
+# Nothing is left in the source folder.
+sys.dont_write_bytecode = True
+
+from victims import (ANY_SERVER, CACHE, FLUSH, FUA, OPT_LIST, QUICK, READ, REBUILT, STATUS, TRIM, VICTIMS, WRITE,
+                     WRITTEN, ZEROES, Calpe, Nbdkit, connect, dial, fill,
+                     leave_a_log, option, ready, recv_all, request)
+
 GIB = 1 << 30
 VOLUME = 8 * GIB
-# What a victim reads: it holds data, so that members are read, too.
-WRITTEN = 64 << 20
-
-
-def option(code, data=b""):
-    return b"IHAVEOPT" + struct.pack(">II", code, len(data)) + data
-
-
-def recv_all(sock, count):
-    data = b""
-    while len(data) < count:
-        more = sock.recv(count - len(data))
-        if not more:
-            raise ConnectionError("the server closed the connection")
-        data += more
-    return data
-
-
-def option_reply(sock):
-    """Replies to one option until the last: the codes."""
-    while True:
-        _, _, code, length = struct.unpack(">QIII", recv_all(sock, 20))
-        recv_all(sock, length)
-        if code & 0x80000000 or code == 1:
-            return code
-
-
-def connect(target, export, context=None):
-    """A connection in its transmission phase. With a context, structured replies and that context."""
-    sock = dial(target)
-    recv_all(sock, 18)
-    sock.sendall(struct.pack(">I", 3))
-    name = export.encode()
-    if context:
-        sock.sendall(option(OPT_STRUCTURED))
-        option_reply(sock)
-        query = context.encode()
-        data = struct.pack(">I", len(name)) + name + struct.pack(">II", 1, len(query)) + query
-        sock.sendall(option(OPT_SET_META, data))
-        option_reply(sock)
-    sock.sendall(option(OPT_GO, struct.pack(">I", len(name)) + name + struct.pack(">H", 0)))
-    if option_reply(sock) != 1:
-        raise ConnectionError("the server refused the export")
-    return sock
-
-
-def dial(target):
-    sock = socket.socket(socket.AF_UNIX if isinstance(target, str) else socket.AF_INET)
-    sock.settimeout(60)
-    sock.connect(target)
-    return sock
-
-
-def request(command, offset, length, flags=0, cookie=1):
-    return struct.pack(">IHHQQI", 0x25609513, flags, command, cookie, offset, length)
+# Floods write no farther, so that memory is enough for the members.
+WRITES_WITHIN = 2 * GIB
+# Of these a flood sends as many as are in 4 MiB, over and over; of shorter ones 1000.
+BATCH_BYTES = 4 << 20
 
 
 def batch(make):
-    """Some 32 KiB of requests."""
-    return b"".join(make() for _ in range(1000))
+    """Requests that are sent at one go."""
+    requests, size = [make()], 0
+    while len(requests) < 1000 and size < BATCH_BYTES:
+        requests.append(make())
+        size += len(requests[-1])
+    return b"".join(requests)
 
 
-def anywhere(length):
-    return random.randrange(0, (VOLUME - length) // 4096 + 1) * 4096
+def anywhere(length, within=VOLUME):
+    return random.randrange(0, (within - length) // 4096 + 1) * 4096
+
+
+def write(length, flags=0):
+    return request(WRITE, anywhere(length, WRITES_WITHIN), length, flags) + b"w" * length
+
+
+def of_data(length):
+    """A read of what holds data."""
+    return request(READ, anywhere(length, WRITTEN), length)
 
 
 def small_or_wide():
     """Writes that wait for each other one by one, and now and then what overlaps many of them."""
     if random.random() < 0.02:
         return request(TRIM, anywhere(256 << 20), 256 << 20)
-    return request(WRITE, random.randrange(VOLUME), 1) + b"w"
+    return request(WRITE, random.randrange(WRITES_WITHIN), 1) + b"w"
 
 
 LONG = (1 << 32) - 4096 * 1024
@@ -101,7 +84,11 @@ FLOODS = {
     "unknown commands": (None, True, lambda: request(77, 0, 0)),
     "reads, 4 KiB": (None, True, lambda: request(READ, anywhere(4096), 4096)),
     "reads, 1 MiB": (None, True, lambda: request(READ, anywhere(1 << 20), 1 << 20)),
-    "writes, 4 KiB": (None, True, lambda: request(WRITE, anywhere(4096), 4096) + b"w" * 4096),
+    "data, 4 KiB": (None, True, lambda: of_data(4096)),
+    "data, 1 MiB": (None, True, lambda: of_data(1 << 20)),
+    "writes, 4 KiB": (None, True, lambda: write(4096)),
+    "writes with FUA, 4 KiB": (None, True, lambda: write(4096, FUA)),
+    "writes, 1 MiB": (None, True, lambda: write(1 << 20)),
     "one byte, wide trims": (None, True, lambda: small_or_wide()),
     "replies never read": (None, False, lambda: request(READ, anywhere(1 << 20), 1 << 20)),
     "status never read": ("base:allocation", False, lambda: request(STATUS, 0, LONG)),
@@ -112,19 +99,35 @@ FLOODS = {
 }
 
 
+class Sent:
+    bytes = 0
+
+
 def attack(target, name, connections, seconds):
-    """Child process: floods until the time is over; prints how many bytes it sent."""
+    """Child process: floods until the time is over, or SIGTERM. It prints a line when it is
+    connected, and at the end how many bytes it sent."""
+    sent = Sent()
+
+    def end(*_):
+        print(sent.bytes, flush=True)
+        # An exception could be lost in a destructor.
+        os._exit(0)
+
+    signal.signal(signal.SIGTERM, end)
+    flood(target, name, connections, time.monotonic() + seconds, sent)
+    end()
+
+
+def flood(target, name, connections, deadline, sent):
     context, reads, make = FLOODS[name]
-    deadline = time.monotonic() + seconds
-    sent = 0
     if make == "connects":
+        print("begun", flush=True)
         while time.monotonic() < deadline:
             try:
                 dial(target).close()
-                sent += 1
+                sent.bytes += 1
             except OSError:
                 pass
-        print(sent)
         return
     socks = []
     payload = b""
@@ -139,13 +142,14 @@ def attack(target, name, connections, seconds):
                 sock = connect(target, "a", context)
                 if make == "announce":
                     sock.sendall(request(WRITE, 0, 32 << 20) + b"x" * 4096)
-                    sent += 4096
+                    sent.bytes += 4096
             socks.append(sock)
         except OSError:
             pass
+    if socks:
+        print("begun", flush=True)
     if make in ("silent", "announce"):
         time.sleep(max(0, deadline - time.monotonic()))
-        print(sent)
         return
     if callable(make):
         payload = batch(make)
@@ -163,7 +167,7 @@ def attack(target, name, connections, seconds):
                     raise ConnectionError
                 if events & selectors.EVENT_WRITE:
                     count = sock.send(left[sock])
-                    sent += count
+                    sent.bytes += count
                     left[sock] = left[sock][count:] or memoryview(payload)
             except BlockingIOError:
                 pass
@@ -179,140 +183,114 @@ def attack(target, name, connections, seconds):
                         selector.register(sock, selectors.EVENT_WRITE | selectors.EVENT_READ)
                     except OSError:
                         pass
-    print(sent)
 
 
-def fill(target):
-    sock = connect(target, "b")
-    for offset in range(0, WRITTEN, 1 << 20):
-        sock.sendall(request(WRITE, offset, 1 << 20) + os.urandom(1 << 20))
-        if recv_all(sock, 16)[4:8] != bytes(4):
-            raise SystemExit("a write failed")
-    sock.close()
-
-
-def victim(target, seconds):
-    """Waits of single 4 KiB reads of what was written, in ms; connects anew for every hundredth, which counts as one, too."""
-    waits, deadline = [], time.monotonic() + seconds
-    sock, turn = None, 0
-    while time.monotonic() < deadline:
-        begun = time.monotonic()
-        while True:
-            try:
-                if turn % 100 == 0:
-                    if sock:
-                        sock.close()
-                    sock = connect(target, "b")
-                else:
-                    sock.sendall(request(READ, random.randrange(WRITTEN // 4096) * 4096, 4096))
-                    recv_all(sock, 16 + 4096)
-                break
-            except OSError:
-                # It comes again, and goes on waiting.
-                sock, turn = None, 0
-                if time.monotonic() > deadline:
-                    break
-                time.sleep(0.001)
-        waits.append((time.monotonic() - begun) * 1000)
-        turn += 1
-        time.sleep(0.0005)
-    return sorted(waits)
-
-
-def measure(target, name, connections, seconds, settle=0.7):
+def measure(server, name, connections, victim, args):
+    """One flood against one victim."""
+    if name.startswith("data"):
+        fill(server.target, "a", WRITTEN)
     child = None
     if FLOODS[name]:
         child = subprocess.Popen(
-            [sys.executable, __file__, "--attack", name, "--target", json.dumps(target), "--connections",
-             str(connections), "--seconds", str(seconds + 2 * settle)], stdout=subprocess.PIPE, text=True)
-        time.sleep(settle)
-    waits = victim(target, seconds)
+            [sys.executable, __file__, "--attack", name, "--target", json.dumps(server.target), "--connections",
+             str(connections), "--seconds", str(args.seconds + args.limit + 60)], stdout=subprocess.PIPE, text=True)
+        if child.stdout.readline() != "begun\n":
+            raise SystemExit(f"the flood '{name}' did not begin")
+        time.sleep(args.settle)
+    begun, (ran, waited), flooding = time.monotonic(), server.cpu(), cpu_of(child)
+    waits = sorted(VICTIMS[victim](server, args.seconds, args.limit))
+    seconds = time.monotonic() - begun
+    ran, flooding = server.cpu()[0] - ran, cpu_of(child) - flooding
+    waited = sum(after - waited[task] for task, after in server.cpu()[1].items() if task in waited)
     sent = 0
     if child:
+        child.terminate()
         try:
-            sent = int(child.communicate(timeout=60)[0] or 0)
-        except subprocess.TimeoutExpired:
+            sent = int(child.communicate(timeout=60)[0])
+        except (subprocess.TimeoutExpired, ValueError):
             child.kill()
+            raise SystemExit(f"the flood '{name}' failed")
+    rss = server.memory()
+    if "write" in name or name.startswith("one byte"):
+        clear(server)
     at = lambda share: waits[min(len(waits) - 1, int(len(waits) * share))]
-    return {"flood": name, "connections": connections if child else 0, "bytes": sent, "reads": len(waits),
-            "p50": at(0.5), "p99": at(0.99), "longest": waits[-1]}
+    return {"flood": name, "connections": connections if child else 0, "victim": victim, "bytes": sent,
+            "requests": len(waits), "p50": at(0.5), "p99": at(0.99), "longest": waits[-1], "server": server.name,
+            "cores": ran / seconds, "kept": waited / seconds, "flood_cores": flooding / seconds,
+            "rss": rss}
 
 
-class Calpe:
-    name = "calpe"
+def cpu_of(child):
+    """Seconds of a core that a child has had."""
+    if child is None or child.poll() is not None:
+        return 0
+    with open(f"/proc/{child.pid}/schedstat") as file:
+        return int(file.read().split()[0]) / 1e9
 
-    def __init__(self, binary, folder):
-        self.binary, self.folder = os.path.abspath(binary), folder
-        config = f'[daemon]\nruntime_dir = "{folder}"\nreclaim_safe = false\n[listen]\nunix = "{folder}/nbd.sock"\nmax_connections = 110\n'
-        for name in "ab":
-            members = [f"{folder}/{name}{index}.img" for index in range(3)]
-            subprocess.run([self.binary, "create", name, "--data", "2", "--parity", "1", "--size", str(VOLUME),
-                            *members], check=True, stdout=subprocess.DEVNULL)
-            config += f'[[array]]\nname = "{name}"\nsearch = ["{folder}"]\n'
-        with open(f"{folder}/calpe.toml", "w") as file:
-            file.write(config)
-        self.log = open(f"{folder}/log", "w")
-        self.process = subprocess.Popen([self.binary, "serve", "--config", f"{folder}/calpe.toml"],
-                                        stdout=self.log, stderr=self.log)
-        self.target = f"{folder}/nbd.sock"
 
-    def revive(self):
-        pass
-
-    def memory(self):
-        with open(f"/proc/{self.process.pid}/status") as file:
-            return next((int(line.split()[1]) for line in file if line.startswith("VmHWM")), 0) << 10
-
-    def stop(self):
-        self.process.send_signal(signal.SIGTERM)
+def clear(server):
+    """Takes away what a flood has written."""
+    for _ in range(100):
         try:
-            self.process.wait(60)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-
-
-class Nbdkit(Calpe):
-    name = "nbdkit"
-
-    def __init__(self, folder):
-        os.mkdir(f"{folder}/files")
-        for name in "ab":
-            with open(f"{folder}/files/{name}", "wb") as file:
-                file.truncate(VOLUME)
-        self.target = f"{folder}/nbdkit.sock"
-        self.start = ["nbdkit", "-f", "-U", self.target, "file", f"dir={folder}/files"]
-        self.process = None
-        self.revive()
-
-    def revive(self):
-        if self.process is None or self.process.poll() is not None:
-            if os.path.exists(self.target):
-                os.unlink(self.target)
-            self.process = subprocess.Popen(self.start, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            ready(self)
-
-
-def ready(server):
-    for _ in range(600):
-        try:
-            for name in "ab":
-                connect(server.target, name).close()
+            server.revive()
+            sock = connect(server.target, "a")
+            for offset in range(0, WRITES_WITHIN, GIB):
+                sock.sendall(request(TRIM, offset, GIB))
+                recv_all(sock, 16)
+            sock.close()
             return
         except OSError:
+            # nbdkit may still be about to end after a flood.
             time.sleep(0.1)
-    raise SystemExit(f"{server.name} does not answer")
+    raise SystemExit(f"{server.name} does not take trims")
+
+
+def is_ended(row, limit):
+    return row["victim"] not in ("rebuild", "import") or row["longest"] <= limit * 1000
+
+
+def print_row(row):
+    print(f"{row['server']:7} {row['flood']:22} {row['connections']:4} {row['bytes']:11} {row['victim']:8}"
+          f" {row['requests']:6} {row['p50']:8.2f} {row['p99']:8.2f} {row['longest']:9.1f} {row['cores']:6.2f}"
+          f" {row['kept']:5.2f} {row['flood_cores']:6.2f}  {row['rss'] >> 20} MiB", flush=True)
+
+
+def print_table(rows, limit):
+    """Medians of all rounds (lowest-highest): of the 99th percentiles in ms, of rebuilds and imports in seconds."""
+    columns = [(victim, server) for victim in VICTIMS for server in ("calpe", "nbdkit")
+               if any((row["victim"], row["server"]) == (victim, server) for row in rows)]
+
+    def cell(flood, victim, server):
+        these = [row for row in rows if (row["flood"], row["connections"], row["victim"], row["server"])
+                 == (*flood, victim, server)]
+        if not these:
+            return "-"
+        scale = 1000 if victim in ("rebuild", "import") else 1
+        values = sorted(row["p99"] / scale for row in these)
+        form = lambda value: f"{value:.1f}" if value < 100 else f"{value:.0f}"
+        ended = "" if all(is_ended(row, limit) for row in these) else " not ended"
+        return f"{form(statistics.median(values))} ({form(values[0])}-{form(values[-1])}){ended}"
+
+    print("\n| flood | connections | " + " | ".join(
+        f"{victim} {server}, {'s' if victim in ('rebuild', 'import') else 'ms'}" for victim, server in columns) + " |")
+    print("|---|---:|" + "---:|" * len(columns))
+    for flood in dict.fromkeys((row["flood"], row["connections"]) for row in rows):
+        print(f"| {flood[0]} | {flood[1]} | " + " | ".join(cell(flood, *column) for column in columns) + " |")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calpe")
     parser.add_argument("--nbdkit", action="store_true")
+    parser.add_argument("--victims", default=",".join(QUICK))
     parser.add_argument("--connections", default="20,100")
     parser.add_argument("--seconds", type=float, default=3)
     parser.add_argument("--settle", type=float, default=0.7, help="how long a flood runs before its victim begins")
-    parser.add_argument("--only")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--only", help="floods whose names contain one of these, with ; between them")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--bound", type=float)
+    parser.add_argument("--limit", type=float, default=60, help="how long a rebuild or import may take, in seconds")
     parser.add_argument("--attack")
     parser.add_argument("--target")
     args = parser.parse_args()
@@ -320,37 +298,46 @@ def main():
         target = json.loads(args.target)
         return attack(target if isinstance(target, str) else tuple(target), args.attack, int(args.connections),
                       args.seconds)
+    victims = list(VICTIMS) if args.victims == "all" else args.victims.split(",")
+    if unknown := [victim for victim in victims if victim not in VICTIMS]:
+        parser.error(f"no such victim: {', '.join(unknown)}; there are {', '.join(VICTIMS)}, and all")
     wanted = args.only.split(";") if args.only else list(FLOODS)
     wanted = [name for name in FLOODS if any(part in name for part in wanted)]
     folder = tempfile.mkdtemp(dir="/dev/shm" if os.path.isdir("/dev/shm") else None)
-    servers, bad = [], False
+    servers, rows = [], []
     try:
-        servers = [Calpe(args.calpe, folder)] if args.calpe else []
-        servers += [Nbdkit(folder)] if args.nbdkit else []
+        servers = [Calpe(args.calpe, folder, "abr")] if args.calpe else []
+        servers += [Nbdkit(folder, "ab")] if args.nbdkit else []
         for server in servers:
             ready(server)
-            fill(server.target)
+            fill(server.target, "b", WRITTEN)
+            if "rebuild" in victims and server.name == "calpe":
+                fill(server.target, "r", REBUILT)
+            if "import" in victims and server.name == "calpe":
+                leave_a_log(server)
         if not args.json:
-            print(f"{'server':7} {'flood':22} {'conn':>4} {'sent':>10} {'reads':>6} {'p50 ms':>8} {'p99 ms':>8} {'longest':>9}")
-        for name in wanted:
-            for connections in [int(text) for text in args.connections.split(",")][: 1 if name in ("none", "connects") else None]:
-                for server in servers:
-                    if "health" in name and server.name == "nbdkit":
-                        continue
-                    server.revive()
-                    row = {"server": server.name, **measure(server.target, name, connections, args.seconds, args.settle)}
-                    row["rss"] = server.memory()
-                    bad |= bool(args.bound) and server.name == "calpe" and row["p99"] > args.bound
-                    if args.json:
-                        print(json.dumps(row), flush=True)
-                    else:
-                        print(f"{server.name:7} {name:22} {row['connections']:4} {row['bytes']:10} {row['reads']:6}"
-                              f" {row['p50']:8.2f} {row['p99']:8.2f} {row['longest']:9.1f}  {row['rss'] >> 20} MiB", flush=True)
+            print(f"{'server':7} {'flood':22} {'conn':>4} {'sent':>11} {'victim':8} {'waits':>6} {'p50 ms':>8} {'p99 ms':>8}"
+                  f" {'longest':>9} {'cores':>6} {'kept':>5} {'flood':>6}")
+        for _ in range(args.rounds):
+            for name in wanted:
+                once = name in ("none", "connects")
+                for connections in [int(text) for text in args.connections.split(",")][: 1 if once else None]:
+                    for victim in victims:
+                        for server in servers:
+                            if server.name == "nbdkit" and ("health" in name or victim not in ANY_SERVER):
+                                continue
+                            server.revive()
+                            rows.append(measure(server, name, connections, victim, args))
+                            print(json.dumps(rows[-1]), flush=True) if args.json else print_row(rows[-1])
+        if args.rounds > 1 and not args.json:
+            print_table(rows, args.limit)
     finally:
         for server in servers:
             server.stop()
         shutil.rmtree(folder, ignore_errors=True)
-    return int(bad)
+    ours = [row for row in rows if row["server"] == "calpe"]
+    slow = args.bound and any(row["p99"] > args.bound for row in ours if row["victim"] not in ("rebuild", "import"))
+    return int(bool(slow) or not all(is_ended(row, args.limit) for row in ours))
 
 
 if __name__ == "__main__":
