@@ -165,7 +165,7 @@ impl Array {
 
     /// Answers requests that are recorded, or that waited for that for long enough; all, if `all`.
     pub(super) fn end_recordings(&mut self, all: bool) {
-        for mut recording in std::mem::take(&mut self.supers.recordings) {
+        for recording in std::mem::take(&mut self.supers.recordings) {
             if let Some((device, uuid)) = recording.replacement
                 && self.find_device(device).is_none()
             {
@@ -175,8 +175,9 @@ impl Array {
                     self.admin_done(recording.id, Err(AdminError(text.into())));
                     continue;
                 }
-                recording.text += "; that has left again meanwhile: see 'calpe events'";
-                recording.replacement = None;
+                let text = "the new device has left again meanwhile: see 'calpe events'";
+                self.admin_done(recording.id, Err(AdminError(text.into())));
+                continue;
             }
             let is_recorded = self.supers.is_recorded(recording.record);
             let is_late = self.now.nanos_since(recording.since) >= RECORDING_PATIENCE_NS;

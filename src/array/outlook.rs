@@ -109,6 +109,14 @@ impl Array {
                 None => format!("{what}, and such a row may then be unreadable"),
             };
         }
+        if bad == 0
+            && let Some(unrepaired) = self.unrepaired()
+        {
+            text += &format!(
+                "; but the last scrub has left {} unrepaired, and what is bad still survives fewer",
+                Count(unrepaired, "error")
+            );
+        }
         // Of a member of which not all bad blocks are listed, any row may be bad.
         let unlisted = if unlisted > 0 { unlisted + lacking.len() } else { 0 };
         let listed = blocks
@@ -123,6 +131,13 @@ impl Array {
             Some(left) => format!("; where both meet, rows may survive only {left} more"),
             None => "; where both meet, rows may then be unreadable".into(),
         }
+    }
+
+    /// Errors that the last scrub has not repaired, if there are any. Which blocks they are of is
+    /// not known any more after a restart.
+    fn unrepaired(&self) -> Option<u64> {
+        let last = self.last_scrub()?;
+        Some(last.errors.saturating_sub(last.repaired)).filter(|errors| *errors > 0)
     }
 
     /// What the array is when this many more members are online; `but` says what is not true of

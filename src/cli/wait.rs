@@ -194,8 +194,15 @@ impl Waiter {
         let complete = complete.map(|text| Look::Well(text + &without_data(array)));
         let scrub = self.scrub_seen.then(|| scrub_result(array, since));
         let repair = self.repair_seen.then(|| look_at_repair(array));
+        let is_built = complete.is_some();
         let looks = [complete, scrub, repair].into_iter().flatten();
-        looks.reduce(both).unwrap_or_else(|| nothing_runs(array, kinds, are_named))
+        match looks.reduce(both) {
+            None => nothing_runs(array, kinds, are_named),
+            Some(Look::Well(text)) if !is_built && is_degraded(array, kinds) => {
+                Look::Badly(format!("{text}; array '{}' is {}", array.name, what_it_is(array)))
+            }
+            Some(look) => look,
+        }
     }
 
     /// Gives up on passes that somebody paused; they would be waited for without end.
@@ -246,8 +253,8 @@ fn nothing_runs(array: &ArrayReport, kinds: &[ScanKind], are_named: bool) -> Loo
         }
     };
     let text = format!("{what} runs on array '{}'", array.name);
-    if kinds.contains(&ScanKind::Rebuild) && array.state != ArrayState::Online {
-        return Look::Badly(format!("{text}, and it is {}: {} {}", array.state, array.status, array.action));
+    if is_degraded(array, kinds) {
+        return Look::Badly(format!("{text}, and it is {}", what_it_is(array)));
     }
     let scrub = array.last_scrub.filter(|scrub| is_judged(ScanKind::Scrub) && scrub.errors > 0);
     if let Some(LastScrub { errors, repaired, .. }) = scrub {
@@ -266,6 +273,15 @@ fn nothing_runs(array: &ArrayReport, kinds: &[ScanKind], are_named: bool) -> Loo
         None if !unverified.is_empty() => Look::Well(format!("{text}{unverified}")),
         None => Look::Well(text),
     }
+}
+
+/// Whether the array is not what somebody who waits for rebuilds waits for.
+fn is_degraded(array: &ArrayReport, kinds: &[ScanKind]) -> bool {
+    kinds.contains(&ScanKind::Rebuild) && array.state != ArrayState::Online
+}
+
+fn what_it_is(array: &ArrayReport) -> String {
+    format!("{}: {} {}", array.state, array.status, array.action)
 }
 
 fn look_at_replacement(array: &ArrayReport, new: &str) -> Look {
@@ -372,13 +388,13 @@ fn scrub_result(array: &ArrayReport, since: &ScrubMark) -> Look {
 /// Of whose members the last scrub has not seen everything. It looks at what is in service; of the
 /// others nothing is known, also where they are back by now.
 fn unverified(array: &ArrayReport) -> String {
-    match array.last_scrub_unchecked.len() {
-        0 => String::new(),
-        many => format!(
-            "; not verified everywhere, as out of service or for a lack of resources: {many} of {} members",
-            array.members.len()
-        ),
-    }
+    let numbers: Vec<String> = array.last_scrub_unchecked.iter().map(u16::to_string).collect();
+    let members = match &numbers[..] {
+        [] => return String::new(),
+        [one] => format!("member {one}"),
+        several => format!("members {}", several.join(", ")),
+    };
+    format!("; not verified everywhere, as out of service or for a lack of resources: {members}")
 }
 
 fn compared_nothing(array: &ArrayReport) -> String {
@@ -697,14 +713,36 @@ mod tests {
         assert!(matches!(&look, Look::Well(text) if text.ends_with("no errors")), "{look:?}");
         degraded.last_scrub_unchecked = vec![0];
         let look = Waiter::new(Goal::Scrub { since: MARK }).look(&degraded);
-        let told = format!("1 of {} members", degraded.members.len());
-        assert!(matches!(&look, Look::Well(text) if text.contains(&told)), "{look:?}");
+        let told = "resources: member 0";
+        assert!(matches!(&look, Look::Well(text) if text.contains(told)), "{look:?}");
         // It is back since, and the scrub had passed by without it.
         degraded.members[0].state = MemberState::Online;
         let look = Waiter::new(Goal::Scrub { since: MARK }).look(&degraded);
-        assert!(matches!(&look, Look::Well(text) if text.contains(&told)), "{look:?}");
+        assert!(matches!(&look, Look::Well(text) if text.contains(told)), "{look:?}");
         let look = passes(&[ScanKind::Scrub]).look(&degraded);
-        assert!(matches!(&look, Look::Well(text) if text.contains(&told)), "{look:?}");
+        assert!(matches!(&look, Look::Well(text) if text.contains(told)), "{look:?}");
+    }
+
+    #[test]
+    fn a_scrub_that_went_well_does_not_hide_that_the_array_is_degraded() {
+        let mut degraded = array("tank");
+        degraded.state = ArrayState::Degraded;
+        degraded.members[0].state = MemberState::Offline;
+        for (kinds, is_well) in
+            [(vec![ScanKind::Scrub], true), (vec![ScanKind::Rebuild, ScanKind::Scrub], false)]
+        {
+            let mut waiter = passes(&kinds);
+            degraded.scan = vec![scan(ScanKind::Scrub, 1, 10)];
+            assert!(matches!(waiter.look(&degraded), Look::Running(_)));
+            degraded.scan.clear();
+            degraded.last_scrub = Some(LastScrub { finished_unix: 100, errors: 0, repaired: 0 });
+            let look = waiter.look(&degraded);
+            assert_eq!(matches!(look, Look::Well(_)), is_well, "{look:?}");
+            if let Look::Badly(text) = look {
+                assert!(text.contains("no errors") && text.contains("is DEGRADED"), "{text}");
+            }
+            degraded.last_scrub = None;
+        }
     }
 
     #[test]

@@ -291,6 +291,8 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
     };
     let troubled: Vec<&MemberReport> = array.members.iter().filter(is_troubled).collect();
     let may_meet = absent.len() + troubled.len() > usize::from(array.parity);
+    // Which blocks these are is not known any more after a restart.
+    let has_unrepaired = array.last_scrub.is_some_and(|scrub| scrub.errors > scrub.repaired);
     let is_short =
         |member: &MemberReport| !is_rebuilding(member) && member.conditions.contains(&Condition::Full);
     let served = match array.log.state {
@@ -298,7 +300,7 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
         // The rebuild has met what cannot be read, and the list of that does not have it before it
         // was tried for a while.
         _ if array.scan.iter().any(|scan| scan.retried + scan.retried_pages > 0) => "",
-        _ if !lacking.is_empty() || lacks_data(array) || may_meet => "",
+        _ if !lacking.is_empty() || lacks_data(array) || may_meet || has_unrepaired => "",
         LogState::Settling => {
             "all data can be read, and writes wait until what the redo log holds is in place, "
         }
@@ -313,6 +315,10 @@ fn explain_degraded(array: &ArrayReport, absent: &[&MemberReport]) -> Explanatio
     }
     if !troubled.is_empty() {
         places.push(format!("blocks of {} cannot be read", called(&troubled)));
+    } else if lacks_data(array) {
+        places.push("blocks cannot be read already".to_owned());
+    } else if has_unrepaired {
+        places.push("what the last scrub could not repair is bad still".to_owned());
     }
     let but = match (&places[..], left) {
         ([], _) => String::new(),
@@ -799,6 +805,28 @@ mod tests {
     }
 
     #[test]
+    fn what_is_bad_already_survives_fewer_losses() {
+        let mut array = with_absent(&[MemberState::Offline]);
+        array.last_scrub = Some(LastScrub { finished_unix: 1, errors: 4, repaired: 4 });
+        let survives = "all data can be read and written, one more loss can be survived.";
+        assert!(explain(&array).status.contains(survives), "{}", explain(&array).status);
+        array.last_scrub = Some(LastScrub { finished_unix: 1, errors: 4, repaired: 3 });
+        let status = explain(&array).status;
+        let fewer = "one more loss can be survived, and fewer where what the last scrub could not repair is bad still.";
+        assert!(status.contains(fewer) && !status.contains("all data"), "{status}");
+        let part = vec![LostReport { offset: 0, bytes: 4096 }];
+        let mut lacking = [array.clone(), array.clone(), array];
+        lacking[0].unreadable = part.clone();
+        lacking[1].lost = part.clone();
+        lacking[2].set_aside = part;
+        for array in lacking {
+            let status = explain(&array).status;
+            let fewer = "one more loss can be survived, and fewer where blocks cannot be read already.";
+            assert!(status.contains(fewer), "{status}");
+        }
+    }
+
+    #[test]
     fn a_rebuild_that_has_met_what_cannot_be_read_does_not_say_that_all_can() {
         let mut array = with_absent(&[MemberState::Rebuilding]);
         array.scan.push(running(ScanKind::Rebuild, 1, 100));
@@ -1106,7 +1134,7 @@ mod tests {
         let told = explain(&array).status;
         assert!(told.contains("8 KiB of the volume cannot be read for now"), "{told}");
         assert!(
-            told.starts_with("1 of 6 members is not in service; one more loss can be survived."),
+            told.starts_with("1 of 6 members is not in service; one more loss can be survived, and fewer where blocks cannot be read already."),
             "{told}"
         );
         assert!(told.contains("2 metadata pages") && told.contains("neither read nor written"), "{told}");

@@ -251,7 +251,8 @@ impl Daemon {
             return None;
         }
         Some(format!(
-            "array '{name}' is in the configuration, but the next start may not find it: members of it are where neither its              section nor the daemon looks ('search'), and that is not remembered ({why})"
+            "array '{name}' is in the configuration, but the next start may not find it: by their paths, members of it are where neither its \
+             section nor the daemon looks ('search'), and that is not remembered ({why})"
         ))
     }
 
@@ -443,6 +444,9 @@ impl Daemon {
         options: ServeOptions,
     ) -> Result<ArrayReport, RequestError> {
         let _change = self.begin_change(array)?;
+        if self.was_exported(which, array) {
+            return Err(refusal(ErrorCode::Refused, format!("array '{which}' was exported meanwhile")));
+        }
         let (opened, _) = self.open_found(found, array, options, &found.warnings)?;
         let _not_meanwhile = self.keep_awaiting();
         if !self.is_awaited(which) {
@@ -546,6 +550,7 @@ impl Daemon {
             return Ok(Done { message, warnings: note, ..Done::default() });
         }
         let _change = self.begin_change(uuid)?;
+        self.note_exported(uuid);
         self.remember_now(id);
         let result = self.reactor.stop_array(id);
         self.forget_served(id);

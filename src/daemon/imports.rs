@@ -179,6 +179,9 @@ impl Attempts {
             // It was served meanwhile, and perhaps exported.
             return Ok(format!("array '{}' is not awaited any more", config.which));
         }
+        if daemon.was_exported(&config.which, uuid) {
+            return Ok(format!("array '{}' was exported, and stays out of service", config.which));
+        }
         if daemon.served_uuids().contains(&uuid)
             && let Some(report) = daemon.status(Some(&uuid.to_string()))?.first()
         {

@@ -13,15 +13,16 @@ use super::ranked::lock;
 use super::reactor::ArrayId;
 use super::report::{Names, Place};
 use super::room::{Wanted, check_room};
-use super::search::{Found, Hindrance, Unusable, overwritten, search};
+use super::search::{Hindrance, overwritten};
 use super::service::{Daemon, Done, Outcome, refusal};
 use super::superblocks::{
     Copies, open_and_recognise, read_copies, reserved_bytes, witness, words_for_damaged,
 };
+use super::target::Target;
 use crate::array::assembly::NOWHERE_ELSE;
 use crate::block_io::DeviceId;
 use crate::control::{ErrorCode, MemberRef, RequestError};
-use crate::format::{MemberState, NewestError, Role, Signature, Superblock, newest_read};
+use crate::format::{MemberState, Signature, Superblock, newest_read};
 use crate::member::patience::{within, within_apart};
 use crate::member::{
     self, Access, CreatedFile, DEFAULT_MEMBER_TIMEOUT, Device, DeviceError, DeviceKind, Identity, TimeLimits,
@@ -31,7 +32,7 @@ use crate::volume::{AdminRequest, ArrayState, NewDevice};
 use nix::errno::Errno;
 use nix::unistd::{AccessFlags, access};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use uuid::Uuid;
 
 /// How long it may take to find out what a path leads to.
@@ -39,18 +40,6 @@ const GLANCE: Duration = Duration::from_secs(2);
 
 /// How long an attempt to bring a member back by itself may take to let go of its device, once it has that open.
 pub(super) const ATTEMPT_WAIT: Duration = SETTLE.saturating_mul(2);
-
-/// What a search for a member's own device shows.
-struct Sought {
-    /// Devices that say that they are it: one, or copies of one.
-    copies: Vec<Found>,
-    /// What is wrong with its device where that was cut off.
-    cut_off: Option<String>,
-    /// Whether a place that was named has nothing of Calpe.
-    is_overwritten: bool,
-    /// What else is wrong with the places, the first of all that is.
-    warning: Option<String>,
-}
 
 /// The device of a member, its superblock, and copies of it that are damaged, in words.
 pub(super) type Own = (Device, Superblock, Vec<String>);
@@ -62,27 +51,6 @@ pub(super) enum By {
     Command,
     /// Nothing but that it is there again: not where an administrator has taken it out.
     Itself,
-}
-
-/// A member that a request is about.
-pub(super) struct Target {
-    array: ArrayId,
-    name: String,
-    superblock: Superblock,
-    pub(super) index: MemberIndex,
-    seat: Place,
-    limits: TimeLimits,
-}
-
-impl Target {
-    fn describe(&self) -> String {
-        format!("member {} ({}) of array '{}'", self.index, Printable(&self.seat.name()), self.name)
-    }
-
-    /// Bytes that a device needs to take its place.
-    fn needed_bytes(&self) -> u64 {
-        self.superblock.device_bytes_min()
-    }
 }
 
 impl From<DeviceError> for RequestError {
@@ -345,8 +313,13 @@ impl Daemon {
                 error => error.into(),
             })?;
         let created = if created { Some(CreatedFile::of(&device)?) } else { None };
-        let outcome = self.put_in_place(&target, device, known_zero);
+        let uuid = Uuid::new_v4();
+        let outcome = self.put_in_place(&target, device, uuid, known_zero);
+        // One that has been the member's, and left, may be what that comes back with.
+        let facts = self.facts(target.array);
+        let is_members = facts.is_ok_and(|facts| facts.status.members.iter().any(|m| m.uuid == uuid));
         if outcome.is_err()
+            && !is_members
             && let Some(created) = created
         {
             // The reason is the answer; a file that stays behind is empty.
@@ -359,12 +332,12 @@ impl Daemon {
     }
 
     /// Has a device that is [prepared](prepare) take the place of a member.
-    fn put_in_place(&self, target: &Target, device: Device, known_zero: bool) -> Outcome {
+    fn put_in_place(&self, target: &Target, device: Device, uuid: Uuid, known_zero: bool) -> Outcome {
         check_fit(target, &device)?;
         let _change = self.begin_change(target.superblock.array)?;
         let id = self.reactor.next_device_id();
         let bytes = device.facts().bytes;
-        let new = NewDevice { known_zero, ..NewDevice::new(id, Uuid::new_v4(), bytes) };
+        let new = NewDevice { known_zero, ..NewDevice::new(id, uuid, bytes) };
         let request = |member, device| AdminRequest::Replace { member, device };
         self.hand_over(target, new, device, By::Command, request)
     }
@@ -510,10 +483,12 @@ impl Daemon {
     /// Whether the daemon brings the member back when it can, if nobody says that it is to stay away.
     fn returns_by_itself(&self, target: &Target) -> Result<bool, RequestError> {
         let is_remote = target.seat.path.as_deref().is_some_and(member::is_remote);
-        let was_failed = self.returns().was_missing(target.superblock.array, target.index);
-        Ok(is_remote
-            || was_failed
-            || self.facts(target.array)?.status.members[usize::from(target.index.0)].returns)
+        let was_missing = self.returns().was_missing(target.superblock.array, target.index);
+        let status = self.facts(target.array)?.status;
+        let member = &status.members[usize::from(target.index.0)];
+        // As `Returns::note` will have it with the next look.
+        let is_missing = status.state == ArrayState::Failed && member.state == MemberState::Missing;
+        Ok(is_remote || was_missing || is_missing || member.returns)
     }
 
     fn state_of(&self, target: &Target) -> Result<MemberState, RequestError> {
@@ -525,6 +500,7 @@ impl Daemon {
         let places = self.search_places();
         let wider = self.with_names(target.array, |names| names.places_around(&places)).unwrap_or_default();
         let mut own: Vec<PathBuf> = target.seat.path.clone().into_iter().collect();
+        let begun = Instant::now();
         let there = target.seek(&own);
         // Where it was in service since the daemon started, it is no copy.
         if target.seat.found.is_some() && !there.copies.is_empty() {
@@ -532,13 +508,17 @@ impl Daemon {
         }
         if there.copies.is_empty() {
             own.clear();
+            // It gave no answer in time, nor would it in a search of the places around it.
+            if begun.elapsed() >= target.limits.local {
+                return Err(target.not_found(&there));
+            }
         }
         let places: Vec<PathBuf> = own.into_iter().chain(wider).collect();
         let all = target.seek(&places);
         if !all.copies.is_empty() {
             return target.current_of(&all.copies);
         }
-        if let Some(why) = there.cut_off.or(all.cut_off) {
+        if let Some(why) = there.cut_off.clone().or(all.cut_off) {
             self.with_names(target.array, |names| {
                 names.hinder(target.seat.uuid, Hindrance::CutOff, why.clone());
             });
@@ -568,20 +548,8 @@ impl Daemon {
                 ),
             ));
         }
-        Err(refusal(
-            ErrorCode::Device,
-            format!(
-                "the device of {} (uuid {}) was not found{}; connect it and give its path with --path; one that is gone for \
-                 good, or overwritten, is replaced with 'calpe replace {} {} NEW', unless the array has FAILED",
-                target.describe(),
-                target.seat.uuid,
-                there.warning.map(|line| format!(": {line}")).unwrap_or_default(),
-                target.name,
-                target.index
-            ),
-        ))
+        Err(target.not_found(&there))
     }
-
     /// Whether a file may be created as a replacement: not under /dev, and not where all that this host has of the array are
     /// block devices.
     fn check_creatable(&self, target: &Target, new: &Path) -> Result<(), RequestError> {
@@ -688,75 +656,6 @@ pub(super) fn open_member(path: &Path, access: Access, limits: TimeLimits) -> Re
 /// How long a device that is to be opened is waited for: an administrator waits, too.
 pub(super) fn patience(limits: TimeLimits) -> Duration {
     limits.local.min(DEFAULT_MEMBER_TIMEOUT)
-}
-
-impl Target {
-    /// Searches places for the target's own device.
-    fn seek(&self, places: &[PathBuf]) -> Sought {
-        let mut found = search(places, patience(self.limits));
-        let is_own =
-            |s: &Superblock| s.device == self.seat.uuid && s.member == self.index && s.role == Role::Member;
-        let is_cut = |other: &&Unusable| {
-            other.device == Some(self.seat.uuid) && other.hindrance == Some(Hindrance::CutOff)
-        };
-        let members = found.arrays.remove(&self.superblock.array).unwrap_or_default();
-        Sought {
-            copies: members.into_iter().filter(|member| is_own(&member.superblock)).collect(),
-            cut_off: found.unusable.iter().find(is_cut).map(|cut| cut.reason.clone()),
-            is_overwritten: !found.blank.is_empty(),
-            warning: found.warnings.into_iter().next(),
-        }
-    }
-
-    /// Which of these devices, each of which says that it is the target's, is the newest.
-    fn current_of(&self, copies: &[Found]) -> Result<PathBuf, RequestError> {
-        let age = |found: &Found| (found.superblock.epoch.number, found.superblock.sequence);
-        let newest = copies.iter().map(age).max();
-        let current: Vec<&Path> = copies
-            .iter()
-            .filter(|found| Some(age(found)) == newest)
-            .map(|found| found.path.as_path())
-            .collect();
-        if let [one] = current[..] {
-            return Ok(one.to_owned());
-        }
-        let paths: Vec<String> = current.iter().map(|path| shown(path).to_string()).collect();
-        let what = format!(
-            "{}: each of them claims to be member {index} of array '{name}', and nothing tells which is the copy: move the copy away, or \
-             name the one to use: 'calpe online {name} {index} --path PATH'",
-            paths.join(", "),
-            index = self.index,
-            name = self.name
-        );
-        Err(refusal(ErrorCode::Refused, what))
-    }
-
-    /// The superblock of a device, which must be the target's own.
-    pub(super) fn own(
-        &self,
-        device: &Device,
-        superblock: Result<Superblock, NewestError>,
-    ) -> Result<Superblock, RequestError> {
-        let path = shown(device.path());
-        let refuse = |what: String| {
-            let advice = format!("to build it anew: 'calpe replace {} {} NEW'", self.name, self.index);
-            Err(refusal(ErrorCode::Refused, format!("{path}: {what}; {advice}")))
-        };
-        match superblock {
-            Ok(s) if s.array != self.superblock.array => {
-                refuse(format!("is a member of another array, '{}' ({})", s.name, s.array))
-            }
-            Ok(s) if s.member != self.index => {
-                refuse(format!("is member {} of array '{}', not {}", s.member, self.name, self.index))
-            }
-            Ok(s) if s.device != self.seat.uuid => {
-                refuse(format!("once was {}, and has been replaced since", self.describe()))
-            }
-            Ok(s) => Ok(s),
-            Err(NewestError::NotAMember) => refuse("holds no Calpe superblock".into()),
-            Err(error) => refuse(error.to_string()),
-        }
-    }
 }
 
 /// Whether a device can hold what a member holds.

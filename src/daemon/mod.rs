@@ -41,6 +41,7 @@ mod settings;
 mod signals;
 mod state;
 pub mod superblocks;
+mod target;
 #[cfg(test)]
 mod tests;
 mod undo;

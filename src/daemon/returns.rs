@@ -11,11 +11,12 @@
 use super::changes::Change;
 use super::events::kinds;
 use super::import::SETTLE;
-use super::members::{ATTEMPT_WAIT, By, Own, Target, identity_of, open_member, patience};
+use super::members::{ATTEMPT_WAIT, By, Own, identity_of, open_member, patience};
 use super::reactor::{ArrayFacts, ArrayId};
 use super::search::{Hindrance, search};
 use super::service::{Daemon, Done, Served};
 use super::superblocks::{check_length, read_copies, words_for_damaged};
+use super::target::Target;
 use crate::control::{MemberRef, RequestError};
 use crate::format::{MemberState, NewestError, Role, Superblock, newest_read};
 use crate::member::patience::within_apart;

@@ -40,6 +40,7 @@ use crate::nbd::TlsMode;
 use crate::units::{HumanSize, MemberIndex, SizeBeside};
 use crate::volume::{NoticeLevel, PlainVolume};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
@@ -110,6 +111,8 @@ pub struct Daemon {
     pub(super) certificates: Ranked<Certificates, 8>,
     addresses: Ranked<Vec<(ListenAddress, TlsMode)>, 9>,
     at_stop: Ranked<Vec<ArrayReport>, 10>,
+    /// Arrays that were exported by a command, and when.
+    pub(super) exported: Ranked<BTreeMap<Uuid, Instant>, 11>,
     changes: Arc<Changes>,
     /// How many of the passes that have ended were kept before that was told.
     pub(super) passes_kept: AtomicU64,
@@ -228,6 +231,7 @@ impl Daemon {
             giving_up: RwLock::default(),
             changes: Arc::default(),
             at_stop: Ranked::default(),
+            exported: Ranked::default(),
             passes_kept: AtomicU64::new(0),
             stop: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?,
         })

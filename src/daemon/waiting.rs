@@ -22,6 +22,7 @@ use crate::format::{Superblock, VolumeKind};
 use crate::volume::NoticeLevel;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Instant;
 use uuid::Uuid;
 
 /// Lines about what was found and cannot be used that a status carries: a directory may be full of it.
@@ -56,6 +57,7 @@ pub(super) struct Waiting {
     remembered: Vec<PathBuf>,
     /// Where devices were found the last time, by device, of whichever array.
     places: BTreeMap<Uuid, PathBuf>,
+    since: Instant,
 }
 
 impl Waiting {
@@ -75,6 +77,7 @@ impl Waiting {
             devices: Vec::new(),
             remembered: Vec::new(),
             places: BTreeMap::new(),
+            since: Instant::now(),
         }
     }
 
@@ -382,6 +385,19 @@ impl Daemon {
         let was_awaited = self.is_awaited(which);
         self.not_awaited(which);
         was_awaited
+    }
+
+    /// An administrator takes an array out of service: no section that is awaited brings it back,
+    /// whatever its members' paths are called there.
+    pub(super) fn note_exported(&self, uuid: Uuid) {
+        lock(&self.exported).insert(uuid, Instant::now());
+    }
+
+    /// Whether the array was exported since this one is awaited.
+    pub(super) fn was_exported(&self, which: &ArrayChoice, uuid: Uuid) -> bool {
+        let since = lock(&self.waiting).iter().find(|waiting| waiting.which == *which).map(|w| w.since);
+        let exported = lock(&self.exported).get(&uuid).copied();
+        since.zip(exported).is_some_and(|(since, exported)| since <= exported)
     }
 
     /// An array is served from devices at these paths, whoever has asked for it.

@@ -125,6 +125,26 @@ fn what_an_array_waits_for_comes_back_by_itself_after_the_daemon_was_killed_mean
     serve.stop();
 }
 
+/// Its section names the directory of its members by another path.
+#[test]
+fn an_array_that_is_exported_is_not_served_again_by_a_section_that_had_looked_for_it() {
+    let dir = tempfile::tempdir().expect("a directory");
+    fs::create_dir(dir.path().join("members")).expect("a directory");
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink("members", &link).expect("a link");
+    let mut serve = Serve::start(dir.path(), &array("tank", &[&link]));
+    serve.array_when("it is looked for", is("FAILED"));
+    create(&dir.path().join("members"), "tank", 2, 1);
+    serve.says("import tank --dir members");
+    serve.says("export tank");
+    serve.until("nobody looks for it any more", |serve| serve.arrays().is_empty());
+    let imports = || serve.events().iter().filter(|event| event["kind"] == "imported").count();
+    assert_eq!(imports(), 1);
+    serve.says("import tank --dir members");
+    serve.array_when("it is served again", is("ONLINE"));
+    serve.stop();
+}
+
 #[test]
 fn an_array_whose_import_is_refused_tells_why() {
     let dir = tempfile::tempdir().expect("a directory");

@@ -249,6 +249,19 @@ fn what_a_departure_leaves_of_a_row_with_bad_blocks_is_told_before_it() {
         assert!(told.contains(lacks), "{told}");
         assert_eq!(told.ends_with("where both meet, rows may then be unreadable"), meets, "{told}");
     }
+    // Which blocks they are is not known after a restart.
+    array.sim = array.sim.stop_and_restart(false).expect("it starts");
+    array.sim.settle();
+    let told = would(&array, 3);
+    assert!(told.contains("but the last scrub has left") && told.contains("survives fewer"), "{told}");
+    for member in [0, 1] {
+        array.disk(member).clear_faults();
+    }
+    array.sim.admin(AdminRequest::ScrubStart).expect("it begins");
+    array.sim.settle();
+    array.sim.admin(AdminRequest::ScrubStart).expect("it begins");
+    array.sim.settle();
+    assert!(would(&array, 3).ends_with("survives 1 more"), "{}", would(&array, 3));
 }
 
 #[test]

@@ -322,6 +322,19 @@ fn errors_of_a_new_device_are_not_counted_of_the_one_that_it_is_to_replace() {
 }
 
 #[test]
+fn a_new_device_of_a_faulted_member_that_leaves_at_once_is_no_success() {
+    let (mut sim, _) = filled(2, 2, ChecksumKind::Blake3);
+    sim.admin(AdminRequest::Fail { member: MemberIndex(1) }).expect("it leaves");
+    let device = sim.add_blank_disk();
+    let new = *sim.disks.keys().max().expect("the new one");
+    sim.disks.get_mut(&new).expect("a disk").inject(PassingFault::new(Trouble::Medium).on(OpKinds::WRITES));
+    let replace = AdminRequest::Replace { member: MemberIndex(1), device };
+    let answer = sim.admin(replace).expect_err("it has left").0;
+    assert!(answer.contains("the new device has left again meanwhile"), "{answer}");
+    assert_eq!(sim.status().members[1].state, MemberState::Faulted);
+}
+
+#[test]
 fn copies_of_pages_that_give_errors_count_as_read_errors() {
     let (mut sim, _) = filled(2, 2, ChecksumKind::Blake3);
     let pages = DiskRegion::Pages.ranges(&sim.disks[&0]);

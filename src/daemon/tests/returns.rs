@@ -121,6 +121,20 @@ fn a_member_that_is_taken_out_while_it_is_on_its_way_back_does_not_come_in() {
     observed(&bench, is_whole);
 }
 
+#[test]
+fn a_member_can_be_kept_away_as_soon_as_its_array_has_failed() {
+    let bench = Bench::new();
+    move_away(&bench, &["m0", "m1", "m2"]);
+    while bench.report().state != ArrayState::Failed {
+        bench.daemon.observe();
+    }
+    let report = bench.report();
+    let missing = report.members.iter().find(|member| member.state == MemberState::Missing).unwrap();
+    // Before the daemon has looked at it again by itself.
+    let told = bench.done(offline(missing.index, false));
+    assert!(told.contains("MISSING, and stays away"), "{told}");
+}
+
 fn is_locked(path: &Path) -> bool {
     matches!(Device::open(path, Access::Exclusive), Err(DeviceError::Locked { .. }))
 }
